@@ -137,22 +137,22 @@ void run(const ActivationArgs& args, bool backward, void* stream) {
     using T = decltype(type);
     const cudaStream_t s = as_stream(stream);
     switch (args.kind) {
-      case ActivationKernel::kGelu:
+      case Activation::kGelu:
         launch_kernel<T, GeluGate, false>(args, backward, s);
         break;
-      case ActivationKernel::kGeluTanh:
+      case Activation::kGeluTanh:
         launch_kernel<T, GeluTanhGate, false>(args, backward, s);
         break;
-      case ActivationKernel::kSquaredRelu:
+      case Activation::kSquaredRelu:
         launch_kernel<T, SquaredReluGate, false>(args, backward, s);
         break;
-      case ActivationKernel::kSwiglu:
+      case Activation::kSwiglu:
         launch_kernel<T, SiluGate, true>(args, backward, s);
         break;
-      case ActivationKernel::kGeglu:
+      case Activation::kGeglu:
         launch_kernel<T, GeluTanhGate, true>(args, backward, s);
         break;
-      case ActivationKernel::kQuickGeglu:
+      case Activation::kQuickGeglu:
         launch_kernel<T, QuickGeluGate, true>(args, backward, s);
         break;
     }

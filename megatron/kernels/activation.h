@@ -9,6 +9,11 @@
 //                                                               y [rows, f]
 //   kGeglu         y = gelu_tanh(x1) * x2
 //   kQuickGeglu    y = x1 * sigmoid(1.702 x1) * (x2 + offset)
+//
+// A new one: its function and slope in detail/activation_math.h, its value here and in the switches
+// of activation_cpu.cc and activation.cu (gated: is_gated(), fp8/fp8_activation.cu), its flag in
+// transformer/config/feed_forward.h, and its choice in TransformerConfig::activation(). Names of
+// Hugging Face: interop/huggingface/hf_families.cc.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +22,12 @@
 
 namespace megatron {
 
-enum class ActivationKernel { kGelu, kGeluTanh, kSquaredRelu, kSwiglu, kGeglu, kQuickGeglu };
+enum class Activation { kGelu, kGeluTanh, kSquaredRelu, kSwiglu, kGeglu, kQuickGeglu };
+
+bool is_gated(Activation activation);  // the input has twice the width of the output: [gate | up]
 
 struct ActivationArgs {
-  ActivationKernel kind = ActivationKernel::kSwiglu;
+  Activation kind = Activation::kSwiglu;
   DType dtype = DType::kFloat32;
   int64_t rows = 0;
   int64_t features = 0;  // f

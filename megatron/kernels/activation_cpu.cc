@@ -83,17 +83,17 @@ void gated_rows(const ActivationArgs& args, bool backward, int64_t begin, int64_
 template <class Acc>
 void activation_rows(const ActivationArgs& args, bool backward, int64_t begin, int64_t end) {
   switch (args.kind) {
-    case ActivationKernel::kGelu:
+    case Activation::kGelu:
       return plain_rows<GeluGate, Acc>(args, backward, begin, end);
-    case ActivationKernel::kGeluTanh:
+    case Activation::kGeluTanh:
       return plain_rows<GeluTanhGate, Acc>(args, backward, begin, end);
-    case ActivationKernel::kSquaredRelu:
+    case Activation::kSquaredRelu:
       return plain_rows<SquaredReluGate, Acc>(args, backward, begin, end);
-    case ActivationKernel::kSwiglu:
+    case Activation::kSwiglu:
       return gated_rows<SiluGate, Acc>(args, backward, begin, end);
-    case ActivationKernel::kGeglu:
+    case Activation::kGeglu:
       return gated_rows<GeluTanhGate, Acc>(args, backward, begin, end);
-    case ActivationKernel::kQuickGeglu:
+    case Activation::kQuickGeglu:
       return gated_rows<QuickGeluGate, Acc>(args, backward, begin, end);
   }
 }
@@ -110,12 +110,12 @@ void measure_rows(const ActivationArgs& args, int64_t columns, int64_t begin, in
   raise_amax(args.amax, amax);
 }
 
-bool is_gated(ActivationKernel kind) {
-  return kind == ActivationKernel::kSwiglu || kind == ActivationKernel::kGeglu ||
-         kind == ActivationKernel::kQuickGeglu;
-}
-
 }  // namespace
+
+bool is_gated(Activation activation) {
+  return activation == Activation::kSwiglu || activation == Activation::kGeglu ||
+         activation == Activation::kQuickGeglu;
+}
 
 void activation_forward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end) {
   with_accumulator(args.dtype, [&](auto acc) {

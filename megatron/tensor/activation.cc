@@ -11,29 +11,10 @@
 namespace megatron {
 namespace {
 
-ActivationKernel kernel_of(Activation activation) {
-  switch (activation) {
-    case Activation::kGelu:
-      return ActivationKernel::kGelu;
-    case Activation::kGeluTanh:
-      return ActivationKernel::kGeluTanh;
-    case Activation::kSquaredRelu:
-      return ActivationKernel::kSquaredRelu;
-    case Activation::kSwiglu:
-      return ActivationKernel::kSwiglu;
-    case Activation::kGeglu:
-      return ActivationKernel::kGeglu;
-    case Activation::kQuickGeglu:
-      return ActivationKernel::kQuickGeglu;
-  }
-  throw InternalError(
-      cat("internal error: activation ", static_cast<int>(activation), " has no kernel"));
-}
-
 ActivationArgs make_args(const at::Tensor& x, Activation activation, double offset,
                          const at::Tensor& out) {
   ActivationArgs args;
-  args.kind = kernel_of(activation);
+  args.kind = activation;
   args.dtype = to_dtype(x.scalar_type());
   args.features = is_gated(activation) ? x.size(-1) / 2 : x.size(-1);
   args.rows = x.numel() / x.size(-1);
@@ -155,11 +136,6 @@ QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy,
       [&](int64_t begin, int64_t end) { fp8_activation_cpu(all, begin, end); },
       [&](void* stream) { MEGATRON_CUDA_KERNEL(fp8_activation_cuda(all, stream)); });
   return out;
-}
-
-bool is_gated(Activation activation) {
-  return activation == Activation::kSwiglu || activation == Activation::kGeglu ||
-         activation == Activation::kQuickGeglu;
 }
 
 at::Tensor activate(const at::Tensor& x, Activation activation, double offset) {

@@ -1,20 +1,12 @@
-// Activation functions of the MLP, differentiable and fused.
+// Activation functions of the MLP, differentiable and fused. Which there are, and how one is added:
+// kernels/activation.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include "megatron/kernels/activation.h"
+
 namespace megatron {
-
-enum class Activation {
-  kGelu,         // x * Phi(x), by erf
-  kGeluTanh,     // the tanh approximation (Megatron's bias-GELU fusion, --openai-gelu)
-  kSquaredRelu,  // relu(x)^2
-  kSwiglu,       // silu(x1) * x2
-  kGeglu,        // gelu_tanh(x1) * x2
-  kQuickGeglu,   // x1 * sigmoid(1.702 x1) * (x2 + offset)
-};
-
-bool is_gated(Activation activation);  // the input has twice the width of the output: [gate | up]
 
 //   x [..., f] ([..., 2f] when gated); return [..., f]. `offset` is used by kQuickGeglu
 //   (--glu-linear-offset).

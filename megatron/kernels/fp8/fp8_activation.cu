@@ -159,11 +159,11 @@ void launch(const Args& args, void* stream) {
   with_cast_type(args.activation.dtype, [&](auto type) {
     using T = decltype(type);
     switch (args.activation.kind) {
-      case ActivationKernel::kSwiglu:
+      case Activation::kSwiglu:
         return launch_gate<T, SiluGate>(args, as_stream(stream));
-      case ActivationKernel::kGeglu:
+      case Activation::kGeglu:
         return launch_gate<T, GeluTanhGate>(args, as_stream(stream));
-      case ActivationKernel::kQuickGeglu:
+      case Activation::kQuickGeglu:
         return launch_gate<T, QuickGeluGate>(args, as_stream(stream));
       default:
         MEGATRON_ASSERT(false, "FP8 output of an activation that is not gated");

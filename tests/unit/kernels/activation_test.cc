@@ -6,7 +6,7 @@ namespace megatron {
 namespace {
 
 struct Formula {
-  ActivationKernel kind;
+  Activation kind;
   bool gated;
   double offset;
   // Gated: of (x1, x2); else of x1 alone.
@@ -19,16 +19,14 @@ double gelu_tanh(double x) {
 }
 
 const Formula kFormulas[] = {
-    {ActivationKernel::kGelu, false, 0,
+    {Activation::kGelu, false, 0,
      [](double x, double, double) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }},
-    {ActivationKernel::kGeluTanh, false, 0, [](double x, double, double) { return gelu_tanh(x); }},
-    {ActivationKernel::kSquaredRelu, false, 0,
+    {Activation::kGeluTanh, false, 0, [](double x, double, double) { return gelu_tanh(x); }},
+    {Activation::kSquaredRelu, false, 0,
      [](double x, double, double) { return x > 0 ? x * x : 0.0; }},
-    {ActivationKernel::kSwiglu, true, 0,
-     [](double x, double up, double) { return x * sigmoid(x) * up; }},
-    {ActivationKernel::kGeglu, true, 0,
-     [](double x, double up, double) { return gelu_tanh(x) * up; }},
-    {ActivationKernel::kQuickGeglu, true, 1.0,
+    {Activation::kSwiglu, true, 0, [](double x, double up, double) { return x * sigmoid(x) * up; }},
+    {Activation::kGeglu, true, 0, [](double x, double up, double) { return gelu_tanh(x) * up; }},
+    {Activation::kQuickGeglu, true, 1.0,
      [](double x, double up, double offset) { return x * sigmoid(1.702 * x) * (up + offset); }},
 };
 
@@ -75,9 +73,9 @@ void test_activation(DType dtype, const Formula& formula, int64_t rows, int64_t 
   expect_near(dx, expected_dx, gradient_tolerance(dtype), what + " dx");
 }
 
-class ActivationKernels : public FloatingTypes {};
+class Activations : public FloatingTypes {};
 
-TEST_P(ActivationKernels, ForwardAndBackward) {
+TEST_P(Activations, ForwardAndBackward) {
   for (const Formula& formula : kFormulas) {
     test_activation(GetParam(), formula, 3, 1, 2.0);
     test_activation(GetParam(), formula, 5, 37, 2.0);
@@ -86,7 +84,7 @@ TEST_P(ActivationKernels, ForwardAndBackward) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, ActivationKernels, kFloatingTypes, type_name);
+INSTANTIATE_TEST_SUITE_P(Types, Activations, kFloatingTypes, type_name);
 
 }  // namespace
 }  // namespace megatron
