@@ -6,6 +6,8 @@
 // report on standard error names that rank. Non-goals: continuing without the rank; restarting from
 // the last checkpoint is the launcher's task (torchrun --max-restarts).
 //
+// The timeout is --distributed-timeout-minutes.
+//
 // How: each rank writes a heartbeat to the store once a second and checks its own calls in flight.
 // The first rank to see a problem (its own error, a call older than the timeout while no rank
 // reports checkpoint progress, a dead process on its machine, no heartbeat from a rank for the

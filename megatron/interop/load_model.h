@@ -24,7 +24,7 @@ struct ParallelGroups;
 
 struct LoadModelRequest {
   // A folder of checkpoints or one checkpoint (ours, or Megatron-LM's torch_dist), or a Hugging
-  // Face folder.
+  // Face folder (told apart by is_hf_folder(), huggingface/hf_folder.h).
   std::filesystem::path load;
   std::filesystem::path adapter;        // a PEFT folder with adapters for that model; empty: none
   std::optional<int64_t> ckpt_step;     // none: the newest iteration

@@ -1,4 +1,6 @@
-// LayerNorm or RMSNorm with its parameters.
+// LayerNorm or RMSNorm with its parameters. Their gradients are summed as nn/reduction.h derives it
+// from their placement, over tensor ranks too where these hold different rows (sequence_parallel)
+// or heads (QKNorm).
 #pragma once
 
 #include "megatron/nn/module.h"

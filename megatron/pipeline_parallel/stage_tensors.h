@@ -8,7 +8,8 @@
 
 namespace megatron {
 
-// A short list; its order is part of what the model states about a border.
+// A short list; its order is part of what the model states about a border (Model::border in
+// models/model.h). Language models send one tensor, [s, b, h].
 using StageTensors = std::vector<at::Tensor>;
 
 struct TensorFormat {

@@ -102,7 +102,8 @@ class Checker {
       ++line_;
       std::smatch match;
       if (std::regex_search(line, match, kInclude)) {
-        ++includes;
+        // A header may put together the parts of its own room.
+        if (room_of(file.path).empty() || room_of(match[1]) != room_of(file.path)) ++includes;
         check_include(match[1]);
       } else if (std::regex_search(line, kCudaCondition)) {
         if (!folder_.empty() && !kMayAskForCuda.contains(folder_)) {

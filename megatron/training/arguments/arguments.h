@@ -52,7 +52,8 @@ struct Arguments {
   std::vector<Config*> configs();
   // Derives values that follow from others. Idempotent.
   void finalize();
-  // Checks the rules across structs: adds one violation per broken rule.
+  // Checks the rules across structs, a table in arguments.cc: adds one violation per broken rule.
+  // Rules of one struct are in its validate(); docs/design/configuration.md.
   void validate(Violations& violations) const;
 
   // The parts that --use-checkpoint-args takes from the checkpoint's configuration.

@@ -1,5 +1,6 @@
 // Bytes that one micro-batch holds in one model chunk: the costs of its layers
-// (transformer/layer/layer_cost.h) and of the model's ends (models/common/ends_cost.h), added up.
+// (transformer/layer/layer_cost.h; attention: transformer/attention/attention_cost.h) and of the
+// model's ends (models/common/ends_cost.h), added up.
 //
 // Full recomputation: R h x per recomputed unit, divided by t with --distribute-saved-activations;
 // in the backward, one unit at a time is held as its layers save. With --recompute-modules mlp a
