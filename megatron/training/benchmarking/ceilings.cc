@@ -285,107 +285,150 @@ std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device 
   return all;
 }
 
+namespace {
+
+// Measures kernels and collects what they reach.
+struct Bench {
+  const Arguments& arguments;
+  const Vocabulary& vocabulary;
+  const c10::Device device;
+  const double least;  // seconds of each measurement
+  const Shapes shapes;
+  std::vector<Ceiling> all;
+
+  const TransformerConfig& config() const { return shapes.config; }
+  at::Tensor random(int64_t columns) const {
+    return normal({shapes.rows(), columns}, shapes.type, device);
+  }
+  void add(std::string name, double flops, double bytes, const std::function<void()>& work) {
+    all.push_back({std::move(name), seconds_per_run(device, least, work), flops, bytes});
+  }
+};
+
+void add_linears(Bench& bench) {
+  const Shapes& shapes = bench.shapes;
+  const c10::Device device = bench.device;
+  std::vector<Linear> linears = shapes.layer(device);
+  linears.push_back(shapes.head(device));
+  for (const Linear& linear : linears) {
+    bench.add(linear.name + " forward", linear.flops(), 0.0, [&] { linear.forward(); });
+    bench.add(linear.name + " input gradient", linear.flops(), 0.0, [&] { linear.input_grad(); });
+    bench.add(linear.name + " weight gradient", linear.flops(), 0.0, [&] { linear.weight_grad(); });
+  }
+}
+
+void add_attention(Bench& bench) {
+  const Shapes& shapes = bench.shapes;
+  const c10::Device device = bench.device;
+  const Attention attention(shapes, device);
+  bench.add("attention forward", attention.forward_flops, 0.0, [&] { attention.forward(); });
+  bench.add("attention forward and backward", 3.5 * attention.forward_flops, 0.0,
+            [&] { attention.both(); });
+}
+
+void add_norm(Bench& bench) {
+  const Shapes& shapes = bench.shapes;
+  const TransformerConfig& c = bench.config();
+  const c10::Device device = bench.device;
+  const at::Tensor x = bench.random(shapes.hidden()), dy = bench.random(shapes.hidden()),
+                   residual = bench.random(shapes.hidden());
+  const at::Tensor weight = normal({shapes.hidden()}, shapes.type, device);
+  const at::Tensor bias =
+      c.normalization == Normalization::kLayerNorm ? weight.clone() : at::Tensor();
+  const at::Tensor dweight = at::zeros({shapes.hidden()}, at::dtype(at::kFloat).device(device));
+  const at::Tensor dbias = bias.defined() ? at::zeros_like(dweight) : at::Tensor();
+  const NormResult norm = norm_forward(c.normalization, x, weight, bias, 1e-5, false);
+  bench.add("norm forward", 0.0, bytes_of({x, x}),
+            [&] { norm_forward(c.normalization, x, weight, bias, 1e-5, false); });
+  bench.add("norm backward with the residual's gradient", 0.0, bytes_of({dy, x, residual, x}), [&] {
+    norm_backward(c.normalization, dy, x, weight, norm.mean, norm.rstd, false, dweight, dbias,
+                  residual);
+  });
+  bench.add("bias gradient", 0.0, bytes_of({dy}), [&] { bias_grad(dy, dweight, 1.0); });
+}
+
+void add_activation(Bench& bench) {
+  const TransformerConfig& c = bench.config();
+  const at::Tensor x = bench.random(c.ffn_hidden_size * (is_gated(c.activation()) ? 2 : 1)),
+                   dy = bench.random(c.ffn_hidden_size);
+  bench.add("activation forward", 0.0, bytes_of({x, dy}), [&] { activate(x, c.activation()); });
+  bench.add("activation backward", 0.0, bytes_of({x, dy, x}),
+            [&] { activation_backward(dy, x, c.activation()); });
+}
+
+void add_rotary(Bench& bench) {
+  const Shapes& shapes = bench.shapes;
+  const TransformerConfig& c = bench.config();
+  const c10::Device device = bench.device;
+  const at::Tensor heads = normal(
+      {shapes.length, shapes.samples, c.num_attention_heads + c.query_groups(), c.kv_channels},
+      shapes.type, device);
+  const at::Tensor angle =
+      at::randn({shapes.length, c.kv_channels / 2}, at::dtype(at::kFloat).device(device));
+  const at::Tensor cosine = angle.cos(), sine = angle.sin();
+  bench.add("rotary, in place", 0.0, bytes_of({heads, heads}),
+            [&] { rotate_(heads, cosine, sine, false, 1.0); });
+}
+
+void add_cross_entropy(Bench& bench) {
+  const Shapes& shapes = bench.shapes;
+  const c10::Device device = bench.device;
+  const at::Tensor logits = bench.random(shapes.vocabulary);
+  const at::Tensor targets =
+      at::randint(bench.vocabulary.size, {shapes.rows()}, at::dtype(at::kLong).device(device));
+  const at::Tensor scale = at::full({shapes.rows()}, 1e-3, at::dtype(at::kFloat).device(device));
+  const CrossEntropyParts parts = cross_entropy_parts(logits, targets, bench.vocabulary.size);
+  const at::Tensor lse = parts.max + parts.sum.log();
+  bench.add("cross entropy forward", 0.0, bytes_of({logits}),
+            [&] { cross_entropy_parts(logits, targets, bench.vocabulary.size); });
+  bench.add("cross entropy backward", 0.0, bytes_of({logits, logits}), [&] {
+    cross_entropy_backward(logits, targets, lse, scale, bench.vocabulary.size, 0.0,
+                           /*in_place=*/false);
+  });
+}
+
+void add_embedding(Bench& bench) {
+  const Shapes& shapes = bench.shapes;
+  const c10::Device device = bench.device;
+  const at::Tensor table = normal({shapes.vocabulary, shapes.hidden()}, shapes.type, device);
+  const at::Tensor ids = at::randint(bench.vocabulary.size, {shapes.length, shapes.samples},
+                                     at::dtype(at::kLong).device(device));
+  const at::Tensor rows = embedding_forward(table, ids);
+  const at::Tensor target = at::zeros(table.sizes(), at::dtype(at::kFloat).device(device));
+  bench.add("embedding forward", 0.0, bytes_of({rows, rows}),
+            [&] { embedding_forward(table, ids); });
+  bench.add("embedding backward", 0.0, 5.0 * bytes_of({rows}),
+            [&] { embedding_backward(rows, ids, target); });
+}
+
+void add_update(Bench& bench) {
+  const Shapes& shapes = bench.shapes;
+  const c10::Device device = bench.device;
+  Update update(device.is_cuda() ? int64_t{256} << 20 : int64_t{1} << 20, shapes.type, device);
+  FlatUpdate& u = update.update;
+  OptimizerConfig config = bench.arguments.optimizer;
+  if (!config.lr) config.lr = 1e-4;
+  const StepState start = initial_step_state(config);
+  at::Tensor state = at::empty({static_cast<int64_t>(sizeof start)}, at::kByte);
+  std::memcpy(state.data_ptr(), &start, sizeof start);
+  state = state.to(device);
+  bench.add("gradient norm", 0.0, bytes_of({u.grad}), [&] { sum_of_squares(u, update.sum); });
+  double bytes =
+      bytes_of({u.grad, u.master, u.master, u.states[0], u.states[0], u.states[1], u.states[1]});
+  if (u.value.defined()) bytes += bytes_of({u.value});
+  bench.add("AdamW", 0.0, bytes, [&] { adamw_update(u, state, {0.9, 0.95, 1e-8}); });
+}
+
+}  // namespace
+
 std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabulary& vocabulary,
                                      c10::Device device, double least) {
   const at::NoGradGuard no_grad;
-  const Shapes shapes(arguments, vocabulary);
-  const TransformerConfig& c = shapes.config;
-  std::vector<Ceiling> all;
-  const auto add = [&](std::string name, double flops, double bytes,
-                       const std::function<void()>& work) {
-    all.push_back({std::move(name), seconds_per_run(device, least, work), flops, bytes});
-  };
-  {
-    std::vector<Linear> linears = shapes.layer(device);
-    linears.push_back(shapes.head(device));
-    for (const Linear& linear : linears) {
-      add(linear.name + " forward", linear.flops(), 0.0, [&] { linear.forward(); });
-      add(linear.name + " input gradient", linear.flops(), 0.0, [&] { linear.input_grad(); });
-      add(linear.name + " weight gradient", linear.flops(), 0.0, [&] { linear.weight_grad(); });
-    }
-  }
-  {
-    const Attention attention(shapes, device);
-    add("attention forward", attention.forward_flops, 0.0, [&] { attention.forward(); });
-    add("attention forward and backward", 3.5 * attention.forward_flops, 0.0,
-        [&] { attention.both(); });
-  }
-  const auto random = [&](int64_t columns) {
-    return normal({shapes.rows(), columns}, shapes.type, device);
-  };
-  {
-    const at::Tensor x = random(shapes.hidden()), dy = random(shapes.hidden()),
-                     residual = random(shapes.hidden());
-    const at::Tensor weight = normal({shapes.hidden()}, shapes.type, device);
-    const at::Tensor bias =
-        c.normalization == Normalization::kLayerNorm ? weight.clone() : at::Tensor();
-    const at::Tensor dweight = at::zeros({shapes.hidden()}, at::dtype(at::kFloat).device(device));
-    const at::Tensor dbias = bias.defined() ? at::zeros_like(dweight) : at::Tensor();
-    const NormResult norm = norm_forward(c.normalization, x, weight, bias, 1e-5, false);
-    add("norm forward", 0.0, bytes_of({x, x}),
-        [&] { norm_forward(c.normalization, x, weight, bias, 1e-5, false); });
-    add("norm backward with the residual's gradient", 0.0, bytes_of({dy, x, residual, x}), [&] {
-      norm_backward(c.normalization, dy, x, weight, norm.mean, norm.rstd, false, dweight, dbias,
-                    residual);
-    });
-    add("bias gradient", 0.0, bytes_of({dy}), [&] { bias_grad(dy, dweight, 1.0); });
-  }
-  {
-    const at::Tensor x = random(c.ffn_hidden_size * (is_gated(c.activation()) ? 2 : 1)),
-                     dy = random(c.ffn_hidden_size);
-    add("activation forward", 0.0, bytes_of({x, dy}), [&] { activate(x, c.activation()); });
-    add("activation backward", 0.0, bytes_of({x, dy, x}),
-        [&] { activation_backward(dy, x, c.activation()); });
-  }
-  {
-    const at::Tensor heads = normal(
-        {shapes.length, shapes.samples, c.num_attention_heads + c.query_groups(), c.kv_channels},
-        shapes.type, device);
-    const at::Tensor angle =
-        at::randn({shapes.length, c.kv_channels / 2}, at::dtype(at::kFloat).device(device));
-    const at::Tensor cosine = angle.cos(), sine = angle.sin();
-    add("rotary, in place", 0.0, bytes_of({heads, heads}),
-        [&] { rotate_(heads, cosine, sine, false, 1.0); });
-  }
-  {
-    const at::Tensor logits = random(shapes.vocabulary);
-    const at::Tensor targets =
-        at::randint(vocabulary.size, {shapes.rows()}, at::dtype(at::kLong).device(device));
-    const at::Tensor scale = at::full({shapes.rows()}, 1e-3, at::dtype(at::kFloat).device(device));
-    const CrossEntropyParts parts = cross_entropy_parts(logits, targets, vocabulary.size);
-    const at::Tensor lse = parts.max + parts.sum.log();
-    add("cross entropy forward", 0.0, bytes_of({logits}),
-        [&] { cross_entropy_parts(logits, targets, vocabulary.size); });
-    add("cross entropy backward", 0.0, bytes_of({logits, logits}), [&] {
-      cross_entropy_backward(logits, targets, lse, scale, vocabulary.size, 0.0, /*in_place=*/false);
-    });
-  }
-  {
-    const at::Tensor table = normal({shapes.vocabulary, shapes.hidden()}, shapes.type, device);
-    const at::Tensor ids = at::randint(vocabulary.size, {shapes.length, shapes.samples},
-                                       at::dtype(at::kLong).device(device));
-    const at::Tensor rows = embedding_forward(table, ids);
-    const at::Tensor target = at::zeros(table.sizes(), at::dtype(at::kFloat).device(device));
-    add("embedding forward", 0.0, bytes_of({rows, rows}), [&] { embedding_forward(table, ids); });
-    add("embedding backward", 0.0, 5.0 * bytes_of({rows}),
-        [&] { embedding_backward(rows, ids, target); });
-  }
-  {
-    Update update(device.is_cuda() ? int64_t{256} << 20 : int64_t{1} << 20, shapes.type, device);
-    FlatUpdate& u = update.update;
-    OptimizerConfig config = arguments.optimizer;
-    if (!config.lr) config.lr = 1e-4;
-    const StepState start = initial_step_state(config);
-    at::Tensor state = at::empty({static_cast<int64_t>(sizeof start)}, at::kByte);
-    std::memcpy(state.data_ptr(), &start, sizeof start);
-    state = state.to(device);
-    add("gradient norm", 0.0, bytes_of({u.grad}), [&] { sum_of_squares(u, update.sum); });
-    double bytes =
-        bytes_of({u.grad, u.master, u.master, u.states[0], u.states[0], u.states[1], u.states[1]});
-    if (u.value.defined()) bytes += bytes_of({u.value});
-    add("AdamW", 0.0, bytes, [&] { adamw_update(u, state, {0.9, 0.95, 1e-8}); });
-  }
-  return all;
+  Bench bench{arguments, vocabulary, device, least, Shapes(arguments, vocabulary), {}};
+  for (const auto add : {add_linears, add_attention, add_norm, add_activation, add_rotary,
+                         add_cross_entropy, add_embedding, add_update})
+    add(bench);
+  return std::move(bench.all);
 }
 
 StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,

@@ -84,6 +84,54 @@ double data_seconds(const LayoutPlan& plan, const MachineSpeeds& speeds,
                     seconds(find(traffic, "embd").once, plan.arguments.world_size, speeds));
 }
 
+// Mean over the stages of what their passes compute.
+double ideal_seconds(const LayoutPlan& plan, const ScheduleCosts& costs) {
+  const auto passes = static_cast<double>(plan.num_microbatches);
+  double all = 0;
+  for (const std::vector<PassCosts>& stage : costs.passes) {
+    for (const PassCosts& pass : stage)
+      all += passes * (pass.forward + pass.backward_input + pass.backward_weight);
+    all += passes * (costs.head + costs.loss);
+  }
+  return all / static_cast<double>(plan.pipeline);
+}
+
+// Traffic of every stage, and how it is divided.
+struct StageTraffic {
+  std::vector<std::vector<GroupTraffic>> stages;
+  double share = 1;  // passes of all chunks of a stage: a pass sends 1 / share of its traffic
+};
+
+// Tensor parallelism is exposed in the forward, and in the backward unless half of the weight
+// gradients' time hides it.
+void add_tensor_traffic(const LayoutPlan& plan, const MachineSpeeds& speeds,
+                        const StageTraffic& traffic, ScheduleCosts& costs) {
+  for (size_t stage = 0; stage < costs.passes.size(); ++stage) {
+    const GroupTraffic tp = find(traffic.stages[stage], "tp");
+    for (PassCosts& pass : costs.passes[stage]) {
+      const double backward = seconds(tp.backward / traffic.share, plan.tensor, speeds);
+      pass.forward += seconds(tp.forward / traffic.share, plan.tensor, speeds);
+      pass.backward_input += backward - std::min(backward / 2, pass.backward_weight);
+    }
+  }
+}
+
+// Context parallelism overlaps with attention, one multiply-add of which takes `unit` seconds.
+void add_context_traffic(const LayoutPlan& plan, const MachineSpeeds& speeds,
+                         const StageTraffic& traffic, double unit, ScheduleCosts& costs) {
+  const int64_t reach = plan.tensor * plan.context;
+  for (size_t stage = 0; stage < costs.passes.size(); ++stage) {
+    const GroupTraffic cp = find(traffic.stages[stage], "cp");
+    for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
+      PassCosts& pass = costs.passes[stage][static_cast<size_t>(chunk)];
+      const double attention = overlapping_products(plan, static_cast<int>(stage), chunk) * unit;
+      pass.forward += std::max(0.0, seconds(cp.forward / traffic.share, reach, speeds) - attention);
+      pass.backward_input +=
+          std::max(0.0, seconds(cp.backward / traffic.share, reach, speeds) - 2 * attention);
+    }
+  }
+}
+
 }  // namespace
 
 StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) {
@@ -91,18 +139,9 @@ StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) 
   // Seconds of the first layer's forward on one rank, the unit of schedule_costs().
   const double unit = 2 * products * static_cast<double>(plan.tokens()) /
                       static_cast<double>(plan.tensor) / speeds.flops;
-  const auto passes = static_cast<double>(plan.num_microbatches);
   ScheduleCosts costs = in_seconds(compute_costs(without_recomputation(plan)), unit);
-  const auto stages = static_cast<size_t>(plan.pipeline);
-  const int chunks = plan.stages.num_chunks();
   StepEstimate step;
-  for (size_t stage = 0; stage < stages; ++stage) {
-    for (const PassCosts& pass : costs.passes[stage])
-      step.ideal += passes * (pass.forward + pass.backward_input + pass.backward_weight);
-    step.ideal += passes * (costs.head + costs.loss);
-  }
-  step.ideal /= static_cast<double>(stages);
-
+  step.ideal = ideal_seconds(plan, costs);
   double before = step.ideal;
   const auto took_more = [&] {
     const double now = replay(plan.schedule, costs).makespan, more = now - before;
@@ -113,32 +152,14 @@ StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) 
   costs = in_seconds(compute_costs(plan), unit);
   step.recompute = took_more();
 
-  std::vector<std::vector<GroupTraffic>> traffic;
-  for (size_t stage = 0; stage < stages; ++stage)
-    traffic.push_back(stage_traffic(plan, static_cast<int>(stage)));
-  const double share = passes * chunks;  // a chunk's part of a stage's traffic per pass
+  StageTraffic traffic;
+  traffic.share = static_cast<double>(plan.num_microbatches) * plan.stages.num_chunks();
+  for (int stage = 0; stage < plan.pipeline; ++stage)
+    traffic.stages.push_back(stage_traffic(plan, stage));
   const ScheduleCosts computed = costs;
-  for (size_t stage = 0; stage < stages; ++stage) {
-    const GroupTraffic tp = find(traffic[stage], "tp");
-    for (PassCosts& pass : costs.passes[stage]) {
-      const double backward = seconds(tp.backward / share, plan.tensor, speeds);
-      pass.forward += seconds(tp.forward / share, plan.tensor, speeds);
-      pass.backward_input += backward - std::min(backward / 2, pass.backward_weight);
-    }
-  }
+  add_tensor_traffic(plan, speeds, traffic, costs);
   step.tensor = took_more();
-  for (size_t stage = 0; stage < stages; ++stage) {
-    const GroupTraffic cp = find(traffic[stage], "cp");
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      PassCosts& pass = costs.passes[stage][static_cast<size_t>(chunk)];
-      const double attention =
-          overlapping_products(plan, static_cast<int>(stage), chunk) * unit / products;
-      pass.forward += std::max(
-          0.0, seconds(cp.forward / share, plan.tensor * plan.context, speeds) - attention);
-      pass.backward_input += std::max(
-          0.0, seconds(cp.backward / share, plan.tensor * plan.context, speeds) - 2 * attention);
-    }
-  }
+  add_context_traffic(plan, speeds, traffic, unit / products, costs);
   step.context = took_more();
   if (plan.pipeline > 1) {
     const auto bytes = static_cast<double>(plan.stream_bytes());
@@ -146,13 +167,14 @@ StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) 
   }
   step.pipeline = took_more();
 
-  for (size_t stage = 0; stage < stages; ++stage) {
+  for (size_t stage = 0; stage < computed.passes.size(); ++stage) {
     double forward = 0, backward = 0;
     for (const PassCosts& pass : computed.passes[stage]) {
       forward += pass.forward;
       backward += pass.backward_input + pass.backward_weight;
     }
-    step.data = std::max(step.data, data_seconds(plan, speeds, traffic[stage], forward, backward));
+    step.data =
+        std::max(step.data, data_seconds(plan, speeds, traffic.stages[stage], forward, backward));
   }
   return step;
 }
