@@ -122,19 +122,20 @@ std::string part_of_model(const std::string& name) {
 
 }  // namespace
 
-std::vector<int> sharding_units(const std::vector<std::string>& names) {
-  constexpr std::string_view kStack = "decoder";
+std::vector<int> sharding_units(const std::vector<std::string>& names,
+                                const std::vector<bool>& norms) {
   std::vector<int> units;
   std::string last;
   int unit = 0;
-  bool waits = true;  // no module yet that the stack's parameters could join
-  for (const std::string& name : names) {
-    const std::string part = part_of_model(name);
-    if (part != last && part != kStack) {
-      if (!waits) ++unit;
+  bool waits = true;  // no module yet that a norm could join
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string part = part_of_model(names[i]);
+    const bool joins = norms[i] && part.find('.') == std::string::npos;
+    if (!joins) {
+      if (part != last && !waits) ++unit;
       waits = false;
+      last = part;
     }
-    last = part;
     units.push_back(unit);
   }
   return units;

@@ -49,10 +49,10 @@ struct BufferLayout {
 };
 
 // The sharding unit of each parameter, from names in model order: a layer, or a module outside the
-// layers. Parameters of the stack of layers itself (the final norm) join the unit before them, or,
-// at the start of a stage, the one after: a separate small gather would arrive late and delay the
-// large one that follows.
-std::vector<int> sharding_units(const std::vector<std::string>& names);
+// layers. Norms outside the layers join the unit before them, or, at the start of a stage, the one
+// after: a separate small gather would arrive late and delay the large one that follows.
+std::vector<int> sharding_units(const std::vector<std::string>& names,
+                                const std::vector<bool>& norms);
 
 // Parameters are given in model order and placed in reverse, because backward completes the last
 // ones first. Frozen ones follow all others, in separate buckets.

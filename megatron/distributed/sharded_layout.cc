@@ -64,8 +64,12 @@ BufferLayout plan_buffer_of(const std::vector<Parameter*>& parameters, int num_s
   const ShardingStrategy strategy = num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
   std::vector<BufferParameter> sizes;
   std::vector<std::string> names;
-  for (const Parameter* parameter : parameters) names.push_back(parameter->name);
-  const std::vector<int> units = sharding_units(names);
+  std::vector<bool> norms;
+  for (const Parameter* parameter : parameters) {
+    names.push_back(parameter->name);
+    norms.push_back(parameter->role == ParameterRole::kNorm);
+  }
+  const std::vector<int> units = sharding_units(names, norms);
   int64_t trained_elements = 0;
   for (const Parameter* parameter : parameters) {
     const bool embedding = parameter->role == ParameterRole::kEmbedding,

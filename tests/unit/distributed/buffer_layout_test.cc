@@ -69,22 +69,30 @@ TEST(BufferLayout, ATiedEmbeddingHasItsOwnBucket) {
   EXPECT_FALSE(layout.buckets[2].own);
 }
 
+// Norms are the names that contain "norm".
+std::vector<int> units_of(const std::vector<std::string>& names) {
+  std::vector<bool> norms;
+  for (const std::string& name : names) norms.push_back(name.find("norm") != std::string::npos);
+  return sharding_units(names, norms);
+}
+
 TEST(BufferLayout, UnitsAreLayersAndThePartsAroundThem) {
   const std::string layer = "decoder.layers.";
-  EXPECT_EQ(
-      sharding_units({"embedding.word_embeddings.weight", "embedding.position_embeddings.weight",
-                      layer + "0.mlp.linear_fc1.weight", layer + "0.mlp.linear_fc2.weight",
+  EXPECT_EQ(units_of({"embedding.word_embeddings.weight", "embedding.position_embeddings.weight",
+                      layer + "0.mlp.layer_norm.weight", layer + "0.mlp.linear_fc2.weight",
                       layer + "1.mlp.linear_fc1.weight", layer + "10.mlp.linear_fc1.weight",
                       "decoder.final_layernorm.weight", "output_layer.weight"}),
-      (std::vector<int>{0, 0, 1, 1, 2, 3, 3, 4}));
-  EXPECT_EQ(sharding_units({layer + "3.a", "decoder.final_layernorm.weight"}),
-            (std::vector<int>{0, 0}));
-  EXPECT_EQ(sharding_units({"decoder.final_layernorm.weight", "decoder.final_layernorm.bias",
-                            "output_layer.weight", "more.weight"}),
+            (std::vector<int>{0, 0, 1, 1, 2, 3, 3, 4}));
+  EXPECT_EQ(units_of({layer + "3.a", "decoder.final_layernorm.weight"}), (std::vector<int>{0, 0}));
+  EXPECT_EQ(units_of({"decoder.final_layernorm.weight", "decoder.final_layernorm.bias",
+                      "output_layer.weight", "more.weight"}),
             (std::vector<int>{0, 0, 0, 1}))
       << "a stage without layers";
-  EXPECT_EQ(sharding_units({"weight", "bias"}), (std::vector<int>{0, 1}));
-  EXPECT_TRUE(sharding_units({}).empty());
+  EXPECT_EQ(units_of({"encoder.layers.0.a", "encoder.norm.weight", "encoder.pooler.weight"}),
+            (std::vector<int>{0, 0, 1}))
+      << "a matrix beside the layers";
+  EXPECT_EQ(units_of({"weight", "bias"}), (std::vector<int>{0, 1}));
+  EXPECT_TRUE(units_of({}).empty());
 }
 
 TEST(BufferLayout, ATableIsABucketOfEmbeddingsAlone) {
