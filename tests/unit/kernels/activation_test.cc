@@ -75,7 +75,7 @@ void test_activation(DType dtype, const Formula& formula, int64_t rows, int64_t 
 
 class Activations : public FloatingTypes {};
 
-TEST_P(Activations, ForwardAndBackward) {
+TEST_P(ActivationKernels, ForwardAndBackward) {
   for (const Formula& formula : kFormulas) {
     test_activation(GetParam(), formula, 3, 1, 2.0);
     test_activation(GetParam(), formula, 5, 37, 2.0);
