@@ -2,7 +2,7 @@
 // has it; docs/flags.md lists them. docs/design/configuration.md
 #pragma once
 
-#include "megatron/base/fields.h"
+#include "megatron/base/topic_list.h"
 #include "megatron/nn/parameter.h"
 #include "megatron/tensor/activation.h"
 #include "megatron/transformer/config/attention.h"
@@ -19,15 +19,6 @@
 #include "megatron/transformer/config/shape.h"
 
 namespace megatron {
-
-// What the topics of a configuration list and check, in their order.
-template <class... Topic>
-struct TopicList : Topic... {
-  void visit_topics(FieldVisitor& visitor) { (Topic::fields(visitor), ...); }
-  void validate_topics(Violations& v, const ShapeConfig& shape) const {
-    (Topic::validate(v, shape), ...);
-  }
-};
 
 // A new topic is a header, a source and a line here. Groups of flags are in the order in which the
 // topics start them.
