@@ -12,6 +12,7 @@
 #include "megatron/base/parse.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/threads.h"
+#include "megatron/base/value_checks.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
@@ -93,8 +94,7 @@ struct ConvertConfig : Config {
       violations.add(cat("--max-shard-gb ", max_shard_gb, " must be positive"));
     if (!(probe_tolerance > 0))
       violations.add(cat("--probe-tolerance ", probe_tolerance, " must be positive"));
-    if (num_threads < 0)
-      violations.add(cat("--num-threads is ", num_threads), "give an integer of at least 0");
+    at_least(violations, "--num-threads", num_threads, 0);
   }
 };
 

@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
 #include "megatron/base/threads.h"
+#include "megatron/base/value_checks.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
@@ -50,8 +51,7 @@ void LoadModelConfig::validate(Violations& violations) const {
     violations.add("--load is required", "give the folder that --save of pretrain named");
   if (device != "auto" && device != "cpu" && device != "cuda")
     violations.add(cat("--device ", device, ": unknown value"), "expected one of auto, cpu, cuda");
-  if (num_threads < 0)
-    violations.add(cat("--num-threads is ", num_threads), "give an integer of at least 0");
+  at_least(violations, "--num-threads", num_threads, 0);
 }
 
 LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank) {

@@ -322,8 +322,8 @@ constexpr Reader kReaders[] = {
      "timeout_seconds_after_init"},
     {"distributed_backend", "megatron/comm/rendezvous.cc", "connect"},
     {"distributed_interface", "megatron/comm/rendezvous.cc", "connect"},
-    {"freeze_all_layers", "megatron/training/arguments/training_config.cc", "freezes"},
-    {"exit_signal", "megatron/training/arguments/training_config.cc", "exit_signal_number"},
+    {"freeze_all_layers", "megatron/training/arguments/config/start.cc", "freezes"},
+    {"exit_signal", "megatron/training/arguments/config/exit.cc", "exit_signal_number"},
 };
 
 // Fields of which one value is built: the others are refused.
@@ -341,7 +341,7 @@ constexpr OneValue kOneValue[] = {
     {"use_precision_aware_optimizer", "--bf16 --exp-avg-dtype bf16"},
 };
 
-// "megatron/training/arguments/training_config.cc" and ".h" for a field that they visit.
+// "megatron/training/arguments/config/exit.cc" and ".h" for a field that they visit.
 std::set<std::string> files_of(const std::string& field) {
   std::set<std::string> owners;
   for (const auto& [path, text] : tree().code) {

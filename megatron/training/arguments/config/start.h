@@ -1,0 +1,42 @@
+// What a run starts from, and which of its parameters it trains.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/base/fields.h"
+
+namespace megatron {
+
+// kAuto: resume with --load, else fresh
+enum class StartChoice { kAuto, kFresh, kResume, kResumeOrFresh };
+
+struct StartConfig {
+  std::string load;
+  StartChoice start = StartChoice::kAuto;
+  std::optional<int64_t> ckpt_step;
+  bool no_load_optim = false, finetune = false;
+  std::string pretrained_checkpoint;
+  bool use_checkpoint_args = false, use_mp_args_from_checkpoint_args = false;
+  bool accept_new_data_order = false;
+  // PEFT folder that adapters of a new run start from
+  std::string adapter;
+  std::vector<std::string> freeze, freeze_except;  // patterns, see freezes()
+  bool freeze_all_layers = false;
+
+  void fields(FieldVisitor& visitor);
+  void validate(Violations& v) const;
+
+  // Whether flags freeze the parameter of this name: it has no gradient and no optimizer state, and
+  // keeps its bits. A pattern matches a whole name or a prefix of it that ends before a dot
+  // ("decoder.layers.0"); *, ? and [...] are shell wildcards and match dots, too.
+  bool freezes(std::string_view name) const;
+  // Throws UsageError for patterns that match none of `names`, and if nothing is left to train
+  // without --freeze-all-layers.
+  void check_freezing(const std::vector<std::string>& names) const;
+};
+
+}  // namespace megatron
