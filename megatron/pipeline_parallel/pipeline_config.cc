@@ -10,11 +10,6 @@ constexpr std::string_view kVirtualStages =
     "--num-layers-per-virtual-pipeline-stage, --num-virtual-stages-per-pipeline-rank and "
     "--pipeline-model-parallel-layout";
 
-void check_positive(std::string_view flag, const std::optional<int64_t>& value, int64_t least,
-                    Violations& violations) {
-  if (value && *value < least) violations.add(cat(flag, " is ", *value), cat("at least ", least));
-}
-
 // The given flags that only make sense with stages.
 std::vector<std::string_view> given_flags(const PipelineConfig& c) {
   std::vector<std::string_view> flags;
@@ -36,63 +31,72 @@ std::vector<std::string_view> given_flags(const PipelineConfig& c) {
   return flags;
 }
 
+void validate_pass_times(const PipelineConfig& c, Violations& v) {
+  const std::vector<double>& times = c.zero_bubble_pass_times;
+  v.require(
+      c.pipeline_schedule == ScheduleKind::kZeroBubbleAuto ||
+          (!c.zero_bubble_max_pending_backward && times.empty()),
+      "--zero-bubble-max-pending-backward and --zero-bubble-pass-times have no effect without "
+      "--pipeline-schedule zb-auto");
+  const bool legal =
+      times.size() == 4 && times[0] > 0 && times[1] > 0 && times[2] > 0 && times[3] >= 0;
+  v.require(times.empty() || legal,
+            "--zero-bubble-pass-times takes 4 times: forward, input gradient and weight gradient "
+            "above 0, transfer from 0 on",
+            "for example 1 1.1 0.9 0.1");
+}
+
 }  // namespace
 
-void PipelineConfig::fields(FieldVisitor& visitor) {
-  visitor.role(FieldRole::kMachine);
-  visitor.group("pipeline parallelism");
-  visitor.choice("pipeline_schedule", pipeline_schedule, schedule_names(),
-                 "order of work; 1f1b is the interleaved schedule when there are virtual stages");
-  visitor.field(
+void PipelineConfig::fields(FieldVisitor& v) {
+  v.role(FieldRole::kMachine);
+  v.group("pipeline parallelism");
+  v.choice("pipeline_schedule", pipeline_schedule, schedule_names(),
+           "order of work; 1f1b is the interleaved schedule when there are virtual stages");
+  v.field(
       {"microbatch_group_size_per_vp_stage", "--microbatch-group-size-per-virtual-pipeline-stage"},
       microbatch_group_size_per_vp_stage,
       "micro-batches that a virtual stage runs before the next one takes over; default: the number "
       "of stages");
-  visitor.field("zero_bubble_max_pending_backward", zero_bubble_max_pending_backward,
-                "zb-auto: most micro-batches (of one virtual stage) whose activations a rank "
-                "holds; default: twice as "
-                "many as 1f1b");
-  visitor.field("zero_bubble_pass_times", zero_bubble_pass_times,
-                "zb-auto plans with these times of forward, input gradient, weight gradient and "
-                "transfer, in any unit; "
-                "default: 1 1 1 0");
-  visitor.field("num_layers_per_virtual_pipeline_stage", num_layers_per_virtual_pipeline_stage,
-                "layers of a virtual stage");
-  visitor.field("num_virtual_stages_per_pipeline_rank", num_virtual_stages_per_pipeline_rank,
-                "virtual stages of each rank; default: 1, 2 for zb-v");
-  visitor.field("pipeline_model_parallel_layout", pipeline_model_parallel_layout,
-                "what each virtual stage holds: E embedding, t layer, L loss, | next stage, x*n "
-                "and (...)*n repeat, such as "
-                "\"Et*3|(tt|)*29t|L\"");
-  visitor.field("decoder_first_pipeline_num_layers", decoder_first_pipeline_num_layers,
-                "layers of the first stage; the rest is divided evenly");
-  visitor.field("decoder_last_pipeline_num_layers", decoder_last_pipeline_num_layers,
-                "layers of the last stage; the rest is divided evenly");
-  visitor.field("account_for_embedding_in_pipeline_split", account_for_embedding_in_pipeline_split,
-                "count the embedding as a layer when layers are divided");
-  visitor.field("account_for_loss_in_pipeline_split", account_for_loss_in_pipeline_split,
-                "count the output layer as a layer when layers are divided");
-  visitor.field("pipeline_vocab_parallel", pipeline_vocab_parallel,
-                "divide the output layer over all stages, so that the last one is not the slow "
-                "one; 1f1b without virtual "
-                "stages, untied embeddings");
-  visitor.field({"overlap_p2p_communication", "--no-overlap-p2p-communication", true},
-                overlap_p2p_communication, "wait for each transfer between stages at once");
+  v.field("zero_bubble_max_pending_backward", zero_bubble_max_pending_backward,
+          "zb-auto: most micro-batches (of one virtual stage) whose activations a rank "
+          "holds; default: twice as many as 1f1b");
+  v.field("zero_bubble_pass_times", zero_bubble_pass_times,
+          "zb-auto plans with these times of forward, input gradient, weight gradient and "
+          "transfer, in any unit; default: 1 1 1 0");
+  v.field("num_layers_per_virtual_pipeline_stage", num_layers_per_virtual_pipeline_stage,
+          "layers of a virtual stage");
+  v.field("num_virtual_stages_per_pipeline_rank", num_virtual_stages_per_pipeline_rank,
+          "virtual stages of each rank; default: 1, 2 for zb-v");
+  v.field("pipeline_model_parallel_layout", pipeline_model_parallel_layout,
+          "what each virtual stage holds: E embedding, t layer, L loss, | next stage, x*n "
+          "and (...)*n repeat, such as \"Et*3|(tt|)*29t|L\"");
+  v.field("decoder_first_pipeline_num_layers", decoder_first_pipeline_num_layers,
+          "layers of the first stage; the rest is divided evenly");
+  v.field("decoder_last_pipeline_num_layers", decoder_last_pipeline_num_layers,
+          "layers of the last stage; the rest is divided evenly");
+  v.field("account_for_embedding_in_pipeline_split", account_for_embedding_in_pipeline_split,
+          "count the embedding as a layer when layers are divided");
+  v.field("account_for_loss_in_pipeline_split", account_for_loss_in_pipeline_split,
+          "count the output layer as a layer when layers are divided");
+  v.field("pipeline_vocab_parallel", pipeline_vocab_parallel,
+          "divide the output layer over all stages, so that the last one is not the slow "
+          "one; 1f1b without virtual stages, untied embeddings");
+  v.field({"overlap_p2p_communication", "--no-overlap-p2p-communication", true},
+          overlap_p2p_communication, "wait for each transfer between stages at once");
 }
 
-void PipelineConfig::validate(Violations& violations) const {
-  check_positive("--microbatch-group-size-per-virtual-pipeline-stage",
-                 microbatch_group_size_per_vp_stage, 1, violations);
-  check_positive("--zero-bubble-max-pending-backward", zero_bubble_max_pending_backward, 1,
-                 violations);
-  check_positive("--num-layers-per-virtual-pipeline-stage", num_layers_per_virtual_pipeline_stage,
-                 1, violations);
-  check_positive("--num-virtual-stages-per-pipeline-rank", num_virtual_stages_per_pipeline_rank, 1,
-                 violations);
-  check_positive("--decoder-first-pipeline-num-layers", decoder_first_pipeline_num_layers, 0,
-                 violations);
-  check_positive("--decoder-last-pipeline-num-layers", decoder_last_pipeline_num_layers, 0,
-                 violations);
+void PipelineConfig::validate(Violations& v) const {
+  const auto at_least = [&](std::string_view flag, std::optional<int64_t> value, int64_t least) {
+    if (value && *value < least) v.add(cat(flag, " is ", *value), cat("at least ", least));
+  };
+  at_least("--microbatch-group-size-per-virtual-pipeline-stage", microbatch_group_size_per_vp_stage,
+           1);
+  at_least("--zero-bubble-max-pending-backward", zero_bubble_max_pending_backward, 1);
+  at_least("--num-layers-per-virtual-pipeline-stage", num_layers_per_virtual_pipeline_stage, 1);
+  at_least("--num-virtual-stages-per-pipeline-rank", num_virtual_stages_per_pipeline_rank, 1);
+  at_least("--decoder-first-pipeline-num-layers", decoder_first_pipeline_num_layers, 0);
+  at_least("--decoder-last-pipeline-num-layers", decoder_last_pipeline_num_layers, 0);
 
   const bool has_layout = !pipeline_model_parallel_layout.empty();
   const bool has_counts = decoder_first_pipeline_num_layers || decoder_last_pipeline_num_layers;
@@ -100,53 +104,30 @@ void PipelineConfig::validate(Violations& violations) const {
       account_for_embedding_in_pipeline_split || account_for_loss_in_pipeline_split;
   const int virtual_flags = num_layers_per_virtual_pipeline_stage.has_value() +
                             num_virtual_stages_per_pipeline_rank.has_value() + has_layout;
-  if (virtual_flags > 1) violations.add(cat("at most one of ", kVirtualStages, " may be given"));
-  if (has_layout && (has_counts || accounts))
-    violations.add(
-        "--pipeline-model-parallel-layout names every layer; it cannot be combined with "
-        "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, "
-        "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split");
-  if (has_counts && accounts)
-    violations.add(
-        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers cannot be "
-        "combined with "
-        "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split",
-        "lower the count of that stage by one instead");
-  if (pipeline_vocab_parallel && account_for_loss_in_pipeline_split)
-    violations.add(
-        "--account-for-loss-in-pipeline-split counts an output layer on the last stage, "
-        "--pipeline-vocab-parallel divides "
-        "it over all stages",
-        "leave one of them out");
-  if (has_counts && num_layers_per_virtual_pipeline_stage)
-    violations.add(
-        "--num-layers-per-virtual-pipeline-stage cannot be combined with "
-        "--decoder-first-pipeline-num-layers or "
-        "--decoder-last-pipeline-num-layers",
-        "--num-virtual-stages-per-pipeline-rank");
-  if (has_counts && schedule_placement(pipeline_schedule) == ChunkPlacement::kVShaped)
-    violations.add(
-        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers mean nothing "
-        "when one rank holds "
-        "both ends of the model (--pipeline-schedule zb-v)",
-        "--pipeline-model-parallel-layout");
-  if (pipeline_schedule != ScheduleKind::kZeroBubbleAuto &&
-      (zero_bubble_max_pending_backward || !zero_bubble_pass_times.empty()))
-    violations.add(
-        "--zero-bubble-max-pending-backward and --zero-bubble-pass-times have no effect without "
-        "--pipeline-schedule "
-        "zb-auto");
-  if (!zero_bubble_pass_times.empty()) {
-    bool legal = zero_bubble_pass_times.size() == 4;
-    for (size_t i = 0; legal && i < 4; ++i)
-      legal = i < 3 ? zero_bubble_pass_times[i] > 0 : zero_bubble_pass_times[i] >= 0;
-    if (!legal)
-      violations.add(
-          "--zero-bubble-pass-times takes 4 times: forward, input gradient and weight gradient "
-          "above 0, transfer from "
-          "0 on",
-          "for example 1 1.1 0.9 0.1");
-  }
+  v.require(virtual_flags <= 1, cat("at most one of ", kVirtualStages, " may be given"));
+  v.require(!has_layout || (!has_counts && !accounts),
+            "--pipeline-model-parallel-layout names every layer; it cannot be combined with "
+            "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, "
+            "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split");
+  v.require(!has_counts || !accounts,
+            "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers cannot be "
+            "combined with --account-for-embedding-in-pipeline-split or "
+            "--account-for-loss-in-pipeline-split",
+            "lower the count of that stage by one instead");
+  v.require(!pipeline_vocab_parallel || !account_for_loss_in_pipeline_split,
+            "--account-for-loss-in-pipeline-split counts an output layer on the last stage, "
+            "--pipeline-vocab-parallel divides it over all stages",
+            "leave one of them out");
+  v.require(!has_counts || !num_layers_per_virtual_pipeline_stage,
+            "--num-layers-per-virtual-pipeline-stage cannot be combined with "
+            "--decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers",
+            "--num-virtual-stages-per-pipeline-rank");
+  v.require(
+      !has_counts || schedule_placement(pipeline_schedule) != ChunkPlacement::kVShaped,
+      "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers mean nothing "
+      "when one rank holds both ends of the model (--pipeline-schedule zb-v)",
+      "--pipeline-model-parallel-layout");
+  validate_pass_times(*this, v);
 }
 
 ScheduleShape PipelineConfig::shape(int64_t pipeline_model_parallel_size, int64_t num_chunks,

@@ -48,6 +48,47 @@ bool is_tiktoken_file(const std::filesystem::path& path) {
   return !bytes.empty() && bytes[0] != '\x0a';
 }
 
+void validate_null_tokenizer(const TokenizerConfig& c, Violations& v) {
+  const int64_t size = c.vocab_size.value_or(0);
+  v.require(size >= 1 && size <= (int64_t{1} << 31),
+            "--tokenizer-type NullTokenizer needs --vocab-size", "1 to 2147483648");
+  const auto inside = [&](const char* flag, std::optional<int64_t> id, int64_t least) {
+    if (id && (*id < least || *id >= size))
+      v.add(cat(flag, " ", *id, " is outside --vocab-size ", size));
+  };
+  inside("--null-tokenizer-eod-id", c.null_tokenizer_eod_id, 0);
+  inside("--null-tokenizer-pad-id", c.null_tokenizer_pad_id, -1);
+}
+
+// The flags of a type that is read from files, or whether there is such a type.
+void validate_tokenizer_files(const TokenizerConfig& c, Violations& v) {
+  const std::string& type = c.tokenizer_type;
+  const auto needs = [&](const char* flag, const std::string& value, const char* what) {
+    v.require(!value.empty(), cat("--tokenizer-type ", type, " needs ", flag), what);
+  };
+  const bool tiktoken = type == "TikTokenizer", sentencepiece = is_sentencepiece(type);
+  if (type == "HuggingFaceTokenizer" || sentencepiece || tiktoken) {
+    needs("--tokenizer-model", c.tokenizer_model,
+          tiktoken        ? "a tiktoken vocabulary"
+          : sentencepiece ? "a SentencePiece .model"
+                          : "a tokenizer.json or its folder");
+    const std::string& pattern = c.tiktoken_pattern;
+    v.require(pattern.empty() || pattern == "v1" || pattern == "v2",
+              cat("--tiktoken-pattern is \"", pattern, "\""), "v1 or v2");
+    v.require(c.tiktoken_num_special_tokens >= 0,
+              cat("--tiktoken-num-special-tokens is ", c.tiktoken_num_special_tokens), "0 or more");
+  } else if (is_bert(type)) {
+    needs("--vocab-file", c.vocab_file, "vocab.txt");
+  } else if (type == "GPT2BPETokenizer") {
+    needs("--vocab-file", c.vocab_file, "vocab.json");
+    needs("--merge-file", c.merge_file, "merges.txt");
+  } else {
+    std::string_view reason = "no such tokenizer";
+    for (const auto& [refused, why] : kRefusedTypes) reason = refused == type ? why : reason;
+    v.add(cat("--tokenizer-type ", type, ": ", reason), cat("supported: ", kTypes));
+  }
+}
+
 // Megatron adds a hundred sentinels to its cased BERT vocabulary.
 std::vector<std::string> bert_extra_tokens(const TokenizerConfig& config) {
   if (config.tokenizer_type == "BertWordPieceLowerCase") return config.special_tokens;
@@ -142,75 +183,26 @@ void TokenizerConfig::fields(FieldVisitor& v) {
           "use the vocabulary at its own size");
 }
 
-void TokenizerConfig::validate(Violations& violations) const {
-  if (make_vocab_size_divisible_by < 1) {
-    violations.add(cat("--make-vocab-size-divisible-by is ", make_vocab_size_divisible_by),
-                   "1 or more");
-  }
-  if (vocab_extra_ids != 0) {
-    violations.add(cat("--vocab-extra-ids ", vocab_extra_ids,
-                       " has no effect with the tokenizers that are built"),
-                   "0");
-  }
-  if (tokenizer_type == "NullTokenizer") {
-    const int64_t size = vocab_size.value_or(0);
-    if (size < 1 || size > (int64_t{1} << 31)) {
-      violations.add("--tokenizer-type NullTokenizer needs --vocab-size", "1 to 2147483648");
-    }
-    if (null_tokenizer_eod_id && (*null_tokenizer_eod_id < 0 || *null_tokenizer_eod_id >= size)) {
-      violations.add(cat("--null-tokenizer-eod-id ", *null_tokenizer_eod_id,
-                         " is outside --vocab-size ", size));
-    }
-    if (null_tokenizer_pad_id && (*null_tokenizer_pad_id < -1 || *null_tokenizer_pad_id >= size)) {
-      violations.add(cat("--null-tokenizer-pad-id ", *null_tokenizer_pad_id,
-                         " is outside --vocab-size ", size));
-    }
-    return;
-  }
-  if (null_tokenizer_eod_id || null_tokenizer_pad_id) {
-    violations.add(
-        "--null-tokenizer-eod-id and --null-tokenizer-pad-id have no effect without NullTokenizer");
-  }
+void TokenizerConfig::validate(Violations& v) const {
+  v.require(make_vocab_size_divisible_by >= 1,
+            cat("--make-vocab-size-divisible-by is ", make_vocab_size_divisible_by), "1 or more");
+  v.require(vocab_extra_ids == 0,
+            cat("--vocab-extra-ids ", vocab_extra_ids,
+                " has no effect with the tokenizers that are built"),
+            "0");
+  if (tokenizer_type == "NullTokenizer") return validate_null_tokenizer(*this, v);
+  v.require(
+      !null_tokenizer_eod_id && !null_tokenizer_pad_id,
+      "--null-tokenizer-eod-id and --null-tokenizer-pad-id have no effect without NullTokenizer");
   const bool tiktoken = tokenizer_type == "TikTokenizer";
-  if (!special_tokens.empty() && !tiktoken && tokenizer_type != "BertWordPieceLowerCase") {
-    violations.add(
-        "--tokenizer-special-tokens has no effect without TikTokenizer or "
-        "BertWordPieceLowerCase");
-  }
-  if (!tiktoken && (!tiktoken_pattern.empty() || tiktoken_num_special_tokens != 1000)) {
-    violations.add(
-        "--tiktoken-pattern and --tiktoken-num-special-tokens have no effect without "
-        "TikTokenizer");
-  }
-  if (tokenizer_type.empty() || tokenizer_type == "ByteLevelTokenizer") return;
-  if (tokenizer_type == "HuggingFaceTokenizer" || is_sentencepiece(tokenizer_type) || tiktoken) {
-    if (tokenizer_model.empty()) {
-      violations.add(cat("--tokenizer-type ", tokenizer_type, " needs --tokenizer-model"),
-                     tiktoken                           ? "a tiktoken vocabulary"
-                     : is_sentencepiece(tokenizer_type) ? "a SentencePiece .model"
-                                                        : "a tokenizer.json or its folder");
-    }
-    if (!tiktoken_pattern.empty() && tiktoken_pattern != "v1" && tiktoken_pattern != "v2") {
-      violations.add(cat("--tiktoken-pattern is \"", tiktoken_pattern, "\""), "v1 or v2");
-    }
-    if (tiktoken_num_special_tokens < 0) {
-      violations.add(cat("--tiktoken-num-special-tokens is ", tiktoken_num_special_tokens),
-                     "0 or more");
-    }
-  } else if (is_bert(tokenizer_type)) {
-    if (vocab_file.empty())
-      violations.add(cat("--tokenizer-type ", tokenizer_type, " needs --vocab-file"), "vocab.txt");
-  } else if (tokenizer_type == "GPT2BPETokenizer") {
-    if (vocab_file.empty())
-      violations.add("--tokenizer-type GPT2BPETokenizer needs --vocab-file", "vocab.json");
-    if (merge_file.empty())
-      violations.add("--tokenizer-type GPT2BPETokenizer needs --merge-file", "merges.txt");
-  } else {
-    std::string_view reason = "no such tokenizer";
-    for (const auto& [type, why] : kRefusedTypes) reason = type == tokenizer_type ? why : reason;
-    violations.add(cat("--tokenizer-type ", tokenizer_type, ": ", reason),
-                   cat("supported: ", kTypes));
-  }
+  v.require(special_tokens.empty() || tiktoken || tokenizer_type == "BertWordPieceLowerCase",
+            "--tokenizer-special-tokens has no effect without TikTokenizer or "
+            "BertWordPieceLowerCase");
+  v.require(tiktoken || (tiktoken_pattern.empty() && tiktoken_num_special_tokens == 1000),
+            "--tiktoken-pattern and --tiktoken-num-special-tokens have no effect without "
+            "TikTokenizer");
+  if (!tokenizer_type.empty() && tokenizer_type != "ByteLevelTokenizer")
+    validate_tokenizer_files(*this, v);
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config) {
