@@ -71,6 +71,10 @@ DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelG
         .push_back(static_cast<int>(parameters_.size()));
     parameters_.push_back(&parameter);
   });
+  module.visit_state([&](const std::string& name, at::Tensor& state) {
+    state = state.to(device);
+    states_.emplace_back(name, &state);
+  });
   for (size_t k = 0; k < data.size(); ++k) {
     if (k > 0 && members[k].empty()) continue;  // the first gives types and devices
     std::vector<Parameter*> parameters;
@@ -242,11 +246,21 @@ void DistributedDataParallel::initialize(int64_t seed) {
 }
 
 std::vector<StateTensor> DistributedDataParallel::state() const {
-  return describe(
+  std::vector<StateTensor> all = describe(
       "", dtype_, [](const Parameter&) { return true; },
       [this](size_t shard, const FlatSlot& slot) {
         return shards_[shard].values.narrow(0, slot.begin, slot.num_elements());
       });
+  for (const auto& [name, state] : states_) {
+    StateTensor entry;
+    entry.description = sharded_state(*state, groups_, name);
+    entry.description.data = nullptr;
+    entry.description.flat_end = state->numel();
+    entry.data = state->view({-1});
+    entry.device = flat_values().device();
+    all.push_back(std::move(entry));
+  }
+  return all;
 }
 
 std::vector<StateTensor> DistributedDataParallel::describe(

@@ -144,7 +144,7 @@ class DistributedDataParallel final : public ParameterStore {
   // What this rank holds; the trained ones, which the optimizer updates, come first.
   const std::vector<FlatShard>& shards() const { return shards_; }
   // The model's weights as checkpoints store them: one entry per parameter, of which this rank may
-  // hold nothing. Call values_changed() after a load.
+  // hold nothing; then the module's state that is no parameter. Call values_changed() after a load.
   std::vector<StateTensor> state() const;
   // The same for other tensors of one type laid out like the values of the parameters that `wanted`
   // chooses: keys are prefix + name, and `part` returns the elements of a slot of the shard with
@@ -195,7 +195,8 @@ class DistributedDataParallel final : public ParameterStore {
   bool overlap_values_ = false;
   bool reduces_ = false;  // several ranks process different tokens
   const DataParallelGroups data_;
-  std::vector<Parameter*> parameters_;  // model order
+  std::vector<Parameter*> parameters_;                       // model order
+  std::vector<std::pair<std::string, at::Tensor*>> states_;  // of the module
   std::vector<std::unique_ptr<ReductionDomain>> domains_;
   std::unordered_map<const Parameter*, Place> places_;
   int64_t values_version_ = 0;

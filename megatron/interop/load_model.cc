@@ -170,6 +170,9 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
     (adapter && is_lora_parameter(name) ? wanted_of_adapter : wanted)
         .push_back(sharded_tensor(parameter, groups, name, parameter.value));
   });
+  loaded.model->visit_state([&](const std::string& name, at::Tensor& state) {
+    wanted.push_back(sharded_state(state, groups, name));
+  });
   LoadOptions options;
   options.convert_dtype = true;
   options.allow_unexpected = {"optimizer.*", "fp8.*"};
@@ -179,6 +182,8 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
     loaded.model->visit([&](const std::string&, Parameter& parameter) {
       parameter.value = parameter.value.to(request.device);
     });
+    loaded.model->visit_state(
+        [&](const std::string&, at::Tensor& state) { state = state.to(request.device); });
   }
   return loaded;
 }

@@ -35,6 +35,22 @@ void Module::visit(const std::function<void(const std::string&, Parameter&)>& vi
   walk(*this, prefix);
 }
 
+void Module::add_state(std::string name, at::Tensor* state) {
+  MEGATRON_ASSERT(state != nullptr && state->defined() && state->is_contiguous(), name);
+  states_.emplace_back(std::move(name), state);
+}
+
+void Module::visit_state(const std::function<void(const std::string&, at::Tensor&)>& visitor,
+                         const std::string& prefix) {
+  for (auto& [name, state] : states_) visitor(join(prefix, name), *state);
+  for (auto& [name, child] : children_) child->visit_state(visitor, join(prefix, name));
+}
+
+void Module::end_step(const at::Tensor& skipped) {
+  step_ended(skipped);
+  for (auto& [name, child] : children_) child->end_step(skipped);
+}
+
 std::vector<Parameter*> Module::parameters() {
   std::vector<Parameter*> all;
   visit([&](const std::string&, Parameter& parameter) { all.push_back(&parameter); });

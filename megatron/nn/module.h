@@ -26,6 +26,13 @@ class Module {
   // All parameters in that order.
   std::vector<Parameter*> parameters();
 
+  // Visits every state tensor that is no parameter (add_state) in the same way.
+  void visit_state(const std::function<void(const std::string& name, at::Tensor& state)>& visitor,
+                   const std::string& prefix = "");
+
+  // Tells this module and all below that an optimizer step is over; see step_ended().
+  void end_step(const at::Tensor& skipped);
+
   // Writes the full names into the parameters; `prefix` as for visit.
   void name_parameters(const std::string& prefix = "");
 
@@ -36,9 +43,17 @@ class Module {
  protected:
   void add(std::string name, Parameter* parameter);
   void add(std::string name, Module* child);
+  // State that is no parameter, such as the bias of a router: a defined contiguous tensor, equal on
+  // all ranks of the stage. The store moves it to the device of the weights and gives it to
+  // checkpoints with them, under its full name.
+  void add_state(std::string name, at::Tensor* state);
+  // Called once on every rank after each optimizer step. `skipped`: [] int64 on the device, 1 if
+  // the step changed no weight, else 0.
+  virtual void step_ended(const at::Tensor& /*skipped*/) {}
 
  private:
   std::vector<std::pair<std::string, Parameter*>> parameters_;
+  std::vector<std::pair<std::string, at::Tensor*>> states_;
   std::vector<std::pair<std::string, Module*>> children_;
 };
 

@@ -117,6 +117,13 @@ ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& g
   return result;
 }
 
+ShardedTensor sharded_state(const at::Tensor& state, const ParallelGroups& groups,
+                            std::string key) {
+  Parameter whole;
+  whole.local_shape = whole.global_shape = state.sizes().vec();
+  return sharded_tensor(whole, groups, std::move(key), state);
+}
+
 bool is_sharded_over(const Placement& placement, Axis axis) {
   return std::any_of(placement.shards.begin(), placement.shards.end(),
                      [&](const Shard& shard) { return AxisSet{shard.axis}.contains(axis); });

@@ -28,6 +28,9 @@ std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelG
 ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& groups,
                              std::string key, const at::Tensor& local);
 
+// Describes state that is no parameter (Module::visit_state), which all ranks of the stage hold.
+ShardedTensor sharded_state(const at::Tensor& state, const ParallelGroups& groups, std::string key);
+
 // Whether a dimension is divided over the axis; kModel divides over kTensor and kPipeline.
 bool is_sharded_over(const Placement& placement, Axis axis);
 

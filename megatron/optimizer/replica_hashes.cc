@@ -87,7 +87,7 @@ ReplicaHashes::ReplicaHashes(const Optimizer& optimizer,
   std::map<std::string, const Parameter*> by_name;
   const auto add_values = [&](const DistributedDataParallel& store, const char* kind) {
     const std::vector<StateTensor> parts = store.state();
-    for (size_t i = 0; i < parts.size(); ++i) {
+    for (size_t i = 0; i < store.parameters().size(); ++i) {
       const Parameter& parameter = *store.parameters()[i];
       const bool whole = !store.shards_values();
       add_item(parameter, kind, whole ? parameter.value.view({-1}) : parts[i].data, whole);

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <deque>
 
@@ -75,6 +76,9 @@ void update_weights(TrainedModel& model, const StepOptions& options, const at::T
     model.optimizer->step(static_cast<double>(options.num_microbatches * model.groups().dp.size()),
                           options.global_batch_size);
   }
+  constexpr int64_t kSkip = offsetof(StepState, skip) / sizeof(int64_t);
+  const at::Tensor skipped = model.optimizer->state_tensor().view(at::kLong)[kSkip];
+  for (ModelChunk& chunk : model.chunks) chunk.module->end_step(skipped);
 }
 
 namespace {

@@ -87,7 +87,7 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
                                 const StepOptions& options,
                                 const std::function<Batch()>& next_batch, Timers& timers);
 
-// Second half: the optimizer step with those gradients.
+// Second half: the optimizer step with those gradients, and Module::step_ended() of every module.
 void update_weights(TrainedModel& model, const StepOptions& options, const at::Tensor& totals);
 
 // One iteration. With a clock in `timers` every rank reports its times once in steps_per_report()

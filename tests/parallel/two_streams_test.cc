@@ -6,9 +6,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "against_one_rank.h"
 #include "megatron/base/check.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/nn/functional.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
@@ -48,12 +51,14 @@ class Layer : public Module {
     add("w", &w_);
     add("u", &u_);
     add("v", &v_);
+    add_state("steps", &steps_);
   }
 
   void forward(at::Tensor& tokens, const at::Tensor& kind, at::Tensor& state,
                const ForwardContext& context, Streams streams, const ProcessGroup& tp) {
     const auto words = [this, losses = context.auxiliary_losses](const at::Tensor& x) {
-      const at::Tensor y = x + at::tanh(at::matmul(x, differentiable(w_)));
+      const at::Tensor y =
+          x + at::tanh(at::matmul(x, differentiable(w_))) * (1 + 0.1 * steps_).to(x.scalar_type());
       if (losses != nullptr)
         losses->add("activity", y.square().mean(2).sum() * 0.5,
                     at::full({}, static_cast<double>(y.size(0) * y.size(1)), y.options()));
@@ -78,8 +83,11 @@ class Layer : public Module {
           at::full({}, static_cast<double>(state.size(0)), state.options()), LossRows::kAll);
   }
 
+  void step_ended(const at::Tensor& skipped) override { steps_ += 1 - skipped; }
+
  private:
   Parameter w_, u_, v_;
+  at::Tensor steps_ = at::zeros({1}, at::kDouble);  // that changed weights
 };
 
 class TwoStreams : public Model {
@@ -294,6 +302,36 @@ TEST(TwoStreams, AuxiliaryLossesAreLogged) {
   std::ifstream file(folder / "metrics.jsonl");
   const std::string records{std::istreambuf_iterator<char>(file), {}};
   EXPECT_THAT(records, HasSubstr("\"activity\":"));
+}
+
+// Losses of the iterations of a run, by iteration.
+std::map<int64_t, double> losses_of(const Arguments& arguments) {
+  std::filesystem::remove_all(arguments.training.run_dir);
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(pretrain(two_streams(), arguments), 0);
+  testing::internal::GetCapturedStdout();
+  std::map<int64_t, double> losses;
+  std::ifstream file(std::filesystem::path(arguments.training.run_dir) / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);)
+    if (const auto record = nlohmann::json::parse(line); record["type"] == "train")
+      losses[record["iteration"]] = record["lm loss"];
+  return losses;
+}
+
+TEST(ModuleState, IsStoredRestoredAndToldOfEveryStep) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "module_state";
+  std::filesystem::remove_all(folder);
+  const std::string common =
+      cat("--log-interval 1 --lr-decay-iters 3 --run-dir ", (folder / "run").string(), " ");
+  const std::map<int64_t, double> whole = losses_of(arguments_of(common));
+  ASSERT_EQ(whole.size(), 3u);
+  const std::string saving = cat(common, "--save ", (folder / "saved").string(), " ");
+  losses_of(arguments_of(cat(saving, "--exit-interval 2")));
+  const Checkpoint checkpoint = Checkpoint::open_verified(folder / "saved" / "iter_0000002");
+  EXPECT_TRUE(checkpoint.manifest().tensors.contains("layers.7.steps"));
+  const std::map<int64_t, double> rest =
+      losses_of(arguments_of(cat(saving, "--load ", (folder / "saved").string())));
+  EXPECT_EQ(rest.at(3), whole.at(3));
 }
 
 TEST(AuxiliaryLosses, ARecomputedLossCountsOnceAndIsTrained) {
