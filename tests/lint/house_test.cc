@@ -90,6 +90,120 @@ TEST(House, ReductionsAreDerivedInOneFile) {
   EXPECT_LE(found.size(), 1u) << join(found);
 }
 
+// Names of the fields of the transformer's configuration, as its lists of fields spell them.
+std::set<std::string> transformer_fields() {
+  static const std::regex kField(R"re((?:field|choice)\(\{?"(\w+)")re");
+  std::set<std::string> names;
+  for (const SourceFile& file : read_sources({"megatron/transformer/config"}, {".cc"}))
+    for (std::sregex_iterator i(file.text.begin(), file.text.end(), kField), end; i != end; ++i)
+      names.insert((*i)[1]);
+  return names;
+}
+
+// The loop, the plans and the proof know models by their interface.
+TEST(House, TrainingReadsFewFieldsOfTheTransformer) {
+  static const std::regex kRead(R"((?:\.|->)(\w+)\b(?!\())");
+  const std::set<std::string> names = transformer_fields();
+  ASSERT_GT(names.size(), 60u);
+  long reads = 0;
+  for (const SourceFile& file : read_sources({"megatron/training"}, kCpp)) {
+    if (file.path.starts_with("megatron/training/arguments/")) continue;
+    const std::string code = code_of(file.text);
+    for (std::sregex_iterator i(code.begin(), code.end(), kRead), end; i != end; ++i)
+      reads += names.contains((*i)[1]) ? 1 : 0;
+  }
+  expect_at_most("reads of transformer fields in training/, outside arguments/", reads, 144);
+}
+
+// A configuration is put together of topics (docs/design/configuration.md).
+TEST(House, TopicsAreSmall) {
+  static const std::regex kField(R"re(\b(?:v|visitor)\.(?:field|choice)\()re");
+  long most = 0;
+  std::string where;
+  for (const SourceFile& file : read_sources({"megatron", "tools"}, {".cc"})) {
+    if (file.text.find("fields(FieldVisitor&") == std::string::npos) continue;
+    const long fields = count(code_of(file.text), kField);
+    if (fields <= most) continue;
+    most = fields;
+    where = file.path;
+  }
+  expect_at_most(("fields of the largest configuration, " + where).c_str(), most, 30);
+}
+
+struct Function {
+  std::string place;  // file and first line
+  long lines = 0;
+};
+
+// The functions of a file, and those of its classes, by the format of the tree: from the first line
+// of the declaration to the brace that closes it at the same indentation.
+std::vector<Function> functions_of(const SourceFile& file) {
+  static const std::regex kClass(R"(^(template\s*<.*>\s*)?(class|struct)\b[^()=]*\{$)");
+  static const std::regex kOther(R"(^\s*(namespace|enum|union|extern|private:|public:)\b|=|\]\()");
+  std::vector<Function> functions;
+  const std::vector<std::string> lines = split_lines(code_of(file.text));
+  size_t indent = 0;  // 2 within a class
+  std::string head;   // the declaration so far
+  size_t first = 0;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string& line = lines[i];
+    const size_t begin = line.find_first_not_of(' ');
+    if (begin == std::string::npos || line[begin] == '#' || line[begin] == '}') {
+      if (begin == 0) indent = 0;
+      head.clear();
+      continue;
+    }
+    if (head.empty() && begin != indent) continue;
+    if (head.empty()) first = i;
+    head += line;
+    if (line.ends_with("{")) {
+      if (indent == 0 && std::regex_search(head, kClass)) {
+        indent = 2;
+      } else if (head.find('(') != std::string::npos && !std::regex_search(head, kOther)) {
+        const std::string end = std::string(indent, ' ') + "}";
+        while (i + 1 < lines.size() && !lines[i].starts_with(end)) ++i;
+        functions.push_back({file.path + ":" + std::to_string(first + 1) + ": " + lines[first],
+                             static_cast<long>(i - first + 1)});
+      }
+      head.clear();
+    } else if (line.ends_with(";") || line.ends_with("}") || line.ends_with(":")) {
+      head.clear();
+    }
+  }
+  return functions;
+}
+
+// Functions whose length is that of a list of alike entries, or of a kernel's stages.
+const std::vector<std::string> kLists = {
+    "chat/detail/jinja_library.cc",  // the filters, methods and tests of the language
+    "foreign/pickle.cc",             // one switch over the opcodes
+    "families()",                    // of Hugging Face: one row each
+    "kernels/",
+};
+
+TEST(House, FunctionsAreShort) {
+  std::vector<Function> functions;
+  Function lists;  // the longest list or check of fields
+  for (const SourceFile& file : read_sources({"megatron", "tools"}, kCpp))
+    for (const Function& function : functions_of(file)) {
+      static const std::regex kOfFields(R"(Config::(\w*_)?(fields|validate)\()");
+      if (std::regex_search(function.place, kOfFields) && function.lines > lists.lines)
+        lists = function;
+      if (function.lines <= 80 ||
+          std::none_of(kLists.begin(), kLists.end(), [&](const std::string& list) {
+            return function.place.find(list) != std::string::npos;
+          }))
+        functions.push_back(function);
+    }
+  std::sort(functions.begin(), functions.end(),
+            [](const Function& a, const Function& b) { return a.lines > b.lines; });
+  ASSERT_GT(functions.size(), 2000u);
+  expect_at_most(("longest function, " + functions[0].place).c_str(), functions[0].lines, 80);
+  expect_at_most(("longest fields() or validate(), " + lists.place).c_str(), lists.lines, 60);
+  expect_at_most("99th percentile of the lengths of functions",
+                 functions[functions.size() / 100].lines, 55);
+}
+
 TEST(House, DocumentsAreShort) {
   const std::string index = read_text(source_root() / "docs/performance.md");
   expect_at_most("lines of docs/performance.md", static_cast<long>(split_lines(index).size()), 120);

@@ -73,7 +73,7 @@ void test_activation(DType dtype, const Formula& formula, int64_t rows, int64_t 
   expect_near(dx, expected_dx, gradient_tolerance(dtype), what + " dx");
 }
 
-class Activations : public FloatingTypes {};
+class ActivationKernels : public FloatingTypes {};
 
 TEST_P(ActivationKernels, ForwardAndBackward) {
   for (const Formula& formula : kFormulas) {
@@ -84,7 +84,7 @@ TEST_P(ActivationKernels, ForwardAndBackward) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Activations, kFloatingTypes, type_name);
+INSTANTIATE_TEST_SUITE_P(Types, ActivationKernels, kFloatingTypes, type_name);
 
 }  // namespace
 }  // namespace megatron
