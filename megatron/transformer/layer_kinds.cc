@@ -27,13 +27,6 @@ constexpr LayerKind kLayerKinds[] = {
     {"*-", "attention and MLP", attention_and<MLP>, transformer_layer_cost},
 };
 
-// The letters of a layer, which counts from 1: those of one kind for all layers. Where layers
-// differ, a pattern in the config says it here.
-std::string_view letters_of([[maybe_unused]] const TransformerConfig& config,
-                            [[maybe_unused]] int64_t layer_number) {
-  return "*-";
-}
-
 }  // namespace
 
 const LayerKind& find_layer_kind(std::string_view letters) {
@@ -47,13 +40,13 @@ const LayerKind& find_layer_kind(std::string_view letters) {
 
 std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer_number,
                                   bool sequence_parallel, const ParallelGroups& groups) {
-  return find_layer_kind(letters_of(config, layer_number))
+  return find_layer_kind(config.layer_letters(layer_number))
       .make(config, layer_number, sequence_parallel, groups);
 }
 
 LayerCost layer_cost(const TransformerConfig& config, int64_t layer_number, const LayerShape& shape,
                      bool offloaded) {
-  return find_layer_kind(letters_of(config, layer_number))
+  return find_layer_kind(config.layer_letters(layer_number))
       .cost(config, layer_number, shape, offloaded);
 }
 

@@ -151,6 +151,13 @@ bool names_layers(const std::vector<std::string>& patterns) {
   });
 }
 
+// Whether a pattern gives layers of several kinds.
+bool kinds_differ(const TransformerConfig& t, int64_t num_layers) {
+  for (int64_t layer = 2; layer <= num_layers; ++layer)
+    if (t.layer_letters(layer) != t.layer_letters(1)) return true;
+  return false;
+}
+
 // Even divisions keep at most two layers per segment; uneven ones (a layout, counts of the first
 // and last stage) and layers that are configured one by one keep the number of layers.
 void shrink_depth(Arguments& a, Shrinker& shrinker) {
@@ -161,19 +168,21 @@ void shrink_depth(Arguments& a, Shrinker& shrinker) {
       p.decoder_last_pipeline_num_layers || p.account_for_embedding_in_pipeline_split ||
       p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage;
   TransformerConfig& t = a.transformer;
+  int64_t& layers = t.num_layers;
   const bool one_by_one = t.cp_comm_type.size() > 1 || t.window_attn_skip_freq.starts_with('[') ||
-                          names_layers(a.training.freeze) || names_layers(a.training.freeze_except);
+                          kinds_differ(t, layers) || names_layers(a.training.freeze) ||
+                          names_layers(a.training.freeze_except);
   if (uneven || one_by_one) return;
   const int64_t segments =
       pp *
       p.num_virtual_stages_per_pipeline_rank.value_or(
           schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);
-  const int64_t per_segment = t.num_layers / segments;
-  if (per_segment > 2) shrinker.set("--num-layers", t.num_layers, segments * 2);
-  if (t.recompute_num_layers > t.num_layers)
-    shrinker.set("--recompute-num-layers", t.recompute_num_layers, t.num_layers);
-  if (t.cpu_offloading_num_layers >= t.num_layers)
-    shrinker.set("--cpu-offloading-num-layers", t.cpu_offloading_num_layers, t.num_layers - 1);
+  const int64_t per_segment = layers / segments;
+  if (per_segment > 2) shrinker.set("--num-layers", layers, segments * 2);
+  if (t.recompute_num_layers > layers)
+    shrinker.set("--recompute-num-layers", t.recompute_num_layers, layers);
+  if (t.cpu_offloading_num_layers >= layers)
+    shrinker.set("--cpu-offloading-num-layers", t.cpu_offloading_num_layers, layers - 1);
 }
 
 // Fields that say what a run does around its steps get their defaults.

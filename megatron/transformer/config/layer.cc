@@ -1,5 +1,7 @@
 #include "megatron/transformer/config/layer.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 
 namespace megatron {
@@ -48,6 +50,16 @@ void LayerConfig::validate(Violations& v, const ShapeConfig&) const {
   v.require(hidden_dropout >= 0 && hidden_dropout < 1,
             cat("--hidden-dropout ", hidden_dropout, " is outside [0, 1)"));
   v.require(layernorm_epsilon > 0, cat("--norm-epsilon ", layernorm_epsilon, " must be positive"));
+}
+
+std::string_view LayerConfig::layer_letters(int64_t layer_number) const {
+  if (layer_pattern.empty()) return "*-";
+  const std::string_view pattern = layer_pattern;
+  const int64_t entries = 1 + std::count(pattern.begin(), pattern.end(), ',');
+  size_t begin = 0;
+  for (int64_t skipped = (layer_number - 1) % entries; skipped > 0; --skipped)
+    begin = pattern.find(',', begin) + 1;
+  return pattern.substr(begin, pattern.find(',', begin) - begin);
 }
 
 }  // namespace megatron

@@ -1,6 +1,9 @@
 // What a layer is made of besides attention and MLP: norms, biases, the residual stream.
 #pragma once
 
+#include <string>
+#include <string_view>
+
 #include "megatron/tensor/norm.h"
 #include "megatron/transformer/config/shape.h"
 
@@ -22,10 +25,15 @@ struct LayerConfig {
   bool parallel_residual = false;  // x + attention(norm(x)) + mlp(norm(x))
   bool scale_embeddings = false;   // by sqrt(hidden_size)
   double hidden_dropout = 0.1;
+  // Kinds of the layers by their letters (transformer/layer_kinds.h), separated by commas, over and
+  // over from the first layer on. Empty: attention and MLP. No flag yet: there are no other kinds
+  std::string layer_pattern;
 
   void fields(FieldVisitor& visitor);
   void validate(Violations& v, const ShapeConfig& shape) const;
 
+  // The letters of a layer, which counts from 1.
+  std::string_view layer_letters(int64_t layer_number) const;
   bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }

@@ -684,5 +684,15 @@ TEST(RotaryEmbedding, PositionsByRow) {
       << "kernels read them row by row";
 }
 
+TEST(TransformerConfig, APatternNamesTheKindsOfLayers) {
+  TransformerConfig config;
+  EXPECT_EQ(config.layer_letters(1), "*-");
+  EXPECT_EQ(config.layer_letters(7), "*-");
+  config.layer_pattern = "M,*-,E";
+  const char* const expected[] = {"M", "*-", "E", "M", "*-"};
+  for (int64_t layer = 1; layer <= 5; ++layer)
+    EXPECT_EQ(config.layer_letters(layer), expected[layer - 1]) << layer;
+}
+
 }  // namespace
 }  // namespace megatron
