@@ -72,10 +72,7 @@ void ParallelConfig::validate(Violations& violations) const {
     violations.add("--max-seqlen-per-dp-cp-rank has no effect without --hybrid-context-parallel");
   if (max_seqlen_per_dp_cp_rank)
     refuse_below_one("--max-seqlen-per-dp-cp-rank", *max_seqlen_per_dp_cp_rank, violations);
-  if (expert_model_parallel_size != 1)
-    violations.add(cat("--expert-model-parallel-size ", expert_model_parallel_size,
-                       " needs experts, which are not built yet"),
-                   "--expert-model-parallel-size 1");
+  refuse_below_one("--expert-model-parallel-size", expert_model_parallel_size, violations);
   const std::vector<int64_t>& levels = hierarchical_context_parallel_sizes;
   const bool fits = levels.size() == 2 && levels[0] > 0 && levels[1] > 0 &&
                     levels[0] * levels[1] == context_parallel_size;

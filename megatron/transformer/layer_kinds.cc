@@ -1,5 +1,7 @@
 #include "megatron/transformer/layer_kinds.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/transformer/feed_forward/mlp.h"
 #include "megatron/transformer/transformer_layer.h"
@@ -42,6 +44,23 @@ std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer
                                   bool sequence_parallel, const ParallelGroups& groups) {
   return find_layer_kind(config.layer_letters(layer_number))
       .make(config, layer_number, sequence_parallel, groups);
+}
+
+bool has_experts(const TransformerConfig& config) {
+  bool any = false;
+  for (int64_t layer = 1; layer <= config.num_layers; ++layer)
+    any |= find_layer_kind(config.layer_letters(layer)).experts;
+  return any;
+}
+
+std::vector<std::string> auxiliary_losses(const TransformerConfig& config) {
+  std::vector<std::string> names;
+  for (int64_t layer = 1; layer <= config.num_layers; ++layer) {
+    const std::string_view name = find_layer_kind(config.layer_letters(layer)).auxiliary_loss;
+    if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end())
+      names.emplace_back(name);
+  }
+  return names;
 }
 
 LayerCost layer_cost(const TransformerConfig& config, int64_t layer_number, const LayerShape& shape,

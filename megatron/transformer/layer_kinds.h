@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "megatron/transformer/layer/layer.h"
 #include "megatron/transformer/layer/layer_cost.h"
@@ -24,6 +26,8 @@ struct LayerKind {
   std::string_view name;
   LayerMaker make;
   LayerCostFunction cost;
+  bool experts = false;                  // has weights on the mesh's grid of experts
+  std::string_view auxiliary_loss = {};  // what it adds to ForwardContext::auxiliary_losses
 };
 
 // Throws Error that names the known letters.
@@ -32,6 +36,10 @@ const LayerKind& find_layer_kind(std::string_view letters);
 // Makes the layer of the kind that the configuration gives it.
 std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer_number,
                                   bool sequence_parallel, const ParallelGroups& groups);
+
+// Of all layers of a model: whether some have experts; their auxiliary losses, each once.
+bool has_experts(const TransformerConfig& config);
+std::vector<std::string> auxiliary_losses(const TransformerConfig& config);
 
 // What that layer costs a rank; as LayerCostFunction.
 LayerCost layer_cost(const TransformerConfig& config, int64_t layer_number, const LayerShape& shape,

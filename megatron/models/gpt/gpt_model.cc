@@ -78,6 +78,10 @@ Parameter* GPTModel::embedding_table() {
   return impl_->embedding ? &impl_->embedding->weight() : nullptr;
 }
 
+std::vector<std::string> GPTModel::auxiliary_losses() const {
+  return megatron::auxiliary_losses(config().transformer);
+}
+
 StageTensors GPTModel::hidden(const Batch& batch, const StageTensors& input,
                               const ForwardContext& given) {
   const ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);

@@ -26,6 +26,7 @@ class GPTModel : public Model {
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) override;
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
+  std::vector<std::string> auxiliary_losses() const override;
   Parameter* embedding_table() override;
 
  private:

@@ -17,6 +17,7 @@
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
+#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -371,6 +372,13 @@ void quantised_layers_fit(const Arguments& a, Violations& v) {
     check("--eval-micro-batch-size x --seq-length", a.eval_micro_batch_size() * tokens);
 }
 
+void experts_have_layers(const Arguments& a, Violations& v) {
+  const int64_t size = a.parallel.expert_model_parallel_size;
+  if (size > 1 && !has_experts(a.transformer))
+    v.add(cat("--expert-model-parallel-size ", size, " needs experts, which are not built yet"),
+          "--expert-model-parallel-size 1");
+}
+
 void layers_divide_over_stages(const Arguments& a, Violations& v) {
   validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers,
                     v);
@@ -483,6 +491,7 @@ constexpr Rule kRules[] = {
     {"conversations are data", conversations_are_data},
     {"preferences are data", preferences_are_data},
     {"layers divide over stages", layers_divide_over_stages},
+    {"experts have layers", experts_have_layers},
     {"tokenizer is given", tokenizer_is_given},
     {"schedule fits the length of the run", schedule_fits},
     {"learning rate is given", learning_rate_is_given},

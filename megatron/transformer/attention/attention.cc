@@ -144,7 +144,7 @@ std::unique_ptr<LayerState> SelfAttention::make_state(const DecodingShape& shape
 AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num_queries,
                                         int64_t num_keys) const {
   AttentionOptions options;
-  options.causal = true;
+  options.causal = config_.causal;
   options.scale = config_.softmax_scale();
   options.softcap = config_.attn_logit_softcapping;
   if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty())

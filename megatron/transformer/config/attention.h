@@ -19,6 +19,8 @@ struct AttentionConfig {
   // layers are windowed.
   std::string window_attn_skip_freq;
   double attention_dropout = 0.1;
+  // Tokens attend to no later ones. Not a flag: a model of encoders says no
+  bool causal = true;
 
   void fields(FieldVisitor& visitor);
   void validate(Violations& v, const ShapeConfig& shape) const;

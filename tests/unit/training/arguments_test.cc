@@ -190,6 +190,7 @@ INSTANTIATE_TEST_SUITE_P(
                  "and --decrease-batch-size-if-needed are both given"},
         BadFlags{"--fp32-residual-connection", "--fp32-residual-connection has no effect in fp32"},
         BadFlags{"--fp16 --bf16", "--bf16"},
+        BadFlags{"--expert-model-parallel-size 2", "--expert-model-parallel-size 2 needs experts"},
         BadFlags{"--async-save", "--async-save is given without --save"},
         BadFlags{"--keep-last-checkpoints 2", "is given without --save"},
         BadFlags{"--save /tmp/x --load /tmp/x --finetune",
