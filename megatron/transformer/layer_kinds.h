@@ -1,5 +1,5 @@
-// The table of layer kinds: each is one row in layer_kinds.cc, chosen by letters_of() there, and
-// files of its own.
+// The table of layer kinds: each is one row in layer_kinds.cc, which LayerConfig::layer_pattern
+// chooses, and files of its own.
 #pragma once
 
 #include <cstdint>
