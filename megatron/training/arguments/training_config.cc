@@ -19,10 +19,12 @@ void TrainingConfig::validate(Violations& v) const {
   v.require(step_batch_size_schedule.empty() || !decrease_batch_size_if_needed,
             "--step-batch-size-schedule and --decrease-batch-size-if-needed are both given",
             "drop the latter");
-  if (save_retain_interval && save_interval && *save_retain_interval % *save_interval != 0)
+  // An interval below 1 is its topic's violation, and no divisor.
+  if (save_retain_interval && save_interval && *save_interval > 0 &&
+      *save_retain_interval % *save_interval != 0)
     v.add(cat("--save-retain-interval ", *save_retain_interval,
               " is no multiple of --save-interval ", *save_interval));
-  if (log_memory_interval && *log_memory_interval % log_interval != 0)
+  if (log_memory_interval && log_interval > 0 && *log_memory_interval % log_interval != 0)
     v.add(cat("--log-memory-interval ", *log_memory_interval, " is no multiple of --log-interval ",
               log_interval));
   v.require(int(!freeze.empty()) + int(!freeze_except.empty()) + int(freeze_all_layers) <= 1,

@@ -203,6 +203,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "--save-retain-interval 6 is no multiple of --save-interval 4"},
         BadFlags{"--log-interval 4 --log-memory-interval 6",
                  "--log-memory-interval 6 is no multiple of --log-interval 4"},
+        BadFlags{"--log-interval 0 --log-memory-interval 6", "--log-interval"},
+        BadFlags{"--save /tmp/x --save-interval 0 --save-retain-interval 6", "--save-interval"},
         BadFlags{"--log-interval 0", "--log-interval is 0"},
         BadFlags{"--eval-iters -1", "--eval-iters is -1"},
         BadFlags{"--timing-log-level 3", "--timing-log-level is 3"},
