@@ -107,8 +107,8 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
   const ParallelGroups groups = make_parallel_groups(a.parallel, world);
   const PretrainTask task = gpt_task();
   const int stage = groups.pp.rank();
-  const TrainedModel model = build_model(task, a, plan.vocabulary, groups,
-                                         model_dtype(a.optimizer), c10::kCPU, StartPoint{});
+  const TrainedModel model = build_model(task, a, plan.vocabulary, groups, model_dtype(a.optimizer),
+                                         c10::kCPU, StartPoint{});
   const StageMemory memory = stage_memory(plan, stage);
   int64_t weights = 0, gradients = 0;
   for (size_t chunk = 0; chunk < model.chunks.size(); ++chunk) {
