@@ -109,7 +109,8 @@ SublayerCost mlp_cost(const TransformerConfig& c, int64_t layer_number, const La
   cost.pending = around.pending() + z.fc1 + z.act;
   if (!c.quantization(layer_number).enabled()) cost.postponed = z.act;
   const int64_t h = c.hidden_size, f = c.ffn_hidden_size;
-  cost.linears = {{"linear_fc1", is_gated(c.activation()) ? 2 * f : f, h},
+  const bool gated = is_gated(c.activation());
+  cost.linears = {{"linear_fc1", gated ? 2 * f : f, h, false, gated && !c.swiglu ? f : 0},
                   {"linear_fc2", h, f, z.gelu_in_product}};
   cost.moved_elements = mlp_moved_elements(c, layer_number);
   cost.tensor = around.tensor_traffic(shape);

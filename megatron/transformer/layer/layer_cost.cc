@@ -54,10 +54,11 @@ int64_t LayerCost::unrecorded_peak() const {
   return std::max(first.unrecorded_peak, stream + second.unrecorded_peak);
 }
 
-double LayerCost::products() const {
-  return first.weight_products() + first.score_products + second.weight_products() +
-         second.score_products;
+double LayerCost::weight_products() const {
+  return first.weight_products() + second.weight_products();
 }
+
+double LayerCost::score_products() const { return first.score_products + second.score_products; }
 
 Traffic LayerCost::tensor() const {
   Traffic all = first.tensor;
@@ -167,6 +168,16 @@ bool offload(const TransformerConfig& config, const char* module, int64_t SavedB
   out.given.*kind += bytes;
   out.taken += bytes;
   return true;
+}
+
+// -- for reports
+
+double reported_products(const LayerCost& layer) {
+  double products = layer.products();
+  for (const SublayerCost* half : {&layer.first, &layer.second})
+    for (const LinearSize& linear : half->linears)
+      products -= static_cast<double>(linear.unreported * linear.inputs);
+  return products;
 }
 
 }  // namespace megatron

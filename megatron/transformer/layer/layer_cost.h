@@ -54,6 +54,7 @@ struct LinearSize {
   const char* name;
   int64_t outputs, inputs;
   bool gelu_in_input_grad = false;  // the GEMM of its input gradient applies a GELU's backward
+  int64_t unreported = 0;           // outputs that reported_products() leaves out
   double products() const { return static_cast<double>(outputs * inputs); }
 };
 
@@ -119,7 +120,9 @@ struct LayerCost {
   SavedBytes offloaded() const;
   // Peak without autograd, besides input and output.
   int64_t unrecorded_peak() const;
-  double products() const;
+  double weight_products() const;
+  double score_products() const;
+  double products() const { return weight_products() + score_products(); }
   Traffic tensor() const;
   Traffic context() const;
 
@@ -204,5 +207,10 @@ struct StreamCost {
 // whether they are moved.
 bool offload(const TransformerConfig& config, const char* module, int64_t SavedBytes::* kind,
              int64_t bytes, int64_t element, int64_t count, OffloadedBytes& out);
+
+// -- for reports
+
+// Multiply-adds per token as Megatron-LM counts them, which knows no gate but SwiGLU's.
+double reported_products(const LayerCost& layer);
 
 }  // namespace megatron
