@@ -12,6 +12,7 @@
 #include "megatron/base/process_signals.h"
 #include "megatron/datasets/reading_summary.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/reporting/flops.h"
 #include "megatron/reporting/section_means.h"
 #include "megatron/reporting/trace.h"
 #include "megatron/runtime/signals.h"
@@ -232,7 +233,7 @@ TrainingLog Run::make_log() const {
   facts.sequence_length = arguments_.transformer.seq_length;
   facts.world_size = groups_.world.size();
   facts.peak_flops = peak_bf16_flops(device_name(device_));
-  facts.model = task_.model_flops(arguments_, vocabulary_);
+  facts.flops_per_token = task_.flops_per_token(arguments_, vocabulary_);
   if (!job_.is_first()) return TrainingLog(config_, facts);
   return TrainingLog(
       config_, facts,

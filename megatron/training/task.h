@@ -9,7 +9,6 @@
 
 #include "megatron/datasets/dataset_builder.h"
 #include "megatron/models/model.h"
-#include "megatron/reporting/flops.h"
 #include "megatron/training/arguments/arguments.h"
 #include "megatron/training/arguments/model_provider.h"
 #include "megatron/training/batch.h"
@@ -46,8 +45,8 @@ struct PretrainTask {
   bool loss_per_token = true;         // the weight of the loss is a number of tokens
   // Names of StageOutput::metrics; logged divided by the weight
   std::vector<std::string> metrics;
-  // For FLOP counts.
-  std::function<ModelFlops(const Arguments&, const Vocabulary&)> model_flops;
+  // Floating-point operations of training with one token (reporting/flops.h)
+  std::function<double(const Arguments&, const Vocabulary&)> flops_per_token;
 };
 
 }  // namespace megatron

@@ -130,8 +130,7 @@ TrainingLine TrainingLog::line(const StepRecord& record) const {
   const double seconds = seconds_per_iteration();
   out.ms_per_iteration = seconds * 1000.0;
   if (config_.log_throughput && seconds > 0) {
-    const double flops = iteration_flops(
-        facts_.model, IterationTokens::unpacked(record.global_batch_size, facts_.sequence_length));
+    const double flops = step_flops(record.global_batch_size);
     out.tflops_per_gpu = flops / (seconds * 1e12 * static_cast<double>(facts_.world_size));
   }
   out.learning_rate = record.learning_rate;
@@ -171,9 +170,8 @@ void TrainingLog::write_metrics(const TrainingLine& line, double seconds) {
   if (line.params_norm) record.member("params_norm", *line.params_norm);
   record.member("seconds_per_iteration", seconds);
   if (seconds > 0) {
-    const double flops = iteration_flops(
-        facts_.model, IterationTokens::unpacked(line.global_batch_size, facts_.sequence_length));
-    const double per_device = flops / seconds / static_cast<double>(facts_.world_size);
+    const double per_device =
+        step_flops(line.global_batch_size) / seconds / static_cast<double>(facts_.world_size);
     record.member("tokens_per_second", *line.tokens_per_second)
         .member("tflops_per_device", per_device / 1e12);
     if (facts_.peak_flops > 0) record.member("mfu", per_device / facts_.peak_flops);
@@ -315,12 +313,12 @@ void TrainingLog::show_status(const StepRecord& record) {
   const auto time = std::chrono::steady_clock::now();
   if (time - last_status_ < std::chrono::milliseconds(200) || recent_seconds_ <= 0) return;
   last_status_ = time;
-  const auto work = IterationTokens::unpacked(record.global_batch_size, facts_.sequence_length);
-  std::string text = cat("step ", record.iteration, "/", facts_.train_iters, "  loss ",
-                         number("%.4f", record.loss), "  ",
-                         short_count(work.tokens / recent_seconds_), " tokens/s");
+  const auto tokens = static_cast<double>(record.global_batch_size * facts_.sequence_length);
+  std::string text =
+      cat("step ", record.iteration, "/", facts_.train_iters, "  loss ",
+          number("%.4f", record.loss), "  ", short_count(tokens / recent_seconds_), " tokens/s");
   if (facts_.peak_flops > 0) {
-    const double rate = iteration_flops(facts_.model, work) / recent_seconds_ /
+    const double rate = step_flops(record.global_batch_size) / recent_seconds_ /
                         static_cast<double>(facts_.world_size);
     text += "  MFU " + number("%.1f%%", 100.0 * rate / facts_.peak_flops);
   }

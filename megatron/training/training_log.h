@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/reporting/flops.h"
 #include "megatron/reporting/log_line.h"
 #include "megatron/reporting/metrics_queue.h"
 #include "megatron/reporting/timers.h"
@@ -62,7 +61,7 @@ struct RunFacts {
   std::string loss_name = "lm loss";
   bool loss_per_token = true;  // so perplexities are logged
   double peak_flops = 0;       // FLOP/s of one device; 0: not known
-  ModelFlops model;
+  double flops_per_token = 0;  // in training
 };
 
 // Not thread safe. Keeps references to the configuration, which must outlive it.
@@ -99,6 +98,9 @@ class TrainingLog {
     double seconds = 0;
   };
   double seconds_per_iteration() const;
+  double step_flops(int64_t samples) const {
+    return facts_.flops_per_token * static_cast<double>(samples * facts_.sequence_length);
+  }
   TrainingLine line(const StepRecord& record) const;
   void write_metrics(const TrainingLine& line, double seconds_per_iteration);
   void write_scalars(const StepRecord& record, const TrainingLine* line);

@@ -13,6 +13,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/launch.h"
+#include "megatron/reporting/flops.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
@@ -437,11 +438,11 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
                                 updated, device, config.bench_seconds);
   }
   const int ranks = job.groups.world.size();
-  const IterationTokens work = IterationTokens::unpacked(
-      step_options(arguments, 0).global_batch_size, arguments.transformer.seq_length);
-  print_result(config, measured, work.tokens / ranks,
-               iteration_flops(task.model_flops(arguments, vocabulary), work) / ranks,
-               model.num_parameters(), ranks, device);
+  const auto tokens = static_cast<double>(step_options(arguments, 0).global_batch_size *
+                                          arguments.transformer.seq_length);
+  print_result(config, measured, tokens / ranks,
+               tokens * task.flops_per_token(arguments, vocabulary) / ranks, model.num_parameters(),
+               ranks, device);
   for (ModelChunk& chunk : model.chunks) chunk.store->finish_param_sync();
   job.groups.world.barrier();  // no rank destroys its groups while another uses them
   return 0;

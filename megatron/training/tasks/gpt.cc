@@ -1,4 +1,7 @@
+#include "megatron/models/common/ends_cost.h"
+#include "megatron/reporting/flops.h"
 #include "megatron/training/tasks/tasks.h"
+#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -16,18 +19,14 @@ std::unique_ptr<VocabularyPass> begin_loss(Model& model, const Batch& batch,
   return model.begin_loss(hidden, batch);
 }
 
-ModelFlops model_flops(const Arguments& arguments, const Vocabulary& vocabulary) {
+double flops_per_token(const Arguments& arguments, const Vocabulary& vocabulary) {
   const TransformerConfig& c = arguments.transformer;
-  ModelFlops flops;
-  flops.num_layers = c.num_layers;
-  flops.hidden_size = c.hidden_size;
-  flops.ffn_hidden_size = c.ffn_hidden_size;
-  flops.num_attention_heads = c.num_attention_heads;
-  flops.num_query_groups = c.query_groups();
-  flops.kv_channels = c.kv_channels;
-  flops.padded_vocab_size = vocabulary.padded_size;
-  flops.gated = c.swiglu;  // Megatron-LM counts a third matrix only for SwiGLU
-  return flops;
+  LayerShape sample;
+  sample.tokens = sample.rows = c.seq_length;
+  double products = head_products(c, {sample, vocabulary.padded_size});
+  for (int64_t layer = 1; layer <= c.num_layers; ++layer)
+    products += reported_products(layer_cost(c, layer, sample, /*offloaded=*/false));
+  return training_flops(products);
 }
 
 }  // namespace
@@ -41,7 +40,7 @@ PretrainTask gpt_task(const Arguments&) {
   };
   task.forward_step = forward_step;
   task.begin_loss = begin_loss;
-  task.model_flops = model_flops;
+  task.flops_per_token = flops_per_token;
   return task;
 }
 
