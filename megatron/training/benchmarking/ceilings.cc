@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <string_view>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/optimizer/update_rules.h"
@@ -20,7 +22,8 @@
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/setup.h"
-#include "megatron/transformer/transformer_layer_cost.h"
+#include "megatron/transformer/attention/attention_cost.h"
+#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 namespace {
@@ -90,26 +93,24 @@ struct Linear {
 // The sizes that decide what a step computes.
 struct Shapes {
   const TransformerConfig& config;
-  int64_t samples, length, vocabulary;
+  int64_t samples, length, hidden, vocabulary;
   at::ScalarType type;
 
   Shapes(const Arguments& arguments, const Vocabulary& words)
       : config(arguments.transformer),
         samples(arguments.training.micro_batch_size),
-        length(arguments.transformer.seq_length),
+        length(config.seq_length),
+        hidden(config.hidden_size),
         vocabulary(words.padded_size),
         type(model_dtype(arguments.optimizer)) {}
   int64_t rows() const { return samples * length; }
-  int64_t hidden() const { return config.hidden_size; }
-  int64_t queries() const { return config.num_attention_heads * config.kv_channels; }
-  int64_t keys() const { return config.query_groups() * config.kv_channels; }
 
   // Layers count from 1.
   LayerCost cost(int64_t number) const {
     LayerShape shape;
     shape.samples = samples;
     shape.tokens = shape.rows = rows();
-    return transformer_layer_cost(config, number, shape, /*offloaded=*/false);
+    return layer_cost(config, number, shape, /*offloaded=*/false);
   }
   std::vector<Linear> layer(c10::Device device, int64_t number = 1) const {
     const LayerCost layer = cost(number);
@@ -124,27 +125,31 @@ struct Shapes {
     return linears;
   }
   Linear head(c10::Device device) const {
-    return {"output_layer", rows(), vocabulary, hidden(), type, device};
+    return {"output_layer", rows(), vocabulary, hidden, type, device};
   }
 };
 
+// Causal attention of all heads.
 struct Attention {
-  at::Tensor packed, dy;
   PackedHeads heads;
+  at::Tensor packed, dy;
   AttentionOptions options;
   double forward_flops;
 
-  Attention(const Shapes& shapes, c10::Device device) {
-    const TransformerConfig& c = shapes.config;
-    heads = {c.query_groups(), c.num_attention_heads / c.query_groups(), c.kv_channels};
-    packed = normal({shapes.length, shapes.samples, shapes.queries() + 2 * shapes.keys()},
-                    shapes.type, device);
-    dy = normal({shapes.length, shapes.samples, shapes.queries()}, shapes.type, device);
-    options.scale = 1.0 / std::sqrt(static_cast<double>(c.kv_channels));
-    // Causal: half of the query-key pairs, as in Megatron's formula.
-    forward_flops = 2.0 * static_cast<double>(shapes.rows()) * static_cast<double>(shapes.length) *
-                    static_cast<double>(shapes.queries());
+  Attention(const PackedHeads& sizes, int64_t length, int64_t samples, at::ScalarType type,
+            c10::Device device)
+      : heads(sizes) {
+    const int64_t keys = heads.groups * heads.head_size, queries = heads.heads_per_group * keys;
+    packed = normal({length, samples, queries + 2 * keys}, type, device);
+    dy = normal({length, samples, queries}, type, device);
+    options.scale = 1.0 / std::sqrt(static_cast<double>(heads.head_size));
+    // Half of the query-key pairs, as in Megatron's formula.
+    forward_flops = 2.0 * static_cast<double>(samples * length) * static_cast<double>(length) *
+                    static_cast<double>(queries);
   }
+  Attention(const Shapes& shapes, c10::Device device)
+      : Attention(attention_heads(shapes.config), shapes.length, shapes.samples, shapes.type,
+                  device) {}
   void forward() const {
     const at::NoGradGuard no_grad;
     packed_attention(packed, heads, {}, options);
@@ -218,19 +223,11 @@ std::vector<Ceiling> machine_ceilings(c10::Device device, double least) {
                  seconds_per_run(device, least, [&] { product.weight_grad(); }), product.flops(),
                  0.0});
   all.push_back(copy_ceiling(device, least));
-  Arguments arguments;
-  TransformerConfig& c = arguments.transformer;
-  c.num_attention_heads = device.is_cuda() ? 32 : 4;
-  c.group_query_attention = true;
-  c.num_query_groups = c.num_attention_heads / 4;
-  c.kv_channels = device.is_cuda() ? 128 : 32;
-  c.seq_length = device.is_cuda() ? 4096 : 256;
-  arguments.training.micro_batch_size = 2;
-  arguments.optimizer.bf16 = device.is_cuda();
-  const Attention attention(Shapes(arguments, {}), device);
-  const std::string shape =
-      cat(c.num_attention_heads, " heads of ", c.kv_channels, ", ", c.num_query_groups,
-          " groups, 2 x ", c.seq_length, " tokens, causal");
+  const PackedHeads heads = device.is_cuda() ? PackedHeads{8, 4, 128} : PackedHeads{1, 4, 32};
+  const int64_t length = device.is_cuda() ? 4096 : 256;
+  const Attention attention(heads, length, /*samples=*/2, type, device);
+  const std::string shape = cat(heads.groups * heads.heads_per_group, " heads of ", heads.head_size,
+                                ", ", heads.groups, " groups, 2 x ", length, " tokens, causal");
   all.push_back({cat("attention forward, ", shape),
                  seconds_per_run(device, least, [&] { attention.forward(); }),
                  attention.forward_flops, 0.0});
@@ -296,7 +293,6 @@ struct Bench {
   const Shapes shapes;
   std::vector<Ceiling> all;
 
-  const TransformerConfig& config() const { return shapes.config; }
   at::Tensor random(int64_t columns) const {
     return normal({shapes.rows(), columns}, shapes.type, device);
   }
@@ -328,43 +324,43 @@ void add_attention(Bench& bench) {
 
 void add_norm(Bench& bench) {
   const Shapes& shapes = bench.shapes;
-  const TransformerConfig& c = bench.config();
+  const Normalization kind = shapes.config.normalization;
   const c10::Device device = bench.device;
-  const at::Tensor x = bench.random(shapes.hidden()), dy = bench.random(shapes.hidden()),
-                   residual = bench.random(shapes.hidden());
-  const at::Tensor weight = normal({shapes.hidden()}, shapes.type, device);
-  const at::Tensor bias =
-      c.normalization == Normalization::kLayerNorm ? weight.clone() : at::Tensor();
-  const at::Tensor dweight = at::zeros({shapes.hidden()}, at::dtype(at::kFloat).device(device));
+  const at::Tensor x = bench.random(shapes.hidden), dy = bench.random(shapes.hidden),
+                   residual = bench.random(shapes.hidden);
+  const at::Tensor weight = normal({shapes.hidden}, shapes.type, device);
+  const at::Tensor bias = kind == Normalization::kLayerNorm ? weight.clone() : at::Tensor();
+  const at::Tensor dweight = at::zeros({shapes.hidden}, at::dtype(at::kFloat).device(device));
   const at::Tensor dbias = bias.defined() ? at::zeros_like(dweight) : at::Tensor();
-  const NormResult norm = norm_forward(c.normalization, x, weight, bias, 1e-5, false);
+  const NormResult norm = norm_forward(kind, x, weight, bias, 1e-5, false);
   bench.add("norm forward", 0.0, bytes_of({x, x}),
-            [&] { norm_forward(c.normalization, x, weight, bias, 1e-5, false); });
+            [&] { norm_forward(kind, x, weight, bias, 1e-5, false); });
   bench.add("norm backward with the residual's gradient", 0.0, bytes_of({dy, x, residual, x}), [&] {
-    norm_backward(c.normalization, dy, x, weight, norm.mean, norm.rstd, false, dweight, dbias,
-                  residual);
+    norm_backward(kind, dy, x, weight, norm.mean, norm.rstd, false, dweight, dbias, residual);
   });
   bench.add("bias gradient", 0.0, bytes_of({dy}), [&] { bias_grad(dy, dweight, 1.0); });
 }
 
+// Of the MLP, between its linears.
 void add_activation(Bench& bench) {
-  const TransformerConfig& c = bench.config();
-  const at::Tensor x = bench.random(c.ffn_hidden_size * (is_gated(c.activation()) ? 2 : 1)),
-                   dy = bench.random(c.ffn_hidden_size);
-  bench.add("activation forward", 0.0, bytes_of({x, dy}), [&] { activate(x, c.activation()); });
+  const std::vector<LinearSize> linears = bench.shapes.cost(1).second.linears;
+  const Activation activation = bench.shapes.config.activation();
+  const at::Tensor x = bench.random(linears.front().outputs),
+                   dy = bench.random(linears.back().inputs);
+  bench.add("activation forward", 0.0, bytes_of({x, dy}), [&] { activate(x, activation); });
   bench.add("activation backward", 0.0, bytes_of({x, dy, x}),
-            [&] { activation_backward(dy, x, c.activation()); });
+            [&] { activation_backward(dy, x, activation); });
 }
 
 void add_rotary(Bench& bench) {
   const Shapes& shapes = bench.shapes;
-  const TransformerConfig& c = bench.config();
+  const PackedHeads sizes = attention_heads(shapes.config);
   const c10::Device device = bench.device;
   const at::Tensor heads = normal(
-      {shapes.length, shapes.samples, c.num_attention_heads + c.query_groups(), c.kv_channels},
+      {shapes.length, shapes.samples, sizes.groups * (sizes.heads_per_group + 1), sizes.head_size},
       shapes.type, device);
   const at::Tensor angle =
-      at::randn({shapes.length, c.kv_channels / 2}, at::dtype(at::kFloat).device(device));
+      at::randn({shapes.length, sizes.head_size / 2}, at::dtype(at::kFloat).device(device));
   const at::Tensor cosine = angle.cos(), sine = angle.sin();
   bench.add("rotary, in place", 0.0, bytes_of({heads, heads}),
             [&] { rotate_(heads, cosine, sine, false, 1.0); });
@@ -390,7 +386,7 @@ void add_cross_entropy(Bench& bench) {
 void add_embedding(Bench& bench) {
   const Shapes& shapes = bench.shapes;
   const c10::Device device = bench.device;
-  const at::Tensor table = normal({shapes.vocabulary, shapes.hidden()}, shapes.type, device);
+  const at::Tensor table = normal({shapes.vocabulary, shapes.hidden}, shapes.type, device);
   const at::Tensor ids = at::randint(bench.vocabulary.size, {shapes.length, shapes.samples},
                                      at::dtype(at::kLong).device(device));
   const at::Tensor rows = embedding_forward(table, ids);
@@ -436,21 +432,22 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
                      double least) {
   const at::NoGradGuard no_grad;
   const Shapes shapes(arguments, vocabulary);
-  const int64_t layers = shapes.config.num_layers;
   const auto passes = static_cast<double>(num_microbatches);
   StepFloor floor;
   // Elements that the other kernels read or write, per token and per step
   double of_token = 0.0, of_weights = 0.0;
+  int64_t with_attention = 0;  // layers
   {
     // Layers of one kind share their operands.
-    std::map<QuantizationRecipe, std::vector<Linear>> kinds;
+    std::map<std::pair<std::string_view, QuantizationRecipe>, std::vector<Linear>> kinds;
     std::vector<const std::vector<Linear>*> layers_of;
-    for (int64_t number = 1; number <= layers; ++number) {
+    for (int64_t number = 1; number <= shapes.config.num_layers; ++number) {
       const QuantizationOptions options = shapes.config.quantization(number);
-      if (!kinds.contains(options.recipe))
-        kinds.emplace(options.recipe, shapes.layer(device, number));
-      layers_of.push_back(&kinds.at(options.recipe));
+      const std::pair kind(shapes.config.layer_letters(number), options.recipe);
+      if (!kinds.contains(kind)) kinds.emplace(kind, shapes.layer(device, number));
+      layers_of.push_back(&kinds.at(kind));
       const LayerCost cost = shapes.cost(number);
+      with_attention += cost.score_products() > 0 ? 1 : 0;
       of_token += cost.first.moved_elements + cost.second.moved_elements;
       if (!options.enabled()) continue;
       // Quantised weights; if scaled by their own amax, they are read once more.
@@ -472,11 +469,11 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   }
   {
     const Attention attention(shapes, device);
-    floor.attention_ms = 1e3 * passes * static_cast<double>(layers) *
+    floor.attention_ms = 1e3 * passes * static_cast<double>(with_attention) *
                          seconds_per_run(device, least / 2, [&] { attention.both(); });
   }
   const Ceiling copy = copy_ceiling(device, least / 4);
-  const auto h = static_cast<double>(shapes.hidden());
+  const auto h = static_cast<double>(shapes.hidden);
   // Cross entropy: logits; logits, their gradient
   of_token += 3 * static_cast<double>(shapes.vocabulary);
   of_token += 2 * h + 4 * h + 5 * h;  // embedding, final norm

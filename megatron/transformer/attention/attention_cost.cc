@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "megatron/tensor/attention/attention.h"
-
 namespace megatron {
 
 namespace {
@@ -358,6 +356,10 @@ double attention_moved_elements(const TransformerConfig& c, int64_t layer_number
 }
 
 }  // namespace
+
+PackedHeads attention_heads(const TransformerConfig& c) {
+  return {c.query_groups(), c.num_attention_heads / c.query_groups(), c.kv_channels};
+}
 
 SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_number,
                             const LayerShape& shape, bool offloaded) {

@@ -29,9 +29,13 @@
 // With core_attn recomputed, p2p and all_gather of the forward again.
 #pragma once
 
+#include "megatron/tensor/attention/attention.h"
 #include "megatron/transformer/layer/layer_cost.h"
 
 namespace megatron {
+
+// The heads of a layer, all of them.
+PackedHeads attention_heads(const TransformerConfig& config);
 
 // `offloaded`: the layer's saved activations go to host memory. Layers count from 1.
 SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_number,
