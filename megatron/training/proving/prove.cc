@@ -3,47 +3,19 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <numeric>
+#include <optional>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/transformer/config/proof_size.h"
 
 namespace megatron {
 
 namespace {
-
-constexpr int64_t kMostLoraRank = 4;
-
-// Changes values and records the changes.
-class Shrinker {
- public:
-  explicit Shrinker(std::vector<std::string>& changes) : changes_(changes) {}
-  void set(const char* flag, int64_t& value, int64_t to) {
-    if (value == to) return;
-    changes_.push_back(cat(flag, " ", value, " -> ", to));
-    value = to;
-  }
-  void set(const char* flag, bool& value, bool to) {
-    if (value != to) changes_.push_back(cat(flag, to ? " on" : " off"));
-    value = to;
-  }
-  void note(std::string change) { changes_.push_back(std::move(change)); }
-  void set_wide(const char* flag, StateType& type) {
-    if (type != StateType::kFp32) changes_.push_back(cat(flag, " fp32"));
-    type = StateType::kFp32;
-  }
-  void set(const char* flag, std::optional<int64_t>& value, int64_t to) {
-    if (value == to) return;
-    changes_.push_back(value ? cat(flag, " ", *value, " -> ", to) : cat(flag, " ", to));
-    value = to;
-  }
-
- private:
-  std::vector<std::string>& changes_;
-};
 
 // The largest divisor of `value` that is at most `limit`.
 int64_t divisor_up_to(int64_t value, int64_t limit) {
@@ -97,51 +69,16 @@ void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
                      : divisor_up_to(ranks, std::min(instances, std::max<int64_t>(1, ranks / 2))));
 }
 
-// Heads keep their divisibility by tensor and context ranks, groups by heads and ranks.
-void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
-  TransformerConfig& t = a.transformer;
-  const int64_t tp = a.parallel.tensor_model_parallel_size, cp = a.parallel.context_parallel_size;
-  const int64_t heads_before = t.num_attention_heads, groups_before = t.query_groups();
-  const int64_t unit = tp * cp;
-  // Heads per group: as few as still test grouping
-  const int64_t ratio = std::min<int64_t>(heads_before / groups_before, 2);
-  int64_t groups = groups_before >= tp_before
-                       ? (groups_before % (tp_before * cp) == 0 ? unit : tp)
-                       : std::max<int64_t>(1, tp * groups_before / tp_before);
-  int64_t heads = std::lcm(groups * ratio, unit);
-  if (groups_before == heads_before) groups = heads;
-  int64_t head_size = 8;
-  // Ranks that share a KV group split all of its rows
-  while ((heads + 2 * groups) * head_size % tp != 0) head_size += 8;
-  const int64_t hidden = heads * head_size;
-  const double widening =
-      static_cast<double>(t.ffn_hidden_size) / static_cast<double>(t.hidden_size);
-  shrinker.set("--num-attention-heads", t.num_attention_heads, heads);
-  if (t.group_query_attention) shrinker.set("--num-query-groups", t.num_query_groups, groups);
-  shrinker.set("--kv-channels", t.kv_channels, head_size);
-  shrinker.set("--hidden-size", t.hidden_size, hidden);
-  shrinker.set(
-      "--ffn-hidden-size", t.ffn_hidden_size,
-      std::max<int64_t>(tp, std::llround(widening * static_cast<double>(hidden)) / tp * tp));
-  const int64_t length_before = t.seq_length, length = std::max<int64_t>(16, 2 * unit * 2);
-  shrinker.set("--seq-length", t.seq_length, (length + 2 * unit - 1) / (2 * unit) * (2 * unit));
-  t.max_position_embeddings = t.seq_length;
-  if (t.lora_rank > kMostLoraRank) {  // keep the scale alpha / rank
-    t.lora_alpha =
-        t.lora_alpha.value_or(double(t.lora_rank)) * double(kMostLoraRank) / double(t.lora_rank);
-    shrinker.set("--lora-rank", t.lora_rank, kMostLoraRank);
-  }
-  if (t.offloads_activations())
-    shrinker.set("--min-offloaded-tensor-size", t.min_offloaded_tensor_size, int64_t{1});
-  if (std::optional<int64_t>& most = a.parallel.max_seqlen_per_dp_cp_rank) {
-    const int64_t ranks = a.data_parallel_size() * cp;
-    const int64_t widest = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(ranks)));
-    shrinker.set(
-        "--max-seqlen-per-dp-cp-rank", most,
-        std::max(*most * t.seq_length / length_before, (t.seq_length + widest - 1) / widest));
-  }
-  for (int64_t& side : t.window_size)
-    if (side > 0) side = std::max<int64_t>(1, side * t.seq_length / length_before);
+// The same part of the sequence.
+void shrink_documents(Arguments& a, Shrinker& shrinker, int64_t length_before) {
+  std::optional<int64_t>& most = a.parallel.max_seqlen_per_dp_cp_rank;
+  if (!most) return;
+  const int64_t length = a.transformer.seq_length;
+  const auto ranks =
+      static_cast<uint64_t>(a.data_parallel_size() * a.parallel.context_parallel_size);
+  const auto widest = static_cast<int64_t>(std::bit_floor(ranks));
+  shrinker.set("--max-seqlen-per-dp-cp-rank", most,
+               std::max(*most * length / length_before, (length + widest - 1) / widest));
 }
 
 // Whether a pattern of parameter names may contain layer numbers.
@@ -151,38 +88,19 @@ bool names_layers(const std::vector<std::string>& patterns) {
   });
 }
 
-// Whether a pattern gives layers of several kinds.
-bool kinds_differ(const TransformerConfig& t, int64_t num_layers) {
-  for (int64_t layer = 2; layer <= num_layers; ++layer)
-    if (t.layer_letters(layer) != t.layer_letters(1)) return true;
-  return false;
-}
-
-// Even divisions keep at most two layers per segment; uneven ones (a layout, counts of the first
-// and last stage) and layers that are configured one by one keep the number of layers.
-void shrink_depth(Arguments& a, Shrinker& shrinker) {
+// Model chunks that divide the layers evenly; none: an uneven division (a layout, counts of the
+// first and last stage) and names of layers need the number of layers as it is.
+std::optional<int64_t> even_segments(const Arguments& a) {
   const PipelineConfig& p = a.pipeline;
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
-  const bool uneven =
-      !p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers ||
+  if (!p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers ||
       p.decoder_last_pipeline_num_layers || p.account_for_embedding_in_pipeline_split ||
-      p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage;
-  TransformerConfig& t = a.transformer;
-  int64_t& layers = t.num_layers;
-  const bool one_by_one = t.cp_comm_type.size() > 1 || t.window_attn_skip_freq.starts_with('[') ||
-                          kinds_differ(t, layers) || names_layers(a.training.freeze) ||
-                          names_layers(a.training.freeze_except);
-  if (uneven || one_by_one) return;
-  const int64_t segments =
-      pp *
-      p.num_virtual_stages_per_pipeline_rank.value_or(
-          schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);
-  const int64_t per_segment = layers / segments;
-  if (per_segment > 2) shrinker.set("--num-layers", layers, segments * 2);
-  if (t.recompute_num_layers > layers)
-    shrinker.set("--recompute-num-layers", t.recompute_num_layers, layers);
-  if (t.cpu_offloading_num_layers >= layers)
-    shrinker.set("--cpu-offloading-num-layers", t.cpu_offloading_num_layers, layers - 1);
+      p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage ||
+      names_layers(a.training.freeze) || names_layers(a.training.freeze_except))
+    return {};
+  return pp *
+         p.num_virtual_stages_per_pipeline_rank.value_or(
+             schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);
 }
 
 // Fields that say what a run does around its steps get their defaults.
@@ -210,8 +128,6 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");
   t.enable_cuda_graph = false;
   t.cuda_graph_impl = CudaGraphImpl::kNone;
-  if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear)
-    a.transformer.cross_entropy_chunk_tokens = 5;  // so that there are several chunks
   a.data.mock_data = true;
   a.data.num_workers = 0;
   a.tokenizer = {};
@@ -220,15 +136,14 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   // So that every tensor rank has vocabulary rows, and some have padding
   a.tokenizer.make_vocab_size_divisible_by = 8;
   // Types that round on purpose would hide differences of the layout.
-  shrinker.set_wide("--main-params-dtype", a.optimizer.main_params_dtype);
-  shrinker.set_wide("--exp-avg-dtype", a.optimizer.exp_avg_dtype);
-  shrinker.set_wide("--exp-avg-sq-dtype", a.optimizer.exp_avg_sq_dtype);
-  shrinker.set("--grad-reduce-in-bf16", a.ddp.grad_reduce_in_bf16, false);
-  if (a.transformer.is_quantized()) {
-    shrinker.note(a.transformer.fp8_format != Fp8Format::kNone ? "--fp8-format off"
-                                                               : "--fp4-format off");
-    a.transformer.remove_quantization();
+  for (const auto& [flag, type] : {std::pair{"--main-params-dtype", &a.optimizer.main_params_dtype},
+                                   {"--exp-avg-dtype", &a.optimizer.exp_avg_dtype},
+                                   {"--exp-avg-sq-dtype", &a.optimizer.exp_avg_sq_dtype}}) {
+    if (*type != StateType::kFp32) shrinker.note(cat(flag, " fp32"));
+    *type = StateType::kFp32;
   }
+  shrinker.set("--grad-reduce-in-bf16", a.ddp.grad_reduce_in_bf16, false);
+  shrink_rounding(a.transformer, shrinker);
   // A dynamic loss scale finds its value by skipping steps; there are too few steps here.
   if (a.optimizer.fp16 && !a.optimizer.loss_scale) {
     a.optimizer.loss_scale = 1024;
@@ -247,7 +162,6 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   a.optimizer.lr_decay_iters.reset();
   a.optimizer.lr_decay_samples.reset();
   a.optimizer.lr_decay_style = LrDecayStyle::kConstant;
-  a.transformer.init_method_std = 0.2;  // so that every part of a tiny model affects the loss
 }
 
 const char* name_of(at::ScalarType dtype) {
@@ -392,8 +306,13 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis) {
   Arguments& a = out.arguments;
   const int64_t microbatches = arguments.microbatches().num_microbatches(0);
   shrink_mesh(a, shrinker, max_axis);
-  shrink_layer(a, shrinker, arguments.parallel.tensor_model_parallel_size);
-  shrink_depth(a, shrinker);
+  shrink_layer(a.transformer,
+               {arguments.parallel.tensor_model_parallel_size,
+                a.parallel.tensor_model_parallel_size, a.parallel.context_parallel_size},
+               shrinker);
+  shrink_documents(a, shrinker, arguments.transformer.seq_length);
+  if (const std::optional<int64_t> segments = even_segments(a))
+    shrink_depth(a.transformer, *segments, shrinker);
   shrink_run(a, shrinker, microbatches);
   a.finalize();
   Violations violations;
