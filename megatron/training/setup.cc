@@ -154,9 +154,7 @@ std::string name_of(const Parameter& parameter, const std::string& path) {
 // Parameter names of the whole model, not only of this rank's part.
 std::vector<std::string> parameter_names(const PretrainTask& task, const Arguments& arguments,
                                          const Vocabulary& vocabulary) {
-  const ParallelGroups alone;
-  const StageSlice whole = StageLayout(arguments.transformer.num_layers).slice(0, 0);
-  const std::unique_ptr<Model> model = task.model_provider(arguments, vocabulary, alone, whole, {});
+  const std::unique_ptr<Model> model = whole_model(task.model_provider, arguments, vocabulary);
   std::vector<std::string> names;
   model->visit([&](const std::string& path, const Parameter& parameter) {
     if (parameter.trainable) names.push_back(name_of(parameter, path));
@@ -191,6 +189,33 @@ Checkpoint open_weights(const std::string& folder, Agreement* agreement) {
   return Checkpoint::open_verified(resolve_start(request, agreement).checkpoint->directory);
 }
 
+// The chunks of this rank, without memory.
+std::vector<ModelChunk> declare_chunks(const PretrainTask& task, const Arguments& arguments,
+                                       const Vocabulary& vocabulary, const Pipeline& pipeline,
+                                       const ParallelGroups& groups) {
+  std::vector<ModelChunk> chunks;
+  std::vector<Model*> modules;
+  for (int chunk = 0; chunk < pipeline.num_chunks(); ++chunk) {
+    chunks.push_back(
+        {task.model_provider(arguments, vocabulary, groups, pipeline.slice(chunk), modules),
+         nullptr});
+    modules.push_back(chunks.back().module.get());
+  }
+  return chunks;
+}
+
+// Gives declared chunks their memory, with initial values if they are wanted.
+void store_chunks(std::vector<ModelChunk>& chunks, const Arguments& arguments,
+                  const DistributedDataParallelConfig& sharding, const ParallelGroups& groups,
+                  at::ScalarType dtype, c10::Device device, bool initialize) {
+  const DataParallelGroups data = make_data_parallel_groups(groups, sharding);
+  for (ModelChunk& chunk : chunks) {
+    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device,
+                                                            sharding, data);
+    if (initialize) chunk.store->initialize(arguments.transformer.seed);
+  }
+}
+
 // The reference model: a frozen copy of the weights that this run starts from or, if it is resumed,
 // of those that the first run started from.
 std::vector<ModelChunk> build_reference(const PretrainTask& task, const Arguments& arguments,
@@ -198,21 +223,10 @@ std::vector<ModelChunk> build_reference(const PretrainTask& task, const Argument
                                         const ParallelGroups& groups, at::ScalarType dtype,
                                         c10::Device device, const StartPoint& start,
                                         Agreement* agreement) {
-  std::vector<ModelChunk> chunks;
-  std::vector<Model*> modules;
-  const DataParallelGroups data = make_data_parallel_groups(groups, arguments.ddp);
-  for (int chunk = 0; chunk < pipeline.num_chunks(); ++chunk) {
-    chunks.push_back(
-        {task.model_provider(arguments, vocabulary, groups, pipeline.slice(chunk), modules),
-         nullptr});
-    modules.push_back(chunks.back().module.get());
-    for (Parameter* parameter : modules.back()->parameters()) parameter->trainable = false;
-  }
-  for (ModelChunk& chunk : chunks) {
-    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device,
-                                                            arguments.ddp, data);
-    if (!start.checkpoint) chunk.store->initialize(arguments.transformer.seed);
-  }
+  std::vector<ModelChunk> chunks = declare_chunks(task, arguments, vocabulary, pipeline, groups);
+  for (ModelChunk& chunk : chunks)
+    for (Parameter* parameter : chunk.module->parameters()) parameter->trainable = false;
+  store_chunks(chunks, arguments, arguments.ddp, groups, dtype, device, !start.checkpoint);
   if (!start.checkpoint) return chunks;
   const std::string& first = arguments.training.pretrained_checkpoint;
   MEGATRON_CHECK(!start.continues() || !first.empty(), "resuming ",
@@ -229,9 +243,7 @@ std::vector<ModelChunk> build_reference(const PretrainTask& task, const Argument
 // model, so that all stages agree.
 bool lacks_frozen(const Checkpoint& checkpoint, const PretrainTask& task,
                   const Arguments& arguments, const Vocabulary& vocabulary) {
-  const ParallelGroups alone;
-  const StageSlice whole = StageLayout(arguments.transformer.num_layers).slice(0, 0);
-  const std::unique_ptr<Model> model = task.model_provider(arguments, vocabulary, alone, whole, {});
+  const std::unique_ptr<Model> model = whole_model(task.model_provider, arguments, vocabulary);
   freeze_parameters(arguments.training, *model);
   int64_t frozen = 0, stored = 0;
   model->visit([&](const std::string& path, const Parameter& parameter) {
@@ -305,32 +317,18 @@ std::vector<ModelChunk> build_chunks(const PretrainTask& task, const Arguments& 
                                      const Vocabulary& vocabulary, const Pipeline& pipeline,
                                      const ParallelGroups& groups, at::ScalarType dtype,
                                      c10::Device device, const StartPoint& start) {
-  std::vector<ModelChunk> chunks;
-  std::vector<Model*> modules;
-  for (int chunk = 0; chunk < pipeline.num_chunks(); ++chunk) {
-    chunks.push_back(
-        {task.model_provider(arguments, vocabulary, groups, pipeline.slice(chunk), modules),
-         nullptr});
-    modules.push_back(chunks.back().module.get());
-    freeze_parameters(arguments.training, *modules.back());
-  }
+  std::vector<ModelChunk> chunks = declare_chunks(task, arguments, vocabulary, pipeline, groups);
+  for (ModelChunk& chunk : chunks) freeze_parameters(arguments.training, *chunk.module);
   DistributedDataParallelConfig sharding = arguments.ddp;
   sharding.whole_matrices = update_rule(arguments.optimizer).needs_whole_matrices();
-  const DataParallelGroups data = make_data_parallel_groups(groups, sharding);
-  for (ModelChunk& chunk : chunks) {
-    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device,
-                                                            sharding, data);
-    if (!start.checkpoint) chunk.store->initialize(arguments.transformer.seed);
-  }
+  store_chunks(chunks, arguments, sharding, groups, dtype, device, !start.checkpoint);
   return chunks;
 }
 
 void add_optimizer(TrainedModel& model, const Arguments& arguments, c10::Device device) {
   const TransformerConfig& c = arguments.transformer;
   if (c.offloads_activations())
-    model.offload = std::make_unique<ActivationOffload>(
-        device, ActivationOffloadOptions{c.min_offloaded_tensor_size,
-                                         c.fine_grained_offloading_max_inflight_offloads});
+    model.offload = std::make_unique<ActivationOffload>(device, c.transfers());
   const TrainingConfig& t = arguments.training;
   const TrainLength length{t.train_iters, t.train_samples,
                            arguments.microbatches().global_batch_size(0)};
@@ -344,7 +342,7 @@ void load_start(const PretrainTask& task, const Arguments& arguments, const Voca
                 const StartPoint& start, TrainedModel& model, Agreement* agreement) {
   LoadParts parts;
   std::optional<Checkpoint> adapter;
-  if (arguments.transformer.lora_rank > 0 && !start.continues()) {
+  if (arguments.transformer.has_adapters() && !start.continues()) {
     if (!arguments.training.adapter.empty()) {
       adapter = open_adapter(arguments, vocabulary, *start.checkpoint);
       parts.adapter_source = &*adapter;
@@ -392,7 +390,7 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
     model.graphs =
         std::make_unique<MicrobatchGraphs>(device, arguments.training.cuda_graph_warmup_steps);
   if (start.checkpoint) load_start(task, arguments, vocabulary, start, model, agreement);
-  if (task.reference_step && arguments.transformer.lora_rank == 0)
+  if (task.reference_step && !arguments.transformer.has_adapters())
     model.reference = build_reference(task, arguments, vocabulary, *model.pipeline, groups, dtype,
                                       device, start, agreement);
   if (model.optimizer && arguments.training.replica_hash_interval() > 0 &&

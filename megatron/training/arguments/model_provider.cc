@@ -20,6 +20,13 @@ std::unique_ptr<Model> provide_gpt(const Arguments& arguments, const Vocabulary&
   return make_model(config, groups, slice, table);
 }
 
+std::unique_ptr<Model> whole_model(const ModelProvider& provider, const Arguments& arguments,
+                                   const Vocabulary& vocabulary) {
+  static const ParallelGroups kAlone;
+  const StageLayout one(arguments.transformer.num_layers);
+  return provider(arguments, vocabulary, kAlone, one.slice(0, 0), {});
+}
+
 void freeze_parameters(const TrainingConfig& config, Module& module) {
   module.visit([&](const std::string& path, Parameter& parameter) {
     if (config.freezes(parameter.name.empty() ? path : parameter.name)) parameter.trainable = false;

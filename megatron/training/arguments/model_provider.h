@@ -23,6 +23,10 @@ using ModelProvider = std::function<std::unique_ptr<Model>(
     const Arguments& arguments, const Vocabulary& vocabulary, const ParallelGroups& groups,
     const StageSlice& slice, const std::vector<Model*>& chunks)>;
 
+// All segments as one, over groups of one rank.
+std::unique_ptr<Model> whole_model(const ModelProvider& provider, const Arguments& arguments,
+                                   const Vocabulary& vocabulary);
+
 // The provider of a GPT.
 std::unique_ptr<Model> provide_gpt(const Arguments& arguments, const Vocabulary& vocabulary,
                                    const ParallelGroups& groups, const StageSlice& slice,

@@ -66,16 +66,6 @@ std::shared_ptr<const PlannedStage> hold(const LayoutPlan& plan, int stage,
   return held;
 }
 
-int64_t whole_model_elements(const Arguments& arguments, const Vocabulary& vocabulary,
-                             const ModelProvider& provider) {
-  const ParallelGroups alone;
-  const StageSlice whole = StageLayout(arguments.transformer.num_layers).slice(0, 0);
-  const std::unique_ptr<Model> model = provider(arguments, vocabulary, alone, whole, {});
-  int64_t elements = 0;
-  for (const Parameter* parameter : model->parameters()) elements += num_elements(*parameter);
-  return elements;
-}
-
 }  // namespace
 
 LayerShape LayoutPlan::layer_shape() const {
@@ -127,7 +117,9 @@ LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabu
   plan.transfers = plan_transfers(plan.schedule);
   for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage)
     plan.held.push_back(hold(plan, stage, provider));
-  plan.model_elements = whole_model_elements(arguments, vocabulary, provider);
+  const std::unique_ptr<Model> model = whole_model(provider, arguments, vocabulary);
+  for (const Parameter* parameter : model->parameters())
+    plan.model_elements += num_elements(*parameter);
   return plan;
 }
 

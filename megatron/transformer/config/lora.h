@@ -38,6 +38,8 @@ struct LoraConfig {
 
   void fields(FieldVisitor& visitor);
   void validate(Violations& v, const ShapeConfig& shape) const;
+
+  bool has_adapters() const { return lora_rank > 0; }
 };
 
 // Expands `given` (names of either column, or all-linear) to names of the first column, without

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "megatron/nn/activation_offload.h"
 #include "megatron/transformer/config/recompute.h"
 #include "megatron/transformer/config/shape.h"
 
@@ -28,6 +29,9 @@ struct OffloadConfig {
 
   bool offloads_activations() const {
     return fine_grained_activation_offloading || cpu_offloading_num_layers > 0;
+  }
+  ActivationOffloadOptions transfers() const {
+    return {min_offloaded_tensor_size, fine_grained_offloading_max_inflight_offloads};
   }
   // Whether an offloaded layer offloads this one of offload_modules.
   bool offloads(std::string_view module) const;

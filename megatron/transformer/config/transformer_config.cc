@@ -18,7 +18,7 @@ void TransformerConfig::finalize() {
     ffn_hidden_size = swiglu ? hidden_size * 8 / 3 / 64 * 64 : 4 * hidden_size;
   if (kv_channels == 0 && num_attention_heads > 0) kv_channels = hidden_size / num_attention_heads;
   if (max_position_embeddings == 0) max_position_embeddings = seq_length;
-  if (lora_rank > 0) {
+  if (has_adapters()) {
     if (!lora_alpha) lora_alpha = static_cast<double>(lora_rank);
     lora_targets = written_out_lora_targets(lora_targets, is_gated(activation()));
   }
@@ -31,7 +31,7 @@ void TransformerConfig::validate(Violations& v) const {
   // Between topics
   v.require(lora_rank <= 0 || !is_quantized(),
             "--lora-rank with --fp8-format or --fp4-format is not built", "leave one of them out");
-  if (lora_rank > 0) validate_lora_targets(lora_targets, is_gated(activation()), v);
+  if (has_adapters()) validate_lora_targets(lora_targets, is_gated(activation()), v);
   v.require(!rotary_base_local || !window_size.empty(),
             "--rotary-base-local has an effect only with --window-size");
   v.require(norm_placement != NormPlacement::kPost || !fp32_residual_connection,

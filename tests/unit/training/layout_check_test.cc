@@ -199,9 +199,7 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
   std::unique_ptr<ActivationOffload> offload;
   const TransformerConfig& c = a.transformer;
   if (c.offloads_activations())
-    offload = std::make_unique<ActivationOffload>(
-        c10::kCPU, ActivationOffloadOptions{c.min_offloaded_tensor_size,
-                                            c.fine_grained_offloading_max_inflight_offloads});
+    offload = std::make_unique<ActivationOffload>(c10::kCPU, c.transfers());
   Measured measured;
   const at::AutoGradMode grad_mode(true);
   // Returns what is left when the backward is over.
