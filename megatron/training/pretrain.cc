@@ -333,20 +333,19 @@ void Run::announce_replicas() const {
 void Run::write_start_record() {
   const std::vector<RankHost> hosts = gather_hosts(job_, this_rank_host(device_name(device_)));
   if (!log_.metrics().is_open()) return;
-  const TransformerConfig& c = arguments_.transformer;
   MetricsRecord record = log_.metrics().begin("start");
   record.member("iteration", state_.iteration)
       .member("task", task_.name)
       .member("device", device_name(device_));
   record.member("dtype", dtype_name(arguments_.optimizer));
   record.member("parameters", model_.num_parameters()).member("train_iters", train_iters_);
-  record.member("num_layers", c.num_layers).member("hidden_size", c.hidden_size);
-  record.member("num_attention_heads", c.num_attention_heads).member("seq_length", c.seq_length);
+  for (const auto& [name, size] : arguments_.transformer.sizes()) record.member(name, size);
   record.member("vocab_size", vocabulary_.size)
       .member("global_batch_size", microbatches_.global_batch_size(state_.consumed_train_samples));
   record.member("micro_batch_size", config_.micro_batch_size)
       .member("optimizer", arguments_.optimizer.optimizer);
-  record.member("lr", arguments_.optimizer.lr.value_or(0)).member("seed", c.seed);
+  record.member("lr", arguments_.optimizer.lr.value_or(0))
+      .member("seed", arguments_.transformer.seed);
   add_origin(record, job_, hosts, libraries_);
   log_.metrics().write(std::move(record));
 }

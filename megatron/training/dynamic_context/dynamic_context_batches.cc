@@ -6,6 +6,7 @@
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
+#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -13,16 +14,14 @@ namespace {
 
 DynamicContextOptions options_of(const Arguments& arguments) {
   const TransformerConfig& c = arguments.transformer;
-  const double h = static_cast<double>(c.hidden_size),
-               heads = static_cast<double>(c.num_attention_heads * c.kv_channels);
-  const double keys = static_cast<double>(2 * c.query_groups() * c.kv_channels);
-  const double ffn =
-      static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
+  const LayerCost layer =
+      layer_cost(c, 1, {.tokens = c.seq_length, .rows = c.seq_length}, /*offloaded=*/false);
   DynamicContextOptions options;
   options.num_ranks = arguments.data_parallel_size() * arguments.parallel.context_parallel_size;
   options.max_tokens = arguments.parallel.max_seqlen_per_dp_cp_rank.value_or(1);
-  options.linear_work = h * (2 * heads + keys + ffn);  // multiply-adds of a layer
-  options.attention_work = heads;                      // multiply-adds of causal attention
+  // Multiply-adds of a layer: of a token, and of a token for each one before it
+  options.linear_work = layer.weight_products();
+  options.attention_work = layer.score_products() / static_cast<double>(c.seq_length);
   return options;
 }
 

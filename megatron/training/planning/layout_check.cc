@@ -84,12 +84,12 @@ std::string heading(const LayoutPlan& plan, const LayoutReport& report) {
   std::string out = cat(a.world_size, " ranks = tp ", plan.tensor, " x cp ", plan.context, " x pp ",
                         plan.pipeline, " x dp ", plan.data);
   if (plan.sequence_parallel) out += ", sequence parallel";
-  out += cat("\n", parameters_text(report.parameters), " parameters, ", plan.model().num_layers,
-             " layers; ", plan.bytes.model == 2 ? (a.optimizer.bf16 ? "bf16" : "fp16") : "fp32",
-             "; ", plan.num_microbatches, " micro-batches of ", a.training.micro_batch_size, " x ",
+  out += cat("\n", parameters_text(report.parameters), " parameters, ", report.layers, " layers; ",
+             plan.bytes.model == 2 ? (a.optimizer.bf16 ? "bf16" : "fp16") : "fp32", "; ",
+             plan.num_microbatches, " micro-batches of ", a.training.micro_batch_size, " x ",
              plan.model().seq_length, " tokens per step and data rank\n");
-  out += cat("the stages hold ", report.stage_layers, " of ", plan.model().num_layers,
-             " layers and ", format_count(static_cast<uint64_t>(report.stage_parameters)), " of ",
+  out += cat("the stages hold ", report.stage_layers, " of ", report.layers, " layers and ",
+             format_count(static_cast<uint64_t>(report.stage_parameters)), " of ",
              format_count(static_cast<uint64_t>(report.parameters)), " parameters\n");
   return out;
 }
@@ -236,8 +236,8 @@ PassCosts chunk_costs(const LayoutPlan& plan, int stage, int chunk, double unit,
   double weights = 0, scores = 0, first_again = 0, second_again = 0;
   for (int64_t i = 0; i < slice.num_layers; ++i) {
     const LayerCost layer = plan.layer_cost(slice.first_layer + i + 1);
-    weights += layer.first.weight_products() + layer.second.weight_products();
-    scores += layer.first.score_products + layer.second.score_products;
+    weights += layer.weight_products();
+    scores += layer.score_products();
     first_again += layer.first.recomputed_products;
     second_again += layer.second.recomputed_products;
   }
@@ -286,29 +286,29 @@ LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& q
   if (questions.speeds) report.step = estimate_step(plan, *questions.speeds);
   const Replay played = replay(plan.schedule, schedule_costs(plan));
   report.idle = played.bubble_fraction;
+  report.layers = plan.model().num_layers;
   report.parameters = plan.model_elements;
   report.outside = outside_memory(plan);
   for (int i = 0; i < static_cast<int>(plan.pipeline); ++i) {
     StageReport stage;
     for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
-      stage.num_layers += plan.stages.slice(i, chunk).num_layers;
+      report.stage_layers += plan.stages.slice(i, chunk).num_layers;
       for (const Parameter* p : plan.held_by(i).chunks[static_cast<size_t>(chunk)]->parameters())
         stage.logical_parameters += stage_elements(plan, i, *p);
     }
     stage.memory = stage_memory(plan, i);
     stage.traffic = stage_traffic(plan, i);
     stage.idle = played.stages[static_cast<size_t>(i)].bubble(played.makespan);
-    report.stage_layers += stage.num_layers;
     report.stage_parameters += stage.logical_parameters;
     report.stages.push_back(std::move(stage));
     if (report.stages.back().memory.allocated() >
         report.stages[static_cast<size_t>(report.fullest)].memory.allocated())
       report.fullest = i;
   }
-  MEGATRON_ASSERT(report.stage_layers == plan.model().num_layers &&
-                      report.stage_parameters == report.parameters,
-                  "the stages hold ", report.stage_layers, " layers and ", report.stage_parameters,
-                  " parameters of ", plan.model().num_layers, " and ", report.parameters);
+  MEGATRON_ASSERT(
+      report.stage_layers == report.layers && report.stage_parameters == report.parameters,
+      "the stages hold ", report.stage_layers, " layers and ", report.stage_parameters,
+      " parameters of ", report.layers, " and ", report.parameters);
   if (questions.device != nullptr)
     report.verdict = {questions.device, report.fullest,
                       report.stages[static_cast<size_t>(report.fullest)].memory.allocated() +
@@ -380,8 +380,7 @@ std::string step_text(const LayoutPlan& plan, const StepEstimate& step) {
       table.add({name, format("%.3f", time), format("%.1f%%", 100 * time / step.total())});
   table.add({"all", format("%.3f", step.total()), ""});
   const double tokens =
-      static_cast<double>(plan.num_microbatches * plan.data *
-                          plan.arguments.training.micro_batch_size * plan.model().seq_length);
+      static_cast<double>(plan.num_microbatches * plan.data * plan.context * plan.tokens());
   return cat("\n", table.text(), "efficiency ", format("%.1f%%", 100 * step.efficiency()),
              " of the attained rate, ",
              format("%.0f", tokens / step.total() / static_cast<double>(plan.arguments.world_size)),

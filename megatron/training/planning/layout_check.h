@@ -17,7 +17,6 @@
 namespace megatron {
 
 struct StageReport {
-  int64_t num_layers = 0;
   // Parameters of this stage, over its tensor ranks; a copy of a tied table is not counted
   int64_t logical_parameters = 0;
   StageMemory memory;
@@ -35,9 +34,8 @@ struct LayoutQuestions {
 };
 
 struct LayoutReport {
-  int64_t parameters = 0;        // parameters of the configured model
-  int64_t stage_parameters = 0;  // sum over the stages
-  int64_t stage_layers = 0;
+  int64_t layers = 0, parameters = 0;  // of the configured model
+  int64_t stage_layers = 0, stage_parameters = 0;  // summed over the stages
   std::vector<StageReport> stages;
   int fullest = 0;  // stage with the largest peak
   OutsideMemory outside;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "megatron/base/fields.h"
 
@@ -25,6 +27,13 @@ struct ShapeConfig {
   // Whether the sizes without defaults are given; validate() checks the others only then.
   bool is_given() const {
     return num_layers > 0 && hidden_size > 0 && num_attention_heads > 0 && seq_length > 0;
+  }
+  // For the record of a run.
+  std::vector<std::pair<const char*, int64_t>> sizes() const {
+    return {{"num_layers", num_layers},
+            {"hidden_size", hidden_size},
+            {"num_attention_heads", num_attention_heads},
+            {"seq_length", seq_length}};
   }
   int64_t query_groups() const {
     return group_query_attention ? num_query_groups : num_attention_heads;
