@@ -112,7 +112,7 @@ TEST(House, TrainingReadsFewFieldsOfTheTransformer) {
     for (std::sregex_iterator i(code.begin(), code.end(), kRead), end; i != end; ++i)
       reads += names.contains((*i)[1]) ? 1 : 0;
   }
-  expect_at_most("reads of transformer fields in training/, outside arguments/", reads, 150);
+  expect_at_most("reads of transformer fields in training/, outside arguments/", reads, 59);
 }
 
 // A configuration is put together of topics (docs/design/configuration.md).
