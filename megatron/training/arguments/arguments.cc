@@ -23,11 +23,7 @@ namespace megatron {
 
 namespace {
 
-// Rules that involve more than one struct, or more than one flag of the run.
-struct Rule {
-  const char* name;
-  void (*check)(const Arguments&, Violations&);
-};
+// -- rules that involve more than one struct, or more than one flag of the run
 
 void batch_sizes_divide(const Arguments& a, Violations& v) {
   if (a.training.micro_batch_size <= 0 || a.transformer.seq_length <= 0) return;
@@ -468,40 +464,39 @@ void microbatches_feed_the_pipeline(const Arguments& a, Violations& v) {
   }
 }
 
-constexpr Rule kRules[] = {
-    {"world divides", world_divides},
-    {"instances divide", instances_divide},
-    {"layer divides", layer_divides},
-    {"adapters divide", adapters_divide},
-    {"sequence divides", sequence_divides},
-    {"saved activations can be distributed", saved_activations_can_be_distributed},
-    {"copies can be switched off", copies_can_be_switched_off},
-    {"layers are offloaded by one stage", layers_are_offloaded_by_one_stage},
-    {"context ranks fit", context_ranks_fit},
-    {"graphs hold whole passes", graphs_hold_whole_passes},
-    {"fused loss knows its gradient", fused_loss_knows_its_gradient},
-    {"preferences fit", preferences_fit},
-    {"stages can share the vocabulary", stages_can_share_the_vocabulary},
-    {"documents can have their own width", documents_can_have_their_own_width},
-    {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
-    {"quantised layers fit", quantised_layers_fit},
-    {"batch sizes divide", batch_sizes_divide},
-    {"evaluation batch divides", evaluation_batch_divides},
-    {"data is given", data_is_given},
-    {"conversations are data", conversations_are_data},
-    {"preferences are data", preferences_are_data},
-    {"layers divide over stages", layers_divide_over_stages},
-    {"experts have layers", experts_have_layers},
-    {"tokenizer is given", tokenizer_is_given},
-    {"schedule fits the length of the run", schedule_fits},
-    {"learning rate is given", learning_rate_is_given},
-    {"fp32 residual needs half precision", fp32_residual_needs_half_precision},
-    {"adapter has a base", adapter_has_a_base},
-    {"background save needs a folder", background_save_needs_a_folder},
-    {"retention needs a folder", retention_needs_a_folder},
-    {"fine-tuning has its own folder", finetuning_has_its_own_folder},
-    {"parameter schedule comes from one place", parameter_schedule_comes_from_one_place},
-};
+using Rule = void (*)(const Arguments&, Violations&);
+constexpr Rule kRules[] = {world_divides,
+                           instances_divide,
+                           layer_divides,
+                           adapters_divide,
+                           sequence_divides,
+                           saved_activations_can_be_distributed,
+                           copies_can_be_switched_off,
+                           layers_are_offloaded_by_one_stage,
+                           context_ranks_fit,
+                           graphs_hold_whole_passes,
+                           fused_loss_knows_its_gradient,
+                           preferences_fit,
+                           stages_can_share_the_vocabulary,
+                           documents_can_have_their_own_width,
+                           microbatches_feed_the_pipeline,
+                           quantised_layers_fit,
+                           batch_sizes_divide,
+                           evaluation_batch_divides,
+                           data_is_given,
+                           conversations_are_data,
+                           preferences_are_data,
+                           layers_divide_over_stages,
+                           experts_have_layers,
+                           tokenizer_is_given,
+                           schedule_fits,
+                           learning_rate_is_given,
+                           fp32_residual_needs_half_precision,
+                           adapter_has_a_base,
+                           background_save_needs_a_folder,
+                           retention_needs_a_folder,
+                           finetuning_has_its_own_folder,
+                           parameter_schedule_comes_from_one_place};
 
 bool is_resume(StartChoice start) {
   return start == StartChoice::kResume || start == StartChoice::kResumeOrFresh;
@@ -546,7 +541,7 @@ void Arguments::finalize() {
 }
 
 void Arguments::validate(Violations& violations) const {
-  for (const Rule& rule : kRules) rule.check(*this, violations);
+  for (const Rule rule : kRules) rule(*this, violations);
 }
 
 MicrobatchCalculator Arguments::microbatches() const {
@@ -674,10 +669,6 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
   open_peft_folder(training.adapter, family_of_model(checkpoint, config), config);
   arguments.transformer = config.transformer;
 }
-
-}  // namespace
-
-namespace {
 
 // `arguments` hold the defaults.
 Arguments parse(Arguments arguments, int argc, const char* const* argv,

@@ -131,7 +131,7 @@ TEST(FlagTable, EveryRowDoesWhatItSays) {
 }
 
 TEST(FlagTable, LaunchScriptsForOneRankPass) {
-  EXPECT_EQ(refusal({"--expert-model-parallel-size", "1", "--transformer-impl",
+  EXPECT_EQ(refusal({"--expert-tensor-parallel-size", "1", "--transformer-impl",
                      "transformer_engine", "--use-flash-attn", "--no-masked-softmax-fusion",
                      "--no-gradient-accumulation-fusion", "--attention-softmax-in-fp32",
                      "--accumulate-allreduce-grads-in-fp32", "--manual-gc", "--manual-gc-interval",
