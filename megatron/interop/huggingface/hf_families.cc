@@ -7,7 +7,6 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
-#include "megatron/comm/parallel_groups.h"
 #include "megatron/models/model_table.h"
 
 namespace megatron {
@@ -15,149 +14,69 @@ namespace {
 
 using Rope = HfFields::Rope;
 
-// -- names
+// -- names, as HfRow has them
+
+const HfRow kBody[] = {{"embedding.word_embeddings.weight", {"model.embed_tokens.weight"}},
+                       {".self_attention.linear_proj.@", {".self_attn.o_proj.@"}},
+                       {"decoder.final_layernorm.@", {"model.norm.@"}}};
 
 const HfRow kHead[] = {{"output_layer.weight", {"lm_head.weight"}}};
 
-const HfRow kLlamaBody[] = {
-    {"embedding.word_embeddings.weight", {"model.embed_tokens.weight"}},
-    {"decoder.layers.*.self_attention.linear_proj.weight",
-     {"model.layers.*.self_attn.o_proj.weight"}},
-    {"decoder.layers.*.mlp.linear_fc2.weight", {"model.layers.*.mlp.down_proj.weight"}},
-    {"decoder.final_layernorm.weight", {"model.norm.weight"}}};
-
-const HfRow kSeparateWeights[] = {
-    {"decoder.layers.*.self_attention.linear_qkv.weight",
-     {"model.layers.*.self_attn.q_proj.weight", "model.layers.*.self_attn.k_proj.weight",
-      "model.layers.*.self_attn.v_proj.weight"},
+const HfRow kSeparateQKV[] = {
+    {".self_attention.linear_qkv.@",
+     {".self_attn.q_proj.@", ".self_attn.k_proj.@", ".self_attn.v_proj.@"},
      HfLayout::kSeparateQKV}};
 
-const HfRow kGateUp[] = {
-    {"decoder.layers.*.mlp.linear_fc1.weight",
-     {"model.layers.*.mlp.gate_proj.weight", "model.layers.*.mlp.up_proj.weight"},
-     HfLayout::kStacked}};
+const HfRow kGatedMlp[] = {
+    {".mlp.linear_fc1.@", {".mlp.gate_proj.@", ".mlp.up_proj.@"}, HfLayout::kStacked},
+    {".mlp.linear_fc2.@", {".mlp.down_proj.@"}}};
 
-const HfRow kPreNorms[] = {{"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
-                            {"model.layers.*.input_layernorm.weight"}},
-                           {"decoder.layers.*.mlp.linear_fc1.layer_norm_weight",
-                            {"model.layers.*.post_attention_layernorm.weight"}}};
+const HfRow kPreNorms[] = {{".self_attention.linear_qkv.layer_norm_@", {".input_layernorm.@"}},
+                           {".mlp.linear_fc1.layer_norm_@", {".post_attention_layernorm.@"}}};
 
-const HfRow kSeparateBiases[] = {
-    {"decoder.layers.*.self_attention.linear_qkv.bias",
-     {"model.layers.*.self_attn.q_proj.bias", "model.layers.*.self_attn.k_proj.bias",
-      "model.layers.*.self_attn.v_proj.bias"},
-     HfLayout::kSeparateQKV}};
+const HfRow kQKNorms[] = {{".self_attention.q_layernorm.weight", {".self_attn.q_norm.weight"}},
+                          {".self_attention.k_layernorm.weight", {".self_attn.k_norm.weight"}}};
 
-const HfRow kLlamaBiases[] = {
-    {"decoder.layers.*.self_attention.linear_proj.bias", {"model.layers.*.self_attn.o_proj.bias"}},
-    {"decoder.layers.*.mlp.linear_fc1.bias",
-     {"model.layers.*.mlp.gate_proj.bias", "model.layers.*.mlp.up_proj.bias"},
-     HfLayout::kStacked},
-    {"decoder.layers.*.mlp.linear_fc2.bias", {"model.layers.*.mlp.down_proj.bias"}}};
+const HfRow kSandwichNorms[] = {
+    {".self_attention.linear_qkv.layer_norm_weight", {".input_layernorm.weight"}},
+    {".post_self_attn_layernorm.weight", {".post_attention_layernorm.weight"}},
+    {".mlp.linear_fc1.layer_norm_weight", {".pre_feedforward_layernorm.weight"}},
+    {".post_mlp_layernorm.weight", {".post_feedforward_layernorm.weight"}}};
 
-const HfRow kQKNorms[] = {{"decoder.layers.*.self_attention.q_layernorm.weight",
-                           {"model.layers.*.self_attn.q_norm.weight"}},
-                          {"decoder.layers.*.self_attention.k_layernorm.weight",
-                           {"model.layers.*.self_attn.k_norm.weight"}}};
+const HfRow kPostNorms[] = {
+    {".post_self_attn_layernorm.weight", {".post_attention_layernorm.weight"}},
+    {".post_mlp_layernorm.weight", {".post_feedforward_layernorm.weight"}}};
 
-const HfRow kSandwichNorms[] = {{"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
-                                 {"model.layers.*.input_layernorm.weight"}},
-                                {"decoder.layers.*.post_self_attn_layernorm.weight",
-                                 {"model.layers.*.post_attention_layernorm.weight"}},
-                                {"decoder.layers.*.mlp.linear_fc1.layer_norm_weight",
-                                 {"model.layers.*.pre_feedforward_layernorm.weight"}},
-                                {"decoder.layers.*.post_mlp_layernorm.weight",
-                                 {"model.layers.*.post_feedforward_layernorm.weight"}}};
+const HfRow kPhi3[] = {
+    {".self_attention.linear_qkv.weight", {".self_attn.qkv_proj.weight"}, HfLayout::kJoinedQKV},
+    {".mlp.linear_fc1.weight", {".mlp.gate_up_proj.weight"}},
+    {".mlp.linear_fc2.weight", {".mlp.down_proj.weight"}}};
 
-const HfRow kPostNorms[] = {{"decoder.layers.*.post_self_attn_layernorm.weight",
-                             {"model.layers.*.post_attention_layernorm.weight"}},
-                            {"decoder.layers.*.post_mlp_layernorm.weight",
-                             {"model.layers.*.post_feedforward_layernorm.weight"}}};
-
-const HfRow kPhi3Joined[] = {
-    {"decoder.layers.*.self_attention.linear_qkv.weight",
-     {"model.layers.*.self_attn.qkv_proj.weight"},
-     HfLayout::kJoinedQKV},
-    {"decoder.layers.*.mlp.linear_fc1.weight", {"model.layers.*.mlp.gate_up_proj.weight"}}};
-
-const HfRow kStarcoder2[] = {
-    {"decoder.layers.*.self_attention.linear_qkv.layer_norm_bias",
-     {"model.layers.*.input_layernorm.bias"}},
-    {"decoder.layers.*.self_attention.linear_proj.bias", {"model.layers.*.self_attn.o_proj.bias"}},
-    {"decoder.layers.*.mlp.linear_fc1.layer_norm_bias",
-     {"model.layers.*.post_attention_layernorm.bias"}},
-    {"decoder.layers.*.mlp.linear_fc1.weight", {"model.layers.*.mlp.c_fc.weight"}},
-    {"decoder.layers.*.mlp.linear_fc1.bias", {"model.layers.*.mlp.c_fc.bias"}},
-    {"decoder.layers.*.mlp.linear_fc2.weight", {"model.layers.*.mlp.c_proj.weight"}},
-    {"decoder.layers.*.mlp.linear_fc2.bias", {"model.layers.*.mlp.c_proj.bias"}},
-    {"decoder.final_layernorm.bias", {"model.norm.bias"}}};
-
-const HfRow kStarcoder2Body[] = {
-    {"embedding.word_embeddings.weight", {"model.embed_tokens.weight"}},
-    {"decoder.layers.*.self_attention.linear_proj.weight",
-     {"model.layers.*.self_attn.o_proj.weight"}},
-    {"decoder.final_layernorm.weight", {"model.norm.weight"}}};
+const HfRow kStarcoder2Mlp[] = {{".mlp.linear_fc1.@", {".mlp.c_fc.@"}},
+                                {".mlp.linear_fc2.@", {".mlp.c_proj.@"}}};
 
 // Linear layers of GPT-2 are Conv1D modules, whose weights are [inputs, outputs].
 const HfRow kGpt2[] = {
     {"embedding.word_embeddings.weight", {"transformer.wte.weight"}},
     {"embedding.position_embeddings.weight", {"transformer.wpe.weight"}},
-    {"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
-     {"transformer.h.*.ln_1.weight"}},
-    {"decoder.layers.*.self_attention.linear_qkv.layer_norm_bias", {"transformer.h.*.ln_1.bias"}},
-    {"decoder.layers.*.self_attention.linear_qkv.weight",
-     {"transformer.h.*.attn.c_attn.weight"},
-     HfLayout::kJoinedQKV,
-     true},
-    {"decoder.layers.*.self_attention.linear_qkv.bias",
-     {"transformer.h.*.attn.c_attn.bias"},
-     HfLayout::kJoinedQKV},
-    {"decoder.layers.*.self_attention.linear_proj.weight",
-     {"transformer.h.*.attn.c_proj.weight"},
-     HfLayout::kSame,
-     true},
-    {"decoder.layers.*.self_attention.linear_proj.bias", {"transformer.h.*.attn.c_proj.bias"}},
-    {"decoder.layers.*.mlp.linear_fc1.layer_norm_weight", {"transformer.h.*.ln_2.weight"}},
-    {"decoder.layers.*.mlp.linear_fc1.layer_norm_bias", {"transformer.h.*.ln_2.bias"}},
-    {"decoder.layers.*.mlp.linear_fc1.weight",
-     {"transformer.h.*.mlp.c_fc.weight"},
-     HfLayout::kSame,
-     true},
-    {"decoder.layers.*.mlp.linear_fc1.bias", {"transformer.h.*.mlp.c_fc.bias"}},
-    {"decoder.layers.*.mlp.linear_fc2.weight",
-     {"transformer.h.*.mlp.c_proj.weight"},
-     HfLayout::kSame,
-     true},
-    {"decoder.layers.*.mlp.linear_fc2.bias", {"transformer.h.*.mlp.c_proj.bias"}},
-    {"decoder.final_layernorm.weight", {"transformer.ln_f.weight"}},
-    {"decoder.final_layernorm.bias", {"transformer.ln_f.bias"}}};
+    {".self_attention.linear_qkv.layer_norm_@", {".ln_1.@"}},
+    {".self_attention.linear_qkv.@", {".attn.c_attn.@"}, HfLayout::kJoinedQKV, true},
+    {".self_attention.linear_proj.@", {".attn.c_proj.@"}, HfLayout::kSame, true},
+    {".mlp.linear_fc1.layer_norm_@", {".ln_2.@"}},
+    {".mlp.linear_fc1.@", {".mlp.c_fc.@"}, HfLayout::kSame, true},
+    {".mlp.linear_fc2.@", {".mlp.c_proj.@"}, HfLayout::kSame, true},
+    {"decoder.final_layernorm.@", {"transformer.ln_f.@"}}};
 
 // Rows of query_key_value are [query | key | value] per head, as ours are without query groups.
-const HfRow kGptNeoX[] = {
-    {"embedding.word_embeddings.weight", {"gpt_neox.embed_in.weight"}},
-    {"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
-     {"gpt_neox.layers.*.input_layernorm.weight"}},
-    {"decoder.layers.*.self_attention.linear_qkv.layer_norm_bias",
-     {"gpt_neox.layers.*.input_layernorm.bias"}},
-    {"decoder.layers.*.self_attention.linear_qkv.weight",
-     {"gpt_neox.layers.*.attention.query_key_value.weight"}},
-    {"decoder.layers.*.self_attention.linear_qkv.bias",
-     {"gpt_neox.layers.*.attention.query_key_value.bias"}},
-    {"decoder.layers.*.self_attention.linear_proj.weight",
-     {"gpt_neox.layers.*.attention.dense.weight"}},
-    {"decoder.layers.*.self_attention.linear_proj.bias",
-     {"gpt_neox.layers.*.attention.dense.bias"}},
-    {"decoder.layers.*.mlp.linear_fc1.layer_norm_weight",
-     {"gpt_neox.layers.*.post_attention_layernorm.weight"}},
-    {"decoder.layers.*.mlp.linear_fc1.layer_norm_bias",
-     {"gpt_neox.layers.*.post_attention_layernorm.bias"}},
-    {"decoder.layers.*.mlp.linear_fc1.weight", {"gpt_neox.layers.*.mlp.dense_h_to_4h.weight"}},
-    {"decoder.layers.*.mlp.linear_fc1.bias", {"gpt_neox.layers.*.mlp.dense_h_to_4h.bias"}},
-    {"decoder.layers.*.mlp.linear_fc2.weight", {"gpt_neox.layers.*.mlp.dense_4h_to_h.weight"}},
-    {"decoder.layers.*.mlp.linear_fc2.bias", {"gpt_neox.layers.*.mlp.dense_4h_to_h.bias"}},
-    {"decoder.final_layernorm.weight", {"gpt_neox.final_layer_norm.weight"}},
-    {"decoder.final_layernorm.bias", {"gpt_neox.final_layer_norm.bias"}},
-    {"output_layer.weight", {"embed_out.weight"}}};
+const HfRow kGptNeoX[] = {{"embedding.word_embeddings.weight", {"gpt_neox.embed_in.weight"}},
+                          {".self_attention.linear_qkv.layer_norm_@", {".input_layernorm.@"}},
+                          {".self_attention.linear_qkv.@", {".attention.query_key_value.@"}},
+                          {".self_attention.linear_proj.@", {".attention.dense.@"}},
+                          {".mlp.linear_fc1.layer_norm_@", {".post_attention_layernorm.@"}},
+                          {".mlp.linear_fc1.@", {".mlp.dense_h_to_4h.@"}},
+                          {".mlp.linear_fc2.@", {".mlp.dense_4h_to_h.@"}},
+                          {"decoder.final_layernorm.@", {"gpt_neox.final_layer_norm.@"}},
+                          {"output_layer.weight", {"embed_out.weight"}}};
 
 // -- what families have in common
 
@@ -306,6 +225,15 @@ std::optional<int64_t> window_width(const TransformerConfig& t) {
   return t.window_size[0] + 1;
 }
 
+void sizes(HfFields& f, ModelConfig& c) {
+  TransformerConfig& t = c.transformer;
+  f.integer("vocab_size", c.vocab_size);
+  f.integer("hidden_size", t.hidden_size);
+  f.integer("intermediate_size", t.ffn_hidden_size);
+  layers(f, "num_hidden_layers", t);
+  f.integer("num_attention_heads", t.num_attention_heads);
+}
+
 // Defaults of Llama and its descendants, without the rotary ones.
 struct CommonDefaults {
   double norm_eps = 1e-6;
@@ -316,11 +244,7 @@ struct CommonDefaults {
 
 void common(HfFields& f, ModelConfig& c, const CommonDefaults& missing) {
   TransformerConfig& t = c.transformer;
-  f.integer("vocab_size", c.vocab_size);
-  f.integer("hidden_size", t.hidden_size);
-  f.integer("intermediate_size", t.ffn_hidden_size);
-  layers(f, "num_hidden_layers", t);
-  f.integer("num_attention_heads", t.num_attention_heads);
+  sizes(f, c);
   query_groups(f, t, missing.groups);
   f.integer("max_position_embeddings", t.max_position_embeddings, missing.max_positions);
   f.number("rms_norm_eps", t.layernorm_epsilon, missing.norm_eps);
@@ -407,11 +331,7 @@ void gpt2_fields(HfFields& f, ModelConfig& c) {
 
 void gpt_neox_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
-  f.integer("vocab_size", c.vocab_size);
-  f.integer("hidden_size", t.hidden_size);
-  f.integer("intermediate_size", t.ffn_hidden_size);
-  layers(f, "num_hidden_layers", t);
-  f.integer("num_attention_heads", t.num_attention_heads);
+  sizes(f, c);
   f.integer("max_position_embeddings", t.max_position_embeddings, 2048);
   f.number("layer_norm_eps", t.layernorm_epsilon, 1e-5);
   f.number("initializer_range", t.init_method_std, 0.02);
@@ -487,11 +407,7 @@ void olmo2_fields(HfFields& f, ModelConfig& c) {
 
 void starcoder2_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
-  f.integer("vocab_size", c.vocab_size);
-  f.integer("hidden_size", t.hidden_size);
-  f.integer("intermediate_size", t.ffn_hidden_size);
-  layers(f, "num_hidden_layers", t);
-  f.integer("num_attention_heads", t.num_attention_heads);
+  sizes(f, c);
   query_groups(f, t, 2);
   head_dim(f, t, /*always=*/false);
   f.integer("max_position_embeddings", t.max_position_embeddings, 4096);
@@ -507,112 +423,88 @@ void starcoder2_fields(HfFields& f, ModelConfig& c) {
   f.rope(t, {});
 }
 
-const std::vector<std::string_view> kFrequencies = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
-
 const std::vector<HfFamily>& families() {
   static const std::vector<HfFamily> table = {
-      {"llama",
-       "LlamaForCausalLM",
-       "model.",
-       {kLlamaBody, kSeparateWeights, kSeparateBiases, kLlamaBiases, kGateUp, kPreNorms, kHead},
-       {},
-       kFrequencies,
-       rms_norm_gated,
-       llama_fields},
-      {"mistral",
-       "MistralForCausalLM",
-       "model.",
-       {kLlamaBody, kSeparateWeights, kGateUp, kPreNorms, kHead},
-       {},
-       kFrequencies,
-       rms_norm_gated,
-       mistral_fields},
-      {"qwen2",
-       "Qwen2ForCausalLM",
-       "model.",
-       {kLlamaBody, kSeparateWeights, kSeparateBiases, kGateUp, kPreNorms, kHead},
-       {},
-       kFrequencies,
-       [](TransformerConfig& t) {
-         rms_norm_gated(t);
-         t.add_qkv_bias = true;
-       },
-       qwen2_fields},
-      {"qwen3",
-       "Qwen3ForCausalLM",
-       "model.",
-       {kLlamaBody, kSeparateWeights, kQKNorms, kGateUp, kPreNorms, kHead},
-       {},
-       kFrequencies,
-       [](TransformerConfig& t) {
-         rms_norm_gated(t);
-         t.qk_layernorm = true;
-       },
-       qwen3_fields},
-      {"gpt2",
-       "GPT2LMHeadModel",
-       "transformer.",
-       {kGpt2, kHead},
-       {},
-       {"transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"},
-       [](TransformerConfig&) {},
-       gpt2_fields},
-      {"gpt_neox",
-       "GPTNeoXForCausalLM",
-       "gpt_neox.",
-       {kGptNeoX},
-       {{"lm_head.weight", "embed_out.weight"}},
-       {"gpt_neox.layers.*.attention.bias", "gpt_neox.layers.*.attention.masked_bias",
-        "gpt_neox.layers.*.attention.rotary_emb.inv_freq"},
-       [](TransformerConfig& t) { t.position_embedding_type = PositionEmbedding::kRope; },
-       gpt_neox_fields},
-      {"phi3",
-       "Phi3ForCausalLM",
-       "model.",
-       {kLlamaBody, kPhi3Joined, kPreNorms, kHead},
-       {},
-       kFrequencies,
-       rms_norm_gated,
-       phi3_fields},
-      {"gemma2",
-       "Gemma2ForCausalLM",
-       "model.",
-       {kLlamaBody, kSeparateWeights, kGateUp, kSandwichNorms, kHead},
-       {},
-       kFrequencies,
-       gemma_preset,
-       gemma2_fields},
-      {"gemma3_text",
-       "Gemma3ForCausalLM",
-       "model.",
-       {kLlamaBody, kSeparateWeights, kQKNorms, kGateUp, kSandwichNorms, kHead},
-       {},
-       kFrequencies,
-       [](TransformerConfig& t) {
-         gemma_preset(t);
-         t.qk_layernorm = true;
-       },
-       gemma3_fields},
-      {"olmo2",
-       "Olmo2ForCausalLM",
-       "model.",
-       {kLlamaBody, kSeparateWeights, kQKNorms, kGateUp, kPostNorms, kHead},
-       {},
-       kFrequencies,
-       [](TransformerConfig& t) {
-         rms_norm_gated(t);
-         t.norm_placement = NormPlacement::kPost;
-         t.qk_layernorm = t.qk_layernorm_over_heads = true;
-       },
-       olmo2_fields},
-      {"starcoder2",
-       "Starcoder2ForCausalLM",
-       "model.",
-       {kStarcoder2Body, kStarcoder2, kSeparateWeights, kSeparateBiases, kPreNorms, kHead},
-       {},
-       kFrequencies,
-       [](TransformerConfig& t) { t.position_embedding_type = PositionEmbedding::kRope; },
-       starcoder2_fields},
+      {.model_type = "llama",
+       .architecture = "LlamaForCausalLM",
+       .rows = {kBody, kSeparateQKV, kGatedMlp, kPreNorms, kHead},
+       .preset = rms_norm_gated,
+       .fields = llama_fields},
+      {.model_type = "mistral",
+       .architecture = "MistralForCausalLM",
+       .rows = {kBody, kSeparateQKV, kGatedMlp, kPreNorms, kHead},
+       .preset = rms_norm_gated,
+       .fields = mistral_fields},
+      {.model_type = "qwen2",
+       .architecture = "Qwen2ForCausalLM",
+       .rows = {kBody, kSeparateQKV, kGatedMlp, kPreNorms, kHead},
+       .preset =
+           [](TransformerConfig& t) {
+             rms_norm_gated(t);
+             t.add_qkv_bias = true;
+           },
+       .fields = qwen2_fields},
+      {.model_type = "qwen3",
+       .architecture = "Qwen3ForCausalLM",
+       .rows = {kBody, kSeparateQKV, kQKNorms, kGatedMlp, kPreNorms, kHead},
+       .preset =
+           [](TransformerConfig& t) {
+             rms_norm_gated(t);
+             t.qk_layernorm = true;
+           },
+       .fields = qwen3_fields},
+      {.model_type = "gpt2",
+       .architecture = "GPT2LMHeadModel",
+       .rows = {kGpt2, kHead},
+       .preset = [](TransformerConfig&) {},
+       .fields = gpt2_fields,
+       .prefix = "transformer.",
+       .layers = "transformer.h.*",
+       .waived = {"transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"}},
+      {.model_type = "gpt_neox",
+       .architecture = "GPTNeoXForCausalLM",
+       .rows = {kGptNeoX},
+       .preset = [](TransformerConfig& t) { t.position_embedding_type = PositionEmbedding::kRope; },
+       .fields = gpt_neox_fields,
+       .prefix = "gpt_neox.",
+       .layers = "gpt_neox.layers.*",
+       .aliases = {{"lm_head.weight", "embed_out.weight"}},
+       .waived = {"gpt_neox.layers.*.attention.bias", "gpt_neox.layers.*.attention.masked_bias",
+                  "gpt_neox.layers.*.attention.rotary_emb.inv_freq"}},
+      {.model_type = "phi3",
+       .architecture = "Phi3ForCausalLM",
+       .rows = {kBody, kPhi3, kPreNorms, kHead},
+       .preset = rms_norm_gated,
+       .fields = phi3_fields},
+      {.model_type = "gemma2",
+       .architecture = "Gemma2ForCausalLM",
+       .rows = {kBody, kSeparateQKV, kGatedMlp, kSandwichNorms, kHead},
+       .preset = gemma_preset,
+       .fields = gemma2_fields},
+      {.model_type = "gemma3_text",
+       .architecture = "Gemma3ForCausalLM",
+       .rows = {kBody, kSeparateQKV, kQKNorms, kGatedMlp, kSandwichNorms, kHead},
+       .preset =
+           [](TransformerConfig& t) {
+             gemma_preset(t);
+             t.qk_layernorm = true;
+           },
+       .fields = gemma3_fields},
+      {.model_type = "olmo2",
+       .architecture = "Olmo2ForCausalLM",
+       .rows = {kBody, kSeparateQKV, kQKNorms, kGatedMlp, kPostNorms, kHead},
+       .preset =
+           [](TransformerConfig& t) {
+             rms_norm_gated(t);
+             t.norm_placement = NormPlacement::kPost;
+             t.qk_layernorm = t.qk_layernorm_over_heads = true;
+           },
+       .fields = olmo2_fields},
+      {.model_type = "starcoder2",
+       .architecture = "Starcoder2ForCausalLM",
+       .rows = {kBody, kStarcoder2Mlp, kSeparateQKV, kPreNorms, kHead},
+       .preset = [](TransformerConfig& t) { t.position_embedding_type = PositionEmbedding::kRope; },
+       .fields = starcoder2_fields},
   };
   return table;
 }
@@ -735,19 +627,45 @@ std::string hf_family_names() {
 
 namespace {
 
+// A row with its names written out.
+struct Names {
+  std::string ours;
+  std::vector<std::string> theirs;
+  const HfRow* row;
+};
+
+std::vector<Names> names_of(const HfFamily& family) {
+  std::vector<Names> all;
+  for (const std::span<const HfRow> rows : family.rows)
+    for (const HfRow& row : rows)
+      for (const char* word : {"weight", "bias"}) {
+        const auto full = [&](std::string_view name, std::string_view layers) {
+          std::string text = name.starts_with('.') ? cat(layers, name) : std::string(name);
+          if (const size_t at = text.find('@'); at != std::string::npos) text.replace(at, 1, word);
+          return text;
+        };
+        Names& names = all.emplace_back(Names{full(row.ours, "decoder.layers.*"), {}, &row});
+        for (const std::string_view theirs : row.theirs)
+          names.theirs.push_back(full(theirs, family.layers));
+        if (row.ours.find('@') == row.ours.npos) break;
+      }
+  return all;
+}
+
 // The tensors of a parameter, or of one expert of it (-1: all), which has this shape.
-void add_parts(const HfRow& row, const std::vector<int64_t>& indices, const std::string& name,
+void add_parts(const Names& names, const std::vector<int64_t>& indices, const std::string& name,
                const std::vector<int64_t>& our_shape, int64_t expert,
                const std::vector<int64_t>& shape, const TransformerConfig& t,
                std::vector<HfTensor>& tensors) {
-  const size_t parts = row.theirs.size();
+  const HfRow& row = *names.row;
+  const size_t parts = names.theirs.size();
   for (size_t part = 0; part < parts; ++part) {
     HfTensor tensor;
-    tensor.name = with_indices(row.theirs[part], indices);
+    tensor.name = with_indices(names.theirs[part], indices);
     tensor.shape = shape;
     tensor.shape[0] = rows_of_part(row.layout, part, parts, shape[0], t);
     tensor.runs = row_runs(row.layout, part, tensor.shape[0], t);
-    tensor.transposed = row.transposed;
+    tensor.transposed = row.transposed && shape.size() == 2;
     if (tensor.transposed) std::swap(tensor.shape[0], tensor.shape[1]);
     tensor.ours = name;
     tensor.our_shape = our_shape;
@@ -764,27 +682,27 @@ std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& conf
 
 std::vector<HfTensor> hf_tensors(const HfFamily& family, const TransformerConfig& config,
                                  const ParameterShapes& parameters) {
+  const std::vector<Names> all = names_of(family);
   std::vector<HfTensor> tensors;
   for (const auto& [name, shape] : parameters) {
-    const HfRow* row = nullptr;
+    const Names* names = nullptr;
     std::vector<int64_t> indices;
-    for (const std::span<const HfRow> rows : family.rows)
-      for (const HfRow& candidate : rows)
-        if (auto match = indices_of(candidate.ours, name)) {
-          row = &candidate;
-          indices = std::move(*match);
-        }
-    MEGATRON_CHECK(row != nullptr, "a ", family.model_type,
+    for (const Names& candidate : all)
+      if (auto match = indices_of(candidate.ours, name)) {
+        names = &candidate;
+        indices = std::move(*match);
+      }
+    MEGATRON_CHECK(names != nullptr, "a ", family.model_type,
                    " model of Hugging Face has no tensor for ", name);
-    const std::string_view theirs = row->theirs.front();
+    const std::string& theirs = names->theirs.front();
     if (std::count(theirs.begin(), theirs.end(), '*') <= std::ssize(indices)) {
-      add_parts(*row, indices, name, shape, -1, shape, config, tensors);
+      add_parts(*names, indices, name, shape, -1, shape, config, tensors);
       continue;
     }
     const std::vector<int64_t> of_expert(shape.begin() + 1, shape.end());
     indices.push_back(0);
     for (int64_t& expert = indices.back(); expert < shape[0]; ++expert)
-      add_parts(*row, indices, name, shape, expert, of_expert, config, tensors);
+      add_parts(*names, indices, name, shape, expert, of_expert, config, tensors);
   }
   return tensors;
 }

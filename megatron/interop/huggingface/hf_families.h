@@ -40,8 +40,10 @@ std::optional<std::vector<int64_t>> indices_of(std::string_view pattern, std::st
 // The reverse. Only whole names may follow: as many indices as '*'.
 std::string with_indices(std::string_view pattern, std::span<const int64_t> indices);
 
+// In the names '*' stands for an index: the layer, then the expert; '@' for "weight" and "bias"; and
+// a '.' at the beginning for the path of a layer: "decoder.layers.*", theirs HfFamily::layers.
 struct HfRow {
-  std::string_view ours;  // '*' stands for an index: the layer, then the expert
+  std::string_view ours;
   // Its parts in order. With one '*' more than ours: one tensor for each expert, where ours is
   // [experts, ...] and the layout is that of an expert.
   std::vector<std::string_view> theirs;
@@ -52,15 +54,17 @@ struct HfRow {
 struct HfFamily {
   std::string_view model_type;
   std::string_view architecture;
-  std::string_view prefix;  // common to all tensor names; files of the model without a head lack it
   std::vector<std::span<const HfRow>> rows;
-  // Alternative names in some files: {in the file, in the table}.
-  std::vector<std::pair<std::string_view, std::string_view>> aliases;
-  // Patterns of tensors that hold no weights: masks, frequencies.
-  std::vector<std::string_view> waived;
   void (*preset)(TransformerConfig& config);  // fields that all models of the family share
   // Fields read from or written to config.json
   void (*fields)(HfFields& fields, ModelConfig& config);
+  // Common to all tensor names; files of the model without a head lack it
+  std::string_view prefix = "model.";
+  std::string_view layers = "model.layers.*";
+  // Alternative names in some files: {in the file, in the table}.
+  std::vector<std::pair<std::string_view, std::string_view>> aliases = {};
+  // Patterns of tensors that hold no weights: masks, frequencies.
+  std::vector<std::string_view> waived = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
   std::string_view type = "gpt";  // of the model (models/model_table.h)
 };
 

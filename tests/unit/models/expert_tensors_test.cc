@@ -60,12 +60,7 @@ const HfFamily& toy_family() {
   static const HfRow rows[] = {
       {"embedding.word_embeddings.weight", {"model.embed.weight"}},
       {"decoder.layers.*.mlp.router.weight", {"model.layers.*.router.weight"}},
-      {"decoder.layers.*.mlp.experts.fc1.weight",
-       {"model.layers.*.experts.*.gate.weight", "model.layers.*.experts.*.up.weight"},
-       HfLayout::kStacked},
-      {"decoder.layers.*.mlp.experts.fc1.bias",
-       {"model.layers.*.experts.*.gate.bias", "model.layers.*.experts.*.up.bias"},
-       HfLayout::kStacked},
+      {".mlp.experts.fc1.@", {".experts.*.gate.@", ".experts.*.up.@"}, HfLayout::kStacked},
       {"decoder.layers.*.mlp.experts.fc2.weight",
        {"model.layers.*.experts.*.down.weight"},
        HfLayout::kSame,
@@ -77,8 +72,8 @@ const HfFamily& toy_family() {
        HfLayout::kStacked},
       {"decoder.layers.*.mlp.experts.*.own.weight", {"model.layers.*.experts.*.own.weight"}},
   };
-  static const HfFamily family = {"toy", "ToyForCausalLM",          "model.", {rows}, {},
-                                  {},    [](TransformerConfig&) {}, {}};
+  static const HfFamily family = {
+      "toy", "ToyForCausalLM", {rows}, [](TransformerConfig&) {}, /*fields=*/nullptr};
   return family;
 }
 
