@@ -11,6 +11,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -76,18 +77,9 @@ TEST(ChatTemplate, TextsAndRefusalsOfTransformers) {
   EXPECT_GT(spans, 30);
 }
 
-std::string message_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(ChatTemplate, ErrorsNameLineColumnAndConstruct) {
   const auto made = [](const char* source) {
-    return message_of([&] { ChatTemplate(source, "t.jinja"); });
+    return error_of([&] { ChatTemplate(source, "t.jinja"); });
   };
   EXPECT_EQ(made("a\n{% for x in y %}\nb"), "t.jinja:2:1: {% for %} is not closed by {% endfor %}");
   EXPECT_EQ(made("{% if a %}{% endfor %}"),
@@ -105,7 +97,7 @@ TEST(ChatTemplate, ErrorsNameLineColumnAndConstruct) {
               HasSubstr("is nested too deeply"));
 
   const auto rendered = [](const char* source) {
-    return message_of(
+    return error_of(
         [&] { ChatTemplate(source, "t.jinja").render({.messages = "[{\"role\": \"user\"}]"}); });
   };
   EXPECT_EQ(rendered("\n{{ messages[0].content.strip() }}"),
@@ -133,7 +125,7 @@ TEST(ChatTemplate, ErrorsNameLineColumnAndConstruct) {
       rendered("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
       HasSubstr("did not end within"));
   EXPECT_THAT(rendered("{{ 'x' * 100000000000 }}"), HasSubstr("the repeated text is too long"));
-  EXPECT_EQ(message_of([] { ChatTemplate("x", "t.jinja").render({.messages = "[{"}); }),
+  EXPECT_EQ(error_of([] { ChatTemplate("x", "t.jinja").render({.messages = "[{"}); }),
             "the messages for t.jinja is no JSON");
 }
 
@@ -154,7 +146,7 @@ class Folder {
 
 TEST(ChatTemplate, ComesFromTheFolderOfTheTokenizer) {
   const Folder folder;
-  EXPECT_THAT(message_of([&] { folder.text(); }),
+  EXPECT_THAT(error_of([&] { folder.text(); }),
               HasSubstr("holds no chat template\nhint: expected chat_template.jinja"));
   folder.write("tokenizer_config.json",
                R"({"chat_template": "{{ bos_token }}|{{ eos_token }}|{{ pad_token is defined }}",
@@ -163,7 +155,7 @@ TEST(ChatTemplate, ComesFromTheFolderOfTheTokenizer) {
   EXPECT_EQ(folder.text("{{ eos_token }}!"), "</s>!") << "the template itself";
   folder.write("own.jinja", "own {{ bos_token }}\n");
   EXPECT_EQ(folder.text((folder.path / "own.jinja").string()), "own <s>");
-  EXPECT_THAT(message_of([&] { folder.text("nowhere.jinja"); }),
+  EXPECT_THAT(error_of([&] { folder.text("nowhere.jinja"); }),
               HasSubstr("--chat-template nowhere.jinja: there is no such file"));
   folder.write("chat_template.jinja", "newer");
   EXPECT_EQ(folder.text(), "newer");
@@ -175,7 +167,7 @@ TEST(ChatTemplate, ComesFromTheFolderOfTheTokenizer) {
   EXPECT_EQ(folder.text(), "D");
   EXPECT_EQ(folder.text("", /*tools=*/true), "T");
   folder.write("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": "R"}]})");
-  EXPECT_THAT(message_of([&] { folder.text(); }),
+  EXPECT_THAT(error_of([&] { folder.text(); }),
               HasSubstr("of the chat templates rag none is named default"));
 }
 

@@ -9,6 +9,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/chat/chat_template.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -54,12 +55,7 @@ TEST(Jinja, Scopes) {
 }
 
 std::string refusal(const std::string& source) {
-  try {
-    render(source);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_of([&] { render(source); });
 }
 
 // The operations that make text: each is refused before it takes the memory.

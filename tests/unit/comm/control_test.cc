@@ -11,6 +11,7 @@
 #include "megatron/comm/detail/serial_worker.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -69,18 +70,6 @@ TEST(ControlChannel, GathersAndBroadcasts) {
   });
 }
 
-TEST(ControlChannel, ABarrierWaitsForEveryRank) {
-  std::atomic<int> arrived{0};
-  run_with_store(3, [&](Store& store, int rank) {
-    ControlChannel channel(store, "test", rank, 3, 10);
-    for (int i = 1; i <= 10; ++i) {
-      ++arrived;
-      channel.barrier();
-      EXPECT_GE(arrived, 3 * i);
-    }
-  });
-}
-
 TEST(ControlChannel, ChannelsDoNotDisturbOneAnother) {
   run_with_store(2, [](Store& store, int rank) {
     ControlChannel training(store, "training", rank, 2, 10),
@@ -96,20 +85,12 @@ TEST(ControlChannel, ChannelsDoNotDisturbOneAnother) {
 
 TEST(ControlChannel, TheDeadlineNamesTheRankThatDidNotCome) {
   const std::shared_ptr<Store> store = make_local_store();
-  const auto message = [](const std::function<void()>& call) -> std::string {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
-  };
   ControlChannel zero(*store, "save", 0, 3, 0.05), one(*store, "save", 1, 3, 0.05);
   one.gather("here");
-  EXPECT_EQ(message([&] { zero.gather("here"); }),
+  EXPECT_EQ(error_of([&] { zero.gather("here"); }),
             "gather 1 of the channel save: rank 2 did not arrive and made no progress for 0.05 s"
             "\nhint: it is stuck in a file system or in a loop; see its log");
-  EXPECT_THAT(message([&] { one.broadcast(""); }),
+  EXPECT_THAT(error_of([&] { one.broadcast(""); }),
               testing::HasSubstr("broadcast 2 of the channel save: rank 0 did not arrive and made "
                                  "no progress for 0.05 s"));
   try {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -20,12 +21,7 @@ constexpr double kTimeout = 20.0;
 // what() of the error that the run ends with; empty when it succeeds.
 std::string error_of(int size, const std::function<void(ThreadCore&)>& body,
                      double timeout = kTimeout) {
-  try {
-    run_threads(size, body, timeout);
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  return megatron::error_of([&] { run_threads(size, body, timeout); });
 }
 
 template <class T>

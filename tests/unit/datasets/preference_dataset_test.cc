@@ -7,6 +7,7 @@
 #include <set>
 
 #include "megatron/base/check.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -68,15 +69,6 @@ TEST(PreferenceDataset, EachEpochHasEveryPairOnceInAnOrderOfItsOwn) {
   EXPECT_NE(PreferenceDataset(pairs(count), 6 * count, other).fingerprint(), set.fingerprint());
   EXPECT_EQ(PreferenceDataset(pairs(count), 6 * count, preference_config(6)).fingerprint(),
             set.fingerprint());
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(PreferenceDataset, RefusesWhatDoesNotFit) {

@@ -250,7 +250,7 @@ TEST_F(PreprocessTest, NamesTruncatedAndDamagedArchives) {
     damaged[damaged.size() / 2] ^= 0x10;
     damaged[damaged.size() / 2 + 1] ^= 0x55;
     put(name, damaged);
-    EXPECT_NE(error_of_run({folder / name}), "no error");
+    EXPECT_NE(error_of_run({folder / name}), "");
     put(name, "plain");
     EXPECT_THAT(error_of_run({folder / name}), HasSubstr(": does not start like a ."));
   }
@@ -284,7 +284,7 @@ TEST_F(PreprocessTest, ReadsParquetWhereItIsBuilt) {
     EXPECT_THAT(message, HasSubstr("install the pyarrow wheel"));
     GTEST_SKIP() << message;
   }
-  ASSERT_EQ(message, "no error");
+  ASSERT_EQ(message, "");
   const Strings rows = documents();
   ASSERT_EQ(rows.size(), 1000u);
   EXPECT_EQ(rows[0], "");

@@ -9,6 +9,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -23,15 +24,6 @@ std::unique_ptr<Tokenizer> byte_tokenizer() {
   TokenizerConfig config;
   config.tokenizer_type = "ByteLevelTokenizer";
   return make_tokenizer(config);
-}
-
-std::string message_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // The parts of a conversation's text that count, each in brackets.
@@ -136,7 +128,7 @@ TEST(Conversation, AlpacaRows) {
 
 TEST(Conversation, ErrorsNameTheRow) {
   const auto error = [](const char* row) {
-    return message_of([&] { parse_conversation(row, "f: line 3"); });
+    return error_of([&] { parse_conversation(row, "f: line 3"); });
   };
   EXPECT_EQ(error("[1"), "f: line 3: is no JSON object");
   EXPECT_EQ(
@@ -158,10 +150,10 @@ TEST(Conversation, ErrorsNameTheRow) {
             "f: line 3: a message has neither role and content nor from and value");
   EXPECT_EQ(error(R"({"conversations": [{"from": "narrator", "value": "x"}]})"),
             "f: line 3: a message is from \"narrator\", expected human, gpt, system or tool");
-  EXPECT_THAT(message_of([] { marked(published("gemma.jinja"), kTwoTurns); }),
+  EXPECT_THAT(error_of([] { marked(published("gemma.jinja"), kTwoTurns); }),
               HasSubstr("the template refuses this conversation: there is no system role"));
-  EXPECT_THAT(message_of([] { marked("", kTwoTurns); }), HasSubstr("holds no chat template"));
-  EXPECT_THAT(message_of([] {
+  EXPECT_THAT(error_of([] { marked("", kTwoTurns); }), HasSubstr("holds no chat template"));
+  EXPECT_THAT(error_of([] {
                 marked("{% for m in messages %}{{ m.role }}{{ messages | length }}{% endfor %}",
                        kTwoTurns);
               }),
@@ -284,11 +276,11 @@ TEST_F(SftFiles, LongConversationsAreCutOrDropped) {
   for (int64_t i = 0; i < cut.size(); ++i)
     for (const auto& [begin, end] : pieces_of(cut.sample(i))) EXPECT_LE(end - begin, 6);
   EXPECT_THAT(
-      message_of(
+      error_of(
           [&] { SftDataset(tokens(), {0.0, 1.0 / 70}, Split::kTrain, 1, {.sequence_length = 6}); }),
       HasSubstr("none of the 1 conversations of the train split can be used: 0 are longer than "
                 "--seq-length, 1 have no token that counts"));
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(error_of([&] {
                 SftDataset(tokens(), {0.0, 0.001}, Split::kValid, 1, {.sequence_length = 6});
               }),
               HasSubstr("the valid split holds none of the 70 conversations\nhint: give a larger "
@@ -312,10 +304,10 @@ TEST_F(SftFiles, TokensAreKeptUntilWhatTheyDependOnChanges) {
   write(6);
   EXPECT_EQ(tokens()->size(), 6);
   std::ofstream(folder_ / "chat.jsonl") << "{\"messages\": 1}\n";
-  EXPECT_THAT(message_of([&] { tokens(); }),
+  EXPECT_THAT(error_of([&] { tokens(); }),
               HasSubstr("chat.jsonl: line 1: \"messages\" is number, expected a list"));
   std::ofstream(folder_ / "chat.jsonl") << "\n";
-  EXPECT_THAT(message_of([&] { tokens(); }), HasSubstr("holds no conversations"));
+  EXPECT_THAT(error_of([&] { tokens(); }), HasSubstr("holds no conversations"));
 }
 
 TEST_F(SftFiles, ParquetRowsWithNestedColumns) {
@@ -345,10 +337,10 @@ TEST_F(SftFiles, ParquetRowsWithNestedColumns) {
 
 TEST_F(SftFiles, FilesOfOtherKindsAreRefused) {
   const ConversationEncoder encoder(*tokenizer_, "", config_);
-  EXPECT_THAT(message_of([&] { SftTokens((folder_ / "nothing.jsonl").string(), encoder, ""); }),
+  EXPECT_THAT(error_of([&] { SftTokens((folder_ / "nothing.jsonl").string(), encoder, ""); }),
               HasSubstr("there is no such file or folder of conversations"));
   std::ofstream(folder_ / "data.bin") << "x";
-  EXPECT_THAT(message_of([&] { SftTokens((folder_ / "data.bin").string(), encoder, ""); }),
+  EXPECT_THAT(error_of([&] { SftTokens((folder_ / "data.bin").string(), encoder, ""); }),
               HasSubstr("is neither JSON lines (.jsonl, .json) nor Parquet"));
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron::testing_datasets {
 
@@ -42,16 +43,5 @@ std::vector<int32_t> golden_lengths(const nlohmann::json& spec);
 // Writes a dataset with one document for each sequence; token t of sequence i is token(i, t).
 void write_dataset(const std::string& prefix, const std::vector<int32_t>& lengths,
                    const std::function<int64_t(int64_t, int64_t)>& token);
-
-// The message of the Error that fn throws.
-template <class Fn>
-std::string error_of(Fn fn) {
-  try {
-    fn();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 }  // namespace megatron::testing_datasets

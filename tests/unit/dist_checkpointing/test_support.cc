@@ -29,16 +29,6 @@ ScratchFolder::~ScratchFolder() {
   fs::remove_all(path_, ignored);
 }
 
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error was thrown";
-  return {};
-}
-
 namespace {
 
 uint64_t mix(uint64_t x) {

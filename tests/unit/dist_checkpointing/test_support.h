@@ -12,6 +12,7 @@
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/dist_checkpointing/verify.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 
@@ -25,9 +26,6 @@ class ScratchFolder {
  private:
   std::filesystem::path path_;
 };
-
-// The message of the Error that `work` throws; fails the test if it throws none.
-std::string error_of(const std::function<void()>& work);
 
 // A small model in which each element is a function of (seed, key, index), so that contents can be
 // checked by the seed.

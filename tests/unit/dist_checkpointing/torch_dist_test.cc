@@ -13,6 +13,7 @@
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/foreign/pickle.h"
 #include "megatron/dist_checkpointing/foreign/torch_archive.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -32,16 +33,6 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 // Without waiting for the disk.
 void write(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
-}
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 class TorchDistTest : public testing::Test {

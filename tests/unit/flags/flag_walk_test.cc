@@ -17,6 +17,7 @@
 #include "megatron/training/arguments/arguments.h"
 #include "megatron/training/planning/checkpoint_plan.h"
 #include "megatron/training/planning/layout_plan.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -71,12 +72,7 @@ Arguments parse(const Way& way, const std::string& more) {
 }
 
 std::string error_of(const Way& way, const std::string& more) {
-  try {
-    parse(way, more);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "";
+  return megatron::error_of([&] { parse(way, more); });
 }
 
 // The files under tests/golden/flags: words of each line but those of comments.

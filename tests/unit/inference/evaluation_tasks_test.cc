@@ -10,6 +10,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -38,13 +39,9 @@ class EvaluationTasksTest : public testing::Test {
   }
   // The message without the path of the file.
   std::string error_of(const std::string& task, const std::string& text) const {
-    try {
-      read(task, text);
-    } catch (const Error& error) {
-      const std::string what = error.what(), path = (folder_ / "data.jsonl").string();
-      return what.starts_with(path) ? what.substr(path.size()) : what;
-    }
-    return "";
+    const std::string what = megatron::error_of([&] { read(task, text); });
+    const std::string path = (folder_ / "data.jsonl").string();
+    return what.starts_with(path) ? what.substr(path.size()) : what;
   }
 
   std::filesystem::path folder_;

@@ -11,6 +11,7 @@
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -276,16 +277,6 @@ TEST(Generate, AnEmptyPromptStartsFromTheEndOfDocument) {
     EXPECT_EQ(token, full_logits(model.model, ids)[-1].argmax().item<int64_t>());
     ids.push_back(token);
   }
-}
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Generate, FillsThePositionsAndRefusesMore) {

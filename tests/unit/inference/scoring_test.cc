@@ -15,6 +15,7 @@
 #include "megatron/interop/load_model.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -146,25 +147,19 @@ TEST_F(ScoringTest, OnSeveralRanks) {
 TEST_F(ScoringTest, WhatCannotBeScoredIsRefused) {
   const ParallelGroups groups;
   const LoadedModel loaded = load_model(request_for("hf/gpt2"), groups);
-  const auto error_of = [&](const std::vector<int32_t>& ids, int64_t num_scored) -> std::string {
+  const auto refusal = [&](const std::vector<int32_t>& ids, int64_t num_scored) {
     const std::vector<ScoreRequest> requests = {{ids, num_scored}};
-    try {
-      score(*loaded.model, groups, requests);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return error_of([&] { score(*loaded.model, groups, requests); });
   };
-  EXPECT_EQ(error_of({1, 2}, 2),
-            "request 0 scores 2 of 2 token ids; the first needs one before it");
-  EXPECT_EQ(error_of({1, 2, 100000}, 1),
+  EXPECT_EQ(refusal({1, 2}, 2), "request 0 scores 2 of 2 token ids; the first needs one before it");
+  EXPECT_EQ(refusal({1, 2, 100000}, 1),
             cat("request 0 has the token id 100000, the model's vocabulary has ",
                 loaded.config.vocab_size));
   const int64_t limit = max_positions(loaded.config);
   EXPECT_EQ(
-      error_of(std::vector<int32_t>(static_cast<size_t>(limit + 2), 1), 1),
+      refusal(std::vector<int32_t>(static_cast<size_t>(limit + 2), 1), 1),
       cat("request 0: ", limit + 1, " token ids are beyond the model's ", limit, " positions"));
-  EXPECT_EQ(error_of(std::vector<int32_t>(static_cast<size_t>(limit + 1), 1), 1), "");
+  EXPECT_EQ(refusal(std::vector<int32_t>(static_cast<size_t>(limit + 1), 1), 1), "");
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "megatron/dist_checkpointing/verify.h"
 #include "megatron/interop/foreign_tensors.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "tests/unit/error_of.h"
 #include "tests/unit/models/stored_tensors.h"
 
 namespace megatron {
@@ -83,12 +84,7 @@ class NameMap : public testing::Test {
     return open_mapped_model(root_ / "source", root_ / "map.yaml", config, vocab_size);
   }
   std::string error(std::optional<int64_t> vocab_size = {}) {
-    try {
-      open(model_of("llama2"), vocab_size);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+    return error_of([&] { open(model_of("llama2"), vocab_size); });
   }
   void replace(const std::string& from, const std::string& to) {
     const size_t at = map_.find(from);

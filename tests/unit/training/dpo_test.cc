@@ -26,6 +26,7 @@
 #include "megatron/training/tasks/preference_data.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/config/lora.h"
+#include "tests/unit/error_of.h"
 #include "tests/unit/golden_tensors.h"
 
 namespace megatron {
@@ -301,15 +302,6 @@ TEST(DpoLoss, IsTheFormulaAndLeavesEmptyPairsOut) {
   EXPECT_EQ(out.loss.weight.item<double>(), 1.0);
   EXPECT_NEAR(out.metrics[2].item<double>(), margin, 1e-12);
   EXPECT_EQ(out.metrics[3].item<double>(), 1.0);
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(DpoLoss, RefusesHalfAPair) {

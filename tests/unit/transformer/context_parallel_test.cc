@@ -14,6 +14,7 @@
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/transformer_block.h"
+#include "tests/unit/error_of.h"
 #include "tests/unit/forwarding_backend.h"
 
 namespace megatron {
@@ -34,16 +35,6 @@ double distance(const at::Tensor& got, const at::Tensor& expected) {
   const at::Tensor a = got.to(at::kDouble), b = expected.to(at::kDouble);
   const double error = (a - b).norm().item<double>() / b.norm().item<double>();
   return error == error ? error : 1e300;
-}
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 struct Layout {
