@@ -631,10 +631,6 @@ class NcclBackend final : public Backend {
   void barrier() override {
     start("barrier", {}, [&] { return group_->barrier(); })->wait();
   }
-  void connect_pair() override {
-    const at::Tensor token = at::zeros({1}, at::TensorOptions(at::kCUDA).dtype(at::kFloat));
-    (rank() == 0 ? send(token, 1) : recv(token, 0))->wait();
-  }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
                                     CommunicatorUse use) override {
     return std::make_shared<NcclBackend>(store_, identity_.subgroup(ranks, name), options_, use);

@@ -1,7 +1,6 @@
 #include "megatron/comm/collective_history.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -69,7 +68,6 @@ class RecordedBackend final : public Backend {
     inner_->barrier();
     history_->issued(id, nullptr);
   }
-  void connect_pair() override { inner_->connect_pair(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
                                     CommunicatorUse use) override {
     std::vector<int> members;

@@ -97,9 +97,4 @@ std::string ControlChannel::broadcast(const std::string& text) {
   return got;
 }
 
-void ControlChannel::barrier() {
-  gather("");
-  broadcast("");
-}
-
 }  // namespace megatron

@@ -29,8 +29,6 @@ class ControlChannel {
   std::vector<std::string> gather(const std::string& text);
   // Every rank gets rank 0's text; rank 0 does not wait.
   std::string broadcast(const std::string& text);
-  // Returns once every rank has called it.
-  void barrier();
   // Reports that this rank is working on what the next call needs: ranks that wait for it keep
   // waiting. Written to the store at most once a second (ten times per timeout if that is more
   // often). Any thread.

@@ -27,7 +27,6 @@ class DescribedBackend final : public Backend {
   std::shared_ptr<Work> send(at::Tensor, int) override { refuse("send"); }
   std::shared_ptr<Work> recv(at::Tensor, int) override { refuse("recv"); }
   void barrier() override { refuse("barrier"); }
-  void connect_pair() override { refuse("connect_pair"); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& /*name*/,
                                     CommunicatorUse /*use*/) override {
     const auto place = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();

@@ -83,11 +83,6 @@ void ProcessGroup::barrier() const {
   if (size() > 1) backend_->barrier();
 }
 
-void ProcessGroup::connect_pair() const {
-  MEGATRON_ASSERT(size() <= 2, "connect_pair on group ", name_, " of ", size(), " ranks");
-  if (size() == 2) backend_->connect_pair();
-}
-
 ProcessGroup ProcessGroup::subgroup(const std::vector<int>& ranks, const std::string& name,
                                     CommunicatorUse use) const {
   MEGATRON_ASSERT(std::find(ranks.begin(), ranks.end(), rank()) != ranks.end(), "rank ", rank(),

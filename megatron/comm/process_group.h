@@ -71,10 +71,6 @@ class Backend {
   virtual std::shared_ptr<Work> send(at::Tensor tensor, int peer) = 0;
   virtual std::shared_ptr<Work> recv(at::Tensor tensor, int peer) = 0;
   virtual void barrier() = 0;
-  // In a group of two: connects now. Otherwise NCCL connects with the first message, which blocks
-  // the calling thread until the other rank makes its call. Ranks that connect their pairs in one
-  // common order cannot deadlock.
-  virtual void connect_pair() {}
   // A group of the given ranks of this one, in the order given. Called by its members only, with
   // equal arguments; `name` distinguishes groups of the same ranks.
   virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
@@ -106,8 +102,6 @@ class ProcessGroup {
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) const;
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) const;
   void barrier() const;
-  // See Backend::connect_pair; for groups of two; a no-op in a group of one
-  void connect_pair() const;
   // See Backend::subgroup; `ranks` must contain this rank. A single rank gives the group of one.
   ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name,
                         CommunicatorUse use = CommunicatorUse::kExclusive) const;

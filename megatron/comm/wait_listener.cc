@@ -69,7 +69,6 @@ class WatchedBackend final : public Backend {
     const Waiting waiting(*listener_);
     inner_->barrier();
   }
-  void connect_pair() override { inner_->connect_pair(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
                                     CommunicatorUse use) override {
     return std::make_shared<WatchedBackend>(inner_->subgroup(ranks, name, use), listener_);

@@ -1,7 +1,6 @@
 #include "megatron/datasets/data_loader.h"
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -87,7 +86,6 @@ struct DataLoader::Impl {
   int64_t next_to_return = 0;
   bool stopped = false;
   int64_t consumed = 0;
-  double wait_seconds = 0;
   std::vector<std::thread> workers;
 
   Impl(std::shared_ptr<const Dataset> data, DataLoaderOptions opts)
@@ -195,7 +193,6 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions
 DataLoader::~DataLoader() { impl_->stop(); }
 
 std::shared_ptr<const MicroBatch> DataLoader::next() {
-  const auto start = std::chrono::steady_clock::now();
   Impl::Slot slot;
   if (impl_->slots.empty()) {
     slot = impl_->load(impl_->next_to_return);
@@ -212,8 +209,6 @@ std::shared_ptr<const MicroBatch> DataLoader::next() {
       slot = place;  // an end or an error stays: later calls return it again
     }
   }
-  impl_->wait_seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (slot.error) std::rethrow_exception(slot.error);
   if (slot.batch) impl_->consumed = slot.batch->consumed;
   return slot.batch;
@@ -221,6 +216,5 @@ std::shared_ptr<const MicroBatch> DataLoader::next() {
 
 int64_t DataLoader::consumed() const { return impl_->consumed; }
 const Dataset& DataLoader::dataset() const { return *impl_->dataset; }
-double DataLoader::wait_seconds() const { return impl_->wait_seconds; }
 
 }  // namespace megatron

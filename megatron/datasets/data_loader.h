@@ -59,8 +59,6 @@ class DataLoader {
   std::shared_ptr<const MicroBatch> next();
   int64_t consumed() const;  // after the micro-batches returned so far
   const Dataset& dataset() const;
-  // Seconds that next() has waited for workers, in total.
-  double wait_seconds() const;
 
  private:
   struct Impl;

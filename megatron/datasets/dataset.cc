@@ -2,7 +2,6 @@
 
 #include <numeric>
 
-#include "megatron/base/check.h"
 #include "megatron/datasets/index_cache.h"
 
 namespace megatron {
@@ -32,19 +31,6 @@ std::vector<int64_t> document_ids(std::span<const int32_t> document_starts,
     if (start > 0 && start < sequence_length) ++ids[static_cast<size_t>(start)];
   std::partial_sum(ids.begin(), ids.end(), ids.begin());
   return ids;
-}
-
-std::vector<bool> attention_mask(std::span<const int32_t> document_starts,
-                                 int64_t sequence_length) {
-  std::vector<bool> masked(sequence_length * sequence_length, true);
-  size_t piece = 0;
-  for (int64_t row = 0; row < sequence_length; ++row) {
-    while (piece + 1 < document_starts.size() && document_starts[piece + 1] <= row) ++piece;
-    const int64_t first = document_starts.empty() ? 0 : document_starts[piece];
-    for (int64_t column = first; column <= row; ++column)
-      masked[row * sequence_length + column] = false;
-  }
-  return masked;
 }
 
 }  // namespace megatron

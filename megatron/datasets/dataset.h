@@ -72,7 +72,4 @@ std::vector<int32_t> cu_seqlens(std::span<const int32_t> document_starts, int64_
 std::vector<int64_t> document_ids(std::span<const int32_t> document_starts,
                                   int64_t sequence_length);
 
-// The equivalent attention mask [s, s]: true where row i may not attend to column j.
-std::vector<bool> attention_mask(std::span<const int32_t> document_starts, int64_t sequence_length);
-
 }  // namespace megatron

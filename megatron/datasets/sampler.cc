@@ -38,12 +38,6 @@ Sampler::Sampler(const SamplerConfig& config) : config_(config) {
                  "\nhint: give more data or a smaller --micro-batch-size");
 }
 
-int64_t Sampler::num_micro_batches() const {
-  const int64_t step = samples_per_step();
-  const bool padded = config_.type == DataloaderType::kSingle && !config_.drop_last;
-  return (config_.total_samples + (padded ? step - 1 : 0)) / step;
-}
-
 bool Sampler::micro_batch(int64_t consumed, std::vector<int64_t>& ids) {
   const int64_t step = samples_per_step(), size = config_.micro_batch_size;
   MEGATRON_CHECK(consumed >= 0, consumed, " consumed samples, expected at least 0");

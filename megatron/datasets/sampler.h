@@ -31,8 +31,6 @@ class Sampler {
   bool micro_batch(int64_t consumed, std::vector<int64_t>& ids);
   // micro_batch_size * data_parallel_size: the advance of `consumed` per micro-batch.
   int64_t samples_per_step() const { return config_.micro_batch_size * config_.data_parallel_size; }
-  // Micro-batches per rank until the samples are used up (single) or repeat (cyclic).
-  int64_t num_micro_batches() const;
   const SamplerConfig& config() const { return config_; }
 
  private:

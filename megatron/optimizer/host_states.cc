@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -122,14 +121,6 @@ void HostStates::load_values(bool masters_too) {
     const bool masters = run.states.value.defined();
     if (masters) run.states.value.copy_(values);
     if (masters_too || !masters) run.states.master.copy_(values);
-  }
-}
-
-void HostStates::store_values() {
-  values_stored_.synchronize();
-  for (Run& run : runs_) {
-    if (run.states.value.defined()) run.states.value.copy_(run.states.master);
-    run.values.copy_(run.states.master);
   }
 }
 

@@ -15,7 +15,6 @@
 #pragma once
 
 #include <functional>
-#include <utility>
 #include <vector>
 
 #include "megatron/tensor/host_copy.h"
@@ -59,8 +58,6 @@ class HostStates {
   // Call after values were loaded: renews their host copies, and the master weights if these are
   // the values or with `masters_too`.
   void load_values(bool masters_too);
-  // Sets the values from the master weights.
-  void store_values();
 
  private:
   struct Piece {

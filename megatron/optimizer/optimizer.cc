@@ -494,14 +494,6 @@ void Optimizer::reload_masters() {
 
 void Optimizer::reload_values() { impl_->host.load_values(/*masters_too=*/false); }
 
-void Optimizer::store_values() {
-  for (DistributedDataParallel* model : impl_->models) model->values_will_change();
-  impl_->host.store_values();
-  if (impl_->masters)
-    for (Impl::Part& part : impl_->parts) part.update.value.copy_(part.update.master);
-  for (DistributedDataParallel* model : impl_->models) model->values_changed();
-}
-
 double Optimizer::num_zeros() const {
   const ParallelGroups& groups = impl_->groups();
   const auto domains = static_cast<int64_t>(impl_->models.front()->data_groups().size());

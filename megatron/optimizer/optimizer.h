@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "megatron/distributed/distributed_data_parallel.h"
@@ -84,8 +83,6 @@ class Optimizer {
   // Call after values were loaded together with tensors(): the optimizer may have host copies of
   // values.
   void reload_values();
-  // Sets values from the master weights (after masters were loaded into tensors()). Collective.
-  void store_values();
 
   // Statistics for the log, over all ranks; each is collective and synchronises with the device.
   // Gradients are those of the latest step.

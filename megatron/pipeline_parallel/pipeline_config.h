@@ -36,8 +36,7 @@ struct PipelineConfig : Config {
   void validate(Violations& violations) const override;
 
   // The schedule's shape for a pipeline of this size, with the number of chunks that
-  // make_stage_layout() chose, assuming equal stages; schedule_shape() of stage_layout.h takes
-  // their layers into account.
+  // make_stage_layout() chose, assuming equal stages.
   ScheduleShape shape(int64_t pipeline_model_parallel_size, int64_t num_chunks,
                       int64_t num_microbatches) const;
 };

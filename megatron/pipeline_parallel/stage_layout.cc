@@ -228,36 +228,6 @@ StageSlice StageLayout::slice(int stage, int chunk) const {
   return segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));
 }
 
-SegmentPlace StageLayout::place_of_layer(int64_t layer_index) const {
-  MEGATRON_ASSERT(layer_index >= 0 && layer_index < num_layers(), "layer ", layer_index, " of ",
-                  num_layers());
-  const auto holds = [&](const StageSlice& s) {
-    return layer_index < s.first_layer + s.num_layers;
-  };
-  const auto found = std::find_if(segments_.begin(), segments_.end(), holds);
-  return place_of(placement_, num_stages_, static_cast<int>(found - segments_.begin()));
-}
-
-SegmentPlace StageLayout::place_of_embedding() const {
-  return place_of(placement_, num_stages_, 0);
-}
-
-SegmentPlace StageLayout::place_of_head() const {
-  return place_of(placement_, num_stages_, static_cast<int>(segments_.size()) - 1);
-}
-
-std::string StageLayout::to_string() const {
-  std::string text;
-  for (const StageSlice& s : segments_) {
-    if (&s != &segments_.front()) text += '|';
-    if (s.embedding) text += 'E';
-    if (s.num_layers == 1) text += 't';
-    if (s.num_layers > 1) text += cat("t*", s.num_layers);
-    if (s.head) text += 'L';
-  }
-  return text;
-}
-
 StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
                               int64_t num_layers) {
   const Question q{config, pipeline_model_parallel_size, num_layers};
@@ -286,29 +256,6 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
              "give every virtual stage a layer");
   }
   return {std::move(segments), static_cast<int>(q.stages), placement};
-}
-
-ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout,
-                             int64_t num_microbatches) {
-  ScheduleShape shape = config.shape(layout.num_stages(), layout.num_chunks(), num_microbatches);
-  const PassCosts& stage = shape.costs.whole_stage;
-  const auto weight = [&](const StageSlice& slice) {
-    return static_cast<double>(slice.num_layers +
-                               (slice.embedding && config.account_for_embedding_in_pipeline_split) +
-                               (slice.head && config.account_for_loss_in_pipeline_split));
-  };
-  double total = 0;
-  for (const StageSlice& slice : layout.segments()) total += weight(slice);
-  for (int r = 0; r < layout.num_stages(); ++r) {
-    std::vector<PassCosts>& chunks = shape.costs.passes.emplace_back();
-    for (int c = 0; c < layout.num_chunks(); ++c) {
-      // In units of an average stage
-      const double part = weight(layout.slice(r, c)) * layout.num_stages() / total;
-      chunks.push_back(
-          {part * stage.forward, part * stage.backward_input, part * stage.backward_weight});
-    }
-  }
-  return shape;
 }
 
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) {

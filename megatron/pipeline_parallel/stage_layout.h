@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -34,12 +33,6 @@ class StageLayout {
   int64_t num_layers() const;
   const std::vector<StageSlice>& segments() const { return segments_; }
   StageSlice slice(int stage, int chunk) const;
-  // The segment that holds the layer, the embedding, the head.
-  SegmentPlace place_of_layer(int64_t layer_index) const;
-  SegmentPlace place_of_embedding() const;
-  SegmentPlace place_of_head() const;
-  // Megatron's layout string: "Ettt|tttL".
-  std::string to_string() const;
 
  private:
   std::vector<StageSlice> segments_;
@@ -51,12 +44,6 @@ class StageLayout {
 // that names the nearest legal values if the layers cannot be divided as requested.
 StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
                               int64_t num_layers);
-
-// The shape of a step's schedule: the configuration's values, and costs in proportion to the layers
-// of each chunk (embedding and head count according to the --account-for flags), so that zb-auto
-// plans uneven stages correctly.
-ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout,
-                             int64_t num_microbatches);
 
 // Parses a layout string into segments: E embedding, t decoder layer, L loss; `|` separates
 // segments, commas are ignored, `x*n` and `(...)*n` repeat. Exactly one E at the start, one L at

@@ -198,7 +198,6 @@ GPTDataset::GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first
 GPTDataset::~GPTDataset() = default;
 
 int64_t GPTDataset::size() const { return impl_->size; }
-const IndexedDataset& GPTDataset::data() const { return *impl_->data; }
 int64_t GPTDataset::num_epochs() const { return impl_->epochs; }
 
 std::string GPTDataset::description() const {
@@ -268,13 +267,6 @@ void GPTDataset::Impl::read_pieces(std::span<const Piece> pieces, std::span<int6
     at += piece.count;
   }
   std::fill(out.begin() + at, out.end(), pad);
-}
-
-void GPTDataset::read_text(int64_t index, std::span<int64_t> out) const {
-  MEGATRON_ASSERT(static_cast<int64_t>(out.size()) == impl_->config.sequence_length + impl_->extra);
-  std::vector<Piece> pieces;
-  impl_->locate_pieces(index, pieces);
-  impl_->read_pieces(pieces, out);
 }
 
 // Document starts (inter-document masking): after end-of-document tokens, and at the start of

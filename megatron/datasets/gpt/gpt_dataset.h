@@ -10,7 +10,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -70,10 +69,6 @@ class GPTDataset : public Dataset {
             std::vector<int32_t>& document_starts) const override;
   std::string description() const override;
 
-  // Reads the sequence_length + 1 tokens of sample `index` (sequence_length without the extra
-  // token), padded with the pad id if a last partial sequence is kept.
-  void read_text(int64_t index, std::span<int64_t> out) const;
-  const IndexedDataset& data() const;
   int64_t num_epochs() const;
 
  private:

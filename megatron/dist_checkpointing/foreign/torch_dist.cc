@@ -437,7 +437,6 @@ void TorchDistWriter::finish(const std::string& common) {
       R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1})");
 }
 
-uint64_t TorchDistWriter::bytes() const { return impl_->data.size_bytes(); }
 std::vector<std::string> TorchDistWriter::files() const {
   return {kDataFile, kTorchDistMetadata, kCommonFile, kTorchDistConfig};
 }

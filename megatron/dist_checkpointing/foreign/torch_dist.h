@@ -62,7 +62,6 @@ class TorchDistWriter {
   void add_empty_object(const std::string& key);
   // `common`: a pickled dict (pickle::dict).
   void finish(const std::string& common);
-  uint64_t bytes() const;  // written so far
   std::vector<std::string> files() const;
 
  private:

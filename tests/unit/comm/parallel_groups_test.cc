@@ -147,7 +147,6 @@ TEST(DescribedBackend, CollectivesAreErrorsOfOurs) {
   EXPECT_THROW(group.barrier(), InternalError);
   const ProcessGroup pair = group.subgroup({0, 1}, "pair");
   EXPECT_EQ(pair.rank(), 1);
-  EXPECT_THROW(pair.connect_pair(), InternalError);
   EXPECT_THROW(described_backend(3, 3), InternalError);
 }
 

@@ -18,6 +18,20 @@ namespace {
 using ::testing::HasSubstr;
 using Longs = std::vector<int64_t>;
 
+// True where row i may not attend to column j, [s, s].
+std::vector<bool> attention_mask(std::span<const int32_t> document_starts,
+                                 int64_t sequence_length) {
+  std::vector<bool> masked(sequence_length * sequence_length, true);
+  size_t piece = 0;
+  for (int64_t row = 0; row < sequence_length; ++row) {
+    while (piece + 1 < document_starts.size() && document_starts[piece + 1] <= row) ++piece;
+    const int64_t first = document_starts.empty() ? 0 : document_starts[piece];
+    for (int64_t column = first; column <= row; ++column)
+      masked[row * sequence_length + column] = false;
+  }
+  return masked;
+}
+
 // The token of the goldens' items (make_goldens.py: item_cases).
 int64_t golden_token(int64_t sequence, int64_t t) {
   int64_t token = (sequence * 7919 + t * 31) % 1000;

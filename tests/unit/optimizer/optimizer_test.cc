@@ -446,9 +446,6 @@ TEST(Optimizer, MastersAreRemadeFromValues) {
   const StateTensor master = run.optimizer->tensors()[3];
   EXPECT_EQ(master.description.key, "optimizer.state.fp32_param.linear.weight");
   EXPECT_TRUE(at::equal(master.data, at::full({30 * 50}, 0.5)));
-  master.data.fill_(0.25);
-  run.optimizer->store_values();
-  EXPECT_TRUE(at::equal(run.model[1].value, at::full({30, 50}, 0.25, at::kBFloat16)));
 }
 
 // Two tensor ranks that each hold half of one matrix, and all of the rest, see the norm of one rank

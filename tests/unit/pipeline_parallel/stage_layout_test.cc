@@ -12,6 +12,19 @@
 namespace megatron {
 namespace {
 
+// Megatron's layout string: "Ettt|tttL".
+std::string text_of(const StageLayout& layout) {
+  std::string text;
+  for (const StageSlice& s : layout.segments()) {
+    if (&s != &layout.segments().front()) text += '|';
+    if (s.embedding) text += 'E';
+    if (s.num_layers == 1) text += 't';
+    if (s.num_layers > 1) text += cat("t*", s.num_layers);
+    if (s.head) text += 'L';
+  }
+  return text;
+}
+
 using testing::HasSubstr;
 
 std::string layout_error(const PipelineConfig& config, int64_t stages, int64_t layers) {
@@ -25,13 +38,13 @@ TEST(StageLayout, EvenSplit) {
   EXPECT_EQ(layout.slice(0, 0), (StageSlice{0, 2, true, false}));
   EXPECT_EQ(layout.slice(1, 0), (StageSlice{2, 2, false, false}));
   EXPECT_EQ(layout.slice(3, 0), (StageSlice{6, 2, false, true}));
-  EXPECT_EQ(layout.to_string(), "Et*2|t*2|t*2|t*2L");
+  EXPECT_EQ(text_of(layout), "Et*2|t*2|t*2|t*2L");
 }
 
 TEST(StageLayout, OneStageHoldsAll) {
   const StageLayout layout = make_stage_layout({}, 1, 7);
   EXPECT_EQ(layout.slice(0, 0), (StageSlice{0, 7, true, true}));
-  EXPECT_EQ(layout.to_string(), "Et*7L");
+  EXPECT_EQ(text_of(layout), "Et*7L");
 }
 
 // Chunk v of stage r is segment v PP + r (Megatron's interleaved order).
@@ -46,9 +59,6 @@ TEST(StageLayout, VirtualStages) {
     EXPECT_EQ(layout.slice(1, 0), (StageSlice{2, 2, false, false}));
     EXPECT_EQ(layout.slice(0, 1), (StageSlice{4, 2, false, false}));
     EXPECT_EQ(layout.slice(1, 1), (StageSlice{6, 2, false, true}));
-    EXPECT_EQ(layout.place_of_layer(5), (SegmentPlace{0, 1}));
-    EXPECT_EQ(layout.place_of_embedding(), (SegmentPlace{0, 0}));
-    EXPECT_EQ(layout.place_of_head(), (SegmentPlace{1, 1}));
   }
 }
 
@@ -60,39 +70,37 @@ TEST(StageLayout, VShapePutsBothEndsOnTheFirstStage) {
   EXPECT_EQ(layout.slice(0, 0), (StageSlice{0, 2, true, false}));
   EXPECT_EQ(layout.slice(2, 1), (StageSlice{6, 2, false, false}));
   EXPECT_EQ(layout.slice(0, 1), (StageSlice{10, 2, false, true}));
-  EXPECT_EQ(layout.place_of_head(), (SegmentPlace{0, 1}));
-  EXPECT_EQ(layout.place_of_layer(9), (SegmentPlace{1, 1}));
 }
 
 TEST(StageLayout, EndsMayCountAsLayers) {
   PipelineConfig config;
   config.account_for_embedding_in_pipeline_split = config.account_for_loss_in_pipeline_split = true;
-  EXPECT_EQ(make_stage_layout(config, 4, 14).to_string(), "Et*3|t*4|t*4|t*3L");
+  EXPECT_EQ(text_of(make_stage_layout(config, 4, 14)), "Et*3|t*4|t*4|t*3L");
   config.num_virtual_stages_per_pipeline_rank = 2;
-  EXPECT_EQ(make_stage_layout(config, 2, 6).to_string(), "Et|t*2|t*2|tL");
+  EXPECT_EQ(text_of(make_stage_layout(config, 2, 6)), "Et|t*2|t*2|tL");
   // The embedding may fill its segment.
-  EXPECT_EQ(make_stage_layout(config, 2, 2).to_string(), "E|t|t|L");
+  EXPECT_EQ(text_of(make_stage_layout(config, 2, 2)), "E|t|t|L");
   config.num_virtual_stages_per_pipeline_rank.reset();
   config.num_layers_per_virtual_pipeline_stage = 2;
   EXPECT_EQ(make_stage_layout(config, 2, 6).num_chunks(), 2);
   config.account_for_loss_in_pipeline_split = false;
   config.num_layers_per_virtual_pipeline_stage.reset();
-  EXPECT_EQ(make_stage_layout(config, 2, 5).to_string(), "Et*2|t*3L");
+  EXPECT_EQ(text_of(make_stage_layout(config, 2, 5)), "Et*2|t*3L");
 }
 
 TEST(StageLayout, FirstAndLastStageMayHaveTheirOwnCounts) {
   PipelineConfig config;
   config.decoder_first_pipeline_num_layers = 2;
-  EXPECT_EQ(make_stage_layout(config, 3, 10).to_string(), "Et*2|t*4|t*4L");
+  EXPECT_EQ(text_of(make_stage_layout(config, 3, 10)), "Et*2|t*4|t*4L");
   config.decoder_last_pipeline_num_layers = 4;
-  EXPECT_EQ(make_stage_layout(config, 3, 10).to_string(), "Et*2|t*4|t*4L");
-  EXPECT_EQ(make_stage_layout(config, 2, 6).to_string(), "Et*2|t*4L");
+  EXPECT_EQ(text_of(make_stage_layout(config, 3, 10)), "Et*2|t*4|t*4L");
+  EXPECT_EQ(text_of(make_stage_layout(config, 2, 6)), "Et*2|t*4L");
   config.num_virtual_stages_per_pipeline_rank = 2;
-  EXPECT_EQ(make_stage_layout(config, 3, 10).to_string(), "Et|t*2|t*2|t|t*2|t*2L");
+  EXPECT_EQ(text_of(make_stage_layout(config, 3, 10)), "Et|t*2|t*2|t|t*2|t*2L");
   config.decoder_first_pipeline_num_layers.reset();
   config.num_virtual_stages_per_pipeline_rank.reset();
   config.decoder_last_pipeline_num_layers = 0;
-  EXPECT_EQ(make_stage_layout(config, 3, 10).to_string(), "Et*5|t*5|L");
+  EXPECT_EQ(text_of(make_stage_layout(config, 3, 10)), "Et*5|t*5|L");
 }
 
 TEST(StageLayout, LayoutStrings) {
@@ -101,11 +109,11 @@ TEST(StageLayout, LayoutStrings) {
     config.pipeline_model_parallel_layout = text;
     return make_stage_layout(config, stages, layers);
   };
-  EXPECT_EQ(layout("Ettt|ttL", 5, 2).to_string(), "Et*3|t*2L");
-  EXPECT_EQ(layout("E|t*4,|(tt|)*2L", 8, 5).to_string(), "E|t*4|t*2|t*2|L");
+  EXPECT_EQ(text_of(layout("Ettt|ttL", 5, 2)), "Et*3|t*2L");
+  EXPECT_EQ(text_of(layout("E|t*4,|(tt|)*2L", 8, 5)), "E|t*4|t*2|t*2|L");
   EXPECT_EQ(layout("E(t|)*3L", 3, 2).num_chunks(), 2);
   // Repetition nests; a bar may be repeated between groups only where something lies between.
-  EXPECT_EQ(layout("E((t*2|)*2t|)*2tL", 11, 7).to_string(), "Et*2|t*2|t|t*2|t*2|t|tL");
+  EXPECT_EQ(text_of(layout("E((t*2|)*2t|)*2tL", 11, 7)), "Et*2|t*2|t|t*2|t*2|t|tL");
   EXPECT_EQ(layout("Et*3|(tt|)*29t|L", 62, 16).num_chunks(), 2);
   // 16 stages of 2 chunks: 61 layers as DeepSeek-V3 has them.
   const StageLayout deepseek = layout("Et*3|(tt|)*29,t|L", 62, 16);
@@ -147,10 +155,10 @@ TEST(StageLayout, NoLayerIsLost) {
             ++held.at(static_cast<size_t>(slice.first_layer + i));
         }
       }
-      EXPECT_EQ(held, std::vector<int>(static_cast<size_t>(layers), 1)) << layout.to_string();
+      EXPECT_EQ(held, std::vector<int>(static_cast<size_t>(layers), 1)) << text_of(layout);
       EXPECT_EQ(embeddings, 1);
       EXPECT_EQ(heads, 1);
-      EXPECT_EQ(parse_layout(layout.to_string(), layers), layout.segments());
+      EXPECT_EQ(parse_layout(text_of(layout), layers), layout.segments());
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(), HasSubstr("\nhint: "));
     }
@@ -324,31 +332,6 @@ TEST(PipelineConfig, Rules) {
                   "--microbatch-group-size-per-virtual-pipeline-stage is 0\nhint: at least 1")));
   c = {};
   EXPECT_THAT(violations_of(c, 3, 8), ElementsAre(HasSubstr("--num-layers 8 is not divisible")));
-}
-
-TEST(ScheduleShape, CostsFollowTheLayers) {
-  PipelineConfig config;
-  config.pipeline_schedule = ScheduleKind::kZeroBubbleAuto;
-  config.zero_bubble_pass_times = {1, 1.2, 0.8, 0.1};
-  config.pipeline_model_parallel_layout = "Et|ttt|tttt|L";
-  const ScheduleShape shape = schedule_shape(config, make_stage_layout(config, 2, 8), 6);
-  EXPECT_EQ(shape.num_stages, 2);
-  EXPECT_EQ(shape.num_chunks, 2);
-  EXPECT_EQ(shape.num_microbatches, 6);
-  EXPECT_EQ(shape.costs.transfer, 0.1);
-  EXPECT_DOUBLE_EQ(shape.costs.passes[0][0].forward, 0.25);
-  EXPECT_DOUBLE_EQ(shape.costs.passes[0][1].backward_input, 1.2);
-  EXPECT_DOUBLE_EQ(shape.costs.passes[1][0].backward_weight, 0.6);
-  EXPECT_DOUBLE_EQ(shape.costs.passes[1][1].forward, 0.0);
-  // It plans with them: stages of different length give another schedule than equal ones, and no
-  // worse a one.
-  const Schedule uneven = make_schedule(config.pipeline_schedule, shape);
-  const Schedule even = make_schedule(config.pipeline_schedule, config.shape(2, 2, 6));
-  EXPECT_LE(replay(uneven, shape.costs).makespan, replay(even, shape.costs).makespan);
-  config.pipeline_model_parallel_layout.clear();
-  config.account_for_loss_in_pipeline_split = true;
-  const ScheduleShape counted = schedule_shape(config, make_stage_layout(config, 3, 8), 6);
-  for (const auto& stage : counted.costs.passes) EXPECT_DOUBLE_EQ(stage[0].forward, 1.0);
 }
 
 // A last-stage count on one stage has shrunk models elsewhere.

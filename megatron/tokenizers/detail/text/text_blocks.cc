@@ -151,7 +151,6 @@ struct TextBlockReader::Impl {
     bool json_lines;
   };
   std::vector<File> files;
-  uint64_t file_bytes = 0;
   size_t at = 0;  // index of the current file
   std::unique_ptr<ByteSource> source;
   std::string buffer;  // read but not yet returned
@@ -210,19 +209,14 @@ TextBlockReader::TextBlockReader(const std::vector<std::filesystem::path>& paths
     } else {
       found.push_back(path);
     }
-    for (const std::filesystem::path& file : found) {
+    for (const std::filesystem::path& file : found)
       impl_->files.push_back({file, is_json_lines(file, folder)});
-      std::error_code ignored;
-      const auto size = std::filesystem::file_size(file, ignored);
-      impl_->file_bytes += ignored ? 0 : size;
-    }
   }
 }
 
 TextBlockReader::~TextBlockReader() = default;
 
 int64_t TextBlockReader::num_files() const { return static_cast<int64_t>(impl_->files.size()); }
-uint64_t TextBlockReader::file_bytes() const { return impl_->file_bytes; }
 
 bool TextBlockReader::next(TextBlock& block) {
   Impl& s = *impl_;

@@ -32,7 +32,6 @@ class TextBlockReader {
   bool next(TextBlock& block);
 
   int64_t num_files() const;
-  uint64_t file_bytes() const;  // total size of the files on disk
 
  private:
   struct Impl;
