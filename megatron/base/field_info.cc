@@ -6,21 +6,12 @@
 #include <set>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/base/parse.h"
 #include "megatron/base/utf8.h"
 
 namespace megatron {
 namespace {
-
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(separator, begin), text.size());
-    if (end > begin) parts.emplace_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
 
 std::string default_flag(std::string_view name) {
   std::string flag = "--" + std::string(name);
@@ -53,30 +44,9 @@ class Describer : public FieldVisitor {
     place_ = static_cast<size_t>(at - fields.begin()) + 1;
   }
   void role(FieldRole role) override { role_ = role; }
-  void field(FieldName n, bool& v, std::string_view h) override { add(n, FieldKind::kBool, v, h); }
-  void field(FieldName n, int64_t& v, std::string_view h) override {
-    add(n, FieldKind::kInt, v, h);
-  }
-  void field(FieldName n, double& v, std::string_view h) override {
-    add(n, FieldKind::kDouble, v, h);
-  }
-  void field(FieldName n, std::string& v, std::string_view h) override {
-    add(n, FieldKind::kString, v, h);
-  }
-  void field(FieldName n, std::optional<int64_t>& v, std::string_view h) override {
-    add(n, FieldKind::kOptionalInt, v ? FieldValue(*v) : FieldValue(), h);
-  }
-  void field(FieldName n, std::optional<double>& v, std::string_view h) override {
-    add(n, FieldKind::kOptionalDouble, v ? FieldValue(*v) : FieldValue(), h);
-  }
-  void field(FieldName n, std::vector<int64_t>& v, std::string_view h) override {
-    add(n, FieldKind::kIntList, v, h);
-  }
-  void field(FieldName n, std::vector<double>& v, std::string_view h) override {
-    add(n, FieldKind::kDoubleList, v, h);
-  }
-  void field(FieldName n, std::vector<std::string>& v, std::string_view h) override {
-    add(n, FieldKind::kStringList, v, h);
+  void visit(FieldName n, FieldRef ref, std::string_view h) override {
+    add(n, static_cast<FieldKind>(ref.index()),
+        std::visit([](const auto* v) { return value_of(*v); }, ref), h);
   }
   void choice(FieldName n, int& index, std::span<const std::string_view> spellings,
               std::string_view h) override {
@@ -87,11 +57,19 @@ class Describer : public FieldVisitor {
   }
 
  private:
+  template <class T>
+  static FieldValue value_of(const T& value) {
+    return value;
+  }
+  template <class T>
+  static FieldValue value_of(const std::optional<T>& value) {
+    return value ? FieldValue(*value) : FieldValue();
+  }
   FieldInfo& add(FieldName name, FieldKind kind, FieldValue value, std::string_view help) {
     MEGATRON_ASSERT(names_.emplace(name.name).second, "two fields are named ", name.name);
     FieldInfo info;
     info.name = name.name;
-    info.flags = name.flags.empty() ? std::vector{default_flag(name.name)} : split(name.flags, ' ');
+    info.flags = name.flags.empty() ? std::vector{default_flag(name.name)} : split(name.flags);
     info.negative = name.negative;
     info.kind = kind;
     info.help = help;
@@ -116,19 +94,9 @@ class Assigner : public FieldVisitor {
 
   using FieldVisitor::choice;
   void group(std::string_view) override {}
-  void field(FieldName n, bool& v, std::string_view) override { set(n, v); }
-  void field(FieldName n, int64_t& v, std::string_view) override { set(n, v); }
-  void field(FieldName n, double& v, std::string_view) override { set(n, v); }
-  void field(FieldName n, std::string& v, std::string_view) override { set(n, v); }
-  void field(FieldName n, std::optional<int64_t>& v, std::string_view) override {
-    set_optional(n, v);
+  void visit(FieldName n, FieldRef ref, std::string_view) override {
+    if (const FieldValue* value = find(n)) std::visit([&](auto* v) { set(*v, *value); }, ref);
   }
-  void field(FieldName n, std::optional<double>& v, std::string_view) override {
-    set_optional(n, v);
-  }
-  void field(FieldName n, std::vector<int64_t>& v, std::string_view) override { set(n, v); }
-  void field(FieldName n, std::vector<double>& v, std::string_view) override { set(n, v); }
-  void field(FieldName n, std::vector<std::string>& v, std::string_view) override { set(n, v); }
   void choice(FieldName n, int& index, std::span<const std::string_view> spellings,
               std::string_view) override {
     const FieldValue* value = find(n);
@@ -144,17 +112,13 @@ class Assigner : public FieldVisitor {
     return found == values_.end() ? nullptr : &found->second;
   }
   template <class T>
-  void set(FieldName name, T& v) const {
-    if (const FieldValue* value = find(name)) v = std::get<T>(*value);
+  static void set(T& v, const FieldValue& value) {
+    v = std::get<T>(value);
   }
   template <class T>
-  void set_optional(FieldName name, std::optional<T>& v) const {
-    const FieldValue* value = find(name);
-    if (value == nullptr) return;
-    if (std::holds_alternative<std::monostate>(*value))
-      v.reset();
-    else
-      v = std::get<T>(*value);
+  static void set(std::optional<T>& v, const FieldValue& value) {
+    const T* given = std::get_if<T>(&value);
+    v = given != nullptr ? std::optional(*given) : std::nullopt;
   }
   const std::map<std::string, FieldValue>& values_;
 };
@@ -203,10 +167,7 @@ class ValueParser {
   }
 
   std::string legal_values() const {
-    std::string all;
-    for (const std::string& spelling : field_.spellings)
-      all += (all.empty() ? "" : ", ") + spelling;
-    return all.empty() ? all : "legal values: " + all;
+    return field_.spellings.empty() ? "" : "legal values: " + listed(field_.spellings);
   }
 
   std::optional<FieldValue> boolean(const std::string& text) {
@@ -287,16 +248,6 @@ class ValueParser {
   Violations& violations_;
 };
 
-template <class T>
-std::string join(const std::vector<T>& values) {
-  std::string out;
-  for (const T& value : values) {
-    if (!out.empty()) out += ' ';
-    out += format_value(FieldValue(value));
-  }
-  return out;
-}
-
 }  // namespace
 
 bool FieldInfo::is_list() const {
@@ -358,18 +309,22 @@ std::string format_double(double value) {
   return std::string(text, end);
 }
 
-std::string format_value(const FieldValue& value) {
-  struct Format {
-    std::string operator()(std::monostate) const { return "none"; }
-    std::string operator()(bool v) const { return v ? "true" : "false"; }
-    std::string operator()(int64_t v) const { return std::to_string(v); }
-    std::string operator()(double v) const { return format_double(v); }
-    std::string operator()(const std::string& v) const { return v; }
-    std::string operator()(const std::vector<int64_t>& v) const { return join(v); }
-    std::string operator()(const std::vector<double>& v) const { return join(v); }
-    std::string operator()(const std::vector<std::string>& v) const { return join(v); }
-  };
-  return std::visit(Format{}, value);
-}
+namespace {
+
+struct Format {
+  std::string operator()(std::monostate) const { return "none"; }
+  std::string operator()(bool v) const { return v ? "true" : "false"; }
+  std::string operator()(int64_t v) const { return std::to_string(v); }
+  std::string operator()(double v) const { return format_double(v); }
+  std::string operator()(const std::string& v) const { return v; }
+  template <class T>
+  std::string operator()(const std::vector<T>& v) const {
+    return listed(v, [](const T& item) { return format_value(FieldValue(item)); }, " ");
+  }
+};
+
+}  // namespace
+
+std::string format_value(const FieldValue& value) { return std::visit(Format{}, value); }
 
 }  // namespace megatron

@@ -1,6 +1,6 @@
 #include "megatron/base/fields.h"
 
-#include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 
@@ -11,12 +11,7 @@ void Violations::add(std::string message, std::string hint) {
 
 void Violations::throw_if_any() const {
   if (messages_.empty()) return;
-  std::string all;
-  for (const std::string& message : messages_) {
-    if (!all.empty()) all += '\n';
-    all += message;
-  }
-  throw UsageError(all);
+  throw UsageError(listed(messages_, {}, "\n"));
 }
 
 }  // namespace megatron

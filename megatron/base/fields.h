@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 namespace megatron {
@@ -34,6 +35,11 @@ enum class FieldRole {
   kMachine,       // where and how it is computed: ranks, kernels, memory
 };
 
+// The value of a field that is no choice, in the order of FieldKind (field_info.h).
+using FieldRef = std::variant<bool*, int64_t*, double*, std::string*, std::optional<int64_t>*,
+                              std::optional<double>*, std::vector<int64_t>*, std::vector<double>*,
+                              std::vector<std::string>*>;
+
 // Visits each field with its name, its value (read or written) and its help, in the order of
 // declaration.
 class FieldVisitor {
@@ -45,15 +51,11 @@ class FieldVisitor {
   virtual void list_after(std::string_view) {}
   // The role of the fields that follow in this struct; kRun until the first call.
   virtual void role(FieldRole) {}
-  virtual void field(FieldName name, bool& value, std::string_view help) = 0;
-  virtual void field(FieldName name, int64_t& value, std::string_view help) = 0;
-  virtual void field(FieldName name, double& value, std::string_view help) = 0;
-  virtual void field(FieldName name, std::string& value, std::string_view help) = 0;
-  virtual void field(FieldName name, std::optional<int64_t>& value, std::string_view help) = 0;
-  virtual void field(FieldName name, std::optional<double>& value, std::string_view help) = 0;
-  virtual void field(FieldName name, std::vector<int64_t>& value, std::string_view help) = 0;
-  virtual void field(FieldName name, std::vector<double>& value, std::string_view help) = 0;
-  virtual void field(FieldName name, std::vector<std::string>& value, std::string_view help) = 0;
+  template <class T>
+  void field(FieldName name, T& value, std::string_view help) {
+    visit(name, &value, help);
+  }
+  virtual void visit(FieldName name, FieldRef value, std::string_view help) = 0;
   // Enums are represented by an index into their spellings.
   virtual void choice(FieldName name, int& index, std::span<const std::string_view> spellings,
                       std::string_view help) = 0;

@@ -1,10 +1,10 @@
 #include "megatron/base/json_writer.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
+#include "megatron/base/format.h"
 #include "megatron/base/utf8.h"
 
 namespace megatron {
@@ -33,11 +33,8 @@ void append_escape(std::string& out, uint32_t code) {
     case '\f':
       out += "\\f";
       return;
-    default: {
-      char text[16];
-      std::snprintf(text, sizeof text, "\\u%04x", code);
-      out += text;
-    }
+    default:
+      out += format_text("\\u%04x", code);
   }
 }
 

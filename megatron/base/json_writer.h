@@ -7,7 +7,7 @@
 #pragma once
 
 #include <concepts>
-#include <cstdint>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +38,14 @@ class JsonWriter {
     requires(!std::same_as<T, bool> && !std::same_as<T, char>)
   JsonWriter& value(T v) {
     return raw(std::to_string(v));
+  }
+  // An array.
+  template <std::ranges::range Items>
+    requires(!std::convertible_to<Items, std::string_view>)
+  JsonWriter& value(const Items& items) {
+    begin_array();
+    for (const auto& item : items) value(item);
+    return end_array();
   }
   // key(name).value(v)
   template <class T>

@@ -19,7 +19,6 @@
 namespace megatron {
 namespace {
 
-std::atomic<int> level_limit{static_cast<int>(LogLevel::kInfo)};
 std::atomic<bool> quiet_rank{false};
 
 // The state of the terminal. Never destroyed, so that threads may log while the process exits.
@@ -73,23 +72,14 @@ std::string cut(std::string_view text, size_t width) {
   return out;
 }
 
-std::string_view label(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return "debug: ";
-    case LogLevel::kInfo:
-      return "";
-    case LogLevel::kWarning:
-      return "warning: ";
-    case LogLevel::kError:
-      return "error: ";
-  }
-  return "";
+void log(std::string_view label, std::string_view message) {
+  Screen& s = screen();
+  const std::lock_guard lock(s.mutex);
+  write_all(STDERR_FILENO,
+            cat(s.status.empty() ? "" : kClearLine, s.prefix, label, message, "\n", s.status));
 }
 
 }  // namespace
-
-void set_log_level(LogLevel level) { level_limit = static_cast<int>(level); }
 
 void set_log_prefix(std::string prefix) {
   const std::lock_guard lock(screen().mutex);
@@ -98,19 +88,11 @@ void set_log_prefix(std::string prefix) {
 
 void set_quiet(bool quiet) { quiet_rank = quiet; }
 
-void log(LogLevel level, std::string_view message) {
-  if (static_cast<int>(level) < level_limit || (quiet_rank && level < LogLevel::kWarning)) return;
-  Screen& s = screen();
-  const std::lock_guard lock(s.mutex);
-  std::string out;
-  if (!s.status.empty()) out += kClearLine;
-  out += s.prefix;
-  out += label(level);
-  out += message;
-  out += '\n';
-  out += s.status;
-  write_all(STDERR_FILENO, out);
+void log_info(std::string_view message) {
+  if (!quiet_rank) log("", message);
 }
+void log_warning(std::string_view message) { log("warning: ", message); }
+void log_error(std::string_view message) { log("error: ", message); }
 
 void make_standard_output_optional() {
   signal(SIGPIPE, SIG_IGN);

@@ -7,17 +7,13 @@
 
 namespace megatron {
 
-enum class LogLevel { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };
-
-void set_log_level(LogLevel level);       // lines below it are dropped; default kInfo
 void set_log_prefix(std::string prefix);  // e.g. "[rank 3] "
 // Drops lines of results, the status line and log lines below a warning: only the first rank of a
 // job prints them.
 void set_quiet(bool quiet);
-void log(LogLevel level, std::string_view message);
-inline void log_info(std::string_view message) { log(LogLevel::kInfo, message); }
-inline void log_warning(std::string_view message) { log(LogLevel::kWarning, message); }
-inline void log_error(std::string_view message) { log(LogLevel::kError, message); }
+void log_info(std::string_view message);
+void log_warning(std::string_view message);  // "warning: ..."
+void log_error(std::string_view message);    // "error: ..."
 
 // Prints a line of results to standard output (the training log line), above the status line. A
 // write error is kept for check_standard_output(): a full disk under a redirected log should not

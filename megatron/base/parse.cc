@@ -8,6 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/detail/flag_parser.h"
 #include "megatron/base/detail/synonyms.h"
+#include "megatron/base/format.h"
 #include "megatron/base/log.h"
 
 namespace megatron {
@@ -15,22 +16,6 @@ namespace {
 
 std::string with(std::string text, char from, char to) {
   std::replace(text.begin(), text.end(), from, to);
-  return text;
-}
-
-std::vector<std::string> words(std::string_view text) {
-  std::vector<std::string> out;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find(' ', begin), text.size());
-    if (end > begin) out.emplace_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return out;
-}
-
-std::string listed(std::span<const std::string> names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
   return text;
 }
 
@@ -97,7 +82,7 @@ FlagParser::FlagParser(std::span<Config* const> configs, std::span<const KnownFl
     for (const auto& [flag, sense] : opposite_flags(field))
       flags_.try_emplace(flag, Target{&field, sense});
   for (const KnownFlag& entry : known) {
-    for (const std::string& flag : words(entry.flag)) {
+    for (const std::string& flag : split(entry.flag)) {
       known_[flag] = &entry;
       suggestions_.push_back(flag);
     }
@@ -134,7 +119,7 @@ const RefusedValue* FlagParser::refused_value(const FieldInfo& field,
   for (const RefusedValue& refused : refused_values_) {
     const bool same_flag =
         std::find(field.flags.begin(), field.flags.end(), refused.flag) != field.flags.end();
-    const std::vector<std::string> values = words(refused.values);
+    const std::vector<std::string> values = split(refused.values);
     if (same_flag && std::find(values.begin(), values.end(), texts[0]) != values.end())
       return &refused;
   }
@@ -173,7 +158,7 @@ void FlagParser::note_known(const KnownFlag& known, const std::string& what,
     return;
   }
   std::erase_if(given_known_, [&](const GivenFlag& given) { return given.known == &known; });
-  const std::vector<std::string> neutral = words(known.neutral);
+  const std::vector<std::string> neutral = split(known.neutral);
   const auto is_neutral = [&](const std::string& text) {
     return std::any_of(neutral.begin(), neutral.end(),
                        [&](const std::string& n) { return same_value(text, n); });
@@ -208,7 +193,7 @@ void FlagParser::judge_known(const std::function<FlagVerdict(const KnownFlag&)>&
     } else {
       const bool has_values = known->kind == KnownFlag::Kind::kRefused && !known->neutral.empty();
       violations.add(cat(what, " is refused: ", verdict.reason),
-                     has_values ? cat("accepted values: ", listed(words(known->neutral))) : "");
+                     has_values ? cat("accepted values: ", listed(split(known->neutral))) : "");
     }
   }
 }

@@ -93,6 +93,10 @@ void read_yaml(std::span<Config* const> configs, const std::string& path,
                bool ignore_unknown = false);
 
 std::string help_text(std::string_view usage, std::span<Config* const> configs);
+// parse_flags() of a command with few flags; with --help prints them all, and returns nothing.
+std::optional<ParseResult> parse_or_help(std::string_view usage, std::span<Config* const> configs,
+                                         int argc, const char* const* argv,
+                                         const ParseOptions& options = {});
 
 // The help of commands with many flags. `topic` (the words after --help): empty: the flags whose
 // fields are in `basics`, and the names of all groups; "all": all flags; else the groups with that
@@ -101,13 +105,6 @@ std::string help_text(std::string_view usage, std::span<Config* const> configs,
                       std::string_view topic, std::span<const std::string_view> basics);
 std::string to_yaml(std::span<Config* const> configs);
 std::string to_json(std::span<Config* const> configs);  // one object, fields in order
-// Rows "| `--flag` | type | default | help |" under a heading per group.
-std::string to_markdown(std::span<Config* const> configs);
-// docs/flags.md: the flags that work, then those of the table that no config owns, by class.
-// `condition`: the runs in which a flag of the table is accepted; empty: all.
-std::string flags_document(std::span<Config* const> configs, std::span<const KnownFlag> known,
-                           const std::function<std::string(const KnownFlag&)>& condition = {});
-
 // Every command line spelling that sets a field of the configs.
 std::vector<std::string> accepted_flags(std::span<Config* const> configs);
 

@@ -1,4 +1,4 @@
-// Fields as text: --help, YAML, JSON and Markdown.
+// Fields as text: --help, YAML and JSON.
 #include <algorithm>
 #include <cctype>
 #include <functional>
@@ -6,7 +6,9 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
+#include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 
 namespace megatron {
@@ -34,37 +36,7 @@ std::string placeholder(const FieldInfo& field) {
     case FieldKind::kChoice:
       break;
   }
-  std::string all;
-  for (const std::string& spelling : field.spellings) all += (all.empty() ? "{" : ",") + spelling;
-  return all + "}";
-}
-
-std::string type_name(const FieldInfo& field) {
-  switch (field.kind) {
-    case FieldKind::kBool:
-      return "switch";
-    case FieldKind::kInt:
-      return "integer";
-    case FieldKind::kDouble:
-      return "number";
-    case FieldKind::kString:
-      return "text";
-    case FieldKind::kOptionalInt:
-      return "integer or none";
-    case FieldKind::kOptionalDouble:
-      return "number or none";
-    case FieldKind::kIntList:
-      return "integers";
-    case FieldKind::kDoubleList:
-      return "numbers";
-    case FieldKind::kStringList:
-      return "texts";
-    case FieldKind::kChoice:
-      break;
-  }
-  std::string all;
-  for (const std::string& spelling : field.spellings) all += (all.empty() ? "" : ", ") + spelling;
-  return all;
+  return "{" + listed(field.spellings, {}, ",") + "}";
 }
 
 // The default as help shows it; empty if there is none to show.
@@ -98,36 +70,12 @@ void append_wrapped(std::string& out, std::string_view text, size_t indent) {
   out += '\n';
 }
 
-std::string markdown(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '|') out += '\\';
-    if (c == '<')
-      out += "&lt;";
-    else
-      out += c == '\n' ? ' ' : c;
-  }
-  return out;
-}
-
-std::string code_list(const std::vector<std::string>& flags) {
-  std::string out;
-  for (const std::string& flag : flags) out += (out.empty() ? "`" : " `") + flag + "`";
-  return out;
-}
-
 struct JsonValue {
   JsonWriter& json;
   void operator()(std::monostate) const { json.null(); }
   template <class T>
   void operator()(const T& v) const {
     json.value(v);
-  }
-  template <class T>
-  void operator()(const std::vector<T>& values) const {
-    json.begin_array();
-    for (const T& v : values) json.value(v);
-    json.end_array();
   }
 };
 
@@ -206,9 +154,8 @@ std::string list_of_groups(const std::vector<FieldInfo>& fields) {
     else
       ++at->second;
   }
-  std::string names;
-  for (const auto& [name, count] : groups)
-    names += cat(names.empty() ? "" : ", ", name, " (", count, ")");
+  const std::string names =
+      listed(groups, [](const auto& g) { return cat(g.first, " (", g.second, ")"); });
   std::string out =
       "more: --help GROUP, --help WORD (flags whose names contain it), --help all; groups and "
       "their flags:\n  ";
@@ -229,6 +176,15 @@ std::string format_yaml(const FieldValue& value) {
 std::string help_text(std::string_view usage, std::span<Config* const> configs) {
   return with_newline(usage) +
          help_of(describe_fields(configs), [](const FieldInfo&) { return true; });
+}
+
+std::optional<ParseResult> parse_or_help(std::string_view usage, std::span<Config* const> configs,
+                                         int argc, const char* const* argv,
+                                         const ParseOptions& options) {
+  ParseResult parsed = parse_flags(configs, argc, argv, options);
+  if (!parsed.help) return parsed;
+  print_line(help_text(usage, configs));
+  return std::nullopt;
 }
 
 std::string help_text(std::string_view usage, std::span<Config* const> configs,
@@ -276,76 +232,6 @@ std::string to_json(std::span<Config* const> configs) {
     write_json_value(json, field.value);
   }
   return json.end_object().text();
-}
-
-std::string to_markdown(std::span<Config* const> configs) {
-  std::string out, group;
-  bool first = true;
-  for (const FieldInfo& field : describe_fields(configs)) {
-    if (first || field.group != group) {
-      out += cat(first ? "" : "\n", "### ", field.group.empty() ? "other" : field.group,
-                 "\n\n| Flag | Value | Default | Meaning |\n|---|---|---|---|\n");
-      group = field.group;
-      first = false;
-    }
-    const std::string by_default = shown_default(field);
-    out += cat("| ", code_list(field.flags), " | ", markdown(type_name(field)), " | ",
-               by_default.empty() ? "" : "`" + markdown(by_default) + "`", " | ",
-               markdown(field.help), " |\n");
-  }
-  return out;
-}
-
-std::string flags_document(std::span<Config* const> configs, std::span<const KnownFlag> known,
-                           const std::function<std::string(const KnownFlag&)>& condition) {
-  const std::vector<std::string> accepted = accepted_flags(configs);
-  const std::set<std::string> owned(accepted.begin(), accepted.end());
-  std::string so, refused;
-  size_t num_so = 0, num_refused = 0;
-  for (const KnownFlag& entry : known) {
-    std::vector<std::string> flags;
-    for (size_t begin = 0; begin < entry.flag.size();) {
-      const size_t end = std::min(entry.flag.find(' ', begin), entry.flag.size());
-      if (std::string flag(entry.flag.substr(begin, end - begin)); owned.count(flag) == 0)
-        flags.push_back(flag);
-      begin = end + 1;
-    }
-    if (flags.empty()) continue;
-    if (entry.kind == KnownFlag::Kind::kAlreadySo) {
-      ++num_so;
-      so += cat("| ", code_list(flags), " | ", markdown(entry.reason), " | ",
-                condition ? markdown(condition(entry)) : "", " |\n");
-    } else {
-      ++num_refused;
-      refused += cat("| ", code_list(flags), " | ", markdown(entry.reason), " | ",
-                     entry.neutral.empty() ? "" : cat("`", entry.neutral, "`"), " |\n");
-    }
-  }
-  std::string out =
-      "# Flags\n\n"
-      "Generated from the configuration structs and the flag table; do not edit.\n\n"
-      "Every flag of Megatron-LM is known and is in one of three classes: it works, it is already "
-      "so (accepted and listed\n"
-      "once at start), or it is refused with the reason. A flag is `--flag value` or "
-      "`--flag=value`; a switch may be followed\n"
-      "by `true` or `false`, and `--no-x` is the opposite of `--x`; a list takes several values. "
-      "The same names with\n"
-      "underscores are the keys of a YAML file given with `--config`; the command line wins over "
-      "the file.\n\n"
-      "## Flags that work\n\n";
-  out += to_markdown(configs);
-  out += cat("\n## Already so\n\nAccepted, because they ask for what is done anyway (", num_so,
-             " flags). Where the last column names runs, other runs\nrefuse the flag, for the "
-             "reason after else:. What "
-             "shows that a reason is true is named in the sources, and a test\nlooks at it.\n\n"
-             "| Flag | Why | In which runs |\n|---|---|---|\n",
-             so);
-  out += cat("\n## Refused\n\n", num_refused,
-             " flags. The values of the last column, `false` and `null` in a file, and `false` "
-             "after a switch ask for nothing\n"
-             "and are accepted.\n\n| Flag | Why | Accepted values |\n|---|---|---|\n",
-             refused);
-  return out;
 }
 
 }  // namespace megatron

@@ -5,6 +5,7 @@
 
 #include <cctype>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -16,16 +17,18 @@ namespace megatron {
 
 std::string machine_name() {
   char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "localhost";
+  return ::gethostname(name, sizeof name - 1) == 0 && *name != '\0' ? name : "localhost";
 }
 
 std::string host_name() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof name - 1) != 0) return "unknown";
-  std::string host;
-  for (const char* c = name; *c != '\0'; ++c)
-    host += std::isalnum(static_cast<unsigned char>(*c)) || *c == '.' || *c == '_' ? *c : '_';
-  return host.empty() ? "unknown" : host;
+  std::string host = machine_name();
+  for (char& c : host)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.') c = '_';
+  return host;
+}
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 uint64_t process_start(int64_t pid) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
@@ -56,10 +55,7 @@ std::string ProgressBar::line(bool last) const {
   const double rate = seconds > 0 ? done / seconds : 0;
   std::string text = title_;
   if (total_ > 0 && (!last || done < total)) {
-    char percent[16];
-    std::snprintf(percent, sizeof percent, "  %.0f%%",
-                  std::floor(100 * std::min(1.0, done / total)));
-    text += percent;
+    text += format_text("  %.0f%%", std::floor(100 * std::min(1.0, done / total)));
     const std::string of = " of " + amount(total, unit_);
     text +=
         "  " + (unit_ == "B" ? format_bytes(done) : format_count(static_cast<uint64_t>(done))) + of;

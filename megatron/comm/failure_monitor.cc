@@ -44,9 +44,6 @@ constexpr double kStuckStoreSeconds = 4.0;  // after which a call to the store c
 // After SIGTERM: time to find out whether a dead peer is the cause
 constexpr double kTerminatedSeconds = 0.5;
 
-double wall_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 void sleep_seconds(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
@@ -226,9 +223,9 @@ struct FailureMonitor::Impl {
     if (state.history.finished.size() > 1)
       state.history.finished.erase(state.history.finished.begin(),
                                    state.history.finished.end() - 1);
-    store->set(
-        cat("beat/", launch.rank),
-        cat(++num_beats, " ", static_cast<int64_t>(wall_seconds() * 1000), " ", to_json(state)));
+    store->set(cat("beat/", launch.rank),
+               cat(++num_beats, " ", static_cast<int64_t>(seconds_since_1970() * 1000), " ",
+                   to_json(state)));
   }
 
   // -- peers
@@ -280,7 +277,8 @@ struct FailureMonitor::Impl {
       std::string json;
       std::getline(in, json);
       state = rank_state_from_json(json);
-      state.silent_seconds = std::max(0.0, wall_seconds() - static_cast<double>(wall_ms) / 1000);
+      state.silent_seconds =
+          std::max(0.0, seconds_since_1970() - static_cast<double>(wall_ms) / 1000);
       state.history.now += state.silent_seconds;
     }
     state.rank = rank;

@@ -6,8 +6,6 @@
 // each digest. No collective is involved.
 #pragma once
 
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "megatron/base/check.h"

@@ -1,7 +1,6 @@
 // The groups of ranks along the axes of the mesh (comm/mesh.h), built once and passed down.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>

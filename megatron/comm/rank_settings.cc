@@ -3,10 +3,10 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 namespace {
@@ -70,11 +70,7 @@ std::vector<std::string> names_of(const std::vector<SettingsGroup>& groups) {
 std::string digest(const RankSettings& settings) {
   const std::string text = pack_settings(settings);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  char digits[33];
-  std::snprintf(digits, sizeof digits, "%016llx%016llx",
-                static_cast<unsigned long long>(hash.high64),
-                static_cast<unsigned long long>(hash.low64));
-  return digits;
+  return format_hex(hash.high64) + format_hex(hash.low64);
 }
 
 // "<bytes of name> <bytes of value> <name><value>" for each.

@@ -1,7 +1,6 @@
 #include "megatron/datasets/blended_dataset.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <sstream>
 
@@ -201,9 +200,7 @@ std::string BlendedDataset::description() const {
   JsonWriter json;
   json.begin_object().member("class", "BlendedDataset").member("split", to_string(impl_->split));
   if (impl_->wanted) {
-    json.member("size", *impl_->wanted).key("weights").begin_array();
-    for (const double weight : impl_->weights) json.value(weight);
-    json.end_array();
+    json.member("size", *impl_->wanted).member("weights", impl_->weights);
   }
   json.key("datasets").begin_array();
   for (const auto& member : impl_->members) json.raw(member->description());

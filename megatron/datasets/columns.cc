@@ -1,10 +1,9 @@
 #include "megatron/datasets/columns.h"
 
-#include <algorithm>
-#include <functional>
 #include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 namespace {
@@ -42,14 +41,9 @@ size_t Columns::index(std::string_view name) const {
 }
 
 std::string Columns::text() const {
-  std::string text;
-  for (const Column& column : *this) {
-    text += cat(text.empty() ? "" : ", ", column.name, " ", element_facts(column.type).name, " [");
-    for (size_t i = 0; i < column.shape.size(); ++i)
-      text += cat(i > 0 ? ", " : "", column.shape[i]);
-    text += "]";
-  }
-  return text;
+  return listed(*this, [](const Column& column) {
+    return cat(column.name, " ", element_facts(column.type).name, " [", listed(column.shape), "]");
+  });
 }
 
 size_t Columns::row_bytes(size_t column) const {

@@ -2,7 +2,6 @@
 // and test, how blended.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
@@ -141,11 +142,9 @@ std::string description_json(const DatasetDescription& description) {
       .end_object();
   json.key("append_eod");
   description.append_eod ? json.value(*description.append_eod) : json.null();
-  json.member("num_sources", description.sources.size()).key("sources").begin_array();
-  for (size_t i = 0; i < std::min(description.sources.size(), kMostSources); ++i)
-    json.value(description.sources[i]);
-  json.end_array()
-      .member("element_type", description.element_type)
+  json.member("num_sources", description.sources.size())
+      .member("sources", std::views::take(description.sources, kMostSources));
+  json.member("element_type", description.element_type)
       .member("num_documents", description.num_documents);
   json.member("num_sequences", description.num_sequences)
       .member("num_tokens", description.num_tokens)

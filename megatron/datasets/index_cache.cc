@@ -3,31 +3,24 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include <cstdio>
-
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/datasets/detail/once_per_node.h"
 
 namespace megatron {
 namespace {
 
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 std::string hash_bytes(std::span<const std::byte> bytes) {
-  return hex(XXH3_64bits(bytes.data(), bytes.size()));
+  return format_hex(XXH3_64bits(bytes.data(), bytes.size()));
 }
 
 }  // namespace
 
 std::string hash_text(std::string_view text) {
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return hex(hash.high64) + hex(hash.low64);
+  return format_hex(hash.high64) + format_hex(hash.low64);
 }
 
 IndexCache::IndexCache(std::filesystem::path folder, std::string name, std::string description)

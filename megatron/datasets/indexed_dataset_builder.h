@@ -8,7 +8,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "megatron/datasets/dataset_description.h"
 #include "megatron/datasets/indexed_dataset.h"

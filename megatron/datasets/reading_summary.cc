@@ -1,7 +1,6 @@
 #include "megatron/datasets/reading_summary.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
@@ -17,10 +16,7 @@ std::string grouped(int64_t count) { return format_count(static_cast<uint64_t>(c
 // For a dataset that holds whole epochs.
 std::string epochs_text(const GPTDataset& data, int64_t num_samples) {
   const double epoch = static_cast<double>(data.size()) / static_cast<double>(data.num_epochs());
-  char text[48];
-  std::snprintf(text, sizeof text, ", %.2f epochs",
-                static_cast<double>(num_samples) / std::max(1.0, epoch));
-  return text;
+  return format_text(", %.2f epochs", static_cast<double>(num_samples) / std::max(1.0, epoch));
 }
 
 std::string epochs_text(const BlendedDataset& blend) {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "megatron/base/failure_class.h"
+#include "megatron/base/check.h"
 
 namespace megatron {
 
@@ -18,6 +18,19 @@ class AccessError {
 };
 
 [[noreturn]] void throw_access_error(const std::string& message, bool may_retry);
+
+// Runs `work` and returns what is damaged, the message of its Error, or "". Access errors pass.
+template <class Work>
+std::string damage_of(const Work& work) {
+  try {
+    work();
+    return "";
+  } catch (const AccessError&) {
+    throw;
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
 
 // Whether this errno of a file means that the checkpoint is incomplete or is none (ENOENT, ENOTDIR,
 // ...). All others are access errors.

@@ -1,7 +1,6 @@
 #include "megatron/dist_checkpointing/checkpoint.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>

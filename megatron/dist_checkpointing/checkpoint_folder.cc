@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <sstream>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/dist_checkpointing/access_error.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/detail/io.h"
@@ -36,17 +36,12 @@ std::string problem_of(const CheckpointEntry& entry, CheckDepth depth, Agreement
     const std::vector<std::string> problems = verify_checkpoint(entry.directory, ranks, options);
     if (!problems.empty()) return problems[0];
   }
-  return decide_together(ranks, [&]() -> std::string {
-    try {
+  return decide_together(ranks, [&] {
+    return damage_of([&] {
       const Checkpoint checkpoint(entry.directory);
       MEGATRON_CHECK(checkpoint.iteration() == entry.iteration, entry.directory.string(),
                      ": its manifest is of iteration ", checkpoint.iteration());
-    } catch (const AccessError&) {
-      throw;
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return {};
+    });
   });
 }
 
@@ -54,14 +49,9 @@ std::string problem_of(const CheckpointEntry& entry, CheckDepth depth, Agreement
 std::vector<CheckpointEntry> list(const fs::path& root) {
   std::vector<CheckpointEntry> entries;
   if (!path_exists(root)) return entries;
-  std::error_code error;
-  fs::directory_iterator it(root, error), end;
-  if (error) throw_io_error("read folder", root, error.value());
-  for (; it != end; it.increment(error)) {
-    if (error) throw_io_error("read folder", root, error.value());
-    if (const auto iteration = iteration_of(it->path().filename().string()))
-      entries.push_back({*iteration, it->path(), {}});
-  }
+  for (const fs::path& path : paths_in(root))
+    if (const auto iteration = iteration_of(path.filename().string()))
+      entries.push_back({*iteration, path, {}});
   std::sort(entries.begin(), entries.end(), [](const CheckpointEntry& a, const CheckpointEntry& b) {
     return a.iteration > b.iteration;
   });
@@ -117,9 +107,7 @@ StartDecision newest_usable(const StartRequest& request, std::vector<CheckpointE
 }  // namespace
 
 std::string checkpoint_name(int64_t iteration) {
-  char name[32];
-  std::snprintf(name, sizeof name, "iter_%07lld", static_cast<long long>(iteration));
-  return name;
+  return format_text("iter_%07lld", static_cast<long long>(iteration));
 }
 
 std::vector<CheckpointEntry> find_checkpoints(const fs::path& root, CheckDepth depth) {

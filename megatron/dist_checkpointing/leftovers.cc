@@ -5,7 +5,6 @@
 #include <optional>
 #include <string_view>
 
-#include "megatron/base/check.h"
 #include "megatron/dist_checkpointing/detail/io.h"
 #include "megatron/dist_checkpointing/detail/ownership.h"
 
@@ -65,14 +64,8 @@ std::optional<Leftover> leftover_at(const fs::path& path) {
 
 std::vector<Leftover> find_leftovers(const fs::path& root) {
   std::vector<Leftover> found;
-  std::error_code error;
-  fs::directory_iterator it(root, error), end;
-  if (error) throw_io_error("read folder", root, error.value());
-  for (; it != end; it.increment(error)) {
-    if (error) throw_io_error("read folder", root, error.value());
-    if (std::optional<Leftover> leftover = leftover_at(it->path()))
-      found.push_back(std::move(*leftover));
-  }
+  for (const fs::path& path : paths_in(root))
+    if (std::optional<Leftover> leftover = leftover_at(path)) found.push_back(std::move(*leftover));
   std::sort(found.begin(), found.end(),
             [](const Leftover& a, const Leftover& b) { return a.path < b.path; });
   return found;

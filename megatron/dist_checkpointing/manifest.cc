@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/dist_checkpointing/detail/geometry.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 
@@ -28,13 +29,6 @@ constexpr size_t kMaxNameBytes = 4096;
 constexpr int64_t kMaxComparisons = int64_t{1} << 23;
 constexpr size_t kTrailerBytes = kTrailerBegin.size() + 32 + kTrailerEnd.size();
 
-std::string hex(uint64_t value) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string out(16, '0');
-  for (size_t i = 16; i-- > 0; value >>= 4) out[i] = kDigits[value & 15];
-  return out;
-}
-
 uint64_t from_hex(std::string_view text) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
@@ -45,16 +39,16 @@ uint64_t from_hex(std::string_view text) {
 
 std::string trailer_of(std::string_view body) {
   const XXH128_hash_t hash = XXH3_128bits(body.data(), body.size());
-  return cat(kTrailerBegin, hex(hash.high64), hex(hash.low64), kTrailerEnd);
+  return cat(kTrailerBegin, format_hex(hash.high64), format_hex(hash.low64), kTrailerEnd);
 }
 
 std::string encode_file(const StoredFile& file) {
   std::string blocks;
-  for (uint64_t hash : file.block_hashes) blocks += hex(hash);
+  for (uint64_t hash : file.block_hashes) blocks += format_hex(hash);
   return ordered_json{{"name", file.name},
                       {"bytes", file.bytes},
                       {"header_bytes", file.header_bytes},
-                      {"header_xxh3", hex(file.header_hash)},
+                      {"header_xxh3", format_hex(file.header_hash)},
                       {"block_xxh3", blocks}}
       .dump();
 }

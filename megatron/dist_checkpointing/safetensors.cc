@@ -1,7 +1,6 @@
 #include "megatron/dist_checkpointing/safetensors.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>

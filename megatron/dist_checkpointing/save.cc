@@ -1,17 +1,15 @@
 #include "megatron/dist_checkpointing/save.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <ctime>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/dist_checkpointing/access_error.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
@@ -94,16 +92,10 @@ void read_back(const fs::path& directory, const StoredFile& file,
   VerifyOptions options;
   options.from_disk = true;
   options.progress = progress;
-  try {
-    verify_file(directory, file, options);
-  } catch (const AccessError&) {
-    throw;
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    throw Error(cat(text.substr(0, text.find('\n')),
-                    "\ndetail: it was written a moment ago and is read back otherwise"
-                    "\nhint: the disk, its controller or the memory of this machine fails"));
-  }
+  const std::string damage = damage_of([&] { verify_file(directory, file, options); });
+  MEGATRON_CHECK(damage.empty(), damage.substr(0, damage.find('\n')),
+                 "\ndetail: it was written a moment ago and is read back otherwise"
+                 "\nhint: the disk, its controller or the memory of this machine fails");
 }
 
 // Writes this rank's file and reads it back; returns its part of the manifest.
@@ -130,8 +122,7 @@ Manifest write_rank(const fs::path& directory, const SaveRequest& request, Agree
   }
   const std::string header = encode_safetensors_header(
       entries, {{"format", "pt"}, {"megatron_iteration", std::to_string(request.iteration)}});
-  char name[64];
-  std::snprintf(name, sizeof name, "rank_%05d.safetensors", ranks.rank());
+  const std::string name = format_text("rank_%05d.safetensors", ranks.rank());
   const auto progress = [&ranks] { ranks.progress(); };
   BlockWriter out(directory, name, header, entries.back().end, progress);
   const ShardedTensor* provided = nullptr;  // the tensor that `memory` belongs to
@@ -165,15 +156,6 @@ void merge(Manifest& all, const Manifest& part, size_t rank) {
       stored.fragments.push_back(std::move(fragment));
     }
   }
-}
-
-std::string utc_now() {
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
 }
 
 // One save on one rank. The phases are separated by agreements: every rank learns of any rank's
@@ -257,7 +239,7 @@ class Saver {
   void publish(const std::vector<std::string>& parts) {
     Manifest manifest;
     manifest.iteration = request_.iteration;
-    manifest.created = utc_now();
+    manifest.created = format_time(std::time(nullptr), "%Y-%m-%dT%H:%M:%SZ", /*utc=*/true);
     manifest.state = request_.state;
     for (size_t rank = 0; rank < parts.size(); ++rank) {
       const std::string who = cat("rank ", rank);
@@ -306,14 +288,8 @@ class Saver {
   // Problems, as far as its manifest shows, of a directory of that name that has appeared since the
   // start.
   std::vector<std::string> problems_of_newcomer() const {
-    try {
-      const Checkpoint newcomer(result_.directory);
-    } catch (const AccessError&) {
-      throw;
-    } catch (const Error& error) {
-      return {error.what()};
-    }
-    return {};
+    std::string damage = damage_of([&] { const Checkpoint newcomer(result_.directory); });
+    return damage.empty() ? std::vector<std::string>{} : std::vector{std::move(damage)};
   }
 
   // Renames the finished directory. One that existed at the start was checked by judge_existing().

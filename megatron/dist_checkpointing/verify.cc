@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <sstream>
 
 #include "megatron/base/check.h"
 #include "megatron/base/threads.h"
@@ -114,14 +113,10 @@ class Verifier {
   // Damage is recorded and reading continues; an access error ends it.
   template <class Work>
   void attempt(const Work& work) {
-    try {
-      work();
-    } catch (const AccessError&) {
-      throw;
-    } catch (const Error& error) {
-      const std::lock_guard<std::mutex> guard(mutex_);
-      problems_.push_back(error.what());
-    }
+    std::string damage = damage_of(work);
+    if (damage.empty()) return;
+    const std::lock_guard<std::mutex> guard(mutex_);
+    problems_.push_back(std::move(damage));
   }
 
   const fs::path& directory_;
@@ -155,15 +150,12 @@ std::vector<std::string> separated(const std::string& text) {
 std::vector<std::string> verify_checkpoint(const fs::path& directory,
                                            const VerifyOptions& options) {
   Manifest manifest;
-  try {
+  std::string damage = damage_of([&] {
     const InputFile in(directory / kManifestName);
     if (options.from_disk) in.forget_cached_pages();
     manifest = parse_manifest(read_manifest_text(in), in.path().string());
-  } catch (const AccessError&) {
-    throw;
-  } catch (const Error& error) {
-    return {error.what()};
-  }
+  });
+  if (!damage.empty()) return {std::move(damage)};
   return Verifier(directory, manifest, options).run(plan(manifest, options));
 }
 

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/base/check.h"
 #include "megatron/distributed/shard_reduce.h"
 #include "megatron/tensor/torch.h"
 

@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/base/check.h"
 #include "megatron/kernels/sum_parts.h"
 #include "megatron/tensor/sum_parts.h"
 #include "megatron/tensor/torch.h"

@@ -8,7 +8,6 @@
 #include <map>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "megatron/dist_checkpointing/checkpoint.h"

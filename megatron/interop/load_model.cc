@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
-#include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"

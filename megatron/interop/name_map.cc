@@ -12,7 +12,6 @@
 #include "megatron/base/files.h"
 #include "megatron/base/format.h"
 #include "megatron/base/parse.h"
-#include "megatron/comm/parallel_groups.h"
 #include "megatron/interop/foreign_tensors.h"
 #include "megatron/interop/huggingface/hf_families.h"
 #include "megatron/models/model_table.h"
@@ -24,12 +23,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kLayer = "{layer}", kExpert = "{expert}";
 constexpr const char* kTable = "embedding.word_embeddings.weight";
-
-std::string replaced(std::string text, std::string_view from, const std::string& to) {
-  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-    text.replace(at, from.size(), to);
-  return text;
-}
 
 // -- the file
 
@@ -91,9 +84,7 @@ class NameMapReader {
     for (const auto& entry : node) {
       const std::string key = text(entry.first, "a name");
       if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
-      std::string known;
-      for (const std::string_view name : keys) known += cat(known.empty() ? "" : ", ", name);
-      fail(entry.first.Mark(), cat("\"", key, "\" is unknown, expected ", known));
+      fail(entry.first.Mark(), cat("\"", key, "\" is unknown, expected ", listed(keys)));
     }
   }
 
@@ -444,11 +435,9 @@ class Mapper {
 
   bool check_joined(const Rule& rule, const std::vector<Piece>& pieces, const std::string& name,
                     const std::vector<int64_t>& shape) {
-    std::string names;
     int64_t extent = 0;
     bool right = rule.dim < shape.size();
     for (const Piece& piece : pieces) {
-      names += cat(names.empty() ? "" : ", ", piece.text, " ", format_shape(piece.shape));
       right &= piece.shape.size() == shape.size();
       if (!right) continue;
       std::vector<int64_t> expected = shape;
@@ -457,6 +446,8 @@ class Mapper {
       extent += piece.shape[rule.dim];
     }
     if (right && extent == shape[rule.dim]) return true;
+    const std::string names =
+        listed(pieces, [](const Piece& p) { return cat(p.text, " ", format_shape(p.shape)); });
     problem(cat(names, " joined along dimension ", rule.dim,
                 right ? cat(" have ", extent, " there") : " do not fit together", ", ", name,
                 " has shape ", format_shape(shape)));

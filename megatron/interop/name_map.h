@@ -23,8 +23,6 @@
 
 #include <filesystem>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "megatron/interop/import_weights.h"
 #include "megatron/models/model_table.h"

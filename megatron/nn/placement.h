@@ -2,8 +2,6 @@
 // random values.
 #pragma once
 
-#include <functional>
-
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/nn/module.h"
 #include "megatron/tensor/sharded_tensor.h"

@@ -1,6 +1,7 @@
 #include "megatron/optimizer/update_rules.h"
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 
@@ -23,12 +24,10 @@ const std::vector<const UpdateRule*>& update_rules() {
 #undef MEGATRON_RULE
 
 const UpdateRule& update_rule(const OptimizerConfig& config) {
-  std::string names;
-  for (const UpdateRule* rule : update_rules()) {
+  for (const UpdateRule* rule : update_rules())
     if (rule->name == config.optimizer) return *rule;
-    names += cat(names.empty() ? "" : ", ", rule->name);
-  }
-  throw UsageError(cat("--optimizer is ", config.optimizer, ", expected one of ", names));
+  throw UsageError(cat("--optimizer is ", config.optimizer, ", expected one of ",
+                       listed(update_rules(), &UpdateRule::name)));
 }
 
 bool keeps_masters(const OptimizerConfig& config, bool half_model) {

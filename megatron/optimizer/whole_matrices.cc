@@ -1,6 +1,5 @@
 #include "megatron/optimizer/whole_matrices.h"
 
-#include "megatron/base/check.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 

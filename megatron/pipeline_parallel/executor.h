@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
-#include <vector>
 
 #include "megatron/comm/process_group.h"
 #include "megatron/pipeline_parallel/schedule.h"

@@ -2,7 +2,6 @@
 // ends of a link agree on the order of its messages without communicating. Without libtorch.
 #pragma once
 
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -12,12 +12,9 @@
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
+#include "megatron/base/process.h"
 
 namespace megatron {
-
-double seconds_since_1970() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 MetricsRecord::MetricsRecord(std::string_view type) : type_(type), time_(seconds_since_1970()) {}
 

@@ -86,6 +86,5 @@ class MetricsSink {
 };
 
 void write_value(JsonWriter& json, const MetricsRecord::Value& value);
-double seconds_since_1970();
 
 }  // namespace megatron

@@ -1,7 +1,6 @@
 // The HTML of `megatron report`: one self-contained page, light and dark.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <utility>
 
@@ -67,10 +66,7 @@ for (const figure of document.querySelectorAll('.chart')) {
 )";
 
 std::string fixed(double value, int digits) {
-  if (!std::isfinite(value)) return "-";
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
+  return std::isfinite(value) ? format_fixed(value, digits) : "-";
 }
 
 std::string card(const std::string& value, const std::string& label) {

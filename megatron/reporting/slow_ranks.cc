@@ -1,8 +1,9 @@
 #include "megatron/reporting/slow_ranks.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
+
+#include "megatron/base/format.h"
 
 namespace megatron {
 
@@ -41,15 +42,13 @@ SectionTimes medians_of(const std::vector<SectionTimes>& rows) {
 }  // namespace
 
 std::string to_string(const SlowRank& slow) {
-  char text[256];
-  std::snprintf(text, sizeof text,
-                "rank %d is slow: its %s takes %.1f ms a step, that of %d peer%s %.1f ms; apart "
-                "from waiting for others a step takes "
-                "it %.1f ms, them %.1f ms",
-                slow.rank, section_name(slow.section), slow.milliseconds, slow.num_peers,
-                slow.num_peers == 1 ? "" : "s", slow.peer_milliseconds, slow.busy_milliseconds,
-                slow.peer_busy_milliseconds);
-  return text;
+  return format_text(
+      "rank %d is slow: its %s takes %.1f ms a step, that of %d peer%s %.1f ms; apart "
+      "from waiting for others a step takes "
+      "it %.1f ms, them %.1f ms",
+      slow.rank, section_name(slow.section), slow.milliseconds, slow.num_peers,
+      slow.num_peers == 1 ? "" : "s", slow.peer_milliseconds, slow.busy_milliseconds,
+      slow.peer_busy_milliseconds);
 }
 
 SlowRanks::SlowRanks(std::vector<int> group_of)

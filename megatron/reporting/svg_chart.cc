@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
+
+#include "megatron/base/format.h"
 
 namespace megatron {
 
@@ -14,13 +15,7 @@ constexpr double kLeft = 64, kRight = 16, kTop = 12, kBottom = 44;
 constexpr size_t kMostPoints = 1200;
 constexpr size_t kColours = 8;
 
-std::string format(const char* text, double value) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, text, value);
-  return buffer;
-}
-
-std::string coordinate(double value) { return format("%.1f", value); }
+std::string coordinate(double value) { return format_text("%.1f", value); }
 
 struct Axis {
   double low = 0, high = 1;
@@ -127,7 +122,7 @@ std::string draw_series(const Chart& chart, size_t index, const Axis& x, const A
     pen_down = true;
     if (series.marks)
       dots += "<circle class=\"" + cls + " dot\" cx=\"" + cx + "\" cy=\"" + cy + "\" r=\"3\"/>";
-    values += format("%.10g", px) + "," + format("%.6g", py) + "," + cx + "," + cy + ";";
+    values += format_text("%.10g", px) + "," + format_text("%.6g", py) + "," + cx + "," + cy + ";";
   }
   return "<path class=\"" + cls + " line\" d=\"" + path + "\"/>" + dots;
 }
@@ -135,27 +130,12 @@ std::string draw_series(const Chart& chart, size_t index, const Axis& x, const A
 }  // namespace
 
 std::string escape_html(const std::string& text) {
+  constexpr std::string_view kSpecial = "&<>\"'";
+  constexpr const char* kEntities[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
   std::string out;
-  for (char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
+  for (const char c : text) {
+    const size_t at = kSpecial.find(c);
+    at == kSpecial.npos ? out += c : out += kEntities[at];
   }
   return out;
 }
@@ -181,11 +161,11 @@ std::vector<double> round_ticks(double low, double high, int about) {
 std::string short_number(double value) {
   const double size = std::abs(value);
   if (size == 0) return "0";
-  if (size >= 1e9) return format("%.4gG", value / 1e9);
-  if (size >= 1e6) return format("%.4gM", value / 1e6);
-  if (size >= 1e3) return format("%.4gk", value / 1e3);
-  if (size < 1e-3) return format("%.3g", value);
-  return format("%.4g", value);
+  if (size >= 1e9) return format_text("%.4gG", value / 1e9);
+  if (size >= 1e6) return format_text("%.4gM", value / 1e6);
+  if (size >= 1e3) return format_text("%.4gk", value / 1e3);
+  if (size < 1e-3) return format_text("%.3g", value);
+  return format_text("%.4g", value);
 }
 
 std::vector<std::pair<double, double>> thin_out(

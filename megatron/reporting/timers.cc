@@ -1,10 +1,10 @@
 #include "megatron/reporting/timers.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <sstream>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 
@@ -58,12 +58,6 @@ std::string padded(const std::string& name, size_t width) {
   return out;
 }
 
-std::string number(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-
 }  // namespace
 
 double RankTimers::longest(size_t timer) const {
@@ -75,7 +69,7 @@ double RankTimers::longest(size_t timer) const {
 std::string timers_to_text(const Timers& timers) {
   std::string text;
   for (const auto& [name, milliseconds] : timers.milliseconds())
-    text += name + "\t" + number("%.17g", milliseconds) + "\n";
+    text += name + "\t" + format_text("%.17g", milliseconds) + "\n";
   return text;
 }
 
@@ -118,13 +112,13 @@ std::string format_timers(const std::vector<std::string>& names,
       out += "\n  " + names[i] + ":";
       for (size_t rank = 0; rank < values.size(); ++rank)
         if (values[rank][i] > 0)
-          out += "\n     rank " + number("%2.0f", rank) + ": " +
-                 number("%.2f", values[rank][i] / iterations);
+          out += "\n     rank " + format_text("%2zu", rank) + ": " +
+                 format_text("%.2f", values[rank][i] / iterations);
     } else {
       out += "\n    " + padded(names[i], 48) + ": ";
-      out += option == TimingLogOption::kMax ? number("%.2f", high / iterations)
-                                             : "(" + number("%.2f", low / iterations) + ", " +
-                                                   number("%.2f", high / iterations) + ")";
+      out += option == TimingLogOption::kMax ? format_text("%.2f", high / iterations)
+                                             : "(" + format_text("%.2f", low / iterations) + ", " +
+                                                   format_text("%.2f", high / iterations) + ")";
     }
   }
   return out;

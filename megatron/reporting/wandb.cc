@@ -10,6 +10,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/process.h"
@@ -106,11 +107,8 @@ std::string choose_run_id(const WandbSink::Options& options) {
 std::filesystem::path new_run_file(const std::filesystem::path& folder, const std::string& id) {
   // Take the next second if this one has a run already
   for (std::time_t time = std::time(nullptr);; ++time) {
-    std::tm parts{};
-    localtime_r(&time, &parts);
-    char date[32];
-    std::strftime(date, sizeof date, "%Y%m%d_%H%M%S", &parts);
-    const std::filesystem::path run = folder / "wandb" / cat("offline-run-", date, "-", id);
+    const std::filesystem::path run =
+        folder / "wandb" / cat("offline-run-", format_time(time, "%Y%m%d_%H%M%S"), "-", id);
     if (std::filesystem::exists(run)) continue;
     std::error_code error;
     std::filesystem::create_directories(run / "files", error);

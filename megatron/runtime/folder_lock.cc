@@ -20,6 +20,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/failure_class.h"
+#include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/process.h"
 
@@ -62,17 +63,9 @@ std::optional<Owner> owner_from_json(const std::string& text) {
   }
 }
 
-std::string time_text(int64_t seconds) {
-  const std::time_t time = seconds;
-  std::tm parts{};
-  gmtime_r(&time, &parts);
-  char text[40];
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
-  return text;
-}
-
 std::string describe(const Owner& owner) {
-  return cat("process ", owner.pid, " on ", owner.host, " since ", time_text(owner.since));
+  return cat("process ", owner.pid, " on ", owner.host, " since ",
+             format_time(owner.since, "%Y-%m-%d %H:%M:%S UTC", /*utc=*/true));
 }
 
 // Contents of a small file; empty if it cannot be read.

@@ -8,7 +8,6 @@
 // clock, or if it belongs to an earlier attempt of the same job, which its scheduler has ended.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>

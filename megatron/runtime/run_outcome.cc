@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -22,10 +21,6 @@
 
 namespace megatron {
 namespace {
-
-double wall_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 // Appends to a buffer of fixed size without allocating.
 class SignalSafeText {
@@ -87,7 +82,7 @@ RunOutcome::RunOutcome(std::filesystem::path folder, int rank, int restart_count
       restart_count_(restart_count),
       previous_(read_previous_outcome(folder_)),
       attempt_(previous_.attempt + 1),
-      started_(wall_seconds()),
+      started_(seconds_since_1970()),
       seconds_per_save_(previous_.seconds_per_save) {}
 
 RunOutcome::~RunOutcome() {
@@ -119,7 +114,7 @@ std::string RunOutcome::text(const char* outcome, const char* failure, const int
   saved_iteration_ >= 0 ? json.value(saved_iteration_) : json.null();
   json.member("last_saved_directory", saved_directory_)
       .member("seconds_per_save", seconds_per_save_);
-  json.member("time", wall_seconds());
+  json.member("time", seconds_since_1970());
   add_identity(json);
   return json.end_object().text() + "\n";
 }

@@ -9,7 +9,6 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -18,6 +17,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
+#include "megatron/base/format.h"
 #include "megatron/base/program_build.h"
 
 namespace megatron {
@@ -25,35 +25,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Row {
-  std::string_view name;
-  FieldSharing sharing;
-};
-
-constexpr Row kRows[] = {
-    {"data_cache_path", FieldSharing::kLocal},
-    {"distributed_interface", FieldSharing::kLocal},
-    {"num_dataset_builder_threads", FieldSharing::kLocal},
-    {"num_threads", FieldSharing::kLocal},
-    {"num_workers", FieldSharing::kLocal},
-    {"prometheus_textfile", FieldSharing::kGiven},
-    {"run_dir", FieldSharing::kGiven},
-    {"tensorboard_dir", FieldSharing::kGiven},
-    {"wandb_save_dir", FieldSharing::kGiven},
-    {"log_samples", FieldSharing::kGiven},
-    {"chat_template", FieldSharing::kContents},
-    {"data_args_path", FieldSharing::kContents},
-    {"data_path", FieldSharing::kContents},
-    {"fewshot_data", FieldSharing::kContents},
-    {"merge_file", FieldSharing::kContents},
-    {"per_split_data_args_path", FieldSharing::kContents},
-    {"tasks", FieldSharing::kContents},
-    {"test_data_path", FieldSharing::kContents},
-    {"tokenizer_model", FieldSharing::kContents},
-    {"train_data_path", FieldSharing::kContents},
-    {"valid_data_path", FieldSharing::kContents},
-    {"vocab_file", FieldSharing::kContents},
-};
+// Fields that are not kSame.
+constexpr std::pair<FieldSharing, std::string_view> kSharing[] = {
+    {FieldSharing::kLocal,
+     "data_cache_path distributed_interface num_dataset_builder_threads num_threads num_workers"},
+    {FieldSharing::kGiven,
+     "prometheus_textfile run_dir tensorboard_dir wandb_save_dir log_samples"},
+    {FieldSharing::kContents,
+     "chat_template data_args_path data_path fewshot_data merge_file per_split_data_args_path "
+     "tasks "
+     "test_data_path tokenizer_model train_data_path valid_data_path vocab_file"}};
 
 constexpr uint64_t kWholeFile = 1 << 20;  // files up to this size are read completely
 constexpr uint64_t kBlock = 4096;
@@ -86,10 +67,7 @@ class Sampler {
 
   std::string text() const {
     if (files_ == 0) return problem_.empty() ? "no such file" : problem_;
-    char digits[17];
-    std::snprintf(digits, sizeof digits, "%016llx",
-                  static_cast<unsigned long long>(XXH3_64bits_digest(state_.get())));
-    return cat(bytes_, " bytes, contents ", digits);
+    return cat(bytes_, " bytes, contents ", format_hex(XXH3_64bits_digest(state_.get())));
   }
 
  private:
@@ -165,9 +143,10 @@ void add_fields(std::span<Config* const> configs, RankSettings& settings) {
 }  // namespace
 
 FieldSharing field_sharing(std::string_view name) {
-  const auto at = std::find_if(std::begin(kRows), std::end(kRows),
-                               [&](const Row& row) { return row.name == name; });
-  return at == std::end(kRows) ? FieldSharing::kSame : at->sharing;
+  for (const auto& [sharing, names] : kSharing)
+    for (const std::string& listed : split(names))
+      if (listed == name) return sharing;
+  return FieldSharing::kSame;
 }
 
 std::string contents_fingerprint(const std::string& path, bool few_blocks) {

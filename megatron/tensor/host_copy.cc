@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <new>
 
-#include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {

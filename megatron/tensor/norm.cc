@@ -1,7 +1,6 @@
 #include "megatron/tensor/norm.h"
 
 #include "megatron/base/check.h"
-#include "megatron/kernels/column_sum.h"
 #include "megatron/kernels/fp8/fp8_norm.h"
 #include "megatron/kernels/norm.h"
 #include "megatron/tensor/detail/launch.h"

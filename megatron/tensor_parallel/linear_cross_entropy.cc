@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "megatron/base/check.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/cross_entropy.h"
 #include "megatron/tensor/gemm.h"

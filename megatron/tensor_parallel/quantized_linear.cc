@@ -28,7 +28,6 @@
 #include "megatron/base/check.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor_parallel/detail/linear_state.h"
-#include "megatron/tensor_parallel/mappings.h"
 
 namespace megatron {
 namespace {

@@ -287,9 +287,7 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
     json.key("section_ms").begin_object();
     for (int i = 0; i < kNumSections; ++i)
       json.member(section_name(static_cast<Section>(i)), measured.sections[i]);
-    json.end_object().key("slow_ranks").begin_array();
-    for (const std::string& line : measured.named) json.value(line);
-    json.end_array();
+    json.end_object().member("slow_ranks", measured.named);
   }
   if (!measured.kernels.kernels.empty()) write_json(json.key("profile"), measured.kernels);
   if (config.bench_floor) {
@@ -304,42 +302,32 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
     print_line(json.text());
     return;
   }
-  char line[256];
-  std::snprintf(
-      line, sizeof line,
+  std::string text = format_text(
       "%d x %s | %.1f M parameters a rank | %.1f ms/step | %.0f tokens/s/rank | %.2f TFLOP/s",
       ranks, device_name(device).c_str(), static_cast<double>(num_parameters) / 1e6,
       measured.step_ms, tokens / seconds, flops / seconds / 1e12);
-  std::string text = line;
-  if (peak > 0) {
-    std::snprintf(line, sizeof line, " | %.1f%% of %.0f | peak %.1f GiB",
-                  100 * flops / seconds / peak, peak / 1e12,
-                  static_cast<double>(memory.max_allocated) / (1 << 30));
-    text += line;
-  }
+  if (peak > 0)
+    text += format_text(" | %.1f%% of %.0f | peak %.1f GiB", 100 * flops / seconds / peak,
+                        peak / 1e12, static_cast<double>(memory.max_allocated) / (1 << 30));
   print_line(cat(text, " | loss ", measured.last_loss));
   if (measured.timed_step_ms > 0) {
-    std::snprintf(line, sizeof line, "with timed sections %.2f ms, without %.2f ms (%+.2f%%)",
-                  measured.timed_step_ms, measured.step_ms,
-                  100 * (measured.timed_step_ms / measured.step_ms - 1));
-    text = line;
-    for (int i = 0; i < kNumSections; ++i) {
-      std::snprintf(line, sizeof line, " | %s %.2f", section_name(static_cast<Section>(i)),
-                    measured.sections[i]);
-      text += line;
-    }
+    text = format_text("with timed sections %.2f ms, without %.2f ms (%+.2f%%)",
+                       measured.timed_step_ms, measured.step_ms,
+                       100 * (measured.timed_step_ms / measured.step_ms - 1));
+    for (int i = 0; i < kNumSections; ++i)
+      text +=
+          format_text(" | %s %.2f", section_name(static_cast<Section>(i)), measured.sections[i]);
     print_line(text);
     for (const std::string& named : measured.named) print_line(named);
     if (!config.bench_slow.empty() && measured.named.empty()) print_line("no rank was named");
   }
   if (config.bench_floor) {
     const StepFloor& floor = measured.floor;
-    std::snprintf(line, sizeof line,
-                  "floor %.1f ms (GEMM %.1f, attention %.1f, other memory %.1f, optimizer %.1f) | "
-                  "the step reaches %.1f%% of it",
-                  floor.total_ms(), floor.gemm_ms, floor.attention_ms, floor.memory_ms,
-                  floor.optimizer_ms, 100 * floor.total_ms() / measured.step_ms);
-    print_line(line);
+    print_line(format_text(
+        "floor %.1f ms (GEMM %.1f, attention %.1f, other memory %.1f, optimizer %.1f) | "
+        "the step reaches %.1f%% of it",
+        floor.total_ms(), floor.gemm_ms, floor.attention_ms, floor.memory_ms, floor.optimizer_ms,
+        100 * floor.total_ms() / measured.step_ms));
   }
   if (!measured.kernels.kernels.empty())
     print_line(kernel_table(measured.kernels, static_cast<size_t>(config.bench_kernels)));
@@ -366,21 +354,11 @@ void print_ceilings(const BenchConfig& config, const std::vector<Ceiling>& all, 
   if (config.json) return print_line(json.text());
   print_line(device_name(device));
   for (const Ceiling& one : all) {
-    char line[256];
-    std::snprintf(line, sizeof line, "%-62s %10.1f us", one.name.c_str(), one.seconds * 1e6);
-    std::string text = line;
-    if (one.flops > 0) {
-      std::snprintf(line, sizeof line, " %10.1f TFLOP/s", one.flop_rate() / 1e12);
-      text += line;
-    }
-    if (one.bytes > 0) {
-      std::snprintf(line, sizeof line, " %10.1f GB/s", one.byte_rate() / 1e9);
-      text += line;
-    }
-    if (one.bytes > 0 && copy_rate > 0) {
-      std::snprintf(line, sizeof line, " %5.1f%% of a copy", 100 * one.byte_rate() / copy_rate);
-      text += line;
-    }
+    std::string text = format_text("%-62s %10.1f us", one.name.c_str(), one.seconds * 1e6);
+    if (one.flops > 0) text += format_text(" %10.1f TFLOP/s", one.flop_rate() / 1e12);
+    if (one.bytes > 0) text += format_text(" %10.1f GB/s", one.byte_rate() / 1e9);
+    if (one.bytes > 0 && copy_rate > 0)
+      text += format_text(" %5.1f%% of a copy", 100 * one.byte_rate() / copy_rate);
     print_line(text);
   }
 }

@@ -9,6 +9,7 @@
 
 #include "megatron/base/exit_codes.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/tokenizers/tokenizer.h"
@@ -178,12 +179,10 @@ extern "C" int megatron_check(int argc, char** argv) {
   }
   print_line(layout_text(plan, report));
   if (plan.pipeline > 1 && config.show_schedule) print_line(schedule_text(plan, 150));
-  std::string needs;
-  for (const std::string& flag : missing) needs += (needs.empty() ? "" : ", ") + flag;
   const std::string dropout = attention_dropout_text(plan, report);
   if (!dropout.empty()) log_warning(dropout);
   print_line("every rule holds");
-  if (!needs.empty()) print_line(cat("pretrain will also need ", needs));
+  if (!missing.empty()) print_line(cat("pretrain will also need ", listed(missing)));
   if (!verdict) return 0;
   print_line(verdict_text(*verdict));
   if (!verdict->device->measured && report.step)

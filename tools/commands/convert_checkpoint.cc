@@ -157,12 +157,7 @@ void print_result(const ConvertConfig& config, const ConvertResult& result, Form
   json.member("iteration", result.iteration)
       .member("num_tensors", result.num_tensors)
       .member("bytes", result.bytes);
-  for (const auto& [name, list] :
-       {std::pair{"files", &result.files}, std::pair{"waived", &result.waived}}) {
-    json.key(name).begin_array();
-    for (const std::string& item : *list) json.value(item);
-    json.end_array();
-  }
+  json.member("files", result.files).member("waived", result.waived);
   if (probe) json.member("probe_difference", *probe);
   json.end_object();
   print_line(json.text());

@@ -194,19 +194,8 @@ void print_table(std::span<const EvaluationTask> tasks, std::span<const Evaluati
       rows.push_back({"", "  " + group.name, std::to_string(group.examples), "acc",
                       format_fixed(group.accuracy, 4), ""});
   }
-  std::vector<size_t> width(rows[0].size());
-  for (const auto& row : rows)
-    for (size_t c = 0; c + 1 < row.size(); ++c) width[c] = std::max(width[c], row[c].size());
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t c = 0; c < row.size(); ++c) {
-      const bool number = c == 2 || c == 4;
-      const std::string gap(width[c] > row[c].size() ? width[c] - row[c].size() : 0, ' ');
-      line += (c > 0 ? "  " : "") + (number ? gap + row[c] : row[c] + gap);
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
+  for (const std::string& line : format_table(rows, [](size_t c) { return c == 2 || c == 4; }))
     print_line(line);
-  }
 }
 
 void print_json(const EvaluateConfig& config, const LoadedModel& model,
@@ -282,13 +271,9 @@ extern "C" int megatron_evaluate(int argc, char** argv) {
   LoadModelConfig load;
   EvaluateConfig config;
   Config* const configs[] = {&load, &config};
-  ParseOptions parse;
-  parse.known = kRefused;
-  parse.positional = "load";
-  if (parse_flags(configs, argc, argv, parse).help) {
-    print_line(help_text("megatron evaluate DIR --tasks NAME=FILE ... [flags]", configs));
+  if (!parse_or_help("megatron evaluate DIR --tasks NAME=FILE ... [flags]", configs, argc, argv,
+                     {.known = kRefused, .positional = "load"}))
     return 0;
-  }
   const Launch launch = launch_from_environment();
   RuntimeOptions options;
   options.parallel.tensor_model_parallel_size = config.tensor_model_parallel_size;

@@ -283,10 +283,9 @@ extern "C" int megatron_generate(int argc, char** argv) {
   GenerateConfig config;
   GenerateOptions options;
   Config* const configs[] = {&load, &config, &options.sampling};
-  if (parse_flags(configs, argc, argv, {.positional = "load"}).help) {
-    print_line(help_text("megatron generate DIR [--chat] --prompt TEXT [flags]", configs));
+  if (!parse_or_help("megatron generate DIR [--chat] --prompt TEXT [flags]", configs, argc, argv,
+                     {.positional = "load"}))
     return 0;
-  }
   std::vector<Asked> conversations;
   std::vector<std::string> prompts;
   if (config.chat)

@@ -1,8 +1,8 @@
 // megatron inspect-chat: shows a conversation rendered by the chat template, and which of its
 // tokens contribute to the fine-tuning loss.
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -49,11 +49,11 @@ std::string read_line(const std::string& path, int64_t row) {
 
 void print_json(const RenderedConversation& rendered, const std::vector<int32_t>& marked) {
   JsonWriter json(2);
-  json.begin_object().member("text", rendered.text).key("tokens").begin_array();
-  for (const int32_t id : marked) json.value(static_cast<int64_t>(id < 0 ? ~id : id));
-  json.end_array().key("loss_mask").begin_array();
-  for (const int32_t id : marked) json.value(static_cast<int64_t>(id >= 0));
-  json.end_array().end_object();
+  json.begin_object().member("text", rendered.text);
+  const auto token = [](int32_t id) { return id < 0 ? ~id : id; };
+  json.member("tokens", std::views::transform(marked, token));
+  const auto in_loss = [](int32_t id) { return id >= 0 ? 1 : 0; };
+  json.member("loss_mask", std::views::transform(marked, in_loss)).end_object();
   print_line(json.text());
 }
 
@@ -84,13 +84,10 @@ int inspect_chat(int argc, char** argv) {
   SftConfig sft;
   InspectChatConfig config;
   Config* const configs[] = {&config, &tokenizer_config, &sft};
-  if (parse_flags(configs, argc, argv, {.positional = "input"}).help) {
-    print_line(
-        help_text("megatron inspect-chat FILE --tokenizer-model FOLDER [--chat-template "
-                  "FILE] [--row N]",
-                  configs));
+  if (!parse_or_help("megatron inspect-chat FILE --tokenizer-model FOLDER [--chat-template "
+                     "FILE] [--row N]",
+                     configs, argc, argv, {.positional = "input"}))
     return 0;
-  }
   if (tokenizer_config.tokenizer_type.empty())
     tokenizer_config.tokenizer_type = "HuggingFaceTokenizer";
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(tokenizer_config);

@@ -44,39 +44,20 @@ struct InspectCheckpointConfig : Config {
   }
 };
 
-// A text table; columns of numbers are aligned right.
-class Table {
- public:
-  explicit Table(std::vector<bool> right) : right_(std::move(right)) {}
-  void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  void print() const {
-    std::vector<size_t> widths(right_.size(), 0);
-    for (const auto& row : rows_)
-      for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-    for (const auto& row : rows_) {
-      std::string line;
-      for (size_t c = 0; c < row.size(); ++c) {
-        const std::string space(widths[c] - row[c].size(), ' ');
-        line += (c ? "  " : "") + (right_[c] ? space + row[c] : row[c] + space);
-      }
-      while (!line.empty() && line.back() == ' ') line.pop_back();
-      print_line(line);
-    }
-  }
+using Rows = std::vector<std::vector<std::string>>;
 
- private:
-  std::vector<bool> right_;
-  std::vector<std::vector<std::string>> rows_;
-};
-
-uint64_t num_elements(const StoredTensor& tensor) {
-  uint64_t count = 1;
-  for (int64_t extent : tensor.shape) count *= static_cast<uint64_t>(extent);
-  return count;
+// `right`: the columns of numbers.
+void print_rows(const Rows& rows, std::initializer_list<size_t> right) {
+  const auto is_right = [&](size_t column) {
+    return std::find(right.begin(), right.end(), column) != right.end();
+  };
+  for (const std::string& line : format_table(rows, is_right)) print_line(line);
 }
 
 uint64_t num_bytes(const StoredTensor& tensor) {
-  return num_elements(tensor) * static_cast<uint64_t>(size_of(tensor.dtype));
+  auto bytes = static_cast<uint64_t>(size_of(tensor.dtype));
+  for (const int64_t extent : tensor.shape) bytes *= static_cast<uint64_t>(extent);
+  return bytes;
 }
 
 // The names of the files that hold parts of a tensor.
@@ -124,33 +105,32 @@ ordered_json as_json(const Checkpoint& checkpoint) {
 
 void print_checkpoint(const Checkpoint& checkpoint) {
   const Manifest& manifest = checkpoint.manifest();
-  Table head({false, false});
-  head.row({"checkpoint", checkpoint.directory().string()});
-  head.row({"iteration", std::to_string(manifest.iteration)});
-  head.row({"written", manifest.created});
-  head.row({"tensors", cat(format_count(manifest.tensors.size()), ", ",
-                           format_bytes(static_cast<double>(tensor_bytes(manifest))))});
-  head.row({"files", cat(format_count(manifest.files.size()), ", ",
-                         format_bytes(static_cast<double>(total_bytes(manifest))))});
+  Rows head = {{"checkpoint", checkpoint.directory().string()},
+               {"iteration", std::to_string(manifest.iteration)},
+               {"written", manifest.created},
+               {"tensors", cat(format_count(manifest.tensors.size()), ", ",
+                               format_bytes(static_cast<double>(tensor_bytes(manifest))))},
+               {"files", cat(format_count(manifest.files.size()), ", ",
+                             format_bytes(static_cast<double>(total_bytes(manifest))))}};
   const ordered_json state = ordered_json::parse(manifest.state);
-  for (const auto& [key, value] : state.items()) head.row({"state." + key, value.dump()});
-  head.print();
+  for (const auto& [key, value] : state.items()) head.push_back({"state." + key, value.dump()});
+  print_rows(head, {});
   print_line("");
-  Table tensors({false, false, false, true, true, false});
-  tensors.row({"tensor", "type", "shape", "bytes", "parts", "files"});
+  Rows tensors = {{"tensor", "type", "shape", "bytes", "parts", "files"}};
   for (const auto& [key, tensor] : manifest.tensors) {
     const std::vector<std::string> files = files_of(manifest, tensor);
     std::string names = files.empty() ? "-" : files[0];
     if (files.size() > 1) names += cat(" and ", files.size() - 1, " more");
-    tensors.row({key, std::string(to_string(tensor.dtype)), format_shape(tensor.shape),
-                 format_count(num_bytes(tensor)), std::to_string(tensor.fragments.size()), names});
+    tensors.push_back({key, std::string(to_string(tensor.dtype)), format_shape(tensor.shape),
+                       format_count(num_bytes(tensor)), std::to_string(tensor.fragments.size()),
+                       names});
   }
-  tensors.print();
+  print_rows(tensors, {3, 4});
   print_line("");
-  Table files({false, true});
-  files.row({"file", "bytes"});
-  for (const StoredFile& file : manifest.files) files.row({file.name, format_count(file.bytes)});
-  files.print();
+  Rows files = {{"file", "bytes"}};
+  for (const StoredFile& file : manifest.files)
+    files.push_back({file.name, format_count(file.bytes)});
+  print_rows(files, {1});
 }
 
 int inspect_one(const fs::path& directory, const InspectCheckpointConfig& config) {
@@ -201,14 +181,13 @@ std::string owner_text(const Leftover& leftover) {
 // Lists leftovers of interrupted saves, and removes them with --sweep.
 ordered_json show_leftovers(const fs::path& root, const InspectCheckpointConfig& config) {
   ordered_json list = ordered_json::array();
-  Table table({false, true, true, false});
-  table.row({"left over", "bytes", "unchanged for", "writer"});
+  Rows table = {{"left over", "bytes", "unchanged for", "writer"}};
   const std::vector<Leftover> leftovers = find_leftovers(root);
   for (const Leftover& leftover : leftovers) {
     const bool removed = config.sweep && leftover.is_dead() && remove_leftover(leftover);
     const std::string name = leftover.path.filename().string();
-    table.row({name, format_count(leftover.bytes), format_duration(leftover.age_seconds),
-               owner_text(leftover) + (removed ? "; removed" : "")});
+    table.push_back({name, format_count(leftover.bytes), format_duration(leftover.age_seconds),
+                     owner_text(leftover) + (removed ? "; removed" : "")});
     list.push_back({{"name", name},
                     {"bytes", leftover.bytes},
                     {"age_seconds", leftover.age_seconds},
@@ -218,7 +197,7 @@ ordered_json show_leftovers(const fs::path& root, const InspectCheckpointConfig&
   }
   if (config.json || leftovers.empty()) return list;
   print_line("");
-  table.print();
+  print_rows(table, {1, 2});
   if (!config.sweep && std::any_of(leftovers.begin(), leftovers.end(),
                                    [](const Leftover& l) { return l.is_dead(); }))
     print_line(cat("those without a live writer are removed by megatron inspect-checkpoint ",
@@ -234,8 +213,8 @@ int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) 
                  ": holds no checkpoint and is none",
                  "\nhint: give the folder named by --save, or one iter_* directory in it");
   ordered_json list = ordered_json::array();
-  Table table({false, false, true, true, false});
-  table.row({"checkpoint", "written", "tensors", "bytes", config.verify ? "verified" : "manifest"});
+  Rows table = {
+      {"checkpoint", "written", "tensors", "bytes", config.verify ? "verified" : "manifest"}};
   bool damaged = false;
   for (const CheckpointEntry& entry : entries) {
     const std::string name = entry.directory.filename().string();
@@ -245,20 +224,20 @@ int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) 
     if (entry.problem.empty()) {
       const Checkpoint checkpoint(entry.directory);
       const Manifest& manifest = checkpoint.manifest();
-      table.row({name, manifest.created, format_count(manifest.tensors.size()),
-                 format_count(total_bytes(manifest)), "whole"});
+      table.push_back({name, manifest.created, format_count(manifest.tensors.size()),
+                       format_count(total_bytes(manifest)), "whole"});
       item.update({{"created", manifest.created},
                    {"num_tensors", manifest.tensors.size()},
                    {"file_bytes", total_bytes(manifest)}});
     } else {
       damaged = true;
-      table.row(
+      table.push_back(
           {name, "", "", "", "DAMAGED: " + entry.problem.substr(0, entry.problem.find('\n'))});
       item["problem"] = entry.problem;
     }
     list.push_back(std::move(item));
   }
-  if (!config.json) table.print();
+  if (!config.json) print_rows(table, {2, 3});
   const ordered_json leftovers = show_leftovers(root, config);
   if (config.json)
     print_line(
@@ -272,13 +251,9 @@ int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) 
 int inspect_checkpoint(int argc, char** argv) {
   InspectCheckpointConfig config;
   Config* const configs[] = {&config};
-  ParseOptions options;
-  options.allow_config_file = false;
-  options.positional = "directory";
-  if (parse_flags(configs, argc, argv, options).help) {
-    print_line(help_text("Usage: megatron inspect-checkpoint DIRECTORY [flags]", configs));
+  if (!parse_or_help("Usage: megatron inspect-checkpoint DIRECTORY [flags]", configs, argc, argv,
+                     {.allow_config_file = false, .positional = "directory"}))
     return 0;
-  }
   const fs::path directory(config.directory);
   std::error_code ignored;
   MEGATRON_CHECK(fs::is_directory(directory, ignored), directory.string(), ": is not a folder");

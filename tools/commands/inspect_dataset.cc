@@ -1,7 +1,6 @@
 // megatron inspect-dataset: contents and validity of an indexed dataset, and the tokens of a
 // training sample.
 #include <algorithm>
-#include <array>
 #include <string>
 #include <vector>
 
@@ -202,9 +201,7 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
     print_line(cat("sample ", *config.sample, " of ", format_count(dataset->size()), ", ",
                    to_string(config.sample_split), " split, sample ", index, " of dataset ",
                    member));
-    std::string line;
-    for (const int64_t token : tokens) line += (line.empty() ? "" : " ") + std::to_string(token);
-    print_line(line);
+    print_line(listed(tokens, {}, " "));
     print_line(cat("next token ", labels.back()));
     print_line(cat("fingerprint ", dataset->fingerprint()));
     return;
@@ -216,11 +213,8 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
   json->member("num_samples", dataset->size())
       .member("dataset", member)
       .member("dataset_sample", index);
-  json->member("fingerprint", dataset->fingerprint()).key("tokens").begin_array();
-  for (const int64_t token : tokens) json->value(token);
-  json->end_array().key("labels").begin_array();
-  for (const int64_t label : labels) json->value(label);
-  json->end_array().end_object();
+  json->member("fingerprint", dataset->fingerprint()).member("tokens", tokens);
+  json->member("labels", labels).end_object();
 }
 
 }  // namespace
@@ -230,14 +224,10 @@ int inspect_dataset(int argc, char** argv) {
   DataConfig data;
   TokenizerConfig tokenizer_config;
   Config* const configs[] = {&config, &data, &tokenizer_config};
-  const ParseResult parsed = parse_flags(configs, argc, argv, {.positional = "prefix"});
-  if (parsed.help) {
-    print_line(
-        help_text("megatron inspect-dataset PREFIX ... [--verify] [--sample I --seq-length S "
-                  "--data-path ...]",
-                  configs));
+  if (!parse_or_help("megatron inspect-dataset PREFIX ... [--verify] [--sample I --seq-length S "
+                     "--data-path ...]",
+                     configs, argc, argv, {.positional = "prefix"}))
     return 0;
-  }
   if (config.sample && data.data_path.empty() && !config.prefix.empty())
     data.data_path = config.prefix;
   const std::vector<std::string> prefixes = prefixes_of(config, data);

@@ -93,11 +93,9 @@ extern "C" int megatron_logits(int argc, char** argv) {
   LoadModelConfig load;
   LogitsConfig config;
   Config* const configs[] = {&load, &config};
-  if (parse_flags(configs, argc, argv, {.positional = "load"}).help) {
-    print_line(help_text("megatron logits DIR --tokens 1,2,3 --output logits.safetensors [flags]",
-                         configs));
+  if (!parse_or_help("megatron logits DIR --tokens 1,2,3 --output logits.safetensors [flags]",
+                     configs, argc, argv, {.positional = "load"}))
     return 0;
-  }
   const ParallelGroups groups;
   LoadedModel loaded = load_model(load, groups, /*tokenizer_required=*/!config.prompt.empty());
   const std::vector<int32_t> ids = token_ids(config, loaded);

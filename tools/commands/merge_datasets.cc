@@ -1,5 +1,4 @@
 // megatron merge-datasets: concatenates indexed datasets.
-#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <string>
@@ -59,13 +58,9 @@ std::vector<std::string> prefixes_in(const std::string& folder) {
 int merge_datasets(int argc, char** argv) {
   MergeDatasetsConfig config;
   Config* const configs[] = {&config};
-  const ParseResult parsed =
-      parse_flags(configs, argc, argv, {.allow_config_file = false, .positional = "input"});
-  if (parsed.help) {
-    print_line(help_text("megatron merge-datasets --input PREFIX PREFIX ... --output-prefix PREFIX",
-                         configs));
+  if (!parse_or_help("megatron merge-datasets --input PREFIX PREFIX ... --output-prefix PREFIX",
+                     configs, argc, argv, {.allow_config_file = false, .positional = "input"}))
     return 0;
-  }
   std::vector<std::string> inputs = config.input;
   if (inputs.size() == 1 && std::filesystem::is_directory(inputs[0]))
     inputs = prefixes_in(inputs[0]);
@@ -75,10 +70,8 @@ int merge_datasets(int argc, char** argv) {
   const IndexedDataset merged(config.output_prefix, {.multimodal = config.multimodal});
   if (config.json) {
     JsonWriter json;
-    json.begin_object().member("output_prefix", config.output_prefix).key("inputs").begin_array();
-    for (const std::string& input : inputs) json.value(input);
-    json.end_array()
-        .member("num_sequences", merged.num_sequences())
+    json.begin_object().member("output_prefix", config.output_prefix).member("inputs", inputs);
+    json.member("num_sequences", merged.num_sequences())
         .member("num_documents", merged.num_documents());
     json.member("num_tokens", merged.num_tokens())
         .member("dtype", to_string(merged.type()))

@@ -110,15 +110,10 @@ int preprocess_data(int argc, char** argv) {
   PreprocessDataConfig config;
   TokenizerConfig tokenizer_config;
   Config* const configs[] = {&config, &tokenizer_config};
-  const ParseResult parsed =
-      parse_flags(configs, argc, argv, {.known = kKnownFlags, .positional = "input"});
-  if (parsed.help) {
-    print_line(
-        help_text("megatron preprocess-data --input FILE ... --output-prefix PREFIX "
-                  "--tokenizer-type TYPE ...",
-                  configs));
+  if (!parse_or_help("megatron preprocess-data --input FILE ... --output-prefix PREFIX "
+                     "--tokenizer-type TYPE ...",
+                     configs, argc, argv, {.known = kKnownFlags, .positional = "input"}))
     return 0;
-  }
   const auto tokenizer = make_tokenizer(tokenizer_config);
   PreprocessOptions options;
   options.inputs = config.input;

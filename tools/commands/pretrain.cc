@@ -1,10 +1,8 @@
 // megatron pretrain: trains a model; see README.
 
-#include <cstdio>
 #include <string>
 
 #include "megatron/base/exit_codes.h"
-#include "megatron/base/parse.h"
 #include "megatron/comm/launch.h"
 #include "tools/support/ranks_command.h"
 #include "tools/support/training_run.h"

@@ -2,14 +2,13 @@
 // configuration.
 #include "megatron/training/proving/prove.h"
 
-#include <algorithm>
 #include <array>
-#include <cstdio>
 #include <optional>
 #include <string>
 
 #include "megatron/base/check.h"
 #include "megatron/base/exit_codes.h"
+#include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
@@ -51,11 +50,10 @@ struct ProveConfig : Config {
 };
 
 std::string line_text(const ProofLine& line) {
-  char text[160];
-  std::snprintf(text, sizeof text, "  %-16s %6lld %10.2e %10.2e  %-7s", line.quantity.c_str(),
-                static_cast<long long>(line.compared), line.difference, line.allowed,
-                line.failed == 0 ? "holds" : "FAILS");
-  return cat(text, " ", line.worst);
+  return cat(format_text("  %-16s %6lld %10.2e %10.2e  %-7s ", line.quantity.c_str(),
+                         static_cast<long long>(line.compared), line.difference, line.allowed,
+                         line.failed == 0 ? "holds" : "FAILS"),
+             line.worst);
 }
 
 void print_proof(const Proof& proof, bool rounded) {
@@ -70,9 +68,8 @@ void print_proof(const Proof& proof, bool rounded) {
 
 std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bool holds) {
   JsonWriter json(2);
-  json.begin_object().member("holds", holds).key("shrunk").begin_array();
-  for (const std::string& change : shrunk.changes) json.value(change);
-  json.end_array().key("proofs").begin_array();
+  json.begin_object().member("holds", holds).member("shrunk", shrunk.changes);
+  json.key("proofs").begin_array();
   for (const Proof& proof : proofs) {
     json.begin_object()
         .member("dtype", proof.dtype)
@@ -89,9 +86,7 @@ std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bo
           .member("worst", line.worst)
           .end_object();
     }
-    json.end_array().key("faults").begin_array();
-    for (const std::string& fault : proof.faults) json.value(fault);
-    json.end_array().end_object();
+    json.end_array().member("faults", proof.faults).end_object();
   }
   json.end_array().end_object();
   return json.text();

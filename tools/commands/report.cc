@@ -8,6 +8,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
@@ -73,22 +74,17 @@ std::filesystem::path default_output(const std::vector<std::string>& folders) {
 int report(int argc, char** argv) {
   ReportConfig config;
   Config* configs[] = {&config};
-  ParseOptions options;
-  options.positional = "run_dir";
-  if (parse_flags(configs, argc, argv, options).help) {
-    print_line(
-        help_text("megatron report RUN_DIR... [--output FILE] [--log-loss] [--json]", configs));
+  if (!parse_or_help("megatron report RUN_DIR... [--output FILE] [--log-loss] [--json]", configs,
+                     argc, argv, {.positional = "run_dir"}))
     return 0;
-  }
   const std::vector<RunHistory> runs = read_runs(config.run_dir);
   if (config.json) print_line(runs.size() == 1 ? report_json(runs.front()) : json_of(runs));
   if (config.json && config.output.empty()) return 0;
   const std::filesystem::path output =
       config.output.empty() ? default_output(config.run_dir) : std::filesystem::path(config.output);
-  std::string title;
-  for (const std::string& folder : config.run_dir)
-    title +=
-        (title.empty() ? "" : ", ") + std::filesystem::absolute(folder).lexically_normal().string();
+  const std::string title = listed(config.run_dir, [](const std::string& folder) {
+    return std::filesystem::absolute(folder).lexically_normal().string();
+  });
   write_file_atomically(output, render_report(runs, {title, config.log_loss}));
   if (!config.json) print_line("wrote " + output.string());
   return 0;

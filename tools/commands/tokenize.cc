@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
 #include "megatron/tokenizers/tokenizer.h"
@@ -77,12 +76,7 @@ int tokenize(int argc, char** argv) {
   TokenizeConfig config;
   TokenizerConfig tokenizer_config;
   const std::array<Config*, 2> configs = {&config, &tokenizer_config};
-  ParseOptions options;
-  options.positional = "text";
-  if (parse_flags(configs, argc, argv, options).help) {
-    std::fputs(help_text(kTokenizeUsage, configs).c_str(), stdout);
-    return 0;
-  }
+  if (!parse_or_help(kTokenizeUsage, configs, argc, argv, {.positional = "text"})) return 0;
   const auto tokenizer = make_tokenizer(tokenizer_config);
   std::vector<std::string> texts = config.text;
   if (!config.input.empty()) texts.push_back(read_file(input_path(config.input)));

@@ -114,10 +114,7 @@ void print_report(const TrainTokenizerConfig& config, const TrainingReport& repo
 int train_tokenizer(int argc, char** argv) {
   TrainTokenizerConfig config;
   const std::array<Config*, 1> configs = {&config};
-  if (parse_flags(configs, argc, argv, {.positional = "input"}).help) {
-    std::fputs(help_text(kTrainTokenizerUsage, configs).c_str(), stdout);
-    return 0;
-  }
+  if (!parse_or_help(kTrainTokenizerUsage, configs, argc, argv, {.positional = "input"})) return 0;
   const auto start = std::chrono::steady_clock::now();
   BpeTrainerOptions options;
   options.vocab_size = config.vocab_size;

@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
@@ -72,12 +70,9 @@ Versions library_versions(bool loaded) {
 int version(int argc, char** argv) {
   VersionConfig config;
   Config* const configs[] = {&config};
-  ParseOptions options;
-  options.allow_config_file = false;
-  if (parse_flags(configs, argc, argv, options).help) {
-    print_line(help_text("Usage: megatron version [flags]", configs));
+  if (!parse_or_help("Usage: megatron version [flags]", configs, argc, argv,
+                     {.allow_config_file = false}))
     return 0;
-  }
   const Versions build = {{"compiler", cat(MEGATRON_COMPILER, " ", __VERSION__)},
                           {"build_type", MEGATRON_BUILD_TYPE}};
   const Versions libraries = library_versions(config.all);

@@ -13,6 +13,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/failure_class.h"
+#include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/base/process_signals.h"
@@ -96,14 +97,10 @@ const Command* find(std::span<const Command> commands, std::string_view name) {
 
 int unknown_command(std::span<const Command> commands, std::string_view name) {
   std::vector<std::string> names;
-  std::string all;
-  for (const Command& command : commands) {
-    names.emplace_back(command.name);
-    all += (all.empty() ? "" : ", ") + names.back();
-  }
+  for (const Command& command : commands) names.emplace_back(command.name);
   const std::string near = nearest(name, names);
   return report(cat("unknown command ", name, near.empty() ? "" : "; did you mean ", near,
-                    near.empty() ? "" : "?", "\nhint: the commands are ", all),
+                    near.empty() ? "" : "?", "\nhint: the commands are ", listed(names)),
                 FailureClass::kUsage);
 }
 

@@ -13,26 +13,9 @@ namespace {
 
 constexpr std::string_view kDTypes[] = {"stored", "fp32", "bf16", "fp16", "fp64"};
 
-std::optional<at::ScalarType> scalar_type(ModelDType dtype) {
-  switch (dtype) {
-    case ModelDType::kStored:
-      return std::nullopt;
-    case ModelDType::kFp32:
-      return at::kFloat;
-    case ModelDType::kBf16:
-      return at::kBFloat16;
-    case ModelDType::kFp16:
-      return at::kHalf;
-    case ModelDType::kFp64:
-      return at::kDouble;
-  }
-  return std::nullopt;
-}
-
-DeviceChoice device_choice(const std::string& name) {
-  if (name == "auto") return DeviceChoice::kAuto;
-  return name == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-}
+constexpr std::optional<at::ScalarType> kScalarTypes[] = {std::nullopt, at::kFloat, at::kBFloat16,
+                                                          at::kHalf, at::kDouble};
+constexpr std::string_view kDevices[] = {"auto", "cpu", "cuda"};
 
 }  // namespace
 
@@ -42,15 +25,13 @@ void LoadModelConfig::fields(FieldVisitor& v) {
   v.field("adapter", adapter, "folder of PEFT with adapters for that model");
   v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
   v.choice("dtype", dtype, kDTypes, "element type to compute in");
-  v.field("device", device, "auto, cpu or cuda");
+  v.choice("device", device, kDevices, "auto, cpu or cuda");
   v.field("num_threads", num_threads, kNumThreadsHelp);
 }
 
 void LoadModelConfig::validate(Violations& violations) const {
   if (load.empty())
     violations.add("--load is required", "give the folder that --save of pretrain named");
-  if (device != "auto" && device != "cpu" && device != "cuda")
-    violations.add(cat("--device ", device, ": unknown value"), "expected one of auto, cpu, cuda");
   at_least(violations, "--num-threads", num_threads, 0);
 }
 
@@ -59,8 +40,8 @@ LoadModelRequest load_model_request(const LoadModelConfig& config, int local_ran
   request.load = config.load;
   request.adapter = config.adapter;
   request.ckpt_step = config.ckpt_step;
-  request.dtype = scalar_type(config.dtype);
-  request.device = choose_device(device_choice(config.device), local_rank);
+  request.dtype = kScalarTypes[static_cast<size_t>(config.dtype)];
+  request.device = choose_device(config.device, local_rank);
   return request;
 }
 

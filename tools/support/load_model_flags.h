@@ -3,6 +3,7 @@
 
 #include "megatron/base/fields.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/runtime/device_choice.h"
 
 namespace megatron {
 
@@ -13,7 +14,7 @@ struct LoadModelConfig : Config {
   std::string adapter;
   std::optional<int64_t> ckpt_step;
   ModelDType dtype = ModelDType::kStored;
-  std::string device = "auto";
+  DeviceChoice device = DeviceChoice::kAuto;
   int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
 
   void fields(FieldVisitor& visitor) override;

@@ -1,8 +1,6 @@
 #include "megatron/comm/detail/failure_report.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -10,8 +8,16 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CollectiveCall, op, dtype, count, bytes, group, channel, members,
+                                   sequence, started, finished)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HistorySnapshot, now, under_way, finished, issued)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, rank, place, process, condition, history, error,
+                                   consequence, culprit, order, failure)
+
 namespace {
 
 using Json = nlohmann::json;
@@ -19,34 +25,7 @@ using Condition = RankState::Condition;
 
 constexpr size_t kMaxDetails = 8;
 
-Json call_to_json(const CollectiveCall& call) {
-  return {{"op", call.op},           {"dtype", call.dtype},
-          {"count", call.count},     {"bytes", call.bytes},
-          {"group", call.group},     {"channel", call.channel},
-          {"members", call.members}, {"sequence", call.sequence},
-          {"started", call.started}, {"finished", call.finished}};
-}
-
-CollectiveCall call_from_json(const Json& json) {
-  CollectiveCall call;
-  json.at("op").get_to(call.op);
-  json.at("dtype").get_to(call.dtype);
-  json.at("count").get_to(call.count);
-  json.at("bytes").get_to(call.bytes);
-  json.at("group").get_to(call.group);
-  json.at("channel").get_to(call.channel);
-  json.at("members").get_to(call.members);
-  json.at("sequence").get_to(call.sequence);
-  json.at("started").get_to(call.started);
-  json.at("finished").get_to(call.finished);
-  return call;
-}
-
-std::string seconds_text(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", seconds);
-  return text;
-}
+std::string seconds_text(double seconds) { return format_fixed(seconds, 1) + " s"; }
 
 std::string ranks_text(const std::vector<int>& ranks) {
   const std::string list = group_text("", ranks);  // " {0, 1}"
@@ -274,47 +253,15 @@ class Explanation {
 }  // namespace
 
 std::string to_json(const RankState& state) {
-  Json json = {{"rank", state.rank},
-               {"place", state.place},
-               {"process", state.process},
-               {"condition", static_cast<int>(state.condition)},
-               {"error", state.error},
-               {"consequence", state.consequence},
-               {"culprit", state.culprit},
-               {"order", state.order},
-               {"failure", static_cast<int>(state.failure)},
-               {"now", state.history.now},
-               {"issued", state.history.issued}};
-  for (const CollectiveCall& call : state.history.under_way)
-    json["under_way"].push_back(call_to_json(call));
-  for (const CollectiveCall& call : state.history.finished)
-    json["finished"].push_back(call_to_json(call));
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return Json(state).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 RankState rank_state_from_json(const std::string& text) {
-  RankState state;
   try {
-    const Json json = Json::parse(text);
-    json.at("rank").get_to(state.rank);
-    json.at("place").get_to(state.place);
-    json.at("process").get_to(state.process);
-    state.condition = static_cast<Condition>(json.at("condition").get<int>());
-    json.at("error").get_to(state.error);
-    json.at("consequence").get_to(state.consequence);
-    json.at("culprit").get_to(state.culprit);
-    json.at("order").get_to(state.order);
-    state.failure = static_cast<FailureClass>(json.at("failure").get<int>());
-    json.at("now").get_to(state.history.now);
-    json.at("issued").get_to(state.history.issued);
-    for (const Json& call : json.value("under_way", Json::array()))
-      state.history.under_way.push_back(call_from_json(call));
-    for (const Json& call : json.value("finished", Json::array()))
-      state.history.finished.push_back(call_from_json(call));
+    return Json::parse(text).get<RankState>();
   } catch (const Json::exception& error) {
     throw_error(cat("the state of a rank cannot be parsed: ", error.what()));
   }
-  return state;
 }
 
 FailureReport explain_failure(const std::vector<RankState>& states) {

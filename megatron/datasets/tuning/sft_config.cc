@@ -1,7 +1,5 @@
 #include "megatron/datasets/tuning/sft_config.h"
 
-#include "megatron/base/check.h"
-
 namespace megatron {
 namespace {
 

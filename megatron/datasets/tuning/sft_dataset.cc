@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
-#include "megatron/base/log.h"
 #include "megatron/base/threads.h"
 #include "megatron/datasets/blend.h"
 #include "megatron/datasets/detail/encoder.h"

@@ -202,6 +202,15 @@ bool path_exists(const fs::path& path) {
   throw_io_error("look at", path, errno);
 }
 
+std::vector<fs::path> paths_in(const fs::path& folder) {
+  std::vector<fs::path> paths;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    paths.push_back(it->path());
+  if (error) throw_io_error("read folder", folder, error.value());
+  return paths;
+}
+
 uint64_t regular_file_size(const fs::path& path) {
   pass_hook(IoOp::kStat, "look at", path);
   struct stat info;

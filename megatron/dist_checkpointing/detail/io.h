@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace megatron {
 
@@ -69,6 +70,7 @@ class InputFile {
 
 // Whether the path exists. Throws AccessError if that cannot be determined.
 bool path_exists(const std::filesystem::path& path);
+std::vector<std::filesystem::path> paths_in(const std::filesystem::path& folder);
 // The size of a regular file, without opening it.
 uint64_t regular_file_size(const std::filesystem::path& path);
 

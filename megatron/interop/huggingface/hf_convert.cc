@@ -1,20 +1,17 @@
 #include "megatron/interop/huggingface/hf_convert.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
-#include "megatron/base/parse.h"
+#include "megatron/base/format.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/dist_checkpointing/safetensors.h"
-#include "megatron/dist_checkpointing/save.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/models/model_table.h"
@@ -256,11 +253,8 @@ class Exporter {
                                     {"weight_map", nlohmann::ordered_json::object()}};
     for (size_t i = 0; i < shards.size(); ++i) {
       std::string name = kHfSafetensors;
-      if (shards.size() > 1) {
-        char text[64];
-        std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-        name = text;
-      }
+      if (shards.size() > 1)
+        name = format_text("model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
       write_shard(name, shards[i]);
       for (const HfTensor* tensor : shards[i].tensors) index["weight_map"][tensor->name] = name;
     }

@@ -7,6 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
+#include "megatron/base/format.h"
 #include "megatron/models/model_table.h"
 
 namespace megatron {
@@ -618,12 +619,7 @@ const HfFamily* find_hf_family(std::string_view model_type) {
   return nullptr;
 }
 
-std::string hf_family_names() {
-  std::string names;
-  for (const HfFamily& family : families())
-    names += cat(names.empty() ? "" : ", ", family.model_type);
-  return names;
-}
+std::string hf_family_names() { return listed(families(), &HfFamily::model_type); }
 
 namespace {
 

@@ -6,22 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 
 using nlohmann::ordered_json;
-
-struct HfFields::Impl {
-  ordered_json json;
-  std::string name;
-  bool reading = true;
-
-  // The value of a key, or null.
-  const ordered_json* find(std::string_view key) const {
-    const auto found = json.find(std::string(key));
-    return found == json.end() || found->is_null() ? nullptr : &*found;
-  }
-};
 
 namespace {
 
@@ -37,6 +26,12 @@ std::string short_text(const ordered_json& value) {
 
 [[noreturn]] void absent(const std::string& name, std::string_view key) {
   throw_error(cat(name, ": has no ", key));
+}
+
+// The value of a key, or null.
+const ordered_json* member_of(const ordered_json& object, std::string_view key) {
+  const auto found = object.find(std::string(key));
+  return found == object.end() || found->is_null() ? nullptr : &*found;
 }
 
 constexpr const char* kDownload =
@@ -79,6 +74,16 @@ int64_t to_integer(const std::string& name, std::string_view key, const ordered_
   return static_cast<int64_t>(number);
 }
 
+bool to_bool(const std::string& name, std::string_view key, const ordered_json& value) {
+  if (!value.is_boolean()) wrong_type(name, key, value, "true or false");
+  return value.get<bool>();
+}
+
+std::string to_text(const std::string& name, std::string_view key, const ordered_json& value) {
+  if (!value.is_string()) wrong_type(name, key, value, "a string");
+  return value.get<std::string>();
+}
+
 std::vector<double> to_numbers(const std::string& name, std::string_view key,
                                const ordered_json& value) {
   if (!value.is_array()) wrong_type(name, key, value, "a list of numbers");
@@ -88,6 +93,21 @@ std::vector<double> to_numbers(const std::string& name, std::string_view key,
 }
 
 }  // namespace
+
+struct HfFields::Impl {
+  ordered_json json;
+  std::string name;
+  bool reading = true;
+
+  const ordered_json* find(std::string_view key) const { return member_of(json, key); }
+  template <class T>
+  void read(std::string_view key, T& value, const std::optional<T>& missing,
+            T (*convert)(const std::string&, std::string_view, const ordered_json&)) const {
+    const ordered_json* found = find(key);
+    if (found == nullptr && !missing) absent(name, key);
+    value = found != nullptr ? convert(name, key, *found) : *missing;
+  }
+};
 
 HfFields::HfFields(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HfFields::HfFields(HfFields&&) noexcept = default;
@@ -118,39 +138,23 @@ const std::string& HfFields::name() const { return impl_->name; }
 std::string HfFields::text() const { return impl_->json.dump(2) + "\n"; }
 
 void HfFields::integer(std::string_view key, int64_t& value, std::optional<int64_t> missing) {
-  if (!reading()) return set(key, std::to_string(value));
-  const ordered_json* found = impl_->find(key);
-  if (found == nullptr && !missing) absent(name(), key);
-  value = found != nullptr ? to_integer(name(), key, *found) : *missing;
+  if (reading()) return impl_->read(key, value, missing, to_integer);
+  impl_->json[std::string(key)] = value;
 }
 
 void HfFields::number(std::string_view key, double& value, std::optional<double> missing) {
-  if (!reading()) {
-    impl_->json[std::string(key)] = value;
-    return;
-  }
-  const ordered_json* found = impl_->find(key);
-  if (found == nullptr && !missing) absent(name(), key);
-  value = found != nullptr ? to_number(name(), key, *found) : *missing;
+  if (reading()) return impl_->read(key, value, missing, to_number);
+  impl_->json[std::string(key)] = value;
 }
 
 void HfFields::flag(std::string_view key, bool& value, std::optional<bool> missing) {
-  if (!reading()) return set(key, value ? "true" : "false");
-  const ordered_json* found = impl_->find(key);
-  if (found == nullptr && !missing) absent(name(), key);
-  if (found != nullptr && !found->is_boolean()) wrong_type(name(), key, *found, "true or false");
-  value = found != nullptr ? found->get<bool>() : *missing;
+  if (reading()) return impl_->read(key, value, missing, to_bool);
+  impl_->json[std::string(key)] = value;
 }
 
 void HfFields::text(std::string_view key, std::string& value, std::optional<std::string> missing) {
-  if (!reading()) {
-    impl_->json[std::string(key)] = value;
-    return;
-  }
-  const ordered_json* found = impl_->find(key);
-  if (found == nullptr && !missing) absent(name(), key);
-  if (found != nullptr && !found->is_string()) wrong_type(name(), key, *found, "a string");
-  value = found != nullptr ? found->get<std::string>() : *missing;
+  if (reading()) return impl_->read(key, value, missing, to_text);
+  impl_->json[std::string(key)] = value;
 }
 
 void HfFields::number_or_null(std::string_view key, double& value, double missing) {
@@ -230,10 +234,7 @@ void HfFields::layer_types(std::vector<std::string>& types) {
   const ordered_json* found = impl_->find("layer_types");
   if (found == nullptr) return;
   if (!found->is_array()) wrong_type(name(), "layer_types", *found, "a list of strings");
-  for (const ordered_json& type : *found) {
-    if (!type.is_string()) wrong_type(name(), "layer_types", type, "a string");
-    types.push_back(type.get<std::string>());
-  }
+  for (const ordered_json& type : *found) types.push_back(to_text(name(), "layer_types", type));
 }
 
 namespace {
@@ -269,17 +270,13 @@ class RopeReader {
   RopeReader(const std::string& name, const ordered_json& values) : name_(name), values_(values) {
     std::string type = "default";
     for (const char* key : {"type", "rope_type"})
-      if (const ordered_json* found = find(key)) {
-        if (!found->is_string()) wrong_type(name_, key, *found, "a string");
-        type = found->get<std::string>();
-      }
+      if (const ordered_json* found = find(key)) type = to_text(name_, key, *found);
     if (type == "su") type = "longrope";  // its old name
     for (const RopeType& known : rope_types())
       if (known.name == type) type_ = &known;
-    std::string names;
-    for (const RopeType& known : rope_types()) names += cat(names.empty() ? "" : ", ", known.name);
     MEGATRON_CHECK(type_ != nullptr, name_, ": rotary positions of the type \"", type,
-                   "\" are not built", "\nhint: types that are: ", names);
+                   "\" are not built",
+                   "\nhint: types that are: ", listed(rope_types(), &RopeType::name));
     for (const auto& [key, value] : values_.items()) {
       constexpr std::array<std::string_view, 4> kAlways = {"type", "rope_type", "rope_theta",
                                                            "partial_rotary_factor"};
@@ -294,10 +291,7 @@ class RopeReader {
   }
 
   RopeScaling scaling() const { return type_->scaling; }
-  const ordered_json* find(std::string_view key) const {
-    const auto found = values_.find(std::string(key));
-    return found == values_.end() || found->is_null() ? nullptr : &*found;
-  }
+  const ordered_json* find(std::string_view key) const { return member_of(values_, key); }
   double number(std::string_view key, std::optional<double> missing = {}) const {
     const ordered_json* found = find(key);
     if (found == nullptr && !missing) absent(name_, cat("rope_parameters.", key));

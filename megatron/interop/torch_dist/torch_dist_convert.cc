@@ -6,12 +6,9 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
-#include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
-#include "megatron/dist_checkpointing/save.h"
-#include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/interop/torch_dist/torch_dist_model.h"
 #include "megatron/models/model_table.h"

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
-#include <string>
 
 #include "megatron/interop/huggingface/hf_convert.h"
 #include "megatron/tokenizers/tokenizer.h"

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
-#include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/interop/foreign_tensors.h"
 #include "megatron/models/model_table.h"
@@ -29,75 +27,52 @@ bool is_of_model(std::string_view key) {
 
 // -- arguments
 
-// Arguments of Megatron-LM that define the model, by their names in `args`, with our name if it
-// differs.
-struct Argument {
-  std::string_view ours;
-  std::string_view theirs;
-};
-constexpr Argument kArguments[] = {
-    {"num_layers", "num_layers"},
-    {"hidden_size", "hidden_size"},
-    {"ffn_hidden_size", "ffn_hidden_size"},
-    {"num_attention_heads", "num_attention_heads"},
-    {"group_query_attention", "group_query_attention"},
-    {"num_query_groups", "num_query_groups"},
-    {"kv_channels", "kv_channels"},
-    {"seq_length", "seq_length"},
-    {"max_position_embeddings", "max_position_embeddings"},
-    {"untie_embeddings_and_output_weights", "untie_embeddings_and_output_weights"},
-    {"position_embedding_type", "position_embedding_type"},
-    {"use_rotary_position_embeddings", "use_rotary_position_embeddings"},
-    {"add_position_embedding", "add_position_embedding"},
-    {"rotary_base", "rotary_base"},
-    {"rotary_percent", "rotary_percent"},
-    {"rotary_interleaved", "rotary_interleaved"},
-    {"rotary_seq_len_interpolation_factor", "rotary_seq_len_interpolation_factor"},
-    {"use_rope_scaling", "use_rope_scaling"},
-    {"rope_scaling_factor", "rope_scaling_factor"},
-    {"normalization", "normalization"},
-    {"layernorm_epsilon", "norm_epsilon"},
-    {"layernorm_epsilon", "layernorm_epsilon"},
-    {"layernorm_zero_centered_gamma", "apply_layernorm_1p"},
-    {"layernorm_zero_centered_gamma", "layernorm_zero_centered_gamma"},
-    {"add_bias_linear", "add_bias_linear"},
-    {"add_qkv_bias", "add_qkv_bias"},
-    {"qk_layernorm", "qk_layernorm"},
-    {"window_size", "window_size"},
-    {"window_attn_skip_freq", "window_attn_skip_freq"},
-    {"swiglu", "swiglu"},
-    {"quick_geglu", "quick_geglu"},
-    {"squared_relu", "squared_relu"},
-    {"openai_gelu", "openai_gelu"},
-    {"bias_gelu_fusion", "bias_gelu_fusion"},
-    {"glu_linear_offset", "glu_linear_offset"},
-    {"hidden_dropout", "hidden_dropout"},
-    {"attention_dropout", "attention_dropout"},
-    {"init_method_std", "init_method_std"},
-};
+// Arguments of Megatron-LM that define the model, in the order in which they are written; with our
+// name behind it where that is another one.
+constexpr std::string_view kArguments =
+    "num_layers hidden_size ffn_hidden_size num_attention_heads group_query_attention "
+    "num_query_groups kv_channels seq_length max_position_embeddings "
+    "untie_embeddings_and_output_weights position_embedding_type use_rotary_position_embeddings "
+    "add_position_embedding rotary_base rotary_percent rotary_interleaved "
+    "rotary_seq_len_interpolation_factor use_rope_scaling rope_scaling_factor normalization "
+    "norm_epsilon=layernorm_epsilon layernorm_epsilon "
+    "apply_layernorm_1p=layernorm_zero_centered_gamma layernorm_zero_centered_gamma "
+    "add_bias_linear add_qkv_bias qk_layernorm window_size window_attn_skip_freq swiglu "
+    "quick_geglu squared_relu openai_gelu bias_gelu_fusion glu_linear_offset hidden_dropout "
+    "attention_dropout init_method_std";
 
-// Arguments that change the model without changing its tensors, and the value with which they do
-// not; None, false and zero never do.
-constexpr std::pair<std::string_view, std::string_view> kNeutral[] = {
-    {"num_experts", ""},
-    {"multi_latent_attention", ""},
-    {"mtp_num_layers", ""},
-    {"is_hybrid_model", ""},
-    {"hybrid_override_pattern", ""},
-    {"hybrid_layer_pattern", ""},
-    {"heterogeneous_layers_config_path", ""},
-    {"heterogeneous_layers_config_encoded_json", ""},
-    {"experimental_attention_variant", ""},
-    {"attention_output_gate", ""},
-    {"apply_residual_connection_post_layernorm", ""},
-    {"qk_l2_norm", ""},
-    {"no_rope_freq", ""},
-    {"softmax_type", "vanilla"},
-    {"activation_func_clamp_value", ""},
-    {"apply_query_key_layer_scaling", ""},  // affects only rounding in fp16
-    {"use_mup", ""},
-    {"retro_add_retriever", ""},
+// Arguments that change the model without changing its tensors (apply_query_key_layer_scaling only
+// rounds otherwise), and the value with which they do not; None, false and zero never do.
+constexpr std::string_view kNeutral =
+    "num_experts multi_latent_attention mtp_num_layers is_hybrid_model hybrid_override_pattern "
+    "hybrid_layer_pattern heterogeneous_layers_config_path "
+    "heterogeneous_layers_config_encoded_json experimental_attention_variant "
+    "attention_output_gate apply_residual_connection_post_layernorm qk_l2_norm no_rope_freq "
+    "softmax_type=vanilla activation_func_clamp_value apply_query_key_layer_scaling use_mup "
+    "retro_add_retriever";
+
+// "a b=c": {a, ""}, {b, c}.
+std::vector<std::pair<std::string, std::string>> pairs_in(std::string_view text) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (const std::string& word : split(text)) {
+    const size_t end = std::min(word.find('='), word.size());
+    pairs.emplace_back(word.substr(0, end), word.substr(std::min(end + 1, word.size())));
+  }
+  return pairs;
+}
+
+struct Argument {
+  std::string ours, theirs;
 };
+const std::vector<Argument>& arguments() {
+  static const std::vector<Argument> all = [] {
+    std::vector<Argument> out;
+    for (const auto& [theirs, ours] : pairs_in(kArguments))
+      out.push_back({ours.empty() ? theirs : ours, theirs});
+    return out;
+  }();
+  return all;
+}
 
 bool is_empty(const PickleValue& value) {
   switch (value.kind) {
@@ -122,33 +97,36 @@ class ArgumentsReader final : public FieldVisitor {
       : args_(args), where_(std::move(where)) {}
 
   void group(std::string_view) override {}
-  void field(FieldName name, bool& value, std::string_view) override {
+  void visit(FieldName name, FieldRef ref, std::string_view) override {
+    std::visit([&](auto* value) { read(name, *value); }, ref);
+  }
+  void read(FieldName name, bool& value) {
     if (const PickleValue* given = find(name, Kind::kBool)) value = given->integer != 0;
   }
-  void field(FieldName name, int64_t& value, std::string_view) override {
+  void read(FieldName name, int64_t& value) {
     if (const PickleValue* given = find(name, Kind::kInt)) value = given->integer;
   }
-  void field(FieldName name, double& value, std::string_view) override {
+  void read(FieldName name, double& value) {
     if (const PickleValue* given = find(name, Kind::kFloat)) value = number(*given);
   }
-  void field(FieldName name, std::string& value, std::string_view) override {
+  void read(FieldName name, std::string& value) {
     const PickleValue* given = find(name, Kind::kText);
     if (given == nullptr) return;
     if (given->is(Kind::kText)) value = given->text;
     if (given->is(Kind::kInt)) value = std::to_string(given->integer);
     if (given->is_sequence()) value = format_shape(integers(*given));
   }
-  void field(FieldName name, std::optional<int64_t>& value, std::string_view) override {
+  void read(FieldName name, std::optional<int64_t>& value) {
     if (const PickleValue* given = find(name, Kind::kInt)) value = given->integer;
   }
-  void field(FieldName name, std::optional<double>& value, std::string_view) override {
+  void read(FieldName name, std::optional<double>& value) {
     if (const PickleValue* given = find(name, Kind::kFloat)) value = number(*given);
   }
-  void field(FieldName name, std::vector<int64_t>& value, std::string_view) override {
+  void read(FieldName name, std::vector<int64_t>& value) {
     if (const PickleValue* given = find(name, Kind::kTuple)) value = integers(*given);
   }
-  void field(FieldName, std::vector<double>&, std::string_view) override {}
-  void field(FieldName, std::vector<std::string>&, std::string_view) override {}
+  void read(FieldName, std::vector<double>&) {}
+  void read(FieldName, std::vector<std::string>&) {}
   void choice(FieldName name, int& index, std::span<const std::string_view> spellings,
               std::string_view) override {
     const PickleValue* given = find(name, Kind::kText);
@@ -173,7 +151,7 @@ class ArgumentsReader final : public FieldVisitor {
   }
   // Null: not given, or None.
   const PickleValue* find(FieldName name, Kind kind) const {
-    for (const Argument& argument : kArguments) {
+    for (const Argument& argument : arguments()) {
       if (argument.ours != name.name) continue;
       const PickleValue* given = args_.find(argument.theirs);
       if (given == nullptr || given->is(Kind::kNone)) continue;
@@ -181,8 +159,7 @@ class ArgumentsReader final : public FieldVisitor {
           given->is(kind) || (kind == Kind::kFloat && given->is(Kind::kInt)) ||
           (kind == Kind::kTuple && given->is(Kind::kList)) ||
           (name.name == "window_attn_skip_freq" && (given->is(Kind::kInt) || given->is_sequence()));
-      MEGATRON_CHECK(fits, where_, ": ", std::string(argument.theirs),
-                     " is of another type than expected");
+      MEGATRON_CHECK(fits, where_, ": ", argument.theirs, " is of another type than expected");
       return given;
     }
     return nullptr;
@@ -421,25 +398,22 @@ class TorchDistReader {
 // Writes the fields that Megatron-LM has as entries of `args`.
 class ArgumentsWriter final : public FieldVisitor {
  public:
-  // The entries in the order of kArguments.
+  // The entries in the order of arguments().
   std::vector<std::pair<std::string, std::string>> entries() const {
     std::vector<std::pair<std::string, std::string>> out;
-    for (size_t i = 0; i < std::size(kArguments); ++i)
-      if (!values_[i].empty()) out.emplace_back(pickle::text(kArguments[i].theirs), values_[i]);
+    for (size_t i = 0; i < values_.size(); ++i)
+      if (!values_[i].empty()) out.emplace_back(pickle::text(arguments()[i].theirs), values_[i]);
     return out;
   }
 
   void group(std::string_view) override {}
-  void field(FieldName name, bool& value, std::string_view) override {
-    put(name, pickle::boolean(value));
+  void visit(FieldName name, FieldRef ref, std::string_view) override {
+    std::visit([&](auto* value) { write(name, *value); }, ref);
   }
-  void field(FieldName name, int64_t& value, std::string_view) override {
-    put(name, pickle::integer(value));
-  }
-  void field(FieldName name, double& value, std::string_view) override {
-    put(name, pickle::number(value));
-  }
-  void field(FieldName name, std::string& value, std::string_view) override {
+  void write(FieldName name, bool& value) { put(name, pickle::boolean(value)); }
+  void write(FieldName name, int64_t& value) { put(name, pickle::integer(value)); }
+  void write(FieldName name, double& value) { put(name, pickle::number(value)); }
+  void write(FieldName name, std::string& value) {
     const auto json = nlohmann::json::parse(value, nullptr, /*allow_exceptions=*/false);
     if (json.is_number_integer()) return put(name, pickle::integer(json.get<int64_t>()));
     if (!json.is_array()) return put(name, value.empty() ? pickle::none() : pickle::text(value));
@@ -447,20 +421,20 @@ class ArgumentsWriter final : public FieldVisitor {
     for (const auto& item : json) items.push_back(pickle::integer(item.get<int64_t>()));
     put(name, pickle::list(items));
   }
-  void field(FieldName name, std::optional<int64_t>& value, std::string_view) override {
+  void write(FieldName name, std::optional<int64_t>& value) {
     put(name, value ? pickle::integer(*value) : pickle::none());
   }
-  void field(FieldName name, std::optional<double>& value, std::string_view) override {
+  void write(FieldName name, std::optional<double>& value) {
     put(name, value ? pickle::number(*value) : pickle::none());
   }
-  void field(FieldName name, std::vector<int64_t>& value, std::string_view) override {
+  void write(FieldName name, std::vector<int64_t>& value) {
     if (value.empty()) return put(name, pickle::none());
     std::vector<std::string> items;
     for (const int64_t item : value) items.push_back(pickle::integer(item));
     put(name, pickle::tuple(items));
   }
-  void field(FieldName, std::vector<double>&, std::string_view) override {}
-  void field(FieldName, std::vector<std::string>&, std::string_view) override {}
+  void write(FieldName, std::vector<double>&) {}
+  void write(FieldName, std::vector<std::string>&) {}
   void choice(FieldName name, int& index, std::span<const std::string_view> spellings,
               std::string_view) override {
     put(name, pickle::text(spellings[static_cast<size_t>(index)]));
@@ -468,11 +442,11 @@ class ArgumentsWriter final : public FieldVisitor {
 
  private:
   void put(FieldName name, const std::string& value) {
-    for (size_t i = 0; i < std::size(kArguments); ++i)
-      if (kArguments[i].ours == name.name) values_[i] = value;
+    for (size_t i = 0; i < values_.size(); ++i)
+      if (arguments()[i].ours == name.name) values_[i] = value;
   }
 
-  std::string values_[std::size(kArguments)];
+  std::vector<std::string> values_ = std::vector<std::string>(arguments().size());
 };
 
 void check_expressible(const TransformerConfig& t) {
@@ -504,7 +478,7 @@ TransformerConfig read_torch_dist_arguments(const fs::path& directory,
   const PickleValue* args = arguments_of(files);
   if (args == nullptr) return config;
   const std::string where = directory.string() + ": args";
-  for (const auto& [name, neutral] : kNeutral) {
+  for (const auto& [name, neutral] : pairs_in(kNeutral)) {
     const PickleValue* value = args->find(name);
     MEGATRON_CHECK(
         value == nullptr || is_empty(*value) || (value->is(Kind::kText) && value->text == neutral),

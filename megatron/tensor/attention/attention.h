@@ -3,8 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
-
 #include "megatron/tensor/random.h"
 
 namespace megatron {

@@ -1,8 +1,6 @@
 // Splits text into the pieces that models encode, by the steps of a tokenizer.json's pre_tokenizer.
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>

@@ -11,7 +11,6 @@
 // Source: sentencepiece_model.proto; the protobuf encoding guide.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>

@@ -5,7 +5,6 @@
 #include <iterator>
 #include <vector>
 
-#include "megatron/base/check.h"
 #include "megatron/training/arguments/detail/flag_claims.h"
 
 namespace megatron {
@@ -563,8 +562,6 @@ constexpr RefusedValue kRefusedValues[] = {
 
 }  // namespace
 
-std::span<const RefusedValue> refused_values() { return kRefusedValues; }
-
 std::span<const KnownFlag> flag_table() {
   static const std::vector<KnownFlag> rows = all_rows();
   return rows;
@@ -576,11 +573,6 @@ FlagVerdict judge_flag(const KnownFlag& flag, const Arguments& arguments) {
   if (claim == nullptr || claim->holds == nullptr || claim->holds(arguments))
     return {true, std::string(flag.reason)};
   return {false, std::string(claim->otherwise)};
-}
-
-std::string flag_condition(const KnownFlag& flag) {
-  if (flag.claim == nullptr || flag.claim->holds == nullptr) return {};
-  return cat(flag.claim->when, "; else: ", flag.claim->otherwise);
 }
 
 void use_flag_table(ParseOptions& options, const Arguments& arguments) {

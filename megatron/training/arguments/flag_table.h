@@ -4,7 +4,6 @@
 #pragma once
 
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "megatron/base/parse.h"
@@ -33,14 +32,8 @@ struct FlagClaim {
 
 std::span<const KnownFlag> flag_table();
 
-// Values of Megatron's choices that are refused although a field owns the flag.
-std::span<const RefusedValue> refused_values();
-
 // Whether this flag is accepted in a run with these finalized arguments.
 FlagVerdict judge_flag(const KnownFlag& flag, const Arguments& arguments);
-
-// In which runs a flag is accepted, and why it is refused in others; empty: accepted in all.
-std::string flag_condition(const KnownFlag& flag);
 
 // Makes parse_flags() use the table; its flags are judged by `arguments`, after parsing and
 // `options.finalize`.
