@@ -7,6 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/chat/detail/jinja_runtime.h"
+#include "megatron/chat/python_text.h"
 
 namespace megatron {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/chat/detail/jinja_value.h"
+#include "megatron/chat/python_text.h"
 
 namespace megatron {
 

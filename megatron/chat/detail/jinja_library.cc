@@ -9,6 +9,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/utf8.h"
 #include "megatron/chat/detail/jinja_runtime.h"
+#include "megatron/chat/python_text.h"
 
 namespace megatron {
 namespace {
@@ -620,26 +621,11 @@ Value escaped(const Value& value, Arguments& a) {
   std::string out;
   const std::string text = jinja_text(value);
   jinja_check_room(5 * text.size());  // the longest of these replacements
+  constexpr std::string_view kSpecial = "&<>\"'";
+  constexpr const char* kEntities[] = {"&amp;", "&lt;", "&gt;", "&#34;", "&#39;"};
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&#34;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
+    const size_t at = kSpecial.find(c);
+    at == kSpecial.npos ? out += c : out += kEntities[at];
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/chat/python_text.h"
 
 namespace megatron {
 namespace {

@@ -147,19 +147,7 @@ struct JinjaError {
 };
 [[noreturn]] void jinja_error(std::string message);
 
-// -- text indexed by code points, as in Python
-
-int64_t python_length(std::string_view text);
-// The byte offset of code point `index`, at most the size.
-size_t python_offset(std::string_view text, int64_t index);
+// The characters of a text.
 std::vector<std::string> python_characters(std::string_view text);
-void python_append_code_point(uint32_t code, std::string& out);
-std::string python_upper_case(std::string_view text);
-std::string python_lower_case(std::string_view text);
-// The first character in title case, the rest lower.
-std::string python_capitalized(std::string_view text);
-bool python_is_space(uint32_t code);
-// Python's str.strip: white space, or any of the characters of `chars`.
-std::string python_stripped(std::string_view text, const std::string* chars, bool left, bool right);
 
 }  // namespace megatron

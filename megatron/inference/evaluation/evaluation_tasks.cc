@@ -1,7 +1,5 @@
 #include "megatron/inference/evaluation/evaluation_tasks.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -10,49 +8,14 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/base/utf8.h"
+#include "megatron/chat/python_text.h"
 
 namespace megatron {
 namespace {
 
 using nlohmann::json;
-
-// -- Python's str methods, on UTF-8
-
-bool is_space(uint32_t c) {  // str.isspace()
-  return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
-         c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||
-         c == 0x205f || c == 0x3000;
-}
-
-// Start of the trailing white space.
-size_t end_of_text(std::string_view text) {
-  size_t end = 0;
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Character c = decode_utf8(text, at);
-    at += static_cast<size_t>(c.bytes);
-    if (!c.valid || !is_space(c.code)) end = at;
-  }
-  return end;
-}
-
-std::string strip(std::string_view text) {
-  text = text.substr(0, end_of_text(text));
-  size_t begin = 0;
-  while (begin < text.size()) {
-    const Utf8Character c = decode_utf8(text, begin);
-    if (!c.valid || !is_space(c.code)) break;
-    begin += static_cast<size_t>(c.bytes);
-  }
-  return std::string(text.substr(begin));
-}
-
-int64_t count_characters(std::string_view text) {
-  int64_t count = 0;
-  for (size_t at = 0; at < text.size(); ++count)
-    at += static_cast<size_t>(decode_utf8(text, at).bytes);
-  return count;
-}
 
 // len(re.split(r"\s+", text))
 int64_t count_words(std::string_view text) {
@@ -60,43 +23,12 @@ int64_t count_words(std::string_view text) {
   bool in_space = false;
   for (size_t at = 0; at < text.size();) {
     const Utf8Character c = decode_utf8(text, at);
-    const bool space = c.valid && is_space(c.code);
+    const bool space = c.valid && python_is_space(c.code);
     if (space && !in_space) ++count;
     in_space = space;
     at += static_cast<size_t>(c.bytes);
   }
   return count;
-}
-
-// str.capitalize(), by the simple case mappings of Unicode.
-std::string capitalize(std::string_view text) {
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Character c = decode_utf8(text, at);
-    const auto bytes = static_cast<size_t>(c.bytes);
-    if (c.valid) {
-      const auto code = static_cast<utf8proc_int32_t>(c.code);
-      utf8proc_uint8_t encoded[4];
-      const auto size =
-          utf8proc_encode_char(at == 0 ? utf8proc_totitle(code) : utf8proc_tolower(code), encoded);
-      out.append(reinterpret_cast<const char*>(encoded), static_cast<size_t>(size));
-    } else {
-      out.append(text.substr(at, bytes));
-    }
-    at += bytes;
-  }
-  return out;
-}
-
-std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
-  std::string out;
-  for (size_t at = 0;;) {
-    const size_t found = text.find(from, at);
-    out += text.substr(at, found - at);
-    if (found == std::string_view::npos) return out;
-    out += to;
-    at = found + from.size();
-  }
 }
 
 // re.sub(r"\[.*?\]", "", text)
@@ -191,11 +123,11 @@ EvaluationExample read_lambada(const Line& line) {
 
 EvaluationExample read_hellaswag(const Line& line) {
   const auto clean = [](std::string_view text) {  // bracketed artifacts of WikiHow
-    return replace_all(without_brackets(replace_all(strip(text), " [title]", ". ")), "  ", " ");
+    return replaced(without_brackets(replaced(python_stripped(text), " [title]", ". ")), "  ", " ");
   };
   EvaluationExample example;
   example.context = clean(line.text("activity_label") + ": " + line.text("ctx_a") + " " +
-                          capitalize(line.text("ctx_b")));
+                          python_capitalized(line.text("ctx_b")));
   for (const std::string& ending : line.texts("endings")) example.choices.push_back(clean(ending));
   example.gold = line.index("label", example.choices.size());
   return example;
@@ -246,7 +178,7 @@ EvaluationExample read_mmlu(const Line& line) {
   const std::vector<std::string> choices = line.texts("choices");
   MEGATRON_CHECK(choices.size() == 4, line.where(), ": \"choices\" has ", choices.size(),
                  " entries, expected 4");
-  example.context = strip(line.text("question"));
+  example.context = python_stripped(line.text("question"));
   for (size_t i = 0; i < 4; ++i) {
     example.choices.emplace_back(1, static_cast<char>('A' + i));
     example.context += "\n" + example.choices[i] + ". " + choices[i];
@@ -256,7 +188,7 @@ EvaluationExample read_mmlu(const Line& line) {
   if (line.has("subject")) {
     example.group = line.text("subject");
     example.description = "The following are multiple choice questions (with answers) about " +
-                          replace_all(example.group, "_", " ") + ".\n\n";
+                          replaced(example.group, "_", " ") + ".\n\n";
   }
   return example;
 }
@@ -348,7 +280,7 @@ Encoded encode_pair(const Tokenizer& tokenizer, std::string context, std::string
     tokenizer.encode_append(continuation, out.ids);
     return out;
   }
-  const size_t end = end_of_text(context);
+  const size_t end = python_stripped(context, nullptr, /*left=*/false).size();
   continuation = context.substr(end) + continuation;
   context.resize(end);
   if (options.add_prefix_to_context || context.empty()) {
@@ -470,13 +402,12 @@ EvaluationResult evaluate_choices(const EvaluationTask& task, const EvaluationRe
     const auto own = scores.subspan(requests.first[i], requests.first[i + 1] - requests.first[i]);
     const bool hit = most_likely_choice(own) == example.gold;
     right += hit ? 1 : 0;
-    right_characters +=
-        best_choice(own,
-                    [&](size_t c) {
-                      return static_cast<double>(count_characters(example.choices[c]));
-                    }) == example.gold
-            ? 1
-            : 0;
+    right_characters += best_choice(own,
+                                    [&](size_t c) {
+                                      return static_cast<double>(python_length(example.choices[c]));
+                                    }) == example.gold
+                            ? 1
+                            : 0;
     right_bytes += best_choice(own,
                                [&](size_t c) {
                                  return static_cast<double>(example.choices[c].size());
@@ -504,12 +435,7 @@ EvaluationResult evaluate_choices(const EvaluationTask& task, const EvaluationRe
 
 }  // namespace
 
-std::string evaluation_task_names() {
-  std::string names;
-  for (const Format& format : kFormats)
-    names += cat(names.empty() ? "" : ", ", std::string(format.name));
-  return names;
-}
+std::string evaluation_task_names() { return listed(kFormats, &Format::name); }
 
 EvaluationTask read_evaluation_task(const std::string& name, const std::string& file,
                                     std::optional<int64_t> limit) {
