@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 
@@ -19,9 +20,8 @@ auto column_of(Columns& columns, std::string_view name) {
 const at::Tensor& Batch::operator[](std::string_view column) const {
   const auto found = column_of(columns_, column);
   if (found != columns_.end()) return found->second;
-  std::string names;
-  for (const NamedTensor& known : columns_) names += cat(names.empty() ? "" : ", ", known.first);
-  throw_error(cat("the model reads column ", column, ", the data has ", names));
+  throw_error(cat("the model reads column ", column, ", the data has ",
+                  listed(columns_, &NamedTensor::first)));
 }
 
 at::Tensor Batch::find(std::string_view column) const {

@@ -1,6 +1,7 @@
 #include "megatron/models/model_table.h"
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/gpt/gpt_model.h"
@@ -31,12 +32,10 @@ struct ModelTypeField : Config {
 }  // namespace
 
 const ModelType& find_model_type(std::string_view name) {
-  std::string known;
-  for (const ModelType& type : kModelTypes) {
+  for (const ModelType& type : kModelTypes)
     if (type.name == name) return type;
-    known += cat(known.empty() ? "" : ", ", type.name);
-  }
-  throw Error(cat("a model of type ", name, " is unknown\nhint: known types: ", known));
+  throw Error(cat("a model of type ", name,
+                  " is unknown\nhint: known types: ", listed(kModelTypes, &ModelType::name)));
 }
 
 std::string model_type_yaml(std::string_view type) {

@@ -393,13 +393,8 @@ void log_progress(const TrainingConfig& config, const std::string& text) {
   if (!config.log_progress || config.save.empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(config.save, ignored);
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  localtime_r(&now, &parts);
-  char time[32];
-  std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S", &parts);
   std::ofstream(std::filesystem::path(config.save) / "progress.txt", std::ios::app)
-      << time << "\t" << text << "\n";
+      << format_time(std::time(nullptr), "%Y-%m-%d %H:%M:%S") << "\t" << text << "\n";
 }
 
 }  // namespace megatron

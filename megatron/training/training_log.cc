@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
@@ -14,16 +13,10 @@ namespace megatron {
 
 namespace {
 
-std::string number(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-
 std::string short_count(double value) {
-  if (value >= 1e6) return number("%.2fM", value / 1e6);
-  if (value >= 1e3) return number("%.1fk", value / 1e3);
-  return number("%.0f", value);
+  if (value >= 1e6) return format_text("%.2fM", value / 1e6);
+  if (value >= 1e3) return format_text("%.1fk", value / 1e3);
+  return format_text("%.0f", value);
 }
 
 size_t rank_with_most(const std::vector<MemoryUse>& ranks, int64_t MemoryUse::* member) {
@@ -40,7 +33,7 @@ std::string format_memory(const std::vector<MemoryUse>& ranks) {
   const auto put = [&](const char* name, int64_t MemoryUse::* member) {
     const size_t rank = rank_with_most(ranks, member);
     out += std::string(" | ") + name + ": " +
-           number("%.2f", static_cast<double>(ranks[rank].*member) / kMb);
+           format_text("%.2f", static_cast<double>(ranks[rank].*member) / kMb);
     if (ranks.size() > 1) out += cat(" (rank ", rank, ")");
   };
   if (ranks[rank_with_most(ranks, &MemoryUse::reserved)].reserved > 0) {
@@ -314,13 +307,13 @@ void TrainingLog::show_status(const StepRecord& record) {
   if (time - last_status_ < std::chrono::milliseconds(200) || recent_seconds_ <= 0) return;
   last_status_ = time;
   const auto tokens = static_cast<double>(record.global_batch_size * facts_.sequence_length);
-  std::string text =
-      cat("step ", record.iteration, "/", facts_.train_iters, "  loss ",
-          number("%.4f", record.loss), "  ", short_count(tokens / recent_seconds_), " tokens/s");
+  std::string text = cat("step ", record.iteration, "/", facts_.train_iters, "  loss ",
+                         format_text("%.4f", record.loss), "  ",
+                         short_count(tokens / recent_seconds_), " tokens/s");
   if (facts_.peak_flops > 0) {
     const double rate = step_flops(record.global_batch_size) / recent_seconds_ /
                         static_cast<double>(facts_.world_size);
-    text += "  MFU " + number("%.1f%%", 100.0 * rate / facts_.peak_flops);
+    text += "  MFU " + format_text("%.1f%%", 100.0 * rate / facts_.peak_flops);
   }
   const double left = static_cast<double>(facts_.train_iters - record.iteration) * recent_seconds_;
   set_status_line(text + "  ETA " + format_duration(left));

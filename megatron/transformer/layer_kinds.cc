@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/transformer/feed_forward/mlp.h"
 #include "megatron/transformer/transformer_layer.h"
 #include "megatron/transformer/transformer_layer_cost.h"
@@ -32,12 +33,11 @@ constexpr LayerKind kLayerKinds[] = {
 }  // namespace
 
 const LayerKind& find_layer_kind(std::string_view letters) {
-  std::string known;
-  for (const LayerKind& kind : kLayerKinds) {
+  for (const LayerKind& kind : kLayerKinds)
     if (kind.letters == letters) return kind;
-    known += cat(known.empty() ? "" : ", ", kind.letters, " (", kind.name, ")");
-  }
-  throw Error(cat("a layer of kind ", letters, " is unknown\nhint: known kinds: ", known));
+  const auto text = [](const LayerKind& kind) { return cat(kind.letters, " (", kind.name, ")"); };
+  throw Error(cat("a layer of kind ", letters,
+                  " is unknown\nhint: known kinds: ", listed(kLayerKinds, text)));
 }
 
 std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer_number,

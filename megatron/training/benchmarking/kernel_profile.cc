@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <map>
 
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -163,11 +163,9 @@ std::vector<KernelEvent> profile_kernels(const std::function<void()>& work) {
 
 std::string kernel_table(const KernelProfile& profile, size_t top) {
   std::string text;
-  char line[256];
   const auto add = [&](const std::string& name, double ms, const std::string& calls) {
-    std::snprintf(line, sizeof line, "%10.3f ms %5.1f%%  %-74s%s\n", ms,
-                  100.0 * ms / profile.span_ms, name.c_str(), calls.c_str());
-    text += line;
+    text += format_text("%10.3f ms %5.1f%%  %-74s%s\n", ms, 100.0 * ms / profile.span_ms,
+                        name.c_str(), calls.c_str());
   };
   for (const KernelKind kind : kKinds) add(to_string(kind), profile.total_ms(kind), "");
   add("exposed communication", profile.exposed_communication_ms, "");

@@ -1,7 +1,6 @@
 #include "megatron/training/planning/layout_check.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -18,21 +17,15 @@ constexpr int kShownStages = 16;  // rows in the table of stages; further ones a
 
 // -- text
 
-std::string format(const char* form, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, form, value);
-  return text;
-}
-
-std::string gib(int64_t bytes) { return format("%.3f", static_cast<double>(bytes) / kGiB); }
-std::string gb(double bytes) { return format("%.3f", bytes / 1e9); }
+std::string gib(int64_t bytes) { return format_text("%.3f", static_cast<double>(bytes) / kGiB); }
+std::string gb(double bytes) { return format_text("%.3f", bytes / 1e9); }
 
 // "174.6 B" of parameters.
 std::string parameters_text(int64_t count) {
   const double n = static_cast<double>(count);
-  if (n >= 1e12) return format("%.3f T", n / 1e12);
-  if (n >= 1e9) return format("%.3f B", n / 1e9);
-  if (n >= 1e6) return format("%.3f M", n / 1e6);
+  if (n >= 1e12) return format_text("%.3f T", n / 1e12);
+  if (n >= 1e9) return format_text("%.3f B", n / 1e9);
+  if (n >= 1e6) return format_text("%.3f M", n / 1e6);
   return format_count(static_cast<uint64_t>(count));
 }
 
@@ -42,21 +35,9 @@ class Table {
   explicit Table(std::vector<std::string> head) { add(std::move(head)); }
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
   std::string text() const {
-    std::vector<size_t> widths;
-    for (const std::vector<std::string>& row : rows_)
-      for (size_t i = 0; i < row.size(); ++i) {
-        if (widths.size() <= i) widths.resize(i + 1, 0);
-        widths[i] = std::max(widths[i], row[i].size());
-      }
     std::string out;
-    for (const std::vector<std::string>& row : rows_) {
-      std::string line = "  ";
-      for (size_t i = 0; i < row.size(); ++i) {
-        const std::string gap(widths[i] - row[i].size(), ' ');
-        line += i == 0 ? row[i] + gap : "  " + gap + row[i];
-      }
-      out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-    }
+    for (const std::string& line : format_table(rows_, [](size_t column) { return column > 0; }))
+      out += "  " + line + "\n";
     return out;
   }
 
@@ -161,7 +142,7 @@ std::string stages_text(const LayoutPlan& plan, const LayoutReport& report) {
     table.add({cat(i), layers_text(plan, i),
                format_count(static_cast<uint64_t>(stage.memory.parameters)),
                gib(stage.memory.before_training()), flight, gib(stage.memory.allocated()),
-               format("%.1f%%", 100 * stage.idle)});
+               format_text("%.1f%%", 100 * stage.idle)});
   }
   return table.text();
 }
@@ -211,10 +192,8 @@ void add_json(JsonWriter& json, const StageMemory& m) {
   json.member("allocated", m.allocated())
       .member("host_optimizer_states", m.host_optimizer_states)
       .member("host_activations", m.host_activations)
-      .key("in_flight")
-      .begin_array();
-  for (const int count : m.passes_in_flight) json.value(count);
-  json.end_array().key("saved_per_pass").begin_array();
+      .member("in_flight", m.passes_in_flight);
+  json.key("saved_per_pass").begin_array();
   for (const PassBytes& pass : m.passes) {
     const SavedBytes& saved = pass.saved;
     json.begin_object()
@@ -362,7 +341,7 @@ std::string checkpoint_text(const LayoutReport& report) {
           plan.fullest, "; ", format_count(static_cast<uint64_t>(plan.fragments)),
           " fragments, a manifest of about ", gb(static_cast<double>(plan.manifest_bytes)), " GB");
   if (report.checkpoint_seconds)
-    out += cat("; written in ", format("%.1f", *report.checkpoint_seconds), " s");
+    out += cat("; written in ", format_text("%.1f", *report.checkpoint_seconds), " s");
   return out + "\n";
 }
 
@@ -377,14 +356,16 @@ std::string step_text(const LayoutPlan& plan, const StepEstimate& step) {
   Table table({"a step, seconds", "", "part"});
   for (const auto& [name, time] : step_items(step))
     if (time > 0)
-      table.add({name, format("%.3f", time), format("%.1f%%", 100 * time / step.total())});
-  table.add({"all", format("%.3f", step.total()), ""});
+      table.add(
+          {name, format_text("%.3f", time), format_text("%.1f%%", 100 * time / step.total())});
+  table.add({"all", format_text("%.3f", step.total()), ""});
   const double tokens =
       static_cast<double>(plan.num_microbatches * plan.data * plan.context * plan.tokens());
-  return cat("\n", table.text(), "efficiency ", format("%.1f%%", 100 * step.efficiency()),
-             " of the attained rate, ",
-             format("%.0f", tokens / step.total() / static_cast<double>(plan.arguments.world_size)),
-             " tokens per second and rank\n");
+  return cat(
+      "\n", table.text(), "efficiency ", format_text("%.1f%%", 100 * step.efficiency()),
+      " of the attained rate, ",
+      format_text("%.0f", tokens / step.total() / static_cast<double>(plan.arguments.world_size)),
+      " tokens per second and rank\n");
 }
 
 }  // namespace
@@ -392,8 +373,8 @@ std::string step_text(const LayoutPlan& plan, const StepEstimate& step) {
 std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
   std::string out = heading(plan, report);
   if (plan.pipeline > 1)
-    out += cat("pipeline: ", plan.schedule.name, ", idle ", format("%.1f%%", 100 * report.idle),
-               " of the time\n");
+    out += cat("pipeline: ", plan.schedule.name, ", idle ",
+               format_text("%.1f%%", 100 * report.idle), " of the time\n");
   out += checkpoint_text(report);
   out += groups_text(plan) + "\n" + stages_text(plan, report) + "\n" + memory_text(plan, report) +
          "\n" + traffic_text(report);
@@ -429,10 +410,8 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
     json.begin_object()
         .member("name", groups.name)
         .member("number", groups.count)
-        .key("first")
-        .begin_array();
-    for (const int rank : groups.first) json.value(rank);
-    json.end_array().end_object();
+        .member("first", groups.first)
+        .end_object();
   }
   json.end_array();
   if (report.verdict)

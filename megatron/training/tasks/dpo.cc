@@ -97,9 +97,9 @@ class PreferenceSets {
     config.pad = std::max<int64_t>(
         0, request_.tokenizer.pad >= 0 ? request_.tokenizer.pad : request_.tokenizer.eod);
     JsonWriter source;
-    source.begin_object().key("files").begin_array();
-    for (const std::string& file : files) source.value(file);
-    source.end_array().member("tokenizer", request_.tokenizer.identity.fingerprint);
+    source.begin_object()
+        .member("files", files)
+        .member("tokenizer", request_.tokenizer.identity.fingerprint);
     if (template_) source.member("chat_template", hash_text(template_->source()));
     source.end_object();
     config.description = source.text();

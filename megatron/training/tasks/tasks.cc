@@ -1,6 +1,7 @@
 #include "megatron/training/tasks/tasks.h"
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 
@@ -21,12 +22,10 @@ constexpr Entry kTasks[] = {
 
 PretrainTask find_task(const Arguments& arguments) {
   const std::string& name = arguments.training.task;
-  std::string known;
-  for (const Entry& entry : kTasks) {
+  for (const Entry& entry : kTasks)
     if (name == entry.name) return entry.make(arguments);
-    known += cat(known.empty() ? "" : ", ", entry.name);
-  }
-  throw UsageError(cat("--task ", name, " is unknown\nhint: known tasks: ", known));
+  throw UsageError(
+      cat("--task ", name, " is unknown\nhint: known tasks: ", listed(kTasks, &Entry::name)));
 }
 
 }  // namespace megatron
