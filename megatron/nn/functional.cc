@@ -41,6 +41,10 @@ at::Tensor anchor() { return at::empty({0}).set_requires_grad(true); }
 
 at::Tensor differentiable(Parameter& parameter) {
   MEGATRON_ASSERT(parameter.store != nullptr, parameter.name, " has no store");
+  if (!at::GradMode::is_enabled()) {  // no backward will release it
+    const AcquiredValue value(&parameter);
+    return value.value().view(parameter.local_shape);
+  }
   return DifferentiableParameter::apply(anchor(), &parameter);
 }
 

@@ -13,7 +13,8 @@ namespace megatron {
 at::Tensor anchor();
 
 // A parameter as an ordinary differentiable tensor, for code that composes ATen operations: its
-// gradient is added to the parameter's target when the backward reaches it.
+// gradient is added to the parameter's target when the backward reaches it. The store's value is in
+// use until then; without autograd no longer than the call.
 at::Tensor differentiable(Parameter& parameter);
 
 // The value during one pass; released when the scope ends. `parameter` may be null: value() is then

@@ -150,6 +150,16 @@ TEST(Differentiable, FrozenParameterGetsNoGradient) {
   EXPECT_EQ(store.ready, 0);
 }
 
+TEST(Differentiable, WithoutAutogradReleasesAtOnce) {
+  Leaf leaf({3});
+  ScalingStore store(0.0);
+  leaf.weight.store = &store;
+  leaf.weight.value = at::arange(1, 4, at::kDouble);
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(at::equal(differentiable(leaf.weight), leaf.weight.value));
+  EXPECT_EQ(store.acquired, 0);
+}
+
 TEST(Differentiable, NeedsAStore) {
   Leaf leaf({3});
   EXPECT_THROW(differentiable(leaf.weight), InternalError);
