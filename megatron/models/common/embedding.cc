@@ -24,16 +24,12 @@ LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
   add("position_embeddings", position_embeddings_.get());
 }
 
-namespace {
-
-at::Tensor own_rows(const at::Tensor& ids, const ForwardContext& context) {
-  return ids.narrow(0, context.first_row, context.rows.position.size(0));
+at::Tensor own_rows(const at::Tensor& column, const ForwardContext& context) {
+  return column.transpose(0, 1).narrow(0, context.first_row, context.rows.position.size(0));
 }
 
-}  // namespace
-
-at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens,
-                                           const ForwardContext& context) {
+at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens, const ForwardContext& context,
+                                           const at::Tensor& more) {
   at::Tensor x = word_embeddings_.forward(tokens);
   if (config_.scale_embeddings) {
     // The factor is rounded to the model's type, as Gemma was trained.
@@ -43,10 +39,11 @@ at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens,
   if (position_embeddings_) {
     const at::Tensor rows =
         context.position_ids.defined()
-            ? position_embeddings_->forward(own_rows(context.position_ids.t(), context))
+            ? position_embeddings_->forward(own_rows(context.position_ids, context))
             : position_embeddings_->forward(context.rows.position).unsqueeze(1);
     x = x + rows;
   }
+  if (more.defined()) x = x + more;
   if (config_.fp32_residual_connection && x.scalar_type() != at::kDouble) x = x.to(at::kFloat);
   return dropout(x, context.training ? config_.hidden_dropout : 0.0, dropout_key_, context.rows);
 }

@@ -16,8 +16,10 @@ namespace megatron {
 class LanguageModelEmbedding : public Module {
  public:
   LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups);
-  // [b, s] -> [s, b, h] ([s/t, b, h] with sequence parallelism), with embedding dropout.
-  at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context);
+  // [b, s] -> [s, b, h] ([s/t, b, h] with sequence parallelism), with embedding dropout. `more`, of
+  // the result's shape, is added before it; undefined: nothing.
+  at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context,
+                     const at::Tensor& more = {});
   Parameter& weight() { return word_embeddings_.weight(); }
 
  private:
@@ -37,6 +39,10 @@ class TiedTable : public Module {
  private:
   VocabParallelEmbedding table_;
 };
+
+// Columns [b, s, ...] of this rank's rows of the activations between layers: [s, b, ...] ([s/t, b,
+// ...]). `context` as with_rows() returns it.
+at::Tensor own_rows(const at::Tensor& column, const ForwardContext& context);
 
 // The context with the positions of this rank's rows of the activations between layers. Throws
 // Error when the sequence does not divide over the ranks.

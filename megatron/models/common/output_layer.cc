@@ -20,4 +20,37 @@ OutputLayer::OutputLayer(const ModelConfig& config, const ParallelGroups& groups
   add("weight", &weight_);
 }
 
+OutputProjection::OutputProjection(const ModelConfig& config, const ParallelGroups& groups,
+                                   const StageSlice& slice, LanguageModelEmbedding* embedding,
+                                   Parameter* table) {
+  const bool tied = !config.transformer.untie_embeddings_and_output_weights;
+  MEGATRON_CHECK(
+      !config.pipeline_vocab_parallel || !tied,
+      "a tied output layer cannot be split over the stages: its table is that of the embedding");
+  if (tied && !slice.head) {
+    if (embedding != nullptr && groups.embd.size() > 1) embedding->weight().shared = &groups.embd;
+    return;
+  }
+  if (!slice.head && !config.pipeline_vocab_parallel) return;
+  if (!tied) {
+    output_layer_ = std::make_unique<OutputLayer>(config, groups);
+    table = &output_layer_->weight();
+  } else {
+    if (embedding != nullptr) table = &embedding->weight();
+    if (table == nullptr) {
+      tied_table_ = std::make_unique<TiedTable>(config, groups);
+      table = &tied_table_->weight();
+    } else {
+      table->uses = 2;
+      table->shared = nullptr;
+    }
+  }
+  linear_ = std::make_unique<ColumnParallelLinear>(*table, config.sequence_parallel, groups);
+}
+
+ColumnParallelLinear& OutputProjection::linear() {
+  MEGATRON_ASSERT(linear_ != nullptr, "this segment holds no output layer");
+  return *linear_;
+}
+
 }  // namespace megatron

@@ -1,7 +1,9 @@
-// The output projection's weight, where it is not the embedding's table.
+// The output projection, whose weight is its own or the embedding's table.
 #pragma once
 
-#include "megatron/models/model.h"
+#include <memory>
+
+#include "megatron/models/common/embedding.h"
 
 namespace megatron {
 
@@ -14,6 +16,27 @@ class OutputLayer : public Module {
 
  private:
   Parameter weight_;
+};
+
+// The projection of hidden states to logits on segments that have it: the last one, and with
+// pipeline_vocab_parallel all. Says which segments share the table of a tied one.
+class OutputProjection {
+ public:
+  // `embedding`: of this segment; null: it has none. `table` as for make_model(). Both outlive it.
+  // Throws Error for a tied one that is split over the stages.
+  OutputProjection(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice,
+                   LanguageModelEmbedding* embedding, Parameter* table);
+
+  // The module that holds the weight, for the model to add as output_layer or, a copy of the table,
+  // as embedding. Null: there is none.
+  Module* output_layer() { return output_layer_.get(); }
+  Module* tied_table() { return tied_table_.get(); }
+  ColumnParallelLinear& linear();
+
+ private:
+  std::unique_ptr<OutputLayer> output_layer_;
+  std::unique_ptr<TiedTable> tied_table_;
+  std::unique_ptr<ColumnParallelLinear> linear_;
 };
 
 }  // namespace megatron

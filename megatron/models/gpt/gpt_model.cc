@@ -21,10 +21,7 @@ struct GPTModel::Impl {
 
   std::unique_ptr<LanguageModelEmbedding> embedding;
   TransformerBlock decoder;
-  std::unique_ptr<OutputLayer> output_layer;
-  std::unique_ptr<TiedTable> tied_table;
-  // The output projection; its weight is that of one of these
-  std::unique_ptr<ColumnParallelLinear> head;
+  std::unique_ptr<OutputProjection> output;
 };
 
 GPTModel::GPTModel(const ModelConfig& config, const ParallelGroups& groups)
@@ -35,36 +32,15 @@ GPTModel::GPTModel(const ModelConfig& given, const ParallelGroups& groups, const
     : Model(given, groups, slice) {
   const ModelConfig& config = this->config();  // layers keep references to it
   impl_ = std::make_unique<Impl>(config, groups, slice);
-  const bool tied = !config.transformer.untie_embeddings_and_output_weights;
-  Parameter* head = nullptr;
   if (slice.embedding) {
     impl_->embedding = std::make_unique<LanguageModelEmbedding>(config, groups);
     add("embedding", impl_->embedding.get());
-    if (tied && !slice.head && groups.embd.size() > 1)
-      impl_->embedding->weight().shared = &groups.embd;
   }
   add("decoder", &impl_->decoder);
-  MEGATRON_CHECK(
-      !config.pipeline_vocab_parallel || !tied,
-      "a tied output layer cannot be split over the stages: its table is that of the embedding");
-  if ((slice.head || config.pipeline_vocab_parallel) && !tied) {
-    impl_->output_layer = std::make_unique<OutputLayer>(config, groups);
-    add("output_layer", impl_->output_layer.get());
-    head = &impl_->output_layer->weight();
-  } else if (slice.head) {
-    if (slice.embedding) table = &impl_->embedding->weight();
-    if (table == nullptr) {
-      impl_->tied_table = std::make_unique<TiedTable>(config, groups);
-      add("embedding", impl_->tied_table.get());
-      table = &impl_->tied_table->weight();
-    } else {
-      table->uses = 2;
-      table->shared = nullptr;
-    }
-    head = table;
-  }
-  if (head != nullptr)
-    impl_->head = std::make_unique<ColumnParallelLinear>(*head, config.sequence_parallel, groups);
+  impl_->output =
+      std::make_unique<OutputProjection>(config, groups, slice, impl_->embedding.get(), table);
+  if (Module* output = impl_->output->output_layer()) add("output_layer", output);
+  if (Module* copy = impl_->output->tied_table()) add("embedding", copy);
   name_parameters();
   if (config.transformer.lora_rank == 0) return;
   visit([](const std::string& name, Parameter& parameter) {
@@ -102,8 +78,7 @@ StageTensors GPTModel::hidden(const Batch& batch, const StageTensors& input,
 }
 
 at::Tensor GPTModel::logits(const at::Tensor& hidden) {
-  MEGATRON_ASSERT(impl_->head != nullptr, "this segment holds no output layer");
-  const at::Tensor logits = impl_->head->forward(hidden);
+  const at::Tensor logits = impl_->output->linear().forward(hidden);
   const double cap = config().transformer.final_logit_softcapping;
   return cap > 0.0 ? logits.div(cap).tanh().mul(cap) : logits;
 }
@@ -123,12 +98,12 @@ Loss GPTModel::loss(const StageTensors& states, const Batch& batch, const Forwar
   at::Tensor per_token;
   if (config.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear &&
       loss_grad.defined() && at::GradMode::is_enabled()) {
-    MEGATRON_ASSERT(impl_->head != nullptr, "this segment holds no output layer");
     const LinearCrossEntropyOptions options = {config.vocab_size, config.transformer.z_loss_coeff,
                                                config.transformer.cross_entropy_chunk_tokens,
                                                config.sequence_parallel};
-    per_token = linear_cross_entropy(impl_->head->weight(), hidden, labels.t().contiguous(),
-                                     mask * loss_grad.to(mask.scalar_type()), options, groups().tp);
+    per_token =
+        linear_cross_entropy(impl_->output->linear().weight(), hidden, labels.t().contiguous(),
+                             mask * loss_grad.to(mask.scalar_type()), options, groups().tp);
   } else {
     per_token = token_losses(hidden, labels);
   }
