@@ -43,7 +43,9 @@ ImportedTokenizer import_tokenizer(const TokenizerConfig& config) {
 std::string model_yaml(const ModelConfig& model, const TokenizerConfig& tokenizer) {
   TransformerConfig transformer = model.transformer;  // fields() is not const
   TokenizerConfig text = tokenizer;
-  Config* const configs[] = {&transformer, &text};
+  OwnConfig own = model.own;
+  std::vector<Config*> configs = {&transformer, &text};
+  if (own.config() != nullptr) configs.push_back(own.config());
   return model_type_yaml(model.type) + to_yaml(configs);
 }
 
@@ -55,7 +57,9 @@ StoredConfig read_stored_config(const Checkpoint& checkpoint) {
   const std::string path = (checkpoint.directory() / "config.yaml").string();
   StoredConfig stored;
   stored.model.type = read_model_type(path);
-  Config* const configs[] = {&stored.model.transformer, &stored.tokenizer};
+  stored.model.own = find_model_type(stored.model.type).config;
+  std::vector<Config*> configs = {&stored.model.transformer, &stored.tokenizer};
+  if (Config* own = stored.model.own.config()) configs.push_back(own);
   read_yaml(configs, path, /*ignore_unknown=*/true);
   stored.model.transformer.finalize();
   const auto table = checkpoint.manifest().tensors.find(kWordEmbeddings);

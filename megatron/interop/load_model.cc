@@ -146,8 +146,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   loaded.tokenizer_folder = stored_tokenizer(checkpoint);
   loaded.end_of_text = end_of_text_ids(checkpoint);
   loaded.warnings = std::move(found.warnings);
-  loaded.config.type = found.config.type;
-  loaded.config.transformer = found.config.transformer;
+  loaded.config = found.config;
   loaded.config.vocab_size = found.tokenizer.vocab_size.value_or(loaded.tokenizer->vocab_size());
   loaded.config.padded_vocab_size =
       padded_vocab_size(found.tokenizer, loaded.config.vocab_size, groups.tp.size());

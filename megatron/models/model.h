@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "megatron/models/batch.h"
+#include "megatron/models/own_config.h"
 #include "megatron/nn/module.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/pipeline_parallel/stage_tensors.h"
@@ -27,6 +28,7 @@ struct ModelConfig {
   // The output layer is also split over pipeline stages: each rank of groups.model_parallel holds
   // one part of the vocabulary. Untied output layers only.
   bool pipeline_vocab_parallel = false;
+  OwnConfig own;  // flags of this type of models; none: their defaults
 };
 
 // A loss stays a (sum, weight) pair until one division by the weight of every micro-batch and rank.

@@ -4,22 +4,11 @@
 #include "megatron/base/format.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
-#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
 
 namespace megatron {
 
 namespace {
-
-template <class Architecture>
-std::unique_ptr<Model> make(const ModelConfig& config, const ParallelGroups& groups,
-                            const StageSlice& slice, Parameter* table) {
-  return std::make_unique<Architecture>(config, groups, slice, table);
-}
-
-constexpr ModelType kModelTypes[] = {
-    {"gpt", "GPT", make<GPTModel>},
-};
 
 struct ModelTypeField : Config {
   std::string model_type = ModelConfig().type;
@@ -31,11 +20,28 @@ struct ModelTypeField : Config {
 
 }  // namespace
 
+using ModelTypeRow = const ModelType&();
+// The type that a file defines as NAME_model_type().
+#define MEGATRON_MODEL(name)               \
+  [] {                                     \
+    extern ModelTypeRow name##_model_type; \
+    return &name##_model_type();           \
+  }()
+
+const std::vector<const ModelType*>& model_types() {
+  static const std::vector<const ModelType*> types = {
+      MEGATRON_MODEL(gpt),
+  };
+  return types;
+}
+
+#undef MEGATRON_MODEL
+
 const ModelType& find_model_type(std::string_view name) {
-  for (const ModelType& type : kModelTypes)
-    if (type.name == name) return type;
+  for (const ModelType* type : model_types())
+    if (type->name == name) return *type;
   throw Error(cat("a model of type ", name,
-                  " is unknown\nhint: known types: ", listed(kModelTypes, &ModelType::name)));
+                  " is unknown\nhint: known types: ", listed(model_types(), &ModelType::name)));
 }
 
 std::string model_type_yaml(std::string_view type) {

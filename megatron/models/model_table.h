@@ -1,9 +1,14 @@
-// The table of models: each architecture is one row in model_table.cc and one folder beside it.
+// The table of models.
+//
+// A new type is one folder with files like gpt/gpt_model.cc and its line in model_table.cc. Its
+// flags, its checkpoints and its plans read the row; nobody else asks which type a model is of.
 #pragma once
 
 #include <memory>
 #include <string_view>
+#include <vector>
 
+#include "megatron/models/common/ends_cost.h"
 #include "megatron/models/model.h"
 
 namespace megatron {
@@ -14,8 +19,17 @@ struct ModelType {
   // `table`: as for make_model().
   std::unique_ptr<Model> (*make)(const ModelConfig& config, const ParallelGroups& groups,
                                  const StageSlice& slice, Parameter* table);
+  EndsCost (*ends_cost)(const ModelConfig& config, const EndsShape& shape);
+  OwnConfig config = {};  // flags of its own, with their defaults; ModelConfig::own
 };
 
+template <class Architecture>
+std::unique_ptr<Model> make_model_of(const ModelConfig& config, const ParallelGroups& groups,
+                                     const StageSlice& slice, Parameter* table) {
+  return std::make_unique<Architecture>(config, groups, slice, table);
+}
+
+const std::vector<const ModelType*>& model_types();
 // Throws Error that names the known types.
 const ModelType& find_model_type(std::string_view name);
 

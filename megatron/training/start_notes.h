@@ -12,6 +12,6 @@ namespace megatron {
 
 // Warnings, each with an alternative. The arguments must be valid.
 std::vector<std::string> start_notes(const Arguments& arguments, const Vocabulary& vocabulary,
-                                     bool on_gpu, const ModelProvider& provider = provide_gpt);
+                                     bool on_gpu, const ModelProvider& provider = provide_model());
 
 }  // namespace megatron

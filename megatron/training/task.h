@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "megatron/datasets/dataset_builder.h"
@@ -47,6 +48,13 @@ struct PretrainTask {
   std::vector<std::string> metrics;
   // Floating-point operations of training with one token (reporting/flops.h)
   std::function<double(const Arguments&, const Vocabulary&)> flops_per_token;
+};
+
+// A row of the table of tasks, tasks/tasks.h.
+struct TaskType {
+  std::string_view name;  // as --task spells it
+  PretrainTask (*make)(const Arguments&);
+  OwnConfig config = {};  // flags of its own, with their defaults; one of Arguments::own
 };
 
 }  // namespace megatron

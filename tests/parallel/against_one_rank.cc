@@ -24,7 +24,7 @@ Arguments parse_run(const std::string& flags, int world_size) {
 std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarType dtype,
                                       double rtol, int steps, const std::string& name) {
   static std::map<std::string, TrainingTrace> references;
-  const PretrainTask task = name == "dpo" ? dpo_task(arguments) : find_task(arguments);
+  const PretrainTask task = find_task(name, arguments);
   const Arguments one = serial_arguments(arguments);
   TrainingTrace& reference = references[cat(name, " ", dtype, " ", steps, " ", resolved_yaml(one))];
   if (reference.steps.empty()) reference = trace_training(task, one, dtype, steps);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "megatron/models/model.h"
 #include "megatron/tensor_parallel/linear_cross_entropy.h"
 
 namespace megatron {
@@ -55,8 +56,6 @@ Traffic head_traffic(const TransformerConfig& config, const LayerShape& s) {
   return {stream, stream};
 }
 
-}  // namespace
-
 EndCost embedding_cost(const TransformerConfig& config, const EndsShape& shape) {
   const LayerShape& s = shape.layer;
   const double one_way =
@@ -98,10 +97,6 @@ EndCost head_cost(const TransformerConfig& config, const EndsShape& shape) {
   return cost;
 }
 
-double head_products(const TransformerConfig& config, const EndsShape& shape) {
-  return static_cast<double>(config.hidden_size) * static_cast<double>(shape.vocabulary);
-}
-
 SplitHeadCost split_head_cost(const TransformerConfig& config, const EndsShape& shape) {
   const LayerShape& s = shape.layer;
   const HeadTensors head(config, shape);
@@ -113,6 +108,20 @@ SplitHeadCost split_head_cost(const TransformerConfig& config, const EndsShape& 
   cost.head_extra = cost.held + head.passing;
   cost.loss_extra = head.back;
   cost.tensor = head_traffic(config, s);
+  return cost;
+}
+
+}  // namespace
+
+EndsCost language_ends_cost(const ModelConfig& model, const EndsShape& shape) {
+  const TransformerConfig& config = model.transformer;
+  EndsCost cost;
+  cost.embedding = embedding_cost(config, shape);
+  cost.head = head_cost(config, shape);
+  cost.head_products =
+      static_cast<double>(config.hidden_size) * static_cast<double>(shape.vocabulary);
+  if (shape.vocabulary_stages > 1) cost.split_head = split_head_cost(config, shape);
+  cost.batch = shape.layer.tokens * (2 * kIdBytes + 4);
   return cost;
 }
 

@@ -24,6 +24,8 @@
 
 namespace megatron {
 
+struct ModelConfig;
+
 // `vocabulary`: rows with padding; `vocabulary_stages`: pipeline stages that they are divided over.
 struct EndsShape {
   LayerShape layer;
@@ -40,14 +42,6 @@ struct EndCost {
   Traffic tensor;
 };
 
-EndCost embedding_cost(const TransformerConfig& config, const EndsShape& shape);
-
-// Final norm, output layer and loss; with the vocabulary split over the stages the norm alone.
-EndCost head_cost(const TransformerConfig& config, const EndsShape& shape);
-
-// Of one rank, in multiply-adds per token of the sequence.
-double head_products(const TransformerConfig& config, const EndsShape& shape);
-
 // The passes H and L of a stage when the vocabulary is split over the stages.
 struct SplitHeadCost {
   int64_t hidden = 0;      // hidden states of one micro-batch, and also their gradient
@@ -57,6 +51,18 @@ struct SplitHeadCost {
   int64_t statistics = 0;  // softmax statistics of one part of the vocabulary
   Traffic tensor;
 };
-SplitHeadCost split_head_cost(const TransformerConfig& config, const EndsShape& shape);
+
+// A column of model_table.h.
+struct EndsCost {
+  EndCost embedding;
+  // Final norm, output layer and loss; with the vocabulary split over the stages the norm alone
+  EndCost head;
+  double head_products = 0;  // multiply-adds per token of the sequence, over all ranks
+  SplitHeadCost split_head;  // zeros unless the vocabulary is split over the stages
+  int64_t batch = 0;         // columns of a micro-batch
+};
+
+// Of a model with tokens, labels and a loss mask, whose ends are those of common/.
+EndsCost language_ends_cost(const ModelConfig& config, const EndsShape& shape);
 
 }  // namespace megatron

@@ -5,6 +5,7 @@
 #include "megatron/models/common/embedding.h"
 #include "megatron/models/common/output_layer.h"
 #include "megatron/models/common/vocabulary_pass.h"
+#include "megatron/models/model_table.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/cross_entropy.h"
@@ -115,6 +116,11 @@ std::unique_ptr<VocabularyPass> GPTModel::begin_loss(const at::Tensor& hidden, c
                   "the vocabulary is not divided over the stages");
   return split_vocabulary_pass(*this, groups().model_parallel, hidden, batch["labels"],
                                batch["loss_mask"]);
+}
+
+const ModelType& gpt_model_type() {
+  static const ModelType type = {"gpt", "GPT", make_model_of<GPTModel>, language_ends_cost};
+  return type;
 }
 
 }  // namespace megatron

@@ -11,8 +11,10 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/kernels/sum_parts.h"
+#include "megatron/models/model_table.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/training/arguments/dpo_config.h"
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/transformer/config/lora.h"
@@ -76,7 +78,7 @@ void schedule_fits(const Arguments& a, Violations& v) {
 
 void preferences_are_data(const Arguments& a, Violations& v) {
   const DpoConfig none;
-  const DpoConfig& given = a.task<DpoConfig>();
+  const auto& given = own_config<DpoConfig>(a.own);
   const bool asked = given.dpo_beta != none.dpo_beta ||
                      given.dpo_label_smoothing != none.dpo_label_smoothing ||
                      given.dpo_sft_weight != none.dpo_sft_weight;
@@ -506,12 +508,18 @@ bool is_resume(StartChoice start) {
 
 std::vector<Config*> Arguments::configs() {
   std::vector<Config*> all = {&transformer, &tokenizer, &data, &sft};
-  std::apply([&](auto&... configs) { (all.push_back(&configs), ...); }, tasks);
+  for (OwnConfig& config : own) all.push_back(config.config());
   all.insert(all.end(), {&optimizer, &parallel, &pipeline, &ddp, &comm, &training});
   return all;
 }
 
-std::vector<Config*> Arguments::model_configs() { return {&transformer, &tokenizer}; }
+std::vector<Config*> Arguments::model_configs() {
+  std::vector<Config*> all = {&transformer, &tokenizer};
+  for (const ModelType* type : model_types())
+    for (OwnConfig& config : own)
+      if (config.same_type(type->config)) all.push_back(config.config());
+  return all;
+}
 
 int64_t Arguments::data_parallel_size() const {
   const int64_t model = parallel.tensor_model_parallel_size *

@@ -8,16 +8,20 @@
 #include "megatron/comm/rendezvous.h"
 #include "megatron/datasets/tuning/sft_config.h"
 #include "megatron/distributed/distributed_data_parallel_config.h"
+#include "megatron/models/own_config.h"
 #include "megatron/optimizer/optimizer_config.h"
 #include "megatron/pipeline_parallel/pipeline_config.h"
 #include "megatron/tokenizers/tokenizer.h"
-#include "megatron/training/arguments/task_config.h"
 #include "megatron/training/arguments/training_config.h"
 #include "megatron/transformer/config/transformer_config.h"
 
 namespace megatron {
 
 class MicrobatchCalculator;
+
+// The flags of each model type and of each task that has some: columns of their tables, in
+// tasks/tasks.cc.
+std::vector<OwnConfig> own_configs();
 
 struct Arguments {
   TransformerConfig transformer;
@@ -30,7 +34,7 @@ struct Arguments {
   DistributedDataParallelConfig ddp;
   CommConfig comm;
   TrainingConfig training;
-  TaskConfigs tasks;
+  std::vector<OwnConfig> own = own_configs();
   int64_t world_size = 1;  // ranks of the job; given by the launcher
 
   // Flags that were accepted without effect because the run does so anyway, with the reason.
@@ -38,15 +42,6 @@ struct Arguments {
   std::vector<std::string> notes;  // about the command line; see ParseResult
   bool help = false;               // --help was given; no other field is set
   std::string help_topic;
-
-  template <class C>
-  C& task() {
-    return std::get<C>(tasks);
-  }
-  template <class C>
-  const C& task() const {
-    return std::get<C>(tasks);
-  }
 
   // In the order of --help and of config.yaml.
   std::vector<Config*> configs();

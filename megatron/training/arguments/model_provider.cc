@@ -5,19 +5,24 @@
 
 namespace megatron {
 
-std::unique_ptr<Model> provide_gpt(const Arguments& arguments, const Vocabulary& vocabulary,
-                                   const ParallelGroups& groups, const StageSlice& slice,
-                                   const std::vector<Model*>& chunks) {
-  ModelConfig config;
-  config.transformer = arguments.transformer;
-  config.vocab_size = vocabulary.size;
-  config.padded_vocab_size = vocabulary.padded_size;
-  config.sequence_parallel = arguments.parallel.sequence_parallel && groups.tp.size() > 1;
-  config.pipeline_vocab_parallel = arguments.splits_vocabulary();
-  Parameter* table = nullptr;  // of an embedding that this rank holds in another chunk
-  for (Model* chunk : chunks)
-    if (Parameter* found = chunk->embedding_table()) table = found;
-  return make_model(config, groups, slice, table);
+ModelProvider provide_model(std::string type) {
+  return [type = std::move(type)](const Arguments& arguments, const Vocabulary& vocabulary,
+                                  const ParallelGroups& groups, const StageSlice& slice,
+                                  const std::vector<Model*>& chunks) {
+    ModelConfig config;
+    config.type = type;
+    for (const OwnConfig& own : arguments.own)
+      if (own.same_type(find_model_type(type).config)) config.own = own;
+    config.transformer = arguments.transformer;
+    config.vocab_size = vocabulary.size;
+    config.padded_vocab_size = vocabulary.padded_size;
+    config.sequence_parallel = arguments.parallel.sequence_parallel && groups.tp.size() > 1;
+    config.pipeline_vocab_parallel = arguments.splits_vocabulary();
+    Parameter* table = nullptr;  // of an embedding that this rank holds in another chunk
+    for (Model* chunk : chunks)
+      if (Parameter* found = chunk->embedding_table()) table = found;
+    return make_model(config, groups, slice, table);
+  };
 }
 
 std::unique_ptr<Model> whole_model(const ModelProvider& provider, const Arguments& arguments,

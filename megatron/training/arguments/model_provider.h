@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "megatron/models/model.h"
@@ -27,10 +28,8 @@ using ModelProvider = std::function<std::unique_ptr<Model>(
 std::unique_ptr<Model> whole_model(const ModelProvider& provider, const Arguments& arguments,
                                    const Vocabulary& vocabulary);
 
-// The provider of a GPT.
-std::unique_ptr<Model> provide_gpt(const Arguments& arguments, const Vocabulary& vocabulary,
-                                   const ParallelGroups& groups, const StageSlice& slice,
-                                   const std::vector<Model*>& chunks);
+// The provider of models of a type, a row of models/model_table.h.
+ModelProvider provide_model(std::string type = ModelConfig().type);
 
 // Freezes what --freeze and --freeze-except name.
 void freeze_parameters(const TrainingConfig& config, Module& module);

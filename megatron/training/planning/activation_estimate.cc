@@ -193,13 +193,13 @@ void ChunkPass::add_recomputed_units() {
 
 // Layers run before the head saves anything, and run backward after it has freed everything.
 void ChunkPass::add_ends() {
-  const EndsShape shape = plan_.ends_shape();
-  if (slice_.embedding) pass_.saved.ends += embedding_cost(config_, shape).saved;
+  const EndsCost ends = plan_.ends_cost();
+  if (slice_.embedding) pass_.saved.ends += ends.embedding.saved;
   pass_.forward_extra = forward_;
   pass_.backward_extra = backward_;
   pass_.backward_first = first_backward_;
   if (!slice_.head) return;
-  const EndCost head = head_cost(config_, shape);
+  const EndCost& head = ends.head;
   pass_.saved.ends += head.saved;
   pass_.pending += head.pending;
   pass_.forward_extra = std::max(forward_ - head.saved, head.forward_peak + at_the_head_);

@@ -86,8 +86,11 @@ LayerShape LayoutPlan::layer_shape() const {
   return shape;
 }
 
-EndsShape LayoutPlan::ends_shape() const {
-  return {layer_shape(), vocabulary.padded_size, splits_vocabulary() ? pipeline : 1};
+EndsCost LayoutPlan::ends_cost() const {
+  const ModelConfig& config = held_by(0).chunks.front()->config();
+  return find_model_type(config.type)
+      .ends_cost(config,
+                 {layer_shape(), vocabulary.padded_size, splits_vocabulary() ? pipeline : 1});
 }
 
 LayerCost LayoutPlan::layer_cost(int64_t layer_number, bool offloaded) const {

@@ -10,8 +10,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/distributed/buffer_layout.h"
-#include "megatron/models/common/ends_cost.h"
-#include "megatron/models/model.h"
+#include "megatron/models/model_table.h"
 #include "megatron/pipeline_parallel/schedule.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/pipeline_parallel/transfers.h"
@@ -81,7 +80,7 @@ struct LayoutPlan {
   int64_t rows() const { return tokens() / (sequence_parallel ? tensor : 1); }
   // The same for the costs of layers and of the model's ends.
   LayerShape layer_shape() const;
-  EndsShape ends_shape() const;
+  EndsCost ends_cost() const;
   // Bytes of one activation between layers or stages: R h x.
   int64_t stream_bytes() const { return rows() * model().hidden_size * bytes.residual; }
   // Layers count from 1; `offloaded`: its saved activations go to host memory.
@@ -90,7 +89,7 @@ struct LayoutPlan {
 
 // Throws UsageError if the arguments are not valid, and what the model's constructor throws.
 LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabulary,
-                            bool on_gpu = true, const ModelProvider& provider = provide_gpt);
+                            bool on_gpu = true, const ModelProvider& provider = provide_model());
 
 // The groups of a rank of the job, without a backend.
 ParallelGroups planned_groups(const LayoutPlan& plan, int rank);

@@ -167,9 +167,8 @@ class Walk {
         out_(memory),
         in_flight_(memory.passes.size(), 0),
         transfer_(plan.stream_bytes()),
-        batch_(plan.tokens() * (2 * 8 + 4)),
-        vocabulary_(plan.splits_vocabulary() ? split_head_cost(plan.model(), plan.ends_shape())
-                                             : SplitHeadCost{}),
+        batch_(plan.ends_cost().batch),
+        vocabulary_(plan.ends_cost().split_head),
         hidden_calls_(
             hidden_calls(plan.schedule, stage, plan.arguments.pipeline.overlap_p2p_communication)),
         reads_(plan.stages.num_chunks() + (plan.splits_vocabulary() ? 1 : 0)),

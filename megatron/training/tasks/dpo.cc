@@ -9,6 +9,7 @@
 #include "megatron/datasets/blend.h"
 #include "megatron/datasets/index_cache.h"
 #include "megatron/datasets/sources/conversation.h"
+#include "megatron/training/arguments/dpo_config.h"
 #include "megatron/training/tasks/dpo_loss.h"
 #include "megatron/training/tasks/preference_data.h"
 #include "megatron/training/tasks/tasks.h"
@@ -117,10 +118,8 @@ class PreferenceSets {
   std::optional<ChatTemplate> template_;  // made for the first conversation
 };
 
-}  // namespace
-
 PretrainTask dpo_task(const Arguments& arguments) {
-  const DpoConfig& config = arguments.task<DpoConfig>();
+  const auto& config = own_config<DpoConfig>(arguments.own);
   const DpoOptions options{config.dpo_beta, config.dpo_label_smoothing, config.dpo_sft_weight};
   PretrainTask task = gpt_task(arguments);
   task.name = "dpo";
@@ -150,6 +149,13 @@ PretrainTask dpo_task(const Arguments& arguments) {
     return StageOutput{{}, dpo.loss, dpo.metrics};
   };
   return task;
+}
+
+}  // namespace
+
+const TaskType& dpo_task_type() {
+  static const TaskType type = {"dpo", dpo_task, OwnConfig(DpoConfig())};
+  return type;
 }
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-#include "megatron/models/common/ends_cost.h"
+#include "megatron/models/model_table.h"
 #include "megatron/reporting/flops.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/layer_kinds.h"
@@ -23,7 +23,11 @@ double flops_per_token(const Arguments& arguments, const Vocabulary& vocabulary)
   const TransformerConfig& c = arguments.transformer;
   LayerShape sample;
   sample.tokens = sample.rows = c.seq_length;
-  double products = head_products(c, {sample, vocabulary.padded_size});
+  ModelConfig config;
+  config.transformer = c;
+  double products = find_model_type(config.type)
+                        .ends_cost(config, {sample, vocabulary.padded_size})
+                        .head_products;
   for (int64_t layer = 1; layer <= c.num_layers; ++layer)
     products += reported_products(layer_cost(c, layer, sample, /*offloaded=*/false));
   return training_flops(products);
@@ -34,7 +38,7 @@ double flops_per_token(const Arguments& arguments, const Vocabulary& vocabulary)
 PretrainTask gpt_task(const Arguments&) {
   PretrainTask task;
   task.name = "gpt";
-  task.model_provider = provide_gpt;
+  task.model_provider = provide_model();
   task.datasets_provider = [](const Arguments& arguments, const DatasetRequest& request) {
     return build_train_valid_test_datasets(arguments.data, request);
   };
@@ -42,6 +46,11 @@ PretrainTask gpt_task(const Arguments&) {
   task.begin_loss = begin_loss;
   task.flops_per_token = flops_per_token;
   return task;
+}
+
+const TaskType& gpt_task_type() {
+  static const TaskType type = {"gpt", gpt_task};
+  return type;
 }
 
 }  // namespace megatron

@@ -76,11 +76,14 @@ TrainValidTestDatasets make_datasets(const Arguments& arguments, const DatasetRe
 
 }  // namespace
 
-PretrainTask sft_task(const Arguments& arguments) {
-  PretrainTask task = gpt_task(arguments);
-  task.name = "sft";
-  task.datasets_provider = make_datasets;
-  return task;
+const TaskType& sft_task_type() {
+  static const TaskType type = {"sft", [](const Arguments& arguments) {
+                                  PretrainTask task = gpt_task(arguments);
+                                  task.name = "sft";
+                                  task.datasets_provider = make_datasets;
+                                  return task;
+                                }};
+  return type;
 }
 
 }  // namespace megatron

@@ -2,30 +2,48 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
+#include "megatron/models/model_table.h"
 
 namespace megatron {
 
-namespace {
+using TaskRow = const TaskType&();
+// The task that a file defines as NAME_task_type().
+#define MEGATRON_TASK(name)          \
+  [] {                               \
+    extern TaskRow name##_task_type; \
+    return &name##_task_type();      \
+  }()
 
-struct Entry {
-  const char* name;
-  PretrainTask (*make)(const Arguments&);
-};
+const std::vector<const TaskType*>& task_types() {
+  static const std::vector<const TaskType*> types = {
+      MEGATRON_TASK(gpt),
+      MEGATRON_TASK(sft),
+      MEGATRON_TASK(dpo),
+  };
+  return types;
+}
 
-constexpr Entry kTasks[] = {
-#define MEGATRON_TASK_ENTRY(name) {#name, name##_task},
-    MEGATRON_TASKS(MEGATRON_TASK_ENTRY)
-#undef MEGATRON_TASK_ENTRY
-};
+#undef MEGATRON_TASK
 
-}  // namespace
+std::vector<OwnConfig> own_configs() {
+  std::vector<OwnConfig> all;
+  const auto add = [&](OwnConfig config) {
+    if (config.config() != nullptr) all.push_back(std::move(config));
+  };
+  for (const ModelType* type : model_types()) add(type->config);
+  for (const TaskType* type : task_types()) add(type->config);
+  return all;
+}
+
+PretrainTask find_task(std::string_view name, const Arguments& arguments) {
+  for (const TaskType* type : task_types())
+    if (name == type->name) return type->make(arguments);
+  throw UsageError(cat("--task ", name,
+                       " is unknown\nhint: known tasks: ", listed(task_types(), &TaskType::name)));
+}
 
 PretrainTask find_task(const Arguments& arguments) {
-  const std::string& name = arguments.training.task;
-  for (const Entry& entry : kTasks)
-    if (name == entry.name) return entry.make(arguments);
-  throw UsageError(
-      cat("--task ", name, " is unknown\nhint: known tasks: ", listed(kTasks, &Entry::name)));
+  return find_task(arguments.training.task, arguments);
 }
 
 }  // namespace megatron

@@ -1,21 +1,24 @@
 // The table of training tasks.
+//
+// A new task is one file like dpo.cc and its line in tasks.cc. Its flags and its model follow from
+// the row.
 #pragma once
+
+#include <string_view>
+#include <vector>
 
 #include "megatron/training/task.h"
 
-// Task NAME is one entry here and NAME_task() in a file of its own.
-#define MEGATRON_TASKS(TASK)                             \
-  TASK(gpt) /* the next token of text */                 \
-  TASK(sft) /* conversations: the same model and loss */ \
-  TASK(dpo) /* pairs of responses, see dpo_loss.h */
-
 namespace megatron {
 
-#define MEGATRON_DECLARE_TASK(name) PretrainTask name##_task(const Arguments& arguments = {});
-MEGATRON_TASKS(MEGATRON_DECLARE_TASK)
-#undef MEGATRON_DECLARE_TASK
+const std::vector<const TaskType*>& task_types();
 
-// The task that --task names, with the flags of its own. Throws UsageError naming the known tasks.
+// The task of this name, with the flags of its own. Throws UsageError naming the known tasks.
+PretrainTask find_task(std::string_view name, const Arguments& arguments);
+// The one that --task names.
 PretrainTask find_task(const Arguments& arguments);
+
+// The next token of text; others change what they do otherwise.
+PretrainTask gpt_task(const Arguments& arguments = {});
 
 }  // namespace megatron

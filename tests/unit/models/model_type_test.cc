@@ -46,6 +46,27 @@ TEST_F(StoredModelType, IsWrittenUnlessItIsGpt) {
   EXPECT_TRUE(stored("other").read_file("config.yaml").starts_with("# model\nmodel_type: other\n"));
 }
 
+struct Flags : Config {
+  int64_t num_eyes = 2;
+  void fields(FieldVisitor& visitor) override {
+    visitor.group("eyes");
+    visitor.field("num_eyes", num_eyes, "eyes");
+  }
+};
+
+TEST_F(StoredModelType, HasItsOwnFlags) {
+  ModelConfig config;
+  EXPECT_EQ(model_yaml(config, {}).find("num_eyes"), std::string::npos);
+  Flags flags;
+  flags.num_eyes = 3;
+  config.own = OwnConfig(flags);
+  const ModelConfig copy = config;
+  config.own.as<Flags>()->num_eyes = 4;
+  EXPECT_EQ(copy.own.as<Flags>()->num_eyes, 3);
+  EXPECT_EQ(copy.own.as<TransformerConfig>(), nullptr);
+  EXPECT_NE(model_yaml(copy, {}).find("num_eyes: 3\n"), std::string::npos);
+}
+
 TEST_F(StoredModelType, IsReadByWhoeverLoads) {
   const Checkpoint gpt = stored("gpt");
   EXPECT_EQ(stored_model_type(gpt), "gpt");

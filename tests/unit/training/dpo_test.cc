@@ -22,6 +22,7 @@
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/dpo_config.h"
 #include "megatron/training/tasks/dpo_loss.h"
 #include "megatron/training/tasks/preference_data.h"
 #include "megatron/training/tasks/tasks.h"
@@ -120,9 +121,10 @@ ForwardContext context_of(const Batch& batch) {
 
 PretrainTask task() {
   Arguments arguments;
-  arguments.task<DpoConfig>().dpo_beta = 0.3;
-  arguments.task<DpoConfig>().dpo_label_smoothing = 0.1;
-  return dpo_task(arguments);
+  auto& config = own_config<DpoConfig>(arguments.own);
+  config.dpo_beta = 0.3;
+  config.dpo_label_smoothing = 0.1;
+  return find_task("dpo", arguments);
 }
 
 // Rewards are small differences of log-probabilities of some 30.

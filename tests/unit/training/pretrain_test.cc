@@ -297,7 +297,7 @@ TEST(Pretrain, PreferencesAgainstTheStart) {
     arguments.training.finetune = arguments.training.no_load_optim = true;
     arguments.training.save = fresh("pretrain_dpo_save").string();
     arguments.training.save_interval = 4;
-    const PretrainTask task = dpo_task({});
+    const PretrainTask task = find_task("dpo", {});
     EXPECT_THAT(quietly(task, arguments), HasSubstr("starting from the weights of"));
     auto records = train_records(arguments);
     ASSERT_EQ(records.size(), 6u);

@@ -71,7 +71,7 @@ TEST(Sft, PackedLossAndGradientsAreThoseOfTransformers) {
   const fs::path cache = fs::path(testing::TempDir()) / "sft_golden_cache";
   fs::remove_all(cache);
   const Arguments arguments = sft_arguments(cache);
-  const PretrainTask task = sft_task();
+  const PretrainTask task = find_task("sft", {});
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
   const TrainValidTestDatasets datasets = build_datasets(task, arguments, *tokenizer);
 

@@ -44,8 +44,6 @@ Batch with_labels(const Batch& batch, int64_t sequence_length) {
   return with;
 }
 
-}  // namespace
-
 PretrainTask answers_task(const Arguments& arguments) {
   PretrainTask task = gpt_task(arguments);
   const int64_t s = arguments.transformer.seq_length;
@@ -61,6 +59,13 @@ PretrainTask answers_task(const Arguments& arguments) {
     return gpt(model, with_labels(batch, s), hidden);
   };
   return task;
+}
+
+}  // namespace
+
+const TaskType& answers_task_type() {
+  static const TaskType type = {"answers", answers_task};
+  return type;
 }
 
 }  // namespace megatron
