@@ -13,7 +13,7 @@ double all_reduce(int64_t ranks, double bytes) { return 2 * scatter_bytes(ranks,
 
 // What one micro-batch sends in one chunk over the ranks that divide its layers.
 struct ChunkTraffic {
-  Traffic tensor, context;
+  Traffic tensor, context, expert;
 };
 
 ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
@@ -23,7 +23,8 @@ ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
   for (int64_t i = 0; i < slice.num_layers; ++i) {
     const LayerCost layer = plan.layer_cost(slice.first_layer + i + 1);
     for (const auto& [sum, more] :
-         {std::pair{&sent.tensor, layer.tensor()}, std::pair{&sent.context, layer.context()}}) {
+         {std::pair{&sent.tensor, layer.tensor()}, std::pair{&sent.context, layer.context()},
+          std::pair{&sent.expert, layer.expert()}}) {
       *sum += more;
       if (i < again.layers) sum->backward += more.forward;
     }
@@ -104,13 +105,14 @@ void add(GroupTraffic& traffic, const Traffic& pass, int64_t num_microbatches) {
 }  // namespace
 
 std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
-  GroupTraffic tp{"tp", plan.tensor}, cp{"cp", plan.context}, pp{"pp", plan.pipeline},
-      dp{"dp", plan.sharding.ranks}, embd{"embd", 1};
+  GroupTraffic tp{"tp", plan.tensor}, cp{"cp", plan.context}, ep{"ep", plan.expert},
+      pp{"pp", plan.pipeline}, dp{"dp", plan.sharding.ranks}, embd{"embd", 1};
   for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
     const StageSlice slice = plan.stages.slice(stage, chunk);
     const ChunkTraffic layers = chunk_traffic(plan, slice);
     if (plan.tensor > 1) add(tp, layers.tensor, plan.num_microbatches);
     if (plan.context > 1) add(cp, layers.context, plan.num_microbatches);
+    if (plan.expert > 1) add(ep, layers.expert, plan.num_microbatches);
     if (plan.pipeline > 1) add(pp, pipeline_pass(plan, stage, chunk), plan.num_microbatches);
     if (plan.splits_vocabulary()) add(pp, vocabulary_pass(plan, stage), plan.num_microbatches);
     for (const PlannedBuffer& buffer : plan.buffers(stage, chunk)) {
@@ -130,7 +132,7 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
     }
   }
   std::vector<GroupTraffic> all;
-  for (const GroupTraffic& traffic : {tp, cp, pp, dp, embd})
+  for (const GroupTraffic& traffic : {tp, cp, ep, pp, dp, embd})
     if (traffic.ranks > 1) all.push_back(traffic);
   return all;
 }

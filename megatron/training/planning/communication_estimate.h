@@ -10,6 +10,7 @@
 //        saved activations distributed: an all-gather of R h x per recomputed unit in the backward
 //        parameters with partial gradients: once per step, fp32
 //   cp   per micro-batch: what layers send, with full recomputation the forward twice
+//   ep   per micro-batch: what layers with experts send, with full recomputation the forward twice
 //   pp   per micro-batch: R h x for each neighbouring segment on another stage, forward and
 //        backward
 //        vocabulary split over the stages (and their tensor ranks): R h x broadcast by the last
@@ -33,7 +34,7 @@
 namespace megatron {
 
 struct GroupTraffic {
-  std::string group;  // "tp", "cp", "pp", "dp", "embd"
+  std::string group;  // "tp", "cp", "ep", "pp", "dp", "embd"
   int64_t ranks = 1;
   double forward = 0;   // bytes sent in the forward passes of one step
   double backward = 0;  // ... in the backward passes, recomputation included

@@ -78,6 +78,7 @@ LayerShape LayoutPlan::layer_shape() const {
   shape.sum = bytes.sum;
   shape.tensor = tensor;
   shape.context = context;
+  shape.expert = expert;
   shape.context_levels = arguments.parallel.hierarchical_context_parallel_sizes;
   shape.sequence_parallel = sequence_parallel;
   shape.documents =
@@ -107,6 +108,7 @@ LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabu
   plan.context = arguments.parallel.context_parallel_size;
   plan.pipeline = arguments.parallel.pipeline_model_parallel_size;
   plan.data = arguments.data_parallel_size();
+  plan.expert = arguments.parallel.expert_model_parallel_size;
   plan.num_microbatches = arguments.microbatches().num_microbatches(0);
   plan.sequence_parallel = arguments.parallel.sequence_parallel && plan.tensor > 1;
   plan.on_gpu = on_gpu;

@@ -55,7 +55,7 @@ struct LayoutPlan {
   Arguments arguments;
   Vocabulary vocabulary;
   Mesh mesh;
-  int64_t tensor = 1, context = 1, pipeline = 1, data = 1;  // sizes of the axes
+  int64_t tensor = 1, context = 1, pipeline = 1, data = 1, expert = 1;  // sizes of the axes
   int64_t num_microbatches = 1;
   bool sequence_parallel = false;
   bool on_gpu = true;  // GPU kernels save other tensors than CPU ones

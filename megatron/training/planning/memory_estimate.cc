@@ -335,6 +335,8 @@ OutsideMemory outside_memory(const LayoutPlan& plan) {
   for (const int64_t size :
        {plan.tensor, plan.context, plan.data * plan.context, plan.tensor * plan.pipeline})
     communicators += size > 1 ? 1 : 0;
+  // Without expert parallelism the groups of experts are those of other weights.
+  if (plan.expert > 1) communicators += 2 + (plan.mesh.group_size({Axis::kExpertData}) > 1 ? 1 : 0);
   const int64_t links = plan.pipeline > 1 ? 4 : 0;  // to and from two neighbours
   outside.communicators = communicators * 256 * kMiB + links * 32 * kMiB;
   return outside;

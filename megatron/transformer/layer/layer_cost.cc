@@ -70,6 +70,11 @@ Traffic LayerCost::context() const {
   return all += second.context;
 }
 
+Traffic LayerCost::expert() const {
+  Traffic all = first.expert;
+  return all += second.expert;
+}
+
 int64_t LayerCost::forward_peak(int64_t leaving_first, int64_t leaving_second) const {
   return std::max(leaving_first + first.forward_peak,
                   first.forward_end + leaving_second + second.forward_peak);

@@ -23,7 +23,8 @@ struct LayerShape {
   int64_t rows = 0;     // R
   // Bytes of one element: of the model's type, of the residual stream, of sums and statistics
   int64_t element = 4, residual = 4, sum = 4;
-  int64_t tensor = 1, context = 1;      // t, c
+  // t, c, and the ranks that experts are divided over
+  int64_t tensor = 1, context = 1, expert = 1;
   std::vector<int64_t> context_levels;  // inner and outer ranks of a2a+p2p
   bool sequence_parallel = false;
   bool documents = false;  // attention is masked at borders of documents
@@ -105,8 +106,8 @@ struct SublayerCost {
   // Elements per token that the kernels of the other operations must read or write
   double moved_elements = 0;
   double weight_products() const;
-  Traffic tensor, context;        // over these axes of the mesh
-  bool overlaps_context = false;  // that over the context axis overlaps with score_products
+  Traffic tensor, context, expert;  // over these axes of the mesh
+  bool overlaps_context = false;    // that over the context axis overlaps with score_products
 };
 
 // A layer of two halves, each the unit of offloading.
@@ -125,6 +126,7 @@ struct LayerCost {
   double products() const { return weight_products() + score_products(); }
   Traffic tensor() const;
   Traffic context() const;
+  Traffic expert() const;
 
   // Peak of the forward in addition to its input, while other layers' bytes are still in transfer
   // to the host during each half.
