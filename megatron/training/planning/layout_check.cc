@@ -346,10 +346,10 @@ std::string checkpoint_text(const LayoutReport& report) {
 }
 
 std::vector<std::pair<std::string, double>> step_items(const StepEstimate& step) {
-  return {{"the model's operations", step.ideal}, {"schedule", step.schedule},
-          {"recomputation", step.recompute},      {"tensor parallelism", step.tensor},
-          {"context parallelism", step.context},  {"transfers between stages", step.pipeline},
-          {"data parallelism", step.data}};
+  return {{"the model's operations", step.ideal},      {"schedule", step.schedule},
+          {"recomputation", step.recompute},           {"tensor parallelism", step.tensor},
+          {"context parallelism", step.context},       {"expert parallelism", step.expert},
+          {"transfers between stages", step.pipeline}, {"data parallelism", step.data}};
 }
 
 std::string step_text(const LayoutPlan& plan, const StepEstimate& step) {

@@ -132,6 +132,19 @@ void add_context_traffic(const LayoutPlan& plan, const MachineSpeeds& speeds,
   }
 }
 
+// The tokens of the other ranks come before the experts, and their sums after them.
+void add_expert_traffic(const LayoutPlan& plan, const MachineSpeeds& speeds,
+                        const StageTraffic& traffic, ScheduleCosts& costs) {
+  const int64_t reach = plan.tensor * plan.expert;
+  for (size_t stage = 0; stage < costs.passes.size(); ++stage) {
+    const GroupTraffic ep = find(traffic.stages[stage], "ep");
+    for (PassCosts& pass : costs.passes[stage]) {
+      pass.forward += seconds(ep.forward / traffic.share, reach, speeds);
+      pass.backward_input += seconds(ep.backward / traffic.share, reach, speeds);
+    }
+  }
+}
+
 }  // namespace
 
 StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) {
@@ -161,6 +174,8 @@ StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) 
   step.tensor = took_more();
   add_context_traffic(plan, speeds, traffic, unit / products, costs);
   step.context = took_more();
+  add_expert_traffic(plan, speeds, traffic, costs);
+  step.expert = took_more();
   if (plan.pipeline > 1) {
     const auto bytes = static_cast<double>(plan.stream_bytes());
     costs.transfer = seconds(bytes, plan.arguments.world_size, speeds);

@@ -10,6 +10,7 @@
 //              cannot hide
 //   context    ... with exposed communication of cp added: for layers with p2p the part that
 //              attention cannot hide, for the other types all
+//   expert     ... with communication of ep added, all of it: nothing overlaps with it
 //   pipeline   ... with transfers between stages and collectives over all stages added
 //   data       exposed communication of dp: of gradients the part that the last backward cannot
 //              hide (without --overlap-grad-reduce all), of weights the part that the first
@@ -35,9 +36,11 @@ struct MachineSpeeds {
 };
 
 struct StepEstimate {
-  double ideal = 0, schedule = 0, recompute = 0, tensor = 0, context = 0, pipeline = 0,
+  double ideal = 0, schedule = 0, recompute = 0, tensor = 0, context = 0, expert = 0, pipeline = 0,
          data = 0;  // seconds
-  double total() const { return ideal + schedule + recompute + tensor + context + pipeline + data; }
+  double total() const {
+    return ideal + schedule + recompute + tensor + context + expert + pipeline + data;
+  }
   double efficiency() const { return ideal / total(); }
 };
 
