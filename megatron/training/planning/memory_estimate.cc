@@ -84,6 +84,23 @@ struct PassingBytes {
   int64_t gathered_weights = 0, filling_gradients = 0;
 };
 
+// Most elements of sharded weights that a chunk has gathered at once. `units`: those gathered
+// together, by their place in a forward; a tied table (0: none) comes before and after them. With
+// gathers in advance there are two: the next unit arrives while one is in use. In a forward and in
+// a backward that is a neighbour; where forwards follow each other (in evaluations, at the start of
+// a pipeline) the first one arrives during the last.
+int64_t gathered_elements(const LayoutPlan& plan, const std::map<int, int64_t>& units,
+                          int64_t tied_table) {
+  const bool forwards = plan.arguments.training.eval_iters > 0 || plan.pipeline > 1;
+  int64_t largest = 0, pair = 0, last = forwards && units.size() > 1 ? units.rbegin()->second : 0;
+  for (const auto& [place, size] : units) {
+    largest = std::max(largest, size);
+    pair = std::max(pair, std::exchange(last, size) + size);
+  }
+  if (!plan.arguments.ddp.overlap_param_gather) return std::max(largest, tied_table);
+  return std::max(pair, largest + tied_table);
+}
+
 PassingBytes add_buffer(const LayoutPlan& plan, const PlannedBuffer& planned, StageMemory& memory) {
   const BufferLayout& buffer = planned.layout;
   const DataSharding& sharding = planned.sharding;
@@ -113,11 +130,8 @@ PassingBytes add_buffer(const LayoutPlan& plan, const PlannedBuffer& planned, St
   if (!sharding.values) memory.weights += code_bytes(planned.parameters);
   memory.gradients += plan.bytes.sum * (sharding.gradients ? own_trained : trained);
   const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
-  if (sharding.values) {
-    int64_t layer = largest_shared;
-    for (const auto& [unit, size] : units) layer = std::max(layer, size);
-    passing.gathered_weights = layer * (ddp.overlap_param_gather ? 2 : 1) * plan.bytes.model;
-  }
+  if (sharding.values)
+    passing.gathered_weights = gathered_elements(plan, units, largest_shared) * plan.bytes.model;
   // Reductions by peer-to-peer copies need staging buffers, but none for a result.
   int64_t staged = 0;
   if (ddp.peer_copies && ddp.overlap_grad_reduce)
@@ -152,7 +166,8 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
     passing.gathered_weights += more.gathered_weights;
     passing.filling_gradients += more.filling_gradients;
   }
-  memory.gathered_weights = std::max(memory.gathered_weights, passing.gathered_weights);
+  // Every chunk keeps what it gathered last while another one runs.
+  memory.gathered_weights += passing.gathered_weights;
   memory.filling_gradients = std::max(memory.filling_gradients, passing.filling_gradients);
 }
 

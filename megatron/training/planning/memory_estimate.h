@@ -5,7 +5,9 @@
 //   of the model's type
 //
 //   weights            E e  E e / s with sharded parameters
-//   gathered weights   0    with sharded parameters one layer's (two layers' if gathers overlap)
+//   gathered weights   0    with sharded parameters one unit's of each chunk: a layer, or a module
+//                           outside of the layers; with gathers in advance the most of two that
+//                           follow each other
 //   gradients          4 E  4 E / s with sharded gradients
 //   filling gradients  0    with sharded gradients, the bucket being filled (and the one being
 //                           reduced, if reductions overlap), that of a tied table, one received

@@ -491,6 +491,24 @@ TEST(StageMemory, PassesInFlightAreThoseOfTheSchedule) {
   EXPECT_EQ(stage_memory(gpipe, 0).passes_in_flight, std::vector<int>{8});
 }
 
+// What the allocator counts in the second of two training steps; `evaluates`: a forward over other
+// samples comes before it.
+int64_t step_peak(const Arguments& a, const Vocabulary& vocabulary, const ParallelGroups& groups,
+                  bool evaluates = false) {
+  const PretrainTask task = gpt_task();
+  const auto meter = std::make_shared<Meter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  TrainedModel model =
+      build_model(task, a, vocabulary, groups, model_dtype(a.optimizer), c10::kCPU, StartPoint{});
+  Timers timers(0);
+  const auto batch = [&] { return random_batch(a, groups); };
+  train_step(model, task, step_options(a, 0), batch, timers);
+  if (evaluates) run_passes(model, task, {/*num_microbatches=*/2}, batch, timers);
+  meter->most = 0;
+  train_step(model, task, step_options(a, 0), batch, timers);
+  return meter->most;
+}
+
 // A whole training step of every stage, model and optimizer included, against what the allocator
 // counts.
 class TrainingPeak : public testing::TestWithParam<ActivationCase> {};
@@ -506,19 +524,10 @@ TEST_P(TrainingPeak, IsWhatThePlanSays) {
   std::mutex mutex;
   run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups = make_parallel_groups(a.parallel, world);
-    const PretrainTask task = gpt_task();
-    const auto meter = std::make_shared<Meter>();
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-    TrainedModel model = build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer),
-                                     c10::kCPU, StartPoint{});
-    Timers timers(0);
-    train_step(model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
-    meter->most = 0;
-    train_step(model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
+    const auto real = static_cast<double>(step_peak(a, plan.vocabulary, groups));
     const StageMemory memory = stage_memory(plan, groups.pp.rank());
     const std::lock_guard lock(mutex);
-    const double planned = static_cast<double>(memory.allocated()),
-                 real = static_cast<double>(meter->most);
+    const auto planned = static_cast<double>(memory.allocated());
     EXPECT_GE(planned, 0.98 * real) << "stage " << groups.pp.rank();
     EXPECT_LE(planned, 1.05 * real) << "stage " << groups.pp.rank();
   });
@@ -548,7 +557,8 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{
             "vocabulary_over_stages_and_tensor_ranks",
             "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel "
-            "--global-batch-size 8 --pipeline-vocab-parallel --untie-embeddings-and-output-weights",
+            "--global-batch-size 8 --pipeline-vocab-parallel --untie-embeddings-and-output-weights "
+            "--no-peer-copies",
             4},
         ActivationCase{"interleaved",
                        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
@@ -585,6 +595,64 @@ INSTANTIATE_TEST_SUITE_P(
                        "--data-parallel-sharding-strategy optim_grads",
                        4},
         ActivationCase{"sharded_parameters", "--global-batch-size 8 --use-megatron-fsdp", 4}),
+    [](const auto& info) { return info.param.name; });
+
+// Sharded weights that are gathered in advance: the units in memory at once are neighbours in the
+// order of the passes.
+struct GatheringCase {
+  const char* name;
+  const char* flags;
+  int64_t world_size = 2;
+  bool evaluates = false;
+};
+
+class GatheredWeights : public testing::TestWithParam<GatheringCase> {};
+
+TEST_P(GatheredWeights, InAdvanceAreNeighbours) {
+  const Vocabulary vocabulary{500, 2048};  // a table is larger than a layer
+  const auto bytes_of = [&](const char* more) {
+    const Arguments a =
+        parse(cat("--num-layers 8 --hidden-size 128 --ffn-hidden-size 128 --num-attention-heads 8 "
+                  "--seq-length 32 --attention-dropout 0 --micro-batch-size 1 --use-megatron-fsdp "
+                  "--overlap-grad-reduce --global-batch-size 8 ",
+                  kRun, GetParam().flags, more),
+              GetParam().world_size);
+    const LayoutPlan plan = make_layout_plan(a, vocabulary, /*on_gpu=*/false);
+    std::vector<std::pair<int64_t, int64_t>> by_rank(static_cast<size_t>(GetParam().world_size));
+    run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
+      const ParallelGroups groups = make_parallel_groups(a.parallel, world);
+      by_rank[static_cast<size_t>(world->rank())] = {
+          stage_memory(plan, groups.pp.rank()).allocated(),
+          step_peak(a, vocabulary, groups, GetParam().evaluates)};
+    });
+    return by_rank;
+  };
+  // Ranks of the last stage come last. The peak of the first one is where its table is reduced.
+  const auto one_by_one = bytes_of(""), in_advance = bytes_of(" --overlap-param-gather");
+  for (size_t rank = one_by_one.size() - 2; rank < one_by_one.size(); ++rank) {
+    const auto planned = static_cast<double>(in_advance[rank].first - one_by_one[rank].first),
+               real = static_cast<double>(in_advance[rank].second - one_by_one[rank].second);
+    EXPECT_NEAR(planned / real, 1, 0.02) << "rank " << rank << ": " << planned << " and " << real;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Orders, GatheredWeights,
+    testing::Values(
+        GatheringCase{"tied", " --eval-iters 0"},
+        GatheringCase{"untied", " --eval-iters 0 --untie-embeddings-and-output-weights"},
+        // The head is followed by the embedding of the next forward
+        GatheringCase{"tied_after_an_evaluation", "", 2, true},
+        GatheringCase{"untied_after_an_evaluation", " --untie-embeddings-and-output-weights", 2,
+                      true},
+        GatheringCase{"stages",
+                      " --eval-iters 0 --untie-embeddings-and-output-weights "
+                      "--pipeline-model-parallel-size 2",
+                      4},
+        GatheringCase{"stages_of_two_chunks",
+                      " --eval-iters 0 --untie-embeddings-and-output-weights "
+                      "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+                      4}),
     [](const auto& info) { return info.param.name; });
 
 TEST(StageMemory, AWeightPassHoldsInputsUntilItRuns) {
