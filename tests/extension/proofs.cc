@@ -83,7 +83,9 @@ std::string unproved(const std::string& flags, int ranks) {
 }
 
 std::vector<RankMemory> memory_of_ranks(const std::string& flags, int ranks) {
-  const Arguments arguments = parse_run(flags, ranks);
+  Arguments arguments = parse_run(flags, ranks);
+  // The plan is that of processes, which have no mailbox on CPUs; threads would have one.
+  if (arguments.parallel.sequence_parallel) arguments.ddp.peer_copies = false;
   const auto tokenizer = make_tokenizer(arguments.tokenizer);
   const LayoutPlan plan = make_layout_plan(arguments, vocabulary_of(arguments, *tokenizer),
                                            /*on_gpu=*/false, find_task(arguments).model_provider);

@@ -332,9 +332,11 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
     memory.passes.push_back(pass_bytes(plan, stage, chunk));
   }
   Walk(plan, stage, memory).run();
-  if (plan.on_gpu) memory.library_workspace = 2 * kBlasWorkspace;
+  if (!plan.on_gpu) return memory;
+  memory.library_workspace = 2 * kBlasWorkspace;
+  // Processes on CPUs have no mailbox: they cannot reach each other's memory.
   if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0) {
-    if (plan.on_gpu) memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
+    memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
     int64_t postponed = 0;
     for (const PassBytes& pass : memory.passes) postponed = std::max(postponed, pass.postponed);
     memory.temporaries += postponed;

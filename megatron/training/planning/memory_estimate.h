@@ -16,7 +16,7 @@
 //                      with narrow states; and 32 bytes of bookkeeping per 4096 elements
 //                      with --optimizer-cpu-offload the part that --optimizer-offload-fraction
 //                      leaves on the device
-//   mailbox            buffers of tensor parallelism's peer copies: comm/peer_mailbox.h
+//   mailbox            on GPUs: buffers of tensor parallelism's peer copies, comm/peer_mailbox.h
 //   activations        saved between F and B, at the moment of the peak: activation_estimate.h
 //   weight gradients   saved between I and W (zero-bubble schedules)
 //   transfers          activations and gradients that the executor has received early, or sent and
