@@ -26,7 +26,8 @@ def attempt(arguments, stdin=None):
     """Runs the binary within limits: exit code, standard error, resident bytes, processor seconds."""
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+        if not os.environ.get("MEGATRON_SANITIZE"):  # AddressSanitizer reserves terabytes
+            resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -45,7 +45,8 @@ TEST_P(ReportedFlops, AreThoseOfMegatron) {
   const Row& row = GetParam();
   const Arguments arguments = configured(row.flags);
   const double tokens = static_cast<double>(row.samples * arguments.transformer.seq_length);
-  for (const PretrainTask& task : {gpt_task(), sft_task()}) {
+  for (const char* name : {"gpt", "sft"}) {
+    const PretrainTask task = find_task(name, arguments);
     const double flops = tokens * task.flops_per_token(arguments, {100, row.vocabulary});
     EXPECT_EQ(flops,
               static_cast<double>(formula(arguments.transformer, row.vocabulary, row.samples)));
