@@ -215,7 +215,7 @@ class GenerateTest(unittest.TestCase):
         self.assert_error(2, "--temperature 0 is outside (0, 100]", "generate", *load, *prompt, "--temperature", "0")
         self.assert_error(2, "--tokens-to-generate 0 must be positive", "generate", *load, *prompt, "--tokens-to-generate", "0")
         self.assert_error(2, "--stop: an empty text would end everything", "generate", *load, *prompt, "--stop", "")
-        self.assert_error(2, "--device tpu: unknown value", "generate", *load, *prompt, "--device", "tpu")
+        self.assert_error(2, '--device "tpu" is not one of its values; did you mean cpu?', "generate", *load, *prompt, "--device", "tpu")
         self.assert_error(1, "prompt 1 has 3 tokens; with 64 to generate that is beyond the model's 32 positions",
                           "generate", *load, *prompt)
         path = self.file("empty.txt", "\n\n")

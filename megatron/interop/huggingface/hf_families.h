@@ -40,8 +40,8 @@ std::optional<std::vector<int64_t>> indices_of(std::string_view pattern, std::st
 // The reverse. Only whole names may follow: as many indices as '*'.
 std::string with_indices(std::string_view pattern, std::span<const int64_t> indices);
 
-// In the names '*' stands for an index: the layer, then the expert; '@' for "weight" and "bias"; and
-// a '.' at the beginning for the path of a layer: "decoder.layers.*", theirs HfFamily::layers.
+// In the names '*' stands for an index: the layer, then the expert; '@' for "weight" and "bias";
+// and a '.' at the beginning for the path of a layer: "decoder.layers.*", theirs HfFamily::layers.
 struct HfRow {
   std::string_view ours;
   // Its parts in order. With one '*' more than ours: one tensor for each expert, where ours is

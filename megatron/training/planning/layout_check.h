@@ -34,7 +34,7 @@ struct LayoutQuestions {
 };
 
 struct LayoutReport {
-  int64_t layers = 0, parameters = 0;  // of the configured model
+  int64_t layers = 0, parameters = 0;              // of the configured model
   int64_t stage_layers = 0, stage_parameters = 0;  // summed over the stages
   std::vector<StageReport> stages;
   int fullest = 0;  // stage with the largest peak
