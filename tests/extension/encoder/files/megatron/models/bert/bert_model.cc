@@ -1,0 +1,175 @@
+#include "megatron/models/bert/bert_model.h"
+
+#include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/models/model_table.h"
+#include "megatron/nn/functional.h"
+#include "megatron/tensor/activation.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/cross_entropy.h"
+#include "megatron/transformer/layer/auxiliary_losses.h"
+
+namespace megatron {
+
+void BertConfig::fields(FieldVisitor& v) {
+  v.group("bert");
+  v.role(FieldRole::kArchitecture);
+  v.field({"bert_binary_head", "--bert-no-binary-head", true}, bert_binary_head,
+          "without token types and the loss of the order of two halves");
+}
+
+bool has_binary_head(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  return own == nullptr || own->bert_binary_head;
+}
+
+namespace {
+
+ModelConfig bidirectional(ModelConfig config) {
+  const TransformerConfig& t = config.transformer;
+  const auto refuse = [](bool given, const char* flag) {
+    MEGATRON_CHECK(!given, flag, " is not built for BERT");
+  };
+  refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
+  refuse(t.untie_embeddings_and_output_weights, "--untie-embeddings-and-output-weights");
+  refuse(t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear,
+         "--cross-entropy-fusion-impl linear");
+  refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
+  refuse(t.lora_rank > 0, "--lora-rank");
+  config.transformer.causal = false;
+  return config;
+}
+
+}  // namespace
+
+// Rows of this rank -> the input of the output projection, and the bias of its logits.
+struct BertModel::LMHead : Module {
+  LMHead(const ModelConfig& config, const ParallelGroups& groups)
+      : dense(config, config.transformer.hidden_size),
+        layer_norm(config.transformer.hidden_size,
+                   {.eps = config.transformer.layernorm_epsilon,
+                    .partial_over_tensor = config.sequence_parallel}) {
+    add("dense", &dense);
+    add("layer_norm", &layer_norm);
+    bias.local_shape = {config.padded_vocab_size / groups.tp.size()};
+    bias.global_shape = {config.padded_vocab_size};
+    bias.valid_rows = config.vocab_size;
+    bias.placement.shards = {{0, Axis::kTensor, {}}};
+    bias.role = ParameterRole::kBias;
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    return layer_norm.forward(activate(dense.forward(x), Activation::kGelu));
+  }
+
+  Dense dense;
+  Norm layer_norm;
+  Parameter bias;
+};
+
+struct BertModel::BinaryHead {
+  explicit BinaryHead(const ModelConfig& config)
+      : pooler(config, config.transformer.hidden_size), classes(config, 2) {}
+  // [b, h] -> [b, 2]
+  at::Tensor forward(const at::Tensor& first) {
+    return classes.forward(at::tanh(pooler.forward(first)));
+  }
+  Dense pooler, classes;
+};
+
+BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
+                     const StageSlice& slice, Parameter* table)
+    : Model(bidirectional(given), groups, slice),
+      embedding_(slice.embedding ? std::make_unique<LanguageModelEmbedding>(config(), groups)
+                                 : nullptr),
+      encoder_(config().transformer, slice.first_layer, slice.num_layers,
+               /*final_norm=*/slice.head, config().sequence_parallel, groups),
+      output_(config(), groups, slice, embedding_.get(), table) {
+  const bool binary = has_binary_head(config());
+  if (embedding_) add("embedding", embedding_.get());
+  if (embedding_ && binary) {
+    const TransformerConfig& t = config().transformer;
+    token_types_ = std::make_unique<Embedding>(2, t.hidden_size, t.embedding_init(2));
+    token_types_->set_sequence_parallel(config().sequence_parallel);
+    add("embedding.tokentype_embeddings", token_types_.get());
+  }
+  add("encoder", &encoder_);
+  if (slice.head) {
+    lm_head_ = std::make_unique<LMHead>(config(), groups);
+    add("lm_head", lm_head_.get());
+    if (Module* copy = output_.tied_table()) add("embedding", copy);
+    add("output_layer.bias", &lm_head_->bias);
+  }
+  if (slice.head && binary) {
+    binary_head_ = std::make_unique<BinaryHead>(config());
+    add("pooler.dense", &binary_head_->pooler);
+    add("binary_head", &binary_head_->classes);
+  }
+  name_parameters();
+}
+
+Parameter* BertModel::embedding_table() { return embedding_ ? &embedding_->weight() : nullptr; }
+
+std::vector<std::string> BertModel::auxiliary_losses() const {
+  std::vector<std::string> names = megatron::auxiliary_losses(config().transformer);
+  if (has_binary_head(config())) names.emplace_back("sop loss");
+  return names;
+}
+
+StageTensors BertModel::hidden(const Batch& batch, const StageTensors& input,
+                               const ForwardContext& given) {
+  MEGATRON_CHECK(given.decoding == nullptr,
+                 "an encoder continues no text: every token sees those after it");
+  const ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
+  if (!embedding_) return {encoder_.forward(input.front(), context)};
+  at::Tensor types;
+  if (token_types_) types = token_types_->forward(own_rows(batch["types"], context));
+  return {encoder_.forward(embedding_->forward(batch["tokens"], context, types), context)};
+}
+
+at::Tensor BertModel::logits(const at::Tensor& hidden) {
+  return output_.linear().forward(lm_head_->forward(hidden)).add_(differentiable(lm_head_->bias));
+}
+
+at::Tensor BertModel::token_losses(const at::Tensor& hidden, const at::Tensor& labels) {
+  return vocab_parallel_cross_entropy(logits(hidden), labels.t().contiguous(), config().vocab_size,
+                                      config().transformer.z_loss_coeff, groups().tp);
+}
+
+Loss BertModel::loss(const StageTensors& states, const Batch& batch, const ForwardContext& given) {
+  const at::Tensor &hidden = states.front(), &labels = batch["labels"];
+  if (binary_head_ && given.auxiliary_losses != nullptr)
+    add_order_loss(hidden[0], batch, with_rows(given, config().sequence_parallel, groups().tp));
+  const at::Tensor losses = token_losses(hidden, labels);
+  const at::Tensor mask = batch["loss_mask"].t().to(losses.scalar_type());
+  check_shape("loss_mask", mask, {losses.size(0), losses.size(1)});
+  return {(losses * mask).sum(), mask.sum()};
+}
+
+// Every rank computes the head on the first of its rows, and that of position 0 counts: so nothing
+// is sent.
+void BertModel::add_order_loss(const at::Tensor& first, const Batch& batch,
+                               const ForwardContext& context) {
+  const at::Tensor order = binary_head_->forward(first);
+  const at::Tensor losses = -order.to(order.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
+                                 .log_softmax(1)
+                                 .gather(1, batch["is_random"])
+                                 .squeeze(1);
+  const at::Tensor weight =
+      batch["num_masked"].squeeze(1).to(losses.scalar_type()) * (context.rows.position[0] == 0);
+  context.auxiliary_losses->add("sop loss", (losses * weight).sum(), weight.sum(),
+                                config().sequence_parallel ? LossRows::kOwn : LossRows::kAll);
+}
+
+std::unique_ptr<VocabularyPass> BertModel::begin_loss(const at::Tensor&, const Batch&) {
+  throw_error("--pipeline-vocab-parallel is not built for BERT");
+}
+
+const ModelType& bert_model_type() {
+  static const ModelType type = {"bert", "BERT", make_model_of<BertModel>, bert_ends_cost,
+                                 OwnConfig(BertConfig())};
+  return type;
+}
+
+}  // namespace megatron
