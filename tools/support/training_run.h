@@ -1,12 +1,15 @@
-// What `pretrain` and `finetune` do with their arguments.
+// What `pretrain` and `finetune` do.
 #pragma once
 
-#include "megatron/comm/launch.h"
+#include <string>
+
 #include "megatron/training/arguments/arguments.h"
 
 namespace megatron {
 
-// Trains as one rank of the job; returns the exit code.
-int run_training(const Launch& launch, const Arguments& arguments);
+// Trains as one rank of the job that a launcher started, with the arguments that `parse` finds, or
+// prints the help, which begins with `usage`; returns the exit code.
+int run_training(int argc, char** argv, Arguments (*parse)(int, const char* const*, int64_t),
+                 const std::string& usage);
 
 }  // namespace megatron
