@@ -195,6 +195,7 @@ class EndingTest(support.FolderTest):
                 self.assertGreaterEqual(outcome["last_saved_iteration"], 2)
                 self.assertIn("is gone", outcome["reason"])
 
+    @unittest.skipIf(os.environ.get("MEGATRON_SANITIZE"), "AddressSanitizer catches the signal itself")
     def test_a_crash_of_a_rank_says_who_and_where(self):
         save = self.path("s")
         processes = self.start_ranks(2, *ENDLESS, "--save", save)
@@ -294,6 +295,7 @@ class EndingTest(support.FolderTest):
             self.assertEqual(code, 1, err)
             self.assertIn("the newest checkpoint is iteration 2", err)
 
+    @unittest.skipIf(os.environ.get("MEGATRON_SANITIZE"), "AddressSanitizer catches the signal itself")
     def test_a_crash_says_where_and_is_an_outcome(self):
         save = self.path("s")
         process = self.start(*ENDLESS, "--save", save)
