@@ -664,6 +664,20 @@ TEST(StageMemory, AWeightPassHoldsInputsUntilItRuns) {
   EXPECT_GT(stage_memory(plan, 3).weight_gradients, 0);
 }
 
+// Processes on CPUs cannot reach each other's memory.
+TEST(StageMemory, OnlyGpusHaveAMailbox) {
+  const auto bytes = [](const char* more, bool on_gpu) {
+    return stage_memory(make_layout_plan(parse(kTiny + "--tensor-model-parallel-size 2 " +
+                                                   "--sequence-parallel " + more,
+                                               2),
+                                         {500, 1024}, on_gpu),
+                        0)
+        .allocated();
+  };
+  EXPECT_GT(bytes("", true), bytes("--no-peer-copies", true));
+  EXPECT_EQ(bytes("", false), bytes("--no-peer-copies", false));
+}
+
 TEST(StageMemory, CodesOfQuantisedWeightsStay) {
   const std::string flags = kTiny + "--disable-bias-linear --bf16 ";
   const StageMemory plain = stage_memory(make_layout_plan(parse(flags, 1), {500, 1024}), 0),

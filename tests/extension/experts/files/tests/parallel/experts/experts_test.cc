@@ -13,6 +13,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/planning/communication_estimate.h"
+#include "megatron/training/planning/step_estimate.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tests/extension/proofs.h"
@@ -84,6 +85,9 @@ TEST(Experts, SendTokensAndTheirSums) {
     EXPECT_EQ(traffic.ranks, 2);
     EXPECT_DOUBLE_EQ(traffic.forward, 2 * 4 * rows * (2 * 128 + 4) * 4);
     EXPECT_DOUBLE_EQ(traffic.backward, traffic.forward);
+    const MachineSpeeds inside{1e18, 1e6, 1e18, 8};
+    EXPECT_NEAR(estimate_step(plan, inside).expert, traffic.total() / 1e6,
+                1e-6 * traffic.total() / 1e6);
     return;
   }
   ADD_FAILURE() << "no traffic over the expert axis";
