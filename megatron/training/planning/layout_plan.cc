@@ -88,7 +88,8 @@ LayerShape LayoutPlan::layer_shape() const {
 }
 
 EndsCost LayoutPlan::ends_cost() const {
-  const ModelConfig& config = held_by(0).chunks.front()->config();
+  ModelConfig config = held_by(0).chunks.front()->config();
+  config.transformer = model();
   return find_model_type(config.type)
       .ends_cost(config,
                  {layer_shape(), vocabulary.padded_size, splits_vocabulary() ? pipeline : 1});
@@ -125,6 +126,8 @@ LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabu
   const std::unique_ptr<Model> model = whole_model(provider, arguments, vocabulary);
   for (const Parameter* parameter : model->parameters())
     plan.model_elements += num_elements(*parameter);
+  // A type of models may have changed what the flags say.
+  plan.arguments.transformer = model->config().transformer;
   return plan;
 }
 

@@ -388,7 +388,8 @@ SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_numbe
   const int64_t h = config.hidden_size, width = config.num_attention_heads * config.kv_channels,
                 keys = config.query_groups() * config.kv_channels;
   cost.linears = {{"linear_qkv", width + 2 * keys, h}, {"linear_proj", h, width}};
-  cost.score_products = static_cast<double>(config.seq_length * width);
+  // A token sees half of the sequence on average, or all of it; twice, for scores and values.
+  cost.score_products = static_cast<double>((config.causal ? 1 : 2) * config.seq_length * width);
   cost.moved_elements = attention_moved_elements(config, layer_number);
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;
   cost.tensor = around.tensor_traffic(shape);

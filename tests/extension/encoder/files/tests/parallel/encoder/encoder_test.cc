@@ -15,8 +15,11 @@
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/planning/layout_plan.h"
+#include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/layer/auxiliary_losses.h"
 #include "tests/extension/proofs.h"
+#include "tests/parallel/against_one_rank.h"
 
 namespace megatron {
 namespace {
@@ -247,6 +250,13 @@ constexpr const char* kSmall =
     "--hidden-dropout 0.1 --attention-dropout 0.1 ";
 constexpr const char* kMeasured =
     "--hidden-size 128 --num-attention-heads 8 --seq-length 256 --attention-dropout 0 ";
+
+TEST(Bert, PlansTheScoresOfEveryPairOfTokens) {
+  const Arguments arguments = parse_run(cat(kRun, kSmall), 1);
+  const LayoutPlan plan = make_layout_plan(arguments, {101, 104}, /*on_gpu=*/false,
+                                           find_task(arguments).model_provider);
+  EXPECT_EQ(plan.layer_cost(1).first.score_products, 2.0 * 24 * 48);
+}
 
 class EncoderLayouts : public testing::TestWithParam<ProvedLayout> {};
 
