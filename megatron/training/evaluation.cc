@@ -1,5 +1,7 @@
 #include "megatron/training/evaluation.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/torch.h"
@@ -66,6 +68,19 @@ std::optional<Evaluator::Result> Evaluator::run(const PretrainTask& task, Traine
   for (int64_t i = 2; i < host.numel(); ++i)
     result.metrics.push_back(host[i].item<double>() / weight);
   return result;
+}
+
+Evaluator::Options evaluation_options(const Arguments& arguments, const ParallelGroups& groups,
+                                      bool of_test_set) {
+  Evaluator::Options options;
+  options.micro_batch_size = arguments.eval_micro_batch_size();
+  options.global_batch_size = arguments.eval_global_batch_size();
+  options.eval_iters = arguments.training.eval_iters;
+  options.full = arguments.data.full_validation && !of_test_set;
+  options.data_parallel_rank = groups.dp.rank();
+  options.data_parallel_size = groups.dp.size();
+  options.num_workers = std::min<int64_t>(arguments.data.num_workers, 1);
+  return options;
 }
 
 }  // namespace megatron

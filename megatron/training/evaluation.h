@@ -47,4 +47,9 @@ class Evaluator {
   std::unique_ptr<DataLoader> loader_;
 };
 
+// What the arguments say of evaluations of this rank: of validation sets, or of the test set, which
+// is never read whole.
+Evaluator::Options evaluation_options(const Arguments& arguments, const ParallelGroups& groups,
+                                      bool of_test_set = false);
+
 }  // namespace megatron

@@ -256,14 +256,7 @@ void Run::make_loaders() {
   if (config_.eval_iters == 0 && !data.full_validation) datasets_.valid.clear();
   state_.consumed_valid_samples.resize(datasets_.valid.size());
   for (size_t i = 0; i < datasets_.valid.size(); ++i) {
-    Evaluator::Options options;
-    options.micro_batch_size = arguments_.eval_micro_batch_size();
-    options.global_batch_size = arguments_.eval_global_batch_size();
-    options.eval_iters = config_.eval_iters;
-    options.full = data.full_validation;
-    options.data_parallel_rank = groups_.dp.rank();
-    options.data_parallel_size = groups_.dp.size();
-    options.num_workers = std::min<int64_t>(data.num_workers, 1);
+    Evaluator::Options options = evaluation_options(arguments_, groups_);
     options.consumed_samples = state_.consumed_valid_samples[i];
     validation_.emplace_back(datasets_.valid[i], options, device_);
   }
@@ -593,13 +586,6 @@ void Run::evaluate_validation(const std::string& where, bool may_stop) {
 
 void Run::evaluate_test() {
   if (!datasets_.test || config_.eval_iters == 0) return;
-  Evaluator::Options options;
-  options.micro_batch_size = arguments_.eval_micro_batch_size();
-  options.global_batch_size = arguments_.eval_global_batch_size();
-  options.eval_iters = config_.eval_iters;
-  options.data_parallel_rank = groups_.dp.rank();
-  options.data_parallel_size = groups_.dp.size();
-  options.num_workers = std::min<int64_t>(arguments_.data.num_workers, 1);
   EvaluationRecord record;
   record.iteration = state_.iteration;
   record.consumed_samples = state_.consumed_train_samples;
@@ -608,9 +594,9 @@ void Run::evaluate_test() {
   log_.pause();
   record.where = cat("iteration ", state_.iteration, " on test set");
   const std::optional<Evaluator::Result> result =
-      Evaluator(datasets_.test, options, device_).run(task_, model_, [this] {
-        return may_stop_now();
-      });
+      Evaluator(datasets_.test, evaluation_options(arguments_, groups_, /*of_test_set=*/true),
+                device_)
+          .run(task_, model_, [this] { return may_stop_now(); });
   if (!result) return;
   record.loss = result->loss;
   record.metrics = named(result->metrics);

@@ -329,11 +329,9 @@ void add_optimizer(TrainedModel& model, const Arguments& arguments, c10::Device 
   const TransformerConfig& c = arguments.transformer;
   if (c.offloads_activations())
     model.offload = std::make_unique<ActivationOffload>(device, c.transfers());
-  const TrainingConfig& t = arguments.training;
-  const TrainLength length{t.train_iters, t.train_samples,
-                           arguments.microbatches().global_batch_size(0)};
   model.optimizer = std::make_unique<Optimizer>(
-      arguments.optimizer, make_schedule(arguments.optimizer, length), model.stores());
+      arguments.optimizer, make_schedule(arguments.optimizer, arguments.train_length()),
+      model.stores());
 }
 
 // Adapters and frozen weights that the checkpoint lacks come from the folders that the arguments

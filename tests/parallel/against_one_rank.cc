@@ -27,8 +27,8 @@ std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarTyp
   const PretrainTask task = find_task(name, arguments);
   const Arguments one = serial_arguments(arguments);
   TrainingTrace& reference = references[cat(name, " ", dtype, " ", steps, " ", resolved_yaml(one))];
-  if (reference.steps.empty()) reference = trace_training(task, one, dtype, steps);
-  const TrainingTrace trace = trace_training(task, arguments, dtype, steps);
+  if (reference.steps.empty()) reference = trace_training(task, one, {dtype, steps});
+  const TrainingTrace trace = trace_training(task, arguments, {dtype, steps});
   const std::vector<Comparison> comparisons = compare_traces(trace, reference, rtol);
   // Losses, weights, norms and clip factors, and more than that.
   MEGATRON_ASSERT(comparisons.size() > 4 * static_cast<size_t>(steps), "nothing to compare");

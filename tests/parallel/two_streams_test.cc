@@ -246,18 +246,18 @@ class Layouts : public testing::TestWithParam<Row> {};
 
 TEST_P(Layouts, EqualOneRank) {
   static const TrainingTrace reference =
-      trace_training(two_streams(), arguments_of(""), at::kDouble, kSteps);
+      trace_training(two_streams(), arguments_of(""), {at::kDouble, kSteps});
   const Arguments arguments = arguments_of(GetParam().flags, GetParam().world_size);
-  EXPECT_EQ(differences(trace_training(two_streams(), arguments, at::kDouble, kSteps), reference),
+  EXPECT_EQ(differences(trace_training(two_streams(), arguments, {at::kDouble, kSteps}), reference),
             "");
 }
 
 TEST_P(Layouts, EqualOneRankWithRecomputation) {
   static const TrainingTrace reference =
-      trace_training(two_streams(Streams::kApart), arguments_of(""), at::kDouble, kSteps);
+      trace_training(two_streams(Streams::kApart), arguments_of(""), {at::kDouble, kSteps});
   const Arguments arguments = arguments_of(GetParam().flags, GetParam().world_size);
   EXPECT_EQ(differences(trace_training(two_streams(Streams::kApartAndRecomputed), arguments,
-                                       at::kDouble, kSteps),
+                                       {at::kDouble, kSteps}),
                         reference),
             "");
 }
@@ -267,9 +267,9 @@ TEST_P(Layouts, EqualOneRankByMeansOfMicroBatches) {
   if (GetParam().world_size == 1) GTEST_SKIP() << "other micro-batches";
   const std::string flags = "--no-calculate-per-token-loss ";
   static const TrainingTrace reference =
-      trace_training(two_streams(), arguments_of(flags), at::kDouble, kSteps);
+      trace_training(two_streams(), arguments_of(flags), {at::kDouble, kSteps});
   const Arguments arguments = arguments_of(flags + GetParam().flags, GetParam().world_size);
-  EXPECT_EQ(differences(trace_training(two_streams(), arguments, at::kDouble, kSteps), reference),
+  EXPECT_EQ(differences(trace_training(two_streams(), arguments, {at::kDouble, kSteps}), reference),
             "");
 }
 
@@ -278,12 +278,15 @@ INSTANTIATE_TEST_SUITE_P(TwoStreams, Layouts, testing::ValuesIn(kRows),
 
 TEST(TwoStreams, AuxiliaryLossesAreTrained) {
   const Arguments arguments = arguments_of("");
-  const TrainingTrace with = trace_training(two_streams(), arguments, at::kDouble, 1);
+  const TrainingTrace with = trace_training(two_streams(), arguments, {at::kDouble, 1});
   const TrainingTrace without = trace_training(
-      two_streams(Streams::kCoupled, /*wants_losses=*/false), arguments, at::kDouble, 1);
-  EXPECT_EQ(with.steps[0].loss, without.steps[0].loss) << "the main loss does not include them";
-  EXPECT_EQ(without.steps[0].auxiliary.size(), 0u);
-  for (const auto& [name, loss] : with.steps[0].auxiliary) EXPECT_GT(loss, 1e-3) << name;
+      two_streams(Streams::kCoupled, /*wants_losses=*/false), arguments, {at::kDouble, 1});
+  EXPECT_EQ(with.steps[0].number("loss"), without.steps[0].number("loss"))
+      << "the main loss does not include them";
+  auto auxiliary = with.steps[0].numbers;
+  for (const auto& [name, number] : without.steps[0].numbers) auxiliary.erase(name);
+  EXPECT_FALSE(auxiliary.empty());
+  for (const auto& [name, loss] : auxiliary) EXPECT_GT(loss.value, 1e-3) << name;
   // Only the second head's loss reaches its weights: d/dv sum (x v - y)^2 / W
   EXPECT_FALSE(without.steps[0].grads.contains("verdict") &&
                without.steps[0].grads.at("verdict").abs().max().item<double>() > 0);

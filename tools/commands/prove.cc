@@ -2,6 +2,7 @@
 // configuration.
 #include "megatron/training/proving/prove.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -64,11 +65,24 @@ void print_proof(const Proof& proof, bool rounded) {
   for (const ProofLine& line : proof.lines)
     if (line.compared > 0) print_line(line_text(line));
   for (const std::string& fault : proof.faults) print_line(cat("  FAILS: ", fault));
+  constexpr size_t kNamed = 8;
+  for (size_t i = 0; i < std::min(proof.hidden.size(), kNamed); ++i) {
+    const HiddenBias& hidden = proof.hidden[i];
+    print_line(hidden.visible < 1
+                   ? cat("  not proved: errors below ", format_text("%.1f%%", 100 * hidden.visible),
+                         " of the ", hidden.name, ", which rounding hides")
+                   : cat("  not proved: the ", hidden.name, ", of which rounding leaves nothing"));
+  }
+  if (proof.hidden.size() > kNamed)
+    print_line(cat("  not proved: ", proof.hidden.size() - kNamed, " more of these (--json)"));
 }
 
 std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bool holds) {
   JsonWriter json(2);
-  json.begin_object().member("holds", holds).member("shrunk", shrunk.changes);
+  json.begin_object()
+      .member("holds", holds)
+      .member("shrunk", shrunk.changes)
+      .member("lost", shrunk.lost);
   json.key("proofs").begin_array();
   for (const Proof& proof : proofs) {
     json.begin_object()
@@ -86,7 +100,13 @@ std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bo
           .member("worst", line.worst)
           .end_object();
     }
-    json.end_array().member("faults", proof.faults).end_object();
+    json.end_array().member("faults", proof.faults).key("hidden").begin_array();
+    for (const HiddenBias& hidden : proof.hidden) {
+      json.begin_object().member("name", hidden.name);
+      if (hidden.visible < 1) json.member("visible", hidden.visible);
+      json.end_object();
+    }
+    json.end_array().end_object();
   }
   json.end_array().end_object();
   return json.text();
@@ -99,6 +119,7 @@ void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const 
   print_line(cat("a tiny model of the same structure, ", shrunk.arguments.world_size, " ranks as ",
                  ranks, " against one:"));
   for (const std::string& change : shrunk.changes) print_line("  " + change);
+  for (const std::string& lost : shrunk.lost) print_line(cat("  not proved: ", lost));
   for (size_t i = 0; i < proofs.size(); ++i) print_proof(proofs[i], i > 0);
   print_line(holds ? "the layout changes nothing but rounding"
                    : "MISMATCH: this layout does not compute what one rank computes");
@@ -107,7 +128,8 @@ void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const 
 // With threads as ranks; axes with too many ranks for one machine are shortened.
 int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
   use_threads(arguments.training.num_threads);
-  const Shrunk shrunk = shrink(arguments, config.max_axis.value_or(4));
+  const Shrunk shrunk =
+      shrink(arguments, config.max_axis.value_or(4), static_cast<int>(config.steps));
   const std::vector<Proof> proofs =
       prove(find_task(arguments), shrunk.arguments, static_cast<int>(config.steps));
   const bool holds = all_hold(proofs, Job());
@@ -117,7 +139,7 @@ int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
 
 // As one of the ranks of a launcher, each on its device. All ranks exit with the verdict.
 int prove_with_processes(const Arguments& arguments, ProveConfig& config, const Launch& launch) {
-  Shrunk shrunk = shrink(arguments, launch.world_size);
+  Shrunk shrunk = shrink(arguments, launch.world_size, static_cast<int>(config.steps));
   shrunk.arguments.training.device = arguments.training.device;
   return run_job(
       launch, shrunk.arguments,

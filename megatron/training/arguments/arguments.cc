@@ -571,6 +571,10 @@ int64_t Arguments::train_iters() const {
   return microbatches().iterations_of_samples(training.train_samples.value_or(0));
 }
 
+TrainLength Arguments::train_length() const {
+  return {training.train_iters, training.train_samples, microbatches().global_batch_size(0)};
+}
+
 int64_t Arguments::eval_micro_batch_size() const {
   return training.eval_micro_batch_size.value_or(training.micro_batch_size);
 }

@@ -18,6 +18,7 @@
 namespace megatron {
 
 class MicrobatchCalculator;
+struct TrainLength;
 
 // The flags of each model type and of each task that has some: columns of their tables, in
 // tasks/tasks.cc.
@@ -73,6 +74,7 @@ struct Arguments {
   // (comm/peer_mailbox.h).
   int64_t mailbox_part_bytes(int64_t type_bytes) const;
   int64_t train_iters() const;
+  TrainLength train_length() const;
   int64_t eval_global_batch_size() const;
   int64_t eval_micro_batch_size() const;
 };

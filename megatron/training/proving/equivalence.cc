@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <mutex>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/dynamic_context/dynamic_context_batches.h"
+#include "megatron/training/evaluation.h"
 
 namespace megatron {
 
@@ -131,28 +133,38 @@ void add_text(const std::string& text, Assembly& assembly) {
   }
 }
 
+constexpr const char* kTokens = "weight of the tokens";
+constexpr const char* kZeros = "zeros in the gradients";
+
 // One rank of a traced run.
 class TracedRun {
  public:
-  TracedRun(const PretrainTask& task, const Arguments& arguments, at::ScalarType dtype,
+  TracedRun(const PretrainTask& task, const Arguments& arguments, const TraceOptions& options,
             const ParallelGroups& groups, c10::Device device)
       : task_(task),
         arguments_(arguments),
+        updates_(options.updates),
         device_(device),
         groups_(groups),
         tokenizer_(make_tokenizer(arguments.tokenizer)),
         vocabulary_(vocabulary_of(arguments, *tokenizer_)),
         datasets_(build_datasets(task, arguments, *tokenizer_)),
-        model_(build_model(task, arguments, vocabulary_, groups, dtype, device, StartPoint{})),
+        model_(
+            build_model(task, arguments, vocabulary_, groups, options.dtype, device, StartPoint{})),
         batches_(device, groups.cp) {
     MEGATRON_CHECK(datasets_.train, "the data has no training split");
+    for (const ModelChunk& chunk : model_.chunks)
+      if (options.weights != options.dtype)
+        for (Parameter* parameter : chunk.module->parameters())
+          parameter->value.copy_(parameter->value.to(options.weights));
     loader_ = make_train_loader(arguments, groups, datasets_.train, /*consumed=*/0, device);
     if (arguments.parallel.hybrid_context_parallel)
       dynamic_context_ =
           std::make_unique<DynamicContextBatches>(arguments, groups, std::move(loader_), device);
   }
 
-  // Runs a step. Appends this rank's parts to `parts`; every rank gets the numbers.
+  // Runs a step. Appends this rank's parts of the gradients to `parts`; every rank gets the
+  // numbers.
   TracedStep step(int index, std::vector<Part>& parts) {
     StepOptions options = step_options(arguments_, consumed_);
     consumed_ += options.global_batch_size;
@@ -166,18 +178,79 @@ class TracedRun {
         },
         timers);
     TracedStep step;
-    step.weight = totals[1].item<double>();
+    add_losses(totals, step.numbers);
     // As in the step if every token is masked
-    const double counted = step.weight == 0 ? 1 : step.weight;
-    step.loss = totals[0].item<double>() / counted;
-    const std::vector<std::string> names = model_.auxiliary_losses();
-    const int64_t first = totals.numel() - 2 * static_cast<int64_t>(names.size());
-    for (size_t i = 0; i < names.size(); ++i) {
-      const at::Tensor pair = totals.narrow(0, first + 2 * static_cast<int64_t>(i), 2);
-      step.auxiliary[names[i]] = (pair[0] / pair[1]).item<double>();
+    const double weight = step.number(kTokens);
+    const double divisor = options.per_token_loss
+                               ? (weight == 0 ? 1 : weight)
+                               : double(options.num_microbatches * groups_.dp.size());
+    add_gradients(cat("grad ", index, " "), 1 / divisor, parts);
+    batches_.take_held();
+    if (!updates_) return step;
+    update_weights(model_, options, totals);
+    add_step_state(model_.optimizer->read_state(), step.numbers);
+    step.numbers[kZeros] = {Quantity::kGradientNorm, model_.optimizer->num_zeros()};
+    return step;
+  }
+
+  // After the last step: this rank's parts of weights and states; every rank gets the numbers of
+  // the evaluations.
+  std::map<std::string, TracedNumber> end(std::vector<Part>& parts) {
+    const auto add_all = [&](const char* prefix, const std::vector<StateTensor>& tensors) {
+      for (const StateTensor& tensor : tensors)
+        add(prefix + tensor.description.key, tensor, 1.0, parts);
+    };
+    for (const ModelChunk& chunk : model_.chunks)
+      add_all("state ", chunk.store->delayed_scaling_state());
+    if (!updates_) return {};
+    for (const ModelChunk& chunk : model_.chunks) {
+      chunk.store->finish_param_sync();
+      add_all("weight ", chunk.store->state());
     }
-    const double divisor =
-        options.per_token_loss ? counted : double(options.num_microbatches * groups_.dp.size());
+    add_all("state ", model_.optimizer->tensors());
+    return evaluate();
+  }
+
+ private:
+  std::map<std::string, TracedNumber> evaluate() {
+    std::map<std::string, TracedNumber> numbers;
+    numbers["norm of the weights"] = {Quantity::kWeights, model_.optimizer->params_norm()};
+    if (arguments_.training.eval_iters == 0 && !arguments_.data.full_validation) return numbers;
+    const auto add_set = [&](const std::string& set, const std::shared_ptr<const Dataset>& dataset,
+                             bool test) {
+      const std::optional<Evaluator::Result> result =
+          Evaluator(dataset, evaluation_options(arguments_, groups_, test), device_)
+              .run(task_, model_);
+      numbers[cat(set, " loss")] = {Quantity::kEvaluation, result->loss};
+      for (size_t i = 0; i < task_.metrics.size(); ++i)
+        numbers[cat(set, " ", task_.metrics[i])] = {Quantity::kEvaluation, result->metrics[i]};
+    };
+    for (size_t i = 0; i < datasets_.valid.size(); ++i)
+      add_set(cat("validation set ", i + 1), datasets_.valid[i], /*test=*/false);
+    if (datasets_.test && arguments_.training.eval_iters > 0)
+      add_set("test set", datasets_.test, /*test=*/true);
+    return numbers;
+  }
+
+  void add_losses(const at::Tensor& totals, std::map<std::string, TracedNumber>& numbers) const {
+    const at::Tensor host = totals.cpu();
+    const auto at = [&](int64_t i) { return host[i].item<double>(); };
+    const double weight = at(1), counted = weight == 0 ? 1 : weight;
+    numbers["loss"] = {Quantity::kLoss, at(0) / counted};
+    numbers[kTokens] = {Quantity::kLoss, weight, /*exact=*/true};
+    const std::vector<std::string> auxiliary = model_.auxiliary_losses();
+    int64_t i = 2;
+    for (const std::string& name : task_.metrics)
+      numbers[name] = {Quantity::kLoss, at(i++) / counted};
+    for (const std::string& name : auxiliary) {
+      const double own = at(i + 1);
+      numbers[name] = {Quantity::kLoss, at(i) / (own == 0 ? 1 : own)};
+      i += 2;
+    }
+    MEGATRON_ASSERT(i == host.numel());
+  }
+
+  void add_gradients(const std::string& prefix, double factor, std::vector<Part>& parts) {
     for (const ModelChunk& chunk : model_.chunks) {
       const std::vector<FlatShard>& shards = chunk.store->shards();
       const auto part = [&](size_t shard, const FlatSlot& slot) {
@@ -185,28 +258,20 @@ class TracedRun {
       };
       const at::ScalarType type = chunk.store->flat_grads().scalar_type();
       for (const StateTensor& grad : chunk.store->describe(
-               cat("grad ", index, " "), type, [](const Parameter& p) { return p.trainable; },
-               part))
-        add(grad.description.key, grad, 1 / divisor, parts);
-    }
-    update_weights(model_, options, totals);
-    const StepState state = model_.optimizer->read_state();
-    step.grad_norm = state.grad_norm;
-    const double clip = arguments_.optimizer.clip_grad;
-    step.clip_factor = clip > 0 ? std::min(1.0, clip / (state.grad_norm + 1e-6)) : 1.0;
-    batches_.take_held();
-    return step;
-  }
-
-  void weights(std::vector<Part>& parts) {
-    for (const ModelChunk& chunk : model_.chunks) {
-      chunk.store->finish_param_sync();
-      for (const StateTensor& value : chunk.store->state())
-        add("weight " + value.description.key, value, 1.0, parts);
+               prefix, type, [](const Parameter& p) { return p.trainable; }, part))
+        add(grad.description.key, grad, factor, parts);
     }
   }
 
- private:
+  static void add_step_state(const StepState& state, std::map<std::string, TracedNumber>& numbers) {
+    numbers["gradient norm"] = {Quantity::kGradientNorm, state.grad_norm};
+    numbers["clip factor"] = {Quantity::kClipFactor, state.clip_coefficient};
+    for_each_field(state, [&](const std::string& name, const auto& value) {
+      if (name == "grad_norm" || name == "clip_coefficient" || name == "grad_factor") return;
+      numbers[name] = {Quantity::kSchedule, static_cast<double>(value), /*exact=*/true};
+    });
+  }
+
   // Adds the pieces of one local tensor. If this rank holds only a range of its flattened elements,
   // the others are NaN.
   void add(const std::string& name, const StateTensor& state, double factor,
@@ -221,6 +286,10 @@ class TracedRun {
       if (part.numel() > 0) whole.narrow(0, d.flat_begin, part.numel()).copy_(part);
     }
     whole = whole.view(d.local_shape);
+    if (d.pieces.empty()) {  // every rank holds all of it
+      const std::vector<int64_t> first(d.global_shape.size(), 0);
+      parts.push_back({name, d.global_shape, {{first, d.global_shape}, first}, whole});
+    }
     for (const ShardPiece& piece : d.pieces) {
       at::Tensor values = whole;
       for (size_t dim = 0; dim < piece.local_offset.size(); ++dim)
@@ -232,6 +301,7 @@ class TracedRun {
 
   const PretrainTask& task_;
   const Arguments& arguments_;
+  const bool updates_;
   const c10::Device device_;
   const ParallelGroups& groups_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -244,107 +314,196 @@ class TracedRun {
   int64_t consumed_ = 0;
 };
 
-TrainingTrace assemble(std::vector<TracedStep> steps, Assembly& assembly) {
+// Numbers of a step as parts, so that those of different ranks are compared.
+void add_numbers(const std::string& prefix, const std::map<std::string, TracedNumber>& numbers,
+                 std::vector<Part>& parts) {
+  // Not-a-number would say that this rank does not hold it.
+  for (const auto& [name, number] : numbers) {
+    const double value = std::isnan(number.value) ? -HUGE_VAL : number.value;
+    parts.push_back({prefix + name, {1}, {{{0}, {1}}, {0}}, at::full({1}, value, at::kDouble)});
+  }
+}
+
+TrainingTrace assemble(std::vector<TracedStep> steps,
+                       std::map<std::string, TracedNumber> evaluation, Assembly& assembly) {
   TrainingTrace trace;
+  trace.evaluation = std::move(evaluation);
+  assembly.take("number end ", trace.faults);
   for (size_t i = 0; i < steps.size(); ++i) {
     trace.steps.push_back(std::move(steps[i]));
+    assembly.take(cat("number ", i, " "), trace.faults);
     trace.steps.back().grads = assembly.take(cat("grad ", i, " "), trace.faults);
   }
   trace.weights = assembly.take("weight ", trace.faults);
+  trace.states = assembly.take("state ", trace.faults);
   return trace;
 }
 
 double length_of(const at::Tensor& x) { return at::linalg_vector_norm(x, 2).item<double>(); }
 
+// Elements that are zero in one of the two: gradients that are zero in exact arithmetic need not be
+// in floating-point arithmetic.
+double zeros_of_one(const LogicalTensors& a, const LogicalTensors& b) {
+  double count = 0;
+  for (const auto& [name, tensor] : b)
+    if (const auto found = a.find(name);
+        found != a.end() && found->second.sizes() == tensor.sizes())
+      count += (found->second == 0).ne(tensor == 0).sum().item<double>();
+  return count;
+}
+
+// "optimizer.state.exp_avg" of "optimizer.state.exp_avg.decoder...", "fp8" of "fp8.decoder..."
+std::string kind_of_state(const std::string& name) {
+  const size_t begin = name.starts_with("optimizer.state.") ? std::strlen("optimizer.state.") : 0;
+  return name.substr(0, name.find('.', begin));
+}
+
+class Comparer {
+ public:
+  explicit Comparer(double rtol) : rtol_(rtol) {}
+  void begin_step(int step) {
+    step_ = step;
+    prefix_ = step > 0 ? cat("step ", step, " ") : "";
+  }
+  void numbers(const std::map<std::string, TracedNumber>& a,
+               const std::map<std::string, TracedNumber>& b, double zeros = 0) {
+    // Metrics may be differences of larger numbers: the largest of a kind bounds them all.
+    double largest[kNumQuantities] = {};
+    const auto scale = [&](const TracedNumber& number) -> double& {
+      return largest[static_cast<size_t>(number.quantity)];
+    };
+    for (const auto& [name, number] : b)
+      if (!number.exact && name != kZeros && std::isfinite(number.value))
+        scale(number) = std::max(scale(number), std::abs(number.value));
+    for (const auto& [name, number] : b) {
+      const auto found = a.find(name);
+      const double value = found == a.end() ? std::nan("") : found->second.value;
+      // Infinities, and not-a-numbers of a skipped step, have no difference.
+      const bool same = value == number.value ||
+                        (found != a.end() && std::isnan(value) && std::isnan(number.value));
+      add(number.quantity, name, same ? 0 : std::abs(value - number.value),
+          number.exact     ? 0
+          : name == kZeros ? zeros
+                           : rtol_ * scale(number));
+    }
+  }
+  // Those of one kind: their norm together bounds the difference of each.
+  void tensors(Quantity quantity, const std::string& noun, const LogicalTensors& a,
+               const LogicalTensors& b,
+               const std::function<std::string(const std::string&)>& kind_of = {}) {
+    const auto kind = [&](const std::string& name) { return kind_of ? kind_of(name) : ""; };
+    std::map<std::string, double> all;
+    for (const auto& [name, tensor] : b)
+      all[kind(name)] = std::hypot(all[kind(name)], length_of(tensor));
+    for (const auto& [name, tensor] : b) {
+      const auto found = a.find(name);
+      if (found == a.end() || found->second.sizes() != tensor.sizes()) {
+        add(quantity, cat(noun, name, " is missing"), 1, 0);
+        continue;
+      }
+      add(quantity, noun + name, length_of(found->second - tensor),
+          rtol_ * length_of(tensor) + 1e-3 * rtol_ * all[kind(name)]);
+    }
+    for (const auto& [name, tensor] : a)
+      if (!b.contains(name)) add(quantity, cat("serial ", noun, name, " is missing"), 1, 0);
+  }
+  std::vector<Comparison> take() { return std::move(out_); }
+
+ private:
+  void add(Quantity quantity, const std::string& name, double difference, double allowed) {
+    out_.push_back({quantity, step_, prefix_ + name, difference, allowed});
+  }
+  const double rtol_;
+  int step_ = 0;
+  std::string prefix_;
+  std::vector<Comparison> out_;
+};
+
 }  // namespace
 
 TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
-                             at::ScalarType dtype, int num_steps) {
+                             const TraceOptions& options) {
   Assembly assembly;
-  std::vector<TracedStep> steps(num_steps);
+  std::vector<TracedStep> steps(static_cast<size_t>(options.num_steps));
+  std::map<std::string, TracedNumber> evaluation;
   run_ranks(
       static_cast<int>(arguments.world_size),
       [&](const std::shared_ptr<Backend>& world) {
         const ParallelGroups groups = make_parallel_groups(arguments.parallel, world);
-        TracedRun run(task, arguments, dtype, groups, at::kCPU);
+        TracedRun run(task, arguments, options, groups, at::kCPU);
         std::vector<Part> parts;
-        for (int i = 0; i < num_steps; ++i) {
+        const auto assemble_parts = [&] {
+          for (const Part& part : parts) assembly.add(part);
+          parts.clear();
+        };
+        for (int i = 0; i < options.num_steps; ++i) {
           const TracedStep step = run.step(i, parts);
-          if (world->rank() == 0) steps[i] = step;
+          add_numbers(cat("number ", i, " "), step.numbers, parts);
+          if (world->rank() == 0) steps[static_cast<size_t>(i)] = step;
+          assemble_parts();
         }
-        run.weights(parts);
-        for (const Part& part : parts) assembly.add(part);
+        const auto evaluated = run.end(parts);
+        add_numbers("number end ", evaluated, parts);
+        if (world->rank() == 0) evaluation = evaluated;
+        assemble_parts();
       },
       /*timeout_seconds=*/120);
-  return assemble(std::move(steps), assembly);
+  return assemble(std::move(steps), std::move(evaluation), assembly);
 }
 
 TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
-                             at::ScalarType dtype, int num_steps, const Job& job,
-                             c10::Device device) {
+                             const TraceOptions& options, const Job& job, c10::Device device) {
   Assembly assembly;
   std::vector<TracedStep> steps;
   std::vector<Part> parts;
-  TracedRun run(task, arguments, dtype, job.groups, device);
-  for (int i = 0; i < num_steps; ++i) steps.push_back(run.step(i, parts));
-  run.weights(parts);
+  TracedRun run(task, arguments, options, job.groups, device);
+  // After each step, because the store takes messages of a few megabytes.
+  const auto collect = [&] {
+    if (job.agreement == nullptr) {
+      for (const Part& part : parts) assembly.add(part);
+    } else {
+      for (const std::string& text : job.agreement->gather(to_text(parts)))
+        add_text(text, assembly);
+    }
+    parts.clear();
+  };
+  for (int i = 0; i < options.num_steps; ++i) {
+    steps.push_back(run.step(i, parts));
+    add_numbers(cat("number ", i, " "), steps.back().numbers, parts);
+    collect();
+  }
+  std::map<std::string, TracedNumber> evaluation = run.end(parts);
+  add_numbers("number end ", evaluation, parts);
   // A rank that exits frees memory that peers may still be reading
   job.groups.world.barrier();
-  if (job.agreement == nullptr) {
-    for (const Part& part : parts) assembly.add(part);
-  } else {
-    for (const std::string& text : job.agreement->gather(to_text(parts))) add_text(text, assembly);
-    if (!job.is_first()) return {};
-  }
-  return assemble(std::move(steps), assembly);
+  collect();
+  if (job.agreement != nullptr && !job.is_first()) return {};
+  return assemble(std::move(steps), std::move(evaluation), assembly);
+}
+
+const char* name_of(Quantity quantity) {
+  constexpr const char* kNames[kNumQuantities] = {"loss",        "gradients", "gradient norm",
+                                                  "clip factor", "schedule",  "updated weights",
+                                                  "states",      "evaluation"};
+  return kNames[static_cast<size_t>(quantity)];
 }
 
 std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference,
                                        double rtol) {
   MEGATRON_ASSERT(trace.steps.size() == reference.steps.size());
-  std::vector<Comparison> out;
-  const auto number = [&](const std::string& name, double a, double b) {
-    out.push_back({name, std::abs(a - b), rtol * std::abs(b)});
-  };
-  const auto missing = [&](const std::string& name) {
-    out.push_back({name + " is missing", 1, 0});
-  };
+  Comparer comparer(rtol);
   for (size_t i = 0; i < trace.steps.size(); ++i) {
-    const TracedStep& a = trace.steps[i];
-    const TracedStep& b = reference.steps[i];
-    const std::string step = cat("step ", i + 1, " ");
-    number(step + "loss", a.loss, b.loss);
-    out.push_back({step + "weight of the tokens", std::abs(a.weight - b.weight), 0});
-    for (const auto& [name, loss] : b.auxiliary)
-      number(step + name, a.auxiliary.contains(name) ? a.auxiliary.at(name) : std::nan(""), loss);
-    number(step + "gradient norm", a.grad_norm, b.grad_norm);
-    number(step + "clip factor", a.clip_factor, b.clip_factor);
-    double all = 0;
-    for (const auto& [name, grad] : b.grads) all = std::hypot(all, length_of(grad));
-    for (const auto& [name, grad] : b.grads) {
-      const auto found = a.grads.find(name);
-      if (found == a.grads.end() || found->second.sizes() != grad.sizes()) {
-        missing(cat(step, "gradient of ", name));
-        continue;
-      }
-      out.push_back({cat(step, "gradient of ", name), length_of(found->second - grad),
-                     rtol * length_of(grad) + 1e-3 * rtol * all});
-    }
-    for (const auto& [name, grad] : a.grads)
-      if (!b.grads.contains(name)) missing(cat("serial ", step, "gradient of ", name));
+    comparer.begin_step(static_cast<int>(i) + 1);
+    comparer.numbers(trace.steps[i].numbers, reference.steps[i].numbers,
+                     zeros_of_one(trace.steps[i].grads, reference.steps[i].grads));
+    comparer.tensors(Quantity::kGradients, "gradient of ", trace.steps[i].grads,
+                     reference.steps[i].grads);
   }
-  double all = 0;
-  for (const auto& [name, weight] : reference.weights) all = std::hypot(all, length_of(weight));
-  for (const auto& [name, weight] : reference.weights) {
-    const auto found = trace.weights.find(name);
-    if (found == trace.weights.end() || found->second.sizes() != weight.sizes()) {
-      missing(cat("updated ", name));
-      continue;
-    }
-    out.push_back({cat("updated ", name), length_of(found->second - weight),
-                   rtol * length_of(weight) + 1e-3 * rtol * all});
-  }
-  return out;
+  comparer.begin_step(0);
+  comparer.tensors(Quantity::kWeights, "updated ", trace.weights, reference.weights);
+  comparer.tensors(Quantity::kStates, "", trace.states, reference.states, kind_of_state);
+  comparer.numbers(trace.evaluation, reference.evaluation);
+  return comparer.take();
 }
 
 }  // namespace megatron

@@ -12,54 +12,84 @@
 
 namespace megatron {
 
-// By parameter, global shape without padding, fp64 on the host
+// By name, global shape without padding, fp64 on the host
 using LogicalTensors = std::map<std::string, at::Tensor>;
 
+// What is compared, in the order in which a difference shows.
+enum class Quantity {
+  kLoss,          // the weight of its tokens, auxiliary losses, the task's metrics
+  kGradients,     // of the mean loss, before clipping
+  kGradientNorm,  // and the number of zeros
+  kClipFactor,
+  kSchedule,    // learning rate, decay, counts of steps, loss scale, skipped steps
+  kWeights,     // after the last step, and their norm
+  kStates,      // of the optimizer, of modules, of delayed scaling, after the last step
+  kEvaluation,  // losses and metrics of the validation and test sets
+};
+inline constexpr int kNumQuantities = 8;
+// "loss", "gradients", ...
+const char* name_of(Quantity quantity);
+
+// A number that every rank has.
+struct TracedNumber {
+  Quantity quantity = Quantity::kLoss;
+  double value = 0;
+  bool exact = false;  // no layout may round it differently: counts, learning rates
+};
+
 struct TracedStep {
-  double loss = 0;         // per weighted token
-  double weight = 0;       // total weight of the tokens of the step
-  double grad_norm = 0;    // before clipping
-  double clip_factor = 1;  // gradients were multiplied by this
-  // Losses besides the main one, each per its own weight
-  std::map<std::string, double> auxiliary;
-  LogicalTensors grads;  // gradients of the mean loss, before clipping
+  std::map<std::string, TracedNumber> numbers;
+  LogicalTensors grads;
+  double number(const std::string& name) const { return numbers.at(name).value; }
 };
 
 struct TrainingTrace {
   std::vector<TracedStep> steps;
-  LogicalTensors weights;  // after the last step
-  // Problems of the shards themselves: elements that no rank holds, replicas of one element that
-  // differ between ranks.
+  LogicalTensors weights, states;
+  std::map<std::string, TracedNumber> evaluation;
+  // Problems of the shards themselves: elements that no rank holds, replicas of one element or
+  // numbers that differ between ranks.
   std::vector<std::string> faults;
 };
 
-// Trains `num_steps` steps from new weights on the data of the arguments (--mock-data: synthetic
-// text), in `dtype`, on the CPU, with arguments.world_size ranks that are threads of this process.
+struct TraceOptions {
+  at::ScalarType dtype = at::kDouble;
+  int num_steps = 1;
+  // false: every step runs on the initial weights; such a trace has no updated weights and no
+  // numbers of the optimizer.
+  bool updates = true;
+  // Initial weights are rounded to this type first.
+  at::ScalarType weights = at::kDouble;
+};
+
+// Trains from new weights on the data of the arguments (--mock-data: synthetic text), on the CPU,
+// with arguments.world_size ranks that are threads of this process.
 TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
-                             at::ScalarType dtype, int num_steps);
+                             const TraceOptions& options);
 
 // The same as one rank of a job of processes; the first rank gets the trace, the others an empty
 // one.
 TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
-                             at::ScalarType dtype, int num_steps, const Job& job,
-                             c10::Device device);
+                             const TraceOptions& options, const Job& job, c10::Device device);
 
-// One compared quantity.
+// One comparison.
 struct Comparison {
-  std::string name;       // "step 2 gradient of decoder.layers.0...", "loss", ...
+  Quantity quantity = Quantity::kLoss;
+  int step = 0;           // counts from 1; 0: after the last one
+  std::string name;       // "step 2 gradient of decoder.layers.0...", "step 1 loss", ...
   double difference = 0;  // || a - b ||
   double allowed = 0;
   bool holds() const { return difference <= allowed; }  // false for NaN
 };
 
-// Compares everything: losses, gradient norms, clip factors, every gradient of every step, every
-// updated weight.
+// Compares everything in the traces.
 //
 //   || a - b || <= rtol * || b || + 1e-3 * rtol * || all gradients ||
 //
 // for each gradient; the second term is needed because some gradients (of a key bias) are zero in
-// exact arithmetic. Likewise for each updated weight, with the norm of all weights, because weights
-// initialised to zero have changed by such gradients only.
+// exact arithmetic. Likewise for each updated weight or state, with the norm of all of its kind,
+// because weights initialised to zero have changed by such gradients only. For numbers of one kind
+// and step rtol is relative to the largest. Exact numbers must be equal.
 std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference,
                                        double rtol);
 

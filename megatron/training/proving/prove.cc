@@ -11,6 +11,8 @@
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/proving/proof_buckets.h"
+#include "megatron/training/proving/rounding_band.h"
 #include "megatron/transformer/config/proof_size.h"
 
 namespace megatron {
@@ -43,9 +45,12 @@ void shrink_context_ranks(ParallelConfig& p, Shrinker& shrinker, int64_t max_axi
     const int64_t outer = shorter_axis(levels[1], max_axis / inner);
     shrinker.note(cat("--hierarchical-context-parallel-sizes ", levels[0], " ", levels[1], " -> ",
                       inner, " ", outer));
+    shrinker.keep_several("context ranks of the inner level", levels[0], inner);
+    shrinker.keep_several("context ranks of the outer level", levels[1], outer);
     levels = {inner, outer};
     size = inner * outer;
   }
+  shrinker.keep_several("context ranks", p.context_parallel_size, size);
   shrinker.set("--context-parallel-size", p.context_parallel_size, size);
 }
 
@@ -53,20 +58,26 @@ void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
   ParallelConfig& p = a.parallel;
   const int64_t dp_before = a.data_parallel_size(),
                 ranks_before = dp_before * p.context_parallel_size;
-  shrinker.set("--tensor-model-parallel-size", p.tensor_model_parallel_size,
-               shorter_axis(p.tensor_model_parallel_size, max_axis));
+  const int64_t tp = shorter_axis(p.tensor_model_parallel_size, max_axis);
+  shrinker.keep_several("tensor ranks", p.tensor_model_parallel_size, tp);
+  shrinker.set("--tensor-model-parallel-size", p.tensor_model_parallel_size, tp);
   shrink_context_ranks(p, shrinker, max_axis);
   const int64_t dp = shorter_axis(dp_before, max_axis), ranks = dp * p.context_parallel_size;
+  shrinker.keep_several("data ranks", dp_before, dp);
   shrinker.set(
       "data-parallel ranks", a.world_size,
       p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * dp);
   // Optimizer instances that had several shards keep several.
   int64_t& instances = a.ddp.num_distributed_optimizer_instances;
-  if (ranks != ranks_before)
-    shrinker.set("--num-distributed-optimizer-instances", instances,
-                 instances == ranks_before
-                     ? ranks
-                     : divisor_up_to(ranks, std::min(instances, std::max<int64_t>(1, ranks / 2))));
+  if (ranks == ranks_before) return;
+  const int64_t fewer =
+      instances == ranks_before
+          ? ranks
+          : divisor_up_to(ranks, std::min(instances, std::max<int64_t>(1, ranks / 2)));
+  shrinker.keep_several("instances of the distributed optimizer", instances, fewer);
+  shrinker.keep_several("ranks that share optimizer states", ranks_before / instances,
+                        ranks / fewer);
+  shrinker.set("--num-distributed-optimizer-instances", instances, fewer);
 }
 
 // The same part of the sequence.
@@ -79,6 +90,11 @@ void shrink_documents(Arguments& a, Shrinker& shrinker, int64_t length_before) {
   const auto widest = static_cast<int64_t>(std::bit_floor(ranks));
   shrinker.set("--max-seqlen-per-dp-cp-rank", most,
                std::max(*most * length / length_before, (length + widest - 1) / widest));
+}
+
+ProofRanks ranks_of_layers(const ParallelConfig& p) {
+  const std::vector<int64_t>& levels = p.hierarchical_context_parallel_sizes;
+  return {p.tensor_model_parallel_size, p.context_parallel_size, levels.empty() ? 1 : levels[0]};
 }
 
 // Whether a pattern of parameter names may contain layer numbers.
@@ -112,18 +128,42 @@ void forget_run(Arguments& a) {
   assign_fields(a.configs(), values);
 }
 
-void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
+// The user's own schedule over the steps of the proof, at a learning rate that moves the weights.
+void shrink_schedule(Arguments& a, const ParameterSchedule& user, double lr, int num_steps) {
+  OptimizerConfig& o = a.optimizer;
+  const auto steps = static_cast<double>(num_steps);
+  // The part of the training over which it decays, at least two steps
+  const double decay = std::clamp(user.lr_decay_steps / user.weight_decay_incr_steps * steps,
+                                  std::min(2.0, steps), 100 * steps);
+  const auto of_decay = [&](double samples) { return samples / user.lr_decay_steps; };
+  o.lr_decay_samples = o.lr_wsd_decay_samples = {};
+  o.lr_decay_iters = std::llround(decay);
+  if (o.lr_decay_style == LrDecayStyle::kWsd)
+    o.lr_wsd_decay_iters = std::clamp<int64_t>(std::llround(of_decay(user.wsd_decay_steps) * decay),
+                                               1, *o.lr_decay_iters);
+  const double warmup = of_decay(user.lr_warmup_steps);
+  o.lr_warmup_iters = o.lr_warmup_samples = 0;
+  o.lr_warmup_fraction = {};
+  if (warmup > 0) o.lr_warmup_fraction = std::min(std::max(warmup, 1 / decay), 1 - 0.5 / decay);
+  const double factor = lr / o.lr.value_or(lr);
+  for (double* rate : {&o.min_lr, &o.lr_warmup_init}) *rate *= factor;
+  for (std::optional<double>* rate : {&o.decoupled_lr, &o.decoupled_min_lr})
+    if (*rate) **rate *= factor;
+  o.lr = lr;
+  a.training.train_iters = num_steps;
+}
+
+void shrink_run(Arguments& a, const Arguments& before, Shrinker& shrinker, int num_steps) {
   forget_run(a);
   TrainingConfig& t = a.training;
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
   const int64_t group = a.pipeline.microbatch_group_size_per_vp_stage.value_or(pp);
   const int64_t wanted = pp == 1 ? 2 : 2 * group;
-  const int64_t microbatches = std::min(microbatches_before, wanted);
+  const int64_t microbatches = std::min(before.microbatches().num_microbatches(0), wanted);
   shrinker.set("--micro-batch-size", t.micro_batch_size, std::min<int64_t>(t.micro_batch_size, 2));
   shrinker.set("--global-batch-size", t.global_batch_size,
                t.micro_batch_size * microbatches * a.data_parallel_size());
-  t.train_iters = 100;
-  t.eval_iters = 0;
+  t.eval_iters = std::min<int64_t>(before.training.eval_iters, 2);
   t.device = DeviceChoice::kCpu;
   if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");
   t.enable_cuda_graph = false;
@@ -135,149 +175,107 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   a.tokenizer.vocab_size = 101;
   // So that every tensor rank has vocabulary rows, and some have padding
   a.tokenizer.make_vocab_size_divisible_by = 8;
-  // Types that round on purpose would hide differences of the layout.
-  for (const auto& [flag, type] : {std::pair{"--main-params-dtype", &a.optimizer.main_params_dtype},
-                                   {"--exp-avg-dtype", &a.optimizer.exp_avg_dtype},
-                                   {"--exp-avg-sq-dtype", &a.optimizer.exp_avg_sq_dtype}}) {
-    if (*type != StateType::kFp32) shrinker.note(cat(flag, " fp32"));
-    *type = StateType::kFp32;
-  }
-  shrinker.set("--grad-reduce-in-bf16", a.ddp.grad_reduce_in_bf16, false);
-  shrink_rounding(a.transformer, shrinker);
-  // A dynamic loss scale finds its value by skipping steps; there are too few steps here.
-  if (a.optimizer.fp16 && !a.optimizer.loss_scale) {
-    a.optimizer.loss_scale = 1024;
-    shrinker.note("--loss-scale 1024");
-  }
+  shrink_weights(a.transformer);
   const UpdateRule& rule = update_rule(a.optimizer);
   if (rule.bound_rounding != nullptr) {
     std::string change = rule.bound_rounding(a.optimizer);
     if (!change.empty()) shrinker.note(std::move(change));
   }
-  // A schedule that moves the weights in the few steps that are run.
-  a.optimizer.lr = rule.few_steps_lr;
-  a.optimizer.lr_warmup_iters = 0;
-  a.optimizer.lr_warmup_samples = 0;
-  a.optimizer.lr_warmup_fraction.reset();
-  a.optimizer.lr_decay_iters.reset();
-  a.optimizer.lr_decay_samples.reset();
-  a.optimizer.lr_decay_style = LrDecayStyle::kConstant;
+  shrink_schedule(a, make_schedule(before.optimizer, before.train_length()), rule.few_steps_lr,
+                  num_steps);
 }
 
-const char* name_of(at::ScalarType dtype) {
+const char* type_name(at::ScalarType dtype) {
   return dtype == at::kDouble     ? "fp64"
          : dtype == at::kFloat    ? "fp32"
          : dtype == at::kBFloat16 ? "bf16"
                                   : "fp16";
 }
 
-const char* quantity_of(const std::string& name) {
-  if (name.find("gradient norm") != std::string::npos) return "gradient norm";
-  if (name.find("clip factor") != std::string::npos) return "clip factor";
-  if (name.find("gradient of") != std::string::npos) return "gradients";
-  if (name.starts_with("updated")) return "updated weights";
-  return "loss";
-}
-
-// "step 2" of "step 2 gradient of ..."; empty for quantities that are compared once.
-std::string step_of(const std::string& name) {
-  return name.starts_with("step ") ? name.substr(0, name.find(' ', 5)) : "";
-}
-
-double excess(const Comparison& c) {
-  if (c.holds()) return c.allowed > 0 ? c.difference / c.allowed : 0;
-  return c.allowed > 0 && std::isfinite(c.difference) ? std::max(c.difference / c.allowed, 1.0)
-                                                      : HUGE_VAL;
+// How much of the limit was used.
+double used(const Comparison& c) {
+  if (c.difference == 0) return 0;
+  return c.allowed > 0 && !std::isnan(c.difference) ? c.difference / c.allowed : HUGE_VAL;
 }
 
 Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons,
                 std::vector<std::string> faults) {
   Proof proof;
-  proof.dtype = name_of(dtype);
+  proof.dtype = type_name(dtype);
   proof.faults = std::move(faults);
-  for (const char* quantity :
-       {"loss", "gradient norm", "clip factor", "gradients", "updated weights"}) {
+  for (int i = 0; i < kNumQuantities; ++i) {
     ProofLine line;
-    line.quantity = quantity;
-    double worst = -1;
-    std::string failed_step;
+    line.quantity = name_of(static_cast<Quantity>(i));
+    const Comparison* worst = nullptr;
     for (const Comparison& c : comparisons) {
-      if (line.quantity != quantity_of(c.name)) continue;
+      if (c.quantity != static_cast<Quantity>(i)) continue;
       ++line.compared;
       // Later steps fail as a consequence; the worst comparison of the first failing step is nearer
       // to the cause.
-      if (!c.holds() && ++line.failed == 1) {
-        failed_step = step_of(c.name);
-        worst = -1;
-      }
-      if (line.failed > 0 && (c.holds() || step_of(c.name) != failed_step)) continue;
-      if (excess(c) <= worst) continue;
-      worst = excess(c);
-      line.worst = c.name;
-      line.difference = c.difference;
-      line.allowed = c.allowed;
+      if (!c.holds() && ++line.failed == 1) worst = nullptr;
+      if (line.failed > 0 && (c.holds() || (worst != nullptr && c.step != worst->step))) continue;
+      if (worst == nullptr || used(c) > used(*worst)) worst = &c;
     }
+    if (worst == nullptr) continue;
+    line.worst = worst->name;
+    line.difference = worst->difference;
+    line.allowed = worst->allowed;
     proof.lines.push_back(std::move(line));
   }
   return proof;
 }
 
-// Tolerance of each comparison in the run's own type: a multiple of the distance between the serial
-// runs in this type and in fp64. A single tensor may be close by chance, so the distance over all
-// tensors of its kind is also allowed. Loss, gradient norm and clip factor are one number each:
-// they need not be closer than the gradients as a whole.
-std::vector<Comparison> compare_rounded(const TrainingTrace& trace, const TrainingTrace& serial,
-                                        const TrainingTrace& exact) {
-  std::vector<Comparison> out = compare_traces(trace, serial, 0);
-  const std::vector<Comparison> rounding = compare_traces(serial, exact, 0);
-  // Norms of the quantities: the allowed differences for a relative tolerance of 1.
-  const std::vector<Comparison> sizes = compare_traces(serial, exact, 1);
-  std::map<std::string, std::pair<double, double>> of_kind;  // squares of distance and size
-  for (size_t i = 0; i < rounding.size(); ++i) {
-    auto& [distance, size] = of_kind[quantity_of(rounding[i].name)];
-    distance += rounding[i].difference * rounding[i].difference;
-    size += sizes[i].allowed * sizes[i].allowed;
-  }
-  const auto relative_of = [&](const std::string& kind) {
-    const auto& [distance, size] = of_kind[kind];
-    return size > 0 ? std::sqrt(distance / size) : 0;
-  };
-  MEGATRON_ASSERT(out.size() >= rounding.size());
-  for (size_t i = 0; i < rounding.size(); ++i) {
-    if (out[i].name != rounding[i].name) continue;  // a missing quantity remains a failure
-    const double relative =
-        std::max(relative_of(quantity_of(out[i].name)), relative_of("gradients"));
-    out[i].allowed = kRoundingBand * (rounding[i].difference + relative * sizes[i].allowed);
-  }
-  return out;
+using Tracer = std::function<TrainingTrace(const Arguments&, const TraceOptions&, bool parallel)>;
+
+// What rounds on purpose cannot be followed in fp64.
+Arguments without_rounding(Arguments arguments) {
+  arguments.ddp.grad_reduce_in_bf16 = false;
+  arguments.transformer.remove_quantization();
+  OptimizerConfig& o = arguments.optimizer;
+  o.main_params_dtype = o.exp_avg_dtype = o.exp_avg_sq_dtype = StateType::kFp32;
+  return arguments;
 }
 
-using Tracer =
-    std::function<TrainingTrace(const Arguments&, at::ScalarType, int steps, bool parallel)>;
+// In fp64, where only rounding of 1e-16 can differ.
+Proof prove_exactly(const Tracer& tracer, const Arguments& arguments, int num_steps, bool speaks) {
+  const Arguments layout = without_rounding(arguments);
+  TraceOptions options;
+  options.num_steps = num_steps;
+  // The serial run is on the first rank only; the others wait for it.
+  const TrainingTrace serial =
+      speaks ? tracer(serial_arguments(layout), options, false) : TrainingTrace{};
+  const TrainingTrace trace = tracer(layout, options, true);
+  if (!speaks) return {};
+  return summarize(at::kDouble, compare_traces(trace, serial, kExactBand), trace.faults);
+}
+
+// In the run's own type. No updates: after one the runs differ by more than rounding.
+Proof prove_rounding(const Tracer& tracer, Arguments layout, bool speaks) {
+  layout.training.train_iters = kRoundingSteps;
+  // A dynamic loss scale finds its value by skipping steps.
+  if (layout.optimizer.fp16 && !layout.optimizer.loss_scale) layout.optimizer.loss_scale = 1024;
+  const Arguments one = serial_arguments(layout);
+  const at::ScalarType dtype = model_dtype(layout.optimizer);
+  TraceOptions own{dtype, kRoundingSteps, /*updates=*/false, dtype}, wide = own;
+  wide.dtype = at::kDouble;
+  const TrainingTrace exact = speaks ? tracer(without_rounding(one), wide, false) : TrainingTrace{};
+  const TrainingTrace serial = speaks ? tracer(one, own, false) : TrainingTrace{};
+  const TrainingTrace trace = tracer(layout, own, true);
+  if (!speaks) return {};
+  // Tensor and context ranks add up in another order, which may move the largest of the values.
+  const bool one_order =
+      layout.parallel.tensor_model_parallel_size == 1 && layout.parallel.context_parallel_size == 1;
+  RoundingComparison compared = compare_rounding(trace, serial, exact, {dtype, one_order});
+  Proof proof = summarize(dtype, compared.comparisons, trace.faults);
+  proof.hidden = std::move(compared.hidden);
+  return proof;
+}
 
 std::vector<Proof> prove_with(const Tracer& tracer, const Arguments& arguments, int num_steps,
                               bool speaks) {
-  const Arguments one = serial_arguments(arguments);
-  const at::ScalarType dtype = model_dtype(arguments.optimizer);
-  std::vector<Proof> proofs;
-  // The serial run is on the first rank only; the others wait for it.
-  const TrainingTrace exact = speaks ? tracer(one, at::kDouble, num_steps, false) : TrainingTrace{};
-  TrainingTrace layout = tracer(arguments, at::kDouble, num_steps, true);
-  if (speaks)
-    proofs.push_back(
-        summarize(at::kDouble, compare_traces(layout, exact, kExactBand), layout.faults));
-  // One step only: after an update the runs differ by more than rounding.
-  const TrainingTrace serial = speaks ? tracer(one, dtype, 1, false) : TrainingTrace{};
-  layout = tracer(arguments, dtype, 1, true);
-  if (!speaks) return proofs;
-  TrainingTrace first = exact;
-  first.steps.resize(1);
-  first.weights = {};
-  TrainingTrace serial_grads = serial, layout_grads = layout;
-  serial_grads.weights = layout_grads.weights = {};
-  proofs.push_back(
-      summarize(dtype, compare_rounded(layout_grads, serial_grads, first), layout.faults));
-  return proofs;
+  std::vector<Proof> proofs = {prove_exactly(tracer, arguments, num_steps, speaks),
+                               prove_rounding(tracer, arguments, speaks)};
+  return speaks ? proofs : std::vector<Proof>{};
 }
 
 }  // namespace
@@ -293,6 +291,9 @@ Arguments serial_arguments(Arguments arguments) {
   arguments.parallel = {};
   arguments.pipeline = {};
   arguments.ddp = {};
+  static_cast<RecomputeConfig&>(arguments.transformer) = {};
+  static_cast<OffloadConfig&>(arguments.transformer) = {};
+  arguments.optimizer.optimizer_cpu_offload = false;
   arguments.transformer.cross_entropy_fusion_impl = CrossEntropyFusion::kNative;
   arguments.world_size = 1;
   arguments.training.global_batch_size = global_batch_size;
@@ -300,31 +301,29 @@ Arguments serial_arguments(Arguments arguments) {
   return arguments;
 }
 
-Shrunk shrink(const Arguments& arguments, int64_t max_axis) {
-  Shrunk out{arguments, {}};
-  Shrinker shrinker(out.changes);
+Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps) {
+  Shrunk out{arguments, {}, {}};
+  Shrinker shrinker(out.changes, out.lost);
   Arguments& a = out.arguments;
-  const int64_t microbatches = arguments.microbatches().num_microbatches(0);
   shrink_mesh(a, shrinker, max_axis);
-  shrink_layer(a.transformer,
-               {arguments.parallel.tensor_model_parallel_size,
-                a.parallel.tensor_model_parallel_size, a.parallel.context_parallel_size},
+  shrink_layer(a.transformer, ranks_of_layers(arguments.parallel), ranks_of_layers(a.parallel),
                shrinker);
   shrink_documents(a, shrinker, arguments.transformer.seq_length);
   if (const std::optional<int64_t> segments = even_segments(a))
-    shrink_depth(a.transformer, *segments, shrinker);
-  shrink_run(a, shrinker, microbatches);
+    shrink_depth(a.transformer, *segments, a.parallel.pipeline_model_parallel_size, shrinker);
+  shrink_run(a, arguments, shrinker, num_steps);
   a.finalize();
   Violations violations;
   for (Config* config : a.configs()) config->validate(violations);
   a.validate(violations);
   violations.throw_if_any();
+  shrink_buckets(arguments, a, shrinker);
   return out;
 }
 
 std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps) {
-  return prove_with([&](const Arguments& a, at::ScalarType dtype, int steps,
-                        bool) { return trace_training(task, a, dtype, steps); },
+  return prove_with([&](const Arguments& a, const TraceOptions& options,
+                        bool) { return trace_training(task, a, options); },
                     arguments, num_steps, /*speaks=*/true);
 }
 
@@ -332,8 +331,8 @@ std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, i
                          const Job& job, c10::Device device) {
   const Job alone;
   return prove_with(
-      [&](const Arguments& a, at::ScalarType dtype, int steps, bool parallel) {
-        return trace_training(task, a, dtype, steps, parallel ? job : alone, device);
+      [&](const Arguments& a, const TraceOptions& options, bool parallel) {
+        return trace_training(task, a, options, parallel ? job : alone, device);
       },
       arguments, num_steps, job.is_first());
 }

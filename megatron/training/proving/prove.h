@@ -2,31 +2,32 @@
 //
 // The configuration is shrunk to a tiny model of the same structure and trained by one rank and by
 // the layout: in fp64, where only rounding of 1e-16 can differ; and in the run's own type, where
-// the distance between one rank in that type and one rank in fp64 measures the rounding errors.
+// errors are told from rounding by their mean over many samples (rounding_band.h).
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "megatron/training/proving/equivalence.h"
+#include "megatron/training/proving/rounding_band.h"
 
 namespace megatron {
 
-// Tolerance in the run's own type, as a multiple of the distance between the one-rank runs in that
-// type and in fp64.
-inline constexpr double kRoundingBand = 4.0;
 // Tolerance in fp64, relative to the quantity.
 inline constexpr double kExactBand = 1e-9;
 
 struct Shrunk {
   Arguments arguments;
   std::vector<std::string> changes;  // "--hidden-size 4096 -> 64", for the user
+  // Structure that the tiny one does not have: "1 tensor ranks, 8 in the model"
+  std::vector<std::string> lost;
 };
 
-// A tiny configuration of the same structure: the number of layers is kept if the division over
-// stages depends on it; heads, groups, features and sequence keep their divisibility by the ranks;
-// axes of more than `max_axis` ranks are reduced. Data is synthetic.
-Shrunk shrink(const Arguments& arguments, int64_t max_axis);
+// A tiny configuration of the same structure (docs/parallelism/proving.md): the number of layers is
+// kept if the division over stages depends on it; kinds of layers keep their places, heads and
+// groups their relation to the ranks, gradients their buckets; axes of more than `max_axis` ranks
+// are reduced; the schedules of the run fit into `num_steps`. Data is synthetic.
+Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps = 3);
 
 struct ProofLine {
   std::string quantity;  // "loss", "gradients", ...
@@ -40,8 +41,9 @@ struct ProofLine {
 
 struct Proof {
   std::string dtype;             // "fp64", "bf16"
-  std::vector<ProofLine> lines;  // loss, gradient norm, clip factor, gradients, updated weights
+  std::vector<ProofLine> lines;  // by Quantity, those that were compared
   std::vector<std::string> faults;
+  std::vector<HiddenBias> hidden;
   bool holds() const;
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
+#include <tuple>
 
 #include "megatron/base/check.h"
 
@@ -10,14 +12,166 @@ namespace megatron {
 
 namespace {
 
+// Quantised linears have sizes of whole tiles.
+constexpr int64_t kTile = 32;
 constexpr int64_t kMostLoraRank = 4;
+constexpr int64_t kSmallestPattern = 3;  // several windowed layers for one that attends fully
 
-// Whether layers are configured one by one, so that their number is part of the structure.
-bool counts_layers(const TransformerConfig& t) {
-  if (t.cp_comm_type.size() > 1 || t.window_attn_skip_freq.starts_with('[')) return true;
-  for (int64_t layer = 2; layer <= t.num_layers; ++layer)
-    if (t.layer_letters(layer) != t.layer_letters(1)) return true;
+// How many heads there are, and how many keys and values they share.
+struct Heads {
+  int64_t heads = 0, groups = 0;
+};
+
+struct Trait {
+  const char* what;
+  int64_t count;
+};
+
+// Context ranks that exchange heads for tokens, for each kind of exchange that some layer uses.
+std::vector<int64_t> exchanges(const TransformerConfig& t, const ProofRanks& ranks) {
+  std::set<ContextParallelType> used;
+  for (int64_t layer = 1; layer <= t.num_layers; ++layer)
+    used.insert(t.context_parallel_type(layer));
+  std::vector<int64_t> sizes;
+  if (used.count(ContextParallelType::kA2A) > 0) sizes.push_back(ranks.context);
+  if (used.count(ContextParallelType::kA2AP2P) > 0) sizes.push_back(ranks.inner_context);
+  return sizes;
+}
+
+// Numbers of which code can tell only one from several.
+std::vector<Trait> traits(const Heads& h, int64_t tensor, const std::vector<int64_t>& exchanges) {
+  const int64_t groups = std::max<int64_t>(1, h.groups / tensor);
+  std::vector<Trait> all = {
+      {"groups of keys and values per tensor rank", groups},
+      {"tensor ranks per group of keys and values", std::max<int64_t>(1, tensor / h.groups)},
+      {"groups of keys and values", h.groups},
+      {"heads per group of keys and values", h.heads / h.groups}};
+  for (const int64_t ranks : exchanges) {
+    const int64_t shared = std::gcd(groups, ranks);
+    all.push_back({"copies of a group of keys and values in an all-to-all", ranks / shared});
+    all.push_back({"groups of keys and values per context rank in an all-to-all", groups / shared});
+    all.push_back({"heads per context rank in an all-to-all", h.heads / tensor / ranks});
+  }
+  return all;
+}
+
+int64_t one_or_several(int64_t count) { return std::min<int64_t>(count, 2); }
+
+// The fewest heads with the traits of the model, or with as many of them as there can be.
+Heads tiny_heads(const Heads& model, const std::vector<Trait>& wanted, int64_t tensor,
+                 const std::vector<int64_t>& exchanges) {
+  constexpr int64_t kMostUnits = 8;
+  int64_t unit = tensor;
+  for (const int64_t ranks : exchanges) unit = std::lcm(unit, tensor * ranks);
+  using Cost = std::tuple<int, int, int64_t>;  // traits lost, traits changed, heads
+  std::optional<std::pair<Cost, Heads>> best;
+  for (int64_t heads = unit; heads <= kMostUnits * unit; heads += unit)
+    for (int64_t groups = 1; groups <= heads; ++groups) {
+      if (heads % groups != 0 || (groups % tensor != 0 && tensor % groups != 0)) continue;
+      if ((heads == groups) != (model.heads == model.groups)) continue;
+      const std::vector<Trait> found = traits({heads, groups}, tensor, exchanges);
+      Cost cost{0, 0, heads};
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        const int64_t before = one_or_several(wanted[i].count),
+                      after = one_or_several(found[i].count);
+        std::get<0>(cost) += after < before;
+        std::get<1>(cost) += after != before;
+      }
+      if (!best || cost < best->first) best = {cost, {heads, groups}};
+    }
+  MEGATRON_ASSERT(best.has_value());
+  return best->second;
+}
+
+// Few features: 8, or 4 of each head if there are many heads.
+int64_t tiny_head_size(const TransformerConfig& t, const Heads& h, int64_t tensor) {
+  constexpr int64_t kManyHeads = 16;
+  const int64_t step = t.is_quantized() ? kTile : h.heads > kManyHeads ? 4 : 8;
+  int64_t size = step;
+  const auto fits = [&] {
+    const auto rotated = static_cast<int64_t>(static_cast<double>(size) * t.rotary_percent);
+    return (h.heads + 2 * h.groups) * size % tensor == 0 &&  // ranks of a group split its rows
+           (t.position_embedding_type != PositionEmbedding::kRope ||
+            (rotated > 0 && rotated % 2 == 0));
+  };
+  while (!fits()) size += step;
+  return size;
+}
+
+using Kinds = std::vector<std::string>;
+
+Kinds layer_kinds(const TransformerConfig& t) {
+  Kinds kinds;
+  for (int64_t layer = 1; layer <= t.num_layers; ++layer)
+    kinds.push_back(cat(t.layer_letters(layer), t.window(layer).empty() ? " full " : " window ",
+                        static_cast<int>(t.context_parallel_type(layer))));
+  return kinds;
+}
+
+Kinds of_segment(const Kinds& kinds, int64_t segments, int64_t segment) {
+  const auto layers = static_cast<int64_t>(kinds.size()) / segments;
+  return {kinds.begin() + segment * layers, kinds.begin() + (segment + 1) * layers};
+}
+
+// Whether some segment has other kinds than the one `distance` segments before it, or, with 0, than
+// the first.
+bool segments_differ(const Kinds& kinds, int64_t segments, int64_t distance) {
+  for (int64_t i = std::max<int64_t>(distance, 1); i < segments; ++i)
+    if (of_segment(kinds, segments, i) !=
+        of_segment(kinds, segments, distance == 0 ? 0 : i - distance))
+      return true;
   return false;
+}
+
+// See shrink_depth().
+bool keeps_kinds(const Kinds& before, const Kinds& after, int64_t segments, int64_t stages) {
+  for (const int64_t distance : {int64_t{0}, int64_t{1}, stages})
+    if (segments_differ(before, segments, distance) && !segments_differ(after, segments, distance))
+      return false;
+  for (int64_t i = 0; i < segments; ++i) {
+    const Kinds had = of_segment(before, segments, i), has = of_segment(after, segments, i);
+    for (const std::string& kind : had)
+      if (std::find(has.begin(), has.end(), kind) == has.end()) return false;
+  }
+  return true;
+}
+
+// n of --window-attn-skip-freq n, 0 for none and for a list.
+int64_t window_period(const TransformerConfig& t) {
+  const std::string& text = t.window_attn_skip_freq;
+  return text.empty() || text.front() == '[' ? 0 : std::stoll(text);
+}
+
+// The first layers, with a full one after every `period` if that is not 0.
+TransformerConfig first_layers(TransformerConfig t, int64_t layers, int64_t period) {
+  if (t.cp_comm_type.size() > 1) t.cp_comm_type.resize(static_cast<size_t>(layers));
+  if (period > 0) {
+    t.window_attn_skip_freq = cat(period);
+  } else if (!t.window_attn_skip_freq.empty()) {
+    std::string list;
+    for (int64_t layer = 1; layer <= layers; ++layer)
+      list += cat(layer > 1 ? "," : "", t.window(layer).empty() ? 0 : 1);
+    t.window_attn_skip_freq = cat("[", list, "]");
+  }
+  t.num_layers = layers;
+  return t;
+}
+
+// The model with fewer layers, or none if only all of them keep the structure.
+std::optional<TransformerConfig> with_fewer_layers(const TransformerConfig& t, int64_t segments,
+                                                   int64_t stages) {
+  const int64_t most = t.num_layers / segments, period = window_period(t);
+  const int64_t shortest = period > t.num_layers ? period : std::min(period, kSmallestPattern);
+  // Several recomputed layers, and some after them.
+  const bool rest = t.recompute_granularity == RecomputeGranularity::kFull &&
+                    t.recompute_num_layers > 1 && t.recompute_num_layers < most;
+  const Kinds kinds = layer_kinds(t);
+  for (int64_t layers = rest ? 3 : 2; layers < most; ++layers)
+    for (int64_t n = period; n >= shortest; --n) {
+      TransformerConfig fewer = first_layers(t, segments * layers, n);
+      if (keeps_kinds(kinds, layer_kinds(fewer), segments, stages)) return fewer;
+    }
+  return {};
 }
 
 }  // namespace
@@ -37,29 +191,35 @@ void Shrinker::set(const char* flag, bool& value, bool to) {
   value = to;
 }
 
-void shrink_layer(TransformerConfig& t, const ProofRanks& ranks, Shrinker& shrinker) {
+void Shrinker::keep_several(const char* what, int64_t before, int64_t after) {
+  if (one_or_several(after) < one_or_several(before))
+    lose(cat(after, " ", what, ", ", before, " in the model"));
+}
+
+void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRanks& ranks,
+                  Shrinker& shrinker) {
   const int64_t tp = ranks.tensor, unit = tp * ranks.context;
-  const int64_t heads_before = t.num_attention_heads, groups_before = t.query_groups();
-  // Heads per group: as few as still test grouping
-  const int64_t ratio = std::min<int64_t>(heads_before / groups_before, 2);
-  int64_t groups = groups_before >= ranks.tensor_before
-                       ? (groups_before % (ranks.tensor_before * ranks.context) == 0 ? unit : tp)
-                       : std::max<int64_t>(1, tp * groups_before / ranks.tensor_before);
-  int64_t heads = std::lcm(groups * ratio, unit);
-  if (groups_before == heads_before) groups = heads;
-  int64_t head_size = 8;
-  // Ranks that share a KV group split all of its rows
-  while ((heads + 2 * groups) * head_size % tp != 0) head_size += 8;
-  const int64_t hidden = heads * head_size;
+  const std::vector<int64_t> widths = exchanges(t, ranks);
+  const Heads model{t.num_attention_heads, t.query_groups()};
+  const std::vector<Trait> wanted = traits(model, before.tensor, exchanges(t, before));
+  const Heads tiny = tiny_heads(model, wanted, tp, widths);
+  const std::vector<Trait> found = traits(tiny, tp, widths);
+  for (size_t i = 0; i < wanted.size(); ++i)
+    shrinker.keep_several(wanted[i].what, wanted[i].count, found[i].count);
+  const int64_t head_size = tiny_head_size(t, tiny, tp), hidden = tiny.heads * head_size;
+  const int64_t tile = t.is_quantized() ? kTile : 1;
   const double widening =
       static_cast<double>(t.ffn_hidden_size) / static_cast<double>(t.hidden_size);
-  shrinker.set("--num-attention-heads", t.num_attention_heads, heads);
-  if (t.group_query_attention) shrinker.set("--num-query-groups", t.num_query_groups, groups);
+  shrinker.set("--num-attention-heads", t.num_attention_heads, tiny.heads);
+  if (t.group_query_attention) shrinker.set("--num-query-groups", t.num_query_groups, tiny.groups);
   shrinker.set("--kv-channels", t.kv_channels, head_size);
   shrinker.set("--hidden-size", t.hidden_size, hidden);
   shrinker.set(
       "--ffn-hidden-size", t.ffn_hidden_size,
-      std::max<int64_t>(tp, std::llround(widening * static_cast<double>(hidden)) / tp * tp));
+      std::max<int64_t>(1, std::llround(widening * static_cast<double>(hidden)) / (tp * tile)) *
+          tp * tile);
+  for (std::vector<double>* factors : {&t.longrope_short_factor, &t.longrope_long_factor})
+    if (!factors->empty()) factors->resize(static_cast<size_t>(t.rotary_width() / 2), 1.0);
   const int64_t length_before = t.seq_length, length = std::max<int64_t>(16, 2 * unit * 2);
   shrinker.set("--seq-length", t.seq_length, (length + 2 * unit - 1) / (2 * unit) * (2 * unit));
   t.max_position_embeddings = t.seq_length;
@@ -74,23 +234,31 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& ranks, Shrinker& shrin
     shrinker.set("--min-offloaded-tensor-size", t.min_offloaded_tensor_size, int64_t{1});
 }
 
-void shrink_depth(TransformerConfig& t, int64_t segments, Shrinker& shrinker) {
-  if (counts_layers(t)) return;
-  int64_t& layers = t.num_layers;
-  if (layers / segments > 2) shrinker.set("--num-layers", layers, segments * 2);
-  if (t.recompute_num_layers > layers)
-    shrinker.set("--recompute-num-layers", t.recompute_num_layers, layers);
-  if (t.cpu_offloading_num_layers >= layers)
-    shrinker.set("--cpu-offloading-num-layers", t.cpu_offloading_num_layers, layers - 1);
+void shrink_depth(TransformerConfig& t, int64_t segments, int64_t stages, Shrinker& shrinker) {
+  const std::optional<TransformerConfig> fewer = with_fewer_layers(t, segments, stages);
+  if (!fewer) return;
+  const int64_t before = t.num_layers / segments, after = fewer->num_layers / segments;
+  shrinker.set("--num-layers", t.num_layers, fewer->num_layers);
+  if (t.window_attn_skip_freq != fewer->window_attn_skip_freq)
+    shrinker.note(cat("--window-attn-skip-freq ", t.window_attn_skip_freq, " -> ",
+                      fewer->window_attn_skip_freq));
+  if (t.cp_comm_type != fewer->cp_comm_type)
+    shrinker.note(cat("--cp-comm-type of the first ", t.num_layers, " layers"));
+  t.window_attn_skip_freq = fewer->window_attn_skip_freq;
+  t.cp_comm_type = fewer->cp_comm_type;
+  // Of each segment's layers all, or not all.
+  const auto part = [&](int64_t layers) {
+    return layers < before ? std::min(layers, after - 1) : std::min(layers, t.num_layers);
+  };
+  shrinker.set("--recompute-num-layers", t.recompute_num_layers, part(t.recompute_num_layers));
+  shrinker.set("--cpu-offloading-num-layers", t.cpu_offloading_num_layers,
+               std::min(part(t.cpu_offloading_num_layers), t.num_layers - 1));
 }
 
-void shrink_rounding(TransformerConfig& t, Shrinker& shrinker) {
+void shrink_weights(TransformerConfig& t) {
   t.init_method_std = 0.2;
   if (t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear)
     t.cross_entropy_chunk_tokens = 5;  // so that there are several chunks
-  if (!t.is_quantized()) return;
-  shrinker.note(t.fp8_format != Fp8Format::kNone ? "--fp8-format off" : "--fp4-format off");
-  t.remove_quantization();
 }
 
 }  // namespace megatron

@@ -11,34 +11,45 @@
 
 namespace megatron {
 
-// Changes values and says what it changed: "--hidden-size 4096 -> 64".
+// Changes values and says what it changed, "--hidden-size 4096 -> 64", and what structure was lost.
 class Shrinker {
  public:
-  explicit Shrinker(std::vector<std::string>& changes) : changes_(changes) {}
+  Shrinker(std::vector<std::string>& changes, std::vector<std::string>& lost)
+      : changes_(changes), lost_(lost) {}
   void set(const char* flag, int64_t& value, int64_t to);
   void set(const char* flag, std::optional<int64_t>& value, int64_t to);
   void set(const char* flag, bool& value, bool to);
   void note(std::string change) { changes_.push_back(std::move(change)); }
+  // For something of which code can tell only one from several: lost if several became one.
+  void keep_several(const char* what, int64_t before, int64_t after);
+  void lose(std::string what) { lost_.push_back(std::move(what)); }
 
  private:
   std::vector<std::string>& changes_;
+  std::vector<std::string>& lost_;
 };
 
 // Ranks that divide a layer.
 struct ProofRanks {
-  int64_t tensor_before = 1;  // of the layout as the user gave it
   int64_t tensor = 1, context = 1;
+  int64_t inner_context = 1;  // exchange heads for tokens with a2a+p2p
 };
 
-// Sizes of a layer and of its sequence. Heads keep their divisibility by tensor and context ranks,
-// groups by heads and ranks, and a window its part of the sequence.
-void shrink_layer(TransformerConfig& config, const ProofRanks& ranks, Shrinker& shrinker);
+// Sizes of a layer and of its sequence. Where the model has several groups of keys and values per
+// tensor rank, several heads per group, groups that tensor ranks share, or groups that an
+// all-to-all over context ranks copies or deals out, so has the tiny one; a window keeps its part
+// of the sequence.
+void shrink_layer(TransformerConfig& config, const ProofRanks& before, const ProofRanks& ranks,
+                  Shrinker& shrinker);
 
-// `segments` divide the layers evenly: at most two layers each, unless layers are configured one by
-// one.
-void shrink_depth(TransformerConfig& config, int64_t segments, Shrinker& shrinker);
+// `segments`, on that many pipeline stages, divide the layers evenly. The smallest depth of at
+// least two layers each at which every segment has each kind of layer that it had (letters, window,
+// exchange of context ranks), some segment still has other kinds than the first one, the one before
+// it and the chunk before it on its stage if one had, and recomputation has a remainder if it had
+// one; the depth as it is if there is no smaller one.
+void shrink_depth(TransformerConfig& config, int64_t segments, int64_t stages, Shrinker& shrinker);
 
-// Every part of a tiny model affects the loss, and nothing rounds on purpose.
-void shrink_rounding(TransformerConfig& config, Shrinker& shrinker);
+// Every part of a tiny model affects the loss.
+void shrink_weights(TransformerConfig& config);
 
 }  // namespace megatron

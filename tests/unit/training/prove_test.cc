@@ -37,10 +37,10 @@ TEST(Shrink, CutsEvenDepthsAndWhatCountsTheirLayers) {
       "--num-layers 24 --pipeline-model-parallel-size 2 --recompute-granularity full "
       "--recompute-num-layers 6",
       2);
-  EXPECT_EQ(result.arguments.transformer.num_layers, 4);
-  EXPECT_EQ(result.arguments.transformer.recompute_num_layers, 4);
-  EXPECT_THAT(result.changes, Contains("--num-layers 24 -> 4"));
-  EXPECT_THAT(result.changes, Contains("--recompute-num-layers 6 -> 4"));
+  EXPECT_EQ(result.arguments.transformer.num_layers, 6);
+  EXPECT_EQ(result.arguments.transformer.recompute_num_layers, 2);
+  EXPECT_THAT(result.changes, Contains("--num-layers 24 -> 6"));
+  EXPECT_THAT(result.changes, Contains("--recompute-num-layers 6 -> 2"));
 }
 
 TEST(Shrink, AxesStayAxes) {
@@ -63,17 +63,6 @@ TEST(Shrink, AxesStayAxes) {
   EXPECT_THAT(instances.changes, Contains("--num-distributed-optimizer-instances 8 -> 2"));
 }
 
-TEST(Shrink, KeepsLayersThatAreDescribedOneByOne) {
-  EXPECT_EQ(
-      shrunk("--num-layers 5 --context-parallel-size 2 --cp-comm-type p2p a2a all_gather a2a p2p",
-             2)
-          .arguments.transformer.num_layers,
-      5);
-  EXPECT_EQ(shrunk("--num-layers 5 --window-size 64 0 --window-attn-skip-freq [1,0,1,1,0]", 2)
-                .arguments.transformer.num_layers,
-            5);
-}
-
 TEST(Shrink, RanksThatShareAGroupDivideItsRows) {
   const TransformerConfig t = shrunk(
                                   "--num-layers 2 --group-query-attention --num-query-groups 1 "
@@ -91,15 +80,42 @@ TEST(Shrink, EveryTensorRankHasTokens) {
   EXPECT_GT(*a.tokenizer.vocab_size, padded / 4 * 3);  // and tokens
 }
 
-TEST(Shrink, LeavesOutWhatRoundsOnPurpose) {
-  const Shrunk result = shrunk(
-      "--num-layers 2 --bf16 --grad-reduce-in-bf16 --use-precision-aware-optimizer --exp-avg-dtype "
-      "bf16",
-      2);
-  EXPECT_FALSE(result.arguments.ddp.grad_reduce_in_bf16);
-  EXPECT_EQ(result.arguments.optimizer.exp_avg_dtype, StateType::kFp32);
-  EXPECT_THAT(result.changes, Contains("--grad-reduce-in-bf16 off"));
-  EXPECT_THAT(result.changes, Contains("--exp-avg-dtype fp32"));
+TEST(Shrink, KeepsWhatRoundsOnPurpose) {
+  const Arguments a = shrunk(
+                          "--num-layers 2 --bf16 --grad-reduce-in-bf16 "
+                          "--use-precision-aware-optimizer --exp-avg-dtype bf16 "
+                          "--fp8-format hybrid --fp8-recipe delayed",
+                          2)
+                          .arguments;
+  EXPECT_TRUE(a.ddp.grad_reduce_in_bf16);
+  EXPECT_EQ(a.optimizer.exp_avg_dtype, StateType::kBf16);
+  EXPECT_EQ(a.transformer.fp8_format, Fp8Format::kHybrid);
+  EXPECT_EQ(a.transformer.hidden_size % 16, 0);
+}
+
+// Learning rates are those of the few steps times the user's shape.
+TEST(Shrink, FitsTheSchedule) {
+  const OptimizerConfig decays =
+      shrunk(
+          "--num-layers 2 --lr-decay-style cosine --min-lr 1e-4 --lr-warmup-iters 5 "
+          "--lr-decay-iters 20 --decoupled-lr 1e-2",
+          2)
+          .arguments.optimizer;
+  const double lr = *decays.lr;
+  EXPECT_EQ(decays.lr_decay_style, LrDecayStyle::kCosine);
+  EXPECT_EQ(decays.lr_decay_iters, 6);  // twice as long as the training
+  EXPECT_EQ(decays.lr_warmup_iters, 0);
+  EXPECT_DOUBLE_EQ(*decays.lr_warmup_fraction, 0.25);
+  EXPECT_DOUBLE_EQ(decays.min_lr, 0.1 * lr);
+  EXPECT_DOUBLE_EQ(*decays.decoupled_lr, 10 * lr);
+  const OptimizerConfig tail = shrunk(
+                                   "--num-layers 2 --lr-decay-style WSD --lr-wsd-decay-iters 2 "
+                                   "--lr-wsd-decay-style linear --lr-warmup-iters 1",
+                                   2)
+                                   .arguments.optimizer;
+  EXPECT_EQ(tail.lr_decay_iters, 3);
+  EXPECT_EQ(tail.lr_wsd_decay_iters, 1);
+  EXPECT_DOUBLE_EQ(*tail.lr_warmup_fraction, 1.0 / 3);  // at least a step
 }
 
 // Settings of saving, loading and logging would refuse each other without their folders.
@@ -125,9 +141,14 @@ TEST(Shrink, RaisesTheEpsilonOfAdam) {
   EXPECT_EQ(shrunk("--num-layers 2 --adam-eps 1e-3", 2).arguments.optimizer.adam_eps, 1e-3);
 }
 
-TEST(Shrink, GivesFp16AScaleThatItsGradientsBear) {
-  EXPECT_EQ(shrunk("--num-layers 2 --fp16", 2).arguments.optimizer.loss_scale, 1024);
+TEST(Shrink, KeepsTheLossScale) {
+  EXPECT_FALSE(shrunk("--num-layers 2 --fp16", 2).arguments.optimizer.loss_scale);
   EXPECT_EQ(shrunk("--num-layers 2 --fp16 --loss-scale 64", 2).arguments.optimizer.loss_scale, 64);
+}
+
+TEST(Shrink, EvaluatesIfTheRunDoes) {
+  EXPECT_EQ(shrunk("--num-layers 2", 2).arguments.training.eval_iters, 2);
+  EXPECT_EQ(shrunk("--num-layers 2 --eval-iters 0", 2).arguments.training.eval_iters, 0);
 }
 
 // As ranks with an agreement, which a job of processes has, too: only the first rank has proofs,

@@ -174,12 +174,12 @@ TEST(QuantizedRuns, DataRanksAndStagesShareDelayedScales) {
   one.optimizer.lr_decay_iters = 100;
   one.finalize();
   constexpr int kSteps = 3;
-  const TrainingTrace reference = trace_training(gpt_task(), one, at::kFloat, kSteps);
+  const TrainingTrace reference = trace_training(gpt_task(), one, {at::kFloat, kSteps});
   Arguments data = one, stages = one;
   data.world_size = 2;
   stages.world_size = stages.parallel.pipeline_model_parallel_size = 2;
   for (const Arguments* layout : {&data, &stages}) {
-    const TrainingTrace trace = trace_training(gpt_task(), *layout, at::kFloat, kSteps);
+    const TrainingTrace trace = trace_training(gpt_task(), *layout, {at::kFloat, kSteps});
     // Sums of gradients in another order move a few elements to a neighbouring code; other scales
     // would move nearly all.
     for (const Comparison& c : compare_traces(trace, reference, 5e-3))
