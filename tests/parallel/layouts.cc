@@ -68,6 +68,11 @@ constexpr ModelFlags kModels[] = {
      "--parallel-residual "
      "--no-bias-gelu-fusion --untie-embeddings-and-output-weights --attention-dropout 0.1 "
      "--hidden-dropout 0.1"},
+    // SwiGLU with biases, groups of heads by fours.
+    {"gated",
+     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 32 --num-attention-heads 16 "
+     "--kv-channels 4 --group-query-attention --num-query-groups 4 --seq-length 24 "
+     "--position-embedding-type rope --swiglu --attention-dropout 0 --hidden-dropout 0"},
 };
 
 // Short names of flags that many rows use.
@@ -86,6 +91,7 @@ constexpr ModelFlags kModels[] = {
 #define OFFLOAD \
   "--fine-grained-activation-offloading --min-offloaded-tensor-size 0 --offload-modules "
 #define LORA "--lora-rank 3 --lora-alpha 5 "
+#define WINDOW3 "--window-size 7 0 --window-attn-skip-freq 3 "
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 
 constexpr LayoutRow kRows[] = {
@@ -104,6 +110,8 @@ constexpr LayoutRow kRows[] = {
     {"dp2_zero3_linear_loss", "qwen", 2,
      ZERO3 OVERLAP "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 9"},
     {"tp3_sp_llama", "llama", 3, TP "3 " SP},
+    {"tp2_gated", "gated", 2, TP "2"},
+    {"tp4_sp_gated", "gated", 4, TP "4 " SP},
     {"tp4_groups2", "qwen", 4, TP "4"},
     {"tp4_groups2_sp", "qwen", 4, TP "4 " SP},
     {"dp2", "gpt", 2, ""},
@@ -145,6 +153,7 @@ constexpr LayoutRow kRows[] = {
     {"dp3_zero1_llama", "llama", 3, ZERO1 OVERLAP},
     {"dp4_zero1_instances2", "gpt", 4, ZERO1 "--num-distributed-optimizer-instances 2"},
     {"dp2_zero2", "gpt", 2, ZERO2},
+    {"dp2_zero2_buckets", "llama", 2, ZERO2 OVERLAP "--ddp-bucket-size 3000"},
     {"dp3_zero2_overlap", "llama", 3, ZERO2 OVERLAP},
     {"dp2_zero3", "gpt", 2, ZERO3},
     {"dp4_zero3_overlap", "llama", 4, ZERO3 OVERLAP},
@@ -154,6 +163,8 @@ constexpr LayoutRow kRows[] = {
     {"pp4_llama", "llama", 4, PP "4"},
     {"pp2_qwen", "qwen", 2, PP "2"},
     {"pp2_vpp2", "gpt", 2, PP "2 " VPP "2"},
+    {"pp2_window3", "llama", 2, PP "2 " WINDOW3 "--num-layers 10"},
+    {"pp2_vpp2_window3", "llama", 2, PP "2 " VPP "2 " WINDOW3},
     {"pp2_vpp2_llama", "llama", 2,
      PP "2 " VPP "2 --microbatch-group-size-per-virtual-pipeline-stage 3"},
     {"pp4_zbh1", "gpt", 4, PP "4 --pipeline-schedule zb-h1"},
@@ -185,6 +196,7 @@ constexpr LayoutRow kRows[] = {
     {"dp3_dynamic_cp_documents", "qwen", 3, DYNAMIC_CP "16"},
     {"dp2_dynamic_cp_llama", "llama", 2, "--reset-attention-mask " DYNAMIC_CP "12"},
     {"cp3_a2a", "llama", 3, CP "3 --cp-comm-type a2a"},
+    {"cp4_a2a_groups2", "gated", 4, CP "4 --cp-comm-type a2a --num-query-groups 2"},
     {"cp4_hierarchy", "gpt", 4,
      CP "4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"},
     {"cp2_a2a_dropout", "gpt", 2, CP "2 --cp-comm-type a2a"},
@@ -200,6 +212,7 @@ constexpr LayoutRow kRows[] = {
     {"tp2_cp2", "gpt", 4, TP "2 " CP "2"},
     {"tp2_sp_cp2_qwen", "qwen", 4, TP "2 " SP CP "2"},
     {"tp2_cp3_a2a", "llama", 6, TP "2 " CP "3 --cp-comm-type a2a"},
+    {"tp2_cp4_a2a_groups4", "gated", 8, TP "2 " CP "4 --cp-comm-type a2a"},
     {"tp2_pp2_vocab", "llama", 4, TP "2 " PP "2 " VOCAB},
     {"tp2_sp_pp2_vocab", "neox", 4, TP "2 " SP PP "2 " VOCAB},
     {"pp2_dp2_vocab_zero1", "llama", 4, PP "2 " ZERO1 OVERLAP VOCAB},

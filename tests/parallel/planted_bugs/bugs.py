@@ -21,6 +21,10 @@ LLAMA = ("--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-atten
 QWEN = ("--num-layers 28 --hidden-size 1536 --ffn-hidden-size 8960 --num-attention-heads 12 --group-query-attention --num-query-groups 2 "
         "--seq-length 4096 --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --add-qkv-bias --qk-layernorm "
         "--attention-dropout 0 --hidden-dropout 0.1 --reset-position-ids --reset-attention-mask --eod-mask-loss ")
+GEMMA = ("--num-layers 34 --hidden-size 2560 --ffn-hidden-size 10240 --num-attention-heads 8 --group-query-attention --num-query-groups 4 "
+         "--kv-channels 256 --seq-length 8192 --position-embedding-type rope --rotary-base 1000000 --rotary-base-local 10000 "
+         "--normalization RMSNorm --geglu --disable-bias-linear --norm-placement sandwich --qk-layernorm --window-size 1023 0 "
+         "--window-attn-skip-freq 6 --attention-dropout 0 --hidden-dropout 0 ")
 BATCH = "--micro-batch-size 2 --global-batch-size 96 "
 PROOFS = {
     "gpt tp2": (2, GPT + BATCH + TP + "2"),
@@ -38,10 +42,16 @@ PROOFS = {
     "gpt cp2 a2a": (2, GPT + BATCH + CP + "2 --cp-comm-type a2a"),
     "llama cp2": (2, LLAMA + BATCH + CP + "2"),
     "llama cp2 window": (2, LLAMA + BATCH + CP + "2 --cp-comm-type all_gather --window-size 1024 0"),
+    "llama cp2 a2a": (2, LLAMA + BATCH + CP + "2 --cp-comm-type a2a"),
+    "llama tp2 cp8 a2a": (16, LLAMA + BATCH + TP + "2 " + CP + "8 --cp-comm-type a2a"),
+    "qwen cp4 a2a": (4, QWEN + BATCH + CP + "4 --cp-comm-type a2a"),
     "gpt cp4 hierarchy": (4, GPT + BATCH + CP + "4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"),
     "gpt cp2": (2, GPT + BATCH + CP + "2"),
     "llama dp4 zero3 instances": (4, LLAMA + BATCH + ZERO3 + "--num-distributed-optimizer-instances 2"),
     "llama pp2 vpp2": (2, LLAMA + BATCH + PP + "2 " + VPP + "2"),
+    "gemma pp2": (2, GEMMA + BATCH + PP + "2"),
+    "gemma pp2 vpp2": (2, GEMMA + BATCH + PP + "2 " + VPP + "2 --num-layers 36"),
+    "llama dp4 zero1": (4, LLAMA + BATCH + ZERO1),
     "llama dp2 zero2": (2, LLAMA + BATCH + ZERO2),
     "llama dp2 zero3": (2, LLAMA + BATCH + ZERO3),
     "qwen tp4 sp": (4, QWEN + BATCH + TP + "4 " + SP),
@@ -216,6 +226,14 @@ BUGS = (
     Bug("ring_sees_the_future", "queries attend to the late chunk of an earlier rank",
         ((RING, "if (peer < rank) return {0, local, local / 2, false};", "if (peer < rank) return {0, local, PLANTED ? local : local / 2, false};"),),
         "cp2", "llama cp2"),
+    Bug("a2a_kv_tiled", "with fewer groups than context ranks, keys and values are repeated as a whole instead of one by one",
+        ((A2A, "if (r == 1) return x;", "if (r == 1) return x;\n  if (PLANTED) return x.repeat({1, 1, r, 1});"),),
+        "cp4_a2a_groups2", "llama tp2 cp8 a2a, qwen cp4 a2a"),
+    Bug("a2a_kv_in_turn", "an all-to-all deals out keys and values in turn, but queries in blocks",
+        ((A2A, "by_rank.push_back(x.reshape({l, b, a, -1}).permute({2, 0, 1, 3}));",
+          "by_rank.push_back(PLANTED && !by_rank.empty() ? x.reshape({l, b, x.size(2) / a, a, x.size(3)}).permute({3, 0, 1, 2, 4}).reshape({a, l, b, -1})\n"
+          "        : x.reshape({l, b, a, -1}).permute({2, 0, 1, 3}));"),),
+        "cp3_a2a", "llama cp2 a2a"),
     Bug("hierarchy_swapped", "heads are traded in the outer groups and rings run in the inner ones",
         ((CONTEXT, "inner = level(groups, 0);", "inner = level(groups, PLANTED ? 1 : 0);"),
          (CONTEXT, "outer = level(groups, 1);", "outer = level(groups, PLANTED ? 0 : 1);")),
@@ -282,6 +300,18 @@ BUGS = (
         ((DOMAIN, "const int64_t first = layout.bucket_begin(bucket) + layout.shard_begin(bucket);",
           "const int64_t first = layout.bucket_begin(bucket) + layout.shard_begin(bucket) + (PLANTED && layout.shard_begin(bucket) > 0 ? 1 : 0);"),),
         "dp4_zero1", "gpt pp2 dp2 zero1"),
+    Bug("shards_merged", "slices of several buckets are taken for one piece",
+        ((DOMAIN, "!first_of_domain && value_begin == value_end && (frozen || grad_begin == grad_end);",
+          "!first_of_domain && (PLANTED || (value_begin == value_end && (frozen || grad_begin == grad_end)));"),),
+        "dp4_zero1_overlap", "llama dp4 zero1, llama dp2 zero2"),
+    Bug("sharded_buckets_overlap", "sharded gradients of a bucket are kept where those of the one before it are, from the third on",
+        ((GRADS, "return layout_.packed_begin(bucket);", "return layout_.packed_begin(PLANTED && bucket > 1 ? bucket - 1 : bucket);"),),
+        "dp2_zero2_buckets", "llama dp2 zero2"),
+    Bug("middle_bucket_not_gathered", "updated weights of the first and the last bucket are gathered, but of none between them",
+        ((VALUES, "      const at::Tensor whole =\n          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));\n      gathers_[bucket] =",
+          "      if (PLANTED && bucket > 0 && bucket + 1 < end) continue;\n      const at::Tensor whole =\n"
+          "          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));\n      gathers_[bucket] ="),),
+        "dp4_zero1_overlap", "llama dp4 zero1"),
     Bug("bucket_not_gathered", "updated weights of one bucket are never gathered",
         ((VALUES, "bucket-- > 0;) {  // the forward needs the last bucket first", "bucket-- > (PLANTED ? 1 : 0);) {  // the forward needs the last bucket first"),),
         "dp4_zero1", "gpt pp2 dp2 zero1"),
@@ -351,6 +381,15 @@ BUGS = (
           "    StageSlice less = segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));\n"
           "    --less.num_layers;\n    return less;\n  }"),),
         "pp2", "gpt pp2"),
+    Bug("layer_number_local", "layer numbers count from the first layer of the stage",
+        ((BLOCK, "make(config, i + 1, sequence_parallel, groups)", "make(config, (PLANTED ? i - first_layer + 1 : i + 1), sequence_parallel, groups)"),),
+        "pp2_window3", "gemma pp2"),
+    Bug("layer_number_without_chunk", "layer numbers count from the stage's share of the layers, as if it had no virtual stages",
+        ((BLOCK, "for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {",
+          "const int64_t offset = PLANTED ? groups.pp.rank() * (config.num_layers / groups.pp.size()) - first_layer : 0;\n"
+          "  for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {"),
+         (BLOCK, "layers_.push_back(make(config,", "layers_.push_back(make(config, offset + ")),
+        "pp2_vpp2_window3", "gemma pp2 vpp2"),
     Bug("chunks_swapped", "virtual stages hold the layers of the next chunk",
         ((STAGES, "  return segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));",
           "  StageSlice here = segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));\n"
