@@ -176,7 +176,8 @@ TEST(CommandLine, AFullStandardOutputIsAFailure) {
 
 TEST(CommandLine, ADeletedWorkingDirectoryIsNamed) {
   const std::filesystem::path keep = std::filesystem::current_path();
-  const std::filesystem::path gone = std::filesystem::path(testing::TempDir()) / "gone";
+  const std::filesystem::path gone =
+      std::filesystem::path(testing::TempDir()) / cat("gone", ::getpid());
   std::filesystem::create_directory(gone);
   std::filesystem::current_path(gone);
   std::filesystem::remove(gone);
