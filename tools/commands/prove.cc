@@ -65,6 +65,7 @@ void print_proof(const Proof& proof, bool rounded) {
   for (const ProofLine& line : proof.lines)
     if (line.compared > 0) print_line(line_text(line));
   for (const std::string& fault : proof.faults) print_line(cat("  FAILS: ", fault));
+  for (const std::string& what : proof.not_proved) print_line(cat("  not proved: ", what));
   constexpr size_t kNamed = 8;
   for (size_t i = 0; i < std::min(proof.hidden.size(), kNamed); ++i) {
     const HiddenBias& hidden = proof.hidden[i];
@@ -100,7 +101,11 @@ std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bo
           .member("worst", line.worst)
           .end_object();
     }
-    json.end_array().member("faults", proof.faults).key("hidden").begin_array();
+    json.end_array()
+        .member("faults", proof.faults)
+        .member("not_proved", proof.not_proved)
+        .key("hidden")
+        .begin_array();
     for (const HiddenBias& hidden : proof.hidden) {
       json.begin_object().member("name", hidden.name);
       if (hidden.visible < 1) json.member("visible", hidden.visible);

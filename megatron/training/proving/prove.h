@@ -44,6 +44,7 @@ struct Proof {
   std::vector<ProofLine> lines;  // by Quantity, those that were compared
   std::vector<std::string> faults;
   std::vector<HiddenBias> hidden;
+  std::vector<std::string> not_proved;  // other quantities, and why
   bool holds() const;
 };
 

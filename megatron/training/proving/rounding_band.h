@@ -38,7 +38,8 @@ struct RoundingComparison {
 
 struct RoundingOptions {
   c10::ScalarType dtype;
-  // Every sum has the order that it has on one rank: states of delayed scaling are equal in bits.
+  // Every sum has the order that it has on one rank: states of delayed scaling are equal in bits,
+  // and compared.
   bool one_order = false;
 };
 

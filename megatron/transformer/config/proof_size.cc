@@ -220,8 +220,11 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
           tp * tile);
   for (std::vector<double>* factors : {&t.longrope_short_factor, &t.longrope_long_factor})
     if (!factors->empty()) factors->resize(static_cast<size_t>(t.rotary_width() / 2), 1.0);
-  const int64_t length_before = t.seq_length, length = std::max<int64_t>(16, 2 * unit * 2);
-  shrinker.set("--seq-length", t.seq_length, (length + 2 * unit - 1) / (2 * unit) * (2 * unit));
+  const int64_t length_before = t.seq_length;
+  // Two chunks for each context rank; whole tiles for quantised linears
+  const int64_t quantum = std::lcm(2 * unit, tile * ranks.context);
+  const int64_t length = std::max<int64_t>(16, 2 * unit * 2);
+  shrinker.set("--seq-length", t.seq_length, (length + quantum - 1) / quantum * quantum);
   t.max_position_embeddings = t.seq_length;
   for (int64_t& side : t.window_size)
     if (side > 0) side = std::max<int64_t>(1, side * t.seq_length / length_before);
