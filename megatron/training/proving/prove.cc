@@ -311,10 +311,6 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps) {
   Shrinker shrinker(out.changes, out.lost);
   Arguments& a = out.arguments;
   shrink_mesh(a, shrinker, max_axis);
-  if (a.transformer.fp8_recipe == Fp8Recipe::kBlockwise && a.transformer.is_quantized()) {
-    shrinker.lose("no quantisation in blocks of 128, for which the tiny model is too small");
-    a.transformer.remove_quantization();
-  }
   shrink_layer(a.transformer, ranks_of_layers(arguments.parallel), ranks_of_layers(a.parallel),
                shrinker);
   shrink_documents(a, shrinker, arguments.transformer.seq_length);

@@ -198,6 +198,10 @@ void Shrinker::keep_several(const char* what, int64_t before, int64_t after) {
 
 void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRanks& ranks,
                   Shrinker& shrinker) {
+  if (t.is_quantized() && t.fp8_recipe == Fp8Recipe::kBlockwise) {
+    shrinker.lose("no quantisation in blocks of 128, for which the tiny model is too small");
+    t.remove_quantization();
+  }
   const int64_t tp = ranks.tensor, unit = tp * ranks.context;
   const std::vector<int64_t> widths = exchanges(t, ranks);
   const Heads model{t.num_attention_heads, t.query_groups()};
