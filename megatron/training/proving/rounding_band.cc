@@ -1,5 +1,6 @@
 #include "megatron/training/proving/rounding_band.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -14,7 +15,7 @@ namespace {
 // Limits. A bias below kSystematic of the type's precision is rounding, however constant: sums in
 // another order may round in a preferred direction.
 constexpr double kStandardErrors = 6;
-constexpr double kSystematic = 0.25;
+constexpr double kSystematic = 0.25, kLeastSystematic = 1e-6;
 constexpr double kNoise = 2, kNoiseOfAll = 1.25;
 // The error that is to be seen, and the standard errors by which it exceeds the limit then.
 constexpr double kVisible = 0.01;
@@ -87,7 +88,7 @@ class Rounding {
       : layout_(layout),
         serial_(serial),
         exact_(exact),
-        systematic_(kSystematic * precision(options.dtype)) {
+        systematic_(std::max(kLeastSystematic, kSystematic * precision(options.dtype))) {
     const size_t steps = exact.steps.size();
     MEGATRON_ASSERT(steps > 1 && layout.steps.size() == steps && serial.steps.size() == steps);
     for (const TracedStep& step : exact.steps) sizes_.push_back(norm_of_all(step.grads));
