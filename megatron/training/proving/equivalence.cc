@@ -324,15 +324,30 @@ void add_numbers(const std::string& prefix, const std::map<std::string, TracedNu
   }
 }
 
-TrainingTrace assemble(std::vector<TracedStep> steps,
-                       std::map<std::string, TracedNumber> evaluation, Assembly& assembly) {
+// Runs the steps of one rank and what follows them. `collect` takes this rank's parts step by step,
+// because the store takes messages of a few megabytes. Returns the numbers alone.
+TrainingTrace run_steps(TracedRun& run, int num_steps,
+                        const std::function<void(const std::vector<Part>&)>& collect) {
   TrainingTrace trace;
-  trace.evaluation = std::move(evaluation);
+  for (int i = 0; i < num_steps; ++i) {
+    std::vector<Part> parts;
+    trace.steps.push_back(run.step(i, parts));
+    add_numbers(cat("number ", i, " "), trace.steps.back().numbers, parts);
+    collect(parts);
+  }
+  std::vector<Part> parts;
+  trace.evaluation = run.end(parts);
+  add_numbers("number end ", trace.evaluation, parts);
+  collect(parts);
+  return trace;
+}
+
+// Adds to one rank's numbers what the parts of all ranks make up.
+TrainingTrace assemble(TrainingTrace trace, Assembly& assembly) {
   assembly.take("number end ", trace.faults);
-  for (size_t i = 0; i < steps.size(); ++i) {
-    trace.steps.push_back(std::move(steps[i]));
+  for (size_t i = 0; i < trace.steps.size(); ++i) {
     assembly.take(cat("number ", i, " "), trace.faults);
-    trace.steps.back().grads = assembly.take(cat("grad ", i, " "), trace.faults);
+    trace.steps[i].grads = assembly.take(cat("grad ", i, " "), trace.faults);
   }
   trace.weights = assembly.take("weight ", trace.faults);
   trace.states = assembly.take("state ", trace.faults);
@@ -424,61 +439,37 @@ class Comparer {
 TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
                              const TraceOptions& options) {
   Assembly assembly;
-  std::vector<TracedStep> steps(static_cast<size_t>(options.num_steps));
-  std::map<std::string, TracedNumber> evaluation;
+  TrainingTrace trace;
   run_ranks(
       static_cast<int>(arguments.world_size),
       [&](const std::shared_ptr<Backend>& world) {
         const ParallelGroups groups = make_parallel_groups(arguments.parallel, world);
         TracedRun run(task, arguments, options, groups, at::kCPU);
-        std::vector<Part> parts;
-        const auto assemble_parts = [&] {
+        TrainingTrace own = run_steps(run, options.num_steps, [&](const std::vector<Part>& parts) {
           for (const Part& part : parts) assembly.add(part);
-          parts.clear();
-        };
-        for (int i = 0; i < options.num_steps; ++i) {
-          const TracedStep step = run.step(i, parts);
-          add_numbers(cat("number ", i, " "), step.numbers, parts);
-          if (world->rank() == 0) steps[static_cast<size_t>(i)] = step;
-          assemble_parts();
-        }
-        const auto evaluated = run.end(parts);
-        add_numbers("number end ", evaluated, parts);
-        if (world->rank() == 0) evaluation = evaluated;
-        assemble_parts();
+        });
+        if (world->rank() == 0) trace = std::move(own);
       },
       /*timeout_seconds=*/120);
-  return assemble(std::move(steps), std::move(evaluation), assembly);
+  return assemble(std::move(trace), assembly);
 }
 
 TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
                              const TraceOptions& options, const Job& job, c10::Device device) {
   Assembly assembly;
-  std::vector<TracedStep> steps;
-  std::vector<Part> parts;
   TracedRun run(task, arguments, options, job.groups, device);
-  // After each step, because the store takes messages of a few megabytes.
-  const auto collect = [&] {
+  TrainingTrace trace = run_steps(run, options.num_steps, [&](const std::vector<Part>& parts) {
     if (job.agreement == nullptr) {
       for (const Part& part : parts) assembly.add(part);
     } else {
       for (const std::string& text : job.agreement->gather(to_text(parts)))
         add_text(text, assembly);
     }
-    parts.clear();
-  };
-  for (int i = 0; i < options.num_steps; ++i) {
-    steps.push_back(run.step(i, parts));
-    add_numbers(cat("number ", i, " "), steps.back().numbers, parts);
-    collect();
-  }
-  std::map<std::string, TracedNumber> evaluation = run.end(parts);
-  add_numbers("number end ", evaluation, parts);
+  });
   // A rank that exits frees memory that peers may still be reading
   job.groups.world.barrier();
-  collect();
   if (job.agreement != nullptr && !job.is_first()) return {};
-  return assemble(std::move(steps), std::move(evaluation), assembly);
+  return assemble(std::move(trace), assembly);
 }
 
 const char* name_of(Quantity quantity) {
