@@ -318,6 +318,17 @@ class ProveTest(unittest.TestCase):
             self.assertEqual(err.count(message), 1, err)
             self.assertEqual(out, "")
 
+    def test_one_rank_proves_on_its_gpu(self):
+        flags = [*self.FLAGS, "--device", "cuda"]
+        codes, out, err = finish(start(1, [*flags, "--world-size", "4"]))
+        self.assertEqual(codes, [2])
+        self.assertIn("--world-size is 4, but 1 rank was started", err)
+        self.assertIn("start them with a launcher", err)
+        codes, out, err = finish(start(1, flags))
+        if "no usable GPU" not in err and "built without CUDA" not in err:
+            self.assertEqual(codes, [0], err)
+            self.assertIn("the layout changes nothing but rounding", out)
+
 
 if __name__ == "__main__":
     BINARY = os.path.abspath(sys.argv.pop(1))

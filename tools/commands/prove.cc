@@ -33,9 +33,10 @@ struct ProveConfig : Config {
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("prove");
-    visitor.field("world_size", world_size,
-                  "ranks of the job, as threads on the CPU; 0: two data-parallel ranks, or those "
-                  "that a launcher started");
+    visitor.field(
+        "world_size", world_size,
+        "ranks of the job, as threads on the CPU; 0: two data-parallel ranks, those that a "
+        "launcher started, or with --device cuda one on this machine's GPU");
     visitor.field("max_axis", max_axis,
                   "longer axes of tensor, context and data ranks are cut down to this; default: 4, "
                   "for threads");
@@ -142,10 +143,16 @@ int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
   return holds ? 0 : kExitFailure;
 }
 
-// As one of the ranks of a launcher, each on its device. All ranks exit with the verdict.
+// Ranks on GPUs cannot be threads.
+bool runs_as_process(const Arguments& arguments, const Launch& launch) {
+  const DeviceChoice device = arguments.training.device;
+  return launch.world_size > 1 || (device != DeviceChoice::kAuto && device != DeviceChoice::kCpu);
+}
+
+// As one of the ranks of a launcher, or alone, each on its device. All ranks exit with the verdict.
 int prove_with_processes(const Arguments& arguments, ProveConfig& config, const Launch& launch) {
-  Shrunk shrunk = shrink(arguments, launch.world_size, static_cast<int>(config.steps));
-  shrunk.arguments.training.device = arguments.training.device;
+  const Shrunk shrunk = shrink(arguments, launch.world_size, static_cast<int>(config.steps),
+                               /*on_gpu=*/arguments.training.device != DeviceChoice::kCpu);
   return run_job(
       launch, shrunk.arguments,
       [&](const Job& job) {
@@ -181,7 +188,7 @@ extern "C" int megatron_prove(int argc, char** argv) {
     if (!arguments.training.train_iters && !arguments.training.train_samples)
       arguments.training.train_iters = 100;
     const ParallelConfig& p = arguments.parallel;
-    arguments.world_size = launch.world_size > 1 ? launch.world_size
+    arguments.world_size = runs_as_process(arguments, launch) ? launch.world_size
                            : config.world_size > 0
                                ? config.world_size
                                : 2 * p.tensor_model_parallel_size * p.pipeline_model_parallel_size *
@@ -190,12 +197,15 @@ extern "C" int megatron_prove(int argc, char** argv) {
   };
   options.validate = [&](Violations& violations) {
     arguments.validate(violations);
-    if (launch.world_size == 1) return;
+    if (!runs_as_process(arguments, launch)) return;
     if (config.world_size > 0 && config.world_size != launch.world_size)
-      violations.add(cat("--world-size is ", config.world_size, ", but ", launch.world_size,
-                         " ranks were started"),
-                     "leave it out under a launcher");
-    if (config.max_axis)
+      violations.add(
+          cat("--world-size is ", config.world_size, ", but ", launch.world_size,
+              launch.world_size == 1 ? " rank was started" : " ranks were started"),
+          launch.world_size == 1
+              ? "several ranks on GPUs are processes: start them with a launcher (torchrun)"
+              : "leave it out under a launcher");
+    if (config.max_axis && launch.world_size > 1)
       violations.add(
           "--max-axis reduces the number of ranks, but a launcher has already started them",
           "leave it out under a launcher");
@@ -211,8 +221,8 @@ extern "C" int megatron_prove(int argc, char** argv) {
                     parsed.help_topic, &config);
   };
   command.run = [&] {
-    return launch.world_size > 1 ? prove_with_processes(arguments, config, launch)
-                                 : prove_with_threads(arguments, config);
+    return runs_as_process(arguments, launch) ? prove_with_processes(arguments, config, launch)
+                                              : prove_with_threads(arguments, config);
   };
   return run_command(launch, command);
 }

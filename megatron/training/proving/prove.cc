@@ -153,7 +153,13 @@ void shrink_schedule(Arguments& a, const ParameterSchedule& user, double lr, int
   a.training.train_iters = num_steps;
 }
 
-void shrink_run(Arguments& a, const Arguments& before, Shrinker& shrinker, int num_steps) {
+void forget_graphs(TrainingConfig& training) {
+  training.enable_cuda_graph = false;
+  training.cuda_graph_impl = CudaGraphImpl::kNone;
+}
+
+void shrink_run(Arguments& a, const Arguments& before, Shrinker& shrinker, int num_steps,
+                bool on_gpu) {
   forget_run(a);
   TrainingConfig& t = a.training;
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
@@ -164,10 +170,11 @@ void shrink_run(Arguments& a, const Arguments& before, Shrinker& shrinker, int n
   shrinker.set("--global-batch-size", t.global_batch_size,
                t.micro_batch_size * microbatches * a.data_parallel_size());
   t.eval_iters = std::min<int64_t>(before.training.eval_iters, 2);
-  t.device = DeviceChoice::kCpu;
-  if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");
-  t.enable_cuda_graph = false;
-  t.cuda_graph_impl = CudaGraphImpl::kNone;
+  if (!on_gpu) {
+    if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");
+    t.device = DeviceChoice::kCpu;
+    forget_graphs(t);
+  }
   a.data.mock_data = true;
   a.data.num_workers = 0;
   a.tokenizer = {};
@@ -238,7 +245,9 @@ Arguments without_rounding(Arguments arguments) {
 
 // In fp64, where only rounding of 1e-16 can differ.
 Proof prove_exactly(const Tracer& tracer, const Arguments& arguments, int num_steps, bool speaks) {
-  const Arguments layout = without_rounding(arguments);
+  Arguments layout = without_rounding(arguments);
+  // Graphs are those of the run's own kernels.
+  forget_graphs(layout.training);
   TraceOptions options;
   options.num_steps = num_steps;
   // The serial run is on the first rank only; the others wait for it.
@@ -299,6 +308,7 @@ Arguments serial_arguments(Arguments arguments) {
   static_cast<RecomputeConfig&>(arguments.transformer) = {};
   static_cast<OffloadConfig&>(arguments.transformer) = {};
   arguments.optimizer.optimizer_cpu_offload = false;
+  forget_graphs(arguments.training);
   arguments.transformer.cross_entropy_fusion_impl = CrossEntropyFusion::kNative;
   arguments.world_size = 1;
   arguments.training.global_batch_size = global_batch_size;
@@ -306,7 +316,7 @@ Arguments serial_arguments(Arguments arguments) {
   return arguments;
 }
 
-Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps) {
+Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool on_gpu) {
   Shrunk out{arguments, {}, {}};
   Shrinker shrinker(out.changes, out.lost);
   Arguments& a = out.arguments;
@@ -316,7 +326,7 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps) {
   shrink_documents(a, shrinker, arguments.transformer.seq_length);
   if (const std::optional<int64_t> segments = even_segments(a))
     shrink_depth(a.transformer, *segments, a.parallel.pipeline_model_parallel_size, shrinker);
-  shrink_run(a, arguments, shrinker, num_steps);
+  shrink_run(a, arguments, shrinker, num_steps, on_gpu);
   a.finalize();
   Violations violations;
   for (Config* config : a.configs()) config->validate(violations);

@@ -27,7 +27,8 @@ struct Shrunk {
 // kept if the division over stages depends on it; kinds of layers keep their places, heads and
 // groups their relation to the ranks, gradients their buckets; axes of more than `max_axis` ranks
 // are reduced; the schedules of the run fit into `num_steps`. Data is synthetic.
-Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps = 3);
+// `on_gpu` keeps the device and, for the run's own type, CUDA graphs; else ranks are on the CPU.
+Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps = 3, bool on_gpu = false);
 
 struct ProofLine {
   std::string quantity;  // "loss", "gradients", ...

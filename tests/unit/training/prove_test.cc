@@ -19,7 +19,8 @@ using testing::Contains;
 
 constexpr const char* kHeads = "--hidden-size 1024 --num-attention-heads 16 ";
 
-Shrunk shrunk(const std::string& flags, int64_t world_size, const std::string& heads = kHeads) {
+Shrunk shrunk(const std::string& flags, int64_t world_size, const std::string& heads = kHeads,
+              bool on_gpu = false) {
   std::istringstream in(
       "prove --mock-data --tokenizer-type ByteLevelTokenizer --lr 1e-3 --train-iters 10 "
       "--seq-length 1024 --micro-batch-size 1 --global-batch-size 48 " +
@@ -29,7 +30,7 @@ Shrunk shrunk(const std::string& flags, int64_t world_size, const std::string& h
   std::vector<const char*> argv;
   for (const std::string& word : words) argv.push_back(word.c_str());
   return shrink(parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size),
-                /*max_axis=*/4);
+                /*max_axis=*/4, /*num_steps=*/3, on_gpu);
 }
 
 TEST(Shrink, CutsEvenDepthsAndWhatCountsTheirLayers) {
@@ -149,6 +150,17 @@ TEST(Shrink, KeepsTheLossScale) {
 TEST(Shrink, EvaluatesIfTheRunDoes) {
   EXPECT_EQ(shrunk("--num-layers 2", 2).arguments.training.eval_iters, 2);
   EXPECT_EQ(shrunk("--num-layers 2 --eval-iters 0", 2).arguments.training.eval_iters, 0);
+}
+
+// Graphs stay on a GPU, but not in the run of one rank that the layout is compared with.
+TEST(Shrink, KeepsGraphsOnAGpu) {
+  const std::string flags = "--num-layers 2 --cuda-graph-impl local --device cuda";
+  EXPECT_FALSE(shrunk(flags, 2).arguments.training.uses_cuda_graphs());
+  EXPECT_EQ(shrunk(flags, 2).arguments.training.device, DeviceChoice::kCpu);
+  const Arguments a = shrunk(flags, 2, kHeads, /*on_gpu=*/true).arguments;
+  EXPECT_TRUE(a.training.uses_cuda_graphs());
+  EXPECT_EQ(a.training.device, DeviceChoice::kCuda);
+  EXPECT_FALSE(serial_arguments(a).training.uses_cuda_graphs());
 }
 
 // As ranks with an agreement, which a job of processes has, too: only the first rank has proofs,
