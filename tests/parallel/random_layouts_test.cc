@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>
+#include <numeric>
 #include <random>
 
 #include "against_one_rank.h"
@@ -23,6 +24,7 @@ namespace {
 
 constexpr int kSteps = 3;
 constexpr int kMaxRanks = 8;
+constexpr int64_t kFp8Unit = 16;  // products in FP8 want multiples of it
 
 // Draws that are the same with every standard library, which the distributions of <random> are not.
 class Dice {
@@ -67,7 +69,7 @@ Mesh draw_mesh(Dice& dice, int64_t max_ranks) {
 // rules refuse the others.
 class Draw {
  public:
-  Draw(Dice& dice, const Mesh& mesh) : dice_(dice), mesh_(mesh) {
+  Draw(Dice& dice, const Mesh& mesh, bool fp8) : dice_(dice), mesh_(mesh), fp8_(fp8) {
     layers();
     heads();
     positions();
@@ -168,12 +170,14 @@ class Draw {
                                            : dice_.range(1, 12);
     rope_ = dice_.chance(50);
     // Not 2: a LayerNorm of two features is a step function, in which rounding has no bounds.
-    const int64_t head_size =
-        rope_ ? dice_.pick<int64_t>({4, 6, 8}) : dice_.pick<int64_t>({3, 4, 8});
+    const int64_t head_size = fp8_    ? dice_.pick<int64_t>({8, 16})
+                              : rope_ ? dice_.pick<int64_t>({4, 6, 8})
+                                      : dice_.pick<int64_t>({3, 4, 8});
     add("--num-attention-heads", heads);
     add("--kv-channels", head_size);
-    add("--hidden-size", dice_.chance(60) ? heads * head_size : 8 * dice_.range(2, 6));
-    add("--ffn-hidden-size", mesh_.tp * dice_.range(3, 24));
+    const int64_t unit_of_sizes = fp8_ ? kFp8Unit : 8;
+    add("--hidden-size", dice_.chance(60) ? heads * head_size : unit_of_sizes * dice_.range(2, 6));
+    add("--ffn-hidden-size", mesh_.tp * (fp8_ ? kFp8Unit * dice_.range(1, 3) : dice_.range(3, 24)));
     if (dice_.chance(60)) add("--group-query-attention --num-query-groups", dice_.divisor(heads));
     if (mesh_.tp > 1) add("--tensor-model-parallel-size", mesh_.tp);
     if (mesh_.tp > 1) maybe(60, "--sequence-parallel");
@@ -233,7 +237,8 @@ class Draw {
   }
 
   void sequences() {
-    const int64_t cp = mesh_.cp, unit = 2 * cp * mesh_.tp;
+    const int64_t cp = mesh_.cp, ranks = 2 * cp * mesh_.tp,
+                  unit = fp8_ ? std::lcm(ranks, kFp8Unit * cp) : ranks;
     const int64_t length = dice_.chance(90) ? unit * dice_.range(1, std::max<int64_t>(1, 32 / unit))
                                             : dice_.range(4, 32);
     add("--seq-length", length);
@@ -294,8 +299,14 @@ class Draw {
 
   // Flags of the proof, which runs in the type that they say.
   void precision() {
-    if (dice_.chance(40)) return;
-    if (dice_.chance(20)) {
+    if (fp8_) {
+      precision_ = cat(" --bf16 --fp8-format ", dice_.pick<const char*>({"hybrid", "e4m3"}),
+                       " --fp8-recipe ", dice_.pick<const char*>({"delayed", "tensorwise"}));
+      if (dice_.chance(30)) precision_ += cat(" --fp8-amax-history-len ", dice_.range(1, 20));
+      return;
+    }
+    if (dice_.chance(50)) return;
+    if (dice_.chance(8)) {
       precision_ = " --fp16";
       if (dice_.chance(50)) precision_ += " --loss-scale 1024";
       return;
@@ -318,6 +329,7 @@ class Draw {
 
   Dice& dice_;
   const Mesh mesh_;
+  const bool fp8_;
   std::string flags_, precision_;
   int64_t num_layers_ = 1, num_microbatches_ = 1;
   bool rope_ = false;
@@ -338,9 +350,10 @@ struct Configuration {
 Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
   Dice dice(seed);
   const Mesh mesh = draw_mesh(dice, max_ranks);
+  const bool fp8 = dice.chance(34);
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
-    const Draw draw(dice, mesh);
+    const Draw draw(dice, mesh, fp8);
     const Configuration drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
                               draw.precision_flags()};
     try {
@@ -396,6 +409,14 @@ TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
             "");
   // In fp32 by the band of the proof: models that are not chosen for it multiply rounding.
   EXPECT_EQ(outcome([&] { return failures(prove(gpt_task(), arguments, /*num_steps=*/1)); }), "");
+}
+
+// No false alarms, in any type.
+TEST_P(RandomLayouts, AreProved) {
+  const Configuration drawn = legal_configuration(static_cast<uint64_t>(GetParam()), kMaxRanks);
+  SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", GetParam(), " MEGATRON_RANDOM_LAYOUTS=1\n",
+                   drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
+  RecordProperty("precision", drawn.precision);
   const Arguments whole = parse_run(drawn.flags + drawn.precision, drawn.world_size);
   EXPECT_EQ(outcome([&] {
               return failures(prove(gpt_task(), shrink(whole, /*max_axis=*/4).arguments, kSteps));

@@ -29,6 +29,7 @@ struct ProveConfig : Config {
   int64_t world_size = 0;
   std::optional<int64_t> max_axis;
   int64_t steps = 3;
+  bool thorough = false;
   bool json = false;
 
   void fields(FieldVisitor& visitor) override {
@@ -41,6 +42,9 @@ struct ProveConfig : Config {
                   "longer axes of tensor, context and data ranks are cut down to this; default: 4, "
                   "for threads");
     visitor.field("steps", steps, "training steps that are compared in fp64");
+    visitor.field("thorough", thorough,
+                  "also what takes minutes: 512 steps in the run's own type, however large the "
+                  "model stays");
     visitor.field("json", json, "print JSON");
   }
   void validate(Violations& violations) const override {
@@ -136,8 +140,8 @@ int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
   use_threads(arguments.training.num_threads);
   const Shrunk shrunk =
       shrink(arguments, config.max_axis.value_or(4), static_cast<int>(config.steps));
-  const std::vector<Proof> proofs =
-      prove(find_task(arguments), shrunk.arguments, static_cast<int>(config.steps));
+  const std::vector<Proof> proofs = prove(find_task(arguments), shrunk.arguments,
+                                          static_cast<int>(config.steps), config.thorough);
   const bool holds = all_hold(proofs, Job());
   print_proofs(shrunk, proofs, "threads", holds, config.json);
   return holds ? 0 : kExitFailure;
@@ -158,8 +162,9 @@ int prove_with_processes(const Arguments& arguments, ProveConfig& config, const 
       [&](const Job& job) {
         const c10::Device device = choose_device(arguments.training.device, job.local_rank);
         use_threads(arguments.training.num_threads, job.local_world_size);
-        const std::vector<Proof> proofs = prove(find_task(arguments), shrunk.arguments,
-                                                static_cast<int>(config.steps), job, device);
+        const std::vector<Proof> proofs =
+            prove(find_task(arguments), shrunk.arguments, static_cast<int>(config.steps), job,
+                  device, config.thorough);
         const bool holds = all_hold(proofs, job);
         if (job.is_first())
           print_proofs(shrunk, proofs, device.is_cuda() ? "processes on GPUs" : "processes", holds,

@@ -49,12 +49,14 @@ struct Proof {
   bool holds() const;
 };
 
-// Runs `arguments` (from shrink()) on the CPU, with threads as ranks.
-std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps);
+// Runs `arguments` (from shrink()) on the CPU, with threads as ranks. The own type is traced over
+// as many steps as take some seconds; `thorough`: over kThoroughSteps, which see smaller errors.
+std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps,
+                         bool thorough = false);
 // The same as one rank of a job of processes on `device`; the first rank gets the proofs, the
 // others an empty list.
 std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps,
-                         const Job& job, c10::Device device);
+                         const Job& job, c10::Device device, bool thorough = false);
 // Whether every proof of the first rank holds; the same result on all ranks. Collective.
 bool all_hold(const std::vector<Proof>& proofs, const Job& job);
 

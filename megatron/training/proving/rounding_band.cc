@@ -14,7 +14,6 @@ namespace {
 
 // Limits. A bias below kSystematic of the type's precision is rounding, however constant: sums in
 // another order may round in a preferred direction.
-constexpr double kStandardErrors = 6;
 constexpr double kSystematic = 0.25, kLeastSystematic = 1e-6;
 constexpr double kNoise = 2, kNoiseOfAll = 1.25;
 // The error that is to be seen, and the standard errors by which it exceeds the limit then.
@@ -138,8 +137,8 @@ class Rounding {
   void add_bias(Quantity quantity, const std::string& name, const Slope& bias) {
     const double error = bias.standard_error();
     add(quantity, 0, "bias of the " + name, std::abs(bias.value()),
-        systematic_ + kStandardErrors * error);
-    const double visible = systematic_ + (kStandardErrors + kPower) * error;
+        systematic_ + standard_errors(sizes_.size()) * error);
+    const double visible = systematic_ + (standard_errors(sizes_.size()) + kPower) * error;
     if (visible > kVisible) out_.hidden.push_back({name, visible});
   }
   void add_noise(const std::string& name, const Squares& squares, double limit) {
@@ -157,6 +156,14 @@ class Rounding {
 };
 
 }  // namespace
+
+// Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5
+double standard_errors(size_t steps) {
+  const double z = 5.32;  // of the normal distribution
+  const double z2 = z * z, n = static_cast<double>(steps) - 1;
+  return z + z * (z2 + 1) / (4 * n) + z * ((5 * z2 + 16) * z2 + 3) / (96 * n * n) +
+         z * (((3 * z2 + 19) * z2 + 17) * z2 - 15) / (384 * n * n * n);
+}
 
 RoundingComparison compare_rounding(const TrainingTrace& layout, const TrainingTrace& serial,
                                     const TrainingTrace& exact, const RoundingOptions& options) {

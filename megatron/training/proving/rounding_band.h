@@ -22,8 +22,8 @@
 
 namespace megatron {
 
-// Steps of the traces.
-inline constexpr int kRoundingSteps = 64;
+// Steps of the traces: usually, at least, and in a thorough proof.
+inline constexpr int kRoundingSteps = 64, kFewestRoundingSteps = 16, kThoroughSteps = 512;
 
 // A gradient whose rounding errors hide a bias of 1%.
 struct HiddenBias {
@@ -35,6 +35,10 @@ struct RoundingComparison {
   std::vector<Comparison> comparisons;  // "bias of the gradient of ...", "noise of ...", states
   std::vector<HiddenBias> hidden;
 };
+
+// The standard errors from zero that rounding reaches once in ten million times, of a mean over
+// `steps` steps whose standard error is itself taken from them: a quantile of Student's t.
+double standard_errors(size_t steps);
 
 struct RoundingOptions {
   c10::ScalarType dtype;

@@ -262,6 +262,10 @@ void shrink_depth(TransformerConfig& t, int64_t segments, int64_t stages, Shrink
                std::min(part(t.cpu_offloading_num_layers), t.num_layers - 1));
 }
 
+double work_of_pass(const TransformerConfig& t) {
+  return static_cast<double>(t.num_layers) * (t.is_quantized() ? 3 : 1);
+}
+
 void shrink_weights(TransformerConfig& t) {
   t.init_method_std = 0.2;
   if (t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear)

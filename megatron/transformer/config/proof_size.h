@@ -49,6 +49,9 @@ void shrink_layer(TransformerConfig& config, const ProofRanks& before, const Pro
 // one; the depth as it is if there is no smaller one.
 void shrink_depth(TransformerConfig& config, int64_t segments, int64_t stages, Shrinker& shrinker);
 
+// How long forward and backward of a tiny model take, in layers that are not quantised.
+double work_of_pass(const TransformerConfig& config);
+
 // Every part of a tiny model affects the loss.
 void shrink_weights(TransformerConfig& config);
 

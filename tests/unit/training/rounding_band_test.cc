@@ -75,6 +75,14 @@ TEST(RoundingBand, SeesOnePercentInOneGradient) {
   }
 }
 
+// scipy.stats.t.isf(scipy.stats.norm.sf(5.32), steps - 1)
+TEST(RoundingBand, FewStepsHaveAWiderBand) {
+  EXPECT_NEAR(standard_errors(16), 9.456, 0.1);
+  EXPECT_NEAR(standard_errors(32), 6.878, 0.01);
+  EXPECT_NEAR(standard_errors(64), 6.0058, 0.001);
+  EXPECT_NEAR(standard_errors(512), 5.39722, 0.0001);
+}
+
 TEST(RoundingBand, SeesMoreNoise) {
   Traces traces(1);
   for (TracedStep& step : traces.layout.steps) {
