@@ -11,6 +11,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/dynamic_context/dynamic_context_batches.h"
 #include "megatron/training/evaluation.h"
+#include "megatron/training/proving/proof_data.h"
 
 namespace megatron {
 
@@ -148,7 +149,7 @@ class TracedRun {
         groups_(groups),
         tokenizer_(make_tokenizer(arguments.tokenizer)),
         vocabulary_(vocabulary_of(arguments, *tokenizer_)),
-        datasets_(build_datasets(task, arguments, *tokenizer_)),
+        datasets_(proof_datasets(build_datasets(task, arguments, *tokenizer_), arguments)),
         model_(
             build_model(task, arguments, vocabulary_, groups, options.dtype, device, StartPoint{})),
         batches_(device, groups.cp) {
@@ -218,12 +219,16 @@ class TracedRun {
     if (arguments_.training.eval_iters == 0 && !arguments_.data.full_validation) return numbers;
     const auto add_set = [&](const std::string& set, const std::shared_ptr<const Dataset>& dataset,
                              bool test) {
-      const std::optional<Evaluator::Result> result =
-          Evaluator(dataset, evaluation_options(arguments_, groups_, test), device_)
-              .run(task_, model_);
-      numbers[cat(set, " loss")] = {Quantity::kEvaluation, result->loss};
-      for (size_t i = 0; i < task_.metrics.size(); ++i)
-        numbers[cat(set, " ", task_.metrics[i])] = {Quantity::kEvaluation, result->metrics[i]};
+      Evaluator evaluator(dataset, evaluation_options(arguments_, groups_, test), device_);
+      // The second time goes on behind the samples of the first, and begins the set again at its
+      // end.
+      for (const int time : {1, 2}) {
+        const std::optional<Evaluator::Result> result = evaluator.run(task_, model_);
+        const std::string name = cat(set, ", evaluation ", time, " ");
+        numbers[name + "loss"] = {Quantity::kEvaluation, result->loss};
+        for (size_t i = 0; i < task_.metrics.size(); ++i)
+          numbers[name + task_.metrics[i]] = {Quantity::kEvaluation, result->metrics[i]};
+      }
     };
     for (size_t i = 0; i < datasets_.valid.size(); ++i)
       add_set(cat("validation set ", i + 1), datasets_.valid[i], /*test=*/false);
