@@ -187,7 +187,11 @@ class TracedRun {
                                : double(options.num_microbatches * groups_.dp.size());
     add_gradients(cat("grad ", index, " "), 1 / divisor, parts);
     batches_.take_held();
-    if (!updates_) return step;
+    if (!updates_) {
+      // As after an update: what is derived from weights (casts, gathered ones) is made anew.
+      for (const ModelChunk& chunk : model_.chunks) chunk.store->trained_values_changed();
+      return step;
+    }
     update_weights(model_, options, totals);
     add_step_state(model_.optimizer->read_state(), step.numbers);
     step.numbers[kZeros] = {Quantity::kGradientNorm, model_.optimizer->num_zeros()};
