@@ -34,6 +34,21 @@ TEST_P(Layouts, Fp64) { check(c10::ScalarType::Double, "--optimizer adam", 1e-10
 // does not.
 TEST_P(Layouts, Fp32) { check(c10::ScalarType::Float, "--optimizer sgd", 1e-5); }
 
+// Micro-batches are computed in the same bits on any stage and data rank; of their gradients the
+// order of the sum differs.
+class QuantizedLayouts : public testing::TestWithParam<LayoutRow> {};
+
+TEST_P(QuantizedLayouts, Bf16) {
+  const LayoutRow& row = GetParam();
+  const std::string flags = cat(kCommon, " ", model_flags(row.model), " ", row.flags);
+  EXPECT_EQ(differences_from_one_rank(parse_run(flags, row.world_size), c10::ScalarType::BFloat16,
+                                      1e-5, kSteps, row.task, /*updates=*/false),
+            "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, QuantizedLayouts,
+                         testing::ValuesIn(quantized_rows().begin(), quantized_rows().end()),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Matrix, Layouts,
                          testing::ValuesIn(layout_rows().begin(), layout_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });

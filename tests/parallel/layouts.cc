@@ -92,6 +92,7 @@ constexpr ModelFlags kModels[] = {
   "--fine-grained-activation-offloading --min-offloaded-tensor-size 0 --offload-modules "
 #define LORA "--lora-rank 3 --lora-alpha 5 "
 #define WINDOW3 "--window-size 7 0 --window-attn-skip-freq 3 "
+#define EVALUATE "--eval-iters 2 --eval-interval 5 --multiple-validation-sets "
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 
 constexpr LayoutRow kRows[] = {
@@ -147,6 +148,15 @@ constexpr LayoutRow kRows[] = {
     {"tp2_pp2_dp2_dpo_lora", "llama", 8, TP "2 " SP PP "2 " ZERO1 OVERLAP LORA, "dpo"},
     {"cp2_dpo_lora_means", "llama", 2, CP "2 --no-calculate-per-token-loss " LORA, "dpo"},
     {"dp2_means", "qwen", 2, "--no-calculate-per-token-loss"},
+    // Evaluation of two sets, each ending in its second one; of a whole set.
+    {"dp2_evaluation", "gpt", 2, EVALUATE},
+    {"tp2_sp_pp2_evaluation", "qwen", 4, TP "2 " SP PP "2 " EVALUATE},
+    {"pp2_evaluation", "gpt", 2, PP "2 " EVALUATE},
+    {"cp2_dp2_evaluation", "qwen", 4, CP "2 " ZERO1 OVERLAP EVALUATE},
+    {"dp2_zero3_dpo_evaluation", "llama", 2, ZERO3 OVERLAP EVALUATE, "dpo"},
+    {"dp3_full_validation", "llama", 3, EVALUATE "--full-validation"},
+    {"cp2_dp2_full_validation", "qwen", 4, CP "2 " EVALUATE "--full-validation"},
+    {"pp2_decoupled", "gpt", 2, PP "2 --decoupled-lr 3e-2"},
     {"dp4_overlap", "gpt", 4, "--overlap-grad-reduce --ddp-bucket-size 5000"},
     {"dp4_zero1", "gpt", 4, ZERO1},
     {"dp4_zero1_overlap", "qwen", 4, ZERO1 OVERLAP "--ddp-bucket-size 5000"},
@@ -293,9 +303,22 @@ constexpr LayoutRow kRows[] = {
      TP "2 " SP PP "2 " CP "2 --cp-comm-type a2a " ZERO3 OVERLAP FULL "1"},
 };
 
+#define FP8 "--bf16 --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 "
+
+constexpr LayoutRow kQuantizedRows[] = {
+    {"dp2_fp8", "llama", 2, FP8},
+    {"dp3_zero1_fp8", "llama", 3, ZERO1 OVERLAP FP8},
+    {"dp2_zero3_fp8", "llama", 2, ZERO3 OVERLAP FP8},
+    {"pp2_fp8", "llama", 2, PP "2 " FP8},
+    {"pp2_vpp2_fp8", "llama", 2, PP "2 " VPP "2 " FP8},
+    {"pp2_zbh1_fp8_full", "llama", 2, PP "2 --pipeline-schedule zb-h1 " FULL "1 " FP8},
+    {"pp2_dp2_zero1_fp8", "llama", 4, PP "2 " ZERO1 OVERLAP FP8},
+};
+
 }  // namespace
 
 std::span<const LayoutRow> layout_rows() { return kRows; }
+std::span<const LayoutRow> quantized_rows() { return kQuantizedRows; }
 
 const char* model_flags(const char* name) {
   for (const ModelFlags& model : kModels)

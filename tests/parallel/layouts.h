@@ -19,6 +19,8 @@ struct LayoutRow {
 inline void PrintTo(const LayoutRow& row, std::ostream* out) { *out << row.flags; }
 
 std::span<const LayoutRow> layout_rows();
+// Those with FP8, in which no rank changes the order of a sum within a micro-batch.
+std::span<const LayoutRow> quantized_rows();
 
 // The flags of a model of the matrix.
 const char* model_flags(const char* model);
