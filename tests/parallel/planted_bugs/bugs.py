@@ -2,7 +2,8 @@
 
 An edit replaces a text that occurs once in its file, however it is broken into lines. In the new text PLANTED is true while the bug is
 switched on, so that all bugs can be compiled at once and still be tried one at a time. `rows` are the layouts of the equivalence matrix
-that are tried first, `prove` the configurations of `megatron prove`; when those say nothing, all of them are.
+that are tried first, `prove` the configurations of `megatron prove`; when those say nothing, all of them are. A bug in what the matrix
+cannot have (it computes in fp64 and fp32) names in place of rows a `unit_test`, "program:Suite.Name", which must fail.
 """
 from dataclasses import dataclass
 
@@ -69,6 +70,7 @@ class Bug:
     edits: tuple  # of (file, old text, new text)
     rows: str  # of tests/parallel/layouts.cc
     prove: str  # of PROOFS, separated by commas
+    unit_test: str = ""
 
 
 LAYERS = "megatron/tensor_parallel/layers.cc"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Shows that the equivalence matrix and `megatron prove` have teeth: each bug of bugs.py makes both fail.
+"""Shows that the equivalence matrix and `megatron prove` have teeth: each bug of bugs.py makes both fail, or, where it stands in what
+the matrix cannot have, `prove` and a unit test that it names.
 
 Usage: run.py [--preset dev] [--work FOLDER] [--only NAME,...] [--table FILE]      plants, builds, tries every bug
        run.py --check                                                             only looks whether the edits still apply
@@ -8,7 +9,7 @@ The repository with its build folder is copied to --work (default build/planted)
 repository, seen by this script and its children alone: what is built there needs no new configuration, and the tree itself stays as it
 is. All bugs are compiled in at once behind a switch, MEGATRON_PLANTED_BUG=NAME, so that only the sources that have one are compiled
 again. Without the switch everything must hold; then every bug is tried by itself. Fails when an edit does not apply, when the planted
-build without a bug fails, or when one of the two checks lets a bug pass.
+build without a bug fails, or when one of the two checks of a bug lets it pass.
 """
 import argparse
 import json
@@ -61,12 +62,23 @@ def planted_sources(root):
         unknown = [name for name in proofs_of(bug) if name not in PROOFS]
         if unknown:
             raise SystemExit(f"error: {bug.name}: bugs.py has no proof {unknown[0]}")
+        if bug.unit_test and bug.rows:
+            raise SystemExit(f"error: {bug.name}: names rows of the matrix, and a unit test in their place")
+        if bug.unit_test and not has_unit_test(root, bug.unit_test):
+            raise SystemExit(f"error: {bug.name}: tests/unit has no {bug.unit_test}, expected PROGRAM:Suite.Name")
     include = '#include "megatron/base/planted_bug.h"\n'
     return {path: include + text for path, text in texts.items()}
 
 
 def proofs_of(bug):
     return [name.strip() for name in bug.prove.split(",")]
+
+
+def has_unit_test(root, unit_test):
+    """Whether a source of the program defines the test."""
+    program, suite, name = re.fullmatch(r"(\w*):(\w*)\.(\w*)", unit_test).groups()
+    lists = [path for path in (root / "tests").rglob("CMakeLists.txt") if re.search(rf"megatron_test\({program}\b", path.read_text())]
+    return any(re.search(rf"\bTEST\w*\({suite},\s*{name}\)", path.read_text()) for cmake in lists for path in cmake.parent.glob("*_test.cc"))
 
 
 def enter_copy(work, preset):
@@ -89,7 +101,8 @@ def build(preset):
     for path, text in planted_sources(ROOT).items():
         write_if_changed(ROOT / path, text)
     write_if_changed(ROOT / HEADER, SWITCH)
-    subprocess.run(["scripts/build.sh", preset, "equivalence_test", "megatron"], cwd=ROOT, check=True)
+    programs = sorted({bug.unit_test.split(":")[0] for bug in BUGS if bug.unit_test})
+    subprocess.run(["scripts/build.sh", preset, "equivalence_test", "megatron", *programs], cwd=ROOT, check=True)
 
 
 def run(command, bug):
@@ -113,7 +126,7 @@ def told(error):
 def run_matrix(preset, bug, rows):
     """None when the rows hold, else what failed first, 'row: tensor'. A run that does not end has caught nothing."""
     test = ROOT / "build" / preset / "tests" / "equivalence_test"
-    chosen = ":".join(f"Matrix/Layouts.*/{row}" for row in rows) if rows else "*"
+    chosen = ":".join(f"Matrix/*Layouts.*/{row}" for row in rows) if rows else "*"
     code, out, _ = run([test, f"--gtest_filter={chosen}", "--gtest_fail_fast"], bug)
     if code == 0:
         ran = re.search(r"\[  PASSED  \] (\d+) test", out)
@@ -122,11 +135,22 @@ def run_matrix(preset, bug, rows):
         return None
     if code is None:
         raise SystemExit(f"error: {bug or 'without a bug'}: the matrix did not end within {SECONDS} s")
-    row = re.search(r"\[  FAILED  \] Matrix/Layouts\.(\w+)/(\w+)", out)
+    row = re.search(r"\[  FAILED  \] Matrix/\w*Layouts\.(\w+)/(\w+)", out)
     difference = re.search(r'Which is: "(?: *)(.*?)(?:\\n|")', out)
     exception = re.search(r'exception with description "([^"]*)"', out)
     what = re.sub(r": [^:]* > .*", "", difference[1]) if difference else told(exception[1]) if exception else f"ended with {code}"
     return f"{row[2]} ({row[1].lower()}): {what}" if row else f"{rows[0] if rows else ''}: ended with {code}"
+
+
+def run_unit_test(preset, bug, unit_test):
+    """None when it passes, else its name."""
+    program, name = unit_test.split(":")
+    code, out, _ = run([ROOT / "build" / preset / "tests" / program, f"--gtest_filter={name}"], bug)
+    if code is None:
+        raise SystemExit(f"error: {bug or 'without a bug'}: {unit_test} did not end within {SECONDS} s")
+    if code == 0 and not re.search(r"\[  PASSED  \] [1-9]", out):
+        raise SystemExit(f"error: {program} has no test {name}")
+    return None if code == 0 else f"unit test {name}"
 
 
 def run_prove(preset, bug, name):
@@ -168,6 +192,8 @@ def first_caught(checks):
 
 
 def matrix_of(preset, bug):
+    if bug.unit_test:
+        return run_unit_test(preset, bug.name, bug.unit_test)
     rows = bug.rows.split()
     return first_caught([lambda: run_matrix(preset, bug.name, rows), lambda: run_matrix(preset, bug.name, [])])
 
@@ -181,6 +207,10 @@ def hold_without_bug(preset):
     failed = run_matrix(preset, None, [])
     if failed:
         raise SystemExit(f"error: without a bug the matrix fails: {failed}")
+    for bug in BUGS:
+        failed = bug.unit_test and run_unit_test(preset, None, bug.unit_test)
+        if failed:
+            raise SystemExit(f"error: without a bug a test fails: {failed}")
     for name in PROOFS:
         failed = run_prove(preset, None, name)
         if failed:
@@ -207,7 +237,7 @@ def main():
     build(options.preset)
     if not options.skip_clean:
         hold_without_bug(options.preset)
-    lines, uncaught = ["| bug | matrix | prove |", "| --- | --- | --- |"], []
+    lines, uncaught = ["| bug | matrix, or unit test | prove |", "| --- | --- | --- |"], []
     for bug in chosen:
         begin = time.monotonic()
         matrix, proof = matrix_of(options.preset, bug), proof_of(options.preset, bug)
