@@ -17,8 +17,8 @@ constexpr int64_t kWholeSet = 37;
 // Which loss weights of a sample stay
 enum class Kept { kAll, kNone, kLast, kInner };
 
-// By the place among 7 micro-batches. Every second one is as it was, so that two of them make a step
-// with tokens.
+// By the place among 7 micro-batches. Every second one is as it was, so that two of them make a
+// step with tokens.
 Kept kept_in(int64_t index, int64_t micro_batch_size) {
   switch (index / micro_batch_size % 7) {
     case 1:
