@@ -214,7 +214,7 @@ struct Optimizer::Impl {
   HostStates host;
   at::Tensor state;      // the record (StepState), on the device
   at::Tensor part_sums;  // [parts] fp64
-  at::Tensor domains;    // [domains, parts] fp64: 1 where a part is of a domain; of one: undefined
+  at::Tensor domains;    // [domains, parts] bool: whether a part is of a domain; of one: undefined
   at::Tensor sum;        // [1] fp64
 };
 
@@ -256,9 +256,9 @@ Optimizer::Impl::Impl(const UpdateRule& rule, const OptimizerConfig& config,
   sum = at::zeros({1}, options.dtype(at::kDouble));
   const auto count = static_cast<int64_t>(models.front()->data_groups().size());
   if (count > 1) {
-    at::Tensor chosen = at::zeros({count, part_sums.numel()}, at::kDouble);
+    at::Tensor chosen = at::zeros({count, part_sums.numel()}, at::kBool);
     for (size_t k = 0; k < parts.size(); ++k)
-      chosen[parts[k].shard->domain][static_cast<int64_t>(k)] = 1.0;
+      chosen[parts[k].shard->domain][static_cast<int64_t>(k)] = true;
     domains = chosen.to(part_sums.device());
   }
   state = at::empty({static_cast<int64_t>(sizeof(StepState))}, options.dtype(at::kByte));
@@ -368,7 +368,7 @@ void Optimizer::Impl::add_sums() {
     at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);
     sum_over_ranks(sum);
   } else {
-    sum.copy_(sum_over_ranks((domains * part_sums).sum(1)));
+    sum.copy_(sum_over_ranks(at::where(domains, part_sums, 0.0).sum(1)));
   }
 }
 

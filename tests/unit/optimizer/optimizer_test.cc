@@ -495,18 +495,24 @@ TEST(Optimizer, NormCountsEachExpertOnce) {
       DistributedDataParallel ddp(model, groups, at::kDouble, at::kCPU, data);
       const OptimizerConfig config = test_config();
       Optimizer optimizer(config, make_schedule(config, {100, std::nullopt, kSamples}), ddp);
-      ddp.zero_grad();
-      for (Parameter* parameter : model.parameters()) {
-        const double gradient = parameter->placement.expert ? 1.0 + groups.ep.rank() : 1.0;
-        ddp.grad_target(*parameter).to_add_to().add_(gradient);
-        ddp.grad_ready(*parameter);
-      }
-      ddp.finish_grad_sync();
-      optimizer.step(1.0, kSamples);
+      const auto step = [&](double of_expert) {
+        ddp.zero_grad();
+        for (Parameter* parameter : model.parameters()) {
+          const double gradient = parameter->placement.expert ? of_expert : 1.0;
+          ddp.grad_target(*parameter).to_add_to().add_(gradient);
+          ddp.grad_ready(*parameter);
+        }
+        ddp.finish_grad_sync();
+        optimizer.step(1.0, kSamples);
+      };
+      step(1.0 + groups.ep.rank());
       // The dense weight's gradient is 4; those of the experts are 2 and 4.
       EXPECT_NEAR(optimizer.read_state().grad_norm, std::sqrt(12 * 16.0 + 5 * 4.0 + 5 * 16.0),
                   1e-12);
       EXPECT_EQ(optimizer.num_zeros(), 0.0);
+      // An infinity of one expert is one of the norm, not 0 times infinity.
+      step(groups.ep.rank() == 1 ? HUGE_VAL : 1.0);
+      EXPECT_EQ(optimizer.read_state().grad_norm, HUGE_VAL);
     });
   }
 }
