@@ -424,6 +424,18 @@ TEST_P(RandomLayouts, AreProved) {
             "");
 }
 
+// To the bit in the types of the proof, or with narrow states if those are fp32.
+TEST_P(RandomLayouts, UpdateAsOneRankUpdates) {
+  const Configuration drawn = legal_configuration(static_cast<uint64_t>(GetParam()), kMaxRanks);
+  std::string flags = drawn.flags + drawn.precision;
+  if (drawn.precision.empty() && flags.find("--optimizer adam") != std::string::npos)
+    flags += " --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16";
+  SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", GetParam(), " MEGATRON_RANDOM_LAYOUTS=1\n",
+                   drawn.world_size, " ranks: pretrain ", flags));
+  const Arguments arguments = parse_run(flags, drawn.world_size);
+  EXPECT_EQ(outcome([&] { return failures({prove_updates(gpt_task(), arguments)}); }), "");
+}
+
 // What is too large to run here is at least made small: by rules that it then keeps.
 TEST_P(RandomLayouts, ShrinkToWhatIsLegal) {
   const Configuration drawn =

@@ -62,8 +62,8 @@ std::string line_text(const ProofLine& line) {
              line.worst);
 }
 
-void print_proof(const Proof& proof, bool rounded) {
-  print_line(cat(proof.dtype, rounded ? ": may differ by rounding" : ": exact up to 1e-9"));
+void print_proof(const Proof& proof) {
+  print_line(cat(proof.dtype, ": ", proof.claim));
   print_line(
       "  quantity       compared difference       band  verdict  nearest to the limit, or first "
       "beyond it");
@@ -93,6 +93,7 @@ std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bo
   for (const Proof& proof : proofs) {
     json.begin_object()
         .member("dtype", proof.dtype)
+        .member("claim", proof.claim)
         .member("holds", proof.holds())
         .key("lines")
         .begin_array();
@@ -130,7 +131,7 @@ void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const 
                  ranks, " against one:"));
   for (const std::string& change : shrunk.changes) print_line("  " + change);
   for (const std::string& lost : shrunk.lost) print_line(cat("  not proved: ", lost));
-  for (size_t i = 0; i < proofs.size(); ++i) print_proof(proofs[i], i > 0);
+  for (const Proof& proof : proofs) print_proof(proof);
   print_line(holds ? "the layout changes nothing but rounding"
                    : "MISMATCH: this layout does not compute what one rank computes");
 }

@@ -8,6 +8,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
+#include "megatron/nn/functional.h"
+#include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/dynamic_context/dynamic_context_batches.h"
 #include "megatron/training/evaluation.h"
@@ -145,6 +147,7 @@ class TracedRun {
       : task_(task),
         arguments_(arguments),
         updates_(options.updates),
+        gradients_(options.gradients),
         device_(device),
         groups_(groups),
         tokenizer_(make_tokenizer(arguments.tokenizer)),
@@ -169,23 +172,18 @@ class TracedRun {
   TracedStep step(int index, std::vector<Part>& parts) {
     StepOptions options = step_options(arguments_, consumed_);
     consumed_ += options.global_batch_size;
-    if (dynamic_context_)
+    if (dynamic_context_ && !gradients_)
       options.num_microbatches = dynamic_context_->begin_step(options.global_batch_size);
     Timers timers(0);
-    const at::Tensor totals = accumulate_gradients(
-        model_, task_, options,
-        [this] {
-          return dynamic_context_ ? dynamic_context_->next() : batches_.make(loader_->next());
-        },
-        timers);
+    const auto next_batch = [this] {
+      return dynamic_context_ ? dynamic_context_->next() : batches_.make(loader_->next());
+    };
+    const at::Tensor totals =
+        gradients_ ? gradients_(model_, options, index)
+                   : accumulate_gradients(model_, task_, options, next_batch, timers);
     TracedStep step;
-    add_losses(totals, step.numbers);
-    // As in the step if every token is masked
-    const double weight = step.number(kTokens);
-    const double divisor = options.per_token_loss
-                               ? (weight == 0 ? 1 : weight)
-                               : double(options.num_microbatches * groups_.dp.size());
-    add_gradients(cat("grad ", index, " "), 1 / divisor, parts);
+    if (!gradients_) add_losses(totals, step.numbers);
+    add_gradients(cat("grad ", index, " "), gradients_ ? 1 : 1 / divisor(step, options), parts);
     batches_.take_held();
     if (!updates_) {
       // As after an update: what is derived from weights (casts, gathered ones) is made anew.
@@ -211,9 +209,16 @@ class TracedRun {
     for (const ModelChunk& chunk : model_.chunks) {
       chunk.store->finish_param_sync();
       add_all("weight ", chunk.store->state());
+      // As the next step would compute with them
+      for (Parameter* parameter : chunk.store->parameters()) {
+        const AcquiredValue value(parameter);
+        const ShardedTensor whole =
+            sharded_tensor(*parameter, groups_, parameter->name, value.value());
+        add("weight " + parameter->name, {whole, value.value()}, 1.0, parts);
+      }
     }
     add_all("state ", model_.optimizer->tensors());
-    return evaluate();
+    return gradients_ ? std::map<std::string, TracedNumber>() : evaluate();
   }
 
  private:
@@ -239,6 +244,15 @@ class TracedRun {
     if (datasets_.test && arguments_.training.eval_iters > 0)
       add_set("test set", datasets_.test, /*test=*/true);
     return numbers;
+  }
+
+  // Of the gradients, that they are those of the mean loss.
+  double divisor(const TracedStep& step, const StepOptions& options) const {
+    if (!options.per_token_loss)
+      return static_cast<double>(options.num_microbatches * groups_.dp.size());
+    // As in the step if every token is masked
+    const double weight = step.number(kTokens);
+    return weight == 0 ? 1 : weight;
   }
 
   void add_losses(const at::Tensor& totals, std::map<std::string, TracedNumber>& numbers) const {
@@ -311,6 +325,7 @@ class TracedRun {
   const PretrainTask& task_;
   const Arguments& arguments_;
   const bool updates_;
+  const std::function<at::Tensor(TrainedModel&, const StepOptions&, int)> gradients_;
   const c10::Device device_;
   const ParallelGroups& groups_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -425,8 +440,9 @@ class Comparer {
         add(quantity, cat(noun, name, " is missing"), 1, 0);
         continue;
       }
-      add(quantity, noun + name, length_of(found->second - tensor),
-          rtol_ * length_of(tensor) + 1e-3 * rtol_ * all[kind(name)]);
+      const bool same = at::equal(found->second, tensor);
+      add(quantity, noun + name, same ? 0 : length_of(found->second - tensor),
+          rtol_ == 0 ? 0 : rtol_ * length_of(tensor) + 1e-3 * rtol_ * all[kind(name)]);
     }
     for (const auto& [name, tensor] : a)
       if (!b.contains(name)) add(quantity, cat("serial ", noun, name, " is missing"), 1, 0);

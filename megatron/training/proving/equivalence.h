@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -60,6 +61,8 @@ struct TraceOptions {
   bool updates = true;
   // Initial weights are rounded to this type first.
   at::ScalarType weights = at::kDouble;
+  // Takes the place of accumulate_gradients(); such a trace has no losses and no evaluation.
+  std::function<at::Tensor(TrainedModel&, const StepOptions&, int step)> gradients = {};
 };
 
 // Trains from new weights on the data of the arguments (--mock-data: synthetic text), on the CPU,
@@ -89,7 +92,8 @@ struct Comparison {
 // for each gradient; the second term is needed because some gradients (of a key bias) are zero in
 // exact arithmetic. Likewise for each updated weight or state, with the norm of all of its kind,
 // because weights initialised to zero have changed by such gradients only. For numbers of one kind
-// and step rtol is relative to the largest. Exact numbers must be equal.
+// and step rtol is relative to the largest. Exact numbers must be equal. With rtol 0 everything
+// must be, infinities too.
 std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference,
                                        double rtol);
 

@@ -11,6 +11,7 @@
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/proving/exact_update.h"
 #include "megatron/training/proving/proof_buckets.h"
 #include "megatron/training/proving/rounding_band.h"
 #include "megatron/transformer/config/proof_size.h"
@@ -205,10 +206,11 @@ double used(const Comparison& c) {
   return c.allowed > 0 && !std::isnan(c.difference) ? c.difference / c.allowed : HUGE_VAL;
 }
 
-Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons,
+Proof summarize(at::ScalarType dtype, const char* claim, const std::vector<Comparison>& comparisons,
                 std::vector<std::string> faults) {
   Proof proof;
   proof.dtype = type_name(dtype);
+  proof.claim = claim;
   proof.faults = std::move(faults);
   for (int i = 0; i < kNumQuantities; ++i) {
     ProofLine line;
@@ -234,6 +236,12 @@ Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons
 
 using Tracer = std::function<TrainingTrace(const Arguments&, const TraceOptions&, bool parallel)>;
 
+Tracer tracer_of_threads(const PretrainTask& task) {
+  return [&task](const Arguments& arguments, const TraceOptions& options, bool) {
+    return trace_training(task, arguments, options);
+  };
+}
+
 // What rounds on purpose cannot be followed in fp64.
 Arguments without_rounding(Arguments arguments) {
   arguments.ddp.grad_reduce_in_bf16 = false;
@@ -255,7 +263,8 @@ Proof prove_exactly(const Tracer& tracer, const Arguments& arguments, int num_st
       speaks ? tracer(serial_arguments(layout), options, false) : TrainingTrace{};
   const TrainingTrace trace = tracer(layout, options, true);
   if (!speaks) return {};
-  return summarize(at::kDouble, compare_traces(trace, serial, kExactBand), trace.faults);
+  return summarize(at::kDouble, "exact up to 1e-9", compare_traces(trace, serial, kExactBand),
+                   trace.faults);
 }
 
 // Forward and backward of an unquantised layer, in all that is traced in the run's own type, that
@@ -286,6 +295,8 @@ Proof prove_rounding(const Tracer& tracer, Arguments layout, bool thorough, bool
     return none;
   }
   layout.training.train_iters = num_steps;
+  // These round beyond what one rank does, and prove_updates() follows them to the bit.
+  layout.ddp.grad_reduce_in_bf16 = false;
   // A dynamic loss scale finds its value by skipping steps.
   if (layout.optimizer.fp16 && !layout.optimizer.loss_scale) layout.optimizer.loss_scale = 1024;
   const Arguments one = serial_arguments(layout);
@@ -300,7 +311,7 @@ Proof prove_rounding(const Tracer& tracer, Arguments layout, bool thorough, bool
   const bool one_order =
       layout.parallel.tensor_model_parallel_size == 1 && layout.parallel.context_parallel_size == 1;
   RoundingComparison compared = compare_rounding(trace, serial, exact, {dtype, one_order});
-  Proof proof = summarize(dtype, compared.comparisons, trace.faults);
+  Proof proof = summarize(dtype, "may differ by rounding", compared.comparisons, trace.faults);
   proof.hidden = std::move(compared.hidden);
   if (!one_order && !trace.states.empty())
     proof.not_proved = {
@@ -310,10 +321,30 @@ Proof prove_rounding(const Tracer& tracer, Arguments layout, bool thorough, bool
   return proof;
 }
 
+// In the run's own types, on gradients that no sum rounds.
+Proof prove_updates(const Tracer& tracer, Arguments layout, bool speaks) {
+  OptimizerConfig& o = layout.optimizer;
+  shrink_schedule(layout, make_schedule(o, layout.train_length()), o.lr.value_or(1e-3),
+                  kUpdateSteps);
+  layout = exact_update_arguments(std::move(layout));
+  const at::ScalarType dtype = model_dtype(o);
+  TraceOptions options{dtype, kUpdateSteps, /*updates=*/true, dtype};
+  options.gradients = [&layout](TrainedModel& model, const StepOptions& step, int index) {
+    return report_exact_gradients(model, layout, step, index);
+  };
+  const TrainingTrace serial =
+      speaks ? tracer(serial_arguments(layout), options, false) : TrainingTrace{};
+  const TrainingTrace trace = tracer(layout, options, true);
+  if (!speaks) return {};
+  return summarize(dtype, "updates equal to the bit", compare_traces(trace, serial, 0),
+                   trace.faults);
+}
+
 std::vector<Proof> prove_with(const Tracer& tracer, const Arguments& arguments, int num_steps,
                               bool thorough, bool speaks) {
   std::vector<Proof> proofs = {prove_exactly(tracer, arguments, num_steps, speaks),
-                               prove_rounding(tracer, arguments, thorough, speaks)};
+                               prove_rounding(tracer, arguments, thorough, speaks),
+                               prove_updates(tracer, arguments, speaks)};
   return speaks ? proofs : std::vector<Proof>{};
 }
 
@@ -363,9 +394,11 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
 
 std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps,
                          bool thorough) {
-  return prove_with([&](const Arguments& a, const TraceOptions& options,
-                        bool) { return trace_training(task, a, options); },
-                    arguments, num_steps, thorough, /*speaks=*/true);
+  return prove_with(tracer_of_threads(task), arguments, num_steps, thorough, /*speaks=*/true);
+}
+
+Proof prove_updates(const PretrainTask& task, const Arguments& arguments) {
+  return prove_updates(tracer_of_threads(task), arguments, /*speaks=*/true);
 }
 
 std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps,

@@ -2,7 +2,8 @@
 //
 // The configuration is shrunk to a tiny model of the same structure and trained by one rank and by
 // the layout: in fp64, where only rounding of 1e-16 can differ; and in the run's own type, where
-// errors are told from rounding by their mean over many samples (rounding_band.h).
+// errors are told from rounding by their mean over many samples (rounding_band.h). What follows the
+// backward in the own type runs on given gradients that no sum rounds (exact_update.h).
 #pragma once
 
 #include <string>
@@ -42,6 +43,7 @@ struct ProofLine {
 
 struct Proof {
   std::string dtype;             // "fp64", "bf16"
+  std::string claim;             // "exact up to 1e-9"
   std::vector<ProofLine> lines;  // by Quantity, those that were compared
   std::vector<std::string> faults;
   std::vector<HiddenBias> hidden;
@@ -57,6 +59,8 @@ std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, i
 // others an empty list.
 std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps,
                          const Job& job, c10::Device device, bool thorough = false);
+// The third proof alone, which needs no passes.
+Proof prove_updates(const PretrainTask& task, const Arguments& arguments);
 // Whether every proof of the first rank holds; the same result on all ranks. Collective.
 bool all_hold(const std::vector<Proof>& proofs, const Job& job);
 

@@ -181,7 +181,7 @@ TEST(Prove, EveryRankLearnsTheVerdict) {
     });
     return out;
   };
-  EXPECT_THAT(verdicts(gpt_task()), testing::ElementsAre("2 holds", "0 holds"));
+  EXPECT_THAT(verdicts(gpt_task()), testing::ElementsAre("3 holds", "0 holds"));
   // A loss that depends on the number of ranks.
   static thread_local int ranks = 1;
   PretrainTask broken = gpt_task();
@@ -199,7 +199,7 @@ TEST(Prove, EveryRankLearnsTheVerdict) {
     output.loss.sum = output.loss.sum * (1.0 + 0.1 * (ranks - 1));
     return output;
   };
-  EXPECT_THAT(verdicts(broken), testing::ElementsAre("2 fails", "0 fails"));
+  EXPECT_THAT(verdicts(broken), testing::ElementsAre("3 fails", "0 fails"));
 }
 
 }  // namespace

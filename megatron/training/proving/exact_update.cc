@@ -1,0 +1,220 @@
+#include "megatron/training/proving/exact_update.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "megatron/nn/functional.h"
+#include "megatron/nn/placement.h"
+#include "megatron/nn/reduction.h"
+#include "megatron/tensor/random.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+namespace {
+
+// Who contributes to the gradient of a parameter, and how often in a step.
+struct Contributors {
+  int64_t data, stages, partial, microbatches, uses;
+  int64_t count() const { return data * stages * partial * microbatches * uses; }
+  int64_t index(int64_t d, int64_t stage, int64_t part, int64_t microbatch, int64_t use) const {
+    return (((d * stages + stage) * partial + part) * microbatches + microbatch) * uses + use;
+  }
+};
+
+uint64_t mixed(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// A number in [0, count), by the upper half of the random one.
+int64_t below(int64_t count, uint64_t random) {
+  return static_cast<int64_t>((random >> 32) * static_cast<uint64_t>(count) >> 32);
+}
+
+// Integers of `total_bits` bits and a sign, every eighth zero, and how they are divided: one
+// contributor has the whole, and up to 32 pairs of contributors add what cancels. Sums of any of
+// the contributions stay below 2^total_bits + 32 * noise.
+struct Integers {
+  int total_bits;
+  int64_t noise;
+  int64_t total(uint64_t random) const {
+    if (random % 8 == 0) return 0;
+    const int64_t bound = int64_t{1} << total_bits;
+    return static_cast<int64_t>(random >> 3 & static_cast<uint64_t>(2 * bound - 1)) - bound;
+  }
+  // Of contributor `index` of `count`.
+  int64_t part(uint64_t random, int64_t index, int64_t count) const {
+    int64_t place = index + below(count, random);
+    if (place >= count) place -= count;
+    int64_t value = place == 0 ? total(random) : 0;
+    constexpr int64_t kMost = 64;
+    if (place >= std::min(count, kMost) / 2 * 2) return value;
+    const uint64_t of_pair = (random + static_cast<uint64_t>(place / 2)) * 0x9e3779b97f4a7c15u;
+    const int64_t draw = below(2 * noise + 1, of_pair) - noise;
+    return place % 2 == 0 ? value + draw : value - draw;
+  }
+};
+constexpr Integers kForBf16 = {7, 3};     // sums up to 2^8 are exact
+constexpr Integers kForFp32 = {12, 999};  // up to 2^24; bf16 holds few of them
+
+// Calls visit(begin in the local tensor, begin in the logical tensor, count) for each row of the
+// pieces that this rank holds, both flattened.
+template <class Visit>
+void for_each_row(const Parameter& parameter, const ParallelGroups& groups, const Visit& visit) {
+  const std::vector<int64_t> whole = logical_shape(parameter);
+  const auto last = static_cast<int64_t>(whole.size()) - 1;
+  for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
+    if (whole.empty()) {
+      visit(0, 0, 1);
+      continue;
+    }
+    const std::vector<int64_t>& shape = piece.global.shape;
+    const int64_t rows = piece.global.num_elements() / shape.back();
+    for (int64_t row = 0; row < rows; ++row) {
+      int64_t rest = row, local = 0, global = 0, local_stride = 1, global_stride = 1;
+      for (int64_t d = last; d >= 0; --d) {
+        const auto dim = static_cast<size_t>(d);
+        const int64_t at = d == last ? 0 : rest % shape[dim];
+        if (d != last) rest /= shape[dim];
+        local += (piece.local_offset[dim] + at) * local_stride;
+        global += (piece.global.offset[dim] + at) * global_stride;
+        local_stride *= parameter.local_shape[dim];
+        global_stride *= whole[dim];
+      }
+      visit(local, global, shape.back());
+    }
+  }
+}
+
+// The number in "decoder.layers.3.mlp...", from 1; 0 outside the layers.
+int64_t layer_of(const std::string& name) {
+  constexpr std::string_view kLayers = ".layers.";
+  const size_t at = name.find(kLayers);
+  return at == std::string::npos ? 0 : std::stoll(name.substr(at + kLayers.size())) + 1;
+}
+
+// An order of the parameters that does not depend on the layout: those that tensor ranks divide
+// last, then by layer, `descending` or not.
+int64_t order_of(const Parameter& parameter, bool descending) {
+  constexpr int64_t kLayers = int64_t{1} << 20, kNames = int64_t{1} << 40;
+  const int64_t layer = std::min(layer_of(parameter.name), kLayers - 1);
+  const int64_t place = descending ? kLayers - 1 - layer : layer;
+  const bool divided = !parameter.placement.shards.empty();
+  const uint64_t name = random_key(0, parameter.name).value % static_cast<uint64_t>(kNames);
+  return (place + (divided ? kLayers : 0)) * kNames + static_cast<int64_t>(name);
+}
+
+// The order of the parameter that comes last, on all ranks. Collective.
+int64_t last_of_all(const TrainedModel& model, bool descending) {
+  int64_t best = -1;
+  for (const ModelChunk& chunk : model.chunks)
+    for (const Parameter* parameter : chunk.store->parameters())
+      if (parameter->trainable) best = std::max(best, order_of(*parameter, descending));
+  const at::Tensor most =
+      at::full({1}, best, at::TensorOptions().dtype(at::kLong).device(model.device()));
+  model.groups().world.all_reduce(most, ReduceOp::kMax)->wait();
+  return most.item<int64_t>();
+}
+
+// The contributions of this rank to the gradients of a step.
+class Drawn {
+ public:
+  Drawn(const TrainedModel& model, const Arguments& arguments, const StepOptions& options, int step)
+      : groups_(model.groups()),
+        integers_(arguments.ddp.grad_reduce_in_bf16 ? kForBf16 : kForFp32),
+        microbatches_(options.num_microbatches),
+        step_(step) {
+    const OptimizerConfig& o = arguments.optimizer;
+    const bool skips = o.dynamic_loss_scale() || o.check_for_nan_in_loss_and_grad;
+    if (!skips || (step != 2 && step != 4)) return;
+    first_layer_ = step == 2;
+    infinite_ = last_of_all(model, first_layer_);
+  }
+
+  // One contribution, [local shape] fp32 on the host.
+  at::Tensor part(const Parameter& parameter, int64_t microbatch, int64_t use) const {
+    const ProcessGroup& data = gradient_group(parameter.placement, groups_);
+    const ProcessGroup& partial = groups_.group(parameter.placement.partial_grad);
+    const ProcessGroup* shared = parameter.shared;
+    const Contributors all{data.size(), shared == nullptr ? 1 : shared->size(), partial.size(),
+                           microbatches_, parameter.uses};
+    const int64_t own = all.index(data.rank(), shared == nullptr ? 0 : shared->rank(),
+                                  partial.rank(), microbatch, use);
+    const at::Tensor values = at::zeros(parameter.local_shape, at::kFloat);
+    auto* out = values.data_ptr<float>();
+    const uint64_t key = random_key(step_, "gradient of " + parameter.name).value;
+    for_each_row(parameter, groups_, [&](int64_t local, int64_t global, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) {
+        const uint64_t random = mixed(key + static_cast<uint64_t>(global + i));
+        out[local + i] = static_cast<float>(integers_.part(random, own, all.count()));
+      }
+    });
+    add_infinity(parameter, all, own, out);
+    return values;
+  }
+
+ private:
+  void add_infinity(const Parameter& parameter, const Contributors& all, int64_t own,
+                    float* out) const {
+    if (infinite_ < 0 || order_of(parameter, first_layer_) != infinite_) return;
+    const int64_t by = first_layer_ ? all.index(all.data - 1, 0, 0, 0, 0)
+                                    : all.index(0, all.stages - 1, all.partial - 1,
+                                                all.microbatches - 1, all.uses - 1);
+    if (own != by) return;
+    const int64_t element = first_layer_ ? 0 : c10::multiply_integers(logical_shape(parameter)) - 1;
+    for_each_row(parameter, groups_, [&](int64_t local, int64_t global, int64_t count) {
+      if (global <= element && element < global + count) out[local + element - global] = HUGE_VALF;
+    });
+  }
+
+  const ParallelGroups& groups_;
+  const Integers integers_;
+  const int64_t microbatches_;
+  const int step_;
+  int64_t infinite_ = -1;  // order_of() the parameter with an infinite gradient; -1: none
+  bool first_layer_ = false;
+};
+
+}  // namespace
+
+Arguments exact_update_arguments(Arguments arguments) {
+  OptimizerConfig& o = arguments.optimizer;
+  // Grows after the second step, falls at the latest after the fifth
+  o.initial_loss_scale = 1024 * o.min_loss_scale;
+  o.loss_scale_window = 2;
+  o.hysteresis = std::min<int64_t>(o.hysteresis, 2);
+  return arguments;
+}
+
+at::Tensor report_exact_gradients(TrainedModel& model, const Arguments& arguments,
+                                  const StepOptions& options, int step) {
+  const at::NoGradGuard no_grad;
+  for (ModelChunk& chunk : model.chunks)
+    for (Parameter* parameter : chunk.store->parameters()) const AcquiredValue forward(parameter);
+  const Drawn drawn(model, arguments, options, step);
+  for (ModelChunk& chunk : model.chunks) chunk.store->zero_grad(options.num_microbatches);
+  for (int64_t microbatch = 0; microbatch < options.num_microbatches; ++microbatch) {
+    for (size_t k = model.chunks.size(); k-- > 0;) {
+      DistributedDataParallel& store = *model.chunks[k].store;
+      const std::vector<Parameter*>& parameters = store.parameters();
+      for (size_t i = parameters.size(); i-- > 0;) {
+        Parameter& parameter = *parameters[i];
+        for (int64_t use = 0; parameter.trainable && use < parameter.uses; ++use) {
+          const at::Tensor part = drawn.part(parameter, microbatch, use);
+          const GradTarget target = store.grad_target(parameter);
+          target.to_add_to().add_(part.to(target.tensor.device()));
+          store.grad_ready(parameter);
+        }
+      }
+    }
+  }
+  for (ModelChunk& chunk : model.chunks) chunk.store->finish_grad_sync();
+  // So that some norms are clipped and others not
+  const double weight = step % 3 == 0 ? 3 : 3 << 20;
+  return at::tensor({0.0, weight}, at::TensorOptions().dtype(at::kDouble).device(model.device()));
+}
+
+}  // namespace megatron
