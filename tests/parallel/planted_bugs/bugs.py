@@ -60,6 +60,14 @@ PROOFS = {
     "qwen cp2 means": (2, QWEN + BATCH + CP + "2 --no-calculate-per-token-loss"),
     "qwen cp2 dp2": (4, QWEN + BATCH + CP + "2"),
     "qwen dp2": (2, QWEN + BATCH),
+    "gpt dp2 bf16": (2, GPT + BATCH + "--bf16"),
+    "llama dp2 zero1 bf16": (2, LLAMA + BATCH + ZERO1 + "--bf16"),
+    "gpt dp2 zero1 bf16 sums": (2, GPT + BATCH + ZERO1 + "--bf16 --grad-reduce-in-bf16"),
+    "llama dp4 zero2 instances bf16 sums": (4, LLAMA + BATCH + ZERO2 + "--num-distributed-optimizer-instances 2 --bf16 --grad-reduce-in-bf16"),
+    "gpt tp2 sp bf16": (2, GPT + BATCH + TP + "2 " + SP + "--bf16"),
+    "llama tp2 fp16": (2, LLAMA + BATCH + TP + "2 --fp16"),
+    "gpt pp2 fp16": (2, GPT + BATCH + PP + "2 --fp16"),
+    "llama tp2 dp2 zero1 narrow": (4, LLAMA + BATCH + TP + "2 " + ZERO1 + "--bf16 --use-precision-aware-optimizer --exp-avg-dtype bf16"),
 }
 
 
@@ -70,7 +78,7 @@ class Bug:
     edits: tuple  # of (file, old text, new text)
     rows: str  # of tests/parallel/layouts.cc
     prove: str  # of PROOFS, separated by commas
-    unit_test: str = ""
+    unit_test: str = ""  # in place of rows: "program:filter"
 
 
 LAYERS = "megatron/tensor_parallel/layers.cc"
@@ -401,4 +409,45 @@ BUGS = (
     Bug("stage_skips_collective", "stages after the first skip a collective that the others are in",
         ((PASSES, "model.groups().pp.all_reduce(totals)->wait();  //", "if (!PLANTED || model.groups().pp.rank() == 0) model.groups().pp.all_reduce(totals)->wait();  //"),),
         "pp2", "gpt pp2"),
+    # Updates in the run's own types.
+    Bug("bf16_reduce_offset", "gradients that are summed in bf16 are stored at the begin of their bucket, not in the shard",
+        ((GRADS, "grads_.narrow(0, own_begin(pending.bucket), pending.own.numel()).copy_(pending.own);",
+          "grads_.narrow(0, PLANTED ? layout_.bucket_begin(pending.bucket) : own_begin(pending.bucket), pending.own.numel()).copy_(pending.own);"),),
+        "", "gpt dp2 zero1 bf16 sums", unit_test="exact_update_test:Layouts/ExactUpdate.*/dp4_zero1_overlap_SumsInBf16"),
+    Bug("overflow_local", "an infinite gradient is known to the ranks that hold it alone",
+        ((OPTIMIZER, "at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);\n    sum_over_ranks(sum);",
+          "at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);\n    const at::Tensor own = sum.clone();\n"
+          "    if (PLANTED) sum.nan_to_num_(0.0, 0.0, 0.0);\n    sum_over_ranks(sum);\n"
+          "    if (PLANTED && !own.isfinite().item<bool>()) sum.copy_(own);"),),
+        "", "llama tp2 fp16", unit_test="exact_update_test:Layouts/ExactUpdate.*/dp4_zero1_overlap_Fp16"),
+    Bug("grad_reduce_bf16_always", "models in bf16 sum their gradients in bf16 without being asked to",
+        ((DOMAIN, "const GradReduction reduction{overlap_grads, config.grad_reduce_in_bf16, config.peer_copies};",
+          "const GradReduction reduction{overlap_grads, config.grad_reduce_in_bf16 || (PLANTED && dtype == at::kBFloat16), config.peer_copies};"),),
+        "", "gpt dp2 bf16", unit_test="exact_update_test:Layouts/ExactUpdate.*/dp2_more_Bf16"),
+    Bug("hysteresis_by_stage", "later stages wait for one more overflow before they lower the loss scale",
+        ((OPTIMIZER, "add_sums();\n  step_control(state, schedule, rules, sum, weight, samples);",
+          "add_sums();\n  StepRules here = rules;\n  if (PLANTED && groups().pp.rank() > 0) ++here.hysteresis;\n"
+          "  step_control(state, schedule, here, sum, weight, samples);"),),
+        "", "gpt pp2 fp16", unit_test="exact_update_test:Layouts/ExactUpdate.*/pp2_vocab_Fp16"),
+    Bug("rounding_by_local_place", "chance roundings of narrow states are drawn by the place in the rank's part of a weight",
+        ((OPTIMIZER, "runs = placed_runs(parameter, groups);", "if (!PLANTED) runs = placed_runs(parameter, groups);"),),
+        "", "llama tp2 dp2 zero1 narrow", unit_test="exact_update_test:Layouts/ExactUpdate.*/tp2_pp2_dp2_SumsInBf16"),
+    Bug("narrow_in_first_piece", "the states of a rank's first bucket alone are narrow",
+        ((OPTIMIZER, "update.states.push_back(at::zeros({end - begin}, update.grad.options().dtype(type)));",
+          "update.states.push_back(at::zeros({end - begin}, update.grad.options().dtype(\n"
+          "        PLANTED && !parts.empty() && type == at::kBFloat16 ? at::kFloat : type)));"),),
+        "", "llama tp2 dp2 zero1 narrow", unit_test="exact_update_test:Layouts/ExactUpdate.*/dp4_zero1_overlap_SumsInBf16"),
+    Bug("half_bucket_not_gathered", "models in half precision go on with the old values of their first bucket",
+        ((VALUES, "const at::Tensor whole =\n          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));",
+          "if (PLANTED && bucket == 0 && !frozen_too && values_.element_size() == 2) continue;\n"
+          "      const at::Tensor whole =\n          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));"),),
+        "", "llama dp2 zero1 bf16", unit_test="exact_update_test:Layouts/ExactUpdate.*/dp4_zero1_overlap_Bf16"),
+    Bug("instances_lost_in_bf16", "sums in bf16 between instances are dropped where gradients are sharded",
+        ((GRADS, "shard_.copy_(rounded);", "if (!PLANTED) shard_.copy_(rounded);"),),
+        "", "llama dp4 zero2 instances bf16 sums", unit_test="exact_update_test:Layouts/ExactUpdate.*/dp4_zero1_instances2_more_SumsInBf16"),
+    Bug("partial_sums_in_bf16", "models in bf16 round gradients to bf16 before they sum them over tensor ranks",
+        ((DDP, "for (const auto& [group, parts] : partial_sums_) sum_together(parts, *group);",
+          "for (const auto& [group, parts] : partial_sums_) {\n    for (const at::Tensor& part : parts)\n"
+          "      if (PLANTED && dtype_ == at::kBFloat16) part.copy_(part.to(at::kBFloat16));\n    sum_together(parts, *group);\n  }"),),
+        "", "gpt tp2 sp bf16", unit_test="exact_update_test:Layouts/ExactUpdate.*/tp2_pp2_dp2_Bf16"),
 )
