@@ -171,6 +171,8 @@ void shrink_run(Arguments& a, const Arguments& before, Shrinker& shrinker, int n
   shrinker.set("--global-batch-size", t.global_batch_size,
                t.micro_batch_size * microbatches * a.data_parallel_size());
   t.eval_iters = std::min<int64_t>(before.training.eval_iters, 2);
+  a.data.full_validation = before.data.full_validation;
+  a.data.multiple_validation_sets = before.data.multiple_validation_sets;
   if (!on_gpu) {
     if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");
     t.device = DeviceChoice::kCpu;

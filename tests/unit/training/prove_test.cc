@@ -150,6 +150,9 @@ TEST(Shrink, KeepsTheLossScale) {
 TEST(Shrink, EvaluatesIfTheRunDoes) {
   EXPECT_EQ(shrunk("--num-layers 2", 2).arguments.training.eval_iters, 2);
   EXPECT_EQ(shrunk("--num-layers 2 --eval-iters 0", 2).arguments.training.eval_iters, 0);
+  const DataConfig data =
+      shrunk("--num-layers 2 --full-validation --multiple-validation-sets", 2).arguments.data;
+  EXPECT_TRUE(data.full_validation && data.multiple_validation_sets);
 }
 
 // Graphs stay on a GPU, but not in the run of one rank that the layout is compared with.
