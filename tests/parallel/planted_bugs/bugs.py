@@ -26,6 +26,7 @@ GEMMA = ("--num-layers 34 --hidden-size 2560 --ffn-hidden-size 10240 --num-atten
          "--kv-channels 256 --seq-length 8192 --position-embedding-type rope --rotary-base 1000000 --rotary-base-local 10000 "
          "--normalization RMSNorm --geglu --disable-bias-linear --norm-placement sandwich --qk-layernorm --window-size 1023 0 "
          "--window-attn-skip-freq 6 --attention-dropout 0 --hidden-dropout 0 ")
+FP8 = "--bf16 --fp8-format hybrid --fp8-recipe delayed"
 BATCH = "--micro-batch-size 2 --global-batch-size 96 "
 PROOFS = {
     "gpt tp2": (2, GPT + BATCH + TP + "2"),
@@ -68,6 +69,20 @@ PROOFS = {
     "llama tp2 fp16": (2, LLAMA + BATCH + TP + "2 --fp16"),
     "gpt pp2 fp16": (2, GPT + BATCH + PP + "2 --fp16"),
     "llama tp2 dp2 zero1 narrow": (4, LLAMA + BATCH + TP + "2 " + ZERO1 + "--bf16 --use-precision-aware-optimizer --exp-avg-dtype bf16"),
+    "llama cp2 sft": (2, LLAMA + BATCH + CP + "2 --task sft"),
+    "llama cp4 sft": (4, LLAMA + BATCH + CP + "4 --task sft"),
+    "llama tp2 cp2 dp2 sft": (8, LLAMA + BATCH + TP + "2 " + CP + "2 --task sft"),
+    "qwen hybrid cp": (4, QWEN + BATCH + "--hybrid-context-parallel --max-seqlen-per-dp-cp-rank 2048"),
+    "llama cp2 dpo": (2, LLAMA + BATCH + CP + "2 --task dpo"),
+    "llama pp2 cp2 vocabulary": (4, LLAMA + BATCH + PP + "2 " + CP + "2 --pipeline-vocab-parallel"),
+    "llama dp2 cosine": (2, LLAMA + BATCH + "--lr-decay-style cosine --lr-warmup-iters 2 --min-lr 1e-4"),
+    "llama dp2 wsd": (2, LLAMA + BATCH + "--lr-decay-style WSD --lr-wsd-decay-iters 3"),
+    "gpt pp2 decoupled": (2, GPT + BATCH + PP + "2 --decoupled-lr 1e-2"),
+    "gpt dp2 full validation": (2, GPT + BATCH + "--full-validation"),
+    "gpt pp3 uneven": (3, GPT + BATCH + PP + "3 --num-layers 7 --decoder-first-pipeline-num-layers 3"),
+    "llama cp4 bf16": (4, LLAMA + BATCH + CP + "4 --bf16"),
+    "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
+    "llama pp2 vpp2 fp8": (2, LLAMA + BATCH + PP + "2 " + VPP + "2 --num-layers 8 " + FP8),
 }
 
 
@@ -111,6 +126,12 @@ PASSES = "megatron/training/passes.cc"
 STEP = "megatron/training/train_step.cc"
 SETUP = "megatron/training/setup.cc"
 GROUPS = "megatron/comm/parallel_groups.cc"
+GPT_MODEL = "megatron/models/gpt/gpt_model.cc"
+VOCABULARY_PASS = "megatron/models/common/vocabulary_pass.cc"
+SCALING = "megatron/distributed/delayed_scaling.cc"
+EVALUATION = "megatron/training/evaluation.cc"
+LOADER = "megatron/datasets/data_loader.cc"
+DPO = "megatron/training/tasks/dpo_loss.cc"
 
 BUGS = (
     # Tensor and sequence parallelism.
@@ -450,4 +471,87 @@ BUGS = (
           "for (const auto& [group, parts] : partial_sums_) {\n    for (const at::Tensor& part : parts)\n"
           "      if (PLANTED && dtype_ == at::kBFloat16) part.copy_(part.to(at::kBFloat16));\n    sum_together(parts, *group);\n  }"),),
         "", "gpt tp2 sp bf16", unit_test="exact_update_test:Layouts/ExactUpdate.*/tp2_pp2_dp2_Bf16"),
+    # Tokens that do not count.
+    Bug("masked_part_counts", "a context rank's part of a micro-batch weighs at least one token, though all of its tokens are masked",
+        ((GPT_MODEL, "return {(per_token * mask).sum(), mask.sum()};", "return {(per_token * mask).sum(), PLANTED ? mask.sum().clamp_min(1) : mask.sum()};"),),
+        "cp2_documents cp2", "llama cp2 sft, llama cp4 sft, llama tp2 cp2 dp2 sft, qwen cp2, qwen hybrid cp"),
+    Bug("masked_part_counts_in_vocabulary", "the same where the vocabulary is divided over the stages",
+        ((VOCABULARY_PASS, "return {(per_token * mask_).sum(), mask_.sum()};", "return {(per_token * mask_).sum(), PLANTED ? mask_.sum().clamp_min(1) : mask_.sum()};"),),
+        "pp2_cp2_vocab", "llama pp2 cp2 vocabulary"),
+    Bug("mean_of_clamped_parts", "the weight of a micro-batch is the sum over context ranks of at least one token each",
+        ((PASSES, "loss.weight.detach().to(loss.sum.scalar_type()).reshape({1}).clone();",
+          "(PLANTED ? loss.weight.clamp_min(1) : loss.weight).detach().to(loss.sum.scalar_type()).reshape({1}).clone();"),),
+        "cp2_means", "qwen cp2 means"),
+    Bug("pair_of_own_part", "a pair of responses counts where this context rank's part has tokens that count",
+        ((DPO, "(every_second(lengths, 0) + every_second(lengths, 1)).gt(0)",
+          "(PLANTED ? every_second(loss_mask.sum(1), 0) + every_second(loss_mask.sum(1), 1) : every_second(lengths, 0) + every_second(lengths, 1)).gt(0)"),),
+        "cp2_dpo", "llama cp2 dpo"),
+    # Borders of documents.
+    Bug("border_documents_joined", "no mask is made between two blocks that hold one document each, be they different ones",
+        ((CONTEXT, "  return document_ids.index_select(1, query_position)\n      .unsqueeze(2)",
+          "  if (PLANTED) {\n"
+          "    const at::Tensor q = document_ids.index_select(1, query_position), k = document_ids.index_select(1, key_position);\n"
+          "    const at::Tensor one = q.eq(q.narrow(1, 0, 1)).all(1).logical_and(k.eq(k.narrow(1, 0, 1)).all(1)).view({-1, 1, 1});\n"
+          "    return q.unsqueeze(2).ne(k.unsqueeze(1)).logical_and(one.logical_not()).unsqueeze(1);\n  }\n"
+          "  return document_ids.index_select(1, query_position)\n      .unsqueeze(2)"),),
+        "cp2_documents cp2_gather", "qwen cp2"),
+    # The schedule.
+    Bug("lr_per_rank", "the samples of a step that move the schedule are those of one data rank",
+        ((STEP, "model.optimizer->step(totals[1], options.global_batch_size);",
+          "model.optimizer->step(totals[1], options.global_batch_size / (PLANTED ? model.groups().dp.size() : 1));"),),
+        "dp2", "llama dp2 cosine, llama dp2 wsd"),
+    Bug("decoupled_lr_of_tied_table", "a table that is tied over stages does not follow its decoupled learning rate",
+        ((OPTIMIZER, "  return decoupled ? 1 : 0;", "  return decoupled && !(PLANTED && parameter.shared != nullptr && parameter.shared->size() > 1) ? 1 : 0;"),),
+        "pp2_decoupled", "gpt pp2 decoupled"),
+    # Evaluation.
+    Bug("eval_context_ranks_apart", "the context ranks of one sequence evaluate different samples",
+        ((EVALUATION, "  options.data_parallel_rank = groups.dp.rank();\n  options.data_parallel_size = groups.dp.size();",
+          "  options.data_parallel_rank = (PLANTED ? groups.dp_cp : groups.dp).rank();\n"
+          "  options.data_parallel_size = (PLANTED ? groups.dp_cp : groups.dp).size();"),),
+        "cp2_dp2_evaluation", "llama cp2"),
+    Bug("eval_begins_again_apart", "behind the end of a set that was built for fewer evaluations, the second data rank begins with the second micro-batch of all",
+        ((EVALUATION, "    loader_ = make_loader(0);\n    source", "    loader_ = make_loader(PLANTED ? options_.data_parallel_rank * options_.micro_batch_size : 0);\n    source"),),
+        "dp2_evaluation", "gpt dp2 means"),
+    Bug("eval_padding_counts", "samples that fill up the last micro-batches of a whole set count",
+        ((LOADER, "if (ids[i] == kPaddingSample) clear_weights(out);", "if (ids[i] == kPaddingSample && !PLANTED) clear_weights(out);"),),
+        "dp3_full_validation", "gpt dp2 full validation"),
+    Bug("eval_with_dropout", "stages after the first evaluate with dropout",
+        ((PASSES, "context_of(batch, options_.training);\n    if (options_.training) {",
+          "context_of(batch, options_.training || (PLANTED && model_.groups().pp.rank() > 0));\n    if (options_.training) {"),),
+        "pp2_evaluation", "gpt pp2"),
+    Bug("dpo_metrics_cp", "rewards and accuracy are counted once per context rank",
+        ((DPO, "return (x * share).sum().to(at::kDouble);", "return ((x * share).sum() * (PLANTED ? cp.size() : 1)).to(at::kDouble);"),),
+        "cp2_dpo", "llama cp2 dpo"),
+    # Numbers of the log.
+    Bug("params_norm_of_own_part", "the norm of the weights is that of this rank's stage and shard",
+        ((OPTIMIZER, "  impl.add_sums();\n  return std::sqrt", "  if (PLANTED)\n    at::sum_out(impl.sum, impl.part_sums, {0}, true);\n  else\n    impl.add_sums();\n  return std::sqrt"),),
+        "pp2", "gpt pp2"),
+    Bug("zeros_count_copies", "zeros in the gradients are counted on every tensor rank that has a copy",
+        ((OPTIMIZER, "if (!counts_in_norm(*slot.parameter, groups)) continue;\n      // Without",
+          "if (!PLANTED && !counts_in_norm(*slot.parameter, groups)) continue;\n      // Without"),),
+        "tp2", "gpt tp2"),
+    Bug("zeros_count_padding", "zeros in the gradients are counted in the rows that pad the vocabulary, too",
+        ((OPTIMIZER, "const int64_t begin = std::max(first, slot.flat_begin), end = std::min(last, slot.flat_end);",
+          "const int64_t begin = PLANTED ? slot.flat_begin : std::max(first, slot.flat_begin), end = PLANTED ? slot.flat_end : std::min(last, slot.flat_end);"),),
+        "tp2", "llama tp2"),
+    # States of delayed scaling.
+    Bug("fp8_amax_tp_only", "the largest values that delayed scales follow are not those of all data ranks",
+        ((SCALING, "for (const ProcessGroup* group : ranks_) group->all_reduce(amax_, ReduceOp::kMax)->wait();",
+          "for (const ProcessGroup* group : ranks_)\n    if (!PLANTED || group != ranks_.front()) group->all_reduce(amax_, ReduceOp::kMax)->wait();"),),
+        "dp2_fp8", "llama dp2 fp8"),
+    Bug("fp8_scales_of_first_chunk", "delayed scales move in the first virtual stage of a rank alone",
+        ((STEP, "for (ModelChunk& chunk : model.chunks) chunk.store->update_delayed_scales();",
+          "for (ModelChunk& chunk : model.chunks)\n    if (!PLANTED || &chunk == model.chunks.data()) chunk.store->update_delayed_scales();"),),
+        "pp2_vpp2_fp8", "llama pp2 vpp2 fp8"),
+    # Layers of stages.
+    Bug("window_by_stage", "the pattern of windowed layers begins anew on every stage, the numbers of layers do not",
+        ((ATTENTION, "config_.window(layer_number_); !window.empty()",
+          "config_.window(PLANTED ? (layer_number_ - 1) % (config_.num_layers / parallel_.pp.size()) + 1 : layer_number_); !window.empty()"),),
+        "pp2_window3", "gemma pp2"),
+    Bug("layer_number_of_even_stages", "layer numbers count from where a stage would begin if all had the same number of layers",
+        ((BLOCK, "  for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {",
+          "  const int64_t even = PLANTED ? groups.pp.rank() * (config.num_layers / groups.pp.size()) - first_layer : 0;\n"
+          "  for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {"),
+         (BLOCK, "layers_.push_back(make(config, offset + ", "layers_.push_back(make(config, even + offset + ")),
+        "pp2_uneven", "gpt pp3 uneven"),
 )
