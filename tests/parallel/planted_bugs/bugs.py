@@ -3,7 +3,8 @@
 An edit replaces a text that occurs once in its file, however it is broken into lines. In the new text PLANTED is true while the bug is
 switched on, so that all bugs can be compiled at once and still be tried one at a time. `rows` are the layouts of the equivalence matrix
 that are tried first, `prove` the configurations of `megatron prove`; when those say nothing, all of them are. A bug in what the matrix
-cannot have (it computes in fp64 and fp32) names in place of rows a `unit_test`, "program:Suite.Name", which must fail.
+cannot have (it computes in fp64 and fp32) names in place of rows a `unit_test`, "program:Suite.Name", which must fail; one that only
+rounds more, in place of proofs, by how much.
 """
 from dataclasses import dataclass
 
@@ -80,7 +81,6 @@ PROOFS = {
     "gpt pp2 decoupled": (2, GPT + BATCH + PP + "2 --decoupled-lr 1e-2"),
     "gpt dp2 full validation": (2, GPT + BATCH + "--full-validation"),
     "gpt pp3 uneven": (3, GPT + BATCH + PP + "3 --num-layers 7 --decoder-first-pipeline-num-layers 3"),
-    "llama cp4 bf16": (4, LLAMA + BATCH + CP + "4 --bf16"),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
     "llama pp2 vpp2 fp8": (2, LLAMA + BATCH + PP + "2 " + VPP + "2 --num-layers 8 " + FP8),
 }
@@ -94,6 +94,7 @@ class Bug:
     rows: str  # of tests/parallel/layouts.cc
     prove: str  # of PROOFS, separated by commas
     unit_test: str = ""  # in place of rows: "program:filter"
+    unproved: str = ""  # in place of `prove`: why no proof can say no
 
 
 LAYERS = "megatron/tensor_parallel/layers.cc"
@@ -529,7 +530,7 @@ BUGS = (
     Bug("zeros_count_copies", "zeros in the gradients are counted on every tensor rank that has a copy",
         ((OPTIMIZER, "if (!counts_in_norm(*slot.parameter, groups)) continue;\n      // Without",
           "if (!PLANTED && !counts_in_norm(*slot.parameter, groups)) continue;\n      // Without"),),
-        "tp2", "gpt tp2"),
+        "tp2_sp_positions", "gpt tp2"),
     Bug("zeros_count_padding", "zeros in the gradients are counted in the rows that pad the vocabulary, too",
         ((OPTIMIZER, "const int64_t begin = std::max(first, slot.flat_begin), end = std::min(last, slot.flat_end);",
           "const int64_t begin = PLANTED ? slot.flat_begin : std::max(first, slot.flat_begin), end = PLANTED ? slot.flat_end : std::min(last, slot.flat_end);"),),
@@ -554,4 +555,10 @@ BUGS = (
           "  for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {"),
          (BLOCK, "layers_.push_back(make(config, offset + ", "layers_.push_back(make(config, even + offset + ")),
         "pp2_uneven", "gpt pp3 uneven"),
+    # Precision.
+    Bug("ring_acc_model_dtype", "the partial outputs of ring attention are added in the model's type",
+        ((RING, "total = {block.out.to(block.lse.scalar_type()), block.lse};",
+          "total = {block.out.to(PLANTED ? q.scalar_type() : block.lse.scalar_type()), block.lse};"),),
+        "", "", "transformer_test:ContextParallelRing.RoundsLikeOneRank",
+        "rounding: 1.01 to 1.02 times the noise at 2 context ranks, 1.05 to 1.08 at 4, 1.13 at 8; the limit is 1.25"),
 )
