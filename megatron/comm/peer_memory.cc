@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <type_traits>
@@ -83,30 +84,36 @@ void check_copy(const PeerCopy& copy, const at::Tensor& own, const std::vector<i
 // -- threads
 
 // Data is copied in wait(), and must not have changed since the start: over CUDA the result would
-// be a mixture.
-class ThreadReads final : public Work {
+// be a mixture. What it was then is no tensor, and local tensors are kept until wait(), so that
+// their allocator counts what it would count over CUDA.
+class ThreadCopies final : public Work {
  public:
-  void add(const at::Tensor& to, const at::Tensor& from, int rank) {
-    reads_.push_back({to, from, from.clone(), rank});
+  void read(const at::Tensor& to, const at::Tensor& from, int rank) {
+    const auto* bytes = static_cast<const std::byte*>(from.const_data_ptr());
+    reads_.push_back({to, from, {bytes, bytes + from.nbytes()}, rank});
   }
+  void keep(const at::Tensor& local) { written_.push_back(local); }
 
   void wait() override {
     for (const Read& read : reads_) {
-      const bool same = read.from.numel() == 0 ||
-                        std::memcmp(read.from.const_data_ptr(), read.started.const_data_ptr(),
-                                    read.from.nbytes()) == 0;
+      const bool same =
+          read.started.empty() ||
+          std::memcmp(read.from.const_data_ptr(), read.started.data(), read.started.size()) == 0;
       MEGATRON_ASSERT(same, "rank ", read.rank, " wrote what a peer was reading");
       read.to.copy_(read.from);
     }
     reads_.clear();
+    written_.clear();
   }
 
  private:
   struct Read {
-    at::Tensor to, from, started;
+    at::Tensor to, from;
+    std::vector<std::byte> started;
     int rank;
   };
   std::vector<Read> reads_;
+  std::vector<at::Tensor> written_;
 };
 
 class ThreadPeers final : public PeerMemory {
@@ -118,8 +125,8 @@ class ThreadPeers final : public PeerMemory {
   }
 
   std::shared_ptr<Work> run(const std::function<void()>& body) override {
-    const auto reads = std::make_shared<ThreadReads>();
-    under_way_ = reads.get();
+    const auto copies = std::make_shared<ThreadCopies>();
+    under_way_ = copies.get();
     try {
       body();
     } catch (...) {
@@ -127,15 +134,17 @@ class ThreadPeers final : public PeerMemory {
       throw;
     }
     under_way_ = nullptr;
-    return reads;
+    return copies;
   }
   void read(std::vector<PeerCopy> copies) override {
     for (const PeerCopy& copy : copies)
-      under_way().add(copy.local.view({-1}), there(copy), copy.rank);
+      under_way().read(copy.local.view({-1}), there(copy), copy.rank);
   }
   void write(std::vector<PeerCopy> copies) override {
-    under_way();
-    for (const PeerCopy& copy : copies) there(copy).copy_(copy.local.view({-1}));
+    for (const PeerCopy& copy : copies) {
+      there(copy).copy_(copy.local.view({-1}));
+      under_way().keep(copy.local);
+    }
   }
   // Signals are sent as messages, which the receiver consumes in order until the one it waits for
   // arrives. Leftover messages of shared memory that no longer exists are skipped.
@@ -153,7 +162,7 @@ class ThreadPeers final : public PeerMemory {
   }
 
  private:
-  ThreadReads& under_way() const {
+  ThreadCopies& under_way() const {
     MEGATRON_ASSERT(under_way_ != nullptr, "copies are started inside run()");
     return *under_way_;
   }
@@ -168,7 +177,7 @@ class ThreadPeers final : public PeerMemory {
   int64_t number_;
   int rank_;
   std::map<std::pair<int, int64_t>, uint32_t> signals_;  // by sender and word
-  ThreadReads* under_way_ = nullptr;
+  ThreadCopies* under_way_ = nullptr;
 };
 
 // -- GPUs

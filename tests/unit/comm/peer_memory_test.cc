@@ -1,11 +1,13 @@
 // Copies to and from the memory of other ranks, which are threads.
 #include "megatron/comm/peer_memory.h"
 
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/allocation_meter.h"
 
 namespace megatron {
 namespace {
@@ -71,6 +73,31 @@ TEST(PeerMemory, NoticesThatAnOwnerWritesWhatIsRead) {
     } else {
       EXPECT_THROW(work->wait(), InternalError);
     }
+    group.barrier();
+  });
+}
+
+// As over CUDA: a read needs no memory, and what is written stays until the work is waited for.
+TEST(PeerMemory, CopiesNeedNoTensorsButTheLocalOnes) {
+  run_ranks(2, [](const std::shared_ptr<Backend>& backend) {
+    const ProcessGroup group(backend, "world");
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    const SharedMemory shared = share_memory(at::zeros({256}, at::kFloat), group);
+    const at::Tensor got = at::empty({256}, at::kFloat);
+    at::Tensor sent = at::ones({256}, at::kFloat);
+    group.barrier();
+    const int64_t before = meter->live;
+    const int peer = 1 - group.rank();
+    const auto read = shared.peers->run([&] { shared.peers->read({{peer, 0, got}}); });
+    EXPECT_EQ(meter->live, before);
+    read->wait();
+    group.barrier();
+    const auto written = shared.peers->run([&] { shared.peers->write({{peer, 0, sent}}); });
+    sent.reset();
+    EXPECT_EQ(meter->live, before);
+    written->wait();
+    EXPECT_EQ(meter->live, before - 256 * 4);
     group.barrier();
   });
 }
