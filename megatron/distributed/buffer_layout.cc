@@ -1,6 +1,7 @@
 #include "megatron/distributed/buffer_layout.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <string_view>
 
@@ -154,6 +155,17 @@ BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters,
     }
   }
   return planner.finish();
+}
+
+std::vector<int> gathered_together(const BufferLayout& layout) {
+  std::vector<int> firsts;
+  std::map<int, int> first_of_unit;
+  for (const BufferBucket& bucket : layout.buckets) {
+    const int index = static_cast<int>(firsts.size());
+    firsts.push_back(bucket.own ? index
+                                : first_of_unit.try_emplace(bucket.unit, index).first->second);
+  }
+  return firsts;
 }
 
 }  // namespace megatron

@@ -64,4 +64,8 @@ std::vector<int> sharding_units(const std::vector<std::string>& names,
 BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters,
                          const BufferOptions& options);
 
+// By bucket, the first bucket of those that are gathered together with it: the buckets of a unit,
+// and each with own_bucket apart.
+std::vector<int> gathered_together(const BufferLayout& layout);
+
 }  // namespace megatron

@@ -40,21 +40,7 @@ ReductionDomain::ReductionDomain(int number, std::vector<Parameter*> parameters,
 void ReductionDomain::plan(const DistributedDataParallelConfig& config) {
   layout.buffer = plan_buffer_of(layout.parameters, layout.groups.shard.size(),
                                  layout.groups.replica.size(), config);
-
-  // Buckets are reduced in buffer order, those of tied embeddings at the end.
-  std::vector<int> order, last, uses;
-  std::vector<std::vector<int>> members;
-  for (int bucket = 0; bucket < layout.num_buckets(); ++bucket) {
-    const BufferBucket& range = layout.buffer.buckets[bucket];
-    members.emplace_back();
-    if (range.frozen) continue;
-    (range.own ? last : order).push_back(bucket);
-    members.back() = range.parameters;
-  }
-  order.insert(order.end(), last.begin(), last.end());
-  for (const Parameter* parameter : layout.parameters) uses.push_back(parameter->uses);
-  sequence =
-      std::make_unique<BucketSequence>(std::move(order), std::move(members), std::move(uses));
+  sequence = std::make_unique<BucketSequence>(reduction_order(layout.buffer, layout.parameters));
 }
 
 void ReductionDomain::zero_grad(int64_t passes) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/nn/reduction.h"
@@ -86,6 +87,22 @@ BufferLayout plan_buffer_of(const std::vector<Parameter*>& parameters, int num_s
   options.shard_alignment = config.ddp_pad_buckets_for_high_nccl_busbw ? 65536 : 128;
   options.bucket_size = bucket_size(config, strategy, num_shards * num_replicas, trained_elements);
   return plan_buffer(sizes, options);
+}
+
+BucketSequence reduction_order(const BufferLayout& layout,
+                               const std::vector<Parameter*>& parameters) {
+  std::vector<int> order, last, uses;
+  std::vector<std::vector<int>> members;
+  for (const BufferBucket& bucket : layout.buckets) {
+    const int index = static_cast<int>(members.size());
+    members.emplace_back();
+    if (bucket.frozen) continue;
+    (bucket.own ? last : order).push_back(index);
+    members.back() = bucket.parameters;
+  }
+  order.insert(order.end(), last.begin(), last.end());
+  for (const Parameter* parameter : parameters) uses.push_back(parameter->uses);
+  return {std::move(order), std::move(members), std::move(uses)};
 }
 
 at::Tensor ShardedLayout::view_in_bucket(const at::Tensor& bucket, int index) const {

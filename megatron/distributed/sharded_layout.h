@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/distributed/bucket_sequence.h"
 #include "megatron/distributed/buffer_layout.h"
 #include "megatron/distributed/distributed_data_parallel_config.h"
 #include "megatron/nn/parameter.h"
@@ -39,6 +40,11 @@ int64_t num_elements(const Parameter& parameter);
 // `num_shards` ranks divide and each of `num_replicas` such sets of ranks holds.
 BufferLayout plan_buffer_of(const std::vector<Parameter*>& parameters, int num_shards,
                             int num_replicas, const DistributedDataParallelConfig& config);
+
+// The order in which their gradients are reduced: that of the buffer, then the buckets of a single
+// parameter that others than its layer use, too.
+BucketSequence reduction_order(const BufferLayout& layout,
+                               const std::vector<Parameter*>& parameters);
 
 // Shard k of a bucket is its k-th equal slice. Its borders may cut every parameter that is not laid
 // out whole (BufferParameter::whole).

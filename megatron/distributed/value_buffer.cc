@@ -1,12 +1,12 @@
 #include "megatron/distributed/value_buffer.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/distributed/gather_order.h"
 #include "megatron/distributed/shard_gather.h"
 #include "megatron/tensor/torch.h"
 
@@ -84,26 +84,6 @@ class WholeValues final : public ValueBuffer {
   bool gathering_ = false;
 };
 
-// Predicts the next layer from the last pass: the one that followed the same pair of consecutive
-// layers. Forward, backward, recomputation and pipeline schedules need no rules of their own.
-class Successors {
- public:
-  void enter(int layer) {
-    next_[{previous_, current_}] = layer;
-    previous_ = std::exchange(current_, layer);
-  }
-  int current() const { return current_; }
-  std::optional<int> predicted() const {
-    const auto found = next_.find({previous_, current_});
-    return found == next_.end() ? std::nullopt : std::optional<int>(found->second);
-  }
-
- private:
-  int previous_ = -1;
-  int current_ = -1;
-  std::map<std::pair<int, int>, int> next_;
-};
-
 class ShardedValues final : public ValueBuffer {
  public:
   ShardedValues(const ShardedLayout& layout, at::TensorOptions options,
@@ -113,18 +93,12 @@ class ShardedValues final : public ValueBuffer {
         shard_(at::zeros({layout.packed_elements()}, options)),
         gather_(layout.groups.shard, shard_, gathering.peer_copies),
         nothing_(at::empty({0}, options)),
-        gathered_(layout.buffer.buckets.size()) {
+        gathered_(layout.buffer.buckets.size()),
+        layer_of_(gathered_together(layout.buffer)) {
     for (Parameter* parameter : layout.parameters) parameter->value = nothing_;
-    std::map<int, int> layer_of_unit;
-    for (int bucket = 0; bucket < layout.num_buckets(); ++bucket) {
-      const BufferBucket& range = layout.buffer.buckets[bucket];
-      const int next = static_cast<int>(layers_.size());
-      const int layer =
-          range.own ? next : layer_of_unit.try_emplace(range.unit, next).first->second;
-      if (layer == next) layers_.emplace_back();
-      layers_[layer].buckets.push_back(bucket);
-      layer_of_.push_back(layer);
-    }
+    layers_.resize(layout.buffer.buckets.size());
+    for (int bucket = 0; bucket < layout.num_buckets(); ++bucket)
+      layers_[layer_of_[bucket]].buckets.push_back(bucket);
   }
 
   at::Tensor acquire(int parameter) override {
@@ -253,7 +227,7 @@ class ShardedValues final : public ValueBuffer {
   std::vector<Gathered> gathered_;  // by bucket
   std::vector<Layer> layers_;
   std::vector<int> layer_of_;  // by bucket
-  Successors order_;
+  GatherOrder order_;
   int num_gathered_ = 0;  // layers
   int peak_gathered_ = 0;
 };
