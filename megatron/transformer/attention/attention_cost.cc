@@ -57,8 +57,8 @@ struct Attention {
   int64_t saved() const;
 
   OffloadedBytes offloaded() const;
-  AllocationTrack forward() const;
-  AllocationTrack backward(int64_t not_reloaded) const;
+  void forward(AllocationTrack& track) const;
+  void backward(int64_t not_reloaded, AllocationTrack& track) const;
   int64_t unrecorded_peak() const;
   Traffic ring_traffic(int64_t ranks, double keys) const;
   Traffic context_traffic() const;
@@ -264,8 +264,7 @@ OffloadedBytes Attention::offloaded() const {
   return out;
 }
 
-AllocationTrack Attention::forward() const {
-  AllocationTrack track;
+void Attention::forward(AllocationTrack& track) const {
   around.column_forward(own_mixed, track);
   if (mixed != own_mixed) {
     track.take(2 * mixed);  // all-gathered, then reordered
@@ -282,7 +281,6 @@ AllocationTrack Attention::forward() const {
   track.give(track.live() - before);
   track.take(saved());
   around.row_forward(0, track);
-  return track;
 }
 
 int64_t Attention::unrecorded_peak() const {
@@ -290,8 +288,7 @@ int64_t Attention::unrecorded_peak() const {
          std::max(forward_extra(), around.product + around.part);
 }
 
-AllocationTrack Attention::backward(int64_t not_reloaded) const {
-  AllocationTrack track;
+void Attention::backward(int64_t not_reloaded, AllocationTrack& track) const {
   around.row_backward(q, 0, track);
   if (exchanged > 0) track.touch(2 * q);
   // Its gradient; queries gathered into one tensor
@@ -310,7 +307,6 @@ AllocationTrack Attention::backward(int64_t not_reloaded) const {
     track.give(mixed - own_mixed);
   }
   around.column_backward(own_mixed, track);
-  return track;
 }
 
 Traffic Attention::ring_traffic(int64_t ranks, double keys) const {
@@ -370,14 +366,10 @@ SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_numbe
   cost.saved.norms = around.pre_norm_saved + around.post_norm_saved;
   cost.saved.attention = attention.saved();
   if (offloaded) cost.offloaded = attention.offloaded();
-  const AllocationTrack forward = attention.forward();
-  cost.forward_peak = forward.most();
-  cost.forward_end = forward.live();
-  cost.unrecorded_peak = attention.unrecorded_peak();
-  const AllocationTrack backward =
-      attention.backward(cost.offloaded.given.total() - cost.offloaded.taken);
-  cost.backward_peak = backward.most();
-  cost.backward_end = backward.live();
+  const int64_t not_reloaded = cost.offloaded.given.total() - cost.offloaded.taken;
+  cost.set_peaks([&](AllocationTrack& track) { attention.forward(track); },
+                 [&](AllocationTrack& track) { attention.backward(not_reloaded, track); },
+                 attention.unrecorded_peak());
   cost.pending = around.pending() + attention.own_mixed + attention.q;
   // Its saved tensors, gradients of its output, queries, keys, values, and of the stream. Its
   // output is in `pending`, and so are the bytes of linear_qkv's output, unless that output and

@@ -91,21 +91,9 @@ SublayerCost mlp_cost(const TransformerConfig& c, int64_t layer_number, const La
     cost.saved.mlp = z.fc1 + z.act_saved;
   }
   if (offloaded) cost.offloaded = offloaded_bytes(c, z, shape);
-  AllocationTrack forward, backward;
-  cost.unrecorded_peak = z.unrecorded_peak();
-  if (recompute) {
-    forward.touch(cost.unrecorded_peak);
-    forward.take(around.stream);
-    z.forward(backward);
-    backward.give(around.stream);  // the recomputed output; its gradient is already counted
-  } else {
-    z.forward(forward);
-  }
-  z.backward(backward);
-  cost.forward_peak = forward.most();
-  cost.forward_end = forward.live();
-  cost.backward_peak = backward.most();
-  cost.backward_end = backward.live();
+  cost.set_peaks([&](AllocationTrack& track) { z.forward(track); },
+                 [&](AllocationTrack& track) { z.backward(track); }, z.unrecorded_peak(),
+                 recompute);
   cost.pending = around.pending() + z.fc1 + z.act;
   if (!c.quantization(layer_number).enabled()) cost.postponed = z.act;
   const int64_t h = c.hidden_size, f = c.ffn_hidden_size;

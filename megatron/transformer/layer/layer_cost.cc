@@ -38,6 +38,26 @@ double SublayerCost::weight_products() const {
   return products;
 }
 
+void SublayerCost::set_peaks(const std::function<void(AllocationTrack&)>& forward,
+                             const std::function<void(AllocationTrack&)>& backward,
+                             int64_t unrecorded, bool recomputed) {
+  AllocationTrack forwards, backwards;
+  unrecorded_peak = unrecorded;
+  if (recomputed) {
+    forwards.touch(unrecorded);
+    forwards.take(saved.residual);
+    forward(backwards);
+    backwards.give(saved.residual);  // the recomputed output; its gradient is already counted
+  } else {
+    forward(forwards);
+  }
+  backward(backwards);
+  forward_peak = forwards.most();
+  forward_end = forwards.live();
+  backward_peak = backwards.most();
+  backward_end = backwards.live();
+}
+
 // -- a layer of two halves
 
 SavedBytes LayerCost::saved() const {

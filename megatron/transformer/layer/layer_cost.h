@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "megatron/transformer/config/transformer_config.h"
@@ -68,6 +69,20 @@ struct Traffic {
 // Sent by a ring in an all-gather or reduce-scatter of `bytes` in total; an all-reduce is both.
 double scatter_bytes(int64_t ranks, double bytes);
 
+// Simulates allocations and frees; keeps the live bytes and their peak.
+class AllocationTrack {
+ public:
+  void take(int64_t bytes);
+  void give(int64_t bytes) { live_ -= bytes; }
+  // Allocates and frees at once: a temporary of one operation.
+  void touch(int64_t bytes);
+  int64_t live() const { return live_; }
+  int64_t most() const { return most_; }
+
+ private:
+  int64_t live_ = 0, most_ = 0;
+};
+
 // Note [Bytes of casts]
 // SublayerCost::moved_elements counts, in elements of the model's type, the minimal extra reads and
 // writes of casts compared with operands that are not quantised: the two quantised copies (both
@@ -106,6 +121,11 @@ struct SublayerCost {
   // Elements per token that the kernels of the other operations must read or write
   double moved_elements = 0;
   double weight_products() const;
+  // Sets the peaks and ends from the allocations of the passes. `recomputed`: the forward runs
+  // without autograd, and again in the backward.
+  void set_peaks(const std::function<void(AllocationTrack&)>& forward,
+                 const std::function<void(AllocationTrack&)>& backward, int64_t unrecorded,
+                 bool recomputed = false);
   Traffic tensor, context, expert;  // over these axes of the mesh
   bool overlaps_context = false;    // that over the context axis overlaps with score_products
 };
@@ -155,20 +175,6 @@ struct RecomputedLayers {
 RecomputedLayers recomputed_layers(const TransformerConfig& config, int64_t num_layers);
 
 // -- for the costs of sublayers
-
-// Simulates allocations and frees; keeps the live bytes and their peak.
-class AllocationTrack {
- public:
-  void take(int64_t bytes);
-  void give(int64_t bytes) { live_ -= bytes; }
-  // Allocates and frees at once: a temporary of one operation.
-  void touch(int64_t bytes);
-  int64_t live() const { return live_; }
-  int64_t most() const { return most_; }
-
- private:
-  int64_t live_ = 0, most_ = 0;
-};
 
 // Bytes of the tensors around the linears of a sublayer, and the steps of its passes around them.
 struct StreamCost {

@@ -116,21 +116,9 @@ SublayerCost half_cost(const TransformerConfig& c, int64_t layer_number, const L
     cost.saved.norms = z.normed + z.stats + around.post_norm_saved;
     cost.saved.mlp = z.saved();
   }
-  AllocationTrack forward, backward;
-  cost.unrecorded_peak = z.unrecorded_peak();
-  if (recompute) {
-    forward.touch(cost.unrecorded_peak);
-    forward.take(around.stream);
-    z.forward(backward);
-    backward.give(around.stream);  // the recomputed output; its gradient is already counted
-  } else {
-    z.forward(forward);
-  }
-  z.backward(backward);
-  cost.forward_peak = forward.most();
-  cost.forward_end = forward.live();
-  cost.backward_peak = backward.most();
-  cost.backward_end = backward.live();
+  cost.set_peaks([&](AllocationTrack& track) { z.forward(track); },
+                 [&](AllocationTrack& track) { z.backward(track); }, z.unrecorded_peak(),
+                 recompute);
   cost.pending = around.normed + z.tokens + z.num_experts * (z.fc1 + z.act + z.expert.product);
   if (shape.expert == 1) cost.postponed = z.act;
   const int64_t h = c.hidden_size, f = c.ffn_hidden_size, gated = is_gated(c.activation()) ? 2 : 1;

@@ -16,33 +16,31 @@ SublayerCost recurrence_cost(const TransformerConfig& config, const LayerShape& 
   cost.saved.norms = around.pre_norm_saved + around.post_norm_saved;
   cost.saved.attention = 7 * n;
 
-  AllocationTrack forward;
-  around.column_forward(3 * n, forward);
-  forward.take(2 * n);  // gate, states
-  forward.touch(4 * step);
-  forward.take(2 * n);  // silu, output
-  around.row_forward(0, forward);
-  cost.forward_peak = forward.most();
-  cost.forward_end = forward.live();
-  cost.unrecorded_peak = std::max({3 * n + around.normed + around.cast + around.gathered, 7 * n,
-                                   4 * n + around.product + around.part});
-
-  AllocationTrack backward;
-  around.row_backward(n, n, backward);
-  backward.take(2 * n);  // gradients of states and silu
-  backward.give(2 * n);  // of the output; the saved silu
-  backward.take(n);      // of silu's input
-  backward.give(n);
-  backward.take(2 * n);  // of gate and what is read
-  backward.touch(4 * step);
-  backward.give(5 * n);  // of the states; saved states and output of linear_in
-  backward.take(n);      // of the gate's input
-  backward.give(2 * n);
-  backward.take(3 * n);  // the three as one
-  backward.give(3 * n);
-  around.column_backward(3 * n, backward);
-  cost.backward_peak = backward.most();
-  cost.backward_end = backward.live();
+  const auto forward = [&](AllocationTrack& track) {
+    around.column_forward(3 * n, track);
+    track.take(2 * n);  // gate, states
+    track.touch(4 * step);
+    track.take(2 * n);  // silu, output
+    around.row_forward(0, track);
+  };
+  const int64_t unrecorded = std::max({3 * n + around.normed + around.cast + around.gathered, 7 * n,
+                                       4 * n + around.product + around.part});
+  const auto backward = [&](AllocationTrack& track) {
+    around.row_backward(n, n, track);
+    track.take(2 * n);  // gradients of states and silu
+    track.give(2 * n);  // of the output; the saved silu
+    track.take(n);      // of silu's input
+    track.give(n);
+    track.take(2 * n);  // of gate and what is read
+    track.touch(4 * step);
+    track.give(5 * n);  // of the states; saved states and output of linear_in
+    track.take(n);      // of the gate's input
+    track.give(2 * n);
+    track.take(3 * n);  // the three as one
+    track.give(3 * n);
+    around.column_backward(3 * n, track);
+  };
+  cost.set_peaks(forward, backward, unrecorded);
 
   cost.pending = around.pending() + 4 * n;
   const int64_t h = config.hidden_size;
