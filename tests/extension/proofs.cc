@@ -70,7 +70,7 @@ std::string unproved(const std::string& flags, int ranks) {
   const Arguments arguments = parse_run(flags, ranks);
   std::string text;
   for (const Proof& proof :
-       prove(find_task(arguments), shrink(arguments, /*max_axis=*/2).arguments, kSteps)) {
+       prove(find_task(arguments), shrink(arguments, /*max_axis=*/2, kSteps).arguments, kSteps)) {
     for (const std::string& fault : proof.faults) text += cat(proof.dtype, " ", fault, "\n");
     for (const ProofLine& line : proof.lines) {
       // Weights are compared in fp64 alone.
