@@ -193,7 +193,7 @@ void ChunkPass::add_recomputed_units() {
 
 // Layers run before the head saves anything, and run backward after it has freed everything.
 void ChunkPass::add_ends() {
-  const EndsCost ends = plan_.ends_cost();
+  const EndsCost& ends = plan_.ends;
   if (slice_.embedding) pass_.saved.ends += ends.embedding.saved;
   pass_.forward_extra = forward_;
   pass_.backward_extra = backward_;

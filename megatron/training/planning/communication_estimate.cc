@@ -34,7 +34,7 @@ ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
         static_cast<double>(again.units) *
         scatter_bytes(plan.tensor, static_cast<double>(plan.stream_bytes() *
                                                        (plan.sequence_parallel ? plan.tensor : 1)));
-  const EndsCost ends = plan.ends_cost();
+  const EndsCost& ends = plan.ends;
   if (slice.embedding) sent.tensor += ends.embedding.tensor;
   if (plan.splits_vocabulary())
     sent.tensor += ends.split_head.tensor;
@@ -56,7 +56,7 @@ Traffic pipeline_pass(const LayoutPlan& plan, int stage, int chunk) {
 // Collectives over all stages when the vocabulary is split over them. In a ring broadcast every
 // rank but the last sends.
 Traffic vocabulary_pass(const LayoutPlan& plan, int stage) {
-  const SplitHeadCost head = plan.ends_cost().split_head;
+  const SplitHeadCost& head = plan.ends.split_head;
   const double hidden = static_cast<double>(head.hidden),
                statistics = static_cast<double>(head.statistics);
   const int64_t ranks = plan.tensor * plan.pipeline;

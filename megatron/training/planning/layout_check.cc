@@ -242,7 +242,7 @@ ScheduleCosts schedule_costs(const LayoutPlan& plan) {
 
 ScheduleCosts compute_costs(const LayoutPlan& plan) {
   const double unit = unit_products(plan);
-  const double head = plan.ends_cost().head_products / unit;
+  const double head = plan.ends.head_products / unit;
   ScheduleCosts costs;
   if (plan.splits_vocabulary()) {
     costs.head = head / static_cast<double>(plan.pipeline);

@@ -87,14 +87,6 @@ LayerShape LayoutPlan::layer_shape() const {
   return shape;
 }
 
-EndsCost LayoutPlan::ends_cost() const {
-  ModelConfig config = held_by(0).chunks.front()->config();
-  config.transformer = model();
-  return find_model_type(config.type)
-      .ends_cost(config,
-                 {layer_shape(), vocabulary.padded_size, splits_vocabulary() ? pipeline : 1});
-}
-
 LayerCost LayoutPlan::layer_cost(int64_t layer_number, bool offloaded) const {
   return megatron::layer_cost(model(), layer_number, layer_shape(), offloaded);
 }
@@ -128,6 +120,9 @@ LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabu
     plan.model_elements += num_elements(*parameter);
   // A type of models may have changed what the flags say.
   plan.arguments.transformer = model->config().transformer;
+  plan.ends = find_model_type(model->config().type)
+                  .ends_cost(model->config(), {plan.layer_shape(), vocabulary.padded_size,
+                                               plan.splits_vocabulary() ? plan.pipeline : 1});
   return plan;
 }
 

@@ -66,6 +66,7 @@ struct LayoutPlan {
   std::vector<std::vector<ActionTransfers>> transfers;    // by stage, by action
   std::vector<std::shared_ptr<const PlannedStage>> held;  // by stage, by its first rank
   int64_t model_elements = 0;  // of the whole model, with vocabulary padding, each counted once
+  EndsCost ends;
 
   const TransformerConfig& model() const { return arguments.transformer; }
   bool splits_vocabulary() const { return schedule.vocab_parallel; }
@@ -80,7 +81,6 @@ struct LayoutPlan {
   int64_t rows() const { return tokens() / (sequence_parallel ? tensor : 1); }
   // The same for the costs of layers and of the model's ends.
   LayerShape layer_shape() const;
-  EndsCost ends_cost() const;
   // Bytes of one activation between layers or stages: R h x.
   int64_t stream_bytes() const { return rows() * model().hidden_size * bytes.residual; }
   // Layers count from 1; `offloaded`: its saved activations go to host memory.

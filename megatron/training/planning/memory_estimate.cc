@@ -182,8 +182,8 @@ class Walk {
         out_(memory),
         in_flight_(memory.passes.size(), 0),
         transfer_(plan.stream_bytes()),
-        batch_(plan.ends_cost().batch),
-        vocabulary_(plan.ends_cost().split_head),
+        batch_(plan.ends.batch),
+        vocabulary_(plan.ends.split_head),
         hidden_calls_(
             hidden_calls(plan.schedule, stage, plan.arguments.pipeline.overlap_p2p_communication)),
         reads_(plan.stages.num_chunks() + (plan.splits_vocabulary() ? 1 : 0)),
@@ -304,7 +304,7 @@ class Walk {
   std::vector<int> in_flight_;  // by chunk
   const int64_t transfer_;      // one activation between stages
   const int64_t batch_;
-  const SplitHeadCost vocabulary_;
+  const SplitHeadCost& vocabulary_;
   const std::vector<std::vector<int>> hidden_calls_;  // by action
   const int reads_;                                   // number of passes that read a micro-batch
   std::vector<int> reads_left_;                       // by micro-batch
