@@ -74,7 +74,7 @@ EndCost head_cost(const TransformerConfig& config, const EndsShape& shape) {
   if (shape.vocabulary_stages > 1) {
     // The final norm is the last operation of the pass; its output is sent, and its backward comes
     // first.
-    cost.forward_peak = cost.backward_peak = around.stream;
+    cost.norm_forward_peak = cost.norm_backward_peak = around.stream;
     return cost;
   }
   const HeadTensors head(config, shape);
@@ -84,14 +84,14 @@ EndCost head_cost(const TransformerConfig& config, const EndsShape& shape) {
   cost.forward_peak = head.passing + (normed_apart ? around.stream : 0);
   // The whole input and its gradient
   if (head.part > 0) cost.forward_peak += head.input + head.working;
+  cost.norm_forward_peak = -(head.logits + head.per_token);
   // The gradient of the output layer's input is computed while the logits' gradient is held; after
   // that is freed, the final norm runs backward.
-  const int64_t through_logits = head.back - head.per_token;
-  const int64_t through_norm =
+  cost.backward_peak = head.back - head.per_token;
+  cost.norm_backward_peak =
       (head.part > 0 ? std::max(head.input, head.back) + (s.sequence_parallel ? around.stream : 0)
                      : std::max(around.normed, around.cast)) +
       around.stream - head.input - head.logits - head.per_token;
-  cost.backward_peak = std::max(through_logits, through_norm);
   cost.tensor = head_traffic(config, s);
   cost.tensor.forward += 2 * scatter_bytes(s.tensor, 3.0 * static_cast<double>(s.tokens * s.sum));
   return cost;

@@ -37,7 +37,9 @@ struct EndsShape {
 struct EndCost {
   int64_t saved = 0;
   int64_t pending = 0;  // between the passes I and W
-  // Peaks in addition to `saved`, while it runs: after the layers, and backward before them
+  // Peaks in addition to `saved`, while it runs: after the layers, and backward before them. Of the
+  // head: those of its final norm, and of output layer and loss
+  int64_t norm_forward_peak = 0, norm_backward_peak = 0;
   int64_t forward_peak = 0, backward_peak = 0;
   Traffic tensor;
 };

@@ -75,10 +75,8 @@ class ChunkPass {
   const int64_t arrived_;
   OffloadedHalves halves_;
   PassBytes pass_;
-  int64_t saved_ = 0;  // by recorded layers, on the device
-  int64_t forward_ = 0, backward_ = 0;
-  int64_t first_backward_ = 0;  // while transfers of the previous pass may still be in flight
-  int64_t at_the_head_ = 0;     // held in addition while the output layer runs
+  int64_t saved_ = 0;        // by recorded layers, on the device
+  int64_t at_the_head_ = 0;  // held in addition while the output layer runs
   // Of recomputed layers: peak without autograd, saved bytes, peak of the backward
   int64_t unrecorded_ = 0, unit_saved_ = 0, unit_backward_ = 0;
 };
@@ -92,7 +90,11 @@ ChunkPass::ChunkPass(const LayoutPlan& plan, int stage, int chunk)
       in_flight_(config_.fine_grained_offloading_max_inflight_offloads),
       stream_(plan.stream_bytes()),
       arrived_(slice_.head ? 0 : stream_),
-      halves_(in_flight_) {}
+      halves_(in_flight_) {
+  pass_.moments.resize(static_cast<size_t>(slice_.num_layers) + 2);
+  // The embedding's output, and its gradient
+  pass_.moments.front() = {stream_, arrived_ + stream_, arrived_ + stream_};
+}
 
 PassBytes ChunkPass::run() {
   std::vector<LayerCost> layers;
@@ -117,11 +119,19 @@ PassBytes ChunkPass::run() {
       add_layer(i, layer);
   }
   // In addition to the saved bytes.
-  forward_ -= saved_;
-  backward_ -= saved_;
-  first_backward_ -= saved_;
+  for (PassMoment& moment : pass_.moments) {
+    moment.forward -= saved_;
+    moment.backward -= saved_;
+    moment.backward_first -= saved_;
+  }
   if (again_.units > 0) add_recomputed_units();
   add_ends();
+  const auto most = [&](int64_t PassMoment::* bytes) {
+    return std::ranges::max(pass_.moments, {}, bytes).*bytes;
+  };
+  pass_.forward_extra = most(&PassMoment::forward);
+  pass_.backward_extra = most(&PassMoment::backward);
+  pass_.backward_first = most(&PassMoment::backward_first);
   return pass_;
 }
 
@@ -136,19 +146,19 @@ void ChunkPass::add_layer(int64_t index, const LayerCost& layer) {
   const bool offloaded = index < num_offloaded_;
   SavedBytes saved = layer.saved();
   const int64_t whole = saved.total();
-  forward_ =
-      std::max(forward_, saved_ + layer.stream +
-                             layer.forward_peak(halves_.leaving(half), halves_.leaving(half + 1)));
+  PassMoment& moment = pass_.moments[static_cast<size_t>(index) + 1];
+  moment.forward =
+      saved_ + layer.stream + layer.forward_peak(halves_.leaving(half), halves_.leaving(half + 1));
   const bool grad_is_held = !slice_.head && index + 1 == slice_.num_layers;
   // Both halves of an offloaded layer are reloaded before the first is used.
   const LayerCost::Backward backward = layer.backward_peak(
       grad_is_held, offloaded ? 0 : halves_.reloading(half), halves_.reloading(half));
   const int64_t before = saved_ + whole + (grad_is_held ? 0 : arrived_);
-  backward_ = std::max(backward_, before + backward.most);
+  moment.backward = before + backward.most;
   if (halves_.may_be_leaving(half)) {
-    first_backward_ = std::max(first_backward_, before + backward.most);
+    moment.backward_first = before + backward.most;
   } else if (halves_.may_be_leaving(half + 1)) {
-    first_backward_ = std::max(first_backward_, before + backward.second_half);
+    moment.backward_first = before + backward.second_half;
   }
   saved -= layer.offloaded();
   pass_.offloaded += layer.first.offloaded.taken + layer.second.offloaded.taken;
@@ -182,31 +192,38 @@ void ChunkPass::add_recomputed_units() {
     (last_input == 0 ? pass_.leaving : at_the_head_) =
         std::min(offloaded_units, in_flight_) * stream_;
   if (!slice_.embedding && (parts || offloaded_units > 0)) at_the_head_ += stream_;
-  forward_ = std::max(forward_, unrecorded_ + whole - saved_ + (again_.longest > 1 ? stream_ : 0));
+  PassMoment unit;
+  unit.forward = unrecorded_ + whole - saved_ + (again_.longest > 1 ? stream_ : 0);
   const int64_t own = again_.layers < slice_.num_layers ? arrived_
                       : again_.units > 1 ? std::max<int64_t>(0, arrived_ - last_input)
                                          : 0;
-  backward_ = std::max(backward_, again_.longest * unit_saved_ + unit_backward_ + own - last_input -
-                                      saved_ + (offloaded_units > 0 ? stream_ : 0));
-  if (halves_.count() == 0) first_backward_ = backward_;
+  unit.backward = again_.longest * unit_saved_ + unit_backward_ + own - last_input - saved_ +
+                  (offloaded_units > 0 ? stream_ : 0);
+  unit.backward_first = halves_.count() == 0 ? unit.backward : -saved_;
+  std::fill_n(pass_.moments.begin() + 1, again_.layers, unit);
 }
 
 // Layers run before the head saves anything, and run backward after it has freed everything.
 void ChunkPass::add_ends() {
   const EndsCost& ends = plan_.ends;
   if (slice_.embedding) pass_.saved.ends += ends.embedding.saved;
-  pass_.forward_extra = forward_;
-  pass_.backward_extra = backward_;
-  pass_.backward_first = first_backward_;
   if (!slice_.head) return;
   const EndCost& head = ends.head;
   pass_.saved.ends += head.saved;
   pass_.pending += head.pending;
-  pass_.forward_extra = std::max(forward_ - head.saved, head.forward_peak + at_the_head_);
-  const int64_t through_head =
-      head.backward_peak + (plan_.splits_vocabulary() ? 0 : halves_.reloading(halves_.count()));
-  pass_.backward_extra = std::max(backward_ - head.saved + stream_, through_head);
-  pass_.backward_first = std::max(first_backward_ - head.saved + stream_, through_head);
+  for (PassMoment& moment : pass_.moments) {
+    moment.forward -= head.saved;
+    moment.backward += stream_ - head.saved;
+    moment.backward_first += stream_ - head.saved;
+  }
+  // While the output layer runs, the last half layer is being reloaded.
+  const auto add = [&](int64_t forward, int64_t backward) {
+    pass_.moments.push_back({forward + at_the_head_, backward, backward});
+  };
+  pass_.moments.pop_back();
+  const int64_t reloading = plan_.splits_vocabulary() ? 0 : halves_.reloading(halves_.count());
+  add(head.norm_forward_peak, head.norm_backward_peak + reloading);
+  if (!plan_.splits_vocabulary()) add(head.forward_peak, head.backward_peak + reloading);
 }
 
 }  // namespace

@@ -15,10 +15,17 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "megatron/training/planning/layout_plan.h"
 
 namespace megatron {
+
+// Peaks in addition to PassBytes::saved at a moment of a pass: moments are those of
+// sharded_stores.h. `backward` and `backward_first` as in PassBytes.
+struct PassMoment {
+  int64_t forward = 0, backward = 0, backward_first = 0;
+};
 
 struct PassBytes {
   SavedBytes saved;       // on the device, from F to B (or I)
@@ -35,6 +42,7 @@ struct PassBytes {
   int64_t deferred_extra = 0;
   // Held by peer copies of tensor parallelism while B runs: SublayerCost::postponed
   int64_t postponed = 0;
+  std::vector<PassMoment> moments;
 };
 
 PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk);

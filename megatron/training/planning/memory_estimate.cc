@@ -1,7 +1,6 @@
 #include "megatron/training/planning/memory_estimate.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -10,6 +9,7 @@
 #include "megatron/distributed/sharded_layout.h"
 #include "megatron/kernels/adamw.h"
 #include "megatron/optimizer/update_rules.h"
+#include "megatron/training/planning/sharded_stores.h"
 
 namespace megatron {
 
@@ -79,96 +79,25 @@ int64_t code_bytes(const std::vector<Parameter*>& parameters) {
   return bytes;
 }
 
-// What a chunk holds for a while, beside its buffers.
-struct PassingBytes {
-  int64_t gathered_weights = 0, filling_gradients = 0;
-};
-
-// Most elements of sharded weights that a chunk has gathered at once. `units`: those gathered
-// together, by their place in a forward; a tied table (0: none) comes before and after them. With
-// gathers in advance there are two: the next unit arrives while one is in use. In a forward and in
-// a backward that is a neighbour; where forwards follow each other (in evaluations, at the start of
-// a pipeline) the first one arrives during the last.
-int64_t gathered_elements(const LayoutPlan& plan, const std::map<int, int64_t>& units,
-                          int64_t tied_table) {
-  const bool forwards = plan.arguments.training.eval_iters > 0 || plan.pipeline > 1;
-  int64_t largest = 0, pair = 0, last = forwards && units.size() > 1 ? units.rbegin()->second : 0;
-  for (const auto& [place, size] : units) {
-    largest = std::max(largest, size);
-    pair = std::max(pair, std::exchange(last, size) + size);
-  }
-  if (!plan.arguments.ddp.overlap_param_gather) return std::max(largest, tied_table);
-  return std::max(pair, largest + tied_table);
-}
-
-PassingBytes add_buffer(const LayoutPlan& plan, const PlannedBuffer& planned, StageMemory& memory) {
+void add_buffer(const LayoutPlan& plan, const PlannedBuffer& planned, StageMemory& memory) {
   const BufferLayout& buffer = planned.layout;
   const DataSharding& sharding = planned.sharding;
-  PassingBytes passing;
   const int64_t all = buffer.num_elements, own = all / sharding.shards;
   const int64_t trained = buffer.num_trained_elements, own_trained = trained / sharding.shards;
-  // Largest bucket: of layers, which fill one after the other, and of tied tables, which accumulate
-  // during the whole backward.
-  int64_t largest = 0, largest_shared = 0;
-  int64_t tables = 0;            // other embeddings, which do so with sharded gradients
-  std::vector<int64_t> filled;   // buckets filled one after the other
-  std::map<int, int64_t> units;  // elements gathered together
-  for (const BufferBucket& bucket : buffer.buckets) {
-    const int64_t size = bucket.end - bucket.begin;
-    if (!bucket.own) units[bucket.unit] += size;
-    if (bucket.frozen) continue;
-    int64_t& most = bucket.own ? largest_shared : largest;
-    most = std::max(most, size);
-    if (bucket.own) continue;
-    if (plan.num_microbatches > 1 && bucket.table)
-      tables += size;
-    else
-      filled.push_back(size);
-  }
   for (const Parameter* p : planned.parameters) memory.parameters += num_elements(*p);
   memory.weights += plan.bytes.model * (sharding.values ? own : all);
   if (!sharding.values) memory.weights += code_bytes(planned.parameters);
   memory.gradients += plan.bytes.sum * (sharding.gradients ? own_trained : trained);
   const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
-  if (sharding.values)
-    passing.gathered_weights = gathered_elements(plan, units, largest_shared) * plan.bytes.model;
   // Reductions by peer-to-peer copies need staging buffers, but none for a result.
-  int64_t staged = 0;
-  if (ddp.peer_copies && ddp.overlap_grad_reduce)
-    staged = staging_elements(sharding.shards, std::max(largest, largest_shared) / sharding.shards);
-  memory.gradients += staged * (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum);
-  if (sharding.gradients) {
-    // With overlapped reductions one bucket is held while the next one fills; in bf16 with a
-    // rounded copy.
-    int64_t held = 0;
-    // The first bucket of a pass follows the last one of another pass
-    for (size_t i = 0; i < filled.size(); ++i) {
-      const int64_t next =
-          ddp.overlap_grad_reduce && filled.size() > 1 ? filled[(i + 1) % filled.size()] : 0;
-      held = std::max(held, filled[i] + next);
-    }
-    held += tables + largest_shared;
-    const int64_t summed = std::max(largest, largest_shared);
-    const bool early =
-        buffer.num_trained_buckets > 2;  // the only bucket is reduced after activations are freed
-    const int64_t arriving = early && staged == 0 ? summed * plan.bytes.sum / sharding.shards : 0;
-    passing.filling_gradients =
-        held * plan.bytes.sum + arriving + (early && ddp.grad_reduce_in_bf16 ? 2 : 0) * summed;
+  if (ddp.peer_copies && ddp.overlap_grad_reduce) {
+    int64_t largest = 0;
+    for (const BufferBucket& bucket : buffer.buckets)
+      if (!bucket.frozen) largest = std::max(largest, bucket.end - bucket.begin);
+    memory.gradients += staging_elements(sharding.shards, largest / sharding.shards) *
+                        (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum);
   }
   add_optimizer(plan, planned, memory);
-  return passing;
-}
-
-void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory) {
-  PassingBytes passing;
-  for (const PlannedBuffer& buffer : plan.buffers(stage, chunk)) {
-    const PassingBytes more = add_buffer(plan, buffer, memory);
-    passing.gathered_weights += more.gathered_weights;
-    passing.filling_gradients += more.filling_gradients;
-  }
-  // Every chunk keeps what it gathered last while another one runs.
-  memory.gathered_weights += passing.gathered_weights;
-  memory.filling_gradients = std::max(memory.filling_gradients, passing.filling_gradients);
 }
 
 // -- memory that varies within a step
@@ -176,9 +105,10 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
 // Walks the schedule of one stage and records the moment of peak memory.
 class Walk {
  public:
-  Walk(const LayoutPlan& plan, int stage, StageMemory& memory)
+  Walk(const LayoutPlan& plan, int stage, ShardedStores& stores, StageMemory& memory)
       : plan_(plan),
         stage_(stage),
+        stores_(stores),
         out_(memory),
         in_flight_(memory.passes.size(), 0),
         transfer_(plan.stream_bytes()),
@@ -190,6 +120,7 @@ class Walk {
         reads_left_(static_cast<size_t>(plan.num_microbatches), reads_) {}
 
   void run() {
+    stores_.begin_step();
     const std::vector<ActionTransfers>& transfers = plan_.transfers[static_cast<size_t>(stage_)];
     const std::vector<Action>& actions = plan_.schedule.stages[static_cast<size_t>(stage_)];
     size_t next_receiver = 0;
@@ -230,7 +161,8 @@ class Walk {
         if (left == reads_) batches_ += batch_;
         activations_ += pass.saved.total();
         ++in_flight;
-        record(pass.forward_extra, 0);
+        for (size_t i = 0; i < pass.moments.size(); ++i)
+          record(pass.moments[i].forward, 0, stores_.forward(action.chunk, i));
         leaving_ = pass.leaving;
         if (--left == 0) batches_ -= batch_;
         if (plan_.splits_vocabulary() && is_last()) joint_ += vocabulary_.hidden;
@@ -239,52 +171,63 @@ class Walk {
       case Action::Kind::kHead:
         if (!is_last())
           joint_ += vocabulary_.hidden * static_cast<int64_t>(hidden_calls_[index].size());
-        record(vocabulary_.head_extra, 0);
+        record(vocabulary_.head_extra, 0, stores_.forward(action.chunk, pass.moments.size()));
         joint_ -= vocabulary_.hidden;
         activations_ += vocabulary_.held;
         if (--reads_left_[static_cast<size_t>(action.microbatch)] == 0) batches_ -= batch_;
         break;
       case Action::Kind::kLoss:
         if (!is_last()) joint_ -= std::exchange(given_, 0);  // gradients of earlier micro-batches
-        record(vocabulary_.loss_extra, 0);
+        record(vocabulary_.loss_extra, 0, stores_.backward(action.chunk, pass.moments.size()));
         activations_ -= vocabulary_.held;
         joint_ += vocabulary_.hidden;
         given_ += vocabulary_.hidden;
         break;
       case Action::Kind::kBackward:
         if (plan_.splits_vocabulary() && is_last()) joint_ -= vocabulary_.hidden;
-        record(backward_most(pass),
-               transfers.receive.any() || (plan_.splits_vocabulary() && is_last()) ? transfer_ : 0);
+        run_backward(action, GradientPass::kWhole,
+                     transfers.receive.any() || (plan_.splits_vocabulary() && is_last()));
         leaving_ = 0;
         activations_ -= pass.saved.total();
         --in_flight;
         break;
       case Action::Kind::kBackwardInput:
-        // Peak at its start, or at its end, when everything for the weight gradients is held.
-        record(
-            std::max(backward_most(pass), pass.pending + pass.deferred_extra - pass.saved.total()),
-            transfers.receive.any() ? transfer_ : 0);
+        run_backward(action, GradientPass::kInput, transfers.receive.any());
         leaving_ = 0;
         activations_ -= pass.saved.total();
         --in_flight;
         pending_ += pass.pending;
         break;
       case Action::Kind::kBackwardWeight:
-        record(0, 0);
+        for (size_t i = pass.moments.size(); i-- > 0;)
+          record(0, 0, stores_.backward(action.chunk, i, GradientPass::kWeight));
         pending_ -= pass.pending;
         break;
     }
   }
 
-  int64_t backward_most(const PassBytes& pass) const {
-    return std::max(pass.backward_extra, leaving_ > 0 ? pass.backward_first + leaving_ : 0);
+  // `arrives`: its output gradient is a tensor of a transfer.
+  void run_backward(const Action& action, GradientPass gradients, bool arrives) {
+    const PassBytes& pass = out_.passes[static_cast<size_t>(action.chunk)];
+    const int64_t arrived = arrives ? transfer_ : 0;
+    PassingBytes passing;
+    for (size_t i = pass.moments.size(); i-- > 0;) {
+      const PassMoment& moment = pass.moments[i];
+      passing = stores_.backward(action.chunk, i, gradients);
+      const int64_t first = leaving_ > 0 ? moment.backward_first + leaving_ : moment.backward;
+      record(std::max(moment.backward, first), arrived, passing);
+    }
+    // At its end everything for the weight gradients is held.
+    if (gradients == GradientPass::kInput)
+      record(pass.pending + pass.deferred_extra - pass.saved.total(), arrived, passing);
   }
 
-  // `arrived`: the output gradient of the running pass.
-  void record(int64_t temporaries, int64_t arrived) {
+  // `arrived`: the output gradient of the running pass; `passing`: held by the stores.
+  void record(int64_t temporaries, int64_t arrived, const PassingBytes& passing) {
     int64_t transfers = early_ + arrived + joint_;
     for (const Sent& sent : sent_) transfers += sent.bytes;
-    const int64_t total = activations_ + pending_ + transfers + batches_ + temporaries;
+    const int64_t total =
+        activations_ + pending_ + transfers + batches_ + temporaries + passing.total();
     if (total <= most_) return;
     most_ = total;
     out_.activations = activations_;
@@ -292,6 +235,8 @@ class Walk {
     out_.transfers = transfers;
     out_.batches = batches_;
     out_.temporaries = temporaries;
+    out_.gathered_weights = passing.weights;
+    out_.filling_gradients = passing.gradients;
     out_.passes_in_flight = in_flight_;
     out_.host_activations = 0;
     for (size_t chunk = 0; chunk < in_flight_.size(); ++chunk)
@@ -300,6 +245,7 @@ class Walk {
 
   const LayoutPlan& plan_;
   const int stage_;
+  ShardedStores& stores_;
   StageMemory& out_;
   std::vector<int> in_flight_;  // by chunk
   const int64_t transfer_;      // one activation between stages
@@ -328,10 +274,19 @@ int64_t StageMemory::allocated() const {
 StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   StageMemory memory;
   for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
-    add_chunk(plan, stage, chunk, memory);
+    for (const PlannedBuffer& buffer : plan.buffers(stage, chunk)) add_buffer(plan, buffer, memory);
     memory.passes.push_back(pass_bytes(plan, stage, chunk));
   }
-  Walk(plan, stage, memory).run();
+  // From the first step the stores know the order in which units follow each other. An evaluation
+  // makes it another one for the step after it.
+  const StageMemory constant = memory;
+  ShardedStores stores(plan, stage);
+  for (int step = 0; step < (plan.arguments.training.eval_iters > 0 ? 3 : 2); ++step) {
+    if (step == 2) stores.evaluate();
+    StageMemory one = constant;
+    Walk(plan, stage, stores, one).run();
+    if (one.allocated() > memory.allocated()) memory = std::move(one);
+  }
   if (!plan.on_gpu) return memory;
   memory.library_workspace = 2 * kBlasWorkspace;
   // Processes on CPUs have no mailbox: they cannot reach each other's memory.

@@ -5,13 +5,10 @@
 //   of the model's type
 //
 //   weights            E e  E e / s with sharded parameters
-//   gathered weights   0    with sharded parameters one unit's of each chunk: a layer, or a module
-//                           outside of the layers; with gathers in advance the most of two that
-//                           follow each other
+//   gathered weights   0    with sharded parameters, at the moment of the peak: sharded_stores.h
 //   gradients          4 E  4 E / s with sharded gradients
-//   filling gradients  0    with sharded gradients, the bucket being filled (and the one being
-//                           reduced, if reductions overlap), that of a tied table, one received
-//                           shard
+//   filling gradients  0    with sharded gradients, at the moment of the peak: buckets being filled
+//                           and, if reductions overlap, reduced
 //   optimizer states   Adam: 8 E / s, SGD: 4 E / s; + 4 E / s of master weights when e is 2; less
 //                      with narrow states; and 32 bytes of bookkeeping per 4096 elements
 //                      with --optimizer-cpu-offload the part that --optimizer-offload-fraction
@@ -25,8 +22,8 @@
 //   temporaries        what the running pass allocates in addition to what it saves
 //
 // The peak is the largest sum over the actions of the schedule, which is walked with the executor's
-// own rules for receives and sends. Outside of the allocator, as rough constants: the CUDA context,
-// NCCL's buffers, libraries' workspaces.
+// own rules for receives and sends, layer by layer. Outside of the allocator, as rough constants:
+// the CUDA context, NCCL's buffers, libraries' workspaces.
 #pragma once
 
 #include <cstdint>
@@ -41,12 +38,12 @@ namespace megatron {
 struct StageMemory {
   int64_t parameters = 0;  // elements on this rank
   int64_t weights = 0;
-  int64_t gathered_weights = 0;
   int64_t gradients = 0;
-  int64_t filling_gradients = 0;
   int64_t optimizer_states = 0;
   int64_t mailbox = 0;  // buffers of tensor parallelism, comm/peer_mailbox.h
   // At the moment of the peak:
+  int64_t gathered_weights = 0;
+  int64_t filling_gradients = 0;
   int64_t activations = 0;
   int64_t weight_gradients = 0;
   int64_t transfers = 0;

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <mutex>
 #include <random>
-#include <sstream>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
@@ -22,23 +21,13 @@
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 #include "tests/unit/allocation_meter.h"
+#include "tests/unit/training/measured_step.h"
 
 namespace megatron {
 namespace {
 
 using testing::HasSubstr;
 
-Arguments parse(const std::string& flags, int64_t world_size) {
-  std::istringstream in("pretrain " + flags);
-  std::vector<std::string> tokens;
-  for (std::string word; in >> word;) tokens.push_back(word);
-  std::vector<const char*> argv;
-  for (const std::string& token : tokens) argv.push_back(token.c_str());
-  return parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size);
-}
-
-const std::string kRun =
-    " --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 500 ";
 const std::string kTiny =
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2" +
     kRun;
@@ -169,18 +158,6 @@ struct Measured {
   int64_t pending = 0;    // held for deferred weight gradients
   int64_t offloaded = 0;  // in host memory after the forward pass
 };
-
-Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
-  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length / groups.cp.size();
-  Batch batch;
-  batch.set("tokens", at::randint(0, 500, {b, s}, at::kLong));
-  batch.set("labels", at::randint(0, 500, {b, s}, at::kLong));
-  batch.set("loss_mask", at::ones({b, s}));
-  batch.place.sample = at::arange(b, at::kLong);
-  batch.place.position =
-      zigzag_positions(a.transformer.seq_length, groups.cp.size(), groups.cp.rank());
-  return batch;
-}
 
 // One pass of the only chunk of a stage.
 Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& slice,
@@ -491,24 +468,6 @@ TEST(StageMemory, PassesInFlightAreThoseOfTheSchedule) {
   EXPECT_EQ(stage_memory(gpipe, 0).passes_in_flight, std::vector<int>{8});
 }
 
-// What the allocator counts in the second of two training steps; `evaluates`: a forward over other
-// samples comes before it.
-int64_t step_peak(const Arguments& a, const Vocabulary& vocabulary, const ParallelGroups& groups,
-                  bool evaluates = false) {
-  const PretrainTask task = gpt_task();
-  const auto meter = std::make_shared<Meter>();
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-  TrainedModel model =
-      build_model(task, a, vocabulary, groups, model_dtype(a.optimizer), c10::kCPU, StartPoint{});
-  Timers timers(0);
-  const auto batch = [&] { return random_batch(a, groups); };
-  train_step(model, task, step_options(a, 0), batch, timers);
-  if (evaluates) run_passes(model, task, {/*num_microbatches=*/2}, batch, timers);
-  meter->most = 0;
-  train_step(model, task, step_options(a, 0), batch, timers);
-  return meter->most;
-}
-
 // A whole training step of every stage, model and optimizer included, against what the allocator
 // counts.
 class TrainingPeak : public testing::TestWithParam<ActivationCase> {};
@@ -595,64 +554,6 @@ INSTANTIATE_TEST_SUITE_P(
                        "--data-parallel-sharding-strategy optim_grads",
                        4},
         ActivationCase{"sharded_parameters", "--global-batch-size 8 --use-megatron-fsdp", 4}),
-    [](const auto& info) { return info.param.name; });
-
-// Sharded weights that are gathered in advance: the units in memory at once are neighbours in the
-// order of the passes.
-struct GatheringCase {
-  const char* name;
-  const char* flags;
-  int64_t world_size = 2;
-  bool evaluates = false;
-};
-
-class GatheredWeights : public testing::TestWithParam<GatheringCase> {};
-
-TEST_P(GatheredWeights, InAdvanceAreNeighbours) {
-  const Vocabulary vocabulary{500, 2048};  // a table is larger than a layer
-  const auto bytes_of = [&](const char* more) {
-    const Arguments a =
-        parse(cat("--num-layers 8 --hidden-size 128 --ffn-hidden-size 128 --num-attention-heads 8 "
-                  "--seq-length 32 --attention-dropout 0 --micro-batch-size 1 --use-megatron-fsdp "
-                  "--overlap-grad-reduce --global-batch-size 8 ",
-                  kRun, GetParam().flags, more),
-              GetParam().world_size);
-    const LayoutPlan plan = make_layout_plan(a, vocabulary, /*on_gpu=*/false);
-    std::vector<std::pair<int64_t, int64_t>> by_rank(static_cast<size_t>(GetParam().world_size));
-    run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
-      const ParallelGroups groups = make_parallel_groups(a.parallel, world);
-      by_rank[static_cast<size_t>(world->rank())] = {
-          stage_memory(plan, groups.pp.rank()).allocated(),
-          step_peak(a, vocabulary, groups, GetParam().evaluates)};
-    });
-    return by_rank;
-  };
-  // Ranks of the last stage come last. The peak of the first one is where its table is reduced.
-  const auto one_by_one = bytes_of(""), in_advance = bytes_of(" --overlap-param-gather");
-  for (size_t rank = one_by_one.size() - 2; rank < one_by_one.size(); ++rank) {
-    const auto planned = static_cast<double>(in_advance[rank].first - one_by_one[rank].first),
-               real = static_cast<double>(in_advance[rank].second - one_by_one[rank].second);
-    EXPECT_NEAR(planned / real, 1, 0.02) << "rank " << rank << ": " << planned << " and " << real;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Orders, GatheredWeights,
-    testing::Values(
-        GatheringCase{"tied", " --eval-iters 0"},
-        GatheringCase{"untied", " --eval-iters 0 --untie-embeddings-and-output-weights"},
-        // The head is followed by the embedding of the next forward
-        GatheringCase{"tied_after_an_evaluation", "", 2, true},
-        GatheringCase{"untied_after_an_evaluation", " --untie-embeddings-and-output-weights", 2,
-                      true},
-        GatheringCase{"stages",
-                      " --eval-iters 0 --untie-embeddings-and-output-weights "
-                      "--pipeline-model-parallel-size 2",
-                      4},
-        GatheringCase{"stages_of_two_chunks",
-                      " --eval-iters 0 --untie-embeddings-and-output-weights "
-                      "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
-                      4}),
     [](const auto& info) { return info.param.name; });
 
 TEST(StageMemory, AWeightPassHoldsInputsUntilItRuns) {

@@ -1,0 +1,63 @@
+// A run by its flags, and what one training step of it allocates on the CPU.
+#pragma once
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "megatron/tensor/torch.h"
+#include "megatron/training/batch.h"
+#include "megatron/training/passes.h"
+#include "megatron/training/setup.h"
+#include "megatron/training/tasks/tasks.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
+#include "tests/unit/allocation_meter.h"
+
+namespace megatron {
+
+inline Arguments parse(const std::string& flags, int64_t world_size) {
+  std::istringstream in("pretrain " + flags);
+  std::vector<std::string> tokens;
+  for (std::string word; in >> word;) tokens.push_back(word);
+  std::vector<const char*> argv;
+  for (const std::string& token : tokens) argv.push_back(token.c_str());
+  return parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size);
+}
+
+inline const std::string kRun =
+    " --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 500 ";
+
+inline Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
+  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length / groups.cp.size();
+  Batch batch;
+  batch.set("tokens", at::randint(0, 500, {b, s}, at::kLong));
+  batch.set("labels", at::randint(0, 500, {b, s}, at::kLong));
+  batch.set("loss_mask", at::ones({b, s}));
+  batch.place.sample = at::arange(b, at::kLong);
+  batch.place.position =
+      zigzag_positions(a.transformer.seq_length, groups.cp.size(), groups.cp.rank());
+  return batch;
+}
+
+// What the allocator counts in the second of two training steps; `evaluates`: a forward over other
+// samples comes before it.
+inline int64_t step_peak(const Arguments& a, const Vocabulary& vocabulary,
+                         const ParallelGroups& groups, bool evaluates = false) {
+  const PretrainTask task = gpt_task();
+  const auto meter = std::make_shared<Meter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  TrainedModel model =
+      build_model(task, a, vocabulary, groups, model_dtype(a.optimizer), c10::kCPU, StartPoint{});
+  Timers timers(0);
+  const auto batch = [&] { return random_batch(a, groups); };
+  train_step(model, task, step_options(a, 0), batch, timers);
+  if (evaluates) run_passes(model, task, {/*num_microbatches=*/2}, batch, timers);
+  meter->most = 0;
+  train_step(model, task, step_options(a, 0), batch, timers);
+  return meter->most;
+}
+
+}  // namespace megatron
