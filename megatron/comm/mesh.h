@@ -43,6 +43,10 @@ struct AxisSet {
   constexpr void erase(Axis axis) { bits &= ~bits_of(axis); }
   constexpr bool contains(Axis axis) const { return (bits & bits_of(axis)) == bits_of(axis); }
   constexpr bool empty() const { return bits == 0; }
+  // Some of them are only in the grid of experts.
+  constexpr bool of_experts() const {
+    return contains(Axis::kExpert) || contains(Axis::kExpertTensor) || contains(Axis::kExpertData);
+  }
   constexpr bool operator==(const AxisSet&) const = default;
 
  private:

@@ -121,25 +121,33 @@ std::string place_in_mesh(const ParallelConfig& config, int rank, int world_size
   return make_mesh(config, world_size).place_text(rank);
 }
 
+namespace {
+
+constexpr std::pair<AxisSet, ProcessGroup ParallelGroups::*> kGroups[] = {
+    {{Axis::kTensor}, &ParallelGroups::tp},
+    {{Axis::kContext}, &ParallelGroups::cp},
+    {{Axis::kData}, &ParallelGroups::dp},
+    {{Axis::kData, Axis::kContext}, &ParallelGroups::dp_cp},
+    {{Axis::kPipeline}, &ParallelGroups::pp},
+    {{Axis::kTensor, Axis::kPipeline}, &ParallelGroups::model_parallel},
+    {{Axis::kExpert}, &ParallelGroups::ep},
+    {{Axis::kExpertTensor}, &ParallelGroups::etp},
+    {{Axis::kExpertData}, &ParallelGroups::edp},
+    {{Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline}, &ParallelGroups::expert_model_parallel},
+};
+
+}  // namespace
+
+std::vector<AxisSet> ParallelGroups::axes() {
+  std::vector<AxisSet> all;
+  for (const auto& [axes, member] : kGroups) all.push_back(axes);
+  return all;
+}
+
 const ProcessGroup& ParallelGroups::group(AxisSet axes) const {
   static const ProcessGroup alone;
-  static constexpr std::pair<AxisSet, ProcessGroup ParallelGroups::*> kGroups[] = {
-      {{Axis::kTensor}, &ParallelGroups::tp},
-      {{Axis::kContext}, &ParallelGroups::cp},
-      {{Axis::kData}, &ParallelGroups::dp},
-      {{Axis::kPipeline}, &ParallelGroups::pp},
-      {{Axis::kData, Axis::kContext}, &ParallelGroups::dp_cp},
-      {{Axis::kTensor, Axis::kPipeline}, &ParallelGroups::model_parallel},
-      {{Axis::kExpert}, &ParallelGroups::ep},
-      {{Axis::kExpertTensor}, &ParallelGroups::etp},
-      {{Axis::kExpertData}, &ParallelGroups::edp},
-      {{Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline},
-       &ParallelGroups::expert_model_parallel},
-  };
   if (axes.empty()) return alone;
-  const bool of_experts = axes.contains(Axis::kExpert) || axes.contains(Axis::kExpertTensor) ||
-                          axes.contains(Axis::kExpertData);
-  MEGATRON_CHECK(!of_experts || no_experts.empty(), no_experts);
+  MEGATRON_CHECK(!axes.of_experts() || no_experts.empty(), no_experts);
   for (const auto& [known, member] : kGroups)
     if (known == axes) return this->*member;
   fail_invariant("a known set of axes", std::source_location::current(),

@@ -53,7 +53,9 @@ struct ParallelGroups {
   ProcessGroup expert_model_parallel;  // as model_parallel, of experts: etp, ep and pp
   std::string no_experts;              // Mesh::no_experts(): the last four are then of no use
 
-  // The group along a set of axes that has a name above; of no axis: this rank alone. Throws Error
+  // The sets of axes along which there is a group above: of dense weights, then of experts.
+  static std::vector<AxisSet> axes();
+  // The group along one of these sets; of no axis: this rank alone. Throws Error
   // for axes of experts if the mesh has none.
   const ProcessGroup& group(AxisSet axes) const;
   // This rank's block of `size` neighbours of that group, which `size` must divide. Made by the

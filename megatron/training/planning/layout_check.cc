@@ -305,12 +305,15 @@ struct Groups {
 };
 std::vector<Groups> groups_of(const LayoutPlan& plan) {
   std::vector<Groups> all;
-  for (const AxisSet axes : {AxisSet{Axis::kTensor}, AxisSet{Axis::kContext}, AxisSet{Axis::kData},
-                             AxisSet{Axis::kData, Axis::kContext}, AxisSet{Axis::kPipeline},
-                             AxisSet{Axis::kTensor, Axis::kPipeline}}) {
-    if (plan.mesh.group_size(axes) == 1) continue;
-    all.push_back({axes_text(axes), static_cast<size_t>(plan.mesh.num_groups(axes)),
-                   plan.mesh.group(0, axes)});
+  for (const AxisSet axes : ParallelGroups::axes()) {
+    if (axes.of_experts() && !plan.mesh.no_experts().empty()) continue;
+    Groups groups{axes_text(axes), static_cast<size_t>(plan.mesh.num_groups(axes)),
+                  plan.mesh.group(0, axes)};
+    // A group of experts with the ranks of another group is that group.
+    const bool known = axes.of_experts() && std::ranges::any_of(all, [&](const Groups& other) {
+                         return other.first == groups.first;
+                       });
+    if (groups.first.size() > 1 && !known) all.push_back(std::move(groups));
   }
   return all;
 }

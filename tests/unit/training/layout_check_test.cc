@@ -738,6 +738,25 @@ TEST(LayoutReport, TextJsonAndPicture) {
   EXPECT_THAT(schedule_svg(plan), HasSubstr("<svg"));
 }
 
+TEST(LayoutReport, ListsTheGroupsOfExperts) {
+  LayoutPlan plan = make_layout_plan(
+      parse(kTiny + "--tensor-model-parallel-size 2 --global-batch-size 16", 8), {500, 1024});
+  const LayoutReport report = make_layout_report(plan);
+  const auto listed = [&](const std::string& name) {
+    return layout_json(plan, report).find(cat("\"name\": \"", name, "\"")) != std::string::npos;
+  };
+  for (const char* name : {"tp", "dp", "dp-cp", "tp-pp"}) EXPECT_TRUE(listed(name)) << name;
+  for (const char* name : {"ep", "etp", "edp", "etp-ep-pp"}) EXPECT_FALSE(listed(name)) << name;
+  MeshSizes sizes;
+  sizes.tensor = sizes.expert_tensor = sizes.expert = 2;
+  sizes.data = 4;
+  plan.mesh = Mesh(sizes);
+  for (const char* name : {"tp", "dp", "dp-cp", "tp-pp", "ep", "edp", "etp-ep-pp"})
+    EXPECT_TRUE(listed(name)) << name;
+  EXPECT_FALSE(listed("etp")) << "the ranks of tp";
+  EXPECT_THAT(layout_text(plan, report), testing::ContainsRegex("edp +4 +2 +0 4"));
+}
+
 TEST(LayoutReport, AKnownDeviceGivesAVerdictAndTheTimeOfAStep) {
   const std::string llama =
       kRun +
