@@ -91,9 +91,8 @@ ChunkPass::ChunkPass(const LayoutPlan& plan, int stage, int chunk)
       stream_(plan.stream_bytes()),
       arrived_(slice_.head ? 0 : stream_),
       halves_(in_flight_) {
-  pass_.moments.resize(static_cast<size_t>(slice_.num_layers) + 2);
   // The embedding's output, and its gradient
-  pass_.moments.front() = {stream_, arrived_ + stream_, arrived_ + stream_};
+  pass_.moments.push_back({stream_, arrived_ + stream_, arrived_ + stream_});
 }
 
 PassBytes ChunkPass::run() {
@@ -105,6 +104,7 @@ PassBytes ChunkPass::run() {
     halves_.add(layers.back().first.offloaded);
     halves_.add(layers.back().second.offloaded);
   }
+  pass_.moments.resize(layers.size() + 3);
   pass_.leaving = halves_.leaving_at_the_end();
   at_the_head_ = halves_.leaving_at_the_head();
   for (int64_t i = 0; i < slice_.num_layers; ++i) {
@@ -217,13 +217,13 @@ void ChunkPass::add_ends() {
     moment.backward_first += stream_ - head.saved;
   }
   // While the output layer runs, the last half layer is being reloaded.
-  const auto add = [&](int64_t forward, int64_t backward) {
-    pass_.moments.push_back({forward + at_the_head_, backward, backward});
-  };
-  pass_.moments.pop_back();
   const int64_t reloading = plan_.splits_vocabulary() ? 0 : halves_.reloading(halves_.count());
-  add(head.norm_forward_peak, head.norm_backward_peak + reloading);
-  if (!plan_.splits_vocabulary()) add(head.forward_peak, head.backward_peak + reloading);
+  const auto moment = [&](int64_t forward, int64_t backward) {
+    return PassMoment{forward + at_the_head_, backward + reloading, backward + reloading};
+  };
+  pass_.moments.end()[-2] = moment(head.norm_forward_peak, head.norm_backward_peak);
+  if (!plan_.splits_vocabulary())
+    pass_.moments.back() = moment(head.forward_peak, head.backward_peak);
 }
 
 }  // namespace

@@ -280,7 +280,7 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   // From the first step the stores know the order in which units follow each other. An evaluation
   // makes it another one for the step after it.
   const StageMemory constant = memory;
-  ShardedStores stores(plan, stage);
+  ShardedStores stores(plan, stage, memory.passes);
   for (int step = 0; step < (plan.arguments.training.eval_iters > 0 ? 3 : 2); ++step) {
     if (step == 2) stores.evaluate();
     StageMemory one = constant;

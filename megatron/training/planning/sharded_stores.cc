@@ -57,6 +57,8 @@ class ShardedStores::Domain {
 
   void begin_step(int64_t passes) {
     gather_only(-1, -1);
+    while (const std::optional<int> next = sequence_.next_left())
+      reduce(buckets_[static_cast<size_t>(*next)], sequence_.in_last_round());
     finish_all_but(0);
     sequence_.restart(passes, 1);
   }
@@ -143,7 +145,8 @@ std::string layer_of(const std::string& name) {
 
 }  // namespace
 
-ShardedStores::ShardedStores(const LayoutPlan& plan, int stage)
+ShardedStores::ShardedStores(const LayoutPlan& plan, int stage,
+                             const std::vector<PassBytes>& passes)
     : num_microbatches_(plan.num_microbatches), held_(std::make_unique<Held>()) {
   for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
     std::map<const Parameter*, std::pair<Domain*, int>> places;
@@ -154,8 +157,9 @@ ShardedStores::ShardedStores(const LayoutPlan& plan, int stage)
         places[buffer.parameters[i]] = {domains_.back().back().get(), static_cast<int>(i)};
     }
     const StageSlice slice = plan.stages.slice(stage, chunk);
-    const auto after = static_cast<size_t>(slice.num_layers) + 1;
-    std::vector<std::vector<Use>>& uses = uses_.emplace_back(after + 2);
+    const size_t after = passes[static_cast<size_t>(chunk)].moments.size() - 2;
+    const size_t head = after + (plan.splits_vocabulary() ? 2 : 1);
+    std::vector<std::vector<Use>>& uses = uses_.emplace_back(after + 3);
     size_t layers = 0;
     std::string last;
     std::vector<Use> again;
@@ -167,7 +171,7 @@ ShardedStores::ShardedStores(const LayoutPlan& plan, int stage)
       if (!layer.empty() && layer != std::exchange(last, layer))
         layers = std::min(layers + 1, after - 1);
       const size_t moment = !layer.empty()                   ? layers
-                            : output                         ? after + 1
+                            : output                         ? head
                             : layers == 0 && slice.embedding ? 0
                                                              : after;
       const auto& [domain, index] = places.at(p);
@@ -175,7 +179,7 @@ ShardedStores::ShardedStores(const LayoutPlan& plan, int stage)
       uses[moment].push_back({domain, index, read_again, output || is_hidden_matrix(*p)});
       if (moment == 0 && slice.head && p->uses > 1) again.push_back({domain, index, true, true});
     }
-    uses.back().insert(uses.back().end(), again.begin(), again.end());
+    uses[head].insert(uses[head].end(), again.begin(), again.end());
   }
 }
 

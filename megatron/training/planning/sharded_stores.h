@@ -4,8 +4,8 @@
 // distributed/value_buffer.h and distributed/grad_buffer.h.
 //
 // The moments of a pass through a chunk: 0 is what comes before its layers, 1 to n are its n
-// layers, n + 1 is what follows them, n + 2 the output layer, which has passes of its own where the
-// vocabulary is split over the stages.
+// layers, n + 1 is what follows them, n + 2 the output layer. Where the vocabulary is split over
+// the stages the output layer has passes of its own, of the moment n + 3.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "megatron/training/planning/activation_estimate.h"
 #include "megatron/training/planning/layout_plan.h"
 
 namespace megatron {
@@ -28,7 +29,8 @@ enum class GradientPass : uint8_t { kWhole, kInput, kWeight };
 
 class ShardedStores {
  public:
-  ShardedStores(const LayoutPlan& plan, int stage);
+  // `passes`: of the chunks of the stage.
+  ShardedStores(const LayoutPlan& plan, int stage, const std::vector<PassBytes>& passes);
   ~ShardedStores();
 
   // Between steps nothing is held.

@@ -116,19 +116,19 @@ const std::string kOverlapped = "--overlap-grad-reduce ",
 
 INSTANTIATE_TEST_SUITE_P(
     Orders, ShardedPeak,
-    testing::Values(ShardedCase{"one_by_one", ""}, ShardedCase{"tied", kOverlapped},
-                    ShardedCase{"untied", kOverlapped + kUntied},
-                    ShardedCase{"stages", kOverlapped + kStages, 4},
-                    ShardedCase{"chunks", kOverlapped + kChunks, 4},
-                    ShardedCase{"tied_in_advance", kInAdvance},
-                    ShardedCase{"stages_in_advance", kInAdvance + kStages, 4},
-                    // A chunk keeps what it gathered, and what it reduces, while the other one runs
-                    ShardedCase{"chunks_in_advance", kInAdvance + kChunks, 4},
-                    // Gradients of norms and biases fill all buckets before those of matrices
-                    ShardedCase{"zb_h1", kInAdvance + kStages + "--pipeline-schedule zb-h1", 4},
-                    ShardedCase{"zb_v", kInAdvance + kChunks + "--pipeline-schedule zb-v", 4},
-                    ShardedCase{"gradients",
-                                kOverlapped + "--data-parallel-sharding-strategy optim_grads"}),
+    testing::Values(
+        ShardedCase{"one_by_one", ""}, ShardedCase{"tied", kOverlapped},
+        ShardedCase{"untied", kOverlapped + kUntied},
+        ShardedCase{"stages", kOverlapped + kStages, 4},
+        ShardedCase{"chunks", kOverlapped + kChunks, 4}, ShardedCase{"tied_in_advance", kInAdvance},
+        ShardedCase{"stages_in_advance", kInAdvance + kStages, 4},
+        // A chunk keeps what it gathered, and what it reduces, while the other one runs
+        ShardedCase{"chunks_in_advance", kInAdvance + kChunks, 4},
+        // Gradients of norms and biases fill all buckets before those of matrices
+        ShardedCase{"zb_h1", kInAdvance + kStages + "--pipeline-schedule zb-h1", 4},
+        ShardedCase{"zb_v", kInAdvance + kChunks + "--pipeline-schedule zb-v", 4},
+        ShardedCase{"vocabulary", kInAdvance + kStages + "--pipeline-vocab-parallel", 4},
+        ShardedCase{"gradients", kOverlapped + "--data-parallel-sharding-strategy optim_grads"}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
