@@ -68,7 +68,7 @@ def planted_sources(root):
         if bug.unit_test and bug.rows:
             raise SystemExit(f"error: {bug.name}: names rows of the matrix, and a unit test in their place")
         if bug.unit_test and not has_unit_test(root, bug.unit_test):
-            raise SystemExit(f"error: {bug.name}: tests/unit has no {bug.unit_test}, expected PROGRAM:Suite.Name")
+            raise SystemExit(f"error: {bug.name}: tests/ has no {bug.unit_test}, expected PROGRAM:Suite.Name or PROGRAM:Prefix/Suite.Name/case")
     include = '#include "megatron/base/planted_bug.h"\n'
     return {path: include + text for path, text in texts.items()}
 
@@ -79,7 +79,7 @@ def proofs_of(bug):
 
 def has_unit_test(root, unit_test):
     """Whether a source of the program defines the test."""
-    program, suite, name = re.fullmatch(r"(\w*):(\w*)\.(\w*)", unit_test).groups()
+    program, suite, name = re.fullmatch(r"(\w*):(?:\w*/)?(\w*)\.(\w*)(?:/\w*)?", unit_test).groups()
     lists = [path for path in (root / "tests").rglob("CMakeLists.txt") if re.search(rf"megatron_test\({program}\b", path.read_text())]
     return any(re.search(rf"\bTEST\w*\({suite},\s*{name}\)", path.read_text()) for cmake in lists for path in cmake.parent.glob("*_test.cc"))
 
