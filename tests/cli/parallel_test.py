@@ -287,7 +287,7 @@ class ParallelTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         report = json.loads(result.stdout)
         self.assertTrue(report["holds"])
-        self.assertEqual([proof["dtype"] for proof in report["proofs"]], ["fp64", "bf16"])
+        self.assertEqual([proof["dtype"] for proof in report["proofs"]], ["fp64", "bf16", "bf16"])
 
 
 class ProveTest(unittest.TestCase):
