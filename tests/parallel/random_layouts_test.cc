@@ -407,8 +407,6 @@ TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
               return differences_from_one_rank(arguments, c10::ScalarType::Double, 1e-10, kSteps);
             }),
             "");
-  // In fp32 by the band of the proof: models that are not chosen for it multiply rounding.
-  EXPECT_EQ(outcome([&] { return failures(prove(gpt_task(), arguments, /*num_steps=*/1)); }), "");
 }
 
 // No false alarms, in any type.
