@@ -82,4 +82,13 @@ if(MEGATRON_CUDA)
     add_library(cudnn_frontend INTERFACE IMPORTED GLOBAL)
     target_include_directories(cudnn_frontend SYSTEM INTERFACE ${MEGATRON_CUDNN_FRONTEND_INCLUDE} ${MEGATRON_CUDNN_INCLUDE})
   endif()
+  # Headers alone. The wheel keeps them below its own folder.
+  find_path(MEGATRON_CUTLASS_INCLUDE cutlass/cutlass.h
+    HINTS ${MEGATRON_SITE_PACKAGES}/cutlass_library/source/include NO_CMAKE_FIND_ROOT_PATH)
+  if(NOT MEGATRON_CUTLASS_INCLUDE)
+    message(FATAL_ERROR "the headers of CUTLASS are missing: run `make setup`, "
+                        "or give -DMEGATRON_CUTLASS_INCLUDE=<cutlass>/include")
+  endif()
+  add_library(cutlass INTERFACE IMPORTED GLOBAL)
+  target_include_directories(cutlass SYSTEM INTERFACE ${MEGATRON_CUTLASS_INCLUDE})
 endif()

@@ -15,6 +15,7 @@ TYPING="typing-extensions==4.16.0"                                      # all th
 CUDA_NAMES=(libcublas.so.13 libcublasLt.so.13 libcudnn.so.9 libcufft.so.12 libcufile.so.0 libcurand.so.10 libcusparse.so.12
   libcusparseLt.so.0 libnccl.so.2 libnvshmem_host.so.3)
 CUDNN_FRONTEND="nvidia-cudnn-frontend==1.32.*"                          # headers, for builds with CUDA
+CUTLASS="nvidia-cutlass==4.2.*"                                         # likewise
 LOG=build/setup.log
 COMPILER=g++  # find_tools says which
 
@@ -134,8 +135,11 @@ install_wheels() {
     quietly "python3 -m venv failed" python3 -m venv .venv
   fi
   if ! wheels_present $set; then install_libtorch $set; fi
-  if has_nvcc && [ ! -e "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/include/cudnn_frontend.h" ]; then
-    pip_install --no-deps "$CUDNN_FRONTEND"
+  if has_nvcc; then
+    local site
+    site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    [ -e "$site/include/cudnn_frontend.h" ] || pip_install --no-deps "$CUDNN_FRONTEND"
+    [ -e "$site/cutlass_library/source/include/cutlass/cutlass.h" ] || pip_install --no-deps "$CUTLASS"
   fi
 }
 
