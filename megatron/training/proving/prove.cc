@@ -334,8 +334,13 @@ Proof prove_updates(const Tracer& tracer, Arguments layout, bool speaks) {
   options.gradients = [&layout](TrainedModel& model, const StepOptions& step, int index) {
     return report_exact_gradients(model, layout, step, index);
   };
-  const TrainingTrace serial =
-      speaks ? tracer(serial_arguments(layout), options, false) : TrainingTrace{};
+  Arguments one = serial_arguments(layout);
+  // A GPU and its host round an update differently: both runs make all of them on the host.
+  if (o.optimizer_cpu_offload && layout.training.device != DeviceChoice::kCpu) {
+    one.optimizer.optimizer_cpu_offload = true;
+    layout.optimizer.optimizer_offload_fraction = one.optimizer.optimizer_offload_fraction = 1;
+  }
+  const TrainingTrace serial = speaks ? tracer(one, options, false) : TrainingTrace{};
   const TrainingTrace trace = tracer(layout, options, true);
   if (!speaks) return {};
   return summarize(dtype, "updates equal to the bit", compare_traces(trace, serial, 0),
