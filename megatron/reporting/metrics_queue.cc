@@ -150,7 +150,11 @@ class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
       problem = error.what();
     }
     const std::lock_guard lock(mutex_);
-    if (failed_++ == 0) log_warning(cat(problem, "; training continues without it"));
+    if (failed_++ > 0) return;
+    const std::string name = sink_->name();
+    // An error of the file's folder does not name the file.
+    const bool named = problem.find(name) != std::string::npos;
+    log_warning(cat(named ? "" : name + ": ", problem, "; training continues without it"));
   }
 
   const std::unique_ptr<MetricsSink> sink_;

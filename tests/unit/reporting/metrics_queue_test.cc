@@ -21,6 +21,7 @@ struct Taken {
   std::condition_variable changed;
   bool open = true;
   bool broken = false;
+  bool names_itself = true;  // in its error
   std::vector<std::string> records;
   size_t num_scalars = 0;
   bool closed = false;
@@ -40,7 +41,8 @@ class TestSink final : public MetricsSink {
   void record(const MetricsRecord& record) override {
     std::unique_lock lock(taken_->mutex);
     taken_->changed.wait(lock, [&] { return taken_->open; });
-    MEGATRON_CHECK(!taken_->broken, name_, " cannot be written: no reason");
+    MEGATRON_CHECK(!taken_->broken, taken_->names_itself ? name_ : "a folder",
+                   " cannot be written: no reason");
     taken_->records.push_back(cat(record.type(), " ", record.number("n").value_or(-1)));
     taken_->changed.notify_all();
   }
@@ -153,6 +155,16 @@ TEST(MetricsQueue, AFailureIsReportedOnceAndLaterRecordsAreTried) {
       HasSubstr("warning: sink0 cannot be written: no reason; training continues without it\n"));
   EXPECT_THAT(log, HasSubstr("sink0 is incomplete: 2 writes failed, 0 records were dropped"));
   EXPECT_EQ(log.find("no reason"), log.rfind("no reason")) << log;
+}
+
+TEST(MetricsQueue, AWarningNamesTheSink) {
+  const auto taken = std::make_shared<Taken>();
+  taken->broken = true;
+  taken->names_itself = false;
+  testing::internal::CaptureStderr();
+  queue_to({taken}).write(numbered("train", 1));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("warning: sink0: a folder cannot be written: no reason; training"));
 }
 
 TEST(MetricsQueue, WithoutSinksNothingIsKept) {
