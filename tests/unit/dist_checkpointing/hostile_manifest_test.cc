@@ -35,6 +35,12 @@ std::string with_checksum(const std::string& body) {
   return body + trailer;
 }
 
+#if defined(__SANITIZE_THREAD__)  // which takes ten times as long
+constexpr std::chrono::seconds kBound{600};
+#else
+constexpr std::chrono::seconds kBound{60};
+#endif
+
 class HostileManifest : public testing::Test {
  protected:
   void SetUp() override {
@@ -53,7 +59,7 @@ class HostileManifest : public testing::Test {
     const auto begin = std::chrono::steady_clock::now();
     const StartDecision decision =
         resolve_start({StartMode::kResume, folder_.path(), {}, {}, false});
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60)) << why;
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, kBound) << why;
     EXPECT_LT(peak_memory() - before, 1000) << why;
     EXPECT_EQ(decision.checkpoint->iteration, 1) << why;
     ASSERT_EQ(decision.warnings.size(), 1u) << why;
