@@ -166,6 +166,22 @@ TEST(Shrink, KeepsGraphsOnAGpu) {
   EXPECT_FALSE(serial_arguments(a).training.uses_cuda_graphs());
 }
 
+// Stages that divide the vocabulary add up a gradient in another order, which may move its largest
+// value.
+TEST(Prove, ScalesAreComparedWhereSumsHaveOneOrder) {
+  const Arguments a =
+      shrunk(
+          "--num-layers 2 --pipeline-model-parallel-size 2 --pipeline-vocab-parallel "
+          "--untie-embeddings-and-output-weights --bf16 --fp8-format e4m3 --fp8-recipe delayed "
+          "--eval-iters 0 --num-query-groups 16",
+          2)
+          .arguments;
+  const Proof proof = prove(gpt_task(), a, /*num_steps=*/1).at(1);
+  EXPECT_TRUE(proof.holds());
+  EXPECT_EQ(proof.not_proved.size(), 1u);
+  for (const ProofLine& line : proof.lines) EXPECT_NE(line.quantity, "states");
+}
+
 // As ranks with an agreement, which a job of processes has, too: only the first rank has proofs,
 // all have the verdict.
 TEST(Prove, EveryRankLearnsTheVerdict) {
