@@ -1,7 +1,6 @@
 #include "against_one_rank.h"
 
 #include <map>
-#include <sstream>
 #include <vector>
 
 #include "megatron/base/check.h"
@@ -9,16 +8,12 @@
 #include "megatron/training/proving/equivalence.h"
 #include "megatron/training/proving/prove.h"
 #include "megatron/training/tasks/tasks.h"
+#include "tests/unit/parse_line.h"
 
 namespace megatron {
 
 Arguments parse_run(const std::string& flags, int world_size) {
-  std::istringstream in("pretrain " + flags);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  return parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size);
+  return parse_line("pretrain " + flags, world_size);
 }
 
 std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarType dtype,

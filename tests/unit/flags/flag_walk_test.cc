@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
-#include <sstream>
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
@@ -18,6 +17,7 @@
 #include "megatron/training/planning/checkpoint_plan.h"
 #include "megatron/training/planning/layout_plan.h"
 #include "tests/unit/error_of.h"
+#include "tests/unit/parse_line.h"
 
 namespace megatron {
 namespace {
@@ -57,18 +57,8 @@ constexpr Way kOtherWays[] = {
     {"plain transfers", "--pipeline-model-parallel-size 2 --no-overlap-p2p-communication", 2},
 };
 
-std::vector<std::string> words(std::string_view text) {
-  std::istringstream in{std::string(text)};
-  std::vector<std::string> out;
-  for (std::string word; in >> word;) out.push_back(word);
-  return out;
-}
-
 Arguments parse(const Way& way, const std::string& more) {
-  const std::vector<std::string> tokens = words(cat("pretrain ", kBase, way.flags, " ", more));
-  std::vector<const char*> argv;
-  for (const std::string& token : tokens) argv.push_back(token.c_str());
-  return parse_arguments(static_cast<int>(argv.size()), argv.data(), way.ranks);
+  return parse_line(cat("pretrain ", kBase, way.flags, " ", more), way.ranks);
 }
 
 std::string error_of(const Way& way, const std::string& more) {

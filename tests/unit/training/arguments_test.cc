@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <fstream>
 #include <set>
-#include <sstream>
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
 #include "megatron/training/arguments/configuration_changes.h"
+#include "tests/unit/parse_line.h"
 
 namespace megatron {
 namespace {
@@ -20,19 +20,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-std::vector<std::string> words(std::string_view text) {
-  std::istringstream in{std::string(text)};
-  std::vector<std::string> out;
-  for (std::string word; in >> word;) out.push_back(word);
-  return out;
-}
-
-Arguments parse(const std::string& flags) {
-  std::vector<std::string> tokens = words("pretrain " + flags);
-  std::vector<const char*> argv;
-  for (const std::string& token : tokens) argv.push_back(token.c_str());
-  return parse_arguments(static_cast<int>(argv.size()), argv.data());
-}
+Arguments parse(const std::string& flags) { return parse_line("pretrain " + flags); }
 
 std::string usage_error(const std::string& flags) {
   try {

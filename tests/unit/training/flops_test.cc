@@ -1,9 +1,8 @@
 // The operations that a run reports of its model, against Megatron-LM's formula and numbers.
 #include <gtest/gtest.h>
 
-#include <sstream>
-
 #include "megatron/training/tasks/tasks.h"
+#include "tests/unit/parse_line.h"
 
 namespace megatron {
 namespace {
@@ -17,15 +16,10 @@ struct Row {
 };
 
 Arguments configured(const std::string& flags) {
-  std::istringstream in(
+  return parse_line(
       "train --mock-data --tokenizer-type NullTokenizer --vocab-size 100 --lr 1e-3 "
       "--train-iters 1 --micro-batch-size 1 " +
       flags);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  return parse_arguments(static_cast<int>(argv.size()), argv.data(), 1);
 }
 
 // num_floating_point_operations() of Megatron-LM for a dense transformer; exact below 2^64.

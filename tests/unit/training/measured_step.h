@@ -4,7 +4,6 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,16 +14,12 @@
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 #include "tests/unit/allocation_meter.h"
+#include "tests/unit/parse_line.h"
 
 namespace megatron {
 
 inline Arguments parse(const std::string& flags, int64_t world_size) {
-  std::istringstream in("pretrain " + flags);
-  std::vector<std::string> tokens;
-  for (std::string word; in >> word;) tokens.push_back(word);
-  std::vector<const char*> argv;
-  for (const std::string& token : tokens) argv.push_back(token.c_str());
-  return parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size);
+  return parse_line("pretrain " + flags, world_size);
 }
 
 inline const std::string kRun =

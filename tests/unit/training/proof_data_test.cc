@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
+#include "tests/unit/parse_line.h"
 
 namespace megatron {
 namespace {
@@ -18,17 +18,12 @@ constexpr int64_t kLength = 48;
 constexpr int64_t kMicroBatch = 2;
 
 TrainValidTestDatasets sets_of(const std::string& task, const std::string& flags) {
-  std::istringstream in(
+  const Arguments a = parse_line(
       "pretrain --mock-data --tokenizer-type NullTokenizer --vocab-size 101 --lr 1e-3 "
       "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --train-iters 14 "
       "--micro-batch-size 2 --global-batch-size 4 --eval-iters 1 --max-position-embeddings 48 "
       "--seq-length 48 " +
       flags);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  const Arguments a = parse_arguments(static_cast<int>(argv.size()), argv.data(), /*world_size=*/1);
   return proof_datasets(build_datasets(find_task(task, a), a, *make_tokenizer(a.tokenizer)), a);
 }
 

@@ -4,12 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sstream>
-
 #include "megatron/distributed/sharded_layout.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/planning/layout_plan.h"
 #include "megatron/training/proving/prove.h"
+#include "tests/unit/parse_line.h"
 
 namespace megatron {
 namespace {
@@ -32,15 +31,12 @@ constexpr const char* kGemma =
     "--window-attn-skip-freq 6 --attention-dropout 0 --hidden-dropout 0 ";
 
 Shrunk shrunk(const std::string& flags, int64_t world_size, int64_t max_axis = 4) {
-  std::istringstream in(
+  const Arguments arguments = parse_line(
       "prove --mock-data --tokenizer-type NullTokenizer --vocab-size 128000 --lr 1e-3 "
       "--train-iters 10 --micro-batch-size 1 --global-batch-size 96 " +
-      flags);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  return shrink(parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size), max_axis);
+          flags,
+      world_size);
+  return shrink(arguments, max_axis);
 }
 
 // -- heads

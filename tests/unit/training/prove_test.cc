@@ -5,11 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sstream>
-
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/tasks/tasks.h"
+#include "tests/unit/parse_line.h"
 #include "tests/unit/thread_agreement.h"
 
 namespace megatron {
@@ -21,16 +20,12 @@ constexpr const char* kHeads = "--hidden-size 1024 --num-attention-heads 16 ";
 
 Shrunk shrunk(const std::string& flags, int64_t world_size, const std::string& heads = kHeads,
               bool on_gpu = false) {
-  std::istringstream in(
+  const Arguments arguments = parse_line(
       "prove --mock-data --tokenizer-type ByteLevelTokenizer --lr 1e-3 --train-iters 10 "
       "--seq-length 1024 --micro-batch-size 1 --global-batch-size 48 " +
-      heads + flags);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  return shrink(parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size),
-                /*max_axis=*/4, /*num_steps=*/3, on_gpu);
+          heads + flags,
+      world_size);
+  return shrink(arguments, /*max_axis=*/4, /*num_steps=*/3, on_gpu);
 }
 
 TEST(Shrink, CutsEvenDepthsAndWhatCountsTheirLayers) {
