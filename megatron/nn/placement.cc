@@ -100,6 +100,34 @@ std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelG
   return pieces;
 }
 
+std::vector<PlacedRun> placed_runs(const Parameter& parameter, const ParallelGroups& groups) {
+  const std::vector<int64_t> whole = logical_shape(parameter);
+  std::vector<PlacedRun> runs;
+  for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
+    const std::vector<int64_t>& shape = piece.global.shape;
+    // Dimensions behind `outer` make up a run with that one, because the piece has all of them.
+    size_t outer = shape.empty() ? 0 : shape.size() - 1;
+    int64_t length = shape.empty() ? 1 : shape[outer];
+    while (outer > 0 && shape[outer] == parameter.local_shape[outer] &&
+           shape[outer] == whole[outer])
+      length *= shape[--outer];
+    const int64_t count = length == 0 ? 0 : piece.global.num_elements() / length;
+    for (int64_t run = 0; run < count; ++run) {
+      int64_t rest = run, local = 0, place = 0, local_stride = 1, stride = 1;
+      for (size_t d = shape.size(); d-- > 0;) {
+        const int64_t at = d < outer ? rest % shape[d] : 0;
+        if (d < outer) rest /= shape[d];
+        local += (piece.local_offset[d] + at) * local_stride;
+        place += (piece.global.offset[d] + at) * stride;
+        local_stride *= parameter.local_shape[d];
+        stride *= whole[d];
+      }
+      runs.push_back({local, local + length, place});
+    }
+  }
+  return runs;
+}
+
 ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& groups,
                              std::string key, const at::Tensor& local) {
   ShardedTensor result;

@@ -21,6 +21,14 @@ std::vector<int64_t> logical_shape(const Parameter& parameter);
 // The pieces of the logical (unpadded) global tensor that this rank's local tensor holds.
 std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelGroups& groups);
 
+// A range of the flattened local tensor that is also contiguous in the flattened logical tensor.
+struct PlacedRun {
+  int64_t begin, end;   // in the local tensor
+  int64_t first_place;  // in the logical tensor
+};
+// The pieces as such ranges, each as long as it can be.
+std::vector<PlacedRun> placed_runs(const Parameter& parameter, const ParallelGroups& groups);
+
 // Describes a tensor shaped like the parameter (its value, master weight or moment), under `key`.
 // `data` must be host memory by the time the description is written or read.
 ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& groups,

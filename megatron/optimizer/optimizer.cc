@@ -63,37 +63,6 @@ int64_t num_local_elements(const Parameter& parameter) {
                          std::multiplies<>());
 }
 
-// A range of a flattened local tensor that is also contiguous in the flattened global tensor.
-struct PlacedRun {
-  int64_t begin, end;   // in the local tensor
-  int64_t first_place;  // in the flattened global tensor
-};
-
-// The runs of a parameter without vocabulary padding. Only its first two dimensions may be sharded.
-std::vector<PlacedRun> placed_runs(const Parameter& parameter, const ParallelGroups& groups) {
-  int64_t inner = 1;
-  for (size_t dim = 2; dim < parameter.local_shape.size(); ++dim)
-    inner *= parameter.local_shape[dim];
-  const bool matrix = parameter.local_shape.size() > 1;
-  const int64_t local_row = matrix ? parameter.local_shape[1] * inner : 1;
-  const int64_t global_row = matrix ? parameter.global_shape[1] * inner : 1;
-  std::vector<PlacedRun> runs;
-  for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
-    if (piece.local_offset.empty()) return {{0, 1, 0}};
-    const int64_t width = matrix ? piece.global.shape[1] * inner : 1;
-    const bool whole_rows = width == local_row && width == global_row;
-    const int64_t rows_at_once = whole_rows ? piece.global.shape[0] : 1;
-    for (int64_t row = 0; row < piece.global.shape[0]; row += rows_at_once) {
-      const int64_t begin =
-          (piece.local_offset[0] + row) * local_row + (matrix ? piece.local_offset[1] * inner : 0);
-      const int64_t place = (piece.global.offset[0] + row) * global_row +
-                            (matrix ? piece.global.offset[1] * inner : 0);
-      runs.push_back({begin, begin + rows_at_once * width, place});
-    }
-  }
-  return runs;
-}
-
 // The blocks of the slots in elements [first, last) of a shard, as indices from `first`.
 std::vector<UpdateBlock> make_blocks(const FlatShard& shard, int64_t first, int64_t last,
                                      const ParallelGroups& groups, const OptimizerConfig& config,

@@ -9,14 +9,6 @@
 namespace megatron {
 namespace {
 
-// The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 void check_probability(std::string_view what, double p) {
   MEGATRON_ASSERT(p >= 0.0 && p < 1.0, what, " has probability ", p, ", expected 0 <= p < 1");
 }
@@ -114,10 +106,18 @@ void run_fill(const at::Tensor& out, const RandomFill& fill) {
 
 }  // namespace
 
+uint64_t split_mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
 RandomKey random_key(int64_t seed, std::string_view purpose, int64_t layer) {
-  uint64_t hash = mix(static_cast<uint64_t>(seed));
-  for (char c : purpose) hash = mix(hash ^ static_cast<unsigned char>(c));
-  return {mix(mix(hash ^ (uint64_t{purpose.size()} << 32)) ^ static_cast<uint64_t>(layer))};
+  uint64_t hash = split_mix(static_cast<uint64_t>(seed));
+  for (char c : purpose) hash = split_mix(hash ^ static_cast<unsigned char>(c));
+  return {
+      split_mix(split_mix(hash ^ (uint64_t{purpose.size()} << 32)) ^ static_cast<uint64_t>(layer))};
 }
 
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const TokenPositions& place) {

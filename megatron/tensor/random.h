@@ -21,6 +21,9 @@ struct RandomKey {
   uint64_t value = 0;
 };
 
+// A hash of a counter: the finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+uint64_t split_mix(uint64_t x);
+
 // `layer` is the global layer number, counted from 1; 0 outside the layers.
 RandomKey random_key(int64_t seed, std::string_view purpose, int64_t layer = 0);
 

@@ -22,13 +22,6 @@ struct Contributors {
   }
 };
 
-uint64_t mixed(uint64_t x) {  // splitmix64
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 // A number in [0, count), by the upper half of the random one.
 int64_t below(int64_t count, uint64_t random) {
   return static_cast<int64_t>((random >> 32) * static_cast<uint64_t>(count) >> 32);
@@ -59,35 +52,6 @@ struct Integers {
 };
 constexpr Integers kForBf16 = {7, 3};     // sums up to 2^8 are exact
 constexpr Integers kForFp32 = {12, 999};  // up to 2^24; bf16 holds few of them
-
-// Calls visit(begin in the local tensor, begin in the logical tensor, count) for each row of the
-// pieces that this rank holds, both flattened.
-template <class Visit>
-void for_each_row(const Parameter& parameter, const ParallelGroups& groups, const Visit& visit) {
-  const std::vector<int64_t> whole = logical_shape(parameter);
-  const auto last = static_cast<int64_t>(whole.size()) - 1;
-  for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
-    if (whole.empty()) {
-      visit(0, 0, 1);
-      continue;
-    }
-    const std::vector<int64_t>& shape = piece.global.shape;
-    const int64_t rows = piece.global.num_elements() / shape.back();
-    for (int64_t row = 0; row < rows; ++row) {
-      int64_t rest = row, local = 0, global = 0, local_stride = 1, global_stride = 1;
-      for (int64_t d = last; d >= 0; --d) {
-        const auto dim = static_cast<size_t>(d);
-        const int64_t at = d == last ? 0 : rest % shape[dim];
-        if (d != last) rest /= shape[dim];
-        local += (piece.local_offset[dim] + at) * local_stride;
-        global += (piece.global.offset[dim] + at) * global_stride;
-        local_stride *= parameter.local_shape[dim];
-        global_stride *= whole[dim];
-      }
-      visit(local, global, shape.back());
-    }
-  }
-}
 
 // The number in "decoder.layers.3.mlp...", from 1; 0 outside the layers.
 int64_t layer_of(const std::string& name) {
@@ -146,12 +110,12 @@ class Drawn {
     const at::Tensor values = at::zeros(parameter.local_shape, at::kFloat);
     auto* out = values.data_ptr<float>();
     const uint64_t key = random_key(step_, "gradient of " + parameter.name).value;
-    for_each_row(parameter, groups_, [&](int64_t local, int64_t global, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) {
-        const uint64_t random = mixed(key + static_cast<uint64_t>(global + i));
-        out[local + i] = static_cast<float>(integers_.part(random, own, all.count()));
+    for (const PlacedRun& run : placed_runs(parameter, groups_)) {
+      for (int64_t i = 0; i < run.end - run.begin; ++i) {
+        const uint64_t random = split_mix(key + static_cast<uint64_t>(run.first_place + i));
+        out[run.begin + i] = static_cast<float>(integers_.part(random, own, all.count()));
       }
-    });
+    }
     add_infinity(parameter, all, own, out);
     return values;
   }
@@ -165,9 +129,10 @@ class Drawn {
                                                 all.microbatches - 1, all.uses - 1);
     if (own != by) return;
     const int64_t element = first_layer_ ? 0 : c10::multiply_integers(logical_shape(parameter)) - 1;
-    for_each_row(parameter, groups_, [&](int64_t local, int64_t global, int64_t count) {
-      if (global <= element && element < global + count) out[local + element - global] = HUGE_VALF;
-    });
+    for (const PlacedRun& run : placed_runs(parameter, groups_)) {
+      const int64_t at = run.begin + element - run.first_place;
+      if (run.begin <= at && at < run.end) out[at] = HUGE_VALF;
+    }
   }
 
   const ParallelGroups& groups_;
