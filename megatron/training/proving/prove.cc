@@ -286,6 +286,26 @@ int rounding_steps(const Arguments& layout, bool thorough) {
                                       : static_cast<int>(std::min<double>(steps, kRoundingSteps));
 }
 
+bool all_finite(const TrainingTrace& trace) {
+  for (const TracedStep& step : trace.steps)
+    for (const auto& [name, grad] : step.grads)
+      if (!grad.isfinite().all().item<bool>()) return false;
+  return true;
+}
+
+// The trace of one rank. With fp16 the layout gets a loss scale at which that trace has no
+// overflow, which would hide everything else.
+TrainingTrace trace_one_rank(const Tracer& tracer, Arguments& layout, const TraceOptions& options) {
+  constexpr double kStep = 64, kLeast = 1.0 / 4096;
+  std::optional<double>& scale = layout.optimizer.loss_scale;
+  // A dynamic loss scale finds its value by skipping steps.
+  if (layout.optimizer.fp16 && !scale) scale = 128;
+  for (;; scale = *scale / kStep) {
+    TrainingTrace trace = tracer(serial_arguments(layout), options, false);
+    if (!layout.optimizer.fp16 || *scale < kLeast || all_finite(trace)) return trace;
+  }
+}
+
 // In the run's own type. No updates: after one the runs differ by more than rounding.
 Proof prove_rounding(const Tracer& tracer, Arguments layout, bool thorough, bool speaks) {
   const int num_steps = rounding_steps(layout, thorough);
@@ -299,14 +319,14 @@ Proof prove_rounding(const Tracer& tracer, Arguments layout, bool thorough, bool
   layout.training.train_iters = num_steps;
   // These round beyond what one rank does, and prove_updates() follows them to the bit.
   layout.ddp.grad_reduce_in_bf16 = false;
-  // A dynamic loss scale finds its value by skipping steps.
-  if (layout.optimizer.fp16 && !layout.optimizer.loss_scale) layout.optimizer.loss_scale = 1024;
-  const Arguments one = serial_arguments(layout);
   const at::ScalarType dtype = model_dtype(layout.optimizer);
   TraceOptions own{dtype, num_steps, /*updates=*/false, dtype}, wide = own;
   wide.dtype = at::kDouble;
-  const TrainingTrace exact = speaks ? tracer(without_rounding(one), wide, false) : TrainingTrace{};
-  const TrainingTrace serial = speaks ? tracer(one, own, false) : TrainingTrace{};
+  // Every rank finds the loss scale of fp16.
+  const TrainingTrace serial =
+      speaks || layout.optimizer.fp16 ? trace_one_rank(tracer, layout, own) : TrainingTrace{};
+  const TrainingTrace exact = speaks ? tracer(without_rounding(serial_arguments(layout)), wide, false)
+                                     : TrainingTrace{};
   const TrainingTrace trace = tracer(layout, own, true);
   if (!speaks) return {};
   // Tensor and context ranks, and stages that divide the vocabulary, add up in another order, which

@@ -16,6 +16,8 @@ namespace {
 // another order may round in a preferred direction.
 constexpr double kSystematic = 0.25, kLeastSystematic = 1e-6;
 constexpr double kNoise = 2, kNoiseOfAll = 1.25;
+// The noise of few steps varies: beyond its limit by as many standard errors.
+constexpr double kNoiseErrors = 3;
 // The error that is to be seen, and the standard errors by which it exceeds the limit then.
 constexpr double kVisible = 0.01;
 constexpr double kPower = 4;
@@ -91,6 +93,7 @@ class Rounding {
     const size_t steps = exact.steps.size();
     MEGATRON_ASSERT(steps > 1 && layout.steps.size() == steps && serial.steps.size() == steps);
     for (const TracedStep& step : exact.steps) sizes_.push_back(norm_of_all(step.grads));
+    of_step_.resize(steps);
   }
 
   void compare_number(const std::string& name) {
@@ -114,16 +117,22 @@ class Rounding {
         return add(Quantity::kGradients, i + 1, cat("gradient of ", name, " is missing"), 1, 0);
       if (sizes_[i] == 0) continue;  // no token of the step has weight
       bias.add(product(found->second - s, e), product(e, e));
-      squares.add(found->second, s, e, 1 / (sizes_[i] * sizes_[i]));
+      Squares of_step;
+      of_step.add(found->second, s, e, 1 / (sizes_[i] * sizes_[i]));
+      squares.add(of_step);
+      of_step_[i].add(of_step);
     }
-    all_.add(squares);
     add_bias(Quantity::kGradients, "gradient of " + name, bias);
     // Where nothing but rounding is left, its amount depends on the order of sums.
     if (squares.exact > squares.serial) add_noise("gradient of " + name, squares, kNoise);
   }
 
   RoundingComparison take() {
-    add_noise("gradients", all_, kNoiseOfAll);
+    Squares all;
+    Slope ratio;
+    for (const Squares& step : of_step_) all.add(step), ratio.add(step.layout, step.serial);
+    const double error = all.serial == 0 ? 0 : ratio.standard_error();
+    add_noise("gradients", all, std::sqrt(kNoiseOfAll * kNoiseOfAll + kNoiseErrors * error));
     return std::move(out_);
   }
 
@@ -151,7 +160,7 @@ class Rounding {
   const TrainingTrace &layout_, &serial_, &exact_;
   const double systematic_;
   std::vector<double> sizes_;  // of all gradients of a step
-  Squares all_;
+  std::vector<Squares> of_step_;  // over all gradients
   RoundingComparison out_;
 };
 
