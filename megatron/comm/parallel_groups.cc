@@ -55,6 +55,9 @@ void ParallelConfig::fields(FieldVisitor& visitor) {
                 "most tokens of one document on one rank, with --hybrid-context-parallel");
   visitor.field("expert_model_parallel_size", expert_model_parallel_size,
                 "ranks that share the experts of one layer");
+  visitor.field("expert_tensor_parallel_size", expert_tensor_parallel_size,
+                "ranks that share the matrices of one expert; default: "
+                "--tensor-model-parallel-size");
   visitor.field("sequence_parallel", sequence_parallel,
                 "split norms and dropout along the sequence");
   visitor.field("use_tp_pp_dp_mapping", use_tp_pp_dp_mapping,
@@ -73,6 +76,7 @@ void ParallelConfig::validate(Violations& violations) const {
   if (max_seqlen_per_dp_cp_rank)
     refuse_below_one("--max-seqlen-per-dp-cp-rank", *max_seqlen_per_dp_cp_rank, violations);
   refuse_below_one("--expert-model-parallel-size", expert_model_parallel_size, violations);
+  refuse_below_one("--expert-tensor-parallel-size", expert_tensor_size(), violations);
   const std::vector<int64_t>& levels = hierarchical_context_parallel_sizes;
   const bool fits = levels.size() == 2 && levels[0] > 0 && levels[1] > 0 &&
                     levels[0] * levels[1] == context_parallel_size;
@@ -108,7 +112,8 @@ const ProcessGroup& ParallelGroups::block(AxisSet axes, int size, const std::str
 
 Mesh make_mesh(const ParallelConfig& config, int64_t world_size) {
   MeshSizes sizes;
-  sizes.tensor = sizes.expert_tensor = config.tensor_model_parallel_size;
+  sizes.tensor = config.tensor_model_parallel_size;
+  sizes.expert_tensor = config.expert_tensor_size();
   sizes.context = config.context_parallel_size;
   sizes.data = data_parallel_size(config, world_size);
   sizes.pipeline = config.pipeline_model_parallel_size;
@@ -133,6 +138,7 @@ constexpr std::pair<AxisSet, ProcessGroup ParallelGroups::*> kGroups[] = {
     {{Axis::kExpert}, &ParallelGroups::ep},
     {{Axis::kExpertTensor}, &ParallelGroups::etp},
     {{Axis::kExpertData}, &ParallelGroups::edp},
+    {{Axis::kExpertTensor, Axis::kExpert}, &ParallelGroups::ep_etp},
     {{Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline}, &ParallelGroups::expert_model_parallel},
 };
 
@@ -187,6 +193,8 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config,
   if (experts) groups.ep = make({Axis::kExpert}, "ep");
   groups.etp = make_expert({Axis::kExpertTensor}, "etp", {Axis::kTensor});
   groups.edp = make_expert({Axis::kExpertData}, "edp", {Axis::kData, Axis::kContext});
+  groups.ep_etp =
+      make_expert({Axis::kExpertTensor, Axis::kExpert}, "ep_etp", {Axis::kTensor});
   groups.expert_model_parallel = make_expert({Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline},
                                              "expert_model_parallel", {Axis::kModel});
   return groups;

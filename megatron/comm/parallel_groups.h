@@ -23,11 +23,16 @@ struct ParallelConfig : Config {
   bool hybrid_context_parallel = false;
   std::optional<int64_t> max_seqlen_per_dp_cp_rank;
   int64_t expert_model_parallel_size = 1;
+  std::optional<int64_t> expert_tensor_parallel_size;  // none: tensor_model_parallel_size
   bool sequence_parallel = false;
   bool use_tp_pp_dp_mapping = false;
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
+
+  int64_t expert_tensor_size() const {
+    return expert_tensor_parallel_size.value_or(tensor_model_parallel_size);
+  }
 };
 
 // The groups this rank belongs to. Default-constructed: one rank.
@@ -50,8 +55,9 @@ struct ParallelGroups {
   ProcessGroup ep;                     // ranks that hold different experts
   ProcessGroup etp;                    // as tp, of an expert
   ProcessGroup edp;                    // as dp_cp, of an expert
+  ProcessGroup ep_etp;                 // ranks that hold one set of experts; etp is the fastest
   ProcessGroup expert_model_parallel;  // as model_parallel, of experts: etp, ep and pp
-  std::string no_experts;              // Mesh::no_experts(): the last four are then of no use
+  std::string no_experts;              // Mesh::no_experts(): the last five are then of no use
 
   // The sets of axes along which there is a group above: of dense weights, then of experts.
   static std::vector<AxisSet> axes();
@@ -71,8 +77,7 @@ struct ParallelGroups {
 // evenly.
 int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size);
 
-// The mesh of a configuration and a number of ranks. Experts are divided over as many tensor ranks
-// as other weights. Throws UsageError or Error when sizes do not divide.
+// The mesh of a configuration and a number of ranks. Throws UsageError or Error when sizes do not divide.
 Mesh make_mesh(const ParallelConfig& config, int64_t world_size);
 
 // Where a rank is, "tp 1 pp 2 dp 0": the axes with several ranks.

@@ -43,27 +43,30 @@ std::vector<Segment> segments_of(const Parameter& parameter, size_t dim,
   return {{0, 0, whole}};
 }
 
-// Draws one piece. A piece that is not contiguous in the local tensor is drawn into a temporary and
-// copied.
+// Draws a part [columns] or [rows, columns] of a tensor whose rows have `row_elements`. A part that
+// is not contiguous is drawn into a temporary and copied.
+void draw_rows(const Init& init, const at::Tensor& view, RandomKey key, int64_t first_row,
+               int64_t row_elements, int64_t column_offset) {
+  at::Tensor out = view.is_contiguous() ? view : at::empty(view.sizes(), view.options());
+  if (init.kind == Init::Kind::kNormal)
+    normal_(out, init.std, key, first_row, row_elements, column_offset);
+  else
+    uniform_(out, -init.std, init.std, key, first_row, row_elements, column_offset);
+  if (!view.is_contiguous()) view.copy_(out);
+}
+
+// Draws one piece.
 void draw_piece(const Parameter& parameter, const ShardPiece& piece, RandomKey key) {
+  const std::vector<int64_t>&whole = parameter.global_shape, &offset = piece.global.offset;
   at::Tensor view = parameter.value;
   for (size_t d = 0; d < piece.local_offset.size(); ++d)
     view = view.narrow(static_cast<int64_t>(d), piece.local_offset[d], piece.global.shape[d]);
-  at::Tensor out = view.is_contiguous() ? view : at::empty(view.sizes(), view.options());
-  int64_t row_elements = 1, column_offset = 0;
-  for (size_t d = 1; d < piece.global.shape.size(); ++d) {
-    MEGATRON_ASSERT(d == 1 || piece.global.shape[d] == parameter.global_shape[d], parameter.name,
-                    ": only the first two dimensions may be sharded");
-    row_elements *= parameter.global_shape[d];
-    column_offset = column_offset * parameter.global_shape[d] + piece.global.offset[d];
-  }
-  const int64_t first_row = piece.global.offset[0];
-  if (parameter.init.kind == Init::Kind::kNormal)
-    normal_(out, parameter.init.std, key, first_row, row_elements, column_offset);
-  else
-    uniform_(out, -parameter.init.std, parameter.init.std, key, first_row, row_elements,
-             column_offset);
-  if (!view.is_contiguous()) view.copy_(out);
+  MEGATRON_ASSERT(whole.size() <= 3, parameter.name, " has ", whole.size(), " dimensions");
+  if (whole.size() == 1) return draw_rows(parameter.init, view, key, offset[0], 1, 0);
+  if (whole.size() == 2) return draw_rows(parameter.init, view, key, offset[0], whole[1], offset[1]);
+  for (int64_t i = 0; i < view.size(0); ++i)
+    draw_rows(parameter.init, view[i], key, (offset[0] + i) * whole[1] + offset[1], whole[2],
+              offset[2]);
 }
 
 }  // namespace

@@ -1,25 +1,11 @@
 #include "megatron/transformer/config/attention.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
+#include "megatron/transformer/config/detail/layer_list.h"
 
 namespace megatron {
-namespace {
-
-// "[1,0,1]": 1 marks a windowed layer. Megatron's expressions such as "([1]*3+[0])*2" are refused.
-std::optional<std::vector<int64_t>> parse_list(const std::string& text) {
-  if (text.size() < 2 || text.front() != '[' || text.back() != ']') return std::nullopt;
-  std::vector<int64_t> values;
-  for (size_t i = 1; i + 1 < text.size(); ++i) {
-    const char c = text[i];
-    if (c == '0' || c == '1')
-      values.push_back(c - '0');
-    else if (c != ',' && c != ' ')
-      return std::nullopt;
-  }
-  return values;
-}
-
-}  // namespace
 
 void AttentionConfig::fields(FieldVisitor& v) {
   v.role(FieldRole::kArchitecture);
@@ -51,12 +37,11 @@ void AttentionConfig::validate(Violations& v, const ShapeConfig& shape) const {
   v.require(window_attn_skip_freq.empty() || !window_size.empty(),
             "--window-attn-skip-freq has an effect only with --window-size");
   if (!window_attn_skip_freq.empty()) {
-    const auto list = parse_list(window_attn_skip_freq);
-    const std::string& text = window_attn_skip_freq;
-    const bool number = text.find_first_not_of("0123456789") == std::string::npos &&
-                        text[0] != '0' && text.size() < 10;
+    const auto list = parse_layer_list(window_attn_skip_freq);
     v.require(
-        number || (list && static_cast<int64_t>(list->size()) == shape.num_layers),
+        parse_layer_period(window_attn_skip_freq) ||
+            (list && static_cast<int64_t>(list->size()) == shape.num_layers &&
+             std::all_of(list->begin(), list->end(), [](int64_t e) { return e == 0 || e == 1; })),
         cat("--window-attn-skip-freq ", window_attn_skip_freq,
             ": expected a positive integer, or a list of ", shape.num_layers, " zeros and ones"));
   }
@@ -64,10 +49,10 @@ void AttentionConfig::validate(Violations& v, const ShapeConfig& shape) const {
 
 std::vector<int64_t> AttentionConfig::window(int64_t layer_number) const {
   if (window_size.empty() || window_attn_skip_freq.empty()) return window_size;
-  if (const auto list = parse_list(window_attn_skip_freq))
+  if (const auto list = parse_layer_list(window_attn_skip_freq))
     return list->at(static_cast<size_t>(layer_number - 1)) ? window_size : std::vector<int64_t>{};
-  return layer_number % std::stoll(window_attn_skip_freq) == 0 ? std::vector<int64_t>{}
-                                                               : window_size;
+  return layer_number % *parse_layer_period(window_attn_skip_freq) == 0 ? std::vector<int64_t>{}
+                                                                        : window_size;
 }
 
 }  // namespace megatron

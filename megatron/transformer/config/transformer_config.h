@@ -11,6 +11,7 @@
 #include "megatron/transformer/config/initialization.h"
 #include "megatron/transformer/config/layer.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/config/moe.h"
 #include "megatron/transformer/config/offload.h"
 #include "megatron/transformer/config/output.h"
 #include "megatron/transformer/config/position.h"
@@ -23,7 +24,7 @@ namespace megatron {
 // A new topic is a header, a source and a line here. Groups of flags are in the order in which the
 // topics start them.
 using TransformerTopics = TopicList<PositionConfig, LayerConfig, AttentionConfig, FeedForwardConfig,
-                                    PrecisionConfig, LoraConfig, InitializationConfig, OutputConfig,
+                                    MoEConfig, PrecisionConfig, LoraConfig, InitializationConfig, OutputConfig,
                                     RecomputeConfig, OffloadConfig, AttentionBackendConfig>;
 
 struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
@@ -45,6 +46,10 @@ struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   // Quantisation of the linears of a layer; layers count from 1.
   QuantizationOptions quantization(int64_t layer_number) const {
     return PrecisionConfig::quantization(layer_number, num_layers);
+  }
+  // The letters of a layer's kind (transformer/layer_kinds.h); layers count from 1.
+  std::string_view layer_letters(int64_t layer_number) const {
+    return is_moe_layer(layer_number) ? "*E" : LayerConfig::layer_letters(layer_number);
   }
   // Initialisation of a weight [rows, columns]; `output` is for linear_proj and linear_fc2, whose
   // std is divided by sqrt(2 num_layers).
