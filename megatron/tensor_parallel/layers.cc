@@ -295,7 +295,8 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
                                            int64_t output_size, const LinearOptions& options,
                                            const ParallelGroups& groups)
     : impl_(std::make_unique<Impl>()) {
-  const int ranks = groups.tp.size();
+  const ProcessGroup& tp = options.divided ? groups.tp : groups.group({});
+  const int ranks = tp.size();
   const std::vector<int64_t> parts =
       options.parts.empty() ? std::vector<int64_t>{output_size} : options.parts;
   for (int64_t part : parts) part_of(name, "output size", part, ranks);
@@ -313,13 +314,20 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   impl_->bias.local_shape = {output_size / ranks};
   impl_->bias.global_shape = {output_size};
   impl_->bias.role = ParameterRole::kBias;
-  for (Parameter* parameter : {&impl_->weight, &impl_->bias})
-    parameter->placement.shards = {{0, Axis::kTensor, parts}};
+  for (Parameter* parameter : {&impl_->weight, &impl_->bias}) {
+    if (options.divided) parameter->placement.shards = {{0, Axis::kTensor, parts}};
+    if (!options.divided && options.sequence_parallel)
+      parameter->placement.partial_grad.insert(Axis::kTensor);
+  }
   add("weight", &impl_->weight);
   if (options.bias) add("bias", &impl_->bias);
-  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  impl_->norm.get(),
-                  &groups.tp,     options.sequence_parallel && ranks > 1, options.recompute_norm};
-  impl_->state.mailbox = groups.tp.mailbox();
+  impl_->state = {&impl_->weight,
+                  options.bias ? &impl_->bias : nullptr,
+                  impl_->norm.get(),
+                  &tp,
+                  options.sequence_parallel && ranks > 1,
+                  options.recompute_norm};
+  impl_->state.mailbox = tp.mailbox();
   quantize_products(options.quantization, impl_->state);
   if (options.lora.rank == 0) return;
   impl_->lora = std::make_unique<LoraAdapter>(impl_->weight, options.lora, groups);
@@ -360,6 +368,13 @@ at::Tensor ColumnParallelLinear::prefetch_input_in_backward(const at::Tensor& x,
   if (!input.defined() || !state.sequence_parallel || !state.mailbox || !state.mailbox->fits(input))
     return x;
   return PrefetchInput::apply(x, input, &impl_->state);
+}
+
+at::Tensor ColumnParallelLinear::normed(const at::Tensor& x) {
+  const at::NoGradGuard no_grad;
+  if (impl_->state.norm == nullptr) return x;
+  const AcquiredValue weight(impl_->state.weight);
+  return norm_forward(*impl_->state.norm, x).y.to(weight.value().scalar_type());
 }
 
 Parameter& ColumnParallelLinear::weight() { return *impl_->state.weight; }

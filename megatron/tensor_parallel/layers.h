@@ -22,6 +22,9 @@ struct LinearOptions {
   // Column-parallel only: sizes of the output parts that are split one by one (a gated FC1 is {ffn,
   // ffn}).
   std::vector<int64_t> parts = {};
+  // Column-parallel only: false: every tensor-parallel rank holds the whole weight and multiplies the
+  // rows that it has; there is no communication.
+  bool divided = true;
   // Column-parallel only: apply this norm to the input first; its parameters are layer_norm_weight
   // and layer_norm_bias.
   bool input_norm = false;
@@ -78,6 +81,8 @@ class ColumnParallelLinear : public Module {
   // parallelism, or if the weight gradient is deferred. No other backward through this layer may
   // run in between.
   at::Tensor prefetch_input_in_backward(const at::Tensor& x, const at::Tensor& input);
+  // norm(X) alone, in the weight's type; X without a norm. Not differentiable.
+  at::Tensor normed(const at::Tensor& x);
   Parameter& weight();
 
  private:

@@ -9,14 +9,16 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
                                    FeedForwardMaker make_feed_forward)
     : Layer(layer_number),
       config_(config),
-      self_attention_(config, layer_number, sequence_parallel, groups),
+      self_attention_(make_attention(config, layer_number, sequence_parallel, groups)),
       mlp_(make_feed_forward(config, layer_number, sequence_parallel, groups)),
-      attention_half_(config, self_attention_,
+      attention_half_(config, *self_attention_,
                       random_key(config.seed, "attention_output_dropout", layer_number),
                       sequence_parallel, /*names=*/{}),
       mlp_half_(config, *mlp_, random_key(config.seed, "mlp_output_dropout", layer_number),
                 sequence_parallel, {"mlp", "mlp_norm"}) {
-  add("self_attention", &self_attention_);
+  if (Norm* norm = self_attention_->input_norm()) add("input_layernorm", norm);
+  add("self_attention", self_attention_.get());
+  if (Norm* norm = mlp_->input_norm()) add("pre_mlp_layernorm", norm);
   add("mlp", mlp_.get());
   if (!config.has_post_norm()) return;
   add("post_self_attn_layernorm", attention_half_.post_norm());
@@ -24,7 +26,7 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
 }
 
 std::unique_ptr<LayerState> TransformerLayer::make_state(const DecodingShape& shape) const {
-  return self_attention_.make_state(shape);
+  return self_attention_->make_state(shape);
 }
 
 // Each half: norm, sublayer, residual.
@@ -35,7 +37,7 @@ at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& co
 
 at::Tensor TransformerLayer::forward_parallel_residual(const at::Tensor& x,
                                                        const LayerContext& context) {
-  const SublayerOutput attention = self_attention_.forward(x, context, /*add=*/false);
+  const SublayerOutput attention = self_attention_->forward(x, context, /*add=*/false);
   const SublayerOutput mlp = mlp_->forward(attention.residual, context, /*add=*/false);
   const at::Tensor middle =
       attention_half_.add_residual({attention.output, mlp.residual}, context.pass);

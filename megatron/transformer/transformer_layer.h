@@ -3,13 +3,14 @@
 // --parallel-residual both sublayers read x.
 #pragma once
 
-#include "megatron/transformer/attention/attention.h"
+#include "megatron/transformer/attention/attention_sublayer.h"
 #include "megatron/transformer/feed_forward/feed_forward.h"
 
 namespace megatron {
 
-// Parameters: self_attention..., mlp..., post_self_attn_layernorm.*, post_mlp_layernorm.* (post,
-// sandwich).
+// Parameters: input_layernorm.* and pre_mlp_layernorm.* (where no linear of the sublayer contains
+// the norm of its input), self_attention..., mlp..., post_self_attn_layernorm.*,
+// post_mlp_layernorm.* (post, sandwich).
 class TransformerLayer : public Layer {
  public:
   TransformerLayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
@@ -21,7 +22,7 @@ class TransformerLayer : public Layer {
   at::Tensor forward_parallel_residual(const at::Tensor& x, const LayerContext& context);
 
   const TransformerConfig& config_;
-  SelfAttention self_attention_;
+  std::unique_ptr<AttentionSublayer> self_attention_;
   std::unique_ptr<FeedForward> mlp_;
   ResidualSublayer attention_half_, mlp_half_;
 };

@@ -100,13 +100,14 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       const int64_t heads = q.size(2);
       const auto mask = cpu_mask(q, k, o);
       std::tie(f.library_out, f.lse) = at::_scaled_dot_product_flash_attention_for_cpu(
-          to_heads(q), to_heads(repeat_groups(k, heads)), to_heads(repeat_groups(v, heads)), 0.0,
-          causal && !mask.has_value(), mask, o.scale);
+          to_heads(q), to_heads(repeat_groups(k, heads)),
+          to_heads(repeat_groups(padded(v, q.size(3)), heads)), 0.0, causal && !mask.has_value(),
+          mask, o.scale);
       break;
     }
     case Path::kFlashCuda: {
-      auto r = at::_scaled_dot_product_flash_attention(to_heads(q), to_heads(k), to_heads(v), 0.0,
-                                                       causal, false, o.scale);
+      auto r = at::_scaled_dot_product_flash_attention(
+          to_heads(q), to_heads(k), to_heads(padded(v, q.size(3))), 0.0, causal, false, o.scale);
       f.library_out = std::get<0>(r);
       f.lse = std::get<1>(r);
       f.cu_q = std::get<2>(r);
@@ -116,13 +117,13 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       break;
     }
     case Path::kCudnn: {
-      f.out = at::empty(q.sizes(), q.options());
+      f.out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
       f.library_out = to_heads(f.out);
       f.lse = cudnn_attention_forward(to_heads(q), to_heads(k), to_heads(v), f.library_out, o);
       return f;
     }
   }
-  f.out = from_heads(f.library_out).contiguous();
+  f.out = from_heads(f.library_out).narrow(3, 0, v.size(3)).contiguous();
   return f;
 }
 
@@ -135,7 +136,6 @@ void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const 
     grads = unfused_attention_backward(dout, q, k, v, o);
     return;
   }
-  const bool causal = library_causal(q, o);
   if (path == Path::kCudnn) {
     auto& [dq, dk, dv] = grads;
     for (auto [grad, input] : {std::pair{&dq, &q}, {&dk, &k}, {&dv, &v}}) {
@@ -146,23 +146,25 @@ void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const 
                              f.library_out, f.lse, to_heads(dq), to_heads(dk), to_heads(dv), o);
     return;
   }
+  const bool causal = library_causal(q, o);
+  const at::Tensor wide_grad = padded(dout, q.size(3)), wide_values = padded(v, q.size(3));
   if (path == Path::kFlashCpu) {
     const int64_t heads = q.size(2), groups = k.size(2);
     const auto mask = cpu_mask(q, k, o);
     auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        to_heads(dout), to_heads(q), to_heads(repeat_groups(k, heads)),
-        to_heads(repeat_groups(v, heads)), f.library_out, f.lse, 0.0, causal && !mask.has_value(),
-        mask, o.scale);
+        to_heads(wide_grad), to_heads(q), to_heads(repeat_groups(k, heads)),
+        to_heads(repeat_groups(wide_values, heads)), f.library_out, f.lse, 0.0,
+        causal && !mask.has_value(), mask, o.scale);
     grads = {from_heads(dq), sum_groups(from_heads(dk), groups),
-             sum_groups(from_heads(dv), groups)};
+             sum_groups(from_heads(dv), groups).narrow(3, 0, v.size(3))};
     return;
   }
   const DeterministicScope deterministic;
   const Grads found = at::_scaled_dot_product_flash_attention_backward(
-      to_heads(dout), to_heads(q), to_heads(k), to_heads(v), f.library_out, f.lse, f.cu_q, f.cu_k,
-      q.size(0), k.size(0), 0.0, causal, f.seed, f.offset, o.scale);
+      to_heads(wide_grad), to_heads(q), to_heads(k), to_heads(wide_values), f.library_out, f.lse,
+      f.cu_q, f.cu_k, q.size(0), k.size(0), 0.0, causal, f.seed, f.offset, o.scale);
   grads = {from_heads(std::get<0>(found)), from_heads(std::get<1>(found)),
-           from_heads(std::get<2>(found))};
+           from_heads(std::get<2>(found)).narrow(3, 0, v.size(3))};
 }
 
 // Carries the options through autograd's context.

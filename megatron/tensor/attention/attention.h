@@ -50,8 +50,10 @@ struct AttentionOptions {
 // not support the options.
 //
 //   q       [s, b, n, d]       any strides with a contiguous last dimension
-//   k, v    [s_k, b, g, d]     g divides n
-//   return  [s, b, n, d]       contiguous
+//   k       [s_k, b, g, d]     g divides n
+//   v       [s_k, b, g, v]     v <= d without a copy on cuDNN, padded to d for flash attention;
+//                              v > d takes the unfused path
+//   return  [s, b, n, v]       contiguous
 at::Tensor core_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options);
 

@@ -75,14 +75,15 @@ AttentionBlock square_forward(const at::Tensor& q, const at::Tensor& k, const at
                               const AttentionOptions& o) {
   const int64_t g = k.size(2);
   if (is_cudnn(q, k, v, o)) {
-    const at::Tensor out = at::empty(q.sizes(), q.options());
+    const at::Tensor out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
     const at::Tensor lse =
         cudnn_attention_forward(fold(q, g), fold(k, g), fold(v, g), fold(out, g), o);
     return {out, lse.view({q.size(1), q.size(2), q.size(0)})};
   }
-  const auto r = at::_scaled_dot_product_flash_attention(to_heads(q), to_heads(k), to_heads(v), 0.0,
+  const auto r = at::_scaled_dot_product_flash_attention(to_heads(q), to_heads(k),
+                                                         to_heads(padded(v, q.size(3))), 0.0,
                                                          o.causal && q.size(0) > 1, false, o.scale);
-  return {from_heads(std::get<0>(r)), std::get<1>(r)};
+  return {from_heads(std::get<0>(r)).narrow(3, 0, v.size(3)), std::get<1>(r)};
 }
 
 AttentionGrads square_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
@@ -102,11 +103,11 @@ AttentionGrads square_backward(const at::Tensor& dout, const at::Tensor& q, cons
   // only read with dropout
   const at::Tensor no_seed = at::empty({2}, q.options().dtype(at::kLong));
   const auto grads = at::_scaled_dot_product_flash_attention_backward(
-      to_heads(dout), to_heads(q), to_heads(k), to_heads(v), to_heads(out), lse.contiguous(),
-      at::Tensor(), at::Tensor(), q.size(0), k.size(0), 0.0, o.causal && q.size(0) > 1, no_seed,
-      no_seed, o.scale);
+      to_heads(padded(dout, q.size(3))), to_heads(q), to_heads(k), to_heads(padded(v, q.size(3))),
+      to_heads(padded(out, q.size(3))), lse.contiguous(), at::Tensor(), at::Tensor(), q.size(0),
+      k.size(0), 0.0, o.causal && q.size(0) > 1, no_seed, no_seed, o.scale);
   return {from_heads(std::get<0>(grads)), from_heads(std::get<1>(grads)),
-          from_heads(std::get<2>(grads))};
+          from_heads(std::get<2>(grads)).narrow(3, 0, v.size(3))};
 }
 
 AttentionBlock library_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -186,7 +186,11 @@ void execute(Plan& plan, std::initializer_list<std::pair<Id, at::Tensor>> tensor
 
 std::string why_not_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
-  const at::Tensor out = at::empty_like(q), lse = like_lse(q);
+  const at::Tensor lse = like_lse(q);
+  const at::Tensor out = v.size(3) == q.size(3)
+                             ? at::empty_like(q)
+                             : at::empty({q.size(2), q.size(0), q.size(1), v.size(3)}, q.options())
+                                   .permute({1, 2, 0, 3});
   const Plan& forward = forward_plan(q, k, v, out, lse, options);
   if (!forward.failure.empty()) return forward.failure;
   return backward_plan(out, q, k, v, out, lse, q, k, v, options).failure;

@@ -49,7 +49,7 @@ std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tens
   if (o.softcap > 0.0) return "scores are soft-capped";
   if (o.dropout > 0.0) return "attention dropout is position-keyed";
   if (!knows_windows && is_windowed(k, o)) return "a sliding window is given";
-  if (q.size(3) != v.size(3)) return "keys and values differ in width";
+  if (q.size(3) < v.size(3)) return "values are wider than keys";
   if (q.numel() == 0 || k.numel() == 0) return "there is nothing to attend to";
   if (!q.is_cuda()) {
     return !o.causal || q.size(0) <= k.size(0) ? "" : "there are more queries than keys";
@@ -60,6 +60,10 @@ std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tens
   if (q.size(3) % 8 != 0 || q.size(3) > 256)
     return "the head size is not a multiple of 8 up to 256";
   return "";
+}
+
+at::Tensor padded(const at::Tensor& t, int64_t width) {
+  return t.size(3) == width ? t : at::constant_pad_nd(t, {0, width - t.size(3)});
 }
 
 at::Tensor to_heads(const at::Tensor& t) { return t.permute({1, 2, 0, 3}); }

@@ -26,6 +26,9 @@ std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tens
 // query sees every key.
 bool library_mask_fits(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options);
 
+// [s, b, n, d] with zeros up to this width: flash attention takes values as wide as keys.
+at::Tensor padded(const at::Tensor& t, int64_t width);
+
 // [s, b, n, d] <-> [b, n, s, d], a view.
 at::Tensor to_heads(const at::Tensor& t);
 at::Tensor from_heads(const at::Tensor& t);

@@ -77,6 +77,8 @@ constexpr KnownFlag kRows[] = {
     so("--use-te-activation-func", kFusedActivation),
     {"--symmetric-ar-type", kNo, "sums over symmetric memory are not built yet", 1, 1},
     {"--mrope-section", kNo, kMrope, 1, -1},
+    so("--cache-mla-latents", kLatentCache),
+    so("--mla-down-proj-fusion", kFusedDownProjections),
     so("--transformer-impl", kOneImplementation, 1, 1,
        "local transformer_engine inference_optimized"),
     {"--delta-offload-bytes-across-pp-ranks", kNo,
@@ -111,7 +113,6 @@ constexpr KnownFlag kRows[] = {
     so("--no-bias-swiglu-fusion", kFusedActivation),
     so("--no-bias-dropout-fusion", kFusedDropout),
     so("--no-rope-fusion", kFusedRotary),
-    {"--rope-type", kNo, "give --rope-scaling-type for scaled rotary positions", 1, 1},
     so("--use-flash-attn", kFlashAttention),
     {"--use-torch-optimizer-for-cpu-offload", kNo,
      "states in host memory are updated by the kernels of this program"},
@@ -339,10 +340,6 @@ constexpr Refusal kRefusals[] = {
      "--mtp-detach-heads --mtp-hsm --mtp-hybrid-override-pattern="},
     {"clipping of queries and keys is not built yet",
      "--qk-clip --qk-clip-alpha=0.5 --qk-clip-threshold=100"},
-    {"multi-latent attention is not built yet",
-     "--multi-latent-attention --q-lora-rank= --kv-lora-rank=32 --qk-head-dim=128 "
-     "--qk-pos-emb-head-dim=64 --v-head-dim=128 --rotary-scaling-factor=1.0 --mscale=1.0 "
-     "--mscale-all-dim=0.0 --cache-mla-latents --mla-down-proj-fusion"},
     {"sparse, gated-delta and linear attention are not built yet",
      "--experimental-attention-variant= --dsa-indexer-n-heads= --dsa-indexer-head-dim= "
      "--dsa-indexer-topk= --dsa-indexer-topk-freq=1 --dsa-indexer-skip-topk-offset=0 "

@@ -18,10 +18,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-NormOptions norm_options(const TransformerConfig& config) {
-  return {config.normalization, config.layernorm_epsilon, config.layernorm_zero_centered_gamma};
-}
-
 int64_t qkv_rows(const TransformerConfig& config) {
   return (config.num_attention_heads + 2 * config.query_groups()) * config.kv_channels;
 }
@@ -37,18 +33,6 @@ LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
   options.norm = norm_options(config);
   options.recompute_norm = config.recomputes("layernorm");
   options.lora = lora_options(config, "linear_qkv");
-  return options;
-}
-
-LinearOptions proj_options(const TransformerConfig& config, int64_t layer_number,
-                           bool sequence_parallel) {
-  LinearOptions options;
-  options.quantization = config.quantization(layer_number);
-  options.bias = config.add_bias_linear;
-  options.init = config.weight_init(
-      config.hidden_size, config.num_attention_heads * config.kv_channels, /*output=*/true);
-  options.sequence_parallel = sequence_parallel;
-  options.lora = lora_options(config, "linear_proj");
   return options;
 }
 
@@ -76,19 +60,6 @@ struct SplitQKV : torch::autograd::Function<SplitQKV> {
   }
 };
 
-// The context-parallel group of this micro-batch.
-const ProcessGroup& context_ranks(const ForwardContext& pass, const ParallelGroups& groups) {
-  return pass.cp != nullptr ? *pass.cp : groups.cp;
-}
-
-bool is_alias(const at::Tensor& a, const at::Tensor& b) { return b.defined() && a.is_alias_of(b); }
-
-int64_t per_rank(const char* what, int64_t count, int ranks) {
-  MEGATRON_CHECK(count % ranks == 0, what, " ", count, " is not divisible by ", ranks,
-                 " tensor-parallel ranks");
-  return count / ranks;
-}
-
 // Number of key/value groups that this rank attends with: its share, or one that it shares with
 // other ranks.
 int64_t groups_per_rank(int64_t groups, int ranks) {
@@ -108,20 +79,16 @@ int ranks_per_group(int64_t groups, int ranks) {
 SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_number,
                              bool sequence_parallel, const ParallelGroups& groups)
     : config_(config),
-      parallel_(groups),
       layer_number_(layer_number),
       heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
       groups_(groups_per_rank(config.query_groups(), groups.tp.size())),
       kv_(groups.block({Axis::kTensor}, ranks_per_group(config.query_groups(), groups.tp.size()),
                        "kv")),
-      first_head_(groups.tp.rank() * heads_),
-      context_parallel_type_(config.context_parallel_type(layer_number)),
-      dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
+      core_(config, layer_number, heads_, groups),
       linear_qkv_("linear_qkv", config.hidden_size, qkv_rows(config),
                   qkv_options(config, layer_number, sequence_parallel), groups),
-      linear_proj_("linear_proj", config.num_attention_heads * config.kv_channels,
-                   config.hidden_size, proj_options(config, layer_number, sequence_parallel),
-                   groups) {
+      linear_proj_("linear_proj", config.attention_width(), config.hidden_size,
+                   linear_proj_options(config, layer_number, sequence_parallel), groups) {
   add("linear_qkv", &linear_qkv_);
   if (config.qk_layernorm) {
     MEGATRON_CHECK(!config.qk_layernorm_over_heads || kv_.size() == 1,
@@ -141,53 +108,6 @@ std::unique_ptr<LayerState> SelfAttention::make_state(const DecodingShape& shape
   return std::make_unique<KVCache>(shape.capacity);
 }
 
-AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num_queries,
-                                        int64_t num_keys) const {
-  AttentionOptions options;
-  options.causal = config_.causal;
-  options.scale = config_.softmax_scale();
-  options.softcap = config_.attn_logit_softcapping;
-  if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty())
-    options.window_left = window[0];
-  options.mask = context.pass.attention_mask;
-  options.backend = config_.attention_backend;
-  options.deterministic = !config_.fast;
-  options.recompute = config_.recomputes("core_attn");
-  if (context.pass.training && config_.attention_dropout > 0.0) {
-    MEGATRON_ASSERT(num_queries == num_keys, "dropout while decoding");
-    options.dropout = config_.attention_dropout;
-    options.key = dropout_key_;
-    options.place = context.pass.place;
-    options.key_position = context.pass.place.position;
-    options.first_head = first_head_;
-  }
-  return options;
-}
-
-at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const LayerContext& context) const {
-  const ForwardContext& pass = context.pass;
-  // Besides its inputs, core attention saves its output, which linear_proj saves too. With an
-  // all-to-all of tokens and heads it saves exchanged copies of them instead.
-  const ProcessGroup& cp = context_ranks(pass, parallel_);
-  const bool exchanged = cp.size() > 1 && (context_parallel_type_ == ContextParallelType::kA2A ||
-                                           context_parallel_type_ == ContextParallelType::kA2AP2P);
-  const OffloadScope scope(context.offload(), [&](const at::Tensor& saved) {
-    const bool input = exchanged || is_alias(saved, q) || is_alias(saved, k) || is_alias(saved, v);
-    return config_.offloads(input ? "core_attn" : "attn_proj");
-  });
-  const AttentionOptions core = options(context, q.size(0), k.size(0));
-  if (context.state != nullptr || pass.attention_mask.defined()) {
-    MEGATRON_CHECK(cp.size() == 1, context.state != nullptr ? "decoding" : "an attention mask",
-                   " over ", cp.size(), " context-parallel ranks is not built",
-                   "\nhint: --context-parallel-size 1");
-    MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask or a cache");
-    return core_attention(q, k, v, core);
-  }
-  return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_,
-                                    parallel_, &cp);
-}
-
 SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
   // With fewer key/value groups than tensor-parallel ranks, the rows of one group are split over
   // several ranks, which gather them; each then attends with its share of the query heads.
@@ -199,7 +119,7 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
   };
   const at::Tensor& mixed = projected.output;
   const int64_t s = mixed.size(0), b = mixed.size(1);
-  if (!q_layernorm_ && kv_.size() == 1 && context_ranks(context.pass, parallel_).size() == 1 &&
+  if (!q_layernorm_ && kv_.size() == 1 && core_.context_ranks(context.pass).size() == 1 &&
       context.state == nullptr) {
     return back(attend_packed(mixed, context));
   }
@@ -224,7 +144,7 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
   if (context.state != nullptr)
     std::tie(k, v) =
         static_cast<KVCache*>(context.state)->append(context.pass.decoding->length(), k, v);
-  const at::Tensor y = attend(q, k, v, context);
+  const at::Tensor y = core_.forward(q, k, v, context);
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
   return back(y.reshape({s, b, heads_ * config_.kv_channels}));
 }
@@ -236,7 +156,7 @@ at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
     if (is_alias(saved, rotary.cos) || is_alias(saved, rotary.sin)) return false;
     return config_.offloads(is_alias(saved, mixed) ? "core_attn" : "attn_proj");
   });
-  AttentionOptions core = options(context, mixed.size(0), mixed.size(0));
+  AttentionOptions core = core_.options(context, mixed.size(0), mixed.size(0));
   if (context.pass.document_ids.defined()) {
     MEGATRON_ASSERT(!core.mask.defined(), "document ids beside a mask");
     const at::Tensor positions = zigzag_positions(mixed.size(0), 1, 0, mixed.device());

@@ -3,8 +3,9 @@
 
 #include <memory>
 
+#include "megatron/transformer/attention/attention_sublayer.h"
+#include "megatron/transformer/attention/core_attention.h"
 #include "megatron/transformer/attention/qk_norm.h"
-#include "megatron/transformer/layer/sublayer.h"
 
 namespace megatron {
 
@@ -18,13 +19,13 @@ namespace megatron {
 //
 // Communication: that of its linears over tp, of attention over cp. Keeps a reference to groups,
 // which must outlive it.
-class SelfAttention : public Sublayer {
+class SelfAttention : public AttentionSublayer {
  public:
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                 const ParallelGroups& groups);
   SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add) override;
   // Keys and values of earlier positions: a KVCache.
-  std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const;
+  std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const override;
 
  private:
   // Output of linear_qkv, gathered from the ranks that share one key/value group.
@@ -33,19 +34,12 @@ class SelfAttention : public Sublayer {
   at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
   SublayerOutput project_back(const at::Tensor& y, const at::Tensor& x, bool add,
                               OffloadedPass* offload);
-  AttentionOptions options(const LayerContext& context, int64_t num_queries,
-                           int64_t num_keys) const;
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const LayerContext& context) const;
 
   const TransformerConfig& config_;
-  const ParallelGroups& parallel_;
   int64_t layer_number_;    // from 1
   int64_t heads_, groups_;  // on this rank
   const ProcessGroup& kv_;  // ranks that share one key/value group
-  int64_t first_head_;
-  ContextParallelType context_parallel_type_;
-  RandomKey dropout_key_;
+  CoreAttention core_;
   ColumnParallelLinear linear_qkv_;
   std::unique_ptr<QKNorm> q_layernorm_, k_layernorm_;
   RowParallelLinear linear_proj_;

@@ -23,30 +23,26 @@ void reserve(at::Tensor& buffer, const at::Tensor& like, int64_t held, int64_t n
 
 }  // namespace
 
-std::pair<at::Tensor, at::Tensor> KVCache::append(int64_t first, const at::Tensor& k,
-                                                  const at::Tensor& v) {
-  const int64_t count = k.size(0), end = first + count;
+at::Tensor PositionBuffer::append(int64_t first, const at::Tensor& rows) {
+  const int64_t count = rows.size(0), end = first + count;
   MEGATRON_ASSERT(end <= capacity_, end, " positions in a cache of ", capacity_);
-  reserve(keys_, k, first, end, capacity_);
-  reserve(values_, v, first, end, capacity_);
-  keys_.narrow(0, first, count).copy_(k);
-  values_.narrow(0, first, count).copy_(v);
-  return {keys_.narrow(0, 0, end), values_.narrow(0, 0, end)};
+  reserve(rows_, rows, first, end, capacity_);
+  rows_.narrow(0, first, count).copy_(rows);
+  return rows_.narrow(0, 0, end);
+}
+
+void PositionBuffer::reorder(const at::Tensor& samples) {
+  if (rows_.defined()) rows_ = rows_.index_select(1, samples);
 }
 
 void KVCache::clear() {
-  keys_.reset();
-  values_.reset();
+  keys_.clear();
+  values_.clear();
 }
 
 void KVCache::reorder(const at::Tensor& rows) {
-  if (!keys_.defined()) return;
-  keys_ = keys_.index_select(1, rows);
-  values_ = values_.index_select(1, rows);
-}
-
-int64_t KVCache::bytes() const {
-  return keys_.defined() ? static_cast<int64_t>(keys_.nbytes() + values_.nbytes()) : 0;
+  keys_.reorder(rows);
+  values_.reorder(rows);
 }
 
 }  // namespace megatron

@@ -32,7 +32,7 @@ at::Tensor llama3_frequencies(const TransformerConfig& c, const at::Tensor& freq
 
 // Frequencies with many rotations within the original length are kept, those with few are divided
 // by the factor, with a linear ramp in between.
-at::Tensor yarn_frequencies(const TransformerConfig& c, const at::Tensor& powers) {
+at::Tensor yarn_frequencies(const TransformerConfig& c, double factor, const at::Tensor& powers) {
   const auto width = static_cast<double>(c.rotary_width()), base = c.rotary_base;
   const auto original = static_cast<double>(c.rope_original_max_position_embeddings);
   const auto dimension_of = [&](double turns) {
@@ -49,26 +49,27 @@ at::Tensor yarn_frequencies(const TransformerConfig& c, const at::Tensor& powers
   const at::Tensor ramp =
       ((at::arange(powers.size(0), powers.options()) - low) / (high - low)).clamp(0, 1);
   const at::Tensor kept = 1 - ramp;
-  return 1.0 / (c.rope_scaling_factor * powers) * (1 - kept) + 1.0 / powers * kept;
+  return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept;
 }
 
 }  // namespace
 
-RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config) : config_(config) {}
+RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config)
+    : config_(config), scaling_(config.rotary_scaling()) {}
 
 at::Tensor RotaryEmbedding::scaled_frequencies(at::ScalarType type, at::Device device,
                                                bool beyond) const {
   const TransformerConfig& c = config_;
   const at::Tensor base = powers(c.rotary_base, c.rotary_width(), type, device);
-  switch (c.rope_scaling_type) {
+  switch (scaling_.type) {
     case RopeScaling::kNone:
       return 1.0 / base;
     case RopeScaling::kLinear:
-      return 1.0 / base / c.rope_scaling_factor;
+      return 1.0 / base / scaling_.factor;
     case RopeScaling::kLlama3:
       return llama3_frequencies(c, 1.0 / base);
     case RopeScaling::kYarn:
-      return yarn_frequencies(c, base);
+      return yarn_frequencies(c, scaling_.factor, base);
     case RopeScaling::kLongRope: {
       const std::vector<double>& factors =
           beyond ? c.longrope_long_factor : c.longrope_short_factor;
@@ -79,14 +80,13 @@ at::Tensor RotaryEmbedding::scaled_frequencies(at::ScalarType type, at::Device d
 }
 
 double RotaryEmbedding::attention_factor() const {
-  const TransformerConfig& c = config_;
-  if (c.rope_attention_factor) return *c.rope_attention_factor;
-  if (c.rope_scaling_factor <= 1.0) return 1.0;
-  if (c.rope_scaling_type == RopeScaling::kYarn) return 0.1 * std::log(c.rope_scaling_factor) + 1.0;
-  if (c.rope_scaling_type != RopeScaling::kLongRope) return 1.0;
-  return std::sqrt(1.0 +
-                   std::log(c.rope_scaling_factor) /
-                       std::log(static_cast<double>(c.rope_original_max_position_embeddings)));
+  if (scaling_.attention_factor) return *scaling_.attention_factor;
+  const double factor = scaling_.factor;
+  if (factor <= 1.0) return 1.0;
+  if (scaling_.type == RopeScaling::kYarn) return 0.1 * std::log(factor) + 1.0;
+  if (scaling_.type != RopeScaling::kLongRope) return 1.0;
+  const auto original = static_cast<double>(config_.rope_original_max_position_embeddings);
+  return std::sqrt(1.0 + std::log(factor) / std::log(original));
 }
 
 at::Tensor RotaryEmbedding::frequencies(int64_t length) const {
@@ -114,7 +114,7 @@ LayerRotary RotaryEmbedding::tables(const at::Tensor& positions, at::ScalarType 
   };
 
   at::Tensor frequencies = scaled_frequencies(precision, device, /*beyond=*/false);
-  if (config_.rope_scaling_type == RopeScaling::kLongRope) {
+  if (scaling_.type == RopeScaling::kLongRope) {
     const at::Tensor beyond =
         positions.amax(-1, /*keepdim=*/true)
             .ge(config_.rope_original_max_position_embeddings);  // [1] or [b, 1]

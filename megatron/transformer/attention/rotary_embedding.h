@@ -28,6 +28,7 @@ class RotaryEmbedding {
   at::Tensor scaled_frequencies(at::ScalarType type, at::Device device, bool beyond) const;
   double attention_factor() const;
   const TransformerConfig& config_;
+  RotaryScaling scaling_;
 };
 
 }  // namespace megatron

@@ -16,6 +16,11 @@ enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone, kYarn };
 // (arXiv:2309.00071); kLongRope: Ding et al. 2024 (arXiv:2402.13753), one factor per frequency,
 // from one list up to the original length and from another one beyond.
 enum class RopeScaling { kNone, kLinear, kLlama3, kYarn, kLongRope };
+struct RotaryScaling {
+  RopeScaling type = RopeScaling::kNone;
+  double factor = 1.0;
+  std::optional<double> attention_factor;  // of cos and sin; none: as the type prescribes
+};
 
 struct PositionConfig {
   PositionEmbedding position_embedding_type = PositionEmbedding::kLearnedAbsolute;

@@ -16,6 +16,7 @@ void TransformerConfig::finalize() {
   RecomputeConfig::finalize();
   if (ffn_hidden_size == 0)
     ffn_hidden_size = swiglu ? hidden_size * 8 / 3 / 64 * 64 : 4 * hidden_size;
+  if (kv_channels == 0 && multi_latent_attention) kv_channels = query_head_size();
   if (kv_channels == 0 && num_attention_heads > 0) kv_channels = hidden_size / num_attention_heads;
   if (max_position_embeddings == 0) max_position_embeddings = seq_length;
   if (has_adapters()) {
@@ -29,6 +30,7 @@ void TransformerConfig::validate(Violations& v) const {
   if (!is_given()) return;
   validate_topics(v, *this);
   // Between topics
+  if (multi_latent_attention) validate_multi_latent_attention(*this, v);
   v.require(lora_rank <= 0 || !is_quantized(),
             "--lora-rank with --fp8-format or --fp4-format is not built", "leave one of them out");
   if (has_adapters()) validate_lora_targets(lora_targets, is_gated(activation()), v);
@@ -46,7 +48,16 @@ void TransformerConfig::validate(Violations& v) const {
   validate_offloading(*this, *this, v);
 }
 
+RotaryScaling TransformerConfig::rotary_scaling() const {
+  if (!multi_latent_attention)
+    return {rope_scaling_type, rope_scaling_factor, rope_attention_factor};
+  if (!stretches_positions()) return {};
+  return {RopeScaling::kYarn, rotary_scaling_factor, rotary_magnitude()};
+}
+
 double TransformerConfig::softmax_scale() const {
+  if (multi_latent_attention)
+    return score_magnitude() / std::sqrt(static_cast<double>(query_head_size()));
   return 1.0 / std::sqrt(query_pre_attn_scalar.value_or(static_cast<double>(kv_channels)));
 }
 

@@ -12,6 +12,7 @@
 #include "megatron/transformer/config/layer.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/config/moe.h"
+#include "megatron/transformer/config/multi_latent_attention.h"
 #include "megatron/transformer/config/offload.h"
 #include "megatron/transformer/config/output.h"
 #include "megatron/transformer/config/position.h"
@@ -23,9 +24,10 @@ namespace megatron {
 
 // A new topic is a header, a source and a line here. Groups of flags are in the order in which the
 // topics start them.
-using TransformerTopics = TopicList<PositionConfig, LayerConfig, AttentionConfig, FeedForwardConfig,
-                                    MoEConfig, PrecisionConfig, LoraConfig, InitializationConfig, OutputConfig,
-                                    RecomputeConfig, OffloadConfig, AttentionBackendConfig>;
+using TransformerTopics =
+    TopicList<PositionConfig, LayerConfig, AttentionConfig, MultiLatentAttentionConfig,
+              FeedForwardConfig, MoEConfig, PrecisionConfig, LoraConfig, InitializationConfig,
+              OutputConfig, RecomputeConfig, OffloadConfig, AttentionBackendConfig>;
 
 struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   void fields(FieldVisitor& visitor) override;
@@ -38,7 +40,13 @@ struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   // -- derived from several topics
   Activation activation() const;
   double softmax_scale() const;
-  int64_t rotary_width() const { return PositionConfig::rotary_width(*this); }
+  int64_t rotary_width() const {
+    return multi_latent_attention ? qk_pos_emb_head_dim : PositionConfig::rotary_width(*this);
+  }
+  RotaryScaling rotary_scaling() const;
+  // Widths of the output of a head, and of all heads: of linear_proj's input.
+  int64_t value_head_size() const { return multi_latent_attention ? v_head_dim : kv_channels; }
+  int64_t attention_width() const { return num_attention_heads * value_head_size(); }
   // Whether the layer (numbered from 1) uses rotary_base_local.
   bool is_rotary_local(int64_t layer_number) const {
     return rotary_base_local.has_value() && !window(layer_number).empty();

@@ -19,6 +19,8 @@ class Sublayer : public Module {
   // Returns {output, residual}, both shaped as x; with `add` {output + residual, undefined}. Saved
   // activations that --offload-modules names go to context.offload().
   virtual SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add) = 0;
+  // The norm of its input, for the layer to register; null: a linear contains it, or there is none.
+  virtual Norm* input_norm() { return nullptr; }
 };
 
 // x + dropout(sublayer(x)), or x + dropout(norm(sublayer(x))) with norms on the output of sublayers

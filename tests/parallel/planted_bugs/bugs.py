@@ -106,6 +106,7 @@ EMBEDDING = "megatron/tensor_parallel/vocab_parallel_embedding.cc"
 ATTENTION_BLOCK = "megatron/tensor/attention/attention_block.cc"
 QK_NORM = "megatron/transformer/attention/qk_norm.cc"
 ATTENTION = "megatron/transformer/attention/attention.cc"
+CORE_ATTENTION = "megatron/transformer/attention/core_attention.cc"
 LAYER = "megatron/transformer/transformer_layer.cc"
 SUBLAYER = "megatron/transformer/layer/sublayer.cc"
 BLOCK = "megatron/transformer/transformer_block.cc"
@@ -230,7 +231,7 @@ BUGS = (
           "random_key(config.seed + (PLANTED ? groups.tp.rank() : 0), \"mlp_output_dropout\", layer_number)"),),
         "tp2", "gpt tp2"),
     Bug("attention_dropout_equal_over_heads", "tensor ranks drop the same probabilities of different heads",
-        ((ATTENTION, "first_head_(groups.tp.rank() * heads_)", "first_head_(PLANTED ? 0 : groups.tp.rank() * heads_)"),),
+        ((CORE_ATTENTION, "first_head_(groups.tp.rank() * heads)", "first_head_(PLANTED ? 0 : groups.tp.rank() * heads)"),),
         "tp2", "gpt tp2"),
     Bug("attention_dropout_equal_after_a2a", "context ranks that traded tokens for heads drop the same probabilities",
         ((A2A, "own.first_head += a2a.rank() * qkv[0].size(2);", "if (!PLANTED) own.first_head += a2a.rank() * qkv[0].size(2);"),),
@@ -546,7 +547,7 @@ BUGS = (
         "pp2_vpp2_fp8", "llama pp2 vpp2 fp8"),
     # Layers of stages.
     Bug("window_by_stage", "the pattern of windowed layers begins anew on every stage, the numbers of layers do not",
-        ((ATTENTION, "config_.window(layer_number_); !window.empty()",
+        ((CORE_ATTENTION, "config_.window(layer_number_); !window.empty()",
           "config_.window(PLANTED ? (layer_number_ - 1) % (config_.num_layers / parallel_.pp.size()) + 1 : layer_number_); !window.empty()"),),
         "pp2_window3", "gemma pp2"),
     Bug("layer_number_of_even_stages", "layer numbers count from where a stage would begin if all had the same number of layers",

@@ -40,6 +40,24 @@ inline TransformerConfig llama_config() {
   return config;
 }
 
+// Multi-latent attention whose value heads are narrower than its key heads.
+inline TransformerConfig latent_config() {
+  TransformerConfig config = llama_config();
+  config.group_query_attention = false;
+  config.multi_latent_attention = config.qk_layernorm = true;
+  config.q_lora_rank = 12;
+  config.kv_lora_rank = 10;
+  config.qk_head_dim = 6;
+  config.qk_pos_emb_head_dim = 4;
+  config.v_head_dim = 8;
+  config.kv_channels = config.query_head_size();
+  config.rotary_scaling_factor = 4.0;
+  config.rope_original_max_position_embeddings = 8;
+  config.mscale = 0.7;
+  config.mscale_all_dim = 0.5;
+  return config;
+}
+
 inline at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   return at::randn(shape, generator, at::dtype(at::kDouble));

@@ -13,7 +13,7 @@ namespace megatron {
 namespace {
 
 TEST(TransformerBlock, RecomputationChangesNoBit) {
-  for (TransformerConfig config : {small_config(), llama_config()}) {
+  for (TransformerConfig config : {small_config(), llama_config(), latent_config()}) {
     config.hidden_dropout = config.attention_dropout = 0.1;
     const at::Tensor x = draw({8, 2, 32}, 1), dy = draw({8, 2, 32}, 2);
     ForwardContext context = context_of(8, 2);
@@ -70,7 +70,7 @@ TEST(TransformerBlock, OffloadingChangesNoBit) {
       {"with the MLP recomputed", {"core_attn", "attn_proj", "mlp_norm"}, {"mlp"}},
       {"inputs of recomputed layers", {"attn_norm"}, {}, true},
   };
-  for (TransformerConfig config : {small_config(), llama_config()}) {
+  for (TransformerConfig config : {small_config(), llama_config(), latent_config()}) {
     for (const double dropout : {0.0, 0.1}) {  // attention has another path with dropout
       config.hidden_dropout = config.attention_dropout = dropout;
       config.qk_layernorm = dropout == 0.0;
@@ -116,7 +116,7 @@ TEST(TransformerBlock, NamesLayersGlobally) {
 }
 
 TEST(TransformerBlock, MaskAndResetPositionsSeparateDocuments) {
-  for (TransformerConfig config : {small_config(), llama_config()}) {
+  for (TransformerConfig config : {small_config(), llama_config(), latent_config()}) {
     const int64_t first = 5, second = 7, s = first + second;
     const at::Tensor x = draw({s, 2, 32}, 1), dy = draw({s, 2, 32}, 2);
     ForwardContext packed = context_of(s, 2);
@@ -172,7 +172,7 @@ TEST(TransformerBlock, ResidualStreamInFp32) {
 
 // The same block over 2 and 4 tensor-parallel ranks, with and without sequence parallelism.
 TEST(TransformerBlock, TensorParallelRanksGiveTheSameResult) {
-  for (TransformerConfig config : {small_config(), llama_config()}) {
+  for (TransformerConfig config : {small_config(), llama_config(), latent_config()}) {
     if (config.group_query_attention) config.num_query_groups = 4;
     const at::Tensor x = draw({8, 2, 32}, 1), dy = draw({8, 2, 32}, 2);
     config.hidden_dropout = 0.2;

@@ -69,6 +69,10 @@ constexpr FlagClaim kFlashAttention{
              a.transformer.attention_backend == AttentionBackend::kFlash;
     },
     "with --attention-backend auto or flash", "--attention-backend names other kernels"};
+constexpr FlagClaim kFusedDownProjections{
+    kFusion, "test MultiLatentAttention.EqualsTheFormula",
+    [](const Arguments& a) { return a.transformer.multi_latent_attention; },
+    "with --multi-latent-attention", "without --multi-latent-attention there are no latents"};
 constexpr FlagClaim kNoJit{"there is no just-in-time compiler", "absent torch::jit"};
 constexpr FlagClaim kNoGc{"there is no garbage collector", "absent Py_Initialize"};
 constexpr FlagClaim kOneImplementation{"each layer has one implementation",
@@ -143,6 +147,12 @@ constexpr FlagClaim kNothingPinned{
     "no state of the optimizer lies in host memory", "field optimizer_cpu_offload",
     [](const Arguments& a) { return !a.optimizer.optimizer_cpu_offload; },
     "without --optimizer-cpu-offload", "the copies of --optimizer-cpu-offload need pinned memory"};
+
+constexpr FlagClaim kLatentCache{
+    "decoding keeps the latents of earlier positions, not keys and values",
+    "test MultiLatentAttention.DecodesFromLatents",
+    [](const Arguments& a) { return a.transformer.multi_latent_attention; },
+    "with --multi-latent-attention", "without --multi-latent-attention there are no latents"};
 
 // -- checkpoints, data, signals
 constexpr FlagClaim kMissingIsAnError{

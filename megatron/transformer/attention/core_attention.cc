@@ -1,0 +1,67 @@
+#include "megatron/transformer/attention/core_attention.h"
+
+#include "megatron/base/check.h"
+#include "megatron/nn/activation_offload.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/attention/attention_sublayer.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
+
+namespace megatron {
+
+CoreAttention::CoreAttention(const TransformerConfig& config, int64_t layer_number, int64_t heads,
+                             const ParallelGroups& groups)
+    : config_(config),
+      parallel_(groups),
+      layer_number_(layer_number),
+      first_head_(groups.tp.rank() * heads),
+      context_parallel_type_(config.context_parallel_type(layer_number)),
+      dropout_key_(random_key(config.seed, "attention_dropout", layer_number)) {}
+
+AttentionOptions CoreAttention::options(const LayerContext& context, int64_t num_queries,
+                                        int64_t num_keys) const {
+  AttentionOptions options;
+  options.causal = config_.causal;
+  options.scale = config_.softmax_scale();
+  options.softcap = config_.attn_logit_softcapping;
+  if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty())
+    options.window_left = window[0];
+  options.mask = context.pass.attention_mask;
+  options.backend = config_.attention_backend;
+  options.deterministic = !config_.fast;
+  options.recompute = config_.recomputes("core_attn");
+  if (context.pass.training && config_.attention_dropout > 0.0) {
+    MEGATRON_ASSERT(num_queries == num_keys, "dropout while decoding");
+    options.dropout = config_.attention_dropout;
+    options.key = dropout_key_;
+    options.place = context.pass.place;
+    options.key_position = context.pass.place.position;
+    options.first_head = first_head_;
+  }
+  return options;
+}
+
+at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const LayerContext& context) const {
+  const ForwardContext& pass = context.pass;
+  // Besides its inputs, core attention saves its output, which linear_proj saves too. With an
+  // all-to-all of tokens and heads it saves exchanged copies of them instead.
+  const ProcessGroup& cp = context_ranks(pass);
+  const bool exchanged = cp.size() > 1 && (context_parallel_type_ == ContextParallelType::kA2A ||
+                                           context_parallel_type_ == ContextParallelType::kA2AP2P);
+  const OffloadScope scope(context.offload(), [&](const at::Tensor& saved) {
+    const bool input = exchanged || is_alias(saved, q) || is_alias(saved, k) || is_alias(saved, v);
+    return config_.offloads(input ? "core_attn" : "attn_proj");
+  });
+  const AttentionOptions core = options(context, q.size(0), k.size(0));
+  if (context.state != nullptr || pass.attention_mask.defined()) {
+    MEGATRON_CHECK(cp.size() == 1, context.state != nullptr ? "decoding" : "an attention mask",
+                   " over ", cp.size(), " context-parallel ranks is not built",
+                   "\nhint: --context-parallel-size 1");
+    MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask or a cache");
+    return core_attention(q, k, v, core);
+  }
+  return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_,
+                                    parallel_, &cp);
+}
+
+}  // namespace megatron

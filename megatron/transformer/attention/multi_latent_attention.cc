@@ -1,0 +1,178 @@
+#include "megatron/transformer/attention/multi_latent_attention.h"
+
+#include "megatron/base/check.h"
+#include "megatron/nn/activation_offload.h"
+#include "megatron/nn/functional.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/mappings.h"
+#include "megatron/transformer/attention/kv_cache.h"
+
+namespace megatron {
+namespace {
+
+LinearOptions latent_options(const TransformerConfig& config, int64_t rows, int64_t columns,
+                             bool sequence_parallel) {
+  LinearOptions options;
+  options.bias = false;
+  options.init = config.weight_init(rows, columns);
+  options.sequence_parallel = sequence_parallel;
+  return options;
+}
+
+std::unique_ptr<ColumnParallelLinear> query_projection(const TransformerConfig& config,
+                                                       bool sequence_parallel,
+                                                       const ParallelGroups& groups) {
+  const int64_t rows = config.num_attention_heads * config.query_head_size();
+  return std::make_unique<ColumnParallelLinear>(
+      "linear_q_proj", config.hidden_size, rows,
+      latent_options(config, rows, config.hidden_size, sequence_parallel), groups);
+}
+
+LinearOptions down_options(const TransformerConfig& config, int64_t rows, bool sequence_parallel) {
+  LinearOptions options = latent_options(config, rows, config.hidden_size, sequence_parallel);
+  options.divided = false;
+  return options;
+}
+
+LinearOptions up_options(const TransformerConfig& config, int64_t rows, int64_t rank,
+                         bool sequence_parallel) {
+  LinearOptions options = latent_options(config, rows, rank, sequence_parallel);
+  options.input_norm = config.qk_layernorm;
+  options.norm = norm_options(config);
+  options.norm.eps = config.latent_norm_epsilon.value_or(config.layernorm_epsilon);
+  options.recompute_norm = config.recomputes("layernorm");
+  return options;
+}
+
+int64_t key_value_rows(const TransformerConfig& config) {
+  return config.num_attention_heads * (config.qk_head_dim + config.v_head_dim);
+}
+
+}  // namespace
+
+MultiLatentAttention::MultiLatentAttention(const TransformerConfig& config, int64_t layer_number,
+                                           bool sequence_parallel, const ParallelGroups& groups)
+    : config_(config),
+      layer_number_(layer_number),
+      tp_(groups.tp),
+      sequence_parallel_(sequence_parallel && groups.tp.size() > 1),
+      sizes_{per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size()),
+             config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim},
+      core_(config, layer_number, sizes_.heads, groups),
+      linear_kv_down_proj_("linear_kv_down_proj", config.hidden_size,
+                           config.kv_lora_rank + config.qk_pos_emb_head_dim,
+                           down_options(config, config.kv_lora_rank + config.qk_pos_emb_head_dim,
+                                        sequence_parallel),
+                           groups),
+      linear_kv_up_proj_(
+          "linear_kv_up_proj", config.kv_lora_rank, key_value_rows(config),
+          up_options(config, key_value_rows(config), config.kv_lora_rank, sequence_parallel),
+          groups),
+      linear_proj_("linear_proj", config.attention_width(), config.hidden_size,
+                   linear_proj_options(config, layer_number, sequence_parallel), groups) {
+  if (config.has_pre_norm()) {
+    NormOptions norm = norm_options(config);
+    norm.partial_over_tensor = sequence_parallel;
+    input_norm_ = std::make_unique<Norm>(config.hidden_size, norm);
+  }
+  if (config.q_lora_rank) {
+    const int64_t rank = *config.q_lora_rank,
+                  rows = config.num_attention_heads * config.query_head_size();
+    linear_q_down_proj_ = std::make_unique<ColumnParallelLinear>(
+        "linear_q_down_proj", config.hidden_size, rank,
+        down_options(config, rank, sequence_parallel), groups);
+    linear_q_up_proj_ = std::make_unique<ColumnParallelLinear>(
+        "linear_q_up_proj", rank, rows, up_options(config, rows, rank, sequence_parallel), groups);
+    add("linear_q_down_proj", linear_q_down_proj_.get());
+    add("linear_q_up_proj", linear_q_up_proj_.get());
+  } else {
+    linear_q_proj_ = query_projection(config, sequence_parallel, groups);
+    add("linear_q_proj", linear_q_proj_.get());
+  }
+  add("linear_kv_down_proj", &linear_kv_down_proj_);
+  add("linear_kv_up_proj", &linear_kv_up_proj_);
+  add("linear_proj", &linear_proj_);
+}
+
+std::unique_ptr<LayerState> MultiLatentAttention::make_state(const DecodingShape& shape) const {
+  return std::make_unique<LatentCache>(shape.capacity);
+}
+
+SublayerOutput MultiLatentAttention::forward(const at::Tensor& x, const LayerContext& context,
+                                             bool add) {
+  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
+  OffloadedPass* offload = context.offload();
+  at::Tensor y;
+  {
+    const OffloadScope scope(offload, [&](const at::Tensor& saved) {
+      if (is_alias(saved, rotary.cos) || is_alias(saved, rotary.sin)) return false;
+      return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
+    });
+    const Latents latents = project_down(x);
+    const int64_t first = context.state == nullptr ? 0 : context.pass.decoding->length();
+    y = first > 0 ? attend_absorbed(latents, rotary, context, first)
+                  : attend(latents, rotary, context);
+  }
+  y = y.reshape({y.size(0), y.size(1), sizes_.heads * sizes_.value});
+  const OffloadScope scope(offload,
+                           [&](const at::Tensor&) { return config_.offloads("attn_proj"); });
+  if (add) return {linear_proj_.forward(y, x), {}};
+  return {linear_proj_.forward(y), x};
+}
+
+MultiLatentAttention::Latents MultiLatentAttention::project_down(const at::Tensor& x) {
+  const at::Tensor normed = input_norm_ ? input_norm_->forward(x) : x;
+  const at::Tensor q = linear_q_down_proj_ ? linear_q_down_proj_->forward(normed) : normed;
+  const std::vector<at::Tensor> down = linear_kv_down_proj_.forward(normed).split_with_sizes(
+      {config_.kv_lora_rank, sizes_.rotated}, -1);
+  // Every head reads r: its gradient is the sum over the heads of all tensor ranks.
+  const at::Tensor r = down[1].contiguous();
+  return {q, down[0].contiguous(),
+          sequence_parallel_ ? gather_from_sequence_parallel_region(r, tp_)
+                             : copy_to_tensor_model_parallel_region(r, tp_)};
+}
+
+at::Tensor MultiLatentAttention::queries(const Latents& latents) {
+  return (linear_q_up_proj_ ? linear_q_up_proj_ : linear_q_proj_)->forward(latents.q);
+}
+
+at::Tensor MultiLatentAttention::attend(const Latents& latents, const RotaryTables& rotary,
+                                        const LayerContext& context) {
+  const at::Tensor q = queries(latents), kv = linear_kv_up_proj_.forward(latents.c);
+  const LatentHeads heads = latent_heads(q, kv, latents.r, sizes_, rotary);
+  if (context.state != nullptr) {
+    const at::Tensor c = sequence_parallel_ ? all_gather_first_dim(latents.c, tp_) : latents.c;
+    static_cast<LatentCache*>(context.state)
+        ->append(0, at::cat({linear_kv_up_proj_.normed(c),
+                             heads.k.select(2, 0).narrow(2, sizes_.plain, sizes_.rotated)},
+                            -1));
+  }
+  return core_.forward(heads.q, heads.k, heads.v, context);
+}
+
+at::Tensor MultiLatentAttention::attend_absorbed(const Latents& latents,
+                                                 const RotaryTables& rotary,
+                                                 const LayerContext& context, int64_t first) {
+  const at::NoGradGuard no_grad;
+  const int64_t n = sizes_.heads, plain = sizes_.plain, rank = config_.kv_lora_rank;
+  const at::Tensor flat = queries(latents);
+  const at::Tensor q = flat.view({flat.size(0), flat.size(1), n, sizes_.query()});
+  const at::Tensor c = sequence_parallel_ ? all_gather_first_dim(latents.c, tp_) : latents.c;
+  const at::Tensor own = at::cat(
+      {linear_kv_up_proj_.normed(c), rotate_pairs(latents.r.unsqueeze(2), rotary).squeeze(2)}, -1);
+  const at::Tensor all =
+      static_cast<LatentCache*>(context.state)->append(first, own).unsqueeze(2);
+  const AcquiredValue weight(&linear_kv_up_proj_.weight());
+  const at::Tensor up = weight.value().view({n, plain + sizes_.value, rank});
+  const at::Tensor absorbed =
+      at::einsum("sbnp,npk->sbnk", {q.narrow(3, 0, plain), up.narrow(1, 0, plain)});
+  AttentionOptions options = core_.options(context, q.size(0), all.size(0));
+  options.backend = AttentionBackend::kUnfused;  // one key of all heads, wider than flash attention's
+  const at::Tensor sums = core_attention(
+      at::cat({absorbed, rotate_pairs(q.narrow(3, plain, sizes_.rotated), rotary)}, -1), all,
+      all.narrow(3, 0, rank), options);
+  return at::einsum("sbnk,nvk->sbnv", {sums, up.narrow(1, plain, sizes_.value)}).contiguous();
+}
+
+}  // namespace megatron
