@@ -28,7 +28,9 @@ __global__ void fill_kernel(RandomFill fill, int64_t blocks_per_row) {
     const int64_t row = item / blocks_per_row;
     const int64_t start = (fill.first_row + row) * fill.row_elements + fill.column_offset;
     const int64_t block = start / 4 + item % blocks_per_row;
-    const Words words = words_of_block(fill.key, static_cast<uint64_t>(block), 0, 0);
+    const FillPlace place = fill_place(fill, row);
+    const Words words =
+        words_of_block(fill.key, place.base + static_cast<uint64_t>(block), place.c2, place.c3);
     float draw[4];
     if (fill.normal) {
       normal_pair(words.w[0], words.w[1], &draw[0], &draw[1]);

@@ -3,7 +3,8 @@
 //
 // Philox4x32-10; the key is given, the counter of four consecutive elements is
 //   fills      (block low, block high, 0, 0)           block = element index / 4
-//   dropout    (feature / 4, position, sample low, sample high)
+//   fills of activations, dropout
+//              (feature / 4, position, sample low, sample high)
 //   attention  (key position / 4, query position, sample low, sample high + head * 2^16)
 // where samples are below 2^48, and element i takes word i % 4.
 #pragma once
@@ -31,6 +32,10 @@ struct RandomFill {
   int64_t first_row = 0;
   int64_t row_elements = 0;
   int64_t column_offset = 0;
+  // With places, the rows [s * b] are those of an activation, and the three above are 0.
+  int64_t batch = 0;                  // b
+  const int64_t* sample = nullptr;    // [b]
+  const int64_t* position = nullptr;  // [s]
 };
 void fill_random_cpu(const RandomFill& fill, int64_t row_begin, int64_t row_end);
 void fill_random_cuda(const RandomFill& fill, void* stream);

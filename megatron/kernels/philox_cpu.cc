@@ -57,12 +57,13 @@ void fill_row(const RandomFill& fill, int64_t row) {
   Acc values[kRun];
   const uint64_t start =
       static_cast<uint64_t>((fill.first_row + row) * fill.row_elements + fill.column_offset);
+  const FillPlace place = fill_place(fill, row);
   for (int64_t i = 0; i < fill.columns; i += kRun) {
     const int64_t n = std::min(kRun, fill.columns - i);
     const uint64_t first = start + static_cast<uint64_t>(i);
     const int64_t skip = static_cast<int64_t>(first % 2);
     Acc* out = output_run(fill.dtype, fill.out, row * fill.columns + i, values);
-    const uint32_t* words = words_of(fill.key, 0, 0, 0, first, n, scratch);
+    const uint32_t* words = words_of(fill.key, place.base, place.c2, place.c3, first, n, scratch);
     if (fill.normal) {
       normals_from_words(words - skip, (skip + n + 1) / 2 * 2, normals);
       const Acc std = static_cast<Acc>(fill.a);

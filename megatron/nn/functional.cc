@@ -48,6 +48,15 @@ at::Tensor differentiable(Parameter& parameter) {
   return DifferentiableParameter::apply(anchor(), &parameter);
 }
 
+void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&)> accumulate) {
+  if (!weight.trainable) return;
+  const auto run = [&weight, accumulate = std::move(accumulate)] {
+    accumulate(weight.store->grad_target(weight));
+    weight.store->grad_ready(weight);
+  };
+  if (!weight.store->defer(run)) run();
+}
+
 AcquiredValue::AcquiredValue(Parameter* parameter) : parameter_(parameter) {
   if (parameter_ == nullptr) return;
   MEGATRON_ASSERT(parameter_->store != nullptr, parameter_->name, " has no store");

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 #include "megatron/nn/parameter.h"
 
 namespace megatron {
@@ -16,6 +18,10 @@ at::Tensor anchor();
 // gradient is added to the parameter's target when the backward reaches it. The store's value is in
 // use until then; without autograd no longer than the call.
 at::Tensor differentiable(Parameter& parameter);
+
+// Computes a weight gradient and reports it ready: now, or later as a separate action of a
+// zero-bubble schedule. `accumulate` adds to the target it is given.
+void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&)> accumulate);
 
 // The value during one pass; released when the scope ends. `parameter` may be null: value() is then
 // undefined.

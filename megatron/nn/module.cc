@@ -3,6 +3,8 @@
 #include <unordered_set>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
@@ -46,6 +48,11 @@ void Module::visit_state(const std::function<void(const std::string&, at::Tensor
   for (auto& [name, child] : children_) child->visit_state(visitor, join(prefix, name));
 }
 
+void Module::visit_step_counts(const std::function<void(const at::Tensor&)>& visitor) {
+  if (const at::Tensor counts = step_counts(); counts.defined()) visitor(counts);
+  for (auto& [name, child] : children_) child->visit_step_counts(visitor);
+}
+
 void Module::end_step(const at::Tensor& skipped) {
   step_ended(skipped);
   for (auto& [name, child] : children_) child->end_step(skipped);
@@ -71,6 +78,27 @@ int64_t Module::num_parameters() {
     total += elements;
   });
   return total;
+}
+
+void end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
+              const ParallelGroups& groups) {
+  std::vector<at::Tensor> counts;
+  for (Module* module : modules)
+    module->visit_step_counts([&](const at::Tensor& one) {
+      MEGATRON_ASSERT(one.scalar_type() == at::kInt && one.is_contiguous());
+      counts.push_back(one.view({-1}));
+    });
+  if (!counts.empty() && groups.tp.size() * groups.dp_cp.size() > 1) {
+    const at::Tensor sums = at::cat(counts);
+    groups.tp.all_reduce(sums)->wait();
+    groups.dp_cp.all_reduce(sums)->wait();
+    int64_t begin = 0;
+    for (const at::Tensor& one : counts) {
+      one.copy_(sums.narrow(0, begin, one.numel()));
+      begin += one.numel();
+    }
+  }
+  for (Module* module : modules) module->end_step(skipped);
 }
 
 }  // namespace megatron

@@ -11,6 +11,8 @@
 
 namespace megatron {
 
+struct ParallelGroups;
+
 class Module {
  public:
   Module() = default;
@@ -30,6 +32,9 @@ class Module {
   void visit_state(const std::function<void(const std::string& name, at::Tensor& state)>& visitor,
                    const std::string& prefix = "");
 
+  // Visits the counts of this module and all below; see step_counts().
+  void visit_step_counts(const std::function<void(const at::Tensor& counts)>& visitor);
+
   // Tells this module and all below that an optimizer step is over; see step_ended().
   void end_step(const at::Tensor& skipped);
 
@@ -47,6 +52,10 @@ class Module {
   // all ranks of the stage. The store moves it to the device of the weights and gives it to
   // checkpoints with them, under its full name.
   void add_state(std::string name, at::Tensor* state);
+  // What this rank counted in the step, int32, to be summed over all ranks of the stage before
+  // step_ended(), in place; tensor ranks that compute the same rows count on one of them. Undefined:
+  // nothing.
+  virtual at::Tensor step_counts() { return {}; }
   // Called once on every rank after each optimizer step. `skipped`: [] int64 on the device, 1 if
   // the step changed no weight, else 0.
   virtual void step_ended(const at::Tensor& /*skipped*/) {}
@@ -56,5 +65,10 @@ class Module {
   std::vector<std::pair<std::string, at::Tensor*>> states_;
   std::vector<std::pair<std::string, Module*>> children_;
 };
+
+// Sums step_counts() of all these modules over the ranks of the stage, and ends their step.
+// Communication: one all-reduce over tp and one over dp_cp; none if nothing is counted.
+void end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
+              const ParallelGroups& groups);
 
 }  // namespace megatron

@@ -90,14 +90,34 @@ at::Tensor RecomputeTape::run(const Body& body, const at::Tensor& x, const Keepe
   if (!at::GradMode::is_enabled()) return body(x);
   const at::Tensor input = x.detach();
   at::Tensor output;
+  Values values;
   {
     const at::NoGradGuard no_grad;
+    kept_ = &values;
     output = body(input).detach();
+    kept_ = nullptr;
   }
   BackwardEnd end(output);
-  cuts_.push_back(
-      {body, keeper ? keeper(input) : [input] { return input; }, BackwardRoot(x), std::move(end)});
+  cuts_.push_back({body, keeper ? keeper(input) : [input] { return input; }, BackwardRoot(x),
+                   std::move(end), std::move(values)});
   return output;
+}
+
+at::Tensor RecomputeTape::once(const std::function<at::Tensor()>& compute) {
+  if (runs_again_) {
+    MEGATRON_ASSERT(next_again_ < again_.size(), "a body made more calls when it ran again");
+    return again_[next_again_++];
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor value = compute().detach();
+  if (kept_ != nullptr) kept_->push_back(value);
+  return value;
+}
+
+at::Tensor computed_once(RecomputeTape* tape, const std::function<at::Tensor()>& compute) {
+  if (tape != nullptr) return tape->once(compute);
+  const at::NoGradGuard no_grad;
+  return compute();
 }
 
 void RecomputeTape::add_root(const at::Tensor& root, const at::Tensor& grad) {
@@ -128,7 +148,11 @@ at::Tensor RecomputeTape::backward(Cut& cut) {
   const at::Tensor input = cut.input().detach().set_requires_grad(true);
   cut.input = nullptr;
   runs_again_ = true;
+  again_ = std::move(cut.once);
+  next_again_ = 0;
   BackwardRoot output(cut.body(input));  // drops the tensor itself
+  MEGATRON_ASSERT(next_again_ == again_.size(), "a body made fewer calls when it ran again");
+  again_.clear();
   runs_again_ = false;
   output.join(std::move(added_));
   output.run(grad);

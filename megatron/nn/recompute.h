@@ -67,6 +67,12 @@ class RecomputeTape {
   // are floating tensors. Without a keeper x itself is kept.
   at::Tensor run(const Body& body, const at::Tensor& x, const Keeper& keeper = {});
 
+  // compute(), but of a body that runs again the value of its first run: for what must not be
+  // computed twice, such as choices that a rounding may change, counts, and sums over ranks. The
+  // value is kept with the cut until the backward; no gradient flows through it. A body makes the
+  // same calls in the same order each time it runs.
+  at::Tensor once(const std::function<at::Tensor()>& compute);
+
   // Adds a root of the backward with its gradient, a scalar that is computed beside the output:
   // inside a body that runs again for the backward it is run with the body's output, elsewhere with
   // the root of the whole backward. No-op if it needs no gradient, as inside a body that runs
@@ -80,16 +86,24 @@ class RecomputeTape {
   void backward(BackwardRoot root, at::TensorList grads);
 
  private:
+  using Values = std::vector<at::Tensor>;
   struct Cut {
     Body body;
     std::function<at::Tensor()> input;
     BackwardRoot below;  // root of the backward below the input
     BackwardEnd output;
+    Values once;  // what once() returned, in order
   };
   at::Tensor backward(Cut& cut);
   std::vector<Cut> cuts_;
   BackwardRoot added_;  // by add_root() since the last backward
   bool runs_again_ = false;
+  Values* kept_ = nullptr;  // of the body that runs for the first time: once() adds to it
+  Values again_;            // of the body that runs again: once() takes from it
+  size_t next_again_ = 0;
 };
+
+// tape->once(compute); without a tape compute(), of which no graph is recorded.
+at::Tensor computed_once(RecomputeTape* tape, const std::function<at::Tensor()>& compute);
 
 }  // namespace megatron

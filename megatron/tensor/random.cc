@@ -96,12 +96,37 @@ RandomFill fill_args(const at::Tensor& out, RandomKey key, int64_t first_row, in
   return fill;
 }
 
+RandomFill fill_args(const at::Tensor& out, RandomKey key, const TokenPositions& place) {
+  MEGATRON_ASSERT(out.dim() >= 2, "an activation has positions and samples");
+  check_place("random fill", place, out.size(0), out.size(1), out.device());
+  RandomFill fill = fill_args(out, key, 0, 0, 0);
+  fill.batch = out.size(1);
+  fill.rows = out.size(0) * out.size(1);
+  fill.columns = fill.rows == 0 ? 0 : out.numel() / fill.rows;
+  fill.sample = place.sample.const_data_ptr<int64_t>();
+  fill.position = place.position.const_data_ptr<int64_t>();
+  return fill;
+}
+
 void run_fill(const at::Tensor& out, const RandomFill& fill) {
   if (out.numel() == 0) return;
   launch(
       out, fill.rows, fill.columns,
       [&](int64_t begin, int64_t end) { fill_random_cpu(fill, begin, end); },
       [&](void* stream) { MEGATRON_CUDA_KERNEL(fill_random_cuda(fill, stream)); });
+}
+
+void fill_normal(const at::Tensor& out, double std, RandomFill fill) {
+  fill.normal = true;
+  fill.a = std;
+  run_fill(out, fill);
+}
+
+void fill_uniform(const at::Tensor& out, double low, double high, RandomFill fill) {
+  fill.normal = false;
+  fill.a = low;
+  fill.b = high;
+  run_fill(out, fill);
 }
 
 }  // namespace
@@ -174,19 +199,20 @@ at::Tensor attention_dropout_mask(int64_t num_heads, int64_t first_head, double 
 
 void normal_(at::Tensor out, double std, RandomKey key, int64_t first_row, int64_t row_elements,
              int64_t column_offset) {
-  RandomFill fill = fill_args(out, key, first_row, row_elements, column_offset);
-  fill.normal = true;
-  fill.a = std;
-  run_fill(out, fill);
+  fill_normal(out, std, fill_args(out, key, first_row, row_elements, column_offset));
+}
+
+void normal_(at::Tensor out, double std, RandomKey key, const TokenPositions& place) {
+  fill_normal(out, std, fill_args(out, key, place));
 }
 
 void uniform_(at::Tensor out, double low, double high, RandomKey key, int64_t first_row,
               int64_t row_elements, int64_t column_offset) {
-  RandomFill fill = fill_args(out, key, first_row, row_elements, column_offset);
-  fill.normal = false;
-  fill.a = low;
-  fill.b = high;
-  run_fill(out, fill);
+  fill_uniform(out, low, high, fill_args(out, key, first_row, row_elements, column_offset));
+}
+
+void uniform_(at::Tensor out, double low, double high, RandomKey key, const TokenPositions& place) {
+  fill_uniform(out, low, high, fill_args(out, key, place));
 }
 
 }  // namespace megatron

@@ -59,4 +59,8 @@ void normal_(at::Tensor out, double std, RandomKey key, int64_t first_row, int64
 void uniform_(at::Tensor out, double low, double high, RandomKey key, int64_t first_row,
               int64_t row_elements, int64_t column_offset);
 
+// Fill an activation [s, b, ...] with numbers that belong to sample, position and feature.
+void normal_(at::Tensor out, double std, RandomKey key, const TokenPositions& place);
+void uniform_(at::Tensor out, double low, double high, RandomKey key, const TokenPositions& place);
+
 }  // namespace megatron

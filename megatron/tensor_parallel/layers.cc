@@ -16,15 +16,6 @@
 
 namespace megatron {
 
-void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&)> accumulate) {
-  if (!weight.trainable) return;
-  const auto run = [&weight, accumulate = std::move(accumulate)] {
-    accumulate(weight.store->grad_target(weight));
-    weight.store->grad_ready(weight);
-  };
-  if (!weight.store->defer(run)) run();
-}
-
 void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy,
                             const std::function<at::Tensor()>& x) {
   run_weight_gradient(weight, [dy, x](const GradTarget& target) {

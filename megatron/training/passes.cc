@@ -350,12 +350,12 @@ class StagePasses final : public StageCompute {
     return factor / at::clamp_min(whole_weight(loss, /*over_tensor_ranks=*/false), 1).reshape({});
   }
 
-  // The same for an auxiliary loss, whose weight may be less than 1. `over_tensor_ranks`: each
-  // tensor rank has a part of it.
+  // The same for an auxiliary loss, whose weight may be less than 1, or undefined if nothing divides
+  // it. `over_tensor_ranks`: each tensor rank has a part of it.
   at::Tensor auxiliary_factor(const Loss& loss, const at::Tensor& loss_scale,
                               bool over_tensor_ranks) {
     const at::Tensor factor = loss_scale.to(loss.sum.scalar_type());
-    if (options_.per_token_loss) return factor;
+    if (options_.per_token_loss || !loss.weight.defined()) return factor;
     const at::Tensor weight = whole_weight(loss, over_tensor_ranks);
     return factor / at::where(weight == 0, 1, weight).reshape({});
   }

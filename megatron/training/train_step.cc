@@ -78,7 +78,9 @@ void update_weights(TrainedModel& model, const StepOptions& options, const at::T
   }
   constexpr int64_t kSkip = offsetof(StepState, skip) / sizeof(int64_t);
   const at::Tensor skipped = model.optimizer->state_tensor().view(at::kLong)[kSkip];
-  for (ModelChunk& chunk : model.chunks) chunk.module->end_step(skipped);
+  std::vector<Module*> modules;
+  for (ModelChunk& chunk : model.chunks) modules.push_back(chunk.module.get());
+  end_step(modules, skipped, model.groups());
 }
 
 namespace {

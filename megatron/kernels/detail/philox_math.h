@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "megatron/kernels/detail/math.h"
+#include "megatron/kernels/philox.h"
 
 namespace megatron {
 
@@ -46,6 +47,18 @@ MEGATRON_HOST_DEVICE void normal_pair(uint32_t w0, uint32_t w1, float* n0, float
   sincos_turn(w1, &sine, &cosine);
   *n0 = radius * cosine;
   *n1 = radius * sine;
+}
+
+// What the counters of a row's elements begin with.
+struct FillPlace {
+  uint64_t base = 0;
+  uint32_t c2 = 0, c3 = 0;
+};
+MEGATRON_HOST_DEVICE FillPlace fill_place(const RandomFill& fill, int64_t row) {
+  if (fill.position == nullptr) return {};
+  const uint64_t sample = static_cast<uint64_t>(fill.sample[row % fill.batch]);
+  return {static_cast<uint64_t>(fill.position[row / fill.batch]) << 32,
+          static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32)};
 }
 
 // Probability p as a threshold: a word below it drops the element.

@@ -52,11 +52,7 @@ struct LinearState {
   MeasuredGradient measured = {};  // this layer's output gradient, if the next layer measured it
 };
 
-// Computes a weight gradient and reports it ready: now, or later as a separate action of a
-// zero-bubble schedule. `accumulate` adds to the target it is given.
-void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&)> accumulate);
-
-// The same with dy^T x; `x` is called when the product is computed.
+// run_weight_gradient() with dy^T x; `x` is called when the product is computed.
 void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy,
                             const std::function<at::Tensor()>& x);
 void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy);

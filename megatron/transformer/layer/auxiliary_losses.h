@@ -26,13 +26,19 @@ enum class LossRows {
   kAll,  // those of all tensor ranks, each of which computed the same
 };
 
+// What --no-calculate-per-token-loss divides a micro-batch's sum by.
+enum class LossDivision {
+  kOwnWeight,  // the sum of its weights over the micro-batch's ranks
+  kNone,       // nothing: it is a sum with the weights of ForwardContext::tokens
+};
+
 class AuxiliaryLosses {
  public:
   struct Options {
     std::vector<std::string> names;  // that may be added
     at::Tensor totals;               // [names, 2] fp64: (sum, weight), to which pairs are added
     bool counts_all_rows = true;     // whether this rank adds LossRows::kAll to the totals
-    // The gradient of a sum, in its type: []
+    // The gradient of a sum, in its type: []. Undefined weight: LossDivision::kNone
     std::function<at::Tensor(const at::Tensor& sum, const at::Tensor& weight, LossRows rows)>
         gradient;
   };
@@ -49,7 +55,7 @@ class AuxiliaryLosses {
   //
   // Communication: with --no-calculate-per-token-loss, the weight over the micro-batch's ranks.
   void add(std::string_view name, const at::Tensor& sum, const at::Tensor& weight,
-           LossRows rows = LossRows::kOwn);
+           LossRows rows = LossRows::kOwn, LossDivision division = LossDivision::kOwnWeight);
 
  private:
   Options options_;

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "megatron/tensor/random.h"
+#include "megatron/transformer/layer/token_weights.h"
 
 namespace megatron {
 
@@ -12,6 +13,7 @@ class DecodingState;
 class ProcessGroup;
 class OffloadedPass;
 class RecomputeTape;
+struct RoutingReplay;
 
 struct ForwardContext {
   bool training = false;  // dropout is on
@@ -34,8 +36,12 @@ struct ForwardContext {
   DecodingState* decoding = nullptr;  // decoding: what layers keep of earlier positions
   // training: receives losses besides the main one; null: none are wanted
   AuxiliaryLosses* auxiliary_losses = nullptr;
-  RecomputeTape* tape = nullptr;     // training: records what is recomputed
-  OffloadedPass* offload = nullptr;  // training: records what is offloaded
+  TokenWeights tokens;  // of this micro-batch, for those losses and for statistics of tokens
+  // A training pass of which no result is kept, not even a statistic: kernels are loaded by it.
+  bool discarded = false;
+  const RoutingReplay* routing = nullptr;  // choices of routers to record or impose; null: neither
+  RecomputeTape* tape = nullptr;           // training: records what is recomputed
+  OffloadedPass* offload = nullptr;        // training: records what is offloaded
 };
 
 }  // namespace megatron

@@ -381,6 +381,41 @@ TEST(RecomputeTape, BodyThatIgnoresItsInput) {
   EXPECT_FALSE(x.grad().defined());
 }
 
+// y = x * c with c computed by each call otherwise: 1, 2, ... What a body keeps decides its gradient.
+TEST(RecomputeTape, AValueIsComputedOnce) {
+  const at::Tensor x = chain_input(true);
+  double calls = 0;
+  RecomputeTape tape;
+  const auto next = [&] { return at::full({}, ++calls, at::kDouble); };
+  const auto body = [&](const at::Tensor& in) {
+    const at::Tensor first = tape.once(next);
+    return in * first * 10 + in * tape.once(next);
+  };
+  const at::Tensor middle = tape.run(body, x);  // 12 x
+  const at::Tensor between = middle * tape.once(next);
+  const at::Tensor y = tape.run(body, between);  // (40 + 5) 3 middle
+  EXPECT_EQ(calls, 5);
+  tape.backward(y.sum());
+  EXPECT_EQ(calls, 5) << "nothing is computed again";
+  EXPECT_TRUE(at::equal(x.grad(), at::full({4}, 12.0 * 3 * 45, at::kDouble)));
+}
+
+TEST(RecomputeTape, ABodyMakesTheSameCallsAgain) {
+  for (const int more : {-1, 1}) {
+    const at::Tensor x = chain_input(true);
+    int calls = 2;
+    RecomputeTape tape;
+    const at::Tensor y = tape.run(
+        [&](const at::Tensor& in) {
+          for (int i = 0; i < calls; ++i) tape.once([&] { return at::ones({}); });
+          return in * 2;
+        },
+        x);
+    calls += more;
+    EXPECT_THROW(tape.backward(y.sum()), InternalError);
+  }
+}
+
 TEST(RecomputeTape, WithoutGradientsRunsTheBodyOnce) {
   Chain taped(1);
   const at::NoGradGuard no_grad;

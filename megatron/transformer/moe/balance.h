@@ -1,0 +1,89 @@
+// Losses of a router that balance its experts.
+//
+// With p_ie the score of token i for expert e as a share of the token's scores, a_i its weight
+// (transformer/layer/token_weights.h) and k choices of E experts:
+//
+//   balance   coefficient E/k  sum_e [sum_i a_i p_ie] phi_e
+//   z         coefficient      sum_i a_i lse(l_i)^2
+//
+// phi_e is the share of tokens for which e is among the k highest p_ie, a constant for the gradient,
+// over the scope of token i:
+//
+//   sequence  its sequence
+//   micro     its micro-batch on the tensor and context ranks
+//   global    all micro-batches of the step up to this one, on the tensor, context and data ranks
+//
+// All are sums over tokens that are divided once by the weight of the main loss, so that perfect
+// balance gives 1 x coefficient whatever the layout. Megatron-LM divides the gradient of the global
+// loss by the data ranks, and takes its shares as the mean over micro-batches.
+//
+// Source: Fedus et al. 2021 (arXiv:2101.03961), Zoph et al. 2022 (arXiv:2202.08906), Qiu et al.
+// 2025 (arXiv:2501.11873).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/transformer/layer/layer.h"
+#include "megatron/transformer/moe/routing.h"
+
+namespace megatron {
+
+// Coefficients; 0: no such loss.
+struct BalanceOptions {
+  double micro = 0.0;     // aux_loss
+  double sequence = 0.0;  // seq_aux_loss
+  double global = 0.0;    // global_aux_loss
+  double z = 0.0;         // --moe-z-loss-coeff
+  bool has_balance() const { return micro != 0.0 || sequence != 0.0 || global != 0.0; }
+};
+
+// The names under which these losses are logged, Megatron's: load_balancing_loss,
+// seq_load_balancing_loss, global_load_balancing_loss, z_loss. A log shows a loss without its
+// coefficient, averaged over the layers that have it.
+std::vector<std::string_view> balance_loss_names(const BalanceOptions& options);
+
+// phi of one pass. Undefined where no loss wants it.
+struct ExpertShares {
+  at::Tensor sequence;  // [b, E]
+  at::Tensor micro;     // [E]
+  at::Tensor global;    // [E]
+};
+
+// The losses of one router.
+class RouterBalance {
+ public:
+  // `divides_rows`: each tensor rank has rows of its own. The groups must outlive it.
+  RouterBalance(const BalanceOptions& options, RouterScore score, int64_t topk, bool divides_rows,
+                const ParallelGroups& groups);
+
+  // Adds the losses of a training pass to context.pass.auxiliary_losses, which may not be null.
+  //   logits  [s b, E] fp32 (fp64), differentiable: those of this rank's rows
+  // Communication: for balance losses one all-reduce of [b, E] integers over the context ranks and
+  // one over the tensor ranks that divide rows; for the global one also of [E] over the data ranks.
+  // None when the pass is recomputed.
+  void add_losses(const at::Tensor& logits, const LayerContext& context);
+
+  // Forgets the micro-batches of the step.
+  void step_ended();
+
+ private:
+  ExpertShares shares_of(const at::Tensor& shares, const at::Tensor& counted,
+                         const ForwardContext& pass);
+  at::Tensor count_globally(const at::Tensor& counts, bool discarded);
+  void add(std::string_view name, double coefficient, const at::Tensor& term,
+           const at::Tensor& weight, const ForwardContext& pass) const;
+
+  const BalanceOptions options_;
+  const RouterScore score_;
+  const int64_t topk_;
+  const bool divides_rows_;
+  const ParallelGroups& groups_;
+  at::Tensor step_counts_;  // [E] int64: of the step's micro-batches so far
+};
+
+}  // namespace megatron

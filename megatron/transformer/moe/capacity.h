@@ -1,0 +1,38 @@
+// A bound on the rows that an expert takes from one rank (--moe-expert-capacity-factor).
+//
+// With R rows on this rank, k choices each, E experts: C = min(R, ceil(R k / E factor)). Rows are
+// those of this rank, so that what is dropped depends on how tensor and context ranks divide them.
+// Megatron does not bound C by R, and fails on it when padding.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "megatron/transformer/moe/routing.h"
+
+namespace megatron {
+
+// Which of an expert's rows stay: those of the highest weights, or the first ones. Of equal weights
+// the lower rows stay.
+enum class DropPolicy : uint8_t { kProbs, kPosition };
+
+struct CapacityOptions {
+  double factor = 1.0;
+  DropPolicy policy = DropPolicy::kProbs;
+  bool pad = false;  // every expert gets exactly C rows
+};
+
+// C, in fp64.
+int64_t expert_capacity(int64_t rows, int64_t k, int64_t num_experts, double factor);
+
+// Which of the choices remain, Routing::kept, and with padding Routing::padding: rows that fill an
+// expert up to C, the first of those that did not choose it. Of the weights only the order matters.
+// Does not wait for the device.
+struct Capacity {
+  at::Tensor kept, padding;
+};
+Capacity within_capacity(const Routing& routing, int64_t num_experts,
+                         const CapacityOptions& options);
+
+}  // namespace megatron

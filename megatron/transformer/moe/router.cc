@@ -1,0 +1,130 @@
+#include "megatron/transformer/moe/router.h"
+
+#include "megatron/base/check.h"
+#include "megatron/nn/recompute.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/moe/expert_bias.h"
+#include "megatron/transformer/moe/router_product.h"
+#include "megatron/transformer/moe/routing_replay.h"
+
+namespace megatron {
+namespace {
+
+// Of the rows between layers.
+TokenPositions row_positions(const ForwardContext& pass) {
+  return pass.rows.position.defined() ? pass.rows : pass.place;
+}
+
+}  // namespace
+
+Router::Router(const RouterOptions& options, int64_t layer_number, const ParallelGroups& groups)
+    : options_(options),
+      layer_number_(layer_number),
+      divides_rows_(options.sequence_parallel && groups.tp.size() > 1),
+      tp_(groups.tp),
+      balance_(options.balance, options.routing.score, options.routing.topk, divides_rows_,
+               groups) {
+  MEGATRON_ASSERT(!options.sinkhorn || (options.routing.num_groups == 0 && !options.expert_bias),
+                  "sinkhorn with groups or a bias");
+  weight_.local_shape = weight_.global_shape = {options.num_experts, options.hidden_size};
+  bias_.local_shape = bias_.global_shape = {options.num_experts};
+  bias_.role = ParameterRole::kBias;
+  for (Parameter* parameter : {&weight_, &bias_}) {
+    parameter->init = options.init;
+    if (divides_rows_) parameter->placement.partial_grad.insert(Axis::kTensor);
+  }
+  add("weight", &weight_);
+  if (options.add_bias) add("bias", &bias_);
+  if (!options.expert_bias) return;
+  expert_bias_ = at::zeros({options.num_experts});
+  add_state("expert_bias", &expert_bias_);
+}
+
+Routing Router::forward(const at::Tensor& x, const LayerContext& context) {
+  check_shape("input of the router", x, {-1, -1, options_.hidden_size});
+  const ForwardContext& pass = context.pass;
+  const at::Tensor logits = logits_of(x, pass);
+  Routing routing;
+  routing.choices = computed_once(pass.tape, [&] { return choose(logits.detach(), pass); });
+  routing.weights = options_.sinkhorn ? sinkhorn_weights(logits, routing.choices)
+                                      : routing_weights(logits, routing.choices, options_.routing);
+  if (options_.capacity) drop(routing, pass);
+  if (!pass.training) return routing;
+  count(routing, pass);
+  if (pass.auxiliary_losses != nullptr) balance_.add_losses(logits, context);
+  return routing;
+}
+
+at::Tensor Router::logits_of(const at::Tensor& x, const ForwardContext& pass) {
+  const bool perturbed = pass.training && options_.jitter > 0.0;
+  const at::Tensor input =
+      perturbed ? jittered(x, options_.jitter,
+                           random_key(options_.seed, "router_jitter", layer_number_),
+                           row_positions(pass))
+                : x;
+  const bool fp64 = options_.fp64 || weight_.value.scalar_type() == at::kDouble;
+  const at::Tensor logits = router_logits(input, weight_, options_.add_bias ? &bias_ : nullptr,
+                                          fp64 ? at::kDouble : at::kFloat);
+  if (!options_.forced.enabled) return logits;
+  return forced_logits(logits, options_.forced,
+                       random_key(options_.seed, "forced_routing", layer_number_),
+                       row_positions(pass), steps_);
+}
+
+at::Tensor Router::choose(const at::Tensor& logits, const ForwardContext& pass) const {
+  if (pass.routing != nullptr && pass.routing->imposed != nullptr)
+    return pass.routing->imposed->find(layer_number_, row_positions(pass));
+  const at::Tensor choices =
+      options_.sinkhorn ? sinkhorn_choices(logits, options_.routing.topk, pass.training)
+                        : choose_experts(logits, expert_bias_, options_.routing);
+  if (pass.routing != nullptr && pass.routing->record != nullptr && !pass.discarded)
+    pass.routing->record->record(layer_number_, row_positions(pass), choices);
+  return choices;
+}
+
+// A choice that is dropped, or a row that pads, stays so when the pass is recomputed.
+void Router::drop(Routing& routing, const ForwardContext& pass) const {
+  Capacity capacity;
+  routing.kept = computed_once(pass.tape, [&] {
+    capacity = within_capacity(routing, options_.num_experts, *options_.capacity);
+    return capacity.kept;
+  });
+  if (options_.capacity->pad)
+    routing.padding = computed_once(pass.tape, [&] { return capacity.padding; });
+  routing.weights = routing.weights.masked_fill(routing.kept.logical_not(), 0);
+}
+
+void Router::count(const Routing& routing, const ForwardContext& pass) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor sums = step_counts();
+  if (pass.discarded || (pass.tape != nullptr && pass.tape->runs_again())) return;
+  if (!divides_rows_ && tp_.rank() > 0) return;  // the rows of tensor rank 0
+  const int64_t b = row_positions(pass).sample.numel();
+  at::Tensor counted = routing.kept;
+  const at::Tensor padding =
+      pass.tokens.padding_rows(pass.first_row, routing.choices.size(0) / b);
+  if (padding.defined()) {
+    const at::Tensor tokens = padding.logical_not().reshape({-1, 1});
+    counted = counted.defined() ? counted.logical_and(tokens) : tokens;
+  }
+  sums.add_(count_assignments(routing.choices, counted, 1, options_.num_experts).view({-1}));
+}
+
+at::Tensor Router::step_counts() {
+  if (!step_counts_.defined())
+    step_counts_ = at::zeros({options_.num_experts},
+                             at::TensorOptions().dtype(at::kInt).device(weight_.value.device()));
+  return step_counts_;
+}
+
+void Router::step_ended(const at::Tensor& skipped) {
+  ++steps_;
+  balance_.step_ended();
+  const at::Tensor counts = step_counts();
+  if (expert_bias_.defined() && weight_.trainable)
+    update_expert_bias(expert_bias_, counts, options_.bias_update_rate, skipped);
+  counts.zero_();
+}
+
+}  // namespace megatron

@@ -1,0 +1,92 @@
+#include "megatron/transformer/moe/router_product.h"
+
+#include "megatron/nn/functional.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The GPU's library sums products of bf16 in fp32 and can return that.
+bool sums_in_product(const at::Tensor& a, at::ScalarType type) {
+  return a.is_cuda() && a.scalar_type() == at::kBFloat16 && type == at::kFloat;
+}
+
+// a b, in `type`.
+at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType type) {
+  return sums_in_product(a, type) ? at::mm(a, b, type) : a.to(type).mm(b.to(type));
+}
+
+// Note [Gradients of logits in two parts] A product takes operands of one type. An fp32 gradient
+// that meets a bf16 operand is the sum of two bf16 numbers to 2^-17: the products with both cost
+// less than converting the other operand to fp32, the gradient being narrow.
+at::Tensor in_two_parts(const at::Tensor& gradient) {
+  const at::Tensor high = gradient.to(at::kBFloat16);
+  return at::cat({high, (gradient - high).to(at::kBFloat16)}, 1);
+}
+
+void add_weight_gradient(const at::Tensor& gradient, const at::Tensor& x,
+                         const GradTarget& target) {
+  const at::Tensor sum = target.to_add_to();
+  if (!sums_in_product(x, gradient.scalar_type())) {
+    const at::ScalarType type = gradient.scalar_type();
+    sum.add_(gradient.t().mm(x.to(type)));
+    return;
+  }
+  for (const at::Tensor& part : at::mm(in_two_parts(gradient).t(), x, at::kFloat).chunk(2))
+    sum.add_(part);
+}
+
+at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight) {
+  if (sums_in_product(weight, gradient.scalar_type()))
+    return in_two_parts(gradient).mm(at::cat({weight, weight}));
+  return wide_product(gradient, weight, gradient.scalar_type()).to(weight.scalar_type());
+}
+
+struct RouterProduct : torch::autograd::Function<RouterProduct> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
+                            Parameter* weight, Parameter* bias, int64_t type) {
+    const AcquiredValue w(weight), b(bias);
+    context->saved_data["weight"] = reinterpret_cast<int64_t>(weight);
+    context->saved_data["bias"] = reinterpret_cast<int64_t>(bias);
+    context->saved_data["type"] = x.scalar_type();
+    const at::Tensor input = x.to(w.value().scalar_type());
+    context->save_for_backward({input});
+    const auto wide = static_cast<at::ScalarType>(type);
+    at::Tensor logits = wide_product(input, w.value().t(), wide);
+    return bias == nullptr ? logits : logits.add_(b.value().to(wide));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    auto* weight = reinterpret_cast<Parameter*>(context->saved_data["weight"].toInt());
+    auto* bias = reinterpret_cast<Parameter*>(context->saved_data["bias"].toInt());
+    const at::Tensor x = context->get_saved_variables()[0];
+    const at::Tensor gradient = grads[0].contiguous();
+    at::Tensor dx;
+    if (context->needs_input_grad(0)) {
+      const AcquiredValue w(weight);
+      dx = input_gradient(gradient, w.value())
+               .to(context->saved_data["type"].toScalarType());
+    }
+    run_weight_gradient(*weight, [gradient, x](const GradTarget& target) {
+      add_weight_gradient(gradient, x, target);
+    });
+    if (bias != nullptr)
+      run_weight_gradient(*bias, [gradient](const GradTarget& target) {
+        target.to_add_to().add_(gradient.sum(0));
+      });
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor router_logits(const at::Tensor& x, Parameter& weight, Parameter* bias,
+                         at::ScalarType type) {
+  return RouterProduct::apply(x.reshape({-1, x.size(-1)}), anchor(), &weight, bias,
+                              static_cast<int64_t>(type));
+}
+
+}  // namespace megatron
