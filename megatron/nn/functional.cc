@@ -1,5 +1,7 @@
 #include "megatron/nn/functional.h"
 
+#include <utility>
+
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
 

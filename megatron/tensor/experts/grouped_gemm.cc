@@ -1,5 +1,6 @@
 #include "megatron/tensor/experts/grouped_gemm.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "megatron/base/check.h"
@@ -42,6 +43,24 @@ void for_each_expert(const at::Tensor& counts, int64_t rows, const F& f) {
                     " rows behind ", first, " of ", rows);
     f(expert, first, count);
     first += count;
+  }
+}
+
+// Calls product(in, out) for the rows of one expert. On the CPU for blocks of a fixed number of rows
+// in memory of their own: BLAS libraries choose kernels by the number of rows and by alignment, so
+// that a row's sum would depend on the rows around it.
+template <class F>
+void multiply_rows(const at::Tensor& in, const at::Tensor& out, const F& product) {
+  if (in.size(0) == 0) return;
+  if (in.is_cuda()) return product(in, out);
+  constexpr int64_t kBlockRows = 32;
+  const at::Tensor block = at::zeros({kBlockRows, in.size(1)}, in.options());
+  const at::Tensor result = at::empty({kBlockRows, out.size(1)}, out.options());
+  for (int64_t first = 0; first < in.size(0); first += kBlockRows) {
+    const int64_t rows = std::min(kBlockRows, in.size(0) - first);
+    block.narrow(0, 0, rows).copy_(in.narrow(0, first, rows));
+    product(block, result);
+    out.narrow(0, first, rows).copy_(result.narrow(0, 0, rows));
   }
 }
 
@@ -92,8 +111,10 @@ void grouped_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Te
   gemm.k = w.size(2);
   if (run_grouped(gemm, x, w, y, counts)) return;
   for_each_expert(counts, x.size(0), [&](int64_t expert, int64_t first, int64_t rows) {
-    if (rows > 0)
-      linear_forward_into(x.narrow(0, first, rows), w[expert], {}, y.narrow(0, first, rows));
+    multiply_rows(x.narrow(0, first, rows), y.narrow(0, first, rows),
+                  [&](const at::Tensor& in, const at::Tensor& out) {
+                    linear_forward_into(in, w[expert], {}, out);
+                  });
   });
 }
 
@@ -111,8 +132,10 @@ void grouped_input_grad_into(const at::Tensor& dy, const at::Tensor& w, const at
   gemm.k = w.size(2);
   if (run_grouped(gemm, dy, w, dx, counts)) return;
   for_each_expert(counts, dy.size(0), [&](int64_t expert, int64_t first, int64_t rows) {
-    if (rows > 0)
-      linear_input_grad_into(dy.narrow(0, first, rows), w[expert], dx.narrow(0, first, rows));
+    multiply_rows(dy.narrow(0, first, rows), dx.narrow(0, first, rows),
+                  [&](const at::Tensor& in, const at::Tensor& out) {
+                    linear_input_grad_into(in, w[expert], out);
+                  });
   });
 }
 

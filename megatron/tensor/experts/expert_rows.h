@@ -1,0 +1,42 @@
+// Tokens in the order of experts: every choice of an expert becomes a row, and the rows of one
+// expert are contiguous. Everything here is a gather: results are the same in every run. Nothing
+// waits for the device. Not differentiable: the layers write their own backwards.
+//
+//   choices  [R, k] int32 or int64: the experts of each token, at most once each; numbers outside
+//            the experts that are asked for stand for choices that are dropped or of other ranks
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace megatron {
+
+struct ExpertOrder {
+  at::Tensor counts;  // [E] int32: rows of each expert
+  // [R k] int64: the choice (token * k + place in its choices) that each row stands for, by expert,
+  // then by token; dropped choices come last
+  at::Tensor choices;
+  at::Tensor rows;  // [R, k] int64: the row of each choice; -1: dropped
+};
+
+// The order of the choices of experts first_expert ... first_expert + num_experts - 1.
+ExpertOrder order_by_expert(const at::Tensor& choices, int64_t first_expert, int64_t num_experts);
+
+// sums[i] += sum over j of rows[places[i, j]], one j after the other, -1 skipped.
+//   rows [n, c], places [R, k] int64, sums [R, c] fp32 (fp64)
+void add_rows(const at::Tensor& rows, const at::Tensor& places, at::Tensor sums);
+
+// The values of each choice: values[places], 0 where a place is -1.   values [n], places [R, k].
+at::Tensor values_of_choices(const at::Tensor& values, const at::Tensor& places);
+
+// The expert of each of n rows, [n] int64; rows after the last expert's count as the last one's.
+at::Tensor experts_of_rows(const at::Tensor& counts, int64_t n);
+
+// target_e = beta * target_e + sum of the rows of expert e, each times its scale if there are
+// scales.
+//   rows [n, c], counts [E], scales [n] or undefined, target [E, c] fp32 (fp64)
+void sum_rows_of_experts(const at::Tensor& rows, const at::Tensor& counts, const at::Tensor& scales,
+                         at::Tensor target, double beta);
+
+}  // namespace megatron

@@ -1,0 +1,30 @@
+// The kinds of TokenDispatch.
+#pragma once
+
+#include "megatron/transformer/moe/dispatch_plan.h"
+#include "megatron/transformer/moe/token_dispatcher.h"
+
+namespace megatron {
+
+// What all ranks know of the tokens of one micro-batch.
+struct DispatchCounts {
+  ExpertRanks ranks;
+  DispatchPlan plan;
+  int64_t most_tokens = 0;  // on one rank
+};
+
+std::shared_ptr<TokenDispatch> dispatch_alltoall(const at::Tensor& choices, DispatchCounts counts,
+                                                 const DispatchOptions& options,
+                                                 const ExpertGroups& groups);
+std::shared_ptr<TokenDispatch> dispatch_allgather(const at::Tensor& choices, DispatchCounts counts,
+                                                  const DispatchOptions& options,
+                                                  const ExpertGroups& groups);
+
+// Sums [R, c] in the type of sums, rounded to that of the rows.
+at::Tensor sum_of_choices(const at::Tensor& rows, const at::Tensor& places);
+
+// Whole numbers on the device of `like`.
+at::Tensor on_device_of(const at::Tensor& like, const std::vector<int64_t>& numbers,
+                        at::ScalarType type);
+
+}  // namespace megatron

@@ -1,0 +1,159 @@
+#include "megatron/transformer/moe/grouped_mlp.h"
+
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/experts/expert_rows.h"
+#include "megatron/tensor/experts/grouped_gemm.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+// A matrix of every expert, [E, rows, columns], or a bias [E, rows]. Dimension 0 is divided over
+// the ranks of the experts, and `divided` in equal pieces of `parts` over the expert-tensor ranks.
+void describe(Parameter& parameter, std::vector<int64_t> shape, const GroupedMlpOptions& options,
+              const ParallelGroups& groups, int divided, const std::vector<int64_t>& parts) {
+  const int64_t ep = groups.group({Axis::kExpert}).size(),
+                etp = groups.group({Axis::kExpertTensor}).size();
+  MEGATRON_CHECK(options.num_experts % ep == 0, options.num_experts,
+                 " experts are not divisible by ", ep, " expert-parallel ranks");
+  MEGATRON_CHECK(options.ffn_size % etp == 0, "the width ", options.ffn_size,
+                 " of an expert is not divisible by ", etp, " expert-tensor ranks");
+  parameter.global_shape = shape;
+  parameter.placement.shards = {{0, Axis::kExpert, {}}};
+  parameter.placement.expert = true;
+  shape[0] /= ep;
+  if (divided > 0) {
+    parameter.placement.shards.push_back({divided, Axis::kExpertTensor, parts});
+    shape[static_cast<size_t>(divided)] /= etp;
+  }
+  parameter.local_shape = std::move(shape);
+}
+
+at::Tensor empty_rows(const at::Tensor& like, int64_t columns) {
+  return at::empty({like.size(0), columns}, like.options());
+}
+
+}  // namespace
+
+GroupedMlp::GroupedMlp(const GroupedMlpOptions& options, const ParallelGroups& groups)
+    : options_(options) {
+  const int64_t e = options.num_experts, h = options.input_size, f = options.ffn_size;
+  const std::vector<int64_t> parts =
+      is_gated(options.activation.kind) ? std::vector<int64_t>{f, f} : std::vector<int64_t>{f};
+  const int64_t fc1_rows = f * static_cast<int64_t>(parts.size());
+  MEGATRON_CHECK(!options.bias || groups.group({Axis::kExpertTensor}).size() == 1,
+                 "experts with biases are not divided over expert-tensor ranks");
+  describe(fc1_weight, {e, fc1_rows, h}, options, groups, 1, parts);
+  describe(fc1_bias, {e, fc1_rows}, options, groups, 0, {});
+  describe(fc2_weight, {e, h, f}, options, groups, 2, {});
+  describe(fc2_bias, {e, h}, options, groups, 0, {});
+  fc1_weight.init = options.fc1_init;
+  fc2_weight.init = options.fc2_init;
+  fc1_bias.role = fc2_bias.role = ParameterRole::kBias;
+}
+
+GroupedMlp::Values::Values(GroupedMlp& mlp, bool backward) {
+  const auto take = [](std::optional<AcquiredValue>& value, Parameter& parameter) {
+    value.emplace(&parameter);
+  };
+  const auto take_fc1 = [&] {
+    take(fc1_weight_, mlp.fc1_weight);
+    if (mlp.has_bias()) take(fc1_bias_, mlp.fc1_bias);
+  };
+  if (!backward) take_fc1();
+  take(fc2_weight_, mlp.fc2_weight);
+  if (mlp.has_bias()) take(fc2_bias_, mlp.fc2_bias);
+  if (backward) take_fc1();
+}
+
+// With several rounds the gradient is complete after the last one. It is reported as late as that
+// of one round is, because ranks report in the same order whatever their rounds.
+void GroupedMlp::Gradients::add(Sum& sum,
+                                std::function<void(const GradTarget&)> accumulate) const {
+  Parameter& parameter = *sum.parameter;
+  if (rounds_ == 1) return run_weight_gradient(parameter, std::move(accumulate));
+  if (!parameter.trainable) return;
+  if (!sum.target) sum.target = parameter.store->grad_target(parameter);
+  accumulate(*sum.target);
+  sum.target->beta = 1.0;
+  if (++sum.rounds < rounds_) return;
+  const auto ready = [&parameter] { parameter.store->grad_ready(parameter); };
+  if (!parameter.store->defer(ready)) ready();
+}
+
+void GroupedMlp::forward_fc1(const Values& values, const at::Tensor& counts,
+                             GroupedMlpRows& rows) const {
+  const at::Tensor& weight = values.fc1_weight_->value();
+  rows.fc1 = empty_rows(rows.x, weight.size(1));
+  grouped_forward_into(rows.x, weight, counts, rows.fc1);
+  if (!options_.bias) return;
+  const at::Tensor expert = experts_of_rows(counts, rows.x.size(0));
+  rows.fc1.add_(values.fc1_bias_->value().index_select(0, expert));
+}
+
+at::Tensor GroupedMlp::fc2_output(const Values& values, const at::Tensor& counts,
+                                  const GroupedMlpRows& rows, const at::Tensor& activation) const {
+  const at::Tensor& weight = values.fc2_weight_->value();
+  const at::Tensor y = empty_rows(activation, weight.size(1));
+  grouped_forward_into(activation, weight, counts, y);
+  if (!options_.bias) return y;
+  const at::Tensor expert = experts_of_rows(counts, y.size(0));
+  const at::Tensor bias =
+      values.fc2_bias_->value().to(rows.weights.scalar_type()).index_select(0, expert);
+  return (y + bias.mul_(rows.weights.unsqueeze(1))).to(y.scalar_type());
+}
+
+at::Tensor GroupedMlp::forward(const Values& values, const at::Tensor& counts,
+                               GroupedMlpRows& rows) const {
+  const at::NoGradGuard no_grad;
+  forward_fc1(values, counts, rows);
+  const at::Tensor activation = weighted_activation(rows.fc1, rows.weights, options_.activation);
+  if (!options_.recompute_activation) rows.activation = activation;
+  return fc2_output(values, counts, rows, activation);
+}
+
+ExpertRows GroupedMlp::backward(const Values& values, const at::Tensor& dy,
+                                const at::Tensor& counts, const GroupedMlpRows& rows,
+                                const std::shared_ptr<Gradients>& gradients) const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& fc2 = values.fc2_weight_->value();
+  const at::Tensor& fc1 = values.fc1_weight_->value();
+  at::Tensor dactivation = empty_rows(dy, fc2.size(2));
+  grouped_input_grad_into(dy, fc2, counts, dactivation);
+  WeightedActivationGrads act =
+      weighted_activation_backward(dactivation, rows.fc1, rows.weights, options_.activation,
+                                   /*with_y=*/!rows.activation.defined());
+  dactivation.reset();
+  ExpertRows result;
+  result.rows = empty_rows(act.dx, fc1.size(2));
+  grouped_input_grad_into(act.dx, fc1, counts, result.rows);
+  result.weights = act.dweights;
+  if (options_.bias) {
+    const at::Tensor bias = values.fc2_bias_->value().to(result.weights.scalar_type());
+    result.weights.add_(
+        bias.index_select(0, experts_of_rows(counts, dy.size(0))).mul_(dy).sum(-1));
+  }
+  const at::Tensor activation = rows.activation.defined() ? rows.activation : act.y;
+  result.meanwhile = [this, gradients, dy, counts, activation, du = act.dx, x = rows.x,
+                      weights = rows.weights] {
+    Gradients& sums = *gradients;
+    sums.add(sums.fc2_weight_, [=](const GradTarget& target) {
+      grouped_weight_grad(dy, activation, counts, target.tensor, target.beta);
+    });
+    sums.add(sums.fc1_weight_, [=](const GradTarget& target) {
+      grouped_weight_grad(du, x, counts, target.tensor, target.beta);
+    });
+    if (!options_.bias) return;
+    sums.add(sums.fc2_bias_, [=](const GradTarget& target) {
+      sum_rows_of_experts(dy, counts, weights, target.tensor, target.beta);
+    });
+    sums.add(sums.fc1_bias_, [=](const GradTarget& target) {
+      sum_rows_of_experts(du, counts, at::Tensor(), target.tensor, target.beta);
+    });
+  };
+  return result;
+}
+
+}  // namespace megatron

@@ -1,0 +1,119 @@
+#include "megatron/transformer/moe/token_dispatcher.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/tensor/experts/expert_rows.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/moe/detail/token_dispatch.h"
+
+namespace megatron {
+namespace {
+
+// All experts on this rank.
+class LocalDispatch final : public TokenDispatch {
+ public:
+  LocalDispatch(const at::Tensor& choices, const DispatchOptions& options)
+      : topk_(choices.size(1)), order_(order_by_expert(choices, 0, options.num_experts)) {}
+
+  int64_t rounds() const override { return 1; }
+  at::Tensor counts(int64_t) override { return order_.counts; }
+  bool communicates() const override { return false; }
+
+  RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
+    return [this, x, weights](int64_t) {
+      ExpertRows result;
+      result.rows = x.index_select(0, order_.choices.div(topk_, "floor"));
+      if (weights.defined())
+        result.weights = weights.reshape({-1}).index_select(0, order_.choices);
+      return result;
+    };
+  }
+
+  ExpertRows from_experts(const RowsOfRound& results) override {
+    const ExpertRows rows = results(0);
+    if (rows.meanwhile) rows.meanwhile();
+    ExpertRows sums;
+    sums.rows = sum_of_choices(rows.rows, order_.rows);
+    if (rows.weights.defined()) sums.weights = values_of_choices(rows.weights, order_.rows);
+    return sums;
+  }
+
+ private:
+  const int64_t topk_;
+  const ExpertOrder order_;
+};
+
+// Rows of each expert on each rank of the group, and the tokens of each: [e x, E + 1] on the host.
+at::Tensor exchange_counts(const at::Tensor& choices, int64_t num_experts,
+                           const ProcessGroup& all) {
+  const at::Tensor own = order_by_expert(choices, 0, num_experts).counts;
+  const at::Tensor tokens = at::full({1}, choices.size(0), own.options());
+  const at::Tensor counts = at::cat({own, tokens});
+  at::Tensor result = at::empty({all.size(), num_experts + 1}, own.options());
+  all.all_gather(result, counts)->wait();
+  return result.to(at::kCPU, at::kLong);
+}
+
+DispatchCounts all_counts(const at::Tensor& choices, const DispatchOptions& options,
+                          const ExpertGroups& groups) {
+  const ExpertRanks ranks{groups.ep.size(), groups.etp.size(), groups.ep.rank(),
+                          groups.etp.rank()};
+  MEGATRON_ASSERT(groups.all.size() == ranks.size() && groups.all.rank() == ranks.rank(), "rank ",
+                  groups.all.rank(), " of ", groups.all.size(), " is rank ", ranks.rank(), " of ",
+                  ranks.size(), " in its grid");
+  const at::Tensor all = exchange_counts(choices, options.num_experts, groups.all);
+  const at::Tensor tokens = all.select(1, options.num_experts);
+  const at::Tensor of_experts = all.narrow(1, 0, options.num_experts).contiguous();
+  const int64_t* first = of_experts.const_data_ptr<int64_t>();
+  int64_t max_rows = 0;
+  if (options.rank_capacity_factor > 0) {
+    const double share =
+        static_cast<double>(tokens.sum().item<int64_t>() * choices.size(1)) / ranks.ep;
+    max_rows = std::max<int64_t>(1, std::ceil(options.rank_capacity_factor * share));
+  }
+  return {ranks,
+          DispatchPlan(ranks, options.num_experts, {first, first + of_experts.numel()}, max_rows),
+          tokens.max().item<int64_t>()};
+}
+
+}  // namespace
+
+ExpertGroups expert_groups(const ParallelGroups& groups) {
+  ExpertGroups result{groups.group({Axis::kExpert}), groups.group({Axis::kExpertTensor}), {}};
+  result.all = result.etp.size() == 1  ? result.ep
+               : result.ep.size() == 1 ? result.etp
+                                       : groups.group({Axis::kExpertTensor, Axis::kExpert});
+  return result;
+}
+
+at::Tensor sum_of_choices(const at::Tensor& rows, const at::Tensor& places) {
+  const auto type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor sums =
+      at::zeros({places.size(0), rows.size(1)}, rows.options().dtype(type));
+  add_rows(rows, places, sums);
+  return sums.to(rows.scalar_type());
+}
+
+at::Tensor on_device_of(const at::Tensor& like, const std::vector<int64_t>& numbers,
+                        at::ScalarType type) {
+  return at::tensor(numbers, at::dtype(at::kLong)).to(like.device(), type);
+}
+
+std::shared_ptr<TokenDispatch> dispatch_tokens(const at::Tensor& choices,
+                                               const DispatchOptions& options,
+                                               const ExpertGroups& groups) {
+  const at::NoGradGuard no_grad;
+  check_shape("choices of experts", choices, {-1, -1});
+  if (groups.all.size() == 1) return std::make_shared<LocalDispatch>(choices, options);
+  DispatchCounts counts = all_counts(choices, options, groups);
+  return options.type == TokenDispatcherType::kAlltoall
+             ? dispatch_alltoall(choices, std::move(counts), options, groups)
+             : dispatch_allgather(choices, std::move(counts), options, groups);
+}
+
+}  // namespace megatron

@@ -1,0 +1,83 @@
+// Exchange of tokens between the ranks that hold one set of experts: rows to their experts, results
+// back to their tokens.
+//
+// Every rank of the group brings its own tokens, any number of them, and takes part in every
+// exchange, with or without rows. The order of an expert's rows is that of DispatchPlan, the sum
+// over a token's choices is taken in a fixed order in fp32 (fp64) and rounded once: results are the
+// same in every run.
+//
+//   alltoall   rows travel to their experts and back, each once; sums in the order of the choices
+//   allgather  all tokens travel to all ranks, which return fp32 sums over their own experts, in
+//              the order of the experts
+//
+// One rank exchanges nothing and does not wait for the device.
+// Source: GShard (arXiv:2006.16668), Megatron-LM's token_dispatcher.py.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "megatron/comm/process_group.h"
+
+namespace megatron {
+
+struct ParallelGroups;
+
+enum class TokenDispatcherType : uint8_t { kAlltoall, kAllgather };
+
+// The ranks that hold one set of experts.
+struct ExpertGroups {
+  ProcessGroup ep, etp;
+  ProcessGroup all;  // both, expert-tensor ranks fastest
+};
+ExpertGroups expert_groups(const ParallelGroups& groups);
+
+struct DispatchOptions {
+  TokenDispatcherType type = TokenDispatcherType::kAlltoall;
+  int64_t num_experts = 1;
+  // Most rows that a rank holds at a time, as a multiple of its share under perfect balance; 0: no
+  // bound. More are exchanged and computed in rounds.
+  double rank_capacity_factor = 0.0;
+};
+
+// Rows of the experts of this rank, by expert, and one number of each.
+struct ExpertRows {
+  at::Tensor rows;     // [n, c]
+  at::Tensor weights;  // [n] fp32 (fp64); undefined: none
+  // Results only: work for this rank to do while they are exchanged; may be null
+  std::function<void()> meanwhile;
+};
+// Of round 0, 1, ..., in that order and each at most once.
+using RowsOfRound = std::function<ExpertRows(int64_t round)>;
+
+// The exchanges of one micro-batch, in its forward and backward. Not differentiable: one is the
+// transpose of the other. Both are collective over the group.
+class TokenDispatch {
+ public:
+  virtual ~TokenDispatch() = default;
+  // The same on all ranks of the group.
+  virtual int64_t rounds() const = 0;
+  // [E/e] int32: rows of each expert in a round.
+  virtual at::Tensor counts(int64_t round) = 0;
+  // Whether to_experts() communicates: what it gives is worth keeping.
+  virtual bool communicates() const = 0;
+
+  // The row of each choice, and the weight.
+  //   x [R, c]; weights [R, k] or undefined
+  virtual RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) = 0;
+  // Sums of the rows of each token, [R, c] in the type of the rows; summed over the expert-tensor
+  // ranks. And the numbers of the choices, [R, k], if there are any.
+  virtual ExpertRows from_experts(const RowsOfRound& results) = 0;
+};
+
+//   choices [R, k] int32: each at most once in a row; -1: dropped
+// Waits for the device if there are several ranks: all counts are exchanged.
+std::shared_ptr<TokenDispatch> dispatch_tokens(const at::Tensor& choices,
+                                               const DispatchOptions& options,
+                                               const ExpertGroups& groups);
+
+}  // namespace megatron

@@ -1,0 +1,127 @@
+// All tokens travel to all ranks of the group, which take what their experts need and return fp32
+// sums over their own experts.
+#include <algorithm>
+#include <utility>
+
+#include "megatron/tensor/experts/expert_rows.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/moe/detail/token_dispatch.h"
+
+namespace megatron {
+namespace {
+
+at::ScalarType sum_type(const at::Tensor& rows) {
+  return rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+class AllgatherDispatch final : public TokenDispatch {
+ public:
+  AllgatherDispatch(const at::Tensor& choices, DispatchCounts counts,
+                    const DispatchOptions& options, const ExpertGroups& groups)
+      : topk_(choices.size(1)),
+        tokens_(choices.size(0)),
+        most_tokens_(counts.most_tokens),
+        plan_(std::move(counts.plan)),
+        all_(groups.all) {
+    const int64_t experts = options.num_experts / counts.ranks.ep;
+    const at::Tensor chosen = gather(choices, /*padding=*/-1);
+    // Within a token by expert: the order of the sum, whatever the rounds.
+    const at::Tensor sorted = std::get<0>(chosen.sort(1));
+    const int64_t first = counts.ranks.ep_rank * experts;
+    order_ = order_by_expert(chosen, first, experts);
+    sum_order_ = order_by_expert(sorted, first, experts).rows;
+  }
+
+  int64_t rounds() const override { return plan_.rounds(); }
+  bool communicates() const override { return true; }
+  at::Tensor counts(int64_t number) override {
+    return on_device_of(order_.rows, plan_.round(number).expert_rows, at::kInt);
+  }
+
+  RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
+    const at::Tensor all = gather(x, 0), all_weights = weights.defined() ? gather(weights, 0) : weights;
+    return [this, all, all_weights](int64_t number) {
+      const DispatchRound r = plan_.round(number);
+      const at::Tensor choices = order_.choices.narrow(0, r.first_row, r.rows);
+      ExpertRows result;
+      result.rows = all.index_select(0, choices.div(topk_, "floor"));
+      if (all_weights.defined())
+        result.weights = all_weights.reshape({-1}).index_select(0, choices);
+      return result;
+    };
+  }
+
+  ExpertRows from_experts(const RowsOfRound& results) override {
+    at::Tensor sums, weights;  // of all tokens, this rank's experts
+    ExpertRows rows;
+    for (int64_t number = 0; number < rounds(); ++number) {
+      if (rows.meanwhile) rows.meanwhile();
+      rows = results(number);
+      const DispatchRound r = plan_.round(number);
+      if (!sums.defined())
+        sums = at::zeros({all_.size() * most_tokens_, rows.rows.size(1)},
+                         rows.rows.options().dtype(sum_type(rows.rows)));
+      add_rows(rows.rows, places(r, sum_order_), sums);
+      if (!rows.weights.defined()) continue;
+      const at::Tensor of_round = values_of_choices(rows.weights, places(r, order_.rows));
+      weights = weights.defined() ? weights.add_(of_round) : of_round;
+    }
+    return scatter(sums, weights, rows);
+  }
+
+ private:
+  // The tokens of all ranks, filled up to the same number: [e x * most, ...].
+  at::Tensor gather(const at::Tensor& x, double padding) const {
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape[0] = most_tokens_;
+    const at::Tensor own = at::full(shape, padding, x.options());
+    own.narrow(0, 0, tokens_).copy_(x);
+    shape[0] *= all_.size();
+    const at::Tensor result = at::empty(shape, x.options());
+    all_.all_gather(result, own)->wait();
+    return result;
+  }
+
+  // Places in the order of this rank's rows as places in a round; -1: not in it.
+  static at::Tensor places(const DispatchRound& r, const at::Tensor& places) {
+    const at::Tensor local = places - r.first_row;
+    return at::where(local.ge(0).logical_and(local.lt(r.rows)), local, -1);
+  }
+
+  // Sums over all ranks of what each has for this rank's tokens.
+  ExpertRows scatter(const at::Tensor& sums, const at::Tensor& weights,
+                     const ExpertRows& last) const {
+    const at::Tensor own = at::empty({most_tokens_, sums.size(1)}, sums.options());
+    const auto work = all_.reduce_scatter(own, sums);
+    at::Tensor own_weights;
+    std::shared_ptr<Work> weight_work;
+    if (weights.defined()) {
+      own_weights = at::empty({most_tokens_, topk_}, weights.options());
+      weight_work = all_.reduce_scatter(own_weights, weights.contiguous());
+    }
+    if (last.meanwhile) last.meanwhile();
+    work->wait();
+    ExpertRows result;
+    result.rows = own.narrow(0, 0, tokens_).to(last.rows.scalar_type());
+    if (!weight_work) return result;
+    weight_work->wait();
+    result.weights = own_weights.narrow(0, 0, tokens_);
+    return result;
+  }
+
+  const int64_t topk_, tokens_, most_tokens_;
+  const DispatchPlan plan_;
+  const ProcessGroup all_;
+  ExpertOrder order_;     // of the choices of all tokens that are experts of this rank
+  at::Tensor sum_order_;  // [e x * most, k]: rows of a token's choices by expert
+};
+
+}  // namespace
+
+std::shared_ptr<TokenDispatch> dispatch_allgather(const at::Tensor& choices, DispatchCounts counts,
+                                                  const DispatchOptions& options,
+                                                  const ExpertGroups& groups) {
+  return std::make_shared<AllgatherDispatch>(choices, std::move(counts), options, groups);
+}
+
+}  // namespace megatron
