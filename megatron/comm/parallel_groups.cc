@@ -193,8 +193,7 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config,
   if (experts) groups.ep = make({Axis::kExpert}, "ep");
   groups.etp = make_expert({Axis::kExpertTensor}, "etp", {Axis::kTensor});
   groups.edp = make_expert({Axis::kExpertData}, "edp", {Axis::kData, Axis::kContext});
-  groups.ep_etp =
-      make_expert({Axis::kExpertTensor, Axis::kExpert}, "ep_etp", {Axis::kTensor});
+  groups.ep_etp = make_expert({Axis::kExpertTensor, Axis::kExpert}, "ep_etp", {Axis::kTensor});
   groups.expert_model_parallel = make_expert({Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline},
                                              "expert_model_parallel", {Axis::kModel});
   return groups;

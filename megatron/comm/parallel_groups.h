@@ -54,8 +54,8 @@ struct ParallelGroups {
   ProcessGroup embd;
   ProcessGroup ep;                     // ranks that hold different experts
   ProcessGroup etp;                    // as tp, of an expert
+  ProcessGroup ep_etp;                 // both: ranks that hold one set of experts
   ProcessGroup edp;                    // as dp_cp, of an expert
-  ProcessGroup ep_etp;                 // ranks that hold one set of experts; etp is the fastest
   ProcessGroup expert_model_parallel;  // as model_parallel, of experts: etp, ep and pp
   std::string no_experts;              // Mesh::no_experts(): the last five are then of no use
 

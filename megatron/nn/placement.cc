@@ -63,7 +63,8 @@ void draw_piece(const Parameter& parameter, const ShardPiece& piece, RandomKey k
     view = view.narrow(static_cast<int64_t>(d), piece.local_offset[d], piece.global.shape[d]);
   MEGATRON_ASSERT(whole.size() <= 3, parameter.name, " has ", whole.size(), " dimensions");
   if (whole.size() == 1) return draw_rows(parameter.init, view, key, offset[0], 1, 0);
-  if (whole.size() == 2) return draw_rows(parameter.init, view, key, offset[0], whole[1], offset[1]);
+  if (whole.size() == 2)
+    return draw_rows(parameter.init, view, key, offset[0], whole[1], offset[1]);
   for (int64_t i = 0; i < view.size(0); ++i)
     draw_rows(parameter.init, view[i], key, (offset[0] + i) * whole[1] + offset[1], whole[2],
               offset[2]);

@@ -5,6 +5,8 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/transformer/feed_forward/mlp.h"
+#include "megatron/transformer/moe/moe_cost.h"
+#include "megatron/transformer/moe/moe_layer.h"
 #include "megatron/transformer/transformer_layer.h"
 #include "megatron/transformer/transformer_layer_cost.h"
 
@@ -28,6 +30,7 @@ std::unique_ptr<Layer> attention_and(const TransformerConfig& config, int64_t la
 
 constexpr LayerKind kLayerKinds[] = {
     {"*-", "attention and MLP", attention_and<MLP>, transformer_layer_cost},
+    {"*E", "attention and experts", attention_and<MoELayer>, moe_layer_cost, moe_losses},
 };
 
 }  // namespace
@@ -46,19 +49,13 @@ std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer
       .make(config, layer_number, sequence_parallel, groups);
 }
 
-bool has_experts(const TransformerConfig& config) {
-  bool any = false;
-  for (int64_t layer = 1; layer <= config.num_layers; ++layer)
-    any |= find_layer_kind(config.layer_letters(layer)).experts;
-  return any;
-}
-
 std::vector<std::string> auxiliary_losses(const TransformerConfig& config) {
   std::vector<std::string> names;
   for (int64_t layer = 1; layer <= config.num_layers; ++layer) {
-    const std::string_view name = find_layer_kind(config.layer_letters(layer)).auxiliary_loss;
-    if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end())
-      names.emplace_back(name);
+    const LayerKind& kind = find_layer_kind(config.layer_letters(layer));
+    if (kind.auxiliary_losses == nullptr) continue;
+    for (const std::string_view name : kind.auxiliary_losses(config))
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
   }
   return names;
 }

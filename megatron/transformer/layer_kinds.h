@@ -26,8 +26,8 @@ struct LayerKind {
   std::string_view name;
   LayerMaker make;
   LayerCostFunction cost;
-  bool experts = false;                  // has weights on the mesh's grid of experts
-  std::string_view auxiliary_loss = {};  // what it adds to ForwardContext::auxiliary_losses
+  // The names of what it adds to ForwardContext::auxiliary_losses; null: nothing
+  std::vector<std::string_view> (*auxiliary_losses)(const TransformerConfig& config) = nullptr;
 };
 
 // Throws Error that names the known letters.
@@ -37,8 +37,7 @@ const LayerKind& find_layer_kind(std::string_view letters);
 std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer_number,
                                   bool sequence_parallel, const ParallelGroups& groups);
 
-// Of all layers of a model: whether some have experts; their auxiliary losses, each once.
-bool has_experts(const TransformerConfig& config);
+// The auxiliary losses of all layers of a model, each once.
 std::vector<std::string> auxiliary_losses(const TransformerConfig& config);
 
 // What that layer costs a rank; as LayerCostFunction.

@@ -15,7 +15,7 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
                       random_key(config.seed, "attention_output_dropout", layer_number),
                       sequence_parallel, /*names=*/{}),
       mlp_half_(config, *mlp_, random_key(config.seed, "mlp_output_dropout", layer_number),
-                sequence_parallel, {"mlp", "mlp_norm"}) {
+                sequence_parallel, mlp_->names()) {
   if (Norm* norm = self_attention_->input_norm()) add("input_layernorm", norm);
   add("self_attention", self_attention_.get());
   if (Norm* norm = mlp_->input_norm()) add("pre_mlp_layernorm", norm);

@@ -15,11 +15,11 @@
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/arguments/dpo_config.h"
+#include "megatron/training/arguments/expert_rules.h"
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
-#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -370,13 +370,6 @@ void quantised_layers_fit(const Arguments& a, Violations& v) {
     check("--eval-micro-batch-size x --seq-length", a.eval_micro_batch_size() * tokens);
 }
 
-void experts_have_layers(const Arguments& a, Violations& v) {
-  const int64_t size = a.parallel.expert_model_parallel_size;
-  if (size > 1 && !has_experts(a.transformer))
-    v.add(cat("--expert-model-parallel-size ", size, " needs experts, which are not built yet"),
-          "--expert-model-parallel-size 1");
-}
-
 void layers_divide_over_stages(const Arguments& a, Violations& v) {
   validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers,
                     v);
@@ -489,7 +482,7 @@ constexpr Rule kRules[] = {world_divides,
                            conversations_are_data,
                            preferences_are_data,
                            layers_divide_over_stages,
-                           experts_have_layers,
+                           validate_experts,
                            tokenizer_is_given,
                            schedule_fits,
                            learning_rate_is_given,

@@ -15,7 +15,6 @@ using namespace flag_claims;  // NOLINT: the claims are used by this table only
 constexpr KnownFlag::Kind kNo = KnownFlag::Kind::kRefused;
 
 // Reasons of rows and of refused values.
-constexpr std::string_view kMoe = "mixture of experts is not built yet";
 constexpr std::string_view kRl = "reinforcement learning is not built yet";
 constexpr std::string_view kT5 = "T5 is not built yet";
 constexpr std::string_view kMrope = "multimodal rotary positions are not built yet";
@@ -248,9 +247,12 @@ constexpr KnownFlag kRows[] = {
     {"--trust-remote-code", kNo, "no Python code of a model is ever run"},
     {"--use-gigatoken", kNo, "Gigatoken is a Python library"},
     // -- moe
-    {"--num-experts", kNo, kMoe, 1, 1, "0 none"},
-    {"--moe-router-load-balancing-type", kNo, kMoe, 1, -1, "aux_loss"},
-    {"--moe-aux-loss-coeff", kNo, kMoe, 1, -1, "0.0"},
+    so("--moe-grouped-gemm", kGroupedProducts),
+    so("--moe-use-grouped-tensor", kGroupedProducts),
+    so("--moe-single-grouped-weight", kOneExpertWeight),
+    so("--moe-single-grouped-bias", kOneExpertWeight),
+    so("--moe-permute-fusion", kFusedExperts),
+    so("--moe-router-fusion", kFusedExperts),
     // -- logging
     {"--log-device-memory-used", kNo, "--log-memory-interval reports the memory of this process"},
     {"--log-max-attention-logit", kNo, "the largest attention logit is not recorded yet"},
@@ -301,35 +303,33 @@ constexpr Refusal kRefusals[] = {
      "--tensor-parallel-num-weight-shards= --expert-tensor-parallel-num-weight-shards= "
      "--gtp-remat-opt-in-modules=... --gtp-remat-reduce-scatter-with-fp32-accumulation "
      "--gtp-remat-nccl-ub --gtp-expert-remat-nccl-ub"},
-    {kMoe,
-     "--expert-tensor-parallel-size=1 "
-     "--overlap-moe-expert-parallel-comm --overlap-dispatch-backward-with-experts-wgrad "
+    {"of experts, this is not built yet",
+     "--overlap-dispatch-backward-with-experts-wgrad --high-priority-a2a-comm-stream "
      "--ep-overlap-early-attn-memory-release --use-fused-weighted-squared-relu "
-     "--high-priority-a2a-comm-stream --moe-shared-expert-intermediate-size= "
-     "--moe-shared-expert-gate --moe-shared-expert-overlap --use-grouped-gemm-for-shared-expert "
-     "--moe-shared-expert-glu-interleave-size= --moe-ffn-hidden-size= --moe-router-topk=2 "
-     "--moe-enable-routing-replay --moe-router-padding-for-quantization "
-     "--moe-router-padding-for-fp8 --moe-router-num-groups= --moe-router-group-topk= "
-     "--moe-router-pre-softmax --moe-router-topk-scaling-factor= "
-     "--moe-router-score-function=softmax --moe-router-dtype= --moe-router-enable-expert-bias "
-     "--moe-router-bias-update-rate=0.001 --moe-router-quantile-balancing-ema=0.0 "
-     "--moe-router-force-load-balancing --moe-router-force-biased= "
-     "--use-grouped-gemm-for-dense-mlp --moe-grouped-gemm --moe-use-grouped-tensor "
-     "--moe-single-grouped-weight --moe-single-grouped-bias --moe-z-loss-coeff= "
-     "--moe-input-jitter-eps= --moe-token-dispatcher-type=allgather --moe-enable-deepep "
-     "--moe-flex-dispatcher-backend=deepep --moe-permute-fusion-into-hybridep "
-     "--moe-hybridep-pad-uneven-dispatch-inputs --moe-per-layer-logging "
-     "--moe-expert-capacity-factor= --moe-pad-expert-input-to-capacity "
-     "--moe-pad-experts-for-cuda-graph-inference --moe-token-drop-policy=probs "
-     "--moe-layer-recompute --moe-permute-fusion --moe-router-fusion --moe-apply-probs-on-input "
-     "--moe-latent-size= --moe-flex-dispatcher-num-sms= --moe-deepep-num-sms= "
-     "--moe-hybridep-num-sms= --moe-hybridep-num-blocks-permute= "
-     "--moe-hybridep-num-blocks-unpermute= --moe-hybridep-num-sms-preprocessing=108 "
-     "--moe-ncclep-zero-copy --moe-dispatch-fwd-dtype=bf16 --moe-combine-bwd-dtype=bf16 "
-     "--moe-mlp-glu-interleave-size= --moe-expert-rank-capacity-factor= --moe-paged-stash "
-     "--moe-paged-stash-page-size=64 --moe-paged-stash-buffer-size-factor-cuda=1.1 "
-     "--moe-paged-stash-buffer-size-factor-cpu=0.0 --moe-layer-freq=1 --moe-use-upcycling "
+     "--moe-shared-expert-overlap --moe-enable-routing-replay "
+     "--moe-router-padding-for-quantization --moe-router-padding-for-fp8 "
+     "--moe-router-quantile-balancing-ema=0.0 --use-grouped-gemm-for-dense-mlp "
+     "--moe-enable-deepep --moe-flex-dispatcher-backend=deepep --moe-per-layer-logging "
+     "--moe-pad-expert-input-to-capacity --moe-layer-recompute --moe-use-upcycling "
      "--moe-upcycling-granularity=1"},
+    {"exchanges of tokens overlap with work of the same micro-batch, not with another one's",
+     "--overlap-moe-expert-parallel-comm"},
+    {"--moe-expert-rank-capacity-factor bounds the memory of experts by computing in rounds",
+     "--moe-paged-stash --moe-paged-stash-page-size=64 "
+     "--moe-paged-stash-buffer-size-factor-cuda=1.1 "
+     "--moe-paged-stash-buffer-size-factor-cpu=0.0"},
+    {"tokens are exchanged by NCCL; there is no DeepEP or HybridEP to configure",
+     "--moe-flex-dispatcher-num-sms= --moe-deepep-num-sms= --moe-hybridep-num-sms= "
+     "--moe-hybridep-num-blocks-permute= --moe-hybridep-num-blocks-unpermute= "
+     "--moe-hybridep-num-sms-preprocessing=108 --moe-permute-fusion-into-hybridep "
+     "--moe-hybridep-pad-uneven-dispatch-inputs --moe-ncclep-zero-copy"},
+    {"rows of experts travel in the model's type",
+     "--moe-dispatch-fwd-dtype=bf16 --moe-combine-bwd-dtype=bf16"},
+    {"rows of gate and up lie in two blocks, as in checkpoints",
+     "--moe-mlp-glu-interleave-size= --moe-shared-expert-glu-interleave-size="},
+    {"the shared expert is one MLP, with products of its own",
+     "--use-grouped-gemm-for-shared-expert"},
+    {"experts are padded for no kernel", "--moe-pad-experts-for-cuda-graph-inference"},
     {"which exchanges of sequence parallelism overlap is not a choice here; --no-peer-copies "
      "switches all off",
      "--tp-comm-overlap-rs-dgrad --tp-comm-overlap-cfg="},

@@ -79,6 +79,7 @@ LayerShape LayoutPlan::layer_shape() const {
   shape.tensor = tensor;
   shape.context = context;
   shape.expert = expert;
+  shape.expert_tensor = arguments.parallel.expert_tensor_size();
   shape.context_levels = arguments.parallel.hierarchical_context_parallel_sizes;
   shape.sequence_parallel = sequence_parallel;
   shape.documents =

@@ -81,6 +81,43 @@ void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
   shrinker.set("--num-distributed-optimizer-instances", instances, fewer);
 }
 
+// Ranks of experts that fit the shorter axes, of which there are several where there were.
+void shrink_expert_ranks(Arguments& a, const Arguments& before, Shrinker& shrinker,
+                         int64_t max_axis) {
+  if (!a.transformer.has_moe()) return;
+  const auto stage_ranks = [](const Arguments& all) {
+    return all.parallel.tensor_model_parallel_size * all.parallel.context_parallel_size *
+           all.data_parallel_size();
+  };
+  const ParallelConfig& old = before.parallel;
+  ParallelConfig& p = a.parallel;
+  const int64_t stage = stage_ranks(a), tensor_before = old.expert_tensor_size(),
+                data_before = stage_ranks(before) / tensor_before / old.expert_model_parallel_size;
+  const auto kept = [](int64_t count_before, int64_t count) {
+    return std::min<int64_t>(count_before, 2) <= count ? 1 : 0;
+  };
+  int64_t expert = 1, tensor = 1;
+  int best = -1;
+  for (int64_t e = 1; e <= std::min(old.expert_model_parallel_size, max_axis); ++e)
+    for (int64_t x = 1; x <= std::min(tensor_before, max_axis); ++x) {
+      if (!p.expert_tensor_parallel_size && x != p.tensor_model_parallel_size) continue;
+      if (stage % (e * x) != 0) continue;
+      if (p.use_tp_pp_dp_mapping && stage / (e * x) != a.data_parallel_size()) continue;
+      const int score = kept(old.expert_model_parallel_size, e) + kept(tensor_before, x) +
+                        kept(data_before, stage / (e * x));
+      if (score < best) continue;
+      best = score;
+      expert = e;
+      tensor = x;
+    }
+  shrinker.keep_several("expert ranks", old.expert_model_parallel_size, expert);
+  shrinker.keep_several("tensor ranks of experts", tensor_before, tensor);
+  shrinker.keep_several("data ranks of experts", data_before, stage / (expert * tensor));
+  shrinker.set("--expert-model-parallel-size", p.expert_model_parallel_size, expert);
+  if (p.expert_tensor_parallel_size)
+    shrinker.set("--expert-tensor-parallel-size", p.expert_tensor_parallel_size, tensor);
+}
+
 // The same part of the sequence.
 void shrink_documents(Arguments& a, Shrinker& shrinker, int64_t length_before) {
   std::optional<int64_t>& most = a.parallel.max_seqlen_per_dp_cp_rank;
@@ -96,6 +133,10 @@ void shrink_documents(Arguments& a, Shrinker& shrinker, int64_t length_before) {
 ProofRanks ranks_of_layers(const ParallelConfig& p) {
   const std::vector<int64_t>& levels = p.hierarchical_context_parallel_sizes;
   return {p.tensor_model_parallel_size, p.context_parallel_size, levels.empty() ? 1 : levels[0]};
+}
+
+ExpertProofRanks ranks_of_experts(const ParallelConfig& p) {
+  return {p.expert_model_parallel_size, p.expert_tensor_size(), p.tensor_model_parallel_size};
 }
 
 // Whether a pattern of parameter names may contain layer numbers.
@@ -325,8 +366,8 @@ Proof prove_rounding(const Tracer& tracer, Arguments layout, bool thorough, bool
   // Every rank finds the loss scale of fp16.
   const TrainingTrace serial =
       speaks || layout.optimizer.fp16 ? trace_one_rank(tracer, layout, own) : TrainingTrace{};
-  const TrainingTrace exact = speaks ? tracer(without_rounding(serial_arguments(layout)), wide, false)
-                                     : TrainingTrace{};
+  const TrainingTrace exact =
+      speaks ? tracer(without_rounding(serial_arguments(layout)), wide, false) : TrainingTrace{};
   const TrainingTrace trace = tracer(layout, own, true);
   if (!speaks) return {};
   // Tensor and context ranks, and stages that divide the vocabulary, add up in another order, which
@@ -405,8 +446,11 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
   Shrinker shrinker(out.changes, out.lost);
   Arguments& a = out.arguments;
   shrink_mesh(a, shrinker, max_axis);
+  shrink_expert_ranks(a, arguments, shrinker, max_axis);
   shrink_layer(a.transformer, ranks_of_layers(arguments.parallel), ranks_of_layers(a.parallel),
                shrinker);
+  shrink_experts(a.transformer, arguments.transformer, ranks_of_experts(arguments.parallel),
+                 ranks_of_experts(a.parallel), shrinker);
   shrink_documents(a, shrinker, arguments.transformer.seq_length);
   if (const std::optional<int64_t> segments = even_segments(a))
     shrink_depth(a.transformer, *segments, a.parallel.pipeline_model_parallel_size, shrinker);

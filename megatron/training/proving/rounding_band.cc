@@ -159,7 +159,7 @@ class Rounding {
 
   const TrainingTrace &layout_, &serial_, &exact_;
   const double systematic_;
-  std::vector<double> sizes_;  // of all gradients of a step
+  std::vector<double> sizes_;     // of all gradients of a step
   std::vector<Squares> of_step_;  // over all gradients
   RoundingComparison out_;
 };

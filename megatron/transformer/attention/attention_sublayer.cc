@@ -24,8 +24,7 @@ LinearOptions linear_proj_options(const TransformerConfig& config, int64_t layer
   LinearOptions options;
   options.quantization = config.quantization(layer_number);
   options.bias = config.add_bias_linear;
-  options.init =
-      config.weight_init(config.hidden_size, config.attention_width(), /*output=*/true);
+  options.init = config.weight_init(config.hidden_size, config.attention_width(), /*output=*/true);
   options.sequence_parallel = sequence_parallel;
   options.lora = lora_options(config, "linear_proj");
   return options;

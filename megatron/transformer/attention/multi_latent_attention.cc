@@ -60,11 +60,11 @@ MultiLatentAttention::MultiLatentAttention(const TransformerConfig& config, int6
       sizes_{per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size()),
              config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim},
       core_(config, layer_number, sizes_.heads, groups),
-      linear_kv_down_proj_("linear_kv_down_proj", config.hidden_size,
-                           config.kv_lora_rank + config.qk_pos_emb_head_dim,
-                           down_options(config, config.kv_lora_rank + config.qk_pos_emb_head_dim,
-                                        sequence_parallel),
-                           groups),
+      linear_kv_down_proj_(
+          "linear_kv_down_proj", config.hidden_size,
+          config.kv_lora_rank + config.qk_pos_emb_head_dim,
+          down_options(config, config.kv_lora_rank + config.qk_pos_emb_head_dim, sequence_parallel),
+          groups),
       linear_kv_up_proj_(
           "linear_kv_up_proj", config.kv_lora_rank, key_value_rows(config),
           up_options(config, key_value_rows(config), config.kv_lora_rank, sequence_parallel),
@@ -151,8 +151,7 @@ at::Tensor MultiLatentAttention::attend(const Latents& latents, const RotaryTabl
   return core_.forward(heads.q, heads.k, heads.v, context);
 }
 
-at::Tensor MultiLatentAttention::attend_absorbed(const Latents& latents,
-                                                 const RotaryTables& rotary,
+at::Tensor MultiLatentAttention::attend_absorbed(const Latents& latents, const RotaryTables& rotary,
                                                  const LayerContext& context, int64_t first) {
   const at::NoGradGuard no_grad;
   const int64_t n = sizes_.heads, plain = sizes_.plain, rank = config_.kv_lora_rank;
@@ -161,14 +160,14 @@ at::Tensor MultiLatentAttention::attend_absorbed(const Latents& latents,
   const at::Tensor c = sequence_parallel_ ? all_gather_first_dim(latents.c, tp_) : latents.c;
   const at::Tensor own = at::cat(
       {linear_kv_up_proj_.normed(c), rotate_pairs(latents.r.unsqueeze(2), rotary).squeeze(2)}, -1);
-  const at::Tensor all =
-      static_cast<LatentCache*>(context.state)->append(first, own).unsqueeze(2);
+  const at::Tensor all = static_cast<LatentCache*>(context.state)->append(first, own).unsqueeze(2);
   const AcquiredValue weight(&linear_kv_up_proj_.weight());
   const at::Tensor up = weight.value().view({n, plain + sizes_.value, rank});
   const at::Tensor absorbed =
       at::einsum("sbnp,npk->sbnk", {q.narrow(3, 0, plain), up.narrow(1, 0, plain)});
   AttentionOptions options = core_.options(context, q.size(0), all.size(0));
-  options.backend = AttentionBackend::kUnfused;  // one key of all heads, wider than flash attention's
+  options.backend =
+      AttentionBackend::kUnfused;  // one key of all heads, wider than flash attention's
   const at::Tensor sums = core_attention(
       at::cat({absorbed, rotate_pairs(q.narrow(3, plain, sizes_.rotated), rotary)}, -1), all,
       all.narrow(3, 0, rank), options);

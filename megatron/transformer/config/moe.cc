@@ -87,10 +87,11 @@ void validate_balance(const MoEConfig& c, Violations& v) {
     v.require(coefficient >= 0, cat("--moe-aux-loss-coeff ", coefficient, " is negative"));
     v.require(!alone || coefficient == 0,
               cat("--moe-aux-loss-coeff ", coefficient, " has no effect with ", type));
-    v.require(!is_loss(type) || coefficient != 0 || types == defaults.moe_router_load_balancing_type,
-              cat("--moe-router-load-balancing-type ", type,
-                  " has no effect with --moe-aux-loss-coeff 0"),
-              "a positive coefficient, or none");
+    v.require(
+        !is_loss(type) || coefficient != 0 || types == defaults.moe_router_load_balancing_type,
+        cat("--moe-router-load-balancing-type ", type,
+            " has no effect with --moe-aux-loss-coeff 0"),
+        "a positive coefficient, or none");
   }
   v.require(c.moe_z_loss_coeff.value_or(1) > 0,
             cat("--moe-z-loss-coeff ", c.moe_z_loss_coeff.value_or(0), " must be positive"),
@@ -127,8 +128,7 @@ void validate_router(const MoEConfig& c, Violations& v) {
             cat("--moe-router-topk-scaling-factor ", c.moe_router_topk_scaling_factor.value_or(0),
                 " must be positive"));
   const double jitter = c.moe_input_jitter_eps.value_or(0.01);
-  v.require(jitter > 0 && jitter < 1,
-            cat("--moe-input-jitter-eps ", jitter, " is outside (0, 1)"));
+  v.require(jitter > 0 && jitter < 1, cat("--moe-input-jitter-eps ", jitter, " is outside (0, 1)"));
   v.require(!c.moe_router_force_biased || c.moe_router_force_load_balancing,
             "--moe-router-force-biased needs --moe-router-force-load-balancing");
   v.require(!c.moe_apply_probs_on_input || c.moe_router_topk == 1,
@@ -149,9 +149,10 @@ void validate_sizes(const MoEConfig& c, Violations& v, const ShapeConfig& shape)
       list && static_cast<int64_t>(list->size()) == shape.num_layers &&
       std::all_of(list->begin(), list->end(), [](int64_t e) { return e == 0 || e == 1; }) &&
       std::find(list->begin(), list->end(), 1) != list->end();
-  v.require(parse_layer_period(c.moe_layer_freq) || fits,
-            cat("--moe-layer-freq ", c.moe_layer_freq, ": expected a positive integer, or a list of ",
-                shape.num_layers, " zeros and ones with a one, such as ([0]+[1]*2)*2"));
+  v.require(
+      parse_layer_period(c.moe_layer_freq) || fits,
+      cat("--moe-layer-freq ", c.moe_layer_freq, ": expected a positive integer, or a list of ",
+          shape.num_layers, " zeros and ones with a one, such as ([0]+[1]*2)*2"));
 }
 
 void validate_dispatch(const MoEConfig& c, Violations& v) {
@@ -162,8 +163,8 @@ void validate_dispatch(const MoEConfig& c, Violations& v) {
   v.require(c.moe_expert_capacity_factor || c.moe_token_drop_policy == MoEDropPolicy::kProbs,
             "--moe-token-drop-policy has an effect only with --moe-expert-capacity-factor");
   v.require(c.moe_expert_rank_capacity_factor.value_or(1) >= 1,
-            cat("--moe-expert-rank-capacity-factor ",
-                c.moe_expert_rank_capacity_factor.value_or(0), " is below 1, a balanced share"));
+            cat("--moe-expert-rank-capacity-factor ", c.moe_expert_rank_capacity_factor.value_or(0),
+                " is below 1, a balanced share"));
   v.require(c.moe_token_dispatcher_type != MoEDispatcher::kFlex,
             "--moe-token-dispatcher-type flex is not built yet", "alltoall or allgather");
 }
@@ -216,9 +217,10 @@ void MoEConfig::fields(FieldVisitor& v) {
           "in training, multiply the router's input by uniform numbers in 1 +- this");
   v.field("moe_router_force_load_balancing", moe_router_force_load_balancing,
           "for benchmarks: random logits");
-  v.field("moe_router_force_biased", moe_router_force_biased,
-          "with --moe-router-force-load-balancing: standard deviation of a random number per expert "
-          "that is added; negative: drawn once per layer");
+  v.field(
+      "moe_router_force_biased", moe_router_force_biased,
+      "with --moe-router-force-load-balancing: standard deviation of a random number per expert "
+      "that is added; negative: drawn once per layer");
   v.field("moe_expert_capacity_factor", moe_expert_capacity_factor,
           "drop choices beyond this multiple of a balanced share of a rank's tokens");
   v.choice("moe_token_drop_policy", moe_token_drop_policy, kDropPolicies,
@@ -226,9 +228,10 @@ void MoEConfig::fields(FieldVisitor& v) {
   v.role(FieldRole::kMachine);
   v.choice("moe_token_dispatcher_type", moe_token_dispatcher_type, kDispatchers,
            "how tokens reach the ranks of their experts");
-  v.field("moe_expert_rank_capacity_factor", moe_expert_rank_capacity_factor,
-          "bound the memory of a rank's experts to this multiple of a balanced share; tokens beyond "
-          "it are computed in further rounds, none is dropped");
+  v.field(
+      "moe_expert_rank_capacity_factor", moe_expert_rank_capacity_factor,
+      "bound the memory of a rank's experts to this multiple of a balanced share; tokens beyond "
+      "it are computed in further rounds, none is dropped");
 }
 
 void MoEConfig::validate(Violations& v, const ShapeConfig& shape) const {

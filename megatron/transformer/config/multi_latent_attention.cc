@@ -45,18 +45,16 @@ void MultiLatentAttentionConfig::fields(FieldVisitor& v) {
 void MultiLatentAttentionConfig::validate(Violations& v, const ShapeConfig& shape) const {
   if (!multi_latent_attention) {
     const MultiLatentAttentionConfig none;
-    v.require(q_lora_rank == none.q_lora_rank && kv_lora_rank == none.kv_lora_rank &&
-                  qk_head_dim == none.qk_head_dim &&
-                  qk_pos_emb_head_dim == none.qk_pos_emb_head_dim &&
-                  v_head_dim == none.v_head_dim &&
-                  latent_norm_epsilon == none.latent_norm_epsilon &&
-                  rope_type == none.rope_type &&
-                  rotary_scaling_factor == none.rotary_scaling_factor && mscale == none.mscale &&
-                  mscale_all_dim == none.mscale_all_dim,
-              "--q-lora-rank, --kv-lora-rank, --qk-head-dim, --qk-pos-emb-head-dim, --v-head-dim, "
-              "--latent-norm-epsilon, --rope-type, --rotary-scaling-factor, --mscale and "
-              "--mscale-all-dim have an effect only with --multi-latent-attention",
-              "--rope-scaling-type scales the rotary positions of other attention");
+    v.require(
+        q_lora_rank == none.q_lora_rank && kv_lora_rank == none.kv_lora_rank &&
+            qk_head_dim == none.qk_head_dim && qk_pos_emb_head_dim == none.qk_pos_emb_head_dim &&
+            v_head_dim == none.v_head_dim && latent_norm_epsilon == none.latent_norm_epsilon &&
+            rope_type == none.rope_type && rotary_scaling_factor == none.rotary_scaling_factor &&
+            mscale == none.mscale && mscale_all_dim == none.mscale_all_dim,
+        "--q-lora-rank, --kv-lora-rank, --qk-head-dim, --qk-pos-emb-head-dim, --v-head-dim, "
+        "--latent-norm-epsilon, --rope-type, --rotary-scaling-factor, --mscale and "
+        "--mscale-all-dim have an effect only with --multi-latent-attention",
+        "--rope-scaling-type scales the rotary positions of other attention");
     return;
   }
   const auto positive = [&](const char* flag, int64_t value) {
@@ -85,7 +83,8 @@ void MultiLatentAttentionConfig::validate(Violations& v, const ShapeConfig& shap
             cat("--rotary-scaling-factor ", rotary_scaling_factor, " is below 1"));
   v.require(rope_type == LatentRope::kYarn || rotary_scaling_factor == 1.0,
             "--rotary-scaling-factor has an effect only with --rope-type yarn");
-  v.require(mscale >= 0 && mscale_all_dim >= 0, "--mscale and --mscale-all-dim must not be negative");
+  v.require(mscale >= 0 && mscale_all_dim >= 0,
+            "--mscale and --mscale-all-dim must not be negative");
 }
 
 double MultiLatentAttentionConfig::rotary_magnitude() const {
@@ -111,8 +110,7 @@ void validate_multi_latent_attention(const TransformerConfig& c, Violations& v) 
   v.require(!c.rotary_interleaved,
             "--rotary-interleaved cannot be used with --multi-latent-attention, which sorts the "
             "pairs into halves before it rotates");
-  v.require(c.rotary_percent == 1.0,
-            "--rotary-percent has no effect with --multi-latent-attention",
+  v.require(c.rotary_percent == 1.0, "--rotary-percent has no effect with --multi-latent-attention",
             "--qk-pos-emb-head-dim says how many features are rotated");
   v.require(!c.query_pre_attn_scalar,
             "--query-pre-attn-scalar has no effect with --multi-latent-attention, whose scale "

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "megatron/base/check.h"
+#include "megatron/transformer/config/detail/layer_list.h"
 
 namespace megatron {
 
@@ -54,8 +55,6 @@ std::vector<Trait> traits(const Heads& h, int64_t tensor, const std::vector<int6
   }
   return all;
 }
-
-int64_t one_or_several(int64_t count) { return std::min<int64_t>(count, 2); }
 
 // The fewest heads with the traits of the model, or with as many of them as there can be.
 Heads tiny_heads(const Heads& model, const std::vector<Trait>& wanted, int64_t tensor,
@@ -138,8 +137,7 @@ bool keeps_kinds(const Kinds& before, const Kinds& after, int64_t segments, int6
 
 // n of --window-attn-skip-freq n, 0 for none and for a list.
 int64_t window_period(const TransformerConfig& t) {
-  const std::string& text = t.window_attn_skip_freq;
-  return text.empty() || text.front() == '[' ? 0 : std::stoll(text);
+  return parse_layer_period(t.window_attn_skip_freq).value_or(0);
 }
 
 // The first layers, with a full one after every `period` if that is not 0.
@@ -152,6 +150,12 @@ TransformerConfig first_layers(TransformerConfig t, int64_t layers, int64_t peri
     for (int64_t layer = 1; layer <= layers; ++layer)
       list += cat(layer > 1 ? "," : "", t.window(layer).empty() ? 0 : 1);
     t.window_attn_skip_freq = cat("[", list, "]");
+  }
+  if (!parse_layer_period(t.moe_layer_freq)) {
+    std::string list;
+    for (int64_t layer = 1; layer <= layers; ++layer)
+      list += cat(layer > 1 ? "," : "", t.is_moe_layer(layer) ? 1 : 0);
+    t.moe_layer_freq = cat("[", list, "]");
   }
   t.num_layers = layers;
   return t;
@@ -251,6 +255,9 @@ void shrink_depth(TransformerConfig& t, int64_t segments, int64_t stages, Shrink
                       fewer->window_attn_skip_freq));
   if (t.cp_comm_type != fewer->cp_comm_type)
     shrinker.note(cat("--cp-comm-type of the first ", t.num_layers, " layers"));
+  if (t.moe_layer_freq != fewer->moe_layer_freq)
+    shrinker.note(cat("--moe-layer-freq ", t.moe_layer_freq, " -> ", fewer->moe_layer_freq));
+  t.moe_layer_freq = fewer->moe_layer_freq;
   t.window_attn_skip_freq = fewer->window_attn_skip_freq;
   t.cp_comm_type = fewer->cp_comm_type;
   // Of each segment's layers all, or not all.

@@ -29,6 +29,9 @@ class Shrinker {
   std::vector<std::string>& lost_;
 };
 
+// A number of which code can tell only one from several.
+inline int64_t one_or_several(int64_t count) { return count < 2 ? count : 2; }
+
 // Ranks that divide a layer.
 struct ProofRanks {
   int64_t tensor = 1, context = 1;
@@ -41,6 +44,15 @@ struct ProofRanks {
 // of the sequence.
 void shrink_layer(TransformerConfig& config, const ProofRanks& before, const ProofRanks& ranks,
                   Shrinker& shrinker);
+
+// The same of experts. Where the model has several experts per rank, several choices, groups of which
+// some are not chosen, or several scores that rank a group, so has the tiny one.
+struct ExpertProofRanks {
+  int64_t expert = 1, expert_tensor = 1, tensor = 1;
+};
+void shrink_experts(TransformerConfig& config, const TransformerConfig& before,
+                    const ExpertProofRanks& ranks_before, const ExpertProofRanks& ranks,
+                    Shrinker& shrinker);
 
 // `segments`, on that many pipeline stages, divide the layers evenly. The smallest depth of at
 // least two layers each at which every segment has each kind of layer that it had (letters, window,

@@ -24,8 +24,8 @@ struct LayerShape {
   int64_t rows = 0;     // R
   // Bytes of one element: of the model's type, of the residual stream, of sums and statistics
   int64_t element = 4, residual = 4, sum = 4;
-  // t, c, and the ranks that experts are divided over
-  int64_t tensor = 1, context = 1, expert = 1;
+  // t, c, and the ranks that experts and the matrices of one expert are divided over
+  int64_t tensor = 1, context = 1, expert = 1, expert_tensor = 1;
   std::vector<int64_t> context_levels;  // inner and outer ranks of a2a+p2p
   bool sequence_parallel = false;
   bool documents = false;  // attention is masked at borders of documents

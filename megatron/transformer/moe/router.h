@@ -43,6 +43,7 @@ class Router : public Module {
   // that is recomputed makes the same choices and counts nothing again. Communication: that of
   // RouterBalance::add_losses().
   Routing forward(const at::Tensor& x, const LayerContext& context);
+  const Parameter& weight() const { return weight_; }
 
  protected:
   // Assignments of this step, [E], without those of padding and dropped ones.

@@ -25,8 +25,7 @@ TransformerConfig deepseek(double factor, double mscale, double mscale_all_dim) 
 }
 
 double first_cosine(const TransformerConfig& config) {
-  const LayerRotary rotary =
-      RotaryEmbedding(config).tables(at::zeros({1}, at::kLong), at::kDouble);
+  const LayerRotary rotary = RotaryEmbedding(config).tables(at::zeros({1}, at::kLong), at::kDouble);
   return rotary.all.cos[0][0].item<double>();
 }
 
@@ -53,15 +52,11 @@ TEST(MultiLatentAttention, FrequenciesOfYarn) {
   const TransformerConfig config = deepseek(40, 1, 1);
   const at::Tensor f = RotaryEmbedding(config).frequencies(8192);
   ASSERT_EQ(f.size(0), 32);
-  const std::pair<int64_t, double> expected[] = {{0, 1.0},
-                                                 {10, 5.623413252e-2},
-                                                 {11, 3.900692657e-2},
-                                                 {16, 5.5e-3},
-                                                 {22, 1.77827941e-4},
-                                                 {23, 3.33380358e-5},
-                                                 {31, 3.33380358e-6}};
-  for (const auto& [i, value] : expected)
-    EXPECT_NEAR(f[i].item<double>() / value, 1.0, 1e-8) << i;
+  const std::pair<int64_t, double> expected[] = {
+      {0, 1.0},           {10, 5.623413252e-2}, {11, 3.900692657e-2},
+      {16, 5.5e-3},       {22, 1.77827941e-4},  {23, 3.33380358e-5},
+      {31, 3.33380358e-6}};
+  for (const auto& [i, value] : expected) EXPECT_NEAR(f[i].item<double>() / value, 1.0, 1e-8) << i;
 }
 
 // w[r][c] = ((7 r + 3 c + offset) mod 11 - 5) / 10
@@ -112,14 +107,13 @@ struct SmallLayer {
     ForwardContext pass = context_of(count, 1);
     pass.place.position = at::arange(first, first + count, at::kLong);
     pass.decoding = decoding;
-    LayerContext context{
-        pass, RotaryEmbedding(config).tables(pass.place.position, at::kDouble), false, state};
+    LayerContext context{pass, RotaryEmbedding(config).tables(pass.place.position, at::kDouble),
+                         false, state};
     return layer.forward(x.narrow(0, first, count).unsqueeze(1), context, false).output.squeeze(1);
   }
 
-  const at::Tensor x = at::tensor({.5, -1., .25, 1., 1., .5, -.5, 0., -.75, .25, 1., .5},
-                                  at::kDouble)
-                           .view({3, 4});
+  const at::Tensor x =
+      at::tensor({.5, -1., .25, 1., 1., .5, -.5, 0., -.75, .25, 1., .5}, at::kDouble).view({3, 4});
   const at::Tensor expected =
       at::tensor({-.94164105, .89344682, .02687755, -.98751824, -.33149838, .49603389, -.0352322,
                   -.4389991, -.22960863, .22211951, .03392834, -.24701853},
@@ -145,8 +139,7 @@ TEST(MultiLatentAttention, DecodesFromLatents) {
   const at::NoGradGuard no_grad;
   SmallLayer small;
   const at::Tensor whole = small.run(0, 3);
-  for (const std::vector<int64_t>& counts :
-       {std::vector<int64_t>{1, 1, 1}, {2, 1}, {1, 2}, {3}}) {
+  for (const std::vector<int64_t>& counts : {std::vector<int64_t>{1, 1, 1}, {2, 1}, {1, 2}, {3}}) {
     const DecodingShape shape{3, {0}};
     DecodingState decoding(shape);
     const std::unique_ptr<LayerState> state = small.layer.make_state(shape);
@@ -160,11 +153,11 @@ TEST(MultiLatentAttention, DecodesFromLatents) {
     const at::Tensor latents =
         static_cast<LatentCache*>(state.get())->append(3, at::empty({0, 1, 7}, at::kDouble));
     const at::Tensor expected =
-        at::tensor({.83413085,   1.29753688,  -.78779025, .375,       -.5,        -.475,
-                    .85,         -1.53033243, .41736339,  -.69560565, -.85607909, -.35348244,
-                    -.22277476,  .34648256,   1.25495085, -.86548335, .82220918,  .03542989,
-                    .3809246,    .70355861,   -.2924405},
-                   at::kDouble)
+        at::tensor(
+            {.83413085,   1.29753688, -.78779025, .375,       -.5,        -.475,      .85,
+             -1.53033243, .41736339,  -.69560565, -.85607909, -.35348244, -.22277476, .34648256,
+             1.25495085,  -.86548335, .82220918,  .03542989,  .3809246,   .70355861,  -.2924405},
+            at::kDouble)
             .view({3, 1, 7});
     EXPECT_LT(difference(latents, expected), 1e-7);
   }
@@ -220,8 +213,7 @@ struct LatentRule {
 };
 
 const std::vector<LatentRule> kLatentRules = {
-    {"LatentsHaveAWidth", "--kv-lora-rank 0 must be positive",
-     [](auto& c) { c.kv_lora_rank = 0; }},
+    {"LatentsHaveAWidth", "--kv-lora-rank 0 must be positive", [](auto& c) { c.kv_lora_rank = 0; }},
     {"RotatedFeaturesArePairs",
      "--qk-pos-emb-head-dim 5: rotated features come in pairs, a positive even number",
      [](auto& c) { c.qk_head_dim = 5, c.qk_pos_emb_head_dim = 5; }},

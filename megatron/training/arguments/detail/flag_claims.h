@@ -73,6 +73,16 @@ constexpr FlagClaim kFusedDownProjections{
     kFusion, "test MultiLatentAttention.EqualsTheFormula",
     [](const Arguments& a) { return a.transformer.multi_latent_attention; },
     "with --multi-latent-attention", "without --multi-latent-attention there are no latents"};
+inline bool has_experts(const Arguments& a) { return a.transformer.has_moe(); }
+constexpr std::string_view kNoExperts = "without --num-experts there are no experts";
+constexpr FlagClaim kGroupedProducts{"the products of all experts of a rank are one launch",
+                                     "test GroupedGemmOf.EveryExpertMultipliesItsRows", has_experts,
+                                     "with --num-experts", kNoExperts};
+constexpr FlagClaim kOneExpertWeight{"the experts of a layer share one parameter per matrix",
+                                     "test RoutedExperts.GoldenValues", has_experts,
+                                     "with --num-experts", kNoExperts};
+constexpr FlagClaim kFusedExperts{kFusion, "test RoutedExperts.GoldenValues", has_experts,
+                                  "with --num-experts", kNoExperts};
 constexpr FlagClaim kNoJit{"there is no just-in-time compiler", "absent torch::jit"};
 constexpr FlagClaim kNoGc{"there is no garbage collector", "absent Py_Initialize"};
 constexpr FlagClaim kOneImplementation{"each layer has one implementation",

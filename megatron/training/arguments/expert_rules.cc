@@ -1,0 +1,89 @@
+#include "megatron/training/arguments/expert_rules.h"
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+
+namespace megatron {
+namespace {
+
+void only_experts_have_ranks(const Arguments& a, Violations& v) {
+  const int64_t size = a.parallel.expert_model_parallel_size;
+  v.require(size <= 1, cat("--expert-model-parallel-size ", size, " needs --num-experts"),
+            "--expert-model-parallel-size 1");
+  v.require(!a.parallel.expert_tensor_parallel_size,
+            "--expert-tensor-parallel-size has no effect without --num-experts");
+}
+
+void grids_fit(const Arguments& a, Violations& v) {
+  const ParallelConfig& p = a.parallel;
+  const int64_t stage = p.tensor_model_parallel_size * p.context_parallel_size *
+                        a.data_parallel_size(),
+                expert = p.expert_model_parallel_size, tensor = p.expert_tensor_size();
+  if (expert < 1 || tensor < 1) return;
+  if (stage % (expert * tensor) != 0) {
+    const std::string by_default =
+        p.expert_tensor_parallel_size ? "" : ", which is --tensor-model-parallel-size by default";
+    v.add(cat("the ", stage, " ranks of a pipeline stage are not divisible by ",
+              "--expert-model-parallel-size ", expert, " x --expert-tensor-parallel-size ", tensor,
+              by_default),
+          cat("a product that divides: ", format_divisors(stage)));
+    return;
+  }
+  v.require(!p.use_tp_pp_dp_mapping || stage / (expert * tensor) == a.data_parallel_size(),
+            cat("--use-tp-pp-dp-mapping needs --expert-model-parallel-size ", expert,
+                " x --expert-tensor-parallel-size ", tensor,
+                " to be --tensor-model-parallel-size x --context-parallel-size, ",
+                stage / a.data_parallel_size()));
+}
+
+void sizes_divide(const Arguments& a, Violations& v) {
+  const TransformerConfig& t = a.transformer;
+  const int64_t experts = a.parallel.expert_model_parallel_size,
+                expert_tensor = a.parallel.expert_tensor_size(),
+                tensor = a.parallel.tensor_model_parallel_size;
+  const auto divides = [&](const char* what, int64_t size, const char* flag, int64_t ranks) {
+    v.require(ranks < 1 || size % ranks == 0,
+              cat(what, " ", size, " is not divisible by ", flag, " ", ranks),
+              cat("sizes that divide it: ", format_divisors(size)));
+  };
+  divides("--num-experts", t.num_experts, "--expert-model-parallel-size", experts);
+  divides(t.moe_ffn_hidden_size ? "--moe-ffn-hidden-size" : "--ffn-hidden-size",
+          t.expert_ffn_size(t), "--expert-tensor-parallel-size", expert_tensor);
+  if (t.moe_shared_expert_intermediate_size)
+    divides("--moe-shared-expert-intermediate-size", *t.moe_shared_expert_intermediate_size,
+            "--tensor-model-parallel-size", tensor);
+  v.require(!t.add_bias_linear || expert_tensor == 1,
+            cat("biases of experts with --expert-tensor-parallel-size ", expert_tensor,
+                " are not built: every rank would add them"),
+            "--disable-bias-linear, or --expert-tensor-parallel-size 1");
+  v.require(!t.add_bias_linear || !t.moe_shared_expert_intermediate_size,
+            "--moe-shared-expert-intermediate-size with biases is not built",
+            "--disable-bias-linear");
+  v.require(tensor == 1 || a.parallel.sequence_parallel,
+            cat("experts with --tensor-model-parallel-size ", tensor,
+                " need --sequence-parallel: tensor ranks would send the same tokens"));
+}
+
+// What stands beside experts elsewhere and is not built with them.
+void parts_are_built(const Arguments& a, Violations& v) {
+  const TransformerConfig& t = a.transformer;
+  const auto not_built = [&](bool given, const char* flag) {
+    v.require(!given, cat(flag, " with --num-experts is not built yet"));
+  };
+  not_built(t.is_quantized(), "--fp8-format or --fp4-format");
+  not_built(t.has_adapters(), "--lora-rank");
+  not_built(t.offloads_activations(), "offloading of activations");
+  not_built(a.parallel.hybrid_context_parallel, "--hybrid-context-parallel");
+  not_built(a.training.cuda_graph_impl != CudaGraphImpl::kNone, "--cuda-graph-impl local");
+}
+
+}  // namespace
+
+void validate_experts(const Arguments& a, Violations& v) {
+  if (!a.transformer.has_moe()) return only_experts_have_ranks(a, v);
+  grids_fit(a, v);
+  sizes_divide(a, v);
+  parts_are_built(a, v);
+}
+
+}  // namespace megatron

@@ -1,0 +1,71 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "megatron/transformer/config/proof_size.h"
+
+namespace megatron {
+namespace {
+
+// A width in the model's proportion to the hidden size, divided evenly.
+int64_t tiny_width(int64_t width, const TransformerConfig& before, const TransformerConfig& t,
+                   int64_t ranks) {
+  const double part = static_cast<double>(width) / static_cast<double>(before.hidden_size);
+  const int64_t wanted = std::llround(part * static_cast<double>(t.hidden_size));
+  return std::max<int64_t>(1, wanted / ranks) * ranks;
+}
+
+// Choices and groups of a tiny router.
+void shrink_choices(TransformerConfig& t, Shrinker& shrinker) {
+  if (!t.moe_router_num_groups) {
+    shrinker.set("--moe-router-topk", t.moe_router_topk, one_or_several(t.moe_router_topk));
+    return;
+  }
+  const int64_t kept = one_or_several(*t.moe_router_group_topk),
+                groups = *t.moe_router_num_groups > *t.moe_router_group_topk ? 2 * kept : kept;
+  const int64_t of_group = one_or_several(t.moe_router_topk / *t.moe_router_group_topk);
+  shrinker.set("--moe-router-topk", t.moe_router_topk,
+               std::max(kept * of_group, one_or_several(t.moe_router_topk)));
+  shrinker.set("--moe-router-num-groups", t.moe_router_num_groups, groups);
+  shrinker.set("--moe-router-group-topk", t.moe_router_group_topk, kept);
+}
+
+// The fewest experts of which every rank and group has several if it had, and which leave a choice
+// where there was one.
+int64_t tiny_experts(const TransformerConfig& t, const TransformerConfig& before,
+                     int64_t ranks_before, int64_t ranks) {
+  const int64_t groups = t.moe_router_num_groups.value_or(1),
+                groups_before = before.moe_router_num_groups.value_or(1);
+  const int64_t of_group = one_or_several(before.num_experts / groups_before);
+  const int64_t unit = std::lcm(ranks * one_or_several(before.num_experts / ranks_before),
+                                groups * of_group);
+  const int64_t open = t.moe_router_group_topk.value_or(1);  // groups to choose from
+  const int64_t fewest =
+      t.moe_router_topk + (before.num_experts > before.moe_router_topk ? 1 : 0);
+  int64_t experts = unit;
+  while (experts < fewest || open * (experts / groups) < t.moe_router_topk) experts += unit;
+  return experts;
+}
+
+}  // namespace
+
+void shrink_experts(TransformerConfig& t, const TransformerConfig& before,
+                    const ExpertProofRanks& ranks_before, const ExpertProofRanks& ranks,
+                    Shrinker& shrinker) {
+  if (!t.has_moe()) return;
+  shrink_choices(t, shrinker);
+  const int64_t experts = tiny_experts(t, before, ranks_before.expert, ranks.expert);
+  if (experts < t.num_experts) shrinker.set("--num-experts", t.num_experts, experts);
+  shrinker.keep_several("experts per rank", before.num_experts / ranks_before.expert,
+                        t.num_experts / ranks.expert);
+  shrinker.set("--moe-ffn-hidden-size", t.moe_ffn_hidden_size,
+               tiny_width(before.expert_ffn_size(before), before, t, ranks.expert_tensor));
+  if (t.moe_shared_expert_intermediate_size)
+    shrinker.set("--moe-shared-expert-intermediate-size", t.moe_shared_expert_intermediate_size,
+                 tiny_width(*before.moe_shared_expert_intermediate_size, before, t, ranks.tensor));
+  if (t.moe_latent_size)
+    shrinker.set("--moe-latent-size", t.moe_latent_size,
+                 tiny_width(*before.moe_latent_size, before, t, 1));
+}
+
+}  // namespace megatron

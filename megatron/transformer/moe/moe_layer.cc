@@ -1,0 +1,199 @@
+#include "megatron/transformer/moe/moe_layer.h"
+
+#include "megatron/base/check.h"
+#include "megatron/nn/functional.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/attention/attention_sublayer.h"
+
+namespace megatron {
+namespace {
+
+RouterScore router_score(MoEScoreFunction function) {
+  switch (function) {
+    case MoEScoreFunction::kSigmoid:
+      return RouterScore::kSigmoid;
+    case MoEScoreFunction::kSqrtSoftplus:
+      return RouterScore::kSqrtSoftplus;
+    default:
+      return RouterScore::kSoftmax;
+  }
+}
+
+RoutingOptions routing_options(const TransformerConfig& c) {
+  RoutingOptions options;
+  options.topk = c.moe_router_topk;
+  options.score = router_score(c.moe_router_score_function);
+  options.pre_softmax = c.moe_router_pre_softmax;
+  options.scaling_factor = c.moe_router_topk_scaling_factor.value_or(0.0);
+  options.num_groups = c.moe_router_num_groups.value_or(0);
+  options.group_topk = c.moe_router_group_topk.value_or(0);
+  options.group_score =
+      c.moe_router_group_score == MoEGroupScore::kMax ? GroupScore::kMax : GroupScore::kSum;
+  return options;
+}
+
+BalanceOptions balance_options(const MoEConfig& c) {
+  return {c.balance_coefficient("aux_loss"), c.balance_coefficient("seq_aux_loss"),
+          c.balance_coefficient("global_aux_loss"), c.moe_z_loss_coeff.value_or(0.0)};
+}
+
+RouterOptions router_options(const TransformerConfig& c, bool sequence_parallel) {
+  RouterOptions options;
+  options.hidden_size = c.hidden_size;
+  options.num_experts = c.num_experts;
+  options.routing = routing_options(c);
+  options.sinkhorn = c.uses_sinkhorn();
+  options.fp64 = c.moe_router_dtype == MoERouterDtype::kFp64;
+  options.add_bias = c.add_bias_linear;
+  options.init = c.weight_init(c.num_experts, c.hidden_size);
+  options.expert_bias = c.moe_router_enable_expert_bias;
+  options.bias_update_rate = c.moe_router_bias_update_rate;
+  options.balance = balance_options(c);
+  if (c.moe_expert_capacity_factor)
+    options.capacity = {*c.moe_expert_capacity_factor,
+                        c.moe_token_drop_policy == MoEDropPolicy::kProbs ? DropPolicy::kProbs
+                                                                         : DropPolicy::kPosition};
+  options.jitter = c.moe_input_jitter_eps.value_or(0.0);
+  options.forced = {c.moe_router_force_load_balancing, c.moe_router_force_biased.value_or(0.0)};
+  options.seed = c.seed;
+  options.sequence_parallel = sequence_parallel;
+  return options;
+}
+
+RoutedExpertsOptions experts_options(const TransformerConfig& c) {
+  RoutedExpertsOptions options;
+  const int64_t ffn = c.expert_ffn_size(c), width = c.moe_latent_size.value_or(c.hidden_size);
+  options.mlp.num_experts = c.num_experts;
+  options.mlp.input_size = width;
+  options.mlp.ffn_size = ffn;
+  options.mlp.activation = {c.activation(), c.glu_linear_offset};
+  options.mlp.bias = c.add_bias_linear;
+  options.mlp.fc1_init = c.weight_init(ffn * (is_gated(c.activation()) ? 2 : 1), width);
+  options.mlp.fc2_init = c.weight_init(width, ffn, /*output=*/true);
+  options.mlp.recompute_activation = c.recomputes("moe_act");
+  options.dispatcher = c.moe_token_dispatcher_type == MoEDispatcher::kAllgather
+                           ? TokenDispatcherType::kAllgather
+                           : TokenDispatcherType::kAlltoall;
+  options.rank_capacity_factor = c.moe_expert_rank_capacity_factor.value_or(0.0);
+  options.weights_on_input = c.moe_apply_probs_on_input;
+  return options;
+}
+
+std::unique_ptr<ColumnParallelLinear> latent_projection(const TransformerConfig& c,
+                                                        const char* name, bool output,
+                                                        bool sequence_parallel,
+                                                        const ParallelGroups& groups) {
+  const int64_t rows = output ? c.hidden_size : *c.moe_latent_size,
+                columns = output ? *c.moe_latent_size : c.hidden_size;
+  LinearOptions options;
+  options.bias = false;
+  options.init = c.weight_init(rows, columns, output);
+  options.sequence_parallel = sequence_parallel;
+  options.divided = false;
+  return std::make_unique<ColumnParallelLinear>(name, columns, rows, options, groups);
+}
+
+// An MLP without a norm, of the width of the shared experts.
+TransformerConfig shared_config(TransformerConfig config) {
+  config.norm_placement = NormPlacement::kPost;
+  config.ffn_hidden_size = *config.moe_shared_expert_intermediate_size;
+  return config;
+}
+
+}  // namespace
+
+class MoELayer::SharedExperts : public Module {
+ public:
+  SharedExperts(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
+                const ParallelGroups& groups)
+      : config_(shared_config(config)), mlp_(config_, layer_number, sequence_parallel, groups) {
+    mlp_.visit([this](const std::string& name, Parameter& parameter) { add(name, &parameter); });
+    if (!config.moe_shared_expert_gate) return;
+    gate_.local_shape = gate_.global_shape = {1, config.hidden_size};
+    gate_.init = config.weight_init(1, config.hidden_size);
+    if (sequence_parallel && groups.tp.size() > 1)
+      gate_.placement.partial_grad.insert(Axis::kTensor);
+    add("gate_weight", &gate_);
+  }
+
+  at::Tensor forward(const at::Tensor& x, const LayerContext& context) {
+    const at::Tensor y = mlp_.forward(x, context, /*add=*/false).output;
+    if (gate_.local_shape.empty()) return y;
+    return y * x.matmul(differentiable(gate_).t()).sigmoid();
+  }
+
+ private:
+  const TransformerConfig config_;
+  MLP mlp_;
+  Parameter gate_;
+};
+
+std::vector<std::string_view> moe_losses(const TransformerConfig& config) {
+  return balance_loss_names(balance_options(config));
+}
+
+MoELayer::MoELayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
+                   const ParallelGroups& groups)
+    : tp_(groups.tp),
+      same_rows_(!sequence_parallel && groups.tp.size() > 1),
+      latent_size_(config.moe_latent_size.value_or(config.hidden_size)),
+      router_(router_options(config, sequence_parallel), layer_number, groups),
+      experts_(experts_options(config), groups) {
+  if (config.has_pre_norm()) {
+    NormOptions norm = norm_options(config);
+    norm.partial_over_tensor = sequence_parallel;
+    norm_ = std::make_unique<Norm>(config.hidden_size, norm);
+  }
+  add("router", &router_);
+  if (config.moe_latent_size) {
+    fc1_latent_proj_ =
+        latent_projection(config, "fc1_latent_proj", false, sequence_parallel, groups);
+    fc2_latent_proj_ = latent_projection(config, "fc2_latent_proj", true, sequence_parallel, groups);
+    add("fc1_latent_proj", fc1_latent_proj_.get());
+    add("fc2_latent_proj", fc2_latent_proj_.get());
+  }
+  add("experts", &experts_);
+  if (!config.moe_shared_expert_intermediate_size) return;
+  shared_experts_ =
+      std::make_unique<SharedExperts>(config, layer_number, sequence_parallel, groups);
+  add("shared_experts", shared_experts_.get());
+}
+
+MoELayer::~MoELayer() = default;
+
+SublayerOutput MoELayer::forward(const at::Tensor& x, const LayerContext& context, bool add) {
+  const at::Tensor normed =
+      (norm_ != nullptr ? norm_->forward(x) : x).to(router_.weight().value.scalar_type());
+  at::Tensor y = route(normed, context);
+  if (shared_experts_ != nullptr) y = y + shared_experts_->forward(normed, context);
+  if (add) return {x + y, {}};
+  return {y, x};
+}
+
+// The routed experts' part of the output, shaped as x.
+at::Tensor MoELayer::route(const at::Tensor& x, const LayerContext& context) {
+  const Routing routing = router_.forward(x, context);
+  const at::Tensor input = fc1_latent_proj_ ? fc1_latent_proj_->forward(x) : x;
+  const at::Tensor y =
+      routed(input.reshape({-1, latent_size_}), routing, context).view(input.sizes());
+  return fc2_latent_proj_ ? fc2_latent_proj_->forward(y) : y;
+}
+
+at::Tensor MoELayer::routed(const at::Tensor& rows, const Routing& routing,
+                            const LayerContext& context) {
+  at::Tensor choices = routing.choices;
+  if (routing.kept.defined()) choices = choices.masked_fill(routing.kept.logical_not(), -1);
+  if (!same_rows_) return experts_.forward(rows, choices, routing.weights, context);
+  MEGATRON_CHECK(!at::GradMode::is_enabled() || !rows.requires_grad(),
+                 "experts with several tensor-parallel ranks are trained with --sequence-parallel");
+  const int64_t n = rows.size(0), begin = n * tp_.rank() / tp_.size(),
+                end = n * (tp_.rank() + 1) / tp_.size();
+  const at::Tensor y = at::zeros_like(rows);
+  y.slice(0, begin, end)
+      .copy_(experts_.forward(rows.slice(0, begin, end), choices.slice(0, begin, end),
+                              routing.weights.slice(0, begin, end), context));
+  tp_.all_reduce(y)->wait();
+  return y;
+}
+
+}  // namespace megatron
