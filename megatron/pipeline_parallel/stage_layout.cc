@@ -66,11 +66,10 @@ class LayoutExpander {
   }
 
   void check(const Mark& mark) const {
-    if (mark.letter == 'm')
-      fail(mark.position, "asks for a multi-token prediction layer, which is not built");
-    if (std::string_view("EtL|").find(mark.letter) == std::string_view::npos)
+    if (std::string_view("EtmL|").find(mark.letter) == std::string_view::npos)
       fail(mark.position,
-           "is none of E (embedding), t (layer), L (loss), | (next stage), x*n and (...)*n");
+           "is none of E (embedding), t (layer), m (multi-token prediction), L (loss), | (next "
+           "stage), x*n and (...)*n");
   }
 
   // The number after the '*' at position at_.
@@ -258,6 +257,11 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
   return {std::move(segments), static_cast<int>(q.stages), placement};
 }
 
+int64_t num_layout_mtp_layers(std::string_view text) {
+  const std::vector<LayoutExpander::Mark> marks = LayoutExpander(text).expand();
+  return std::ranges::count(marks, 'm', &LayoutExpander::Mark::letter);
+}
+
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) {
   const std::string name = cat("--pipeline-model-parallel-layout \"", text, "\"");
   const std::vector<LayoutExpander::Mark> marks = LayoutExpander(text).expand();
@@ -270,6 +274,12 @@ std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) 
     if (c == 'L' && i + 1 < marks.size())
       refuse(cat(name, ": 'L' at position ", marks[i].position + 1, " is not at the end"),
              "one L, as the last letter");
+    if (c == 'm' && i + 1 < marks.size() && marks[i + 1].letter != 'm' &&
+        marks[i + 1].letter != 'L')
+      refuse(cat(name, ": 'm' at position ", marks[i].position + 1,
+                 " is not before L: multi-token prediction on another segment than the loss is not "
+                 "built"),
+             "all m directly before L");
     if (c == '|') counts.push_back(0);
     if (c == 't') ++counts.back();
   }

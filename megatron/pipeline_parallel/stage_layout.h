@@ -45,9 +45,12 @@ class StageLayout {
 StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
                               int64_t num_layers);
 
-// Parses a layout string into segments: E embedding, t decoder layer, L loss; `|` separates
-// segments, commas are ignored, `x*n` and `(...)*n` repeat. Exactly one E at the start, one L at
-// the end, num_layers layers. Throws UsageError with the position of the error.
+// Parses a layout string into segments: E embedding, t decoder layer, m layer of multi-token
+// prediction, L loss; `|` separates segments, commas are ignored, `x*n` and `(...)*n` repeat.
+// Exactly one E at the start, one L at the end, all m directly before it, num_layers layers. Throws
+// UsageError with the position of the error.
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers);
+// Layers of multi-token prediction in such a string. Throws UsageError.
+int64_t num_layout_mtp_layers(std::string_view text);
 
 }  // namespace megatron

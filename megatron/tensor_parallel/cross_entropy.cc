@@ -16,8 +16,9 @@ using torch::autograd::variable_list;
 struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
                             const at::Tensor& targets, int64_t valid, double z_coeff,
-                            const ProcessGroup* tp) {
+                            const ProcessGroup* tp, at::Tensor* hits) {
     const TokenLosses parts = token_losses(logits, targets, valid, z_coeff, *tp);
+    if (hits != nullptr) *hits = parts.target >= parts.largest;
     context->saved_data["valid"] = valid;
     context->saved_data["z_coeff"] = z_coeff;
     context->save_for_backward({logits, targets, parts.lse});
@@ -29,7 +30,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     const at::Tensor dlogits = cross_entropy_backward(
         saved[0], saved[1], saved[2], grads[0].contiguous(), context->saved_data["valid"].toInt(),
         context->saved_data["z_coeff"].toDouble(), /*in_place=*/true);
-    return {dlogits, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dlogits, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -63,19 +64,20 @@ TokenLosses token_losses(const at::Tensor& logits, const at::Tensor& targets, in
   const at::Tensor lse = parts.sum.log_().add_(parts.max);
   at::Tensor loss = lse - parts.target;
   if (z_coeff != 0.0) loss.addcmul_(lse, lse, z_coeff);
-  return {loss, lse};
+  return {loss, lse, parts.max, parts.target};
 }
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
-                                        int64_t vocab_size, double z_coeff,
-                                        const ProcessGroup& tp) {
+                                        int64_t vocab_size, double z_coeff, const ProcessGroup& tp,
+                                        at::Tensor* hits) {
   const int64_t s = targets.size(0), b = targets.size(1), columns = logits.size(-1);
   check_shape("vocab_parallel_cross_entropy logits", logits, {s, b, columns});
   const int64_t first = tp.rank() * columns;
   const int64_t valid = valid_columns(vocab_size, first, columns);
   const auto [local, ignored] = local_targets(targets, first);
-  const at::Tensor loss =
-      CrossEntropyFunction::apply(logits.reshape({s * b, columns}), local, valid, z_coeff, &tp);
+  const at::Tensor loss = CrossEntropyFunction::apply(logits.reshape({s * b, columns}), local,
+                                                      valid, z_coeff, &tp, hits);
+  if (hits != nullptr) *hits = hits->view({s, b});
   return at::where(ignored, at::zeros({}, loss.options()), loss).view({s, b});
 }
 

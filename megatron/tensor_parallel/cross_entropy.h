@@ -13,17 +13,20 @@ namespace megatron {
 //   logits   [s, b, v'/t]   columns from vocab_size on (global numbering) are padding and never
 //   count targets  [s, b] int64; a negative target (ignored label) has loss 0 and no gradient
 //   return   [s, b] fp32 (fp64)
+//   hits     unless null becomes [s, b] bool: no logit is larger than that of the target
 //
 // Communication: forward a max and a sum all-reduce of one value per token; backward none.
 // Source: Shoeybi et al. 2019 (arXiv:1909.08053) section 3.
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
-                                        int64_t vocab_size, double z_coeff, const ProcessGroup& tp);
+                                        int64_t vocab_size, double z_coeff, const ProcessGroup& tp,
+                                        at::Tensor* hits = nullptr);
 
 // As above for logits [n, v'/t], of which the first `valid` columns count, and targets [n] numbered
 // from this rank's first column. The caller handles ignored targets. Not differentiable.
 struct TokenLosses {
-  at::Tensor loss;  // [n] fp32 (fp64)
-  at::Tensor lse;   // [n] log sum exp over the whole vocabulary
+  at::Tensor loss;             // [n] fp32 (fp64)
+  at::Tensor lse;              // [n] log sum exp over the whole vocabulary
+  at::Tensor largest, target;  // [n] logits: the largest one, and that of the target
 };
 TokenLosses token_losses(const at::Tensor& logits, const at::Tensor& targets, int64_t valid,
                          double z_coeff, const ProcessGroup& tp);

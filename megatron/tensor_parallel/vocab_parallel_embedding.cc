@@ -61,15 +61,22 @@ VocabParallelEmbedding::VocabParallelEmbedding(int64_t vocab_size, int64_t padde
   add("weight", &weight_);
 }
 
+VocabParallelEmbedding::VocabParallelEmbedding(Parameter& table, bool sequence_parallel,
+                                               const ParallelGroups& groups)
+    : table_(&table),
+      sequence_parallel_(sequence_parallel),
+      tp_(groups.tp),
+      mailbox_(groups.tp.mailbox()) {}
+
 at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids) {
-  check_ids("token id", ids, weight_.global_shape[0]);
+  check_ids("token id", ids, table_->global_shape[0]);
   at::Tensor local = ids.t().contiguous();  // [s, b]
   if (tp_.size() > 1) {
-    const int64_t rows = weight_.local_shape[0];
+    const int64_t rows = table_->local_shape[0];
     local = local - tp_.rank() * rows;
     local = at::where((local >= 0).logical_and(local < rows), local, at::full_like(local, -1));
   }
-  const at::Tensor rows = EmbeddingFunction::apply(local, anchor(), &weight_);
+  const at::Tensor rows = EmbeddingFunction::apply(local, anchor(), table_);
   return sequence_parallel_ ? reduce_scatter_to_sequence_parallel_region(rows, tp_, mailbox_.get())
                             : reduce_from_tensor_model_parallel_region(rows, tp_);
 }

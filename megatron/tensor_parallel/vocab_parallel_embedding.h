@@ -20,11 +20,14 @@ class VocabParallelEmbedding : public Module {
  public:
   VocabParallelEmbedding(int64_t vocab_size, int64_t padded_vocab_size, int64_t hidden_size,
                          Init init, bool sequence_parallel, const ParallelGroups& groups);
+  // Looks up in the table of another module, which must outlive this one.
+  VocabParallelEmbedding(Parameter& table, bool sequence_parallel, const ParallelGroups& groups);
   at::Tensor forward(const at::Tensor& ids);
-  Parameter& weight() { return weight_; }
+  Parameter& weight() { return *table_; }
 
  private:
-  Parameter weight_;
+  Parameter weight_;  // unless the table is another module's
+  Parameter* table_ = &weight_;
   bool sequence_parallel_;
   const ProcessGroup& tp_;
   std::shared_ptr<PeerMailbox> mailbox_;
@@ -38,6 +41,7 @@ class Embedding : public Module {
   // Each tensor rank looks up its part of the sequence: gradients are partial sums over kTensor.
   void set_sequence_parallel(bool sequence_parallel);
   at::Tensor forward(const at::Tensor& ids);
+  Parameter& weight() { return weight_; }
 
  private:
   Parameter weight_;

@@ -318,7 +318,7 @@ class StagePasses final : public StageCompute {
     const bool divided = model_.divides_rows();
     pass.auxiliary_losses.emplace(
         AuxiliaryLosses::Options{
-            auxiliary_, totals, !divided || model_.groups().tp.rank() == 0,
+            options_.per_token_loss, auxiliary_, totals, !divided || model_.groups().tp.rank() == 0,
             [this, divided, loss_scale](const at::Tensor& sum, const at::Tensor& weight,
                                         LossRows rows) {
               return auxiliary_factor({sum, weight}, loss_scale, divided && rows == LossRows::kOwn);

@@ -93,6 +93,8 @@ constexpr ModelFlags kModels[] = {
 #define LORA "--lora-rank 3 --lora-alpha 5 "
 #define WINDOW3 "--window-size 7 0 --window-attn-skip-freq 3 "
 #define EVALUATE "--eval-iters 2 --eval-interval 5 --multiple-validation-sets "
+#define MTP "--mtp-num-layers 2 "
+#define MTP_REPEATED MTP "--mtp-use-repeated-layer --mtp-loss-scaling-factor 0.5 "
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 
 constexpr LayoutRow kRows[] = {
@@ -301,6 +303,36 @@ constexpr LayoutRow kRows[] = {
     {"all_16_order", "qwen", 16, TP "2 " SP PP "2 " CP "2 --use-tp-pp-dp-mapping " ZERO2 OVERLAP},
     {"all_16_zero3", "llama", 16,
      TP "2 " SP PP "2 " CP "2 --cp-comm-type a2a " ZERO3 OVERLAP FULL "1"},
+    // Multi-token prediction.
+    {"tp2_mtp", "gpt", 2, TP "2 " MTP},
+    {"tp4_sp_mtp", "gpt", 4, TP "4 " SP MTP},
+    {"tp3_sp_mtp_repeated", "llama", 3, TP "3 " SP MTP_REPEATED},
+    {"cp2_mtp", "gpt", 2, CP "2 " MTP},
+    {"cp2_mtp_documents", "qwen", 2, CP "2 " MTP},
+    {"cp3_a2a_mtp_repeated", "llama", 3, CP "3 --cp-comm-type a2a " MTP_REPEATED},
+    {"cp2_mtp_means", "qwen", 2, CP "2 --no-calculate-per-token-loss " MTP},
+    {"pp2_mtp", "gpt", 2, PP "2 " MTP},
+    {"pp4_mtp", "llama", 4, PP "4 " MTP},
+    {"pp2_vpp2_mtp", "gpt", 2, PP "2 " VPP "2 " MTP},
+    {"pp2_vpp2_mtp_repeated", "llama", 2, PP "2 " VPP "2 " MTP_REPEATED},
+    {"pp2_zbh1_mtp", "gpt", 2, PP "2 --pipeline-schedule zb-h1 " MTP},
+    {"pp2_zbauto_mtp", "llama", 2, PP "2 --pipeline-schedule zb-auto " MTP_REPEATED},
+    {"pp2_zbv_mtp", "llama", 2, PP "2 --pipeline-schedule zb-v " MTP},
+    {"pp2_zbv_mtp_tied", "qwen", 2, PP "2 --pipeline-schedule zb-v " MTP},
+    {"pp3_layout_mtp", "llama", 3, PP "3 --pipeline-model-parallel-layout Ett|tt|mmL " MTP},
+    {"dp2_zero1_mtp", "gpt", 2, ZERO1 OVERLAP "--ddp-bucket-size 3000 " MTP},
+    {"dp2_zero2_mtp", "qwen", 2, ZERO2 OVERLAP MTP},
+    {"dp2_zero3_mtp", "llama", 2, ZERO3 OVERLAP MTP_REPEATED},
+    {"dp2_mtp_evaluation", "gpt", 2, MTP EVALUATE},
+    {"pp2_dp2_zero1_mtp", "gpt", 4, PP "2 " ZERO1 OVERLAP MTP},
+    {"pp2_dp2_zero3_mtp", "qwen", 4, PP "2 " ZERO3 OVERLAP MTP},
+    {"tp2_sp_mtp_full", "gpt", 2, TP "2 " SP FULL "1 " MTP},
+    {"cp2_mtp_full", "qwen", 2, CP "2 " FULL "2 " MTP_REPEATED},
+    {"pp2_zbh1_mtp_full", "llama", 2, PP "2 --pipeline-schedule zb-h1 " FULL "1 " MTP},
+    {"tp2_sp_mtp_selective", "qwen", 2, TP "2 " SP SELECTIVE "mlp core_attn layernorm " MTP},
+    {"pp2_mtp_offload", "gpt", 2, PP "2 " OFFLOAD "qkv_linear core_attn mlp_norm mlp_act " MTP},
+    {"tp2_pp2_cp2_mtp", "qwen", 8, TP "2 " SP PP "2 " CP "2 " MTP},
+    {"all_16_mtp", "gpt", 16, TP "2 " SP PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP MTP},
 };
 
 #define FP8 "--bf16 --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 "

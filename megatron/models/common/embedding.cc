@@ -9,9 +9,15 @@
 namespace megatron {
 
 LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
+                                               const ParallelGroups& groups, Parameter& table)
+    : config_(config.transformer), word_embeddings_(table, config.sequence_parallel, groups) {
+  MEGATRON_ASSERT(config_.position_embedding_type != PositionEmbedding::kLearnedAbsolute,
+                  "learned positions are not shared with the words");
+}
+
+LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
                                                const ParallelGroups& groups)
     : config_(config.transformer),
-      dropout_key_(random_key(config_.seed, "embedding_dropout")),
       word_embeddings_(config.vocab_size, config.padded_vocab_size, config_.hidden_size,
                        config_.embedding_init(config.vocab_size), config.sequence_parallel,
                        groups) {
@@ -24,12 +30,18 @@ LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
   add("position_embeddings", position_embeddings_.get());
 }
 
+std::vector<Parameter*> LanguageModelEmbedding::tables() {
+  std::vector<Parameter*> all = {&word_embeddings_.weight()};
+  if (position_embeddings_) all.push_back(&position_embeddings_->weight());
+  return all;
+}
+
 at::Tensor own_rows(const at::Tensor& column, const ForwardContext& context) {
   return column.transpose(0, 1).narrow(0, context.first_row, context.rows.position.size(0));
 }
 
 at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens, const ForwardContext& context,
-                                           const at::Tensor& more) {
+                                           const at::Tensor& more, int64_t use) {
   at::Tensor x = word_embeddings_.forward(tokens);
   if (config_.scale_embeddings) {
     // The factor is rounded to the model's type, as Gemma was trained.
@@ -45,7 +57,8 @@ at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens, const Forwa
   }
   if (more.defined()) x = x + more;
   if (config_.fp32_residual_connection && x.scalar_type() != at::kDouble) x = x.to(at::kFloat);
-  return dropout(x, context.training ? config_.hidden_dropout : 0.0, dropout_key_, context.rows);
+  return dropout(x, context.training ? config_.hidden_dropout : 0.0,
+                 random_key(config_.seed, "embedding_dropout", use), context.rows);
 }
 
 TiedTable::TiedTable(const ModelConfig& config, const ParallelGroups& groups)

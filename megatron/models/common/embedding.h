@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "megatron/models/model.h"
 #include "megatron/tensor_parallel/layers.h"
@@ -16,15 +17,20 @@ namespace megatron {
 class LanguageModelEmbedding : public Module {
  public:
   LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups);
+  // Looks up in the table of another segment on this rank, which must outlive it; no learned
+  // positions.
+  LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups, Parameter& table);
   // [b, s] -> [s, b, h] ([s/t, b, h] with sequence parallelism), with embedding dropout. `more`, of
-  // the result's shape, is added before it; undefined: nothing.
+  // the result's shape, is added before it; undefined: nothing. `use` numbers the uses in a pass,
+  // which have dropout draws of their own.
   at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context,
-                     const at::Tensor& more = {});
+                     const at::Tensor& more = {}, int64_t use = 0);
   Parameter& weight() { return word_embeddings_.weight(); }
+  // All tables: of words and of learned positions.
+  std::vector<Parameter*> tables();
 
  private:
   const TransformerConfig& config_;
-  RandomKey dropout_key_;
   VocabParallelEmbedding word_embeddings_;
   std::unique_ptr<Embedding> position_embeddings_;
 };

@@ -27,10 +27,7 @@ OutputProjection::OutputProjection(const ModelConfig& config, const ParallelGrou
   MEGATRON_CHECK(
       !config.pipeline_vocab_parallel || !tied,
       "a tied output layer cannot be split over the stages: its table is that of the embedding");
-  if (tied && !slice.head) {
-    if (embedding != nullptr && groups.embd.size() > 1) embedding->weight().shared = &groups.embd;
-    return;
-  }
+  if (tied && !slice.head) return;
   if (!slice.head && !config.pipeline_vocab_parallel) return;
   if (!tied) {
     output_layer_ = std::make_unique<OutputLayer>(config, groups);
@@ -41,8 +38,7 @@ OutputProjection::OutputProjection(const ModelConfig& config, const ParallelGrou
       tied_table_ = std::make_unique<TiedTable>(config, groups);
       table = &tied_table_->weight();
     } else {
-      table->uses = 2;
-      table->shared = nullptr;
+      ++table->uses;
     }
   }
   linear_ = std::make_unique<ColumnParallelLinear>(*table, config.sequence_parallel, groups);

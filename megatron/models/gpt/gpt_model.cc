@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/common/embedding.h"
+#include "megatron/models/common/multi_token_prediction.h"
 #include "megatron/models/common/output_layer.h"
 #include "megatron/models/common/vocabulary_pass.h"
 #include "megatron/models/model_table.h"
@@ -20,10 +21,28 @@ struct GPTModel::Impl {
       : decoder(config.transformer, slice.first_layer, slice.num_layers,
                 /*final_norm=*/slice.head, config.sequence_parallel, groups) {}
 
+  // Of the first segment; with multi-token prediction also of the last one.
   std::unique_ptr<LanguageModelEmbedding> embedding;
   TransformerBlock decoder;
+  std::unique_ptr<MultiTokenPrediction> mtp;  // on the last segment
   std::unique_ptr<OutputProjection> output;
 };
+
+namespace {
+
+// Stages that share a tied output layer's table, or with multi-token prediction the embedding.
+void share_tables(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice,
+                  LanguageModelEmbedding& embedding) {
+  const TransformerConfig& t = config.transformer;
+  if ((slice.embedding && slice.head) || groups.embd.size() == 1) return;
+  if (t.mtp_num_layers > 0) {
+    for (Parameter* table : embedding.tables()) table->shared = &groups.embd;
+  } else if (!t.untie_embeddings_and_output_weights) {
+    embedding.weight().shared = &groups.embd;
+  }
+}
+
+}  // namespace
 
 GPTModel::GPTModel(const ModelConfig& config, const ParallelGroups& groups)
     : GPTModel(config, groups, {0, config.transformer.num_layers, true, true}) {}
@@ -33,13 +52,12 @@ GPTModel::GPTModel(const ModelConfig& given, const ParallelGroups& groups, const
     : Model(given, groups, slice) {
   const ModelConfig& config = this->config();  // layers keep references to it
   impl_ = std::make_unique<Impl>(config, groups, slice);
-  if (slice.embedding) {
-    impl_->embedding = std::make_unique<LanguageModelEmbedding>(config, groups);
-    add("embedding", impl_->embedding.get());
-  }
+  const bool mtp = slice.head && config.transformer.mtp_num_layers > 0;
+  make_embedding(mtp, table);
   add("decoder", &impl_->decoder);
   impl_->output =
       std::make_unique<OutputProjection>(config, groups, slice, impl_->embedding.get(), table);
+  if (mtp) make_mtp();
   if (Module* output = impl_->output->output_layer()) add("output_layer", output);
   if (Module* copy = impl_->output->tied_table()) add("embedding", copy);
   name_parameters();
@@ -51,19 +69,54 @@ GPTModel::GPTModel(const ModelConfig& given, const ParallelGroups& groups, const
 
 GPTModel::~GPTModel() = default;
 
+void GPTModel::make_embedding(bool mtp, Parameter* table) {
+  if (table != nullptr && slice().head) table->shared = nullptr;  // both ends are on this rank
+  if (!slice().embedding && !mtp) return;
+  if (!slice().embedding && table != nullptr) {
+    impl_->embedding = std::make_unique<LanguageModelEmbedding>(config(), groups(), *table);
+    return;
+  }
+  impl_->embedding = std::make_unique<LanguageModelEmbedding>(config(), groups());
+  share_tables(config(), groups(), slice(), *impl_->embedding);
+  if (!slice().embedding)
+    for (Parameter* copy : impl_->embedding->tables()) copy->uses = 0;
+  add("embedding", impl_->embedding.get());
+}
+
+// The depths use the tables of the embedding and the output layer once each.
+void GPTModel::make_mtp() {
+  MultiTokenEnds ends;
+  ends.embed = [this](const at::Tensor& tokens, const ForwardContext& context, int64_t depth) {
+    return impl_->embedding->forward(tokens, context, {}, depth);
+  };
+  ends.token_losses = [this](const at::Tensor& hidden, const at::Tensor& labels,
+                             const at::Tensor& weights, const ForwardContext& context,
+                             at::Tensor* hits) {
+    return trained_losses(hidden, labels, weights, context, hits);
+  };
+  impl_->mtp = std::make_unique<MultiTokenPrediction>(config(), groups(), std::move(ends));
+  add("mtp", impl_->mtp.get());
+  const int depths = static_cast<int>(config().transformer.mtp_num_layers);
+  for (Parameter* table : impl_->embedding->tables()) table->uses += depths;
+  impl_->output->linear().weight().uses += depths;
+}
+
 Parameter* GPTModel::embedding_table() {
   return impl_->embedding ? &impl_->embedding->weight() : nullptr;
 }
 
 std::vector<std::string> GPTModel::auxiliary_losses() const {
-  return megatron::auxiliary_losses(config().transformer);
+  std::vector<std::string> names = megatron::auxiliary_losses(config().transformer);
+  for (std::string& name : MultiTokenPrediction::loss_names(config().transformer))
+    names.push_back(std::move(name));
+  return names;
 }
 
 StageTensors GPTModel::hidden(const Batch& batch, const StageTensors& input,
                               const ForwardContext& given) {
   const ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
   at::Tensor x;
-  if (impl_->embedding) {
+  if (slice().embedding) {
     const at::Tensor& tokens = batch["tokens"];
     check_shape("tokens", tokens, {-1, -1});
     check_shape("place.position", context.place.position, {tokens.size(1)});
@@ -75,7 +128,9 @@ StageTensors GPTModel::hidden(const Batch& batch, const StageTensors& input,
   check_shape("hidden states", x,
               {context.rows.position.size(0), context.place.sample.size(0),
                config().transformer.hidden_size});
-  return {impl_->decoder.forward(std::move(x), context)};
+  x = impl_->decoder.forward(std::move(x), context);
+  if (impl_->mtp && context.auxiliary_losses != nullptr) x = impl_->mtp->forward(x, batch, context);
+  return {std::move(x)};
 }
 
 at::Tensor GPTModel::logits(const at::Tensor& hidden) {
@@ -85,29 +140,37 @@ at::Tensor GPTModel::logits(const at::Tensor& hidden) {
 }
 
 at::Tensor GPTModel::token_losses(const at::Tensor& hidden, const at::Tensor& labels) {
+  return token_losses(hidden, labels, /*hits=*/nullptr);
+}
+
+at::Tensor GPTModel::token_losses(const at::Tensor& hidden, const at::Tensor& labels,
+                                  at::Tensor* hits) {
   return vocab_parallel_cross_entropy(logits(hidden), labels.t().contiguous(), config().vocab_size,
-                                      config().transformer.z_loss_coeff, groups().tp);
+                                      config().transformer.z_loss_coeff, groups().tp, hits);
+}
+
+at::Tensor GPTModel::trained_losses(const at::Tensor& hidden, const at::Tensor& labels,
+                                    const at::Tensor& weights, const ForwardContext& context,
+                                    at::Tensor* hits) {
+  const TransformerConfig& config = this->config().transformer;
+  if (config.cross_entropy_fusion_impl != CrossEntropyFusion::kLinear ||
+      !context.loss_grad.defined() || !at::GradMode::is_enabled())
+    return token_losses(hidden, labels, hits);
+  const LinearCrossEntropyOptions options = {this->config().vocab_size, config.z_loss_coeff,
+                                             config.cross_entropy_chunk_tokens,
+                                             this->config().sequence_parallel};
+  return linear_cross_entropy(impl_->output->linear().weight(), hidden, labels.t().contiguous(),
+                              weights * context.loss_grad.to(weights.scalar_type()), options,
+                              groups().tp);
 }
 
 Loss GPTModel::loss(const StageTensors& states, const Batch& batch, const ForwardContext& context) {
   const at::Tensor &hidden = states.front(), &labels = batch["labels"],
-                   &loss_mask = batch["loss_mask"], &loss_grad = context.loss_grad;
+                   &loss_mask = batch["loss_mask"];
   check_shape("loss_mask", loss_mask, {labels.size(0), labels.size(1)});
-  const ModelConfig& config = this->config();
   const at::Tensor mask =
       loss_mask.t().to(hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-  at::Tensor per_token;
-  if (config.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear &&
-      loss_grad.defined() && at::GradMode::is_enabled()) {
-    const LinearCrossEntropyOptions options = {config.vocab_size, config.transformer.z_loss_coeff,
-                                               config.transformer.cross_entropy_chunk_tokens,
-                                               config.sequence_parallel};
-    per_token =
-        linear_cross_entropy(impl_->output->linear().weight(), hidden, labels.t().contiguous(),
-                             mask * loss_grad.to(mask.scalar_type()), options, groups().tp);
-  } else {
-    per_token = token_losses(hidden, labels);
-  }
+  const at::Tensor per_token = trained_losses(hidden, labels, mask, context, /*hits=*/nullptr);
   return {(per_token * mask).sum(), mask.sum()};
 }
 

@@ -9,7 +9,7 @@ namespace megatron {
 
 // Parameters, named as in Megatron's checkpoints: embedding.word_embeddings.weight,
 // embedding.position_embeddings.weight, decoder.layers.N...., decoder.final_layernorm.weight|bias,
-// output_layer.weight (untied).
+// mtp.layers.N...., output_layer.weight (untied).
 class GPTModel : public Model {
  public:
   // The whole model, or one segment; `table` as for make_model().
@@ -30,6 +30,15 @@ class GPTModel : public Model {
   Parameter* embedding_table() override;
 
  private:
+  // `mtp`: this segment has the layers of multi-token prediction.
+  void make_embedding(bool mtp, Parameter* table);
+  void make_mtp();
+  at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels, at::Tensor* hits);
+  // The same; with --cross-entropy-fusion-impl linear and a known gradient without logits.
+  // `weights` [s, b]: what the losses are multiplied by in their sum.
+  at::Tensor trained_losses(const at::Tensor& hidden, const at::Tensor& labels,
+                            const at::Tensor& weights, const ForwardContext& context,
+                            at::Tensor* hits);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -425,6 +425,35 @@ void documents_can_have_their_own_width(const Arguments& a, Violations& v) {
           cat("--max-seqlen-per-dp-cp-rank ", (t.seq_length + widest - 1) / widest));
 }
 
+void tokens_ahead_can_be_predicted(const Arguments& a, Violations& v) {
+  const TransformerConfig& t = a.transformer;
+  const std::string& layout = a.pipeline.pipeline_model_parallel_layout;
+  Violations others;
+  layers_divide_over_stages(a, others);  // reports a layout that cannot be read
+  const int64_t named = others.empty() && !layout.empty() ? num_layout_mtp_layers(layout) : 0;
+  if (named > 0 && named != t.mtp_num_layers)
+    v.add(cat("--pipeline-model-parallel-layout \"", layout, "\" has ", named,
+              " m, --mtp-num-layers is ", t.mtp_num_layers),
+          "as many m, directly before L, or none");
+  if (t.mtp_num_layers <= 0) return;
+  if (a.training.task == "dpo")
+    v.add("--mtp-num-layers with --task dpo is not built", "leave one of them out");
+  if (a.parallel.hybrid_context_parallel)
+    v.add(
+        "--mtp-num-layers with --hybrid-context-parallel is not built: passes are documents, whose "
+        "weights are not those of their sequences",
+        "leave one of them out");
+  if (a.pipeline.pipeline_vocab_parallel)
+    v.add("--mtp-num-layers with --pipeline-vocab-parallel is not built", "leave one of them out");
+  if (a.parallel.pipeline_model_parallel_size > 1 &&
+      schedule_placement(a.pipeline.pipeline_schedule) == ChunkPlacement::kVShaped &&
+      t.position_embedding_type == PositionEmbedding::kLearnedAbsolute)
+    v.add(
+        "--mtp-num-layers with learned positions is not built for schedules whose first and last "
+        "segment are on one rank (--pipeline-schedule zb-v)",
+        "--position-embedding-type rope, or another schedule");
+}
+
 void stages_can_share_the_vocabulary(const Arguments& a, Violations& v) {
   if (!a.splits_vocabulary()) return;
   if (!a.transformer.untie_embeddings_and_output_weights)
@@ -471,6 +500,7 @@ constexpr Rule kRules[] = {world_divides,
                            context_ranks_fit,
                            graphs_hold_whole_passes,
                            fused_loss_knows_its_gradient,
+                           tokens_ahead_can_be_predicted,
                            preferences_fit,
                            stages_can_share_the_vocabulary,
                            documents_can_have_their_own_width,

@@ -335,9 +335,14 @@ constexpr Refusal kRefusals[] = {
      "--tp-comm-overlap-rs-dgrad --tp-comm-overlap-cfg="},
     {"weight gradients of every layer are deferred by --pipeline-schedule zb-h1, zb-auto or zb-v",
      "--delay-wgrad-compute --defer-embedding-wgrad-compute --wgrad-deferral-limit=0"},
-    {"multi-token prediction is not built yet",
-     "--mtp-standalone --mtp-num-layers= --mtp-loss-scaling-factor=0.1 --mtp-use-repeated-layer "
-     "--mtp-detach-heads --mtp-hsm --mtp-hybrid-override-pattern="},
+    {"multi-token prediction stands on the last pipeline stage, next to the output layer",
+     "--mtp-standalone"},
+    {"detached heads need a gradient norm to clip by that is their own; there is one for all "
+     "parameters",
+     "--mtp-detach-heads"},
+    {"layers of multi-token prediction are of the kind of the decoder's last one",
+     "--mtp-hybrid-override-pattern="},
+    {"the hidden states of multi-token prediction are those of the layer before", "--mtp-hsm"},
     {"clipping of queries and keys is not built yet",
      "--qk-clip --qk-clip-alpha=0.5 --qk-clip-threshold=100"},
     {"sparse, gated-delta and linear attention are not built yet",

@@ -246,6 +246,7 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
 }
 
 void shrink_depth(TransformerConfig& t, int64_t segments, int64_t stages, Shrinker& shrinker) {
+  shrinker.set("--mtp-num-layers", t.mtp_num_layers, one_or_several(t.mtp_num_layers));
   const std::optional<TransformerConfig> fewer = with_fewer_layers(t, segments, stages);
   if (!fewer) return;
   const int64_t before = t.num_layers / segments, after = fewer->num_layers / segments;
@@ -270,7 +271,7 @@ void shrink_depth(TransformerConfig& t, int64_t segments, int64_t stages, Shrink
 }
 
 double work_of_pass(const TransformerConfig& t) {
-  return static_cast<double>(t.num_layers) * (t.is_quantized() ? 3 : 1);
+  return static_cast<double>(t.num_layers + t.mtp_num_layers) * (t.is_quantized() ? 3 : 1);
 }
 
 void shrink_weights(TransformerConfig& t) {

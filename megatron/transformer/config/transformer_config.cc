@@ -45,6 +45,10 @@ void TransformerConfig::validate(Violations& v) const {
                                             attention_backend != AttentionBackend::kFused),
             "--attention-backend flash and fused do not compute --attn-logit-softcapping",
             "--attention-backend auto");
+  v.require(mtp_num_layers <= 0 || lora_rank <= 0, "--mtp-num-layers with --lora-rank is not built",
+            "leave one of them out");
+  v.require(mtp_num_layers <= 0 || !fp32_residual_connection,
+            "--mtp-num-layers with --fp32-residual-connection is not built");
   validate_offloading(*this, *this, v);
 }
 

@@ -13,6 +13,7 @@
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/config/moe.h"
 #include "megatron/transformer/config/multi_latent_attention.h"
+#include "megatron/transformer/config/multi_token_prediction.h"
 #include "megatron/transformer/config/offload.h"
 #include "megatron/transformer/config/output.h"
 #include "megatron/transformer/config/position.h"
@@ -27,7 +28,8 @@ namespace megatron {
 using TransformerTopics =
     TopicList<PositionConfig, LayerConfig, AttentionConfig, MultiLatentAttentionConfig,
               FeedForwardConfig, MoEConfig, PrecisionConfig, LoraConfig, InitializationConfig,
-              OutputConfig, RecomputeConfig, OffloadConfig, AttentionBackendConfig>;
+              OutputConfig, RecomputeConfig, OffloadConfig, AttentionBackendConfig,
+              MultiTokenPredictionConfig>;
 
 struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   void fields(FieldVisitor& visitor) override;

@@ -35,6 +35,7 @@ enum class LossDivision {
 class AuxiliaryLosses {
  public:
   struct Options {
+    bool per_token = true;           // the step divides by the weight of the main loss
     std::vector<std::string> names;  // that may be added
     at::Tensor totals;               // [names, 2] fp64: (sum, weight), to which pairs are added
     bool counts_all_rows = true;     // whether this rank adds LossRows::kAll to the totals
@@ -56,6 +57,14 @@ class AuxiliaryLosses {
   // Communication: with --no-calculate-per-token-loss, the weight over the micro-batch's ranks.
   void add(std::string_view name, const at::Tensor& sum, const at::Tensor& weight,
            LossRows rows = LossRows::kOwn, LossDivision division = LossDivision::kOwnWeight);
+  // Its two halves, for a loss that is logged without its coefficient, or a number that is only
+  // logged: train() has the gradient, log() the totals.
+  void train(const at::Tensor& sum, const at::Tensor& weight, LossRows rows = LossRows::kOwn,
+             LossDivision division = LossDivision::kOwnWeight);
+  void log(std::string_view name, const at::Tensor& sum, const at::Tensor& weight,
+           LossRows rows = LossRows::kOwn);
+  // False with --no-calculate-per-token-loss: a sum is divided by its own weight.
+  bool per_token() const { return options_.per_token; }
 
  private:
   Options options_;

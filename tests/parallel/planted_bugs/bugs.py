@@ -81,6 +81,9 @@ PROOFS = {
     "gpt pp2 decoupled": (2, GPT + BATCH + PP + "2 --decoupled-lr 1e-2"),
     "gpt dp2 full validation": (2, GPT + BATCH + "--full-validation"),
     "gpt pp3 uneven": (3, GPT + BATCH + PP + "3 --num-layers 7 --decoder-first-pipeline-num-layers 3"),
+    "gpt cp2 mtp": (2, GPT + BATCH + CP + "2 --mtp-num-layers 1"),
+    "llama pp2 mtp": (2, LLAMA + BATCH + PP + "2 --mtp-num-layers 2"),
+    "qwen cp2 mtp": (2, QWEN + BATCH + CP + "2 --mtp-num-layers 2"),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
     "llama pp2 vpp2 fp8": (2, LLAMA + BATCH + PP + "2 " + VPP + "2 --num-layers 8 " + FP8),
 }
@@ -134,6 +137,9 @@ SCALING = "megatron/distributed/delayed_scaling.cc"
 EVALUATION = "megatron/training/evaluation.cc"
 LOADER = "megatron/datasets/data_loader.cc"
 DPO = "megatron/training/tasks/dpo_loss.cc"
+SHIFTED = "megatron/models/common/shifted_batch.cc"
+MTP = "megatron/models/common/multi_token_prediction.cc"
+GPT_MODEL = "megatron/models/gpt/gpt_model.cc"
 
 BUGS = (
     # Tensor and sequence parallelism.
@@ -556,6 +562,28 @@ BUGS = (
           "  for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {"),
          (BLOCK, "layers_.push_back(make(config, offset + ", "layers_.push_back(make(config, even + offset + ")),
         "pp2_uneven", "gpt pp3 uneven"),
+    # Multi-token prediction.
+    Bug("mtp_rolls_chunks", "columns are shifted inside of a context rank's part of the sequence",
+        ((SHIFTED, "return zigzag_slice(rolled_left(whole, by, document_ids_), 1, cp_);",
+          "return PLANTED && cp_.size() > 1 ? rolled_left(zigzag_slice(whole, 1, cp_), by, {})\n"
+          "                                 : zigzag_slice(rolled_left(whole, by, document_ids_), 1, cp_);"),),
+        "cp2_mtp", "gpt cp2 mtp"),
+    Bug("mtp_mask_not_rolled", "labels are shifted for a further token, the loss mask is not",
+        ((SHIFTED, "out.loss_mask = own(loss_mask_);",
+          "out.loss_mask = PLANTED ? zigzag_slice(loss_mask_, 1, cp_) : own(loss_mask_);"),),
+        "", "", "models_test:ShiftedBatch.ShiftsAllColumnsAlike",
+        "the same on one rank"),
+    Bug("mtp_weight_of_own_part", "a sequence's weight under a shifted mask is that of a context rank's part",
+        ((SHIFTED, "rolled_left(loss_mask_, by, document_ids_).sum(1, false, at::kDouble);",
+          "(PLANTED ? out.loss_mask : rolled_left(loss_mask_, by, document_ids_)).sum(1, false, at::kDouble);"),),
+        "cp2_mtp_documents", "qwen cp2 mtp"),
+    Bug("mtp_table_not_shared", "the last stage's use of the embedding for further tokens is not in the sum over stages",
+        ((GPT_MODEL, "if (t.mtp_num_layers > 0) {", "if (!PLANTED && t.mtp_num_layers > 0) {"),),
+        "pp4_mtp", "llama pp2 mtp"),
+    Bug("mtp_head_uses", "the output layer's gradient counts as complete before further tokens have added theirs",
+        ((GPT_MODEL, "impl_->output->linear().weight().uses += depths;",
+          "if (!PLANTED) impl_->output->linear().weight().uses += depths;"),),
+        "dp2_zero1_mtp", "llama pp2 mtp"),
     # Precision.
     Bug("ring_acc_model_dtype", "the partial outputs of ring attention are added in the model's type",
         ((RING, "total = {block.out.to(block.lse.scalar_type()), block.lse};",

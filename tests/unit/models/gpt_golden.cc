@@ -52,6 +52,9 @@ ModelConfig config_from(const nlohmann::json& c) {
     t.rope_scaling_factor = factor;
   }
   t.z_loss_coeff = c["z_loss"];
+  t.mtp_num_layers = c.value("mtp_num_layers", 0);
+  t.mtp_use_repeated_layer = c.value("mtp_use_repeated_layer", false);
+  t.mtp_loss_scaling_factor = c.value("mtp_loss_scaling_factor", t.mtp_loss_scaling_factor);
   t.hidden_dropout = t.attention_dropout = 0.0;
   t.finalize();
   config.vocab_size = c["vocab_size"];

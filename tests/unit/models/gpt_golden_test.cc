@@ -64,10 +64,10 @@ INSTANTIATE_TEST_SUITE_P(All, GPTGolden,
                          [](const auto& param) { return param.param; });
 
 // The batch of make_goldens.py.
-struct Batch {
+struct TextBatch {
   at::Tensor tokens, labels, mask;
 };
-Batch make_batch(const ModelConfig& config, int64_t step) {
+TextBatch make_batch(const ModelConfig& config, int64_t step) {
   const at::Tensor i = at::arange(2, at::kLong).unsqueeze(1);
   const at::Tensor j = at::arange(config.transformer.seq_length + 1, at::kLong).unsqueeze(0);
   const at::Tensor text =
@@ -97,7 +97,7 @@ std::vector<double> train_50_steps(const Golden& golden, GPTModel& model, at::Sc
     store.zero_grad(/*passes=*/2);
     double sum = 0.0, weight = 0.0;
     for (int64_t micro = 0; micro < 2; ++micro) {
-      const Batch batch = make_batch(golden.config, step * 2 + micro);
+      const TextBatch batch = make_batch(golden.config, step * 2 + micro);
       const Loss loss =
           model.loss(batch.tokens, batch.labels, batch.mask, context_for(batch.tokens, true));
       RecomputeTape().backward(loss.sum);

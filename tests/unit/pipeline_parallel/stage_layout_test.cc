@@ -239,9 +239,7 @@ TEST(StageLayout, FaultsOfLayoutStringsAreLocated) {
   EXPECT_THAT(
       error("Ett|xtL"),
       HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), t (layer), L (loss)"));
-  EXPECT_THAT(
-      error("Ett|t,m|L"),
-      HasSubstr("'m' at position 7 asks for a multi-token prediction layer, which is not built"));
+  EXPECT_THAT(error("Ett|t,m|L"), HasSubstr("'m' at position 7 is not before L"));
   EXPECT_THAT(error("tt|ttL"), HasSubstr("does not start with the embedding\nhint: one E"));
   EXPECT_THAT(error("Ett|tt"), HasSubstr("does not end with the loss\nhint: one L"));
   EXPECT_THAT(error("EttE|ttL"), HasSubstr("'E' at position 4 is not at the start"));
