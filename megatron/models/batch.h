@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "megatron/tensor/random.h"
+#include "megatron/transformer/layer/token_weights.h"
 
 namespace megatron {
 
@@ -34,6 +35,9 @@ class Batch {
   // [b] fp32 (fp64): output of the reference model, for tasks that have one, on the last stage; see
   // training/task.h
   at::Tensor reference;
+  // Of the whole sequences, if the data has a loss weight
+  SequenceTotals totals;
+  at::Tensor padding;  // bool [b, s], True = lengthens a sequence; undefined: nothing does
   // Samples [b] and positions [s] of this rank's part of the sequences
   TokenPositions place;
   // context-parallel group of these sequences; null: that of the mesh

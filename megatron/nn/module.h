@@ -52,9 +52,8 @@ class Module {
   // all ranks of the stage. The store moves it to the device of the weights and gives it to
   // checkpoints with them, under its full name.
   void add_state(std::string name, at::Tensor* state);
-  // What this rank counted in the step, int32, to be summed over all ranks of the stage before
-  // step_ended(), in place; tensor ranks that compute the same rows count on one of them. Undefined:
-  // nothing.
+  // What this rank counted in the step, int32, to be summed in place over all ranks of the stage
+  // before step_ended(); of tensor ranks that compute the same rows one counts. Undefined: nothing.
   virtual at::Tensor step_counts() { return {}; }
   // Called once on every rank after each optimizer step. `skipped`: [] int64 on the device, 1 if
   // the step changed no weight, else 0.

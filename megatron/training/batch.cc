@@ -25,6 +25,11 @@ at::Tensor document_tensor(const MicroBatch& source) {
 
 }  // namespace
 
+SequenceTotals sequence_totals(const at::Tensor& loss_weight, int64_t tokens) {
+  const at::Tensor sums = loss_weight.flatten(1).sum(1, /*keepdim=*/false, at::kDouble);
+  return {sums, at::full_like(sums, static_cast<double>(tokens))};
+}
+
 at::Tensor to_device(const at::Tensor& host, c10::Device device) {
   return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
 }
@@ -60,6 +65,7 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
         source->data().data(i), shape, [source](void*) {},
         at::TensorOptions().dtype(scalar_type(column.type)));
     const at::Tensor whole = on_host ? host : host.to(device_, /*non_blocking=*/true);
+    if (column.is_loss_weight) batch.totals = sequence_totals(whole, s);
     batch.set(column.name, column.split ? zigzag_slice(whole, 1, cp_) : whole);
   }
   if (!source->crosses_documents) batch.document_ids = to_device(document_tensor(*source), device_);

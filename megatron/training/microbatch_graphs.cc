@@ -12,8 +12,9 @@ namespace {
 // The tensors of a batch (const or not).
 template <class B>
 auto tensors_of(B& batch) {
-  std::vector<decltype(&batch.document_ids)> all = {&batch.document_ids, &batch.place.sample,
-                                                    &batch.place.position};
+  std::vector<decltype(&batch.document_ids)> all = {
+      &batch.document_ids,       &batch.place.sample,  &batch.place.position,
+      &batch.totals.loss_weight, &batch.totals.tokens, &batch.padding};
   for (auto& [name, tensor] : batch.columns()) all.push_back(&tensor);
   return all;
 }

@@ -31,6 +31,7 @@ ForwardContext context_of(const Batch& batch, bool training) {
   context.place = batch.place;
   context.position_ids = batch.find("position_ids");
   context.document_ids = batch.document_ids;
+  context.tokens.padding = batch.padding;
   context.cp = batch.cp;
   return context;
 }
@@ -68,7 +69,7 @@ class StagePasses final : public StageCompute {
       context.tape = &pass.tape;
       if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
       if (num_auxiliary() > 0)
-        take_auxiliary(context, pass, auxiliary_totals(), options_.loss_scale);
+        take_auxiliary(context, batch, pass, auxiliary_totals(), options_.loss_scale);
       if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
       if (model_.offload) context.offload = &pass.offload;
     }
@@ -168,9 +169,10 @@ class StagePasses final : public StageCompute {
           Pass scratch;
           ForwardContext context = context_of(batch, /*training=*/true);
           context.tape = &scratch.tape;
+          context.discarded = true;
           if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
           if (num_auxiliary() > 0)
-            take_auxiliary(context, scratch, at::zeros_like(auxiliary_totals()),
+            take_auxiliary(context, batch, scratch, at::zeros_like(auxiliary_totals()),
                            options_.loss_scale);
           std::vector<BackwardEnd> ends;
           const StageOutput output =
@@ -302,7 +304,7 @@ class StagePasses final : public StageCompute {
     at::Tensor auxiliary;
     if (num_auxiliary() > 0) {
       auxiliary = at::zeros_like(auxiliary_totals());
-      take_auxiliary(context, pass, auxiliary, loss_scale);
+      take_auxiliary(context, batch, pass, auxiliary, loss_scale);
     }
     const StageOutput output =
         task_.forward_step(*model_.chunks.front().module, batch, {}, context);
@@ -313,8 +315,10 @@ class StagePasses final : public StageCompute {
   }
 
   // Lets the pass add the model's auxiliary losses.
-  void take_auxiliary(ForwardContext& context, Pass& pass, const at::Tensor& totals,
-                      const at::Tensor& loss_scale) {
+  void take_auxiliary(ForwardContext& context, const Batch& batch, Pass& pass,
+                      const at::Tensor& totals, const at::Tensor& loss_scale) {
+    if (batch.totals.loss_weight.defined())
+      context.tokens.of_sequence = weights_of_sequences(batch.totals, options_.per_token_loss);
     const bool divided = model_.divides_rows();
     pass.auxiliary_losses.emplace(
         AuxiliaryLosses::Options{
@@ -350,8 +354,8 @@ class StagePasses final : public StageCompute {
     return factor / at::clamp_min(whole_weight(loss, /*over_tensor_ranks=*/false), 1).reshape({});
   }
 
-  // The same for an auxiliary loss, whose weight may be less than 1, or undefined if nothing divides
-  // it. `over_tensor_ranks`: each tensor rank has a part of it.
+  // The same for an auxiliary loss, whose weight may be less than 1, or undefined: then nothing
+  // divides it. `over_tensor_ranks`: each tensor rank has a part of it.
   at::Tensor auxiliary_factor(const Loss& loss, const at::Tensor& loss_scale,
                               bool over_tensor_ranks) {
     const at::Tensor factor = loss_scale.to(loss.sum.scalar_type());

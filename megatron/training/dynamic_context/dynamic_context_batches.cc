@@ -88,6 +88,9 @@ Batch DynamicContextBatches::empty_pass() const {
     batch.set(column.name,
               at::full(shape, column.padding, integers.dtype(scalar_type(column.type))));
   }
+  const at::Tensor none = at::zeros({1}, integers.dtype(at::kDouble));
+  batch.totals = {none, none};
+  batch.padding = at::ones({1, alignment_}, integers.dtype(at::kBool));
   batch.place.position = at::arange(alignment_, integers);
   batch.place.sample = at::zeros({1}, integers);
   batch.cp = &alone_;
@@ -107,6 +110,19 @@ at::Tensor DynamicContextBatches::column(const Piece& piece, size_t i, int64_t l
   return to_device(zigzag_slice(whole.unsqueeze(0), 1, cp), device_);
 }
 
+SequenceTotals DynamicContextBatches::totals_of(const Piece& piece) const {
+  const Columns& columns = piece.source->columns;
+  for (size_t i = 0; i < columns.size(); ++i) {
+    if (!columns[i].is_loss_weight) continue;
+    const at::Tensor row = at::from_blob(piece.source->data().data(i, piece.row), columns[i].shape,
+                                         scalar_type(columns[i].type));
+    const SequenceTotals totals =
+        sequence_totals(row.narrow(0, piece.begin, piece.length).unsqueeze(0), piece.length);
+    return {to_device(totals.loss_weight, device_), to_device(totals.tokens, device_)};
+  }
+  return {};
+}
+
 Batch DynamicContextBatches::next() {
   if (own_.empty()) return empty_pass();
   MEGATRON_ASSERT(next_ < own_.size(), "a step of ", own_.size(), " passes");
@@ -123,6 +139,10 @@ Batch DynamicContextBatches::next() {
   const Columns& columns = piece.source->columns;
   for (size_t i = 0; i < columns.size(); ++i)
     if (!columns[i].is_counted) batch.set(columns[i].name, column(piece, i, length, cp));
+  batch.totals = totals_of(piece);
+  if (length > piece.length)
+    batch.padding = to_device(
+        zigzag_slice(at::arange(length, at::kLong).ge(piece.length).unsqueeze(0), 1, cp), device_);
   const std::vector<int32_t>& starts =
       piece.source->document_starts[static_cast<size_t>(piece.row)];
   const auto inside = [&](int32_t start) {

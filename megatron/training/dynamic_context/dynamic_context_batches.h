@@ -38,6 +38,7 @@ class DynamicContextBatches {
     std::shared_ptr<const MicroBatch> source;
     int64_t row, begin, length;
   };
+  SequenceTotals totals_of(const Piece& piece) const;
   // The piece's part of a column on this rank of `cp`, lengthened to `length`.
   at::Tensor column(const Piece& piece, size_t i, int64_t length, const ProcessGroup& cp) const;
   void cut(const std::shared_ptr<const MicroBatch>& source, int64_t row);

@@ -1,5 +1,4 @@
-// What single tokens weigh in losses besides the main one that sum over all tokens, prompts too: the
-// losses of routers.
+// What single tokens weigh in losses that sum over all tokens, prompts too: those of routers.
 //
 // The main loss weighs tokens by its mask and is divided by the sum of the mask. A sequence q with
 // the sum w_q of its mask and T_q tokens gives each of its tokens the weight w_q / T_q, so that the

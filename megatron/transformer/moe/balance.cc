@@ -32,11 +32,7 @@ std::vector<std::string_view> balance_loss_names(const BalanceOptions& options) 
 
 RouterBalance::RouterBalance(const BalanceOptions& options, RouterScore score, int64_t topk,
                              bool divides_rows, const ParallelGroups& groups)
-    : options_(options),
-      score_(score),
-      topk_(topk),
-      divides_rows_(divides_rows),
-      groups_(groups) {}
+    : options_(options), score_(score), topk_(topk), divides_rows_(divides_rows), groups_(groups) {}
 
 void RouterBalance::add_losses(const at::Tensor& logits, const LayerContext& context) {
   const ForwardContext& pass = context.pass;
@@ -88,9 +84,10 @@ ExpertShares RouterBalance::shares_of(const at::Tensor& p, const at::Tensor& cou
   });
   if (options_.sequence != 0.0) shares.sequence = shares_of_tokens(counts, topk_);
   if (options_.micro != 0.0) shares.micro = shares_of_tokens(counts.sum(0), topk_);
-  if (options_.global != 0.0)
-    shares.global = shares_of_tokens(
-        computed_once(pass.tape, [&] { return count_globally(counts.sum(0), pass.discarded); }), topk_);
+  if (options_.global != 0.0) {
+    const auto compute = [&] { return count_globally(counts.sum(0), pass.discarded); };
+    shares.global = shares_of_tokens(computed_once(pass.tape, compute), topk_);
+  }
   return shares;
 }
 

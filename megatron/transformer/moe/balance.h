@@ -6,8 +6,8 @@
 //   balance   coefficient E/k  sum_e [sum_i a_i p_ie] phi_e
 //   z         coefficient      sum_i a_i lse(l_i)^2
 //
-// phi_e is the share of tokens for which e is among the k highest p_ie, a constant for the gradient,
-// over the scope of token i:
+// phi_e is the share of tokens for which e is among the k highest p_ie, over the scope of token i;
+// it is a constant for the gradient.
 //
 //   sequence  its sequence
 //   micro     its micro-batch on the tensor and context ranks
@@ -23,7 +23,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <string_view>
 #include <vector>
 

@@ -32,9 +32,8 @@ Capacity within_capacity(const Routing& routing, int64_t num_experts,
   const int64_t n = index.size(0);
   const int64_t capacity = expert_capacity(n, index.size(1), num_experts, options.factor);
   const double lowest = -std::numeric_limits<double>::infinity();
-  const at::Tensor weights = options.policy == DropPolicy::kProbs
-                                 ? routing.weights.detach()
-                                 : at::zeros_like(routing.weights);
+  const at::Tensor weights = options.policy == DropPolicy::kProbs ? routing.weights.detach()
+                                                                  : at::zeros_like(routing.weights);
   // Those that did not choose an expert come after all that did.
   const at::Tensor scores =
       at::full({n, num_experts}, lowest, weights.options()).scatter_(1, index, weights);

@@ -59,10 +59,10 @@ Routing Router::forward(const at::Tensor& x, const LayerContext& context) {
 at::Tensor Router::logits_of(const at::Tensor& x, const ForwardContext& pass) {
   const bool perturbed = pass.training && options_.jitter > 0.0;
   const at::Tensor input =
-      perturbed ? jittered(x, options_.jitter,
-                           random_key(options_.seed, "router_jitter", layer_number_),
-                           row_positions(pass))
-                : x;
+      perturbed
+          ? jittered(x, options_.jitter, random_key(options_.seed, "router_jitter", layer_number_),
+                     row_positions(pass))
+          : x;
   const bool fp64 = options_.fp64 || weight_.value.scalar_type() == at::kDouble;
   const at::Tensor logits = router_logits(input, weight_, options_.add_bias ? &bias_ : nullptr,
                                           fp64 ? at::kDouble : at::kFloat);
@@ -75,9 +75,9 @@ at::Tensor Router::logits_of(const at::Tensor& x, const ForwardContext& pass) {
 at::Tensor Router::choose(const at::Tensor& logits, const ForwardContext& pass) const {
   if (pass.routing != nullptr && pass.routing->imposed != nullptr)
     return pass.routing->imposed->find(layer_number_, row_positions(pass));
-  const at::Tensor choices =
-      options_.sinkhorn ? sinkhorn_choices(logits, options_.routing.topk, pass.training)
-                        : choose_experts(logits, expert_bias_, options_.routing);
+  const at::Tensor choices = options_.sinkhorn
+                                 ? sinkhorn_choices(logits, options_.routing.topk, pass.training)
+                                 : choose_experts(logits, expert_bias_, options_.routing);
   if (pass.routing != nullptr && pass.routing->record != nullptr && !pass.discarded)
     pass.routing->record->record(layer_number_, row_positions(pass), choices);
   return choices;
@@ -102,8 +102,7 @@ void Router::count(const Routing& routing, const ForwardContext& pass) {
   if (!divides_rows_ && tp_.rank() > 0) return;  // the rows of tensor rank 0
   const int64_t b = row_positions(pass).sample.numel();
   at::Tensor counted = routing.kept;
-  const at::Tensor padding =
-      pass.tokens.padding_rows(pass.first_row, routing.choices.size(0) / b);
+  const at::Tensor padding = pass.tokens.padding_rows(pass.first_row, routing.choices.size(0) / b);
   if (padding.defined()) {
     const at::Tensor tokens = padding.logical_not().reshape({-1, 1});
     counted = counted.defined() ? counted.logical_and(tokens) : tokens;

@@ -67,8 +67,7 @@ struct RouterProduct : torch::autograd::Function<RouterProduct> {
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
       const AcquiredValue w(weight);
-      dx = input_gradient(gradient, w.value())
-               .to(context->saved_data["type"].toScalarType());
+      dx = input_gradient(gradient, w.value()).to(context->saved_data["type"].toScalarType());
     }
     run_weight_gradient(*weight, [gradient, x](const GradTarget& target) {
       add_weight_gradient(gradient, x, target);

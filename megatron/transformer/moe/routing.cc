@@ -125,8 +125,7 @@ at::Tensor count_assignments(const at::Tensor& choices, const at::Tensor& counte
   const auto integers = choices.options().dtype(at::kInt);
   const int64_t n = choices.size(0);
   MEGATRON_ASSERT(b > 0 && n % b == 0, n, " rows of ", b, " sequences");
-  const at::Tensor sequence =
-      at::arange(b, integers.dtype(at::kLong)).repeat({n / b}).unsqueeze(1);
+  const at::Tensor sequence = at::arange(b, integers.dtype(at::kLong)).repeat({n / b}).unsqueeze(1);
   const at::Tensor ones = counted.defined() ? counted.to(at::kInt).expand_as(choices)
                                             : at::ones({1, 1}, integers).expand_as(choices);
   return at::zeros({b * num_experts}, integers)

@@ -72,10 +72,10 @@ at::Tensor score_shares(const at::Tensor& logits, RouterScore score);
 at::Tensor count_assignments(const at::Tensor& choices, const at::Tensor& counted, int64_t b,
                              int64_t num_experts);
 
-// Choices and weights by Sinkhorn's algorithm. While training, the choice is the top k of a matrix near
-// exp(logits) whose rows and columns sum to 1/N and 1/E; otherwise of the scores. The weights are
-// sigmoid(l) for k = 1, else the softmax over all experts, at the choices. The rows are those of
-// this rank, so that the choices depend on the layout.
+// Choices and weights by Sinkhorn's algorithm. While training, the choice is the top k of a matrix
+// near exp(logits) whose rows and columns sum to 1/N and 1/E; otherwise of the scores. The weights
+// are sigmoid(l) for k = 1, else the softmax over all experts, at the choices. The rows are those
+// of this rank, so that the choices depend on the layout.
 // Source: Clark et al. 2022 (arXiv:2202.01169), Megatron-LM's sinkhorn().
 at::Tensor sinkhorn_choices(const at::Tensor& logits, int64_t k, bool training);
 at::Tensor sinkhorn_weights(const at::Tensor& logits, const at::Tensor& choices);

@@ -381,7 +381,7 @@ TEST(RecomputeTape, BodyThatIgnoresItsInput) {
   EXPECT_FALSE(x.grad().defined());
 }
 
-// y = x * c with c computed by each call otherwise: 1, 2, ... What a body keeps decides its gradient.
+// y = x * c with c computed by each call otherwise: 1, 2, ... What is kept decides the gradient.
 TEST(RecomputeTape, AValueIsComputedOnce) {
   const at::Tensor x = chain_input(true);
   double calls = 0;

@@ -70,6 +70,19 @@ TEST(Batch, DocumentsAreNumberedWithinTheirSequence) {
       at::equal(batch.document_ids, at::tensor({0, 0, 0, 0, 0, 0, 1, 1}, at::kLong).view({2, 4})));
 }
 
+// Sums over whole sequences, of which a context rank has a part.
+TEST(Batch, TotalsAreThoseOfWholeSequences) {
+  const auto expect_totals = [](const ProcessGroup& cp) {
+    const Batch batch = BatchMaker(c10::Device(c10::kCPU), cp).make(example_batch(false));
+    EXPECT_EQ(batch["loss_mask"].size(1), 4 / cp.size());
+    EXPECT_TRUE(at::equal(batch.totals.loss_weight, at::tensor({3.0, 4.0})));
+    EXPECT_TRUE(at::equal(batch.totals.tokens, at::tensor({4.0, 4.0})));
+    EXPECT_FALSE(batch.padding.defined());
+  };
+  expect_totals(one);
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) { expect_totals({world, "cp"}); });
+}
+
 // Two streams of different lengths, and features of each sample: what an encoder and a decoder
 // read. Every element says where it is from.
 class Translations final : public Dataset {

@@ -52,9 +52,7 @@ struct Built {
     router.visit_step_counts([&](const at::Tensor& counts) { all = counts.clone(); });
     return all;
   }
-  void end_step(bool skipped = false) {
-    router.end_step(at::full({}, skipped ? 1 : 0, at::kLong));
-  }
+  void end_step(bool skipped = false) { router.end_step(at::full({}, skipped ? 1 : 0, at::kLong)); }
   at::Tensor state() {
     at::Tensor found;
     router.visit_state([&](const std::string&, at::Tensor& state) { found = state; });
@@ -148,8 +146,7 @@ TEST(Router, CountsWhatItRoutedInTrainingOnly) {
   built.forward(x, pass);
   at::Tensor expected = first * 2;
   for (const int64_t row : {9, 11})
-    for (const int64_t j : {0, 1})
-      expected[routing.choices[row][j].item<int64_t>()] -= 1;
+    for (const int64_t j : {0, 1}) expected[routing.choices[row][j].item<int64_t>()] -= 1;
   EXPECT_TRUE(at::equal(built.counts(), expected));
 
   at::Tensor bias = at::zeros({kExperts});
@@ -269,8 +266,8 @@ TEST(Router, SinkhornChoosesInTrainingOnly) {
   Built built(options);
   const at::Tensor x = random_matrix({32, 1, kHidden}, 2) + 1;
   const at::Tensor logits = router_logits(x, built.parameter(0), nullptr, at::kDouble).detach();
-  EXPECT_TRUE(at::equal(built.forward(x, pass_of(32, 1, true)).choices,
-                        sinkhorn_choices(logits, 1, true)));
+  EXPECT_TRUE(
+      at::equal(built.forward(x, pass_of(32, 1, true)).choices, sinkhorn_choices(logits, 1, true)));
   EXPECT_TRUE(at::equal(built.forward(x, pass_of(32, 1)).choices, top_experts(logits, 1)));
 }
 

@@ -58,10 +58,7 @@ const std::vector<Expected>& vectors() {
        kFour,
        {},
        pairs,
-       {{.455054234, .276004345},
-        {.25, .25},
-        {.410657631, .319820485},
-        {.381818305, .297360395}}},
+       {{.455054234, .276004345}, {.25, .25}, {.410657631, .319820485}, {.381818305, .297360395}}},
       {"beforeScaled",
        options_of(2, kSoftmax, true, 2.5),
        kFour,
@@ -73,10 +70,7 @@ const std::vector<Expected>& vectors() {
        kFour,
        {},
        pairs,
-       {{.540117403, .459882597},
-        {.5, .5},
-        {.508323266, .491676734},
-        {.521787689, .478212311}}},
+       {{.540117403, .459882597}, {.5, .5}, {.508323266, .491676734}, {.521787689, .478212311}}},
       {"sqrtsoftplus",
        options_of(2, kSqrtSoftplus),
        kFour,
@@ -170,9 +164,8 @@ TEST(Routing, TheLayerVector) {
   expect_matrix(logits.detach(), {{1, 2, .5}, {-1, .5, .75}, {.5, -2, -1.25}});
   const Routing routing = route(logits, {}, {});
   expect_matrix(routing.choices, {{1, 0}, {2, 1}, {0, 2}});
-  expect_matrix(routing.weights.detach(), {{.731058579, .268941421},
-                                           {.562176501, .437823499},
-                                           {.851952802, .148047198}});
+  expect_matrix(routing.weights.detach(),
+                {{.731058579, .268941421}, {.562176501, .437823499}, {.851952802, .148047198}});
 }
 
 // The k lowest of equal ones, in order; groups alike.
@@ -312,7 +305,9 @@ TEST(Sinkhorn, EqualsTheVector) {
 
 Routing six_rows() {
   return {at::tensor({0, 1, 0, 2, 0, 1, 0, 2, 1, 2, 0, 1}, at::kInt).view({6, 2}),
-          matrix({{.6, .4}, {.7, .3}, {.55, .45}, {.8, .2}, {.6, .4}, {.5, .5}}), {}, {}};
+          matrix({{.6, .4}, {.7, .3}, {.55, .45}, {.8, .2}, {.6, .4}, {.5, .5}}),
+          {},
+          {}};
 }
 
 // The rows that remain, by expert.
@@ -346,11 +341,9 @@ TEST(Capacity, KeepsTheHighestWeightsOrTheFirstRows) {
 TEST(Capacity, PaddingFillsEveryExpert) {
   const Routing routing = six_rows();
   const Capacity kept = within_capacity(routing, 3, {1.0, DropPolicy::kProbs, true});
-  expect_matrix(kept.padding,
-                {{0, 0, 1}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}});
+  expect_matrix(kept.padding, {{0, 0, 1}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}});
   const Capacity all = within_capacity(routing, 3, {3.0, DropPolicy::kProbs, true});
-  expect_matrix(all.padding,
-                {{0, 0, 1}, {0, 1, 0}, {0, 0, 1}, {0, 1, 0}, {1, 0, 0}, {0, 0, 1}});
+  expect_matrix(all.padding, {{0, 0, 1}, {0, 1, 0}, {0, 0, 1}, {0, 1, 0}, {1, 0, 0}, {0, 0, 1}});
 }
 
 // Equal weights: the lower rows. A weight of 0 is a choice; no choice comes before it.
