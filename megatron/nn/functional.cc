@@ -53,6 +53,7 @@ at::Tensor differentiable(Parameter& parameter) {
 void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&)> accumulate) {
   if (!weight.trainable) return;
   const auto run = [&weight, accumulate = std::move(accumulate)] {
+    const at::NoGradGuard no_grad;  // the store runs what it deferred outside of a backward
     accumulate(weight.store->grad_target(weight));
     weight.store->grad_ready(weight);
   };

@@ -65,6 +65,7 @@ class StagePasses final : public StageCompute {
     const Batch& batch = batch_of(microbatch);
     Pass& pass = passes_[chunk][microbatch];
     ForwardContext context = context_of(batch, options_.training);
+    context.routing = options_.routing;
     if (options_.training) {
       context.tape = &pass.tape;
       if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
@@ -299,6 +300,7 @@ class StagePasses final : public StageCompute {
   at::Tensor whole_pass(const Batch& batch, const at::Tensor& loss_scale) {
     Pass pass;
     ForwardContext context = context_of(batch, options_.training);
+    context.routing = options_.routing;
     context.tape = &pass.tape;
     if (options_.per_token_loss) context.loss_grad = loss_scale;
     at::Tensor auxiliary;

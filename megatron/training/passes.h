@@ -10,11 +10,14 @@
 
 namespace megatron {
 
+struct RoutingReplay;
+
 struct PassOptions {
   int num_microbatches = 1;
   bool training = false;       // with dropout and backward; false: forward only
   bool per_token_loss = true;  // false: each micro-batch's loss is divided by its own weight
   at::Tensor loss_scale;       // [] the loss is multiplied by it before the backward
+  const RoutingReplay* routing = nullptr;  // choices of routers to record or impose; null: neither
 };
 
 // Runs all micro-batches; gradients are accumulated in the chunks' stores and not yet reduced over

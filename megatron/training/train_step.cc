@@ -62,6 +62,7 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
   pass.training = true;
   pass.per_token_loss = options.per_token_loss;
   pass.loss_scale = model.optimizer->loss_scale_tensor();
+  pass.routing = options.routing;
   const at::Tensor totals = run_passes(model, task, pass, next_batch, timers);
   const SectionScope section(timers.sections(), Section::kBackward);
   for (ModelChunk& chunk : model.chunks) chunk.store->finish_grad_sync();

@@ -79,6 +79,7 @@ struct StepOptions {
   int64_t stop = 0;
   // Number of this iteration, if the model has ReplicaHashes
   std::optional<int64_t> compare_replicas;
+  const RoutingReplay* routing = nullptr;  // choices of routers to record or impose; null: neither
 };
 
 // First half of an iteration: forward and backward of every micro-batch, gradients reduced over

@@ -46,6 +46,9 @@ TEST_P(QuantizedLayouts, Bf16) {
             "");
 }
 
+INSTANTIATE_TEST_SUITE_P(Experts, Layouts,
+                         testing::ValuesIn(expert_rows().begin(), expert_rows().end()),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Matrix, QuantizedLayouts,
                          testing::ValuesIn(quantized_rows().begin(), quantized_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });

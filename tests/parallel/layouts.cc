@@ -3,15 +3,11 @@
 #include <array>
 #include <cstring>
 
+#include "layout_flags.h"
 #include "megatron/base/check.h"
 
 namespace megatron {
 namespace {
-
-struct ModelFlags {
-  const char* name;
-  const char* flags;
-};
 
 // Sizes are small and odd where they may be. Vocabulary 101 is padded by a layout-dependent number
 // of rows.
@@ -74,28 +70,6 @@ constexpr ModelFlags kModels[] = {
      "--kv-channels 4 --group-query-attention --num-query-groups 4 --seq-length 24 "
      "--position-embedding-type rope --swiglu --attention-dropout 0 --hidden-dropout 0"},
 };
-
-// Short names of flags that many rows use.
-#define TP "--tensor-model-parallel-size "
-#define PP "--pipeline-model-parallel-size "
-#define CP "--context-parallel-size "
-#define VPP "--num-virtual-stages-per-pipeline-rank "
-#define SP "--sequence-parallel "
-#define DYNAMIC_CP "--hybrid-context-parallel --max-seqlen-per-dp-cp-rank "
-#define VOCAB "--pipeline-vocab-parallel "
-#define ZERO1 "--use-distributed-optimizer "
-#define ZERO2 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads "
-#define ZERO3 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
-#define OVERLAP "--overlap-grad-reduce --overlap-param-gather "
-#define SELECTIVE "--recompute-granularity selective --recompute-modules "
-#define OFFLOAD \
-  "--fine-grained-activation-offloading --min-offloaded-tensor-size 0 --offload-modules "
-#define LORA "--lora-rank 3 --lora-alpha 5 "
-#define WINDOW3 "--window-size 7 0 --window-attn-skip-freq 3 "
-#define EVALUATE "--eval-iters 2 --eval-interval 5 --multiple-validation-sets "
-#define MTP "--mtp-num-layers 2 "
-#define MTP_REPEATED MTP "--mtp-use-repeated-layer --mtp-loss-scaling-factor 0.5 "
-#define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 
 constexpr LayoutRow kRows[] = {
     // Every axis alone.
@@ -353,8 +327,10 @@ std::span<const LayoutRow> layout_rows() { return kRows; }
 std::span<const LayoutRow> quantized_rows() { return kQuantizedRows; }
 
 const char* model_flags(const char* name) {
-  for (const ModelFlags& model : kModels)
-    if (std::strcmp(model.name, name) == 0) return model.flags;
+  for (const std::span<const ModelFlags> models :
+       {std::span<const ModelFlags>(kModels), expert_models()})
+    for (const ModelFlags& model : models)
+      if (std::strcmp(model.name, name) == 0) return model.flags;
   throw_error(cat("the matrix has no model ", name));
 }
 

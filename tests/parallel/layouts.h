@@ -22,6 +22,15 @@ std::span<const LayoutRow> layout_rows();
 // Those with FP8, in which no rank changes the order of a sum within a micro-batch.
 std::span<const LayoutRow> quantized_rows();
 
+// Those of models with experts.
+std::span<const LayoutRow> expert_rows();
+
+struct ModelFlags {
+  const char* name;
+  const char* flags;
+};
+std::span<const ModelFlags> expert_models();
+
 // The flags of a model of the matrix.
 const char* model_flags(const char* model);
 

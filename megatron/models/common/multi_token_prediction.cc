@@ -147,8 +147,8 @@ void MultiTokenPrediction::add_loss(int64_t depth, const at::Tensor& hidden,
   const at::Tensor weights =
       losses.per_token() ? mask * (factor * columns.weight_ratio).to(type) : mask * factor;
   at::Tensor hits;
-  const at::Tensor per_token =
-      ends_.token_losses(hidden, columns.labels, weights, pass, has_logits(config_) ? &hits : nullptr);
+  const at::Tensor per_token = ends_.token_losses(hidden, columns.labels, weights, pass,
+                                                  has_logits(config_) ? &hits : nullptr);
   losses.train((per_token * weights).sum(), weight, LossRows::kAll);
   losses.log(loss_name(depth), (per_token.detach() * mask).sum(), weight, LossRows::kAll);
   if (hits.defined())

@@ -39,8 +39,7 @@ ShiftedColumns ShiftedBatch::at(int64_t by) const {
   out.labels = own(integers_.select(1, 1));
   out.position_ids = own(integers_.select(1, 2));
   out.loss_mask = own(loss_mask_);
-  const at::Tensor weight =
-      rolled_left(loss_mask_, by, document_ids_).sum(1, false, at::kDouble);
+  const at::Tensor weight = rolled_left(loss_mask_, by, document_ids_).sum(1, false, at::kDouble);
   out.weight_ratio = at::where(weight > 0, weight_ / weight, at::zeros({}, weight.options()));
   return out;
 }

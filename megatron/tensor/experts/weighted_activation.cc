@@ -33,8 +33,7 @@ void check_rows(const at::Tensor& x, const at::Tensor& weights) {
   check_shape("input of the activation of experts", x, {-1, -1});
   check_shape("weights of rows", weights, {x.size(0)});
   MEGATRON_ASSERT(weights.scalar_type() == accumulate_type(x), "weights of rows are ",
-                  c10::toString(weights.scalar_type()), " beside ",
-                  c10::toString(x.scalar_type()));
+                  c10::toString(weights.scalar_type()), " beside ", c10::toString(x.scalar_type()));
 }
 
 }  // namespace

@@ -7,6 +7,9 @@ namespace megatron {
 namespace {
 
 void only_experts_have_ranks(const Arguments& a, Violations& v) {
+  for (const char* module : {"moe", "moe_act"})
+    v.require(!a.transformer.recomputes(module),
+              cat("--recompute-modules ", module, " needs --num-experts"));
   const int64_t size = a.parallel.expert_model_parallel_size;
   v.require(size <= 1, cat("--expert-model-parallel-size ", size, " needs --num-experts"),
             "--expert-model-parallel-size 1");
@@ -16,8 +19,8 @@ void only_experts_have_ranks(const Arguments& a, Violations& v) {
 
 void grids_fit(const Arguments& a, Violations& v) {
   const ParallelConfig& p = a.parallel;
-  const int64_t stage = p.tensor_model_parallel_size * p.context_parallel_size *
-                        a.data_parallel_size(),
+  const int64_t stage =
+                    p.tensor_model_parallel_size * p.context_parallel_size * a.data_parallel_size(),
                 expert = p.expert_model_parallel_size, tensor = p.expert_tensor_size();
   if (expert < 1 || tensor < 1) return;
   if (stage % (expert * tensor) != 0) {

@@ -148,6 +148,7 @@ class TracedRun {
         arguments_(arguments),
         updates_(options.updates),
         gradients_(options.gradients),
+        routing_(options.routing),
         device_(device),
         groups_(groups),
         tokenizer_(make_tokenizer(arguments.tokenizer)),
@@ -171,6 +172,7 @@ class TracedRun {
   // numbers.
   TracedStep step(int index, std::vector<Part>& parts) {
     StepOptions options = step_options(arguments_, consumed_);
+    options.routing = routing_;
     consumed_ += options.global_batch_size;
     if (dynamic_context_ && !gradients_)
       options.num_microbatches = dynamic_context_->begin_step(options.global_batch_size);
@@ -186,8 +188,15 @@ class TracedRun {
     add_gradients(cat("grad ", index, " "), gradients_ ? 1 : 1 / divisor(step, options), parts);
     batches_.take_held();
     if (!updates_) {
-      // As after an update: what is derived from weights (casts, gathered ones) is made anew.
-      for (const ModelChunk& chunk : model_.chunks) chunk.store->trained_values_changed();
+      // As after an update: what is derived from weights (casts, gathered ones) is made anew, and
+      // statistics of the step are forgotten.
+      std::vector<Module*> modules;
+      for (const ModelChunk& chunk : model_.chunks) {
+        chunk.store->trained_values_changed();
+        modules.push_back(chunk.module.get());
+      }
+      end_step(modules, at::ones({}, at::TensorOptions().dtype(at::kLong).device(device_)),
+               groups_);
       return step;
     }
     update_weights(model_, options, totals);
@@ -326,6 +335,7 @@ class TracedRun {
   const Arguments& arguments_;
   const bool updates_;
   const std::function<at::Tensor(TrainedModel&, const StepOptions&, int)> gradients_;
+  const RoutingReplay* const routing_;
   const c10::Device device_;
   const ParallelGroups& groups_;
   std::unique_ptr<Tokenizer> tokenizer_;

@@ -63,6 +63,7 @@ struct TraceOptions {
   at::ScalarType weights = at::kDouble;
   // Takes the place of accumulate_gradients(); such a trace has no losses and no evaluation.
   std::function<at::Tensor(TrainedModel&, const StepOptions&, int step)> gradients = {};
+  const RoutingReplay* routing = nullptr;  // choices of routers to record or impose; null: neither
 };
 
 // Trains from new weights on the data of the arguments (--mock-data: synthetic text), on the CPU,

@@ -15,6 +15,7 @@
 #include "megatron/training/proving/proof_buckets.h"
 #include "megatron/training/proving/rounding_band.h"
 #include "megatron/transformer/config/proof_size.h"
+#include "megatron/transformer/moe/routing_replay.h"
 
 namespace megatron {
 
@@ -195,6 +196,32 @@ void shrink_schedule(Arguments& a, const ParameterSchedule& user, double lr, int
   a.training.train_iters = num_steps;
 }
 
+// Balancing of experts that depends on the layout by definition, so that no run on one rank computes
+// the same.
+void remove_balance_by_rank(Arguments& a, Shrinker& shrinker) {
+  TransformerConfig& t = a.transformer;
+  const int64_t parts = a.parallel.context_parallel_size *
+                        (a.parallel.sequence_parallel ? a.parallel.tensor_model_parallel_size : 1);
+  if (parts > 1 && t.moe_expert_capacity_factor) {
+    shrinker.lose("no --moe-expert-capacity-factor, which each rank applies to its own rows");
+    t.moe_expert_capacity_factor = {};
+    t.moe_token_drop_policy = MoEDropPolicy::kProbs;
+  }
+  if (parts > 1 && t.uses_sinkhorn()) {
+    shrinker.lose("no sinkhorn, which each rank applies to its own rows");
+    t.moe_router_load_balancing_type = {"none"};
+  }
+  if (a.data_parallel_size() == 1 || t.balance_coefficient("aux_loss") == 0 ||
+      t.balance_coefficient("global_aux_loss") == 0)
+    return;
+  shrinker.lose("no aux_loss: one rank has either its micro-batches or those of global_aux_loss");
+  const auto at = std::find(t.moe_router_load_balancing_type.begin(),
+                            t.moe_router_load_balancing_type.end(), "aux_loss") -
+                  t.moe_router_load_balancing_type.begin();
+  t.moe_router_load_balancing_type.erase(t.moe_router_load_balancing_type.begin() + at);
+  t.moe_aux_loss_coeff.erase(t.moe_aux_loss_coeff.begin() + at);
+}
+
 void forget_graphs(TrainingConfig& training) {
   training.enable_cuda_graph = false;
   training.cuda_graph_impl = CudaGraphImpl::kNone;
@@ -363,9 +390,17 @@ Proof prove_rounding(const Tracer& tracer, Arguments layout, bool thorough, bool
   const at::ScalarType dtype = model_dtype(layout.optimizer);
   TraceOptions own{dtype, num_steps, /*updates=*/false, dtype}, wide = own;
   wide.dtype = at::kDouble;
-  // Every rank finds the loss scale of fp16.
-  const TrainingTrace serial =
-      speaks || layout.optimizer.fp16 ? trace_one_rank(tracer, layout, own) : TrainingTrace{};
+  // Rounding may change a router's choice, after which nothing is comparable: all make those of one
+  // rank.
+  RoutingTable choices;
+  const RoutingReplay recorded{&choices, nullptr}, imposed{nullptr, &choices};
+  const bool routes = layout.transformer.has_moe();
+  if (routes) own.routing = &recorded;
+  // Every rank finds the loss scale of fp16, and the choices.
+  const TrainingTrace serial = speaks || layout.optimizer.fp16 || routes
+                                   ? trace_one_rank(tracer, layout, own)
+                                   : TrainingTrace{};
+  if (routes) own.routing = wide.routing = &imposed;
   const TrainingTrace exact =
       speaks ? tracer(without_rounding(serial_arguments(layout)), wide, false) : TrainingTrace{};
   const TrainingTrace trace = tracer(layout, own, true);
@@ -425,6 +460,9 @@ bool Proof::holds() const {
 }
 
 Arguments serial_arguments(Arguments arguments) {
+  // A loss over the micro-batches of all data ranks is one over a micro-batch of one rank.
+  if (arguments.transformer.balance_coefficient("global_aux_loss") > 0)
+    arguments.training.micro_batch_size *= arguments.data_parallel_size();
   const int64_t global_batch_size = arguments.training.global_batch_size.value_or(
       arguments.training.micro_batch_size * arguments.data_parallel_size());
   arguments.parallel = {};
@@ -451,6 +489,7 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
                shrinker);
   shrink_experts(a.transformer, arguments.transformer, ranks_of_experts(arguments.parallel),
                  ranks_of_experts(a.parallel), shrinker);
+  remove_balance_by_rank(a, shrinker);
   shrink_documents(a, shrinker, arguments.transformer.seq_length);
   if (const std::optional<int64_t> segments = even_segments(a))
     shrink_depth(a.transformer, *segments, a.parallel.pipeline_model_parallel_size, shrinker);

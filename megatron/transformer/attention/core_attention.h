@@ -4,6 +4,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/attention/attention.h"
+#include "megatron/transformer/config/transformer_config.h"
 #include "megatron/transformer/layer/layer.h"
 
 namespace megatron {

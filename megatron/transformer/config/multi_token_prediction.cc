@@ -28,9 +28,9 @@ void MultiTokenPredictionConfig::validate(Violations& v, const ShapeConfig& shap
             "to train without multi-token prediction leave --mtp-num-layers out");
   v.require(!mtp_use_repeated_layer || mtp_num_layers > 1,
             "--mtp-use-repeated-layer has an effect only with several --mtp-num-layers");
-  v.require(
-      mtp_num_layers > 0 || mtp_loss_scaling_factor == MultiTokenPredictionConfig().mtp_loss_scaling_factor,
-      "--mtp-loss-scaling-factor has an effect only with --mtp-num-layers");
+  v.require(mtp_num_layers > 0 ||
+                mtp_loss_scaling_factor == MultiTokenPredictionConfig().mtp_loss_scaling_factor,
+            "--mtp-loss-scaling-factor has an effect only with --mtp-num-layers");
 }
 
 }  // namespace megatron

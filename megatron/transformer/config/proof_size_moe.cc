@@ -37,11 +37,10 @@ int64_t tiny_experts(const TransformerConfig& t, const TransformerConfig& before
   const int64_t groups = t.moe_router_num_groups.value_or(1),
                 groups_before = before.moe_router_num_groups.value_or(1);
   const int64_t of_group = one_or_several(before.num_experts / groups_before);
-  const int64_t unit = std::lcm(ranks * one_or_several(before.num_experts / ranks_before),
-                                groups * of_group);
+  const int64_t unit =
+      std::lcm(ranks * one_or_several(before.num_experts / ranks_before), groups * of_group);
   const int64_t open = t.moe_router_group_topk.value_or(1);  // groups to choose from
-  const int64_t fewest =
-      t.moe_router_topk + (before.num_experts > before.moe_router_topk ? 1 : 0);
+  const int64_t fewest = t.moe_router_topk + (before.num_experts > before.moe_router_topk ? 1 : 0);
   int64_t experts = unit;
   while (experts < fewest || open * (experts / groups) < t.moe_router_topk) experts += unit;
   return experts;

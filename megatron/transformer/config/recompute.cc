@@ -10,12 +10,15 @@ constexpr std::string_view kGranularities[] = {"none", "full", "selective"};
 constexpr std::string_view kMethods[] = {"uniform", "block"};
 
 // Values of --recompute-modules that are built, and those of layers that are not built.
-constexpr std::string_view kRecomputeModules[] = {"core_attn", "layernorm", "mlp", "mlp_act"};
+constexpr std::string_view kRecomputeModules[] = {"core_attn", "layernorm", "mlp",
+                                                  "mlp_act",   "moe",       "moe_act"};
 constexpr std::pair<std::string_view, std::string_view> kLaterRecomputeModules[] = {
-    {"moe_act", "mixture of experts"},         {"moe", "mixture of experts"},
-    {"shared_experts", "mixture of experts"},  {"mla_up_proj", "multi-latent attention"},
-    {"gdn_norm_out", "gated-delta attention"}, {"gdp_in_proj", "gated-delta attention"},
-    {"gdp_qkv", "gated-delta attention"},      {"mhc", "multi-stream residual connections"}};
+    {"shared_experts", "a unit of its own in layers of experts"},
+    {"mla_up_proj", "a unit of its own in multi-latent attention"},
+    {"gdn_norm_out", "gated-delta attention"},
+    {"gdp_in_proj", "gated-delta attention"},
+    {"gdp_qkv", "gated-delta attention"},
+    {"mhc", "multi-stream residual connections"}};
 
 }  // namespace
 
@@ -30,8 +33,8 @@ void RecomputeConfig::fields(FieldVisitor& v) {
           "uniform: layers per recomputed unit; block: number of layers recomputed");
   v.field("recompute_modules", recompute_modules,
           "parts for selective recomputation: core_attn, layernorm, mlp (all of it, from its "
-          "input), mlp_act (the output "
-          "of its activation)");
+          "input), mlp_act (the output of its activation), moe and moe_act (the same of layers of "
+          "experts)");
   v.field("recompute_activations", recompute_activations,
           "short for --recompute-granularity selective");
   v.field("distribute_saved_activations", distribute_saved_activations,
@@ -55,10 +58,13 @@ void RecomputeConfig::validate(Violations& v, const ShapeConfig& shape) const {
   for (const std::string& module : recompute_modules)
     v.require(contains_name(kRecomputeModules, module),
               cat("--recompute-modules ", module, why_unknown(module, kLaterRecomputeModules)),
-              "parts: core_attn, layernorm, mlp, mlp_act");
+              "parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act");
   v.require(!recomputes("mlp") || !recomputes("mlp_act"),
             "--recompute-modules mlp_act has no effect together with mlp",
             "mlp recomputes the activation too; give one of them");
+  v.require(!recomputes("moe") || !recomputes("moe_act"),
+            "--recompute-modules moe_act has no effect together with moe",
+            "moe recomputes the activation too; give one of them");
   v.require(!recompute_activations || recompute_granularity != RecomputeGranularity::kFull,
             "--recompute-activations asks for selective recomputation, but --recompute-granularity "
             "is full",

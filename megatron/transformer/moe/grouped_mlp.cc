@@ -70,8 +70,7 @@ GroupedMlp::Values::Values(GroupedMlp& mlp, bool backward) {
 
 // With several rounds the gradient is complete after the last one. It is reported as late as that
 // of one round is, because ranks report in the same order whatever their rounds.
-void GroupedMlp::Gradients::add(Sum& sum,
-                                std::function<void(const GradTarget&)> accumulate) const {
+void GroupedMlp::Gradients::add(Sum& sum, std::function<void(const GradTarget&)> accumulate) const {
   Parameter& parameter = *sum.parameter;
   if (rounds_ == 1) return run_weight_gradient(parameter, std::move(accumulate));
   if (!parameter.trainable) return;
@@ -132,8 +131,7 @@ ExpertRows GroupedMlp::backward(const Values& values, const at::Tensor& dy,
   result.weights = act.dweights;
   if (options_.bias) {
     const at::Tensor bias = values.fc2_bias_->value().to(result.weights.scalar_type());
-    result.weights.add_(
-        bias.index_select(0, experts_of_rows(counts, dy.size(0))).mul_(dy).sum(-1));
+    result.weights.add_(bias.index_select(0, experts_of_rows(counts, dy.size(0))).mul_(dy).sum(-1));
   }
   const at::Tensor activation = rows.activation.defined() ? rows.activation : act.y;
   result.meanwhile = [this, gradients, dy, counts, activation, du = act.dx, x = rows.x,

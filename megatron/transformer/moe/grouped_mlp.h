@@ -87,7 +87,8 @@ class GroupedMlp {
   // The gradients of x and of the weights, parts like y. `meanwhile` of the result computes those
   // of the parameters.
   ExpertRows backward(const Values& values, const at::Tensor& dy, const at::Tensor& counts,
-                      const GroupedMlpRows& rows, const std::shared_ptr<Gradients>& gradients) const;
+                      const GroupedMlpRows& rows,
+                      const std::shared_ptr<Gradients>& gradients) const;
 
  private:
   at::Tensor fc2_output(const Values& values, const at::Tensor& counts, const GroupedMlpRows& rows,

@@ -101,10 +101,11 @@ class MoeHalf {
       cost.saved.norms = z_.around.normed + z_.around.stats + z_.around.post_norm_saved;
       cost.saved.mlp = z_.saved() + shared_.saved.mlp;
     }
-    cost.set_peaks([&](AllocationTrack& track) { forward(track); },
-                   [&](AllocationTrack& track) { backward(track); },
-                   z_.around.normed + z_.tokens + std::max(z_.unrecorded(), shared_.unrecorded_peak),
-                   recompute);
+    cost.set_peaks(
+        [&](AllocationTrack& track) { forward(track); },
+        [&](AllocationTrack& track) { backward(track); },
+        z_.around.normed + z_.tokens + std::max(z_.unrecorded(), shared_.unrecorded_peak),
+        recompute);
     cost.pending = z_.around.normed + 2 * z_.input + z_.fc1 + z_.act + shared_.pending;
     add_products(cost);
     add_traffic(cost);
@@ -172,15 +173,16 @@ class MoeHalf {
   }
 
   void add_traffic(SublayerCost& cost) const {
-    const auto p = static_cast<double>(shape_.expert), y = static_cast<double>(shape_.expert_tensor),
+    const auto p = static_cast<double>(shape_.expert),
+               y = static_cast<double>(shape_.expert_tensor),
                row = static_cast<double>(z_.width * shape_.element);
     const auto sent = static_cast<double>(z_.sent), tokens = static_cast<double>(shape_.rows),
                sum = static_cast<double>(shape_.sum);
     double one_way = 0;
     if (c_.moe_token_dispatcher_type == MoEDispatcher::kAllgather)
-      one_way = (p * y - 1) * tokens *
-                (row + 6 * static_cast<double>(c_.moe_router_topk) +
-                 static_cast<double>(z_.width) * sum);
+      one_way =
+          (p * y - 1) * tokens *
+          (row + 6 * static_cast<double>(c_.moe_router_topk) + static_cast<double>(z_.width) * sum);
     else
       one_way = sent * (1 - 1 / p) * (2 * row + sum) + (y - 1) * sent * 2 * row;
     cost.expert = {one_way, one_way};

@@ -148,7 +148,8 @@ MoELayer::MoELayer(const TransformerConfig& config, int64_t layer_number, bool s
   if (config.moe_latent_size) {
     fc1_latent_proj_ =
         latent_projection(config, "fc1_latent_proj", false, sequence_parallel, groups);
-    fc2_latent_proj_ = latent_projection(config, "fc2_latent_proj", true, sequence_parallel, groups);
+    fc2_latent_proj_ =
+        latent_projection(config, "fc2_latent_proj", true, sequence_parallel, groups);
     add("fc1_latent_proj", fc1_latent_proj_.get());
     add("fc2_latent_proj", fc2_latent_proj_.get());
   }

@@ -50,7 +50,7 @@ class MoELayer : public FeedForward {
   std::unique_ptr<Norm> norm_;  // null: --norm-placement post
   Router router_;
   RoutedExperts experts_;
-  std::unique_ptr<SharedExperts> shared_experts_;                              // null: none
+  std::unique_ptr<SharedExperts> shared_experts_;                            // null: none
   std::unique_ptr<ColumnParallelLinear> fc1_latent_proj_, fc2_latent_proj_;  // null: no latents
 };
 

@@ -28,8 +28,7 @@ class LocalDispatch final : public TokenDispatch {
     return [this, x, weights](int64_t) {
       ExpertRows result;
       result.rows = x.index_select(0, order_.choices.div(topk_, "floor"));
-      if (weights.defined())
-        result.weights = weights.reshape({-1}).index_select(0, order_.choices);
+      if (weights.defined()) result.weights = weights.reshape({-1}).index_select(0, order_.choices);
       return result;
     };
   }
@@ -61,8 +60,7 @@ at::Tensor exchange_counts(const at::Tensor& choices, int64_t num_experts,
 
 DispatchCounts all_counts(const at::Tensor& choices, const DispatchOptions& options,
                           const ExpertGroups& groups) {
-  const ExpertRanks ranks{groups.ep.size(), groups.etp.size(), groups.ep.rank(),
-                          groups.etp.rank()};
+  const ExpertRanks ranks{groups.ep.size(), groups.etp.size(), groups.ep.rank(), groups.etp.rank()};
   MEGATRON_ASSERT(groups.all.size() == ranks.size() && groups.all.rank() == ranks.rank(), "rank ",
                   groups.all.rank(), " of ", groups.all.size(), " is rank ", ranks.rank(), " of ",
                   ranks.size(), " in its grid");
@@ -93,8 +91,7 @@ ExpertGroups expert_groups(const ParallelGroups& groups) {
 
 at::Tensor sum_of_choices(const at::Tensor& rows, const at::Tensor& places) {
   const auto type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor sums =
-      at::zeros({places.size(0), rows.size(1)}, rows.options().dtype(type));
+  const at::Tensor sums = at::zeros({places.size(0), rows.size(1)}, rows.options().dtype(type));
   add_rows(rows, places, sums);
   return sums.to(rows.scalar_type());
 }

@@ -39,7 +39,8 @@ class AllgatherDispatch final : public TokenDispatch {
   }
 
   RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
-    const at::Tensor all = gather(x, 0), all_weights = weights.defined() ? gather(weights, 0) : weights;
+    const at::Tensor all = gather(x, 0),
+                     all_weights = weights.defined() ? gather(weights, 0) : weights;
     return [this, all, all_weights](int64_t number) {
       const DispatchRound r = plan_.round(number);
       const at::Tensor choices = order_.choices.narrow(0, r.first_row, r.rows);

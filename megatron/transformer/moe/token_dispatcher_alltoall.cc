@@ -112,8 +112,7 @@ class AlltoallDispatch final : public TokenDispatch {
     }
     ExpertRows sums;
     sums.rows = sum_of_choices(returned.rows, order_.rows);
-    if (returned.weights.defined())
-      sums.weights = values_of_choices(returned.weights, order_.rows);
+    if (returned.weights.defined()) sums.weights = values_of_choices(returned.weights, order_.rows);
     return sums;
   }
 
@@ -121,9 +120,9 @@ class AlltoallDispatch final : public TokenDispatch {
   struct Round {
     int64_t number = -1;
     DispatchRound sizes;
-    at::Tensor counts;            // [E/e] int32
-    at::Tensor from_arrival;      // [n]: what arrived at which place is a row
-    at::Tensor to_arrival;        // its inverse
+    at::Tensor counts;        // [E/e] int32
+    at::Tensor from_arrival;  // [n]: what arrived at which place is a row
+    at::Tensor to_arrival;    // its inverse
   };
 
   Round make_round(int64_t number) const {

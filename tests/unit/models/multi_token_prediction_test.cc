@@ -1,10 +1,11 @@
 // Multi-token prediction: shifted columns, and losses and gradients against PyTorch.
+#include "megatron/models/common/multi_token_prediction.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "megatron/comm/parallel_groups.h"
-#include "megatron/models/common/multi_token_prediction.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/recompute.h"

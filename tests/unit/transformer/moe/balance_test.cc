@@ -6,13 +6,13 @@
 
 #include <optional>
 
+#include "loss_pass.h"
 #include "megatron/base/format.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 #include "megatron/transformer/moe/router.h"
-#include "loss_pass.h"
 #include "tensors.h"
 
 namespace megatron {
@@ -170,8 +170,8 @@ struct Kind {
 // The samples of a step.
 struct StepData {
   at::Tensor x = random_matrix({kTokens, kSequences, kHidden}, 1);
-  at::Tensor weight;            // [E, h]
-  at::Tensor mask, padding;     // [sequences, tokens]
+  at::Tensor weight;         // [E, h]
+  at::Tensor mask, padding;  // [sequences, tokens]
   StepData() {
     const at::Tensor draw = random_matrix({kSequences, kTokens}, 2);
     padding = draw > 1.2;
@@ -205,8 +205,8 @@ at::Tensor plain_loss(const at::Tensor& logits, const StepData& data, const Kind
     const double tokens = real.select(1, q).sum().item<double>();
     const double micro = real.narrow(1, first, b).sum().item<double>();
     if (tokens == 0) continue;
-    const at::Tensor a = real.select(1, q) *
-                         (per_token ? data.mask[q].sum().item<double>() / tokens : 1 / micro);
+    const at::Tensor a =
+        real.select(1, q) * (per_token ? data.mask[q].sum().item<double>() / tokens : 1 / micro);
     const BalanceOptions& o = kind.options;
     const at::Tensor phi = o.micro * share(first, b) + o.sequence * share(q, 1) +
                            o.global * share(0, (q / together + 1) * together);
@@ -217,9 +217,9 @@ at::Tensor plain_loss(const at::Tensor& logits, const StepData& data, const Kind
 }
 
 struct StepResult {
-  at::Tensor totals;        // over all ranks
-  at::Tensor weight_grad;   // of this rank
-  at::Tensor x_grad;        // [tokens, sequences, h], 0 for those of other ranks
+  at::Tensor totals;       // over all ranks
+  at::Tensor weight_grad;  // of this rank
+  at::Tensor x_grad;       // [tokens, sequences, h], 0 for those of other ranks
 };
 
 // The passes of this rank.
@@ -385,9 +385,11 @@ TEST(ExpertBias, IsTheSameInEveryPartition) {
         end_step({&first, &second}, at::full({}, step == 1 ? 1 : 0, at::kLong), groups);
       }
       for (Router* router : {&first, &second})
-        router->visit_state([&](const std::string&, at::Tensor& state) { biases.push_back(state); });
+        router->visit_state(
+            [&](const std::string&, at::Tensor& state) { biases.push_back(state); });
       if (part.ranks() == 1 && part.micro_batch == 16) expected = at::stack(biases);
-      EXPECT_TRUE(at::equal(at::stack(biases), expected)) << part.tensor << part.context << part.data;
+      EXPECT_TRUE(at::equal(at::stack(biases), expected))
+          << part.tensor << part.context << part.data;
     });
   }
   EXPECT_GT(expected.abs().min().item<double>(), 0.1);

@@ -77,7 +77,7 @@ int64_t sum_of(const std::vector<int64_t>& rows) {
 const std::vector<ExpertMesh> kMeshes = {{1, 1, 1}, {2, 1, 1}, {4, 1, 1}, {1, 2, 1},
                                          {2, 2, 1}, {2, 1, 2}, {2, 2, 2}};
 constexpr TokenDispatcherType kDispatchers[] = {TokenDispatcherType::kAlltoall,
-                                          TokenDispatcherType::kAllgather};
+                                                TokenDispatcherType::kAllgather};
 
 std::string text(TokenDispatcherType type) {
   return type == TokenDispatcherType::kAlltoall ? "alltoall" : "allgather";
@@ -87,8 +87,8 @@ TEST(RoutedExperts, EqualsALoopOverTokens) {
   const PoisonedMemory poisoned;
   for (const ExpertMesh& mesh : kMeshes) {
     const std::vector<int64_t> rows = uneven(mesh.size());
-    const ExpertTokens tokens = draw_tokens(
-        rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 3, kExperts, mesh.ep));
+    const ExpertTokens tokens =
+        draw_tokens(rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 3, kExperts, mesh.ep));
     for (const TokenDispatcherType type : kDispatchers) {
       for (const Activation kind :
            {Activation::kSwiglu, Activation::kQuickGeglu, Activation::kGelu}) {
@@ -105,8 +105,8 @@ TEST(RoutedExperts, BiasesClampAndOffset) {
   for (const ExpertMesh& mesh : kMeshes) {
     if (mesh.etp > 1) continue;
     const std::vector<int64_t> rows = uneven(mesh.size());
-    const ExpertTokens tokens = draw_tokens(
-        rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 3, kExperts, mesh.ep));
+    const ExpertTokens tokens =
+        draw_tokens(rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 3, kExperts, mesh.ep));
     for (const TokenDispatcherType type : kDispatchers) {
       RoutedExpertsOptions options = small_options(Activation::kQuickGeglu, /*bias=*/true);
       options.dispatcher = type;
@@ -125,8 +125,8 @@ TEST(RoutedExperts, EveryLoad) {
     for (const Load load : kLoads) {
       const std::vector<int64_t> rows = uneven(mesh.size());
       const int64_t hot = load == Load::kOneExpert ? 5 : mesh.ep - 1;
-      const ExpertTokens tokens = draw_tokens(
-          rows, kIn, draw_choices(load, sum_of(rows), 2, kExperts, mesh.ep, hot));
+      const ExpertTokens tokens =
+          draw_tokens(rows, kIn, draw_choices(load, sum_of(rows), 2, kExperts, mesh.ep, hot));
       for (const TokenDispatcherType type : kDispatchers) {
         for (const double factor : {0.0, 1.0, 1.5}) {
           RoutedExpertsOptions options = small_options();
@@ -143,8 +143,8 @@ TEST(RoutedExperts, EveryLoad) {
 
 TEST(RoutedExperts, AllExpertsAreChosen) {
   const std::vector<int64_t> rows = {3, 0, 2, 4};
-  const ExpertTokens tokens = draw_tokens(
-      rows, kIn, draw_choices(Load::kZipf, sum_of(rows), kExperts, kExperts, 4));
+  const ExpertTokens tokens =
+      draw_tokens(rows, kIn, draw_choices(Load::kZipf, sum_of(rows), kExperts, kExperts, 4));
   for (const TokenDispatcherType type : kDispatchers) {
     RoutedExpertsOptions options = small_options();
     options.dispatcher = type;
@@ -180,8 +180,8 @@ TEST(RoutedExperts, DroppedChoicesAndRanksWithoutTokens) {
 
 TEST(RoutedExperts, WeightsOnTheInput) {
   const std::vector<int64_t> rows = uneven(4);
-  const ExpertTokens tokens = draw_tokens(
-      rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 1, kExperts, 4));
+  const ExpertTokens tokens =
+      draw_tokens(rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 1, kExperts, 4));
   for (const TokenDispatcherType type : kDispatchers) {
     RoutedExpertsOptions options = small_options(Activation::kSwiglu, /*bias=*/true);
     options.dispatcher = type;
@@ -250,8 +250,8 @@ std::vector<at::Tensor> bits_of(const RoutedExpertsOptions& options, const Exper
 
 TEST(RoutedExperts, SameBitsInEveryRun) {
   const std::vector<int64_t> rows = uneven(4);
-  const ExpertTokens tokens = draw_tokens(
-      rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 3, kExperts, 2));
+  const ExpertTokens tokens =
+      draw_tokens(rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 3, kExperts, 2));
   for (const TokenDispatcherType type : kDispatchers) {
     RoutedExpertsOptions options = small_options();
     options.dispatcher = type;
@@ -292,8 +292,8 @@ TEST(RoutedExperts, RunsAgainOnATape) {
   const ExpertMesh mesh{2, 1, 1};
   const RoutedExpertsOptions options = small_options();
   const std::vector<int64_t> rows = {7, 3};
-  const ExpertTokens tokens = draw_tokens(
-      rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 2, kExperts, 2));
+  const ExpertTokens tokens =
+      draw_tokens(rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 2, kExperts, 2));
   const ExpertsPass expected = reference_pass(options, tokens);
   run_ranks(mesh.size(), [&](const std::shared_ptr<Backend>& backend) {
     const ParallelGroups groups = groups_of(mesh, backend);
@@ -333,14 +333,13 @@ TEST(RoutedExperts, GoldenValues) {
   const at::Tensor logits =
       at::tensor({2.0, 1.0, 0.75, 0.5, 0.5, -1.25}, wide).view({3, 2}).set_requires_grad(true);
   const at::Tensor dy = at::tensor({1.0, -1.0, 0.5, 2.0, -1.0, 1.0}, wide).view({3, 2});
-  const at::Tensor y[] = {at::tensor({0.046452213, -0.08713755, -0.036341268, -0.037871881,
-                                      -0.173676191, -0.388847388},
-                                     wide)
-                              .view({3, 2}),
-                          at::tensor({0.219558071, -0.18713755, 0.219876383, -0.137871881,
-                                      -0.044066752, -0.488847388},
-                                     wide)
-                              .view({3, 2})};
+  const at::Tensor y[] = {
+      at::tensor({0.046452213, -0.08713755, -0.036341268, -0.037871881, -0.173676191, -0.388847388},
+                 wide)
+          .view({3, 2}),
+      at::tensor({0.219558071, -0.18713755, 0.219876383, -0.137871881, -0.044066752, -0.488847388},
+                 wide)
+          .view({3, 2})};
   const at::Tensor dlogits =
       at::tensor({0.02236604, -0.02236604, -0.01166302, 0.01166302, -0.00466659, 0.00466659}, wide)
           .view({3, 2});
@@ -356,8 +355,7 @@ TEST(RoutedExperts, GoldenValues) {
       if (name == "linear_fc2.bias")
         parameter.value.copy_(at::tensor({0.1, -0.1, 0.2, -0.1, 0.3, -0.1}, wide).view({3, 2}));
     });
-    const at::Tensor result =
-        experts.forward(x, choices, at::softmax(logits, -1), layer_context());
+    const at::Tensor result = experts.forward(x, choices, at::softmax(logits, -1), layer_context());
     expect_close(result, y[bias], "y", 1e-8);
     if (bias) continue;
     torch::autograd::backward({result}, {dy});

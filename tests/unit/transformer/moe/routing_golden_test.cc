@@ -5,9 +5,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "loss_pass.h"
 #include "megatron/transformer/moe/capacity.h"
 #include "megatron/transformer/moe/routing.h"
-#include "loss_pass.h"
 #include "tensors.h"
 
 namespace megatron {
@@ -67,8 +67,7 @@ TEST(RoutingGolden, WeightsGradientsAndCapacityAreMegatrons) {
     SCOPED_TRACE(one.name);
     const json& expected = golden().at("routings").at(one.name);
     const at::Tensor logits = golden_logits();
-    const Routing routing =
-        route(logits, one.biased ? golden_bias() : at::Tensor(), one.options);
+    const Routing routing = route(logits, one.biased ? golden_bias() : at::Tensor(), one.options);
     const at::Tensor probs = spread(routing, routing.weights);
     EXPECT_LE(distance(probs.detach(), table(expected.at("probs"))), kBound);
     (probs * (0.3 * row_index() + column_index()).cos()).sum().backward();
