@@ -47,21 +47,27 @@ void for_each_expert(const at::Tensor& counts, int64_t rows, const F& f) {
 }
 
 // Calls product(in, out) for the rows of one expert. On the CPU for blocks of a fixed number of rows
-// in memory of their own: BLAS libraries choose kernels by the number of rows and by alignment, so
-// that a row's sum would depend on the rows around it.
+// in memory of their own, in which a row's place follows from its number: BLAS libraries choose
+// kernels by the number of rows, by place and by alignment, and so the order of a row's sums.
 template <class F>
-void multiply_rows(const at::Tensor& in, const at::Tensor& out, const F& product) {
+void multiply_rows(const at::Tensor& in, const at::Tensor& out, int64_t before, const F& product) {
   if (in.size(0) == 0) return;
   if (in.is_cuda()) return product(in, out);
   constexpr int64_t kBlockRows = 32;
   const at::Tensor block = at::zeros({kBlockRows, in.size(1)}, in.options());
   const at::Tensor result = at::empty({kBlockRows, out.size(1)}, out.options());
-  for (int64_t first = 0; first < in.size(0); first += kBlockRows) {
-    const int64_t rows = std::min(kBlockRows, in.size(0) - first);
-    block.narrow(0, 0, rows).copy_(in.narrow(0, first, rows));
+  for (int64_t first = 0; first < in.size(0);) {
+    const int64_t place = (before + first) % kBlockRows;
+    const int64_t rows = std::min(kBlockRows - place, in.size(0) - first);
+    block.narrow(0, place, rows).copy_(in.narrow(0, first, rows));
     product(block, result);
-    out.narrow(0, first, rows).copy_(result.narrow(0, 0, rows));
+    out.narrow(0, first, rows).copy_(result.narrow(0, place, rows));
+    first += rows;
   }
+}
+
+int64_t rows_before(const at::Tensor& before, int64_t expert) {
+  return before.defined() ? before.const_data_ptr<int64_t>()[expert] : 0;
 }
 
 // Runs the product where the device has a kernel for it, else returns false.
@@ -98,7 +104,7 @@ bool run_grouped([[maybe_unused]] GroupedGemm gemm, [[maybe_unused]] const at::T
 }  // namespace
 
 void grouped_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& counts,
-                          at::Tensor y) {
+                          at::Tensor y, const at::Tensor& before) {
   const at::NoGradGuard no_grad;
   check_shape("input of experts", x, {-1, -1});
   check_shape("weight of experts", w, {counts.numel(), -1, x.size(1)});
@@ -111,7 +117,7 @@ void grouped_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Te
   gemm.k = w.size(2);
   if (run_grouped(gemm, x, w, y, counts)) return;
   for_each_expert(counts, x.size(0), [&](int64_t expert, int64_t first, int64_t rows) {
-    multiply_rows(x.narrow(0, first, rows), y.narrow(0, first, rows),
+    multiply_rows(x.narrow(0, first, rows), y.narrow(0, first, rows), rows_before(before, expert),
                   [&](const at::Tensor& in, const at::Tensor& out) {
                     linear_forward_into(in, w[expert], {}, out);
                   });
@@ -119,7 +125,7 @@ void grouped_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Te
 }
 
 void grouped_input_grad_into(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& counts,
-                             at::Tensor dx) {
+                             at::Tensor dx, const at::Tensor& before) {
   const at::NoGradGuard no_grad;
   check_shape("output gradient of experts", dy, {-1, -1});
   check_shape("weight of experts", w, {counts.numel(), dy.size(1), -1});
@@ -132,7 +138,7 @@ void grouped_input_grad_into(const at::Tensor& dy, const at::Tensor& w, const at
   gemm.k = w.size(2);
   if (run_grouped(gemm, dy, w, dx, counts)) return;
   for_each_expert(counts, dy.size(0), [&](int64_t expert, int64_t first, int64_t rows) {
-    multiply_rows(dy.narrow(0, first, rows), dx.narrow(0, first, rows),
+    multiply_rows(dy.narrow(0, first, rows), dx.narrow(0, first, rows), rows_before(before, expert),
                   [&](const at::Tensor& in, const at::Tensor& out) {
                     linear_input_grad_into(in, w[expert], out);
                   });

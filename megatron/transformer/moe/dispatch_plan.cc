@@ -77,11 +77,13 @@ void DispatchPlan::add_received(int64_t begin, int64_t end, DispatchRound& round
   // [E/e, e x]: rows of this round
   std::vector<int64_t> taken(experts * sources), of_source(sources, 0);
   round.expert_rows.assign(experts, 0);
+  round.rows_before.assign(experts, 0);
   int64_t at = 0;
   for (int64_t j = 0; j < experts; ++j) {
     for (int64_t source = 0; source < sources; ++source) {
       const int64_t rows = count(source, ranks_.ep_rank * experts + j);
       const int64_t part = overlap(at, rows, begin, end);
+      round.rows_before[j] += overlap(at, rows, 0, begin);
       at += rows;
       taken[j * sources + source] = part;
       of_source[source] += part;

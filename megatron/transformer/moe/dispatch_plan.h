@@ -24,9 +24,10 @@ struct ExpertRanks {
 
 // One round as one rank sees it. Its source order is its own rows by expert, then by token.
 struct DispatchRound {
-  std::vector<int64_t> expert_rows;  // [E/e]: rows of each expert of this rank
-  int64_t rows = 0;                  // their sum
-  int64_t first_row = 0;             // of this rank's order
+  // [E/e]: rows of each expert of this rank, in this round and in all before it
+  std::vector<int64_t> expert_rows, rows_before;
+  int64_t rows = 0;       // their sum
+  int64_t first_row = 0;  // of this rank's order
   // [e] rows that this rank sends to the ranks of each part of the experts, a contiguous piece of
   // its source order that starts at sent_begin
   std::vector<int64_t> sent, sent_begin;

@@ -82,29 +82,29 @@ void GroupedMlp::Gradients::add(Sum& sum, std::function<void(const GradTarget&)>
   if (!parameter.store->defer(ready)) ready();
 }
 
-void GroupedMlp::forward_fc1(const Values& values, const at::Tensor& counts,
+void GroupedMlp::forward_fc1(const Values& values, const ExpertCounts& counts,
                              GroupedMlpRows& rows) const {
   const at::Tensor& weight = values.fc1_weight_->value();
   rows.fc1 = empty_rows(rows.x, weight.size(1));
-  grouped_forward_into(rows.x, weight, counts, rows.fc1);
+  grouped_forward_into(rows.x, weight, counts.rows, rows.fc1, counts.before);
   if (!options_.bias) return;
-  const at::Tensor expert = experts_of_rows(counts, rows.x.size(0));
+  const at::Tensor expert = experts_of_rows(counts.rows, rows.x.size(0));
   rows.fc1.add_(values.fc1_bias_->value().index_select(0, expert));
 }
 
-at::Tensor GroupedMlp::fc2_output(const Values& values, const at::Tensor& counts,
+at::Tensor GroupedMlp::fc2_output(const Values& values, const ExpertCounts& counts,
                                   const GroupedMlpRows& rows, const at::Tensor& activation) const {
   const at::Tensor& weight = values.fc2_weight_->value();
   const at::Tensor y = empty_rows(activation, weight.size(1));
-  grouped_forward_into(activation, weight, counts, y);
+  grouped_forward_into(activation, weight, counts.rows, y, counts.before);
   if (!options_.bias) return y;
-  const at::Tensor expert = experts_of_rows(counts, y.size(0));
+  const at::Tensor expert = experts_of_rows(counts.rows, y.size(0));
   const at::Tensor bias =
       values.fc2_bias_->value().to(rows.weights.scalar_type()).index_select(0, expert);
   return (y + bias.mul_(rows.weights.unsqueeze(1))).to(y.scalar_type());
 }
 
-at::Tensor GroupedMlp::forward(const Values& values, const at::Tensor& counts,
+at::Tensor GroupedMlp::forward(const Values& values, const ExpertCounts& counts,
                                GroupedMlpRows& rows) const {
   const at::NoGradGuard no_grad;
   forward_fc1(values, counts, rows);
@@ -114,28 +114,29 @@ at::Tensor GroupedMlp::forward(const Values& values, const at::Tensor& counts,
 }
 
 ExpertRows GroupedMlp::backward(const Values& values, const at::Tensor& dy,
-                                const at::Tensor& counts, const GroupedMlpRows& rows,
+                                const ExpertCounts& counts, const GroupedMlpRows& rows,
                                 const std::shared_ptr<Gradients>& gradients) const {
   const at::NoGradGuard no_grad;
   const at::Tensor& fc2 = values.fc2_weight_->value();
   const at::Tensor& fc1 = values.fc1_weight_->value();
   at::Tensor dactivation = empty_rows(dy, fc2.size(2));
-  grouped_input_grad_into(dy, fc2, counts, dactivation);
+  grouped_input_grad_into(dy, fc2, counts.rows, dactivation, counts.before);
   WeightedActivationGrads act =
       weighted_activation_backward(dactivation, rows.fc1, rows.weights, options_.activation,
                                    /*with_y=*/!rows.activation.defined());
   dactivation.reset();
   ExpertRows result;
   result.rows = empty_rows(act.dx, fc1.size(2));
-  grouped_input_grad_into(act.dx, fc1, counts, result.rows);
+  grouped_input_grad_into(act.dx, fc1, counts.rows, result.rows, counts.before);
   result.weights = act.dweights;
   if (options_.bias) {
     const at::Tensor bias = values.fc2_bias_->value().to(result.weights.scalar_type());
-    result.weights.add_(bias.index_select(0, experts_of_rows(counts, dy.size(0))).mul_(dy).sum(-1));
+    result.weights.add_(
+        bias.index_select(0, experts_of_rows(counts.rows, dy.size(0))).mul_(dy).sum(-1));
   }
   const at::Tensor activation = rows.activation.defined() ? rows.activation : act.y;
-  result.meanwhile = [this, gradients, dy, counts, activation, du = act.dx, x = rows.x,
-                      weights = rows.weights] {
+  result.meanwhile = [this, gradients, dy, counts = counts.rows, activation, du = act.dx,
+                      x = rows.x, weights = rows.weights] {
     Gradients& sums = *gradients;
     sums.add(sums.fc2_weight_, [=](const GradTarget& target) {
       grouped_weight_grad(dy, activation, counts, target.tensor, target.beta);

@@ -80,19 +80,19 @@ class GroupedMlp {
   };
 
   // y [n, h]; several expert-tensor ranks: this rank's part of the sum. Takes rows.x and
-  // rows.weights and fills the rest. `counts` [E/e] int32: rows of each expert.
-  at::Tensor forward(const Values& values, const at::Tensor& counts, GroupedMlpRows& rows) const;
+  // rows.weights and fills the rest.
+  at::Tensor forward(const Values& values, const ExpertCounts& counts, GroupedMlpRows& rows) const;
   // The same without y.
-  void forward_fc1(const Values& values, const at::Tensor& counts, GroupedMlpRows& rows) const;
+  void forward_fc1(const Values& values, const ExpertCounts& counts, GroupedMlpRows& rows) const;
   // The gradients of x and of the weights, parts like y. `meanwhile` of the result computes those
   // of the parameters.
-  ExpertRows backward(const Values& values, const at::Tensor& dy, const at::Tensor& counts,
+  ExpertRows backward(const Values& values, const at::Tensor& dy, const ExpertCounts& counts,
                       const GroupedMlpRows& rows,
                       const std::shared_ptr<Gradients>& gradients) const;
 
  private:
-  at::Tensor fc2_output(const Values& values, const at::Tensor& counts, const GroupedMlpRows& rows,
-                        const at::Tensor& activation) const;
+  at::Tensor fc2_output(const Values& values, const ExpertCounts& counts,
+                        const GroupedMlpRows& rows, const at::Tensor& activation) const;
 
   const GroupedMlpOptions options_;
 };

@@ -55,7 +55,8 @@ struct RoutedExpertsFunction : torch::autograd::Function<RoutedExpertsFunction> 
     RowsOfRound inputs;
     if (saved[0].defined()) inputs = tokens.to_experts(saved[0], saved[1]);
     const ExpertRows result = tokens.from_experts([&](int64_t round) {
-      const at::Tensor counts = tokens.counts(round), dy = outputs(round).rows;
+      const ExpertCounts counts = tokens.counts(round);
+      const at::Tensor dy = outputs(round).rows;
       GroupedMlpRows rows{saved[2], saved[3], saved[4], saved[5]};
       if (round > 0 || !rows.x.defined()) {
         const GroupedMlpRows again = rows_of(inputs(round));

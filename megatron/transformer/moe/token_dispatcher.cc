@@ -21,7 +21,7 @@ class LocalDispatch final : public TokenDispatch {
       : topk_(choices.size(1)), order_(order_by_expert(choices, 0, options.num_experts)) {}
 
   int64_t rounds() const override { return 1; }
-  at::Tensor counts(int64_t) override { return order_.counts; }
+  ExpertCounts counts(int64_t) override { return {order_.counts, {}}; }
   bool communicates() const override { return false; }
 
   RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
@@ -99,6 +99,12 @@ at::Tensor sum_of_choices(const at::Tensor& rows, const at::Tensor& places) {
 at::Tensor on_device_of(const at::Tensor& like, const std::vector<int64_t>& numbers,
                         at::ScalarType type) {
   return at::tensor(numbers, at::dtype(at::kLong)).to(like.device(), type);
+}
+
+ExpertCounts counts_of(const DispatchRound& round, const at::Tensor& like) {
+  ExpertCounts counts{on_device_of(like, round.expert_rows, at::kInt), {}};
+  if (round.first_row > 0) counts.before = at::tensor(round.rows_before, at::dtype(at::kLong));
+  return counts;
 }
 
 std::shared_ptr<TokenDispatch> dispatch_tokens(const at::Tensor& choices,

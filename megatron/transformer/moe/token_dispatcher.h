@@ -44,6 +44,12 @@ struct DispatchOptions {
   double rank_capacity_factor = 0.0;
 };
 
+// How many rows the experts of this rank have in a round.
+struct ExpertCounts {
+  at::Tensor rows;    // [E/e] int32
+  at::Tensor before;  // [E/e] int64 on the CPU: in all rounds before it; undefined: none
+};
+
 // Rows of the experts of this rank, by expert, and one number of each.
 struct ExpertRows {
   at::Tensor rows;     // [n, c]
@@ -61,8 +67,7 @@ class TokenDispatch {
   virtual ~TokenDispatch() = default;
   // The same on all ranks of the group.
   virtual int64_t rounds() const = 0;
-  // [E/e] int32: rows of each expert in a round.
-  virtual at::Tensor counts(int64_t round) = 0;
+  virtual ExpertCounts counts(int64_t round) = 0;
   // Whether to_experts() communicates: what it gives is worth keeping.
   virtual bool communicates() const = 0;
 

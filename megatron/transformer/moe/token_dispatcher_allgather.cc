@@ -34,8 +34,8 @@ class AllgatherDispatch final : public TokenDispatch {
 
   int64_t rounds() const override { return plan_.rounds(); }
   bool communicates() const override { return true; }
-  at::Tensor counts(int64_t number) override {
-    return on_device_of(order_.rows, plan_.round(number).expert_rows, at::kInt);
+  ExpertCounts counts(int64_t number) override {
+    return counts_of(plan_.round(number), order_.rows);
   }
 
   RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
@@ -79,7 +79,7 @@ class AllgatherDispatch final : public TokenDispatch {
     own.narrow(0, 0, tokens_).copy_(x);
     shape[0] *= all_.size();
     const at::Tensor result = at::empty(shape, x.options());
-    all_.all_gather(result, own)->wait();
+    if (most_tokens_ > 0) all_.all_gather(result, own)->wait();
     return result;
   }
 
@@ -92,21 +92,23 @@ class AllgatherDispatch final : public TokenDispatch {
   // Sums over all ranks of what each has for this rank's tokens.
   ExpertRows scatter(const at::Tensor& sums, const at::Tensor& weights,
                      const ExpertRows& last) const {
+    const auto start = [this](const at::Tensor& own, const at::Tensor& all) {
+      return most_tokens_ > 0 ? all_.reduce_scatter(own, all) : nullptr;
+    };
     const at::Tensor own = at::empty({most_tokens_, sums.size(1)}, sums.options());
-    const auto work = all_.reduce_scatter(own, sums);
+    const auto work = start(own, sums);
     at::Tensor own_weights;
     std::shared_ptr<Work> weight_work;
     if (weights.defined()) {
       own_weights = at::empty({most_tokens_, topk_}, weights.options());
-      weight_work = all_.reduce_scatter(own_weights, weights.contiguous());
+      weight_work = start(own_weights, weights.contiguous());
     }
     if (last.meanwhile) last.meanwhile();
-    work->wait();
+    if (work) work->wait();
+    if (weight_work) weight_work->wait();
     ExpertRows result;
     result.rows = own.narrow(0, 0, tokens_).to(last.rows.scalar_type());
-    if (!weight_work) return result;
-    weight_work->wait();
-    result.weights = own_weights.narrow(0, 0, tokens_);
+    if (own_weights.defined()) result.weights = own_weights.narrow(0, 0, tokens_);
     return result;
   }
 

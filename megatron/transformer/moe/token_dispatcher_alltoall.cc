@@ -49,7 +49,7 @@ at::Tensor gather_rows(const at::Tensor& rows, const std::vector<int64_t>& sizes
   for (int r = 0; r < group.size(); ++r) {
     const at::Tensor part = all.narrow(0, first, sizes[r]);
     if (r == group.rank()) part.copy_(rows);
-    works.push_back(group.broadcast(part, r));
+    if (sizes[r] > 0) works.push_back(group.broadcast(part, r));
     first += sizes[r];
   }
   for (const auto& work : works) work->wait();
@@ -84,7 +84,7 @@ class AlltoallDispatch final : public TokenDispatch {
   }
 
   int64_t rounds() const override { return plan_.rounds(); }
-  at::Tensor counts(int64_t number) override { return round(number).counts; }
+  ExpertCounts counts(int64_t number) override { return round(number).counts; }
   bool communicates() const override { return true; }
 
   RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
@@ -120,7 +120,7 @@ class AlltoallDispatch final : public TokenDispatch {
   struct Round {
     int64_t number = -1;
     DispatchRound sizes;
-    at::Tensor counts;        // [E/e] int32
+    ExpertCounts counts;
     at::Tensor from_arrival;  // [n]: what arrived at which place is a row
     at::Tensor to_arrival;    // its inverse
   };
@@ -129,7 +129,7 @@ class AlltoallDispatch final : public TokenDispatch {
     Round r;
     r.number = number;
     r.sizes = plan_.round(number);
-    r.counts = on_device_of(order_.rows, r.sizes.expert_rows, at::kInt);
+    r.counts = counts_of(r.sizes, order_.rows);
     const at::Tensor shift = on_device_of(order_.rows, r.sizes.run_shift, at::kLong);
     const at::Tensor lengths = on_device_of(order_.rows, r.sizes.run_rows, at::kLong);
     const at::Tensor row = at::arange(r.sizes.rows, order_.rows.options());

@@ -88,22 +88,27 @@ std::vector<at::Tensor> use_verbs(const ProcessGroup& world, at::Device device) 
       group.broadcast(from_last, n - 1)->wait();
       results.insert(results.end(), {all, from_last});
     }
-    // Rank i sends i + j + 1 rows to rank j, and rank 1 nothing to rank 0.
-    const auto rows = [](int from, int to) -> int64_t {
-      return from == 1 && to == 0 ? 0 : from + to + 1;
-    };
-    std::vector<int64_t> sent, received;
-    int64_t num_sent = 0, num_received = 0;
-    for (int peer = 0; peer < n; ++peer) {
-      sent.push_back(rows(r, peer));
-      received.push_back(rows(peer, r));
-      num_sent += sent.back();
-      num_received += received.back();
+    // Rank i sends i + j + 1 rows to rank j, and rank 1 nothing to rank 0; then rank 1 neither sends
+    // nor receives, then none does.
+    for (const int idle : {0, 1, n}) {
+      const auto rows = [&](int from, int to) -> int64_t {
+        const bool none =
+            idle == n || (from == 1 && (to == 0 || idle == 1)) || (idle == 1 && to == 1);
+        return none ? 0 : from + to + 1;
+      };
+      std::vector<int64_t> sent, received;
+      int64_t num_sent = 0, num_received = 0;
+      for (int peer = 0; peer < n; ++peer) {
+        sent.push_back(rows(r, peer));
+        received.push_back(rows(peer, r));
+        num_sent += sent.back();
+        num_received += received.back();
+      }
+      const at::Tensor input = values(rank, num_sent * 3, type).view({num_sent, 3});
+      at::Tensor output = at::empty({num_received, 3}, input.options());
+      group.all_to_all(output, received, input, sent)->wait();
+      results.push_back(output);
     }
-    const at::Tensor input = values(rank, num_sent * 3, type).view({num_sent, 3});
-    at::Tensor output = at::empty({num_received, 3}, input.options());
-    group.all_to_all(output, received, input, sent)->wait();
-    results.push_back(output);
     group.barrier();
   };
   for (at::ScalarType type :

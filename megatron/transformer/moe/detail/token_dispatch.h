@@ -27,4 +27,7 @@ at::Tensor sum_of_choices(const at::Tensor& rows, const at::Tensor& places);
 at::Tensor on_device_of(const at::Tensor& like, const std::vector<int64_t>& numbers,
                         at::ScalarType type);
 
+// The counts of a round; the rows on the device of `like`.
+ExpertCounts counts_of(const DispatchRound& round, const at::Tensor& like);
+
 }  // namespace megatron
