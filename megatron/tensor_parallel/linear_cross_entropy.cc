@@ -28,6 +28,7 @@ struct Inputs {
   int64_t chunk;
   const ProcessGroup* tp;
   const ProcessGroup* input_sum;  // group over which the gradient of x is summed
+  at::Tensor hits;                // [n] bool; undefined: not wanted
 };
 
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
@@ -46,6 +47,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       const TokenLosses parts =
           token_losses(logits, part(inputs->targets), inputs->valid, inputs->z_coeff, *inputs->tp);
       part(loss).copy_(parts.loss);
+      if (inputs->hits.defined()) part(inputs->hits).copy_(parts.target >= parts.largest);
       const at::Tensor dlogits =
           cross_entropy_backward(logits, part(inputs->targets), parts.lse, part(inputs->loss_grad),
                                  inputs->valid, inputs->z_coeff, /*in_place=*/true);
@@ -79,7 +81,8 @@ int64_t cross_entropy_chunk(int64_t tokens, int64_t columns, int64_t element_byt
 
 at::Tensor linear_cross_entropy(Parameter& weight, const at::Tensor& x, const at::Tensor& targets,
                                 const at::Tensor& loss_grad,
-                                const LinearCrossEntropyOptions& options, const ProcessGroup& tp) {
+                                const LinearCrossEntropyOptions& options, const ProcessGroup& tp,
+                                at::Tensor* hits) {
   static const ProcessGroup self;
   const bool split = options.sequence_parallel && tp.size() > 1;
   const int64_t s = targets.size(0), b = targets.size(1), columns = weight.local_shape[0];
@@ -102,6 +105,10 @@ at::Tensor linear_cross_entropy(Parameter& weight, const at::Tensor& x, const at
   inputs.tp = &tp;
   // With sequence parallelism the gather's backward sums dX over the group.
   inputs.input_sum = split ? &self : &tp;
+  if (hits != nullptr) {
+    inputs.hits = at::empty({s * b}, x.options().dtype(at::kBool));
+    *hits = inputs.hits.view({s, b});
+  }
   const at::Tensor loss =
       LinearCrossEntropyFunction::apply(whole.reshape({s * b, -1}), anchor(), &inputs);
   return at::where(ignored, none, loss).view({s, b});

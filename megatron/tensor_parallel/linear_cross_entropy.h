@@ -26,12 +26,14 @@ struct LinearCrossEntropyOptions {
 //   targets    [s, b] int64   negative: ignored
 //   loss_grad  [s, b] fp32 (fp64): gradient with respect to the loss per token
 //   return     [s, b] fp32 (fp64)
+//   hits       as for vocab_parallel_cross_entropy()
 //
 // Communication: that of the projection, once, and that of the cross entropy, once per chunk.
 // Source: Hsu et al. 2024 (arXiv:2410.10989) for gradients in the forward.
 at::Tensor linear_cross_entropy(Parameter& weight, const at::Tensor& x, const at::Tensor& targets,
                                 const at::Tensor& loss_grad,
-                                const LinearCrossEntropyOptions& options, const ProcessGroup& tp);
+                                const LinearCrossEntropyOptions& options, const ProcessGroup& tp,
+                                at::Tensor* hits = nullptr);
 
 // Tokens per chunk when `tokens` are split into equal chunks of at most 1 GiB of logits.
 int64_t cross_entropy_chunk(int64_t tokens, int64_t columns, int64_t element_bytes);

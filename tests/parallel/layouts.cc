@@ -281,6 +281,8 @@ constexpr LayoutRow kRows[] = {
     {"tp2_mtp", "gpt", 2, TP "2 " MTP},
     {"tp4_sp_mtp", "gpt", 4, TP "4 " SP MTP},
     {"tp3_sp_mtp_repeated", "llama", 3, TP "3 " SP MTP_REPEATED},
+    {"tp2_mtp_linear_loss", "llama", 2,
+     TP "2 " MTP "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 5"},
     {"cp2_mtp", "gpt", 2, CP "2 " MTP},
     {"cp2_mtp_documents", "qwen", 2, CP "2 " MTP},
     {"cp3_a2a_mtp_repeated", "llama", 3, CP "3 --cp-comm-type a2a " MTP_REPEATED},

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "megatron/models/common/multi_token_prediction.h"
 #include "megatron/models/model.h"
 #include "megatron/tensor_parallel/linear_cross_entropy.h"
+#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -97,6 +99,86 @@ EndCost head_cost(const TransformerConfig& config, const EndsShape& shape) {
   return cost;
 }
 
+// One depth of multi-token prediction.
+struct DepthCost {
+  DepthCost(const TransformerConfig& config, const EndsShape& shape);
+
+  LayerCost layer;
+  int64_t before, after;  // saved before the layer; after it, with output layer and loss
+  int64_t pending;
+  int64_t forward_peak;   // besides `before` and `after`, while the layer runs
+  int64_t backward_peak;  // the same, and besides the gradient of the depth's output
+  double products;
+  Traffic tensor;
+
+  int64_t saved() const { return before + layer.saved().total() + after; }
+};
+
+// Its layer runs without a tape, on the device.
+TransformerConfig depth_config(TransformerConfig config) {
+  std::erase(config.recompute_modules, "mlp");
+  config.offload_modules.clear();
+  return config;
+}
+
+DepthCost::DepthCost(const TransformerConfig& given, const EndsShape& shape) {
+  const TransformerConfig config = depth_config(given);
+  const LayerShape& s = shape.layer;
+  const StreamCost around(config, s);
+  const HeadTensors tensors(config, shape);
+  layer = layer_cost(config, config.num_layers, s, /*offloaded=*/false);
+  const bool positions = config.position_embedding_type == PositionEmbedding::kLearnedAbsolute;
+  before = kIdBytes * (s.tokens + (positions ? s.rows : 0)) + around.stream + 2 * around.stats +
+           2 * around.normed;
+  after = around.stream + around.stats + tensors.input + tensors.logits + tensors.per_token;
+  pending = 2 * around.normed + around.product / s.tensor + layer.first.pending +
+            layer.second.pending + tensors.input + tensors.logits;
+  const int64_t layer_saved = layer.saved().total();
+  forward_peak = layer.stream + layer.forward_peak() - layer_saved - after;
+  backward_peak = std::max(tensors.back - tensors.per_token,
+                           layer.stream + layer.backward_peak(/*grad_is_held=*/false).most - after);
+  const auto h = static_cast<double>(config.hidden_size);
+  products = layer.products() + 2 * h * h + h * static_cast<double>(shape.vocabulary);
+  const double row = scatter_bytes(s.tensor, static_cast<double>(around.product));
+  tensor = {row, s.sequence_parallel ? row : 0};
+  tensor += s.sequence_parallel ? Traffic{2 * row, 4 * row} : Traffic{0, 4 * row};
+  for (const Traffic& more :
+       {layer.tensor(), embedding_cost(config, shape).tensor, head_cost(config, shape).tensor})
+    tensor += more;
+}
+
+// Adds the depths, which run after the final norm and before the output layer, to the head. The
+// first one reads the output layer's input; the gradient of that is held while they run backward.
+void add_depths(const TransformerConfig& config, const EndsShape& shape, EndCost& head) {
+  const DepthCost depth(config, shape);
+  const StreamCost around(config, shape.layer);
+  const HeadTensors main(config, shape);
+  const int64_t depths = config.mtp_num_layers, loss = main.logits + main.per_token;
+  const bool again = recomputes_depths(config);
+  // Three columns of ids, the loss mask; the decoder's output and the depth's input
+  // A fused output layer does not keep its input, which the next depth reads.
+  const int64_t read = main.part > 0 ? around.normed : 0;
+  const int64_t one = again ? (3 * kIdBytes + 4) * shape.layer.tokens : depth.saved() + read,
+                more = depths * one + (again ? 2 * (depths - 1) * around.normed : 0),
+                held = again ? depth.saved() : 0;
+  head.saved += more;
+  head.norm_forward_peak -= more;
+  head.norm_backward_peak -= more;
+  head.pending += depths * depth.pending;
+  const int64_t unrecorded = std::max(depth.layer.unrecorded_peak() + around.stream, main.logits);
+  const int64_t forward = again ? unrecorded + around.stream : depth.forward_peak;
+  head.forward_peak = std::max(head.forward_peak, forward - loss);
+  head.backward_peak =
+      std::max(head.backward_peak, held + around.normed + depth.backward_peak - loss);
+  const auto count = static_cast<double>(depths);
+  const auto add = [&](Traffic& sum, const Traffic& each) {
+    sum += {count * each.forward, count * (each.backward + (again ? each.forward : 0))};
+  };
+  add(head.tensor, depth.tensor);
+  add(head.context, depth.layer.context());
+  add(head.expert, depth.layer.expert());
+}
+
 SplitHeadCost split_head_cost(const TransformerConfig& config, const EndsShape& shape) {
   const LayerShape& s = shape.layer;
   const HeadTensors head(config, shape);
@@ -121,6 +203,11 @@ EndsCost language_ends_cost(const ModelConfig& model, const EndsShape& shape) {
   cost.head_products =
       static_cast<double>(config.hidden_size) * static_cast<double>(shape.vocabulary);
   if (shape.vocabulary_stages > 1) cost.split_head = split_head_cost(config, shape);
+  if (config.mtp_num_layers > 0) {
+    add_depths(config, shape, cost.head);
+    cost.head_products +=
+        static_cast<double>(config.mtp_num_layers) * DepthCost(config, shape).products;
+  }
   cost.batch = shape.layer.tokens * (2 * kIdBytes + 4);
   return cost;
 }

@@ -7,6 +7,11 @@
 //                    + T h e + T v e / t    input of the output layer; logits, overwritten by their
 //                                           gradient
 //                    + 20 T                 targets, log-sum-exp, loss mask
+//   each depth of multi-token prediction
+//                    8 T + 4 R h e + 3 k 4 R   token ids; embedding, inputs of the projection and of
+//                                           the last norm; statistics of norms
+//                    + layer + head         without the head's norm
+// With full recomputation, uniform, a depth saves its columns, and from the second on 2 R h e.
 // With the vocabulary split over the stages, the segment with the head ends after the final norm.
 // From the broadcast on, every stage holds R h x of hidden states; from H to L, in their place,
 // T h e + T v e / (t P) + 20 T, and softmax statistics of 12 T for this rank and for each of the
@@ -18,6 +23,9 @@
 //   head             T h of the gradient (with sequence parallelism gathered, and scattered
 //                    backward)
 //   loss             three fp32 numbers per token
+//   each depth of multi-token prediction   as embedding, layer, head and loss; 2 T h e all-reduced
+//                    backward (with sequence parallelism gathered, and gathered and scattered
+//                    backward), T h e gathered (and gathered backward)
 #pragma once
 
 #include "megatron/transformer/layer/layer_cost.h"
@@ -41,7 +49,7 @@ struct EndCost {
   // head: those of its final norm, and of output layer and loss
   int64_t norm_forward_peak = 0, norm_backward_peak = 0;
   int64_t forward_peak = 0, backward_peak = 0;
-  Traffic tensor;
+  Traffic tensor, context, expert;
 };
 
 // The passes H and L of a stage when the vocabulary is split over the stages.
@@ -57,7 +65,8 @@ struct SplitHeadCost {
 // A column of model_table.h.
 struct EndsCost {
   EndCost embedding;
-  // Final norm, output layer and loss; with the vocabulary split over the stages the norm alone
+  // Final norm, multi-token prediction, output layer and loss; with the vocabulary split over the
+  // stages the norm alone
   EndCost head;
   double head_products = 0;  // multiply-adds per token of the sequence, over all ranks
   SplitHeadCost split_head;  // zeros unless the vocabulary is split over the stages

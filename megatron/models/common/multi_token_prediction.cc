@@ -31,19 +31,15 @@ LinearOptions projection_options(const TransformerConfig& config, bool sequence_
   return options;
 }
 
-bool has_logits(const TransformerConfig& config) {
-  return config.cross_entropy_fusion_impl != CrossEntropyFusion::kLinear;
-}
-
 std::string loss_name(int64_t depth) { return cat("mtp_", depth, " loss"); }
 std::string acceptance_name(int64_t depth) { return cat("mtp_", depth, "_acceptance_rate"); }
+
+}  // namespace
 
 bool recomputes_depths(const TransformerConfig& config) {
   return config.recompute_granularity == RecomputeGranularity::kFull &&
          config.recompute_method == RecomputeMethod::kUniform;
 }
-
-}  // namespace
 
 MultiTokenLayer::MultiTokenLayer(const ModelConfig& config, int64_t depth,
                                  const ParallelGroups& groups)
@@ -63,13 +59,15 @@ MultiTokenLayer::MultiTokenLayer(const ModelConfig& config, int64_t depth,
   add("final_layernorm", &final_layernorm_);
 }
 
-at::Tensor MultiTokenLayer::forward(const at::Tensor& embedded, const at::Tensor& hidden,
+at::Tensor MultiTokenLayer::forward(at::Tensor embedded, const at::Tensor& hidden,
                                     const LayerContext& context) {
-  const at::Tensor both = at::cat({enorm_.forward(embedded), hnorm_.forward(hidden)}, -1);
-  at::Tensor x = gather_from_tensor_model_parallel_region(eh_proj_.forward(both), tp_);
+  at::Tensor x = eh_proj_.forward(at::cat({enorm_.forward(embedded), hnorm_.forward(hidden)}, -1));
+  embedded.reset();
+  x = gather_from_tensor_model_parallel_region(x, tp_);
   // A copy, so that the rows of other ranks are freed
   if (sequence_parallel_) x = scatter_to_sequence_parallel_region(x, tp_).clone();
-  return final_layernorm_.forward(transformer_layer_->forward(x, context));
+  x = transformer_layer_->forward(x, context);
+  return final_layernorm_.forward(x);
 }
 
 MultiTokenPrediction::MultiTokenPrediction(const ModelConfig& config, const ParallelGroups& groups,
@@ -87,7 +85,7 @@ std::vector<std::string> MultiTokenPrediction::loss_names(const TransformerConfi
   std::vector<std::string> names;
   for (int64_t depth = 1; depth <= config.mtp_num_layers; ++depth) {
     names.push_back(loss_name(depth));
-    if (has_logits(config)) names.push_back(acceptance_name(depth));
+    names.push_back(acceptance_name(depth));
   }
   return names;
 }
@@ -131,8 +129,8 @@ at::Tensor MultiTokenPrediction::run_depth(int64_t depth, const at::Tensor& hidd
                                            const ForwardContext& pass, const LayerRotary& rotary) {
   ForwardContext shifted = pass;
   shifted.position_ids = columns.position_ids;
-  const at::Tensor embedded = ends_.embed(columns.tokens, shifted, depth);
-  const at::Tensor out = layer(depth).forward(embedded, hidden, LayerContext{pass, rotary});
+  const at::Tensor out = layer(depth).forward(ends_.embed(columns.tokens, shifted, depth), hidden,
+                                              LayerContext{pass, rotary});
   add_loss(depth, out, columns, pass);
   return out;
 }
@@ -147,12 +145,10 @@ void MultiTokenPrediction::add_loss(int64_t depth, const at::Tensor& hidden,
   const at::Tensor weights =
       losses.per_token() ? mask * (factor * columns.weight_ratio).to(type) : mask * factor;
   at::Tensor hits;
-  const at::Tensor per_token = ends_.token_losses(hidden, columns.labels, weights, pass,
-                                                  has_logits(config_) ? &hits : nullptr);
+  const at::Tensor per_token = ends_.token_losses(hidden, columns.labels, weights, pass, &hits);
   losses.train((per_token * weights).sum(), weight, LossRows::kAll);
   losses.log(loss_name(depth), (per_token.detach() * mask).sum(), weight, LossRows::kAll);
-  if (hits.defined())
-    losses.log(acceptance_name(depth), 100 * (hits * mask).sum(), weight, LossRows::kAll);
+  losses.log(acceptance_name(depth), 100 * (hits * mask).sum(), weight, LossRows::kAll);
 }
 
 }  // namespace megatron

@@ -30,6 +30,9 @@
 
 namespace megatron {
 
+// Whether a depth is recomputed in the backward, with its loss.
+bool recomputes_depths(const TransformerConfig& config);
+
 // One depth. Parameters: enorm.*, hnorm.*, eh_proj.weight [h, 2h] (rows divided over tensor ranks),
 // transformer_layer..., final_layernorm.*.
 class MultiTokenLayer : public Module {
@@ -41,8 +44,7 @@ class MultiTokenLayer : public Module {
   //   embedded, hidden, return   as for Layer::forward
   //
   // Communication: over tp, as ColumnParallelLinear and to gather its output; of the layer.
-  at::Tensor forward(const at::Tensor& embedded, const at::Tensor& hidden,
-                     const LayerContext& context);
+  at::Tensor forward(at::Tensor embedded, const at::Tensor& hidden, const LayerContext& context);
 
  private:
   const TransformerConfig config_;
@@ -60,8 +62,7 @@ struct MultiTokenEnds {
   std::function<at::Tensor(const at::Tensor& tokens, const ForwardContext& context, int64_t depth)>
       embed;
   // Cross entropy per token, [s, b] fp32 (fp64). `weights` [s, b]: what the losses are multiplied
-  // by in their sum. `hits` becomes [s, b] bool, whether the label has the largest logit; undefined
-  // if that is not computed.
+  // by in their sum. `hits` becomes [s, b] bool: whether no logit is larger than that of the label.
   std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& labels,
                            const at::Tensor& weights, const ForwardContext& context,
                            at::Tensor* hits)>
@@ -80,8 +81,7 @@ class MultiTokenPrediction : public Module {
   //   return   hidden, which the main loss must be computed from
   at::Tensor forward(const at::Tensor& hidden, const Batch& batch, const ForwardContext& context);
 
-  // Names in logs: of each depth its loss and, where logits are computed, the percentage of labels
-  // that have the largest logit.
+  // Names in logs: of each depth its loss, and the percentage of labels that have the largest logit.
   static std::vector<std::string> loss_names(const TransformerConfig& config);
 
  private:

@@ -161,7 +161,7 @@ at::Tensor GPTModel::trained_losses(const at::Tensor& hidden, const at::Tensor& 
                                              this->config().sequence_parallel};
   return linear_cross_entropy(impl_->output->linear().weight(), hidden, labels.t().contiguous(),
                               weights * context.loss_grad.to(weights.scalar_type()), options,
-                              groups().tp);
+                              groups().tp, hits);
 }
 
 Loss GPTModel::loss(const StageTensors& states, const Batch& batch, const ForwardContext& context) {

@@ -38,8 +38,11 @@ ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
   if (slice.embedding) sent.tensor += ends.embedding.tensor;
   if (plan.splits_vocabulary())
     sent.tensor += ends.split_head.tensor;
-  else if (slice.head)
+  else if (slice.head) {
     sent.tensor += ends.head.tensor;
+    sent.context += ends.head.context;
+    sent.expert += ends.head.expert;
+  }
   return sent;
 }
 

@@ -165,7 +165,8 @@ ShardedStores::ShardedStores(const LayoutPlan& plan, int stage,
     std::vector<Use> again;
     for (const Parameter* p :
          plan.held_by(stage).chunks[static_cast<size_t>(chunk)]->parameters()) {
-      const std::string layer = layer_of(p->name);
+      const bool ahead = p->name.starts_with("mtp.");  // runs with the head
+      const std::string layer = ahead ? "" : layer_of(p->name);
       const bool output = p->role == ParameterRole::kOutput ||
                           (p->role == ParameterRole::kEmbedding && !slice.embedding);
       if (!layer.empty() && layer != std::exchange(last, layer))

@@ -58,6 +58,26 @@ TEST(Arguments, WhatTheVocabularyOverTheStagesNeeds) {
       HasSubstr("--account-for-loss-in-pipeline-split counts an output layer on the last stage"));
 }
 
+TEST(Arguments, WhatTokensAheadNeed) {
+  const std::string flags = kGood + "--mtp-num-layers 2 ";
+  EXPECT_EQ(parse(flags).transformer.mtp_num_layers, 2);
+  EXPECT_THAT(usage_error(flags + "--mtp-detach-heads"),
+              HasSubstr("--mtp-detach-heads is refused: detached heads need a gradient norm"));
+  const std::string stages = flags + "--pipeline-model-parallel-size 2 --global-batch-size 8 ";
+  EXPECT_THAT(usage_error(stages + "--pipeline-vocab-parallel"),
+              HasSubstr("--mtp-num-layers with --pipeline-vocab-parallel is not built"));
+  EXPECT_THAT(usage_error(stages + "--pipeline-schedule zb-v"),
+              HasSubstr("--mtp-num-layers with learned positions is not built"));
+  EXPECT_THAT(usage_error(stages + "--pipeline-model-parallel-layout Et|tmL"),
+              HasSubstr("has 1 m, --mtp-num-layers is 2\nhint: as many m, directly before L"));
+  EXPECT_THAT(usage_error(stages + "--pipeline-model-parallel-layout Etmm|tL"),
+              HasSubstr("multi-token prediction on another segment than the loss is not built"));
+  EXPECT_THAT(usage_error(stages + "--pipeline-model-parallel-layout Et|tm*2L"),
+              Not(HasSubstr("mtp")));  // a rank is missing, nothing else
+  EXPECT_THAT(usage_error(flags + "--hybrid-context-parallel --max-seqlen-per-dp-cp-rank 16"),
+              HasSubstr("--mtp-num-layers with --hybrid-context-parallel is not built"));
+}
+
 TEST(Arguments, WhatDocumentsOfTheirOwnWidthNeed) {
   EXPECT_THAT(usage_error(kGood + "--max-seqlen-per-dp-cp-rank 8"),
               HasSubstr("no effect without --hybrid-context-parallel"));

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <random>
 
 #include "megatron/base/check.h"
@@ -20,6 +21,7 @@
 #include "megatron/training/start_notes.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
+#include "megatron/transformer/layer/auxiliary_losses.h"
 #include "tests/unit/allocation_meter.h"
 #include "tests/unit/training/measured_step.h"
 
@@ -189,6 +191,17 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
     context.place = batch.place;
     context.tape = &tape;
     context.loss_grad = at::ones({});
+    std::optional<AuxiliaryLosses> losses;
+    if (const std::vector<std::string> names = module->auxiliary_losses(); !names.empty()) {
+      const auto count = static_cast<int64_t>(names.size());
+      losses.emplace(
+          AuxiliaryLosses::Options{.names = names,
+                                   .totals = at::zeros({count, 2}, at::kDouble),
+                                   .gradient = [](const at::Tensor& sum, const at::Tensor&,
+                                                  LossRows) { return at::ones_like(sum); }},
+          tape);
+      context.auxiliary_losses = &*losses;
+    }
     OffloadedPass in_host_memory;
     if (offload) in_host_memory = OffloadedPass(*offload);
     if (offload) context.offload = &in_host_memory;
@@ -292,6 +305,27 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{"linear_loss",
                        "--micro-batch-size 2 --cross-entropy-fusion-impl linear "
                        "--cross-entropy-chunk-tokens 100"},
+        ActivationCase{"mtp", "--micro-batch-size 2 --mtp-num-layers 2"},
+        ActivationCase{"mtp_llama",
+                       "--micro-batch-size 2 --swiglu --normalization RMSNorm "
+                       "--position-embedding-type rope --disable-bias-linear "
+                       "--untie-embeddings-and-output-weights --mtp-num-layers 1"},
+        ActivationCase{"mtp_tp2_sp",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel "
+                       "--mtp-num-layers 2",
+                       2},
+        ActivationCase{"mtp_tp2",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --mtp-num-layers 2", 2},
+        ActivationCase{"mtp_pp2",
+                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --mtp-num-layers 2",
+                       2},
+        ActivationCase{"mtp_linear_loss",
+                       "--micro-batch-size 2 --cross-entropy-fusion-impl linear "
+                       "--cross-entropy-chunk-tokens 100 --mtp-num-layers 2"},
+        ActivationCase{
+            "mtp_full",
+            "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform "
+            "--mtp-num-layers 2"},
         ActivationCase{"linear_loss_tp2_sp",
                        "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel "
                        "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 128",
@@ -519,6 +553,16 @@ INSTANTIATE_TEST_SUITE_P(
             "--global-batch-size 8 --pipeline-vocab-parallel --untie-embeddings-and-output-weights "
             "--no-peer-copies",
             4},
+        ActivationCase{"mtp", "--global-batch-size 4 --mtp-num-layers 2"},
+        ActivationCase{"mtp_pp4",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --mtp-num-layers 1",
+                       4},
+        ActivationCase{"mtp_zb_h1",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule "
+                       "zb-h1 --mtp-num-layers 2",
+                       4},
+        ActivationCase{"mtp_sharded_parameters",
+                       "--global-batch-size 8 --use-megatron-fsdp --mtp-num-layers 2", 4},
         ActivationCase{"interleaved",
                        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
                        "--global-batch-size 8",
