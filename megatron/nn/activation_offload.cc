@@ -1,14 +1,10 @@
 #include "megatron/nn/activation_offload.h"
 
-#include <ATen/SavedTensorHooks.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/saved_variable_hooks.h>
-
 #include <algorithm>
 #include <deque>
-#include <mutex>
 
 #include "megatron/base/check.h"
+#include "megatron/nn/saved_tensors.h"
 #include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
 
@@ -213,85 +209,17 @@ void OffloadedPass::begin_backward() {
   if (impl_) impl_->call_back_before(impl_->groups.size());
 }
 
-// -- autograd's saved-tensor hooks
-
-struct OffloadScope::Current {
-  std::shared_ptr<OffloadedPass::Impl> pass;
-  Choose choose;
-  Current* outer = nullptr;
-};
-
-namespace {
-
-thread_local OffloadScope::Current* current_scope = nullptr;
-
-class SavedTensor final : public torch::autograd::SavedVariableHooks {
- public:
-  explicit SavedTensor(const OffloadScope::Current& scope) : scope_(&scope) {}
-  void call_pack_hook(const at::Tensor& tensor) override {
-    const at::Tensor saved = tensor.detach();
-    if (scope_->pass->takes(saved) && scope_->choose(saved))
-      restore_ = scope_->pass->keep(saved);
-    else
-      saved_ = saved;
-    scope_ = nullptr;
-  }
-  at::Tensor call_unpack_hook() override { return restore_ ? restore_() : saved_; }
-
- private:
-  const OffloadScope::Current* scope_;
-  at::Tensor saved_;
-  std::function<at::Tensor()> restore_;
-};
-
-// New saved tensors ask the default engine for hooks; libtorch's C++ engine has none.
-class EngineWithHooks final : public torch::autograd::Engine {
- public:
-  // Forwards to libtorch's engine: only one engine of a process can have device threads.
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
-                                         const torch::autograd::variable_list& inputs,
-                                         bool keep_graph, bool create_graph, bool accumulate_grad,
-                                         const torch::autograd::edge_list& outputs) override {
-    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
-                                     outputs);
-  }
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
-      std::shared_ptr<torch::autograd::Node> graph_root,
-      torch::autograd::InputBuffer&& input_buffer) override {
-    return get_base_engine().execute_with_graph_task(graph_task, std::move(graph_root),
-                                                     std::move(input_buffer));
-  }
-  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (current_scope == nullptr) return nullptr;
-    return std::make_unique<SavedTensor>(*current_scope);
-  }
-};
-
-torch::autograd::Engine& engine_with_hooks() {
-  static auto* engine = new EngineWithHooks;  // never destroyed, like libtorch's
-  return *engine;
-}
-
-void install_hooks() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    at::SavedTensorDefaultHooks::lazy_initialize();
-    torch::autograd::set_default_engine_stub(engine_with_hooks);
-  });
-}
-
-}  // namespace
-
 OffloadScope::OffloadScope(OffloadedPass* pass, Choose choose) {
   if (pass == nullptr || !pass->impl_) return;
-  install_hooks();
-  current_ = std::make_unique<Current>(Current{pass->impl_, std::move(choose), current_scope});
-  current_scope = current_.get();
+  scope_ = std::make_unique<SavedTensorScope>(
+      /*recomputing=*/false,
+      [impl = pass->impl_,
+       choose = std::move(choose)](const at::Tensor& saved) -> SavedTensorScope::Restore {
+        if (!impl->takes(saved) || !choose(saved)) return {};
+        return impl->keep(saved);
+      });
 }
 
-OffloadScope::~OffloadScope() {
-  if (current_) current_scope = current_->outer;
-}
+OffloadScope::~OffloadScope() = default;
 
 }  // namespace megatron

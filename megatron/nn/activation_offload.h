@@ -24,6 +24,8 @@
 
 namespace megatron {
 
+class SavedTensorScope;
+
 struct ActivationOffloadOptions {
   int64_t min_elements = int64_t{1} << 20;  // smaller tensors stay on the device
   // groups that may be in transfer to the host while another one is computed
@@ -90,10 +92,8 @@ class OffloadScope {
   OffloadScope(const OffloadScope&) = delete;
   OffloadScope& operator=(const OffloadScope&) = delete;
 
-  struct Current;
-
  private:
-  std::unique_ptr<Current> current_;
+  std::unique_ptr<SavedTensorScope> scope_;
 };
 
 }  // namespace megatron

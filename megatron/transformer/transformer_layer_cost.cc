@@ -1,6 +1,7 @@
 #include "megatron/transformer/transformer_layer_cost.h"
 
 #include "megatron/transformer/attention/attention_cost.h"
+#include "megatron/transformer/attention/multi_latent_attention_cost.h"
 #include "megatron/transformer/feed_forward/mlp_cost.h"
 
 namespace megatron {
@@ -8,7 +9,9 @@ namespace megatron {
 LayerCost transformer_layer_cost(const TransformerConfig& config, int64_t layer_number,
                                  const LayerShape& shape, bool offloaded) {
   LayerCost cost;
-  cost.first = attention_cost(config, layer_number, shape, offloaded);
+  cost.first = config.multi_latent_attention
+                   ? multi_latent_attention_cost(config, layer_number, shape, offloaded)
+                   : attention_cost(config, layer_number, shape, offloaded);
   cost.second = mlp_cost(config, layer_number, shape, offloaded);
   cost.stream = cost.first.saved.residual;
   cost.not_reloaded = cost.first.offloaded.given.total() - cost.first.offloaded.taken;

@@ -69,6 +69,21 @@ constexpr ModelFlags kModels[] = {
      "--num-layers 4 --hidden-size 48 --ffn-hidden-size 32 --num-attention-heads 16 "
      "--kv-channels 4 --group-query-attention --num-query-groups 4 --seq-length 24 "
      "--position-embedding-type rope --swiglu --attention-dropout 0 --hidden-dropout 0"},
+    // Normed latents of queries, keys and values; values narrower than keys; YaRN.
+    {"latent",
+     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 --seq-length "
+     "24 "
+     "--multi-latent-attention --q-lora-rank 20 --kv-lora-rank 14 --qk-head-dim 6 "
+     "--qk-pos-emb-head-dim 4 --v-head-dim 8 --qk-layernorm --position-embedding-type rope "
+     "--rotary-scaling-factor 4 --yarn-original-max-position-embeddings 8 --mscale 0.7 "
+     "--mscale-all-dim 0.5 --normalization RMSNorm --swiglu --disable-bias-linear "
+     "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0"},
+    // Queries without a latent, no norms of latents, wide values, biases, documents, dropouts.
+    {"latent_direct",
+     "--num-layers 4 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
+     "--multi-latent-attention --kv-lora-rank 14 --qk-head-dim 6 --qk-pos-emb-head-dim 4 "
+     "--v-head-dim 12 --rope-type rope --position-embedding-type rope --attention-dropout 0.1 "
+     "--hidden-dropout 0.1 --reset-position-ids --reset-attention-mask --eod-mask-loss"},
 };
 
 constexpr LayoutRow kRows[] = {
@@ -233,6 +248,29 @@ constexpr LayoutRow kRows[] = {
     {"tp2_sp_neox", "neox", 2, TP "2 " SP},
     {"cp2_neox", "neox", 2, CP "2"},
     {"pp2_dp2_zero1_neox", "neox", 4, PP "2 " ZERO1 OVERLAP},
+    // Multi-latent attention.
+    {"tp2_latent", "latent", 2, TP "2"},
+    {"tp3_sp_latent", "latent", 3, TP "3 " SP},
+    {"tp2_latent_direct", "latent_direct", 2, TP "2"},
+    {"tp4_sp_latent_direct", "latent_direct", 4, TP "4 " SP},
+    {"cp2_latent", "latent", 2, CP "2"},
+    {"cp2_latent_direct", "latent_direct", 2, CP "2"},
+    {"cp3_gather_latent", "latent", 3, CP "3 --cp-comm-type all_gather"},
+    {"cp2_a2a_latent_direct", "latent_direct", 2, CP "2 --cp-comm-type a2a"},
+    {"cp4_hierarchy_latent", "latent", 4,
+     CP "4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"},
+    {"dp2_dynamic_cp_latent", "latent", 2, "--reset-attention-mask " DYNAMIC_CP "12"},
+    {"pp2_zbh1_latent", "latent", 2, PP "2 --pipeline-schedule zb-h1"},
+    {"pp2_vpp2_latent_full", "latent_direct", 2, PP "2 " VPP "2 " FULL "1"},
+    {"tp2_sp_latent_selective", "latent", 2,
+     TP "2 " SP SELECTIVE "core_attn layernorm mla_up_proj mlp_act"},
+    {"cp2_latent_selective", "latent_direct", 2, CP "2 " SELECTIVE "layernorm mla_up_proj"},
+    {"pp2_zbh1_latent_selective", "latent", 2,
+     PP "2 --pipeline-schedule zb-h1 " SELECTIVE "layernorm mla_up_proj"},
+    {"tp2_sp_latent_offload", "latent", 2,
+     TP "2 " SP OFFLOAD "attn_norm qkv_linear core_attn attn_proj"},
+    {"dp2_zero3_latent", "latent", 2, ZERO3 OVERLAP},
+    {"tp2_sp_pp2_cp2_dp2_latent", "latent", 16, TP "2 " SP PP "2 " CP "2 " ZERO1 OVERLAP},
     // Recomputation.
     {"tp2_sp_full", "gpt", 2, TP "2 " SP FULL "1"},
     {"tp2_sp_selective", "qwen", 2, TP "2 " SP SELECTIVE "core_attn layernorm"},

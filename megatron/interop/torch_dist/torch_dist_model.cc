@@ -453,6 +453,8 @@ void check_expressible(const TransformerConfig& t) {
   const auto check = [](bool condition, const char* what) {
     MEGATRON_CHECK(condition, "the model has ", what, ", which Megatron-LM's GPT has not");
   };
+  MEGATRON_CHECK(!t.multi_latent_attention,
+                 "checkpoints of Megatron-LM with multi-latent attention are not built yet");
   check(t.norm_placement == NormPlacement::kPre, "norms after its branches (norm_placement)");
   check(!t.parallel_residual, "a parallel residual (parallel_residual)");
   check(!t.scale_embeddings, "scaled embeddings (scale_embeddings)");

@@ -1,229 +1,70 @@
 #include "megatron/transformer/attention/attention_cost.h"
 
 #include <algorithm>
-#include <numeric>
+
+#include "megatron/transformer/attention/core_attention_cost.h"
 
 namespace megatron {
 
 namespace {
 
-constexpr int64_t kScoreElements = int64_t{1} << 26;  // tensor/attention/attention_unfused.cc
-// SMs of H100 and H200; they bound the splits of the deterministic backward
-constexpr int64_t kMultiprocessors = 132;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t unit) { return ceil_div(a, unit) * unit; }
-
-enum class Kernel { kLibrary, kUnfused, kRing, kAllGather };
+CoreAttentionSizes core_sizes(const TransformerConfig& c, const LayerShape& s) {
+  CoreAttentionSizes sizes;
+  sizes.heads = c.num_attention_heads / s.tensor;
+  sizes.groups = std::max<int64_t>(1, c.query_groups() / s.tensor);
+  sizes.key = sizes.value = c.kv_channels;
+  sizes.packed = !c.qk_layernorm && s.tensor <= c.query_groups() && s.context == 1;
+  return sizes;
+}
 
 // The attention of one layer on one rank; tensors in bytes.
-struct Attention {
+struct Attention : CoreAttentionCost {
   Attention(const TransformerConfig& config, int64_t layer, const LayerShape& shape);
 
-  const TransformerConfig& config;
-  const LayerShape& shape;
   const StreamCost around;
-  const int64_t sequence, head_size;
-  int64_t heads, groups;  // on this rank
-  int64_t sharing;        // ranks that share one KV group
-  int64_t own_mixed;      // output of linear_qkv
-  int64_t mixed;          // ... gathered, if several ranks share a KV group
-  int64_t q, k;           // queries; keys, or values
-  int64_t head_stats;     // statistics of both norms of --qk-layernorm
-  int64_t lse;
-  int64_t wide;       // bytes of an fp32 element over those of the model's type
-  bool packed;        // attention reads `mixed` directly (packed_attention)
-  bool q_in_place;    // queries are a view of `mixed`
-  bool new_q, new_k;  // rotated or normed into new tensors
-  int64_t a2a = 1;    // ranks of the all-to-all
-  int64_t outer = 1;  // ranks of the ring or the gather
-  int64_t exchanged = 0;
-  int64_t mask = 0;
-  int64_t block_scores = 0;  // scores of p2p and all_gather blocks computed without a library
-  bool gathers = false;      // all_gather
-  Kernel kernel;
+  int64_t sharing;     // ranks that share one KV group
+  int64_t own_mixed;   // output of linear_qkv
+  int64_t mixed;       // ... gathered, if several ranks share a KV group
+  int64_t head_stats;  // statistics of both norms of --qk-layernorm
+  bool packed;         // attention reads `mixed` directly (packed_attention)
+  bool q_in_place;     // queries are a view of `mixed`
+  bool new_q, new_k;   // rotated or normed into new tensors
 
   bool copies_q() const { return new_q || !q_in_place; }
-  // Saves a log-sum-exp, and apart from the input of linear_proj an output.
-  bool saves_library() const {
-    return kernel != Kernel::kUnfused && !config.recomputes("core_attn");
-  }
-
-  int64_t score_bytes() const;
-  int64_t repeated_groups() const;
-  int64_t forward_extra() const;
-  int64_t backward_copies() const;
-  int64_t backward_extra() const;
   int64_t saved() const;
 
   OffloadedBytes offloaded() const;
   void forward(AllocationTrack& track) const;
   void backward(int64_t not_reloaded, AllocationTrack& track) const;
   int64_t unrecorded_peak() const;
-  Traffic ring_traffic(int64_t ranks, double keys) const;
-  Traffic context_traffic() const;
-
- private:
-  bool is_unfused(int64_t layer) const;
-  void divide_context(int64_t layer);
 };
 
-bool Attention::is_unfused(int64_t layer) const {
-  if (config.attention_backend == AttentionBackend::kUnfused ||
-      config.attention_backend == AttentionBackend::kLocal)
-    return true;
-  const std::vector<int64_t> window = config.window(layer);
-  const bool windowed = !window.empty() && window[0] >= 0 && window[0] < sequence - 1;
-  if (shape.documents || config.attention_dropout > 0 || config.attn_logit_softcapping > 0)
-    return true;
-  if (windowed && (!shape.on_gpu || sequence % 64 != 0)) return true;  // cuDNN supports windows
-  return shape.on_gpu && (shape.element != 2 || head_size % 8 != 0 || head_size > 256);
-}
-
-// How the context ranks divide the work, and which kernels compute it.
-void Attention::divide_context(int64_t layer) {
-  const ContextParallelType type =
-      shape.context > 1 ? config.context_parallel_type(layer) : ContextParallelType::kA2A;
-  a2a = type == ContextParallelType::kA2A      ? shape.context
-        : type == ContextParallelType::kA2AP2P ? shape.context_levels.at(0)
-                                               : 1;
-  outer = shape.context / a2a;
-  gathers = type == ContextParallelType::kAllGather;
-  const bool unfused = is_unfused(layer);
-  kernel = gathers     ? Kernel::kAllGather
-           : outer > 1 ? Kernel::kRing
-           : unfused   ? Kernel::kUnfused
-                       : Kernel::kLibrary;
-  if (a2a > 1)
-    exchanged = shape.tokens * head_size * (heads + 2 * std::lcm(groups, a2a)) * shape.element;
-  const bool whole_sequence = kernel == Kernel::kLibrary || kernel == Kernel::kUnfused;
-  if (!whole_sequence && (!shape.on_gpu || unfused)) {
-    const int64_t queries = sequence / shape.context * a2a;
-    block_scores = shape.samples * heads / a2a * queries * queries * shape.sum;
-  }
-  if (shape.documents && whole_sequence) mask = shape.samples * sequence * sequence;
-}
-
 Attention::Attention(const TransformerConfig& c, int64_t layer, const LayerShape& s)
-    : config(c),
-      shape(s),
+    : CoreAttentionCost(c, layer, s, core_sizes(c, s)),
       around(c, s),
-      sequence(c.seq_length),
-      head_size(c.kv_channels),
-      heads(c.num_attention_heads / s.tensor),
-      groups(std::max<int64_t>(1, c.query_groups() / s.tensor)),
       sharing(std::max<int64_t>(1, s.tensor / c.query_groups())),
-      wide(s.sum / s.element) {
-  const int64_t row = s.tokens * head_size * s.element;  // one head of every token
+      packed(sizes.packed) {
+  const int64_t heads = sizes.heads, groups = sizes.groups;
+  const int64_t row = s.tokens * sizes.key * s.element;  // one head of every token
   mixed = row * (heads * sharing + 2 * groups);
   own_mixed = mixed / sharing;
-  q = row * heads;
-  k = row * groups;
   head_stats = !c.qk_layernorm ? 0
                                : s.tokens * (heads + groups) *
                                      (c.normalization == Normalization::kLayerNorm ? 2 : 1) * s.sum;
-  lse = s.tokens * heads * s.sum;
   const int64_t heads_per_group = heads * sharing / groups;
   q_in_place = sharing == 1 && (heads_per_group == 1 || groups == 1);
-  packed = !c.qk_layernorm && sharing == 1 && s.context == 1;
   new_q = new_k =
       !packed && (c.qk_layernorm || c.position_embedding_type == PositionEmbedding::kRope);
-  divide_context(layer);
-  if (packed && kernel == Kernel::kLibrary) q_in_place = true;
-}
-
-// fp32 scores of the largest piece that unfused attention computes at a time.
-int64_t Attention::score_bytes() const {
-  const int64_t b = shape.samples, own_heads = std::max<int64_t>(1, heads / a2a);
-  const int64_t own_groups =
-      std::min(own_heads, std::max<int64_t>(1, config.query_groups() / shape.tensor / a2a));
-  const int64_t group = own_heads / own_groups * sequence * sequence;
-  if (b * own_groups * group <= kScoreElements) return b * own_groups * group * shape.sum;
-  return std::clamp<int64_t>(kScoreElements / std::max<int64_t>(1, group), 1, own_groups) * group *
-         shape.sum;
-}
-
-// Keys and values repeated for libtorch's CPU kernel, which has no grouped-query attention; with
-// packed attention they are views.
-int64_t Attention::repeated_groups() const { return shape.on_gpu || packed || q == k ? 0 : 2 * q; }
-
-// Working memory of one thread in libtorch's tiled CPU kernel: scores and their gradients of one
-// tile.
-int64_t cpu_piece_bytes(int64_t s, int64_t sum) {
-  const int64_t queries = s >= 768 ? 256 : s >= 192 ? 64 : 32, keys = 512;
-  return 2 * std::min(s, queries) * std::min(s, keys) * sum;
-}
-
-// Temporaries of core attention in the forward, besides inputs and output.
-int64_t Attention::forward_extra() const {
-  switch (kernel) {
-    case Kernel::kLibrary:
-      return repeated_groups();
-    case Kernel::kUnfused:
-      return 2 * score_bytes() + wide * (q + 2 * k) + sequence * sequence;
-    case Kernel::kRing:
-      return 4 * k + (wide + 1) * q + 2 * lse + block_scores;
-    case Kernel::kAllGather:
-      return 2 * shape.context * 2 * k + q + block_scores;
-  }
-  return 0;
-}
-
-// What a library's backward allocates on a GPU: the deterministic one of flash attention sums the
-// query gradient in fp32, in as many copies as fill the GPU; cuDNN's writes the score gradients of
-// a part of the batch.
-int64_t Attention::backward_copies() const {
-  if (!shape.on_gpu) return 0;
-  const int64_t b = shape.samples, own_heads = std::max<int64_t>(1, heads / a2a);
-  const int64_t queries = sequence / shape.context * a2a;
-  if (kernel != Kernel::kLibrary || queries % 64 != 0)
-    return ceil_div(kMultiprocessors, b * own_heads) * b * round_up(queries, 128) * own_heads *
-           round_up(head_size, 32) * 4;
-  if (config.fast) return q * wide;  // query gradient in fp32
-  // Packed attention treats its input as b x groups samples of one KV group each.
-  const int64_t own_groups =
-      std::max<int64_t>(1, config.query_groups() / shape.tensor / (packed ? 1 : a2a));
-  const AttentionParts parts =
-      packed ? attention_parts(b * own_groups, own_heads / own_groups, 1, queries, queries, true)
-             : attention_parts(b, own_heads, own_groups, queries, queries, true);
-  return parts.scratch_bytes;
-}
-
-int64_t Attention::backward_extra() const {
-  // Gradients of repeated keys and values, before they are summed
-  const int64_t expanded = q > k ? 2 * q : 0, copies = backward_copies();
-  switch (kernel) {
-    case Kernel::kLibrary:
-      if (shape.on_gpu) return expanded + copies + lse;
-      // The output gradient in the kernel's memory layout; gradients of repeated keys and values
-      // instead of the plain ones.
-      return q + cpu_piece_bytes(sequence / shape.context * a2a, shape.sum) + repeated_groups() +
-             (expanded > 0 ? expanded - 2 * k : 0);
-    case Kernel::kUnfused:
-      return (config.attention_dropout > 0 ? 5 : 3) * score_bytes() + wide * (2 * q + 2 * k) +
-             sequence * sequence;
-    case Kernel::kRing:
-      return (4 + 4 * wide) * k + wide * q + expanded + copies + lse + 2 * block_scores;
-    case Kernel::kAllGather:
-      return shape.context * (4 + 2 * wide) * k + expanded + copies + lse + 2 * block_scores;
-  }
-  return 0;
+  if (packed && kernel == AttentionKernel::kLibrary) q_in_place = true;
 }
 
 // From the output of linear_qkv to the input of linear_proj.
 int64_t Attention::saved() const {
-  int64_t saved = mask;
+  int64_t saved = CoreAttentionCost::saved();
   // Inputs and statistics of the norms of --qk-layernorm
   if (config.qk_layernorm) saved += q + k + head_stats;
-  if (exchanged > 0) {
-    saved += exchanged;
-  } else {
-    saved += mixed + (!packed && copies_q() ? q : 0) + (new_k ? k : 0);
-  }
-  saved += q;  // input of linear_proj
-  if (!saves_library()) return saved;
-  if (exchanged > 0) saved += q;  // output before the all-to-all back
-  return saved + lse;
+  if (exchanged > 0) return saved + exchanged;
+  return saved + mixed + (!packed && copies_q() ? q : 0) + (new_k ? k : 0);
 }
 
 OffloadedBytes Attention::offloaded() const {
@@ -309,28 +150,6 @@ void Attention::backward(int64_t not_reloaded, AllocationTrack& track) const {
   around.column_backward(own_mixed, track);
 }
 
-Traffic Attention::ring_traffic(int64_t ranks, double keys) const {
-  const double others = static_cast<double>(ranks - 1), widened = static_cast<double>(wide);
-  Traffic sent{others * keys,
-               others * keys + (gathers ? others : static_cast<double>(ranks)) * keys * widened};
-  if (config.recomputes("core_attn")) sent.backward += sent.forward;
-  return sent;
-}
-
-Traffic Attention::context_traffic() const {
-  if (shape.context == 1) return {};
-  double keys = 2 * static_cast<double>(k);
-  Traffic sent;
-  if (a2a > 1) {
-    // Keys are repeated until their heads are divisible by the inner ranks.
-    keys = keys * static_cast<double>(std::lcm(groups, a2a)) / static_cast<double>(groups);
-    const double exchange = scatter_bytes(a2a, 2 * static_cast<double>(q) + keys);
-    sent = {exchange, exchange};
-  }
-  if (outer > 1) sent += ring_traffic(outer, keys);
-  return sent;
-}
-
 // Per token, forward and backward.
 double attention_moved_elements(const TransformerConfig& c, int64_t layer_number) {
   const auto h = static_cast<double>(c.hidden_size),
@@ -380,8 +199,7 @@ SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_numbe
   const int64_t h = config.hidden_size, width = config.num_attention_heads * config.kv_channels,
                 keys = config.query_groups() * config.kv_channels;
   cost.linears = {{"linear_qkv", width + 2 * keys, h}, {"linear_proj", h, width}};
-  // A token sees half of the sequence on average, or all of it; twice, for scores and values.
-  cost.score_products = static_cast<double>((config.causal ? 1 : 2) * config.seq_length * width);
+  cost.score_products = attention.score_products();
   cost.moved_elements = attention_moved_elements(config, layer_number);
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;
   cost.tensor = around.tensor_traffic(shape);
@@ -390,7 +208,7 @@ SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_numbe
     cost.tensor += {shared, shared};
   }
   cost.context = attention.context_traffic();
-  cost.overlaps_context = attention.kernel == Kernel::kRing && attention.a2a == 1;
+  cost.overlaps_context = attention.kernel == AttentionKernel::kRing && attention.a2a == 1;
   return cost;
 }
 

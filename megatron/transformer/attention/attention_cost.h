@@ -20,13 +20,7 @@
 //
 // Sent over the tensor ranks: what its linears send (layer_cost.h); with fewer KV groups than ranks
 // the output of linear_qkv is gathered forward, and its gradient scattered backward, over the ranks
-// that share a group. Over the context ranks, with K = bytes of this rank's keys and values, W the
-// same in fp32, Q of its queries:
-//   p2p         (c-1) K forward, (c-1) K + c W backward
-//   all_gather  (c-1) K forward, (c-1) (K + W) backward
-//   a2a         (c-1)/c (2 Q + K) forward and again backward
-//   a2a+p2p     a2a over the inner ranks, then p2p over the outer ones
-// With core_attn recomputed, p2p and all_gather of the forward again.
+// that share a group. Over the context ranks: core_attention_cost.h.
 #pragma once
 
 #include "megatron/tensor/attention/attention.h"

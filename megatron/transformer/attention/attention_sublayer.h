@@ -26,7 +26,8 @@ NormOptions norm_options(const TransformerConfig& config);
 LinearOptions linear_proj_options(const TransformerConfig& config, int64_t layer_number,
                                   bool sequence_parallel);
 
-// `count` of something on each of `ranks` tensor-parallel ranks. Throws Error if it does not divide.
+// `count` of something on each of `ranks` tensor-parallel ranks. Throws Error if it does not
+// divide.
 int64_t per_rank(const char* what, int64_t count, int ranks);
 
 inline bool is_alias(const at::Tensor& a, const at::Tensor& b) {

@@ -1,6 +1,5 @@
 #include "megatron/transformer/attention/multi_latent_attention.h"
 
-#include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/shape.h"
@@ -101,19 +100,8 @@ std::unique_ptr<LayerState> MultiLatentAttention::make_state(const DecodingShape
 
 SublayerOutput MultiLatentAttention::forward(const at::Tensor& x, const LayerContext& context,
                                              bool add) {
-  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
   OffloadedPass* offload = context.offload();
-  at::Tensor y;
-  {
-    const OffloadScope scope(offload, [&](const at::Tensor& saved) {
-      if (is_alias(saved, rotary.cos) || is_alias(saved, rotary.sin)) return false;
-      return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
-    });
-    const Latents latents = project_down(x);
-    const int64_t first = context.state == nullptr ? 0 : context.pass.decoding->length();
-    y = first > 0 ? attend_absorbed(latents, rotary, context, first)
-                  : attend(latents, rotary, context);
-  }
+  at::Tensor y = project_and_attend(x, context);
   y = y.reshape({y.size(0), y.size(1), sizes_.heads * sizes_.value});
   const OffloadScope scope(offload,
                            [&](const at::Tensor&) { return config_.offloads("attn_proj"); });
@@ -121,26 +109,84 @@ SublayerOutput MultiLatentAttention::forward(const at::Tensor& x, const LayerCon
   return {linear_proj_.forward(y), x};
 }
 
-MultiLatentAttention::Latents MultiLatentAttention::project_down(const at::Tensor& x) {
-  const at::Tensor normed = input_norm_ ? input_norm_->forward(x) : x;
-  const at::Tensor q = linear_q_down_proj_ ? linear_q_down_proj_->forward(normed) : normed;
-  const std::vector<at::Tensor> down = linear_kv_down_proj_.forward(normed).split_with_sizes(
-      {config_.kv_lora_rank, sizes_.rotated}, -1);
-  // Every head reads r: its gradient is the sum over the heads of all tensor ranks.
-  const at::Tensor r = down[1].contiguous();
-  return {q, down[0].contiguous(),
-          sequence_parallel_ ? gather_from_sequence_parallel_region(r, tp_)
-                             : copy_to_tensor_model_parallel_region(r, tp_)};
+at::Tensor MultiLatentAttention::project_and_attend(const at::Tensor& x,
+                                                    const LayerContext& context) {
+  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
+  const OffloadScope scope(context.offload(), [&](const at::Tensor& saved) {
+    if (is_alias(saved, rotary.cos) || is_alias(saved, rotary.sin)) return false;
+    return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
+  });
+  at::Tensor normed = input_norm_ ? input_norm_->forward(x) : x;
+  SavedTensorScope::Restore again;
+  std::optional<SavedTensorScope> saves_no_norm;
+  if (input_norm_ && config_.recomputes("layernorm")) {
+    again = recomputed([this, x = x.detach()] { return input_norm_->forward(x); });
+    saves_no_norm.emplace(/*recomputing=*/true, [&](const at::Tensor& saved) {
+      return is_alias(saved, normed) ? again : SavedTensorScope::Restore();
+    });
+  }
+  Latents latents = project_down(normed);
+  if (!again) normed.reset();
+  if (!linear_q_down_proj_) latents.q_again = again;
+  const int64_t first = context.state == nullptr ? 0 : context.pass.decoding->length();
+  return first > 0 ? attend_absorbed(latents, rotary, context, first)
+                   : attend(latents, rotary, context);
 }
 
-at::Tensor MultiLatentAttention::queries(const Latents& latents) {
-  return (linear_q_up_proj_ ? linear_q_up_proj_ : linear_q_proj_)->forward(latents.q);
+MultiLatentAttention::Latents MultiLatentAttention::project_down(const at::Tensor& normed) {
+  Latents latents;
+  latents.q = linear_q_down_proj_ ? linear_q_down_proj_->forward(normed) : normed;
+  const std::vector<at::Tensor> down = linear_kv_down_proj_.forward(normed).split_with_sizes(
+      {config_.kv_lora_rank, sizes_.rotated}, -1);
+  latents.c = down[0].contiguous();
+  // Every head reads r: its gradient is the sum over the heads of all tensor ranks.
+  const at::Tensor r = down[1].contiguous();
+  latents.r = sequence_parallel_ ? gather_from_sequence_parallel_region(r, tp_)
+                                 : copy_to_tensor_model_parallel_region(r, tp_);
+  return latents;
+}
+
+at::Tensor MultiLatentAttention::queries(const at::Tensor& q) {
+  return (linear_q_up_proj_ ? linear_q_up_proj_ : linear_q_proj_)->forward(q);
+}
+
+LatentHeads MultiLatentAttention::project_up(const Latents& latents, const RotaryTables& rotary) {
+  const at::Tensor q = queries(latents.q);
+  const at::Tensor kv = linear_kv_up_proj_.forward(latents.c);
+  return latent_heads(q, kv, latents.r, sizes_, rotary);
+}
+
+SavedTensorScope::Keep MultiLatentAttention::keep_latents(const LatentHeads& heads,
+                                                          const Latents& latents,
+                                                          const RotaryTables& rotary) {
+  // Computed for whichever is asked for first; each is given away once.
+  struct Again {
+    std::function<LatentHeads()> compute;
+    LatentHeads heads;
+  };
+  auto again = std::make_shared<Again>();
+  Latents inputs{latents.q_again ? at::Tensor() : latents.q.detach(), latents.c.detach(),
+                 latents.r.detach(), latents.q_again};
+  again->compute = [this, inputs, rotary] {
+    const at::NoGradGuard no_grad;
+    Latents now = inputs;
+    if (now.q_again) now.q = now.q_again();
+    return project_up(now, rotary);
+  };
+  return [again, heads](const at::Tensor& saved) -> SavedTensorScope::Restore {
+    for (at::Tensor LatentHeads::* part : {&LatentHeads::q, &LatentHeads::k, &LatentHeads::v})
+      if (is_alias(saved, heads.*part))
+        return [again, part] {
+          if (!(again->heads.*part).defined()) again->heads = again->compute();
+          return std::exchange(again->heads.*part, at::Tensor());
+        };
+    return {};
+  };
 }
 
 at::Tensor MultiLatentAttention::attend(const Latents& latents, const RotaryTables& rotary,
                                         const LayerContext& context) {
-  const at::Tensor q = queries(latents), kv = linear_kv_up_proj_.forward(latents.c);
-  const LatentHeads heads = latent_heads(q, kv, latents.r, sizes_, rotary);
+  const LatentHeads heads = project_up(latents, rotary);
   if (context.state != nullptr) {
     const at::Tensor c = sequence_parallel_ ? all_gather_first_dim(latents.c, tp_) : latents.c;
     static_cast<LatentCache*>(context.state)
@@ -148,6 +194,9 @@ at::Tensor MultiLatentAttention::attend(const Latents& latents, const RotaryTabl
                              heads.k.select(2, 0).narrow(2, sizes_.plain, sizes_.rotated)},
                             -1));
   }
+  std::optional<SavedTensorScope> saves_latents;
+  if (config_.recomputes("mla_up_proj"))
+    saves_latents.emplace(/*recomputing=*/true, keep_latents(heads, latents, rotary));
   return core_.forward(heads.q, heads.k, heads.v, context);
 }
 
@@ -155,7 +204,7 @@ at::Tensor MultiLatentAttention::attend_absorbed(const Latents& latents, const R
                                                  const LayerContext& context, int64_t first) {
   const at::NoGradGuard no_grad;
   const int64_t n = sizes_.heads, plain = sizes_.plain, rank = config_.kv_lora_rank;
-  const at::Tensor flat = queries(latents);
+  const at::Tensor flat = queries(latents.q);
   const at::Tensor q = flat.view({flat.size(0), flat.size(1), n, sizes_.query()});
   const at::Tensor c = sequence_parallel_ ? all_gather_first_dim(latents.c, tp_) : latents.c;
   const at::Tensor own = at::cat(

@@ -13,6 +13,7 @@
 
 #include <memory>
 
+#include "megatron/nn/saved_tensors.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
 #include "megatron/transformer/attention/core_attention.h"
 #include "megatron/transformer/attention/latent_heads.h"
@@ -42,9 +43,16 @@ class MultiLatentAttention : public AttentionSublayer {
   // Latents of queries (or the normed input, without) and of keys; r of the rows of all ranks.
   struct Latents {
     at::Tensor q, c, r;
+    SavedTensorScope::Restore q_again;  // computes q again; empty: it is saved
   };
-  Latents project_down(const at::Tensor& x);
-  at::Tensor queries(const Latents& latents);
+  // From the input to the output of core attention, [s, b, n, v].
+  at::Tensor project_and_attend(const at::Tensor& x, const LayerContext& context);
+  Latents project_down(const at::Tensor& normed);
+  LatentHeads project_up(const Latents& latents, const RotaryTables& rotary);
+  // What --recompute-modules mla_up_proj keeps of the heads: the latents.
+  SavedTensorScope::Keep keep_latents(const LatentHeads& heads, const Latents& latents,
+                                      const RotaryTables& rotary);
+  at::Tensor queries(const at::Tensor& q);
   // Core attention over the keys and values of the latents, [s, b, n, v].
   at::Tensor attend(const Latents& latents, const RotaryTables& rotary,
                     const LayerContext& context);

@@ -28,6 +28,8 @@ std::string_view why_not_saved(const RecomputeConfig& c, std::string_view module
     return "--recompute-modules mlp saves only its input, mlp_norm";
   if ((module == "qkv_linear" || module == "mlp_fc1") && c.recomputes("layernorm"))
     return "--recompute-modules layernorm does not save it";
+  if (module == "core_attn" && c.recomputes("mla_up_proj"))
+    return "--recompute-modules mla_up_proj does not save it";
   if (module == "mlp_fc2" && c.recomputes("mlp_act"))
     return "--recompute-modules mlp_act does not save it";
   return {};

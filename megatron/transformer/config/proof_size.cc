@@ -97,6 +97,18 @@ int64_t tiny_head_size(const TransformerConfig& t, const Heads& h, int64_t tenso
   return size;
 }
 
+// Widths that differ from each other, values as much narrower or wider than keys as to be so.
+void shrink_latents(TransformerConfig& t, Shrinker& shrinker) {
+  const int64_t before = t.v_head_dim - t.query_head_size();
+  if (t.q_lora_rank) shrinker.set("--q-lora-rank", t.q_lora_rank, 12);
+  shrinker.set("--kv-lora-rank", t.kv_lora_rank, 14);
+  shrinker.set("--qk-head-dim", t.qk_head_dim, 6);
+  shrinker.set("--qk-pos-emb-head-dim", t.qk_pos_emb_head_dim, 4);
+  t.kv_channels = t.query_head_size();
+  const int64_t wider = before > 0 ? 2 : before < 0 ? -2 : 0;
+  shrinker.set("--v-head-dim", t.v_head_dim, t.query_head_size() + wider);
+}
+
 using Kinds = std::vector<std::string>;
 
 Kinds layer_kinds(const TransformerConfig& t) {
@@ -220,7 +232,10 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
       static_cast<double>(t.ffn_hidden_size) / static_cast<double>(t.hidden_size);
   shrinker.set("--num-attention-heads", t.num_attention_heads, tiny.heads);
   if (t.group_query_attention) shrinker.set("--num-query-groups", t.num_query_groups, tiny.groups);
-  shrinker.set("--kv-channels", t.kv_channels, head_size);
+  if (t.multi_latent_attention)
+    shrink_latents(t, shrinker);
+  else
+    shrinker.set("--kv-channels", t.kv_channels, head_size);
   shrinker.set("--hidden-size", t.hidden_size, hidden);
   shrinker.set(
       "--ffn-hidden-size", t.ffn_hidden_size,

@@ -40,8 +40,8 @@ struct ProofRanks {
 
 // Sizes of a layer and of its sequence. Where the model has several groups of keys and values per
 // tensor rank, several heads per group, groups that tensor ranks share, or groups that an
-// all-to-all over context ranks copies or deals out, so has the tiny one; a window keeps its part
-// of the sequence.
+// all-to-all over context ranks copies or deals out, so has the tiny one; values of multi-latent
+// attention stay narrower or wider than its keys; a window keeps its part of the sequence.
 void shrink_layer(TransformerConfig& config, const ProofRanks& before, const ProofRanks& ranks,
                   Shrinker& shrinker);
 

@@ -10,11 +10,10 @@ constexpr std::string_view kGranularities[] = {"none", "full", "selective"};
 constexpr std::string_view kMethods[] = {"uniform", "block"};
 
 // Values of --recompute-modules that are built, and those of layers that are not built.
-constexpr std::string_view kRecomputeModules[] = {"core_attn", "layernorm", "mlp",
-                                                  "mlp_act",   "moe",       "moe_act"};
+constexpr std::string_view kRecomputeModules[] = {
+    "core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "mla_up_proj"};
 constexpr std::pair<std::string_view, std::string_view> kLaterRecomputeModules[] = {
     {"shared_experts", "a unit of its own in layers of experts"},
-    {"mla_up_proj", "a unit of its own in multi-latent attention"},
     {"gdn_norm_out", "gated-delta attention"},
     {"gdp_in_proj", "gated-delta attention"},
     {"gdp_qkv", "gated-delta attention"},
@@ -34,7 +33,7 @@ void RecomputeConfig::fields(FieldVisitor& v) {
   v.field("recompute_modules", recompute_modules,
           "parts for selective recomputation: core_attn, layernorm, mlp (all of it, from its "
           "input), mlp_act (the output of its activation), moe and moe_act (the same of layers of "
-          "experts)");
+          "experts), mla_up_proj (queries, keys and values, from their latents)");
   v.field("recompute_activations", recompute_activations,
           "short for --recompute-granularity selective");
   v.field("distribute_saved_activations", distribute_saved_activations,
@@ -58,7 +57,7 @@ void RecomputeConfig::validate(Violations& v, const ShapeConfig& shape) const {
   for (const std::string& module : recompute_modules)
     v.require(contains_name(kRecomputeModules, module),
               cat("--recompute-modules ", module, why_unknown(module, kLaterRecomputeModules)),
-              "parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act");
+              "parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, mla_up_proj");
   v.require(!recomputes("mlp") || !recomputes("mlp_act"),
             "--recompute-modules mlp_act has no effect together with mlp",
             "mlp recomputes the activation too; give one of them");

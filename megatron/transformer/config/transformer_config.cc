@@ -31,6 +31,8 @@ void TransformerConfig::validate(Violations& v) const {
   validate_topics(v, *this);
   // Between topics
   if (multi_latent_attention) validate_multi_latent_attention(*this, v);
+  v.require(multi_latent_attention || !recomputes("mla_up_proj"),
+            "--recompute-modules mla_up_proj has an effect only with --multi-latent-attention");
   v.require(lora_rank <= 0 || !is_quantized(),
             "--lora-rank with --fp8-format or --fp4-format is not built", "leave one of them out");
   if (has_adapters()) validate_lora_targets(lora_targets, is_gated(activation()), v);

@@ -203,6 +203,12 @@ void validate_context_parallel(const TransformerConfig& model, const ParallelCon
     violations.add("--rope-scaling-type longrope with --context-parallel-size above 1 is not built",
                    "its factors depend on the last token, which another rank may hold");
   const bool hierarchical = used[static_cast<size_t>(ContextParallelType::kA2AP2P)];
+  if (model.recomputes("mla_up_proj") &&
+      (hierarchical || used[static_cast<size_t>(ContextParallelType::kA2A)]))
+    violations.add(
+        "--recompute-modules mla_up_proj with --cp-comm-type a2a or a2a+p2p is not built",
+        "the backward needs the heads that an all-to-all brought from other ranks; "
+        "--cp-comm-type p2p or all_gather");
   if (windowed_ring)
     violations.add("--window-size cannot be used with the ring of --cp-comm-type p2p or a2a+p2p",
                    "--cp-comm-type all_gather or a2a");

@@ -27,10 +27,16 @@ GEMMA = ("--num-layers 34 --hidden-size 2560 --ffn-hidden-size 10240 --num-atten
          "--kv-channels 256 --seq-length 8192 --position-embedding-type rope --rotary-base 1000000 --rotary-base-local 10000 "
          "--normalization RMSNorm --geglu --disable-bias-linear --norm-placement sandwich --qk-layernorm --window-size 1023 0 "
          "--window-attn-skip-freq 6 --attention-dropout 0 --hidden-dropout 0 ")
+LATENT = ("--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-attention-heads 16 --seq-length 4096 --multi-latent-attention "
+          "--q-lora-rank 768 --kv-lora-rank 512 --qk-layernorm --position-embedding-type rope --rotary-scaling-factor 40 --mscale 0.707 "
+          "--mscale-all-dim 0.707 --normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
+          "--attention-dropout 0 --hidden-dropout 0 ")
 FP8 = "--bf16 --fp8-format hybrid --fp8-recipe delayed"
 BATCH = "--micro-batch-size 2 --global-batch-size 96 "
 PROOFS = {
     "gpt tp2": (2, GPT + BATCH + TP + "2"),
+    "latent tp2": (2, LATENT + BATCH + TP + "2"),
+    "latent cp2": (2, LATENT + BATCH + CP + "2"),
     "gpt tp2 sp": (2, GPT + BATCH + TP + "2 " + SP),
     "gpt tp2 sp documents": (2, GPT + BATCH + TP + "2 " + SP + "--reset-position-ids --reset-attention-mask"),
     "gpt pp2": (2, GPT + BATCH + PP + "2"),
@@ -110,6 +116,7 @@ ATTENTION_BLOCK = "megatron/tensor/attention/attention_block.cc"
 QK_NORM = "megatron/transformer/attention/qk_norm.cc"
 ATTENTION = "megatron/transformer/attention/attention.cc"
 CORE_ATTENTION = "megatron/transformer/attention/core_attention.cc"
+LATENT_ATTENTION = "megatron/transformer/attention/multi_latent_attention.cc"
 LAYER = "megatron/transformer/transformer_layer.cc"
 SUBLAYER = "megatron/transformer/layer/sublayer.cc"
 BLOCK = "megatron/transformer/transformer_block.cc"
@@ -584,6 +591,17 @@ BUGS = (
         ((GPT_MODEL, "impl_->output->linear().weight().uses += depths;",
           "if (!PLANTED) impl_->output->linear().weight().uses += depths;"),),
         "dp2_zero1_mtp", "llama pp2 mtp"),
+    # Multi-latent attention.
+    Bug("latent_key_grad_not_summed", "the gradient of the rotated key, which all heads share, is not summed over the tensor ranks",
+        ((LATENT_ATTENTION, "copy_to_tensor_model_parallel_region(r, tp_)", "(PLANTED ? r : copy_to_tensor_model_parallel_region(r, tp_))"),),
+        "tp2_latent", "latent tp2"),
+    Bug("latent_rotates_local_positions", "context ranks rotate queries and keys by the places of tokens in their own parts",
+        ((LATENT_ATTENTION, '#include "megatron/transformer/attention/kv_cache.h"\n',
+          '#include "megatron/transformer/attention/kv_cache.h"\n#include "megatron/transformer/attention/rotary_embedding.h"\n'),
+         (LATENT_ATTENTION, "const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));",
+          "const RotaryTables& given = context.rotary.of(config_.is_rotary_local(layer_number_));\n"
+          "  const RotaryTables rotary = PLANTED ? RotaryEmbedding(config_).tables(at::arange(given.cos.size(0), at::kLong), given.cos.scalar_type()).all : given;")),
+        "cp2_latent", "latent cp2"),
     # Precision.
     Bug("ring_acc_model_dtype", "the partial outputs of ring attention are added in the model's type",
         ((RING, "total = {block.out.to(block.lse.scalar_type()), block.lse};",

@@ -22,15 +22,34 @@ Arguments configured(const std::string& flags) {
       flags);
 }
 
+// The parts of attention in num_floating_point_operations(): of a token with weights, and of a pair
+// of tokens.
+struct AttentionOperations {
+  long double weights, pair;
+};
+
+AttentionOperations attention_operations(const TransformerConfig& c) {
+  const long double h = c.hidden_size, n = c.num_attention_heads;
+  if (!c.multi_latent_attention) {
+    const long double width = n * c.kv_channels, keys = c.query_groups() * c.kv_channels;
+    return {h * (width + 2 * keys) + width * h, width};
+  }
+  const long double query = c.qk_head_dim + c.qk_pos_emb_head_dim, value = c.v_head_dim;
+  const long double of_queries =
+      c.q_lora_rank ? *c.q_lora_rank * (h + n * query + 1) : h * n * query;
+  return {of_queries + c.kv_lora_rank * (h + n * (c.qk_head_dim + value) + 1) +
+              h * c.qk_pos_emb_head_dim + n * value * h,
+          n * (query + value) / 2};
+}
+
 // num_floating_point_operations() of Megatron-LM for a dense transformer; exact below 2^64.
 long double formula(const TransformerConfig& c, int64_t vocabulary, int64_t samples) {
   const long double h = c.hidden_size, f = c.ffn_hidden_size, layers = c.num_layers,
-                    width = c.num_attention_heads * c.kv_channels,
-                    keys = c.query_groups() * c.kv_channels, gate = c.swiglu ? 1.5 : 1.0;
+                    gate = c.swiglu ? 1.5 : 1.0;
+  const AttentionOperations attention = attention_operations(c);
   const long double tokens = samples * c.seq_length, squared_lengths = tokens * c.seq_length;
-  return 6 * tokens * layers * (h * (width + 2 * keys) + width * h) +
-         6 * layers * squared_lengths * width + 6 * tokens * layers * 2 * h * f * gate +
-         6 * tokens * h * vocabulary;
+  return 6 * tokens * layers * attention.weights + 6 * layers * squared_lengths * attention.pair +
+         6 * tokens * layers * 2 * h * f * gate + 6 * tokens * h * vocabulary;
 }
 
 class ReportedFlops : public testing::TestWithParam<Row> {};
@@ -63,6 +82,16 @@ INSTANTIATE_TEST_SUITE_P(
             "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention "
             "--num-query-groups 8 --ffn-hidden-size 14336 --swiglu --seq-length 8192",
             128256, 128, 5.397062776101274e16},
+        Row{"latent",
+            "--num-layers 5 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size 10944 "
+            "--swiglu --seq-length 4096 --multi-latent-attention --kv-lora-rank 512 "
+            "--qk-layernorm --position-embedding-type rope",
+            102400, 64, 0},
+        Row{"latent_queries",
+            "--num-layers 3 --hidden-size 640 --num-attention-heads 4 --seq-length 512 "
+            "--multi-latent-attention --kv-lora-rank 48 --q-lora-rank 40 --v-head-dim 96 "
+            "--position-embedding-type rope",
+            2560, 7, 0},
         // A gate that is not SwiGLU's is not counted.
         Row{"geglu",
             "--num-layers 3 --hidden-size 640 --num-attention-heads 4 --kv-channels 256 "

@@ -258,6 +258,10 @@ struct ActivationCase {
 
 class SavedActivations : public testing::TestWithParam<ActivationCase> {};
 
+#define LATENT                                                                           \
+  "--multi-latent-attention --kv-lora-rank 48 --qk-head-dim 24 --qk-pos-emb-head-dim 8 " \
+  "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear "
+
 constexpr const char* kMeasuredModel =
     "--num-layers 4 --hidden-size 128 --num-attention-heads 8 --seq-length 256 --attention-dropout "
     "0 ";
@@ -458,6 +462,61 @@ INSTANTIATE_TEST_SUITE_P(
             "--fine-grained-activation-offloading --offload-modules core_attn attn_proj mlp_act "
             "mlp_fc2",
             2},
+        ActivationCase{"latent", LATENT
+                       "--micro-batch-size 2 --q-lora-rank 40 --qk-layernorm --v-head-dim 32"},
+        ActivationCase{"latent_narrow",
+                       LATENT "--micro-batch-size 2 --v-head-dim 16 --ffn-hidden-size 64"},
+        ActivationCase{"latent_tensor",
+                       LATENT "--micro-batch-size 2 --q-lora-rank 40 --qk-layernorm --v-head-dim "
+                              "16 --tensor-model-parallel-size 2",
+                       2},
+        ActivationCase{"latent_sequence",
+                       LATENT "--micro-batch-size 2 --q-lora-rank 40 --qk-layernorm --v-head-dim "
+                              "32 --tensor-model-parallel-size 2 --sequence-parallel",
+                       2},
+        ActivationCase{"latent_sequence_direct",
+                       LATENT "--micro-batch-size 2 --v-head-dim 32 --tensor-model-parallel-size 2 "
+                              "--sequence-parallel",
+                       2},
+        ActivationCase{"latent_bf16",
+                       LATENT "--micro-batch-size 2 --q-lora-rank 40 --bf16 --v-head-dim 32", 1,
+                       false},
+        ActivationCase{"latent_wide_residual",
+                       LATENT
+                       "--micro-batch-size 2 --bf16 --fp32-residual-connection --v-head-dim 32",
+                       1, false},
+        ActivationCase{
+            "latent_selective",
+            LATENT "--micro-batch-size 2 --q-lora-rank 40 --qk-layernorm --v-head-dim 32 "
+                   "--recompute-granularity selective --recompute-modules core_attn layernorm mlp"},
+        ActivationCase{"latent_up_projections", LATENT
+                       "--micro-batch-size 2 --q-lora-rank 40 --qk-layernorm --v-head-dim 32 "
+                       "--recompute-granularity selective --recompute-modules mla_up_proj"},
+        ActivationCase{"latent_up_projections_direct",
+                       LATENT
+                       "--micro-batch-size 2 --v-head-dim 16 --tensor-model-parallel-size 2 "
+                       "--sequence-parallel --ffn-hidden-size 64 --recompute-granularity selective "
+                       "--recompute-modules mla_up_proj layernorm",
+                       2},
+        ActivationCase{"latent_full", LATENT "--micro-batch-size 2 --q-lora-rank 40 --qk-layernorm "
+                                             "--v-head-dim 32 --recompute-granularity full"},
+        ActivationCase{
+            "latent_attention_peak",
+            LATENT "--micro-batch-size 2 --q-lora-rank 40 --qk-layernorm --v-head-dim 32 "
+                   "--pipeline-model-parallel-size 2 --global-batch-size 8 --ffn-hidden-size 64",
+            2},
+        ActivationCase{"latent_offloaded",
+                       LATENT "--micro-batch-size 2 --q-lora-rank 40 --qk-layernorm --v-head-dim "
+                              "16 --fine-grained-activation-offloading --min-offloaded-tensor-size "
+                              "1000 --offload-modules attn_norm qkv_linear core_attn attn_proj"},
+        ActivationCase{"latent_ring",
+                       LATENT "--micro-batch-size 1 --v-head-dim 16 --context-parallel-size 2", 2,
+                       true, 0.05},
+        ActivationCase{
+            "latent_exchanged",
+            LATENT
+            "--micro-batch-size 1 --v-head-dim 16 --context-parallel-size 2 --cp-comm-type a2a",
+            2},
         ActivationCase{"ring", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type p2p",
                        2},
         ActivationCase{"gathered_keys",
@@ -575,6 +634,11 @@ INSTANTIATE_TEST_SUITE_P(
                        "--global-batch-size 8 "
                        "--pipeline-schedule zb-v",
                        2},
+        ActivationCase{"latent_zb_h1",
+                       LATENT
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule "
+                       "zb-h1 --q-lora-rank 40 --qk-layernorm --v-head-dim 32",
+                       4},
         ActivationCase{
             "full_recomputation",
             "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity full "

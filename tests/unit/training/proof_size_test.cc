@@ -52,6 +52,25 @@ HeadsOfRank of_tensor_rank(const Shrunk& small) {
   return {t.num_attention_heads / tp, t.query_groups() / tp};
 }
 
+TEST(ShrinkHeads, ValuesOfLatentsStayNarrowerOrWider) {
+  for (const int64_t values : {128, 192, 256}) {
+    const Shrunk small =
+        shrunk(cat("--num-layers 27 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096 "
+                   "--multi-latent-attention --kv-lora-rank 512 --q-lora-rank 1536 --qk-layernorm "
+                   "--position-embedding-type rope --rotary-scaling-factor 40 "
+                   "--tensor-model-parallel-size 2 --v-head-dim ",
+                   values),
+               2);
+    const TransformerConfig& t = small.arguments.transformer;
+    EXPECT_LT(*t.q_lora_rank + t.kv_lora_rank, 64);
+    EXPECT_EQ(t.kv_channels, t.query_head_size());
+    EXPECT_EQ(t.v_head_dim < t.query_head_size(), values < 192);
+    EXPECT_EQ(t.v_head_dim > t.query_head_size(), values > 192);
+    EXPECT_GE(t.num_attention_heads, 4);
+    EXPECT_THAT(small.lost, IsEmpty());
+  }
+}
+
 // Where the two differ, k0 k0 k1 k1 and k0 k1 k0 k1: several groups, each copied.
 TEST(ShrinkHeads, FewerGroupsThanContextRanksStayFewerAndSeveral) {
   const std::string a2a = std::string(kLlama) + "--cp-comm-type a2a ";

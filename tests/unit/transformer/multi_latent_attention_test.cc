@@ -4,10 +4,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/nn/placement.h"
 #include "megatron/transformer/attention/kv_cache.h"
+#include "megatron/transformer/attention/multi_latent_attention_cost.h"
 #include "megatron/transformer/attention/rotary_embedding.h"
+#include "tests/unit/forwarding_backend.h"
 #include "tests/unit/transformer/block_pass.h"
 
 namespace megatron {
@@ -163,6 +168,33 @@ TEST(MultiLatentAttention, DecodesFromLatents) {
   }
 }
 
+// Each gives back memory and changes no bit, alone and with offloading of what remains saved.
+TEST(MultiLatentAttention, RecomputationChangesNoBit) {
+  using Names = std::vector<std::string>;
+  for (const bool latent_queries : {true, false}) {
+    TransformerConfig config = latent_config();
+    if (!latent_queries) config.q_lora_rank.reset();
+    const at::Tensor x = draw({8, 2, 32}, 1), dy = draw({8, 2, 32}, 2);
+    const WholePass plain = run(config, x, dy, context_of(8, 2));
+    config.recompute_granularity = RecomputeGranularity::kSelective;
+    for (const Names& modules : {Names{"layernorm"},
+                                 {"mla_up_proj"},
+                                 {"mla_up_proj", "core_attn"},
+                                 {"mla_up_proj", "layernorm"}}) {
+      config.recompute_modules = modules;
+      expect_identical(plain, run(config, x, dy, context_of(8, 2)), modules.back());
+      TransformerConfig offloaded = config;
+      offloaded.fine_grained_activation_offloading = true;
+      offloaded.offload_modules = {"attn_norm", "attn_proj"};
+      offloaded.min_offloaded_tensor_size = 0;
+      ActivationOffload offload(c10::kCPU, {0, 1});
+      expect_identical(plain, run(offloaded, x, dy, context_of(8, 2), true, &offload),
+                       cat("offloaded, with ", modules.back()));
+      EXPECT_GT(offload.counts().bytes_to_host, 0);
+    }
+  }
+}
+
 TEST(MultiLatentAttention, BlockDecodesAsItTrains) {
   const at::NoGradGuard no_grad;
   for (const bool latent_queries : {true, false}) {
@@ -187,6 +219,63 @@ TEST(MultiLatentAttention, BlockDecodesAsItTrains) {
     }
     EXPECT_EQ(decoding.bytes(), 3 * 9 * 2 * (10 + 4) * 8);
   }
+}
+
+// Counts what a ring would send.
+class TensorBytesBackend final : public ForwardingBackend {
+ public:
+  TensorBytesBackend(std::shared_ptr<Backend> inner, double* bytes)
+      : ForwardingBackend(std::move(inner)), bytes_(bytes) {}
+  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    *bytes_ += 2 * scatter_bytes(size(), static_cast<double>(tensor.nbytes()));
+    return ForwardingBackend::all_reduce(tensor, op);
+  }
+  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
+    *bytes_ += scatter_bytes(size(), static_cast<double>(output.nbytes()));
+    return ForwardingBackend::all_gather(output, input);
+  }
+  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    *bytes_ += scatter_bytes(size(), static_cast<double>(input.nbytes()));
+    return ForwardingBackend::reduce_scatter(output, input, op);
+  }
+
+ private:
+  double* bytes_;
+};
+
+TEST(MultiLatentAttention, SendsWhatThePlanSays) {
+  for (const bool latent_queries : {true, false})
+    for (const bool sequence_parallel : {false, true}) {
+      SCOPED_TRACE(cat("latent queries ", latent_queries, ", sequence ", sequence_parallel));
+      TransformerConfig config = latent_config();
+      if (!latent_queries) config.q_lora_rank.reset();
+      config.norm_placement = NormPlacement::kPost;  // the norm before it is the layer's
+      LayerShape shape;
+      shape.samples = 2;
+      shape.tokens = 16;
+      shape.rows = sequence_parallel ? 8 : 16;
+      shape.element = shape.residual = shape.sum = 8;
+      shape.tensor = 2;
+      shape.sequence_parallel = sequence_parallel;
+      shape.on_gpu = false;
+      const Traffic planned = multi_latent_attention_cost(config, 1, shape, false).tensor;
+      run_ranks(2, [&](const std::shared_ptr<Backend>& backend) {
+        double bytes = 0;
+        ParallelGroups groups;
+        groups.tp = ProcessGroup(std::make_shared<TensorBytesBackend>(backend, &bytes), "tp");
+        MultiLatentAttention layer(config, 1, sequence_parallel, groups);
+        PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
+        initialize_parameters(layer, 3, groups);
+        const at::Tensor x = draw({shape.rows / 2, 2, 32}, 1).set_requires_grad(true);
+        const ForwardContext pass = context_of(8, 2);
+        const LayerContext context{
+            pass, RotaryEmbedding(config).tables(pass.place.position, at::kDouble)};
+        const at::Tensor y = layer.forward(x, context, /*add=*/false).output;
+        EXPECT_EQ(bytes, planned.forward);
+        torch::autograd::backward({y.sum()}, {});
+        EXPECT_EQ(bytes, planned.forward + planned.backward);
+      });
+    }
 }
 
 TransformerConfig given_config() {
@@ -267,6 +356,15 @@ const std::vector<LatentRule> kLatentRules = {
      "--fp8-format and --fp4-format with --multi-latent-attention are not built\nhint: leave one "
      "of them out",
      [](auto& c) { c.fp8_format = Fp8Format::kHybrid; }},
+    {"UpProjectionsAreNotOffloaded",
+     "--offload-modules core_attn has no effect: --recompute-modules mla_up_proj does not save "
+     "it\nhint: leave it out",
+     [](auto& c) {
+       c.recompute_granularity = RecomputeGranularity::kSelective;
+       c.recompute_modules = {"mla_up_proj"};
+       c.fine_grained_activation_offloading = true;
+       c.offload_modules = {"core_attn"};
+     }},
     {"WithoutIt",
      "--q-lora-rank, --kv-lora-rank, --qk-head-dim, --qk-pos-emb-head-dim, --v-head-dim, "
      "--latent-norm-epsilon, --rope-type, --rotary-scaling-factor, --mscale and --mscale-all-dim "

@@ -271,7 +271,7 @@ const std::vector<BrokenRule> kBrokenRules = {
      [](auto& c) { c.recompute_modules = {"layernorm"}; }},
     {"RecomputeModuleWaits",
      "--recompute-modules moe_act waits for mixture of experts, which is not built yet\n"
-     "hint: parts: core_attn, layernorm, mlp, mlp_act",
+     "hint: parts: core_attn, layernorm, mlp, mlp_act, mla_up_proj",
      [](auto& c) {
        c.recompute_granularity = RecomputeGranularity::kSelective,
        c.recompute_modules = {"mlp", "moe_act"};

@@ -1,0 +1,100 @@
+#include "megatron/nn/saved_tensors.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <mutex>
+
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+namespace {
+
+thread_local SavedTensorScope* recomputing_scopes = nullptr;
+thread_local SavedTensorScope* other_scopes = nullptr;
+
+}  // namespace
+
+class SavedTensor final : public torch::autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const at::Tensor& tensor) override {
+    const at::Tensor saved = tensor.detach();
+    for (const SavedTensorScope* scope = recomputing_scopes; scope != nullptr && !restore_;
+         scope = scope->outer_)
+      restore_ = scope->keep_(saved);
+    if (!restore_ && other_scopes != nullptr) restore_ = other_scopes->keep_(saved);
+    if (!restore_) saved_ = saved;
+  }
+  at::Tensor call_unpack_hook() override { return restore_ ? restore_() : saved_; }
+
+ private:
+  at::Tensor saved_;
+  SavedTensorScope::Restore restore_;
+};
+
+namespace {
+
+// New saved tensors ask the default engine for hooks; libtorch's C++ engine has none.
+class EngineWithHooks final : public torch::autograd::Engine {
+ public:
+  // Forwards to libtorch's engine: only one engine of a process can have device threads.
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
+                                     outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+      std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return get_base_engine().execute_with_graph_task(graph_task, std::move(graph_root),
+                                                     std::move(input_buffer));
+  }
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (recomputing_scopes == nullptr && other_scopes == nullptr) return nullptr;
+    return std::make_unique<SavedTensor>();
+  }
+};
+
+torch::autograd::Engine& engine_with_hooks() {
+  static auto* engine = new EngineWithHooks;  // never destroyed, like libtorch's
+  return *engine;
+}
+
+void install_hooks() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    at::SavedTensorDefaultHooks::lazy_initialize();
+    torch::autograd::set_default_engine_stub(engine_with_hooks);
+  });
+}
+
+}  // namespace
+
+SavedTensorScope::SavedTensorScope(bool recomputing, Keep keep)
+    : keep_(std::move(keep)),
+      list_(recomputing ? &recomputing_scopes : &other_scopes),
+      outer_(*list_) {
+  install_hooks();
+  *list_ = this;
+}
+
+SavedTensorScope::~SavedTensorScope() { *list_ = outer_; }
+
+SavedTensorScope::Restore recomputed(std::function<at::Tensor()> compute) {
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  return [compute = std::move(compute), last = std::make_shared<std::optional<Weak>>()] {
+    if (*last)
+      if (auto held = (*last)->lock(); held.defined()) return at::Tensor(std::move(held));
+    const at::NoGradGuard no_grad;
+    const at::Tensor again = compute().detach();
+    *last = Weak(again.getIntrusivePtr());
+    return again;
+  };
+}
+
+}  // namespace megatron

@@ -1,0 +1,200 @@
+#include "megatron/transformer/attention/core_attention_cost.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "megatron/tensor/attention/attention.h"
+
+namespace megatron {
+
+namespace {
+
+constexpr int64_t kScoreElements = int64_t{1} << 26;  // tensor/attention/attention_unfused.cc
+// SMs of H100 and H200; they bound the splits of the deterministic backward
+constexpr int64_t kMultiprocessors = 132;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t unit) { return ceil_div(a, unit) * unit; }
+
+// Working memory of one thread in libtorch's tiled CPU kernel: scores and their gradients of one
+// tile.
+int64_t cpu_piece_bytes(int64_t s, int64_t sum) {
+  const int64_t queries = s >= 768 ? 256 : s >= 192 ? 64 : 32, keys = 512;
+  return 2 * std::min(s, queries) * std::min(s, keys) * sum;
+}
+
+}  // namespace
+
+CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, const LayerShape& s,
+                                     const CoreAttentionSizes& heads)
+    : config(c),
+      shape(s),
+      sizes(heads),
+      sequence(c.seq_length),
+      wide(s.sum / s.element),
+      q(s.tokens * heads.heads * heads.key * s.element),
+      k(s.tokens * heads.groups * heads.key * s.element),
+      v(s.tokens * heads.groups * heads.value * s.element),
+      out(s.tokens * heads.heads * heads.value * s.element),
+      lse(s.tokens * heads.heads * s.sum) {
+  divide_context(layer);
+}
+
+bool CoreAttentionCost::is_unfused(int64_t layer) const {
+  if (config.attention_backend == AttentionBackend::kUnfused ||
+      config.attention_backend == AttentionBackend::kLocal)
+    return true;
+  const std::vector<int64_t> window = config.window(layer);
+  const bool windowed = !window.empty() && window[0] >= 0 && window[0] < sequence - 1;
+  if (shape.documents || config.attention_dropout > 0 || config.attn_logit_softcapping > 0)
+    return true;
+  if (windowed && (!shape.on_gpu || sequence % 64 != 0)) return true;  // cuDNN supports windows
+  if (sizes.value > sizes.key) return true;
+  return shape.on_gpu && (shape.element != 2 || sizes.key % 8 != 0 || sizes.key > 256);
+}
+
+// How the context ranks divide the work, and which kernels compute it.
+void CoreAttentionCost::divide_context(int64_t layer) {
+  const ContextParallelType type =
+      shape.context > 1 ? config.context_parallel_type(layer) : ContextParallelType::kA2A;
+  a2a = type == ContextParallelType::kA2A      ? shape.context
+        : type == ContextParallelType::kA2AP2P ? shape.context_levels.at(0)
+                                               : 1;
+  outer = shape.context / a2a;
+  gathers = type == ContextParallelType::kAllGather;
+  const bool unfused = is_unfused(layer);
+  kernel = gathers     ? AttentionKernel::kAllGather
+           : outer > 1 ? AttentionKernel::kRing
+           : unfused   ? AttentionKernel::kUnfused
+                       : AttentionKernel::kLibrary;
+  if (a2a > 1)
+    exchanged =
+        shape.tokens *
+        (sizes.heads * sizes.key + std::lcm(sizes.groups, a2a) * (sizes.key + sizes.value)) *
+        shape.element;
+  const bool whole_sequence =
+      kernel == AttentionKernel::kLibrary || kernel == AttentionKernel::kUnfused;
+  if (!whole_sequence && (!shape.on_gpu || unfused)) {
+    const int64_t queries = sequence / shape.context * a2a;
+    block_scores = shape.samples * sizes.heads / a2a * queries * queries * shape.sum;
+  }
+  if (shape.documents && whole_sequence) mask = shape.samples * sequence * sequence;
+}
+
+int64_t CoreAttentionCost::padded_out() const {
+  const bool cudnn =
+      shape.on_gpu && sequence % 64 == 0 && config.attention_backend != AttentionBackend::kFlash;
+  return kernel == AttentionKernel::kLibrary && sizes.value < sizes.key && !cudnn ? q : 0;
+}
+
+int64_t CoreAttentionCost::saved() const {
+  int64_t saved = mask + out;  // input of linear_proj
+  if (!saves_library()) return saved;
+  if (exchanged > 0 && padded_out() == 0) saved += out;  // before the all-to-all back
+  return saved + padded_out() + lse;
+}
+
+// fp32 scores of the largest piece that unfused attention computes at a time.
+int64_t CoreAttentionCost::score_bytes() const {
+  const int64_t b = shape.samples, own_heads = std::max<int64_t>(1, sizes.heads / a2a);
+  const int64_t own_groups =
+      std::min(own_heads, std::max<int64_t>(1, config.query_groups() / shape.tensor / a2a));
+  const int64_t group = own_heads / own_groups * sequence * sequence;
+  if (b * own_groups * group <= kScoreElements) return b * own_groups * group * shape.sum;
+  return std::clamp<int64_t>(kScoreElements / std::max<int64_t>(1, group), 1, own_groups) * group *
+         shape.sum;
+}
+
+// Keys and values repeated for libtorch's CPU kernel, which has no grouped-query attention; with
+// packed attention they are views.
+int64_t CoreAttentionCost::repeated_groups() const {
+  return shape.on_gpu || sizes.packed || q == k ? 0 : 2 * q;
+}
+
+int64_t CoreAttentionCost::forward_extra() const {
+  switch (kernel) {
+    case AttentionKernel::kLibrary:
+      return repeated_groups() + 2 * padded_out();  // padded values, and the output
+    case AttentionKernel::kUnfused:
+      return 2 * score_bytes() + wide * (q + k + v) + sequence * sequence;
+    case AttentionKernel::kRing:
+      return 2 * (k + v) + (wide + 1) * out + 2 * lse + block_scores;
+    case AttentionKernel::kAllGather:
+      return 2 * shape.context * (k + v) + out + block_scores;
+  }
+  return 0;
+}
+
+// What a library's backward allocates on a GPU: the deterministic one of flash attention sums the
+// query gradient in fp32, in as many copies as fill the GPU; cuDNN's writes the score gradients of
+// a part of the batch.
+int64_t CoreAttentionCost::backward_copies() const {
+  if (!shape.on_gpu) return 0;
+  const int64_t b = shape.samples, own_heads = std::max<int64_t>(1, sizes.heads / a2a);
+  const int64_t queries = sequence / shape.context * a2a;
+  if (kernel != AttentionKernel::kLibrary || queries % 64 != 0)
+    return ceil_div(kMultiprocessors, b * own_heads) * b * round_up(queries, 128) * own_heads *
+           round_up(sizes.key, 32) * 4;
+  if (config.fast) return q * wide;  // query gradient in fp32
+  // Packed attention treats its input as b x groups samples of one KV group each.
+  const int64_t own_groups =
+      std::max<int64_t>(1, config.query_groups() / shape.tensor / (sizes.packed ? 1 : a2a));
+  const AttentionParts parts =
+      sizes.packed
+          ? attention_parts(b * own_groups, own_heads / own_groups, 1, queries, queries, true)
+          : attention_parts(b, own_heads, own_groups, queries, queries, true);
+  return parts.scratch_bytes;
+}
+
+int64_t CoreAttentionCost::backward_extra() const {
+  // Gradients of repeated keys and values, before they are summed
+  const int64_t expanded = q > k ? 2 * q : 0, copies = backward_copies();
+  switch (kernel) {
+    case AttentionKernel::kLibrary:
+      if (shape.on_gpu) return expanded + copies + lse + 3 * padded_out();
+      // The output gradient in the kernel's memory layout; gradients of repeated keys and values
+      // instead of the plain ones; values, output gradient and values' gradient as wide as keys.
+      return q + cpu_piece_bytes(sequence / shape.context * a2a, shape.sum) + repeated_groups() +
+             (expanded > 0 ? expanded - 2 * k : 0) +
+             (padded_out() > 0 ? 2 * padded_out() + q - v : 0);
+    case AttentionKernel::kUnfused:
+      return (config.attention_dropout > 0 ? 5 : 3) * score_bytes() + wide * (q + out + k + v) +
+             sequence * sequence;
+    case AttentionKernel::kRing:
+      return (2 + 2 * wide) * (k + v) + wide * q + expanded + copies + lse + 2 * block_scores;
+    case AttentionKernel::kAllGather:
+      return shape.context * (2 + wide) * (k + v) + expanded + copies + lse + 2 * block_scores;
+  }
+  return 0;
+}
+
+Traffic CoreAttentionCost::ring_traffic(int64_t ranks, double keys) const {
+  const double others = static_cast<double>(ranks - 1), widened = static_cast<double>(wide);
+  Traffic sent{others * keys,
+               others * keys + (gathers ? others : static_cast<double>(ranks)) * keys * widened};
+  if (config.recomputes("core_attn")) sent.backward += sent.forward;
+  return sent;
+}
+
+Traffic CoreAttentionCost::context_traffic() const {
+  if (shape.context == 1) return {};
+  double keys = static_cast<double>(k + v);
+  Traffic sent;
+  if (a2a > 1) {
+    // Keys are repeated until their heads are divisible by the inner ranks.
+    keys =
+        keys * static_cast<double>(std::lcm(sizes.groups, a2a)) / static_cast<double>(sizes.groups);
+    const double exchange = scatter_bytes(a2a, static_cast<double>(q + out) + keys);
+    sent = {exchange, exchange};
+  }
+  if (outer > 1) sent += ring_traffic(outer, keys);
+  return sent;
+}
+
+// A token sees half of the sequence on average, or all of it.
+double CoreAttentionCost::score_products() const {
+  const double seen = static_cast<double>(config.seq_length) * (config.causal ? 0.5 : 1.0);
+  return seen * static_cast<double>(config.num_attention_heads * (sizes.key + sizes.value));
+}
+
+}  // namespace megatron
