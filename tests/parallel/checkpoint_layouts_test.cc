@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <span>
 
 #include "against_one_rank.h"
 #include "megatron/base/check.h"
@@ -79,10 +80,30 @@ constexpr LayoutRow kLayouts[] = {
      "--make-vocab-size-divisible-by 7"},
 };
 
+// The same for models with experts, whose tensor ranks need sequence parallelism.
+constexpr LayoutRow kExpertLayouts[] = {
+    {"one", 1, ""},
+    {"ep2", 2, "--expert-model-parallel-size 2"},
+    {"ep4_zero1", 4, "--expert-model-parallel-size 4 --use-distributed-optimizer"},
+    {"tp2_sp_ep2_etp1", 2,
+     "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
+     "--expert-tensor-parallel-size 1"},
+    {"ep2_etp2_zero1", 8,
+     "--expert-model-parallel-size 2 --expert-tensor-parallel-size 2 --use-distributed-optimizer"},
+    {"ep2_pp2", 4, "--expert-model-parallel-size 2 --pipeline-model-parallel-size 2"},
+    {"ep2_cp2_dp2_zero3", 4,
+     "--expert-model-parallel-size 2 --context-parallel-size 2 --use-megatron-fsdp "
+     "--data-parallel-sharding-strategy optim_grads_params"},
+    {"tp2_sp_etp2_zero2", 4,
+     "--tensor-model-parallel-size 2 --sequence-parallel --use-megatron-fsdp "
+     "--data-parallel-sharding-strategy optim_grads"},
+};
+
 struct ModelRow {
   const char* name;
   const char* flags;
   size_t every;  // of how many layouts one is taken
+  std::span<const LayoutRow> layouts = kLayouts;
 };
 
 constexpr ModelRow kModels[] = {
@@ -92,6 +113,12 @@ constexpr ModelRow kModels[] = {
      "--disable-bias-linear --qk-layernorm --untie-embeddings-and-output-weights",
      1},
     {"tied", "--max-position-embeddings 16", 2},
+    {"experts",
+     "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear "
+     "--num-experts 4 --moe-ffn-hidden-size 12 --moe-layer-freq ([0]+[1])*2 "
+     "--moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+     "--moe-shared-expert-intermediate-size 12 --moe-token-dispatcher-type alltoall",
+     1, kExpertLayouts},
 };
 
 constexpr const char* kCommon =
@@ -255,7 +282,8 @@ TEST_P(CheckpointLayouts, ThereAndBackIsTheSame) {
   const ScratchFolder scratch;
   set_quiet(true);
   std::vector<LayoutRow> layouts;
-  for (size_t i = 0; i < std::size(kLayouts); i += GetParam().every) layouts.push_back(kLayouts[i]);
+  for (size_t i = 0; i < GetParam().layouts.size(); i += GetParam().every)
+    layouts.push_back(GetParam().layouts[i]);
   const size_t count = layouts.size();
   const auto folder = [&](size_t a) { return scratch / layouts[a].name; };
   const auto folder_by = [&](size_t a, size_t b) {
