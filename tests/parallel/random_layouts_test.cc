@@ -4,7 +4,8 @@
 //   MEGATRON_RANDOM_LAYOUTS=N  configurations (default 10)
 //   MEGATRON_RANDOM_SEED=S     seed of the first one (default 1)
 //
-// A configuration is determined by its seed, which a failure message names.
+// As many with experts follow, from seed kFirstOfExperts + S - 1 on. A configuration is determined by
+// its seed, which a failure message names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ namespace {
 constexpr int kSteps = 3;
 constexpr int kMaxRanks = 8;
 constexpr int64_t kFp8Unit = 16;  // products in FP8 want multiples of it
+constexpr int64_t kFirstOfExperts = 1'000'001;
 
 // Draws that are the same with every standard library, which the distributions of <random> are not.
 class Dice {
@@ -69,7 +71,8 @@ Mesh draw_mesh(Dice& dice, int64_t max_ranks) {
 // rules refuse the others.
 class Draw {
  public:
-  Draw(Dice& dice, const Mesh& mesh, bool fp8) : dice_(dice), mesh_(mesh), fp8_(fp8) {
+  Draw(Dice& dice, const Mesh& mesh, bool fp8, bool experts)
+      : dice_(dice), mesh_(mesh), fp8_(fp8), experts_(experts) {
     layers();
     heads();
     positions();
@@ -81,6 +84,11 @@ class Draw {
     run();
     precision();
     vocabulary();
+    if (!experts_) return;
+    experts();
+    router();
+    balance();
+    further_tokens();
   }
   const std::string& flags() const { return flags_; }
   const std::string& precision_flags() const { return precision_; }
@@ -180,7 +188,7 @@ class Draw {
     add("--ffn-hidden-size", mesh_.tp * (fp8_ ? kFp8Unit * dice_.range(1, 3) : dice_.range(3, 24)));
     if (dice_.chance(60)) add("--group-query-attention --num-query-groups", dice_.divisor(heads));
     if (mesh_.tp > 1) add("--tensor-model-parallel-size", mesh_.tp);
-    if (mesh_.tp > 1) maybe(60, "--sequence-parallel");
+    if (mesh_.tp > 1) maybe(experts_ ? 100 : 60, "--sequence-parallel");
   }
 
   void positions() {
@@ -327,11 +335,89 @@ class Draw {
       maybe(50, "--pipeline-vocab-parallel");
   }
 
+  // Experts on the ranks of a stage.
+  void experts() {
+    const int64_t stage = mesh_.tp * mesh_.cp * mesh_.dp;
+    int64_t tensor = mesh_.tp;
+    if (dice_.chance(50)) {
+      tensor = dice_.chance(60) ? 1 : dice_.divisor(stage);
+      add("--expert-tensor-parallel-size", tensor);
+    }
+    const int64_t ranks = stage % tensor == 0 ? dice_.divisor(stage / tensor) : 1;
+    num_experts_ = ranks * dice_.range(1, 4);
+    add("--num-experts", num_experts_);
+    add("--expert-model-parallel-size", ranks);
+    add("--moe-token-dispatcher-type", dice_.pick<const char*>({"allgather", "alltoall"}));
+    if (dice_.chance(50)) add("--moe-ffn-hidden-size", tensor * dice_.range(2, 12));
+    if (dice_.chance(30)) add("--moe-layer-freq", dice_.range(1, 3));
+    if (dice_.chance(30)) {
+      add("--moe-shared-expert-intermediate-size", mesh_.tp * dice_.range(2, 8));
+      maybe(50, "--moe-shared-expert-gate");
+    }
+    if (dice_.chance(20)) add("--moe-latent-size", dice_.range(4, 16));
+    if (dice_.chance(30))
+      add("--moe-expert-rank-capacity-factor", dice_.pick({1.0, 1.25, 2.0}));
+    if (dice_.chance(20))
+      add("--recompute-granularity selective --recompute-modules",
+          dice_.pick<const char*>({"moe", "moe_act", "moe core_attn"}));
+  }
+
+  void router() {
+    int64_t most = num_experts_;
+    if (num_experts_ % 4 == 0 && dice_.chance(30)) {
+      const int64_t kept = dice_.range(1, 2);
+      add("--moe-router-num-groups 4 --moe-router-group-topk", kept);
+      most = num_experts_ / 4 * kept;
+      if (dice_.chance(50)) add("--moe-router-group-score max");
+    }
+    const int64_t k = dice_.range(1, std::min<int64_t>(most, 4));
+    add("--moe-router-topk", k);
+    const std::string score = dice_.pick<const char*>({"softmax", "sigmoid", "sqrtsoftplus"});
+    add("--moe-router-score-function", score);
+    if (score == "softmax")
+      maybe(k == 1 ? 100 : 50, "--moe-router-pre-softmax");
+    else
+      maybe(50, "--moe-router-enable-expert-bias");
+    if (dice_.chance(30)) add("--moe-router-topk-scaling-factor", 2.5);
+    if (k == 1) maybe(30, "--moe-apply-probs-on-input");
+    if (dice_.chance(20)) add("--moe-input-jitter-eps", 0.1);
+  }
+
+  // Not what each rank applies to its own rows, unless these are a whole micro-batch.
+  void balance() {
+    if (mesh_.tp * mesh_.cp == 1 && dice_.chance(20)) {
+      add("--moe-expert-capacity-factor", dice_.pick({0.5, 1.0, 1.5}));
+      if (dice_.chance(50)) add("--moe-token-drop-policy position");
+    }
+    if (dice_.chance(30)) add("--moe-z-loss-coeff", 0.05);
+    switch (dice_.range(0, 4)) {
+      case 0:
+        return add("--moe-aux-loss-coeff 0.1");
+      case 1:
+        return add("--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 0.1");
+      case 2:
+        return add(
+            "--moe-router-load-balancing-type seq_aux_loss global_aux_loss --moe-aux-loss-coeff "
+            "0.1 0.05");
+      case 3:
+        return add("--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0.1");
+      default:
+        return;
+    }
+  }
+
+  // Layers of multi-token prediction have experts too.
+  void further_tokens() {
+    if (!dice_.chance(20)) return;
+    add("--mtp-num-layers", dice_.range(1, 2));
+    maybe(30, "--mtp-use-repeated-layer");
+  }
+
   Dice& dice_;
   const Mesh mesh_;
-  const bool fp8_;
+  const bool fp8_, experts_;
   std::string flags_, precision_;
-  int64_t num_layers_ = 1, num_microbatches_ = 1;
+  int64_t num_layers_ = 1, num_microbatches_ = 1, num_experts_ = 0;
   bool rope_ = false;
 };
 
@@ -350,10 +436,10 @@ struct Configuration {
 Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
   Dice dice(seed);
   const Mesh mesh = draw_mesh(dice, max_ranks);
-  const bool fp8 = dice.chance(34);
+  const bool experts = seed >= kFirstOfExperts, fp8 = !experts && dice.chance(34);
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
-    const Draw draw(dice, mesh, fp8);
+    const Draw draw(dice, mesh, fp8, experts);
     const Configuration drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
                               draw.precision_flags()};
     try {
@@ -393,12 +479,18 @@ std::string outcome(const std::function<std::string()>& check) {
   }
 }
 
+// How to repeat a check.
+std::string again(int64_t seed) {
+  const int64_t number = seed < kFirstOfExperts ? seed : seed - kFirstOfExperts + 1;
+  return cat("again: MEGATRON_RANDOM_SEED=", number, " MEGATRON_RANDOM_LAYOUTS=1, seed ", seed, "\n");
+}
+
 class RandomLayouts : public testing::TestWithParam<int64_t> {};
 
 TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
   const int64_t seed = GetParam();
   const Configuration drawn = legal_configuration(static_cast<uint64_t>(seed), kMaxRanks);
-  SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", seed, " MEGATRON_RANDOM_LAYOUTS=1\n",
+  SCOPED_TRACE(cat(again(seed),
                    drawn.world_size, " ranks: pretrain ", drawn.flags, drawn.precision));
   // Adam's epsilon as in the matrix and in proofs: first steps divide vanishing gradients by little
   // more than it.
@@ -412,7 +504,7 @@ TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
 // No false alarms, in any type.
 TEST_P(RandomLayouts, AreProved) {
   const Configuration drawn = legal_configuration(static_cast<uint64_t>(GetParam()), kMaxRanks);
-  SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", GetParam(), " MEGATRON_RANDOM_LAYOUTS=1\n",
+  SCOPED_TRACE(cat(again(GetParam()),
                    drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
   RecordProperty("precision", drawn.precision);
   const Arguments whole = parse_run(drawn.flags + drawn.precision, drawn.world_size);
@@ -428,7 +520,7 @@ TEST_P(RandomLayouts, UpdateAsOneRankUpdates) {
   std::string flags = drawn.flags + drawn.precision;
   if (drawn.precision.empty() && flags.find("--optimizer adam") != std::string::npos)
     flags += " --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16";
-  SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", GetParam(), " MEGATRON_RANDOM_LAYOUTS=1\n",
+  SCOPED_TRACE(cat(again(GetParam()),
                    drawn.world_size, " ranks: pretrain ", flags));
   const Arguments arguments = parse_run(flags, drawn.world_size);
   EXPECT_EQ(outcome([&] { return failures({prove_updates(gpt_task(), arguments)}); }), "");
@@ -438,7 +530,7 @@ TEST_P(RandomLayouts, UpdateAsOneRankUpdates) {
 TEST_P(RandomLayouts, ShrinkToWhatIsLegal) {
   const Configuration drawn =
       legal_configuration(static_cast<uint64_t>(GetParam()), /*max_ranks=*/4096);
-  SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", GetParam(), " MEGATRON_RANDOM_LAYOUTS=1\n",
+  SCOPED_TRACE(cat(again(GetParam()),
                    drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
   const Arguments arguments = parse_run(drawn.flags + drawn.precision, drawn.world_size);
   EXPECT_EQ(outcome([&] {
@@ -453,11 +545,14 @@ TEST_P(RandomLayouts, ShrinkToWhatIsLegal) {
             "");
 }
 
-const int64_t kFirstSeed = number_in_environment("MEGATRON_RANDOM_SEED", 1);
-INSTANTIATE_TEST_SUITE_P(
-    Seeds, RandomLayouts,
-    testing::Range(kFirstSeed, kFirstSeed + number_in_environment("MEGATRON_RANDOM_LAYOUTS", 10)),
-    [](const auto& info) { return cat(info.param); });
+const int64_t kFirstSeed = number_in_environment("MEGATRON_RANDOM_SEED", 1),
+              kSeeds = number_in_environment("MEGATRON_RANDOM_LAYOUTS", 10);
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Experts, RandomLayouts,
+                         testing::Range(kFirstOfExperts + kFirstSeed - 1,
+                                        kFirstOfExperts + kFirstSeed - 1 + kSeeds),
+                         [](const auto& info) { return cat(info.param); });
 
 }  // namespace
 }  // namespace megatron
