@@ -31,6 +31,8 @@ LATENT = ("--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-atte
           "--q-lora-rank 768 --kv-lora-rank 512 --qk-layernorm --position-embedding-type rope --rotary-scaling-factor 40 --mscale 0.707 "
           "--mscale-all-dim 0.707 --normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
           "--attention-dropout 0 --hidden-dropout 0 ")
+EP, ETP = "--expert-model-parallel-size ", "--expert-tensor-parallel-size "
+MIXTRAL = LLAMA + "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
 FP8 = "--bf16 --fp8-format hybrid --fp8-recipe delayed"
 BATCH = "--micro-batch-size 2 --global-batch-size 96 "
 PROOFS = {
@@ -90,6 +92,10 @@ PROOFS = {
     "gpt cp2 mtp": (2, GPT + BATCH + CP + "2 --mtp-num-layers 1"),
     "llama pp2 mtp": (2, LLAMA + BATCH + PP + "2 --mtp-num-layers 2"),
     "qwen cp2 mtp": (2, QWEN + BATCH + CP + "2 --mtp-num-layers 2"),
+    "mixtral ep2": (2, MIXTRAL + BATCH + EP + "2"),
+    "mixtral ep2 allgather": (2, MIXTRAL + BATCH + EP + "2 --moe-token-dispatcher-type allgather"),
+    "mixtral ep2 rounds": (2, MIXTRAL + BATCH + EP + "2 --moe-expert-rank-capacity-factor 1"),
+    "mixtral tp2 ep2 etp2": (4, MIXTRAL + BATCH + TP + "2 " + SP + EP + "2 " + ETP + "2"),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
     "llama pp2 vpp2 fp8": (2, LLAMA + BATCH + PP + "2 " + VPP + "2 --num-layers 8 " + FP8),
 }
@@ -107,6 +113,12 @@ class Bug:
 
 
 LAYERS = "megatron/tensor_parallel/layers.cc"
+GROUPED_GEMM = "megatron/tensor/experts/grouped_gemm.cc"
+GROUPED_MLP = "megatron/transformer/moe/grouped_mlp.cc"
+ROUTED = "megatron/transformer/moe/routed_experts.cc"
+DISPATCH_PLAN = "megatron/transformer/moe/dispatch_plan.cc"
+ALLTOALL = "megatron/transformer/moe/token_dispatcher_alltoall.cc"
+ALLGATHER = "megatron/transformer/moe/token_dispatcher_allgather.cc"
 LORA = "megatron/tensor_parallel/lora_adapter.cc"
 OVERLAPPED = "megatron/tensor_parallel/overlapped_linear.cc"
 MAILBOX = "megatron/comm/peer_mailbox.cc"
@@ -602,6 +614,48 @@ BUGS = (
           "const RotaryTables& given = context.rotary.of(config_.is_rotary_local(layer_number_));\n"
           "  const RotaryTables rotary = PLANTED ? RotaryEmbedding(config_).tables(at::arange(given.cos.size(0), at::kLong), given.cos.scalar_type()).all : given;")),
         "cp2_latent", "latent cp2"),
+    # Experts.
+    Bug("moe_other_experts_dropped", "gradients of a token's experts on other ranks are dropped before the sum",
+        ((ALLGATHER, "const auto work = start(own, sums);",
+          "const bool dropped = PLANTED && weights.defined();\n"
+          "    if (dropped) own.copy_(sums.narrow(0, all_.rank() * most_tokens_, most_tokens_));\n"
+          "    const auto work = dropped ? nullptr : start(own, sums);"),),
+        "moe_ep2", "mixtral ep2 allgather"),
+    Bug("moe_weight_grads_of_one_etp_rank", "the gradient of a routing weight is that of one expert-tensor rank's part",
+        ((ALLTOALL, "sum.add_(parts.rows.narrow(0, r * n, n));", "if (!PLANTED || rows.dim() > 1) sum.add_(parts.rows.narrow(0, r * n, n));"),),
+        "moe_ep2_etp2_tp2_sp_a2a", "mixtral tp2 ep2 etp2"),
+    Bug("moe_etp_sum_twice", "parts of an expert's output are added twice over the expert-tensor ranks",
+        ((ALLTOALL, "return sum.to(rows.scalar_type());", "if (PLANTED && rows.dim() > 1) sum.mul_(group.size());\n  return sum.to(rows.scalar_type());"),),
+        "moe_ep2_etp2_tp2_sp_a2a", "mixtral tp2 ep2 etp2"),
+    Bug("moe_empty_expert_keeps_gradient", "an expert without rows keeps the gradient of the step before",
+        ((GROUPED_GEMM, "} else if (beta == 0.0) {", "} else if (beta == 0.0 && !PLANTED) {"),),
+        "", "", "transformer_test:RoutedExperts.EveryLoad", "every expert has rows in the steps of a proof"),
+    Bug("moe_idle_rank_leaves", "a rank without tokens takes no part in the exchanges of the backward",
+        ((ROUTED, "TokenDispatch& tokens = *state->tokens;",
+          "if (PLANTED && grads[0].size(0) == 0) return {grads[0], {}, {}, {}, {}};\n    TokenDispatch& tokens = *state->tokens;"),),
+        "", "", "transformer_test:RoutedExperts.DroppedChoicesAndRanksWithoutTokens", "every rank has tokens in a proof"),
+    Bug("moe_rows_by_source", "rows lie by source before they lie by expert: they meet another expert of the rank",
+        ((DISPATCH_PLAN, "for (int64_t run = 0; run < experts * sources; ++run) {",
+          "for (int64_t step = 0; step < experts * sources; ++step) {\n"
+          "    const int64_t run = PLANTED ? step % experts * sources + step / experts : step;"),),
+        "moe_ep2_a2a", "mixtral ep2"),
+    Bug("moe_sums_of_next_token", "a token gets the sum of its neighbour where a rank sends unlike numbers of rows",
+        ((ALLTOALL, "sums.rows = sum_of_choices(returned.rows, order_.rows);",
+          "const std::vector<int64_t>& sent = first_.sizes.sent;\n"
+          "    const bool next = PLANTED && sent.front() != sent.back();\n"
+          "    sums.rows = sum_of_choices(returned.rows, next ? order_.rows.roll(1, 0) : order_.rows);"),),
+        "moe_ep2_a2a", "mixtral ep2"),
+    Bug("moe_weights_twice", "weights multiply rows at their experts and once more where they come back",
+        ((ROUTED, "if (round == 0) first = std::move(rows);",
+          "if (PLANTED && tokens->communicates()) output.mul_(rows.weights.unsqueeze(1));\n      if (round == 0) first = std::move(rows);"),),
+        "moe_ep2_a2a", "mixtral ep2"),
+    Bug("moe_gate_and_up_as_one", "gate and up of an expert are divided over expert-tensor ranks as one matrix",
+        ((GROUPED_MLP, "describe(fc1_weight, {e, fc1_rows, h}, options, groups, 1, parts);",
+          "describe(fc1_weight, {e, fc1_rows, h}, options, groups, 1, PLANTED ? std::vector<int64_t>{fc1_rows} : parts);"),),
+        "moe_ep2_etp2_tp2_sp_a2a", "mixtral tp2 ep2 etp2"),
+    Bug("moe_last_round_lost", "the weight gradients of the last round are lost",
+        ((GROUPED_MLP, "accumulate(*sum.target);", "if (!PLANTED || sum.rounds + 1 < rounds_) accumulate(*sum.target);"),),
+        "moe_ep2_rounds", "mixtral ep2 rounds"),
     # Precision.
     Bug("ring_acc_model_dtype", "the partial outputs of ring attention are added in the model's type",
         ((RING, "total = {block.out.to(block.lse.scalar_type()), block.lse};",

@@ -81,7 +81,7 @@ def has_unit_test(root, unit_test):
     """Whether a source of the program defines the test."""
     program, suite, name = re.fullmatch(r"(\w*):(?:\w*/)?(\w*)\.(\w*)(?:/\w*)?", unit_test).groups()
     lists = [path for path in (root / "tests").rglob("CMakeLists.txt") if re.search(rf"megatron_test\({program}\b", path.read_text())]
-    return any(re.search(rf"\bTEST\w*\({suite},\s*{name}\)", path.read_text()) for cmake in lists for path in cmake.parent.glob("*_test.cc"))
+    return any(re.search(rf"\bTEST\w*\({suite},\s*{name}\)", path.read_text()) for cmake in lists for path in cmake.parent.rglob("*_test.cc"))
 
 
 def enter_copy(work, preset):
