@@ -80,8 +80,22 @@ int64_t Module::num_parameters() {
   return total;
 }
 
-void end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
-              const ParallelGroups& groups) {
+namespace {
+
+// The largest of equal shares is 1; that of nothing, too.
+at::Tensor largest_over_mean(const std::vector<at::Tensor>& counts) {
+  std::vector<at::Tensor> ratios;
+  for (const at::Tensor& one : counts) {
+    const at::Tensor mean = one.to(at::kDouble).mean();
+    ratios.push_back(at::where(mean > 0, one.max() / mean, 1));
+  }
+  return at::stack(ratios).max();
+}
+
+}  // namespace
+
+at::Tensor end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
+                    const ParallelGroups& groups) {
   std::vector<at::Tensor> counts;
   for (Module* module : modules)
     module->visit_step_counts([&](const at::Tensor& one) {
@@ -98,7 +112,9 @@ void end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
       begin += one.numel();
     }
   }
+  const at::Tensor largest = counts.empty() ? at::Tensor() : largest_over_mean(counts);
   for (Module* module : modules) module->end_step(skipped);
+  return largest;
 }
 
 }  // namespace megatron

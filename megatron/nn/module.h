@@ -65,9 +65,10 @@ class Module {
   std::vector<std::pair<std::string, Module*>> children_;
 };
 
-// Sums step_counts() of all these modules over the ranks of the stage, and ends their step.
-// Communication: one all-reduce over tp and one over dp_cp; none if nothing is counted.
-void end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
-              const ParallelGroups& groups);
+// Sums step_counts() of all these modules over the ranks of the stage, and ends their step. Returns
+// the largest count over the mean, [] fp64, of the tensor where that is highest; undefined if
+// nothing is counted. Communication: one all-reduce over tp and one over dp_cp if something is.
+at::Tensor end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
+                    const ParallelGroups& groups);
 
 }  // namespace megatron

@@ -487,6 +487,8 @@ void Run::read_outcomes(bool all) {
     const std::vector<std::string> auxiliary = model_.auxiliary_losses();
     for (size_t i = 0; i < auxiliary.size(); ++i)
       record.metrics.emplace_back(auxiliary[i], numbers.auxiliary[i]);
+    if (numbers.count_over_mean > 0)
+      record.metrics.emplace_back("tokens per expert max/mean", numbers.count_over_mean);
     record.skipped = step.skip != 0;
     record.non_finite = step.consecutive_bad > 0;
     record.learning_rate =

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -70,7 +71,8 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
   return totals;
 }
 
-void update_weights(TrainedModel& model, const StepOptions& options, const at::Tensor& totals) {
+at::Tensor update_weights(TrainedModel& model, const StepOptions& options,
+                          const at::Tensor& totals) {
   if (options.per_token_loss) {
     model.optimizer->step(totals[1], options.global_batch_size);
   } else {
@@ -81,16 +83,16 @@ void update_weights(TrainedModel& model, const StepOptions& options, const at::T
   const at::Tensor skipped = model.optimizer->state_tensor().view(at::kLong)[kSkip];
   std::vector<Module*> modules;
   for (ModelChunk& chunk : model.chunks) modules.push_back(chunk.module.get());
-  end_step(modules, skipped, model.groups());
+  return end_step(modules, skipped, model.groups());
 }
 
 namespace {
 
-constexpr int64_t kReportHead = 2;
+constexpr int64_t kReportHead = 3;
 
 // Fills outcome.report with this rank's values and all-reduces it.
-void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs, SectionClock* clock,
-            StepOutcome& outcome) {
+void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs,
+            const at::Tensor& count_over_mean, SectionClock* clock, StepOutcome& outcome) {
   const ProcessGroup& world = model.groups().world;
   int reported = 0;
   if (clock != nullptr && world.size() > 1) {
@@ -113,6 +115,9 @@ void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs, 
   }
   outcome.report = host.to(device, /*non_blocking=*/true);
   if (differs.defined()) outcome.report.narrow(0, 1, 1).copy_(differs);
+  // The bits of positive numbers are in their order.
+  if (count_over_mean.defined())
+    outcome.report.narrow(0, 2, 1).copy_(count_over_mean.view(at::kLong));
   world.all_reduce(outcome.report, ReduceOp::kMax)->wait();
 }
 
@@ -130,14 +135,14 @@ StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const Step
   const Region region(timers, "optimizer", 1, Section::kOptimizer);
   const bool compares = options.compare_replicas && model.replicas;
   if (compares) model.replicas->before_update();
-  update_weights(model, options, totals);
+  const at::Tensor count_over_mean = update_weights(model, options, totals);
   StepOutcome outcome{totals,
                       static_cast<int64_t>(model.auxiliary_losses().size()),
                       model.optimizer->state_tensor(),
                       {}};
   report(model, options.stop,
-         compares ? model.replicas->after_update(*options.compare_replicas) : at::Tensor(), clock,
-         outcome);
+         compares ? model.replicas->after_update(*options.compare_replicas) : at::Tensor(),
+         count_over_mean, clock, outcome);
   return outcome;
 }
 
@@ -191,6 +196,7 @@ bool OutcomeReader::pop(StepNumbers& numbers, bool all) {
   const auto* report = entry.report.const_data_ptr<int64_t>();
   numbers.stop = report[0];
   numbers.replicas_differ = report[1] != 0;
+  numbers.count_over_mean = std::bit_cast<double>(report[2]);
   numbers.times.clear();
   for (int64_t at = kReportHead; at < entry.report.numel(); at += kPackedTimes) {
     const int rank = entry.first_reported + static_cast<int>((at - kReportHead) / kPackedTimes);

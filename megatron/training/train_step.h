@@ -19,6 +19,8 @@
 
 namespace megatron {
 
+struct RoutingReplay;
+
 // One segment of the model and the owner of its memory. The store refers to the module and is
 // destroyed first.
 struct ModelChunk {
@@ -52,8 +54,8 @@ struct StepOutcome {
   at::Tensor loss;            // of run_passes()
   int64_t num_auxiliary = 0;  // losses besides the main one
   at::Tensor state;           // bytes of StepState
-  // [2 + 3 n] int64, maximum over all ranks: StepOptions::stop; whether replicas of a tensor
-  // differ; packed times of n ranks from first_reported on.
+  // [3 + 3 n] int64, maximum over all ranks: StepOptions::stop; whether replicas of a tensor
+  // differ; StepNumbers::count_over_mean, as bits; packed times of n ranks from first_reported on.
   at::Tensor report;
   int first_reported = 0;
 };
@@ -66,6 +68,9 @@ struct StepNumbers {
   StepState state;
   int64_t stop = 0;
   bool replicas_differ = false;
+  // Of what modules count in a step (Module::step_counts): the tokens of the busiest expert over
+  // the mean, in the layer where that is highest; 0: nothing is counted
+  double count_over_mean = 0;
   // By rank: mean of the steps since the rank's last report, before this one
   std::vector<std::pair<int, SectionTimes>> times;
 };
@@ -77,9 +82,10 @@ struct StepOptions {
   // Nonzero: this rank requests the end of the run, for this reason; all ranks learn of it with the
   // outcome
   int64_t stop = 0;
+  // Choices of routers to record or impose; null: neither
+  const RoutingReplay* routing = nullptr;
   // Number of this iteration, if the model has ReplicaHashes
   std::optional<int64_t> compare_replicas;
-  const RoutingReplay* routing = nullptr;  // choices of routers to record or impose; null: neither
 };
 
 // First half of an iteration: forward and backward of every micro-batch, gradients reduced over
@@ -89,7 +95,9 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
                                 const std::function<Batch()>& next_batch, Timers& timers);
 
 // Second half: the optimizer step with those gradients, and Module::step_ended() of every module.
-void update_weights(TrainedModel& model, const StepOptions& options, const at::Tensor& totals);
+// Returns what end_step() of the modules returns.
+at::Tensor update_weights(TrainedModel& model, const StepOptions& options,
+                          const at::Tensor& totals);
 
 // One iteration. With a clock in `timers` every rank reports its times once in steps_per_report()
 // steps (sections.h). Communication: besides that of the parts, one all-reduce of the report over

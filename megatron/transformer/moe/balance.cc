@@ -13,6 +13,10 @@ constexpr std::string_view kSequence = "seq_load_balancing_loss";
 constexpr std::string_view kGlobal = "global_load_balancing_loss";
 constexpr std::string_view kZ = "z_loss";
 
+std::string name_in_layer(std::string_view name, int64_t layer_number) {
+  return cat("moe/", name, "_layer_", layer_number - 1);
+}
+
 // Assignments by expert [..., E] as shares of the tokens, of which each has k.
 at::Tensor shares_of_tokens(const at::Tensor& counts, int64_t k) {
   const at::Tensor wide = counts.to(at::kDouble);
@@ -30,9 +34,21 @@ std::vector<std::string_view> balance_loss_names(const BalanceOptions& options) 
   return names;
 }
 
-RouterBalance::RouterBalance(const BalanceOptions& options, RouterScore score, int64_t topk,
-                             bool divides_rows, const ParallelGroups& groups)
-    : options_(options), score_(score), topk_(topk), divides_rows_(divides_rows), groups_(groups) {}
+std::vector<std::string> layer_loss_names(const BalanceOptions& options, int64_t layer_number) {
+  std::vector<std::string> names;
+  for (const std::string_view name : balance_loss_names(options))
+    names.push_back(name_in_layer(name, layer_number));
+  return names;
+}
+
+RouterBalance::RouterBalance(const BalanceOptions& options, int64_t layer_number, RouterScore score,
+                             int64_t topk, bool divides_rows, const ParallelGroups& groups)
+    : options_(options),
+      layer_number_(layer_number),
+      score_(score),
+      topk_(topk),
+      divides_rows_(divides_rows),
+      groups_(groups) {}
 
 void RouterBalance::add_losses(const at::Tensor& logits, const LayerContext& context) {
   const ForwardContext& pass = context.pass;
@@ -68,6 +84,9 @@ void RouterBalance::add(std::string_view name, double coefficient, const at::Ten
                         const at::Tensor& weight, const ForwardContext& pass) const {
   pass.auxiliary_losses->add(name, term * coefficient, weight * coefficient, LossRows::kOwn,
                              LossDivision::kNone);
+  if (options_.per_layer)
+    pass.auxiliary_losses->add(name_in_layer(name, layer_number_), term.detach(), weight,
+                               LossRows::kOwn, LossDivision::kNone);
 }
 
 // What is counted, and summed over ranks, is not counted again when the pass is recomputed.
@@ -93,8 +112,8 @@ ExpertShares RouterBalance::shares_of(const at::Tensor& p, const at::Tensor& cou
 
 at::Tensor RouterBalance::count_globally(const at::Tensor& counts, bool discarded) {
   groups_.dp.all_reduce(counts)->wait();
+  if (!step_counts_.defined()) step_counts_ = at::zeros_like(counts);  // before graphs are recorded
   if (discarded) return counts;
-  if (!step_counts_.defined()) step_counts_ = at::zeros_like(counts);
   step_counts_.add_(counts);
   return step_counts_.clone();
 }

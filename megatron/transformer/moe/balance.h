@@ -23,6 +23,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -34,10 +35,11 @@ namespace megatron {
 
 // Coefficients; 0: no such loss.
 struct BalanceOptions {
-  double micro = 0.0;     // aux_loss
-  double sequence = 0.0;  // seq_aux_loss
-  double global = 0.0;    // global_aux_loss
-  double z = 0.0;         // --moe-z-loss-coeff
+  double micro = 0.0;      // aux_loss
+  double sequence = 0.0;   // seq_aux_loss
+  double global = 0.0;     // global_aux_loss
+  double z = 0.0;          // --moe-z-loss-coeff
+  bool per_layer = false;  // --moe-per-layer-logging: logs those of each layer, too
   bool has_balance() const { return micro != 0.0 || sequence != 0.0 || global != 0.0; }
 };
 
@@ -45,6 +47,9 @@ struct BalanceOptions {
 // seq_load_balancing_loss, global_load_balancing_loss, z_loss. A log shows a loss without its
 // coefficient, averaged over the layers that have it.
 std::vector<std::string_view> balance_loss_names(const BalanceOptions& options);
+
+// The names of those of one layer, moe/<name>_layer_<i> with i from 0, of a layer number from 1.
+std::vector<std::string> layer_loss_names(const BalanceOptions& options, int64_t layer_number);
 
 // phi of one pass. Undefined where no loss wants it.
 struct ExpertShares {
@@ -57,8 +62,8 @@ struct ExpertShares {
 class RouterBalance {
  public:
   // `divides_rows`: each tensor rank has rows of its own. The groups must outlive it.
-  RouterBalance(const BalanceOptions& options, RouterScore score, int64_t topk, bool divides_rows,
-                const ParallelGroups& groups);
+  RouterBalance(const BalanceOptions& options, int64_t layer_number, RouterScore score,
+                int64_t topk, bool divides_rows, const ParallelGroups& groups);
 
   // Adds the losses of a training pass to context.pass.auxiliary_losses, which may not be null.
   //   logits  [s b, E] fp32 (fp64), differentiable: those of this rank's rows
@@ -78,6 +83,7 @@ class RouterBalance {
            const at::Tensor& weight, const ForwardContext& pass) const;
 
   const BalanceOptions options_;
+  const int64_t layer_number_;
   const RouterScore score_;
   const int64_t topk_;
   const bool divides_rows_;

@@ -23,8 +23,8 @@ Router::Router(const RouterOptions& options, int64_t layer_number, const Paralle
       layer_number_(layer_number),
       divides_rows_(options.sequence_parallel && groups.tp.size() > 1),
       tp_(groups.tp),
-      balance_(options.balance, options.routing.score, options.routing.topk, divides_rows_,
-               groups) {
+      balance_(options.balance, layer_number, options.routing.score, options.routing.topk,
+               divides_rows_, groups) {
   MEGATRON_ASSERT(!options.sinkhorn || (options.routing.num_groups == 0 && !options.expert_bias),
                   "sinkhorn with groups or a bias");
   weight_.local_shape = weight_.global_shape = {options.num_experts, options.hidden_size};

@@ -3,6 +3,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/thread_backend.h"
 #include "megatron/nn/functional.h"
 #include "megatron/nn/norm.h"
 #include "megatron/nn/parameter_store.h"
@@ -69,6 +71,35 @@ TEST(Module, CountsNoVocabularyPadding) {
   Leaf table({16, 3});
   table.weight.valid_rows = 10;
   EXPECT_EQ(table.num_parameters(), 30);
+}
+
+// Counts something in every step.
+class Counter : public Module {
+ public:
+  explicit Counter(std::vector<int> own) : counts(at::tensor(own, at::kInt)) {}
+  at::Tensor counts, ended;
+
+ protected:
+  at::Tensor step_counts() override { return counts; }
+  void step_ended(const at::Tensor& skipped) override { ended = counts * (1 - skipped); }
+};
+
+TEST(Module, CountsAreSummedOverTheStageBeforeTheStepEnds) {
+  run_ranks(4, [](const std::shared_ptr<Backend>& world) {
+    ParallelConfig config;
+    config.tensor_model_parallel_size = 2;
+    const ParallelGroups groups = make_parallel_groups(config, world);
+    const int r = groups.world.rank();
+    Counter first({r, 1, 2}), second({5, 5 * r});
+    const at::Tensor ratio = end_step({&first, &second}, at::zeros({}, at::kLong), groups);
+    EXPECT_TRUE(at::equal(first.ended, at::tensor({6, 4, 8}, at::kLong)));
+    EXPECT_TRUE(at::equal(second.ended, at::tensor({20, 30}, at::kLong)));
+    EXPECT_NEAR(ratio.item<double>(), 8.0 / 6, 1e-12);
+  });
+  Counter one({0, 0});
+  EXPECT_EQ(end_step({&one}, at::zeros({}, at::kLong), {}).item<double>(), 1);
+  Tree none;
+  EXPECT_FALSE(end_step({&none}, at::zeros({}, at::kLong), {}).defined());
 }
 
 TEST(PlainParameterStore, AllocatesZerosAndAccumulates) {

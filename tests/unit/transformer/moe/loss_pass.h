@@ -17,15 +17,15 @@ inline constexpr double kLossScale = 8.0;  // of the loss
 
 // One pass: its losses, what they receive and give.
 struct LossPass {
-  explicit LossPass(const BalanceOptions& options, at::ScalarType type = at::kDouble)
-      : names(names_of(options)),
+  explicit LossPass(const BalanceOptions& options, int64_t layer_number = 1)
+      : names(names_of(options, layer_number)),
         totals(at::zeros({static_cast<int64_t>(names.size()), 2}, at::kDouble)),
         losses({.names = names,
                 .totals = totals,
                 .gradient =
-                    [type](const at::Tensor&, const at::Tensor& weight, LossRows) {
+                    [](const at::Tensor&, const at::Tensor& weight, LossRows) {
                       EXPECT_FALSE(weight.defined()) << "divided by the weights of the tokens";
-                      return at::full({}, kLossScale, type);
+                      return at::full({}, kLossScale, at::kDouble);
                     }},
                tape) {
     context.training = true;
@@ -33,9 +33,12 @@ struct LossPass {
     context.auxiliary_losses = &losses;
   }
   LossPass(const LossPass&) = delete;
-  static std::vector<std::string> names_of(const BalanceOptions& options) {
-    const std::vector<std::string_view> names = balance_loss_names(options);
-    return {names.begin(), names.end()};
+  static std::vector<std::string> names_of(const BalanceOptions& options, int64_t layer_number) {
+    std::vector<std::string> names;
+    for (const std::string_view name : balance_loss_names(options)) names.emplace_back(name);
+    if (options.per_layer)
+      for (const std::string& name : layer_loss_names(options, layer_number)) names.push_back(name);
+    return names;
   }
   std::vector<std::string> names;
   at::Tensor totals;
