@@ -114,15 +114,8 @@ struct DepthCost {
   int64_t saved() const { return before + layer.saved().total() + after; }
 };
 
-// Its layer runs without a tape, on the device.
-TransformerConfig depth_config(TransformerConfig config) {
-  std::erase(config.recompute_modules, "mlp");
-  config.offload_modules.clear();
-  return config;
-}
-
 DepthCost::DepthCost(const TransformerConfig& given, const EndsShape& shape) {
-  const TransformerConfig config = depth_config(given);
+  const TransformerConfig config = depth_layer_config(given);
   const LayerShape& s = shape.layer;
   const StreamCost around(config, s);
   const HeadTensors tensors(config, shape);

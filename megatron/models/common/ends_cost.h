@@ -8,8 +8,9 @@
 //                                           gradient
 //                    + 20 T                 targets, log-sum-exp, loss mask
 //   each depth of multi-token prediction
-//                    8 T + 4 R h e + 3 k 4 R   token ids; embedding, inputs of the projection and of
-//                                           the last norm; statistics of norms
+//                    8 T + 4 R h e          token ids; embedding, inputs of the projection and of
+//                                           the last norm
+//                    + 12 k R               statistics of three norms
 //                    + layer + head         without the head's norm
 // With full recomputation, uniform, a depth saves its columns, and from the second on 2 R h e.
 // With the vocabulary split over the stages, the segment with the head ends after the final norm.

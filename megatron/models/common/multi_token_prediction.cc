@@ -11,13 +11,6 @@
 namespace megatron {
 namespace {
 
-// The configuration of a depth's layer, which stands in the place of the decoder's last one.
-TransformerConfig layer_config(const TransformerConfig& config, int64_t depth) {
-  TransformerConfig own = config;
-  own.seed = static_cast<int64_t>(random_key(config.seed, "mtp", depth).value >> 1);
-  return own;
-}
-
 NormOptions norm_options(const TransformerConfig& config, bool sequence_parallel) {
   return {config.normalization, config.layernorm_epsilon, config.layernorm_zero_centered_gamma,
           sequence_parallel};
@@ -31,10 +24,35 @@ LinearOptions projection_options(const TransformerConfig& config, bool sequence_
   return options;
 }
 
+// A coefficient of a loss of routers: a repeated layer adds it once for each depth.
+void divide_router_losses(TransformerConfig& config, int64_t uses) {
+  for (double& coefficient : config.moe_aux_loss_coeff) coefficient /= static_cast<double>(uses);
+  if (config.moe_z_loss_coeff) *config.moe_z_loss_coeff /= static_cast<double>(uses);
+}
+
 std::string loss_name(int64_t depth) { return cat("mtp_", depth, " loss"); }
 std::string acceptance_name(int64_t depth) { return cat("mtp_", depth, "_acceptance_rate"); }
 
 }  // namespace
+
+TransformerConfig depth_layer_config(const TransformerConfig& config) {
+  const int64_t last = config.num_layers;
+  TransformerConfig own = config;
+  own.layer_pattern = config.LayerConfig::layer_letters(last);
+  own.moe_layer_freq = "1";
+  if (!config.is_moe_layer(last)) own.num_experts = 0;
+  own.window_size = config.window(last);
+  own.window_attn_skip_freq.clear();
+  if (own.window_size.empty()) own.rotary_base_local.reset();
+  if (own.cp_comm_type.size() > 1) own.cp_comm_type = {config.cp_comm_type.back()};
+  if (!config.quantization(last).enabled()) own.remove_quantization();
+  own.first_last_layers_bf16 = false;
+  std::erase(own.recompute_modules, "mlp");
+  std::erase(own.recompute_modules, "moe");
+  own.offload_modules.clear();
+  divide_router_losses(own, config.mtp_num_layers / config.mtp_distinct_layers());
+  return own;
+}
 
 bool recomputes_depths(const TransformerConfig& config) {
   return config.recompute_granularity == RecomputeGranularity::kFull &&
@@ -43,14 +61,15 @@ bool recomputes_depths(const TransformerConfig& config) {
 
 MultiTokenLayer::MultiTokenLayer(const ModelConfig& config, int64_t depth,
                                  const ParallelGroups& groups)
-    : config_(layer_config(config.transformer, depth)),
+    : config_(depth_layer_config(config.transformer)),
       tp_(groups.tp),
       sequence_parallel_(config.sequence_parallel),
       enorm_(config_.hidden_size, norm_options(config_, sequence_parallel_)),
       hnorm_(config_.hidden_size, norm_options(config_, sequence_parallel_)),
       eh_proj_("eh_proj", 2 * config_.hidden_size, config_.hidden_size,
                projection_options(config_, sequence_parallel_), groups),
-      transformer_layer_(make_layer(config_, config_.num_layers, sequence_parallel_, groups)),
+      transformer_layer_(
+          make_layer(config_, config_.num_layers + depth, sequence_parallel_, groups)),
       final_layernorm_(config_.hidden_size, norm_options(config_, sequence_parallel_)) {
   add("enorm", &enorm_);
   add("hnorm", &hnorm_);
@@ -91,14 +110,13 @@ std::vector<std::string> MultiTokenPrediction::loss_names(const TransformerConfi
 }
 
 // Note [Depths are not cut] The main loss reads the decoder's output next to the depths. A cut of
-// the tape in a depth's layer would part the gradients of the two: so the layers run without a
-// tape, and what is recomputed is a whole depth with its loss, through which the decoder's output
-// passes. From the second depth on, it travels together with the depth's own input.
+// the tape in a depth's layer would part the gradients of the two: so the layers make none, and
+// what is recomputed is a whole depth with its loss, through which the decoder's output passes.
+// From the second depth on, it travels together with the depth's own input.
 at::Tensor MultiTokenPrediction::forward(const at::Tensor& hidden, const Batch& batch,
                                          const ForwardContext& context) {
   const ShiftedBatch shifted(batch, context.cp != nullptr ? *context.cp : cp_);
   ForwardContext pass = context;
-  pass.tape = nullptr;
   pass.offload = nullptr;
   LayerRotary rotary;
   if (config_.position_embedding_type == PositionEmbedding::kRope)
@@ -127,10 +145,11 @@ at::Tensor MultiTokenPrediction::forward(const at::Tensor& hidden, const Batch& 
 at::Tensor MultiTokenPrediction::run_depth(int64_t depth, const at::Tensor& hidden,
                                            const ShiftedColumns& columns,
                                            const ForwardContext& pass, const LayerRotary& rotary) {
-  ForwardContext shifted = pass;
+  ForwardContext shifted = pass, own = pass;
   shifted.position_ids = columns.position_ids;
+  own.tokens.padding = columns.padding;
   const at::Tensor out = layer(depth).forward(ends_.embed(columns.tokens, shifted, depth), hidden,
-                                              LayerContext{pass, rotary});
+                                              LayerContext{own, rotary});
   add_loss(depth, out, columns, pass);
   return out;
 }

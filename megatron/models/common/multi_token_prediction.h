@@ -1,7 +1,7 @@
 // Multi-token prediction: layers after the decoder, each of which predicts one more token ahead.
 //
-// Depth k = 1..D (--mtp-num-layers), with H_0 the decoder's output after its final norm and ids, labels and loss mask
-// shifted left by k:
+// Depth k = 1..D (--mtp-num-layers), with H_0 the decoder's output after its final norm and ids,
+// labels and loss mask shifted left by k:
 //
 //   u   = [enorm(embedding(ids)) | hnorm(H_{k-1})]
 //   H_k = final_layernorm(transformer_layer(eh_proj u))
@@ -30,6 +30,11 @@
 
 namespace megatron {
 
+// The configuration of a depth's layer, whatever its number: that of the decoder's last layer,
+// without cuts of the tape and on the device. Of a repeated layer, each depth adds its part of the
+// routers' losses.
+TransformerConfig depth_layer_config(const TransformerConfig& config);
+
 // Whether a depth is recomputed in the backward, with its loss.
 bool recomputes_depths(const TransformerConfig& config);
 
@@ -37,8 +42,8 @@ bool recomputes_depths(const TransformerConfig& config);
 // transformer_layer..., final_layernorm.*.
 class MultiTokenLayer : public Module {
  public:
-  // `depth` counts from 1. The layer is of the kind of the decoder's last one and has dropout draws
-  // of its own.
+  // `depth` counts from 1. The layer's number, which its draws depend on, follows those of the
+  // decoder.
   MultiTokenLayer(const ModelConfig& config, int64_t depth, const ParallelGroups& groups);
 
   //   embedded, hidden, return   as for Layer::forward
@@ -81,7 +86,8 @@ class MultiTokenPrediction : public Module {
   //   return   hidden, which the main loss must be computed from
   at::Tensor forward(const at::Tensor& hidden, const Batch& batch, const ForwardContext& context);
 
-  // Names in logs: of each depth its loss, and the percentage of labels that have the largest logit.
+  // Names in logs: of each depth its loss, and the percentage of labels that have the largest
+  // logit.
   static std::vector<std::string> loss_names(const TransformerConfig& config);
 
  private:

@@ -1,5 +1,7 @@
 #include "megatron/models/common/shifted_batch.h"
 
+#include <vector>
+
 #include "megatron/comm/process_group.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -25,7 +27,9 @@ ShiftedBatch::ShiftedBatch(const Batch& batch, const ProcessGroup& cp)
   check_shape("loss_mask", batch["loss_mask"], {tokens.size(0), tokens.size(1)});
   at::Tensor position_ids = batch.find("position_ids");
   if (!position_ids.defined()) position_ids = batch.place.position.expand_as(tokens);
-  integers_ = zigzag_gather(at::stack({tokens, labels, position_ids}, 1), 2, cp);
+  std::vector<at::Tensor> integers = {tokens, labels, position_ids};
+  if (batch.padding.defined()) integers.push_back(batch.padding.to(at::kLong));
+  integers_ = zigzag_gather(at::stack(integers, 1), 2, cp);
   loss_mask_ = zigzag_gather(batch["loss_mask"], 1, cp);
   weight_ = loss_mask_.sum(1, false, at::kDouble);
 }
@@ -38,6 +42,7 @@ ShiftedColumns ShiftedBatch::at(int64_t by) const {
   out.tokens = own(integers_.select(1, 0));
   out.labels = own(integers_.select(1, 1));
   out.position_ids = own(integers_.select(1, 2));
+  if (integers_.size(1) > 3) out.padding = own(integers_.select(1, 3)).to(at::kBool);
   out.loss_mask = own(loss_mask_);
   const at::Tensor weight = rolled_left(loss_mask_, by, document_ids_).sum(1, false, at::kDouble);
   out.weight_ratio = at::where(weight > 0, weight_ / weight, at::zeros({}, weight.options()));

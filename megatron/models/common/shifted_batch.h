@@ -14,6 +14,7 @@ struct ShiftedColumns {
   at::Tensor tokens, labels;  // [b, s] int64
   at::Tensor position_ids;    // [b, s] int64
   at::Tensor loss_mask;       // [b, s] fp32
+  at::Tensor padding;         // bool [b, s]; undefined: there is none
   // [b] fp64: weight of the sequence in the main loss over its weight with this mask; 0 where that
   // is 0
   at::Tensor weight_ratio;
@@ -30,7 +31,7 @@ class ShiftedBatch {
 
  private:
   const ProcessGroup& cp_;
-  at::Tensor integers_;   // [b, 3, s] int64: tokens, labels, position ids
+  at::Tensor integers_;   // [b, n, s] int64: tokens, labels, position ids and, if there is, padding
   at::Tensor loss_mask_;  // [b, s]
   at::Tensor document_ids_;
   at::Tensor weight_;  // [b] fp64

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "megatron/base/check.h"
 #include "megatron/distributed/sharded_layout.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/planning/layout_plan.h"
@@ -235,6 +236,14 @@ TEST(ShrinkDepth, ADepthThatNoSmallerOneReplacesIsKept) {
           .arguments.transformer;
   EXPECT_EQ(t.num_layers, 6);
   EXPECT_EQ(t.cp_comm_type.back(), "all_gather");
+}
+
+TEST(ShrinkDepth, OneOrSeveralTokensAreStillPredictedAhead) {
+  for (const auto& [before, after] : {std::pair{0, 0}, {1, 1}, {2, 2}, {5, 2}}) {
+    const Shrunk small = shrunk(cat(kLlama, "--mtp-num-layers ", before), 1);
+    EXPECT_EQ(small.arguments.transformer.mtp_num_layers, after);
+    EXPECT_THAT(small.lost, IsEmpty());
+  }
 }
 
 TEST(ShrinkDepth, RecomputationKeepsARemainder) {
