@@ -71,8 +71,8 @@ Mesh draw_mesh(Dice& dice, int64_t max_ranks) {
 // rules refuse the others.
 class Draw {
  public:
-  Draw(Dice& dice, const Mesh& mesh, bool fp8, bool experts)
-      : dice_(dice), mesh_(mesh), fp8_(fp8), experts_(experts) {
+  Draw(Dice& dice, const Mesh& mesh, bool fp8, bool with_experts)
+      : dice_(dice), mesh_(mesh), fp8_(fp8), experts_(with_experts) {
     layers();
     heads();
     positions();
@@ -385,21 +385,24 @@ class Draw {
 
   // Not what each rank applies to its own rows, unless these are a whole micro-batch.
   void balance() {
-    if (mesh_.tp * mesh_.cp == 1 && dice_.chance(20)) {
+    const bool drops = mesh_.tp * mesh_.cp == 1 && dice_.chance(20);
+    if (drops) {
       add("--moe-expert-capacity-factor", dice_.pick({0.5, 1.0, 1.5}));
       if (dice_.chance(50)) add("--moe-token-drop-policy position");
     }
     if (dice_.chance(30)) add("--moe-z-loss-coeff", 0.05);
-    switch (dice_.range(0, 4)) {
-      case 0:
+    // Losses over the data ranks are compared with larger micro-batches of one rank.
+    const bool means = flags_.find("--no-calculate-per-token-loss") != std::string::npos;
+    switch (dice_.range(drops || means ? 3 : 0, 5)) {
+      case 3:
         return add("--moe-aux-loss-coeff 0.1");
-      case 1:
+      case 0:
         return add("--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 0.1");
-      case 2:
+      case 1:
         return add(
             "--moe-router-load-balancing-type seq_aux_loss global_aux_loss --moe-aux-loss-coeff "
             "0.1 0.05");
-      case 3:
+      case 4:
         return add("--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0.1");
       default:
         return;

@@ -436,6 +436,10 @@ void tokens_ahead_can_be_predicted(const Arguments& a, Violations& v) {
               " m, --mtp-num-layers is ", t.mtp_num_layers),
           "as many m, directly before L, or none");
   if (t.mtp_num_layers <= 0) return;
+  const int64_t tp = a.parallel.tensor_model_parallel_size;
+  if (tp > 1 && t.hidden_size % tp != 0)
+    v.add(cat("--mtp-num-layers needs --hidden-size ", t.hidden_size,
+              " to be divisible by --tensor-model-parallel-size ", tp));
   if (a.training.task == "dpo")
     v.add("--mtp-num-layers with --task dpo is not built", "leave one of them out");
   if (a.parallel.hybrid_context_parallel)

@@ -32,6 +32,12 @@ void grids_fit(const Arguments& a, Violations& v) {
           cat("a product that divides: ", format_divisors(stage)));
     return;
   }
+  const int64_t data = stage / (expert * tensor),
+                instances = a.ddp.num_distributed_optimizer_instances;
+  v.require(instances < 1 || data % instances == 0,
+            cat("--num-distributed-optimizer-instances ", instances, " does not divide the ", data,
+                " ranks that hold the same experts"),
+            cat("numbers that divide them: ", format_divisors(data)));
   v.require(!p.use_tp_pp_dp_mapping || stage / (expert * tensor) == a.data_parallel_size(),
             cat("--use-tp-pp-dp-mapping needs --expert-model-parallel-size ", expert,
                 " x --expert-tensor-parallel-size ", tensor,

@@ -14,19 +14,22 @@ namespace {
 // A prime, so that micro-batches and data ranks do not divide it
 constexpr int64_t kWholeSet = 37;
 
+// Samples that are masked alike. Not those of a micro-batch: layouts with other ones are compared.
+constexpr int64_t kPair = 2;
+
 // Which loss weights of a sample stay
 enum class Kept { kAll, kNone, kLast, kInner };
 
-// By the place among 7 micro-batches. Every second one is as it was, so that two of them make a
-// step with tokens.
-Kept kept_in(int64_t index, int64_t micro_batch_size) {
-  switch (index / micro_batch_size % 7) {
+// By the place among 7 pairs. Every second one is as it was, so that two of them make a step with
+// tokens.
+Kept kept_in(int64_t index) {
+  switch (index / kPair % 7) {
     case 1:
       return Kept::kNone;
     case 3:
       return Kept::kLast;
     case 5:
-      return index % micro_batch_size == 0 ? Kept::kInner : Kept::kNone;
+      return index % kPair == 0 ? Kept::kInner : Kept::kNone;
     default:
       return Kept::kAll;
   }
@@ -94,16 +97,13 @@ void move_documents(int64_t index, const SampleSpans& sample, std::vector<int32_
 
 class ProofDataset final : public Dataset {
  public:
-  ProofDataset(std::shared_ptr<const Dataset> of, int64_t size, int64_t micro_batch_size)
-      : Dataset(of->columns()),
-        of_(std::move(of)),
-        size_(std::min(size, of_->size())),
-        micro_batch_size_(micro_batch_size) {}
+  ProofDataset(std::shared_ptr<const Dataset> of, int64_t size)
+      : Dataset(of->columns()), of_(std::move(of)), size_(std::min(size, of_->size())) {}
   int64_t size() const override { return size_; }
   void read(int64_t index, const SampleSpans& out,
             std::vector<int32_t>& document_starts) const override {
     of_->read(index, out, document_starts);
-    mask(kept_in(index, micro_batch_size_), out);
+    mask(kept_in(index), out);
     move_documents(index, out, document_starts);
   }
   std::pair<int64_t, int64_t> locate(int64_t index) const override { return of_->locate(index); }
@@ -113,18 +113,14 @@ class ProofDataset final : public Dataset {
 
  private:
   const std::shared_ptr<const Dataset> of_;
-  const int64_t size_, micro_batch_size_;
+  const int64_t size_;
 };
 
 }  // namespace
 
 TrainValidTestDatasets proof_datasets(TrainValidTestDatasets sets, const Arguments& arguments) {
-  // Larger ones read the same samples
-  const int64_t micro_batch_size = arguments.training.micro_batch_size;
   const auto wrap = [&](std::shared_ptr<const Dataset>& set, bool whole) {
-    if (set)
-      set = std::make_shared<const ProofDataset>(set, whole ? kWholeSet : set->size(),
-                                                 std::min<int64_t>(micro_batch_size, 2));
+    if (set) set = std::make_shared<const ProofDataset>(set, whole ? kWholeSet : set->size());
   };
   if (arguments.data.multiple_validation_sets && sets.valid.size() == 1 && sets.test)
     sets.valid.push_back(sets.test);

@@ -97,7 +97,9 @@ void shrink_expert_ranks(Arguments& a, const Arguments& before, Shrinker& shrink
   const auto kept = [](int64_t count_before, int64_t count) {
     return std::min<int64_t>(count_before, 2) <= count ? 1 : 0;
   };
-  int64_t expert = 1, tensor = 1;
+  // With the rank order tensor, pipeline, data the others may not fit.
+  int64_t tensor = p.expert_tensor_parallel_size ? 1 : p.tensor_model_parallel_size,
+          expert = p.use_tp_pp_dp_mapping ? stage / a.data_parallel_size() / tensor : 1;
   int best = -1;
   for (int64_t e = 1; e <= std::min(old.expert_model_parallel_size, max_axis); ++e)
     for (int64_t x = 1; x <= std::min(tensor_before, max_axis); ++x) {
@@ -196,6 +198,16 @@ void shrink_schedule(Arguments& a, const ParameterSchedule& user, double lr, int
   a.training.train_iters = num_steps;
 }
 
+void remove_loss(MoEConfig& moe, std::string_view type) {
+  std::vector<std::string>& types = moe.moe_router_load_balancing_type;
+  const auto at = std::find(types.begin(), types.end(), type);
+  moe.moe_aux_loss_coeff.erase(moe.moe_aux_loss_coeff.begin() + (at - types.begin()));
+  types.erase(at);
+  if (!types.empty()) return;
+  types = {"none"};
+  moe.moe_aux_loss_coeff = {0.0};
+}
+
 // Balancing of experts that depends on the layout by definition, so that no run on one rank computes
 // the same.
 void remove_balance_by_rank(Arguments& a, Shrinker& shrinker) {
@@ -211,15 +223,17 @@ void remove_balance_by_rank(Arguments& a, Shrinker& shrinker) {
     shrinker.lose("no sinkhorn, which each rank applies to its own rows");
     t.moe_router_load_balancing_type = {"none"};
   }
-  if (a.data_parallel_size() == 1 || t.balance_coefficient("aux_loss") == 0 ||
-      t.balance_coefficient("global_aux_loss") == 0)
-    return;
-  shrinker.lose("no aux_loss: one rank has either its micro-batches or those of global_aux_loss");
-  const auto at = std::find(t.moe_router_load_balancing_type.begin(),
-                            t.moe_router_load_balancing_type.end(), "aux_loss") -
-                  t.moe_router_load_balancing_type.begin();
-  t.moe_router_load_balancing_type.erase(t.moe_router_load_balancing_type.begin() + at);
-  t.moe_aux_loss_coeff.erase(t.moe_aux_loss_coeff.begin() + at);
+  if (a.data_parallel_size() == 1 || t.balance_coefficient("global_aux_loss") == 0) return;
+  // One rank computes it with micro-batches of all data ranks.
+  if (!a.training.calculate_per_token_loss || t.moe_expert_capacity_factor) {
+    shrinker.lose(
+        "no global_aux_loss: --no-calculate-per-token-loss and a capacity are of micro-batches of "
+        "one rank, it is of those of all data ranks");
+    remove_loss(t, "global_aux_loss");
+  } else if (t.balance_coefficient("aux_loss") > 0) {
+    shrinker.lose("no aux_loss: one rank has either its micro-batches or those of global_aux_loss");
+    remove_loss(t, "aux_loss");
+  }
 }
 
 void forget_graphs(TrainingConfig& training) {

@@ -54,7 +54,8 @@ void shrink_experts(TransformerConfig& t, const TransformerConfig& before,
   if (!t.has_moe()) return;
   shrink_choices(t, shrinker);
   const int64_t experts = tiny_experts(t, before, ranks_before.expert, ranks.expert);
-  if (experts < t.num_experts) shrinker.set("--num-experts", t.num_experts, experts);
+  if (experts < t.num_experts || t.num_experts % ranks.expert != 0)
+    shrinker.set("--num-experts", t.num_experts, experts);
   shrinker.keep_several("experts per rank", before.num_experts / ranks_before.expert,
                         t.num_experts / ranks.expert);
   shrinker.set("--moe-ffn-hidden-size", t.moe_ffn_hidden_size,

@@ -1,9 +1,9 @@
 #include "megatron/transformer/moe/moe_layer.h"
 
 #include "megatron/base/check.h"
-#include "megatron/nn/functional.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
+#include "megatron/transformer/moe/router_product.h"
 
 namespace megatron {
 namespace {
@@ -119,7 +119,9 @@ class MoELayer::SharedExperts : public Module {
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) {
     const at::Tensor y = mlp_.forward(x, context, /*add=*/false).output;
     if (gate_.local_shape.empty()) return y;
-    return y * x.matmul(differentiable(gate_).t()).sigmoid();
+    const at::Tensor logits =
+        router_logits(x, gate_, /*bias=*/nullptr, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    return y * logits.sigmoid().to(y.scalar_type()).view({x.size(0), x.size(1), 1});
   }
 
  private:
