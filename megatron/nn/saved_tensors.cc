@@ -85,14 +85,37 @@ SavedTensorScope::SavedTensorScope(bool recomputing, Keep keep)
 
 SavedTensorScope::~SavedTensorScope() { *list_ = outer_; }
 
+namespace {
+
+// The memory of a tensor for as long as another tensor keeps it: autograd hands out tensors of its
+// own over the memory of one that it was given.
+struct WeakTensor {
+  explicit WeakTensor(const at::Tensor& t)
+      : memory(t.storage().getWeakStorageImpl()),
+        options(t.options()),
+        sizes(t.sizes().vec()),
+        strides(t.strides().vec()),
+        offset(t.storage_offset()) {}
+  at::Tensor lock() const {
+    auto held = memory.lock();
+    if (!held) return {};
+    return at::empty({0}, options).set_(c10::Storage(std::move(held)), offset, sizes, strides);
+  }
+  c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+  at::TensorOptions options;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset;
+};
+
+}  // namespace
+
 SavedTensorScope::Restore recomputed(std::function<at::Tensor()> compute) {
-  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  return [compute = std::move(compute), last = std::make_shared<std::optional<Weak>>()] {
-    if (*last)
-      if (auto held = (*last)->lock(); held.defined()) return at::Tensor(std::move(held));
+  return [compute = std::move(compute), last = std::make_shared<std::optional<WeakTensor>>()] {
     const at::NoGradGuard no_grad;
-    const at::Tensor again = compute().detach();
-    *last = Weak(again.getIntrusivePtr());
+    if (*last)
+      if (const at::Tensor held = (*last)->lock(); held.defined()) return held;
+    const at::Tensor again = compute();
+    last->emplace(again);
     return again;
   };
 }

@@ -22,8 +22,8 @@ struct LinearOptions {
   // Column-parallel only: sizes of the output parts that are split one by one (a gated FC1 is {ffn,
   // ffn}).
   std::vector<int64_t> parts = {};
-  // Column-parallel only: false: every tensor-parallel rank holds the whole weight and multiplies the
-  // rows that it has; there is no communication.
+  // Column-parallel only: false: every tensor rank holds the whole weight and multiplies the rows
+  // that it has; there is no communication.
   bool divided = true;
   // Column-parallel only: apply this norm to the input first; its parameters are layer_norm_weight
   // and layer_norm_bias.

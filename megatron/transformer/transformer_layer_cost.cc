@@ -1,7 +1,6 @@
 #include "megatron/transformer/transformer_layer_cost.h"
 
 #include "megatron/transformer/attention/attention_cost.h"
-#include "megatron/transformer/attention/multi_latent_attention_cost.h"
 #include "megatron/transformer/feed_forward/mlp_cost.h"
 
 namespace megatron {
@@ -9,9 +8,7 @@ namespace megatron {
 LayerCost transformer_layer_cost(const TransformerConfig& config, int64_t layer_number,
                                  const LayerShape& shape, bool offloaded) {
   LayerCost cost;
-  cost.first = config.multi_latent_attention
-                   ? multi_latent_attention_cost(config, layer_number, shape, offloaded)
-                   : attention_cost(config, layer_number, shape, offloaded);
+  cost.first = attention_cost(config, layer_number, shape, offloaded);
   cost.second = mlp_cost(config, layer_number, shape, offloaded);
   cost.stream = cost.first.saved.residual;
   cost.not_reloaded = cost.first.offloaded.given.total() - cost.first.offloaded.taken;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/transformer/attention/core_attention_cost.h"
+#include "megatron/transformer/attention/multi_latent_attention_cost.h"
 
 namespace megatron {
 
@@ -178,6 +179,8 @@ PackedHeads attention_heads(const TransformerConfig& c) {
 
 SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_number,
                             const LayerShape& shape, bool offloaded) {
+  if (config.multi_latent_attention)
+    return multi_latent_attention_cost(config, layer_number, shape, offloaded);
   const Attention attention(config, layer_number, shape);
   const StreamCost& around = attention.around;
   SublayerCost cost;

@@ -54,6 +54,9 @@ constexpr Way kOtherWays[] = {
     {"no handler", "--no-exit-signal-handler", 1},
     {"fresh", "--start-mode fresh", 1},
     {"CPU", "--device cpu", 2},
+    {"latents",
+     "--multi-latent-attention --position-embedding-type rope --kv-lora-rank 16 --qk-head-dim 16",
+     1},
     {"plain transfers", "--pipeline-model-parallel-size 2 --no-overlap-p2p-communication", 2},
 };
 
@@ -285,6 +288,9 @@ constexpr Reader kReaders[] = {
     {"fp8_wgrad", "megatron/transformer/config/precision.cc", "quantization"},
     {"first_last_layers_bf16", "megatron/transformer/config/precision.cc", "quantization"},
     {"num_layers_at_end_in_bf16", "megatron/transformer/config/precision.cc", "quantization"},
+    {"rope_type", "megatron/transformer/config/multi_latent_attention.h", "stretches_positions"},
+    {"mscale", "megatron/transformer/config/multi_latent_attention.cc", "rotary_magnitude"},
+    {"mscale_all_dim", "megatron/transformer/config/multi_latent_attention.cc", "score_magnitude"},
     {"recompute_activations", "megatron/transformer/config/recompute.cc", "finalize"},
     {"fine_grained_activation_offloading", "megatron/transformer/config/offload.cc", "offloads"},
     {"offload_modules", "megatron/transformer/config/offload.cc", "offloads"},

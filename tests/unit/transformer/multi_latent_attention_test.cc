@@ -238,6 +238,15 @@ class TensorBytesBackend final : public ForwardingBackend {
     *bytes_ += scatter_bytes(size(), static_cast<double>(input.nbytes()));
     return ForwardingBackend::reduce_scatter(output, input, op);
   }
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
+    const auto row = static_cast<int64_t>(input.nbytes()) / input.size(0);
+    for (int peer = 0; peer < size(); ++peer)
+      if (peer != rank())
+        *bytes_ += static_cast<double>(input_sizes[static_cast<size_t>(peer)] * row);
+    return ForwardingBackend::all_to_all(output, std::move(output_sizes), input,
+                                         std::move(input_sizes));
+  }
 
  private:
   double* bytes_;
