@@ -8,7 +8,7 @@ namespace megatron {
 
 namespace {
 
-CoreAttentionSizes core_sizes(const TransformerConfig& c, const LayerShape& s) {
+CoreAttentionSizes latent_sizes(const TransformerConfig& c, const LayerShape& s) {
   CoreAttentionSizes sizes;
   sizes.heads = sizes.groups = c.num_attention_heads / s.tensor;
   sizes.key = c.query_head_size();
@@ -95,7 +95,7 @@ UpProjection LatentAttention::up_projection(int64_t width, int64_t output, bool 
 }
 
 LatentAttention::LatentAttention(const TransformerConfig& c, int64_t layer, const LayerShape& s)
-    : CoreAttentionCost(c, layer, s, core_sizes(c, s)),
+    : CoreAttentionCost(c, layer, s, latent_sizes(c, s)),
       around(c, s),
       latent_queries(c.q_lora_rank.has_value()),
       down(s.rows * (c.kv_lora_rank + c.qk_pos_emb_head_dim) * s.element),
@@ -248,7 +248,7 @@ double LatentAttention::gathered_inputs() const {
 }
 
 // Per token, forward and backward.
-double moved_elements(const TransformerConfig& c) {
+double latent_moved_elements(const TransformerConfig& c) {
   const auto h = static_cast<double>(c.hidden_size), n = static_cast<double>(c.num_attention_heads),
              key = static_cast<double>(c.query_head_size()),
              plain = static_cast<double>(c.qk_head_dim), value = static_cast<double>(c.v_head_dim);
@@ -261,7 +261,7 @@ double moved_elements(const TransformerConfig& c) {
 }
 
 // Megatron-LM counts the norm of a latent as one output more of its up projection.
-std::vector<LinearSize> linear_sizes(const TransformerConfig& c) {
+std::vector<LinearSize> latent_linears(const TransformerConfig& c) {
   const int64_t h = c.hidden_size, n = c.num_attention_heads, width = n * c.query_head_size();
   std::vector<LinearSize> linears;
   if (c.q_lora_rank) {
@@ -297,9 +297,9 @@ SublayerCost multi_latent_attention_cost(const TransformerConfig& config, int64_
   cost.deferred_peak = attention.heads() + attention.CoreAttentionCost::saved() - attention.out +
                        attention.out + attention.q + attention.k + attention.v + around.stream +
                        attention.backward_extra();
-  cost.linears = linear_sizes(config);
+  cost.linears = latent_linears(config);
   cost.score_products = attention.score_products();
-  cost.moved_elements = moved_elements(config);
+  cost.moved_elements = latent_moved_elements(config);
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;
   cost.tensor = attention.tensor_traffic();
   if (attention.recomputes_heads()) {
