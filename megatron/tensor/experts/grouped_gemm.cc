@@ -46,9 +46,10 @@ void for_each_expert(const at::Tensor& counts, int64_t rows, const F& f) {
   }
 }
 
-// Calls product(in, out) for the rows of one expert. On the CPU for blocks of a fixed number of rows
-// in memory of their own, in which a row's place follows from its number: BLAS libraries choose
-// kernels by the number of rows, by place and by alignment, and so the order of a row's sums.
+// Calls product(in, out) for the rows of one expert. On the CPU for blocks of a fixed number of
+// rows in memory of their own, in which a row's place follows from its number: BLAS libraries
+// choose kernels by the number of rows, by place and by alignment, and so the order of a row's
+// sums.
 template <class F>
 void multiply_rows(const at::Tensor& in, const at::Tensor& out, int64_t before, const F& product) {
   if (in.size(0) == 0) return;

@@ -88,8 +88,8 @@ std::vector<at::Tensor> use_verbs(const ProcessGroup& world, at::Device device) 
       group.broadcast(from_last, n - 1)->wait();
       results.insert(results.end(), {all, from_last});
     }
-    // Rank i sends i + j + 1 rows to rank j, and rank 1 nothing to rank 0; then rank 1 neither sends
-    // nor receives, then none does.
+    // Rank i sends i + j + 1 rows to rank j, and rank 1 nothing to rank 0; then rank 1 neither
+    // sends nor receives, then none does.
     for (const int idle : {0, 1, n}) {
       const auto rows = [&](int from, int to) -> int64_t {
         const bool none =

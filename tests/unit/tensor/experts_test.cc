@@ -13,13 +13,12 @@ namespace {
 
 TEST(ExpertRows, AreOrderedByExpertThenToken) {
   // Five tokens of two choices; experts 2, 3 and 4 of six; -1 and 9 are none.
-  const at::Tensor choices =
-      at::tensor({3, 2, 2, 5, -1, 3, 0, 9, 2, 3}, at::kInt).view({5, 2});
+  const at::Tensor choices = at::tensor({3, 2, 2, 5, -1, 3, 0, 9, 2, 3}, at::kInt).view({5, 2});
   const ExpertOrder order = order_by_expert(choices, 2, 3);
   EXPECT_TRUE(at::equal(order.counts, at::tensor({3, 3, 0}, at::kInt)));
   EXPECT_TRUE(at::equal(order.choices.narrow(0, 0, 6), at::tensor({1, 2, 8, 0, 5, 9}, at::kLong)));
-  EXPECT_TRUE(at::equal(
-      order.rows, at::tensor({3, 0, 1, -1, -1, 4, -1, -1, 2, 5}, at::kLong).view({5, 2})));
+  EXPECT_TRUE(at::equal(order.rows,
+                        at::tensor({3, 0, 1, -1, -1, 4, -1, -1, 2, 5}, at::kLong).view({5, 2})));
   EXPECT_EQ(order.choices.numel(), 10);
   for (const int64_t tokens : {0, 3}) {
     const ExpertOrder none = order_by_expert(at::full({tokens, 2}, -1, at::kInt), 0, 3);
@@ -47,12 +46,11 @@ TEST(ExpertRows, SumsOverTheRowsOfAnExpert) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   at::Tensor rows = draw({7, 4}), scales = draw({7}, at::kDouble, 2);
   rows.narrow(0, 5, 2).fill_(nan);  // of no expert
-  EXPECT_TRUE(at::equal(experts_of_rows(counts, 7),
-                        at::tensor({0, 0, 2, 2, 2, 2, 2}, at::kLong)));
+  EXPECT_TRUE(at::equal(experts_of_rows(counts, 7), at::tensor({0, 0, 2, 2, 2, 2, 2}, at::kLong)));
   for (const bool scaled : {false, true}) {
     const at::Tensor in = scaled ? rows * scales.unsqueeze(1) : rows;
-    const at::Tensor expected = at::stack({in.narrow(0, 0, 2).sum(0), at::zeros({4}, at::kDouble),
-                                           in.narrow(0, 2, 3).sum(0)});
+    const at::Tensor expected = at::stack(
+        {in.narrow(0, 0, 2).sum(0), at::zeros({4}, at::kDouble), in.narrow(0, 2, 3).sum(0)});
     at::Tensor assigned = at::full({3, 4}, nan, at::kDouble), added = at::ones({3, 4}, at::kDouble);
     const at::Tensor factors = scaled ? scales : at::Tensor();
     sum_rows_of_experts(rows, counts, factors, assigned, 0.0);
@@ -79,13 +77,11 @@ at::Tensor plain_activation(const at::Tensor& x, const ExpertActivation& activat
 }
 
 TEST(WeightedActivation, EqualsAutograd) {
-  const ExpertActivation all[] = {{Activation::kSwiglu},
-                                  {Activation::kGeglu},
-                                  {Activation::kQuickGeglu, 1.0},
-                                  {Activation::kQuickGeglu, 1.0, 0.7},
-                                  {Activation::kSwiglu, 0.0, 0.5},
-                                  {Activation::kGelu},
-                                  {Activation::kSquaredRelu}};
+  const ExpertActivation all[] = {
+      {Activation::kSwiglu},           {Activation::kGeglu},
+      {Activation::kQuickGeglu, 1.0},  {Activation::kQuickGeglu, 1.0, 0.7},
+      {Activation::kSwiglu, 0.0, 0.5}, {Activation::kGelu},
+      {Activation::kSquaredRelu}};
   for (const ExpertActivation& activation : all) {
     const std::string what = "activation " + std::to_string(static_cast<int>(activation.kind));
     const int64_t f = 5, columns = is_gated(activation.kind) ? 2 * f : f;
@@ -105,10 +101,9 @@ TEST(WeightedActivation, EqualsAutograd) {
 
 // The clamped activation of gpt-oss: (gate, up) and its value, computed with NumPy.
 TEST(WeightedActivation, ClampedGoldenValues) {
-  const at::Tensor x =
-      at::tensor({1.0, 0.5, 9.0, -9.0, -2.0, 1.0}, at::kDouble).view({3, 2});
-  const at::Tensor y = weighted_activation(x, at::ones({3}, at::kDouble),
-                                           {Activation::kQuickGeglu, 1.0, 7.0});
+  const at::Tensor x = at::tensor({1.0, 0.5, 9.0, -9.0, -2.0, 1.0}, at::kDouble).view({3, 2});
+  const at::Tensor y =
+      weighted_activation(x, at::ones({3}, at::kDouble), {Activation::kQuickGeglu, 1.0, 7.0});
   const at::Tensor expected =
       at::tensor({1.268693649, -41.99971877, -0.128682752}, at::kDouble).view({3, 1});
   EXPECT_LT(relative_error(y, expected), 1e-9);

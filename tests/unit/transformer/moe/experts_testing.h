@@ -6,10 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <mutex>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "megatron/base/check.h"
