@@ -77,7 +77,8 @@ struct ParallelGroups {
 // evenly.
 int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size);
 
-// The mesh of a configuration and a number of ranks. Throws UsageError or Error when sizes do not divide.
+// The mesh of a configuration and a number of ranks. Throws UsageError or Error when sizes do not
+// divide.
 Mesh make_mesh(const ParallelConfig& config, int64_t world_size);
 
 // Where a rank is, "tp 1 pp 2 dp 0": the axes with several ranks.

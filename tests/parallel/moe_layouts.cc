@@ -6,10 +6,10 @@ namespace megatron {
 namespace {
 
 // A dense model's flags without those of the MLP.
-#define TRUNK                                                                                  \
-  "--num-layers 4 --hidden-size 48 --num-attention-heads 12 --group-query-attention "          \
-  "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization "       \
-  "RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "              \
+#define TRUNK                                                                            \
+  "--num-layers 4 --hidden-size 48 --num-attention-heads 12 --group-query-attention "    \
+  "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization " \
+  "RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "        \
   "--attention-dropout 0 --hidden-dropout 0 "
 
 constexpr ModelFlags kExpertModels[] = {
@@ -89,7 +89,8 @@ constexpr LayoutRow kExpertRows[] = {
     {"moe_ep2_cp2_sequence", "qwen_moe", 4, EP "2 " CP "2 " SEQ},
     {"moe_tp2_sp_dp2_sequence_z", "deepseek", 4, TP "2 " SP EP "2 " SEQ Z A2A},
     {"moe_dp4_global", "mixtral", 4, EP "2 " GLOBAL},
-    {"moe_tp2_sp_cp2_dp2_global_z", "qwen_moe", 8, TP "2 " SP CP "2 " EP "4 " ETP "1 " GLOBAL Z A2A},
+    {"moe_tp2_sp_cp2_dp2_global_z", "qwen_moe", 8,
+     TP "2 " SP CP "2 " EP "4 " ETP "1 " GLOBAL Z A2A},
     {"moe_pp2_vpp2_global_sequence", "mixtral", 4,
      PP "2 " VPP "2 --moe-router-load-balancing-type global_aux_loss seq_aux_loss "
         "--moe-aux-loss-coeff 0.1 0.05"},

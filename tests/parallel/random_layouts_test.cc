@@ -4,8 +4,8 @@
 //   MEGATRON_RANDOM_LAYOUTS=N  configurations (default 10)
 //   MEGATRON_RANDOM_SEED=S     seed of the first one (default 1)
 //
-// As many with experts follow, from seed kFirstOfExperts + S - 1 on. A configuration is determined by
-// its seed, which a failure message names.
+// As many with experts follow, from seed kFirstOfExperts + S - 1 on. A configuration is determined
+// by its seed, which a failure message names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -355,8 +355,7 @@ class Draw {
       maybe(50, "--moe-shared-expert-gate");
     }
     if (dice_.chance(20)) add("--moe-latent-size", dice_.range(4, 16));
-    if (dice_.chance(30))
-      add("--moe-expert-rank-capacity-factor", dice_.pick({1.0, 1.25, 2.0}));
+    if (dice_.chance(30)) add("--moe-expert-rank-capacity-factor", dice_.pick({1.0, 1.25, 2.0}));
     if (dice_.chance(20))
       add("--recompute-granularity selective --recompute-modules",
           dice_.pick<const char*>({"moe", "moe_act", "moe core_attn"}));
@@ -485,7 +484,8 @@ std::string outcome(const std::function<std::string()>& check) {
 // How to repeat a check.
 std::string again(int64_t seed) {
   const int64_t number = seed < kFirstOfExperts ? seed : seed - kFirstOfExperts + 1;
-  return cat("again: MEGATRON_RANDOM_SEED=", number, " MEGATRON_RANDOM_LAYOUTS=1, seed ", seed, "\n");
+  return cat("again: MEGATRON_RANDOM_SEED=", number, " MEGATRON_RANDOM_LAYOUTS=1, seed ", seed,
+             "\n");
 }
 
 class RandomLayouts : public testing::TestWithParam<int64_t> {};
@@ -493,8 +493,8 @@ class RandomLayouts : public testing::TestWithParam<int64_t> {};
 TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
   const int64_t seed = GetParam();
   const Configuration drawn = legal_configuration(static_cast<uint64_t>(seed), kMaxRanks);
-  SCOPED_TRACE(cat(again(seed),
-                   drawn.world_size, " ranks: pretrain ", drawn.flags, drawn.precision));
+  SCOPED_TRACE(
+      cat(again(seed), drawn.world_size, " ranks: pretrain ", drawn.flags, drawn.precision));
   // Adam's epsilon as in the matrix and in proofs: first steps divide vanishing gradients by little
   // more than it.
   const Arguments arguments = parse_run(drawn.flags + " --adam-eps 1e-3", drawn.world_size);
@@ -507,8 +507,8 @@ TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
 // No false alarms, in any type.
 TEST_P(RandomLayouts, AreProved) {
   const Configuration drawn = legal_configuration(static_cast<uint64_t>(GetParam()), kMaxRanks);
-  SCOPED_TRACE(cat(again(GetParam()),
-                   drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
+  SCOPED_TRACE(
+      cat(again(GetParam()), drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
   RecordProperty("precision", drawn.precision);
   const Arguments whole = parse_run(drawn.flags + drawn.precision, drawn.world_size);
   EXPECT_EQ(outcome([&] {
@@ -523,8 +523,7 @@ TEST_P(RandomLayouts, UpdateAsOneRankUpdates) {
   std::string flags = drawn.flags + drawn.precision;
   if (drawn.precision.empty() && flags.find("--optimizer adam") != std::string::npos)
     flags += " --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16";
-  SCOPED_TRACE(cat(again(GetParam()),
-                   drawn.world_size, " ranks: pretrain ", flags));
+  SCOPED_TRACE(cat(again(GetParam()), drawn.world_size, " ranks: pretrain ", flags));
   const Arguments arguments = parse_run(flags, drawn.world_size);
   EXPECT_EQ(outcome([&] { return failures({prove_updates(gpt_task(), arguments)}); }), "");
 }
@@ -533,8 +532,8 @@ TEST_P(RandomLayouts, UpdateAsOneRankUpdates) {
 TEST_P(RandomLayouts, ShrinkToWhatIsLegal) {
   const Configuration drawn =
       legal_configuration(static_cast<uint64_t>(GetParam()), /*max_ranks=*/4096);
-  SCOPED_TRACE(cat(again(GetParam()),
-                   drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
+  SCOPED_TRACE(
+      cat(again(GetParam()), drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
   const Arguments arguments = parse_run(drawn.flags + drawn.precision, drawn.world_size);
   EXPECT_EQ(outcome([&] {
               const Arguments small = shrink(arguments, /*max_axis=*/4).arguments;

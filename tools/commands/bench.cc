@@ -119,6 +119,8 @@ Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device d
   batch.set("tokens", zigzag_slice(text.slice(1, 0, s), 1, cp).contiguous());
   batch.set("labels", zigzag_slice(text.slice(1, 1, s + 1), 1, cp).contiguous());
   batch.set("loss_mask", at::ones(batch["tokens"].sizes(), at::dtype(at::kFloat).device(device)));
+  batch.totals.loss_weight = batch.totals.tokens =
+      at::full({b}, s, at::dtype(at::kDouble).device(device));
   batch.place.sample =
       at::arange(first_sample, first_sample + b, at::dtype(at::kLong).device(device));
   batch.place.position = zigzag_positions(s, cp.size(), cp.rank(), device);

@@ -1,9 +1,9 @@
 // cuDNN's fused attention through its frontend's graphs, deterministic in forward and backward
 // unless the options say otherwise.
 //
-// Tensors are [b, n, s, d] (keys and values [b, g, s, d]; values and output may be narrower), of any
-// strides with a contiguous last dimension; nothing is copied. Runs on the current stream. A graph
-// is built for each shape and thread at its first use.
+// Tensors are [b, n, s, d] (keys and values [b, g, s, d]; values and output may be narrower), of
+// any strides with a contiguous last dimension; nothing is copied. Runs on the current stream. A
+// graph is built for each shape and thread at its first use.
 #pragma once
 
 #include <ATen/core/Tensor.h>

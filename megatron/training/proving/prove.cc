@@ -198,44 +198,6 @@ void shrink_schedule(Arguments& a, const ParameterSchedule& user, double lr, int
   a.training.train_iters = num_steps;
 }
 
-void remove_loss(MoEConfig& moe, std::string_view type) {
-  std::vector<std::string>& types = moe.moe_router_load_balancing_type;
-  const auto at = std::find(types.begin(), types.end(), type);
-  moe.moe_aux_loss_coeff.erase(moe.moe_aux_loss_coeff.begin() + (at - types.begin()));
-  types.erase(at);
-  if (!types.empty()) return;
-  types = {"none"};
-  moe.moe_aux_loss_coeff = {0.0};
-}
-
-// Balancing of experts that depends on the layout by definition, so that no run on one rank computes
-// the same.
-void remove_balance_by_rank(Arguments& a, Shrinker& shrinker) {
-  TransformerConfig& t = a.transformer;
-  const int64_t parts = a.parallel.context_parallel_size *
-                        (a.parallel.sequence_parallel ? a.parallel.tensor_model_parallel_size : 1);
-  if (parts > 1 && t.moe_expert_capacity_factor) {
-    shrinker.lose("no --moe-expert-capacity-factor, which each rank applies to its own rows");
-    t.moe_expert_capacity_factor = {};
-    t.moe_token_drop_policy = MoEDropPolicy::kProbs;
-  }
-  if (parts > 1 && t.uses_sinkhorn()) {
-    shrinker.lose("no sinkhorn, which each rank applies to its own rows");
-    t.moe_router_load_balancing_type = {"none"};
-  }
-  if (a.data_parallel_size() == 1 || t.balance_coefficient("global_aux_loss") == 0) return;
-  // One rank computes it with micro-batches of all data ranks.
-  if (!a.training.calculate_per_token_loss || t.moe_expert_capacity_factor) {
-    shrinker.lose(
-        "no global_aux_loss: --no-calculate-per-token-loss and a capacity are of micro-batches of "
-        "one rank, it is of those of all data ranks");
-    remove_loss(t, "global_aux_loss");
-  } else if (t.balance_coefficient("aux_loss") > 0) {
-    shrinker.lose("no aux_loss: one rank has either its micro-batches or those of global_aux_loss");
-    remove_loss(t, "aux_loss");
-  }
-}
-
 void forget_graphs(TrainingConfig& training) {
   training.enable_cuda_graph = false;
   training.cuda_graph_impl = CudaGraphImpl::kNone;
@@ -503,7 +465,12 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
                shrinker);
   shrink_experts(a.transformer, arguments.transformer, ranks_of_experts(arguments.parallel),
                  ranks_of_experts(a.parallel), shrinker);
-  remove_balance_by_rank(a, shrinker);
+  remove_balance_by_rank(
+      a.transformer,
+      {a.parallel.context_parallel_size *
+           (a.parallel.sequence_parallel ? a.parallel.tensor_model_parallel_size : 1),
+       a.data_parallel_size(), a.training.calculate_per_token_loss},
+      shrinker);
   shrink_documents(a, shrinker, arguments.transformer.seq_length);
   if (const std::optional<int64_t> segments = even_segments(a))
     shrink_depth(a.transformer, *segments, a.parallel.pipeline_model_parallel_size, shrinker);

@@ -172,6 +172,11 @@ void validate_dispatch(const MoEConfig& c, Violations& v) {
 }  // namespace
 
 void MoEConfig::fields(FieldVisitor& v) {
+  architecture_fields(v);
+  training_fields(v);
+}
+
+void MoEConfig::architecture_fields(FieldVisitor& v) {
   v.role(FieldRole::kArchitecture);
   v.group("mixture of experts");
   v.field("num_experts", num_experts, "experts of a layer; 0: an MLP in their place");
@@ -202,6 +207,9 @@ void MoEConfig::fields(FieldVisitor& v) {
           "width to which tokens are projected before the experts, and from which after them");
   v.field("moe_apply_probs_on_input", moe_apply_probs_on_input,
           "with one expert per token: its weight multiplies its input");
+}
+
+void MoEConfig::training_fields(FieldVisitor& v) {
   v.role(FieldRole::kNumerics);
   v.choice("moe_router_dtype", moe_router_dtype, kRouterDtypes,
            "type of logits and scores; fp64 for models in fp64");

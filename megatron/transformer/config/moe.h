@@ -61,6 +61,10 @@ struct MoEConfig {
   // The coefficient of one of the balancing types; 0: no such loss.
   double balance_coefficient(std::string_view type) const;
   bool uses_sinkhorn() const;
+
+ private:
+  void architecture_fields(FieldVisitor& visitor);
+  void training_fields(FieldVisitor& visitor);
 };
 
 }  // namespace megatron

@@ -45,14 +45,24 @@ struct ProofRanks {
 void shrink_layer(TransformerConfig& config, const ProofRanks& before, const ProofRanks& ranks,
                   Shrinker& shrinker);
 
-// The same of experts. Where the model has several experts per rank, several choices, groups of which
-// some are not chosen, or several scores that rank a group, so has the tiny one.
+// The same of experts. Where the model has several experts per rank, several choices, groups of
+// which some are not chosen, or several scores that rank a group, so has the tiny one.
 struct ExpertProofRanks {
   int64_t expert = 1, expert_tensor = 1, tensor = 1;
 };
 void shrink_experts(TransformerConfig& config, const TransformerConfig& before,
                     const ExpertProofRanks& ranks_before, const ExpertProofRanks& ranks,
                     Shrinker& shrinker);
+
+// Removes balancing of experts that depends on the layout by definition, so that no run on one rank
+// computes the same.
+struct BalancedRows {
+  int64_t parts = 1;       // ranks that divide the rows of a micro-batch
+  int64_t data_ranks = 1;  // with micro-batches of their own
+  bool per_token = true;   // losses are means over all tokens of a step
+};
+void remove_balance_by_rank(TransformerConfig& config, const BalancedRows& rows,
+                            Shrinker& shrinker);
 
 // `segments`, on that many pipeline stages, divide the layers evenly. The smallest depth of at
 // least two layers each at which every segment has each kind of layer that it had (letters, window,

@@ -46,7 +46,40 @@ int64_t tiny_experts(const TransformerConfig& t, const TransformerConfig& before
   return experts;
 }
 
+void remove_loss(MoEConfig& moe, std::string_view type) {
+  std::vector<std::string>& types = moe.moe_router_load_balancing_type;
+  const auto at = std::find(types.begin(), types.end(), type);
+  moe.moe_aux_loss_coeff.erase(moe.moe_aux_loss_coeff.begin() + (at - types.begin()));
+  types.erase(at);
+  if (!types.empty()) return;
+  types = {"none"};
+  moe.moe_aux_loss_coeff = {0.0};
+}
+
 }  // namespace
+
+void remove_balance_by_rank(TransformerConfig& t, const BalancedRows& rows, Shrinker& shrinker) {
+  if (rows.parts > 1 && t.moe_expert_capacity_factor) {
+    shrinker.lose("no --moe-expert-capacity-factor, which each rank applies to its own rows");
+    t.moe_expert_capacity_factor = {};
+    t.moe_token_drop_policy = MoEDropPolicy::kProbs;
+  }
+  if (rows.parts > 1 && t.uses_sinkhorn()) {
+    shrinker.lose("no sinkhorn, which each rank applies to its own rows");
+    t.moe_router_load_balancing_type = {"none"};
+  }
+  if (rows.data_ranks == 1 || t.balance_coefficient("global_aux_loss") == 0) return;
+  // One rank computes it with micro-batches of all data ranks.
+  if (!rows.per_token || t.moe_expert_capacity_factor) {
+    shrinker.lose(
+        "no global_aux_loss: --no-calculate-per-token-loss and a capacity are of micro-batches of "
+        "one rank, it is of those of all data ranks");
+    remove_loss(t, "global_aux_loss");
+  } else if (t.balance_coefficient("aux_loss") > 0) {
+    shrinker.lose("no aux_loss: one rank has either its micro-batches or those of global_aux_loss");
+    remove_loss(t, "aux_loss");
+  }
+}
 
 void shrink_experts(TransformerConfig& t, const TransformerConfig& before,
                     const ExpertProofRanks& ranks_before, const ExpertProofRanks& ranks,

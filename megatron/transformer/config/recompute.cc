@@ -10,8 +10,8 @@ constexpr std::string_view kGranularities[] = {"none", "full", "selective"};
 constexpr std::string_view kMethods[] = {"uniform", "block"};
 
 // Values of --recompute-modules that are built, and those of layers that are not built.
-constexpr std::string_view kRecomputeModules[] = {
-    "core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "mla_up_proj"};
+constexpr std::string_view kRecomputeModules[] = {"core_attn", "layernorm", "mlp",        "mlp_act",
+                                                  "moe",       "moe_act",   "mla_up_proj"};
 constexpr std::pair<std::string_view, std::string_view> kLaterRecomputeModules[] = {
     {"shared_experts", "a unit of its own in layers of experts"},
     {"gdn_norm_out", "gated-delta attention"},

@@ -7,7 +7,7 @@
 // Saved (transformer/moe/):
 //   residual stream  R h x        input of the norm
 //   norms            R (h e + 4)  output and statistics
-//   router           8 R E, R k (4 + 8)   logits and shares, choices and weights, in sums of 4 bytes
+//   router           8 R E, R k (4 + 8)  logits and shares, choices and weights; sums of 4 bytes
 //   experts          r h' e       rows, if they are exchanged; else they are gathered again
 //                    r F e / y    outputs of linear_fc1
 //                    r f e / y    of the activation, not with --recompute-modules moe_act

@@ -119,8 +119,8 @@ class MoELayer::SharedExperts : public Module {
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) {
     const at::Tensor y = mlp_.forward(x, context, /*add=*/false).output;
     if (gate_.local_shape.empty()) return y;
-    const at::Tensor logits =
-        router_logits(x, gate_, /*bias=*/nullptr, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor logits = router_logits(
+        x, gate_, /*bias=*/nullptr, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
     return y * logits.sigmoid().to(y.scalar_type()).view({x.size(0), x.size(1), 1});
   }
 
