@@ -22,7 +22,7 @@ UNITY ?=
 export UNITY
 CTEST = . .venv/toolchain.sh; "$$CTEST" -j $(JOBS)
 
-.PHONY: help setup build test clients quickstart test-asan test-tsan coverage extension fuzz docs format dist install clean
+.PHONY: help setup build test matrix clients quickstart test-asan test-tsan coverage extension fuzz docs format dist install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -56,6 +56,10 @@ test-tsan: setup  ## the torch-free tests and the thread backend under ThreadSan
 
 coverage: setup  ## line coverage of the torch-free folders
 	@scripts/coverage.sh
+
+matrix: setup  ## every layout of the equivalence matrix in fp64 and in fp32; `make test` takes a fourth of those in fp32
+	@scripts/build.sh $(PRESET) equivalence_test
+	MEGATRON_MATRIX=whole build/$(PRESET)/tests/equivalence_test
 
 extension: build  ## build the patches of tests/extension, each in a copy of the tree, and run their tests
 	@tests/extension/run.py --preset $(PRESET)

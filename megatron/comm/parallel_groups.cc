@@ -76,7 +76,8 @@ void ParallelConfig::validate(Violations& violations) const {
   if (max_seqlen_per_dp_cp_rank)
     refuse_below_one("--max-seqlen-per-dp-cp-rank", *max_seqlen_per_dp_cp_rank, violations);
   refuse_below_one("--expert-model-parallel-size", expert_model_parallel_size, violations);
-  refuse_below_one("--expert-tensor-parallel-size", expert_tensor_size(), violations);
+  if (expert_tensor_parallel_size)
+    refuse_below_one("--expert-tensor-parallel-size", *expert_tensor_parallel_size, violations);
   const std::vector<int64_t>& levels = hierarchical_context_parallel_sizes;
   const bool fits = levels.size() == 2 && levels[0] > 0 && levels[1] > 0 &&
                     levels[0] * levels[1] == context_parallel_size;

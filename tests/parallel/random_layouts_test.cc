@@ -505,7 +505,8 @@ TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
 }
 
 // No false alarms, in any type.
-TEST_P(RandomLayouts, AreProved) {
+class ProvedLayouts : public RandomLayouts {};
+TEST_P(ProvedLayouts, AreProved) {
   const Configuration drawn = legal_configuration(static_cast<uint64_t>(GetParam()), kMaxRanks);
   SCOPED_TRACE(
       cat(again(GetParam()), drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
@@ -550,6 +551,14 @@ TEST_P(RandomLayouts, ShrinkToWhatIsLegal) {
 const int64_t kFirstSeed = number_in_environment("MEGATRON_RANDOM_SEED", 1),
               kSeeds = number_in_environment("MEGATRON_RANDOM_LAYOUTS", 10);
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
+                         [](const auto& info) { return cat(info.param); });
+// Proofs take most of the time: those of three with experts are part of `make test`.
+const int64_t kProvedExperts = std::getenv("MEGATRON_RANDOM_LAYOUTS") != nullptr ? kSeeds : 3;
+INSTANTIATE_TEST_SUITE_P(Seeds, ProvedLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Experts, ProvedLayouts,
+                         testing::Range(kFirstOfExperts + kFirstSeed - 1,
+                                        kFirstOfExperts + kFirstSeed - 1 + kProvedExperts),
                          [](const auto& info) { return cat(info.param); });
 INSTANTIATE_TEST_SUITE_P(Experts, RandomLayouts,
                          testing::Range(kFirstOfExperts + kFirstSeed - 1,

@@ -148,6 +148,7 @@ at::Tensor MultiTokenPrediction::run_depth(int64_t depth, const at::Tensor& hidd
   ForwardContext shifted = pass, own = pass;
   shifted.position_ids = columns.position_ids;
   own.tokens.padding = columns.padding;
+  own.layer_use = depth;
   const at::Tensor out = layer(depth).forward(ends_.embed(columns.tokens, shifted, depth), hidden,
                                               LayerContext{own, rotary});
   add_loss(depth, out, columns, pass);

@@ -92,6 +92,16 @@ void add_stage_ranks(const LayoutPlan& plan, int stage, const PlannedBuffer& buf
   }
 }
 
+// State that is no parameter, such as a router's bias: the first rank of the stage writes it.
+void add_module_state(const LayoutPlan& plan, int stage, CheckpointPlan& out) {
+  const int rank = plan.mesh.rank_at({Axis::kPipeline}, stage);
+  for (const auto& chunk : plan.held_by(stage).chunks)
+    chunk->visit_state([&](const std::string&, at::Tensor& state) {
+      out.bytes[static_cast<size_t>(rank)] += static_cast<int64_t>(state.nbytes());
+      ++out.fragments;
+    });
+}
+
 }  // namespace
 
 double CheckpointPlan::seconds(double rank_bandwidth, double total_bandwidth) const {
@@ -103,9 +113,11 @@ double CheckpointPlan::seconds(double rank_bandwidth, double total_bandwidth) co
 CheckpointPlan make_checkpoint_plan(const LayoutPlan& plan) {
   CheckpointPlan out;
   out.bytes.assign(static_cast<size_t>(plan.arguments.world_size), 0);
-  for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage)
+  for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage) {
     for (const std::vector<PlannedBuffer>& buffers : plan.held_by(stage).buffers)
       for (const PlannedBuffer& buffer : buffers) add_stage_ranks(plan, stage, buffer, out);
+    add_module_state(plan, stage, out);
+  }
   int64_t blocks = 0;
   for (size_t rank = 0; rank < out.bytes.size(); ++rank) {
     const int64_t bytes = out.bytes[rank];

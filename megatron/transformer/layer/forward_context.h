@@ -39,6 +39,7 @@ struct ForwardContext {
   TokenWeights tokens;  // of this micro-batch, for those losses and for statistics of tokens
   // A training pass of which no result is kept, not even a statistic: kernels are loaded by it.
   bool discarded = false;
+  int64_t layer_use = 0;  // which use of a layer that one pass uses several times, from 0
   const RoutingReplay* routing = nullptr;  // choices of routers to record or impose; null: neither
   RecomputeTape* tape = nullptr;           // training: records what is recomputed
   OffloadedPass* offload = nullptr;        // training: records what is offloaded

@@ -74,12 +74,12 @@ at::Tensor Router::logits_of(const at::Tensor& x, const ForwardContext& pass) {
 
 at::Tensor Router::choose(const at::Tensor& logits, const ForwardContext& pass) const {
   if (pass.routing != nullptr && pass.routing->imposed != nullptr)
-    return pass.routing->imposed->find(layer_number_, row_positions(pass));
+    return pass.routing->imposed->find(layer_number_, row_positions(pass), pass.layer_use);
   const at::Tensor choices = options_.sinkhorn
                                  ? sinkhorn_choices(logits, options_.routing.topk, pass.training)
                                  : choose_experts(logits, expert_bias_, options_.routing);
   if (pass.routing != nullptr && pass.routing->record != nullptr && !pass.discarded)
-    pass.routing->record->record(layer_number_, row_positions(pass), choices);
+    pass.routing->record->record(layer_number_, row_positions(pass), choices, pass.layer_use);
   return choices;
 }
 

@@ -18,7 +18,7 @@ std::vector<int64_t> on_host(const at::Tensor& numbers) {
 }  // namespace
 
 void RoutingTable::record(int64_t layer_number, const TokenPositions& rows,
-                          const at::Tensor& choices) {
+                          const at::Tensor& choices, int64_t use) {
   const int64_t b = rows.sample.numel(), s = rows.position.numel();
   check_shape("choices to record", choices, {s * b, -1});
   const int64_t k = choices.size(1);
@@ -28,7 +28,7 @@ void RoutingTable::record(int64_t layer_number, const TokenPositions& rows,
   const std::vector<int64_t> samples = on_host(rows.sample);
   const std::lock_guard lock(mutex_);
   for (int64_t i = 0; i < b; ++i) {
-    at::Tensor& kept = samples_[{layer_number, samples[static_cast<size_t>(i)]}].choices;
+    at::Tensor& kept = samples_[{layer_number, use, samples[static_cast<size_t>(i)]}].choices;
     if (!kept.defined()) kept = at::full({0, k}, -1, at::kInt);
     if (kept.size(0) < length)
       kept = at::cat({kept, at::full({length - kept.size(0), k}, -1, at::kInt)});
@@ -36,13 +36,13 @@ void RoutingTable::record(int64_t layer_number, const TokenPositions& rows,
   }
 }
 
-at::Tensor RoutingTable::find(int64_t layer_number, const TokenPositions& rows) const {
+at::Tensor RoutingTable::find(int64_t layer_number, const TokenPositions& rows, int64_t use) const {
   const at::Tensor positions = rows.position.to(at::kCPU);
   const int64_t length = positions.numel() == 0 ? 0 : positions.max().item<int64_t>() + 1;
   std::vector<at::Tensor> found;
   const std::lock_guard lock(mutex_);
   for (const int64_t sample : on_host(rows.sample)) {
-    const auto entry = samples_.find({layer_number, sample});
+    const auto entry = samples_.find({layer_number, use, sample});
     MEGATRON_CHECK(entry != samples_.end(), "no choices of layer ", layer_number,
                    " are recorded for sample ", sample);
     const at::Tensor& kept = entry->second.choices;

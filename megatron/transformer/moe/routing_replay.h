@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
+#include <tuple>
 
 #include "megatron/tensor/random.h"
 
@@ -22,17 +22,19 @@ class RoutingTable {
   // Keeps the choices of a layer's rows; those of rows that are known already are replaced.
   //   rows     sample [b] and position [s] of the rows
   //   choices  [s b, k] int32
-  void record(int64_t layer_number, const TokenPositions& rows, const at::Tensor& choices);
+  //   use      ForwardContext::layer_use
+  void record(int64_t layer_number, const TokenPositions& rows, const at::Tensor& choices,
+              int64_t use = 0);
 
   // The choices of such rows, on the device of `rows.sample`. Throws Error that names the first row
   // that was not recorded. Waits for the device.
-  at::Tensor find(int64_t layer_number, const TokenPositions& rows) const;
+  at::Tensor find(int64_t layer_number, const TokenPositions& rows, int64_t use = 0) const;
 
  private:
   struct Sample {
     at::Tensor choices;  // [positions, k] int32; -1: not recorded
   };
-  std::map<std::pair<int64_t, int64_t>, Sample> samples_;  // by layer and sample
+  std::map<std::tuple<int64_t, int64_t, int64_t>, Sample> samples_;  // by layer, use and sample
   mutable std::mutex mutex_;
 };
 

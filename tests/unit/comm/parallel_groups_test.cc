@@ -216,7 +216,7 @@ TEST(ParallelConfig, LevelsMustMakeUpTheContextRanks) {
     EXPECT_EQ(message.find("hierarchical"), std::string::npos);
 }
 
-TEST(ParallelConfig, SizesArePositiveAndExpertsAreNotBuilt) {
+TEST(ParallelConfig, SizesArePositive) {
   ParallelConfig config;
   config.tensor_model_parallel_size = 2;
   config.pipeline_model_parallel_size = 4;

@@ -131,14 +131,14 @@ TEST(FlagTable, EveryRowDoesWhatItSays) {
 }
 
 TEST(FlagTable, LaunchScriptsForOneRankPass) {
-  EXPECT_EQ(refusal({"--expert-tensor-parallel-size", "1", "--transformer-impl",
+  EXPECT_EQ(refusal({"--moe-hybridep-num-sms-preprocessing", "108", "--transformer-impl",
                      "transformer_engine", "--use-flash-attn", "--no-masked-softmax-fusion",
                      "--no-gradient-accumulation-fusion", "--attention-softmax-in-fp32",
                      "--accumulate-allreduce-grads-in-fp32", "--manual-gc", "--manual-gc-interval",
-                     "10", "--deterministic-mode", "--use-mcore-models", "--num-experts", "0",
-                     "--moe-router-topk", "2", "--no-save-rng"}),
+                     "10", "--deterministic-mode", "--use-mcore-models",
+                     "--moe-upcycling-granularity", "1", "--no-save-rng"}),
             "accepted");
-  EXPECT_THAT(refusal({"--num-experts", "8"}), HasSubstr("mixture of experts is not built yet"));
+  EXPECT_THAT(refusal({"--moe-paged-stash"}), HasSubstr("by computing in rounds"));
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ constexpr Way kWays[] = {
 
 // Runs in which a claim with a condition does not hold.
 constexpr Way kOtherWays[] = {
+    {"experts", "--num-experts 4", 1},
     {"fast", "--fast", 1},
     {"unfused attention", "--attention-backend unfused", 1},
     {"sums in bf16", "--grad-reduce-in-bf16", 2},

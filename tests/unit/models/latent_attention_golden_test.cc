@@ -48,7 +48,8 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
 
 void compare_with_golden(const std::string& name, at::ScalarType type, double tolerance) {
   SCOPED_TRACE(cat(name, " ", c10::toString(type)));
-  const SafetensorsFile file("tests/golden/latent_attention/" + name + ".safetensors");
+  const SafetensorsFile file(MEGATRON_SOURCE_DIR "/tests/golden/latent_attention/" + name +
+                             ".safetensors");
   const std::map<std::string, at::Tensor> golden = read_golden_tensors(file);
   const TransformerConfig config =
       latent_golden_config(nlohmann::json::parse(file.header().metadata.at("config")));

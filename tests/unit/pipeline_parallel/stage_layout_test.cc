@@ -236,9 +236,9 @@ TEST(StageLayout, FaultsOfLayoutStringsAreLocated) {
     EXPECT_TRUE(message.starts_with(start)) << message;
     return message.substr(std::min(start.size(), message.size()));
   };
-  EXPECT_THAT(
-      error("Ett|xtL"),
-      HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), t (layer), L (loss)"));
+  EXPECT_THAT(error("Ett|xtL"),
+              HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), t (layer), m "
+                        "(multi-token prediction), L (loss)"));
   EXPECT_THAT(error("Ett|t,m|L"), HasSubstr("'m' at position 7 is not before L"));
   EXPECT_THAT(error("tt|ttL"), HasSubstr("does not start with the embedding\nhint: one E"));
   EXPECT_THAT(error("Ett|tt"), HasSubstr("does not end with the loss\nhint: one L"));

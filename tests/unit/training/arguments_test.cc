@@ -134,10 +134,11 @@ TEST(Arguments, SamplesInPlaceOfIterations) {
 
 TEST(Arguments, AllViolationsComeAtOnce) {
   const std::string error = usage_error(
-      "--num-layers 2 --hidden-size 32 --num-attention-heads 3 --num-experts 8 --micro-batch-size "
+      "--num-layers 2 --hidden-size 32 --num-attention-heads 3 --moe-paged-stash "
+      "--micro-batch-size "
       "2 --global-batch-size 3 "
       "--seq-length 16 --lr-warmup-iterz 5 --eval-micro-batch-size 2 --save-interval 5");
-  for (const char* text : {"--num-experts is refused",
+  for (const char* text : {"--moe-paged-stash is refused",
                            "unknown flag --lr-warmup-iterz; did you mean --lr-warmup-iters?",
                            "--hidden-size 32 is not divisible by --num-attention-heads 3",
                            "--global-batch-size 3 is not divisible by --micro-batch-size 2",
@@ -198,7 +199,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "and --decrease-batch-size-if-needed are both given"},
         BadFlags{"--fp32-residual-connection", "--fp32-residual-connection has no effect in fp32"},
         BadFlags{"--fp16 --bf16", "--bf16"},
-        BadFlags{"--expert-model-parallel-size 2", "--expert-model-parallel-size 2 needs experts"},
+        BadFlags{"--expert-model-parallel-size 2",
+                 "--expert-model-parallel-size 2 needs --num-experts"},
         BadFlags{"--async-save", "--async-save is given without --save"},
         BadFlags{"--keep-last-checkpoints 2", "is given without --save"},
         BadFlags{"--save /tmp/x --load /tmp/x --finetune",
