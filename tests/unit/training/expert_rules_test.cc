@@ -14,7 +14,8 @@ namespace {
 using testing::HasSubstr;
 
 constexpr const char* kExperts =
-    "--num-layers 4 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 2 "
+    "--num-layers 4 --hidden-size 32 --num-attention-heads 4 --seq-length 16 "
+    "--micro-batch-size 2 "
     "--train-iters 10 --lr 1e-3 --tokenizer-type ByteLevelTokenizer --mock-data --swiglu "
     "--disable-bias-linear --ffn-hidden-size 48 --num-experts 8 ";
 
@@ -27,8 +28,8 @@ struct Refused {
 class ExpertRules : public testing::TestWithParam<Refused> {};
 
 TEST_P(ExpertRules, RefuseWithOneMessage) {
-  const std::string error = error_of(
-      [] { parse_line(cat("pretrain ", kExperts, GetParam().flags), GetParam().ranks); });
+  const std::string error =
+      error_of([] { parse_line(cat("pretrain ", kExperts, GetParam().flags), GetParam().ranks); });
   EXPECT_THAT(error, HasSubstr(GetParam().says));
 }
 
@@ -44,7 +45,8 @@ constexpr Refused kRefused[] = {
     {"--moe-router-num-groups 3 --moe-router-group-topk 1", 1,
      "--num-experts 8 is not divisible by --moe-router-num-groups 3\nhint: groups that divide it: "
      "1, 2, 4, 8"},
-    {"--moe-router-num-groups 4 --moe-router-group-topk 5", 1, "--moe-router-group-topk 5: expected"},
+    {"--moe-router-num-groups 4 --moe-router-group-topk 5", 1,
+     "--moe-router-group-topk 5: expected"},
     {"--moe-router-num-groups 4 --moe-router-group-topk 1 --moe-router-topk 3", 1,
      "--moe-router-topk 3 exceeds the experts of 1 groups, 2"},
     {"--moe-router-num-groups 8 --moe-router-group-topk 4 --moe-router-topk 2", 1,
@@ -54,7 +56,8 @@ constexpr Refused kRefused[] = {
     {"--moe-router-load-balancing-type aux_loss aux_loss --moe-aux-loss-coeff 0.1 0.1", 1,
      "aux_loss is given twice"},
     {"--moe-router-load-balancing-type even --moe-aux-loss-coeff 0.1", 1, "even is unknown"},
-    {"--moe-router-load-balancing-type seq_aux_loss", 1, "has no effect with --moe-aux-loss-coeff 0"},
+    {"--moe-router-load-balancing-type seq_aux_loss", 1,
+     "has no effect with --moe-aux-loss-coeff 0"},
     {"--moe-router-load-balancing-type none --moe-aux-loss-coeff 0.1", 1,
      "--moe-aux-loss-coeff 0.1 has no effect with none"},
     {"--moe-router-load-balancing-type sinkhorn --moe-expert-capacity-factor 1", 1,
@@ -64,7 +67,8 @@ constexpr Refused kRefused[] = {
     {"--moe-expert-rank-capacity-factor 0.5", 1, "0.5 is below 1, a balanced share"},
     {"--moe-apply-probs-on-input", 1, "--moe-apply-probs-on-input needs --moe-router-topk 1"},
     {"--moe-shared-expert-gate", 1, "needs --moe-shared-expert-intermediate-size"},
-    {"--moe-layer-freq [1,0]", 1, "--moe-layer-freq [1,0]: expected a positive integer, or a list of 4"},
+    {"--moe-layer-freq [1,0]", 1,
+     "--moe-layer-freq [1,0]: expected a positive integer, or a list of 4"},
     {"--moe-layer-freq [0]*4", 1, "with a one"},
     {"--moe-layer-freq __import__('os')", 1, "expected a positive integer"},
     {"--moe-latent-size 0", 1, "--moe-latent-size 0 must be positive"},
@@ -85,7 +89,8 @@ constexpr Refused kRefused[] = {
      2, "does not divide the 1 ranks that hold the same experts"},
     {"--use-tp-pp-dp-mapping --expert-model-parallel-size 2", 4,
      "--use-tp-pp-dp-mapping needs --expert-model-parallel-size 2"},
-    {"--fp8-format hybrid --bf16", 1, "--fp8-format or --fp4-format with --num-experts is not built"},
+    {"--fp8-format hybrid --bf16", 1,
+     "--fp8-format or --fp4-format with --num-experts is not built"},
     {"--lora-rank 4", 1, "--lora-rank with --num-experts is not built yet"},
 };
 INSTANTIATE_TEST_SUITE_P(Rules, ExpertRules, testing::ValuesIn(kRefused));
@@ -93,7 +98,8 @@ INSTANTIATE_TEST_SUITE_P(Rules, ExpertRules, testing::ValuesIn(kRefused));
 // Biases of experts; flags of experts without experts.
 TEST(ExpertFlags, BiasesAndLostFlags) {
   const std::string biases =
-      "--num-layers 4 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 2 "
+      "--num-layers 4 --hidden-size 32 --num-attention-heads 4 --seq-length 16 "
+      "--micro-batch-size 2 "
       "--train-iters 10 --lr 1e-3 --tokenizer-type ByteLevelTokenizer --mock-data ";
   const auto says = [&](const std::string& flags, int64_t ranks) {
     return error_of([&] { parse_line("pretrain " + biases + flags, ranks); });
@@ -109,7 +115,8 @@ TEST(ExpertFlags, BiasesAndLostFlags) {
 
 TEST(ExpertFlags, LayersWithExperts) {
   const auto layers = [](const char* freq) {
-    const Arguments arguments = parse_line(cat("pretrain ", kExperts, "--num-layers 6 --moe-layer-freq ", freq), 1);
+    const Arguments arguments =
+        parse_line(cat("pretrain ", kExperts, "--num-layers 6 --moe-layer-freq ", freq), 1);
     std::string text;
     for (int64_t layer = 1; layer <= 6; ++layer)
       text += arguments.transformer.is_moe_layer(layer) ? '1' : '0';

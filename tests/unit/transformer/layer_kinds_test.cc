@@ -137,7 +137,8 @@ TEST(LayerKinds, AreFoundByTheirLetters) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "a layer of kind Q is unknown\nhint: known kinds: *- (attention and MLP)");
+                 "a layer of kind Q is unknown\nhint: known kinds: *- (attention and MLP), *E "
+                 "(attention and experts)");
   }
 }
 

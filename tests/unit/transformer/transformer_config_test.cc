@@ -227,18 +227,22 @@ const std::vector<BrokenRule> kBrokenRules = {
     {"EmbeddingInitStdIsPositive", "--embedding-init-method-std -1 must be positive",
      [](auto& c) { c.embedding_init_method_std = -1.0; }},
     {"ZLossFromZero", "--z-loss-coeff -1 is negative", [](auto& c) { c.z_loss_coeff = -1.0; }},
-    {"MtpLayersFromZero", "--mtp-num-layers -1 is negative",
+    {"MtpLayersFromZero", "--mtp-num-layers -1 is negative\nhint: 0: none",
      [](auto& c) { c.mtp_num_layers = -1; }},
-    {"MtpStaysInTheSequence", "--mtp-num-layers 40 predict up to 41 tokens ahead in sequences of",
+    {"MtpStaysInTheSequence",
+     "--mtp-num-layers 40 predict up to 41 tokens ahead in sequences of 32",
      [](auto& c) { c.mtp_num_layers = 40, c.seq_length = 32; }},
     {"MtpRepeatsSeveral",
      "--mtp-use-repeated-layer has an effect only with several --mtp-num-layers",
      [](auto& c) { c.mtp_num_layers = 1, c.mtp_use_repeated_layer = true; }},
     {"MtpFactorNeedsLayers", "--mtp-loss-scaling-factor has an effect only with --mtp-num-layers",
      [](auto& c) { c.mtp_loss_scaling_factor = 0.3; }},
-    {"MtpFactorIsPositive", "--mtp-loss-scaling-factor 0 must be positive",
+    {"MtpFactorIsPositive",
+     "--mtp-loss-scaling-factor 0 must be positive\n"
+     "hint: to train without multi-token prediction leave --mtp-num-layers out",
      [](auto& c) { c.mtp_num_layers = 1, c.mtp_loss_scaling_factor = 0; }},
-    {"MtpWithoutAdapters", "--mtp-num-layers with --lora-rank is not built",
+    {"MtpWithoutAdapters",
+     "--mtp-num-layers with --lora-rank is not built\nhint: leave one of them out",
      [](auto& c) { c.mtp_num_layers = 1, c.lora_rank = 2; }},
     {"SeedIsPositive", "--seed 0 must be positive", [](auto& c) { c.seed = 0; }},
     {"WindowHasTwoSides", "--window-size takes two values (left, right), got 1",
@@ -270,15 +274,15 @@ const std::vector<BrokenRule> kBrokenRules = {
     {"RecomputeModulesNeedSelective", "--recompute-modules needs --recompute-granularity selective",
      [](auto& c) { c.recompute_modules = {"layernorm"}; }},
     {"RecomputeModuleWaits",
-     "--recompute-modules moe_act waits for mixture of experts, which is not built yet\n"
-     "hint: parts: core_attn, layernorm, mlp, mlp_act, mla_up_proj",
+     "--recompute-modules gdn_norm_out waits for gated-delta attention, which is not built yet\n"
+     "hint: parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, mla_up_proj",
      [](auto& c) {
        c.recompute_granularity = RecomputeGranularity::kSelective,
-       c.recompute_modules = {"mlp", "moe_act"};
+       c.recompute_modules = {"mlp", "gdn_norm_out"};
      }},
     {"RecomputeModuleIsKnown",
      "--recompute-modules attention is not known\nhint: parts: core_attn, layernorm, mlp, "
-     "mlp_act",
+     "mlp_act, moe, moe_act, mla_up_proj",
      [](auto& c) {
        c.recompute_granularity = RecomputeGranularity::kSelective,
        c.recompute_modules = {"attention"};
