@@ -292,6 +292,8 @@ constexpr Reader kReaders[] = {
     {"rope_type", "megatron/transformer/config/multi_latent_attention.h", "stretches_positions"},
     {"mscale", "megatron/transformer/config/multi_latent_attention.cc", "rotary_magnitude"},
     {"mscale_all_dim", "megatron/transformer/config/multi_latent_attention.cc", "score_magnitude"},
+    {"mtp_use_repeated_layer", "megatron/transformer/config/multi_token_prediction.h",
+     "mtp_distinct_layers"},
     {"recompute_activations", "megatron/transformer/config/recompute.cc", "finalize"},
     {"fine_grained_activation_offloading", "megatron/transformer/config/offload.cc", "offloads"},
     {"offload_modules", "megatron/transformer/config/offload.cc", "offloads"},
