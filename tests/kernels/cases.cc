@@ -15,13 +15,7 @@
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
-namespace {
 
-struct Shape {
-  int64_t rows, columns;
-};
-
-// Tolerances of one rounding to the type, with room for sums of a few hundred terms.
 double tolerance_of(at::ScalarType type) {
   switch (type) {
     case at::kDouble:
@@ -37,10 +31,16 @@ double tolerance_of(at::ScalarType type) {
 
 at::ScalarType wide(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 
-at::Tensor normal(at::IntArrayRef shape, at::ScalarType type, uint64_t seed, double scale = 1.0) {
+at::Tensor normal(at::IntArrayRef shape, at::ScalarType type, uint64_t seed, double scale) {
   at::manual_seed(seed);
   return (at::randn(shape, at::kDouble) * scale).to(type);
 }
+
+namespace {
+
+struct Shape {
+  int64_t rows, columns;
+};
 
 std::string row_name(const std::string& op, at::ScalarType type, Shape shape) {
   return op + "_" + c10::toString(type) + "_" + std::to_string(shape.rows) + "x" +
@@ -606,8 +606,8 @@ KernelCase fp8_norm_case(Normalization kind, at::ScalarType codes, at::ScalarTyp
   return row;
 }
 
-void add_rows(std::vector<KernelCase>& rows, at::ScalarType type,
-              const std::vector<Shape>& shapes) {
+void add_cases(std::vector<KernelCase>& rows, at::ScalarType type,
+               const std::vector<Shape>& shapes) {
   for (const Shape shape : shapes) {
     rows.push_back(norm_case(Normalization::kLayerNorm, false, true, type, shape));
     rows.push_back(norm_case(Normalization::kLayerNorm, true, false, type, shape));
@@ -637,17 +637,18 @@ std::vector<KernelCase> kernel_cases(bool perf) {
   std::vector<KernelCase> rows;
   if (perf) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
-      add_rows(rows, type, {{2048, 1024}});
+      add_cases(rows, type, {{2048, 1024}});
     for (const Shape shape : {Shape{8192, 4096}, Shape{8192, 28672}}) {
       rows.push_back(fp8_cast_case(at::kFloat8_e4m3fn, at::kBFloat16, shape));
       rows.push_back(fp8_block_case(false, at::kBFloat16, shape));
       rows.push_back(fp8_block_case(true, at::kBFloat16, shape));
     }
+    add_expert_cases(rows, perf);
     std::erase_if(rows, [](const KernelCase& row) { return row.bytes == 0; });
     return rows;
   }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-    add_rows(rows, type, {{1, 1}, {7, 127}, {129, 7}, {130, 1030}});
+    add_cases(rows, type, {{1, 1}, {7, 127}, {129, 7}, {130, 1030}});
     for (int i = 0; i < 6; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 64}, 60.0));
     rows.push_back(cross_entropy_case(type, {5, 64}, 3, 300.0, false));
@@ -685,6 +686,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
     for (const Shape shape : {Shape{1, 1}, Shape{7, 127}, Shape{130, 1024}})
       rows.push_back(amax_case(type, shape));
   }
+  add_expert_cases(rows, perf);
   return rows;
 }
 

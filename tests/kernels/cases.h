@@ -38,6 +38,15 @@ inline void PrintTo(const KernelCase& row, std::ostream* out) { *out << row.name
 // All rows. Large shapes only with `perf`.
 std::vector<KernelCase> kernel_cases(bool perf);
 
+// Tolerances of one rounding to the type, with room for sums of a few hundred terms.
+double tolerance_of(at::ScalarType type);
+// The type of sums and statistics: fp64 for fp64, else fp32.
+at::ScalarType wide(at::ScalarType type);
+at::Tensor normal(at::IntArrayRef shape, at::ScalarType type, uint64_t seed, double scale = 1.0);
+
+// Those of layers of experts, which kernel_cases() includes.
+void add_expert_cases(std::vector<KernelCase>& rows, bool perf);
+
 // Runs `run` with the inputs on `device`; returns the outputs on the CPU.
 Tensors run_on(const KernelCase& kernel_case, const Tensors& inputs, const at::Device& device);
 

@@ -1,27 +1,90 @@
 #include "megatron/tensor/experts/expert_rows.h"
 
 #include "megatron/base/check.h"
+#include "megatron/kernels/expert_rows.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 
+namespace {
+
+void launch_sum(const at::Tensor& rows, const at::Tensor& places, at::Tensor sums,
+                bool accumulate) {
+  const at::Tensor in = rows.contiguous(), index = places.contiguous();
+  SumOfRows args;
+  args.dtype = to_dtype(in.scalar_type());
+  args.sum_dtype = to_dtype(sums.scalar_type());
+  args.accumulate = accumulate;
+  args.tokens = sums.size(0);
+  args.choices = index.size(1);
+  args.columns = sums.size(1);
+  args.rows = in.const_data_ptr();
+  args.places = index.const_data_ptr<int64_t>();
+  args.sums = sums.data_ptr();
+  launch(
+      in, args.tokens, args.choices * args.columns,
+      [&](int64_t begin, int64_t end) { sum_of_rows_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(sum_of_rows_cuda(args, stream)); });
+}
+
+}  // namespace
+
 ExpertOrder order_by_expert(const at::Tensor& choices, int64_t first_expert, int64_t num_experts) {
   const at::NoGradGuard no_grad;
   check_shape("choices of experts", choices, {-1, -1});
-  const at::Tensor local = choices.reshape({-1}).to(at::kLong).sub(first_expert);
-  const at::Tensor chosen = local.ge(0).logical_and(local.lt(num_experts));
-  const at::Tensor expert = at::where(chosen, local, num_experts);
-  const auto [sorted, order] = at::sort(expert, /*stable=*/true, 0, /*descending=*/false);
-  const at::Tensor begins = at::searchsorted(sorted, at::arange(num_experts + 1, local.options()));
-  const at::Tensor row_of =
-      at::empty_like(order).scatter_(0, order, at::arange(order.numel(), local.options()));
-  ExpertOrder result;
-  result.counts = begins.diff().to(at::kInt);
-  result.choices = order;
-  result.rows = at::where(chosen, row_of, -1).view(choices.sizes());
+  const at::Tensor experts = as_contiguous(choices, at::kInt);
+  const auto wide = experts.options().dtype(at::kLong);
+  ExpertOrder result{at::empty({num_experts}, experts.options()),
+                     at::empty({experts.numel()}, wide), at::empty(experts.sizes(), wide)};
+  ExpertOrderArgs args;
+  args.choices = experts.numel();
+  args.first_expert = first_expert;
+  args.num_experts = num_experts;
+  args.experts = experts.const_data_ptr<int32_t>();
+  args.counts = result.counts.data_ptr<int32_t>();
+  args.order = result.choices.data_ptr<int64_t>();
+  args.rows = result.rows.data_ptr<int64_t>();
+  at::Tensor workspace;
+  if (experts.is_cuda()) {
+    workspace = at::empty({expert_order_workspace(args.choices, num_experts)},
+                          experts.options().dtype(at::kByte));
+    args.workspace = workspace.data_ptr();
+  }
+  launch(
+      experts, 1, args.choices, [&](int64_t, int64_t) { expert_order_cpu(args); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(expert_order_cuda(args, stream)); });
   return result;
+}
+
+at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& index, int64_t divisor) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor from = x.contiguous(), which = as_contiguous(index, at::kLong);
+  std::vector<int64_t> shape = index.sizes().vec();
+  shape.insert(shape.end(), x.sizes().begin() + 1, x.sizes().end());
+  at::Tensor y = at::empty(shape, x.options());
+  GatherRows args;
+  args.rows = which.numel();
+  args.row_bytes = (args.rows == 0 ? 0 : y.numel() / args.rows) * x.element_size();
+  args.from = from.const_data_ptr();
+  args.index = which.const_data_ptr<int64_t>();
+  args.divisor = divisor;
+  args.to = y.data_ptr();
+  launch(
+      from, args.rows, args.row_bytes / x.element_size(),
+      [&](int64_t begin, int64_t end) { gather_rows_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(gather_rows_cuda(args, stream)); });
+  return y;
+}
+
+at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& places) {
+  const at::NoGradGuard no_grad;
+  check_shape("rows of experts", rows, {-1, -1});
+  check_shape("places of choices", places, {-1, -1});
+  at::Tensor sums = at::empty({places.size(0), rows.size(1)}, rows.options());
+  launch_sum(rows, places, sums, /*accumulate=*/false);
+  return sums;
 }
 
 void add_rows(const at::Tensor& rows, const at::Tensor& places, at::Tensor sums) {
@@ -29,20 +92,9 @@ void add_rows(const at::Tensor& rows, const at::Tensor& places, at::Tensor sums)
   check_shape("rows of experts", rows, {-1, -1});
   check_shape("places of choices", places, {sums.size(0), -1});
   check_shape("sums of rows", sums, {-1, rows.size(1)});
-  if (rows.size(0) == 0) return;
-  for (int64_t j = 0; j < places.size(1); ++j) {
-    const at::Tensor place = places.select(1, j);
-    const at::Tensor row = rows.index_select(0, place.clamp_min(0)).to(sums.scalar_type());
-    sums.add_(at::where(place.ge(0).unsqueeze(1), row, 0.0));
-  }
-}
-
-at::Tensor values_of_choices(const at::Tensor& values, const at::Tensor& places) {
-  const at::NoGradGuard no_grad;
-  check_shape("values of rows", values, {-1});
-  if (values.numel() == 0) return at::zeros(places.sizes(), values.options());
-  const at::Tensor taken = values.index_select(0, places.reshape({-1}).clamp_min(0));
-  return at::where(places.ge(0), taken.view(places.sizes()), 0.0);
+  MEGATRON_ASSERT(sums.scalar_type() == accumulate_type(rows), "sums of rows in ",
+                  c10::toString(sums.scalar_type()));
+  launch_sum(rows, places, sums, /*accumulate=*/true);
 }
 
 at::Tensor experts_of_rows(const at::Tensor& counts, int64_t n) {

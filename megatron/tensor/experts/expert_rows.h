@@ -23,12 +23,19 @@ struct ExpertOrder {
 // The order of the choices of experts first_expert ... first_expert + num_experts - 1.
 ExpertOrder order_by_expert(const at::Tensor& choices, int64_t first_expert, int64_t num_experts);
 
+// y[i] = x[index[i] / divisor], 0 where an index is negative. With divisor k and the choices of an
+// order the rows of the experts.
+//   x [n, ...], index int64 of any shape; return [index's shape, ...]
+at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& index, int64_t divisor = 1);
+
+// sums[i] = sum over j of rows[places[i, j]], one j after the other, -1 skipped, in fp32 (fp64) and
+// rounded once.
+//   rows [n, c], places [R, k] int64; return [R, c] in the type of the rows
+at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& places);
+
 // sums[i] += sum over j of rows[places[i, j]], one j after the other, -1 skipped.
 //   rows [n, c], places [R, k] int64, sums [R, c] fp32 (fp64)
 void add_rows(const at::Tensor& rows, const at::Tensor& places, at::Tensor sums);
-
-// The values of each choice: values[places], 0 where a place is -1.   values [n], places [R, k].
-at::Tensor values_of_choices(const at::Tensor& values, const at::Tensor& places);
 
 // The expert of each of n rows, [n] int64; rows after the last expert's count as the last one's.
 at::Tensor experts_of_rows(const at::Tensor& counts, int64_t n);

@@ -1,7 +1,7 @@
 #include "megatron/tensor/experts/weighted_activation.h"
 
 #include "megatron/base/check.h"
-#include "megatron/tensor/activation.h"
+#include "megatron/kernels/weighted_activation.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -9,31 +9,28 @@
 namespace megatron {
 namespace {
 
-// x in the type of the sums, within its bounds.
-at::Tensor bounded(const at::Tensor& x, const ExpertActivation& activation) {
-  const at::Tensor wide = x.to(accumulate_type(x));
-  if (!activation.clamp) return wide;
-  MEGATRON_ASSERT(is_gated(activation.kind), "a clamp of an activation that is not gated");
-  const double c = *activation.clamp;
-  const std::vector<at::Tensor> halves = wide.chunk(2, -1);
-  return at::cat({halves[0].clamp_max(c), halves[1].clamp(-c, c)}, -1);
-}
-
-// Where a bound holds, x has no gradient.
-at::Tensor inside_bounds(const at::Tensor& dx, const at::Tensor& x,
-                         const ExpertActivation& activation) {
-  if (!activation.clamp) return dx;
-  const double c = *activation.clamp;
-  const std::vector<at::Tensor> halves = x.chunk(2, -1);
-  const at::Tensor inside = at::cat({halves[0].le(c), halves[1].abs().le(c)}, -1);
-  return at::where(inside, dx, 0.0);
-}
-
-void check_rows(const at::Tensor& x, const at::Tensor& weights) {
+void check_rows(const at::Tensor& x, const at::Tensor& weights,
+                const ExpertActivation& activation) {
+  MEGATRON_ASSERT(!activation.clamp || is_gated(activation.kind),
+                  "a clamp of an activation that is not gated");
   check_shape("input of the activation of experts", x, {-1, -1});
   check_shape("weights of rows", weights, {x.size(0)});
   MEGATRON_ASSERT(weights.scalar_type() == accumulate_type(x), "weights of rows are ",
                   c10::toString(weights.scalar_type()), " beside ", c10::toString(x.scalar_type()));
+}
+
+WeightedActivationArgs make_args(const at::Tensor& x, const at::Tensor& weights,
+                                 const ExpertActivation& activation) {
+  WeightedActivationArgs args;
+  args.kind = activation.kind;
+  args.dtype = to_dtype(x.scalar_type());
+  args.rows = x.size(0);
+  args.features = is_gated(activation.kind) ? x.size(1) / 2 : x.size(1);
+  args.offset = activation.offset;
+  if (activation.clamp) args.limit = *activation.clamp;
+  args.x = x.const_data_ptr();
+  args.weights = weights.const_data_ptr();
+  return args;
 }
 
 }  // namespace
@@ -41,10 +38,16 @@ void check_rows(const at::Tensor& x, const at::Tensor& weights) {
 at::Tensor weighted_activation(const at::Tensor& x, const at::Tensor& weights,
                                const ExpertActivation& activation) {
   const at::NoGradGuard no_grad;
-  check_rows(x, weights);
-  const at::Tensor y =
-      activation_forward(bounded(x, activation), activation.kind, activation.offset);
-  return y.mul_(weights.unsqueeze(1)).to(x.scalar_type());
+  check_rows(x, weights, activation);
+  const at::Tensor in = x.contiguous(), factors = weights.contiguous();
+  WeightedActivationArgs args = make_args(in, factors, activation);
+  at::Tensor y = at::empty({args.rows, args.features}, in.options());
+  args.y = y.data_ptr();
+  launch(
+      in, args.rows, in.size(1),
+      [&](int64_t begin, int64_t end) { weighted_activation_forward_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(weighted_activation_forward_cuda(args, stream)); });
+  return y;
 }
 
 WeightedActivationGrads weighted_activation_backward(const at::Tensor& dy, const at::Tensor& x,
@@ -52,16 +55,20 @@ WeightedActivationGrads weighted_activation_backward(const at::Tensor& dy, const
                                                      const ExpertActivation& activation,
                                                      bool with_y) {
   const at::NoGradGuard no_grad;
-  check_rows(x, weights);
-  const at::Tensor wide = bounded(x, activation), grad = dy.to(wide.scalar_type());
-  const at::Tensor act = activation_forward(wide, activation.kind, activation.offset);
-  const at::Tensor weight = weights.unsqueeze(1);
-  const at::Tensor dx =
-      activation_backward(grad * weight, wide, activation.kind, activation.offset);
-  WeightedActivationGrads result;
-  result.dx = inside_bounds(dx, x, activation).to(x.scalar_type());
-  result.dweights = (act * grad).sum(-1);
-  if (with_y) result.y = (act * weight).to(x.scalar_type());
+  check_rows(x, weights, activation);
+  const at::Tensor in = x.contiguous(), factors = weights.contiguous(), grad = dy.contiguous();
+  WeightedActivationArgs args = make_args(in, factors, activation);
+  check_shape("gradient of the activation of experts", grad, {args.rows, args.features});
+  WeightedActivationGrads result{at::empty_like(in), at::empty_like(factors), {}};
+  if (with_y) result.y = at::empty_like(grad);
+  args.dy = grad.const_data_ptr();
+  args.dx = result.dx.data_ptr();
+  args.dweights = result.dweights.data_ptr();
+  if (with_y) args.y = result.y.data_ptr();
+  launch(
+      in, args.rows, 2 * in.size(1),
+      [&](int64_t begin, int64_t end) { weighted_activation_backward_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(weighted_activation_backward_cuda(args, stream)); });
   return result;
 }
 

@@ -27,8 +27,8 @@ class LocalDispatch final : public TokenDispatch {
   RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
     return [this, x, weights](int64_t) {
       ExpertRows result;
-      result.rows = x.index_select(0, order_.choices.div(topk_, "floor"));
-      if (weights.defined()) result.weights = weights.reshape({-1}).index_select(0, order_.choices);
+      result.rows = gather_rows(x, order_.choices, topk_);
+      if (weights.defined()) result.weights = gather_rows(weights.reshape({-1}), order_.choices);
       return result;
     };
   }
@@ -37,8 +37,8 @@ class LocalDispatch final : public TokenDispatch {
     const ExpertRows rows = results(0);
     if (rows.meanwhile) rows.meanwhile();
     ExpertRows sums;
-    sums.rows = sum_of_choices(rows.rows, order_.rows);
-    if (rows.weights.defined()) sums.weights = values_of_choices(rows.weights, order_.rows);
+    sums.rows = sum_rows(rows.rows, order_.rows);
+    if (rows.weights.defined()) sums.weights = gather_rows(rows.weights, order_.rows);
     return sums;
   }
 
@@ -87,13 +87,6 @@ ExpertGroups expert_groups(const ParallelGroups& groups) {
                : result.ep.size() == 1 ? result.etp
                                        : groups.group({Axis::kExpertTensor, Axis::kExpert});
   return result;
-}
-
-at::Tensor sum_of_choices(const at::Tensor& rows, const at::Tensor& places) {
-  const auto type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor sums = at::zeros({places.size(0), rows.size(1)}, rows.options().dtype(type));
-  add_rows(rows, places, sums);
-  return sums.to(rows.scalar_type());
 }
 
 at::Tensor on_device_of(const at::Tensor& like, const std::vector<int64_t>& numbers,

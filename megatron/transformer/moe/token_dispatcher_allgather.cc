@@ -45,9 +45,8 @@ class AllgatherDispatch final : public TokenDispatch {
       const DispatchRound r = plan_.round(number);
       const at::Tensor choices = order_.choices.narrow(0, r.first_row, r.rows);
       ExpertRows result;
-      result.rows = all.index_select(0, choices.div(topk_, "floor"));
-      if (all_weights.defined())
-        result.weights = all_weights.reshape({-1}).index_select(0, choices);
+      result.rows = gather_rows(all, choices, topk_);
+      if (all_weights.defined()) result.weights = gather_rows(all_weights.reshape({-1}), choices);
       return result;
     };
   }
@@ -64,7 +63,7 @@ class AllgatherDispatch final : public TokenDispatch {
                          rows.rows.options().dtype(sum_type(rows.rows)));
       add_rows(rows.rows, places(r, sum_order_), sums);
       if (!rows.weights.defined()) continue;
-      const at::Tensor of_round = values_of_choices(rows.weights, places(r, order_.rows));
+      const at::Tensor of_round = gather_rows(rows.weights, places(r, order_.rows));
       weights = weights.defined() ? weights.add_(of_round) : of_round;
     }
     return scatter(sums, weights, rows);

@@ -40,8 +40,8 @@ Exchanged exchange(const at::Tensor& rows, const std::vector<int64_t>& sent,
 }
 
 // The rows of all ranks, sizes[r] of rank r.
-at::Tensor gather_rows(const at::Tensor& rows, const std::vector<int64_t>& sizes,
-                       const ProcessGroup& group) {
+at::Tensor all_rows(const at::Tensor& rows, const std::vector<int64_t>& sizes,
+                    const ProcessGroup& group) {
   if (group.size() == 1) return rows;
   const at::Tensor all = empty_like_rows(rows, total(sizes));
   std::vector<std::shared_ptr<Work>> works;
@@ -92,9 +92,9 @@ class AlltoallDispatch final : public TokenDispatch {
       const Round& r = round(number);
       const at::Tensor choices = own_part(r, order_.choices);
       ExpertRows result;
-      result.rows = to_experts(x.index_select(0, choices.div(topk_, "floor")), r);
+      result.rows = to_experts(gather_rows(x, choices, topk_), r);
       if (weights.defined())
-        result.weights = to_experts(weights.reshape({-1}).index_select(0, choices), r);
+        result.weights = to_experts(gather_rows(weights.reshape({-1}), choices), r);
       return result;
     };
   }
@@ -111,8 +111,8 @@ class AlltoallDispatch final : public TokenDispatch {
       if (rows.weights.defined()) put_back(weights, r, returned.weights);
     }
     ExpertRows sums;
-    sums.rows = sum_of_choices(returned.rows, order_.rows);
-    if (returned.weights.defined()) sums.weights = values_of_choices(returned.weights, order_.rows);
+    sums.rows = sum_rows(returned.rows, order_.rows);
+    if (returned.weights.defined()) sums.weights = gather_rows(returned.weights, order_.rows);
     return sums;
   }
 
@@ -157,14 +157,13 @@ class AlltoallDispatch final : public TokenDispatch {
   at::Tensor to_experts(const at::Tensor& rows, const Round& r) const {
     const Exchanged received = exchange(rows, r.sizes.sent, r.sizes.received, groups_.ep);
     received.wait();
-    return gather_rows(received.rows, r.sizes.gathered, groups_.etp)
-        .index_select(0, r.from_arrival);
+    return gather_rows(all_rows(received.rows, r.sizes.gathered, groups_.etp), r.from_arrival);
   }
 
   // Starts to return rows to their sources, summed over the expert-tensor ranks.
   Exchanged send_back(const at::Tensor& rows, const Round& r) const {
     const at::Tensor sums =
-        sum_over_ranks(rows.index_select(0, r.to_arrival), r.sizes.gathered, groups_.etp);
+        sum_over_ranks(gather_rows(rows, r.to_arrival), r.sizes.gathered, groups_.etp);
     return exchange(sums, r.sizes.received, r.sizes.sent, groups_.ep);
   }
 

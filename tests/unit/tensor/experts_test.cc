@@ -37,7 +37,8 @@ TEST(ExpertRows, SumsTakeOneChoiceAfterTheOther) {
   EXPECT_TRUE(at::equal(sums, at::tensor({0.0F, 1.0F, 1.0F, 0.0F}).view({4, 1})));
   add_rows(rows.narrow(0, 0, 0), at::full({4, 3}, -1, at::kLong), sums);
   EXPECT_TRUE(at::equal(sums, at::tensor({0.0F, 1.0F, 1.0F, 0.0F}).view({4, 1})));
-  EXPECT_TRUE(at::equal(values_of_choices(rows.squeeze(1), places.narrow(0, 2, 2)),
+  EXPECT_TRUE(at::equal(sum_rows(rows, places), sums));
+  EXPECT_TRUE(at::equal(gather_rows(rows.squeeze(1), places.narrow(0, 2, 2)),
                         at::tensor({0.0F, 1.0F, 0.0F, 0.0F, 0.0F, 0.0F}).view({2, 3})));
 }
 

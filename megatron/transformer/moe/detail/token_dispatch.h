@@ -20,9 +20,6 @@ std::shared_ptr<TokenDispatch> dispatch_allgather(const at::Tensor& choices, Dis
                                                   const DispatchOptions& options,
                                                   const ExpertGroups& groups);
 
-// Sums [R, c] in the type of sums, rounded to that of the rows.
-at::Tensor sum_of_choices(const at::Tensor& rows, const at::Tensor& places);
-
 // Whole numbers on the device of `like`.
 at::Tensor on_device_of(const at::Tensor& like, const std::vector<int64_t>& numbers,
                         at::ScalarType type);

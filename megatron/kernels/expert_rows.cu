@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <cub/block/block_scan.cuh>
+
+#include "megatron/kernels/detail/cuda_types.cuh"
+#include "megatron/kernels/expert_rows.h"
+
+namespace megatron {
+namespace {
+
+// Note [Order by expert]
+// Choices are cut into chunks of kExpertOrderChunk. The first kernel counts the choices of every
+// expert in each chunk, the second scans these counts by expert, then by chunk, so that a chunk
+// knows the first row of each of its experts, and the third places the choices of a chunk: a warp
+// takes 32 neighbours at a time, in their order. Dropped choices belong to a last expert.
+constexpr int kWarps = kThreads / 32;
+constexpr int kTurns = static_cast<int>(kExpertOrderChunk) / kThreads;
+constexpr int kScanThreads = 1024, kScanItems = 8;
+
+__device__ __forceinline__ int expert_of(const ExpertOrderArgs& args, int64_t choice) {
+  const int64_t expert = int64_t{args.experts[choice]} - args.first_expert;
+  return static_cast<int>(expert >= 0 && expert < args.num_experts ? expert : args.num_experts);
+}
+
+__global__ void __launch_bounds__(kThreads) count_chunks(ExpertOrderArgs args, int32_t* counts) {
+  extern __shared__ int32_t of_chunk[];  // [num_experts + 1]
+  const int buckets = static_cast<int>(args.num_experts) + 1;
+  for (int e = threadIdx.x; e < buckets; e += kThreads) of_chunk[e] = 0;
+  __syncthreads();
+  const int64_t first = blockIdx.x * kExpertOrderChunk,
+                end = min(first + kExpertOrderChunk, args.choices);
+  for (int64_t i = first + threadIdx.x; i < end; i += kThreads)
+    atomicAdd(&of_chunk[expert_of(args, i)], 1);
+  __syncthreads();
+  for (int e = threadIdx.x; e < buckets; e += kThreads)
+    counts[int64_t{e} * gridDim.x + blockIdx.x] = of_chunk[e];
+}
+
+// One block. Counts become the sums of all counts before them.
+__global__ void __launch_bounds__(kScanThreads)
+    scan_chunks(ExpertOrderArgs args, int32_t* counts, int64_t chunks) {
+  using Scan = cub::BlockScan<int32_t, kScanThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  const int64_t total = (args.num_experts + 1) * chunks;
+  int32_t before = 0;
+  for (int64_t base = 0; base < total; base += kScanThreads * kScanItems) {
+    int32_t items[kScanItems], sum;
+    const int64_t first = base + int64_t{threadIdx.x} * kScanItems;
+#pragma unroll
+    for (int i = 0; i < kScanItems; ++i) items[i] = first + i < total ? counts[first + i] : 0;
+    Scan(storage).ExclusiveSum(items, items, sum);
+#pragma unroll
+    for (int i = 0; i < kScanItems; ++i)
+      if (first + i < total) counts[first + i] = before + items[i];
+    before += sum;
+    __syncthreads();
+  }
+  for (int64_t e = threadIdx.x; e < args.num_experts; e += kScanThreads)
+    args.counts[e] = counts[(e + 1) * chunks] - counts[e * chunks];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    place_choices(ExpertOrderArgs args, const int32_t* first_rows) {
+  extern __shared__ int32_t next[];  // [kWarps, num_experts + 1]: the next row of each warp's choice
+  const int buckets = static_cast<int>(args.num_experts) + 1;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int i = threadIdx.x; i < kWarps * buckets; i += kThreads) next[i] = 0;
+  __syncthreads();
+  const int64_t first = blockIdx.x * kExpertOrderChunk + warp * (32 * kTurns) + lane;
+  int experts[kTurns];
+  unsigned equals[kTurns];  // lanes with the same expert
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int64_t choice = first + turn * 32;
+    experts[turn] = choice < args.choices ? expert_of(args, choice) : -1;
+    equals[turn] = __match_any_sync(0xffffffffu, experts[turn]);
+    const bool leads = lane == __ffs(static_cast<int>(equals[turn])) - 1;
+    if (leads && experts[turn] >= 0)
+      next[warp * buckets + experts[turn]] += __popc(equals[turn]);
+    __syncwarp();
+  }
+  __syncthreads();
+  for (int e = threadIdx.x; e < buckets; e += kThreads) {
+    int32_t row = first_rows[int64_t{e} * gridDim.x + blockIdx.x];
+    for (int w = 0; w < kWarps; ++w) {
+      const int32_t count = next[w * buckets + e];
+      next[w * buckets + e] = row;
+      row += count;
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int expert = experts[turn];
+    const int place = __popc(equals[turn] & ((1u << lane) - 1));
+    int32_t* const row_of = next + warp * buckets + max(expert, 0);
+    const int32_t row = *row_of + place;
+    __syncwarp();
+    if (expert >= 0) {
+      const int64_t choice = first + turn * 32;
+      if (place == 0) *row_of += __popc(equals[turn]);
+      args.order[row] = choice;
+      args.rows[choice] = expert < args.num_experts ? row : -1;
+    }
+    __syncwarp();
+  }
+}
+
+// Threads of a block: `x` along a row, `y` rows.
+dim3 block_for(int64_t groups_of_row) {
+  unsigned x = 1;
+  while (x < kThreads && x < groups_of_row) x *= 2;
+  return {x, kThreads / x};
+}
+
+constexpr int kRowsOfThread = 4;
+
+template <class Unit>
+__global__ void __launch_bounds__(kThreads) gather_kernel(GatherRows args, int64_t units) {
+  const auto* from = static_cast<const Unit*>(args.from);
+  auto* to = static_cast<Unit*>(args.to);
+  const int64_t first = int64_t{blockIdx.x} * (blockDim.y * kRowsOfThread) + threadIdx.y;
+  int64_t source[kRowsOfThread];
+#pragma unroll
+  for (int r = 0; r < kRowsOfThread; ++r) {
+    const int64_t row = first + r * blockDim.y;
+    const int64_t index = row < args.rows ? args.index[row] : -1;
+    source[r] = index < 0 ? -1 : index / args.divisor;
+  }
+  for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
+    Unit values[kRowsOfThread];
+#pragma unroll
+    for (int r = 0; r < kRowsOfThread; ++r)
+      values[r] = source[r] < 0 ? Unit{} : from[source[r] * units + u];
+#pragma unroll
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      const int64_t row = first + r * blockDim.y;
+      if (row < args.rows) to[row * units + u] = values[r];
+    }
+  }
+}
+
+template <class Unit>
+bool gathers_in(const GatherRows& args, cudaStream_t stream) {
+  const auto fits = [](auto number) {
+    return reinterpret_cast<uintptr_t>(number) % sizeof(Unit) == 0;
+  };
+  if (args.row_bytes % sizeof(Unit) != 0 || !fits(args.from) || !fits(args.to)) return false;
+  const int64_t units = args.row_bytes / static_cast<int64_t>(sizeof(Unit));
+  const dim3 block = block_for(units);
+  const int64_t of_block = int64_t{block.y} * kRowsOfThread;
+  gather_kernel<Unit>
+      <<<static_cast<unsigned>((args.rows + of_block - 1) / of_block), block, 0, stream>>>(args,
+                                                                                           units);
+  return true;
+}
+
+constexpr int kChoicesAtOnce = 4;
+
+// A thread adds up one group of columns of one token. `Sum` is T or its type of sums.
+template <class T, class Sum, class Group>
+__global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRows args) {
+  using Acc = AccumulateType<T>;
+  constexpr int kSize = Group::kSize;
+  const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (token >= args.tokens) return;
+  const int64_t* places = args.places + token * args.choices;
+  for (int64_t column = int64_t{threadIdx.x} * kSize; column < args.columns;
+       column += int64_t{blockDim.x} * kSize) {
+    Sum* to = static_cast<Sum*>(args.sums) + token * args.columns + column;
+    Acc total[kSize] = {};
+    if (args.accumulate) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) total[i] = load_as<Acc>(to[i]);
+    }
+    for (int64_t first = 0; first < args.choices; first += kChoicesAtOnce) {
+      Group rows[kChoicesAtOnce];
+      bool taken[kChoicesAtOnce];
+#pragma unroll
+      for (int j = 0; j < kChoicesAtOnce; ++j) {
+        const int64_t place = first + j < args.choices ? places[first + j] : -1;
+        taken[j] = place >= 0;
+        if (taken[j])
+          rows[j] = load_group<Group>(static_cast<const T*>(args.rows) + place * args.columns +
+                                      column);
+      }
+#pragma unroll
+      for (int j = 0; j < kChoicesAtOnce; ++j) {
+        if (!taken[j]) continue;
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) total[i] += load_as<Acc>(rows[j].at[i]);
+      }
+    }
+    if constexpr (std::is_same_v<Sum, T>) {
+      Group out;
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) store_as(out.at[i], total[i]);
+      store_group(to, out);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) store_as(to[i], total[i]);
+    }
+  }
+}
+
+template <class T, class Sum>
+void launch_sum(const SumOfRows& args, cudaStream_t stream) {
+  const bool packs = fits_packs<T>(args.columns, {args.rows, args.sums});
+  const dim3 block = block_for(packs ? args.columns / Pack<T>::kSize : args.columns);
+  const auto blocks = static_cast<unsigned>((args.tokens + block.y - 1) / block.y);
+  if (packs) {
+    sum_kernel<T, Sum, Pack<T>><<<blocks, block, 0, stream>>>(args);
+  } else {
+    sum_kernel<T, Sum, Single<T>><<<blocks, block, 0, stream>>>(args);
+  }
+}
+
+}  // namespace
+
+void expert_order_cuda(const ExpertOrderArgs& args, void* stream) {
+  const cudaStream_t s = as_stream(stream);
+  if (args.choices == 0) {
+    check_cuda(cudaMemsetAsync(args.counts, 0, args.num_experts * sizeof(int32_t), s),
+               "cudaMemsetAsync");
+    return;
+  }
+  auto* counts = static_cast<int32_t*>(args.workspace);
+  const int64_t chunks = (args.choices + kExpertOrderChunk - 1) / kExpertOrderChunk;
+  const size_t bytes = (args.num_experts + 1) * sizeof(int32_t);
+  MEGATRON_CHECK(allow_shared_memory(count_chunks, bytes) &&
+                     allow_shared_memory(place_choices, kWarps * bytes),
+                 "rows cannot be sorted by ", args.num_experts,
+                 " experts: their counts do not fit into the shared memory of this GPU");
+  count_chunks<<<static_cast<unsigned>(chunks), kThreads, bytes, s>>>(args, counts);
+  scan_chunks<<<1, kScanThreads, 0, s>>>(args, counts, chunks);
+  place_choices<<<static_cast<unsigned>(chunks), kThreads, kWarps * bytes, s>>>(args, counts);
+  check_cuda(cudaGetLastError(), "order of rows by expert");
+}
+
+void gather_rows_cuda(const GatherRows& args, void* stream) {
+  if (args.rows * args.row_bytes == 0) return;
+  const cudaStream_t s = as_stream(stream);
+  gathers_in<uint4>(args, s) || gathers_in<uint32_t>(args, s) || gathers_in<uint16_t>(args, s) ||
+      gathers_in<uint8_t>(args, s);
+  check_cuda(cudaGetLastError(), "gathering of rows");
+}
+
+void sum_of_rows_cuda(const SumOfRows& args, void* stream) {
+  if (args.tokens * args.columns == 0) return;
+  with_cuda_type(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    if (args.sum_dtype == args.dtype) {
+      launch_sum<T, T>(args, as_stream(stream));
+    } else {
+      launch_sum<T, AccumulateType<T>>(args, as_stream(stream));
+    }
+  });
+  check_cuda(cudaGetLastError(), "sum of rows");
+}
+
+}  // namespace megatron
