@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The peer beside one GPU and our layouts of several: a Llama-like decoder, or with --gpt a GPT-2-like one, in PyTorch under
-torch.compile with cuDNN attention and fused AdamW, with DistributedDataParallel, fully sharded parameters (FSDP2: bf16 parameters and
+torch.compile with cuDNN attention and fused AdamW, with --experts dropless experts (torch._grouped_mm on rows sorted by expert), with DistributedDataParallel, fully sharded parameters (FSDP2: bf16 parameters and
 activations, fp32 shards and reduction) or tensor and sequence parallelism (DTensor). One GPU without torchrun.
 
-    python benchmarks/peer_layouts.py [--gpt] [--layers 8 ...] [--mode reduce-overhead]
+    python benchmarks/peer_layouts.py [--gpt] [--layers 8 ...] [--mode reduce-overhead] [--experts 8 --top-k 2]
     torchrun --nproc-per-node 2 benchmarks/peer_layouts.py --layout ddp|fsdp|tp [--accumulate 4] [--layers 8 ...]
 
 Prints tokens/s/GPU (median of the last steps) and peak memory of the first rank. The shape is that of recipes/llama3_8b_8layers.yaml.
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--layout", choices=["one", "ddp", "fsdp", "tp"], default="one")
 for name, value in {"layers": 8, "hidden": 4096, "ffn": 14336, "heads": 32, "groups": 8, "vocab": 128256, "seq": 4096,
-                    "micro_batch": 2, "accumulate": 4, "steps": 10, "warmup": 4}.items():
+                    "micro_batch": 2, "accumulate": 4, "steps": 10, "warmup": 4, "experts": 0, "top_k": 2, "head_size": 0}.items():
     parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
 parser.add_argument("--gpt", action="store_true", help="LayerNorm, biases, GELU, learned positions and a tied table")
 parser.add_argument("--mode", default="default", help="of torch.compile")
@@ -31,8 +31,10 @@ parser.add_argument("--cpu", action="store_true", help="Gloo on CPUs: to try the
 ARGS = parser.parse_args()
 if ARGS.gpt and ARGS.layout == "tp":
     parser.error("--layout tp is written for the Llama-like decoder")
+if ARGS.experts and (ARGS.gpt or ARGS.layout == "tp"):
+    parser.error("--experts are written for the Llama-like decoder without --layout tp")
 PACKED = ARGS.layout != "tp"  # projections of one input in one product; DTensor splits them one by one
-HEAD = ARGS.hidden // ARGS.heads
+HEAD = ARGS.head_size or ARGS.hidden // ARGS.heads
 RANK, WORLD = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 DEVICE = torch.device("cpu") if ARGS.cpu else torch.device("cuda", RANK)
 
@@ -78,6 +80,29 @@ class Mlp(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
+class Experts(nn.Module):
+    """Every token at the experts of its top_k router logits, weighted by their softmax; nothing is dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(ARGS.hidden, ARGS.experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(ARGS.experts, ARGS.hidden, 2 * ARGS.ffn))
+        self.down = nn.Parameter(torch.empty(ARGS.experts, ARGS.ffn, ARGS.hidden))
+
+    def forward(self, x):
+        tokens = x.to(torch.bfloat16).flatten(0, 1)
+        logits, chosen = self.router(tokens).float().topk(ARGS.top_k, -1)
+        chosen = chosen.flatten()
+        order = chosen.argsort(stable=True)  # choices by expert
+        ends = torch.bincount(chosen, minlength=ARGS.experts).cumsum(0).to(torch.int32)
+        rows = tokens[order // ARGS.top_k]
+        gate, up = torch._grouped_mm(rows, self.gate_up.to(tokens.dtype), offs=ends).chunk(2, -1)
+        outputs = torch._grouped_mm(F.silu(gate) * up, self.down.to(tokens.dtype), offs=ends)
+        outputs = outputs * logits.softmax(-1).flatten()[order, None].to(tokens.dtype)
+        row_of_choice = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+        return outputs[row_of_choice].unflatten(0, (-1, ARGS.top_k)).sum(1).view_as(x)
+
+
 def norm():
     return nn.LayerNorm(ARGS.hidden) if ARGS.gpt else nn.RMSNorm(ARGS.hidden)
 
@@ -86,7 +111,7 @@ class Layer(nn.Module):
     def __init__(self):
         super().__init__()
         self.attention_norm, self.mlp_norm = norm(), norm()
-        self.attention, self.mlp = Attention(), Mlp()
+        self.attention, self.mlp = Attention(), Experts() if ARGS.experts else Mlp()
 
     def forward(self, x, cos, sin):
         x = x + self.attention(self.attention_norm(x), cos, sin)

@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(kScanThreads)
 
 __global__ void __launch_bounds__(kThreads)
     place_choices(ExpertOrderArgs args, const int32_t* first_rows) {
-  extern __shared__ int32_t next[];  // [kWarps, num_experts + 1]: the next row of each warp's choice
+  extern __shared__ int32_t
+      next[];  // [kWarps, num_experts + 1]: the next row of each warp's choice
   const int buckets = static_cast<int>(args.num_experts) + 1;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int i = threadIdx.x; i < kWarps * buckets; i += kThreads) next[i] = 0;
@@ -74,8 +75,7 @@ __global__ void __launch_bounds__(kThreads)
     experts[turn] = choice < args.choices ? expert_of(args, choice) : -1;
     equals[turn] = __match_any_sync(0xffffffffu, experts[turn]);
     const bool leads = lane == __ffs(static_cast<int>(equals[turn])) - 1;
-    if (leads && experts[turn] >= 0)
-      next[warp * buckets + experts[turn]] += __popc(equals[turn]);
+    if (leads && experts[turn] >= 0) next[warp * buckets + experts[turn]] += __popc(equals[turn]);
     __syncwarp();
   }
   __syncthreads();
@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRows args) {
         const int64_t place = first + j < args.choices ? places[first + j] : -1;
         taken[j] = place >= 0;
         if (taken[j])
-          rows[j] = load_group<Group>(static_cast<const T*>(args.rows) + place * args.columns +
-                                      column);
+          rows[j] =
+              load_group<Group>(static_cast<const T*>(args.rows) + place * args.columns + column);
       }
 #pragma unroll
       for (int j = 0; j < kChoicesAtOnce; ++j) {

@@ -17,8 +17,8 @@ struct ExpertOrderArgs {
   int64_t num_experts = 0;
   const int32_t* experts = nullptr;  // [choices]
   int32_t* counts = nullptr;         // [num_experts]: choices of each expert
-  int64_t* order = nullptr;  // [choices]: choice of each row; rows of dropped ones come last
-  int64_t* rows = nullptr;   // [choices]: row of each choice; -1: dropped
+  int64_t* order = nullptr;   // [choices]: choice of each row; rows of dropped ones come last
+  int64_t* rows = nullptr;    // [choices]: row of each choice; -1: dropped
   void* workspace = nullptr;  // CUDA: expert_order_workspace() bytes
 };
 constexpr int64_t kExpertOrderChunk = 1024;  // choices that a block of threads sorts

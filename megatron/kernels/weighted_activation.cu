@@ -88,8 +88,8 @@ unsigned threads_for(int64_t groups) {
 
 template <class T, class Gate, bool Gated, class Group>
 void launch_form(const WeightedActivationArgs& args, bool backward, cudaStream_t stream) {
-  const auto kernel = backward ? backward_kernel<T, Gate, Gated, Group>
-                               : forward_kernel<T, Gate, Gated, Group>;
+  const auto kernel =
+      backward ? backward_kernel<T, Gate, Gated, Group> : forward_kernel<T, Gate, Gated, Group>;
   kernel<<<static_cast<unsigned>(args.rows), threads_for(args.features / Group::kSize), 0,
            stream>>>(args);
 }

@@ -1,10 +1,9 @@
-#include "megatron/kernels/weighted_activation.h"
-
 #include <algorithm>
 
 #include "megatron/kernels/detail/block_io.h"
 #include "megatron/kernels/detail/lanes.h"
 #include "megatron/kernels/detail/weighted_activation_math.h"
+#include "megatron/kernels/weighted_activation.h"
 
 namespace megatron {
 namespace {
@@ -29,8 +28,7 @@ void for_runs(const WeightedActivationArgs& args, int64_t row, F f) {
     const int64_t n = std::min(kRun, features - i);
     run.x = load_run(args.dtype, args.x, x_row + i, n, x_run);
     if constexpr (Gated) run.up = load_run(args.dtype, args.x, x_row + features + i, n, up_run);
-    if (args.dy != nullptr)
-      run.dy = load_run(args.dtype, args.dy, row * features + i, n, dy_run);
+    if (args.dy != nullptr) run.dy = load_run(args.dtype, args.dy, row * features + i, n, dy_run);
     f(run, i, n);
   }
 }

@@ -36,8 +36,8 @@ at::Tensor activation_of(const at::Tensor& x, const ExpertActivation& activation
 }
 
 // y, and the gradients of x and of the weights.
-KernelCase weighted_activation_case(const ExpertActivation& activation, at::ScalarType type, int64_t rows,
-                           int64_t features) {
+KernelCase weighted_activation_case(const ExpertActivation& activation, at::ScalarType type,
+                                    int64_t rows, int64_t features) {
   const int64_t width = is_gated(activation.kind) ? 2 * features : features;
   KernelCase row;
   row.name = "weighted_activation_" + std::to_string(static_cast<int>(activation.kind)) +

@@ -83,7 +83,20 @@ void parts_are_built(const Arguments& a, Violations& v) {
   not_built(t.has_adapters(), "--lora-rank");
   not_built(t.offloads_activations(), "offloading of activations");
   not_built(a.parallel.hybrid_context_parallel, "--hybrid-context-parallel");
-  not_built(a.training.cuda_graph_impl != CudaGraphImpl::kNone, "--cuda-graph-impl local");
+}
+
+// A graph holds no work of the host: no exchange of counts, no draw for a step.
+void graphs_hold_experts(const Arguments& a, Violations& v) {
+  if (!a.training.uses_cuda_graphs()) return;
+  v.require(a.parallel.expert_model_parallel_size == 1,
+            cat("--cuda-graph-impl local with --expert-model-parallel-size ",
+                a.parallel.expert_model_parallel_size,
+                " is not built: every layer waits for the counts of other ranks"),
+            "--expert-model-parallel-size 1, or no graphs");
+  v.require(!a.transformer.moe_router_force_load_balancing,
+            "--cuda-graph-impl local with --moe-router-force-load-balancing is not built: a graph "
+            "would draw the same numbers in every step",
+            "leave one of them out");
 }
 
 }  // namespace
@@ -93,6 +106,7 @@ void validate_experts(const Arguments& a, Violations& v) {
   grids_fit(a, v);
   sizes_divide(a, v);
   parts_are_built(a, v);
+  graphs_hold_experts(a, v);
 }
 
 }  // namespace megatron

@@ -91,6 +91,10 @@ constexpr Refused kRefused[] = {
      "--use-tp-pp-dp-mapping needs --expert-model-parallel-size 2"},
     {"--fp8-format hybrid --bf16", 1,
      "--fp8-format or --fp4-format with --num-experts is not built"},
+    {"--cuda-graph-impl local --expert-model-parallel-size 2", 2,
+     "every layer waits for the counts of other ranks"},
+    {"--cuda-graph-impl local --moe-router-force-load-balancing", 1,
+     "a graph would draw the same numbers in every step"},
     {"--lora-rank 4", 1, "--lora-rank with --num-experts is not built yet"},
 };
 INSTANTIATE_TEST_SUITE_P(Rules, ExpertRules, testing::ValuesIn(kRefused));
