@@ -13,6 +13,7 @@
 #include "megatron/tensor/random.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/torch.h"
+#include "tests/kernels/routing_cases.h"
 
 namespace megatron {
 
@@ -644,6 +645,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
       rows.push_back(fp8_block_case(true, at::kBFloat16, shape));
     }
     add_expert_cases(rows, perf);
+    for (KernelCase& row : routing_cases(perf)) rows.push_back(std::move(row));
     std::erase_if(rows, [](const KernelCase& row) { return row.bytes == 0; });
     return rows;
   }
@@ -687,6 +689,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
       rows.push_back(amax_case(type, shape));
   }
   add_expert_cases(rows, perf);
+  for (KernelCase& row : routing_cases(perf)) rows.push_back(std::move(row));
   return rows;
 }
 

@@ -1,0 +1,81 @@
+// The scalar formulas of kernels/routing.h, shared by the CPU and CUDA kernels.
+#pragma once
+
+#include "megatron/kernels/detail/math.h"
+#include "megatron/kernels/routing.h"
+
+namespace megatron {
+
+// Numbers in the order of floating-point ones, equal for 0 and -0; NaN is the highest, and 0 is
+// below all.
+MEGATRON_HOST_DEVICE uint32_t order_key(float x) {
+  const uint32_t bits = bits_from_float(x + 0.0f);  // -0 becomes 0
+  const uint32_t key = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+  return x != x ? 0xffffffffu : key;
+}
+MEGATRON_HOST_DEVICE uint64_t order_key(double x) {
+  const double sum = x + 0.0;
+  uint64_t bits;
+  memcpy(&bits, &sum, sizeof bits);
+  const uint64_t key = (bits >> 63) != 0 ? ~bits : bits | (uint64_t{1} << 63);
+  return x != x ? ~uint64_t{0} : key;
+}
+
+// ln x for x >= 1 or NaN.
+MEGATRON_HOST_DEVICE float log_of_sum(float x) { return x != x ? x : fast_log(x); }
+MEGATRON_HOST_DEVICE double log_of_sum(double x) { return log(x); }
+
+// ln(1 + y) for y in [0, 1] or NaN.
+MEGATRON_HOST_DEVICE float log_of_one_more(float y) {
+  const float u = 1.0f + y;
+  return u == 1.0f ? y : fast_log(u) * (y / (u - 1.0f));
+}
+MEGATRON_HOST_DEVICE double log_of_one_more(double y) { return log1p(y); }
+
+MEGATRON_HOST_DEVICE float square_root(float x) {
+#ifdef __CUDA_ARCH__
+  return __fsqrt_rn(x);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+MEGATRON_HOST_DEVICE double square_root(double x) { return sqrt(x); }
+
+// s of single experts: sigmoid, sqrtsoftplus.
+template <class Acc>
+MEGATRON_HOST_DEVICE Acc expert_score(Acc logit, RouterScore score) {
+  if (score == RouterScore::kSigmoid) return fast_sigmoid(logit);
+  const Acc small = log_of_one_more(fast_exp(logit > Acc(0) ? -logit : logit));
+  return square_root(logit > Acc(0) ? logit + small : small);
+}
+
+// ds/dl. Where sqrtsoftplus underflows to 0, so does its slope.
+template <class Acc>
+MEGATRON_HOST_DEVICE Acc score_slope(Acc logit, Acc score, RouterScore kind) {
+  if (kind == RouterScore::kSigmoid) return score * (Acc(1) - score);
+  return score == Acc(0) ? Acc(0) : fast_sigmoid(logit) / (Acc(2) * score);
+}
+
+template <class Acc>
+MEGATRON_HOST_DEVICE Acc with_smallest(Acc sum) {
+  return sum + Acc(1e-20);
+}
+
+// Of weights: 1 if there is none.
+template <class Acc>
+MEGATRON_HOST_DEVICE Acc weight_scale(const RoutingOptions& options) {
+  return options.scaling_factor == 0.0 ? Acc(1) : static_cast<Acc>(options.scaling_factor);
+}
+
+// Of a group, that rank it.
+MEGATRON_HOST_DEVICE int64_t scores_of_group(const RoutingOptions& options) {
+  return options.group_score == GroupScore::kMax ? 1 : options.topk / options.group_topk;
+}
+
+// Whether the k highest shares of a row are its choices.
+MEGATRON_HOST_DEVICE bool chooses_by_share(const RouterRows& rows, const RouterForward& args) {
+  return args.choices != nullptr && !args.choices_given && args.bias == nullptr &&
+         rows.options.num_groups == 0;
+}
+
+}  // namespace megatron
