@@ -4,6 +4,7 @@
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/auxiliary_losses.h"
+#include "megatron/transformer/moe/router_function.h"
 
 namespace megatron {
 namespace {
@@ -17,11 +18,7 @@ std::string name_in_layer(std::string_view name, int64_t layer_number) {
   return cat("moe/", name, "_layer_", layer_number - 1);
 }
 
-// Assignments by expert [..., E] as shares of the tokens, of which each has k.
-at::Tensor shares_of_tokens(const at::Tensor& counts, int64_t k) {
-  const at::Tensor wide = counts.to(at::kDouble);
-  return wide * static_cast<double>(k) / at::clamp_min(wide.sum(-1, /*keepdim=*/true), 1);
-}
+constexpr std::array<std::string_view, kBalanceTerms> kNames = {kMicro, kSequence, kGlobal, kZ};
 
 }  // namespace
 
@@ -45,69 +42,68 @@ RouterBalance::RouterBalance(const BalanceOptions& options, int64_t layer_number
                              int64_t topk, bool divides_rows, const ParallelGroups& groups)
     : options_(options),
       layer_number_(layer_number),
-      score_(score),
-      topk_(topk),
+      routing_{.topk = topk, .score = score},
+      coefficients_{options.micro, options.sequence, options.global, options.z},
       divides_rows_(divides_rows),
       groups_(groups) {}
 
-void RouterBalance::add_losses(const at::Tensor& logits, const LayerContext& context) {
-  const ForwardContext& pass = context.pass;
-  MEGATRON_ASSERT(pass.auxiliary_losses != nullptr && pass.tokens.of_sequence.defined(),
-                  "losses of a router need the weights of tokens");
-  const at::Tensor of_sequence = pass.tokens.of_sequence.to(logits.scalar_type());  // [b]
-  const int64_t b = of_sequence.numel(), s = logits.size(0) / b, experts = logits.size(1);
-  const at::Tensor padding = pass.tokens.padding_rows(pass.first_row, s);  // [s, b]
-  at::Tensor weights = of_sequence.expand({s, b});                         // a_i
-  if (padding.defined()) weights = weights.masked_fill(padding, 0);
-  const at::Tensor weight = weights.sum();
-  if (options_.has_balance()) {
-    const at::Tensor p = score_shares(logits, score_);
-    const at::Tensor counted =
-        padding.defined() ? padding.logical_not().reshape({-1, 1}) : at::Tensor();
-    const ExpertShares phi = shares_of(p, counted, pass);
-    // [b, E]: a_i p_ie summed over the tokens of a sequence
-    const at::Tensor sums = (p.view({s, b, experts}) * weights.unsqueeze(2)).sum(0);
-    const double scale = static_cast<double>(experts) / static_cast<double>(topk_);
-    const auto term = [&](const at::Tensor& share) {
-      return (sums * share.to(sums.scalar_type())).sum() * scale;
-    };
-    if (phi.micro.defined()) add(kMicro, options_.micro, term(phi.micro), weight, pass);
-    if (phi.sequence.defined()) add(kSequence, options_.sequence, term(phi.sequence), weight, pass);
-    if (phi.global.defined()) add(kGlobal, options_.global, term(phi.global), weight, pass);
-  }
-  if (options_.z != 0.0)
-    add(kZ, options_.z, (weights.reshape({-1}) * logits.logsumexp(1).square()).sum(), weight, pass);
-}
-
-// A log divides the sum of such pairs, over layers too.
-void RouterBalance::add(std::string_view name, double coefficient, const at::Tensor& term,
-                        const at::Tensor& weight, const ForwardContext& pass) const {
-  pass.auxiliary_losses->add(name, term * coefficient, weight * coefficient, LossRows::kOwn,
-                             LossDivision::kNone);
-  if (options_.per_layer)
-    pass.auxiliary_losses->add(name_in_layer(name, layer_number_), term.detach(), weight,
-                               LossRows::kOwn, LossDivision::kNone);
+bool RouterBalance::wanted(const ForwardContext& pass) const {
+  return pass.training && pass.auxiliary_losses != nullptr &&
+         (options_.has_balance() || options_.z != 0.0);
 }
 
 // What is counted, and summed over ranks, is not counted again when the pass is recomputed.
-ExpertShares RouterBalance::shares_of(const at::Tensor& p, const at::Tensor& counted,
-                                      const ForwardContext& pass) {
-  const int64_t b = pass.tokens.of_sequence.numel();
-  ExpertShares shares;
-  const at::Tensor counts = computed_once(pass.tape, [&] {  // [b, E], of whole sequences
-    const at::Tensor sums =
-        count_assignments(top_experts(p.detach(), topk_), counted, b, p.size(1));
-    (pass.cp != nullptr ? *pass.cp : groups_.cp).all_reduce(sums)->wait();
-    if (divides_rows_) groups_.tp.all_reduce(sums)->wait();
-    return sums;
-  });
-  if (options_.sequence != 0.0) shares.sequence = shares_of_tokens(counts, topk_);
-  if (options_.micro != 0.0) shares.micro = shares_of_tokens(counts.sum(0), topk_);
-  if (options_.global != 0.0) {
-    const auto compute = [&] { return count_globally(counts.sum(0), pass.discarded); };
-    shares.global = shares_of_tokens(computed_once(pass.tape, compute), topk_);
+RouterSums RouterBalance::sums(int64_t rows, const ForwardContext& pass) const {
+  MEGATRON_ASSERT(pass.auxiliary_losses != nullptr && pass.tokens.of_sequence.defined(),
+                  "losses of a router need the weights of tokens");
+  RouterSums sums;
+  sums.sequences = pass.tokens.of_sequence.numel();
+  const at::Tensor padding = pass.tokens.padding_rows(pass.first_row, rows / sums.sequences);
+  if (padding.defined()) sums.padding = padding.reshape({-1});
+  sums.shares = true;
+  sums.squares = options_.z != 0.0;
+  sums.counts = options_.has_balance() && (pass.tape == nullptr || !pass.tape->runs_again());
+  return sums;
+}
+
+RouterLosses RouterBalance::losses(const RouterPass& sums, const ForwardContext& pass) {
+  RouterPass whole = sums;
+  at::Tensor global;
+  if (options_.has_balance()) {
+    whole.counts = computed_once(pass.tape, [&] {  // of whole sequences
+      (pass.cp != nullptr ? *pass.cp : groups_.cp).all_reduce(sums.counts)->wait();
+      if (divides_rows_) groups_.tp.all_reduce(sums.counts)->wait();
+      return sums.counts;
+    });
   }
-  return shares;
+  if (options_.global != 0.0) {
+    global = computed_once(pass.tape,
+                           [&] { return count_globally(whole.counts.sum(0), pass.discarded); });
+  }
+  return router_losses(whole, global, pass.tokens.of_sequence, routing_.topk, coefficients_);
+}
+
+// A log divides the sum of such pairs, over layers too.
+void RouterBalance::add(const std::array<at::Tensor, kBalanceTerms>& losses,
+                        const at::Tensor& weights, const ForwardContext& pass) const {
+  for (size_t i = 0; i < kBalanceTerms; ++i) {
+    if (!losses[i].defined()) continue;
+    const at::Tensor weight = weights.select(0, static_cast<int64_t>(i));
+    pass.auxiliary_losses->add(kNames[i], losses[i], weight, LossRows::kOwn, LossDivision::kNone);
+    if (options_.per_layer)
+      pass.auxiliary_losses->add(name_in_layer(kNames[i], layer_number_),
+                                 losses[i].detach() / coefficients_[i], weight / coefficients_[i],
+                                 LossRows::kOwn, LossDivision::kNone);
+  }
+}
+
+void RouterBalance::add_losses(const at::Tensor& logits, const LayerContext& context) {
+  if (!wanted(context.pass)) return;
+  const RouterSums wanted_sums = sums(logits.size(0), context.pass);
+  const RouterPass pass = router_sums(logits, routing_, wanted_sums);
+  const RouterLosses found = losses(pass, context.pass);
+  add(router_outputs(logits, routing_, pass, wanted_sums, found).losses, found.weights,
+      context.pass);
 }
 
 at::Tensor RouterBalance::count_globally(const at::Tensor& counts, bool discarded) {

@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/tensor/experts/routing.h"
 #include "megatron/transformer/layer/layer.h"
-#include "megatron/transformer/moe/routing.h"
 
 namespace megatron {
 
@@ -51,13 +51,6 @@ std::vector<std::string_view> balance_loss_names(const BalanceOptions& options);
 // The names of those of one layer, moe/<name>_layer_<i> with i from 0, of a layer number from 1.
 std::vector<std::string> layer_loss_names(const BalanceOptions& options, int64_t layer_number);
 
-// phi of one pass. Undefined where no loss wants it.
-struct ExpertShares {
-  at::Tensor sequence;  // [b, E]
-  at::Tensor micro;     // [E]
-  at::Tensor global;    // [E]
-};
-
 // The losses of one router.
 class RouterBalance {
  public:
@@ -65,27 +58,35 @@ class RouterBalance {
   RouterBalance(const BalanceOptions& options, int64_t layer_number, RouterScore score,
                 int64_t topk, bool divides_rows, const ParallelGroups& groups);
 
-  // Adds the losses of a training pass to context.pass.auxiliary_losses, which may not be null.
-  //   logits  [s b, E] fp32 (fp64), differentiable: those of this rank's rows
-  // Communication: for balance losses one all-reduce of [b, E] integers over the context ranks and
-  // one over the tensor ranks that divide rows; for the global one also of [E] over the data ranks.
-  // None when the pass is recomputed.
+  // Whether a pass has losses.
+  bool wanted(const ForwardContext& pass) const;
+
+  // The losses of a training pass, in three steps: what the pass over the logits (router_pass())
+  // sums for them, the losses of these sums, and their addition to context.pass.auxiliary_losses,
+  // which may not be null, once they are connected to the logits (router_outputs()).
+  //   rows  s b of this rank
+  // Communication of losses(): for balance losses one all-reduce of [b, E] integers over the
+  // context ranks and one over the tensor ranks that divide rows; for the global one also of [E]
+  // over the data ranks. None when the pass is recomputed.
+  RouterSums sums(int64_t rows, const ForwardContext& pass) const;
+  RouterLosses losses(const RouterPass& sums, const ForwardContext& pass);
+  void add(const std::array<at::Tensor, kBalanceTerms>& losses, const at::Tensor& weights,
+           const ForwardContext& pass) const;
+
+  // All of them, for logits [s b, E] fp32 (fp64), differentiable, whose weights are computed
+  // elsewhere.
   void add_losses(const at::Tensor& logits, const LayerContext& context);
 
   // Forgets the micro-batches of the step.
   void step_ended();
 
  private:
-  ExpertShares shares_of(const at::Tensor& shares, const at::Tensor& counted,
-                         const ForwardContext& pass);
   at::Tensor count_globally(const at::Tensor& counts, bool discarded);
-  void add(std::string_view name, double coefficient, const at::Tensor& term,
-           const at::Tensor& weight, const ForwardContext& pass) const;
 
   const BalanceOptions options_;
   const int64_t layer_number_;
-  const RouterScore score_;
-  const int64_t topk_;
+  const RoutingOptions routing_;
+  const std::array<double, kBalanceTerms> coefficients_;
   const bool divides_rows_;
   const ParallelGroups& groups_;
   at::Tensor step_counts_;  // [E] int64: of the step's micro-batches so far

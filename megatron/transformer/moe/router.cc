@@ -5,6 +5,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/moe/expert_bias.h"
+#include "megatron/transformer/moe/router_function.h"
 #include "megatron/transformer/moe/router_product.h"
 #include "megatron/transformer/moe/routing_replay.h"
 
@@ -45,14 +46,43 @@ Routing Router::forward(const at::Tensor& x, const LayerContext& context) {
   check_shape("input of the router", x, {-1, -1, options_.hidden_size});
   const ForwardContext& pass = context.pass;
   const at::Tensor logits = logits_of(x, pass);
-  Routing routing;
-  routing.choices = computed_once(pass.tape, [&] { return choose(logits.detach(), pass); });
-  routing.weights = options_.sinkhorn ? sinkhorn_weights(logits, routing.choices)
-                                      : routing_weights(logits, routing.choices, options_.routing);
+  Routing routing = options_.sinkhorn ? by_sinkhorn(logits, context) : routed(logits, pass);
   if (options_.capacity) drop(routing, pass);
-  if (!pass.training) return routing;
-  count(routing, pass);
-  if (pass.auxiliary_losses != nullptr) balance_.add_losses(logits, context);
+  if (pass.training) count(routing, pass);
+  return routing;
+}
+
+// One pass over the logits for choices, weights and losses. Choices that were made before, in
+// another run or in the first run of this body, are taken over.
+Routing Router::routed(const at::Tensor& logits, const ForwardContext& pass) {
+  const bool has_losses = balance_.wanted(pass);
+  const RouterSums sums = has_losses ? balance_.sums(logits.size(0), pass) : RouterSums{};
+  RouterPass computed;
+  const at::Tensor choices = computed_once(pass.tape, [&] {
+    computed = router_pass(logits, expert_bias_, options_.routing, imposed(pass), sums);
+    record(computed.choices, pass);
+    return computed.choices;
+  });
+  if (!computed.choices.defined())
+    computed = router_pass(logits, {}, options_.routing, choices, sums);
+  const RouterLosses losses = has_losses ? balance_.losses(computed, pass) : RouterLosses{};
+  const RouterOutputs outputs = router_outputs(logits, options_.routing, computed, sums, losses);
+  if (has_losses) balance_.add(outputs.losses, losses.weights, pass);
+  return {choices, outputs.weights, {}, {}};
+}
+
+Routing Router::by_sinkhorn(const at::Tensor& logits, const LayerContext& context) {
+  const ForwardContext& pass = context.pass;
+  Routing routing;
+  routing.choices = computed_once(pass.tape, [&] {
+    at::Tensor choices = imposed(pass);
+    if (!choices.defined())
+      choices = sinkhorn_choices(logits.detach(), options_.routing.topk, pass.training);
+    record(choices, pass);
+    return choices;
+  });
+  routing.weights = sinkhorn_weights(logits, routing.choices);
+  balance_.add_losses(logits, context);
   return routing;
 }
 
@@ -72,15 +102,16 @@ at::Tensor Router::logits_of(const at::Tensor& x, const ForwardContext& pass) {
                        row_positions(pass), steps_);
 }
 
-at::Tensor Router::choose(const at::Tensor& logits, const ForwardContext& pass) const {
-  if (pass.routing != nullptr && pass.routing->imposed != nullptr)
-    return pass.routing->imposed->find(layer_number_, row_positions(pass), pass.layer_use);
-  const at::Tensor choices = options_.sinkhorn
-                                 ? sinkhorn_choices(logits, options_.routing.topk, pass.training)
-                                 : choose_experts(logits, expert_bias_, options_.routing);
-  if (pass.routing != nullptr && pass.routing->record != nullptr && !pass.discarded)
-    pass.routing->record->record(layer_number_, row_positions(pass), choices, pass.layer_use);
-  return choices;
+at::Tensor Router::imposed(const ForwardContext& pass) const {
+  if (pass.routing == nullptr || pass.routing->imposed == nullptr) return {};
+  return pass.routing->imposed->find(layer_number_, row_positions(pass), pass.layer_use);
+}
+
+void Router::record(const at::Tensor& choices, const ForwardContext& pass) const {
+  if (pass.routing == nullptr || pass.routing->imposed != nullptr ||
+      pass.routing->record == nullptr || pass.discarded)
+    return;
+  pass.routing->record->record(layer_number_, row_positions(pass), choices, pass.layer_use);
 }
 
 // A choice that is dropped, or a row that pads, stays so when the pass is recomputed.
@@ -101,13 +132,9 @@ void Router::count(const Routing& routing, const ForwardContext& pass) {
   if (pass.discarded || (pass.tape != nullptr && pass.tape->runs_again())) return;
   if (!divides_rows_ && tp_.rank() > 0) return;  // the rows of tensor rank 0
   const int64_t b = row_positions(pass).sample.numel();
-  at::Tensor counted = routing.kept;
-  const at::Tensor padding = pass.tokens.padding_rows(pass.first_row, routing.choices.size(0) / b);
-  if (padding.defined()) {
-    const at::Tensor tokens = padding.logical_not().reshape({-1, 1});
-    counted = counted.defined() ? counted.logical_and(tokens) : tokens;
-  }
-  sums.add_(count_assignments(routing.choices, counted, 1, options_.num_experts).view({-1}));
+  at::Tensor padding = pass.tokens.padding_rows(pass.first_row, routing.choices.size(0) / b);
+  if (padding.defined()) padding = padding.reshape({-1});
+  add_assignments(routing.choices, routing.kept, padding, sums.view({1, -1}));
 }
 
 at::Tensor Router::step_counts() {

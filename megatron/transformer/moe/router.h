@@ -41,7 +41,7 @@ class Router : public Module {
   //   return   routing of the N = s b rows of x in memory order
   // In training adds its losses (balance.h), and counts assignments for the expert bias. A pass
   // that is recomputed makes the same choices and counts nothing again. Communication: that of
-  // RouterBalance::add_losses().
+  // RouterBalance::losses().
   Routing forward(const at::Tensor& x, const LayerContext& context);
   const Parameter& weight() const { return weight_; }
 
@@ -52,7 +52,10 @@ class Router : public Module {
 
  private:
   at::Tensor logits_of(const at::Tensor& x, const ForwardContext& pass);
-  at::Tensor choose(const at::Tensor& logits, const ForwardContext& pass) const;
+  Routing routed(const at::Tensor& logits, const ForwardContext& pass);
+  Routing by_sinkhorn(const at::Tensor& logits, const LayerContext& context);
+  at::Tensor imposed(const ForwardContext& pass) const;  // choices; undefined: none
+  void record(const at::Tensor& choices, const ForwardContext& pass) const;
   void drop(Routing& routing, const ForwardContext& pass) const;
   void count(const Routing& routing, const ForwardContext& pass);
 

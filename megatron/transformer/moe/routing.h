@@ -16,24 +16,9 @@
 
 #include <cstdint>
 
+#include "megatron/kernels/routing.h"
+
 namespace megatron {
-
-enum class RouterScore : uint8_t { kSoftmax, kSigmoid, kSqrtSoftplus };
-
-// What ranks groups of experts: the sum of the k / group_topk highest selection scores, or the
-// highest one (DeepSeek-V2).
-enum class GroupScore : uint8_t { kSum, kMax };
-
-struct RoutingOptions {
-  int64_t topk = 2;
-  RouterScore score = RouterScore::kSoftmax;
-  // Softmax over all experts; otherwise over the chosen ones.
-  bool pre_softmax = false;
-  double scaling_factor = 0.0;  // of the weights; 0: none
-  // Experts in num_groups equal runs, of which a token may choose from group_topk; 0: no groups
-  int64_t num_groups = 0, group_topk = 0;
-  GroupScore group_score = GroupScore::kSum;
-};
 
 struct Routing {
   at::Tensor choices;  // [N, k] int32
@@ -63,13 +48,10 @@ Routing route(const at::Tensor& logits, const at::Tensor& bias, const RoutingOpt
 // The k best columns of each row, [N, k] int32.
 at::Tensor top_experts(const at::Tensor& scores, int64_t k);
 
-// The scores as shares of a token, [N, E]: softmax, or scores divided by their sum (+ 1e-20).
-// Differentiable.
-at::Tensor score_shares(const at::Tensor& logits, RouterScore score);
-
 // Assignments by sequence and expert, [b, E] int32. Rows are position-major and sequence-minor, as
-// in memory: row i belongs to sequence i mod b. `counted` [N, k] or [N, 1] bool; undefined: all.
-at::Tensor count_assignments(const at::Tensor& choices, const at::Tensor& counted, int64_t b,
+// in memory: row i belongs to sequence i mod b. Those of rows that are padding ([N] bool;
+// undefined: none) do not count.
+at::Tensor count_assignments(const at::Tensor& choices, const at::Tensor& padding, int64_t b,
                              int64_t num_experts);
 
 // Choices and weights by Sinkhorn's algorithm. While training, the choice is the top k of a matrix

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/experts/routing.h"
 #include "megatron/transformer/moe/capacity.h"
 #include "megatron/transformer/moe/expert_bias.h"
 #include "tensors.h"
@@ -277,17 +278,55 @@ TEST(Routing, SqrtSoftplusUnderflows) {
   EXPECT_TRUE(at::equal(leaf.grad(), at::zeros({1, 2})));
 }
 
+// Sums and counts of a pass, by sequence: rows 0 and 2, and rows 1 and 3.
 TEST(Routing, SharesAreNormalised) {
   const at::Tensor logits = matrix(kFour);
-  expect_matrix(score_shares(logits, RouterScore::kSoftmax).sum(0, true),
-                {{.90585787, 1.077125081, .982431073, 1.034585977}});
-  for (const auto score : {RouterScore::kSigmoid, RouterScore::kSqrtSoftplus})
-    expect_matrix(score_shares(logits, score).sum(1, true), {{1}, {1}, {1}, {1}});
-  const at::Tensor choices = top_experts(score_shares(logits, RouterScore::kSoftmax), 2);
-  expect_matrix(count_assignments(choices, {}, 1, 4), {{2, 3, 1, 2}});
-  expect_matrix(count_assignments(choices, {}, 2, 4), {{1, 2, 0, 1}, {1, 1, 1, 1}});
-  const at::Tensor counted = at::tensor({1, 1, 0, 1}, at::kInt).to(at::kBool).unsqueeze(1);
-  expect_matrix(count_assignments(choices, counted, 2, 4), {{1, 1, 0, 0}, {1, 1, 1, 1}});
+  RouterSums wanted{.shares = true, .squares = true, .counts = true};
+  const RouterPass whole = router_sums(logits, {}, wanted);
+  const at::Tensor sums = whole.sums.sum(2);  // over parts
+  expect_matrix(sums.narrow(1, 0, 4), {{.90585787, 1.077125081, .982431073, 1.034585977}});
+  expect_matrix(sums.narrow(1, 4, 2), {{17.157831877, 4}});
+  expect_matrix(whole.counts, {{2, 3, 1, 2}});
+  for (const auto score : {RouterScore::kSigmoid, RouterScore::kSqrtSoftplus}) {
+    const RouterPass pass = router_sums(logits, {.score = score}, wanted);
+    EXPECT_NEAR(pass.sums.narrow(1, 0, 4).sum().item<double>(), 4, 1e-12);
+    expect_matrix(pass.sums.sum(2).narrow(1, 4, 1), {{17.157831877}});
+  }
+  wanted.sequences = 2;
+  expect_matrix(router_sums(logits, {}, wanted).counts, {{1, 2, 0, 1}, {1, 1, 1, 1}});
+  wanted.padding = at::tensor({0, 0, 1, 0}, at::kInt).to(at::kBool);
+  const RouterPass rest = router_sums(logits, {}, wanted);
+  expect_matrix(rest.counts, {{1, 1, 0, 0}, {1, 1, 1, 1}});
+  expect_matrix(rest.sums.sum(2).narrow(1, 5, 1), {{1}, {2}});
+  expect_matrix(rest.sums.sum(2).narrow(0, 0, 1).narrow(1, 0, 4),
+                {{.455054234, .276004345, .101536317, .167405104}});
+}
+
+// The counts are those of the k highest shares, whatever was chosen.
+TEST(Routing, CountsKnowNoBiasAndNoGroups) {
+  const at::Tensor logits = matrix(kEight);
+  const RouterSums wanted{.counts = true};
+  const at::Tensor plain = count_assignments(top_experts(logits, 4), {}, 1, 8);
+  const at::Tensor bias = vector({0, 0, .05, 0, 0, .1, .3, -.3});
+  for (const RoutingOptions& options :
+       {grouped(4, RouterScore::kSigmoid), options_of(4, RouterScore::kSigmoid)}) {
+    const RouterPass pass = router_pass(logits, bias, options, {}, wanted);
+    EXPECT_TRUE(at::equal(pass.counts, plain));
+    EXPECT_FALSE(at::equal(count_assignments(pass.choices, {}, 1, 8), plain));
+    EXPECT_TRUE(at::equal(router_pass(logits, {}, options, pass.choices, wanted).counts, plain));
+  }
+}
+
+TEST(Routing, AssignmentsAreCountedBySequence) {
+  const at::Tensor choices = at::tensor({0, 1, 2, 1, 3, 0, 1, -1}, at::kInt).view({4, 2});
+  expect_matrix(count_assignments(choices, {}, 1, 4), {{2, 3, 1, 1}});
+  expect_matrix(count_assignments(choices, {}, 2, 4), {{2, 1, 0, 1}, {0, 2, 1, 0}});
+  const at::Tensor padding = at::tensor({0, 0, 1, 0}, at::kInt).to(at::kBool);
+  expect_matrix(count_assignments(choices, padding, 2, 4), {{1, 1, 0, 0}, {0, 2, 1, 0}});
+  const at::Tensor kept = at::tensor({1, 0, 1, 1, 1, 1, 0, 1}, at::kInt).to(at::kBool).view({4, 2});
+  at::Tensor counts = at::full({1, 4}, 10, at::kInt);
+  add_assignments(choices, kept, padding, counts);
+  expect_matrix(counts, {{11, 11, 11, 10}});
 }
 
 TEST(Sinkhorn, EqualsTheVector) {
