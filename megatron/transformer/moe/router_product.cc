@@ -22,27 +22,42 @@ at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType
 // Note [Gradients of logits in two parts] A product takes operands of one type. An fp32 gradient
 // that meets a bf16 operand is the sum of two bf16 numbers to 2^-17: the products with both cost
 // less than converting the other operand to fp32, the gradient being narrow.
+// [N, 2 E], once for both products.
 at::Tensor in_two_parts(const at::Tensor& gradient) {
-  const at::Tensor high = gradient.to(at::kBFloat16);
-  return at::cat({high, (gradient - high).to(at::kBFloat16)}, 1);
+  const int64_t width = gradient.size(1);
+  at::Tensor parts =
+      at::empty({gradient.size(0), 2 * width}, gradient.options().dtype(at::kBFloat16));
+  at::Tensor high = parts.narrow(1, 0, width), low = parts.narrow(1, width, width);
+  high.copy_(gradient);
+  at::sub_out(low, gradient, high);
+  return parts;
 }
 
-void add_weight_gradient(const at::Tensor& gradient, const at::Tensor& x,
+// A gradient of logits as the products take it.
+struct LogitGradient {
+  LogitGradient(const at::Tensor& gradient, const at::Tensor& x)
+      : type(gradient.scalar_type()),
+        divided(sums_in_product(x, type)),
+        operand(divided ? in_two_parts(gradient) : gradient) {}
+  at::ScalarType type;
+  bool divided;
+  at::Tensor operand;
+};
+
+void add_weight_gradient(const LogitGradient& gradient, const at::Tensor& x,
                          const GradTarget& target) {
   const at::Tensor sum = target.to_add_to();
-  if (!sums_in_product(x, gradient.scalar_type())) {
-    const at::ScalarType type = gradient.scalar_type();
-    sum.add_(gradient.t().mm(x.to(type)));
+  if (!gradient.divided) {
+    sum.add_(gradient.operand.t().mm(x.to(gradient.type)));
     return;
   }
-  for (const at::Tensor& part : at::mm(in_two_parts(gradient).t(), x, at::kFloat).chunk(2))
+  for (const at::Tensor& part : at::mm(gradient.operand.t(), x, at::kFloat).chunk(2))
     sum.add_(part);
 }
 
-at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight) {
-  if (sums_in_product(weight, gradient.scalar_type()))
-    return in_two_parts(gradient).mm(at::cat({weight, weight}));
-  return wide_product(gradient, weight, gradient.scalar_type()).to(weight.scalar_type());
+at::Tensor input_gradient(const LogitGradient& gradient, const at::Tensor& weight) {
+  if (gradient.divided) return gradient.operand.mm(at::cat({weight, weight}));
+  return gradient.operand.mm(weight.to(gradient.type)).to(weight.scalar_type());
 }
 
 struct RouterProduct : torch::autograd::Function<RouterProduct> {
@@ -64,14 +79,14 @@ struct RouterProduct : torch::autograd::Function<RouterProduct> {
     auto* bias = reinterpret_cast<Parameter*>(context->saved_data["bias"].toInt());
     const at::Tensor x = context->get_saved_variables()[0];
     const at::Tensor gradient = grads[0].contiguous();
+    const LogitGradient parts(gradient, x);
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
       const AcquiredValue w(weight);
-      dx = input_gradient(gradient, w.value()).to(context->saved_data["type"].toScalarType());
+      dx = input_gradient(parts, w.value()).to(context->saved_data["type"].toScalarType());
     }
-    run_weight_gradient(*weight, [gradient, x](const GradTarget& target) {
-      add_weight_gradient(gradient, x, target);
-    });
+    run_weight_gradient(
+        *weight, [parts, x](const GradTarget& target) { add_weight_gradient(parts, x, target); });
     if (bias != nullptr)
       run_weight_gradient(*bias, [gradient](const GradTarget& target) {
         target.to_add_to().add_(gradient.sum(0));
