@@ -45,6 +45,7 @@ constexpr Layout kLayouts[] = {
     {"cp2_dp2_dynamic_cp_zero1"},
     {"cp2_means"},
     {"tp2_pp2_dp2"},
+    {"pp2_mtp"},  // stages use the tied table once, and twice or more
 };
 
 struct Types {

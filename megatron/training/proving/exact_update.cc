@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <string>
 
 #include "megatron/nn/functional.h"
 #include "megatron/nn/placement.h"
@@ -13,14 +15,40 @@ namespace megatron {
 
 namespace {
 
-// Who contributes to the gradient of a parameter, and how often in a step.
+// Who contributes to the gradient of a parameter, and how often in a step. Uses are those of all
+// stages that share it, one stage after the other.
 struct Contributors {
-  int64_t data, stages, partial, microbatches, uses;
-  int64_t count() const { return data * stages * partial * microbatches * uses; }
-  int64_t index(int64_t d, int64_t stage, int64_t part, int64_t microbatch, int64_t use) const {
-    return (((d * stages + stage) * partial + part) * microbatches + microbatch) * uses + use;
+  int64_t data, partial, microbatches, uses;
+  int64_t count() const { return data * partial * microbatches * uses; }
+  int64_t index(int64_t d, int64_t part, int64_t microbatch, int64_t use) const {
+    return ((d * partial + part) * microbatches + microbatch) * uses + use;
   }
 };
+
+// The uses of a shared parameter in a pass. Stages may differ: one embeds the tokens, another has
+// the head and depths of multi-token prediction.
+struct StageUses {
+  int64_t before = 0;  // on the stages before this one
+  int64_t all = 0;
+};
+
+// By name. Collective.
+std::map<std::string, StageUses> uses_of_stages(const TrainedModel& model) {
+  std::map<std::string, const Parameter*> shared;  // the same order on all stages
+  for (const ModelChunk& chunk : model.chunks)
+    for (const Parameter* parameter : chunk.store->parameters())
+      if (parameter->shared != nullptr) shared.emplace(parameter->name, parameter);
+  const auto options = at::TensorOptions().dtype(at::kLong).device(model.device());
+  std::map<std::string, StageUses> out;
+  for (const auto& [name, parameter] : shared) {
+    const ProcessGroup& stages = *parameter->shared;
+    const at::Tensor uses = at::zeros({stages.size()}, options);
+    stages.all_gather(uses, at::full({1}, parameter->uses, options))->wait();
+    out[name] = {uses.narrow(0, 0, stages.rank()).sum().item<int64_t>(),
+                 uses.sum().item<int64_t>()};
+  }
+  return out;
+}
 
 // A number in [0, count), by the upper half of the random one.
 int64_t below(int64_t count, uint64_t random) {
@@ -90,7 +118,8 @@ class Drawn {
       : groups_(model.groups()),
         integers_(arguments.ddp.grad_reduce_in_bf16 ? kForBf16 : kForFp32),
         microbatches_(options.num_microbatches),
-        step_(step) {
+        step_(step),
+        uses_of_stages_(uses_of_stages(model)) {
     const OptimizerConfig& o = arguments.optimizer;
     const bool skips = o.dynamic_loss_scale() || o.check_for_nan_in_loss_and_grad;
     if (!skips || (step != 2 && step != 4)) return;
@@ -102,11 +131,11 @@ class Drawn {
   at::Tensor part(const Parameter& parameter, int64_t microbatch, int64_t use) const {
     const ProcessGroup& data = gradient_group(parameter.placement, groups_);
     const ProcessGroup& partial = groups_.group(parameter.placement.partial_grad);
-    const ProcessGroup* shared = parameter.shared;
-    const Contributors all{data.size(), shared == nullptr ? 1 : shared->size(), partial.size(),
-                           microbatches_, parameter.uses};
-    const int64_t own = all.index(data.rank(), shared == nullptr ? 0 : shared->rank(),
-                                  partial.rank(), microbatch, use);
+    const auto shared = uses_of_stages_.find(parameter.name);
+    const StageUses uses =
+        shared == uses_of_stages_.end() ? StageUses{0, parameter.uses} : shared->second;
+    const Contributors all{data.size(), partial.size(), microbatches_, uses.all};
+    const int64_t own = all.index(data.rank(), partial.rank(), microbatch, uses.before + use);
     const at::Tensor values = at::zeros(parameter.local_shape, at::kFloat);
     auto* out = values.data_ptr<float>();
     const uint64_t key = random_key(step_, "gradient of " + parameter.name).value;
@@ -124,9 +153,9 @@ class Drawn {
   void add_infinity(const Parameter& parameter, const Contributors& all, int64_t own,
                     float* out) const {
     if (infinite_ < 0 || order_of(parameter, first_layer_) != infinite_) return;
-    const int64_t by = first_layer_ ? all.index(all.data - 1, 0, 0, 0, 0)
-                                    : all.index(0, all.stages - 1, all.partial - 1,
-                                                all.microbatches - 1, all.uses - 1);
+    const int64_t by = first_layer_
+                           ? all.index(all.data - 1, 0, 0, 0)
+                           : all.index(0, all.partial - 1, all.microbatches - 1, all.uses - 1);
     if (own != by) return;
     const int64_t element = first_layer_ ? 0 : c10::multiply_integers(logical_shape(parameter)) - 1;
     for (const PlacedRun& run : placed_runs(parameter, groups_)) {
@@ -139,6 +168,7 @@ class Drawn {
   const Integers integers_;
   const int64_t microbatches_;
   const int step_;
+  const std::map<std::string, StageUses> uses_of_stages_;
   int64_t infinite_ = -1;  // order_of() the parameter with an infinite gradient; -1: none
   bool first_layer_ = false;
 };
