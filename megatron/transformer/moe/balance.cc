@@ -5,6 +5,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/auxiliary_losses.h"
 #include "megatron/transformer/moe/router_function.h"
+#include "megatron/transformer/moe/routing_replay.h"
 
 namespace megatron {
 namespace {
@@ -73,7 +74,7 @@ RouterLosses RouterBalance::losses(const RouterPass& sums, const ForwardContext&
     whole.counts = computed_once(pass.tape, [&] {  // of whole sequences
       (pass.cp != nullptr ? *pass.cp : groups_.cp).all_reduce(sums.counts)->wait();
       if (divides_rows_) groups_.tp.all_reduce(sums.counts)->wait();
-      return sums.counts;
+      return replayed(sums.counts, pass);
     });
   }
   if (options_.global != 0.0) {
@@ -104,6 +105,17 @@ void RouterBalance::add_losses(const at::Tensor& logits, const LayerContext& con
   const RouterLosses found = losses(pass, context.pass);
   add(router_outputs(logits, routing_, pass, wanted_sums, found).losses, found.weights,
       context.pass);
+}
+
+at::Tensor RouterBalance::replayed(const at::Tensor& counts, const ForwardContext& pass) const {
+  const RoutingReplay* replay = pass.routing;
+  if (replay == nullptr) return counts;
+  const at::Tensor& samples = pass.place.sample;
+  if (replay->imposed != nullptr)
+    return replay->imposed->find_counts(layer_number_, samples, pass.layer_use);
+  if (replay->record != nullptr && !pass.discarded)
+    replay->record->record_counts(layer_number_, samples, counts, pass.layer_use);
+  return counts;
 }
 
 at::Tensor RouterBalance::count_globally(const at::Tensor& counts, bool discarded) {

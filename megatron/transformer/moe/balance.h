@@ -81,6 +81,8 @@ class RouterBalance {
   void step_ended();
 
  private:
+  // The counts [b, E] of whole sequences, or those of the run that is replayed.
+  at::Tensor replayed(const at::Tensor& counts, const ForwardContext& pass) const;
   at::Tensor count_globally(const at::Tensor& counts, bool discarded);
 
   const BalanceOptions options_;

@@ -119,11 +119,24 @@ void Router::drop(Routing& routing, const ForwardContext& pass) const {
   Capacity capacity;
   routing.kept = computed_once(pass.tape, [&] {
     capacity = within_capacity(routing, options_.num_experts, *options_.capacity);
-    return capacity.kept;
+    return replayed_kept(capacity.kept, pass);
   });
   if (options_.capacity->pad)
     routing.padding = computed_once(pass.tape, [&] { return capacity.padding; });
   routing.weights = routing.weights.masked_fill(routing.kept.logical_not(), 0);
+}
+
+at::Tensor Router::replayed_kept(const at::Tensor& kept, const ForwardContext& pass) const {
+  const RoutingReplay* replay = pass.routing;
+  if (replay == nullptr) return kept;
+  const TokenPositions rows = row_positions(pass);
+  if (replay->imposed != nullptr)
+    return replay->imposed->find(layer_number_, rows, pass.layer_use, RowDecision::kKept)
+        .to(at::kBool);
+  if (replay->record != nullptr && !pass.discarded)
+    replay->record->record(layer_number_, rows, kept.to(at::kInt), pass.layer_use,
+                           RowDecision::kKept);
+  return kept;
 }
 
 void Router::count(const Routing& routing, const ForwardContext& pass) {

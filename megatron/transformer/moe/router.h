@@ -57,6 +57,7 @@ class Router : public Module {
   at::Tensor imposed(const ForwardContext& pass) const;  // choices; undefined: none
   void record(const at::Tensor& choices, const ForwardContext& pass) const;
   void drop(Routing& routing, const ForwardContext& pass) const;
+  at::Tensor replayed_kept(const at::Tensor& kept, const ForwardContext& pass) const;
   void count(const Routing& routing, const ForwardContext& pass);
 
   const RouterOptions options_;

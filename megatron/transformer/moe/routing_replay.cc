@@ -18,37 +18,38 @@ std::vector<int64_t> on_host(const at::Tensor& numbers) {
 }  // namespace
 
 void RoutingTable::record(int64_t layer_number, const TokenPositions& rows,
-                          const at::Tensor& choices, int64_t use) {
+                          const at::Tensor& decisions, int64_t use, RowDecision kind) {
   const int64_t b = rows.sample.numel(), s = rows.position.numel();
-  check_shape("choices to record", choices, {s * b, -1});
-  const int64_t k = choices.size(1);
-  const at::Tensor host = choices.to(at::kCPU).view({s, b, k});
+  check_shape("decisions to record", decisions, {s * b, -1});
+  const int64_t k = decisions.size(1);
+  const at::Tensor host = decisions.to(at::kCPU).view({s, b, k});
   const at::Tensor positions = rows.position.to(at::kCPU);
   const int64_t length = s == 0 ? 0 : positions.max().item<int64_t>() + 1;
   const std::vector<int64_t> samples = on_host(rows.sample);
   const std::lock_guard lock(mutex_);
   for (int64_t i = 0; i < b; ++i) {
-    at::Tensor& kept = samples_[{layer_number, use, samples[static_cast<size_t>(i)]}].choices;
-    if (!kept.defined()) kept = at::full({0, k}, -1, at::kInt);
-    if (kept.size(0) < length)
-      kept = at::cat({kept, at::full({length - kept.size(0), k}, -1, at::kInt)});
-    kept.index_copy_(0, positions, host.select(1, i));
+    at::Tensor& known = decisions_[{{layer_number, use, samples[static_cast<size_t>(i)]}, kind}];
+    if (!known.defined()) known = at::full({0, k}, -1, at::kInt);
+    if (known.size(0) < length)
+      known = at::cat({known, at::full({length - known.size(0), k}, -1, at::kInt)});
+    known.index_copy_(0, positions, host.select(1, i));
   }
 }
 
-at::Tensor RoutingTable::find(int64_t layer_number, const TokenPositions& rows, int64_t use) const {
+at::Tensor RoutingTable::find(int64_t layer_number, const TokenPositions& rows, int64_t use,
+                              RowDecision kind) const {
   const at::Tensor positions = rows.position.to(at::kCPU);
   const int64_t length = positions.numel() == 0 ? 0 : positions.max().item<int64_t>() + 1;
   std::vector<at::Tensor> found;
   const std::lock_guard lock(mutex_);
   for (const int64_t sample : on_host(rows.sample)) {
-    const auto entry = samples_.find({layer_number, use, sample});
-    MEGATRON_CHECK(entry != samples_.end(), "no choices of layer ", layer_number,
+    const auto entry = decisions_.find({{layer_number, use, sample}, kind});
+    MEGATRON_CHECK(entry != decisions_.end(), "no choices of layer ", layer_number,
                    " are recorded for sample ", sample);
-    const at::Tensor& kept = entry->second.choices;
-    MEGATRON_CHECK(length <= kept.size(0), "no choices of layer ", layer_number,
-                   " are recorded for sample ", sample, " at position ", kept.size(0));
-    const at::Tensor own = kept.index_select(0, positions);
+    const at::Tensor& known = entry->second;
+    MEGATRON_CHECK(length <= known.size(0), "no choices of layer ", layer_number,
+                   " are recorded for sample ", sample, " at position ", known.size(0));
+    const at::Tensor own = known.index_select(0, positions);
     const at::Tensor missing = (own.select(1, 0) < 0).nonzero();
     MEGATRON_CHECK(missing.numel() == 0, "no choices of layer ", layer_number,
                    " are recorded for sample ", sample, " at position ",
@@ -57,6 +58,29 @@ at::Tensor RoutingTable::find(int64_t layer_number, const TokenPositions& rows, 
   }
   const at::Tensor whole = at::stack(found, 1);
   return whole.view({-1, whole.size(2)}).to(rows.sample.device());
+}
+
+void RoutingTable::record_counts(int64_t layer_number, const at::Tensor& samples,
+                                 const at::Tensor& counts, int64_t use) {
+  check_shape("counts to record", counts, {samples.numel(), -1});
+  const std::vector<int64_t> numbers = on_host(samples);
+  const at::Tensor host = counts.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < numbers.size(); ++i)
+    counts_[{layer_number, use, numbers[i]}] = host[static_cast<int64_t>(i)];
+}
+
+at::Tensor RoutingTable::find_counts(int64_t layer_number, const at::Tensor& samples,
+                                     int64_t use) const {
+  std::vector<at::Tensor> found;
+  const std::lock_guard lock(mutex_);
+  for (const int64_t sample : on_host(samples)) {
+    const auto entry = counts_.find({layer_number, use, sample});
+    MEGATRON_CHECK(entry != counts_.end(), "no counts of layer ", layer_number,
+                   " are recorded for sample ", sample);
+    found.push_back(entry->second);
+  }
+  return at::stack(found).to(samples.device());
 }
 
 }  // namespace megatron

@@ -1,8 +1,10 @@
-// The choices of the routers of a run, to be imposed on another one.
+// What the routers of a run decided, to be imposed on another one.
 //
-// Two layouts round differently, and a rounding may change a choice, after which their numbers are
-// not comparable. With the choices of one run imposed on the other they are: weights and scores are
-// computed as ever, at the imposed choices.
+// Two layouts round differently, and a rounding may change which expert has the higher score, after
+// which their numbers are not comparable. With the decisions of one run imposed on the other they
+// are: weights, scores and losses are computed as ever, at the imposed decisions. Such are the
+// choices of experts, which of them stay within a capacity, and the counts of the highest scores
+// that the losses of balance compare with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,34 +13,48 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <utility>
 
 #include "megatron/tensor/random.h"
 
 namespace megatron {
 
-// Choices by layer, sample and position. Ranks that are threads may share one.
+// What is decided for each row and choice.
+enum class RowDecision : uint8_t {
+  kExpert,  // which one
+  kKept,    // whether the choice stays within the capacity of its expert: 0 or 1
+};
+
+// Decisions by layer, sample and position. Ranks that are threads may share one.
 class RoutingTable {
  public:
-  // Keeps the choices of a layer's rows; those of rows that are known already are replaced.
-  //   rows     sample [b] and position [s] of the rows
-  //   choices  [s b, k] int32
-  //   use      ForwardContext::layer_use
-  void record(int64_t layer_number, const TokenPositions& rows, const at::Tensor& choices,
-              int64_t use = 0);
+  // Keeps the decisions for a layer's rows; those for rows that are known already are replaced.
+  //   rows       sample [b] and position [s] of the rows
+  //   decisions  [s b, k] int32
+  //   use        ForwardContext::layer_use
+  void record(int64_t layer_number, const TokenPositions& rows, const at::Tensor& decisions,
+              int64_t use = 0, RowDecision kind = RowDecision::kExpert);
 
-  // The choices of such rows, on the device of `rows.sample`. Throws Error that names the first row
-  // that was not recorded. Waits for the device.
-  at::Tensor find(int64_t layer_number, const TokenPositions& rows, int64_t use = 0) const;
+  // The decisions for such rows, on the device of `rows.sample`. Throws Error that names the first
+  // row that was not recorded. Waits for the device.
+  at::Tensor find(int64_t layer_number, const TokenPositions& rows, int64_t use = 0,
+                  RowDecision kind = RowDecision::kExpert) const;
+
+  // The same for the counts of whole samples.
+  //   samples  [b]
+  //   counts   [b, E], integers; that type comes back
+  void record_counts(int64_t layer_number, const at::Tensor& samples, const at::Tensor& counts,
+                     int64_t use = 0);
+  at::Tensor find_counts(int64_t layer_number, const at::Tensor& samples, int64_t use = 0) const;
 
  private:
-  struct Sample {
-    at::Tensor choices;  // [positions, k] int32; -1: not recorded
-  };
-  std::map<std::tuple<int64_t, int64_t, int64_t>, Sample> samples_;  // by layer, use and sample
+  using Key = std::tuple<int64_t, int64_t, int64_t>;             // layer, use, sample
+  std::map<std::pair<Key, RowDecision>, at::Tensor> decisions_;  // [positions, k]; -1: unknown
+  std::map<Key, at::Tensor> counts_;                             // [E]
   mutable std::mutex mutex_;
 };
 
-// What a pass does with the choices of its routers.
+// What a pass does with the decisions of its routers.
 struct RoutingReplay {
   RoutingTable* record = nullptr;         // keeps them; null: does not
   const RoutingTable* imposed = nullptr;  // takes them from here; null: makes its own

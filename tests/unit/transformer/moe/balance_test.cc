@@ -8,12 +8,14 @@
 #include <optional>
 
 #include "loss_pass.h"
+#include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 #include "megatron/transformer/moe/router.h"
+#include "megatron/transformer/moe/routing_replay.h"
 #include "tensors.h"
 
 namespace megatron {
@@ -83,6 +85,30 @@ TEST(Balance, GradientsEqualTheVectors) {
                 {{1.62667206, .986626478, .362959597, .598419208}, {row1, row1, row1, row1}});
   expect_matrix(run_vector({.z = 1}, {1, .5}).grad.narrow(0, 1, 1),
                 {{row1 / 2, row1 / 2, row1 / 2, row1 / 2}});
+}
+
+// Rounding may change which of two scores is the higher one.
+TEST(Balance, ComparesWithTheCountsOfTheRunThatIsReplayed) {
+  const ParallelGroups groups;
+  RoutingTable table;
+  const auto losses_of = [&](double rounding, const RoutingReplay* replay) {
+    const BalanceOptions all{.micro = 1, .sequence = 1, .global = 1};
+    RouterBalance balance(all, 1, RouterScore::kSoftmax, 2, /*divides_rows=*/false, groups);
+    LossPass pass(all);
+    pass.context.tokens.of_sequence = vector({1, 1});
+    pass.context.place.sample = at::tensor({8, 9}, at::kLong);
+    pass.context.routing = replay;
+    Rows rows = kLogits;
+    rows[1][3] += rounding;  // of four equal ones
+    balance.add_losses(matrix(rows), LayerContext{pass.context, {}});
+    return pass.totals.clone();
+  };
+  const RoutingReplay record{.record = &table}, imposed{.imposed = &table};
+  const at::Tensor first = losses_of(0, &record);
+  EXPECT_GT(distance(losses_of(1e-12, nullptr), first), 1e-2);
+  EXPECT_LE(distance(losses_of(1e-12, &imposed), first), 1e-11);
+  EXPECT_THROW(table.find_counts(2, at::tensor({8}, at::kLong)), Error);
+  EXPECT_THROW(table.find_counts(1, at::tensor({7}, at::kLong)), Error);
 }
 
 // One sequence after the other as micro-batches; the second sees the counts of both.

@@ -296,6 +296,31 @@ TEST(RoutingReplay, ImposesRecordedChoices) {
   EXPECT_TRUE(at::equal(other.forward(random_matrix({3, 2, kHidden}, 3), part).choices, own));
 }
 
+TEST(RoutingReplay, ImposesWhichChoicesAreKept) {
+  RouterOptions options = router_of();
+  options.capacity = CapacityOptions{.factor = 0.5};
+  Built recorded(options), other(options);
+  other.parameter(0).value.neg_();
+  const at::Tensor x = random_matrix({6, 4, kHidden}, 1);
+  RoutingTable table;
+  RoutingReplay replay{.record = &table};
+  ForwardContext pass = pass_of(6, 4);
+  pass.routing = &replay;
+  const Routing first = recorded.forward(x, pass);
+  replay = {.imposed = &table};
+  const Routing imposed = other.forward(x, pass);
+  EXPECT_TRUE(at::equal(imposed.kept, first.kept));
+  const Capacity own =
+      within_capacity({first.choices,
+                       routing_weights(router_logits(x, other.parameter(0), nullptr, at::kDouble),
+                                       first.choices, {}),
+                       {},
+                       {}},
+                      kExperts, *options.capacity);
+  EXPECT_FALSE(at::equal(own.kept, first.kept)) << "by weights of its own";
+  EXPECT_TRUE(at::equal(imposed.weights != 0, first.kept));
+}
+
 TEST(RoutingReplay, NamesWhatWasNotRecorded) {
   RoutingTable table;
   const TokenPositions rows{at::tensor({7}, at::kLong), at::tensor({0, 2}, at::kLong)};
