@@ -15,8 +15,8 @@ struct ParallelGroups;
 
 class DelayedScaling {
  public:
-  // `weights` all have delayed_scaling, with equal options, and one list of use_groups
-  // (nn/reduction.h). The groups must outlive this.
+  // `weights` all have delayed_scaling, with equal options, and are all of experts or
+  // none. The groups must outlive this.
   DelayedScaling(std::vector<const Parameter*> weights, const ParallelGroups& groups,
                  at::Device device);
 
@@ -30,17 +30,18 @@ class DelayedScaling {
 
   // The groups whose ranks all hold the same scales.
   const std::vector<const ProcessGroup*>& ranks() const { return ranks_; }
-  // A weight's part of the state, [3, 1 + history_length].
+  // A weight's part of the state, [3, 1 + history_length]; of experts [E/e, 3, 1 + history_length].
   at::Tensor state(const Parameter& weight) const;
 
  private:
   void set_measured(bool measured);
 
   std::vector<const Parameter*> weights_;
+  bool experts_;
   DelayedScalingOptions options_;
   std::vector<const ProcessGroup*> ranks_;
-  at::Tensor state_;  // [weights, 3, 1 + history_length]
-  at::Tensor amax_;   // [weights, 3]
+  at::Tensor state_;  // [weights (of experts: all their experts), 3, 1 + history_length]
+  at::Tensor amax_;   // [the same, 3]
   std::unordered_map<const Parameter*, DelayedScales> scales_;
 };
 

@@ -49,6 +49,16 @@ void sum_together(const std::vector<at::Tensor>& parts, const ProcessGroup& grou
   }
 }
 
+// The state of this rank's experts is its part of dimension 0.
+void divide_over_experts(const ParallelGroups& groups, ShardedTensor& state) {
+  const AxisPosition place = axis_position(groups, Axis::kExpert);
+  state.global_shape[0] *= place.size;
+  std::vector<int64_t> offset(state.local_shape.size(), 0);
+  const std::vector<int64_t> start = offset;
+  offset[0] = place.rank * state.local_shape[0];
+  state.pieces = {{{offset, state.local_shape}, start}};
+}
+
 }  // namespace
 
 DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelGroups& groups,
@@ -130,19 +140,20 @@ void DistributedDataParallel::new_values(bool frozen_too) {
 
 const DelayedScales* DistributedDataParallel::delayed_scales(const Parameter& weight) {
   if (!weight.delayed_scaling) return nullptr;
-  return &place_of(weight).domain->scaling->scales(weight);
+  return &place_of(weight).domain->scaling_of(weight).scales(weight);
 }
 
 void DistributedDataParallel::update_delayed_scales() {
   for (const auto& domain : domains_)
-    if (domain->scaling) domain->scaling->update();
+    for (const auto* scaling : {&domain->scaling, &domain->expert_scaling})
+      if (*scaling) (*scaling)->update();
 }
 
 std::vector<StateTensor> DistributedDataParallel::delayed_scaling_state() const {
   std::vector<StateTensor> all;
   for (Parameter* parameter : parameters_) {
     if (!parameter->delayed_scaling) continue;
-    const DelayedScaling& scaling = *place_of(*parameter).domain->scaling;
+    const DelayedScaling& scaling = place_of(*parameter).domain->scaling_of(*parameter);
     const std::string& name = parameter->name;
     StateTensor entry;
     entry.data = scaling.state(*parameter);
@@ -150,6 +161,7 @@ std::vector<StateTensor> DistributedDataParallel::delayed_scaling_state() const 
     entry.description.dtype = DType::kFloat32;
     entry.description.global_shape = entry.description.local_shape = entry.data.sizes().vec();
     entry.description.flat_end = entry.data.numel();
+    if (parameter->placement.expert) divide_over_experts(groups_, entry.description);
     entry.description.replica_id = replica_index(scaling.ranks()).index;
     entry.data = entry.data.view({-1});
     all.push_back(std::move(entry));
@@ -159,7 +171,8 @@ std::vector<StateTensor> DistributedDataParallel::delayed_scaling_state() const 
 
 void DistributedDataParallel::delayed_scales_loaded() {
   for (const auto& domain : domains_)
-    if (domain->scaling) domain->scaling->loaded();
+    for (const auto* scaling : {&domain->scaling, &domain->expert_scaling})
+      if (*scaling) (*scaling)->loaded();
 }
 
 GradTarget DistributedDataParallel::grad_target(Parameter& parameter) {

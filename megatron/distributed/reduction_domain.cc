@@ -30,11 +30,15 @@ ReductionDomain::ReductionDomain(int number, std::vector<Parameter*> parameters,
                         : make_whole_values(layout, value_options, gathering);
   grads = shard_grads ? make_sharded_grads(layout, grad_options, reduction)
                       : make_whole_grads(layout, grad_options, reduction);
-  std::vector<const Parameter*> scaled;
-  for (const Parameter* parameter : layout.parameters)
-    if (parameter->delayed_scaling) scaled.push_back(parameter);
-  if (!scaled.empty())
-    scaling = std::make_unique<DelayedScaling>(std::move(scaled), groups, device);
+  for (const bool experts : {false, true}) {
+    std::vector<const Parameter*> scaled;
+    for (const Parameter* parameter : layout.parameters)
+      if (parameter->delayed_scaling && parameter->placement.expert == experts)
+        scaled.push_back(parameter);
+    if (scaled.empty()) continue;
+    (experts ? expert_scaling : scaling) =
+        std::make_unique<DelayedScaling>(std::move(scaled), groups, device);
+  }
 }
 
 void ReductionDomain::plan(const DistributedDataParallelConfig& config) {
@@ -45,7 +49,8 @@ void ReductionDomain::plan(const DistributedDataParallelConfig& config) {
 
 void ReductionDomain::zero_grad(int64_t passes) {
   grads->zero();
-  if (scaling) scaling->restart();
+  for (const auto* one : {&scaling, &expert_scaling})
+    if (*one) (*one)->restart();
   // Sharded gradients are reduced after every pass, whole ones after all of them.
   sequence->restart(shard_grads ? passes : 1, shard_grads ? 1 : passes);
 }

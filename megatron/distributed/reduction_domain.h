@@ -65,7 +65,11 @@ struct ReductionDomain {
   std::unique_ptr<ValueBuffer> values;
   std::unique_ptr<GradBuffer> grads;
   std::unique_ptr<BucketSequence> sequence;
-  std::unique_ptr<DelayedScaling> scaling;  // null: no weight uses delayed scaling
+  // Of the weights that use delayed scaling: dense ones, those of experts; null: none does.
+  std::unique_ptr<DelayedScaling> scaling, expert_scaling;
+  const DelayedScaling& scaling_of(const Parameter& weight) const {
+    return weight.placement.expert ? *expert_scaling : *scaling;
+  }
 
  private:
   void plan(const DistributedDataParallelConfig& config);

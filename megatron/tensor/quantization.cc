@@ -207,13 +207,14 @@ void quantized_product_into(const QuantizedMatrix& a, const QuantizedMatrix& b,
 }
 
 void update_delayed_scales(const at::Tensor& state, const at::Tensor& amax,
-                           const DelayedScalingOptions& options) {
+                           const DelayedScalingOptions& options, bool keep_unmeasured) {
   const at::NoGradGuard no_grad;
   check_shape("delayed scales", state, {amax.size(0), 1 + options.history_length});
   DelayedScaleUpdate args;
   args.slots = amax.size(0);
   args.history_length = options.history_length;
   args.most_recent = options.most_recent;
+  args.keep_unmeasured = keep_unmeasured;
   args.factor = std::ldexp(1.0f, -static_cast<int>(options.margin));
   args.gradient_type = fp8_type(options.gradient_type);
   args.state = floats_of(state);

@@ -99,8 +99,8 @@ void quantized_product_into(const QuantizedMatrix& a, const QuantizedMatrix& b,
                             const at::Tensor& target, double beta);
 
 // End of a step of delayed scaling for `state` [slots, 1 + history] and `amax` [slots], three slots
-// per weight.
+// per weight. `keep_unmeasured`: a slot whose amax is 0 stays as it is (an expert without rows).
 void update_delayed_scales(const at::Tensor& state, const at::Tensor& amax,
-                           const DelayedScalingOptions& options);
+                           const DelayedScalingOptions& options, bool keep_unmeasured = false);
 
 }  // namespace megatron

@@ -27,7 +27,9 @@ struct DelayedScalingOptions {
   bool operator==(const DelayedScalingOptions&) const = default;
 };
 
-// The delayed scales of one weight's linear layer: one entry per OperandRole.
+// The delayed scales of one weight's linear layer: one entry per OperandRole. Of a weight of E
+// experts state [E, 3, 1 + history_length] and amax [E, 3]; there a scale of 0 was never measured,
+// and an expert without rows keeps its scales and histories.
 struct DelayedScales {
   at::Tensor state;       // [3, 1 + history_length] fp32: the scale, then amax values, newest first
   at::Tensor amax;        // [3] fp32: amax of this step so far

@@ -91,6 +91,7 @@ __global__ void delayed_scale_update_kernel(DelayedScaleUpdate args) {
   float* scale = args.state + slot * (1 + args.history_length);
   float* history = scale + 1;
   const float newest = args.amax[slot];
+  if (args.keep_unmeasured && newest == 0.0f) return;
   float most = 0.0f;
   // From the oldest on, blockDim.x entries at a time: overwritten entries have been read before.
   for (int64_t end = args.history_length; end > 0; end -= blockDim.x) {

@@ -86,8 +86,9 @@ void fp8_block_cast_cuda(const Fp8BlockCast& args, void* stream);
 struct DelayedScaleUpdate {
   int64_t slots = 0;  // three per weight: input, weight and output gradient
   int64_t history_length = 1;
-  bool most_recent = true;  // use the latest amax; else the largest of the history
-  float factor = 1.0f;      // 2^-margin
+  bool most_recent = true;       // use the latest amax; else the largest of the history
+  bool keep_unmeasured = false;  // a slot whose amax is 0 stays as it is, history and scale
+  float factor = 1.0f;           // 2^-margin
   Fp8Type gradient_type = Fp8Type::kE5M2;
   float* state = nullptr;  // [slots, 1 + history_length]: the scale, then amax values, newest first
   float* amax = nullptr;   // [slots]

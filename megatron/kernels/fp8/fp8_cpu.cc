@@ -123,6 +123,7 @@ void fp8_block_cast_cpu(const Fp8BlockCast& args, int64_t block_begin, int64_t b
 
 void delayed_scale_update_cpu(const DelayedScaleUpdate& args) {
   for (int64_t slot = 0; slot < args.slots; ++slot) {
+    if (args.keep_unmeasured && args.amax[slot] == 0.0f) continue;
     float* scale = args.state + slot * (1 + args.history_length);
     float* history = scale + 1;
     std::copy_backward(history, history + args.history_length - 1, history + args.history_length);

@@ -252,6 +252,53 @@ TEST(DistributedDataParallel, ExpertsAreSummedOverTheirOwnRanks) {
   }
 }
 
+// Delayed scales of experts: four ranks, two of which hold each half of four experts. Largest values
+// are joined over those two alone; an expert that saw no rows keeps its scale and history.
+TEST(DistributedDataParallel, ScalesOfExpertsAreThoseOfTheirRanks) {
+  run_ranks(4, [](const std::shared_ptr<Backend>& backend) {
+    ParallelConfig parallel;
+    parallel.expert_model_parallel_size = 2;
+    const ParallelGroups groups = make_parallel_groups(parallel, backend);
+    Parameters model;
+    model.bias.placement = {{{0, Axis::kExpert, {}}}, {}, true};
+    model.bias.local_shape = {2};
+    model.bias.global_shape = {4};
+    DelayedScalingOptions options;
+    options.history_length = 2;
+    options.most_recent = false;
+    model.weight.delayed_scaling = model.bias.delayed_scaling = options;
+    DistributedDataParallel ddp(model, groups, at::kFloat, at::kCPU, {});
+    const DelayedScales& experts = *ddp.delayed_scales(model.bias);
+    ASSERT_EQ(experts.state.sizes(), (std::vector<int64_t>{2, 3, 3}));
+    const int rank = backend->rank();
+    ddp.zero_grad();
+    experts.amax.fill_(static_cast<float>(1 << rank));
+    experts.amax[1][0] = 0;  // no rows of the second expert
+    ddp.delayed_scales(model.weight)->amax.fill_(static_cast<float>(1 << rank));
+    ddp.update_delayed_scales();
+    const float largest = rank % 2 == 0 ? 4 : 8;
+    EXPECT_EQ(experts.state[0][0][0].item<float>(), 448 / largest);
+    EXPECT_EQ(experts.state[0][2][0].item<float>(), 57344 / largest);
+    EXPECT_EQ(experts.state[1][0].abs().max().item<float>(), 0) << "never measured";
+    EXPECT_EQ(ddp.delayed_scales(model.weight)->state[0][0].item<float>(), 448.0f / 8);
+    const at::Tensor before = experts.state.clone();
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      experts.amax[1].fill_(2);
+      ddp.update_delayed_scales();
+    }
+    EXPECT_TRUE(at::equal(experts.state[0], before[0])) << "an expert without rows";
+    EXPECT_EQ(experts.state[1][0][0].item<float>(), 448 / 2);
+    for (const StateTensor& entry : ddp.delayed_scaling_state()) {
+      if (entry.description.key != "fp8.bias") continue;
+      EXPECT_EQ(entry.description.global_shape, (std::vector<int64_t>{4, 3, 3}));
+      ASSERT_EQ(entry.description.pieces.size(), 1u);
+      EXPECT_EQ(entry.description.pieces[0].global.offset[0], 2 * (rank % 2));
+      EXPECT_EQ(entry.description.replica_id, rank / 2);
+    }
+  });
+}
+
 // What travels is rounded to bf16, what is kept is not.
 TEST(DistributedDataParallel, SumsInBf16) {
   run_ranks(2, [](const std::shared_ptr<Backend>& backend) {
