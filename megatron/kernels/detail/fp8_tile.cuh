@@ -169,11 +169,15 @@ struct BlockMemory {
 };
 
 // Casts the block and writes it at `block_column` of the result. Called by the whole thread block,
-// with a barrier before the next call.
-template <class T, Fp8Type Type>
+// with a barrier before the next call. Ragged: row-major only the first `rows` of out.rows are
+// written, and scales have no padding between them.
+template <class T, Fp8Type Type, bool kRagged = false>
 __device__ __forceinline__ void store_block(const BlockValues<T>& in, const BlockPlace& at,
                                             const Fp8BlockCast& out, int64_t block_column,
-                                            BlockMemory& memory) {
+                                            BlockMemory& memory, int64_t rows = 0) {
+  const int64_t stored_rows = kRagged ? rows : out.rows;
+  const auto inside = [&](int r) { return !kRagged || at.row() + r < rows; };
+  const auto padded = [](int64_t blocks) { return kRagged ? blocks : up4(blocks); };
   float of_row[kThreadRows] = {}, of_column[kThreadColumns] = {}, of_all = 0.0f;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
@@ -195,9 +199,11 @@ __device__ __forceinline__ void store_block(const BlockValues<T>& in, const Bloc
     for (int c = 0; c < kThreadColumns; ++c) of_column[c] = scale;
     if (threadIdx.x == 0) {
       if (out.in_rows != nullptr)
-        out.row_scales[at.block_row * up4(out.columns / kBlockSize) + block_column] = 1.0f / scale;
+        out.row_scales[at.block_row * padded(out.columns / kBlockSize) + block_column] =
+            1.0f / scale;
       if (out.in_columns != nullptr)
-        out.column_scales[block_column * up4(out.rows / kBlockSize) + at.block_row] = 1.0f / scale;
+        out.column_scales[block_column * padded(out.rows / kBlockSize) + at.block_row] =
+            1.0f / scale;
     }
   } else {
     if (out.in_columns != nullptr) {
@@ -226,8 +232,8 @@ __device__ __forceinline__ void store_block(const BlockValues<T>& in, const Bloc
         for (int offset = 8; offset > 0; offset /= 2)
           of_row[r] = fmaxf(of_row[r], __shfl_xor_sync(0xffffffffu, of_row[r], offset));
         of_row[r] = fp8_power_of_two_scale(of_row[r], largest_of(Type));
-        if (at.column_group == 0) {
-          out.row_scales[block_column * out.rows + at.block_row * kBlockSize +
+        if (at.column_group == 0 && inside(r)) {
+          out.row_scales[block_column * stored_rows + at.block_row * kBlockSize +
                          kThreadRows * at.row_group + r] = 1.0f / of_row[r];
         }
       }
@@ -239,6 +245,7 @@ __device__ __forceinline__ void store_block(const BlockValues<T>& in, const Bloc
       const float s = of_row[r];
       float x[kThreadColumns];
       in[r].get(x);
+      if (!inside(r)) continue;
       *reinterpret_cast<uint2*>(out.in_rows + (at.row() + r) * out.columns +
                                 block_column * kBlockSize + kThreadColumns * at.column_group) =
           make_uint2(codes_of<Type>(x[0] * s, x[1] * s, x[2] * s, x[3] * s),
