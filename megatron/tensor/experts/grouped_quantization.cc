@@ -176,7 +176,7 @@ void multiply_on_cpu(const QuantizedMatrix& a, const QuantizedMatrix& b, const a
 }
 
 #ifdef MEGATRON_CUDA
-Fp8Type fp8_type(at::ScalarType type) {
+Fp8Type kernel_type_of(at::ScalarType type) {
   return type == at::kFloat8_e4m3fn ? Fp8Type::kE4M3 : Fp8Type::kE5M2;
 }
 
@@ -207,7 +207,7 @@ Fp8ExpertCast expert_cast(const at::Tensor& x, const at::Tensor& counts, int64_t
 void run_expert_cast(Fp8ExpertCast cast, const at::Tensor& x, const QuantizedTensor& out,
                      at::ScalarType type, bool square) {
   const QuantizedMatrix& one = out.rows.defined() ? out.rows : out.columns;
-  cast.type = fp8_type(type);
+  cast.type = kernel_type_of(type);
   cast.square = square;
   cast.blocks = one.layout != ScaleLayout::kTensor;
   if (out.rows.defined()) cast.in_rows = static_cast<uint8_t*>(out.rows.codes.data_ptr());
@@ -254,7 +254,7 @@ bool run_grouped_fp8(GroupedGemmFp8 gemm, const QuantizedMatrix& a, const Quanti
   MEGATRON_ASSERT(d.is_contiguous() && b.codes.scalar_type() == at::kFloat8_e4m3fn &&
                       reinterpret_cast<uintptr_t>(d.data_ptr()) % 16 == 0,
                   "a grouped FP8 product into a tensor that is not contiguous and aligned");
-  gemm.a_type = fp8_type(a.codes.scalar_type());
+  gemm.a_type = kernel_type_of(a.codes.scalar_type());
   gemm.blocks = a.layout != ScaleLayout::kTensor;
   gemm.experts = counts.numel();
   gemm.counts = counts.const_data_ptr();
