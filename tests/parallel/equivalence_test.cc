@@ -71,6 +71,10 @@ INSTANTIATE_TEST_SUITE_P(Experts, Layouts,
 INSTANTIATE_TEST_SUITE_P(Matrix, QuantizedLayouts,
                          testing::ValuesIn(quantized_rows().begin(), quantized_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Experts, QuantizedLayouts,
+                         testing::ValuesIn(quantized_expert_rows().begin(),
+                                           quantized_expert_rows().end()),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Matrix, Layouts,
                          testing::ValuesIn(layout_rows().begin(), layout_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });

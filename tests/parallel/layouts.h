@@ -24,6 +24,7 @@ std::span<const LayoutRow> quantized_rows();
 
 // Those of models with experts.
 std::span<const LayoutRow> expert_rows();
+std::span<const LayoutRow> quantized_expert_rows();
 
 struct ModelFlags {
   const char* name;

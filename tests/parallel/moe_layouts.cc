@@ -39,6 +39,23 @@ constexpr ModelFlags kExpertModels[] = {
      "--moe-latent-size 20 --moe-layer-freq 2 --moe-input-jitter-eps 0.1"},
 };
 
+#define FP8_BLOCKS "--bf16 --fp8-format hybrid --fp8-recipe blockwise --no-fp8-wgrad "
+#define FP8_DELAYED "--bf16 --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 "
+#define WIDE \
+  "--num-layers 2 --hidden-size 128 --seq-length 64 --moe-ffn-hidden-size 128 --num-experts 4 "
+
+// Rows of an expert from several ranks change scales of its tensors, but not those of blocks along
+// a row; of weight gradients they do.
+constexpr LayoutRow kQuantizedExpertRows[] = {
+    {"moe_dp2_fp8", "mixtral", 2, FP8_DELAYED "--ffn-hidden-size 32"},
+    {"moe_pp2_zbh1_fp8", "mixtral", 2,
+     PP "2 --pipeline-schedule zb-h1 " FP8_DELAYED "--ffn-hidden-size 32"},
+    {"moe_ep2_a2a_fp8", "mixtral", 2,
+     EP "2 " A2A FP8_BLOCKS WIDE "--num-attention-heads 4 --num-query-groups 2"},
+    {"moe_ep2_dp4_zero1_fp8", "mixtral", 4,
+     EP "2 " ZERO1 OVERLAP FP8_BLOCKS WIDE "--num-attention-heads 4 --num-query-groups 2"},
+};
+
 constexpr LayoutRow kExpertRows[] = {
     // Without expert ranks.
     {"moe_dp2", "mixtral", 2, ""},
@@ -123,6 +140,7 @@ constexpr LayoutRow kExpertRows[] = {
 
 }  // namespace
 
+std::span<const LayoutRow> quantized_expert_rows() { return kQuantizedExpertRows; }
 std::span<const LayoutRow> expert_rows() { return kExpertRows; }
 std::span<const ModelFlags> expert_models() { return kExpertModels; }
 

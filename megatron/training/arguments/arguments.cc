@@ -18,6 +18,7 @@
 #include "megatron/training/arguments/expert_rules.h"
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/arguments/quantization_rules.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
@@ -336,40 +337,6 @@ void context_ranks_fit(const Arguments& a, Violations& v) {
   validate_context_parallel(a.transformer, a.parallel, v);
 }
 
-// FP8 GEMMs read operands in units of 16 elements, or blocks of 128; each rank's part must be a
-// multiple of them.
-void quantised_layers_fit(const Arguments& a, Violations& v) {
-  const TransformerConfig& t = a.transformer;
-  if (!t.is_quantized()) return;
-  const char* flag = t.fp8_format != Fp8Format::kNone ? "--fp8-format" : "--fp4-format";
-  if (!a.optimizer.bf16)
-    v.add(cat(flag, " needs --bf16"),
-          "the operands are rounded from bf16, and the rest stays there");
-  const int64_t middle = t.num_layers_at_start_in_bf16 + 1;  // a quantised layer
-  const int64_t unit = t.quantization(middle).alignment();
-  const int64_t tp = std::max<int64_t>(1, a.parallel.tensor_model_parallel_size),
-                cp = std::max<int64_t>(1, a.parallel.context_parallel_size);
-  const auto check = [&](const std::string& what, int64_t size) {
-    if (size > 0 && size % unit != 0)
-      v.add(cat(what, " is ", size, ", which ", flag, " needs to be a multiple of ", unit),
-            t.fp8_recipe == Fp8Recipe::kBlockwise
-                ? "--fp8-recipe tensorwise or delayed needs multiples of 16"
-                : "");
-  };
-  const std::string by_tp = tp > 1 ? " / --tensor-model-parallel-size" : "";
-  check("--hidden-size", t.hidden_size);
-  check("--ffn-hidden-size" + by_tp, t.ffn_hidden_size / tp);
-  check("--num-attention-heads x --kv-channels" + by_tp,
-        t.num_attention_heads * t.kv_channels / tp);
-  check("the rows of queries, keys and values" + by_tp,
-        (t.num_attention_heads + 2 * t.query_groups()) * t.kv_channels / tp);
-  const int64_t tokens = t.seq_length / cp;
-  check(cat("--micro-batch-size x --seq-length", cp > 1 ? " / --context-parallel-size" : ""),
-        a.training.micro_batch_size * tokens);
-  if (a.training.eval_iters > 0 && a.eval_micro_batch_size() != a.training.micro_batch_size)
-    check("--eval-micro-batch-size x --seq-length", a.eval_micro_batch_size() * tokens);
-}
-
 void layers_divide_over_stages(const Arguments& a, Violations& v) {
   validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers,
                     v);
@@ -509,7 +476,7 @@ constexpr Rule kRules[] = {world_divides,
                            stages_can_share_the_vocabulary,
                            documents_can_have_their_own_width,
                            microbatches_feed_the_pipeline,
-                           quantised_layers_fit,
+                           validate_quantization,
                            batch_sizes_divide,
                            evaluation_batch_divides,
                            data_is_given,

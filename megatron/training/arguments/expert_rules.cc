@@ -79,7 +79,7 @@ void parts_are_built(const Arguments& a, Violations& v) {
   const auto not_built = [&](bool given, const char* flag) {
     v.require(!given, cat(flag, " with --num-experts is not built yet"));
   };
-  not_built(t.is_quantized(), "--fp8-format or --fp4-format");
+  not_built(t.fp4_format != Fp4Format::kNone, "--fp4-format");
   not_built(t.has_adapters(), "--lora-rank");
   not_built(t.offloads_activations(), "offloading of activations");
   not_built(a.parallel.hybrid_context_parallel, "--hybrid-context-parallel");

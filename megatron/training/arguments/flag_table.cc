@@ -307,11 +307,12 @@ constexpr Refusal kRefusals[] = {
      "--overlap-dispatch-backward-with-experts-wgrad --high-priority-a2a-comm-stream "
      "--ep-overlap-early-attn-memory-release --use-fused-weighted-squared-relu "
      "--moe-shared-expert-overlap --moe-enable-routing-replay "
-     "--moe-router-padding-for-quantization --moe-router-padding-for-fp8 "
      "--moe-router-quantile-balancing-ema=0.0 --use-grouped-gemm-for-dense-mlp "
      "--moe-enable-deepep --moe-flex-dispatcher-backend=deepep --moe-per-layer-logging "
      "--moe-pad-expert-input-to-capacity --moe-layer-recompute --moe-use-upcycling "
      "--moe-upcycling-granularity=1"},
+    {"quantised products pad the rows of an expert themselves, so that no router need do so",
+     "--moe-router-padding-for-quantization --moe-router-padding-for-fp8"},
     {"exchanges of tokens overlap with work of the same micro-batch, not with another one's",
      "--overlap-moe-expert-parallel-comm"},
     {"--moe-expert-rank-capacity-factor bounds the memory of experts by computing in rounds",

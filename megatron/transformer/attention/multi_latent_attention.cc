@@ -10,9 +10,10 @@
 namespace megatron {
 namespace {
 
-LinearOptions latent_options(const TransformerConfig& config, int64_t rows, int64_t columns,
-                             bool sequence_parallel) {
+LinearOptions latent_options(const TransformerConfig& config, int64_t layer_number, int64_t rows,
+                             int64_t columns, bool sequence_parallel) {
   LinearOptions options;
+  options.quantization = config.quantization(layer_number);
   options.bias = false;
   options.init = config.weight_init(rows, columns);
   options.sequence_parallel = sequence_parallel;
@@ -20,23 +21,25 @@ LinearOptions latent_options(const TransformerConfig& config, int64_t rows, int6
 }
 
 std::unique_ptr<ColumnParallelLinear> query_projection(const TransformerConfig& config,
-                                                       bool sequence_parallel,
+                                                       int64_t layer_number, bool sequence_parallel,
                                                        const ParallelGroups& groups) {
   const int64_t rows = config.num_attention_heads * config.query_head_size();
   return std::make_unique<ColumnParallelLinear>(
       "linear_q_proj", config.hidden_size, rows,
-      latent_options(config, rows, config.hidden_size, sequence_parallel), groups);
+      latent_options(config, layer_number, rows, config.hidden_size, sequence_parallel), groups);
 }
 
-LinearOptions down_options(const TransformerConfig& config, int64_t rows, bool sequence_parallel) {
-  LinearOptions options = latent_options(config, rows, config.hidden_size, sequence_parallel);
+LinearOptions down_options(const TransformerConfig& config, int64_t layer_number, int64_t rows,
+                           bool sequence_parallel) {
+  LinearOptions options =
+      latent_options(config, layer_number, rows, config.hidden_size, sequence_parallel);
   options.divided = false;
   return options;
 }
 
-LinearOptions up_options(const TransformerConfig& config, int64_t rows, int64_t rank,
-                         bool sequence_parallel) {
-  LinearOptions options = latent_options(config, rows, rank, sequence_parallel);
+LinearOptions up_options(const TransformerConfig& config, int64_t layer_number, int64_t rows,
+                         int64_t rank, bool sequence_parallel) {
+  LinearOptions options = latent_options(config, layer_number, rows, rank, sequence_parallel);
   options.input_norm = config.qk_layernorm;
   options.norm = norm_options(config);
   options.norm.eps = config.latent_norm_epsilon.value_or(config.layernorm_epsilon);
@@ -62,12 +65,13 @@ MultiLatentAttention::MultiLatentAttention(const TransformerConfig& config, int6
       linear_kv_down_proj_(
           "linear_kv_down_proj", config.hidden_size,
           config.kv_lora_rank + config.qk_pos_emb_head_dim,
-          down_options(config, config.kv_lora_rank + config.qk_pos_emb_head_dim, sequence_parallel),
+          down_options(config, layer_number, config.kv_lora_rank + config.qk_pos_emb_head_dim,
+                       sequence_parallel),
           groups),
-      linear_kv_up_proj_(
-          "linear_kv_up_proj", config.kv_lora_rank, key_value_rows(config),
-          up_options(config, key_value_rows(config), config.kv_lora_rank, sequence_parallel),
-          groups),
+      linear_kv_up_proj_("linear_kv_up_proj", config.kv_lora_rank, key_value_rows(config),
+                         up_options(config, layer_number, key_value_rows(config),
+                                    config.kv_lora_rank, sequence_parallel),
+                         groups),
       linear_proj_("linear_proj", config.attention_width(), config.hidden_size,
                    linear_proj_options(config, layer_number, sequence_parallel), groups) {
   if (config.has_pre_norm()) {
@@ -80,13 +84,14 @@ MultiLatentAttention::MultiLatentAttention(const TransformerConfig& config, int6
                   rows = config.num_attention_heads * config.query_head_size();
     linear_q_down_proj_ = std::make_unique<ColumnParallelLinear>(
         "linear_q_down_proj", config.hidden_size, rank,
-        down_options(config, rank, sequence_parallel), groups);
+        down_options(config, layer_number, rank, sequence_parallel), groups);
     linear_q_up_proj_ = std::make_unique<ColumnParallelLinear>(
-        "linear_q_up_proj", rank, rows, up_options(config, rows, rank, sequence_parallel), groups);
+        "linear_q_up_proj", rank, rows,
+        up_options(config, layer_number, rows, rank, sequence_parallel), groups);
     add("linear_q_down_proj", linear_q_down_proj_.get());
     add("linear_q_up_proj", linear_q_up_proj_.get());
   } else {
-    linear_q_proj_ = query_projection(config, sequence_parallel, groups);
+    linear_q_proj_ = query_projection(config, layer_number, sequence_parallel, groups);
     add("linear_q_proj", linear_q_proj_.get());
   }
   add("linear_kv_down_proj", &linear_kv_down_proj_);

@@ -127,9 +127,6 @@ void validate_multi_latent_attention(const TransformerConfig& c, Violations& v) 
             "--latent-norm-epsilon has an effect only with --qk-layernorm");
   v.require(!c.has_adapters(), "--lora-rank with --multi-latent-attention is not built",
             "leave one of them out");
-  v.require(!c.is_quantized(),
-            "--fp8-format and --fp4-format with --multi-latent-attention are not built",
-            "leave one of them out");
 }
 
 }  // namespace megatron

@@ -13,8 +13,7 @@ namespace megatron {
 
 namespace {
 
-// Quantised linears have sizes of whole tiles.
-constexpr int64_t kTile = 32;
+constexpr int64_t kTile = kQuantizedTile;
 constexpr int64_t kMostLoraRank = 4;
 constexpr int64_t kSmallestPattern = 3;  // several windowed layers for one that attends fully
 
@@ -100,12 +99,14 @@ int64_t tiny_head_size(const TransformerConfig& t, const Heads& h, int64_t tenso
 // Widths that differ from each other, values as much narrower or wider than keys as to be so.
 void shrink_latents(TransformerConfig& t, Shrinker& shrinker) {
   const int64_t before = t.v_head_dim - t.query_head_size();
-  if (t.q_lora_rank) shrinker.set("--q-lora-rank", t.q_lora_rank, 12);
-  shrinker.set("--kv-lora-rank", t.kv_lora_rank, 14);
-  shrinker.set("--qk-head-dim", t.qk_head_dim, 6);
-  shrinker.set("--qk-pos-emb-head-dim", t.qk_pos_emb_head_dim, 4);
+  const bool tiles = t.is_quantized();  // of half the size, that widths still differ
+  constexpr int64_t kHalf = kTile / 2;
+  if (t.q_lora_rank) shrinker.set("--q-lora-rank", t.q_lora_rank, tiles ? 3 * kHalf : 12);
+  shrinker.set("--kv-lora-rank", t.kv_lora_rank, tiles ? 4 * kHalf : 14);
+  shrinker.set("--qk-head-dim", t.qk_head_dim, tiles ? 2 * kHalf : 6);
+  shrinker.set("--qk-pos-emb-head-dim", t.qk_pos_emb_head_dim, tiles ? kHalf : 4);
   t.kv_channels = t.query_head_size();
-  const int64_t wider = before > 0 ? 2 : before < 0 ? -2 : 0;
+  const int64_t step = tiles ? kHalf : 2, wider = before > 0 ? step : before < 0 ? -step : 0;
   shrinker.set("--v-head-dim", t.v_head_dim, t.query_head_size() + wider);
 }
 
@@ -244,8 +245,10 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
   for (std::vector<double>* factors : {&t.longrope_short_factor, &t.longrope_long_factor})
     if (!factors->empty()) factors->resize(static_cast<size_t>(t.rotary_width() / 2), 1.0);
   const int64_t length_before = t.seq_length;
-  // Two chunks for each context rank; whole tiles for quantised linears
-  const int64_t quantum = std::lcm(2 * unit, tile * ranks.context);
+  // Two chunks for each context rank; whole tiles for quantised linears, also for those that
+  // multiply the rows of one tensor rank
+  const bool undivided = t.multi_latent_attention || t.moe_latent_size;
+  const int64_t quantum = std::lcm(2 * unit, tile * (undivided ? unit : ranks.context));
   const int64_t length = std::max<int64_t>(16, 2 * unit * 2);
   shrinker.set("--seq-length", t.seq_length, (length + quantum - 1) / quantum * quantum);
   t.max_position_embeddings = t.seq_length;

@@ -11,6 +11,9 @@
 
 namespace megatron {
 
+// Quantised products in a proof have sizes of whole tiles.
+constexpr int64_t kQuantizedTile = 32;
+
 // Changes values and says what it changed, "--hidden-size 4096 -> 64", and what structure was lost.
 class Shrinker {
  public:

@@ -7,12 +7,14 @@
 namespace megatron {
 namespace {
 
-// A width in the model's proportion to the hidden size, divided evenly.
+// A width in the model's proportion to the hidden size, divided evenly; of quantised products in
+// whole tiles.
 int64_t tiny_width(int64_t width, const TransformerConfig& before, const TransformerConfig& t,
                    int64_t ranks) {
   const double part = static_cast<double>(width) / static_cast<double>(before.hidden_size);
   const int64_t wanted = std::llround(part * static_cast<double>(t.hidden_size));
-  return std::max<int64_t>(1, wanted / ranks) * ranks;
+  const int64_t unit = ranks * (t.is_quantized() ? kQuantizedTile : 1);
+  return std::max<int64_t>(1, wanted / unit) * unit;
 }
 
 // Choices and groups of a tiny router.

@@ -4,7 +4,6 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/experts/expert_rows.h"
-#include "megatron/tensor/experts/grouped_gemm.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -31,14 +30,12 @@ void describe(Parameter& parameter, std::vector<int64_t> shape, const GroupedMlp
   parameter.local_shape = std::move(shape);
 }
 
-at::Tensor empty_rows(const at::Tensor& like, int64_t columns) {
-  return at::empty({like.size(0), columns}, like.options());
-}
-
 }  // namespace
 
 GroupedMlp::GroupedMlp(const GroupedMlpOptions& options, const ParallelGroups& groups)
-    : options_(options) {
+    : options_(options),
+      fc1_(fc1_weight, options.quantization),
+      fc2_(fc2_weight, options.quantization) {
   const int64_t e = options.num_experts, h = options.input_size, f = options.ffn_size;
   const std::vector<int64_t> parts =
       is_gated(options.activation.kind) ? std::vector<int64_t>{f, f} : std::vector<int64_t>{f};
@@ -84,9 +81,7 @@ void GroupedMlp::Gradients::add(Sum& sum, std::function<void(const GradTarget&)>
 
 void GroupedMlp::forward_fc1(const Values& values, const ExpertCounts& counts,
                              GroupedMlpRows& rows) const {
-  const at::Tensor& weight = values.fc1_weight_->value();
-  rows.fc1 = empty_rows(rows.x, weight.size(1));
-  grouped_forward_into(rows.x, weight, counts.rows, rows.fc1, counts.before);
+  rows.fc1 = fc1_.forward(fc1_.input(rows.x, counts), values.fc1_weight_->value(), counts);
   if (!options_.bias) return;
   const at::Tensor expert = experts_of_rows(counts.rows, rows.x.size(0));
   rows.fc1.add_(values.fc1_bias_->value().index_select(0, expert));
@@ -94,9 +89,8 @@ void GroupedMlp::forward_fc1(const Values& values, const ExpertCounts& counts,
 
 at::Tensor GroupedMlp::fc2_output(const Values& values, const ExpertCounts& counts,
                                   const GroupedMlpRows& rows, const at::Tensor& activation) const {
-  const at::Tensor& weight = values.fc2_weight_->value();
-  const at::Tensor y = empty_rows(activation, weight.size(1));
-  grouped_forward_into(activation, weight, counts.rows, y, counts.before);
+  const at::Tensor y =
+      fc2_.forward(fc2_.input(activation, counts), values.fc2_weight_->value(), counts);
   if (!options_.bias) return y;
   const at::Tensor expert = experts_of_rows(counts.rows, y.size(0));
   const at::Tensor bias =
@@ -117,17 +111,17 @@ ExpertRows GroupedMlp::backward(const Values& values, const at::Tensor& dy,
                                 const ExpertCounts& counts, const GroupedMlpRows& rows,
                                 const std::shared_ptr<Gradients>& gradients) const {
   const at::NoGradGuard no_grad;
-  const at::Tensor& fc2 = values.fc2_weight_->value();
-  const at::Tensor& fc1 = values.fc1_weight_->value();
-  at::Tensor dactivation = empty_rows(dy, fc2.size(2));
-  grouped_input_grad_into(dy, fc2, counts.rows, dactivation, counts.before);
+  const ExpertOperand fc2_grad = fc2_.gradient(dy, counts);
+  at::Tensor dactivation = fc2_.input_grad(fc2_grad, values.fc2_weight_->value(), counts);
   WeightedActivationGrads act =
       weighted_activation_backward(dactivation, rows.fc1, rows.weights, options_.activation,
                                    /*with_y=*/!rows.activation.defined());
   dactivation.reset();
   ExpertRows result;
-  result.rows = empty_rows(act.dx, fc1.size(2));
-  grouped_input_grad_into(act.dx, fc1, counts.rows, result.rows, counts.before);
+  const ExpertOperand fc1_grad = fc1_.gradient(act.dx, counts);
+  const at::Tensor du = options_.bias ? act.dx : at::Tensor();
+  act.dx.reset();
+  result.rows = fc1_.input_grad(fc1_grad, values.fc1_weight_->value(), counts);
   result.weights = act.dweights;
   if (options_.bias) {
     const at::Tensor bias = values.fc2_bias_->value().to(result.weights.scalar_type());
@@ -135,21 +129,23 @@ ExpertRows GroupedMlp::backward(const Values& values, const at::Tensor& dy,
         bias.index_select(0, experts_of_rows(counts.rows, dy.size(0))).mul_(dy).sum(-1));
   }
   const at::Tensor activation = rows.activation.defined() ? rows.activation : act.y;
-  result.meanwhile = [this, gradients, dy, counts = counts.rows, activation, du = act.dx,
-                      x = rows.x, weights = rows.weights] {
+  result.meanwhile = [this, gradients, counts, fc2_grad, fc1_grad, activation, x = rows.x,
+                      weights = rows.weights, dy = options_.bias ? dy : at::Tensor(), du] {
     Gradients& sums = *gradients;
-    sums.add(sums.fc2_weight_, [=](const GradTarget& target) {
-      grouped_weight_grad(dy, activation, counts, target.tensor, target.beta);
+    const ExpertOperand fc2_input = fc2_.saved_input(activation, counts);
+    sums.add(sums.fc2_weight_, [this, fc2_grad, fc2_input, rows = counts.rows](const auto& target) {
+      fc2_.weight_grad(fc2_grad, fc2_input, rows, target);
     });
-    sums.add(sums.fc1_weight_, [=](const GradTarget& target) {
-      grouped_weight_grad(du, x, counts, target.tensor, target.beta);
+    const ExpertOperand fc1_input = fc1_.saved_input(x, counts);
+    sums.add(sums.fc1_weight_, [this, fc1_grad, fc1_input, rows = counts.rows](const auto& target) {
+      fc1_.weight_grad(fc1_grad, fc1_input, rows, target);
     });
     if (!options_.bias) return;
-    sums.add(sums.fc2_bias_, [=](const GradTarget& target) {
-      sum_rows_of_experts(dy, counts, weights, target.tensor, target.beta);
+    sums.add(sums.fc2_bias_, [dy, weights, rows = counts.rows](const GradTarget& target) {
+      sum_rows_of_experts(dy, rows, weights, target.tensor, target.beta);
     });
-    sums.add(sums.fc1_bias_, [=](const GradTarget& target) {
-      sum_rows_of_experts(du, counts, at::Tensor(), target.tensor, target.beta);
+    sums.add(sums.fc1_bias_, [du, rows = counts.rows](const GradTarget& target) {
+      sum_rows_of_experts(du, rows, at::Tensor(), target.tensor, target.beta);
     });
   };
   return result;

@@ -14,6 +14,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/experts/weighted_activation.h"
+#include "megatron/transformer/moe/expert_linear.h"
 #include "megatron/transformer/moe/token_dispatcher.h"
 
 namespace megatron {
@@ -26,6 +27,8 @@ struct GroupedMlpOptions {
   bool bias = false;  // not with several expert-tensor ranks
   Init fc1_init, fc2_init;
   bool recompute_activation = false;  // save only its input
+  // FP8 operands of the products. h and, on a rank, F and f must be multiples of its alignment().
+  QuantizationOptions quantization = {};
 };
 
 // What a forward over some rows leaves for their backward.
@@ -95,6 +98,7 @@ class GroupedMlp {
                         const GroupedMlpRows& rows, const at::Tensor& activation) const;
 
   const GroupedMlpOptions options_;
+  const ExpertLinear fc1_, fc2_;
 };
 
 }  // namespace megatron

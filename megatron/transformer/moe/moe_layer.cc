@@ -60,7 +60,7 @@ RouterOptions router_options(const TransformerConfig& c, bool sequence_parallel)
   return options;
 }
 
-RoutedExpertsOptions experts_options(const TransformerConfig& c) {
+RoutedExpertsOptions experts_options(const TransformerConfig& c, int64_t layer_number) {
   RoutedExpertsOptions options;
   const int64_t ffn = c.expert_ffn_size(c), width = c.moe_latent_size.value_or(c.hidden_size);
   options.mlp.num_experts = c.num_experts;
@@ -71,6 +71,7 @@ RoutedExpertsOptions experts_options(const TransformerConfig& c) {
   options.mlp.fc1_init = c.weight_init(ffn * (is_gated(c.activation()) ? 2 : 1), width);
   options.mlp.fc2_init = c.weight_init(width, ffn, /*output=*/true);
   options.mlp.recompute_activation = c.recomputes("moe_act");
+  options.mlp.quantization = c.quantization(layer_number);
   options.dispatcher = c.moe_token_dispatcher_type == MoEDispatcher::kAllgather
                            ? TokenDispatcherType::kAllgather
                            : TokenDispatcherType::kAlltoall;
@@ -80,7 +81,7 @@ RoutedExpertsOptions experts_options(const TransformerConfig& c) {
 }
 
 std::unique_ptr<ColumnParallelLinear> latent_projection(const TransformerConfig& c,
-                                                        const char* name, bool output,
+                                                        int64_t layer_number, bool output,
                                                         bool sequence_parallel,
                                                         const ParallelGroups& groups) {
   const int64_t rows = output ? c.hidden_size : *c.moe_latent_size,
@@ -90,7 +91,9 @@ std::unique_ptr<ColumnParallelLinear> latent_projection(const TransformerConfig&
   options.init = c.weight_init(rows, columns, output);
   options.sequence_parallel = sequence_parallel;
   options.divided = false;
-  return std::make_unique<ColumnParallelLinear>(name, columns, rows, options, groups);
+  options.quantization = c.quantization(layer_number);
+  return std::make_unique<ColumnParallelLinear>(output ? "fc2_latent_proj" : "fc1_latent_proj",
+                                                columns, rows, options, groups);
 }
 
 // An MLP without a norm, of the width of the shared experts.
@@ -140,7 +143,7 @@ MoELayer::MoELayer(const TransformerConfig& config, int64_t layer_number, bool s
       same_rows_(!sequence_parallel && groups.tp.size() > 1),
       latent_size_(config.moe_latent_size.value_or(config.hidden_size)),
       router_(router_options(config, sequence_parallel), layer_number, groups),
-      experts_(experts_options(config), groups) {
+      experts_(experts_options(config, layer_number), groups) {
   if (config.has_pre_norm()) {
     NormOptions norm = norm_options(config);
     norm.partial_over_tensor = sequence_parallel;
@@ -148,10 +151,8 @@ MoELayer::MoELayer(const TransformerConfig& config, int64_t layer_number, bool s
   }
   add("router", &router_);
   if (config.moe_latent_size) {
-    fc1_latent_proj_ =
-        latent_projection(config, "fc1_latent_proj", false, sequence_parallel, groups);
-    fc2_latent_proj_ =
-        latent_projection(config, "fc2_latent_proj", true, sequence_parallel, groups);
+    fc1_latent_proj_ = latent_projection(config, layer_number, false, sequence_parallel, groups);
+    fc2_latent_proj_ = latent_projection(config, layer_number, true, sequence_parallel, groups);
     add("fc1_latent_proj", fc1_latent_proj_.get());
     add("fc2_latent_proj", fc2_latent_proj_.get());
   }

@@ -701,6 +701,14 @@ TEST(StageMemory, CodesOfQuantisedWeightsStay) {
   const int64_t layer = h * (heads + 2 * groups) + heads * h +
                         h * c.ffn_hidden_size * (is_gated(c.activation()) ? 3 : 2);
   EXPECT_EQ(quantised.weights - plain.weights, 2 * c.num_layers * layer);
+  // Two of four experts on a rank, in place of the MLP.
+  const std::string experts =
+      flags + "--num-experts 4 --expert-model-parallel-size 2 --global-batch-size 8 ";
+  const auto weights = [&](const char* more) {
+    return stage_memory(make_layout_plan(parse(experts + more, 2), {500, 1024}), 0).weights;
+  };
+  const int64_t mlp = layer - h * (heads + 2 * groups) - heads * h;
+  EXPECT_EQ(weights("--fp8-format hybrid") - weights(""), 2 * c.num_layers * (layer + mlp));
 }
 
 // -- traffic

@@ -98,6 +98,52 @@ INSTANTIATE_TEST_SUITE_P(
                     Recipe{"blockwise", Fp8Format::kE4M3, Fp8Recipe::kBlockwise}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// Experts, one of them shared, behind latent attention: every product that is quantised.
+Arguments with_experts(const std::string& name) {
+  Arguments a = small(name);
+  TransformerConfig& t = a.transformer;
+  t.num_layers = 2;
+  t.moe_layer_freq = "[0,1]";
+  t.num_experts = 4;
+  t.moe_router_topk = 2;
+  t.moe_ffn_hidden_size = 128;
+  t.moe_shared_expert_intermediate_size = 128;
+  t.moe_latent_size = 128;
+  t.multi_latent_attention = true;
+  t.num_attention_heads = 4;
+  t.q_lora_rank = 128;
+  t.kv_lora_rank = 128;
+  t.qk_head_dim = 64;
+  t.qk_pos_emb_head_dim = 128;
+  t.v_head_dim = 64;
+  t.kv_channels = t.query_head_size();
+  t.qk_layernorm = true;
+  a.training.train_iters = 30;
+  a.optimizer.lr_decay_iters = 100;
+  return a;
+}
+
+class QuantizedExperts : public testing::TestWithParam<Recipe> {};
+
+TEST_P(QuantizedExperts, LossFollowsBf16) {
+  static const std::vector<double> bf16 = losses(with_experts("experts_bf16"));
+  Arguments a = with_experts(std::string("experts_") + GetParam().name);
+  a.transformer.fp8_format = GetParam().format;
+  a.transformer.fp8_recipe = GetParam().recipe;
+  const std::vector<double> fp8 = losses(a);
+  ASSERT_EQ(fp8.size(), bf16.size());
+  EXPECT_NE(fp8.front(), bf16.front()) << "nothing was rounded";
+  EXPECT_LT(mean_of_last(bf16, 5), 0.9 * bf16.front()) << "the model learns something";
+  EXPECT_NEAR(mean_of_last(fp8, 5) / mean_of_last(bf16, 5), 1.0, 0.02);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Recipes, QuantizedExperts,
+    testing::Values(Recipe{"tensorwise", Fp8Format::kHybrid, Fp8Recipe::kTensorwise},
+                    Recipe{"delayed", Fp8Format::kHybrid, Fp8Recipe::kDelayed},
+                    Recipe{"blockwise", Fp8Format::kE4M3, Fp8Recipe::kBlockwise}),
+    [](const auto& info) { return std::string(info.param.name); });
+
 TEST(QuantizedRuns, Fp4LearnsToo) {
   Arguments a = small("quantized_fp4");
   a.training.train_iters = 40;
@@ -110,8 +156,9 @@ TEST(QuantizedRuns, Fp4LearnsToo) {
 }
 
 // Losses of ten steps, saved after six and gone on from there.
-void expect_same_after_resume(const std::string& name, const Change& change) {
-  Arguments whole = small(name);
+void expect_same_after_resume(const std::string& name, const Change& change,
+                              Arguments (*model)(const std::string&) = small) {
+  Arguments whole = model(name);
   whole.training.train_iters = 10;
   whole.training.global_batch_size = 4;
   whole.optimizer.lr_decay_iters = 100;
@@ -138,6 +185,33 @@ TEST(QuantizedRuns, DelayedScalesComeBackWithTheCheckpoint) {
     a.transformer.fp8_amax_history_len = 4;
     a.transformer.fp8_amax_compute_algo = AmaxAlgorithm::kMax;
   });
+}
+
+TEST(QuantizedRuns, DelayedScalesOfExpertsComeBackWithTheCheckpoint) {
+  expect_same_after_resume(
+      "experts_resume",
+      [](Arguments& a) {
+        a.transformer.fp8_format = Fp8Format::kHybrid;
+        a.transformer.fp8_amax_history_len = 4;
+        a.transformer.fp8_amax_compute_algo = AmaxAlgorithm::kMax;
+      },
+      with_experts);
+}
+
+TEST(QuantizedRuns, RecomputationOfExpertsChangesNoBit) {
+  std::vector<std::vector<double>> all;
+  for (const char* modules : {"", "moe", "moe_act"}) {
+    Arguments a = with_experts("experts_recompute");
+    a.training.train_iters = 3;
+    a.transformer.fp8_format = Fp8Format::kHybrid;
+    if (*modules != 0) {
+      a.transformer.recompute_granularity = RecomputeGranularity::kSelective;
+      a.transformer.recompute_modules = {modules};
+    }
+    all.push_back(losses(a));
+  }
+  EXPECT_EQ(all[1], all[0]);
+  EXPECT_EQ(all[2], all[0]);
 }
 
 // Scales of a step are fixed before it, so recomputation sees the same ones.

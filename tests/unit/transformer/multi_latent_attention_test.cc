@@ -361,10 +361,6 @@ const std::vector<LatentRule> kLatentRules = {
     {"NoAdapters",
      "--lora-rank with --multi-latent-attention is not built\nhint: leave one of them out",
      [](auto& c) { c.lora_rank = 2; }},
-    {"NotQuantised",
-     "--fp8-format and --fp4-format with --multi-latent-attention are not built\nhint: leave one "
-     "of them out",
-     [](auto& c) { c.fp8_format = Fp8Format::kHybrid; }},
     {"UpProjectionsAreNotOffloaded",
      "--offload-modules core_attn has no effect: --recompute-modules mla_up_proj does not save "
      "it\nhint: leave it out",

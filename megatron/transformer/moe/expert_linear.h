@@ -1,0 +1,70 @@
+// One of the two linears of the experts of a rank: its three products on rows that lie by expert,
+// in the model's type or with FP8 operands (tensor/experts/grouped_quantization.h).
+//
+//   y = x W_e^T      dx = dy W_e      dW_e = dy^T x
+//
+// Scales of FP8 operands belong to an expert: current ones come from its rows on this rank, delayed
+// ones from those of earlier steps on all ranks that hold it (distributed/delayed_scaling.h). What
+// delayed scaling measures is recorded by the backward alone, so that neither evaluation nor a
+// forward that is computed again counts.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "megatron/nn/parameter.h"
+#include "megatron/tensor/quantization.h"
+#include "megatron/tensor/quantization_options.h"
+#include "megatron/transformer/moe/token_dispatcher.h"
+
+namespace megatron {
+
+struct ExpertScales;
+
+// Rows as the products take them: in the model's type, or quantised in the orientations that were
+// asked for. A kernel that writes its result in quantised form leaves `plain` undefined.
+struct ExpertOperand {
+  at::Tensor plain;  // [n, c]
+  QuantizedTensor codes;
+};
+
+class ExpertLinear {
+ public:
+  // `weight` [E/e, n, k] must outlive this.
+  ExpertLinear(Parameter& weight, const QuantizationOptions& options);
+
+  // The input of y.
+  ExpertOperand input(const at::Tensor& x, const ExpertCounts& counts) const;
+  // The input of dW; records its largest magnitudes.
+  ExpertOperand saved_input(const at::Tensor& x, const ExpertCounts& counts) const;
+  // The output gradient, for dx and dW; records its and the weight's largest magnitudes.
+  ExpertOperand gradient(const at::Tensor& dy, const ExpertCounts& counts) const;
+
+  // `value`: of the weight.
+  at::Tensor forward(const ExpertOperand& x, const at::Tensor& value,
+                     const ExpertCounts& counts) const;
+  at::Tensor input_grad(const ExpertOperand& dy, const at::Tensor& value,
+                        const ExpertCounts& counts) const;
+  void weight_grad(const ExpertOperand& dy, const ExpertOperand& x, const at::Tensor& counts,
+                   const GradTarget& target) const;
+
+ private:
+  bool quantizes_weight_grad() const;
+  ExpertScales scales(OperandRole role, bool record) const;
+  QuantizedTensor quantize(const at::Tensor& x, const ExpertCounts& counts, OperandRole role,
+                           Orientations wanted, bool record) const;
+  QuantizedTensor weight_codes(const at::Tensor& value, Orientations wanted, bool record) const;
+
+  // Quantised copies of the weight, reused as long as its value does not change.
+  struct Kept {
+    QuantizedTensor codes;
+    const ParameterStore* store = nullptr;
+    int64_t version = -1;
+    at::Tensor amax;  // delayed scaling: of the weight [E/e], until a backward records it
+  };
+
+  Parameter& weight_;
+  const QuantizationOptions options_;
+  mutable Kept kept_;
+};
+
+}  // namespace megatron
