@@ -160,68 +160,50 @@ bool gathers_in(const GatherRows& args, cudaStream_t stream) {
   return true;
 }
 
-constexpr int kChoicesAtOnce = 4, kTokensOfThread = 2;
+constexpr int kChoicesAtOnce = 4;
 
-// A thread adds up one group of columns of some tokens. `Sum` is T or its type of sums.
+// A thread adds up one group of columns of one token. `Sum` is T or its type of sums.
 template <class T, class Sum, class Group>
 __global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRows args) {
   using Acc = AccumulateType<T>;
   constexpr int kSize = Group::kSize;
-  const int64_t first_token = int64_t{blockIdx.x} * (blockDim.y * kTokensOfThread) + threadIdx.y;
-  const auto place_of = [&](int64_t token, int64_t j) {
-    return token < args.tokens && j < args.choices ? args.places[token * args.choices + j] : -1;
-  };
+  const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (token >= args.tokens) return;
+  const int64_t* places = args.places + token * args.choices;
   for (int64_t column = int64_t{threadIdx.x} * kSize; column < args.columns;
        column += int64_t{blockDim.x} * kSize) {
-    Acc total[kTokensOfThread][kSize] = {};
+    Sum* to = static_cast<Sum*>(args.sums) + token * args.columns + column;
+    Acc total[kSize] = {};
     if (args.accumulate) {
 #pragma unroll
-      for (int t = 0; t < kTokensOfThread; ++t) {
-        const int64_t token = first_token + t * blockDim.y;
-        if (token >= args.tokens) continue;
-        const Sum* from = static_cast<const Sum*>(args.sums) + token * args.columns + column;
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) total[t][i] = load_as<Acc>(from[i]);
-      }
+      for (int i = 0; i < kSize; ++i) total[i] = load_as<Acc>(to[i]);
     }
     for (int64_t first = 0; first < args.choices; first += kChoicesAtOnce) {
-      Group rows[kTokensOfThread][kChoicesAtOnce];
-      bool taken[kTokensOfThread][kChoicesAtOnce];
+      Group rows[kChoicesAtOnce];
+      bool taken[kChoicesAtOnce];
 #pragma unroll
-      for (int t = 0; t < kTokensOfThread; ++t) {
-#pragma unroll
-        for (int j = 0; j < kChoicesAtOnce; ++j) {
-          const int64_t place = place_of(first_token + t * blockDim.y, first + j);
-          taken[t][j] = place >= 0;
-          if (taken[t][j])
-            rows[t][j] =
-                load_group<Group>(static_cast<const T*>(args.rows) + place * args.columns + column);
-        }
+      for (int j = 0; j < kChoicesAtOnce; ++j) {
+        const int64_t place = first + j < args.choices ? places[first + j] : -1;
+        taken[j] = place >= 0;
+        if (taken[j])
+          rows[j] =
+              load_group<Group>(static_cast<const T*>(args.rows) + place * args.columns + column);
       }
 #pragma unroll
-      for (int t = 0; t < kTokensOfThread; ++t) {
+      for (int j = 0; j < kChoicesAtOnce; ++j) {
+        if (!taken[j]) continue;
 #pragma unroll
-        for (int j = 0; j < kChoicesAtOnce; ++j) {
-          if (!taken[t][j]) continue;
-#pragma unroll
-          for (int i = 0; i < kSize; ++i) total[t][i] += load_as<Acc>(rows[t][j].at[i]);
-        }
+        for (int i = 0; i < kSize; ++i) total[i] += load_as<Acc>(rows[j].at[i]);
       }
     }
+    if constexpr (std::is_same_v<Sum, T>) {
+      Group out;
 #pragma unroll
-    for (int t = 0; t < kTokensOfThread; ++t) {
-      const int64_t token = first_token + t * blockDim.y;
-      if (token >= args.tokens) continue;
-      Sum* to = static_cast<Sum*>(args.sums) + token * args.columns + column;
-      if constexpr (std::is_same_v<Sum, T>) {
-        Group out;
+      for (int i = 0; i < kSize; ++i) store_as(out.at[i], total[i]);
+      store_group(to, out);
+    } else {
 #pragma unroll
-        for (int i = 0; i < kSize; ++i) store_as(out.at[i], total[t][i]);
-        store_group(to, out);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) store_as(to[i], total[t][i]);
-      }
+      for (int i = 0; i < kSize; ++i) store_as(to[i], total[i]);
     }
   }
 }
@@ -230,8 +212,7 @@ template <class T, class Sum>
 void launch_sum(const SumOfRows& args, cudaStream_t stream) {
   const bool packs = fits_packs<T>(args.columns, {args.rows, args.sums});
   const dim3 block = block_for(packs ? args.columns / Pack<T>::kSize : args.columns);
-  const int64_t of_block = int64_t{block.y} * kTokensOfThread;
-  const auto blocks = static_cast<unsigned>((args.tokens + of_block - 1) / of_block);
+  const auto blocks = static_cast<unsigned>((args.tokens + block.y - 1) / block.y);
   if (packs) {
     sum_kernel<T, Sum, Pack<T>><<<blocks, block, 0, stream>>>(args);
   } else {

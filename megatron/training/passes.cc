@@ -66,17 +66,21 @@ class StagePasses final : public StageCompute {
     Pass& pass = passes_[chunk][microbatch];
     ForwardContext context = context_of(batch, options_.training);
     context.routing = options_.routing;
+    at::Tensor auxiliary;  // of this pass: sums in the order of whole_pass()
     if (options_.training) {
       context.tape = &pass.tape;
       if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
-      if (num_auxiliary() > 0)
-        take_auxiliary(context, batch, pass, auxiliary_totals(), options_.loss_scale);
+      if (num_auxiliary() > 0) {
+        auxiliary = at::zeros_like(auxiliary_totals());
+        take_auxiliary(context, batch, pass, auxiliary, options_.loss_scale);
+      }
       if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
       if (model_.offload) context.offload = &pass.offload;
     }
     const StageTensors start = options_.training ? start_of(input, pass.inputs) : input;
     const Region region(timers_, "forward-compute", 2, Section::kForward);
     StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch, start, context);
+    if (auxiliary.defined()) auxiliary_totals() += auxiliary;
     const bool last_use = --uses_left_[microbatch] == 0;
     if (output.loss.sum.defined()) {
       add_totals(output);

@@ -222,8 +222,8 @@ TEST_F(RoutingGpu, Times) {
       if (std::string(named.name) != load.routing) continue;
       const Inputs in = inputs_of(named, load.rows, load.experts, load.topk).on(kGpu);
       const Results done = compute(in);
-      DeviceGraphPool pool(kGpu);
       const auto time = [&](const std::function<void()>& work) {
+        DeviceGraphPool pool(kGpu);
         DeviceGraph graph(pool, work);
         return microseconds(done.counts, [&] { graph.launch(); });
       };
