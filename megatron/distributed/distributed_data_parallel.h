@@ -132,12 +132,12 @@ class DistributedDataParallel final : public ParameterStore {
   void initialize(int64_t seed);
 
   // End of a step with delayed scaling: takes the maximum of the amax values over the tensor, data
-  // and context ranks, of experts over the ranks that hold them, and computes the next scales. Collective; does nothing without delayed
-  // scaling.
+  // and context ranks, of experts over the ranks that hold them, and computes the next scales.
+  // Collective; does nothing without delayed scaling.
   void update_delayed_scales();
   // The state of delayed scaling as checkpoints store it, "fp8.<linear>" with rows for input,
-  // weight and output gradient: the scale, then the amax history; of experts "fp8.<linear>" [E, 3, ..]. Call delayed_scales_loaded()
-  // after a load.
+  // weight and output gradient: the scale, then the amax history; of experts such rows of each of
+  // them. Call delayed_scales_loaded() after a load.
   std::vector<StateTensor> delayed_scaling_state() const;
   void delayed_scales_loaded();
 

@@ -69,8 +69,8 @@ struct Parameter {
   // How products with this weight are quantised: copies of it in both orientations are kept while
   // the value stays the same.
   QuantizationRecipe quantization = QuantizationRecipe::kNone;
-  // Set if they use delayed scaling, whose state its store keeps; a weight of experts has scales for
-  // every index of its dimension 0.
+  // Set if they use delayed scaling, whose state its store keeps; a weight of experts has scales
+  // for every index of its dimension 0.
   std::optional<DelayedScalingOptions> delayed_scaling = {};
   int uses = 1;                     // uses per pass: 2 for a tied embedding
   ParameterStore* store = nullptr;  // owner of value and gradient; outlives the parameter's use

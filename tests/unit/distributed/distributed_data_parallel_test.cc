@@ -252,8 +252,8 @@ TEST(DistributedDataParallel, ExpertsAreSummedOverTheirOwnRanks) {
   }
 }
 
-// Delayed scales of experts: four ranks, two of which hold each half of four experts. Largest values
-// are joined over those two alone; an expert that saw no rows keeps its scale and history.
+// Delayed scales of experts: four ranks, two of which hold each half of four experts. Largest
+// values are joined over those two alone; an expert that saw no rows keeps its scale and history.
 TEST(DistributedDataParallel, ScalesOfExpertsAreThoseOfTheirRanks) {
   run_ranks(4, [](const std::shared_ptr<Backend>& backend) {
     ParallelConfig parallel;

@@ -102,15 +102,12 @@ INSTANTIATE_TEST_SUITE_P(
 Arguments with_experts(const std::string& name) {
   Arguments a = small(name);
   TransformerConfig& t = a.transformer;
-  t.num_layers = 2;
-  t.moe_layer_freq = "[0,1]";
   t.num_experts = 4;
   t.moe_router_topk = 2;
   t.moe_ffn_hidden_size = 128;
   t.moe_shared_expert_intermediate_size = 128;
   t.moe_latent_size = 128;
   t.multi_latent_attention = true;
-  t.num_attention_heads = 4;
   t.q_lora_rank = 128;
   t.kv_lora_rank = 128;
   t.qk_head_dim = 64;
@@ -118,7 +115,9 @@ Arguments with_experts(const std::string& name) {
   t.v_head_dim = 64;
   t.kv_channels = t.query_head_size();
   t.qk_layernorm = true;
-  a.training.train_iters = 30;
+  a.training.train_iters = 12;
+  a.optimizer.lr = 1e-2;
+  a.optimizer.lr_warmup_iters = 2;
   a.optimizer.lr_decay_iters = 100;
   return a;
 }
@@ -133,8 +132,8 @@ TEST_P(QuantizedExperts, LossFollowsBf16) {
   const std::vector<double> fp8 = losses(a);
   ASSERT_EQ(fp8.size(), bf16.size());
   EXPECT_NE(fp8.front(), bf16.front()) << "nothing was rounded";
-  EXPECT_LT(mean_of_last(bf16, 5), 0.9 * bf16.front()) << "the model learns something";
-  EXPECT_NEAR(mean_of_last(fp8, 5) / mean_of_last(bf16, 5), 1.0, 0.02);
+  EXPECT_LT(mean_of_last(bf16, 4), 0.95 * bf16.front()) << "the model learns something";
+  EXPECT_NEAR(mean_of_last(fp8, 4) / mean_of_last(bf16, 4), 1.0, 0.02);
 }
 
 INSTANTIATE_TEST_SUITE_P(
