@@ -155,19 +155,21 @@ TEST_P(GroupedFp8Gpu, CodesAreTheCpus) {
                           what + name + " scales by columns");
         return;
       }
-      for (int64_t expert = 0; expert < one.experts(); ++expert)
+      for (int64_t expert = 0; expert < one.experts(); ++expert) {
+        if (one.rows[static_cast<size_t>(expert)] == 0) continue;
         for (const int64_t place : {int64_t{0}, kFp8InverseAt})
-          if (one.rows[static_cast<size_t>(expert)] > 0)
-            EXPECT_EQ(a.rows.scale[expert][place].item<float>(),
-                      b.rows.scale[expert][place].item<float>())
-                << what << name << " expert " << expert;
+          EXPECT_EQ(a.rows.scale[expert][place].item<float>(),
+                    b.rows.scale[expert][place].item<float>())
+              << what << name << " expert " << expert;
+      }
     };
     compare(here.x8, there.x8, one.k, " input");
     compare(here.g8, there.g8, one.n, " gradient");
     for (const auto& [a, b] : {std::pair{&here.w8.rows, &there.w8.rows},
                                std::pair{&here.w8.columns, &there.w8.columns}}) {
       EXPECT_TRUE(at::equal(bytes(a->codes), bytes(b->codes))) << what << " weight";
-      if (blocks()) EXPECT_TRUE(at::equal(a->scale, b->scale.cpu())) << what << " weight scales";
+      if (!blocks()) continue;
+      EXPECT_TRUE(at::equal(a->scale, b->scale.cpu())) << what << " weight scales";
     }
     EXPECT_TRUE(at::equal(here.amax, there.amax.cpu())) << what << " largest magnitudes";
   }
