@@ -80,6 +80,9 @@ ParameterShapes parameter_shapes(const ModelConfig& config) {
   model->visit([&](const std::string& name, Parameter& parameter) {
     shapes.emplace_back(name, logical_shape(parameter));
   });
+  model->visit_state([&](const std::string& name, at::Tensor& state) {
+    shapes.emplace_back(name, state.sizes().vec());
+  });
   return shapes;
 }
 

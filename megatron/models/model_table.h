@@ -48,7 +48,7 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroup
                                   const StageSlice& slice, Parameter* table = nullptr);
 
 // Names and shapes (without vocabulary padding) of the parameters of the whole model, in model
-// order.
+// order, and behind them of its state that is no parameter (Module::visit_state).
 using ParameterShapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 ParameterShapes parameter_shapes(const ModelConfig& config);
 

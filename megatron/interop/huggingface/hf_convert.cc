@@ -177,6 +177,9 @@ class Exporter {
       tensors_.clear();  // saved without its frozen weights
     }
     check_checkpoint();
+    if (!tensors_.empty())
+      for (HfTensor& copy : hf_copies(*family, without_adapters(origin_.config)))
+        tensors_.push_back(std::move(copy));
     if (adapters_alone) tensors_ = std::move(adapters);
     fs::create_directories(request_.folder);
     result_.model_type = family->model_type;

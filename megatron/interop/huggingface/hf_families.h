@@ -1,10 +1,12 @@
 // The Hugging Face model families that our models can compute: for each a table of tensor names and
 // a list of configuration keys, both used for import and export.
 //
-// A new family is one row of the table in hf_families.cc, its names, and its keys.
+// A new family is one row of the table in hf_dense_families.cc or hf_moe_families.cc, its names, and
+// its keys.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,6 +44,11 @@ std::string with_indices(std::string_view pattern, std::span<const int64_t> indi
 
 // In the names '*' stands for an index: the layer, then the expert; '@' for "weight" and "bias";
 // and a '.' at the beginning for the path of a layer: "decoder.layers.*", theirs HfFamily::layers.
+// Such a row holds for the layers of multi-token prediction, too, "mtp.layers.*.transformer_layer",
+// which follow those of the decoder in their files.
+//
+// Of several rows for one parameter the first is written; read is the one whose tensor the files
+// hold.
 struct HfRow {
   std::string_view ours;
   // Its parts in order. With one '*' more than ours: one tensor for each expert, where ours is
@@ -65,6 +72,8 @@ struct HfFamily {
   std::vector<std::pair<std::string_view, std::string_view>> aliases = {};
   // Patterns of tensors that hold no weights: masks, frequencies.
   std::vector<std::string_view> waived = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
+  // What each layer of multi-token prediction repeats: {ours, theirs within the layer}.
+  std::vector<std::pair<std::string_view, std::string_view>> copies = {};
   std::string_view type = "gpt";  // of the model (models/model_table.h)
 };
 
@@ -92,12 +101,24 @@ TensorView view_of(const HfTensor& tensor);
 // which the Hugging Face tensor, or its transpose, is stored.
 ShardedTensor part_of_ours(const HfTensor& tensor, DType dtype);
 
+// Whether a folder holds a tensor of this name.
+using HfNames = std::function<bool(const std::string& name)>;
+
 // Every tensor of a model of this family and shape, in our model order. They cover every row of our
 // tensors once. Throws Error if the family has no name for a tensor of the model. `parameters`:
-// those of the model.
-std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& config);
+// those of the model. `held`: those of the folder that is read; empty: for writing.
+std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& config,
+                                 const HfNames& held = {});
 std::vector<HfTensor> hf_tensors(const HfFamily& family, const TransformerConfig& config,
-                                 const ParameterShapes& parameters);
+                                 const ParameterShapes& parameters, const HfNames& held = {});
+
+// The tensors that layers of multi-token prediction repeat: each equals another one of the files.
+std::vector<HfTensor> hf_copies(const HfFamily& family, const ModelConfig& config);
+
+// Where names of experts go beyond the model, "model.layers.3.mlp.experts.8.w1.weight" with 8
+// experts: the names with the expert's index as '*', and the index; else nothing.
+std::optional<std::pair<std::string, int64_t>> expert_of_name(const HfFamily& family,
+                                                              std::string_view name);
 
 // Parses the text of a config.json. Throws Error for unknown model types, and for features that are
 // not built, naming the key.

@@ -179,6 +179,18 @@ void HfFields::integer_or_null(std::string_view key, std::optional<int64_t>& val
   value = impl_->json.contains(std::string(key)) ? find_integer(key) : missing;
 }
 
+void HfFields::integers(std::string_view key, std::vector<int64_t>& values) {
+  if (!reading()) {
+    impl_->json[std::string(key)] = values;
+    return;
+  }
+  values.clear();
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr) return;
+  if (!found->is_array()) wrong_type(name(), key, *found, "a list of whole numbers");
+  for (const ordered_json& value : *found) values.push_back(to_integer(name(), key, value));
+}
+
 void HfFields::constant(std::string_view key, std::string_view json) {
   const ordered_json expected = ordered_json::parse(json);
   if (!reading()) {
@@ -264,19 +276,31 @@ const std::vector<RopeType>& rope_types() {
   return types;
 }
 
+// The types that multi-latent attention has.
+const std::vector<RopeType>& latent_rope_types() {
+  static const std::vector<RopeType> types = {
+      {"default", RopeScaling::kNone, {}},
+      {"yarn",
+       RopeScaling::kYarn,
+       {"factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim",
+        "original_max_position_embeddings"}}};
+  return types;
+}
+
 // Reads one object of rotary parameters, of transformers 4 or 5.
 class RopeReader {
  public:
-  RopeReader(const std::string& name, const ordered_json& values) : name_(name), values_(values) {
+  RopeReader(const std::string& name, const ordered_json& values,
+             const std::vector<RopeType>& types = rope_types())
+      : name_(name), values_(values) {
     std::string type = "default";
     for (const char* key : {"type", "rope_type"})
       if (const ordered_json* found = find(key)) type = to_text(name_, key, *found);
     if (type == "su") type = "longrope";  // its old name
-    for (const RopeType& known : rope_types())
+    for (const RopeType& known : types)
       if (known.name == type) type_ = &known;
     MEGATRON_CHECK(type_ != nullptr, name_, ": rotary positions of the type \"", type,
-                   "\" are not built",
-                   "\nhint: types that are: ", listed(rope_types(), &RopeType::name));
+                   "\" are not built", "\nhint: types that are: ", listed(types, &RopeType::name));
     for (const auto& [key, value] : values_.items()) {
       constexpr std::array<std::string_view, 4> kAlways = {"type", "rope_type", "rope_theta",
                                                            "partial_rotary_factor"};
@@ -322,12 +346,7 @@ class RopeReader {
       c.rope_low_freq_factor = number("low_freq_factor");
       c.rope_high_freq_factor = number("high_freq_factor");
     }
-    if (scaling() == RopeScaling::kYarn) {
-      c.yarn_beta_fast = number("beta_fast", 32.0);
-      c.yarn_beta_slow = number("beta_slow", 1.0);
-      const ordered_json* truncate = find("truncate");
-      c.yarn_correction_range_round_to_int = truncate == nullptr || *truncate == true;
-    }
+    if (scaling() == RopeScaling::kYarn) read_range(c);
     if (is_long) {
       c.longrope_short_factor = numbers("short_factor");
       c.longrope_long_factor = numbers("long_factor");
@@ -335,11 +354,54 @@ class RopeReader {
     if (find("attention_factor") != nullptr) c.rope_attention_factor = number("attention_factor");
   }
 
+  // Of multi-latent attention. Without mscale_all_dim transformers multiplies cosines by
+  // 0.1 ln(factor) + 1, whatever mscale says.
+  void read_latent_scaling(TransformerConfig& c) const {
+    if (scaling() == RopeScaling::kNone) return;
+    c.rotary_scaling_factor = number("factor");
+    c.rope_original_max_position_embeddings =
+        integer("original_max_position_embeddings", c.max_position_embeddings);
+    read_range(c);
+    const double mscale = number("mscale", 0.0);
+    c.mscale_all_dim = number("mscale_all_dim", 0.0);
+    MEGATRON_CHECK(mscale != 0.0 || c.mscale_all_dim == 0.0, name_,
+                   ": rotary positions with mscale_all_dim ", c.mscale_all_dim,
+                   " and without mscale are not built");
+    c.mscale = c.mscale_all_dim != 0.0 ? mscale : 1.0;
+  }
+
  private:
+  // The range of frequencies that YaRN blends.
+  void read_range(TransformerConfig& c) const {
+    c.yarn_beta_fast = number("beta_fast", 32.0);
+    c.yarn_beta_slow = number("beta_slow", 1.0);
+    const ordered_json* truncate = find("truncate");
+    c.yarn_correction_range_round_to_int = truncate == nullptr || *truncate == true;
+  }
+
   const std::string& name_;
   const ordered_json& values_;
   const RopeType* type_ = nullptr;
 };
+
+void write_range(const TransformerConfig& c, ordered_json& out) {
+  out["beta_fast"] = c.yarn_beta_fast;
+  out["beta_slow"] = c.yarn_beta_slow;
+  if (!c.yarn_correction_range_round_to_int) out["truncate"] = false;
+}
+
+ordered_json latent_scaling_json(const TransformerConfig& c) {
+  ordered_json out;
+  out["rope_type"] = c.stretches_positions() ? "yarn" : "default";
+  out["rope_theta"] = c.rotary_base;
+  if (!c.stretches_positions()) return out;
+  out["factor"] = c.rotary_scaling_factor;
+  out["original_max_position_embeddings"] = c.rope_original_max_position_embeddings;
+  write_range(c, out);
+  out["mscale"] = c.mscale;
+  out["mscale_all_dim"] = c.mscale_all_dim;
+  return out;
+}
 
 ordered_json scaling_json(const TransformerConfig& c) {
   ordered_json out;
@@ -354,11 +416,7 @@ ordered_json scaling_json(const TransformerConfig& c) {
     out["low_freq_factor"] = c.rope_low_freq_factor;
     out["high_freq_factor"] = c.rope_high_freq_factor;
   }
-  if (c.rope_scaling_type == RopeScaling::kYarn) {
-    out["beta_fast"] = c.yarn_beta_fast;
-    out["beta_slow"] = c.yarn_beta_slow;
-    if (!c.yarn_correction_range_round_to_int) out["truncate"] = false;
-  }
+  if (c.rope_scaling_type == RopeScaling::kYarn) write_range(c, out);
   if (c.rope_scaling_type == RopeScaling::kLongRope) {
     out["short_factor"] = c.longrope_short_factor;
     out["long_factor"] = c.longrope_long_factor;
@@ -372,7 +430,7 @@ ordered_json scaling_json(const TransformerConfig& c) {
 void HfFields::rope(TransformerConfig& config, const Rope& rope) {
   ordered_json& json = impl_->json;
   if (!reading()) {
-    ordered_json all = scaling_json(config);
+    ordered_json all = rope.latent ? latent_scaling_json(config) : scaling_json(config);
     if (config.rotary_percent != 1.0 || rope.percent != 1.0)
       all["partial_rotary_factor"] = config.rotary_percent;
     for (const char* key : {rope.legacy_theta, rope.legacy_percent, "rope_theta", "rope_scaling",
@@ -419,9 +477,10 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
       take(all, "rope_parameters", given);
     }
   }
-  const RopeReader reader(name(), all);
+  const RopeReader reader(name(), all, rope.latent ? latent_rope_types() : rope_types());
   config.rotary_base = reader.number("rope_theta", rope.theta);
   config.rotary_percent = reader.number("partial_rotary_factor", rope.percent);
+  if (rope.latent) return reader.read_latent_scaling(config);
   std::optional<int64_t> original;
   if (rope.original_length)
     original = find_integer("original_max_position_embeddings").value_or(*rope.original_length);

@@ -40,6 +40,9 @@ class HfFields {
   void integer_or_null(std::string_view key, std::optional<int64_t>& value,
                        std::optional<int64_t> missing);
 
+  // A list; absent and null are an empty one.
+  void integers(std::string_view key, std::vector<int64_t>& values);
+
   // The family supports only this value (JSON text) of the key; absent and null mean it. Another
   // value is an error that names the key.
   void constant(std::string_view key, std::string_view json);
@@ -53,6 +56,8 @@ class HfFields {
     std::optional<double> local_theta = {};  // base of windowed layers (Gemma 3)
     // original_max_position_embeddings is a top-level key (Phi-3)
     std::optional<int64_t> original_length = {};
+    // Of multi-latent attention: default or yarn, with mscale and mscale_all_dim (DeepSeek)
+    bool latent = false;
   };
   void rope(TransformerConfig& config, const Rope& rope);
 

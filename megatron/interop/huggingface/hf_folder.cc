@@ -65,15 +65,20 @@ class HfFolderReader {
         name_(folder.string()),
         model_(read_hf_config(folder)),
         files_(TensorFiles::of_hf_folder(folder)),
-        manifest_(name_),
-        tensors_(hf_tensors(*model_.family, model_.config)) {}
+        manifest_(name_) {}
 
   HfFolder run() {
     find_prefix();
+    tensors_ = hf_tensors(*model_.family, model_.config, [this](const std::string& name) {
+      return files_.places().contains(name_in_files(name));
+    });
+    for (const HfTensor& copy : hf_copies(*model_.family, model_.config)) copies_[copy.name] = copy;
     for (const SafetensorsFile& file : files_.files()) manifest_.add_file(file);
     for (const HfTensor& tensor : tensors_) add(tensor);
     for (const auto& [name, place] : files_.places())
       if (!used_.contains(name)) account_for(name, place);
+    report_experts(missing_experts_, " not in the files, config.json gives ");
+    report_experts(further_experts_, " in the files, config.json gives ");
     return {std::move(model_),
             std::move(manifest_).open(folder_),
             {used_.begin(), used_.end()},
@@ -96,9 +101,54 @@ class HfFolderReader {
                            : name);
   }
 
+  // By the layer: "model.layers.1.mlp.experts.*".
+  using Experts = std::map<std::string, std::set<int64_t>>;
+
+  // Notes an expert of which the files hold nothing, or which the model has not.
+  bool note_expert(const std::string& name, Experts& experts) {
+    const auto expert = expert_of_name(*model_.family, name);
+    if (!expert) return false;
+    experts[expert->first].insert(expert->second);
+    return true;
+  }
+
+  // Whether the files hold some tensor of the same expert.
+  bool holds_part_of_expert(const HfTensor& tensor) const {
+    const auto expert = expert_of_name(*model_.family, tensor.name);
+    if (!expert) return true;
+    std::string prefix = name_in_files(expert->first);
+    prefix.replace(prefix.size() - 1, 1, cat(expert->second, "."));
+    const auto next = files_.places().lower_bound(prefix);
+    return next != files_.places().end() && next->first.starts_with(prefix);
+  }
+
+  void report_experts(const Experts& layers, const char* what) {
+    for (const auto& [layer, experts] : layers) {
+      std::string list;
+      for (auto first = experts.begin(); first != experts.end();) {
+        auto last = first;
+        while (std::next(last) != experts.end() && *std::next(last) == *last + 1) ++last;
+        list += cat(list.empty() ? "" : ", ", *first);
+        if (last != first) list += cat(" to ", *last);
+        first = std::next(last);
+      }
+      manifest_.add_problem(cat(layer, ": expert", experts.size() > 1 ? "s " : " ", list,
+                                experts.size() > 1 ? " are" : " is", what,
+                                model_.config.transformer.num_experts, " experts"));
+    }
+  }
+
+  // The reverse.
+  std::string full_name(const std::string& name) const {
+    return bare_ ? cat(model_.family->prefix, name) : name;
+  }
+
   void add(const HfTensor& tensor) {
     const std::string name = name_in_files(tensor.name);
     const auto found = files_.places().find(name);
+    if (found == files_.places().end() && tensor.expert >= 0 && !holds_part_of_expert(tensor) &&
+        note_expert(tensor.name, missing_experts_))
+      return;
     if (found == files_.places().end()) {
       const bool head = tensor.ours == "output_layer.weight";
       manifest_.add_problem(cat(name, " is not in the files, ",
@@ -121,11 +171,20 @@ class HfFolderReader {
   // Handles a tensor that no row of the table uses.
   void account_for(const std::string& name, const TensorFiles::Place& place) {
     const TransformerConfig& t = model_.config.transformer;
-    if (!t.untie_embeddings_and_output_weights && is_head(name)) return check_tie(name, place);
+    const std::string table = "embedding.word_embeddings.weight";
+    if (!t.untie_embeddings_and_output_weights && is_head(name))
+      return check_copy(name, place, table, "config.json ties them (tie_word_embeddings)");
+    if (const auto copy = copies_.find(full_name(name)); copy != copies_.end())
+      return check_copy(name, place, copy->second.ours, "the layers share it");
     for (const std::string_view pattern : model_.family->waived) {
       if (!matches_pattern(name_in_files(pattern), name)) continue;
       if (name.ends_with("inv_freq")) check_frequencies(name_, name, files_, place, t);
       waived_.push_back(name);
+      return;
+    }
+    const auto expert = expert_of_name(*model_.family, full_name(name));
+    if (expert && expert->second >= t.num_experts && t.has_moe()) {
+      note_expert(full_name(name), further_experts_);
       return;
     }
     manifest_.add_problem(name + " is in the files, the model of config.json has no such tensor");
@@ -138,20 +197,20 @@ class HfFolderReader {
     return false;
   }
 
-  // Checks that a stored output layer that the configuration ties equals the embedding table.
-  void check_tie(const std::string& name, const TensorFiles::Place& head) {
+  // Checks that a stored tensor equals the one it is a copy of.
+  void check_copy(const std::string& name, const TensorFiles::Place& copy, const std::string& ours,
+                  const char* why) {
     for (const HfTensor& tensor : tensors_) {
-      if (tensor.ours != "embedding.word_embeddings.weight") continue;
-      const auto table = files_.places().find(name_in_files(tensor.name));
-      if (table == files_.places().end()) return;  // reported already
-      const SafetensorsEntry &a = *head.entry, &b = *table->second.entry;
+      if (tensor.ours != ours) continue;
+      const auto source = files_.places().find(name_in_files(tensor.name));
+      if (source == files_.places().end()) return;  // reported already
+      const SafetensorsEntry &a = *copy.entry, &b = *source->second.entry;
       const bool equal = a.dtype == b.dtype && a.shape == b.shape &&
-                         files_.read(head) == files_.read(table->second);
+                         files_.read(copy) == files_.read(source->second);
       if (equal)
         waived_.push_back(name);
       else
-        manifest_.add_problem(cat(name, " differs from ", table->first,
-                                  ", although config.json ties them (tie_word_embeddings)"));
+        manifest_.add_problem(cat(name, " differs from ", source->first, ", although ", why));
     }
   }
 
@@ -160,11 +219,29 @@ class HfFolderReader {
   HfModel model_;
   const TensorFiles files_;
   ForeignManifest manifest_;
-  const std::vector<HfTensor> tensors_;
+  std::vector<HfTensor> tensors_;
+  std::map<std::string, HfTensor> copies_;  // by name
+  Experts missing_experts_, further_experts_;
   bool bare_ = false;
   std::set<std::string> used_;
   std::vector<std::string> waived_;
 };
+
+}  // namespace
+
+namespace {
+
+// Whether the files hold a tensor of the layer, which counts from 0.
+bool holds_layer(const fs::path& folder, const HfFamily& family, int64_t layer) {
+  const int64_t index[] = {layer};
+  std::string prefix = with_indices(cat(family.layers, "."), index);
+  const TensorFiles files = TensorFiles::of_hf_folder(folder);
+  for (const std::string& start : {prefix, prefix.substr(family.prefix.size())}) {
+    const auto next = files.places().lower_bound(start);
+    if (next != files.places().end() && next->first.starts_with(start)) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -178,7 +255,14 @@ bool is_hf_folder(const fs::path& folder) {
 HfModel read_hf_config(const fs::path& folder) {
   constexpr uint64_t kMostBytes = uint64_t{64} << 20;
   const fs::path path = folder / kHfConfig;
-  return parse_hf_config(read_file(path, kMostBytes), path.string());
+  HfModel model = parse_hf_config(read_file(path, kMostBytes), path.string());
+  TransformerConfig& t = model.config.transformer;
+  std::error_code ignored;
+  const bool has_files =
+      fs::exists(folder / kHfIndex, ignored) || fs::exists(folder / kHfSafetensors, ignored);
+  if (t.mtp_num_layers > 0 && has_files && !holds_layer(folder, *model.family, t.num_layers))
+    t.mtp_num_layers = 0;  // transformers leaves these layers out of what it writes
+  return model;
 }
 
 HfFolder open_hf_folder(const fs::path& folder) { return HfFolderReader(folder).run(); }

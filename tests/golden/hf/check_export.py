@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from make_hf_golden import CASES, HERE, SHORT
+from make_hf_golden import CASES, EAGER, HERE, SHORT
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -27,7 +27,7 @@ def check(binary, case):
         ours, theirs = os.path.join(folder, "ours"), os.path.join(folder, "theirs")
         convert(binary, os.path.join(HERE, case), ours)
         convert(binary, ours, theirs)
-        model = AutoModelForCausalLM.from_pretrained(theirs, attn_implementation="eager", dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(theirs, **EAGER, dtype=torch.float32).eval()
     golden = load_file(os.path.join(HERE, case, "golden.safetensors"))
     tokens, positions = golden["tokens"].long()[None], golden["positions"].long()
     with torch.no_grad():

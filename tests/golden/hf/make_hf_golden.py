@@ -5,21 +5,26 @@
   tokens, logits_short [12, v]       the first 12 tokens alone, all positions
   logits_long [positions, v]         all tokens, at the positions of `positions`: beyond windows and scaling thresholds
   greedy [64]                        continuation of the first 8 tokens
+  mtp_loss [1]                       mean cross entropy of the layer that predicts the token after the next one (first 40 tokens)
   grad/<name> [elements, 3]          gradient of the summed cross entropy of tokens[1:] given tokens[:-1] (first 40 tokens), as
                                      24-bit integers, low byte first; times the scale under the metadata's "grad_scales"
 
-Weights are bf16; all is computed in fp32, gradients in fp64, with eager attention.
+Mixtures of experts are stored under the names that transformers writes, an expert at a time; the gradients have these names, too.
+
+Weights are bf16 (the bias that balances experts fp32); all is computed in fp32, gradients in fp64, with eager attention.
 Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_hf_golden.py [case ...]
 """
 import json
 import os
 import shutil
 import sys
+import tempfile
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import MtpModel
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -31,6 +36,10 @@ SMALL = dict(vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_lay
              num_key_value_heads=2, head_dim=8, max_position_embeddings=128, bos_token_id=1, eos_token_id=2)
 SQUARE = {**SMALL, "hidden_size": 32}  # families without a head_dim of their own
 del SQUARE["head_dim"]
+DEEPSEEK = {**SQUARE, "hidden_size": 16, "num_hidden_layers": 3, "num_key_value_heads": 4, "hidden_act": "silu", "rms_norm_eps": 1e-4,
+            "moe_intermediate_size": 8, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+            "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "attention_bias": False,
+            "tie_word_embeddings": False}
 NEOX = {key: value for key, value in SMALL.items() if key not in ("num_key_value_heads", "head_dim")}
 
 CASES = {
@@ -84,7 +93,44 @@ CASES = {
                    "hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-5, "rope_theta": 1000.0, "sliding_window": 9,
                    "use_bias": True, "residual_dropout": 0.0, "embedding_dropout": 0.0, "tie_word_embeddings": True,
                    "torch_dtype": "bfloat16"},
+    "mixtral": {**SMALL, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_act": "silu",
+                "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "router_aux_loss_coef": 0.02, "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    "qwen2_moe": {**SQUARE, "num_hidden_layers": 3, "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"],
+                  "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1000.0, "use_sliding_window": False,
+                  "sliding_window": 4096, "max_window_layers": 28, "num_experts": 6, "num_experts_per_tok": 3,
+                  "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12, "norm_topk_prob": False,
+                  "decoder_sparse_step": 1, "mlp_only_layers": [1], "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    "qwen3_moe": {**SMALL, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_act": "silu",
+                  "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+                  "attention_bias": False, "use_sliding_window": False, "num_experts": 8, "num_experts_per_tok": 3,
+                  "moe_intermediate_size": 8, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [],
+                  "tie_word_embeddings": False, "dtype": "bfloat16"},
+    "olmoe": {**SQUARE, "intermediate_size": 8, "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "hidden_act": "silu",
+              "rms_norm_eps": 1e-5, "rope_theta": 500.0, "attention_bias": False, "clip_qkv": None, "num_experts": 6,
+              "num_experts_per_tok": 2, "norm_topk_prob": False, "tie_word_embeddings": False, "pad_token_id": 2,
+              "torch_dtype": "bfloat16"},
+    "deepseek_v2": {**DEEPSEEK, "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "q_lora_rank": 12,
+                    "num_experts_per_tok": 3, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+                    "norm_topk_prob": False, "scoring_func": "softmax", "routed_scaling_factor": 1.5, "rope_theta": 10000,
+                    "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 8, "beta_slow": 1, "mscale": 1.0,
+                                     "mscale_all_dim": 0.5, "original_max_position_embeddings": 32}, "torch_dtype": "bfloat16"},
+    # Without a latent of queries; with YaRN that has no mscale_all_dim.
+    "deepseek_v2_lite": {**DEEPSEEK, "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "q_lora_rank": None,
+                         "num_hidden_layers": 2, "num_experts_per_tok": 3, "topk_method": "greedy", "norm_topk_prob": False,
+                         "scoring_func": "softmax", "routed_scaling_factor": 1.0,
+                         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 8.0,
+                                             "beta_slow": 1.0, "mscale": 0.3, "original_max_position_embeddings": 32},
+                         "dtype": "bfloat16"},
+    "deepseek_v3": {**DEEPSEEK, "num_hidden_layers": 2, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"],
+                    "q_lora_rank": 12, "num_experts_per_tok": 4, "topk_method": "noaux_tc", "n_group": 4, "topk_group": 2,
+                    "n_shared_experts": 1, "norm_topk_prob": True, "scoring_func": "sigmoid", "routed_scaling_factor": 2.5,
+                    "num_nextn_predict_layers": 1, "rope_theta": 10000,
+                    "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 8, "beta_slow": 1, "mscale": 1.0,
+                                     "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}, "torch_dtype": "bfloat16"},
 }
+EXPERTS = ("mixtral", "moe", "deepseek")  # in model_type
+EAGER = dict(attn_implementation="eager", experts_implementation="eager")
 SHARDED = {"llama2", "gpt_neox"}
 
 
@@ -98,12 +144,40 @@ def fill(model, seed):
             zero_centered = "gemma" in model.config.model_type
             x = 0.3 * x + (0.0 if zero_centered else 1.0) if is_norm else 0.3 * x
             parameter.copy_(x.bfloat16().float())
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=gen))
+
+
+def has_experts(model):
+    return any(word in model.config.model_type for word in EXPERTS)
+
+
+def as_written(model):
+    """The tensors of the model under the names that transformers writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(os.path.join(folder, "model.safetensors"))
+
+
+def add_mtp(tensors, layers, seed):
+    """The layer behind the last one becomes one of multi-token prediction, as DeepSeek stores it."""
+    gen, prefix = torch.Generator().manual_seed(seed), f"model.layers.{layers}."
+    h = tensors["model.norm.weight"].numel()
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{prefix}{name}.weight"] = (1 + 0.3 * torch.randn(h, generator=gen)).bfloat16()
+    tensors[prefix + "eh_proj.weight"] = (0.3 * torch.randn(h, 2 * h, generator=gen)).bfloat16()
+    tensors[prefix + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[prefix + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
 
 
 def save_model(case, folder, model):
     tied = model.config.tie_word_embeddings
-    tensors = {name: tensor.detach().bfloat16().contiguous() for name, tensor in model.state_dict().items()
-               if not (tied and name == "lm_head.weight")}
+    tensors = as_written(model) if has_experts(model) else model.state_dict()
+    tensors = {name: (tensor if name.endswith("e_score_correction_bias") else tensor.detach().bfloat16()).contiguous()
+               for name, tensor in tensors.items() if not (tied and name == "lm_head.weight")}
+    if "num_nextn_predict_layers" in CASES[case]:
+        add_mtp(tensors, CASES[case]["num_hidden_layers"], seed=500)
     if case not in SHARDED:
         save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
         return
@@ -127,9 +201,20 @@ def write(path, value):
 
 
 def packed(grad):
-    scale = float(grad.abs().max()) / (2 ** 23 - 1)
+    scale = max(float(grad.abs().max()), 1e-30) / (2 ** 23 - 1)
     value = (grad.flatten() / scale).round().to(torch.int64) & 0xFFFFFF
     return torch.stack([(value >> shift & 0xFF).to(torch.uint8) for shift in (0, 8, 16)], -1), scale
+
+
+def mtp_loss(model, tokens):
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}.*"]  # where these layers are
+    mtp = MtpModel.from_pretrained(model, **EAGER, dtype=torch.float32).eval()
+    with torch.no_grad():
+        hidden = model.model(tokens[None, :-2]).last_hidden_state
+        embedded, positions = model.model.embed_tokens(tokens[None, 1:-1]), torch.arange(len(tokens) - 2)[None]
+        causal = torch.full((len(tokens) - 2,) * 2, float("-inf")).triu(1)[None, None]
+        hidden = mtp.layers[0](embedded, hidden, model.model.rotary_emb(hidden, positions), causal, positions, None)
+        return F.cross_entropy(model.lm_head(hidden)[0], tokens[2:])[None]
 
 
 def golden(model, tokens):
@@ -143,12 +228,19 @@ def golden(model, tokens):
     margin = min(float((t := step[0].topk(2).values)[0] - t[1]) for step in generated.logits)
     out["greedy"] = generated.sequences[0, PROMPT:].to(torch.int32)
     part = tokens[:GRADIENT]
+    if getattr(model.config, "num_nextn_predict_layers", 0) > 0:
+        out["mtp_loss"] = mtp_loss(model, part)
     model.double()
     logits = model(part[None, :-1]).logits[0]
     F.cross_entropy(logits, part[1:], reduction="sum").backward()
     scales = {}
-    for name, parameter in model.named_parameters():
-        out["grad/" + name], scales[name] = packed(parameter.grad)
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    if has_experts(model):
+        for parameter in model.parameters():
+            parameter.data.copy_(parameter.grad)
+        grads = {name: grad for name, grad in as_written(model).items() if not name.endswith("e_score_correction_bias")}
+    for name, grad in grads.items():
+        out["grad/" + name], scales[name] = packed(grad)
     return out, scales, margin
 
 
@@ -160,11 +252,13 @@ def make(case):
     write(os.path.join(folder, "generation_config.json"), {"bos_token_id": 1, "eos_token_id": 2})
     for seed in range(100):
         config = AutoConfig.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        if "num_nextn_predict_layers" in CASES[case]:
+            config.num_hidden_layers += 1
+        model = AutoModelForCausalLM.from_config(config, **EAGER, dtype=torch.float32)
         fill(model, seed)
         save_model(case, folder, model)
         # What counts is the folder as transformers reads it.
-        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, **EAGER, dtype=torch.float32).eval()
         model.generation_config.eos_token_id = None
         # Not the first ids: transformers computes no gradient for the embedding of the padding token.
         tokens = torch.randint(3, config.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1000 + seed))

@@ -19,8 +19,11 @@ inline constexpr double kHfTolerance = 1e-4;
 
 // One model of each family, and more for families with several variants.
 inline const char* const kHfGoldens[] = {
-    "llama2", "llama3", "mistral", "qwen2", "qwen3",     "gpt2", "gpt_neox", "gpt_neox_sequential",
-    "phi3",   "gemma2", "gemma3",  "olmo2", "starcoder2"};
+    "llama2",     "llama3",      "mistral",          "qwen2",
+    "qwen3",      "gpt2",        "gpt_neox",         "gpt_neox_sequential",
+    "phi3",       "gemma2",      "gemma3",           "olmo2",
+    "starcoder2", "mixtral",     "qwen2_moe",        "qwen3_moe",
+    "olmoe",      "deepseek_v2", "deepseek_v2_lite", "deepseek_v3"};
 
 // In the source tree, or under the current folder if the program was copied elsewhere.
 std::string hf_golden_folder(const std::string& name);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "megatron/comm/parallel_groups.h"
@@ -11,7 +12,9 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/layer/auxiliary_losses.h"
 #include "tests/unit/models/gpt_golden.h"
 
 namespace megatron {
@@ -56,7 +59,8 @@ TEST_P(HfGoldenTest, LogitsInTwoPipelineStages) {
   const HfGolden golden(GetParam());
   const ParallelGroups groups;
   const HfFolder folder = open_hf_folder(hf_golden_folder(GetParam()));
-  const ModelConfig& config = folder.model.config;
+  ModelConfig config = folder.model.config;
+  config.transformer.mtp_num_layers = 0;  // they add nothing to the logits
   const int64_t layers = config.transformer.num_layers;
   GPTModel first(config, groups, {0, 1, true, false}),
       second(config, groups, {1, layers - 1, false, true});
@@ -67,6 +71,9 @@ TEST_P(HfGoldenTest, LogitsInTwoPipelineStages) {
     std::vector<ShardedTensor> wanted;
     stage->visit([&](const std::string& name, Parameter& parameter) {
       wanted.push_back(sharded_tensor(parameter, groups, name, parameter.value));
+    });
+    stage->visit_state([&](const std::string& name, at::Tensor& state) {
+      wanted.push_back(sharded_state(state, groups, name));
     });
     LoadOptions options;
     options.convert_dtype = true;
@@ -83,6 +90,69 @@ TEST_P(HfGoldenTest, LogitsInTwoPipelineStages) {
             .narrow(1, 0, config.vocab_size);
       },
       "two stages");
+}
+
+class HfExpertsGolden : public HfGoldenTest {};
+
+// The ranks have different tokens at a time.
+TEST_P(HfExpertsGolden, LogitsOnTwoExpertParallelRanks) {
+  const HfGolden golden(GetParam());
+  std::mutex mutex;
+  ParallelConfig config;
+  config.expert_model_parallel_size = 2;
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+    const at::NoGradGuard no_grad;
+    const ParallelGroups groups = make_parallel_groups(config, world);
+    const LoadedModel loaded = load_model(hf_request(GetParam()), groups);
+    std::vector<int64_t> lengths = {golden["logits_short"].size(0), golden.length()};
+    if (groups.ep.rank() == 1) std::swap(lengths[0], lengths[1]);
+    std::map<int64_t, at::Tensor> logits;
+    for (const int64_t length : lengths) {
+      const at::Tensor tokens = golden.tokens(length);
+      logits[length] = loaded.model->forward(tokens, context_for(tokens, /*training=*/false))
+                           .select(1, 0)
+                           .narrow(1, 0, loaded.config.vocab_size);
+    }
+    const std::lock_guard lock(mutex);
+    expect_hf_logits(
+        golden, [&](const at::Tensor& tokens) { return logits.at(tokens.size(1)); },
+        cat("expert rank ", groups.ep.rank()));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HfExpertsGolden,
+                         testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "olmoe",
+                                         "deepseek_v2", "deepseek_v2_lite", "deepseek_v3"),
+                         [](const auto& param) { return param.param; });
+
+// The mean cross entropy of a layer that predicts the token after the next one.
+TEST(HfGoldens, TheLossOfMultiTokenPrediction) {
+  const HfGolden golden("deepseek_v3");
+  const ParallelGroups groups;
+  const LoadedModel loaded = load_model(hf_request("deepseek_v3"), groups);
+  const at::NoGradGuard no_grad;
+  RecomputeTape tape;
+  const std::vector<std::string> names = loaded.model->auxiliary_losses();
+  const at::Tensor totals = at::zeros({static_cast<int64_t>(names.size()), 2}, at::kDouble);
+  AuxiliaryLosses losses({.names = names,
+                          .totals = totals,
+                          .gradient = [](const at::Tensor& sum, const at::Tensor&,
+                                         LossRows) { return at::ones_like(sum); }},
+                         tape);
+  const at::Tensor text = golden.tokens(40);
+  Batch batch;
+  batch.set("tokens", text.slice(1, 0, -1).contiguous());
+  batch.set("labels", text.slice(1, 1).contiguous());
+  batch.set("loss_mask", at::ones({1, 39}));
+  ForwardContext context = context_for(batch["tokens"], /*training=*/true);
+  context.tape = &tape;
+  context.auxiliary_losses = &losses;
+  batch.place = context.place;
+  loaded.model->loss(loaded.model->hidden(batch, {}, context), batch, context);
+  const auto mtp = std::find(names.begin(), names.end(), "mtp_1 loss");
+  ASSERT_NE(mtp, names.end());
+  const at::Tensor sum = totals[mtp - names.begin()];
+  EXPECT_NEAR((sum[0] / sum[1]).item<double>(), golden["mtp_loss"].item<double>(), 1e-4);
 }
 
 TEST_P(HfGoldenTest, GreedyGeneration) { expect_hf_greedy_tokens_on(GetParam(), at::kCPU); }
@@ -114,6 +184,25 @@ TEST(HfGoldens, ExerciseTheirBlocks) {
   EXPECT_DOUBLE_EQ(config("gemma2").attn_logit_softcapping, 3.0);
   EXPECT_EQ(config("gemma3").rotary_base_local, 100);
   EXPECT_TRUE(config("gemma3").window(3).empty());
+  const auto experts = [&](const std::string& name) {
+    const TransformerConfig t = config(name);
+    std::string layers;
+    for (int64_t i = 1; i <= t.num_layers; ++i) layers += t.is_moe_layer(i) ? 'E' : '-';
+    return layers;
+  };
+  EXPECT_EQ(experts("mixtral"), "EE");
+  EXPECT_EQ(experts("qwen2_moe"), "E-E");
+  EXPECT_EQ(experts("qwen3_moe"), "-E");
+  EXPECT_EQ(experts("deepseek_v2"), "-EE");
+  EXPECT_TRUE(config("qwen2_moe").moe_router_pre_softmax &&
+              config("qwen2_moe").moe_shared_expert_gate);
+  EXPECT_FALSE(config("qwen3_moe").moe_router_pre_softmax);
+  EXPECT_TRUE(config("deepseek_v2").moe_router_group_score == MoEGroupScore::kMax);
+  EXPECT_DOUBLE_EQ(config("deepseek_v2").mscale_all_dim, 0.5);
+  EXPECT_DOUBLE_EQ(config("deepseek_v2_lite").mscale, 1.0) << "whatever the file says";
+  EXPECT_FALSE(config("deepseek_v2_lite").q_lora_rank);
+  EXPECT_EQ(config("deepseek_v3").mtp_num_layers, 1);
+  EXPECT_EQ(config("deepseek_v3").moe_router_num_groups, 4);
   EXPECT_TRUE(config("olmo2").qk_layernorm_over_heads);
   EXPECT_EQ(config("olmo2").norm_placement, NormPlacement::kPost);
 }

@@ -10,7 +10,8 @@
 namespace megatron {
 
 // The gradient of a Hugging Face tensor, assembled from the gradient of ours.
-inline at::Tensor in_their_form(const HfTensor& tensor, const at::Tensor& ours) {
+inline at::Tensor in_their_form(const HfTensor& tensor, const at::Tensor& whole) {
+  const at::Tensor ours = tensor.expert < 0 ? whole : whole[tensor.expert];
   std::vector<int64_t> shape = ours.sizes().vec();
   shape[0] = 0;
   for (const RowRun& run : tensor.runs) shape[0] += run.count;
