@@ -62,7 +62,10 @@ constexpr LayoutRow kExpertRows[] = {
     {"moe_tp2_sp", "mixtral", 2, TP "2 " SP},
     {"moe_tp2_sp_etp1", "mixtral", 2, TP "2 " SP ETP "1"},
     {"moe_cp2_dp2_zero1", "qwen_moe", 4, CP "2 " ZERO1 OVERLAP},
+    {"moe_tp2_sp_etp1_jitter", "switch", 2, TP "2 " SP ETP "1"},
     {"moe_pp2", "deepseek", 2, PP "2"},
+    // A stage without experts.
+    {"moe_pp2_dense_stage", "mixtral", 2, PP "2 --moe-layer-freq [0]*2+[1]*2 " MICRO},
     // Expert ranks over data, context and tensor ranks.
     {"moe_ep2", "mixtral", 2, EP "2"},
     {"moe_ep2_a2a", "mixtral", 2, EP "2 " A2A},
@@ -72,6 +75,8 @@ constexpr LayoutRow kExpertRows[] = {
     {"moe_ep2_cp2", "mixtral", 2, EP "2 " CP "2"},
     {"moe_ep4_cp2_dp2_a2a", "qwen_moe", 4, EP "4 " CP "2 " A2A},
     {"moe_ep2_tp2_sp", "mixtral", 2, TP "2 " SP EP "2 " ETP "1"},
+    {"moe_ep2_tp2_sp_forced", "mixtral", 2,
+     TP "2 " SP EP "2 " ETP "1 --moe-router-force-load-balancing " A2A},
     {"moe_ep4_tp2_sp_a2a", "qwen_moe", 4, TP "2 " SP EP "4 " ETP "1 " A2A},
     {"moe_ep8_tp2_sp_cp2_dp2", "mixtral", 8, TP "2 " SP CP "2 " EP "8 " ETP "1 " A2A},
     // Expert-tensor ranks, as many as tensor ranks and others.
@@ -117,6 +122,7 @@ constexpr LayoutRow kExpertRows[] = {
     // Recomputation, which makes the same choices.
     {"moe_ep2_full", "mixtral", 2, EP "2 " FULL "1 " MICRO A2A},
     {"moe_ep2_tp2_sp_full2_z", "deepseek", 4, TP "2 " SP EP "2 " FULL "2 " SEQ Z A2A},
+    {"moe_ep2_global_full", "mixtral", 2, EP "2 " FULL "1 " GLOBAL A2A},
     {"moe_ep2_pp2_moe", "mixtral", 4, EP "2 " PP "2 " SELECTIVE "moe " MICRO A2A},
     {"moe_ep2_moe_act", "qwen_moe", 2, EP "2 " SELECTIVE "moe_act core_attn " A2A},
     {"moe_ep2_switch_moe", "switch", 2, EP "2 " SELECTIVE "moe " Z A2A},
