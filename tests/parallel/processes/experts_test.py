@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Experts on ranks that are processes over Gloo: losses and gradient norms of each row against one rank.
+
+Usage: experts_test.py MEGATRON [unittest arguments]. Python's standard library only; this script sets the variables that torchrun sets.
+With MEGATRON_MATRIX=whole `megatron prove` compares every row too, which takes minutes.
+"""
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BINARY = ""
+TP, PP, EP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--expert-model-parallel-size"
+ETP, SP = "--expert-tensor-parallel-size", "--sequence-parallel"
+A2A = ["--moe-token-dispatcher-type", "alltoall"]
+ROWS = {
+    "ep2": (2, [EP, "2", *A2A, "--moe-expert-rank-capacity-factor", "1"]),
+    "etp2": (2, [ETP, "2", *A2A]),
+    "ep2_tp2_sp": (4, [EP, "2", TP, "2", SP, "--use-distributed-optimizer"]),
+    "ep2_pp2": (4, [EP, "2", PP, "2", *A2A]),
+}
+MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16", "--position-embedding-type", "rope",
+         "--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--attention-dropout",
+         "0", "--ffn-hidden-size", "32", "--num-experts", "8", "--moe-router-topk", "2", "--moe-router-score-function", "sigmoid",
+         "--moe-router-enable-expert-bias", "--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "0.01",
+         "--micro-batch-size", "1", "--global-batch-size", "8", "--device", "cpu", "--num-threads", "1", "--distributed-timeout-minutes", "1"]
+RUN = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "101", "--mock-data", "--num-workers", "0", "--train-iters", "4", "--lr", "1e-2",
+       "--optimizer", "sgd", "--log-interval", "1", "--eval-iters", "0"]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run(ranks, arguments):
+    """The exit codes, what the ranks wrote, and what they reported."""
+    port, started = free_port(), []
+    for rank in range(ranks):
+        variables = dict(os.environ, OMP_NUM_THREADS="1")
+        if ranks > 1:
+            variables.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0",
+                             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        started.append(subprocess.Popen([BINARY, *arguments], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    try:
+        texts = [process.communicate(timeout=300) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [process.returncode for process in started], "".join(out for out, _ in texts), "".join(err for _, err in texts)
+
+
+class Experts(unittest.TestCase):
+    def train(self, ranks, *flags):
+        """What the steps logged."""
+        with tempfile.TemporaryDirectory() as folder:
+            codes, out, err = run(ranks, ["pretrain", *MODEL, *RUN, "--save", folder, *flags])
+            self.assertEqual(codes, [0] * ranks, out + err)
+            with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
+                lines = [json.loads(line) for line in file]
+        return [line for line in lines if line["type"] == "train"]
+
+    def test_rows_train_what_one_rank_trains(self):
+        one = self.train(1)
+        self.assertEqual(len(one), 4)
+        for name, (ranks, flags) in ROWS.items():
+            with self.subTest(row=name):
+                steps = self.train(ranks, *flags)
+                self.assertEqual(len(steps), len(one))
+                for ours, theirs in zip(steps, one):
+                    for number in ("lm loss", "seq_load_balancing_loss", "grad_norm", "tokens per expert max/mean"):
+                        self.assertAlmostEqual(ours[number] / theirs[number], 1, delta=2e-5, msg=(number, theirs["iteration"]))
+
+    @unittest.skipUnless(os.environ.get("MEGATRON_MATRIX") == "whole", "part of `make matrix`")
+    def test_rows_are_proved(self):
+        for name, (ranks, flags) in ROWS.items():
+            with self.subTest(row=name):
+                codes, out, err = run(ranks, ["prove", "--steps", "2", *MODEL, *flags])
+                self.assertEqual(codes, [0] * ranks, out + err)
+                self.assertIn(f"{ranks} ranks as processes against one", out)
+                self.assertIn("the layout changes nothing but rounding", out)
+
+
+if __name__ == "__main__":
+    BINARY = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=2)
