@@ -162,8 +162,8 @@ class Rank {
   }
 
   void train(int steps) {
-    const std::unique_ptr<DataLoader> loader =
-        make_train_loader(arguments_, groups_, datasets_.train, 0, at::kCPU);
+    const std::unique_ptr<DataLoader> loader = make_train_loader(
+        arguments_, groups_, datasets_.train, state_.consumed_train_samples, at::kCPU);
     BatchMaker batches(at::kCPU, groups_.cp);
     Timers timers(0);
     for (int i = 0; i < steps; ++i) {
@@ -353,6 +353,33 @@ TEST_P(CheckpointLayouts, ThereAndBackIsTheSame) {
       for (const std::string& text : differences[b]) EXPECT_EQ(text, "");
       EXPECT_EQ(difference_of_files(folder(a), again(b)), "");
     }
+  }
+  set_quiet(false);
+}
+
+// A run that was stopped and goes on ends with the bytes of one that was not.
+TEST(Resumed, RunOfExpertsHasTheSameBits) {
+  const ScratchFolder scratch;
+  set_quiet(true);
+  const ModelRow& model = kModels[2];
+  for (const LayoutRow& layout : {kExpertLayouts[1], kExpertLayouts[2]}) {
+    SCOPED_TRACE(layout.name);
+    std::vector<Memory> whole(layout.ranks), halves(layout.ranks);
+    run_layout(layout, model.flags, 7, [&](Rank& rank, int i) {
+      rank.train(4);
+      whole[i] = rank.memory();
+    });
+    const fs::path folder = scratch / layout.name;
+    run_layout(layout, model.flags, 7, [&](Rank& rank, int) {
+      rank.train(2);
+      rank.save(folder);
+    });
+    run_layout(layout, model.flags, 7, [&](Rank& rank, int i) {
+      rank.load(folder);
+      rank.train(2);
+      halves[i] = rank.memory();
+    });
+    for (int i = 0; i < layout.ranks; ++i) EXPECT_EQ(difference(whole[i], halves[i]), "");
   }
   set_quiet(false);
 }
