@@ -57,9 +57,12 @@ test-tsan: setup  ## the torch-free tests and the thread backend under ThreadSan
 coverage: setup  ## line coverage of the torch-free folders
 	@scripts/coverage.sh
 
-matrix: setup  ## every layout of the equivalence matrix in fp64 and in fp32; `make test` takes a fourth of those in fp32
-	@scripts/build.sh $(PRESET) equivalence_test
-	MEGATRON_MATRIX=whole build/$(PRESET)/tests/equivalence_test
+matrix: setup  ## every layout of the equivalence matrix in fp64 and in fp32, loads of experts; `make test` takes a fourth of those in fp32
+	@scripts/build.sh $(PRESET) equivalence_test expert_loads_test megatron
+	export MEGATRON_MATRIX=whole
+	build/$(PRESET)/tests/equivalence_test
+	build/$(PRESET)/tests/expert_loads_test
+	tests/parallel/processes/experts_test.py build/$(PRESET)/bin/megatron
 
 extension: build  ## build the patches of tests/extension, each in a copy of the tree, and run their tests
 	@tests/extension/run.py --preset $(PRESET)
