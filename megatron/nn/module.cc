@@ -48,9 +48,11 @@ void Module::visit_state(const std::function<void(const std::string&, at::Tensor
   for (auto& [name, child] : children_) child->visit_state(visitor, join(prefix, name));
 }
 
-void Module::visit_step_counts(const std::function<void(const at::Tensor&)>& visitor) {
-  if (const at::Tensor counts = step_counts(); counts.defined()) visitor(counts);
-  for (auto& [name, child] : children_) child->visit_step_counts(visitor);
+void Module::visit_step_counts(
+    const std::function<void(const std::string&, const at::Tensor&)>& visitor,
+    const std::string& prefix) {
+  if (const at::Tensor counts = step_counts(); counts.defined()) visitor(prefix, counts);
+  for (auto& [name, child] : children_) child->visit_step_counts(visitor, join(prefix, name));
 }
 
 void Module::end_step(const at::Tensor& skipped) {
@@ -94,13 +96,15 @@ at::Tensor largest_over_mean(const std::vector<at::Tensor>& counts) {
 
 }  // namespace
 
-at::Tensor end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
-                    const ParallelGroups& groups) {
+StepCounts end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
+                    const ParallelGroups& groups, bool keep_counts) {
   std::vector<at::Tensor> counts;
+  std::vector<std::string> names;
   for (Module* module : modules)
-    module->visit_step_counts([&](const at::Tensor& one) {
+    module->visit_step_counts([&](const std::string& name, const at::Tensor& one) {
       MEGATRON_ASSERT(one.scalar_type() == at::kInt && one.is_contiguous());
       counts.push_back(one.view({-1}));
+      names.push_back(name);
     });
   if (!counts.empty() && groups.tp.size() * groups.dp_cp.size() > 1) {
     const at::Tensor sums = at::cat(counts);
@@ -112,9 +116,12 @@ at::Tensor end_step(const std::vector<Module*>& modules, const at::Tensor& skipp
       begin += one.numel();
     }
   }
-  const at::Tensor largest = counts.empty() ? at::Tensor() : largest_over_mean(counts);
+  StepCounts result;
+  if (!counts.empty()) result.largest_over_mean = largest_over_mean(counts);
+  for (size_t i = 0; keep_counts && i < counts.size(); ++i)
+    result.of_modules.emplace_back(names[i], counts[i].clone());
   for (Module* module : modules) module->end_step(skipped);
-  return largest;
+  return result;
 }
 
 }  // namespace megatron

@@ -32,8 +32,10 @@ class Module {
   void visit_state(const std::function<void(const std::string& name, at::Tensor& state)>& visitor,
                    const std::string& prefix = "");
 
-  // Visits the counts of this module and all below; see step_counts().
-  void visit_step_counts(const std::function<void(const at::Tensor& counts)>& visitor);
+  // Visits the counts of this module and all below; see step_counts(). The name is the module's.
+  void visit_step_counts(
+      const std::function<void(const std::string& name, const at::Tensor& counts)>& visitor,
+      const std::string& prefix = "");
 
   // Tells this module and all below that an optimizer step is over; see step_ended().
   void end_step(const at::Tensor& skipped);
@@ -65,10 +67,17 @@ class Module {
   std::vector<std::pair<std::string, Module*>> children_;
 };
 
-// Sums step_counts() of all these modules over the ranks of the stage, and ends their step. Returns
-// the largest count over the mean, [] fp64, of the tensor where that is highest; undefined if
-// nothing is counted. Communication: one all-reduce over tp and one over dp_cp if something is.
-at::Tensor end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
-                    const ParallelGroups& groups);
+// What was counted in a step, summed over the ranks of the stage.
+struct StepCounts {
+  // The largest count over the mean, [] fp64, of the tensor where that is highest; undefined:
+  // nothing is counted
+  at::Tensor largest_over_mean;
+  std::vector<std::pair<std::string, at::Tensor>> of_modules;  // [n] int32 by name, if asked for
+};
+
+// Sums step_counts() of all these modules over the ranks of the stage, and ends their step.
+// Communication: one all-reduce over tp and one over dp_cp if something is counted.
+StepCounts end_step(const std::vector<Module*>& modules, const at::Tensor& skipped,
+                    const ParallelGroups& groups, bool keep_counts = false);
 
 }  // namespace megatron

@@ -136,6 +136,15 @@ void read_timers(const ordered_json& record, RunHistory& run, int64_t& num_timer
   }
 }
 
+void read_tokens_per_expert(const ordered_json& record, RunHistory& run) {
+  if (!record.contains("counts") || !record.at("counts").is_object()) return;
+  run.tokens_per_expert_iteration = integer(record, "iteration");
+  run.tokens_per_expert.clear();
+  for (const auto& [router, counts] : record.at("counts").items())
+    if (counts.is_array() && !counts.empty())
+      run.tokens_per_expert.push_back({router, counts.get<std::vector<int64_t>>()});
+}
+
 struct Reading {
   int64_t num_timers = 0;
   struct SectionCount {
@@ -185,6 +194,8 @@ void read_record(const ordered_json& record, RunHistory& run, Reading& reading) 
     read_sections(record, run, reading);
   } else if (type == "memory") {
     read_memory(record, run);
+  } else if (type == "tokens_per_expert") {
+    read_tokens_per_expert(record, run);
   } else if (type == "evaluation") {
     read_evaluation(record, run);
   } else if (type == "checkpoint") {
@@ -322,7 +333,14 @@ std::string report_json(const RunHistory& run) {
         .member("seconds", point.seconds);
     json.member("directory", point.directory).end_object();
   }
-  json.end_array().end_object();
+  json.end_array();
+  if (!run.tokens_per_expert.empty()) {
+    json.key("tokens_per_expert").begin_object();
+    json.member("iteration", run.tokens_per_expert_iteration);
+    for (const ExpertTokens& one : run.tokens_per_expert) json.member(one.router, one.tokens);
+    json.end_object();
+  }
+  json.end_object();
   return json.text();
 }
 

@@ -52,6 +52,12 @@ struct RankSection {
   int64_t max_rank = 0;    // the one that had most most often
 };
 
+// What the experts of one router got in one iteration.
+struct ExpertTokens {
+  std::string router;
+  std::vector<int64_t> tokens;  // by expert
+};
+
 using Texts = std::vector<std::pair<std::string, std::string>>;  // names and values, in order
 
 struct RunHistory {
@@ -69,6 +75,9 @@ struct RunHistory {
   std::vector<EvaluationPoint> evaluations;
   std::vector<CheckpointPoint> checkpoints;
   std::vector<MemoryPoint> memory;
+  // Of the latest iteration that was recorded; empty: none was
+  std::vector<ExpertTokens> tokens_per_expert;
+  int64_t tokens_per_expert_iteration = 0;
   double wall_seconds = 0;  // sum over all starts, from the start to the last record
   std::string end_reason;   // empty: still running, or killed
   int64_t unreadable_lines = 0;

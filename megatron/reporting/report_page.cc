@@ -288,6 +288,25 @@ std::string rank_sections_table(const RunHistory& run) {
                {"section", "mean", "share", "longest", "most often by rank"}, rows);
 }
 
+std::string tokens_per_expert_table(const RunHistory& run) {
+  if (run.tokens_per_expert.empty()) return {};
+  Rows rows;
+  for (const ExpertTokens& one : run.tokens_per_expert) {
+    double sum = 0;
+    for (const int64_t tokens : one.tokens) sum += static_cast<double>(tokens);
+    const auto [least, most] = std::minmax_element(one.tokens.begin(), one.tokens.end());
+    const double mean = sum / static_cast<double>(one.tokens.size());
+    const auto over_mean = [&](int64_t tokens) {
+      return mean > 0 ? fixed(static_cast<double>(tokens) / mean, 2) : std::string("-");
+    };
+    rows.push_back({one.router, over_mean(*most), cat(most - one.tokens.begin()), over_mean(*least),
+                    cat(std::count(one.tokens.begin(), one.tokens.end(), 0))});
+  }
+  return table("Tokens per expert in iteration " + count_text(run.tokens_per_expert_iteration),
+               {"router", "most over mean", "by expert", "least over mean", "experts without"},
+               rows);
+}
+
 std::string host_table(const RunHistory& run) {
   if (run.hosts.empty()) return {};
   std::vector<std::string> head;
@@ -341,6 +360,7 @@ std::string tables(const RunHistory& run) {
                            format_bytes(static_cast<double>(p.bytes)), fixed(p.seconds, 2) + " s"});
   return "<div class=\"tables\">" + table("Run", {}, facts) + where_time_went(run) +
          rank_sections_table(run) + sections_table(run) + start_table(run) +
+         tokens_per_expert_table(run) +
          table("Evaluations", {"set", "iteration", "loss", "perplexity"}, evaluations) +
          table("Checkpoints", {"checkpoint", "size", "time"}, checkpoints) + "</div>\n" +
          host_table(run) + command_line(run) + details("Configuration", run.config);

@@ -444,6 +444,8 @@ void Run::one_step() {
   const int64_t compared = config_.replica_hash_interval();
   if (compared > 0 && (state_.iteration + 1) % compared == 0)
     options.compare_replicas = state_.iteration + 1;
+  if (const std::optional<int64_t> kept = config_.save_tokens_per_expert_interval)
+    options.keeps_tokens_per_expert = (state_.iteration + 1) % *kept == 0;
   if (dynamic_context_)
     options.num_microbatches = dynamic_context_->begin_step(options.global_batch_size);
   const auto next_batch = [this] {
@@ -497,6 +499,9 @@ void Run::read_outcomes(bool all) {
     stop_ = std::max(stop_, numbers.stop);
     record.grad_norm = step.grad_norm;
     if (std::exchange(first_outcome_, false)) write_startup_record(record.iteration);
+    if (!numbers.tokens_per_expert.empty())
+      log_.tokens_per_expert(router_names(arguments_.transformer), numbers.tokens_per_expert,
+                             record.iteration);
     if (log_.step(record)) {
       if (config_.log_memory_interval && record.iteration % *config_.log_memory_interval == 0)
         log_.memory(gather_memory(groups_.world, device_), record.iteration);

@@ -71,7 +71,7 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
   return totals;
 }
 
-at::Tensor update_weights(TrainedModel& model, const StepOptions& options,
+StepCounts update_weights(TrainedModel& model, const StepOptions& options,
                           const at::Tensor& totals) {
   if (options.per_token_loss) {
     model.optimizer->step(totals[1], options.global_batch_size);
@@ -83,12 +83,38 @@ at::Tensor update_weights(TrainedModel& model, const StepOptions& options,
   const at::Tensor skipped = model.optimizer->state_tensor().view(at::kLong)[kSkip];
   std::vector<Module*> modules;
   for (ModelChunk& chunk : model.chunks) modules.push_back(chunk.module.get());
-  return end_step(modules, skipped, model.groups());
+  return end_step(modules, skipped, model.groups(), options.keeps_tokens_per_expert);
+}
+
+std::vector<std::string> router_names(const TransformerConfig& config) {
+  std::vector<std::string> names;
+  for (int64_t layer = 1; layer <= config.num_layers; ++layer)
+    if (config.is_moe_layer(layer))
+      names.push_back(cat("decoder.layers.", layer - 1, ".mlp.router"));
+  if (config.is_moe_layer(config.num_layers))
+    for (int64_t depth = 0; depth < config.mtp_distinct_layers(); ++depth)
+      names.push_back(cat("mtp.layers.", depth, ".transformer_layer.mlp.router"));
+  return names;
 }
 
 namespace {
 
 constexpr int64_t kReportHead = 3;
+
+// Of the routers of all stages.
+at::Tensor tokens_per_expert(const TrainedModel& model, const StepCounts& counts) {
+  const TransformerConfig& config = model.chunks.front().module->config().transformer;
+  const std::vector<std::string> names = router_names(config);
+  const at::Tensor all = at::zeros({static_cast<int64_t>(names.size()), config.num_experts},
+                                   at::TensorOptions().dtype(at::kInt).device(model.device()));
+  for (const auto& [name, one] : counts.of_modules) {
+    const auto found = std::find(names.begin(), names.end(), name);
+    MEGATRON_ASSERT(found != names.end(), name, " counts tokens of experts");
+    all[found - names.begin()].copy_(one);
+  }
+  model.groups().pp.all_reduce(all)->wait();
+  return all;
+}
 
 // Fills outcome.report with this rank's values and all-reduces it.
 void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs,
@@ -135,20 +161,21 @@ StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const Step
   const Region region(timers, "optimizer", 1, Section::kOptimizer);
   const bool compares = options.compare_replicas && model.replicas;
   if (compares) model.replicas->before_update();
-  const at::Tensor count_over_mean = update_weights(model, options, totals);
+  const StepCounts counts = update_weights(model, options, totals);
   StepOutcome outcome{totals,
                       static_cast<int64_t>(model.auxiliary_losses().size()),
                       model.optimizer->state_tensor(),
                       {}};
+  if (options.keeps_tokens_per_expert) outcome.tokens_per_expert = tokens_per_expert(model, counts);
   report(model, options.stop,
          compares ? model.replicas->after_update(*options.compare_replicas) : at::Tensor(),
-         count_over_mean, clock, outcome);
+         counts.largest_over_mean, clock, outcome);
   return outcome;
 }
 
 struct OutcomeReader::Impl {
   struct Entry {
-    at::Tensor loss, state, report;  // on the host
+    at::Tensor loss, state, report, tokens_per_expert;  // on the host
     int first_reported = 0;
     int64_t num_auxiliary = 0;
     std::unique_ptr<c10::Event> copied;  // null: no copy in flight
@@ -168,8 +195,15 @@ void OutcomeReader::push(const StepOutcome& outcome) {
     host.copy_(from, /*non_blocking=*/true);
     return host;
   };
-  Impl::Entry entry{to_host(outcome.loss),  to_host(outcome.state), to_host(outcome.report),
-                    outcome.first_reported, outcome.num_auxiliary,  nullptr};
+  Impl::Entry entry{to_host(outcome.loss),
+                    to_host(outcome.state),
+                    to_host(outcome.report),
+                    {},
+                    outcome.first_reported,
+                    outcome.num_auxiliary,
+                    nullptr};
+  if (outcome.tokens_per_expert.defined())
+    entry.tokens_per_expert = to_host(outcome.tokens_per_expert);
   if (impl_->device.is_cuda()) {
     entry.copied = std::make_unique<c10::Event>(impl_->device.type());
     entry.copied->record(
@@ -197,6 +231,13 @@ bool OutcomeReader::pop(StepNumbers& numbers, bool all) {
   numbers.stop = report[0];
   numbers.replicas_differ = report[1] != 0;
   numbers.count_over_mean = std::bit_cast<double>(report[2]);
+  numbers.tokens_per_expert.clear();
+  for (int64_t row = 0; entry.tokens_per_expert.defined() && row < entry.tokens_per_expert.size(0);
+       ++row) {
+    const at::Tensor one = entry.tokens_per_expert[row];
+    const auto* first = one.const_data_ptr<int32_t>();
+    numbers.tokens_per_expert.emplace_back(first, first + one.numel());
+  }
   numbers.times.clear();
   for (int64_t at = kReportHead; at < entry.report.numel(); at += kPackedTimes) {
     const int rank = entry.first_reported + static_cast<int>((at - kReportHead) / kPackedTimes);

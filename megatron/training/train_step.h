@@ -58,6 +58,8 @@ struct StepOutcome {
   // differ; StepNumbers::count_over_mean, as bits; packed times of n ranks from first_reported on.
   at::Tensor report;
   int first_reported = 0;
+  at::Tensor
+      tokens_per_expert;  // [names, E] int32, summed over all ranks; undefined: not asked for
 };
 
 // A StepOutcome read on the host.
@@ -71,6 +73,8 @@ struct StepNumbers {
   // Of what modules count in a step (Module::step_counts): the tokens of the busiest expert over
   // the mean, in the layer where that is highest; 0: nothing is counted
   double count_over_mean = 0;
+  // By router_names(); empty: not asked for
+  std::vector<std::vector<int64_t>> tokens_per_expert;
   // By rank: mean of the steps since the rank's last report, before this one
   std::vector<std::pair<int, SectionTimes>> times;
 };
@@ -84,6 +88,7 @@ struct StepOptions {
   int64_t stop = 0;
   // Choices of routers to record or impose; null: neither
   const RoutingReplay* routing = nullptr;
+  bool keeps_tokens_per_expert = false;  // fills StepOutcome::tokens_per_expert
   // Number of this iteration, if the model has ReplicaHashes
   std::optional<int64_t> compare_replicas;
 };
@@ -96,8 +101,12 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
 
 // Second half: the optimizer step with those gradients, and Module::step_ended() of every module.
 // Returns what end_step() of the modules returns.
-at::Tensor update_weights(TrainedModel& model, const StepOptions& options,
+StepCounts update_weights(TrainedModel& model, const StepOptions& options,
                           const at::Tensor& totals);
+
+// The routers of a model by the names of their modules: of the decoder, then of multi-token
+// prediction.
+std::vector<std::string> router_names(const TransformerConfig& config);
 
 // One iteration. With a clock in `timers` every rank reports its times once in steps_per_report()
 // steps (sections.h). Communication: besides that of the parts, one all-reduce of the report over

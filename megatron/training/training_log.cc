@@ -6,6 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
+#include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/reporting/section_means.h"
 
@@ -257,6 +258,19 @@ void TrainingLog::memory(const std::vector<MemoryUse>& ranks, int64_t iteration)
     out.member("allocated_bytes", allocated)
         .member("max_allocated_bytes", max_allocated)
         .member("reserved_bytes", reserved);
+  metrics_.write(std::move(out));
+}
+
+void TrainingLog::tokens_per_expert(const std::vector<std::string>& names,
+                                    const std::vector<std::vector<int64_t>>& counts,
+                                    int64_t iteration) {
+  if (!metrics_.is_open()) return;
+  JsonWriter json;
+  json.begin_object();
+  for (size_t i = 0; i < names.size(); ++i) json.member(names[i], counts[i]);
+  json.end_object();
+  MetricsRecord out = metrics_.begin("tokens_per_expert");
+  out.member("iteration", iteration).json("counts", json.text());
   metrics_.write(std::move(out));
 }
 

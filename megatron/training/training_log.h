@@ -85,6 +85,9 @@ class TrainingLog {
   void timers(const RankTimers& timers, int64_t iteration, int64_t iterations);
   // Of the interval that ends with this iteration.
   void sections(const SectionSummaries& sections, int64_t iteration);
+  // `counts`: of each name, tokens by expert.
+  void tokens_per_expert(const std::vector<std::string>& names,
+                         const std::vector<std::vector<int64_t>>& counts, int64_t iteration);
   MetricsQueue& metrics() { return metrics_; }
   // Clears the status line and waits until everything has reached the sinks
   void close();

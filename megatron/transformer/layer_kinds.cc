@@ -51,11 +51,14 @@ std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer
 
 std::vector<std::string> auxiliary_losses(const TransformerConfig& config) {
   std::vector<std::string> names;
-  for (int64_t layer = 1; layer <= config.num_layers; ++layer) {
-    const LayerKind& kind = find_layer_kind(config.layer_letters(layer));
+  for (int64_t layer = 1; layer <= config.num_layers + config.mtp_distinct_layers(); ++layer) {
+    // Depths of multi-token prediction have the kind of the last layer.
+    const LayerKind& kind =
+        find_layer_kind(config.layer_letters(std::min(layer, config.num_layers)));
     if (kind.auxiliary_losses == nullptr) continue;
-    for (const std::string_view name : kind.auxiliary_losses(config))
-      if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+    for (std::string& name : kind.auxiliary_losses(config, layer))
+      if (std::find(names.begin(), names.end(), name) == names.end())
+        names.push_back(std::move(name));
   }
   return names;
 }

@@ -26,8 +26,9 @@ struct LayerKind {
   std::string_view name;
   LayerMaker make;
   LayerCostFunction cost;
-  // The names of what it adds to ForwardContext::auxiliary_losses; null: nothing
-  std::vector<std::string_view> (*auxiliary_losses)(const TransformerConfig& config) = nullptr;
+  // The names of what a layer adds to ForwardContext::auxiliary_losses; null: nothing
+  std::vector<std::string> (*auxiliary_losses)(const TransformerConfig& config,
+                                               int64_t layer_number) = nullptr;
 };
 
 // Throws Error that names the known letters.
@@ -37,7 +38,8 @@ const LayerKind& find_layer_kind(std::string_view letters);
 std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer_number,
                                   bool sequence_parallel, const ParallelGroups& groups);
 
-// The auxiliary losses of all layers of a model, each once.
+// The auxiliary losses of all layers of a model, those of multi-token prediction included, each
+// once.
 std::vector<std::string> auxiliary_losses(const TransformerConfig& config);
 
 // What that layer costs a rank; as LayerCostFunction.

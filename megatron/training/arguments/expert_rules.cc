@@ -13,6 +13,8 @@ void only_experts_have_ranks(const Arguments& a, Violations& v) {
   const int64_t size = a.parallel.expert_model_parallel_size;
   v.require(size <= 1, cat("--expert-model-parallel-size ", size, " needs --num-experts"),
             "--expert-model-parallel-size 1");
+  v.require(!a.training.save_tokens_per_expert_interval,
+            "--save-tokens-per-expert-interval has no effect without --num-experts");
   v.require(!a.parallel.expert_tensor_parallel_size,
             "--expert-tensor-parallel-size has no effect without --num-experts");
 }
@@ -107,6 +109,9 @@ void validate_experts(const Arguments& a, Violations& v) {
   sizes_divide(a, v);
   parts_are_built(a, v);
   graphs_hold_experts(a, v);
+  v.require(!a.training.save_tokens_per_expert_interval || !a.training.run_folder().empty(),
+            "--save-tokens-per-expert-interval has no folder for metrics.jsonl",
+            "give --run-dir or --save");
 }
 
 }  // namespace megatron

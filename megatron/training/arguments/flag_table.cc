@@ -308,7 +308,7 @@ constexpr Refusal kRefusals[] = {
      "--ep-overlap-early-attn-memory-release --use-fused-weighted-squared-relu "
      "--moe-shared-expert-overlap --moe-enable-routing-replay "
      "--moe-router-quantile-balancing-ema=0.0 --use-grouped-gemm-for-dense-mlp "
-     "--moe-enable-deepep --moe-flex-dispatcher-backend=deepep --moe-per-layer-logging "
+     "--moe-enable-deepep --moe-flex-dispatcher-backend=deepep "
      "--moe-pad-expert-input-to-capacity --moe-layer-recompute --moe-use-upcycling "
      "--moe-upcycling-granularity=1"},
     {"quantised products pad the rows of an expert themselves, so that no router need do so",
@@ -441,7 +441,7 @@ constexpr Refusal kRefusals[] = {
      "--refit-method=gloo --rl-verify-model-weights-swap --rl-skip-bos-token --rl-profile "
      "--rl-profile-dir="},
     {"writing out tensors of the training step is not built yet",
-     "--save-params-interval= --save-activations-interval= --save-tokens-per-expert-interval= "
+     "--save-params-interval= --save-activations-interval= "
      "--save-wgrads-interval= --save-dgrads-interval="},
     {"local, in-memory and replicated checkpoints are not built yet",
      "--non-persistent-save-interval= --non-persistent-ckpt-type= "

@@ -23,6 +23,12 @@ bool is_loss(std::string_view type) {
          std::end(kBalanceLosses);
 }
 
+bool has_losses(const MoEConfig& c) {
+  return c.moe_z_loss_coeff ||
+         std::any_of(std::begin(kBalanceLosses), std::end(kBalanceLosses),
+                     [&](std::string_view type) { return c.balance_coefficient(type) != 0; });
+}
+
 // As a Config, to be described.
 struct Fields : Config {
   MoEConfig values;
@@ -46,7 +52,7 @@ void validate_groups(const MoEConfig& c, Violations& v) {
   const bool groups = c.moe_router_num_groups.has_value();
   v.require(groups == c.moe_router_group_topk.has_value(),
             "--moe-router-num-groups and --moe-router-group-topk are given together or not at all");
-  v.require(groups || c.moe_router_group_score == MoEGroupScore::kSum,
+  v.require(groups || c.moe_router_group_score == GroupScore::kSum,
             "--moe-router-group-score has an effect only with --moe-router-num-groups");
   if (!groups || !c.moe_router_group_topk) return;
   const int64_t n = *c.moe_router_num_groups, kept = *c.moe_router_group_topk;
@@ -60,7 +66,7 @@ void validate_groups(const MoEConfig& c, Violations& v) {
   v.require(c.moe_router_topk <= kept * (c.num_experts / n),
             cat("--moe-router-topk ", c.moe_router_topk, " exceeds the experts of ", kept,
                 " groups, ", kept * (c.num_experts / n)));
-  v.require(c.moe_router_group_score == MoEGroupScore::kMax || c.moe_router_topk >= kept,
+  v.require(c.moe_router_group_score == GroupScore::kMax || c.moe_router_topk >= kept,
             cat("--moe-router-topk ", c.moe_router_topk, " is below --moe-router-group-topk ", kept,
                 ": a group has no best scores to sum"),
             "--moe-router-group-score max");
@@ -96,8 +102,11 @@ void validate_balance(const MoEConfig& c, Violations& v) {
   v.require(c.moe_z_loss_coeff.value_or(1) > 0,
             cat("--moe-z-loss-coeff ", c.moe_z_loss_coeff.value_or(0), " must be positive"),
             "leave it out for no z-loss");
+  v.require(!c.moe_per_layer_logging || has_losses(c),
+            "--moe-per-layer-logging has no effect without a loss of routers",
+            "--moe-aux-loss-coeff or --moe-z-loss-coeff");
   if (!c.uses_sinkhorn()) return;
-  const bool plain = c.moe_router_score_function == MoEScoreFunction::kSoftmax &&
+  const bool plain = c.moe_router_score_function == RouterScore::kSoftmax &&
                      !c.moe_router_pre_softmax && !c.moe_router_num_groups &&
                      !c.moe_router_topk_scaling_factor && !c.moe_z_loss_coeff &&
                      !c.moe_expert_capacity_factor;
@@ -111,7 +120,7 @@ void validate_router(const MoEConfig& c, Violations& v) {
   v.require(c.moe_router_topk >= 1 && c.moe_router_topk <= c.num_experts,
             cat("--moe-router-topk ", c.moe_router_topk, ": expected 1 to --num-experts ",
                 c.num_experts));
-  const bool softmax = c.moe_router_score_function == MoEScoreFunction::kSoftmax;
+  const bool softmax = c.moe_router_score_function == RouterScore::kSoftmax;
   v.require(!c.moe_router_pre_softmax || softmax,
             "--moe-router-pre-softmax has an effect only with --moe-router-score-function softmax");
   v.require(c.moe_router_topk != 1 || !softmax || c.moe_router_pre_softmax || c.uses_sinkhorn(),
@@ -160,12 +169,12 @@ void validate_dispatch(const MoEConfig& c, Violations& v) {
             cat("--moe-expert-capacity-factor ", c.moe_expert_capacity_factor.value_or(0),
                 " must be positive"),
             "leave it out to drop no token");
-  v.require(c.moe_expert_capacity_factor || c.moe_token_drop_policy == MoEDropPolicy::kProbs,
+  v.require(c.moe_expert_capacity_factor || c.moe_token_drop_policy == DropPolicy::kProbs,
             "--moe-token-drop-policy has an effect only with --moe-expert-capacity-factor");
   v.require(c.moe_expert_rank_capacity_factor.value_or(1) >= 1,
             cat("--moe-expert-rank-capacity-factor ", c.moe_expert_rank_capacity_factor.value_or(0),
                 " is below 1, a balanced share"));
-  v.require(c.moe_token_dispatcher_type != MoEDispatcher::kFlex,
+  v.require(c.moe_token_dispatcher_type != TokenDispatcherType::kFlex,
             "--moe-token-dispatcher-type flex is not built yet", "alltoall or allgather");
 }
 
@@ -234,6 +243,8 @@ void MoEConfig::training_fields(FieldVisitor& v) {
   v.choice("moe_token_drop_policy", moe_token_drop_policy, kDropPolicies,
            "which choices stay: those of the highest weights, or the first");
   v.role(FieldRole::kMachine);
+  v.field("moe_per_layer_logging", moe_per_layer_logging,
+          "log the losses of routers of each layer, too, as moe/<name>_layer_<i>");
   v.choice("moe_token_dispatcher_type", moe_token_dispatcher_type, kDispatchers,
            "how tokens reach the ranks of their experts");
   v.field(

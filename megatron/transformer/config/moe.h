@@ -6,15 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "megatron/kernels/routing.h"
 #include "megatron/transformer/config/shape.h"
 
 namespace megatron {
 
-enum class MoEScoreFunction { kSoftmax, kSigmoid, kSqrtSoftplus };
-enum class MoEGroupScore { kSum, kMax };
 enum class MoERouterDtype { kFp32, kFp64 };
-enum class MoEDispatcher { kAllgather, kAlltoall, kFlex };
-enum class MoEDropPolicy { kProbs, kPosition };
+enum class TokenDispatcherType { kAllgather, kAlltoall, kFlex };
+// Which of an expert's rows stay within its capacity: those of the highest weights, or the first.
+// Of equal weights the lower rows stay.
+enum class DropPolicy { kProbs, kPosition };
 
 struct MoEConfig {
   // -- architecture
@@ -22,11 +23,11 @@ struct MoEConfig {
   std::string moe_layer_freq = "1";            // n: every n-th layer from the first; or a list
   std::optional<int64_t> moe_ffn_hidden_size;  // of one expert; none: ffn_hidden_size
   int64_t moe_router_topk = 2;
-  MoEScoreFunction moe_router_score_function = MoEScoreFunction::kSoftmax;
+  RouterScore moe_router_score_function = RouterScore::kSoftmax;
   bool moe_router_pre_softmax = false;
   std::optional<double> moe_router_topk_scaling_factor;
   std::optional<int64_t> moe_router_num_groups, moe_router_group_topk;
-  MoEGroupScore moe_router_group_score = MoEGroupScore::kSum;
+  GroupScore moe_router_group_score = GroupScore::kSum;
   bool moe_router_enable_expert_bias = false;
   std::optional<int64_t> moe_shared_expert_intermediate_size;  // of all shared experts together
   bool moe_shared_expert_gate = false;
@@ -43,9 +44,10 @@ struct MoEConfig {
   bool moe_router_force_load_balancing = false;
   std::optional<double> moe_router_force_biased;
   std::optional<double> moe_expert_capacity_factor;
-  MoEDropPolicy moe_token_drop_policy = MoEDropPolicy::kProbs;
+  DropPolicy moe_token_drop_policy = DropPolicy::kProbs;
   // -- machine
-  MoEDispatcher moe_token_dispatcher_type = MoEDispatcher::kAllgather;
+  bool moe_per_layer_logging = false;
+  TokenDispatcherType moe_token_dispatcher_type = TokenDispatcherType::kAllgather;
   std::optional<double> moe_expert_rank_capacity_factor;
 
   void fields(FieldVisitor& visitor);

@@ -13,10 +13,6 @@
 
 namespace megatron {
 
-// Which of an expert's rows stay: those of the highest weights, or the first ones. Of equal weights
-// the lower rows stay.
-enum class DropPolicy : uint8_t { kProbs, kPosition };
-
 struct CapacityOptions {
   double factor = 1.0;
   DropPolicy policy = DropPolicy::kProbs;

@@ -28,7 +28,7 @@ struct ExpertTensors {
         own(exchanged ? sent * width * shape.element : 0),
         logits(shape.rows * c.num_experts * shape.sum),
         weights(sent * (kIndex + 2 * shape.sum)),
-        has_losses(!moe_losses(c).empty()) {}
+        has_losses(!moe_losses(c, 1).empty()) {}
 
   const StreamCost around;
   const bool exchanged;
@@ -78,12 +78,6 @@ struct ExpertTensors {
     track.give(router_saved());
   }
 };
-
-TransformerConfig shared_experts_config(TransformerConfig config) {
-  config.norm_placement = NormPlacement::kPost;
-  config.ffn_hidden_size = config.moe_shared_expert_intermediate_size.value_or(0);
-  return config;
-}
 
 class MoeHalf {
  public:
@@ -179,7 +173,7 @@ class MoeHalf {
     const auto sent = static_cast<double>(z_.sent), tokens = static_cast<double>(shape_.rows),
                sum = static_cast<double>(shape_.sum);
     double one_way = 0;
-    if (c_.moe_token_dispatcher_type == MoEDispatcher::kAllgather)
+    if (c_.moe_token_dispatcher_type == TokenDispatcherType::kAllgather)
       one_way =
           (p * y - 1) * tokens *
           (row + 6 * static_cast<double>(c_.moe_router_topk) + static_cast<double>(z_.width) * sum);

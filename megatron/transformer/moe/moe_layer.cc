@@ -8,33 +8,22 @@
 namespace megatron {
 namespace {
 
-RouterScore router_score(MoEScoreFunction function) {
-  switch (function) {
-    case MoEScoreFunction::kSigmoid:
-      return RouterScore::kSigmoid;
-    case MoEScoreFunction::kSqrtSoftplus:
-      return RouterScore::kSqrtSoftplus;
-    default:
-      return RouterScore::kSoftmax;
-  }
-}
-
 RoutingOptions routing_options(const TransformerConfig& c) {
   RoutingOptions options;
   options.topk = c.moe_router_topk;
-  options.score = router_score(c.moe_router_score_function);
+  options.score = c.moe_router_score_function;
   options.pre_softmax = c.moe_router_pre_softmax;
   options.scaling_factor = c.moe_router_topk_scaling_factor.value_or(0.0);
   options.num_groups = c.moe_router_num_groups.value_or(0);
   options.group_topk = c.moe_router_group_topk.value_or(0);
-  options.group_score =
-      c.moe_router_group_score == MoEGroupScore::kMax ? GroupScore::kMax : GroupScore::kSum;
+  options.group_score = c.moe_router_group_score;
   return options;
 }
 
 BalanceOptions balance_options(const MoEConfig& c) {
   return {c.balance_coefficient("aux_loss"), c.balance_coefficient("seq_aux_loss"),
-          c.balance_coefficient("global_aux_loss"), c.moe_z_loss_coeff.value_or(0.0)};
+          c.balance_coefficient("global_aux_loss"), c.moe_z_loss_coeff.value_or(0.0),
+          c.moe_per_layer_logging};
 }
 
 RouterOptions router_options(const TransformerConfig& c, bool sequence_parallel) {
@@ -50,9 +39,7 @@ RouterOptions router_options(const TransformerConfig& c, bool sequence_parallel)
   options.bias_update_rate = c.moe_router_bias_update_rate;
   options.balance = balance_options(c);
   if (c.moe_expert_capacity_factor)
-    options.capacity = {*c.moe_expert_capacity_factor,
-                        c.moe_token_drop_policy == MoEDropPolicy::kProbs ? DropPolicy::kProbs
-                                                                         : DropPolicy::kPosition};
+    options.capacity = {*c.moe_expert_capacity_factor, c.moe_token_drop_policy};
   options.jitter = c.moe_input_jitter_eps.value_or(0.0);
   options.forced = {c.moe_router_force_load_balancing, c.moe_router_force_biased.value_or(0.0)};
   options.seed = c.seed;
@@ -72,9 +59,7 @@ RoutedExpertsOptions experts_options(const TransformerConfig& c, int64_t layer_n
   options.mlp.fc2_init = c.weight_init(width, ffn, /*output=*/true);
   options.mlp.recompute_activation = c.recomputes("moe_act");
   options.mlp.quantization = c.quantization(layer_number);
-  options.dispatcher = c.moe_token_dispatcher_type == MoEDispatcher::kAllgather
-                           ? TokenDispatcherType::kAllgather
-                           : TokenDispatcherType::kAlltoall;
+  options.dispatcher = c.moe_token_dispatcher_type;
   options.rank_capacity_factor = c.moe_expert_rank_capacity_factor.value_or(0.0);
   options.weights_on_input = c.moe_apply_probs_on_input;
   return options;
@@ -96,20 +81,20 @@ std::unique_ptr<ColumnParallelLinear> latent_projection(const TransformerConfig&
                                                 columns, rows, options, groups);
 }
 
-// An MLP without a norm, of the width of the shared experts.
-TransformerConfig shared_config(TransformerConfig config) {
+}  // namespace
+
+TransformerConfig shared_experts_config(TransformerConfig config) {
   config.norm_placement = NormPlacement::kPost;
   config.ffn_hidden_size = *config.moe_shared_expert_intermediate_size;
   return config;
 }
 
-}  // namespace
-
 class MoELayer::SharedExperts : public Module {
  public:
   SharedExperts(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                 const ParallelGroups& groups)
-      : config_(shared_config(config)), mlp_(config_, layer_number, sequence_parallel, groups) {
+      : config_(shared_experts_config(config)),
+        mlp_(config_, layer_number, sequence_parallel, groups) {
     mlp_.visit([this](const std::string& name, Parameter& parameter) { add(name, &parameter); });
     if (!config.moe_shared_expert_gate) return;
     gate_.local_shape = gate_.global_shape = {1, config.hidden_size};
@@ -133,8 +118,14 @@ class MoELayer::SharedExperts : public Module {
   Parameter gate_;
 };
 
-std::vector<std::string_view> moe_losses(const TransformerConfig& config) {
-  return balance_loss_names(balance_options(config));
+std::vector<std::string> moe_losses(const TransformerConfig& config, int64_t layer_number) {
+  const BalanceOptions options = balance_options(config);
+  std::vector<std::string> names;
+  for (const std::string_view name : balance_loss_names(options)) names.emplace_back(name);
+  if (!options.per_layer) return names;
+  for (std::string& name : layer_loss_names(options, layer_number))
+    names.push_back(std::move(name));
+  return names;
 }
 
 MoELayer::MoELayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,

@@ -16,8 +16,11 @@
 
 namespace megatron {
 
-// The names of the losses that its routers add to ForwardContext::auxiliary_losses.
-std::vector<std::string_view> moe_losses(const TransformerConfig& config);
+// The names of the losses that its router adds to ForwardContext::auxiliary_losses.
+std::vector<std::string> moe_losses(const TransformerConfig& config, int64_t layer_number);
+
+// The MLP without a norm that the shared experts are; only where there are some.
+TransformerConfig shared_experts_config(TransformerConfig config);
 
 // Parameters: router.{weight, bias}, experts.linear_fc1.{weight, bias}, experts.linear_fc2.{weight,
 // bias}, shared_experts.{linear_fc1, linear_fc2}.weight, shared_experts.gate_weight [1, h],

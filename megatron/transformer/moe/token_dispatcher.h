@@ -22,12 +22,11 @@
 #include <vector>
 
 #include "megatron/comm/process_group.h"
+#include "megatron/transformer/config/moe.h"
 
 namespace megatron {
 
 struct ParallelGroups;
-
-enum class TokenDispatcherType : uint8_t { kAlltoall, kAllgather };
 
 // The ranks that hold one set of experts.
 struct ExpertGroups {

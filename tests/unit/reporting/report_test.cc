@@ -163,6 +163,23 @@ TEST(Report, SaysWhereTheTimeWent) {
     EXPECT_THAT(page, HasSubstr(text));
 }
 
+TEST(Report, ShowsTheLatestTokensPerExpert) {
+  const RunHistory run = read_run(run_folder("report_experts",
+                                             R"({"type": "start", "time": 100, "iteration": 0}
+{"type": "tokens_per_expert", "time": 101, "iteration": 10, "counts": {"decoder.layers.0.mlp.router": [1, 1]}}
+{"type": "tokens_per_expert", "time": 102, "iteration": 20, "counts": {"decoder.layers.0.mlp.router": [4, 9, 0, 3], "decoder.layers.1.mlp.router": [4, 4, 4, 4]}}
+)"));
+  EXPECT_EQ(run.tokens_per_expert_iteration, 20);
+  ASSERT_EQ(run.tokens_per_expert.size(), 2u);
+  EXPECT_EQ(run.tokens_per_expert[0].tokens, (std::vector<int64_t>{4, 9, 0, 3}));
+  const std::string page = render_report({run}, {"x", false});
+  EXPECT_THAT(page, HasSubstr("Tokens per expert in iteration 20"));
+  EXPECT_THAT(page, HasSubstr("<td>decoder.layers.0.mlp.router</td><td class=\"num\">2.25</td>"
+                              "<td class=\"num\">1</td><td class=\"num\">0.00</td>"
+                              "<td class=\"num\">1</td>"));
+  EXPECT_THAT(report_json(run), HasSubstr("\"decoder.layers.1.mlp.router\": ["));
+}
+
 TEST(Report, SeveralRunsAreCompared) {
   const auto first = run_folder("report_a", kTimes), second = run_folder("report_b", kLines);
   std::ofstream(first / "config.yaml") << "# training\nlr: 0.1\nseed: 1\nmock_data: true\n";

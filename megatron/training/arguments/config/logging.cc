@@ -20,6 +20,9 @@ void LoggingConfig::fields(FieldVisitor& v) {
   v.field("log_progress", log_progress, "append starts, saves and ends to progress.txt in --save");
   v.field("log_memory_interval", log_memory_interval,
           "iterations between reports of memory, the most over all ranks");
+  v.field("save_tokens_per_expert_interval", save_tokens_per_expert_interval,
+          "iterations between records of how many tokens each expert of each layer got, in "
+          "metrics.jsonl");
   v.field("timing_log_level", timing_log_level,
           "timers: 0 the iteration, 1 its parts, 2 each micro-batch (waits for the device)");
   v.choice(
@@ -37,6 +40,7 @@ void LoggingConfig::fields(FieldVisitor& v) {
 void LoggingConfig::validate(Violations& v) const {
   at_least(v, "--log-interval", log_interval, 1);
   at_least(v, "--log-memory-interval", log_memory_interval, 1);
+  at_least(v, "--save-tokens-per-expert-interval", save_tokens_per_expert_interval, 1);
 }
 
 }  // namespace megatron

@@ -14,7 +14,7 @@ struct LoggingConfig {
   int64_t log_interval = 100;
   bool log_throughput = false, log_params_norm = false, log_num_zeros_in_grad = false;
   bool log_progress = false;
-  std::optional<int64_t> log_memory_interval;
+  std::optional<int64_t> log_memory_interval, save_tokens_per_expert_interval;
   int64_t timing_log_level = 0;
   TimingLogOption timing_log_option = TimingLogOption::kMinMax;
   bool profile = false;

@@ -49,7 +49,8 @@ struct Built {
   Parameter& parameter(size_t i) { return *router.parameters().at(i); }
   at::Tensor counts() {
     at::Tensor all;
-    router.visit_step_counts([&](const at::Tensor& counts) { all = counts.clone(); });
+    router.visit_step_counts(
+        [&](const std::string&, const at::Tensor& counts) { all = counts.clone(); });
     return all;
   }
   void end_step(bool skipped = false) { router.end_step(at::full({}, skipped ? 1 : 0, at::kLong)); }
