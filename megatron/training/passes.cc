@@ -323,8 +323,10 @@ class StagePasses final : public StageCompute {
   // Lets the pass add the model's auxiliary losses.
   void take_auxiliary(ForwardContext& context, const Batch& batch, Pass& pass,
                       const at::Tensor& totals, const at::Tensor& loss_scale) {
-    if (batch.totals.loss_weight.defined())
-      context.tokens.of_sequence = weights_of_sequences(batch.totals, options_.per_token_loss);
+    if (SequenceTotals totals = batch.totals; totals.loss_weight.defined()) {
+      if (task_.sequence_weights) totals.loss_weight = task_.sequence_weights(totals.loss_weight);
+      context.tokens.of_sequence = weights_of_sequences(totals, options_.per_token_loss);
+    }
     const bool divided = model_.divides_rows();
     pass.auxiliary_losses.emplace(
         AuxiliaryLosses::Options{

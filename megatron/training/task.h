@@ -44,6 +44,9 @@ struct PretrainTask {
       reference_step;
   std::string loss_name = "lm loss";  // in logs
   bool loss_per_token = true;         // the weight of the loss is a number of tokens
+  // What each sequence of a micro-batch adds to that weight, [b] fp64, from the sums of their loss
+  // masks; null: those sums. For losses that count all tokens (token_weights.h)
+  std::function<at::Tensor(const at::Tensor& mask_sums)> sequence_weights;
   // Names of StageOutput::metrics; logged divided by the weight
   std::vector<std::string> metrics;
   // Floating-point operations of training with one token (reporting/flops.h)

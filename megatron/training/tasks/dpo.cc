@@ -125,6 +125,7 @@ PretrainTask dpo_task(const Arguments& arguments) {
   task.name = "dpo";
   task.loss_name = "dpo loss";
   task.loss_per_token = false;
+  task.sequence_weights = halves_of_pairs;
   task.metrics.assign(std::begin(kDpoMetrics), std::end(kDpoMetrics));
   task.datasets_provider = [](const Arguments& arguments, const DatasetRequest& request) {
     // Neighbouring samples of synthetic text are pairs without prompts.

@@ -39,6 +39,11 @@ at::Tensor sequence_log_probs(const at::Tensor& token_losses, const at::Tensor& 
   return over_context((token_losses * mask).sum(0).neg(), cp);
 }
 
+at::Tensor halves_of_pairs(const at::Tensor& mask_sums) {
+  const at::Tensor of_pairs = mask_sums.view({-1, 2}).sum(1, /*keepdim=*/true);
+  return of_pairs.gt(0).to(mask_sums.scalar_type()).mul_(0.5).expand({-1, 2}).reshape({-1});
+}
+
 DpoLoss dpo_loss(const at::Tensor& token_losses, const at::Tensor& loss_mask,
                  const at::Tensor& reference, const DpoOptions& options, const ProcessGroup& cp) {
   const int64_t b = token_losses.size(1);

@@ -51,4 +51,8 @@ inline constexpr const char* kDpoMetrics[] = {"rewards chosen", "rewards rejecte
 DpoLoss dpo_loss(const at::Tensor& token_losses, const at::Tensor& loss_mask,
                  const at::Tensor& reference, const DpoOptions& options, const ProcessGroup& cp);
 
+// What each sequence adds to the weight of this loss, [b]: half of its pair, 0 for an empty pair.
+// `mask_sums` [b]: sums of the loss masks of whole sequences.
+at::Tensor halves_of_pairs(const at::Tensor& mask_sums);
+
 }  // namespace megatron
