@@ -1,7 +1,9 @@
 """`megatron check` of recipes and of published models with experts: they are legal, and have as many parameters as published."""
+import json
 import os
 import re
 import sys
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -50,6 +52,32 @@ class Recipes(support.FolderTest):
         for name, (parameters, ranks, flags) in PUBLISHED.items():
             with self.subTest(name):
                 self.assertEqual(self.parameters(flags, ranks), parameters)
+
+    def test_thousands_of_ranks_at_a_load_take_seconds(self):
+        os.chdir(ROOT)
+        for ranks in (2048, 10240):
+            with self.subTest(ranks):
+                begin = time.monotonic()
+                report = json.loads(self.output("check", "--config", "recipes/deepseek_v3.yaml", *DATA.split(), "--world-size", str(ranks),
+                                                "--global-batch-size", "30720", "--load-factor", "1.5", "--json"))
+                self.assertLess(time.monotonic() - begin, 10)
+                loads = {load["name"]: load for load in report["expert_loads"]}
+                self.assertEqual([loads[name]["load"] for name in ("balance", "--load-factor")], [1, 1.5])
+                self.assertEqual(loads["--load-factor"]["rows"], 3 * loads["balance"]["rows"] // 2)
+                self.assertGreater(loads["worst case"]["allocated"], loads["--load-factor"]["allocated"])
+                self.assertEqual(loads["--load-factor"]["allocated"],
+                                 max(stage["memory_bytes"]["allocated"] for stage in report["stages"]))
+                self.assertIn("edp", report["stages"][1]["sent_bytes"])
+
+    def test_a_load_is_between_balance_and_the_worst_case(self):
+        os.chdir(ROOT)
+        for load, flags, message in (("0.5", "", "expected 1, balance, to"), ("100", "", "where every token chooses the experts of one rank"),
+                                     ("2", "--expert-model-parallel-size 1", "every rank has all experts")):
+            with self.subTest(load=load):
+                result = support.call("check", "--config", "recipes/qwen3_30b_a3b.yaml", *DATA.split(), "--world-size", "16",
+                                      "--load-factor", load, *flags.split())
+                self.assertNotEqual(result.returncode, 0)
+                self.assertIn(message, result.stderr)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ struct CheckConfig : Config {
   std::optional<double> attained_tflops, inside_bandwidth, network_bandwidth, checkpoint_bandwidth,
       checkpoint_bandwidth_of_all;
   std::optional<int64_t> ranks_per_machine;
+  std::optional<double> load_factor;
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("check");
@@ -47,6 +48,9 @@ struct CheckConfig : Config {
         "network_bandwidth", network_bandwidth,
         "GB/s that a rank sends to other machines; needed by that time unless --device says it");
     visitor.field("ranks_per_machine", ranks_per_machine, "ranks of one machine; default: 8");
+    visitor.field("load_factor", load_factor,
+                  "plan for ranks whose experts have this multiple of a balanced share of tokens; "
+                  "default: 1");
     visitor.field("checkpoint_bandwidth", checkpoint_bandwidth,
                   "GB/s that a rank writes, for the time of a checkpoint");
     visitor.field("checkpoint_bandwidth_of_all", checkpoint_bandwidth_of_all,
@@ -110,6 +114,23 @@ void speeds_are_known(const CheckConfig& config, const Arguments& arguments,
                    "give all three speeds, or a known GPU with --device h100, h200 or b200");
 }
 
+void load_is_possible(const std::optional<double>& load, const Arguments& arguments,
+                      Violations& violations) {
+  if (!load) return;
+  const TransformerConfig& model = arguments.transformer;
+  const int64_t ranks = arguments.parallel.expert_model_parallel_size;
+  if (!model.has_moe() || ranks <= 1) {
+    violations.add("--load-factor has no effect: every rank has all experts",
+                   "--expert-model-parallel-size above 1");
+    return;
+  }
+  if (model.num_experts % ranks != 0) return;  // a violation of its own
+  const double worst = worst_expert_load(model, ranks);
+  violations.require(*load >= 1 && *load <= worst,
+                     cat("--load-factor ", *load, ": expected 1, balance, to ", worst,
+                         ", where every token chooses the experts of one rank"));
+}
+
 LayoutQuestions questions_of(const CheckConfig& config, const Arguments& arguments) {
   LayoutQuestions questions;
   const DeviceModel* const device = questions.device = device_model(arguments.training.device);
@@ -154,6 +175,7 @@ extern "C" int megatron_check(int argc, char** argv) {
   options.validate = [&](Violations& violations) {
     arguments.validate(violations);
     speeds_are_known(config, arguments, violations);
+    load_is_possible(config.load_factor, arguments, violations);
   };
   if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
     print_line(run_help("megatron check --world-size N [--config FILE] [flags of pretrain]",
@@ -167,8 +189,9 @@ extern "C" int megatron_check(int argc, char** argv) {
         "not see\nhint: every rule holds; leave it out to see what a fixed --context-parallel-size "
         "costs");
   const bool on_gpu = arguments.training.device != DeviceChoice::kCpu;
-  const LayoutPlan plan = make_layout_plan(arguments, planned_vocabulary(arguments), on_gpu,
-                                           find_task(arguments).model_provider);
+  LayoutPlan plan = make_layout_plan(arguments, planned_vocabulary(arguments), on_gpu,
+                                     find_task(arguments).model_provider);
+  plan.set_expert_load(config.load_factor.value_or(1.0));
   const LayoutReport report = make_layout_report(plan, questions_of(config, arguments));
   if (!config.svg.empty()) write_file_atomically(config.svg, schedule_svg(plan));
   const std::optional<DeviceVerdict>& verdict = report.verdict;

@@ -158,7 +158,7 @@ void add_depths(const TransformerConfig& config, const EndsShape& shape, EndCost
   head.norm_forward_peak -= more;
   head.norm_backward_peak -= more;
   head.pending += depths * depth.pending;
-  const int64_t unrecorded = std::max(depth.layer.unrecorded_peak() + around.stream, main.logits);
+  const int64_t unrecorded = std::max(depth.layer.unrecorded_peak(), main.logits);
   const int64_t forward = again ? unrecorded + around.stream : depth.forward_peak;
   head.forward_peak = std::max(head.forward_peak, forward - loss);
   head.backward_peak =
@@ -170,6 +170,7 @@ void add_depths(const TransformerConfig& config, const EndsShape& shape, EndCost
   add(head.tensor, depth.tensor);
   add(head.context, depth.layer.context());
   add(head.expert, depth.layer.expert());
+  add(head.expert_tensor, depth.layer.expert_tensor());
 }
 
 SplitHeadCost split_head_cost(const TransformerConfig& config, const EndsShape& shape) {

@@ -50,7 +50,7 @@ struct EndCost {
   // head: those of its final norm, and of output layer and loss
   int64_t norm_forward_peak = 0, norm_backward_peak = 0;
   int64_t forward_peak = 0, backward_peak = 0;
-  Traffic tensor, context, expert;
+  Traffic tensor, context, expert, expert_tensor;
 };
 
 // The passes H and L of a stage when the vocabulary is split over the stages.

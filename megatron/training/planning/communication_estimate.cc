@@ -13,7 +13,7 @@ double all_reduce(int64_t ranks, double bytes) { return 2 * scatter_bytes(ranks,
 
 // What one micro-batch sends in one chunk over the ranks that divide its layers.
 struct ChunkTraffic {
-  Traffic tensor, context, expert;
+  Traffic tensor, context, expert, expert_tensor;
 };
 
 ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
@@ -24,7 +24,8 @@ ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
     const LayerCost layer = plan.layer_cost(slice.first_layer + i + 1);
     for (const auto& [sum, more] :
          {std::pair{&sent.tensor, layer.tensor()}, std::pair{&sent.context, layer.context()},
-          std::pair{&sent.expert, layer.expert()}}) {
+          std::pair{&sent.expert, layer.expert()},
+          std::pair{&sent.expert_tensor, layer.expert_tensor()}}) {
       *sum += more;
       if (i < again.layers) sum->backward += more.forward;
     }
@@ -42,6 +43,7 @@ ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
     sent.tensor += ends.head.tensor;
     sent.context += ends.head.context;
     sent.expert += ends.head.expert;
+    sent.expert_tensor += ends.head.expert_tensor;
   }
   return sent;
 }
@@ -109,13 +111,15 @@ void add(GroupTraffic& traffic, const Traffic& pass, int64_t num_microbatches) {
 
 std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
   GroupTraffic tp{"tp", plan.tensor}, cp{"cp", plan.context}, ep{"ep", plan.expert},
-      pp{"pp", plan.pipeline}, dp{"dp", plan.sharding.ranks}, embd{"embd", 1};
+      etp{"etp", plan.arguments.parallel.expert_tensor_size()}, pp{"pp", plan.pipeline},
+      dp{"dp", plan.sharding.ranks}, edp{"edp", 1}, embd{"embd", 1};
   for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
     const StageSlice slice = plan.stages.slice(stage, chunk);
     const ChunkTraffic layers = chunk_traffic(plan, slice);
     if (plan.tensor > 1) add(tp, layers.tensor, plan.num_microbatches);
     if (plan.context > 1) add(cp, layers.context, plan.num_microbatches);
     if (plan.expert > 1) add(ep, layers.expert, plan.num_microbatches);
+    if (etp.ranks > 1) add(etp, layers.expert_tensor, plan.num_microbatches);
     if (plan.pipeline > 1) add(pp, pipeline_pass(plan, stage, chunk), plan.num_microbatches);
     if (plan.splits_vocabulary()) add(pp, vocabulary_pass(plan, stage), plan.num_microbatches);
     for (const PlannedBuffer& buffer : plan.buffers(stage, chunk)) {
@@ -129,14 +133,17 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
       }
       if (buffer.sharding.ranks == 1) continue;
       const GroupTraffic data = data_traffic(plan, buffer);
-      dp.forward += data.forward;
-      dp.backward += data.backward;
-      dp.once += data.once;
+      GroupTraffic& sum = buffer.domain.expert ? edp : dp;
+      sum.ranks = data.ranks;
+      sum.forward += data.forward;
+      sum.backward += data.backward;
+      sum.once += data.once;
     }
   }
   std::vector<GroupTraffic> all;
-  for (const GroupTraffic& traffic : {tp, cp, ep, pp, dp, embd})
-    if (traffic.ranks > 1) all.push_back(traffic);
+  for (const GroupTraffic& traffic : {tp, cp, ep, etp, pp, dp, edp, embd})
+    if (traffic.ranks > 1 && (traffic.group != "etp" || traffic.total() > 0))
+      all.push_back(traffic);
   return all;
 }
 

@@ -10,7 +10,9 @@
 //        saved activations distributed: an all-gather of R h x per recomputed unit in the backward
 //        parameters with partial gradients: once per step, fp32
 //   cp   per micro-batch: what layers send, with full recomputation the forward twice
-//   ep   per micro-batch: what layers with experts send, with full recomputation the forward twice
+//   ep   per micro-batch: what layers with experts send over the ranks that experts are divided
+//        over, with full recomputation the forward twice
+//   etp  the same over the ranks that the matrices of one expert are divided over
 //   pp   per micro-batch: R h x for each neighbouring segment on another stage, forward and
 //        backward
 //        vocabulary split over the stages (and their tensor ranks): R h x broadcast by the last
@@ -22,6 +24,7 @@
 //          values              gathered in each forward and backward
 //          r > 1               all-reduce of 4 E / s
 //        With --grad-reduce-in-bf16 2 bytes instead of 4
+//   edp  the same of experts, whose ranks with the same weights are others
 //   embd tied tables on two stages: all-reduce of the table's gradient over two ranks
 #pragma once
 
@@ -34,7 +37,7 @@
 namespace megatron {
 
 struct GroupTraffic {
-  std::string group;  // "tp", "cp", "ep", "pp", "dp", "embd"
+  std::string group;  // "tp", "cp", "ep", "etp", "pp", "dp", "edp", "embd"
   int64_t ranks = 1;
   double forward = 0;   // bytes sent in the forward passes of one step
   double backward = 0;  // ... in the backward passes, recomputation included

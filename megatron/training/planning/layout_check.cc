@@ -174,6 +174,49 @@ std::string traffic_text(const LayoutReport& report) {
   return table.text();
 }
 
+// By load: balance, what the plan is for, the bound on rows, and the worst.
+std::vector<std::pair<double, std::string>> expert_loads(const LayoutPlan& plan) {
+  if (!plan.model().has_moe() || plan.expert == 1) return {};
+  const double worst = worst_expert_load(plan.model(), plan.expert);
+  std::vector<std::pair<double, std::string>> loads = {{1.0, "balance"}};
+  if (plan.expert_load != 1.0) loads.emplace_back(plan.expert_load, "--load-factor");
+  if (const std::optional<double> bound = plan.model().moe_expert_rank_capacity_factor;
+      bound && *bound < worst)
+    loads.emplace_back(*bound, "--moe-expert-rank-capacity-factor");
+  loads.emplace_back(worst, "worst case");
+  std::ranges::stable_sort(loads, {}, &std::pair<double, std::string>::first);
+  return loads;
+}
+
+ExpertLoadReport at_load(LayoutPlan plan, double load, const std::string& name) {
+  plan.set_expert_load(load);
+  ExpertLoadReport report{name, load, rank_expert_rows(plan.model(), plan.layer_shape())};
+  for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage) {
+    const int64_t allocated = stage_memory(plan, stage).allocated();
+    if (allocated > report.allocated) report.fullest = stage;
+    report.allocated = std::max(report.allocated, allocated);
+    for (const GroupTraffic& traffic : stage_traffic(plan, stage)) {
+      if (traffic.group == "ep")
+        report.expert_bytes = std::max(report.expert_bytes, traffic.total());
+      if (traffic.group == "etp")
+        report.expert_tensor_bytes = std::max(report.expert_tensor_bytes, traffic.total());
+    }
+  }
+  return report;
+}
+
+std::string expert_loads_text(const LayoutReport& report) {
+  if (report.expert_loads.empty()) return "";
+  Table table({"load of a rank's experts", "", "rows of a layer", "at a time", "peak GiB",
+               "of stage", "ep GB", "etp GB"});
+  for (const ExpertLoadReport& one : report.expert_loads)
+    table.add({one.name, format_text("%.3g", one.load),
+               format_count(static_cast<uint64_t>(one.rows.all)),
+               format_count(static_cast<uint64_t>(one.rows.held)), gib(one.allocated),
+               cat(one.fullest), gb(one.expert_bytes), gb(one.expert_tensor_bytes)});
+  return "\n" + table.text();
+}
+
 // A schedule with few enough micro-batches to be readable.
 Schedule shown_schedule(const LayoutPlan& plan) {
   const int64_t unit = std::max<int64_t>(
@@ -206,6 +249,23 @@ void add_json(JsonWriter& json, const StageMemory& m) {
         .end_object();
   }
   json.end_array().end_object();
+}
+
+void add_json(JsonWriter& json, const std::vector<ExpertLoadReport>& loads) {
+  json.begin_array();
+  for (const ExpertLoadReport& one : loads)
+    json.begin_object()
+        .member("name", one.name)
+        .member("load", one.load)
+        .member("rows", one.rows.all)
+        .member("rows_at_a_time", one.rows.held)
+        .member("rounds", one.rows.rounds)
+        .member("allocated", one.allocated)
+        .member("fullest_stage", one.fullest)
+        .member("ep_sent_bytes", one.expert_bytes)
+        .member("etp_sent_bytes", one.expert_tensor_bytes)
+        .end_object();
+  json.end_array();
 }
 
 // `unit`: multiply-adds that take 1; `head`: the time of the output layer.
@@ -288,6 +348,8 @@ LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& q
       report.stage_layers == report.layers && report.stage_parameters == report.parameters,
       "the stages hold ", report.stage_layers, " layers and ", report.stage_parameters,
       " parameters of ", report.layers, " and ", report.parameters);
+  for (const auto& [load, name] : expert_loads(plan))
+    report.expert_loads.push_back(at_load(plan, load, name));
   if (questions.device != nullptr)
     report.verdict = {questions.device, report.fullest,
                       report.stages[static_cast<size_t>(report.fullest)].memory.allocated() +
@@ -380,7 +442,7 @@ std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
                format_text("%.1f%%", 100 * report.idle), " of the time\n");
   out += checkpoint_text(report);
   out += groups_text(plan) + "\n" + stages_text(plan, report) + "\n" + memory_text(plan, report) +
-         "\n" + traffic_text(report);
+         "\n" + traffic_text(report) + expert_loads_text(report);
   return report.step ? out + step_text(plan, *report.step) : out;
 }
 
@@ -432,6 +494,8 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
         .member("efficiency", report.step->efficiency())
         .end_object();
   }
+  json.key("expert_loads");
+  add_json(json, report.expert_loads);
   json.key("stages").begin_array();
   for (size_t i = 0; i < report.stages.size(); ++i) {
     const StageReport& stage = report.stages[i];

@@ -13,6 +13,7 @@
 #include "megatron/training/planning/layout_plan.h"
 #include "megatron/training/planning/memory_estimate.h"
 #include "megatron/training/planning/step_estimate.h"
+#include "megatron/transformer/moe/moe_cost.h"
 
 namespace megatron {
 
@@ -22,6 +23,17 @@ struct StageReport {
   StageMemory memory;
   std::vector<GroupTraffic> traffic;
   double idle = 0;  // fraction of the step in which the stage waits
+};
+
+// A layer of experts, and the stage that needs most memory, when the busiest rank's experts have
+// `load` times a balanced share of rows.
+struct ExpertLoadReport {
+  std::string name;  // why this load is shown
+  double load = 1.0;
+  RankExpertRows rows;                               // of a layer and micro-batch
+  int64_t allocated = 0;                             // at the peak
+  int fullest = 0;                                   // the stage of that
+  double expert_bytes = 0, expert_tensor_bytes = 0;  // sent in a step, where that is most
 };
 
 // Inputs of the report besides the layout.
@@ -39,7 +51,8 @@ struct LayoutReport {
   std::vector<StageReport> stages;
   int fullest = 0;  // stage with the largest peak
   OutsideMemory outside;
-  double idle = 0;  // fraction of all stages' time
+  double idle = 0;                             // fraction of all stages' time
+  std::vector<ExpertLoadReport> expert_loads;  // ascending; empty: a rank has all experts
   CheckpointPlan checkpoint;
   std::optional<double> checkpoint_seconds;
   std::optional<StepEstimate> step;

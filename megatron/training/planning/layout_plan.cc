@@ -79,6 +79,7 @@ LayerShape LayoutPlan::layer_shape() const {
   shape.tensor = tensor;
   shape.context = context;
   shape.expert = expert;
+  shape.expert_load = expert_load;
   shape.expert_tensor = arguments.parallel.expert_tensor_size();
   shape.context_levels = arguments.parallel.hierarchical_context_parallel_sizes;
   shape.sequence_parallel = sequence_parallel;
@@ -86,6 +87,15 @@ LayerShape LayoutPlan::layer_shape() const {
       arguments.data.reset_attention_mask || arguments.data.dataloader_inter_document_masking;
   shape.on_gpu = on_gpu;
   return shape;
+}
+
+void LayoutPlan::set_expert_load(double load) {
+  expert_load = load;
+  ModelConfig config = held_by(0).chunks.front()->config();
+  config.transformer = model();
+  ends = find_model_type(config.type)
+             .ends_cost(config, {layer_shape(), vocabulary.padded_size,
+                                 splits_vocabulary() ? pipeline : 1});
 }
 
 LayerCost LayoutPlan::layer_cost(int64_t layer_number, bool offloaded) const {
@@ -121,9 +131,7 @@ LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabu
     plan.model_elements += num_elements(*parameter);
   // A type of models may have changed what the flags say.
   plan.arguments.transformer = model->config().transformer;
-  plan.ends = find_model_type(model->config().type)
-                  .ends_cost(model->config(), {plan.layer_shape(), vocabulary.padded_size,
-                                               plan.splits_vocabulary() ? plan.pipeline : 1});
+  plan.set_expert_load(1.0);
   return plan;
 }
 

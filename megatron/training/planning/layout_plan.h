@@ -67,6 +67,7 @@ struct LayoutPlan {
   std::vector<std::shared_ptr<const PlannedStage>> held;  // by stage, by its first rank
   int64_t model_elements = 0;  // of the whole model, with vocabulary padding, each counted once
   EndsCost ends;
+  double expert_load = 1.0;  // LayerShape::expert_load of the ranks that are counted
 
   const TransformerConfig& model() const { return arguments.transformer; }
   bool splits_vocabulary() const { return schedule.vocab_parallel; }
@@ -81,6 +82,8 @@ struct LayoutPlan {
   int64_t rows() const { return tokens() / (sequence_parallel ? tensor : 1); }
   // The same for the costs of layers and of the model's ends.
   LayerShape layer_shape() const;
+  // Plans for ranks whose experts have this multiple of a balanced share of rows.
+  void set_expert_load(double load);
   // Bytes of one activation between layers or stages: R h x.
   int64_t stream_bytes() const { return rows() * model().hidden_size * bytes.residual; }
   // Layers count from 1; `offloaded`: its saved activations go to host memory.

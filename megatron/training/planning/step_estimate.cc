@@ -58,12 +58,13 @@ double data_seconds(const LayoutPlan& plan, const MachineSpeeds& speeds,
   const auto passes = static_cast<double>(plan.num_microbatches);
   const int64_t reach = plan.tensor * plan.context * plan.data *
                         (plan.arguments.parallel.use_tp_pp_dp_mapping ? plan.pipeline : 1);
-  const GroupTraffic dp = find(traffic, "dp");
   double exposed = 0;
   const auto beside = [](double time, double compute, bool overlaps) {
     return overlaps ? std::max(0.0, time - compute) : time;
   };
-  if (dp.ranks > 1) {
+  for (const char* group : {"dp", "edp"}) {
+    const GroupTraffic dp = find(traffic, group);
+    if (dp.ranks <= 1) continue;
     const double values =
         plan.sharding.values ? 0.0
         : plan.sharding.shards > 1
@@ -137,10 +138,12 @@ void add_expert_traffic(const LayoutPlan& plan, const MachineSpeeds& speeds,
                         const StageTraffic& traffic, ScheduleCosts& costs) {
   const int64_t reach = plan.tensor * plan.expert;
   for (size_t stage = 0; stage < costs.passes.size(); ++stage) {
-    const GroupTraffic ep = find(traffic.stages[stage], "ep");
-    for (PassCosts& pass : costs.passes[stage]) {
-      pass.forward += seconds(ep.forward / traffic.share, reach, speeds);
-      pass.backward_input += seconds(ep.backward / traffic.share, reach, speeds);
+    for (const char* group : {"ep", "etp"}) {
+      const GroupTraffic sent = find(traffic.stages[stage], group);
+      for (PassCosts& pass : costs.passes[stage]) {
+        pass.forward += seconds(sent.forward / traffic.share, reach, speeds);
+        pass.backward_input += seconds(sent.backward / traffic.share, reach, speeds);
+      }
     }
   }
 }

@@ -95,6 +95,11 @@ Traffic LayerCost::expert() const {
   return all += second.expert;
 }
 
+Traffic LayerCost::expert_tensor() const {
+  Traffic all = first.expert_tensor;
+  return all += second.expert_tensor;
+}
+
 int64_t LayerCost::forward_peak(int64_t leaving_first, int64_t leaving_second) const {
   return std::max(leaving_first + first.forward_peak,
                   first.forward_end + leaving_second + second.forward_peak);

@@ -26,6 +26,8 @@ struct LayerShape {
   int64_t element = 4, residual = 4, sum = 4;
   // t, c, and the ranks that experts and the matrices of one expert are divided over
   int64_t tensor = 1, context = 1, expert = 1, expert_tensor = 1;
+  // Rows of this rank's experts as a multiple of its share under perfect balance
+  double expert_load = 1.0;
   std::vector<int64_t> context_levels;  // inner and outer ranks of a2a+p2p
   bool sequence_parallel = false;
   bool documents = false;  // attention is masked at borders of documents
@@ -126,8 +128,8 @@ struct SublayerCost {
   void set_peaks(const std::function<void(AllocationTrack&)>& forward,
                  const std::function<void(AllocationTrack&)>& backward, int64_t unrecorded,
                  bool recomputed = false);
-  Traffic tensor, context, expert;  // over these axes of the mesh
-  bool overlaps_context = false;    // that over the context axis overlaps with score_products
+  Traffic tensor, context, expert, expert_tensor;  // over these axes of the mesh
+  bool overlaps_context = false;  // that over the context axis overlaps with score_products
 };
 
 // A layer of two halves, each the unit of offloading.
@@ -147,6 +149,7 @@ struct LayerCost {
   Traffic tensor() const;
   Traffic context() const;
   Traffic expert() const;
+  Traffic expert_tensor() const;
 
   // Peak of the forward in addition to its input, while other layers' bytes are still in transfer
   // to the host during each half.

@@ -1,82 +1,211 @@
 #include "megatron/transformer/moe/moe_cost.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "megatron/transformer/attention/attention_cost.h"
 #include "megatron/transformer/feed_forward/mlp_cost.h"
+#include "megatron/transformer/moe/capacity.h"
 #include "megatron/transformer/moe/moe_layer.h"
 
 namespace megatron {
 namespace {
 
-constexpr int64_t kIndex = 4;  // bytes of a choice
+// Bytes of integers and sums that a choice keeps: its expert, its place among the rows and back,
+// its weight and what the weight was made of; and a row that was exchanged, for its way.
+constexpr int64_t kChoiceBytes = 26, kExchangedBytes = 37;
 
 // The routed experts of one layer on one rank; tensors in bytes.
-struct ExpertTensors {
+class ExpertTensors {
+ public:
   ExpertTensors(const TransformerConfig& c, const LayerShape& shape)
       : around(c, shape),
-        exchanged(shape.expert * shape.expert_tensor > 1),
+        counts(rank_expert_rows(c, shape)),
         width(c.moe_latent_size.value_or(c.hidden_size)),
-        sent(shape.rows * c.moe_router_topk),
-        rows(sent * shape.expert_tensor),
-        ffn(c.expert_ffn_size(c) / shape.expert_tensor),
-        input(rows * width * shape.element),
-        act(rows * ffn * shape.element),
-        fc1(act * (is_gated(c.activation()) ? 2 : 1)),
-        act_saved(c.recomputes("moe_act") ? 0 : act),
-        tokens(shape.rows * width * shape.element),
-        own(exchanged ? sent * width * shape.element : 0),
-        logits(shape.rows * c.num_experts * shape.sum),
-        weights(sent * (kIndex + 2 * shape.sum)),
-        has_losses(!moe_losses(c, 1).empty()) {}
+        input_(counts.held * width * shape.element),
+        act_(counts.held * (c.expert_ffn_size(c) / shape.expert_tensor) * shape.element),
+        fc1_(act_ * (is_gated(c.activation()) ? 2 : 1)),
+        tokens_(shape.rows * width * shape.element),
+        exchanged_(shape.expert * shape.expert_tensor > 1),
+        gathers_(exchanged_ && c.moe_token_dispatcher_type == TokenDispatcherType::kAllgather),
+        ep_(shape.expert),
+        etp_(shape.expert_tensor),
+        sums_(tokens_ / shape.element * shape.sum),
+        received_(input_ / etp_),
+        own_(counts.sent * width * shape.element),
+        act_saved_(c.recomputes("moe_act") ? 0 : act_),
+        latents_(c.moe_latent_size ? tokens_ : 0),
+        logits_(shape.rows * c.num_experts * shape.sum),
+        weights_(counts.sent * kChoiceBytes + (exchanged_ ? counts.held * kExchangedBytes : 0)),
+        composed_(!shape.on_gpu),
+        wide_(shape.sum / shape.element),
+        has_losses_(!moe_losses(c, 1).empty()) {}
 
   const StreamCost around;
-  const bool exchanged;
-  const int64_t width;       // h'
-  const int64_t sent, rows;  // R k and r
-  const int64_t ffn;         // f / y
-  const int64_t input, act, fc1, act_saved;
-  const int64_t tokens;  // R h' e
-  const int64_t own;     // rows to send or received back
-  const int64_t logits, weights;
-  const bool has_losses;
+  const RankExpertRows counts;
+  const int64_t width;  // h'
 
-  int64_t router_saved() const { return logits * (has_losses ? 2 : 1) + weights; }
-  int64_t saved() const { return router_saved() + (exchanged ? input : 0) + fc1 + act_saved; }
+  int64_t router_saved() const { return logits_ * (has_losses_ ? 2 : 1) + weights_; }
+  int64_t saved() const { return router_saved() + latents_saved() + rows_saved(); }
 
+  // From the normed input to output(), which stays allocated.
   void forward(AllocationTrack& track) const {
     track.take(router_saved());
-    track.touch(logits);
-    track.take(own + input);
-    track.give(own);
-    track.take(fc1);
-    track.take(act);
-    track.take(input);  // the sums of linear_fc2
-    track.give(act - act_saved);
-    track.take(own + tokens);
-    track.give(own + input + (exchanged ? 0 : input));
+    track.touch(logits_);
+    const int64_t gathered = gathers_ ? ep_ * etp_ * tokens_ : 0;
+    track.take(latents_ + gathered);
+    run_round(track);
+    track.give(act_ - act_saved_);
+    int64_t outputs = input_;
+    if (counts.rounds > 1) {
+      combine_begins(track);
+      track.give(input_);
+      const auto later = [&](int64_t bytes) {
+        return bytes / counts.held * std::min(counts.held, counts.all - counts.held);
+      };
+      outputs = later(input_);
+      track.take(later(input_ + fc1_ + act_) + outputs);
+      track.give(later(input_ + fc1_ + act_));
+    }
+    combine(track, outputs);
+    if (counts.rounds > 1) track.give(returned());
+    if (!exchanged_) track.give(input_);
+    track.give(gathered);
+    if (latents_ == 0) return;
+    track.take(around.normed);
+    track.give(2 * latents_ - latents_saved());
   }
   // Peak of the same without autograd.
   int64_t unrecorded() const {
-    return weights + 2 * logits +
-           std::max({own + input, input + fc1 + act, 2 * input + act, input + own + tokens});
+    AllocationTrack track;
+    track.take(weights_ - router_saved());
+    forward(track);
+    return track.most();
   }
-  // From the gradient of the experts' sum to that of the normed input, which stays allocated.
+  // From the gradient of output() to that of the normed input, which stays allocated.
   void backward(AllocationTrack& track) const {
-    track.take(own + input);
-    track.give(own);
-    if (!exchanged) track.take(input);
-    track.take(act);
-    track.touch(act);  // activation times weight again
-    track.take(fc1);
-    track.give(act + act_saved);
-    track.take(input);
-    track.give(fc1 + fc1 + input + input);
-    track.take(own + tokens);
-    track.give(own + input);
-    track.touch(2 * logits + tokens);
+    const int64_t gathered = gathers_ ? ep_ * etp_ * tokens_ : 0;
+    const bool input_again = !exchanged_ || counts.rounds > 1;
+    track.take(latents_ + gathered);
+    to_experts(track);
+    if (input_again) to_experts(track);
+    track.take(act_);
+    activation_backward(track);
+    track.give(act_);
+    track.take(input_);
+    combine(track, (input_again ? 3 : 2) * input_ + fc1_ + act_ - act_saved_);
+    track.give(rows_saved() + gathered + latents_);
+    track.touch(2 * logits_ + around.normed);
+    if (latents_ > 0) {
+      track.take(around.normed);
+      track.give(tokens_ + latents_saved());
+    }
     track.give(router_saved());
   }
+
+  int64_t output() const { return latents_ > 0 ? around.normed : tokens_; }
+  // Inputs and gradients of outputs of the products of experts, for a weight pass of its own.
+  int64_t pending() const {
+    return 2 * input_ + fc1_ + act_ + (latents_ > 0 ? 2 * latents_ + around.normed : 0);
+  }
+
+ private:
+  int64_t rows_saved() const { return (exchanged_ ? input_ : 0) + fc1_ + act_saved_; }
+  // Input of the experts unless its rows are kept, and that of fc2_latent_proj.
+  int64_t latents_saved() const { return latents_ * (exchanged_ && counts.rounds == 1 ? 1 : 2); }
+
+  void run_round(AllocationTrack& track) const {
+    to_experts(track);
+    track.take(fc1_);
+    activation(track);
+    track.take(input_);  // outputs of linear_fc2
+  }
+
+  // What comes back of a round's rows.
+  int64_t returned() const { return gathers_ || !exchanged_ ? 0 : ep_ > 1 ? own_ : received_; }
+
+  // Rows of the experts; of `allgather` from those of all ranks.
+  void to_experts(AllocationTrack& track) const {
+    if (gathers_ || !exchanged_) return track.take(input_);
+    const int64_t passing = own_ + (ep_ > 1 ? received_ : 0) + (etp_ > 1 ? input_ : 0);
+    track.take(passing + input_);
+    track.give(passing);
+  }
+
+  // Starts to return rows to their sources; what comes back stays allocated.
+  void combine_begins(AllocationTrack& track) const {
+    if (gathers_ || !exchanged_) return;
+    track.take(input_);
+    int64_t passing = input_;
+    if (etp_ > 1) {
+      track.take(input_ + received_ * wide_);
+      if (wide_ > 1) track.take(received_);
+      track.give(2 * input_ + (wide_ > 1 ? received_ * wide_ : 0));
+      passing = received_;
+    }
+    if (ep_ == 1) return;
+    track.take(own_);
+    track.give(passing);
+  }
+
+  // Sums of the rows of each token, which stay allocated. `held`: freed by then, if rows are sent
+  // back, else after it.
+  void combine(AllocationTrack& track, int64_t held) const {
+    combine_begins(track);
+    const bool sent_back = exchanged_ && !gathers_;
+    if (sent_back) track.give(held);
+    const int64_t sums = gathers_ ? ep_ * etp_ * sums_ : sums_;
+    if (composed_) {
+      track.take(sums);
+      track.touch(2 * sums);
+      if (gathers_) {
+        track.take(sums_);
+        track.give(sums);
+      }
+    } else if (gathers_) {
+      track.take(sums + sums_);
+      track.give(sums);
+    }
+    track.take(composed_ && wide_ == 1 ? 0 : tokens_);
+    if (composed_ ? wide_ > 1 : gathers_) track.give(sums_);
+    track.give(sent_back ? returned() : held);
+  }
+
+  // On CPUs the activation is composed of operations in the type of sums.
+  void activation(AllocationTrack& track) const {
+    const int64_t passing = composed_ && wide_ > 1 ? wide_ * act_ : 0;
+    track.touch(passing > 0 ? wide_ * fc1_ + passing : 0);
+    track.take(passing + act_);
+    track.give(passing);
+  }
+  // From the gradient of its output to that of its input, which stays allocated, and the output
+  // again unless it is kept.
+  void activation_backward(AllocationTrack& track) const {
+    const int64_t again = act_ - act_saved_;
+    if (!composed_) return track.take(fc1_ + again);
+    const int64_t passing = wide_ == 1 ? act_ : wide_ * (2 * fc1_ + 2 * act_);
+    track.take(passing + (wide_ == 1 ? fc1_ : 0));
+    track.touch(wide_ * act_);
+    if (wide_ > 1) track.take(fc1_);
+    track.touch(wide_ * act_);
+    track.take(again);
+    track.give(passing);
+  }
+
+  const int64_t input_, act_, fc1_;  // of one round
+  const int64_t tokens_;             // R h' e
+  const bool exchanged_;
+  const bool gathers_;  // --moe-token-dispatcher-type allgather
+  const int64_t ep_, etp_;
+  const int64_t sums_;      // tokens in the type of sums
+  const int64_t received_;  // rows of one expert-tensor rank
+  const int64_t own_;       // rows to send or received back
+  const int64_t act_saved_;
+  const int64_t latents_;
+  const int64_t logits_, weights_;
+  const bool composed_;
+  const int64_t wide_;
+  const bool has_losses_;
 };
 
 class MoeHalf {
@@ -93,25 +222,42 @@ class MoeHalf {
     cost.saved.residual = z_.around.stream;
     if (!recompute) {
       cost.saved.norms = z_.around.normed + z_.around.stats + z_.around.post_norm_saved;
-      cost.saved.mlp = z_.saved() + shared_.saved.mlp;
+      cost.saved.mlp = z_.saved() + shared_.saved.mlp + gate_saved();
     }
-    cost.set_peaks(
-        [&](AllocationTrack& track) { forward(track); },
-        [&](AllocationTrack& track) { backward(track); },
-        z_.around.normed + z_.tokens + std::max(z_.unrecorded(), shared_.unrecorded_peak),
-        recompute);
-    cost.pending = z_.around.normed + 2 * z_.input + z_.fc1 + z_.act + shared_.pending;
+    cost.set_peaks([&](AllocationTrack& track) { forward(track); },
+                   [&](AllocationTrack& track) { backward(track); },
+                   z_.around.normed + std::max(z_.unrecorded(), z_.output() + shared_unrecorded()),
+                   recompute);
+    cost.pending = pending();
     add_products(cost);
     add_traffic(cost);
     if (recompute) {
       cost.recomputed_products = cost.weight_products();
       cost.tensor.backward += cost.tensor.forward;
       cost.expert.backward += cost.expert.forward;
+      cost.expert_tensor.backward += cost.expert_tensor.forward;
     }
     return cost;
   }
 
  private:
+  int64_t pending() const {
+    const StreamCost& around = z_.around;
+    int64_t bytes = around.normed + z_.pending();
+    // The shared expert has the same input, and no norm.
+    if (has_shared_) bytes += shared_.pending - (around.pending() - around.product);
+    return bytes + (c_.recomputes("moe") ? around.stream : 0);
+  }
+
+  bool has_gate() const { return c_.moe_shared_expert_gate; }
+  // The shared expert's output, and the gate's logits and values.
+  int64_t gate_saved() const {
+    return has_gate() ? z_.around.normed + shape_.rows * (shape_.sum + shape_.element) : 0;
+  }
+  int64_t shared_unrecorded() const {
+    return has_shared_ ? std::max(shared_.unrecorded_peak, 2 * z_.around.normed) : 0;
+  }
+
   void forward(AllocationTrack& track) const {
     const StreamCost& around = z_.around;
     track.take(around.stats + around.cast + around.normed);
@@ -119,27 +265,28 @@ class MoeHalf {
     z_.forward(track);
     if (has_shared_) {
       track.touch(shared_.forward_peak);
-      track.take(shared_.saved.mlp + around.normed);
+      track.take(shared_.saved.mlp + gate_saved() + around.normed);
       track.touch(around.normed);  // the sum
       track.give(around.normed);
     }
     track.take(around.post_norm_saved);
     track.take(around.stream);
-    track.give(z_.tokens);
+    track.give(z_.output());
   }
   void backward(AllocationTrack& track) const {
     const StreamCost& around = z_.around;
     track.give(around.post_norm_saved);
     track.take(around.branch);
     if (has_shared_) {
+      if (has_gate()) track.take(around.normed);  // the gradient of the shared expert's output
       track.touch(shared_.backward_peak);
       track.take(around.normed);
-      track.give(shared_.saved.mlp);
+      track.give(shared_.saved.mlp + gate_saved() + (has_gate() ? around.normed : 0));
     }
     z_.backward(track);
     track.give(around.branch);
     track.take(around.stream + around.cast);
-    track.give(z_.tokens + (has_shared_ ? around.normed : 0) + around.cast + around.normed +
+    track.give(z_.output() + (has_shared_ ? around.normed : 0) + around.cast + around.normed +
                around.stats);
     track.touch(around.stream);
     track.give(around.stream);
@@ -166,21 +313,32 @@ class MoeHalf {
                           shared_.moved_elements;
   }
 
+  // Rows are sent at balance; what the rank's experts give goes back to its sources.
   void add_traffic(SublayerCost& cost) const {
     const auto p = static_cast<double>(shape_.expert),
                y = static_cast<double>(shape_.expert_tensor),
                row = static_cast<double>(z_.width * shape_.element);
-    const auto sent = static_cast<double>(z_.sent), tokens = static_cast<double>(shape_.rows),
-               sum = static_cast<double>(shape_.sum);
-    double one_way = 0;
-    if (c_.moe_token_dispatcher_type == TokenDispatcherType::kAllgather)
-      one_way =
-          (p * y - 1) * tokens *
-          (row + 6 * static_cast<double>(c_.moe_router_topk) + static_cast<double>(z_.width) * sum);
-    else
-      one_way = sent * (1 - 1 / p) * (2 * row + sum) + (y - 1) * sent * 2 * row;
-    cost.expert = {one_way, one_way};
+    const auto sent = static_cast<double>(z_.counts.sent), sum = static_cast<double>(shape_.sum),
+               own = static_cast<double>(z_.counts.all) / y;  // of one expert-tensor rank
     cost.tensor = shared_.tensor;
+    if (c_.moe_token_dispatcher_type == TokenDispatcherType::kAllgather) {
+      const double k = static_cast<double>(c_.moe_router_topk),
+                   token = row + 6 * k + static_cast<double>(z_.width) * sum;
+      const double one_way = (p * y - 1) * static_cast<double>(shape_.rows) * token;
+      (p > 1 ? cost.expert : cost.expert_tensor) = {one_way, one_way};
+      return;
+    }
+    const double rows = (1 - 1 / p) * sent * row, results = (1 - 1 / p) * own * row,
+                 weights = (1 - 1 / p) * sent * sum;
+    cost.expert = {rows + weights + results, rows + results + (1 - 1 / p) * own * sum};
+    cost.expert_tensor.forward = (y - 1) * own * (2 * row + sum);
+    cost.expert_tensor.backward = cost.expert_tensor.forward;
+    if (z_.counts.rounds == 1) return;
+    // Rounds after the first are exchanged again.
+    const double later =
+        1 - static_cast<double>(z_.counts.held) / static_cast<double>(z_.counts.all);
+    cost.expert.backward += later * (rows + weights);
+    cost.expert_tensor.backward += later * (y - 1) * own * (row + sum);
   }
 
   const TransformerConfig& c_;
@@ -190,7 +348,35 @@ class MoeHalf {
   SublayerCost shared_;
 };
 
+int64_t times(int64_t rows, double factor) {
+  return static_cast<int64_t>(std::ceil(static_cast<double>(rows) * factor));
+}
+
 }  // namespace
+
+double worst_expert_load(const TransformerConfig& c, int64_t expert_ranks) {
+  const int64_t own = c.num_experts / expert_ranks;
+  return static_cast<double>(expert_ranks * std::min(c.moe_router_topk, own)) /
+         static_cast<double>(c.moe_router_topk);
+}
+
+RankExpertRows rank_expert_rows(const TransformerConfig& c, const LayerShape& shape) {
+  const int64_t k = c.moe_router_topk, etp = shape.expert_tensor, choices = shape.rows * k;
+  const bool exchanged = shape.expert * etp > 1;
+  RankExpertRows rows;
+  rows.sent = choices;
+  if (exchanged && c.moe_expert_capacity_factor)
+    rows.sent = std::min(choices, c.num_experts * expert_capacity(shape.rows, k, c.num_experts,
+                                                                  *c.moe_expert_capacity_factor));
+  const double load = std::clamp(shape.expert_load, 1.0, worst_expert_load(c, shape.expert));
+  rows.all = rows.held = times(rows.sent * etp, load);
+  if (!exchanged || !c.moe_expert_rank_capacity_factor) return rows;
+  const int64_t bound =
+      std::max<int64_t>(1, times(choices * etp, *c.moe_expert_rank_capacity_factor));
+  rows.held = std::min(rows.all, bound);
+  rows.rounds = (rows.all + bound - 1) / bound;
+  return rows;
+}
 
 LayerCost moe_layer_cost(const TransformerConfig& config, int64_t layer_number,
                          const LayerShape& shape, bool offloaded) {
