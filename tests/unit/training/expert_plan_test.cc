@@ -11,7 +11,8 @@ namespace megatron {
 namespace {
 
 const std::string kModel =
-    "--num-layers 2 --hidden-size 128 --num-attention-heads 8 --seq-length 256 --micro-batch-size 2 "
+    "--num-layers 2 --hidden-size 128 --num-attention-heads 8 --seq-length 256 --micro-batch-size "
+    "2 "
     "--attention-dropout 0 --disable-bias-linear --num-experts 4 --moe-router-topk 2 "
     "--moe-ffn-hidden-size 192 ";
 
@@ -42,14 +43,15 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{"pre_softmax", "--moe-router-pre-softmax"},
         ActivationCase{"losses", "--moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001"},
         ActivationCase{"shared", "--moe-shared-expert-intermediate-size 96"},
-        ActivationCase{"shared_gate",
-                       "--swiglu --moe-shared-expert-intermediate-size 96 --moe-shared-expert-gate"},
+        ActivationCase{
+            "shared_gate",
+            "--swiglu --moe-shared-expert-intermediate-size 96 --moe-shared-expert-gate"},
         ActivationCase{"latents", "--moe-latent-size 64", 1, true, 0.04},
         ActivationCase{"capacity", "--moe-expert-capacity-factor 1.0"},
-        ActivationCase{"sigmoid", "--moe-router-score-function sigmoid "
-                                  "--moe-router-enable-expert-bias"},
-        ActivationCase{"recomputed",
-                       "--recompute-granularity selective --recompute-modules moe"},
+        ActivationCase{"sigmoid",
+                       "--moe-router-score-function sigmoid "
+                       "--moe-router-enable-expert-bias"},
+        ActivationCase{"recomputed", "--recompute-granularity selective --recompute-modules moe"},
         ActivationCase{"recomputed_act",
                        "--swiglu --recompute-granularity selective --recompute-modules moe_act"},
         ActivationCase{"recomputed_norm",

@@ -19,8 +19,8 @@ const std::string kRouted =
 
 struct LossesOfStep {
   std::vector<std::string> names;
-  at::Tensor main;    // sum and weight of the main loss
-  at::Tensor router;  // [names, 2]: the same of the auxiliary losses
+  at::Tensor main;               // sum and weight of the main loss
+  at::Tensor router;             // [names, 2]: the same of the auxiliary losses
   at::Tensor tokens_per_expert;  // [routers, E]
   at::Tensor of(const std::string& name) const {
     const auto found = std::find(names.begin(), names.end(), name);
@@ -31,8 +31,9 @@ struct LossesOfStep {
 
 // One step over batches of which `mask` says the loss mask.
 LossesOfStep step_of(const Arguments& a, const PretrainTask& task, const at::Tensor& mask,
-             const ParallelGroups& groups = {}) {
-  TrainedModel model = build_model(task, a, {500, 512}, groups, at::kFloat, c10::kCPU, StartPoint{});
+                     const ParallelGroups& groups = {}) {
+  TrainedModel model =
+      build_model(task, a, {500, 512}, groups, at::kFloat, c10::kCPU, StartPoint{});
   Timers timers(0);
   const auto batch = [&] {
     Batch one = random_batch(a, groups);
@@ -101,9 +102,9 @@ TEST(TokensPerExpert, AreThoseOfAllRanksAndStages) {
   const std::string flags = kRouted + kRun + "--mtp-num-layers 1 ";
   const Arguments a = parse(flags, 1);
   const std::vector<std::string> names = router_names(a.transformer);
-  EXPECT_EQ(names, (std::vector<std::string>{"decoder.layers.0.mlp.router",
-                                             "decoder.layers.1.mlp.router",
-                                             "mtp.layers.0.transformer_layer.mlp.router"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"decoder.layers.0.mlp.router", "decoder.layers.1.mlp.router",
+                                      "mtp.layers.0.transformer_layer.mlp.router"}));
   constexpr int64_t kChoices = 8 * 16 * 2;  // of the samples of a step
   const at::Tensor mask = at::ones({2, 16});
   const auto expect_all = [&](const LossesOfStep& step) {
@@ -122,8 +123,8 @@ TEST(TokensPerExpert, AreThoseOfAllRanksAndStages) {
 
 TEST(RouterLosses, HalvesOfPairs) {
   const at::Tensor sums = at::tensor({3.0, 5.0, 0.0, 0.0, 0.0, 2.0}, at::kDouble);
-  EXPECT_TRUE(at::equal(halves_of_pairs(sums),
-                        at::tensor({0.5, 0.5, 0.0, 0.0, 0.5, 0.5}, at::kDouble)));
+  EXPECT_TRUE(
+      at::equal(halves_of_pairs(sums), at::tensor({0.5, 0.5, 0.0, 0.0, 0.5, 0.5}, at::kDouble)));
 }
 
 }  // namespace
