@@ -58,27 +58,53 @@ void shrink_context_ranks(ParallelConfig& p, Shrinker& shrinker, int64_t max_axi
 
 void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
   ParallelConfig& p = a.parallel;
-  const int64_t dp_before = a.data_parallel_size(),
-                ranks_before = dp_before * p.context_parallel_size;
+  const int64_t dp_before = a.data_parallel_size();
   const int64_t tp = shorter_axis(p.tensor_model_parallel_size, max_axis);
   shrinker.keep_several("tensor ranks", p.tensor_model_parallel_size, tp);
   shrinker.set("--tensor-model-parallel-size", p.tensor_model_parallel_size, tp);
   shrink_context_ranks(p, shrinker, max_axis);
-  const int64_t dp = shorter_axis(dp_before, max_axis), ranks = dp * p.context_parallel_size;
+  const int64_t dp = shorter_axis(dp_before, max_axis);
   shrinker.keep_several("data ranks", dp_before, dp);
   shrinker.set(
       "data-parallel ranks", a.world_size,
       p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * dp);
-  // Optimizer instances that had several shards keep several.
+}
+
+// Ranks that hold the same dense weights, and the same experts.
+struct Holders {
+  int64_t dense = 1, experts = 1;
+};
+
+Holders holders_of(const Arguments& a) {
+  const ParallelConfig& p = a.parallel;
+  const int64_t dense = a.data_parallel_size() * p.context_parallel_size;
+  if (!a.transformer.has_moe()) return {dense, dense};
+  return {dense, dense * p.tensor_model_parallel_size /
+                     (p.expert_model_parallel_size * p.expert_tensor_size())};
+}
+
+// Instances of the distributed optimizer that divide both. Those that had several shards of a
+// weight keep several.
+int64_t fewer_instances(const Holders& before, int64_t instances, const Holders& now) {
+  const auto fit = [&](int64_t count_before, int64_t count, int64_t fewer) {
+    return count % fewer == 0 && count / fewer >= std::min<int64_t>(count_before / instances, 2);
+  };
+  for (int64_t fewer = instances; fewer > 1; --fewer)
+    if (fit(before.dense, now.dense, fewer) && fit(before.experts, now.experts, fewer))
+      return fewer;
+  return 1;
+}
+
+void shrink_instances(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   int64_t& instances = a.ddp.num_distributed_optimizer_instances;
-  if (ranks == ranks_before) return;
-  const int64_t fewer =
-      instances == ranks_before
-          ? ranks
-          : divisor_up_to(ranks, std::min(instances, std::max<int64_t>(1, ranks / 2)));
+  const Holders then = holders_of(before), now = holders_of(a);
+  const int64_t fewer = fewer_instances(then, instances, now);
   shrinker.keep_several("instances of the distributed optimizer", instances, fewer);
-  shrinker.keep_several("ranks that share optimizer states", ranks_before / instances,
-                        ranks / fewer);
+  shrinker.keep_several("ranks that share optimizer states", then.dense / instances,
+                        now.dense / fewer);
+  if (a.transformer.has_moe())
+    shrinker.keep_several("ranks that share optimizer states of experts", then.experts / instances,
+                          now.experts / fewer);
   shrinker.set("--num-distributed-optimizer-instances", instances, fewer);
 }
 
@@ -86,14 +112,12 @@ void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
 void shrink_expert_ranks(Arguments& a, const Arguments& before, Shrinker& shrinker,
                          int64_t max_axis) {
   if (!a.transformer.has_moe()) return;
-  const auto stage_ranks = [](const Arguments& all) {
-    return all.parallel.tensor_model_parallel_size * all.parallel.context_parallel_size *
-           all.data_parallel_size();
-  };
   const ParallelConfig& old = before.parallel;
   ParallelConfig& p = a.parallel;
-  const int64_t stage = stage_ranks(a), tensor_before = old.expert_tensor_size(),
-                data_before = stage_ranks(before) / tensor_before / old.expert_model_parallel_size;
+  const int64_t dense = a.data_parallel_size() * p.context_parallel_size,
+                stage = p.tensor_model_parallel_size * dense,
+                tensor_before = old.expert_tensor_size(), data_before = holders_of(before).experts,
+                instances = a.ddp.num_distributed_optimizer_instances;
   const auto kept = [](int64_t count_before, int64_t count) {
     return std::min<int64_t>(count_before, 2) <= count ? 1 : 0;
   };
@@ -106,8 +130,10 @@ void shrink_expert_ranks(Arguments& a, const Arguments& before, Shrinker& shrink
       if (!p.expert_tensor_parallel_size && x != p.tensor_model_parallel_size) continue;
       if (stage % (e * x) != 0) continue;
       if (p.use_tp_pp_dp_mapping && stage / (e * x) != a.data_parallel_size()) continue;
-      const int score = kept(old.expert_model_parallel_size, e) + kept(tensor_before, x) +
-                        kept(data_before, stage / (e * x));
+      const int score =
+          kept(old.expert_model_parallel_size, e) + kept(tensor_before, x) +
+          kept(data_before, stage / (e * x)) +
+          kept(instances, fewer_instances(holders_of(before), instances, {dense, stage / (e * x)}));
       if (score < best) continue;
       best = score;
       expert = e;
@@ -468,6 +494,7 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
   Arguments& a = out.arguments;
   shrink_mesh(a, shrinker, max_axis);
   shrink_expert_ranks(a, arguments, shrinker, max_axis);
+  shrink_instances(a, arguments, shrinker);
   shrink_layer(a.transformer, ranks_of_layers(arguments.parallel), ranks_of_layers(a.parallel),
                shrinker);
   shrink_experts(a.transformer, arguments.transformer, ranks_of_experts(arguments.parallel),

@@ -59,6 +59,29 @@ TEST(Shrink, AxesStayAxes) {
   EXPECT_THAT(instances.changes, Contains("--num-distributed-optimizer-instances 8 -> 2"));
 }
 
+// Instances divide the ranks that hold the same dense weights, and the same experts.
+TEST(Shrink, OptimizerInstancesStaySeveralWithExperts) {
+  const auto small = [](const std::string& flags, int64_t world_size) {
+    return shrunk(
+               "--num-layers 2 --disable-bias-linear --num-experts 12 --moe-router-topk 2 "
+               "--use-distributed-optimizer --num-distributed-optimizer-instances 2 " +
+                   flags,
+               world_size)
+        .arguments;
+  };
+  const Arguments three = small(
+      "--tensor-model-parallel-size 2 --sequence-parallel --context-parallel-size 4 "
+      "--expert-model-parallel-size 4",
+      48);  // of 24 ranks 3 would hold the same experts
+  EXPECT_EQ(three.world_size, 24);
+  EXPECT_EQ(three.parallel.expert_model_parallel_size, 3);
+  EXPECT_EQ(three.ddp.num_distributed_optimizer_instances, 2);
+  const Arguments mapped =
+      small("--use-tp-pp-dp-mapping --context-parallel-size 2 --expert-model-parallel-size 2", 12);
+  EXPECT_EQ(mapped.world_size, 6);  // 3 ranks hold the same experts
+  EXPECT_EQ(mapped.ddp.num_distributed_optimizer_instances, 1);
+}
+
 TEST(Shrink, RanksThatShareAGroupDivideItsRows) {
   const TransformerConfig t = shrunk(
                                   "--num-layers 2 --group-query-attention --num-query-groups 1 "
