@@ -13,6 +13,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/safetensors.h"
