@@ -360,7 +360,7 @@ void normalize_experts(TransformerConfig& t) {
   if (t.moe_router_num_groups == 1) {
     t.moe_router_num_groups.reset();
     t.moe_router_group_topk.reset();
-    t.moe_router_group_score = MoEGroupScore::kSum;
+    t.moe_router_group_score = GroupScore::kSum;
   }
 }
 

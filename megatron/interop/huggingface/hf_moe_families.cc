@@ -90,7 +90,7 @@ void latent_attention_preset(TransformerConfig& t) {
 
 void deepseek_v3_preset(TransformerConfig& t) {
   latent_attention_preset(t);
-  t.moe_router_score_function = MoEScoreFunction::kSigmoid;
+  t.moe_router_score_function = RouterScore::kSigmoid;
   t.moe_router_enable_expert_bias = true;
 }
 
@@ -286,7 +286,7 @@ void deepseek_v2_fields(HfFields& f, ModelConfig& c) {
   if (!groups) return;
   f.integer_or_null("n_group", t.moe_router_num_groups, std::nullopt);
   f.integer_or_null("topk_group", t.moe_router_group_topk, std::nullopt);
-  if (f.reading()) t.moe_router_group_score = MoEGroupScore::kMax;
+  if (f.reading()) t.moe_router_group_score = GroupScore::kMax;
 }
 
 void deepseek_v3_fields(HfFields& f, ModelConfig& c) {

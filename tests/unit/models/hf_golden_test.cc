@@ -197,7 +197,7 @@ TEST(HfGoldens, ExerciseTheirBlocks) {
   EXPECT_TRUE(config("qwen2_moe").moe_router_pre_softmax &&
               config("qwen2_moe").moe_shared_expert_gate);
   EXPECT_FALSE(config("qwen3_moe").moe_router_pre_softmax);
-  EXPECT_TRUE(config("deepseek_v2").moe_router_group_score == MoEGroupScore::kMax);
+  EXPECT_TRUE(config("deepseek_v2").moe_router_group_score == GroupScore::kMax);
   EXPECT_DOUBLE_EQ(config("deepseek_v2").mscale_all_dim, 0.5);
   EXPECT_DOUBLE_EQ(config("deepseek_v2_lite").mscale, 1.0) << "whatever the file says";
   EXPECT_FALSE(config("deepseek_v2_lite").q_lora_rank);
