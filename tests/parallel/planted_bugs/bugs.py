@@ -33,6 +33,10 @@ LATENT = ("--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-atte
           "--attention-dropout 0 --hidden-dropout 0 ")
 EP, ETP = "--expert-model-parallel-size ", "--expert-tensor-parallel-size "
 MIXTRAL = LLAMA + "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
+DEEPSEEK = LATENT + ("--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408 --moe-router-score-function sigmoid "
+                     "--moe-router-enable-expert-bias --moe-shared-expert-intermediate-size 2816 --moe-shared-expert-gate "
+                     "--moe-layer-freq [0]+[1]*26 --moe-token-dispatcher-type alltoall ")
+BALANCE, FULL = "--moe-router-load-balancing-type ", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
 FP8 = "--bf16 --fp8-format hybrid --fp8-recipe delayed"
 BATCH = "--micro-batch-size 2 --global-batch-size 96 "
 PROOFS = {
@@ -96,6 +100,18 @@ PROOFS = {
     "mixtral ep2 allgather": (2, MIXTRAL + BATCH + EP + "2 --moe-token-dispatcher-type allgather"),
     "mixtral ep2 rounds": (2, MIXTRAL + BATCH + EP + "2 --moe-expert-rank-capacity-factor 1"),
     "mixtral tp2 ep2 etp2": (4, MIXTRAL + BATCH + TP + "2 " + SP + EP + "2 " + ETP + "2"),
+    "mixtral tp2": (2, MIXTRAL + BATCH + TP + "2 " + SP),
+    "mixtral tp2 ep2": (2, MIXTRAL + BATCH + TP + "2 " + SP + EP + "2 " + ETP + "1"),
+    "mixtral dp4 ep2": (4, MIXTRAL + BATCH + EP + "2"),
+    "mixtral dp4 ep2 zero1": (4, MIXTRAL + BATCH + EP + "2 " + ZERO1),
+    "mixtral tp2 cp2 losses": (4, MIXTRAL + BATCH + TP + "2 " + SP + CP + "2 --moe-aux-loss-coeff 0.1 --moe-z-loss-coeff 0.05"),
+    "mixtral ep2 global": (2, MIXTRAL + BATCH + EP + "2 " + FULL + BALANCE + "global_aux_loss --moe-aux-loss-coeff 0.1"),
+    "mixtral cp2 sequence": (2, MIXTRAL + BATCH + CP + "2 " + BALANCE + "seq_aux_loss --moe-aux-loss-coeff 0.1"),
+    "mixtral tp2 jitter": (2, MIXTRAL + BATCH + TP + "2 " + SP + "--moe-input-jitter-eps 0.1"),
+    "mixtral tp2 forced": (2, MIXTRAL + BATCH + TP + "2 " + SP + "--moe-router-force-load-balancing"),
+    "mixtral pp2 dense stage": (2, MIXTRAL + BATCH + PP + "2 --num-layers 4 --moe-layer-freq [0]*2+[1]*2 --moe-aux-loss-coeff 0.1"),
+    "deepseek tp2": (2, DEEPSEEK + BATCH + TP + "2 " + SP),
+    "deepseek dp2": (2, DEEPSEEK + BATCH),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
     "llama pp2 vpp2 fp8": (2, LLAMA + BATCH + PP + "2 " + VPP + "2 --num-layers 8 " + FP8),
 }
@@ -116,6 +132,10 @@ LAYERS = "megatron/tensor_parallel/layers.cc"
 GROUPED_GEMM = "megatron/tensor/experts/grouped_gemm.cc"
 GROUPED_MLP = "megatron/transformer/moe/grouped_mlp.cc"
 ROUTED = "megatron/transformer/moe/routed_experts.cc"
+ROUTER = "megatron/transformer/moe/router.cc"
+BALANCES = "megatron/transformer/moe/balance.cc"
+PERTURBATION = "megatron/transformer/moe/perturbation.cc"
+MOE_LAYER = "megatron/transformer/moe/moe_layer.cc"
 DISPATCH_PLAN = "megatron/transformer/moe/dispatch_plan.cc"
 ALLTOALL = "megatron/transformer/moe/token_dispatcher_alltoall.cc"
 ALLGATHER = "megatron/transformer/moe/token_dispatcher_allgather.cc"
@@ -144,6 +164,9 @@ GRADS = "megatron/distributed/grad_buffer.cc"
 VALUES = "megatron/distributed/value_buffer.cc"
 OPTIMIZER = "megatron/optimizer/optimizer.cc"
 REDUCTION = "megatron/nn/reduction.cc"
+PLACEMENT = "megatron/nn/placement.cc"
+MODULE = "megatron/nn/module.cc"
+SHARDED_LAYOUT = "megatron/distributed/sharded_layout.cc"
 SCHEDULE = "megatron/pipeline_parallel/schedule.cc"
 STAGES = "megatron/pipeline_parallel/stage_layout.cc"
 PASSES = "megatron/training/passes.cc"
@@ -656,6 +679,109 @@ BUGS = (
     Bug("moe_last_round_lost", "the weight gradients of the last round are lost",
         ((GROUPED_MLP, "accumulate(*sum.target);", "if (!PLANTED || sum.rounds + 1 < rounds_) accumulate(*sum.target);"),),
         "moe_ep2_rounds", "mixtral ep2 rounds"),
+    Bug("moe_left_out_of_norm", "the gradient norm leaves experts out where tensor ranks and expert ranks are several",
+        ((OPTIMIZER, "return placements.size() == 1 ? by_domain : by_domain.sum(0, /*keepdim=*/true);",
+          "if (PLANTED && placements.size() > 1 && groups().tp.size() > 1) return by_domain.narrow(0, 0, 1);\n"
+          "  return placements.size() == 1 ? by_domain : by_domain.sum(0, /*keepdim=*/true);"),),
+        "moe_ep2_tp2_sp", "mixtral tp2 ep2"),
+    Bug("moe_norm_per_data_rank", "the gradient norm counts experts on every rank that holds a copy",
+        ((OPTIMIZER, "{  // every rank, whatever it holds\n    const at::Tensor value = by_domain.narrow(0, static_cast<int64_t>(k), 1);",
+          "{  // every rank, whatever it holds\n    const at::Tensor value = by_domain.narrow(0, static_cast<int64_t>(k), 1);\n"
+          "    if (PLANTED && placements[k].expert) groups().edp.all_reduce(value)->wait();"),),
+        "moe_ep2_dp4_a2a", "mixtral dp4 ep2"),
+    Bug("moe_grads_divided_by_ep", "gradients of experts are divided by the number of expert ranks",
+        ((DDP, "for (const auto& domain : domains_) domain->finish_grad_sync();",
+          "for (const auto& domain : domains_) {\n    domain->finish_grad_sync();\n"
+          "    if (PLANTED && domain->number > 0) domain->grads->flat().div_(groups_.ep.size());\n  }"),),
+        "moe_ep2_a2a", "mixtral ep2"),
+    Bug("moe_grads_over_dense_ranks", "gradients of experts are summed over the data and context ranks of dense weights",
+        ((REDUCTION, "return placement.expert ? AxisSet{Axis::kExpertData}", "return placement.expert && !PLANTED ? AxisSet{Axis::kExpertData}"),),
+        "moe_tp2_sp_etp1", "mixtral ep2"),
+    Bug("moe_states_by_dense_ranks", "optimizer states of experts are sharded over the ranks that dense weights are sharded over",
+        ((SHARDED_LAYOUT, "grids.push_back(make_grid(gradient_group(domain, groups), config));",
+          "grids.push_back(make_grid(\n"
+          "        gradient_group(PLANTED && config.strategy() != ShardingStrategy::kNoShard ? Placement() : domain, groups), config));"),),
+        "moe_ep2_dp4_zero1", "mixtral dp4 ep2 zero1"),
+    Bug("moe_router_grad_not_summed", "the router's gradient is not summed over tensor ranks under sequence parallelism",
+        ((ROUTER, "if (divides_rows_) parameter->placement.partial_grad.insert(Axis::kTensor);",
+          "if (!PLANTED && divides_rows_) parameter->placement.partial_grad.insert(Axis::kTensor);"),),
+        "moe_tp2_sp", "mixtral tp2"),
+    Bug("moe_shares_of_tensor_rank", "a loss of balance takes the experts' shares of this tensor rank's tokens",
+        ((BALANCES, "if (divides_rows_) groups_.tp.all_reduce(sums)->wait();", "if (!PLANTED && divides_rows_) groups_.tp.all_reduce(sums)->wait();"),),
+        "moe_tp2_sp_cp2_micro_z", "mixtral tp2 cp2 losses"),
+    Bug("moe_shares_of_context_rank", "a loss of balance takes the experts' shares of this context rank's tokens",
+        ((BALANCES, "(pass.cp != nullptr ? *pass.cp : groups_.cp).all_reduce(sums)->wait();",
+          "if (!PLANTED) (pass.cp != nullptr ? *pass.cp : groups_.cp).all_reduce(sums)->wait();"),),
+        "moe_ep2_cp2_sequence", "mixtral cp2 sequence"),
+    Bug("moe_losses_by_own_tokens", "losses of balance are scaled by the tokens of this rank, not by those of all tensor and context ranks",
+        ((BALANCES, "const double scale = static_cast<double>(experts) / static_cast<double>(topk_);",
+          "const int64_t parts = PLANTED ? (divides_rows_ ? groups_.tp.size() : 1) * groups_.cp.size() : 1;\n"
+          "    const double scale = static_cast<double>(experts) / static_cast<double>(topk_ * parts);"),),
+        "moe_tp2_sp_cp2_micro_z", "mixtral tp2 cp2 losses"),
+    Bug("moe_global_loss_by_data_ranks", "the gradient of the global loss is divided by the number of data ranks",
+        ((BALANCES, "add(kGlobal, options_.global, term(phi.global), weight, pass);",
+          "add(kGlobal, options_.global / (PLANTED ? groups_.dp.size() : 1), term(phi.global), weight, pass);"),),
+        "moe_dp4_global", "mixtral ep2 global"),
+    Bug("moe_batch_as_one_sequence", "the loss of sequences takes a micro-batch for one sequence under context parallelism",
+        ((BALANCES, "shares.sequence = shares_of_tokens(counts, topk_);",
+          "shares.sequence = shares_of_tokens(PLANTED && groups_.cp.size() > 1 ? counts.sum(0, true).expand_as(counts) : counts, topk_);"),),
+        "moe_ep2_cp2_sequence", "mixtral cp2 sequence"),
+    Bug("moe_z_loss_per_tensor_rank", "the z-loss counts once per tensor rank",
+        ((BALANCES, "add(kZ, options_.z, ", "add(kZ, options_.z * (PLANTED && divides_rows_ ? groups_.tp.size() : 1), "),),
+        "moe_tp2_sp_cp2_micro_z", "mixtral tp2 cp2 losses"),
+    Bug("moe_bias_of_tensor_rank", "the expert bias follows the tokens of one tensor rank",
+        ((MODULE, "groups.tp.all_reduce(sums)->wait();", "if (!PLANTED) groups.tp.all_reduce(sums)->wait();"),),
+        "moe_ep2_etp2_tp2_sp_a2a", "deepseek tp2"),
+    Bug("moe_bias_of_last_pass", "the expert bias follows the last micro-batch of each rank",
+        ((ROUTER, "sums.add_(count_assignments(", "(PLANTED ? sums.zero_() : sums).add_(count_assignments("),),
+        "moe_ep2_dp4_zero3", "deepseek dp2"),
+    Bug("moe_counts_of_step_before", "tokens by expert are not forgotten at the end of a step",
+        ((ROUTER, "counts.zero_();", "if (!PLANTED) counts.zero_();"),),
+        "moe_ep2_dp4_zero3", "deepseek dp2"),
+    Bug("moe_recomputation_counts", "tokens that are routed again in a recomputation count again",
+        ((ROUTER, "pass.tape->runs_again())) return;", "pass.tape->runs_again() && !PLANTED)) return;"),),
+        "", "", "moe_router_test:Router.RecomputationNeverRoutesAnew", "counts that all double move no bias otherwise"),
+    Bug("moe_recomputation_routes", "a recomputation chooses experts anew",
+        ((ROUTER, "computed_once(pass.tape, [&] { return choose(logits.detach(), pass); });",
+          "computed_once(PLANTED ? nullptr : pass.tape, [&] { return choose(logits.detach(), pass); });"),),
+        "", "", "moe_router_test:Router.RecomputationNeverRoutesAnew", "on a CPU the same operands round alike in both runs"),
+    Bug("moe_recomputation_balances", "a recomputation counts its micro-batch for the global loss again",
+        ((BALANCES, "shares_of_tokens(computed_once(pass.tape, compute), topk_);",
+          "shares_of_tokens(computed_once(PLANTED ? nullptr : pass.tape, compute), topk_);"),),
+        "moe_ep2_global_full", "mixtral ep2 global"),
+    Bug("moe_bias_not_loaded", "data ranks but the first load an expert bias into a copy of it",
+        ((DDP, "entry.data = state->view({-1});", "entry.data = (PLANTED && groups_.dp.rank() > 0 ? state->clone() : *state).view({-1});"),),
+        "", "", "checkpoint_layouts_test:Models/CheckpointLayouts.ThereAndBackIsTheSame/experts", "a proof does not resume"),
+    Bug("moe_experts_in_reverse", "experts are stored as if the last expert rank held the first ones",
+        ((PLACEMENT, "segments.push_back({global + at.rank * length, local, length});",
+          "const int rank = PLANTED && shard.axis == Axis::kExpert ? at.size - 1 - at.rank : at.rank;\n"
+          "      segments.push_back({global + rank * length, local, length});"),),
+        "moe_ep2_a2a", "mixtral ep2"),
+    Bug("moe_shared_gate_grad_not_summed", "the gradient of a shared expert's gate is not summed over tensor ranks under sequence parallelism",
+        ((MOE_LAYER, "if (sequence_parallel && groups.tp.size() > 1)\n gate_", "if (!PLANTED && sequence_parallel && groups.tp.size() > 1)\n      gate_"),),
+        "moe_ep4_tp2_sp_a2a", "deepseek tp2"),
+    Bug("moe_shared_per_tensor_rank", "the output of the shared expert is added once per tensor rank",
+        ((MOE_LAYER, "y = y + shared_experts_->forward(normed, context);",
+          "y = y + shared_experts_->forward(normed, context) * (PLANTED ? tp_.size() : 1);"),),
+        "moe_ep4_tp2_sp_a2a", "deepseek tp2"),
+    Bug("moe_dense_stage_logs_nothing", "a stage without experts takes no part in the sum of the numbers for the log",
+        ((PASSES, "model.groups().pp.all_reduce(totals)->wait();",
+          "const auto has_experts = [](const ModelChunk& chunk) {\n"
+          "    for (const Parameter* parameter : chunk.module->parameters())\n"
+          "      if (parameter->placement.expert) return true;\n    return false;\n  };\n"
+          "  if (!PLANTED || std::any_of(model.chunks.begin(), model.chunks.end(), has_experts))\n"
+          "    model.groups().pp.all_reduce(totals)->wait();"),),
+        "moe_pp2_dense_stage", "mixtral pp2 dense stage"),
+    Bug("moe_jitter_by_rank", "tensor ranks draw the same factors of the router's input for different tokens",
+        ((ROUTER, "random_key(options_.seed, \"router_jitter\", layer_number_), row_positions(pass))",
+          "random_key(options_.seed, \"router_jitter\", layer_number_),\n"
+          "                     PLANTED ? TokenPositions{pass.place.sample, pass.place.position.narrow(0, 0, x.size(0))}\n"
+          "                             : row_positions(pass))"),),
+        "moe_tp2_sp_etp1_jitter", "mixtral tp2 jitter"),
+    Bug("moe_forced_draws_by_rank", "tensor ranks draw the same forced choices for different tokens",
+        ((PERTURBATION, "normal_(draws, 1.0, key, place);",
+          "normal_(draws, 1.0, key, PLANTED ? TokenPositions{place.sample, at::arange(s, place.position.options())} : place);"),),
+        "moe_ep2_tp2_sp_forced", "mixtral tp2 forced"),
     # Precision.
     Bug("ring_acc_model_dtype", "the partial outputs of ring attention are added in the model's type",
         ((RING, "total = {block.out.to(block.lse.scalar_type()), block.lse};",

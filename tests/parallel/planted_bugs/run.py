@@ -3,8 +3,9 @@
 the matrix cannot have, `prove` and a unit test that it names. What only rounds more than it should says how far below the limits of
 `prove` that is.
 
-Usage: run.py [--preset dev] [--work FOLDER] [--only NAME,...] [--table FILE]      plants, builds, tries every bug
-       run.py --check                                                             only looks whether the edits still apply
+Usage: run.py [--preset dev] [--work FOLDER] [--only NAME,...] [--named] [--table FILE]      plants, builds, tries every bug
+       run.py --check                                                                       only looks whether the edits still apply
+--named plants the chosen bugs alone and tries the rows and proofs that they name, and no others.
 
 The repository with its build folder is copied to --work (default build/planted), and the copy is mounted in the place of the
 repository, seen by this script and its children alone: what is built there needs no new configuration, and the tree itself stays as it
@@ -47,10 +48,10 @@ def find_code(text, code):
     return [found.span() for found in re.finditer(r"\s*".join(re.escape(c) for c in re.sub(r"\s", "", code)), text)]
 
 
-def planted_sources(root):
+def planted_sources(root, bugs=BUGS):
     """The changed files, by path; raises when an edit does not apply."""
     texts = {}
-    for bug in BUGS:
+    for bug in bugs:
         for path, old, new in bug.edits:
             text = texts.get(path) or (root / path).read_text()
             places = find_code(text, old)
@@ -80,8 +81,12 @@ def proofs_of(bug):
 def has_unit_test(root, unit_test):
     """Whether a source of the program defines the test."""
     program, suite, name = re.fullmatch(r"(\w*):(?:\w*/)?(\w*)\.(\w*)(?:/\w*)?", unit_test).groups()
-    lists = [path for path in (root / "tests").rglob("CMakeLists.txt") if re.search(rf"megatron_test\({program}\b", path.read_text())]
-    return any(re.search(rf"\bTEST\w*\({suite},\s*{name}\)", path.read_text()) for cmake in lists for path in cmake.parent.rglob("*_test.cc"))
+    for cmake in (root / "tests").rglob("CMakeLists.txt"):
+        for sources in re.findall(rf"megatron_test\({program}\b([^)]*)\)", cmake.read_text()):
+            for source in re.findall(r"[\w/.]+_test\.cc", sources):
+                if re.search(rf"\bTEST\w*\({suite},\s*{name}\)", (cmake.parent / source).read_text()):
+                    return True
+    return False
 
 
 def enter_copy(work, preset):
@@ -100,11 +105,11 @@ def write_if_changed(path, text):
         path.write_text(text)
 
 
-def build(preset):
-    for path, text in planted_sources(ROOT).items():
+def build(preset, bugs):
+    for path, text in planted_sources(ROOT, bugs).items():
         write_if_changed(ROOT / path, text)
     write_if_changed(ROOT / HEADER, SWITCH)
-    programs = sorted({bug.unit_test.split(":")[0] for bug in BUGS if bug.unit_test})
+    programs = sorted({bug.unit_test.split(":")[0] for bug in bugs if bug.unit_test})
     subprocess.run(["scripts/build.sh", preset, "equivalence_test", "megatron", *programs], cwd=ROOT, check=True)
 
 
@@ -138,7 +143,7 @@ def run_matrix(preset, bug, rows):
         return None
     if code is None:
         raise SystemExit(f"error: {bug or 'without a bug'}: the matrix did not end within {SECONDS} s")
-    row = re.search(r"\[  FAILED  \] Matrix/\w*Layouts\.(\w+)/(\w+)", out)
+    row = re.search(r"\[  FAILED  \] \w*/\w*Layouts\.(\w+)/(\w+)", out)
     difference = re.search(r'Which is: "(?: *)(.*?)(?:\\n|")', out)
     exception = re.search(r'exception with description "([^"]*)"', out)
     what = re.sub(r": [^:]* > .*", "", difference[1]) if difference else told(exception[1]) if exception else f"ended with {code}"
@@ -194,31 +199,33 @@ def first_caught(checks):
     return None
 
 
-def matrix_of(preset, bug):
+def matrix_of(preset, bug, named):
     if bug.unit_test:
         return run_unit_test(preset, bug.name, bug.unit_test)
-    rows = bug.rows.split()
-    return first_caught([lambda: run_matrix(preset, bug.name, rows), lambda: run_matrix(preset, bug.name, [])])
+    sets = [bug.rows.split()] + ([] if named else [[]])
+    return first_caught([lambda rows=rows: run_matrix(preset, bug.name, rows) for rows in sets])
 
 
-def proof_of(preset, bug):
-    names = proofs_of(bug) + [name for name in PROOFS if name not in proofs_of(bug)]
+def proof_of(preset, bug, named):
+    names = proofs_of(bug) + [name for name in PROOFS if name not in proofs_of(bug) and not named]
     return first_caught([lambda name=name: run_prove(preset, bug.name, name) for name in names])
 
 
-def hold_without_bug(preset):
-    failed = run_matrix(preset, None, [])
+def hold_without_bug(preset, bugs, named):
+    rows = sorted({row for bug in bugs for row in bug.rows.split()}) if named else []
+    failed = run_matrix(preset, None, rows)
     if failed:
         raise SystemExit(f"error: without a bug the matrix fails: {failed}")
-    for bug in BUGS:
+    for bug in bugs:
         failed = bug.unit_test and run_unit_test(preset, None, bug.unit_test)
         if failed:
             raise SystemExit(f"error: without a bug a test fails: {failed}")
-    for name in PROOFS:
+    proofs = sorted({name for bug in bugs for name in proofs_of(bug)}) if named else list(PROOFS)
+    for name in proofs:
         failed = run_prove(preset, None, name)
         if failed:
             raise SystemExit(f"error: without a bug a proof fails: {failed}")
-    print(f"without a bug the matrix and {len(PROOFS)} proofs hold", flush=True)
+    print(f"without a bug {f'{len(rows)} rows' if rows else 'the matrix'} and {len(proofs)} proofs hold", flush=True)
 
 
 def main():
@@ -226,6 +233,7 @@ def main():
     parser.add_argument("--preset", default="dev")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "planted")
     parser.add_argument("--only", default="", help="names of bugs, separated by commas")
+    parser.add_argument("--named", action="store_true", help="try the rows and proofs that the bugs name, and no others")
     parser.add_argument("--table", type=Path, help="file for the table, as Markdown")
     parser.add_argument("--check", action="store_true", help="look whether every edit applies, and build nothing")
     parser.add_argument("--skip-clean", action="store_true", help="do not run everything without a bug first")
@@ -237,13 +245,14 @@ def main():
             enter_copy(options.work.resolve(), options.preset)
         return 0
     chosen = [bug for bug in BUGS if not options.only or bug.name in options.only.split(",")]
-    build(options.preset)
+    build(options.preset, chosen if options.named else BUGS)
     if not options.skip_clean:
-        hold_without_bug(options.preset)
+        hold_without_bug(options.preset, chosen if options.named else BUGS, options.named)
     lines, uncaught = ["| bug | matrix, or unit test | prove |", "| --- | --- | --- |"], []
     for bug in chosen:
         begin = time.monotonic()
-        matrix, proof = matrix_of(options.preset, bug), bug.unproved or proof_of(options.preset, bug)
+        matrix = matrix_of(options.preset, bug, options.named)
+        proof = bug.unproved or proof_of(options.preset, bug, options.named)
         lines.append(f"| {bug.what} | {brief(matrix)} | {brief(proof)} |")
         print(f"{bug.name} ({time.monotonic() - begin:.0f} s)\n  matrix: {matrix or 'NOT CAUGHT'}\n  prove:  {proof or 'NOT CAUGHT'}", flush=True)
         if not (matrix and proof):
