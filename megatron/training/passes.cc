@@ -463,7 +463,9 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
     taken = 0;
     passes.emplace(model, task, options, source, timers);
   }
-  if (options.training && model.graphs && model.graphs->begin_step()) {
+  // What routers decide is recorded and imposed on the host, between kernels.
+  const bool decides_on_host = options.routing != nullptr;
+  if (options.training && model.graphs && !decides_on_host && model.graphs->begin_step()) {
     passes->run_graphs(*model.graphs);
   } else {
     model.pipeline->run(options.num_microbatches, options.training, *passes);

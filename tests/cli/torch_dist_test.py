@@ -132,6 +132,9 @@ class TorchDistTest(FolderTest):
                           "--load", os.path.join(HERE, "..", "golden", "hf", "gemma2"), "--to", "torch_dist", "--save", self.path("a"))
         self.assert_error(1, "--to huggingface: ", "convert-checkpoint", "--load", os.path.join(GOLDEN, "gpt"), "--to", "huggingface", "--save",
                           self.path("a"))
+        for folder, part in (("mixtral", "experts"), ("deepseek_v2", "multi-latent attention")):
+            self.assert_error(1, f"checkpoints of Megatron-LM with {part} are not built yet", "convert-checkpoint", "--load",
+                              os.path.join(HERE, "..", "golden", "hf", folder), "--to", "torch_dist", "--save", self.path("a"))
         self.assertFalse(os.path.exists(self.path("a")))
 
 

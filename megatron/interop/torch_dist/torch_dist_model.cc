@@ -453,8 +453,12 @@ void check_expressible(const TransformerConfig& t) {
   const auto check = [](bool condition, const char* what) {
     MEGATRON_CHECK(condition, "the model has ", what, ", which Megatron-LM's GPT has not");
   };
-  MEGATRON_CHECK(!t.multi_latent_attention,
-                 "checkpoints of Megatron-LM with multi-latent attention are not built yet");
+  const auto built = [](bool condition, const char* what) {
+    MEGATRON_CHECK(condition, "checkpoints of Megatron-LM with ", what, " are not built yet");
+  };
+  built(!t.multi_latent_attention, "multi-latent attention");
+  built(t.num_experts == 0, "experts");
+  built(t.mtp_num_layers == 0, "multi-token prediction");
   check(t.norm_placement == NormPlacement::kPre, "norms after its branches (norm_placement)");
   check(!t.parallel_residual, "a parallel residual (parallel_residual)");
   check(!t.scale_embeddings, "scaled embeddings (scale_embeddings)");
