@@ -6,8 +6,8 @@
 //   start       iteration, and a summary of the run (device, parameters, tokens per iteration, ...)
 //   train       iteration, averages over the iterations since the record before
 //   evaluation  iteration, split, set, loss, ppl
-//   tokens_per_expert  iteration, counts: of each router, by the name of its module, the tokens that
-//               its experts got in that iteration
+//   tokens_per_expert  iteration, counts: of each router, by the name of its module, the tokens
+//               that its experts got in that iteration
 //   checkpoint  iteration, bytes, seconds, directory
 //   end         iteration, reason
 #pragma once

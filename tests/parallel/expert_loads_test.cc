@@ -138,7 +138,7 @@ TEST_P(ExpertLoads, EqualOneRank) {
     SCOPED_TRACE(kNames[load]);
     RoutingTable table;
     record(table, static_cast<Load>(load), kSteps * kBatch);
-    const RoutingReplay routing{nullptr, &table};
+    const RoutingReplay routing{.imposed = &table, .only_experts = true};
     const TrainingTrace one = trace(serial_arguments(arguments), kSteps, &routing);
     EXPECT_EQ(differences(trace(arguments, kSteps, &routing), one, 1e-10), "");
   }
@@ -153,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, ExpertLoads, testing::ValuesIn(layouts()),
 TEST(ExpertBits, AreThoseOfAnotherRunAndOfRounds) {
   RoutingTable table;
   record(table, kOneRank, 2 * kBatch);
-  const RoutingReplay routing{nullptr, &table};
+  const RoutingReplay routing{.imposed = &table, .only_experts = true};
   for (const char* dispatcher : {A2A, ""}) {
     const std::string flags = cat(kModel, "--moe-aux-loss-coeff 0.1 ", EP "2 ", dispatcher);
     const Arguments arguments = parse_run(flags, 2);
@@ -195,7 +195,7 @@ TEST(LearnedLoad, EqualsOneRank) {
   };
   replace("--vocab-size 101 --mock-data", cat("--vocab-size 256 --data-path ", write_text()));
   RoutingTable all, last;
-  const RoutingReplay recorded{&all, nullptr}, imposed{nullptr, &last};
+  const RoutingReplay recorded{&all, nullptr}, imposed{.imposed = &last, .only_experts = true};
   trace(parse_run(flags, 1), kLearned, &recorded, at::kFloat);
   at::Tensor counts = at::zeros({kExperts}, at::kLong);
   for (int64_t layer = 1; layer <= kLayers; ++layer)
@@ -300,7 +300,7 @@ void run_measured(const std::string& flags, const Body& body) {
 int64_t most_bytes(const std::string& flags, Load load) {
   RoutingTable table;
   record(table, load, 2 * kBatch);
-  const RoutingReplay routing{nullptr, &table};
+  const RoutingReplay routing{.imposed = &table, .only_experts = true};
   int64_t most = 0;
   std::mutex mutex;
   run_measured(flags, [&](MeasuredRank& rank, int) {

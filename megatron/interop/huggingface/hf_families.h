@@ -1,8 +1,8 @@
 // The Hugging Face model families that our models can compute: for each a table of tensor names and
 // a list of configuration keys, both used for import and export.
 //
-// A new family is one row of the table in hf_dense_families.cc or hf_moe_families.cc, its names, and
-// its keys.
+// A new family is one row of the table in hf_dense_families.cc or hf_moe_families.cc, its names,
+// and its keys.
 #pragma once
 
 #include <cstdint>

@@ -32,8 +32,8 @@ struct HfFolder {
 // reverse), and stored rotary frequencies that are not those of the configuration.
 HfFolder open_hf_folder(const std::filesystem::path& folder);
 
-// Reads config.json, and of the files, if there are any, whether they hold the layers of multi-token
-// prediction that it names: transformers writes files without.
+// Reads config.json, and of the files, if there are any, whether they hold the layers of
+// multi-token prediction that it names: transformers writes files without.
 HfModel read_hf_config(const std::filesystem::path& folder);
 
 // Flags for the folder's tokenizer, with paths in the folder. Without tokenizer files: the null

@@ -5,7 +5,7 @@
 #include <cutlass/detail/blockwise_scale_layout.hpp>
 
 #include "megatron/kernels/detail/grouped_gemm_sm90.cuh"
-#include "megatron/kernels/grouped_gemm_fp8.h"
+#include "megatron/kernels/experts/grouped_gemm_fp8.h"
 
 namespace megatron {
 

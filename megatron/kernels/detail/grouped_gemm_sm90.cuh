@@ -17,7 +17,7 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
 #include "megatron/kernels/detail/cuda_types.cuh"
-#include "megatron/kernels/grouped_gemm.h"
+#include "megatron/kernels/experts/grouped_gemm.h"
 
 namespace megatron {
 

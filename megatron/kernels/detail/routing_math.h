@@ -1,8 +1,8 @@
-// The scalar formulas of kernels/routing.h, shared by the CPU and CUDA kernels.
+// The scalar formulas of kernels/experts/routing.h, shared by the CPU and CUDA kernels.
 #pragma once
 
 #include "megatron/kernels/detail/math.h"
-#include "megatron/kernels/routing.h"
+#include "megatron/kernels/experts/routing.h"
 
 namespace megatron {
 

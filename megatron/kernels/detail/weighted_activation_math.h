@@ -1,4 +1,4 @@
-// The scalar formulas of kernels/weighted_activation.h, shared by the CPU and CUDA kernels.
+// The scalar formulas of kernels/experts/weighted_activation.h, shared by the CPU and CUDA kernels.
 #pragma once
 
 #include "megatron/kernels/detail/activation_math.h"

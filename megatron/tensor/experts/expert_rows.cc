@@ -1,7 +1,7 @@
 #include "megatron/tensor/experts/expert_rows.h"
 
 #include "megatron/base/check.h"
-#include "megatron/kernels/expert_rows.h"
+#include "megatron/kernels/experts/expert_rows.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"

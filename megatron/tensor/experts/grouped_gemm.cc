@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "megatron/base/check.h"
-#include "megatron/kernels/grouped_gemm.h"
+#include "megatron/kernels/experts/grouped_gemm.h"
 #include "megatron/tensor/detail/expert_loops.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/gemm.h"

@@ -3,10 +3,10 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/kernels/experts/grouped_gemm.h"
+#include "megatron/kernels/experts/grouped_gemm_fp8.h"
 #include "megatron/kernels/fp8/fp8.h"
 #include "megatron/kernels/fp8/fp8_experts.h"
-#include "megatron/kernels/grouped_gemm.h"
-#include "megatron/kernels/grouped_gemm_fp8.h"
 #include "megatron/tensor/detail/expert_loops.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"

@@ -1,13 +1,13 @@
-// The passes of a router over its logits (kernels/routing.h): choices, weights, sums of losses, and
-// the gradient of all of them. Not differentiable: the router writes its own backward. Nothing
-// waits for the device.
+// The passes of a router over its logits (kernels/experts/routing.h): choices, weights, sums of
+// losses, and the gradient of all of them. Not differentiable: the router writes its own backward.
+// Nothing waits for the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <array>
 
-#include "megatron/kernels/routing.h"
+#include "megatron/kernels/experts/routing.h"
 
 namespace megatron {
 

@@ -1,7 +1,7 @@
 #include "megatron/tensor/experts/weighted_activation.h"
 
 #include "megatron/base/check.h"
-#include "megatron/kernels/weighted_activation.h"
+#include "megatron/kernels/experts/weighted_activation.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"

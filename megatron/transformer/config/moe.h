@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/kernels/routing.h"
+#include "megatron/kernels/experts/routing.h"
 #include "megatron/transformer/config/shape.h"
 
 namespace megatron {

@@ -109,7 +109,7 @@ void RouterBalance::add_losses(const at::Tensor& logits, const LayerContext& con
 
 at::Tensor RouterBalance::replayed(const at::Tensor& counts, const ForwardContext& pass) const {
   const RoutingReplay* replay = pass.routing;
-  if (replay == nullptr) return counts;
+  if (replay == nullptr || replay->only_experts) return counts;
   const at::Tensor& samples = pass.place.sample;
   if (replay->imposed != nullptr)
     return replay->imposed->find_counts(layer_number_, samples, pass.layer_use);

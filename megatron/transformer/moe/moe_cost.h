@@ -8,22 +8,22 @@
 // Saved (transformer/moe/):
 //   residual stream  R h x        input of the norm
 //   norms            R (h e + 4)  output and statistics
-//   router           8 R E, 26 R k + 37 r'  logits and shares, choices and weights; the latter of rows
-//                                 that are exchanged
+//   router           8 R E, 26 R k + 37 r'  logits and shares, choices and weights; the latter of
+//                                 rows that are exchanged
 //   experts          r' h' e      rows, if they are exchanged; else they are gathered again
 //                    r' F e / y   outputs of linear_fc1
 //                    r' f e / y   of the activation, not with --recompute-modules moe_act
-//   latents          R h' e       input of fc2_latent_proj; and again, that of the experts, if their
-//                                 rows are not kept
+//   latents          R h' e       input of fc2_latent_proj; and again, that of the experts, if
+//                                 their rows are not kept
 //   shared expert    as an MLP of its width (feed_forward/mlp_cost.h); with a gate R h e + 8 R
 // With --recompute-modules moe only the residual stream and the choices.
 //
 // Temporaries: forward r' h' e of outputs next to what is saved; backward twice that and r' (F + f)
 // e / y of gradients; and rows in the order in which they are sent or arrive.
 //
-// Sent in each pass: alltoall R k (1 - 1/p) (h' e + 4) over ep and (1 - 1/p) r/y h' e back, over etp
-// (y - 1) times the rows gathered and as many sums scattered; allgather (p y - 1) R (h' e + 6 k) and
-// as many fp32 sums. Rounds after the first are exchanged again in the backward.
+// Sent in each pass: alltoall R k (1 - 1/p) (h' e + 4) over ep and (1 - 1/p) r/y h' e back, over
+// etp (y - 1) times the rows gathered and as many sums scattered; allgather (p y - 1) R (h' e + 6 k)
+// and as many fp32 sums. Rounds after the first are exchanged again in the backward.
 #pragma once
 
 #include "megatron/transformer/layer/layer_cost.h"

@@ -128,7 +128,7 @@ void Router::drop(Routing& routing, const ForwardContext& pass) const {
 
 at::Tensor Router::replayed_kept(const at::Tensor& kept, const ForwardContext& pass) const {
   const RoutingReplay* replay = pass.routing;
-  if (replay == nullptr) return kept;
+  if (replay == nullptr || replay->only_experts) return kept;
   const TokenPositions rows = row_positions(pass);
   if (replay->imposed != nullptr)
     return replay->imposed->find(layer_number_, rows, pass.layer_use, RowDecision::kKept)

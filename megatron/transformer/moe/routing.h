@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-#include "megatron/kernels/routing.h"
+#include "megatron/kernels/experts/routing.h"
 
 namespace megatron {
 

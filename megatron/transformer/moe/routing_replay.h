@@ -58,6 +58,8 @@ class RoutingTable {
 struct RoutingReplay {
   RoutingTable* record = nullptr;         // keeps them; null: does not
   const RoutingTable* imposed = nullptr;  // takes them from here; null: makes its own
+  // The table that is imposed has nothing but choices of experts; the run decides the rest.
+  bool only_experts = false;
 };
 
 }  // namespace megatron

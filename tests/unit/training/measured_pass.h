@@ -55,7 +55,7 @@ inline Measured measure(const Arguments& a, int64_t padded_vocab, const StageSli
     context.tape = &tape;
     context.loss_grad = at::ones({});
     context.tokens.of_sequence = at::ones({batch["tokens"].size(0)}, at::kDouble);
-    const RoutingReplay routing{nullptr, choices};
+    const RoutingReplay routing{.imposed = choices, .only_experts = true};
     if (choices != nullptr) context.routing = &routing;
     std::optional<AuxiliaryLosses> losses;
     if (const std::vector<std::string> names = module->auxiliary_losses(); !names.empty()) {

@@ -5,7 +5,7 @@
 
 #include "megatron/kernels/detail/block_io.h"
 #include "megatron/kernels/detail/routing_math.h"
-#include "megatron/kernels/routing.h"
+#include "megatron/kernels/experts/routing.h"
 
 namespace megatron {
 namespace {

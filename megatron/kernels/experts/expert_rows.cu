@@ -2,7 +2,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "megatron/kernels/detail/cuda_types.cuh"
-#include "megatron/kernels/expert_rows.h"
+#include "megatron/kernels/experts/expert_rows.h"
 
 namespace megatron {
 namespace {

@@ -3,7 +3,7 @@
 #include "megatron/kernels/detail/block_io.h"
 #include "megatron/kernels/detail/lanes.h"
 #include "megatron/kernels/detail/weighted_activation_math.h"
-#include "megatron/kernels/weighted_activation.h"
+#include "megatron/kernels/experts/weighted_activation.h"
 
 namespace megatron {
 namespace {

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "megatron/kernels/detail/block_io.h"
-#include "megatron/kernels/expert_rows.h"
+#include "megatron/kernels/experts/expert_rows.h"
 
 namespace megatron {
 namespace {

@@ -2,10 +2,10 @@
 //
 //   y = w act(x)        w [rows] in fp32 (fp64); act gated or not
 //
-// Computed in fp32 (fp64 for fp64) and rounded once. A finite `limit` c of a gated activation bounds
-// its input first: the gate to at most c, the other half to -c ... c, before the offset is added
-// (gpt-oss); where a bound holds, the gradient is 0. The gradient of w is a sum over the row in an
-// order that depends on its length alone.
+// Computed in fp32 (fp64 for fp64) and rounded once. A finite `limit` c of a gated activation
+// bounds its input first: the gate to at most c, the other half to -c ... c, before the offset is
+// added (gpt-oss); where a bound holds, the gradient is 0. The gradient of w is a sum over the row
+// in an order that depends on its length alone.
 #pragma once
 
 #include <cstdint>

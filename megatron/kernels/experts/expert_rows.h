@@ -1,5 +1,5 @@
-// Rows of tokens in the order of the experts that were chosen for them: the order itself, rows taken
-// into it, and sums over the choices of a token. Nothing depends on how work is divided over
+// Rows of tokens in the order of the experts that were chosen for them: the order itself, rows
+// taken into it, and sums over the choices of a token. Nothing depends on how work is divided over
 // threads: results are the same in every run.
 #pragma once
 

@@ -2,7 +2,7 @@
 
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/routing_math.h"
-#include "megatron/kernels/routing.h"
+#include "megatron/kernels/experts/routing.h"
 
 namespace megatron {
 namespace {

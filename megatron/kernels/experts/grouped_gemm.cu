@@ -1,7 +1,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "megatron/kernels/detail/grouped_gemm_sm90.cuh"
-#include "megatron/kernels/grouped_gemm.h"
+#include "megatron/kernels/experts/grouped_gemm.h"
 
 namespace megatron {
 namespace {

@@ -1,7 +1,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "megatron/kernels/detail/grouped_gemm_fp8_sm90.cuh"
-#include "megatron/kernels/grouped_gemm_fp8.h"
+#include "megatron/kernels/experts/grouped_gemm_fp8.h"
 
 namespace megatron {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/weighted_activation_math.h"
-#include "megatron/kernels/weighted_activation.h"
+#include "megatron/kernels/experts/weighted_activation.h"
 
 namespace megatron {
 namespace {
