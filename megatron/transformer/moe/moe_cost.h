@@ -22,8 +22,8 @@
 // e / y of gradients; and rows in the order in which they are sent or arrive.
 //
 // Sent in each pass: alltoall R k (1 - 1/p) (h' e + 4) over ep and (1 - 1/p) r/y h' e back, over
-// etp (y - 1) times the rows gathered and as many sums scattered; allgather (p y - 1) R (h' e + 6 k)
-// and as many fp32 sums. Rounds after the first are exchanged again in the backward.
+// etp (y - 1) times the rows gathered and as many sums scattered; allgather (p y - 1) R (h' e + 6
+// k) and as many fp32 sums. Rounds after the first are exchanged again in the backward.
 #pragma once
 
 #include "megatron/transformer/layer/layer_cost.h"
