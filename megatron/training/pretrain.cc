@@ -12,6 +12,7 @@
 #include "megatron/base/process_signals.h"
 #include "megatron/datasets/reading_summary.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/models/common/routers.h"
 #include "megatron/reporting/flops.h"
 #include "megatron/reporting/section_means.h"
 #include "megatron/reporting/trace.h"
@@ -500,7 +501,7 @@ void Run::read_outcomes(bool all) {
     record.grad_norm = step.grad_norm;
     if (std::exchange(first_outcome_, false)) write_startup_record(record.iteration);
     if (!numbers.tokens_per_expert.empty())
-      log_.tokens_per_expert(router_names(arguments_.transformer), numbers.tokens_per_expert,
+      log_.tokens_per_expert(routers_of(arguments_.transformer).names, numbers.tokens_per_expert,
                              record.iteration);
     if (log_.step(record)) {
       if (config_.log_memory_interval && record.iteration % *config_.log_memory_interval == 0)

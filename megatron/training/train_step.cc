@@ -10,6 +10,7 @@
 #include <deque>
 
 #include "megatron/base/check.h"
+#include "megatron/models/common/routers.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/passes.h"
 
@@ -86,26 +87,14 @@ StepCounts update_weights(TrainedModel& model, const StepOptions& options,
   return end_step(modules, skipped, model.groups(), options.keeps_tokens_per_expert);
 }
 
-std::vector<std::string> router_names(const TransformerConfig& config) {
-  std::vector<std::string> names;
-  for (int64_t layer = 1; layer <= config.num_layers; ++layer)
-    if (config.is_moe_layer(layer))
-      names.push_back(cat("decoder.layers.", layer - 1, ".mlp.router"));
-  if (config.is_moe_layer(config.num_layers))
-    for (int64_t depth = 0; depth < config.mtp_distinct_layers(); ++depth)
-      names.push_back(cat("mtp.layers.", depth, ".transformer_layer.mlp.router"));
-  return names;
-}
-
 namespace {
 
 constexpr int64_t kReportHead = 3;
 
 // Of the routers of all stages.
 at::Tensor tokens_per_expert(const TrainedModel& model, const StepCounts& counts) {
-  const TransformerConfig& config = model.chunks.front().module->config().transformer;
-  const std::vector<std::string> names = router_names(config);
-  const at::Tensor all = at::zeros({static_cast<int64_t>(names.size()), config.num_experts},
+  const auto [names, experts] = routers_of(model.chunks.front().module->config().transformer);
+  const at::Tensor all = at::zeros({static_cast<int64_t>(names.size()), experts},
                                    at::TensorOptions().dtype(at::kInt).device(model.device()));
   for (const auto& [name, one] : counts.of_modules) {
     const auto found = std::find(names.begin(), names.end(), name);

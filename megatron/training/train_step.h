@@ -73,7 +73,7 @@ struct StepNumbers {
   // Of what modules count in a step (Module::step_counts): the tokens of the busiest expert over
   // the mean, in the layer where that is highest; 0: nothing is counted
   double count_over_mean = 0;
-  // By router_names(); empty: not asked for
+  // Of routers_of(); empty: not asked for
   std::vector<std::vector<int64_t>> tokens_per_expert;
   // By rank: mean of the steps since the rank's last report, before this one
   std::vector<std::pair<int, SectionTimes>> times;
@@ -103,10 +103,6 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
 // Returns what end_step() of the modules returns.
 StepCounts update_weights(TrainedModel& model, const StepOptions& options,
                           const at::Tensor& totals);
-
-// The routers of a model by the names of their modules: of the decoder, then of multi-token
-// prediction.
-std::vector<std::string> router_names(const TransformerConfig& config);
 
 // One iteration. With a clock in `timers` every rank reports its times once in steps_per_report()
 // steps (sections.h). Communication: besides that of the parts, one all-reduce of the report over

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "megatron/comm/thread_backend.h"
+#include "megatron/models/common/routers.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/tasks/dpo_loss.h"
 #include "tests/unit/training/measured_step.h"
@@ -101,7 +102,7 @@ TEST(RouterLosses, WeighAsMuchAsTheMainLoss) {
 TEST(TokensPerExpert, AreThoseOfAllRanksAndStages) {
   const std::string flags = kRouted + kRun + "--mtp-num-layers 1 ";
   const Arguments a = parse(flags, 1);
-  const std::vector<std::string> names = router_names(a.transformer);
+  const std::vector<std::string> names = routers_of(a.transformer).names;
   EXPECT_EQ(names,
             (std::vector<std::string>{"decoder.layers.0.mlp.router", "decoder.layers.1.mlp.router",
                                       "mtp.layers.0.transformer_layer.mlp.router"}));
