@@ -37,7 +37,6 @@ class ExpertTensors {
         latents_(c.moe_latent_size ? tokens_ : 0),
         logits_(shape.rows * c.num_experts * shape.sum),
         weights_(counts.sent * kChoiceBytes + (exchanged_ ? counts.held * kExchangedBytes : 0)),
-        composed_(!shape.on_gpu),
         wide_(shape.sum / shape.element),
         has_losses_(!moe_losses(c, 1).empty()) {}
 
@@ -155,42 +154,19 @@ class ExpertTensors {
     const bool sent_back = exchanged_ && !gathers_;
     if (sent_back) track.give(held);
     const int64_t sums = gathers_ ? ep_ * etp_ * sums_ : sums_;
-    if (composed_) {
-      track.take(sums);
-      track.touch(2 * sums);
-      if (gathers_) {
-        track.take(sums_);
-        track.give(sums);
-      }
-    } else if (gathers_) {
+    if (gathers_) {
       track.take(sums + sums_);
       track.give(sums);
     }
-    track.take(composed_ && wide_ == 1 ? 0 : tokens_);
-    if (composed_ ? wide_ > 1 : gathers_) track.give(sums_);
+    track.take(tokens_);
+    if (gathers_) track.give(sums_);
     track.give(sent_back ? returned() : held);
   }
 
-  // On CPUs the activation is composed of operations in the type of sums.
-  void activation(AllocationTrack& track) const {
-    const int64_t passing = composed_ && wide_ > 1 ? wide_ * act_ : 0;
-    track.touch(passing > 0 ? wide_ * fc1_ + passing : 0);
-    track.take(passing + act_);
-    track.give(passing);
-  }
+  void activation(AllocationTrack& track) const { track.take(act_); }
   // From the gradient of its output to that of its input, which stays allocated, and the output
   // again unless it is kept.
-  void activation_backward(AllocationTrack& track) const {
-    const int64_t again = act_ - act_saved_;
-    if (!composed_) return track.take(fc1_ + again);
-    const int64_t passing = wide_ == 1 ? act_ : wide_ * (2 * fc1_ + 2 * act_);
-    track.take(passing + (wide_ == 1 ? fc1_ : 0));
-    track.touch(wide_ * act_);
-    if (wide_ > 1) track.take(fc1_);
-    track.touch(wide_ * act_);
-    track.take(again);
-    track.give(passing);
-  }
+  void activation_backward(AllocationTrack& track) const { track.take(fc1_ + act_ - act_saved_); }
 
   const int64_t input_, act_, fc1_;  // of one round
   const int64_t tokens_;             // R h' e
@@ -203,7 +179,6 @@ class ExpertTensors {
   const int64_t act_saved_;
   const int64_t latents_;
   const int64_t logits_, weights_;
-  const bool composed_;
   const int64_t wide_;
   const bool has_losses_;
 };

