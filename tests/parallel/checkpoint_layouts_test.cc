@@ -153,9 +153,7 @@ class Rank {
   Rank(const Arguments& arguments, const ParallelGroups& groups, Agreement& agreement)
       : arguments_(arguments), groups_(groups), agreement_(agreement), task_(gpt_task()) {
     const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
-    const int64_t size = model_vocab_size(arguments.tokenizer, *tokenizer);
-    const Vocabulary vocabulary{
-        size, padded_vocab_size(arguments.tokenizer, size, arguments.vocabulary_ranks())};
+    const Vocabulary vocabulary = vocabulary_of(arguments, *tokenizer);
     datasets_ = build_datasets(task_, arguments, *tokenizer);
     model_ = build_model(task_, arguments, vocabulary, groups, model_dtype(arguments.optimizer),
                          at::kCPU, StartPoint{});

@@ -229,9 +229,7 @@ class MeasuredRank {
         meter_(std::make_shared<Meter>()),
         guard_(c10::DebugInfoKind::PROFILER_STATE, meter_) {
     const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
-    const int64_t size = model_vocab_size(arguments.tokenizer, *tokenizer);
-    const Vocabulary vocabulary{
-        size, padded_vocab_size(arguments.tokenizer, size, arguments.vocabulary_ranks())};
+    const Vocabulary vocabulary = vocabulary_of(arguments, *tokenizer);
     datasets_ = build_datasets(task_, arguments, *tokenizer);
     model_ = build_model(task_, arguments, vocabulary, groups_, model_dtype(arguments.optimizer),
                          at::kCPU, StartPoint{});

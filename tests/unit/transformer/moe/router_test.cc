@@ -272,54 +272,54 @@ TEST(Router, SinkhornChoosesInTrainingOnly) {
   EXPECT_TRUE(at::equal(built.forward(x, pass_of(32, 1)).choices, top_experts(logits, 1)));
 }
 
-TEST(RoutingReplay, ImposesRecordedChoices) {
-  Built recorded(router_of()), other(router_of());
-  other.parameter(0).value.neg_();
+// What one router records is imposed on one of the opposite weights, with the same options.
+struct Replayed {
+  explicit Replayed(const RouterOptions& options) : first(options), other(options) {
+    other.parameter(0).value.neg_();
+    pass.routing = &replay;
+    recorded = first.forward(x, pass);
+    replay = {.imposed = &table};
+    imposed = other.forward(x, pass);
+  }
+
+  Built first, other;
   const at::Tensor x = random_matrix({6, 4, kHidden}, 1);
   RoutingTable table;
   RoutingReplay replay{.record = &table};
   ForwardContext pass = pass_of(6, 4);
-  pass.routing = &replay;
-  const Routing whole = recorded.forward(x, pass);
-  replay = {.imposed = &table};
-  const Routing imposed = other.forward(x, pass);
-  EXPECT_TRUE(at::equal(imposed.choices, whole.choices));
-  const at::Tensor logits = router_logits(x, other.parameter(0), nullptr, at::kDouble);
-  EXPECT_TRUE(at::equal(imposed.weights, routing_weights(logits, whole.choices, {})))
+  Routing recorded, imposed;
+};
+
+TEST(RoutingReplay, ImposesRecordedChoices) {
+  Replayed r(router_of());
+  EXPECT_TRUE(at::equal(r.imposed.choices, r.recorded.choices));
+  const at::Tensor logits = router_logits(r.x, r.other.parameter(0), nullptr, at::kDouble);
+  EXPECT_TRUE(at::equal(r.imposed.weights, routing_weights(logits, r.recorded.choices, {})))
       << "weights of its own";
   // Other rows in another order
-  ForwardContext part = pass;
+  ForwardContext part = r.pass;
   part.place = {at::tensor({43, 41}, at::kLong), at::tensor({5, 0, 2}, at::kLong)};
-  const at::Tensor own = whole.choices.view({6, 4, 2})
+  const at::Tensor own = r.recorded.choices.view({6, 4, 2})
                              .index_select(0, part.place.position)
                              .index_select(1, part.place.sample - 40)
                              .reshape({6, 2});
-  EXPECT_TRUE(at::equal(other.forward(random_matrix({3, 2, kHidden}, 3), part).choices, own));
+  EXPECT_TRUE(at::equal(r.other.forward(random_matrix({3, 2, kHidden}, 3), part).choices, own));
 }
 
 TEST(RoutingReplay, ImposesWhichChoicesAreKept) {
   RouterOptions options = router_of();
   options.capacity = CapacityOptions{.factor = 0.5};
-  Built recorded(options), other(options);
-  other.parameter(0).value.neg_();
-  const at::Tensor x = random_matrix({6, 4, kHidden}, 1);
-  RoutingTable table;
-  RoutingReplay replay{.record = &table};
-  ForwardContext pass = pass_of(6, 4);
-  pass.routing = &replay;
-  const Routing first = recorded.forward(x, pass);
-  replay = {.imposed = &table};
-  const Routing imposed = other.forward(x, pass);
-  EXPECT_TRUE(at::equal(imposed.kept, first.kept));
-  const Capacity own =
-      within_capacity({first.choices,
-                       routing_weights(router_logits(x, other.parameter(0), nullptr, at::kDouble),
-                                       first.choices, {}),
-                       {},
-                       {}},
-                      kExperts, *options.capacity);
-  EXPECT_FALSE(at::equal(own.kept, first.kept)) << "by weights of its own";
-  EXPECT_TRUE(at::equal(imposed.weights != 0, first.kept));
+  Replayed r(options);
+  EXPECT_TRUE(at::equal(r.imposed.kept, r.recorded.kept));
+  const Capacity own = within_capacity(
+      {r.recorded.choices,
+       routing_weights(router_logits(r.x, r.other.parameter(0), nullptr, at::kDouble),
+                       r.recorded.choices, {}),
+       {},
+       {}},
+      kExperts, *options.capacity);
+  EXPECT_FALSE(at::equal(own.kept, r.recorded.kept)) << "by weights of its own";
+  EXPECT_TRUE(at::equal(r.imposed.weights != 0, r.recorded.kept));
 }
 
 TEST(RoutingReplay, NamesWhatWasNotRecorded) {
