@@ -84,44 +84,6 @@ class GeneratedRow {
   bool finished_ = false;
 };
 
-// Left-padded ids [b, s] and the number of padding positions per row.
-struct PaddedBatch {
-  at::Tensor tokens;
-  std::vector<int64_t> padding;
-};
-
-PaddedBatch pad_left(const std::vector<GeneratedRow>& rows) {
-  size_t longest = 0;
-  for (const GeneratedRow& row : rows) longest = std::max(longest, row.result.prompt_tokens.size());
-  PaddedBatch batch{
-      at::zeros({static_cast<int64_t>(rows.size()), static_cast<int64_t>(longest)}, at::kLong), {}};
-  auto ids = batch.tokens.accessor<int64_t, 2>();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const std::vector<int32_t>& prompt = rows[i].result.prompt_tokens;
-    const size_t pad = longest - prompt.size();
-    batch.padding.push_back(static_cast<int64_t>(pad));
-    for (size_t j = 0; j < prompt.size(); ++j)
-      ids[static_cast<int64_t>(i)][static_cast<int64_t>(pad + j)] = prompt[j];
-  }
-  return batch;
-}
-
-// Logits of the last position of every row, [b, v] on the CPU.
-at::Tensor forward_last(Model& model, const at::Tensor& tokens, DecodingState& state,
-                        const at::Tensor& padding, at::Device device) {
-  const int64_t b = tokens.size(0), s = tokens.size(1);
-  ForwardContext context;
-  context.decoding = &state;
-  context.attention_mask = state.padding_mask(s, device);
-  context.place.position = at::arange(state.length(), state.length() + s, at::kLong).to(device);
-  context.place.sample = at::zeros({b}, at::dtype(at::kLong).device(device));
-  context.position_ids =
-      (context.place.position.unsqueeze(0) - padding.to(device).unsqueeze(1)).clamp_min(0);
-  const at::Tensor logits = model.forward(tokens.to(device), context);
-  state.advance(s);
-  return logits.select(0, s - 1).to(at::kCPU);
-}
-
 std::vector<GeneratedRow> start_rows(const ModelConfig& config, const Tokenizer& tokenizer,
                                      std::span<const std::string> prompts,
                                      const GenerateOptions& options) {
@@ -150,16 +112,108 @@ std::vector<GeneratedRow> start_rows(const ModelConfig& config, const Tokenizer&
   return rows;
 }
 
-// Whether a row's next token is the first beyond the original length of longrope: its keys are then
-// rotated by other frequencies, and all of them are computed anew.
-bool crosses_rope_border(const TransformerConfig& config, const std::vector<GeneratedRow>& rows,
-                         int64_t step) {
-  if (config.rope_scaling_type != RopeScaling::kLongRope) return false;
-  return std::any_of(rows.begin(), rows.end(), [&](const GeneratedRow& row) {
-    return static_cast<int64_t>(row.result.prompt_tokens.size()) + step ==
-           config.rope_original_max_position_embeddings + 1;
-  });
-}
+// Sequences on their way through one model and one paged cache: each step is one forward over the
+// tokens that are new.
+class Decoder {
+ public:
+  Decoder(Model& model, size_t sequences)
+      : model_(model), device_(device_of(model)), sequences_(sequences) {}
+
+  // Adds tokens at the end of a sequence, for the next step.
+  void push(size_t sequence, std::span<const int32_t> tokens) {
+    std::vector<int32_t>& ids = sequences_[sequence].ids;
+    ids.insert(ids.end(), tokens.begin(), tokens.end());
+  }
+  // Takes a sequence out of the batch and frees its blocks.
+  void finish(size_t sequence) {
+    std::vector<int32_t>& blocks = sequences_[sequence].blocks;
+    free_.insert(free_.end(), blocks.begin(), blocks.end());
+    sequences_[sequence] = {};
+  }
+
+  struct Step {
+    std::vector<size_t> sequences;  // those with new tokens
+    at::Tensor logits;              // after the last token of each, [sequences, v] on the CPU
+  };
+  Step step() {
+    Step result{in_order(), {}};
+    std::vector<int64_t> ids;
+    std::vector<RaggedPart> parts;
+    std::vector<int64_t> slots;
+    for (const size_t i : result.sequences) {
+      Sequence& s = sequences_[i];
+      if (crosses_rope_border(s)) s.done = 0;
+      const auto end = static_cast<int64_t>(s.ids.size());
+      reserve(s, end);
+      ids.insert(ids.end(), s.ids.begin() + s.done, s.ids.end());
+      parts.push_back({s.done, end - s.done, s.blocks});
+      slots.push_back(static_cast<int64_t>(i));
+      s.done = end;
+    }
+    const RaggedBatch batch{PagedRows(std::move(parts), num_blocks_, kBlockSize, device_),
+                            std::move(slots), static_cast<int64_t>(sequences_.size())};
+    const DecodingPass decoding{state_, batch};
+    ForwardContext context;
+    context.decoding = &decoding;
+    context.place = {at::zeros({1}, at::dtype(at::kLong).device(device_)), batch.rows.positions};
+    context.position_ids = batch.rows.positions.unsqueeze(0);
+    const at::Tensor tokens = at::tensor(ids, at::kLong).unsqueeze(0).to(device_);
+    const at::Tensor hidden = model_.hidden(tokens, {}, context);
+    result.logits =
+        model_.logits(hidden.index_select(0, batch.rows.last_rows)).squeeze(1).to(at::kCPU);
+    return result;
+  }
+
+ private:
+  static constexpr int64_t kBlockSize = 64;
+  struct Sequence {
+    std::vector<int32_t> ids, blocks;
+    int64_t done = 0;  // positions that the cache holds
+  };
+
+  // Those with new tokens, those with one first.
+  std::vector<size_t> in_order() const {
+    std::vector<size_t> found;
+    const auto waiting = [&](size_t i) {
+      return static_cast<int64_t>(sequences_[i].ids.size()) - sequences_[i].done;
+    };
+    for (size_t i = 0; i < sequences_.size(); ++i)
+      if (waiting(i) > 0) found.push_back(i);
+    std::ranges::stable_partition(
+        found, [&](size_t i) { return waiting(i) == 1 && !crosses_rope_border(sequences_[i]); });
+    return found;
+  }
+
+  // Whether the next token is the first beyond the original length of longrope: keys are then
+  // rotated by other frequencies, and all of them are computed anew.
+  bool crosses_rope_border(const Sequence& s) const {
+    const TransformerConfig& config = model_.config().transformer;
+    const int64_t original = config.rope_original_max_position_embeddings;
+    return config.rope_scaling_type == RopeScaling::kLongRope && s.done > 0 && s.done <= original &&
+           static_cast<int64_t>(s.ids.size()) > original;
+  }
+
+  void reserve(Sequence& s, int64_t positions) {
+    while (static_cast<int64_t>(s.blocks.size()) * kBlockSize < positions) {
+      if (free_.empty()) grow();
+      s.blocks.push_back(free_.back());
+      free_.pop_back();
+    }
+  }
+  void grow() {
+    const int64_t more = std::max<int64_t>(num_blocks_, static_cast<int64_t>(sequences_.size()));
+    for (int64_t block = num_blocks_ + more; block-- > num_blocks_;)
+      free_.push_back(static_cast<int32_t>(block));
+    num_blocks_ += more;
+  }
+
+  Model& model_;
+  at::Device device_;
+  DecodingState state_;
+  std::vector<Sequence> sequences_;
+  std::vector<int32_t> free_;
+  int64_t num_blocks_ = 0;
+};
 
 }  // namespace
 
@@ -174,39 +228,31 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  const GenerateOptions& options, const StreamCallback& stream) {
   const at::NoGradGuard no_grad;
   const ModelConfig& config = model.config();
-  const at::Device device = device_of(model);
   std::vector<GeneratedRow> rows = start_rows(config, tokenizer, prompts, options);
-  std::vector<Generation> results;
-  if (options.tokens_to_generate > 0 && !rows.empty()) {
-    const PaddedBatch batch = pad_left(rows);
-    const at::Tensor padding = at::tensor(batch.padding, at::dtype(at::kLong));
-    DecodingState state({batch.tokens.size(1) + options.tokens_to_generate, batch.padding});
-    at::Tensor next = at::zeros({static_cast<int64_t>(rows.size()), 1}, at::kLong);
-    at::Tensor tokens = batch.tokens, history = batch.tokens;
-    for (int64_t step = 0; step < options.tokens_to_generate; ++step) {
-      if (step > 0 && crosses_rope_border(config.transformer, rows, step)) {
-        state.clear();
-        tokens = history;
-      }
-      const at::Tensor logits = forward_last(model, tokens, state, padding, device);
-      bool all_finished = true;
-      for (size_t i = 0; i < rows.size(); ++i) {
-        const auto r = static_cast<int64_t>(i);
-        if (rows[i].finished()) continue;
-        const auto position = static_cast<int64_t>(rows[i].result.prompt_tokens.size()) + step;
-        const int64_t token =
-            sample_token(logits[r], config.vocab_size, options.sampling, r, position);
-        next[r][0] = token;
-        const std::string piece = rows[i].push(static_cast<int32_t>(token));
+  if (options.tokens_to_generate > 0) {
+    Decoder decoder(model, rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) decoder.push(i, rows[i].result.prompt_tokens);
+    for (size_t unfinished = rows.size(), step = 0; unfinished > 0; ++step) {
+      const Decoder::Step decoded = decoder.step();
+      for (size_t j = 0; j < decoded.sequences.size(); ++j) {
+        const size_t i = decoded.sequences[j];
+        const auto position = static_cast<int64_t>(rows[i].result.prompt_tokens.size() + step);
+        const auto token = static_cast<int32_t>(
+            sample_token(decoded.logits[static_cast<int64_t>(j)], config.vocab_size,
+                         options.sampling, static_cast<int64_t>(i), position));
+        const std::string piece = rows[i].push(token);
         if (stream && !piece.empty()) stream(i, piece);
-        all_finished &= rows[i].finished();
+        if (rows[i].finished()) {
+          decoder.finish(i);
+          --unfinished;
+        } else {
+          decoder.push(i, {&token, 1});
+        }
       }
-      if (all_finished) break;
-      tokens = next;
-      if (config.transformer.rope_scaling_type == RopeScaling::kLongRope)
-        history = at::cat({history, next}, 1);
     }
   }
+  std::vector<Generation> results;
+  results.reserve(rows.size());
   for (GeneratedRow& row : rows) results.push_back(std::move(row.result));
   return results;
 }

@@ -29,8 +29,8 @@ at::Tensor TransformerBlock::forward(at::Tensor x, const ForwardContext& pass) {
 
 LayerRotary TransformerBlock::rotary_tables(const ForwardContext& pass, at::ScalarType type) const {
   if (config_.position_embedding_type != PositionEmbedding::kRope) return {};
-  return rotary_.tables(pass.position_ids.defined() ? pass.position_ids : pass.place.position,
-                        type);
+  return rotary_.tables(pass.position_ids.defined() ? pass.position_ids : pass.place.position, type,
+                        pass.decoding != nullptr ? pass.decoding->batch.rows.last : at::Tensor());
 }
 
 }  // namespace megatron

@@ -25,8 +25,8 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
   add("post_mlp_layernorm", mlp_half_.post_norm());
 }
 
-std::unique_ptr<LayerState> TransformerLayer::make_state(const DecodingShape& shape) const {
-  return self_attention_->make_state(shape);
+std::unique_ptr<LayerState> TransformerLayer::make_state() const {
+  return self_attention_->make_state();
 }
 
 // Each half: norm, sublayer, residual.

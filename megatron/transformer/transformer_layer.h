@@ -16,7 +16,7 @@ class TransformerLayer : public Layer {
   TransformerLayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                    const ParallelGroups& groups, FeedForwardMaker make_feed_forward);
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) override;
-  std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const override;
+  std::unique_ptr<LayerState> make_state() const override;
 
  private:
   at::Tensor forward_parallel_residual(const at::Tensor& x, const LayerContext& context);

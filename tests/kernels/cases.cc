@@ -645,6 +645,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
       rows.push_back(fp8_block_case(true, at::kBFloat16, shape));
     }
     add_expert_cases(rows, perf);
+    add_paged_cases(rows, perf);
     for (KernelCase& row : routing_cases(perf)) rows.push_back(std::move(row));
     std::erase_if(rows, [](const KernelCase& row) { return row.bytes == 0; });
     return rows;
@@ -689,6 +690,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
       rows.push_back(amax_case(type, shape));
   }
   add_expert_cases(rows, perf);
+  add_paged_cases(rows, perf);
   for (KernelCase& row : routing_cases(perf)) rows.push_back(std::move(row));
   return rows;
 }

@@ -104,8 +104,8 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
   add("linear_proj", &linear_proj_);
 }
 
-std::unique_ptr<LayerState> SelfAttention::make_state(const DecodingShape& shape) const {
-  return std::make_unique<KVCache>(shape.capacity);
+std::unique_ptr<LayerState> SelfAttention::make_state() const {
+  return std::make_unique<KVCache>();
 }
 
 SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
@@ -127,7 +127,8 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
       SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
   at::Tensor q =
       kv_.size() == 1 ? qkv[0] : qkv[0].narrow(2, kv_.rank() * heads_, heads_).contiguous();
-  at::Tensor k = qkv[1], v = qkv[2];
+  at::Tensor k = qkv[1];
+  const at::Tensor& v = qkv[2];
   const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
   const OffloadScope leads_to_core_attention(context.offload(), [&](const at::Tensor& saved) {
     return config_.offloads("core_attn") && !is_alias(saved, rotary.cos) &&
@@ -141,10 +142,11 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
     q = apply_rotary(q, rotary.cos, rotary.sin, rotary.interleaved);
     k = apply_rotary(k, rotary.cos, rotary.sin, rotary.interleaved);
   }
-  if (context.state != nullptr)
-    std::tie(k, v) =
-        static_cast<KVCache*>(context.state)->append(context.pass.decoding->length(), k, v);
-  const at::Tensor y = core_.forward(q, k, v, context);
+  const at::Tensor y =
+      context.state == nullptr
+          ? core_.forward(q, k, v, context)
+          : static_cast<KVCache*>(context.state)
+                ->attend(q, k, v, context.pass.decoding->batch.rows, core_.cached(context));
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
   return back(y.reshape({s, b, heads_ * config_.kv_channels}));
 }

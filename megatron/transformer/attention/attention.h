@@ -25,7 +25,7 @@ class SelfAttention : public AttentionSublayer {
                 const ParallelGroups& groups);
   SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add) override;
   // Keys and values of earlier positions: a KVCache.
-  std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const override;
+  std::unique_ptr<LayerState> make_state() const override;
 
  private:
   // Output of linear_qkv, gathered from the ranks that share one key/value group.

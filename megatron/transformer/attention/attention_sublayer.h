@@ -8,7 +8,7 @@ namespace megatron {
 class AttentionSublayer : public Sublayer {
  public:
   // As Layer::make_state.
-  virtual std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const = 0;
+  virtual std::unique_ptr<LayerState> make_state() const = 0;
 };
 
 // Self attention, or what the configuration puts in its place. `layer_number` is global and counts

@@ -8,6 +8,15 @@
 
 namespace megatron {
 
+namespace {
+
+void check_whole_sequences(const char* what, const ProcessGroup& cp) {
+  MEGATRON_CHECK(cp.size() == 1, what, " over ", cp.size(),
+                 " context-parallel ranks is not built\nhint: --context-parallel-size 1");
+}
+
+}  // namespace
+
 CoreAttention::CoreAttention(const TransformerConfig& config, int64_t layer_number, int64_t heads,
                              const ParallelGroups& groups)
     : config_(config),
@@ -40,6 +49,13 @@ AttentionOptions CoreAttention::options(const LayerContext& context, int64_t num
   return options;
 }
 
+AttentionOptions CoreAttention::cached(const LayerContext& context) const {
+  check_whole_sequences("decoding", context_ranks(context.pass));
+  MEGATRON_ASSERT(!context.pass.attention_mask.defined() && !context.pass.document_ids.defined(),
+                  "a mask or document ids beside a cache");
+  return options(context, 1, 1);
+}
+
 at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const LayerContext& context) const {
   const ForwardContext& pass = context.pass;
@@ -53,11 +69,9 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
     return config_.offloads(input ? "core_attn" : "attn_proj");
   });
   const AttentionOptions core = options(context, q.size(0), k.size(0));
-  if (context.state != nullptr || pass.attention_mask.defined()) {
-    MEGATRON_CHECK(cp.size() == 1, context.state != nullptr ? "decoding" : "an attention mask",
-                   " over ", cp.size(), " context-parallel ranks is not built",
-                   "\nhint: --context-parallel-size 1");
-    MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask or a cache");
+  if (pass.attention_mask.defined()) {
+    check_whole_sequences("an attention mask", cp);
+    MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask");
     return core_attention(q, k, v, core);
   }
   return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_,

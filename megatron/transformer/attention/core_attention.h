@@ -30,6 +30,9 @@ class CoreAttention {
   AttentionOptions options(const LayerContext& context, int64_t num_queries,
                            int64_t num_keys) const;
 
+  // The options of attention over a cache. Throws Error when context-parallel ranks would share it.
+  AttentionOptions cached(const LayerContext& context) const;
+
   // The context-parallel group of this micro-batch.
   const ProcessGroup& context_ranks(const ForwardContext& pass) const {
     return pass.cp != nullptr ? *pass.cp : parallel_.cp;

@@ -99,8 +99,8 @@ MultiLatentAttention::MultiLatentAttention(const TransformerConfig& config, int6
   add("linear_proj", &linear_proj_);
 }
 
-std::unique_ptr<LayerState> MultiLatentAttention::make_state(const DecodingShape& shape) const {
-  return std::make_unique<LatentCache>(shape.capacity);
+std::unique_ptr<LayerState> MultiLatentAttention::make_state() const {
+  return std::make_unique<LatentCache>();
 }
 
 SublayerOutput MultiLatentAttention::forward(const at::Tensor& x, const LayerContext& context,
@@ -133,9 +133,8 @@ at::Tensor MultiLatentAttention::project_and_attend(const at::Tensor& x,
   Latents latents = project_down(normed);
   if (!again) normed.reset();
   if (!linear_q_down_proj_) latents.q_again = again;
-  const int64_t first = context.state == nullptr ? 0 : context.pass.decoding->length();
-  return first > 0 ? attend_absorbed(latents, rotary, context, first)
-                   : attend(latents, rotary, context);
+  return context.state == nullptr ? attend(latents, rotary, context)
+                                  : attend_cached(latents, rotary, context);
 }
 
 MultiLatentAttention::Latents MultiLatentAttention::project_down(const at::Tensor& normed) {
@@ -192,40 +191,53 @@ SavedTensorScope::Keep MultiLatentAttention::keep_latents(const LatentHeads& hea
 at::Tensor MultiLatentAttention::attend(const Latents& latents, const RotaryTables& rotary,
                                         const LayerContext& context) {
   const LatentHeads heads = project_up(latents, rotary);
-  if (context.state != nullptr) {
-    const at::Tensor c = sequence_parallel_ ? all_gather_first_dim(latents.c, tp_) : latents.c;
-    static_cast<LatentCache*>(context.state)
-        ->append(0, at::cat({linear_kv_up_proj_.normed(c),
-                             heads.k.select(2, 0).narrow(2, sizes_.plain, sizes_.rotated)},
-                            -1));
-  }
   std::optional<SavedTensorScope> saves_latents;
   if (config_.recomputes("mla_up_proj"))
     saves_latents.emplace(/*recomputing=*/true, keep_latents(heads, latents, rotary));
   return core_.forward(heads.q, heads.k, heads.v, context);
 }
 
-at::Tensor MultiLatentAttention::attend_absorbed(const Latents& latents, const RotaryTables& rotary,
-                                                 const LayerContext& context, int64_t first) {
+// Note [Latents of a cache] A row of one token reads the latents themselves: W_uk goes into its
+// queries, W_uv behind its sums of latents. A part of several tokens computes the keys and values
+// of its sequence anew, which costs less than scores of wide latents would.
+at::Tensor MultiLatentAttention::attend_cached(const Latents& latents, const RotaryTables& rotary,
+                                               const LayerContext& context) {
   const at::NoGradGuard no_grad;
   const int64_t n = sizes_.heads, plain = sizes_.plain, rank = config_.kv_lora_rank;
+  const PagedRows& rows = context.pass.decoding->batch.rows;
   const at::Tensor flat = queries(latents.q);
-  const at::Tensor q = flat.view({flat.size(0), flat.size(1), n, sizes_.query()});
+  const at::Tensor heads = flat.view({flat.size(0), flat.size(1), n, sizes_.query()});
+  const at::Tensor q = at::cat(
+      {heads.narrow(3, 0, plain), rotate_pairs(heads.narrow(3, plain, sizes_.rotated), rotary)},
+      -1);
   const at::Tensor c = sequence_parallel_ ? all_gather_first_dim(latents.c, tp_) : latents.c;
-  const at::Tensor own = at::cat(
-      {linear_kv_up_proj_.normed(c), rotate_pairs(latents.r.unsqueeze(2), rotary).squeeze(2)}, -1);
-  const at::Tensor all = static_cast<LatentCache*>(context.state)->append(first, own).unsqueeze(2);
+  PagedBuffer& cache = static_cast<LatentCache*>(context.state)->latents;
+  cache.write(rows, at::cat({linear_kv_up_proj_.normed(c),
+                             rotate_pairs(latents.r.unsqueeze(2), rotary).squeeze(2)},
+                            -1)
+                        .squeeze(1));
   const AcquiredValue weight(&linear_kv_up_proj_.weight());
   const at::Tensor up = weight.value().view({n, plain + sizes_.value, rank});
-  const at::Tensor absorbed =
-      at::einsum("sbnp,npk->sbnk", {q.narrow(3, 0, plain), up.narrow(1, 0, plain)});
-  AttentionOptions options = core_.options(context, q.size(0), all.size(0));
-  options.backend =
-      AttentionBackend::kUnfused;  // one key of all heads, wider than flash attention's
-  const at::Tensor sums = core_attention(
-      at::cat({absorbed, rotate_pairs(q.narrow(3, plain, sizes_.rotated), rotary)}, -1), all,
-      all.narrow(3, 0, rank), options);
-  return at::einsum("sbnk,nvk->sbnv", {sums, up.narrow(1, plain, sizes_.value)}).contiguous();
+  const AttentionOptions options = core_.cached(context);
+  const at::Tensor pool = cache.pool().unsqueeze(2);  // one key of all heads
+  return attend_parts(
+      rows, q,
+      [&](const at::Tensor& single) {
+        const at::Tensor absorbed =
+            at::einsum("snp,npk->snk", {single.narrow(2, 0, plain), up.narrow(1, 0, plain)});
+        const at::Tensor sums =
+            paged_attention(at::cat({absorbed, single.narrow(2, plain, sizes_.rotated)}, -1), pool,
+                            pool.narrow(3, 0, rank), rows, options);
+        return at::einsum("snk,nvk->snv", {sums, up.narrow(1, plain, sizes_.value)}).contiguous();
+      },
+      [&](const RaggedPart& part, const at::Tensor& several) {
+        const at::Tensor kept = cache.gather(rows, part);  // [positions, rank + rotated]
+        const at::Tensor kv = at::einsum("pk,nfk->pnf", {kept.narrow(1, 0, rank), up}).unsqueeze(1);
+        const at::Tensor rotated =
+            kept.narrow(1, rank, sizes_.rotated).unsqueeze(1).unsqueeze(1).expand({-1, 1, n, -1});
+        return core_attention(several, at::cat({kv.narrow(3, 0, plain), rotated}, -1),
+                              kv.narrow(3, plain, sizes_.value), options);
+      });
 }
 
 }  // namespace megatron

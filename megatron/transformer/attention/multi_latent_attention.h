@@ -37,7 +37,7 @@ class MultiLatentAttention : public AttentionSublayer {
   SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add) override;
   Norm* input_norm() override { return input_norm_.get(); }
   // [norm(c) | rot(r)] of earlier positions: a LatentCache.
-  std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const override;
+  std::unique_ptr<LayerState> make_state() const override;
 
  private:
   // Latents of queries (or the normed input, without) and of keys; r of the rows of all ranks.
@@ -56,10 +56,9 @@ class MultiLatentAttention : public AttentionSublayer {
   // Core attention over the keys and values of the latents, [s, b, n, v].
   at::Tensor attend(const Latents& latents, const RotaryTables& rotary,
                     const LayerContext& context);
-  // The same for tokens after `first` positions of the state: W_uk goes into the queries and W_uv
-  // behind the attention, so that it reads the latents themselves.
-  at::Tensor attend_absorbed(const Latents& latents, const RotaryTables& rotary,
-                             const LayerContext& context, int64_t first);
+  // The same over the latents of a cache, without gradients. See Note [Latents of a cache].
+  at::Tensor attend_cached(const Latents& latents, const RotaryTables& rotary,
+                           const LayerContext& context);
 
   const TransformerConfig& config_;
   int64_t layer_number_;  // from 1

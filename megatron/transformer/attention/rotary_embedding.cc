@@ -94,7 +94,8 @@ at::Tensor RotaryEmbedding::frequencies(int64_t length) const {
                             length > config_.rope_original_max_position_embeddings);
 }
 
-LayerRotary RotaryEmbedding::tables(const at::Tensor& positions, at::ScalarType type) const {
+LayerRotary RotaryEmbedding::tables(const at::Tensor& positions, at::ScalarType type,
+                                    const at::Tensor& last) const {
   const at::NoGradGuard no_grad;
   const auto precision = type == at::kDouble ? at::kDouble : at::kFloat;
   const at::Device device = positions.device();
@@ -115,9 +116,10 @@ LayerRotary RotaryEmbedding::tables(const at::Tensor& positions, at::ScalarType 
 
   at::Tensor frequencies = scaled_frequencies(precision, device, /*beyond=*/false);
   if (scaling_.type == RopeScaling::kLongRope) {
+    const at::Tensor longest =
+        last.defined() ? last.view({-1, 1, 1}) : positions.amax(-1, /*keepdim=*/true);
     const at::Tensor beyond =
-        positions.amax(-1, /*keepdim=*/true)
-            .ge(config_.rope_original_max_position_embeddings);  // [1] or [b, 1]
+        longest.ge(config_.rope_original_max_position_embeddings);  // [1], [b, 1] or [s, 1, 1]
     frequencies =
         at::where(beyond, scaled_frequencies(precision, device, /*beyond=*/true), frequencies);
   }

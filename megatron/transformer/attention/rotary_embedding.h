@@ -16,9 +16,11 @@ class RotaryEmbedding {
 
   // Tables for the positions [s] or [b, s] (int64), on their device. Computed in fp32 by the same
   // operations in the same order as in Megatron and Hugging Face, so that rounding agrees; in fp64
-  // for fp64 models. With longrope the largest position of a row decides which list of factors the
-  // row uses, so `positions` must contain the last token of each sequence.
-  LayerRotary tables(const at::Tensor& positions, at::ScalarType type) const;
+  // for fp64 models. With longrope the last position of a sequence decides which list of factors
+  // its tokens use: `last` [s], or if undefined the largest of a row, which must then be one whole
+  // sequence.
+  LayerRotary tables(const at::Tensor& positions, at::ScalarType type,
+                     const at::Tensor& last = {}) const;
 
   // Scaled frequencies [r] for sequences of this length, in double.
   at::Tensor frequencies(int64_t length) const;

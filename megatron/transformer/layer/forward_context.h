@@ -9,10 +9,10 @@
 namespace megatron {
 
 class AuxiliaryLosses;
-class DecodingState;
 class ProcessGroup;
 class OffloadedPass;
 class RecomputeTape;
+struct DecodingPass;
 struct RoutingReplay;
 
 struct ForwardContext {
@@ -33,7 +33,9 @@ struct ForwardContext {
   at::Tensor loss_grad;
   // Context-parallel group of this micro-batch's sequences; null: that of the mesh.
   const ProcessGroup* cp = nullptr;
-  DecodingState* decoding = nullptr;  // decoding: what layers keep of earlier positions
+  // Decoding: the tokens are those of a ragged batch, and layers keep what later ones need. With it
+  // position_ids, and neither a mask nor document ids.
+  const DecodingPass* decoding = nullptr;
   // training: receives losses besides the main one; null: none are wanted
   AuxiliaryLosses* auxiliary_losses = nullptr;
   TokenWeights tokens;  // of this micro-batch, for those losses and for statistics of tokens

@@ -46,10 +46,8 @@ class Layer : public Module {
   //                           --fp32-residual-connection
   virtual at::Tensor forward(const at::Tensor& x, const LayerContext& context) = 0;
 
-  // What this layer keeps of earlier positions while `shape` is decoded; null: nothing.
-  virtual std::unique_ptr<LayerState> make_state(const DecodingShape& /*shape*/) const {
-    return nullptr;
-  }
+  // What this layer keeps of earlier positions in decoding; null: nothing.
+  virtual std::unique_ptr<LayerState> make_state() const { return nullptr; }
 
  private:
   int64_t layer_number_;

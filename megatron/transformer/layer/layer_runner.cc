@@ -28,10 +28,10 @@ at::Tensor run_recomputed(const Body& body, const at::Tensor& x, const LayerCont
 // Runs layers [first, last); activations of layers before `offloaded` go to host memory.
 at::Tensor run_layers(const Layers& layers, size_t first, size_t last, size_t offloaded,
                       at::Tensor x, LayerContext context) {
-  DecodingState* decoding = context.pass.decoding;
+  const DecodingPass* decoding = context.pass.decoding;
   for (size_t i = first; i < last; ++i) {
     context.offloaded = i < offloaded;
-    if (decoding != nullptr) context.state = decoding->of(*layers[i]);
+    if (decoding != nullptr) context.state = decoding->state.of(*layers[i]);
     x = layers[i]->forward(x, context);
   }
   return x;

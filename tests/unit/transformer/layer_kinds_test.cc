@@ -10,22 +10,19 @@
 #include "megatron/transformer/layer/sublayer.h"
 #include "megatron/transformer/transformer_layer.h"
 #include "tests/unit/transformer/block_pass.h"
+#include "tests/unit/transformer/ragged_steps.h"
 
 namespace megatron {
 namespace {
 
-// The sum so far of each row, [b, n/t]; padding counts for nothing.
+// The sum so far of each sequence, [slots, n/t].
 class DecayingSum final : public LayerState {
  public:
-  explicit DecayingSum(const DecodingShape& shape) : padding(at::tensor(shape.padding)) {}
-  void clear() override { sum.reset(); }
-  void reorder(const at::Tensor& rows) override {
-    padding = padding.index_select(0, rows);
-    if (sum.defined()) sum = sum.index_select(0, rows);
+  void clear() override { sums.reset(); }
+  int64_t bytes() const override {
+    return sums.defined() ? static_cast<int64_t>(sums.nbytes()) : 0;
   }
-  int64_t bytes() const override { return sum.defined() ? static_cast<int64_t>(sum.nbytes()) : 0; }
-  at::Tensor padding;  // [b]
-  at::Tensor sum;
+  at::Tensor sums;
 };
 
 // y_t = W_out s_t with s_t = s_{t-1} / 2 + W_in norm(x_t). Parameters: linear_in..., linear_out...
@@ -66,20 +63,30 @@ class Recurrence final : public Sublayer {
     return options;
   }
 
-  static at::Tensor scan(const at::Tensor& u, const LayerContext& context) {
-    auto* state = static_cast<DecayingSum*>(context.state);
-    at::Tensor sum = state != nullptr && state->sum.defined() ? state->sum : at::zeros_like(u[0]);
+  // [s, b, n/t]: sums of u from `sum` on, which becomes the last of them.
+  static at::Tensor scan_from(at::Tensor& sum, const at::Tensor& u) {
     std::vector<at::Tensor> sums;
-    for (int64_t t = 0; t < u.size(0); ++t) {
-      sum = sum / 2 + u[t];
-      if (state != nullptr) {
-        const at::Tensor is_text = state->padding <= context.pass.decoding->length() + t;
-        sum = at::where(is_text.unsqueeze(1), sum, 0.0);
-      }
-      sums.push_back(sum);
-    }
-    if (state != nullptr) state->sum = sum;
+    for (int64_t t = 0; t < u.size(0); ++t) sums.push_back(sum = sum / 2 + u[t]);
     return at::stack(sums);
+  }
+  static at::Tensor scan(const at::Tensor& u, const LayerContext& context) {
+    if (context.state == nullptr) {
+      at::Tensor sum = at::zeros_like(u[0]);
+      return scan_from(sum, u);
+    }
+    const RaggedBatch& batch = context.pass.decoding->batch;
+    at::Tensor& sums = static_cast<DecayingSum*>(context.state)->sums;
+    if (!sums.defined()) sums = at::zeros({batch.num_slots, u.size(2)}, u.options());
+    std::vector<at::Tensor> all;
+    for (size_t i = 0, row = 0; i < batch.slots.size(); ++i) {
+      const RaggedPart& part = batch.rows.parts()[i];
+      at::Tensor sum = sums[batch.slots[i]].unsqueeze(0);
+      if (part.first == 0) sum = at::zeros_like(sum);
+      all.push_back(scan_from(sum, u.narrow(0, static_cast<int64_t>(row), part.count)));
+      sums[batch.slots[i]].copy_(sum[0]);
+      row += static_cast<size_t>(part.count);
+    }
+    return at::cat(all);
   }
 
   const TransformerConfig& config_;
@@ -100,8 +107,8 @@ class RecurrentLayer final : public Layer {
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) override {
     return residual_.forward(x, context);
   }
-  std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const override {
-    return std::make_unique<DecayingSum>(shape);
+  std::unique_ptr<LayerState> make_state() const override {
+    return std::make_unique<DecayingSum>();
   }
 
  private:
@@ -209,7 +216,7 @@ TEST(LayerKinds, TensorParallelRanksOfANewKindGiveTheSameResult) {
   });
 }
 
-// Rows of 8 and 5 positions, the second with padding on the left, in slices.
+// Sequences of 8 and 5 positions, in chunks and single tokens; then another one in the first slot.
 TEST(LayerKinds, MixedStatesDecodeLikeTheFullForward) {
   const at::NoGradGuard no_grad;
   const TransformerConfig config = small_config();
@@ -219,58 +226,30 @@ TEST(LayerKinds, MixedStatesDecodeLikeTheFullForward) {
   initialize_parameters(block, 3, one);
   const at::Tensor x = draw({8, 2, 32}, 1);
   const at::Tensor whole = block.forward(x, context_of(8, 2));
-  const at::Tensor shorter = block.forward(x.narrow(0, 3, 5), context_of(5, 2)).select(1, 1);
-  DecodingState state({8, {0, 3}});
-  const auto decode = [&](const at::Tensor& rows) {
-    for (const int64_t count : {4, 1, 2, 1}) {
-      ForwardContext context = context_of(count, 2);
-      context.place.position += state.length();
-      context.decoding = &state;
-      context.attention_mask = state.padding_mask(count, at::kCPU);
-      const int64_t first = state.length();
-      const at::Tensor y = block.forward(rows.narrow(0, first, count), context);
-      state.advance(count);
-      const int64_t padded = std::max<int64_t>(0, 3 - first);
-      EXPECT_TRUE(
-          at::allclose(y.select(1, 0), whole.select(1, 0).narrow(0, first, count), 1e-10, 1e-12))
-          << first;
-      EXPECT_TRUE(at::allclose(y.select(1, 1).narrow(0, padded, count - padded),
-                               shorter.narrow(0, first + padded - 3, count - padded), 1e-10, 1e-12))
-          << first;
+  RaggedSteps steps(2, 8, /*block_size=*/3);
+  const auto decode = [&] {
+    for (const std::vector<StepPart>& parts :
+         std::vector<std::vector<StepPart>>{{{0, 0, 4}},
+                                            {{0, 4, 1}, {1, 0, 3}},
+                                            {{0, 5, 2}},
+                                            {{1, 3, 1}, {0, 7, 1}},
+                                            {{1, 4, 1}}}) {
+      const std::vector<at::Tensor> y = steps.forward(block, x, parts);
+      for (size_t i = 0; i < parts.size(); ++i)
+        EXPECT_TRUE(at::allclose(
+            y[i], whole.select(1, parts[i].sequence).narrow(0, parts[i].first, parts[i].count),
+            1e-10, 1e-12))
+            << parts[i].sequence << " at " << parts[i].first;
     }
   };
-  decode(x);
-  // A recurrent layer keeps one sum per row, however many positions there were.
-  EXPECT_EQ(state.bytes(), 2 * (2 * Recurrence::kWidth) * 8 + 2 * 8 * (2 * 32) * 8);
-  state.clear();
-  EXPECT_EQ(state.bytes(), 0);
-  decode(x);
-}
-
-TEST(LayerKinds, MixedStatesFollowTheirRows) {
-  const at::NoGradGuard no_grad;
-  const TransformerConfig config = small_config();
-  const ParallelGroups one;
-  TransformerBlock block(config, 0, 3, true, false, one, make_mixed);
-  PlainParameterStore store(block, at::kDouble, at::kCPU, false);
-  initialize_parameters(block, 3, one);
-  const at::Tensor x = draw({8, 3, 32}, 1), rows = at::tensor({2, 0, 2}, at::kLong);
-  DecodingState kept({8, {0, 3, 1}}), moved({8, {0, 3, 1}});
-  const auto step = [&](DecodingState& state, const at::Tensor& input) {
-    ForwardContext context = context_of(4, 3);
-    context.place.position += state.length();
-    context.decoding = &state;
-    context.attention_mask = state.padding_mask(4, at::kCPU);
-    const at::Tensor y = block.forward(input, context);
-    state.advance(4);
-    return y;
-  };
-  step(kept, x.narrow(0, 0, 4));
-  step(moved, x.narrow(0, 0, 4));
-  moved.reorder(rows);
-  const at::Tensor next = x.narrow(0, 4, 4);
-  const at::Tensor expected = step(kept, next).index_select(1, rows);
-  EXPECT_TRUE(at::allclose(step(moved, next.index_select(1, rows)), expected, 1e-12, 1e-13));
+  decode();
+  // A recurrent layer keeps one sum per sequence, however many positions there were.
+  EXPECT_EQ(steps.state.bytes(),
+            2 * (2 * Recurrence::kWidth) * 8 + steps.pool_positions() * (2 * 32) * 8);
+  decode();  // from position 0: nothing of before is left
+  steps.state.clear();
+  EXPECT_EQ(steps.state.bytes(), 0);
+  decode();
 }
 
 }  // namespace

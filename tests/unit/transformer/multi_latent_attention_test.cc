@@ -14,6 +14,7 @@
 #include "megatron/transformer/attention/rotary_embedding.h"
 #include "tests/unit/forwarding_backend.h"
 #include "tests/unit/transformer/block_pass.h"
+#include "tests/unit/transformer/ragged_steps.h"
 
 namespace megatron {
 namespace {
@@ -106,15 +107,18 @@ struct SmallLayer {
     });
     return made;
   }
-  // Rows [first, first + count) of the sequence.
-  at::Tensor run(int64_t first, int64_t count, DecodingState* decoding = nullptr,
-                 LayerState* state = nullptr) {
-    ForwardContext pass = context_of(count, 1);
-    pass.place.position = at::arange(first, first + count, at::kLong);
-    pass.decoding = decoding;
-    LayerContext context{pass, RotaryEmbedding(config).tables(pass.place.position, at::kDouble),
-                         false, state};
-    return layer.forward(x.narrow(0, first, count).unsqueeze(1), context, false).output.squeeze(1);
+  at::Tensor run() { return run(context_of(3, 1), x, nullptr); }
+  // Rows [first, first + count) of the sequence, with the cache of those before.
+  at::Tensor decode(int64_t first, int64_t count, LayerState& state) {
+    DecodingState none;
+    const RaggedBatch batch = RaggedSteps(1, 3, /*block_size=*/2).batch({{0, first, count}});
+    const DecodingPass decoding{none, batch};
+    return run(RaggedSteps::context_of(decoding), x.narrow(0, first, count), &state);
+  }
+  at::Tensor run(const ForwardContext& pass, const at::Tensor& rows, LayerState* state) {
+    const LayerContext context{
+        pass, RotaryEmbedding(config).tables(pass.place.position, at::kDouble), false, state};
+    return layer.forward(rows.unsqueeze(1), context, false).output.squeeze(1);
   }
 
   const at::Tensor x =
@@ -136,34 +140,34 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
 
 TEST(MultiLatentAttention, EqualsTheFormula) {
   SmallLayer small;
-  EXPECT_LT(difference(small.run(0, 3), small.expected), 1e-7);
+  EXPECT_LT(difference(small.run(), small.expected), 1e-7);
 }
 
-// Decoding reads latents, with the up projections absorbed; prefilling expands them.
+// Single tokens read latents, with the up projections absorbed; chunks expand them.
 TEST(MultiLatentAttention, DecodesFromLatents) {
   const at::NoGradGuard no_grad;
   SmallLayer small;
-  const at::Tensor whole = small.run(0, 3);
+  const at::Tensor whole = small.run();
   for (const std::vector<int64_t>& counts : {std::vector<int64_t>{1, 1, 1}, {2, 1}, {1, 2}, {3}}) {
-    const DecodingShape shape{3, {0}};
-    DecodingState decoding(shape);
-    const std::unique_ptr<LayerState> state = small.layer.make_state(shape);
+    const std::unique_ptr<LayerState> state = small.layer.make_state();
     std::vector<at::Tensor> parts;
+    int64_t first = 0;
     for (const int64_t count : counts) {
-      parts.push_back(small.run(decoding.length(), count, &decoding, state.get()));
-      decoding.advance(count);
+      parts.push_back(small.decode(first, count, *state));
+      first += count;
     }
     EXPECT_LT(difference(at::cat(parts), whole), 1e-12) << counts.size();
-    EXPECT_EQ(state->bytes(), 3 * 7 * 8);
+    EXPECT_EQ(state->bytes(), 2 * 2 * 7 * 8) << "two blocks of two positions";
+    const RaggedBatch batch = RaggedSteps(1, 3, 2).batch({{0, 0, 3}});
     const at::Tensor latents =
-        static_cast<LatentCache*>(state.get())->append(3, at::empty({0, 1, 7}, at::kDouble));
+        static_cast<const LatentCache&>(*state).latents.gather(batch.rows, batch.rows.parts()[0]);
     const at::Tensor expected =
         at::tensor(
             {.83413085,   1.29753688, -.78779025, .375,       -.5,        -.475,      .85,
              -1.53033243, .41736339,  -.69560565, -.85607909, -.35348244, -.22277476, .34648256,
              1.25495085,  -.86548335, .82220918,  .03542989,  .3809246,   .70355861,  -.2924405},
             at::kDouble)
-            .view({3, 1, 7});
+            .view({3, 7});
     EXPECT_LT(difference(latents, expected), 1e-7);
   }
 }
@@ -207,17 +211,21 @@ TEST(MultiLatentAttention, BlockDecodesAsItTrains) {
     initialize_parameters(block, 3, one);
     const at::Tensor x = draw({9, 2, 32}, 1);
     const at::Tensor whole = block.forward(x, context_of(9, 2));
-    DecodingState decoding({9, {0, 0}});
-    for (const int64_t count : {5, 1, 2, 1}) {
-      const int64_t first = decoding.length();
-      ForwardContext pass = context_of(count, 2);
-      pass.place.position = at::arange(first, first + count, at::kLong);
-      pass.decoding = &decoding;
-      const at::Tensor y = block.forward(x.narrow(0, first, count), pass);
-      decoding.advance(count);
-      EXPECT_LT(difference(y, whole.narrow(0, first, count)), 1e-11) << first;
+    RaggedSteps steps(2, 9, /*block_size=*/4);
+    for (const std::vector<StepPart>& parts :
+         std::vector<std::vector<StepPart>>{{{0, 0, 5}, {1, 0, 4}},
+                                            {{0, 5, 1}, {1, 4, 2}},
+                                            {{1, 6, 1}, {0, 6, 2}},
+                                            {{0, 8, 1}, {1, 7, 2}}}) {
+      const std::vector<at::Tensor> y = steps.forward(block, x, parts);
+      for (size_t i = 0; i < parts.size(); ++i)
+        EXPECT_LT(
+            difference(
+                y[i], whole.select(1, parts[i].sequence).narrow(0, parts[i].first, parts[i].count)),
+            1e-11)
+            << parts[i].sequence << " at " << parts[i].first;
     }
-    EXPECT_EQ(decoding.bytes(), 3 * 9 * 2 * (10 + 4) * 8);
+    EXPECT_EQ(steps.state.bytes(), 3 * steps.pool_positions() * (10 + 4) * 8);
   }
 }
 

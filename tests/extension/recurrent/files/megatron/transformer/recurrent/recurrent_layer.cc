@@ -10,17 +10,35 @@ namespace {
 
 class RecurrentState final : public LayerState {
  public:
-  explicit RecurrentState(const DecodingShape& shape) : padding(at::tensor(shape.padding)) {}
-  void clear() override { sum.reset(); }
-  void reorder(const at::Tensor& rows) override {
-    padding = padding.index_select(0, rows);
-    if (sum.defined()) sum = sum.index_select(0, rows);
+  void clear() override { sums.reset(); }
+  int64_t bytes() const override {
+    return sums.defined() ? static_cast<int64_t>(sums.nbytes()) : 0;
   }
-  int64_t bytes() const override { return sum.defined() ? static_cast<int64_t>(sum.nbytes()) : 0; }
 
-  at::Tensor padding;  // [b] positions at the start of a row that are no text
-  at::Tensor sum;      // [b, n/t] after the last position; undefined: none yet
+  at::Tensor sums;  // [slots, n/t] after the last position of each sequence
 };
+
+// The scan of a ragged batch: each part goes on from the sum of its sequence.
+at::Tensor scan_parts(const at::Tensor& gate, const at::Tensor& read, const RaggedBatch& batch,
+                      at::Tensor& kept) {
+  if (!kept.defined() || kept.size(0) < batch.num_slots) {
+    const at::Tensor larger = at::zeros({batch.num_slots, read.size(2)}, read.options());
+    if (kept.defined()) larger.narrow(0, 0, kept.size(0)).copy_(kept);
+    kept = larger;
+  }
+  std::vector<at::Tensor> all;
+  int64_t row = 0;
+  for (size_t i = 0; i < batch.slots.size(); ++i) {
+    const RaggedPart& part = batch.rows.parts()[i];
+    const at::Tensor own = kept[batch.slots[i]];
+    const at::Tensor first = (part.first == 0 ? at::zeros_like(own) : own).unsqueeze(0);
+    all.push_back(
+        gated_scan(gate.narrow(0, row, part.count), read.narrow(0, row, part.count), first));
+    own.copy_(all.back()[-1][0]);
+    row += part.count;
+  }
+  return at::cat(all);
+}
 
 LinearOptions in_options(const TransformerConfig& config, bool sequence_parallel) {
   LinearOptions options;
@@ -68,21 +86,11 @@ SublayerOutput Recurrence::forward(const at::Tensor& x, const LayerContext& cont
 
 at::Tensor Recurrence::mix(const at::Tensor& projected, const LayerContext& context) {
   const auto part = projected.chunk(3, -1);
-  at::Tensor gate = part[2].sigmoid(), read = part[0];
-  auto* const state = static_cast<RecurrentState*>(context.state);
-  at::Tensor first;
-  if (state != nullptr) {
-    // Padding reads zeros and keeps nothing, so that the text after it starts from zeros.
-    const at::Tensor position =
-        at::arange(read.size(0), at::kLong) + context.pass.decoding->length();
-    const at::Tensor text =
-        (position.unsqueeze(1) >= state->padding).to(read.device()).unsqueeze(2);  // [s, b, 1]
-    gate = gate * text;
-    read = read * text;
-    first = state->sum.defined() ? state->sum : at::zeros_like(read[0]);
-  }
-  const at::Tensor sums = gated_scan(gate, read, first);
-  if (state != nullptr) state->sum = sums[-1].clone();
+  const at::Tensor gate = part[2].sigmoid();
+  const at::Tensor sums = context.state == nullptr
+                              ? gated_scan(gate, part[0])
+                              : scan_parts(gate, part[0], context.pass.decoding->batch,
+                                           static_cast<RecurrentState*>(context.state)->sums);
   return sums * at::silu(part[1]);
 }
 
@@ -109,8 +117,8 @@ at::Tensor RecurrentLayer::forward(const at::Tensor& x, const LayerContext& cont
   return mlp_half_.forward(recurrence_half_.forward(x, context), context);
 }
 
-std::unique_ptr<LayerState> RecurrentLayer::make_state(const DecodingShape& shape) const {
-  return std::make_unique<RecurrentState>(shape);
+std::unique_ptr<LayerState> RecurrentLayer::make_state() const {
+  return std::make_unique<RecurrentState>();
 }
 
 std::unique_ptr<Layer> make_recurrent(const TransformerConfig& config, int64_t layer_number,

@@ -30,13 +30,13 @@ class Recurrence : public Sublayer {
   RowParallelLinear linear_out_;
 };
 
-// Parameters: recurrence..., mlp.... Decoding keeps one [b, n/t] per layer.
+// Parameters: recurrence..., mlp.... Decoding keeps [n/t] per layer and sequence.
 class RecurrentLayer : public Layer {
  public:
   RecurrentLayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                  const ParallelGroups& groups);
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) override;
-  std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const override;
+  std::unique_ptr<LayerState> make_state() const override;
 
  private:
   Recurrence recurrence_;

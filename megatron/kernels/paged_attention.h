@@ -1,0 +1,43 @@
+// Attention of decoding: each query row sees the positions of its sequence, whose keys and values
+// lie in blocks of one pool (Kwon et al. 2023, arXiv:2309.06180).
+#pragma once
+
+#include <cstdint>
+
+#include "megatron/base/dtype.h"
+
+namespace megatron {
+
+// Position p of a sequence lies at block_table[p / block_size], offset p % block_size. The pool is
+// [blocks, block_size, g, d]; strides are in elements, features are contiguous.
+struct PagedPool {
+  const void* data = nullptr;
+  int64_t block_stride = 0, position_stride = 0, group_stride = 0;
+};
+
+// out[i] = softmax(scale q[i] k^T) v over positions [lengths[i] - 1 - window_left, lengths[i]), in
+// fp32 (fp64 for fp64). A row's result depends on no other row and not on how work is divided.
+struct PagedAttention {
+  DType dtype = DType::kFloat32;
+  int64_t rows = 0;
+  int64_t heads = 0, groups = 0;  // n, g; g divides n
+  int64_t key_size = 0, value_size = 0;
+  double scale = 1.0;
+  double softcap = 0.0;         // c > 0: scores become c tanh(score / c)
+  int64_t window_left = -1;     // -1: no limit
+  const void* query = nullptr;  // [rows, n, key_size] contiguous
+  PagedPool keys, values;
+  int64_t block_size = 0;
+  const int32_t* sequences = nullptr;  // [rows]: row of the block table
+  const int32_t* lengths = nullptr;    // [rows], at least 1
+  const int32_t* block_table = nullptr;
+  int64_t table_stride = 0;
+  void* out = nullptr;  // [rows, n, value_size], assigned
+};
+// Work items are (row, group) pairs, [rows * g].
+void paged_attention_cpu(const PagedAttention& args, int64_t begin, int64_t end);
+// Heads of up to kPagedAttentionWidth features.
+constexpr int64_t kPagedAttentionWidth = 640;
+void paged_attention_cuda(const PagedAttention& args, void* stream);
+
+}  // namespace megatron

@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "megatron/kernels/detail/block_io.h"
+#include "megatron/kernels/detail/lanes.h"
+#include "megatron/kernels/paged_attention.h"
+
+namespace megatron {
+namespace {
+
+// The query heads of one row that share one key/value group.
+template <class Acc>
+class GroupOfHeads {
+ public:
+  explicit GroupOfHeads(const PagedAttention& args)
+      : a_(args),
+        heads_(args.heads / args.groups),
+        query_(static_cast<size_t>(heads_ * args.key_size)),
+        out_(static_cast<size_t>(heads_ * args.value_size)),
+        scratch_(static_cast<size_t>(std::max(args.key_size, args.value_size))) {}
+
+  void run(int64_t row, int64_t group) {
+    const int64_t end = a_.lengths[row];
+    first_ = a_.window_left < 0 ? 0 : std::max<int64_t>(0, end - 1 - a_.window_left);
+    count_ = end - first_;
+    blocks_ = a_.block_table + a_.sequences[row] * a_.table_stride;
+    const int64_t head = row * a_.heads + group * heads_;
+    score(head, group);
+    for (int64_t h = 0; h < heads_; ++h) softmax(&scores_[static_cast<size_t>(h * count_)]);
+    sum_values(head, group);
+  }
+
+ private:
+  int64_t place(const PagedPool& pool, int64_t position, int64_t group) const {
+    return blocks_[position / a_.block_size] * pool.block_stride +
+           position % a_.block_size * pool.position_stride + group * pool.group_stride;
+  }
+
+  void score(int64_t head, int64_t group) {
+    scores_.resize(static_cast<size_t>(heads_ * count_));
+    const int64_t d = a_.key_size;
+    const Acc scale = static_cast<Acc>(a_.scale), cap = static_cast<Acc>(a_.softcap);
+    const Acc* q = load_run(a_.dtype, a_.query, head * d, heads_ * d, query_.data());
+    for (int64_t i = 0; i < count_; ++i) {
+      const Acc* k =
+          load_run(a_.dtype, a_.keys.data, place(a_.keys, first_ + i, group), d, scratch_.data());
+      for (int64_t h = 0; h < heads_; ++h) {
+        const Acc* own = q + h * d;
+        const Acc s = scale * sum_over<Acc>(d, [&](int64_t j) { return own[j] * k[j]; });
+        scores_[static_cast<size_t>(h * count_ + i)] = cap > 0 ? cap * std::tanh(s / cap) : s;
+      }
+    }
+  }
+
+  void softmax(Acc* scores) const {
+    const Acc most = *std::max_element(scores, scores + count_);
+    for (int64_t i = 0; i < count_; ++i) scores[i] = std::exp(scores[i] - most);
+    const Acc sum = sum_over<Acc>(count_, [&](int64_t i) { return scores[i]; });
+    for (int64_t i = 0; i < count_; ++i) scores[i] /= sum;
+  }
+
+  void sum_values(int64_t head, int64_t group) {
+    const int64_t d = a_.value_size;
+    Acc* out = output_run(a_.dtype, a_.out, head * d, out_.data());
+    std::fill_n(out, heads_ * d, Acc{0});
+    for (int64_t i = 0; i < count_; ++i) {
+      const Acc* v = load_run(a_.dtype, a_.values.data, place(a_.values, first_ + i, group), d,
+                              scratch_.data());
+      for (int64_t h = 0; h < heads_; ++h) {
+        const Acc p = scores_[static_cast<size_t>(h * count_ + i)];
+        Acc* own = out + h * d;
+        for (int64_t j = 0; j < d; ++j) own[j] += p * v[j];
+      }
+    }
+    store_run(a_.dtype, a_.out, head * d, heads_ * d, out);
+  }
+
+  const PagedAttention& a_;
+  int64_t heads_;
+  int64_t first_ = 0, count_ = 0;  // positions that the row sees
+  const int32_t* blocks_ = nullptr;
+  std::vector<Acc> query_, out_, scratch_, scores_;
+};
+
+}  // namespace
+
+void paged_attention_cpu(const PagedAttention& args, int64_t begin, int64_t end) {
+  with_accumulator(args.dtype, [&](auto acc) {
+    GroupOfHeads<decltype(acc)> group(args);
+    for (int64_t item = begin; item < end; ++item)
+      group.run(item / args.groups, item % args.groups);
+  });
+}
+
+}  // namespace megatron

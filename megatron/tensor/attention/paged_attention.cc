@@ -1,0 +1,147 @@
+#include "megatron/tensor/attention/paged_attention.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/kernels/paged_attention.h"
+#include "megatron/tensor/detail/launch.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+template <class T>
+at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Device device) {
+  return at::tensor(values, at::dtype(type)).to(device);
+}
+
+PagedPool pool_of(const at::Tensor& pool) {
+  MEGATRON_ASSERT(pool.stride(3) == 1, "features of a paged cache lie apart");
+  return {pool.const_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2)};
+}
+
+// Elements of rows that a thread works on: the cost of attention is that of the positions it reads.
+int64_t work_of_item(const PagedRows& rows, int64_t features) {
+  int64_t positions = 0;
+  for (int64_t i = 0; i < rows.single(); ++i)
+    positions += rows.parts()[static_cast<size_t>(i)].first + 1;
+  return positions / rows.single() * features;
+}
+
+}  // namespace
+
+PagedRows::PagedRows(std::vector<RaggedPart> parts, int64_t blocks, int64_t block_size,
+                     at::Device device)
+    : parts_(std::move(parts)), blocks_(blocks), block_size_(block_size) {
+  std::vector<int64_t> slot, position, last_position, last_row;
+  for (const RaggedPart& part : parts_) {
+    const int64_t end = part.first + part.count;
+    MEGATRON_ASSERT(part.count > 0 && end <= static_cast<int64_t>(part.blocks.size()) * block_size_,
+                    end, " positions in ", part.blocks.size(), " blocks of ", block_size_);
+    MEGATRON_ASSERT(part.count > 1 || last_row.size() == static_cast<size_t>(single_),
+                    "parts of one token come first");
+    if (part.count == 1) ++single_;
+    for (int64_t p = part.first; p < end; ++p) {
+      const int64_t block = part.blocks[static_cast<size_t>(p / block_size_)];
+      MEGATRON_ASSERT(block >= 0 && block < blocks_, "block ", block, " of ", blocks_);
+      slot.push_back(block * block_size_ + p % block_size_);
+      position.push_back(p);
+      last_position.push_back(end - 1);
+    }
+    last_row.push_back(static_cast<int64_t>(slot.size()) - 1);
+  }
+  slots = on_device(slot, at::kLong, device);
+  positions = on_device(position, at::kLong, device);
+  last = on_device(last_position, at::kLong, device);
+  last_rows = on_device(last_row, at::kLong, device);
+  if (single_ == 0) return;
+  size_t most = 0;
+  for (int64_t i = 0; i < single_; ++i)
+    most = std::max(most, parts_[static_cast<size_t>(i)].blocks.size());
+  block_table = at::zeros({single_, static_cast<int64_t>(most)}, at::kInt);
+  lengths = at::empty({single_}, at::kInt);
+  for (int64_t i = 0; i < single_; ++i) {
+    const RaggedPart& part = parts_[static_cast<size_t>(i)];
+    std::ranges::copy(part.blocks,
+                      block_table.data_ptr<int32_t>() + i * static_cast<int64_t>(most));
+    lengths.data_ptr<int32_t>()[i] = static_cast<int32_t>(part.first + 1);
+  }
+  block_table = block_table.to(device);
+  lengths = lengths.to(device);
+  sequences = at::arange(single_, at::dtype(at::kInt).device(device));
+}
+
+void PagedBuffer::write(const PagedRows& rows, const at::Tensor& values) {
+  if (!pool_.defined() || pool_.size(0) < rows.pool_blocks()) {
+    std::vector<int64_t> shape = values.sizes().vec();
+    shape[0] = rows.block_size();
+    shape.insert(shape.begin(), rows.pool_blocks());
+    at::Tensor larger = at::empty(shape, values.options());
+    if (pool_.defined()) larger.narrow(0, 0, pool_.size(0)).copy_(pool_);
+    pool_ = std::move(larger);
+  }
+  pool_.flatten(0, 1).index_copy_(0, rows.slots, values);
+}
+
+at::Tensor PagedBuffer::gather(const PagedRows& rows, const RaggedPart& part) const {
+  const int64_t positions = part.first + part.count;
+  const auto needed = (positions + rows.block_size() - 1) / rows.block_size();
+  const std::vector<int32_t> blocks(part.blocks.begin(), part.blocks.begin() + needed);
+  return pool_.index_select(0, on_device(blocks, at::kInt, pool_.device()))
+      .flatten(0, 1)
+      .narrow(0, 0, positions);
+}
+
+at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+                           const PagedRows& rows, const AttentionOptions& options) {
+  MEGATRON_ASSERT(options.causal && options.dropout == 0.0 && !options.mask.defined(),
+                  "paged attention knows no dropout and no mask but the causal one");
+  check_shape("queries", q, {rows.single(), -1, keys.size(3)});
+  const at::Tensor query = q.contiguous();
+  at::Tensor out = at::empty({q.size(0), q.size(1), values.size(3)}, q.options());
+  PagedAttention args;
+  args.dtype = to_dtype(q.scalar_type());
+  args.rows = q.size(0);
+  args.heads = q.size(1);
+  args.groups = keys.size(2);
+  args.key_size = keys.size(3);
+  args.value_size = values.size(3);
+  args.scale = options.scale;
+  args.softcap = options.softcap;
+  args.window_left = options.window_left;
+  args.query = query.const_data_ptr();
+  args.keys = pool_of(keys);
+  args.values = pool_of(values);
+  args.block_size = rows.block_size();
+  if (args.rows == 0) return out;
+  args.sequences = rows.sequences.const_data_ptr<int32_t>();
+  args.lengths = rows.lengths.const_data_ptr<int32_t>();
+  args.block_table = rows.block_table.const_data_ptr<int32_t>();
+  args.table_stride = rows.block_table.size(1);
+  args.out = out.data_ptr();
+  launch(
+      q, args.rows * args.groups,
+      work_of_item(rows, (args.key_size + args.value_size) * args.heads / args.groups),
+      [&](int64_t begin, int64_t end) { paged_attention_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(paged_attention_cuda(args, stream)); });
+  return out;
+}
+
+at::Tensor attend_parts(
+    const PagedRows& rows, const at::Tensor& q,
+    const std::function<at::Tensor(const at::Tensor& q)>& single,
+    const std::function<at::Tensor(const RaggedPart& part, const at::Tensor& q)>& several) {
+  check_shape("queries of a ragged batch", q, {rows.rows(), 1, -1, -1});
+  std::vector<at::Tensor> outs;
+  int64_t done = rows.single();
+  if (done > 0) outs.push_back(single(q.narrow(0, 0, done).squeeze(1)).unsqueeze(1));
+  for (const RaggedPart& part : rows.parts()) {
+    if (part.count == 1) continue;
+    outs.push_back(several(part, q.narrow(0, done, part.count)));
+    done += part.count;
+  }
+  return outs.size() == 1 ? outs.front() : at::cat(outs);
+}
+
+}  // namespace megatron

@@ -1,0 +1,85 @@
+// Attention over a paged cache: rows of several sequences, one after another (a ragged batch),
+// whose keys and values lie in blocks of one pool.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "megatron/tensor/attention/attention.h"
+
+namespace megatron {
+
+// Consecutive tokens of one sequence in a ragged batch of t rows.
+struct RaggedPart {
+  int64_t first = 0;            // position of the first of them in its sequence
+  int64_t count = 0;            // at least 1
+  std::vector<int32_t> blocks;  // those of all positions up to the last, in order
+};
+
+// Where the rows of a ragged batch lie in the pool. Parts of one token come first.
+class PagedRows {
+ public:
+  // A pool of `blocks` blocks of `block_size` positions. Tensors are made on `device`.
+  PagedRows(std::vector<RaggedPart> parts, int64_t blocks, int64_t block_size, at::Device device);
+
+  const std::vector<RaggedPart>& parts() const { return parts_; }
+  int64_t rows() const { return slots.size(0); }  // t
+  int64_t single() const { return single_; }      // leading parts of one token
+  int64_t pool_blocks() const { return blocks_; }
+  int64_t block_size() const { return block_size_; }
+
+  at::Tensor slots;        // [t] int64: block * block_size + offset of a row's own position
+  at::Tensor positions;    // [t] int64
+  at::Tensor last;         // [t] int64: the last position of the row's part
+  at::Tensor last_rows;    // [parts] int64: the last row of each part
+  at::Tensor sequences;    // [single] int32: 0, 1, ...
+  at::Tensor lengths;      // [single] int32: positions that a row sees, its own included
+  at::Tensor block_table;  // [single, most blocks] int32
+
+ private:
+  std::vector<RaggedPart> parts_;
+  int64_t blocks_, block_size_, single_ = 0;
+};
+
+// Rows [blocks, block_size, ...] of a pool, in the type of the first rows written to it.
+class PagedBuffer {
+ public:
+  // Writes values [t, ...] to the slots of their rows. The pool is allocated by the first call, and
+  // enlarged when that of `rows` has more blocks.
+  void write(const PagedRows& rows, const at::Tensor& values);
+  // Positions [0, first + count) of a part, [positions, ...]: a copy.
+  at::Tensor gather(const PagedRows& rows, const RaggedPart& part) const;
+  const at::Tensor& pool() const { return pool_; }  // undefined: nothing was written
+
+  void clear() { pool_.reset(); }
+  int64_t bytes() const { return pool_.defined() ? static_cast<int64_t>(pool_.nbytes()) : 0; }
+
+ private:
+  at::Tensor pool_;
+};
+
+// The leading rows() of one token, each over all positions of its sequence up to its own.
+//
+//   q       [single, n, d]
+//   keys    pool [blocks, block_size, g, d], values [blocks, block_size, g, v]; any strides with a
+//           contiguous last dimension
+//   return  [single, n, v]
+//
+// Options: causal, scale, softcap, window_left. Not differentiable.
+at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+                           const PagedRows& rows, const AttentionOptions& options);
+
+// The rows of one token by `single`, [single, n, d] -> [single, n, v], and each part of several by
+// `several`, [count, 1, n, d] -> [count, 1, n, v].
+//
+//   q       [t, 1, n, d]
+//   return  [t, 1, n, v]
+at::Tensor attend_parts(
+    const PagedRows& rows, const at::Tensor& q,
+    const std::function<at::Tensor(const at::Tensor& q)>& single,
+    const std::function<at::Tensor(const RaggedPart& part, const at::Tensor& q)>& several);
+
+}  // namespace megatron
