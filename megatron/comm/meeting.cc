@@ -51,6 +51,9 @@ class Meeting {
   }
 
   void arrive() {
+    // Before anything that makes another rank refuse: the store's host waits for those counted here.
+    store_.add("entered", 1);
+    entered_ = true;
     const std::string size = store_.claim("world_size", cat(launch_.world_size, " ", launch_.rank));
     int others_size = 0, other = 0;
     std::istringstream(size) >> others_size >> other;
@@ -69,7 +72,6 @@ class Meeting {
                  "the machine of rank 0"));
     store_.append(machine_, cat(launch_.rank, " ", getpid(), "\n"));
     first_of_digest_ = store_.add("settings/" + digest_, 1) == 1;
-    arrived_ = true;
     if (store_.add("here", 1) < launch_.world_size) return;
     const bool alike = store_.add("settings/" + digest_, 0) == launch_.world_size;
     store_.claim("start", std::string(alike ? kGo : kDiffer));
@@ -138,17 +140,17 @@ class Meeting {
     return groups;
   }
 
-  // The store's host stays until all ranks that have arrived have read why they must exit.
+  // The store's host stays until all ranks that have entered have read why they must exit.
   void farewell() {
     try {
       if (launch_.rank != 0 || launch_.store_is_hosted) {
-        if (arrived_) store_.add("left", 1);
+        if (entered_) store_.add("left", 1);
         return;
       }
       const auto until = Clock::now() + std::chrono::duration<double>(kFarewellSeconds);
       for (auto pause = std::chrono::milliseconds(1); Clock::now() < until;
            pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
-        if (store_.add("left", 0) + (arrived_ ? 1 : 0) >= store_.add("here", 0)) return;
+        if (store_.add("left", 0) + (entered_ ? 1 : 0) >= store_.add("entered", 0)) return;
         std::this_thread::sleep_for(pause);
       }
     } catch (const Error&) {  // the store is gone already
@@ -171,7 +173,7 @@ class Meeting {
   const std::string digest_;
   const std::string machine_ = "machine/" + machine_id();
   bool first_of_digest_ = false;
-  bool arrived_ = false;  // counted in the key "here"
+  bool entered_ = false;  // counted in the key "entered"
 };
 
 }  // namespace
