@@ -8,6 +8,7 @@
 #include <set>
 
 #include "megatron/base/check.h"
+#include "megatron/base/failure_class.h"
 #include "megatron/base/threads.h"
 #include "megatron/dist_checkpointing/access_error.h"
 #include "megatron/dist_checkpointing/detail/io.h"
