@@ -25,6 +25,7 @@ const std::map<std::string, Level> kLevels = {{"base", {0}},
                                               {"reporting", {1}},
                                               {"tokenizers", {1}},
                                               {"datasets", {2}},
+                                              {"scheduling", {2}},
                                               {"tensor", {2}},
                                               {"comm", {3}},
                                               {"nn", {4}},
@@ -53,8 +54,8 @@ const std::map<std::string, Level> kLevels = {{"base", {0}},
                                               {"inference", {9, 0}},
                                               {"inference/evaluation", {9, 1}}};
 
-const std::set<std::string> kTorchFree = {"base",       "chat",     "kernels",
-                                          "tokenizers", "datasets", "dist_checkpointing"};
+const std::set<std::string> kTorchFree = {
+    "base", "chat", "kernels", "tokenizers", "datasets", "scheduling", "dist_checkpointing"};
 const std::set<std::string> kMayAskForCuda = {"kernels", "tensor", "comm"};
 constexpr int kMaxIncludesOfHeader = 12;
 
