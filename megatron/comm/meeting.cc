@@ -51,7 +51,8 @@ class Meeting {
   }
 
   void arrive() {
-    // Before anything that makes another rank refuse: the store's host waits for those counted here.
+    // Before anything that makes another rank refuse: the store's host waits for those counted
+    // here.
     store_.add("entered", 1);
     entered_ = true;
     const std::string size = store_.claim("world_size", cat(launch_.world_size, " ", launch_.rank));
