@@ -18,6 +18,14 @@ if(NOT TARGET PkgConfig::SIMDJSON)  # Ubuntu 22.04 packages it without a .pc fil
   # g++ 12 takes lifetimes inside this version's header (1.0) for dangling ones.
   target_compile_options(PkgConfig::SIMDJSON INTERFACE -Wno-dangling-pointer -Wno-maybe-uninitialized)
 endif()
+find_package(OpenSSL 3.0 REQUIRED)
+# Headers alone, and those of Beast and Asio: no compiled library of Boost is used.
+find_path(MEGATRON_BOOST_INCLUDE boost/beast/version.hpp)
+if(NOT MEGATRON_BOOST_INCLUDE)
+  message(FATAL_ERROR "the headers of Boost are missing: run `make setup`, or give -DMEGATRON_BOOST_INCLUDE=<folder>")
+endif()
+add_library(boost_headers INTERFACE IMPORTED GLOBAL)
+target_include_directories(boost_headers SYSTEM INTERFACE ${MEGATRON_BOOST_INCLUDE})
 if(MEGATRON_TESTS)
   find_package(GTest REQUIRED)
 endif()
