@@ -8,32 +8,10 @@
 #include <variant>
 
 #include "megatron/scheduling/commands.h"
+#include "megatron/scheduling/runner_facts.h"
 #include "megatron/scheduling/step_plan.h"
 
 namespace megatron {
-
-// What the engine must know of the model and its cache; equal on all ranks.
-struct RunnerFacts {
-  int64_t vocab_size = 0;     // without padding
-  int64_t hidden_size = 0;    // width of given rows; 0: the model takes none
-  int64_t max_positions = 0;  // of a sequence; 0: no limit but the cache
-  int64_t window = 0;         // positions that the widest layer sees, its own included; 0: all
-  int64_t rope_border = 0;    // longrope: sequences beyond it rotate by other frequencies; 0: none
-  bool takes_state_input = false, needs_state_input = false;
-  // Sequences own a state in addition to their blocks. A prefix of blocks alone does not restore
-  // it, so that no prefix is shared.
-  bool owns_state = false;
-  int32_t num_adapters = 0;
-
-  int32_t slots = 0;       // sequences that may run at a time
-  int64_t block_size = 0;  // positions
-  int32_t device_blocks = 0, host_blocks = 0;
-  int32_t host_states = 0;  // slots' states that host memory holds for swapping
-  // Steps in which a sequence cannot take part between two draws: 1 without a pipeline, its stages
-  // with one.
-  int32_t draw_latency = 1;
-  int64_t weights_version = 0;
-};
 
 // One thing that all ranks do between two steps.
 struct SuspendRunner {

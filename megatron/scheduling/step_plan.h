@@ -6,8 +6,9 @@
 // its SlotStart to its release; the slot names its state of fixed size on the device, its sampling
 // parameters, its last sampled token, and its list of blocks.
 //
-// Order within a step: releases, swap_out, swap_in, copies, poison, starts, block changes, the
-// forward over all parts, scores, draws.
+// Order within a step: poison, swap_out of blocks and states, releases, starts, block changes,
+// swap_in of blocks and states, copies, the forward over all parts, scores, draws. A step without
+// parts may still swap.
 #pragma once
 
 #include <cstdint>
