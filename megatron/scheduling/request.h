@@ -76,7 +76,8 @@ struct LogProbabilityWishes {
 struct StopConditions {
   // Tokens to generate, at least 1; 0 (with prompt log-probabilities): the prompt alone is scored.
   int64_t max_tokens = 16;
-  int64_t min_tokens = 0;  // none of the tokens below is drawn before so many
+  int64_t min_tokens =
+      0;  // none of the tokens below is drawn, and no text below looked for, before
   // Each ends the text and is not a part of it: the model's ends, then what the request asks for.
   std::vector<int32_t> end_tokens;
   std::vector<int32_t> stop_tokens;

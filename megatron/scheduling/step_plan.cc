@@ -3,68 +3,13 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <bit>
-#include <concepts>
 #include <type_traits>
 
 #include "megatron/base/check.h"
+#include "megatron/scheduling/byte_io.h"
 
 namespace megatron {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "plans are little-endian");
-
-// Writes members one after another.
-class Writer {
- public:
-  static constexpr bool kReads = false;
-  std::string bytes;
-
-  template <class T>
-    requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
-  void operator()(const T& value) {
-    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-  void size(size_t& count) { (*this)(static_cast<uint64_t>(count)); }
-};
-
-// Reads what a Writer wrote.
-class Reader {
- public:
-  static constexpr bool kReads = true;
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
-
-  template <class T>
-    requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
-  void operator()(T& value) {
-    need(sizeof value);
-    if constexpr (std::same_as<T, bool>) {
-      MEGATRON_CHECK(bytes_[0] == 0 || bytes_[0] == 1,
-                     "a step plan has a flag that is neither 0 nor 1");
-      value = bytes_[0] == 1;
-    } else {
-      bytes_.copy(reinterpret_cast<char*>(&value), sizeof value);
-    }
-    bytes_.remove_prefix(sizeof value);
-  }
-  // Of a list whose elements take at least a byte each.
-  void size(size_t& count) {
-    uint64_t value = 0;
-    (*this)(value);
-    MEGATRON_CHECK(value <= bytes_.size(), "a step plan says that a list has ", value,
-                   " elements, of which ", bytes_.size(), " bytes are left");
-    count = static_cast<size_t>(value);
-  }
-  void finish() const {
-    MEGATRON_CHECK(bytes_.empty(), "a step plan has ", bytes_.size(), " bytes behind its end");
-  }
-
- private:
-  void need(size_t count) const {
-    MEGATRON_CHECK(bytes_.size() >= count, "a step plan is cut short");
-  }
-  std::string_view bytes_;
-};
 
 template <class Io, class T>
 void visit(Io& io, T& value);
@@ -180,7 +125,7 @@ int64_t StepPlan::num_draws() const {
 }
 
 std::string serialise(const StepPlan& plan) {
-  Writer writer;
+  ByteWriter writer;
   writer(kStepPlanVersion);
   StepPlan copy = plan;
   visit(writer, copy);
@@ -188,7 +133,7 @@ std::string serialise(const StepPlan& plan) {
 }
 
 StepPlan parse_step_plan(std::string_view bytes) {
-  Reader reader(bytes);
+  ByteReader reader(bytes, "a step plan");
   int32_t version = 0;
   reader(version);
   MEGATRON_CHECK(version == kStepPlanVersion, "a step plan has version ", version, ", expected ",
