@@ -124,6 +124,19 @@ IndexedType indexed_type_for_vocabulary(int64_t vocab_size) {
 std::filesystem::path bin_path(const std::string& prefix) { return prefix + ".bin"; }
 std::filesystem::path idx_path(const std::string& prefix) { return prefix + ".idx"; }
 
+void check_vocabulary(const IndexedDataset& data, int64_t sequence, int64_t offset,
+                      std::span<const int64_t> tokens, int64_t vocab_size) {
+  if (vocab_size <= 0 || tokens.empty()) return;
+  const auto [low, high] = std::minmax_element(tokens.begin(), tokens.end());
+  if (*low >= 0 && *high < vocab_size) return;
+  const int64_t at = (*low < 0 ? low : high) - tokens.begin();
+  throw_error(cat(bin_path(data.prefix()).string(), ": document ", data.document_of(sequence),
+                  ", sequence ", sequence, ", offset ", offset + at, ": token id ",
+                  tokens[static_cast<size_t>(at)], " is outside the vocabulary of ", vocab_size,
+                  "\nhint: the data was written with another tokenizer; `megatron inspect-dataset "
+                  "--verify` checks all of it"));
+}
+
 bool indexed_dataset_exists(const std::string& prefix) {
   std::error_code ignored;
   return std::filesystem::is_regular_file(bin_path(prefix), ignored) &&

@@ -81,6 +81,11 @@ class IndexedDataset {
   std::unique_ptr<Impl> impl_;
 };
 
+// Throws Error that names document, sequence and offset if a token that was read from `offset` of a
+// sequence on is not in [0, vocab_size); 0: not checked.
+void check_vocabulary(const IndexedDataset& data, int64_t sequence, int64_t offset,
+                      std::span<const int64_t> tokens, int64_t vocab_size);
+
 // Whether both files of a prefix exist.
 bool indexed_dataset_exists(const std::string& prefix);
 

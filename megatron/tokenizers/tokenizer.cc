@@ -89,11 +89,16 @@ void validate_tokenizer_files(const TokenizerConfig& c, Violations& v) {
   }
 }
 
-// Megatron adds a hundred sentinels to its cased BERT vocabulary.
+// Megatron adds a hundred sentinels to its cased BERT vocabulary. Its older releases added [BOS],
+// [EOS] and --vocab-extra-ids sentinels to both.
 std::vector<std::string> bert_extra_tokens(const TokenizerConfig& config) {
-  if (config.tokenizer_type == "BertWordPieceLowerCase") return config.special_tokens;
-  std::vector<std::string> tokens;
-  for (int i = 0; i < 100; ++i) tokens.push_back(cat("<extra_id_", i, ">"));
+  std::vector<std::string> tokens = config.special_tokens;
+  int64_t sentinels = config.vocab_extra_ids;
+  if (sentinels > 0)
+    tokens.insert(tokens.end(), {"[BOS]", "[EOS]"});
+  else if (config.tokenizer_type == "BertWordPieceCase")
+    sentinels = 100;
+  for (int64_t i = 0; i < sentinels; ++i) tokens.push_back(cat("<extra_id_", i, ">"));
   return tokens;
 }
 
@@ -170,7 +175,8 @@ void TokenizerConfig::fields(FieldVisitor& v) {
       "vocab_size", vocab_size,
       "number of ids of the model; needed with the null tokenizer, else those of the tokenizer");
   v.field("vocab_extra_ids", vocab_extra_ids,
-          "extra ids of BERT and T5 vocabularies; only 0 for the tokenizers here");
+          "add [BOS], [EOS] and so many sentinels <extra_id_0>, ... to a BERT vocabulary, as older "
+          "releases of Megatron-LM did; 0: 100 sentinels to a cased one, for T5");
   v.field("null_tokenizer_eod_id", null_tokenizer_eod_id,
           "end-of-document id of the null tokenizer; default: the last id");
   v.field("null_tokenizer_pad_id", null_tokenizer_pad_id,
@@ -186,10 +192,12 @@ void TokenizerConfig::fields(FieldVisitor& v) {
 void TokenizerConfig::validate(Violations& v) const {
   v.require(make_vocab_size_divisible_by >= 1,
             cat("--make-vocab-size-divisible-by is ", make_vocab_size_divisible_by), "1 or more");
-  v.require(vocab_extra_ids == 0,
-            cat("--vocab-extra-ids ", vocab_extra_ids,
-                " has no effect with the tokenizers that are built"),
-            "0");
+  v.require(vocab_extra_ids >= 0 && vocab_extra_ids <= 100000,
+            cat("--vocab-extra-ids is ", vocab_extra_ids), "0 to 100000");
+  v.require(
+      vocab_extra_ids == 0 || is_bert(tokenizer_type),
+      cat("--vocab-extra-ids ", vocab_extra_ids, " has no effect without a vocabulary of BERT"),
+      "leave it out, or give --tokenizer-type BertWordPieceCase or BertWordPieceLowerCase");
   if (tokenizer_type == "NullTokenizer") return validate_null_tokenizer(*this, v);
   v.require(
       !null_tokenizer_eod_id && !null_tokenizer_pad_id,

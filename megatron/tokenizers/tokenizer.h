@@ -57,6 +57,14 @@ class Tokenizer {
   virtual std::optional<int32_t> bos() const = 0;
   virtual std::optional<int32_t> pad() const = 0;
 
+  // What masked language models need: the first token of a text, the end of one of its parts, and
+  // what stands for a masked token.
+  virtual std::optional<int32_t> cls() const { return std::nullopt; }
+  virtual std::optional<int32_t> sep() const { return std::nullopt; }
+  virtual std::optional<int32_t> mask() const { return std::nullopt; }
+  // How spellings of tokens begin that continue a word (`##` of WordPiece); empty: not marked so.
+  virtual std::string_view continuation_prefix() const { return {}; }
+
   // Tokens that the tokenizer's own post-processor puts before and after one text ([CLS] and [SEP],
   // a BOS). encode() never adds them.
   virtual std::vector<int32_t> prefix_ids() const { return {}; }
@@ -64,6 +72,8 @@ class Tokenizer {
 
   // The id of a token, in the vocabulary's spelling ("<|endoftext|>", "\u0120the").
   virtual std::optional<int32_t> token_to_id(std::string_view token) const = 0;
+  // The spelling of an id; "" in gaps of the vocabulary. Throws Error for an id outside of it.
+  virtual std::string id_to_token(int32_t id) const = 0;
 
   // Differs if any text could get other ids. Stored in data sets and checkpoints.
   virtual std::string fingerprint() const = 0;

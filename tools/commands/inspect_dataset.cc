@@ -13,17 +13,21 @@
 #include "megatron/datasets/dataset_builder.h"
 #include "megatron/datasets/dataset_description.h"
 #include "megatron/datasets/indexed_dataset.h"
+#include "megatron/datasets/masked/masked_datasets.h"
 
 namespace megatron {
 namespace {
 
 constexpr std::string_view kSampleSplits[] = {"train", "valid", "test"};
+enum class SampleTask { kGpt, kBert, kT5 };
+constexpr std::string_view kSampleTasks[] = {"gpt", "bert", "t5"};
 
 struct InspectDatasetConfig : Config {
   std::vector<std::string> prefix;
   bool multimodal = false;
   bool verify = false;
   std::optional<int64_t> sample;
+  SampleTask task = SampleTask::kGpt;
   Split sample_split = Split::kTrain;
   std::optional<int64_t> seq_length;
   std::optional<int64_t> num_samples;
@@ -38,6 +42,7 @@ struct InspectDatasetConfig : Config {
             "read every token; with a tokenizer or --vocab-size find those outside the vocabulary");
     v.field("sample", sample,
             "print the tokens of this sample of the blend that the data flags describe");
+    v.choice("task", task, kSampleTasks, "task of the run that takes --sample");
     v.choice("sample_split", sample_split, kSampleSplits, "split of --sample");
     v.field({"seq_length", "--seq-length"}, seq_length, "sequence length of --sample");
     v.field(
@@ -159,26 +164,47 @@ void add_json(const Inspected& item, JsonWriter& json) {
 }
 
 // The tokenizer of the flags, if they name one.
-TokenizerFacts given_facts(const TokenizerConfig& config) {
+struct GivenTokenizer {
+  std::unique_ptr<Tokenizer> tokenizer;
   TokenizerFacts facts;
-  if (!config.tokenizer_type.empty())
-    facts = facts_of(*make_tokenizer(config), config.tokenizer_type);
-  facts.vocab_size = config.vocab_size.value_or(facts.vocab_size);
-  return facts;
+};
+GivenTokenizer given_tokenizer(const TokenizerConfig& config) {
+  GivenTokenizer given;
+  if (!config.tokenizer_type.empty()) {
+    given.tokenizer = make_tokenizer(config);
+    given.facts = facts_of(*given.tokenizer, config.tokenizer_type);
+  }
+  given.facts.vocab_size = config.vocab_size.value_or(given.facts.vocab_size);
+  return given;
+}
+
+TrainValidTestDatasets datasets_of_task(const InspectDatasetConfig& config, const DataConfig& data,
+                                        const MaskedDataConfig& masked,
+                                        const DatasetRequest& request) {
+  if (config.task == SampleTask::kGpt) return build_train_valid_test_datasets(data, request);
+  if (request.text_tokenizer == nullptr)
+    throw UsageError(
+        "--task bert and t5 need a tokenizer\nhint: --tokenizer-type BertWordPieceCase "
+        "--vocab-file vocab.txt");
+  return build_masked_datasets(
+      config.task == SampleTask::kBert ? MaskedKind::kBert : MaskedKind::kT5, data, masked,
+      request);
 }
 
 std::shared_ptr<const Dataset> dataset_of_split(const InspectDatasetConfig& config,
                                                 const DataConfig& data,
-                                                const TokenizerFacts& tokenizer) {
+                                                const MaskedDataConfig& masked,
+                                                const GivenTokenizer& given) {
   DatasetRequest request;
   request.sequence_length = *config.seq_length;
   request.seed = config.seed;
-  request.tokenizer = tokenizer;
+  request.tokenizer = given.facts;
+  request.text_tokenizer = given.tokenizer.get();
   request.targets = {.train = 0, .valid = 0, .test = 0};
   (config.sample_split == Split::kTrain   ? request.targets.train
    : config.sample_split == Split::kValid ? request.targets.valid
                                           : request.targets.test) = config.num_samples;
-  const TrainValidTestDatasets all = build_train_valid_test_datasets(data, request);
+  const TrainValidTestDatasets all = datasets_of_task(config, data, masked, request);
   const auto dataset = config.sample_split == Split::kTrain ? all.train
                        : config.sample_split == Split::kValid
                            ? (all.valid.empty() ? nullptr : all.valid[0])
@@ -188,21 +214,48 @@ std::shared_ptr<const Dataset> dataset_of_split(const InspectDatasetConfig& conf
   return dataset;
 }
 
+// What is printed of a sample: a name and numbers each.
+std::vector<std::pair<std::string, std::vector<int64_t>>> columns_of(const Sample& sample,
+                                                                     const Columns& columns,
+                                                                     SampleTask task) {
+  std::vector<std::pair<std::string, std::vector<int64_t>>> out;
+  for (const Column& column : columns) {
+    if (task == SampleTask::kGpt && column.name != "tokens" && column.name != "labels") continue;
+    std::vector<int64_t> values;
+    const auto take = [&](const auto& elements) {
+      values.assign(elements.begin(), elements.end());
+    };
+    if (column.type == ElementType::kFloat32)
+      take(sample.get<float>(column.name));
+    else if (column.type == ElementType::kUInt8)
+      take(sample.get<uint8_t>(column.name));
+    else
+      take(sample.get<int64_t>(column.name));
+    out.emplace_back(column.name, std::move(values));
+  }
+  return out;
+}
+
 void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
-                  const TokenizerFacts& tokenizer, JsonWriter* json) {
-  const auto dataset = dataset_of_split(config, data, tokenizer);
+                  const MaskedDataConfig& masked, const GivenTokenizer& tokenizer,
+                  JsonWriter* json) {
+  const auto dataset = dataset_of_split(config, data, masked, tokenizer);
   MEGATRON_CHECK(*config.sample < dataset->size(), "--sample ", *config.sample, ": the ",
                  to_string(config.sample_split), " split has ", dataset->size(), " samples");
   const Sample sample = dataset->sample(*config.sample);
   const auto [member, index] = dataset->locate(*config.sample);
-  const std::vector<int64_t> tokens = sample.get<int64_t>("tokens"),
-                             labels = sample.get<int64_t>("labels");
+  const auto columns = columns_of(sample, dataset->columns(), config.task);
   if (json == nullptr) {
     print_line(cat("sample ", *config.sample, " of ", format_count(dataset->size()), ", ",
                    to_string(config.sample_split), " split, sample ", index, " of dataset ",
                    member));
-    print_line(listed(tokens, {}, " "));
-    print_line(cat("next token ", labels.back()));
+    if (config.task == SampleTask::kGpt) {
+      print_line(listed(columns[0].second, {}, " "));
+      print_line(cat("next token ", columns[1].second.back()));
+    } else {
+      for (const auto& [name, values] : columns)
+        print_line(cat(name, " ", listed(values, {}, " ")));
+    }
     print_line(cat("fingerprint ", dataset->fingerprint()));
     return;
   }
@@ -213,8 +266,9 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
   json->member("num_samples", dataset->size())
       .member("dataset", member)
       .member("dataset_sample", index);
-  json->member("fingerprint", dataset->fingerprint()).member("tokens", tokens);
-  json->member("labels", labels).end_object();
+  json->member("fingerprint", dataset->fingerprint());
+  for (const auto& [name, values] : columns) json->member(name, values);
+  json->end_object();
 }
 
 }  // namespace
@@ -222,8 +276,9 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
 int inspect_dataset(int argc, char** argv) {
   InspectDatasetConfig config;
   DataConfig data;
+  MaskedDataConfig masked;
   TokenizerConfig tokenizer_config;
-  Config* const configs[] = {&config, &data, &tokenizer_config};
+  Config* const configs[] = {&config, &data, &masked, &tokenizer_config};
   if (!parse_or_help("megatron inspect-dataset PREFIX ... [--verify] [--sample I --seq-length S "
                      "--data-path ...]",
                      configs, argc, argv, {.positional = "prefix"}))
@@ -234,7 +289,7 @@ int inspect_dataset(int argc, char** argv) {
   if (prefixes.empty() && !config.sample)
     throw UsageError(
         "inspect-dataset needs a dataset\nhint: megatron inspect-dataset data_text_document");
-  const TokenizerFacts tokenizer = given_facts(tokenizer_config);
+  const GivenTokenizer tokenizer = given_tokenizer(tokenizer_config);
   JsonWriter json;
   json.begin_object().key("datasets").begin_array();
   std::vector<std::string> bad;
@@ -244,9 +299,10 @@ int inspect_dataset(int argc, char** argv) {
         read_description(prefix),
         {},
         {}};
-    check_tokenizer(item.data, tokenizer.identity);
+    check_tokenizer(item.data, tokenizer.facts.identity);
     item.histogram = length_histogram(item.data);
-    if (config.verify) item.verified = verify_indexed_dataset(item.data, tokenizer.vocab_size);
+    if (config.verify)
+      item.verified = verify_indexed_dataset(item.data, tokenizer.facts.vocab_size);
     if (config.json)
       add_json(item, json);
     else
@@ -255,7 +311,7 @@ int inspect_dataset(int argc, char** argv) {
       bad.insert(bad.end(), item.verified->bad_tokens.begin(), item.verified->bad_tokens.end());
   }
   json.end_array();
-  if (config.sample) print_sample(config, data, tokenizer, config.json ? &json : nullptr);
+  if (config.sample) print_sample(config, data, masked, tokenizer, config.json ? &json : nullptr);
   json.end_object();
   if (config.json) print_line(json.text());
   if (bad.empty()) return 0;

@@ -62,11 +62,11 @@ std::string to_string(Split split) {
 }
 
 std::vector<std::filesystem::path> index_folders(const std::string& prefix,
-                                                 const std::string& cache_path) {
+                                                 const std::string& cache_path,
+                                                 const std::string& own_folder) {
   std::vector<std::filesystem::path> folders;
   if (!cache_path.empty()) folders.emplace_back(cache_path);
-  if (cache_path.empty())
-    folders.push_back(std::filesystem::path(prefix) / "cache" / "GPTDataset_indices");
+  if (cache_path.empty()) folders.push_back(std::filesystem::path(prefix) / "cache" / own_folder);
   if (const std::filesystem::path user = cache_folder(); !user.empty())
     folders.push_back(user / "indices");
   return folders;
@@ -94,7 +94,6 @@ struct GPTDataset::Impl {
   void locate_pieces(int64_t index, std::vector<Piece>& pieces) const;
   // Reads the pieces into `out` and pads the rest.
   void read_pieces(std::span<const Piece> pieces, std::span<int64_t> out) const;
-  void check_vocabulary(const Piece& piece, std::span<const int64_t> tokens) const;
   void document_starts(std::span<const Piece> pieces, std::span<const int64_t> tokens,
                        std::vector<int32_t>& starts) const;
 };
@@ -244,26 +243,12 @@ void GPTDataset::Impl::locate_pieces(int64_t index, std::vector<Piece>& pieces) 
                  "\nhint: remove the cache folder");
 }
 
-void GPTDataset::Impl::check_vocabulary(const Piece& piece, std::span<const int64_t> tokens) const {
-  const int64_t vocab_size = config.tokenizer.vocab_size;
-  if (vocab_size <= 0) return;
-  const auto [low, high] = std::minmax_element(tokens.begin(), tokens.end());
-  if (*low >= 0 && *high < vocab_size) return;
-  const int64_t at = (*low < 0 ? low : high) - tokens.begin();
-  throw_error(cat(bin_path(data->prefix()).string(), ": document ",
-                  data->document_of(piece.sequence), ", sequence ", piece.sequence, ", offset ",
-                  piece.offset + at, ": token id ", tokens[at], " is outside the vocabulary of ",
-                  vocab_size,
-                  "\nhint: the data was written with another tokenizer; `megatron inspect-dataset "
-                  "--verify` checks all of it"));
-}
-
 void GPTDataset::Impl::read_pieces(std::span<const Piece> pieces, std::span<int64_t> out) const {
   int64_t at = 0;
   for (const Piece& piece : pieces) {
     const auto target = out.subspan(at, piece.count);
     data->read(piece.sequence, piece.offset, target);
-    check_vocabulary(piece, target);
+    check_vocabulary(*data, piece.sequence, piece.offset, target, config.tokenizer.vocab_size);
     at += piece.count;
   }
   std::fill(out.begin() + at, out.end(), pad);

@@ -51,9 +51,10 @@ struct GPTDatasetConfig {
 };
 
 // Folders for index files derived from the data set `prefix`, best first: `cache_path` if given,
-// else next to the data, else in the user's cache.
-std::vector<std::filesystem::path> index_folders(const std::string& prefix,
-                                                 const std::string& cache_path);
+// else `own_folder` next to the data, else in the user's cache.
+std::vector<std::filesystem::path> index_folders(
+    const std::string& prefix, const std::string& cache_path,
+    const std::string& own_folder = "GPTDataset_indices");
 
 class GPTDataset : public Dataset {
  public:

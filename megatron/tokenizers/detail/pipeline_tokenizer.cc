@@ -26,6 +26,7 @@ PipelineTokenizer::PipelineTokenizer(std::string_view type, const TokenizerDefin
       normalizer_(definition.normalizer),
       pre_tokenizer_(definition.steps, definition.steps_where),
       decoder_(definition.decoder),
+      continuation_prefix_(definition.prefix),
       files_(definition.files) {
   joins_bytes_ =
       decoder_.steps().size() == 1 && decoder_.steps()[0].kind == DecoderStep::Kind::kByteLevel;
@@ -211,6 +212,9 @@ void PipelineTokenizer::find_special_ids(const TokenizerDefinition& definition) 
   eod_ = choose(definition.eos, {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>"});
   bos_ = choose(definition.bos, {"<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>"});
   pad_ = choose(definition.pad, {"<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>"});
+  cls_ = choose(definition.cls, {"[CLS]", "<cls>"});
+  sep_ = choose(definition.sep, {"[SEP]", "<sep>"});
+  mask_ = choose(definition.mask, {"[MASK]", "<mask>"});
   for (const std::string& token : definition.before) before_.push_back(find(token));
   for (const std::string& token : definition.after) after_.push_back(find(token));
 }
@@ -377,6 +381,11 @@ std::string PipelineTokenizer::token_bytes(int32_t id) const {
 
 bool PipelineTokenizer::is_special(int32_t id) const {
   return id >= 0 && id < vocab_size() && special_[id];
+}
+
+std::string PipelineTokenizer::id_to_token(int32_t id) const {
+  check_id(id);
+  return tokens_[id];
 }
 
 std::optional<int32_t> PipelineTokenizer::token_to_id(std::string_view token) const {

@@ -31,9 +31,14 @@ class PipelineTokenizer : public Tokenizer {
   std::optional<int32_t> eod() const override { return eod_; }
   std::optional<int32_t> bos() const override { return bos_; }
   std::optional<int32_t> pad() const override { return pad_; }
+  std::optional<int32_t> cls() const override { return cls_; }
+  std::optional<int32_t> sep() const override { return sep_; }
+  std::optional<int32_t> mask() const override { return mask_; }
+  std::string_view continuation_prefix() const override { return continuation_prefix_; }
   std::vector<int32_t> prefix_ids() const override { return before_; }
   std::vector<int32_t> suffix_ids() const override { return after_; }
   std::optional<int32_t> token_to_id(std::string_view token) const override;
+  std::string id_to_token(int32_t id) const override;
   std::string fingerprint() const override { return fingerprint_; }
   std::vector<std::filesystem::path> files() const override { return files_; }
 
@@ -69,7 +74,8 @@ class PipelineTokenizer : public Tokenizer {
   Decoder decoder_;
   bool joins_bytes_ = false;  // decoding is joining bytes_
   AddedTokenMatcher raw_matcher_, normalized_matcher_;
-  std::optional<int32_t> eod_, bos_, pad_;
+  std::optional<int32_t> eod_, bos_, pad_, cls_, sep_, mask_;
+  std::string continuation_prefix_;
   std::vector<int32_t> before_, after_;
   std::string fingerprint_;
   std::vector<std::filesystem::path> files_;

@@ -33,6 +33,7 @@ class SentencePieceTokenizer : public Tokenizer {
   std::optional<int32_t> bos() const override { return control(file_.bos_piece); }
   std::optional<int32_t> pad() const override { return control(file_.pad_piece); }
   std::optional<int32_t> token_to_id(std::string_view token) const override;
+  std::string id_to_token(int32_t id) const override { return piece(id).text; }
   std::string fingerprint() const override { return fingerprint_; }
   std::vector<std::filesystem::path> files() const override { return {path_}; }
 

@@ -60,11 +60,13 @@ std::string NullTokenizer::decode(std::span<const int32_t> ids, bool skip_specia
   return text;
 }
 
-std::string NullTokenizer::token_bytes(int32_t id) const {
+std::string NullTokenizer::id_to_token(int32_t id) const {
   MEGATRON_CHECK(id >= 0 && id < vocab_size_, "token id ", id, " is outside the vocabulary of ",
                  vocab_size_);
-  return std::to_string(id) + " ";
+  return std::to_string(id);
 }
+
+std::string NullTokenizer::token_bytes(int32_t id) const { return id_to_token(id) + " "; }
 
 std::optional<int32_t> NullTokenizer::token_to_id(std::string_view token) const {
   return parse(token);

@@ -17,6 +17,7 @@ class ByteLevelTokenizer : public Tokenizer {
   std::optional<int32_t> bos() const override { return std::nullopt; }
   std::optional<int32_t> pad() const override { return std::nullopt; }
   std::optional<int32_t> token_to_id(std::string_view token) const override;
+  std::string id_to_token(int32_t id) const override { return token_bytes(id); }
   std::string fingerprint() const override { return "ByteLevelTokenizer-1"; }
 };
 
@@ -34,6 +35,7 @@ class NullTokenizer : public Tokenizer {
   std::optional<int32_t> bos() const override { return std::nullopt; }
   std::optional<int32_t> pad() const override { return pad_; }
   std::optional<int32_t> token_to_id(std::string_view token) const override;
+  std::string id_to_token(int32_t id) const override;
   std::string fingerprint() const override;
 
  private:

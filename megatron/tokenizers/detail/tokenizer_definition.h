@@ -41,7 +41,7 @@ struct TokenizerDefinition {
   std::vector<AddedToken> added_tokens;
   // tokens that the post-processor puts around a single text
   std::vector<std::string> before, after;
-  std::optional<std::string> eos, bos, pad;                         // spellings
+  std::optional<std::string> eos, bos, pad, cls, sep, mask;         // spellings
   std::string vocab_where, merges_where, steps_where, added_where;  // file and key, for messages
   std::vector<std::filesystem::path> files;
 };

@@ -442,6 +442,9 @@ void read_tokenizer_config(const std::filesystem::path& path, TokenizerDefinitio
   definition.eos = name("eos_token");
   definition.bos = name("bos_token");
   definition.pad = name("pad_token");
+  definition.cls = name("cls_token");
+  definition.sep = name("sep_token");
+  definition.mask = name("mask_token");
   const auto overrule = [&](std::string_view key, const std::optional<std::string>& token,
                             std::vector<std::string>& around, bool front) {
     const auto wanted = root.find_value(key);

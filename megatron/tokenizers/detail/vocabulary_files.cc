@@ -185,9 +185,14 @@ TokenizerDefinition read_bert_vocabulary(const std::filesystem::path& vocab, boo
   }
   definition.before = {"[CLS]"};
   definition.after = {"[SEP]"};
-  definition.eos = "[SEP]";
-  definition.bos = "[CLS]";
+  const bool own_ends =
+      std::find(extra_tokens.begin(), extra_tokens.end(), "[EOS]") != extra_tokens.end();
+  definition.eos = own_ends ? "[EOS]" : "[SEP]";
+  definition.bos = own_ends ? "[BOS]" : "[CLS]";
   definition.pad = "[PAD]";
+  definition.cls = "[CLS]";
+  definition.sep = "[SEP]";
+  definition.mask = "[MASK]";
   return definition;
 }
 

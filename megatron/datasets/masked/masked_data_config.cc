@@ -1,0 +1,75 @@
+#include "megatron/datasets/masked/masked_data_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "megatron/base/format.h"
+
+namespace megatron {
+namespace {
+
+constexpr std::string_view kGeometric[] = {"auto", "true", "false"};
+
+}  // namespace
+
+void MaskedDataConfig::fields(FieldVisitor& v) {
+  v.group("masked data");
+  v.role(FieldRole::kNumerics);
+  v.field("mask_prob", mask_prob, "share of the tokens of a sample that are masked");
+  v.field("short_seq_prob", short_seq_prob,
+          "share of samples of BERT and T5 that are built for a shorter length");
+  v.field("masking_max_ngram", masking_max_ngram,
+          "most words that are masked together; default: 3 for BERT, 10 for T5");
+  v.field({"masking_whole_word", "--no-masking-whole-word", true}, masking_whole_word,
+          "mask single tokens instead of whole words");
+  v.field("masking_longer_ngrams", masking_longer_ngrams,
+          "prefer long n-grams to short ones, where their lengths are not geometric");
+  v.choice("masking_geometric", masking_geometric, kGeometric,
+           "lengths of masked n-grams follow a geometric distribution; auto: for T5");
+  v.field("mlm_replace", mlm_replace,
+          "shares of the masked tokens of BERT that become [MASK], a random token, and stay");
+  v.role(FieldRole::kArchitecture);
+  v.field({"bert_binary_head", "--bert-no-binary-head", true}, bert_binary_head,
+          "BERT without token types and without the loss of the order of sentences");
+  v.role(FieldRole::kNumerics);
+  v.field("decoder_seq_length", decoder_seq_length, "tokens of the decoder's sequences of T5");
+}
+
+void MaskedDataConfig::validate(Violations& violations) const {
+  violations.require(mask_prob > 0 && mask_prob < 1, cat("--mask-prob is ", mask_prob),
+                     "above 0 and below 1, such as 0.15");
+  violations.require(short_seq_prob >= 0 && short_seq_prob <= 1,
+                     cat("--short-seq-prob is ", short_seq_prob), "0 to 1");
+  violations.require(!masking_max_ngram || (*masking_max_ngram >= 1 && *masking_max_ngram <= 1000),
+                     cat("--masking-max-ngram is ", masking_max_ngram.value_or(0)), "1 to 1000");
+  violations.require(!masking_longer_ngrams || masking_geometric != MaskingGeometric::kTrue,
+                     "--masking-longer-ngrams has no effect with --masking-geometric true",
+                     "leave one of them out");
+  const bool shares =
+      mlm_replace.size() == 3 &&
+      std::all_of(mlm_replace.begin(), mlm_replace.end(), [](double x) { return x >= 0; }) &&
+      std::abs(std::accumulate(mlm_replace.begin(), mlm_replace.end(), -1.0)) < 1e-6;
+  violations.require(shares, cat("--mlm-replace is ", listed(mlm_replace, {}, " ")),
+                     "three shares whose sum is 1: 0.8 0.1 0.1");
+  violations.require(!decoder_seq_length || *decoder_seq_length >= 2,
+                     cat("--decoder-seq-length is ", decoder_seq_length.value_or(0)), "2 or more");
+}
+
+MaskingOptions MaskedDataConfig::masking(MaskedKind kind) const {
+  const bool t5 = kind == MaskedKind::kT5;
+  MaskingOptions options;
+  options.probability = mask_prob;
+  options.max_ngram = masking_max_ngram.value_or(t5 ? 10 : 3);
+  options.whole_word = masking_whole_word;
+  options.longer_ngrams = masking_longer_ngrams;
+  options.geometric = masking_geometric == MaskingGeometric::kAuto
+                          ? t5
+                          : masking_geometric == MaskingGeometric::kTrue;
+  options.masks = mlm_replace[0];
+  options.random = mlm_replace[1];
+  options.kept = mlm_replace[2];
+  return options;
+}
+
+}  // namespace megatron

@@ -1,0 +1,91 @@
+#include "megatron/datasets/masked/masked_datasets.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/datasets/masked/bert_dataset.h"
+#include "megatron/datasets/masked/t5_dataset.h"
+
+namespace megatron {
+namespace {
+
+using Sentences = std::unique_ptr<const SentenceSource>;
+// Makes a dataset of sentences that `open` gives for what the dataset needs of them.
+using OpenSentences = std::function<Sentences(const SentenceSourceOptions&)>;
+using MakeMasked = std::function<std::shared_ptr<const Dataset>(
+    const std::shared_ptr<const MaskedTokens>&, const OpenSentences&)>;
+
+MakeMasked make_bert(const MaskedDataConfig& masked, const DatasetRequest& request,
+                     const SentenceSourceOptions& base) {
+  BertDatasetConfig config;
+  config.sequence_length = request.sequence_length;
+  config.binary_head = masked.bert_binary_head;
+  config.masking = masked.masking(MaskedKind::kBert);
+  config.sentences = bert_sentences(config.sequence_length, config.binary_head, base);
+  return [config](const std::shared_ptr<const MaskedTokens>& tokens, const OpenSentences& open) {
+    return std::make_shared<const BertDataset>(open(config.sentences), tokens, config);
+  };
+}
+
+MakeMasked make_t5(const MaskedDataConfig& masked, const DatasetRequest& request,
+                   const SentenceSourceOptions& base, const MaskedTokens& tokens) {
+  if (!masked.decoder_seq_length)
+    throw UsageError("samples of T5 need --decoder-seq-length\nhint: --decoder-seq-length 128");
+  T5DatasetConfig config;
+  config.sequence_length = request.sequence_length;
+  config.decoder_sequence_length = *masked.decoder_seq_length;
+  config.masking = masked.masking(MaskedKind::kT5);
+  config.sentences = t5_sentences(config.sequence_length, base);
+  if (const std::string warning = t5_warning(config, tokens);
+      !warning.empty() && !tokens.sentinels.empty())
+    log_warning(warning);
+  return [config](const std::shared_ptr<const MaskedTokens>& known, const OpenSentences& open) {
+    return std::make_shared<const T5Dataset>(open(config.sentences), known, config);
+  };
+}
+
+// Ids between the special tokens and the sentinels.
+MockSentenceIds mock_ids(const MaskedTokens& tokens) {
+  const int64_t specials = 1 + std::max({tokens.pad, tokens.cls, tokens.sep, tokens.mask});
+  MockSentenceIds ids;
+  ids.hole = tokens.pad;
+  ids.first = specials < tokens.vocab_size / 2 ? specials : 0;
+  ids.last = tokens.sentinels.empty()
+                 ? tokens.vocab_size
+                 : *std::min_element(tokens.sentinels.begin(), tokens.sentinels.end());
+  if (ids.last <= ids.first) ids.last = tokens.vocab_size;
+  return ids;
+}
+
+}  // namespace
+
+TrainValidTestDatasets build_masked_datasets(MaskedKind kind, const DataConfig& data,
+                                             const MaskedDataConfig& masked,
+                                             const DatasetRequest& given) {
+  MEGATRON_ASSERT(given.text_tokenizer != nullptr);
+  auto tokens = std::make_shared<MaskedTokens>(
+      masked_tokens(*given.text_tokenizer, given.tokenizer.identity));
+  if (data.mock_data) *tokens = mock_masked_tokens(*tokens);
+  const SentenceSourceOptions base{.short_probability = masked.short_seq_prob,
+                                   .seed = given.seed,
+                                   .vocab_size = tokens->vocab_size,
+                                   .cache_path = data.data_cache_path};
+  const MakeMasked make = kind == MaskedKind::kBert ? make_bert(masked, given, base)
+                                                    : make_t5(masked, given, base, *tokens);
+  DatasetRequest request = given;
+  request.make_member = [make, tokens](const MemberRequest& member) {
+    return make(tokens, [&](const SentenceSourceOptions& options) {
+      return sentences_of_file(member.open(member.path), member.bounds, member.split,
+                               member.num_samples, options);
+    });
+  };
+  request.make_mock = [make, tokens](Split split, int64_t num_samples) {
+    return make(tokens, [&](const SentenceSourceOptions& options) {
+      return mock_sentences(split, num_samples, mock_ids(*tokens), options);
+    });
+  };
+  return build_train_valid_test_datasets(data, request);
+}
+
+}  // namespace megatron
