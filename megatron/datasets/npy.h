@@ -13,7 +13,8 @@
 
 namespace megatron {
 
-// The header that precedes the elements. `dtype` as NumPy spells it: "<i4", "<u4", "<i8", "<u8", "<i2".
+// The header that precedes the elements. `dtype` as NumPy spells it: "<i2", "<i4", "<u4",
+// "<i8", "<u8".
 std::string npy_header(const std::string& dtype, const std::vector<int64_t>& shape);
 
 // A mapped array. The header is checked against the file's size: it must contain exactly the

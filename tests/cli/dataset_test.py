@@ -53,5 +53,23 @@ class DatasetTest(support.FolderTest):
         self.assertIn("was written with another tokenizer", refused.stderr)
 
 
+class MaskedSampleTest(support.FolderTest):
+    def test_samples_of_bert_and_t5_are_printed(self):
+        golden = os.path.join(KINDS, "..", "masked")
+        for task, kind, flags in (("bert", "BertWordPieceLowerCase", []), ("t5", "BertWordPieceCase", ["--decoder-seq-length", "64"])):
+            with open(os.path.join(golden, task + ".json")) as file:
+                case = json.load(file)[0]
+            tokenizer = ["--tokenizer-type", kind, "--vocab-file", os.path.join(golden, "vocab.txt")]
+            common = [os.path.join(golden, "a"), "--sample", "0", "--task", task, "--seq-length", str(case["seq_length"]), "--split",
+                      case["split"], "--num-samples", str(case["samples"][0]), "--data-cache-path", self.path("cache")]
+            sample = json.loads(self.output("inspect-dataset", *common, *tokenizer, *flags, "--json"))["sample"]
+            for key, values in case["splits"]["train"]["ends"]["0"].items():
+                self.assertEqual([int(v) for v in sample[key]], values, key)
+            self.assertIn("loss_mask 0 1" if task == "bert" else "loss_mask 1 1",
+                          self.output("inspect-dataset", *common, *tokenizer, *flags))
+            refused = call("inspect-dataset", *common, *flags)
+            self.assertIn("--task bert and t5 need a tokenizer", refused.stderr)
+
+
 if __name__ == "__main__":
     support.main()

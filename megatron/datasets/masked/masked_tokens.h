@@ -23,7 +23,7 @@ struct MaskedTokens {
 };
 
 // WordPiece marks the tokens that continue a word (`##`), others those that begin one (a space,
-// spelled `▁` or `Ġ`). In vocabularies with neither, each token is a word.
+// spelled U+2581 or U+0120). In vocabularies with neither, each token is a word.
 MaskedTokens masked_tokens(const Tokenizer& tokenizer, TokenizerIdentity identity);
 
 // For mock data of vocabularies without the tokens that masked samples need: those that are missing
