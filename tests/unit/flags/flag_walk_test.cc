@@ -301,6 +301,7 @@ constexpr Reader kReaders[] = {
      "num_offloaded_layers"},
     {"tiktoken_pattern", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
     {"tiktoken_num_special_tokens", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
+    {"vocab_extra_ids", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
     {"null_tokenizer_eod_id", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
     {"null_tokenizer_pad_id", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
     {"pad_vocab_size", "megatron/tokenizers/tokenizer.cc", "padded_vocab_size"},
@@ -329,7 +330,6 @@ constexpr OneValue kOneValue[] = {
     {"fp4_recipe", "--fp4-recipe custom --fp4-format e2m1 --bf16"},
     {"main_grads_dtype", "--main-grads-dtype bf16"},
     {"expert_model_parallel_size", "--expert-model-parallel-size 2"},
-    {"vocab_extra_ids", "--vocab-extra-ids 10"},
     // Says that states may have other types than fp32, which are refused without it.
     {"use_precision_aware_optimizer", "--bf16 --exp-avg-dtype bf16"},
 };
