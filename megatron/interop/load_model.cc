@@ -10,6 +10,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/interop/import_weights.h"
+#include "megatron/interop/torch_dist/torch_dist_arguments.h"
 #include "megatron/interop/torch_dist/torch_dist_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/placement.h"

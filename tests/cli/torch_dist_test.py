@@ -12,13 +12,16 @@ from support import FolderTest, call, main
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GOLDEN = os.path.join(HERE, "..", "golden", "torch_dist")
-MODELS = {"llama": 5, "gpt": 0}  # iteration
+MODELS = {"llama": 5, "gpt": 0, "moe": 3, "mla": 7}  # iteration
 
-# SHA-256 of what is exported from the goldens. These very files were loaded by megatron-core, strictly, on one and two
-# tensor-parallel ranks, and gave its logits (check_torch_dist_export.py): when one changes, run that again.
+# SHA-256 of what is exported from the goldens. These very files were loaded by megatron-core, strictly, on one and several ranks,
+# and gave its logits and losses (check_torch_dist_export.py): when one changes, run that again.
+METADATA = "9817072de14c715c"
 EXPORTED = {
-    "llama": {".metadata": "67679f419c25d741", "__0_0.distcp": "c8243207c9fc9f57", "common.pt": "009d7a1a6a630339", "metadata.json": "9817072de14c715c"},
-    "gpt": {".metadata": "a3006b0a838cc371", "__0_0.distcp": "e9223bc0b5a0d4a8", "common.pt": "035528ced852add7", "metadata.json": "9817072de14c715c"},
+    "llama": {".metadata": "c6c8d2e580d10f7b", "__0_0.distcp": "c8243207c9fc9f57", "common.pt": "94f1829624ea81a9", "metadata.json": METADATA},
+    "gpt": {".metadata": "a3006b0a838cc371", "__0_0.distcp": "e9223bc0b5a0d4a8", "common.pt": "ab4420e11c5cf48a", "metadata.json": METADATA},
+    "moe": {".metadata": "61a481c0e2971abf", "__0_0.distcp": "019aa99e60755ceb", "common.pt": "b47bd5e4a04289cb", "metadata.json": METADATA},
+    "mla": {".metadata": "d0e4c4fc6f37fe47", "__0_0.distcp": "fbaaf4923af687a6", "common.pt": "1f51b2061337a3a4", "metadata.json": METADATA},
 }
 
 
@@ -85,7 +88,7 @@ class TorchDistTest(FolderTest):
                           "--save", self.path("c"), "--rotary-base", "1")
 
     def test_there_is_no_tie_where_the_arguments_say_one(self):
-        self.assert_error(1, os.path.join(GOLDEN, "llama", "iter_0000005") + ": output_layer.weight is in the checkpoint, the model of its "
+        self.assert_error(1, os.path.join(GOLDEN, "llama", "iter_0000005") + ": output_layer.weight (in __0_1.distcp) is in the checkpoint, the model of its "
                           "arguments has no such tensor: its output layer is tied to the embedding", "convert-checkpoint", "--load",
                           os.path.join(GOLDEN, "llama"), "--save", self.path("a"), "--untie-embeddings-and-output-weights", "false")
 
@@ -123,18 +126,20 @@ class TorchDistTest(FolderTest):
         # Its scaling starts elsewhere than Megatron-LM's.
         self.assertEqual(result.returncode, 1, error)
         self.assertIn("rope_scaling_type", error)
-        model = os.path.join(HERE, "..", "golden", "hf", "llama2")
-        self.output("logits", "--load", model, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
-        self.output("convert-checkpoint", "--load", model, "--to", "torch_dist", "--save", self.path("b"), "--probe", probe)
+        for name in ("llama2", "mixtral", "qwen2_moe"):  # layers and experts stacked, layers numbered
+            model = os.path.join(HERE, "..", "golden", "hf", name)
+            self.output("logits", "--load", model, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
+            self.output("convert-checkpoint", "--load", model, "--to", "torch_dist", "--save", self.path(name), "--probe", probe)
 
     def test_what_megatron_does_not_have_is_named(self):
         self.assert_error(1, "the model has norms after its branches (norm_placement), which Megatron-LM's GPT has not", "convert-checkpoint",
                           "--load", os.path.join(HERE, "..", "golden", "hf", "gemma2"), "--to", "torch_dist", "--save", self.path("a"))
         self.assert_error(1, "--to huggingface: ", "convert-checkpoint", "--load", os.path.join(GOLDEN, "gpt"), "--to", "huggingface", "--save",
                           self.path("a"))
-        for folder, part in (("mixtral", "experts"), ("deepseek_v2", "multi-latent attention")):
-            self.assert_error(1, f"checkpoints of Megatron-LM with {part} are not built yet", "convert-checkpoint", "--load",
-                              os.path.join(HERE, "..", "golden", "hf", folder), "--to", "torch_dist", "--save", self.path("a"))
+        for folder, what in (("deepseek_v2", "groups of experts ranked by their best one (moe_router_group_score)"),
+                             ("deepseek_v3", "another epsilon in the norms of latents (latent_norm_epsilon)")):
+            self.assert_error(1, f"the model has {what}", "convert-checkpoint", "--load", os.path.join(HERE, "..", "golden", "hf", folder), "--to",
+                              "torch_dist", "--save", self.path("a"))
         self.assertFalse(os.path.exists(self.path("a")))
 
 

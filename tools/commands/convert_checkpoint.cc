@@ -23,6 +23,7 @@
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/interop/name_map.h"
+#include "megatron/interop/torch_dist/torch_dist_arguments.h"
 #include "megatron/interop/torch_dist/torch_dist_convert.h"
 #include "megatron/interop/torch_dist/torch_dist_model.h"
 #include "megatron/tensor/shape.h"

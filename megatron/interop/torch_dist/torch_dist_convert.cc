@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
-#include "megatron/comm/parallel_groups.h"
+#include "megatron/base/format.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/interop/torch_dist/torch_dist_arguments.h"
 #include "megatron/interop/torch_dist/torch_dist_model.h"
+#include "megatron/interop/torch_dist/torch_dist_names.h"
 #include "megatron/models/model_table.h"
 
 namespace megatron {
@@ -33,12 +36,6 @@ void load_whole(const Checkpoint& checkpoint, const std::string& key,
   load_one(checkpoint, tensor);
 }
 
-// Modules whose (empty) extra state Megatron-LM expects, in layers and outside.
-constexpr const char* kStatefulModules[] = {
-    "self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"};
-constexpr const char* kStatefulNorms[] = {"self_attention.q_layernorm",
-                                          "self_attention.k_layernorm"};
-
 }  // namespace
 
 ConvertResult import_torch_dist(const TorchDistImport& request, const ConvertProgress& progress) {
@@ -60,21 +57,19 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   ConvertResult result;
   result.model_type = config.type;
   result.iteration = source.checkpoint.iteration();
-  const ParallelGroups groups;
-  const std::unique_ptr<Model> model = make_model(config, groups);  // holds no memory
-  // theirs -> (indices in the stack, ours)
-  std::map<std::string, std::vector<std::pair<std::vector<int64_t>, std::string>>> stacks;
+  // Ours, by the keys that they are in, and their indices there
+  std::map<std::string, std::vector<std::pair<std::string, std::optional<int64_t>>>> stacks;
   std::vector<std::string> order;
-  model->visit([&](const std::string& name, Parameter&) {
+  for (const auto& [name, shape] : parameter_shapes(config)) {
     const auto found = manifest.tensors.find(name);
     MEGATRON_CHECK(found != manifest.tensors.end(), source.checkpoint.directory().string(), ": ",
                    name, " is not in the checkpoint, the model of its configuration has it");
-    const TorchDistPlace place = torch_dist_place(name);
+    const TorchDistPlace place = torch_dist_place(name, config.transformer);
     auto& stack = stacks[place.key];
     if (stack.empty()) order.push_back(place.key);
-    stack.emplace_back(place.indices, name);
+    stack.emplace_back(name, place.layer);
     result.bytes += num_bytes(found->second.dtype, found->second.shape);
-  });
+  }
   const std::string arguments =
       pickled_arguments(config, manifest.tensors.at("embedding.word_embeddings.weight").dtype);
   std::error_code ignored;
@@ -85,34 +80,26 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   TorchDistWriter writer(result.directory);
   std::vector<std::byte> memory;
   for (const std::string& key : order) {
-    std::vector<int64_t> extents;  // of the stack
-    for (const auto& [indices, name] : stacks.at(key)) {
-      extents.resize(indices.size(), 0);
-      for (size_t d = 0; d < indices.size(); ++d)
-        extents[d] = d == 0 ? config.transformer.num_layers : std::max(extents[d], indices[d] + 1);
-    }
-    for (const auto& [indices, name] : stacks.at(key)) {
+    for (const auto& [name, layer] : stacks.at(key)) {
       load_whole(source.checkpoint, name, memory);
       const StoredTensor& stored = manifest.tensors.at(name);
       std::vector<int64_t> shape = stored.shape;
       Box box{std::vector<int64_t>(shape.size(), 0), shape};
-      shape.insert(shape.begin(), extents.begin(), extents.end());
-      box.offset.insert(box.offset.begin(), indices.begin(), indices.end());
-      box.shape.insert(box.shape.begin(), indices.size(), 1);
+      if (layer) {
+        shape.insert(shape.begin(), config.transformer.num_layers);
+        box.offset.insert(box.offset.begin(), *layer);
+        box.shape.insert(box.shape.begin(), 1);
+      }
       writer.add_tensor(key, stored.dtype, shape, box, memory.data());
       if (progress) progress(result.bytes, memory.size());
     }
   }
-  const int64_t layers = config.transformer.num_layers;
-  const auto add_states = [&](const char* module) {
-    for (int64_t i = 0; i < layers; ++i)
-      writer.add_empty_object(
-          cat("decoder.layers.", module, "._extra_state/shard_", i, "_", layers));
-  };
-  for (const char* module : kStatefulModules) add_states(module);
-  if (config.transformer.qk_layernorm)
-    for (const char* module : kStatefulNorms) add_states(module);
-  writer.add_empty_object("decoder.final_layernorm._extra_state/shard_0_1");
+  const auto number = [](int64_t value) { return std::to_string(value); };
+  for (const std::string& key : order)
+    for (const auto& [name, layer] : stacks.at(key))
+      for (const TorchDistState& state : torch_dist_states(name, config.transformer))
+        writer.add_empty_object(cat(state.key, "/shard_", listed(state.offset, number, "."), "_",
+                                    listed(state.global_shape, number, ".")));
   const std::pair<std::string, std::string> common[] = {
       {pickle::text("args"), arguments},
       {pickle::text("checkpoint_version"), pickle::number(3.0)},

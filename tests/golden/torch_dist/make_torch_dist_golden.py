@@ -2,12 +2,14 @@
 """Makes the goldens of Megatron-LM's torch_dist checkpoints: NAME/iter_* as megatron-core writes them, and NAME/golden.safetensors
 with the logits of its models.
 
-Usage: make_torch_dist_golden.py     (rewrites the folders llama and gpt beside it)
+Usage: make_torch_dist_golden.py [NAME ...]     (rewrites the folders of the same names next to it; default: all)
 
-llama is saved by two tensor-parallel ranks, with states of an optimizer beside the weights; gpt by one rank, with the common state
-as an object of the data files, as Megatron-LM writes it since July 2026.
+llama is saved by two tensor-parallel ranks, with states of an optimizer next to the weights; gpt by one rank, with the common state
+as an object of the data files, as Megatron-LM writes it since July 2026; moe by two expert-parallel ranks; mla, which also has
+mtp_losses, by two ranks that divide both experts and attention.
 """
 import os
+import re
 import shutil
 import sys
 
@@ -18,20 +20,33 @@ from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from safetensors.torch import save_file
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-RANKS = {"llama": 2, "gpt": 1}
-ITERATION = {"llama": 5, "gpt": 0}
+ITERATION = {"llama": 5, "gpt": 0, "moe": 3, "mla": 7}
+
+
+def global_name(name, model):
+    """With the index of an expert among all ranks'."""
+    match = re.search(r"(.*local_experts\.)(\d+)(\..*)", name)
+    if not match:
+        return name
+    local = model.config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
+    return f"{match[1]}{int(match[2]) + local * parallel_state.get_expert_model_parallel_rank()}{match[3]}"
 
 
 def fill(model):
     """Random weights that do not depend on the layout: drawn for the whole tensor, then cut."""
-    tp, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
-    for name, parameter in sorted(model.named_parameters()):
+    tensors = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias"))]
+    for name, parameter in tensors:
+        whole_experts = "local_experts" in name  # not divided over tensor-parallel ranks
+        tp = 1 if whole_experts else parallel_state.get_tensor_model_parallel_world_size()
+        rank = 0 if whole_experts else parallel_state.get_tensor_model_parallel_rank()
+        name = global_name(name, model)
         generator = torch.Generator().manual_seed(sum(name.encode()) * 7919 + len(name))
         split = getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
         shape = list(parameter.shape)
         if split >= 0:
             shape[split] *= tp
-        value = torch.randn(shape, generator=generator) * 0.15 + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
+        scale = 0.5 if model.config.num_moe_experts else 0.15
+        value = torch.randn(shape, generator=generator) * scale + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
         if split >= 0:
             if "linear_fc1" in name and model.config.gated_linear_unit:  # each rank has rows of the gate, then rows of up
                 halves = value.chunk(2, 0)
@@ -42,7 +57,8 @@ def fill(model):
 
 
 def rank_main(name):
-    mm.start(RANKS[name])
+    ranks = mm.RANKS[name]
+    mm.start(ranks)
     args = mm.MODELS[name]
     model = mm.build(args)
     fill(model)
@@ -53,18 +69,19 @@ def rank_main(name):
         shutil.rmtree(root, ignore_errors=True)
         os.makedirs(directory)
     torch.distributed.barrier()
-    common = {"args": mm.namespace(args, RANKS[name]), "checkpoint_version": 3.0, "iteration": ITERATION[name]}
+    common = {"args": mm.namespace(args, ranks), "checkpoint_version": 3.0, "iteration": ITERATION[name]}
     state = {"model": model.sharded_state_dict()}
-    if name == "llama":
+    if name != "gpt":
         state.update(common)
+    if name == "llama":
         state["optimizer"] = [ShardedTensor.from_rank_offsets("optimizer.state.exp_avg.output_layer.weight", torch.zeros(4, 4),
-                                                              (0, torch.distributed.get_rank(), RANKS[name]))]
+                                                              (0, torch.distributed.get_rank(), mm.world(ranks)))]
         state["rng_state"] = ShardedObject("rng_state", {"seed": 1}, (1, 1), (0, 0), replica_id=torch.distributed.get_rank())
-    else:
+    if name == "gpt":
         state["common_state"] = ShardedObject("common_state", common, (1,), (0,))
     dist_checkpointing.save(state, directory)
     tokens = [(i * i * 5 + 3 * i + 1) % 60 for i in range(40)]
-    result = mm.logits(model, tokens)
+    result, further = mm.logits(model, tokens)
     if first:
         with open(os.path.join(directory, ".metadata"), "r+b") as stream:  # names the folder that it was written to
             text = stream.read()
@@ -74,14 +91,16 @@ def rank_main(name):
             os.remove(os.path.join(directory, "common.pt"))
         with open(os.path.join(root, "latest_checkpointed_iteration.txt"), "w") as out:
             out.write(str(ITERATION[name]))
-        save_file({"tokens": torch.tensor(tokens, dtype=torch.int32), "logits": result.contiguous()},
-                  os.path.join(root, "golden.safetensors"))
+        golden = {"tokens": torch.tensor(tokens, dtype=torch.int32), "logits": result.contiguous()}
+        if further:
+            golden["mtp_losses"] = torch.stack(further)
+        save_file(golden, os.path.join(root, "golden.safetensors"))
     torch.distributed.barrier()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if "RANK" in os.environ:
         rank_main(sys.argv[1])
     else:
-        for model_name, ranks in RANKS.items():
-            mm.run_ranks(os.path.abspath(__file__), [model_name], ranks)
+        for model_name in sys.argv[1:] or mm.MODELS:
+            mm.run_ranks(os.path.abspath(__file__), [model_name], mm.world(mm.RANKS[model_name]))

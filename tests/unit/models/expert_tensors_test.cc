@@ -1,7 +1,7 @@
 // Foreign tensors of experts, to and from ours: one file tensor for every expert of a layer where
 // ours holds them all, [experts, rows, columns], or one each, too; by the rows of a Hugging Face
-// family, by a map of names, and as Megatron-LM stacks them. The model is none of the table's: it
-// is given by the names and shapes of its parameters.
+// family, and by a map of names. The model is none of the table's: it is given by the names and
+// shapes of its parameters.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,13 +10,10 @@
 #include <map>
 
 #include "megatron/base/check.h"
-#include "megatron/dist_checkpointing/foreign/pickle.h"
-#include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/interop/huggingface/hf_families.h"
 #include "megatron/interop/name_map.h"
-#include "megatron/interop/torch_dist/torch_dist_model.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -268,37 +265,6 @@ TEST_F(ExpertTensors, AMapOfNamesHasTwoIndices) {
     EXPECT_THAT(error.what(),
                 HasSubstr("did you mean decoder.layers.{layer}.mlp.experts.{expert}.own.weight"));
   }
-}
-
-// Layers and experts are stacked where ours are one each: [layers, experts, ...].
-TEST_F(ExpertTensors, MegatronStacksLayersAndExperts) {
-  const TorchDistPlace place = torch_dist_place("decoder.layers.1.mlp.experts.2.own.weight");
-  EXPECT_EQ(place.key, "decoder.layers.mlp.experts.own.weight");
-  EXPECT_EQ(place.indices, (std::vector<int64_t>{1, 2}));
-  std::map<std::string, std::vector<std::string>> stacks;
-  for (const auto& [name, shape] : toy_parameters())
-    stacks[torch_dist_place(name).key].push_back(name);
-  TorchDistWriter writer(root_ / "iter_0000001");
-  for (const auto& [key, names] : stacks) {
-    for (const std::string& name : names) {
-      const at::Tensor& tensor = toy_weights().at(name);
-      std::vector<int64_t> extents = {kExpertLayers, kNumExperts}, shape = tensor.sizes().vec();
-      Box box = {std::vector<int64_t>(shape.size(), 0), shape};
-      const std::vector<int64_t> indices = torch_dist_place(name).indices;
-      extents.resize(indices.size());
-      shape.insert(shape.begin(), extents.begin(), extents.end());
-      box.offset.insert(box.offset.begin(), indices.begin(), indices.end());
-      box.shape.insert(box.shape.begin(), indices.size(), 1);
-      writer.add_tensor(key, DType::kFloat32, shape, box, tensor.data_ptr());
-    }
-  }
-  const std::pair<std::string, std::string> common[] = {
-      {pickle::text("iteration"), pickle::integer(1)}};
-  writer.finish(pickle::dict(common));
-  const ForeignModel model =
-      open_torch_dist_model(root_ / "iter_0000001", toy_config(), {}, toy_parameters());
-  EXPECT_EQ(model.num_tensors, static_cast<int64_t>(stacks.size()));
-  expect_toy(model.checkpoint);
 }
 
 }  // namespace

@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/check.h"
 #include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/layer/auxiliary_losses.h"
 #include "tests/unit/golden_tensors.h"
 
 namespace megatron {
@@ -93,6 +96,31 @@ ForwardContext context_for(const at::Tensor& tokens, bool training, int64_t firs
   context.place.sample = at::arange(first_sample, first_sample + tokens.size(0), at::kLong);
   context.place.position = at::arange(tokens.size(1), at::kLong);
   return context;
+}
+
+double mtp_loss(Model& model, const at::Tensor& tokens) {
+  const at::NoGradGuard no_grad;
+  RecomputeTape tape;
+  const std::vector<std::string> names = model.auxiliary_losses();
+  const at::Tensor totals = at::zeros({static_cast<int64_t>(names.size()), 2}, at::kDouble);
+  AuxiliaryLosses losses({.names = names,
+                          .totals = totals,
+                          .gradient = [](const at::Tensor& sum, const at::Tensor&,
+                                         LossRows) { return at::ones_like(sum); }},
+                         tape);
+  Batch batch;
+  batch.set("tokens", tokens.slice(1, 0, -1).contiguous());
+  batch.set("labels", tokens.slice(1, 1).contiguous());
+  batch.set("loss_mask", at::ones({1, tokens.size(1) - 1}));
+  ForwardContext context = context_for(batch["tokens"], /*training=*/true);
+  context.tape = &tape;
+  context.auxiliary_losses = &losses;
+  batch.place = context.place;
+  model.loss(model.hidden(batch, {}, context), batch, context);
+  const auto mtp = std::find(names.begin(), names.end(), "mtp_1 loss");
+  MEGATRON_ASSERT(mtp != names.end());
+  const at::Tensor sum = totals[mtp - names.begin()];
+  return (sum[0] / sum[1]).item<double>();
 }
 
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, double rtol,

@@ -26,6 +26,9 @@ void load_weights(Module& model, const Golden& golden, const std::string& prefix
 // The context for [b, s] tokens whose first sample has index `first_sample`.
 ForwardContext context_for(const at::Tensor& tokens, bool training, int64_t first_sample = 0);
 
+// The mean cross entropy of the first layer of multi-token prediction over tokens [1, s].
+double mtp_loss(Model& model, const at::Tensor& tokens);
+
 // Expects ||a - b|| <= rtol ||b|| + 1e-3 rtol ||all||, as compare_traces()
 // (training/equivalence.h).
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, double rtol,

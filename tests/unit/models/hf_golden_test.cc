@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <mutex>
 
 #include "megatron/comm/parallel_groups.h"
@@ -12,9 +11,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
-#include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/layer/auxiliary_losses.h"
 #include "tests/unit/models/gpt_golden.h"
 
 namespace megatron {
@@ -130,29 +127,7 @@ TEST(HfGoldens, TheLossOfMultiTokenPrediction) {
   const HfGolden golden("deepseek_v3");
   const ParallelGroups groups;
   const LoadedModel loaded = load_model(hf_request("deepseek_v3"), groups);
-  const at::NoGradGuard no_grad;
-  RecomputeTape tape;
-  const std::vector<std::string> names = loaded.model->auxiliary_losses();
-  const at::Tensor totals = at::zeros({static_cast<int64_t>(names.size()), 2}, at::kDouble);
-  AuxiliaryLosses losses({.names = names,
-                          .totals = totals,
-                          .gradient = [](const at::Tensor& sum, const at::Tensor&,
-                                         LossRows) { return at::ones_like(sum); }},
-                         tape);
-  const at::Tensor text = golden.tokens(40);
-  Batch batch;
-  batch.set("tokens", text.slice(1, 0, -1).contiguous());
-  batch.set("labels", text.slice(1, 1).contiguous());
-  batch.set("loss_mask", at::ones({1, 39}));
-  ForwardContext context = context_for(batch["tokens"], /*training=*/true);
-  context.tape = &tape;
-  context.auxiliary_losses = &losses;
-  batch.place = context.place;
-  loaded.model->loss(loaded.model->hidden(batch, {}, context), batch, context);
-  const auto mtp = std::find(names.begin(), names.end(), "mtp_1 loss");
-  ASSERT_NE(mtp, names.end());
-  const at::Tensor sum = totals[mtp - names.begin()];
-  EXPECT_NEAR((sum[0] / sum[1]).item<double>(), golden["mtp_loss"].item<double>(), 1e-4);
+  EXPECT_NEAR(mtp_loss(*loaded.model, golden.tokens(40)), golden["mtp_loss"].item<double>(), 1e-4);
 }
 
 TEST_P(HfGoldenTest, GreedyGeneration) { expect_hf_greedy_tokens_on(GetParam(), at::kCPU); }
