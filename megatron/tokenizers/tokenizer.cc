@@ -90,10 +90,9 @@ void validate_tokenizer_files(const TokenizerConfig& c, Violations& v) {
 }
 
 // Megatron adds a hundred sentinels to its cased BERT vocabulary. Its older releases added [BOS],
-// [EOS] and --vocab-extra-ids sentinels to both.
-std::vector<std::string> bert_extra_tokens(const TokenizerConfig& config) {
+// [EOS] and `sentinels` to both.
+std::vector<std::string> bert_extra_tokens(const TokenizerConfig& config, int64_t sentinels) {
   std::vector<std::string> tokens = config.special_tokens;
-  int64_t sentinels = config.vocab_extra_ids;
   if (sentinels > 0)
     tokens.insert(tokens.end(), {"[BOS]", "[EOS]"});
   else if (config.tokenizer_type == "BertWordPieceCase")
@@ -242,7 +241,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config) {
   if (is_bert(type)) {
     return std::make_unique<PipelineTokenizer>(
         type, read_bert_vocabulary(config.vocab_file, type == "BertWordPieceLowerCase",
-                                   bert_extra_tokens(config)));
+                                   bert_extra_tokens(config, config.vocab_extra_ids)));
   }
   if (config.tokenizer_type == "ByteLevelTokenizer") return std::make_unique<ByteLevelTokenizer>();
   return std::make_unique<NullTokenizer>(*config.vocab_size, config.null_tokenizer_eod_id,
