@@ -14,7 +14,7 @@ constexpr std::string_view kDecoder = "decoder.layers.", kFurther = "mtp.layers.
 // The transformer layer inside a layer of multi-token prediction, and its older name.
 constexpr std::string_view kInner = "transformer_layer.", kOldInner = "mtp_model_layer.";
 // Theirs, ours.
-constexpr std::string_view kTheirExperts = "mlp.experts.experts.", kExperts = "mlp.experts.";
+constexpr std::string_view kTheirExperts = "mlp.experts.experts.", kOurExperts = "mlp.experts.";
 
 // Either may be in a file where the other one is ours.
 constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
@@ -69,8 +69,8 @@ TorchDistKey parse_torch_dist_key(const std::string& key) {
   replace_prefix(rest, 0, kOldInner, kInner);
   const size_t inner = rest.starts_with(kInner) ? kInner.size() : 0;
   if (rest.compare(inner, kTheirExperts.size(), kTheirExperts) == 0) {
-    rest.replace(inner, kTheirExperts.size(), kExperts);
-    parsed.expert = take_index(rest, inner + kExperts.size());
+    rest.replace(inner, kTheirExperts.size(), kOurExperts);
+    parsed.expert = take_index(rest, inner + kOurExperts.size());
   }
   parsed.half = take_half(rest);
   return parsed;
@@ -94,7 +94,7 @@ TorchDistPlace torch_dist_place(const std::string& name, const TransformerConfig
   TorchDistKey parsed = parse_torch_dist_key(name);
   if (parsed.block.empty()) return {name, {}};
   const size_t inner = parsed.name.starts_with(kInner) ? kInner.size() : 0;
-  replace_prefix(parsed.name, inner, kExperts, kTheirExperts);
+  replace_prefix(parsed.name, inner, kOurExperts, kTheirExperts);
   // Layers are one tensor unless a list says which of them have experts.
   const bool alike = !config.has_moe() || config.moe_layer_freq == MoEConfig().moe_layer_freq;
   if (parsed.block == kDecoder && alike) return {parsed.block + parsed.name, parsed.layer};

@@ -209,22 +209,25 @@ TEST_F(TorchDistModel, EveryExpertIsAccountedFor) {
       [&](Named& theirs) {
         theirs[experts + "3.linear_fc2.weight"] = theirs.at(experts + "2.linear_fc2.weight");
       },
-      ": " + experts + "3.linear_fc2.weight (in __0_0.distcp) is of expert 3, by the model's "
-      "arguments there are 3 experts, from 0");
+      ": " + experts +
+          "3.linear_fc2.weight (in __0_0.distcp) is of expert 3, by the model's "
+          "arguments there are 3 experts, from 0");
   expect(
       [&](Named& theirs) {
         at::Tensor& one = theirs.at(experts + "1.linear_fc2.weight");
         one = one.t();
       },
-      ": " + experts + "1.linear_fc2.weight (in __0_0.distcp) has shape [6,4], by the model's "
-      "arguments it is [4,6]");
+      ": " + experts +
+          "1.linear_fc2.weight (in __0_0.distcp) has shape [6,4], by the model's "
+          "arguments it is [4,6]");
   expect(
       [&](Named& theirs) {
         at::Tensor& one = theirs.at(experts + "1.linear_fc1.weight_w");
         one = one.narrow(0, 0, 5);
       },
-      ": " + experts + "1.linear_fc1.weight_w (in __0_0.distcp) has shape [5,4], by the model's "
-      "arguments it is [6,4]");
+      ": " + experts +
+          "1.linear_fc1.weight_w (in __0_0.distcp) has shape [5,4], by the model's "
+          "arguments it is [6,4]");
   expect(
       [&](Named& theirs) {
         for (const auto& [name, tensor] : whole)
