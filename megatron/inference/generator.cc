@@ -30,7 +30,7 @@ class GeneratedRow {
     const std::vector<int32_t>& stops = options_.stop_tokens;
     if ((options_.stop_at_eod && eod_ && token == *eod_) ||
         std::find(stops.begin(), stops.end(), token) != stops.end())
-      return finish(FinishReason::kEndOfDocument);
+      return finish(FinishReason::kEndToken);
     result.tokens.push_back(token);
     const bool shown =
         token < vocab_size_ && !(options_.skip_special_tokens && tokenizer_.is_special(token));
@@ -62,7 +62,7 @@ class GeneratedRow {
     size_t keep = 0;
     if (cut != std::string::npos) {
       finished_ = true;
-      result.finish_reason = FinishReason::kStop;
+      result.finish_reason = FinishReason::kStopText;
     } else {
       for (const std::string& stop : options_.stop)
         for (size_t n = std::min(held_.size(), stop.size() - 1); n > keep; --n)

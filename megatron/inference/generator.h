@@ -8,6 +8,7 @@
 
 #include "megatron/inference/sampling.h"
 #include "megatron/models/model.h"
+#include "megatron/scheduling/request.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
@@ -21,13 +22,11 @@ struct GenerateOptions {
   bool skip_special_tokens = false;  // special tokens are generated, but not in the text
 };
 
-enum class FinishReason { kLength, kStop, kEndOfDocument };
-
 struct Generation {
   std::vector<int32_t> prompt_tokens;
   std::vector<int32_t> tokens;  // generated, without the end of document or a stop token
   std::string text;             // of `tokens`, cut before a stop string
-  FinishReason finish_reason = FinishReason::kLength;
+  FinishReason finish_reason = FinishReason::kLength;  // kLength, kStopText or kEndToken
 };
 
 // Called with each new piece of text of a prompt, in order; the pieces concatenate to

@@ -9,12 +9,13 @@
 namespace megatron {
 
 std::string_view name(Resource resource) {
-  static constexpr std::array<std::string_view, 6> kNames = {"nothing",
+  static constexpr std::array<std::string_view, 7> kNames = {"nothing",
                                                              "a slot",
                                                              "blocks",
                                                              "the budget of steps",
                                                              "the prompt of its first choice",
-                                                             "a token in flight"};
+                                                             "a token in flight",
+                                                             "the end of a pause"};
   return kNames.at(static_cast<size_t>(resource));
 }
 
@@ -45,7 +46,7 @@ void Scheduler::move(Sequence& sequence, RequestEvent event, RequestState next) 
 }
 
 std::optional<Refusal> Scheduler::submit(RequestId id, RequestSpec spec, int64_t now_ns) {
-  const auto waiting = static_cast<int64_t>(waiting_.size());
+  const int64_t waiting = num_in_state(RequestState::kQueued);
   if (waiting + spec.choices > config_.max_waiting)
     return Refusal{Refusal::Kind::kQueueFull, "",
                    cat(waiting, " requests are waiting, of ", config_.max_waiting, " at most"), 0};
@@ -88,6 +89,18 @@ Scheduler::List Scheduler::sequences(RequestId id) const {
        ++it)
     list.push_back(it->second);
   return list;
+}
+
+std::shared_ptr<Sequence> Scheduler::sequence(RequestId id, int32_t choice) const {
+  const auto found = sequences_.find({id, choice});
+  MEGATRON_ASSERT(found != sequences_.end(), "a sequence has ended");
+  return found->second;
+}
+
+bool Scheduler::has_started() const {
+  return !running_.empty() || std::ranges::any_of(waiting_, [](const auto& sequence) {
+    return sequence->state == RequestState::kPreempted;
+  });
 }
 
 Scheduler::List Scheduler::expired(int64_t now_ns) const {

@@ -26,7 +26,7 @@ namespace megatron {
 struct SchedulerConfig {
   int64_t max_step_tokens = 2048;      // at least the slots
   int64_t max_gap_ns = 0;              // goal for the duration of a step; 0: none
-  int64_t max_waiting = 1024;          // sequences that are not running
+  int64_t max_waiting = 1024;          // sequences that have not been scheduled yet
   int32_t reserve_blocks = 0;          // that admission leaves to those that run
   int64_t ageing_ns = 10'000'000'000;  // waiting so long is worth one level of priority
   int32_t max_preemptions = 3;  // afterwards a sequence is chosen only when all others were, too
@@ -39,7 +39,7 @@ struct SchedulerConfig {
 };
 
 // What a sequence that is not planned waits for.
-enum class Resource : uint8_t { kNothing, kSlot, kBlocks, kBudget, kPrompt, kToken };
+enum class Resource : uint8_t { kNothing, kSlot, kBlocks, kBudget, kPrompt, kToken, kPause };
 std::string_view name(Resource resource);
 
 // What a step gave for one live sequence.
@@ -72,11 +72,16 @@ class Scheduler {
   // Sequences that have not ended, in the order of arrival; those of one request.
   std::vector<std::shared_ptr<Sequence>> sequences() const;
   std::vector<std::shared_ptr<Sequence>> sequences(RequestId id) const;
+  std::shared_ptr<Sequence> sequence(RequestId id, int32_t choice) const;  // has not ended
   std::vector<std::shared_ptr<Sequence>> expired(int64_t now_ns) const;
   bool empty() const { return sequences_.empty(); }
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_in_state(RequestState state) const;
-  bool has_running_draws() const;
+  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  // Whether a sequence that has been scheduled has not ended.
+  bool has_started() const;
+  // False: sequences that have not been scheduled yet wait.
+  void set_starts_new(bool starts) { starts_new_ = starts; }
 
   // Between two steps, none in flight: what the cache holds is lost, or was computed by weights
   // that are not used any more.
@@ -159,6 +164,7 @@ class Scheduler {
   BlockPool host_blocks_;
   StepBudget budget_;
   bool shares_;  // prefixes
+  bool starts_new_ = true;
 
   std::map<std::pair<RequestId, int32_t>, std::shared_ptr<Sequence>> sequences_;
   List running_, waiting_;

@@ -198,8 +198,9 @@ void Scheduler::admit(Draft& draft) {
     const Resource lacks = draft.starved ? Resource::kBlocks : try_admit(draft, sequence);
     if (lacks == Resource::kNothing) continue;
     if (waits_for_ == Resource::kNothing) waits_for_ = lacks;
-    // Those that wait for a step in flight let others pass; nothing else does.
-    if (lacks != Resource::kPrompt && lacks != Resource::kToken) return;
+    // One that needs what others may take lets none pass.
+    if (lacks == Resource::kSlot || lacks == Resource::kBlocks || lacks == Resource::kBudget)
+      return;
   }
 }
 
@@ -217,6 +218,7 @@ Resource Scheduler::try_admit(Draft& draft, const std::shared_ptr<Sequence>& seq
   const bool only_scores = s.spec().stop.max_tokens == 0;
   if (s.unread() > 0 || (only_scores && s.residency > 0 && s.scored >= s.prompt))
     return Resource::kToken;
+  if (!starts_new_ && s.state == RequestState::kQueued) return Resource::kPause;
   if (s.choice > 0 && !s.group->prompt_is_shared) return Resource::kPrompt;
   if (free_slots_.empty()) return Resource::kSlot;
   if (budget_.chunk(draft.rows, draft.context, s.computed, 1) < 1) return Resource::kBudget;

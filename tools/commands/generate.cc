@@ -101,12 +101,13 @@ const char* name_of(FinishReason reason) {
   switch (reason) {
     case FinishReason::kLength:
       return "length";
-    case FinishReason::kStop:
+    case FinishReason::kStopText:
       return "stop";
-    case FinishReason::kEndOfDocument:
+    case FinishReason::kEndToken:
       return "end_of_document";
+    default:
+      return "";
   }
-  return "";
 }
 
 void write_generation(const Generation& result, JsonWriter& json) {

@@ -196,7 +196,7 @@ TEST(Generate, StopsBeforeAStopStringAcrossTokens) {
   options.stop = {"lo w", "never"};
   const Streamed stopped = stream(model, options);
   EXPECT_EQ(stopped.result.text, "hel");
-  EXPECT_EQ(stopped.result.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(stopped.result.finish_reason, FinishReason::kStopText);
   EXPECT_EQ(stopped.result.tokens.size(), 7u);
   // "l" is held back twice: the first one is released by the second.
   EXPECT_EQ(stopped.pieces, (Pieces{"h", "e", "l"}));
@@ -209,7 +209,7 @@ TEST(Generate, StopsBeforeAStopStringAcrossTokens) {
   options.stop = {"hello"};  // at the start, and with the last token allowed
   EXPECT_EQ(stream(model, options).result.text, "");
   options.tokens_to_generate = 5;
-  EXPECT_EQ(stream(model, options).result.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(stream(model, options).result.finish_reason, FinishReason::kStopText);
 }
 
 TEST(Generate, FalseStartsOfStopStringsOverlap) {
@@ -218,7 +218,7 @@ TEST(Generate, FalseStartsOfStopStringsOverlap) {
   options.stop = {"aabaac"};
   const Streamed stopped = stream(model, options);
   EXPECT_EQ(stopped.result.text, "aab");
-  EXPECT_EQ(stopped.result.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(stopped.result.finish_reason, FinishReason::kStopText);
 }
 
 TEST(Generate, StreamsWholeUtf8Sequences) {
@@ -239,7 +239,7 @@ TEST(Generate, StopsAtTheEndOfDocument) {
   const Streamed stopped = stream(model, options);
   EXPECT_EQ(stopped.result.text, "ab");
   EXPECT_EQ(stopped.result.tokens, (std::vector<int32_t>{'a', 'b'}));
-  EXPECT_EQ(stopped.result.finish_reason, FinishReason::kEndOfDocument);
+  EXPECT_EQ(stopped.result.finish_reason, FinishReason::kEndToken);
   options.stop_at_eod = false;
   EXPECT_EQ(stream(model, options).result.tokens, (std::vector<int32_t>{'a', 'b', 256, 'c'}));
 }
@@ -253,7 +253,7 @@ TEST(Generate, RowsEndOnTheirOwn) {
       generate_all(model, {"1", "12345"}, options,
                    [&](size_t row, std::string_view piece) { streamed[row] += piece; });
   EXPECT_EQ(results[0].text, "abc");
-  EXPECT_EQ(results[0].finish_reason, FinishReason::kStop);
+  EXPECT_EQ(results[0].finish_reason, FinishReason::kStopText);
   EXPECT_EQ(results[1].text, "efgh");
   EXPECT_EQ(results[1].finish_reason, FinishReason::kLength);
   EXPECT_EQ(streamed, (std::vector<std::string>{"abc", "efgh"}));

@@ -257,14 +257,20 @@ AloneOutput run_alone(const FakeOptions& options, const RequestSpec& spec, int32
   std::vector<int32_t> ids = spec.prompt;
   const int64_t given = spec.rows ? spec.rows->count : 0;
   AloneOutput output;
-  // Contents of all positions, computed anew for each token.
-  const auto contents = [&](int64_t version) {
+  std::vector<uint64_t> cells;
+  Setting last{};
+  uint64_t state = 0;
+  // Contents of all positions; computed anew when they depend on something that has changed.
+  const auto extend = [&](int64_t version) {
     const int64_t length = given + static_cast<int64_t>(ids.size());
     const Setting setting = {spec.adapter, facts.rope_border > 0 && length > facts.rope_border,
                              options.keys_depend_on_weights ? version : 0};
-    uint64_t state = facts.owns_state ? first_state(spec.state_input.get()) : 0;
-    std::vector<uint64_t> cells;
-    for (int64_t p = 0; p < length; ++p) {
+    if (cells.empty() || setting.long_rope != last.long_rope || setting.version != last.version) {
+      cells.clear();
+      state = facts.owns_state ? first_state(spec.state_input.get()) : 0;
+    }
+    last = setting;
+    for (auto p = static_cast<int64_t>(cells.size()); p < length; ++p) {
       const uint64_t key = p < given ? hash_row(*spec.rows, p)
                                      : static_cast<uint64_t>(ids[static_cast<size_t>(p - given)]);
       if (facts.owns_state) state = mix(state, key);
@@ -274,13 +280,12 @@ AloneOutput run_alone(const FakeOptions& options, const RequestSpec& spec, int32
         context += term(cells[static_cast<size_t>(q)], q);
       cells.push_back(content_of(setting, key, p, state, context));
     }
-    return cells;
   };
   for (int64_t i = 0; i < std::max<int64_t>(1, spec.stop.max_tokens); ++i) {
     const int64_t version = versions.empty() ? facts.weights_version
                                              : versions[static_cast<size_t>(std::min<int64_t>(
                                                    i, static_cast<int64_t>(versions.size()) - 1))];
-    const std::vector<uint64_t> cells = contents(version);
+    extend(version);
     const auto length = static_cast<int64_t>(cells.size());
     if (i == 0 && choice == 0 && spec.log_probabilities.prompt_top >= 0)
       for (int64_t p = std::max<int64_t>(1, given + spec.log_probabilities.prompt_from); p < length;
