@@ -71,6 +71,7 @@ function(megatron_test name)
     math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")
   endif()
   add_test(NAME ${name} COMMAND ${name})
-  # Tensors of tests are tiny, and ctest runs several tests at once: one thread each, unless a test says otherwise.
-  set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT OMP_NUM_THREADS=1)
+  # Tensors of tests are tiny, and ctest runs several tests at once: one thread each, unless a test says otherwise. Only
+  # failures are printed.
+  set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1;GTEST_BRIEF=1")
 endfunction()
