@@ -53,6 +53,22 @@ class DatasetTest(support.FolderTest):
         self.assertIn("was written with another tokenizer", refused.stderr)
 
 
+class SentencesTest(support.FolderTest):
+    def test_sentences_become_sequences(self):
+        source = self.path("a.txt")
+        with open(source, "w") as file:
+            file.write("See cf. page nine. He sat down.")
+        common = ["preprocess-data", "--input", source, "--output-prefix", self.path("a"), *BYTES]
+        missing = call(*common, "--split-sentences", "--lang", "klingon")
+        self.assertIn("there is no tokenizers/punkt_tab/klingon in", missing.stderr)
+        self.assertIn("no effect without --split-sentences", call(*common, "--keep-newlines").stderr)
+        punkt = os.path.join(KINDS, "..", "punkt", "english")
+        for params, count in (("none", 3), (punkt, 2)):
+            self.run_ok(*common, "--split-sentences", "--punkt-params", params, "--overwrite")
+            described = json.loads(self.output("inspect-dataset", self.path("a_text_sentence"), "--json"))["datasets"][0]
+            self.assertEqual((described["num_documents"], described["num_sequences"]), (1, count))
+
+
 class MaskedSampleTest(support.FolderTest):
     def test_samples_of_bert_and_t5_are_printed(self):
         golden = os.path.join(KINDS, "..", "masked")

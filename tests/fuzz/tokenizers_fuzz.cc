@@ -18,6 +18,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
+#include "megatron/tokenizers/sentence_splitter.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
@@ -232,6 +234,45 @@ TEST_F(TokenizersFuzz, Texts) {
     }
   }
   repeat(300, [&] { use(*tokenizers[random_() % tokenizers.size()]); });
+}
+
+// Sentences are parts of the text in its order and whole characters, whatever text and parameters
+// are.
+TEST_F(TokenizersFuzz, Sentences) {
+  constexpr std::string_view kMarks[] = {".",   "?",    "!",      "\"",           "')", "--",
+                                         "...", ". . ", " ",      "\n",           ",",  "Dr.",
+                                         "x.",  "3.5",  "\u3000", "\u0391\u03a3."};
+  const fs::path goldens = fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/punkt/english";
+  repeat(600, [&] {
+    for (const char* name :
+         {"abbrev_types.txt", "sent_starters.txt", "collocations.tab", "ortho_context.tab"}) {
+      std::string bytes = read_file(goldens / name);
+      if (random_() % 4 == 0 && !bytes.empty())
+        bytes[random_() % bytes.size()] = "\t\n\r0 a.\xff"[random_() % 8];
+      std::ofstream(folder_ / name, std::ios::binary | std::ios::trunc) << bytes;
+    }
+    std::string raw, text;
+    for (uint64_t n = random_() % 40; n > 0; --n)
+      raw += random_() % 4 == 0 ? some_text() : std::string(kMarks[random_() % std::size(kMarks)]);
+    append_repaired_utf8(raw, text);
+    PunktParameters parameters;
+    try {
+      parameters = read_punkt_parameters(folder_);
+    } catch (const Error&) {
+    }
+    for (const bool keep : {false, true}) {
+      std::vector<std::string_view> sentences;
+      SentenceSplitter(parameters, keep).split(text, sentences);
+      const char* at = text.data();
+      for (const std::string_view sentence : sentences) {
+        ASSERT_GE(sentence.data(), at);
+        ASSERT_FALSE(sentence.empty());
+        at = sentence.data() + sentence.size();
+        ASSERT_LE(at, text.data() + text.size());
+        ASSERT_EQ(valid_utf8_prefix(sentence), sentence.size());
+      }
+    }
+  });
 }
 
 }  // namespace

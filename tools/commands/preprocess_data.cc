@@ -23,9 +23,6 @@ constexpr KnownFlag kKnownFlags[] = {
     {"--partitions", KnownFlag::Kind::kRefused,
      "one pool of workers uses all cores and keeps the order of the input; use --workers", 1, 1,
      "1"},
-    {"--split-sentences", KnownFlag::Kind::kRefused, "sentence splitting is not built"},
-    {"--keep-newlines", KnownFlag::Kind::kRefused, "sentence splitting is not built"},
-    {"--lang", KnownFlag::Kind::kRefused, "sentence splitting is not built", 1, 1, "english"},
     {"--find-optimal-num-workers", KnownFlag::Kind::kRefused,
      "all cores are used unless --workers says otherwise"},
     {"--workers-to-check", KnownFlag::Kind::kRefused,
@@ -39,6 +36,10 @@ struct PreprocessDataConfig : Config {
   std::string output_prefix;
   InputFormat input_format = InputFormat::kAuto;
   std::vector<std::string> json_keys = {"text"};
+  bool split_sentences = false;
+  bool keep_newlines = false;
+  std::string lang = "english";
+  std::string punkt_params;
   bool append_eod = false;
   int64_t workers = 0;
   int64_t log_interval = 0;
@@ -52,10 +53,21 @@ struct PreprocessDataConfig : Config {
         "input", input,
         "files or folders: JSON lines, text (one file, one document), Parquet; also .gz and .zst");
     v.field("output_prefix", output_prefix,
-            "writes <prefix>_<key>_document.bin, .idx and .json for each key");
+            "writes <prefix>_<key>_document.bin, .idx and .json for each key; ..._sentence with "
+            "--split-sentences");
     v.choice("input_format", input_format, kFormats,
              "auto: by the extension of each file; unknown ones are text");
     v.field("json_keys", json_keys, "keys of JSON lines, or columns of Parquet, that hold text");
+    v.field("split_sentences", split_sentences,
+            "each sentence is a sequence, for BERT and T5; a list of strings in JSON lines counts "
+            "as split already");
+    v.field("keep_newlines", keep_newlines,
+            "white space after a sentence belongs to it, for tokenizers that see it");
+    v.field("lang", lang,
+            "language of Punkt's parameters, a folder of tokenizers/punkt_tab in NLTK_DATA or "
+            "NLTK's usual places");
+    v.field("punkt_params", punkt_params,
+            "folder of Punkt's parameters, instead of --lang; none: split without any");
     v.field("append_eod", append_eod, "close each document with the end-of-document token");
     v.field({"workers", "--workers --num-threads"}, workers,
             "threads that turn text into tokens; 0: OMP_NUM_THREADS, else all cores");
@@ -71,6 +83,11 @@ struct PreprocessDataConfig : Config {
     if (output_prefix.empty())
       violations.add("preprocess-data needs --output-prefix", "--output-prefix data");
     if (json_keys.empty()) violations.add("--json-keys is empty", "--json-keys text");
+    if (!split_sentences && (keep_newlines || lang != "english" || !punkt_params.empty()))
+      violations.add(
+          "--keep-newlines, --lang and --punkt-params have no effect without --split-sentences");
+    if (lang != "english" && !punkt_params.empty())
+      violations.add("--lang has no effect with --punkt-params");
     if (workers < 0)
       violations.add(cat("--workers is ", workers), "0 (OMP_NUM_THREADS, else all cores) or more");
     if (log_interval < 0)
@@ -104,6 +121,15 @@ void print_result(const PreprocessResult& result, bool as_json) {
   }
 }
 
+std::shared_ptr<const SentenceSplitter> make_splitter(const PreprocessDataConfig& config) {
+  PunktParameters parameters;
+  if (config.punkt_params.empty())
+    parameters = read_punkt_parameters(find_punkt_parameters(config.lang));
+  else if (config.punkt_params != "none")
+    parameters = read_punkt_parameters(config.punkt_params);
+  return std::make_shared<const SentenceSplitter>(std::move(parameters), config.keep_newlines);
+}
+
 }  // namespace
 
 int preprocess_data(int argc, char** argv) {
@@ -120,6 +146,7 @@ int preprocess_data(int argc, char** argv) {
   options.format = config.input_format;
   options.json_keys = config.json_keys;
   options.output_prefix = config.output_prefix;
+  if (config.split_sentences) options.splitter = make_splitter(config);
   options.append_eod = config.append_eod;
   options.overwrite = config.overwrite;
   options.program = cat("megatron ", MEGATRON_VERSION);

@@ -79,8 +79,13 @@ struct ChunkEncoder::Parser {
 };
 
 ChunkEncoder::ChunkEncoder(const Tokenizer& tokenizer, std::vector<std::string> keys, int64_t eod,
-                           IndexedType type)
-    : tokenizer_(tokenizer), keys_(std::move(keys)), eod_(eod), type_(type), parser_(new Parser) {}
+                           IndexedType type, const SentenceSplitter* splitter)
+    : tokenizer_(tokenizer),
+      keys_(std::move(keys)),
+      eod_(eod),
+      type_(type),
+      splitter_(splitter),
+      parser_(new Parser) {}
 
 ChunkEncoder::~ChunkEncoder() = default;
 
@@ -118,6 +123,15 @@ void ChunkEncoder::append_elements(const std::vector<int32_t>& ids, EncodedKey& 
   }
 }
 
+int64_t ChunkEncoder::add_text(std::string_view text, EncodedKey& out) {
+  if (splitter_ == nullptr) return add_sentence(text, out);
+  sentences_.clear();
+  splitter_->split(text, sentences_);
+  int64_t sequences = 0;
+  for (const std::string_view sentence : sentences_) sequences += add_sentence(sentence, out);
+  return sequences;
+}
+
 bool ChunkEncoder::add_sentence(std::string_view text, EncodedKey& out) {
   ids_.clear();
   tokenizer_.encode_append(text, ids_);
@@ -142,6 +156,11 @@ void ChunkEncoder::encode_text(const Chunk& chunk, EncodedChunk& out) {
                  " is not UTF-8\nhint: convert the file, for example with iconv -t UTF-8");
   out.is_text = true;
   out.ends_document = chunk.ends_document;
+  if (splitter_ != nullptr) {
+    out.sentences = true;
+    add_text(chunk.text, out.keys[0]);
+    return;
+  }
   ids_.clear();
   tokenizer_.encode_append(chunk.text, ids_);
   append_elements(ids_, out.keys[0]);
@@ -157,7 +176,7 @@ void ChunkEncoder::encode_rows(const Chunk& chunk, EncodedChunk& out) {
       MEGATRON_CHECK(bad == std::string_view::npos, chunk.file->path, ": row ",
                      chunk.first_line + static_cast<int64_t>(r), ", column \"", keys_[key],
                      "\": the byte at offset ", bad, " is not UTF-8");
-      end_document(add_sentence(text, out.keys[key]), out.keys[key]);
+      end_document(add_text(text, out.keys[key]), out.keys[key]);
       begin = chunk.ends[key][r];
     }
   }
@@ -199,8 +218,12 @@ void ChunkEncoder::encode_line(std::string_view line, size_t room, const std::st
                    "\nhint: name the keys that hold text with --json-keys");
     read_sentences(value, keys_[key], where, parser_->sentences);
     int64_t sequences = 0;
-    for (const std::string_view sentence : parser_->sentences)
-      sequences += add_sentence(sentence, out.keys[key]);
+    if (value.is_string()) {
+      sequences = add_text(parser_->sentences[0], out.keys[key]);
+    } else {
+      for (const std::string_view sentence : parser_->sentences)
+        sequences += add_sentence(sentence, out.keys[key]);
+    }
     end_document(sequences, out.keys[key]);
   }
   if (line.size() > kLargeLine) parser_ = std::make_unique<Parser>();  // frees its memory

@@ -9,6 +9,7 @@
 
 #include "megatron/datasets/indexed_dataset.h"
 #include "megatron/datasets/sources/document_source.h"
+#include "megatron/tokenizers/sentence_splitter.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
@@ -22,16 +23,19 @@ struct EncodedKey {
 
 struct EncodedChunk {
   std::vector<EncodedKey> keys;
-  bool is_text = false;  // one sequence, which may begin and end in other chunks
+  // Part of a document that may begin and end in other chunks: of its only sequence, or with
+  // `sentences` some of its sequences
+  bool is_text = false, sentences = false;
   bool ends_document = true;
   uint64_t file_bytes = 0, text_bytes = 0;
 };
 
 class ChunkEncoder {
  public:
-  // A negative `eod` is not appended.
+  // A negative `eod` is not appended. `splitter`: each sentence of a text is a sequence; null: each
+  // text is one.
   ChunkEncoder(const Tokenizer& tokenizer, std::vector<std::string> keys, int64_t eod,
-               IndexedType type);
+               IndexedType type, const SentenceSplitter* splitter = nullptr);
   ~ChunkEncoder();
   ChunkEncoder(const ChunkEncoder&) = delete;
   ChunkEncoder& operator=(const ChunkEncoder&) = delete;
@@ -44,7 +48,9 @@ class ChunkEncoder {
   void encode_rows(const Chunk& chunk, EncodedChunk& out);
   void encode_lines(Chunk& chunk, EncodedChunk& out);
   void encode_line(std::string_view line, size_t room, const std::string& where, EncodedChunk& out);
-  // Appends one sentence; returns whether it has tokens.
+  // Appends a text, divided into sentences if asked for; returns the number of its sequences.
+  int64_t add_text(std::string_view text, EncodedKey& out);
+  // Appends one sequence; returns whether it has tokens.
   bool add_sentence(std::string_view text, EncodedKey& out);
   // Closes a document of `sequences` sequences.
   void end_document(int64_t sequences, EncodedKey& out);
@@ -54,7 +60,9 @@ class ChunkEncoder {
   std::vector<std::string> keys_;
   int64_t eod_;
   IndexedType type_;
+  const SentenceSplitter* splitter_;
   std::unique_ptr<Parser> parser_;
+  std::vector<std::string_view> sentences_;
   std::vector<int32_t> ids_;
 };
 

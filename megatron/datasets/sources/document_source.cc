@@ -8,6 +8,7 @@
 #include "megatron/base/files.h"
 #include "megatron/datasets/sources/byte_source.h"
 #include "megatron/datasets/sources/parquet_source.h"
+#include "megatron/tokenizers/sentence_splitter.h"
 
 namespace megatron {
 namespace {
@@ -86,6 +87,7 @@ class FileReader {
 
   bool read_lines();
   bool read_text();
+  bool read_sentence_pieces();
 
  private:
   // Appends up to `bytes` more; false at the end of the file.
@@ -166,6 +168,21 @@ bool FileReader::read_text() {
   return true;
 }
 
+bool FileReader::read_sentence_pieces() {
+  constexpr size_t kWanted = 4 * SentenceSplitter::kPieceCharacters + 1;  // at most 4 bytes each
+  bool first = true;
+  for (bool more = true;;) {
+    if (more && buffer_.size() < kWanted) more = grow(kWanted - buffer_.size());
+    const size_t cut = SentenceSplitter::first_piece(buffer_);
+    const bool last = !more && cut == buffer_.size();
+    Chunk chunk = take(cut);
+    chunk.starts_document = std::exchange(first, false);
+    chunk.ends_document = last;
+    if (!emit_(std::move(chunk))) return false;
+    if (last) return true;
+  }
+}
+
 }  // namespace
 
 std::vector<InputFile> list_input_files(std::span<const std::string> inputs, InputFormat format) {
@@ -190,6 +207,8 @@ void read_chunks(std::span<const InputFile> files, const ChunkOptions& options,
       go_on = read_parquet(file, options, emit);
     } else if (file.format == InputFormat::kJsonl) {
       go_on = FileReader(file, options, emit).read_lines();
+    } else if (options.sentence_pieces) {
+      go_on = FileReader(file, options, emit).read_sentence_pieces();
     } else {
       go_on = FileReader(file, options, emit).read_text();
     }

@@ -43,6 +43,7 @@ struct ChunkOptions {
   std::vector<std::string> keys;  // columns of Parquet files, or kAllColumns
   size_t chunk_bytes = size_t{1} << 18;
   size_t text_piece_bytes = size_t{4} << 20;  // longer text documents are split
+  bool sentence_pieces = false;               // split them into pieces of SentenceSplitter instead
   size_t max_line_bytes = size_t{32} << 20;   // also the longest text without a place to split
 };
 

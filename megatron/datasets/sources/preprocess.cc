@@ -40,7 +40,8 @@ class DatasetWriter {
  public:
   DatasetWriter(const PreprocessOptions& options, IndexedType type, int64_t eod) : eod_(eod) {
     for (const std::string& key : options.json_keys) {
-      prefixes_.push_back(options.output_prefix + "_" + key + "_document");
+      prefixes_.push_back(options.output_prefix + "_" + key +
+                          (options.splitter ? "_sentence" : "_document"));
       refuse_existing_dataset(prefixes_.back(), options.overwrite);
     }
     for (size_t k = 0; k < prefixes_.size(); ++k) {
@@ -88,18 +89,36 @@ class DatasetWriter {
     return key.elements.size() / elements;
   }
 
-  // A text document is one sequence, which may span several chunks.
+  // A text document may span several chunks. Its last sequence stays open, because the document's
+  // end may follow.
   void write_text(const EncodedChunk& chunk) {
     IndexedDatasetBuilder& builder = *builders_[0];
-    const int64_t before = builder.num_tokens();
-    builder.append_bytes(chunk.keys[0].elements);
-    open_tokens_ += builder.num_tokens() - before;
+    const EncodedKey& key = chunk.keys[0];
+    if (chunk.sentences)
+      write_sentences(key, builder);
+    else
+      append_open(key.elements, builder);
     if (!chunk.ends_document) return;
-    if (open_tokens_ > 0) {
-      if (eod_ >= 0) builder.append(std::span<const int64_t>(&eod_, 1));
-      builder.end_sequence();
-    }
+    if (open_tokens_ > 0 && eod_ >= 0) builder.append(std::span<const int64_t>(&eod_, 1));
+    close_sequence(builder);
     builder.end_document();
+  }
+  void write_sentences(const EncodedKey& key, IndexedDatasetBuilder& builder) {
+    size_t at = 0;
+    for (const int64_t length : key.sequence_lengths) {
+      close_sequence(builder);
+      const size_t bytes = static_cast<size_t>(length) * element_bytes(key);
+      append_open(std::span(key.elements).subspan(at, bytes), builder);
+      at += bytes;
+    }
+  }
+  void append_open(std::span<const std::byte> elements, IndexedDatasetBuilder& builder) {
+    const int64_t before = builder.num_tokens();
+    builder.append_bytes(elements);
+    open_tokens_ += builder.num_tokens() - before;
+  }
+  void close_sequence(IndexedDatasetBuilder& builder) {
+    if (open_tokens_ > 0) builder.end_sequence();
     open_tokens_ = 0;
   }
 
@@ -138,11 +157,13 @@ PreprocessResult preprocess_files(const PreprocessOptions& options, const Tokeni
                                         [](const Chunk& chunk) { return chunk.text.size() + 1; });
   const ChunkOptions chunk_options{.keys = options.json_keys,
                                    .text_piece_bytes = options.text_piece_bytes,
+                                   .sentence_pieces = options.splitter != nullptr,
                                    .max_line_bytes = options.max_line_bytes};
   pool.run(
       [&](const auto& emit) { read_chunks(files, chunk_options, emit); },
       [&] {
-        auto encoder = std::make_shared<ChunkEncoder>(tokenizer, options.json_keys, eod, type);
+        auto encoder = std::make_shared<ChunkEncoder>(tokenizer, options.json_keys, eod, type,
+                                                      options.splitter.get());
         return [encoder](Chunk chunk) { return encoder->encode(std::move(chunk)); };
       },
       [&](const EncodedChunk& chunk) {

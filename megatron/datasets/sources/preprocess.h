@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "megatron/datasets/sources/document_source.h"
+#include "megatron/tokenizers/sentence_splitter.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
@@ -15,8 +17,11 @@ struct PreprocessOptions {
   std::vector<std::string> inputs;  // files and folders
   InputFormat format = InputFormat::kAuto;
   std::vector<std::string> json_keys = {
-      "text"};  // one dataset each: <output_prefix>_<key>_document
+      "text"};  // one dataset each: <output_prefix>_<key>_document, or ..._sentence
   std::string output_prefix;
+  // Each sentence of a text is a sequence; null: each text is one. A list of strings is a document
+  // whose sequences are these strings, either way.
+  std::shared_ptr<const SentenceSplitter> splitter;
   bool append_eod = false;     // append the end-of-document token to each non-empty document
   bool overwrite = false;      // replace existing data sets; else they are an error
   std::string program;         // for the description of the data sets, as is

@@ -67,7 +67,8 @@ class PreprocessTest : public ::testing::Test {
   // The documents of one key as text; each byte is a token, <|endoftext|> (256) is shown as $ and
   // sequences end in |.
   std::vector<std::string> documents(const std::string& key = "text") {
-    const IndexedDataset data(options.output_prefix + "_" + key + "_document");
+    const IndexedDataset data(options.output_prefix + "_" + key +
+                              (options.splitter ? "_sentence" : "_document"));
     std::vector<std::string> out;
     for (int64_t d = 0; d < data.num_documents(); ++d) {
       out.emplace_back();
@@ -117,6 +118,38 @@ TEST_F(PreprocessTest, WritesOneDatasetForEachKey) {
   run({folder / "a.json"});
   EXPECT_EQ(documents("q"), (Strings{"Q|", "x|y|"}));
   EXPECT_EQ(documents("a"), (Strings{"A|", ""}));
+}
+
+TEST_F(PreprocessTest, SplitsSentences) {
+  options.splitter = std::make_shared<const SentenceSplitter>(PunktParameters(), false);
+  put("a.jsonl",
+      "{\"text\": \"One here. Two! \\n\\n Three\"}\n{\"text\": \"\"}\n"
+      "{\"text\": [\"As. It. Is.\", \"\", \"Yes.\"]}");
+  const PreprocessResult result = run({folder / "a.jsonl"});
+  EXPECT_EQ(documents(), (Strings{"One here.|Two!|Three|", "", "As. It. Is.|Yes.|"}));
+  EXPECT_EQ(result.datasets[0].prefix, folder / "out_text_sentence");
+  EXPECT_EQ(result.datasets[0].num_sequences, 5);
+  options.append_eod = true;
+  options.splitter = std::make_shared<const SentenceSplitter>(PunktParameters(), true);
+  run({folder / "a.jsonl"});
+  EXPECT_EQ(documents(), (Strings{"One here. |Two! \n\n |Three$|", "", "As. It. Is.|Yes.$|"}));
+}
+
+TEST_F(PreprocessTest, SplitsSentencesOfLongTexts) {
+  options.splitter = std::make_shared<const SentenceSplitter>(PunktParameters(), false);
+  options.append_eod = true;
+  std::string text;
+  for (int i = 0; text.size() < 2'300'000; ++i) text += cat("This is sentence ", i, ". ");
+  put("a/b.txt", "Short one. Here.");
+  put("a/a.txt", text);
+  put("a/c.txt", " ");
+  run({folder / "a"});
+  std::vector<std::string_view> sentences;
+  options.splitter->split(text, sentences);
+  std::string expected;
+  for (const std::string_view sentence : sentences) expected += std::string(sentence) + "|";
+  expected.insert(expected.size() - 1, "$");
+  EXPECT_EQ(documents(), (Strings{expected, "Short one.|Here.$|", ""}));
 }
 
 TEST_F(PreprocessTest, ReadsTextFilesAndFoldersInOrder) {
