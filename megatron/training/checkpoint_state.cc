@@ -19,6 +19,7 @@
 #include "megatron/models/model_table.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/replicated_state.h"
+#include "megatron/training/upcycling.h"
 #include "megatron/transformer/config/lora.h"
 
 namespace megatron {
@@ -156,6 +157,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
     frozen = take(tensors, [names = frozen_names(model)](const std::string& key) {
       return names.contains(key);
     });
+  if (parts.upcycling != nullptr) parts.upcycling->redirect(tensors);
   LoadOptions options;
   options.convert_dtype = !parts.optimizer;
   // A run may resume in another precision: scales that it does not use are ignored, and those that
@@ -178,6 +180,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   }
   for (ModelChunk& chunk : model.chunks) {
     chunk.store->values_changed();
+    if (parts.upcycling != nullptr) parts.upcycling->complete(*chunk.store);
     chunk.store->delayed_scales_loaded();
   }
   if (!model.optimizer) return;

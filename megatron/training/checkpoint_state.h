@@ -22,6 +22,8 @@
 
 namespace megatron {
 
+class Upcycling;
+
 // Loads the weights of a reference model: chunks without optimizer; adapters are not loaded.
 // Collective.
 void load_weights(const Checkpoint& checkpoint, std::vector<ModelChunk>& chunks,
@@ -37,6 +39,7 @@ struct LoadParts {
   // Adapters are loaded from here instead of the checkpoint
   const Checkpoint* adapter_source = nullptr;
   const Checkpoint* frozen_source = nullptr;  // the same for frozen weights
+  const Upcycling* upcycling = nullptr;       // the checkpoint is of a dense model
 };
 
 // Loads weights and optimizer state; each rank reads what it needs. Collective over `agreement`

@@ -211,7 +211,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
 // architecture.
 void Run::warn_of_other_architecture() const {
   const std::filesystem::path& folder = start_.checkpoint->directory();
-  if (!is_hf_folder(folder)) return;
+  if (!is_hf_folder(folder) || start_.upcycles) return;
   const std::string difference =
       architecture_difference(arguments_.transformer, read_hf_config(folder).config.transformer);
   if (!difference.empty())
@@ -292,7 +292,8 @@ void Run::announce() {
     warn_of_other_architecture();
     for (const std::string& name : start_.waived)
       log_info(cat("holds no weights and is left out: ", name));
-    log_info(cat("starting from the weights of ", start_.checkpoint->directory().string()));
+    log_info(cat("starting from the weights of ", start_.checkpoint->directory().string(),
+                 start_.upcycles ? ", which become those of experts" : ""));
   } else {
     log_info(cat("starting from new weights, seed ", arguments_.transformer.seed));
   }
@@ -353,6 +354,7 @@ void Run::write_startup_record(int64_t iteration) {
 
 int Run::execute() {
   announce();
+  if (start_.upcycles) save();  // so that the run resumes without the dense checkpoint
   if (config_.skip_train) {
     log_info("--skip-train: evaluating only");
   } else {
@@ -614,8 +616,10 @@ void Run::evaluate_test() {
 void Run::save() {
   if (config_.save.empty()) return;
   read_outcomes(/*all=*/true);
-  state_.step = model_.optimizer->read_state();
-  state_.schedule = model_.optimizer->schedule();
+  if (model_.optimizer) {
+    state_.step = model_.optimizer->read_state();
+    state_.schedule = model_.optimizer->schedule();
+  }
   if (job_.clock) job_.clock->pause();
   folders_.check();
   checkpointer_.save(state_);

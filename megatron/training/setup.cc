@@ -12,6 +12,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/checkpoint_state.h"
+#include "megatron/training/upcycling.h"
 #include "megatron/transformer/config/lora.h"
 
 namespace megatron {
@@ -67,12 +68,15 @@ Found find_start(const TrainingConfig& config, Agreement& ranks) {
   request.load = config.load;
   request.save = config.save;
   request.ckpt_step = config.ckpt_step;
-  Found found{find(request, ranks), config.finetune};
+  // With --pretrained-checkpoint, that is the dense one, and --load of the run.
+  const bool upcycles = config.moe_use_upcycling && config.pretrained_checkpoint.empty();
+  Found found{find(request, ranks), config.finetune || upcycles};
   decide_together(ranks, [&] {
-    MEGATRON_CHECK(!config.finetune || config.save.empty() || find_checkpoints(config.save).empty(),
-                   "--finetune starts a new run, but ", config.save,
-                   " holds checkpoints already\nhint: give another --save, or resume with --load ",
-                   config.save);
+    MEGATRON_CHECK(
+        !found.weights_only || config.save.empty() || find_checkpoints(config.save).empty(),
+        upcycles ? "--moe-use-upcycling" : "--finetune", " starts a new run, but ", config.save,
+        " holds checkpoints already\nhint: give another --save, or resume with --load ",
+        config.save, upcycles ? " and without --moe-use-upcycling" : "");
     return std::string();
   });
   if (!found.directory.empty() || config.pretrained_checkpoint.empty()) return found;
@@ -99,6 +103,11 @@ StartPoint decide_start(const TrainingConfig& config, const Job& job) {
     start.checkpoint = Checkpoint::open_verified(found.directory);
     start.weights_only |= is_weights_only(*start.checkpoint);
   }
+  start.upcycles = config.moe_use_upcycling && !start.continues();
+  MEGATRON_CHECK(
+      !start.upcycles || start.checkpoint,
+      "--moe-use-upcycling found no dense checkpoint\nhint: name it with --load, or with "
+      "--pretrained-checkpoint");
   if (start.continues())
     start.stored =
         run_state_from_json(start.checkpoint->state(), start.checkpoint->directory().string());
@@ -334,6 +343,14 @@ void add_optimizer(TrainedModel& model, const Arguments& arguments, c10::Device 
       model.stores());
 }
 
+void refuse_experts(const Checkpoint& checkpoint) {
+  for (const auto& [name, tensor] : checkpoint.manifest().tensors)
+    MEGATRON_CHECK(name.find(".mlp.experts.") == std::string::npos,
+                   "--moe-use-upcycling makes experts of a dense model, but ",
+                   checkpoint.directory().string(), " holds experts: ", name,
+                   "\nhint: leave --moe-use-upcycling out");
+}
+
 // Adapters and frozen weights that the checkpoint lacks come from the folders that the arguments
 // name for them, or are initialised.
 void load_start(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
@@ -350,8 +367,14 @@ void load_start(const PretrainTask& task, const Arguments& arguments, const Voca
         initialize_adapters(*chunk.store, arguments.transformer.seed);
     }
   }
+  std::optional<Upcycling> upcycling;
+  if (start.upcycles) {
+    refuse_experts(*start.checkpoint);
+    parts.upcycling =
+        &upcycling.emplace(arguments.transformer, arguments.training.moe_upcycling_granularity);
+  }
   std::optional<Checkpoint> frozen;
-  if (lacks_frozen(*start.checkpoint, task, arguments, vocabulary)) {
+  if (!upcycling && lacks_frozen(*start.checkpoint, task, arguments, vocabulary)) {
     const std::string& base = arguments.training.pretrained_checkpoint;
     MEGATRON_CHECK(!base.empty(), start.checkpoint->directory().string(),
                    " was saved without its frozen weights (--no-save-frozen)",

@@ -21,6 +21,7 @@ struct StartPoint {
   // count from 0.
   bool weights_only = false;
   std::vector<std::string> waived;  // tensors of a Hugging Face folder without weights
+  bool upcycles = false;            // --moe-use-upcycling: the checkpoint is of a dense model
   bool continues() const { return checkpoint && !weights_only; }
 };
 

@@ -1,6 +1,8 @@
 """What the end-to-end tests share: the binary, and a folder for each test."""
+import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,16 @@ def call(*arguments):
     """Runs the binary; its output as text."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     return subprocess.run([BINARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, env=environment)
+
+
+def read_safetensors(path):
+    """{name: (shape, bytes)}"""
+    with open(path, "rb") as stream:
+        data = stream.read()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: (e["shape"], data[8 + length + e["data_offsets"][0]:8 + length + e["data_offsets"][1]]) for name, e in header.items()}
 
 
 class FolderTest(unittest.TestCase):

@@ -8,7 +8,7 @@ import json
 import os
 import struct
 
-from support import FolderTest, call, main
+from support import FolderTest, call, main, read_safetensors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GOLDEN = os.path.join(HERE, "..", "golden", "torch_dist")
@@ -23,15 +23,6 @@ EXPORTED = {
     "moe": {".metadata": "61a481c0e2971abf", "__0_0.distcp": "019aa99e60755ceb", "common.pt": "b47bd5e4a04289cb", "metadata.json": METADATA},
     "mla": {".metadata": "d0e4c4fc6f37fe47", "__0_0.distcp": "fbaaf4923af687a6", "common.pt": "1f51b2061337a3a4", "metadata.json": METADATA},
 }
-
-
-def read_safetensors(path):
-    with open(path, "rb") as stream:
-        data = stream.read()
-    length = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:8 + length])
-    header.pop("__metadata__", None)
-    return {name: (e["shape"], data[8 + length + e["data_offsets"][0]:8 + length + e["data_offsets"][1]]) for name, e in header.items()}
 
 
 class TorchDistTest(FolderTest):

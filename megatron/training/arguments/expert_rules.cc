@@ -15,6 +15,7 @@ void only_experts_have_ranks(const Arguments& a, Violations& v) {
             "--expert-model-parallel-size 1");
   v.require(!a.training.save_tokens_per_expert_interval,
             "--save-tokens-per-expert-interval has no effect without --num-experts");
+  v.require(!a.training.moe_use_upcycling, "--moe-use-upcycling needs --num-experts");
   v.require(!a.parallel.expert_tensor_parallel_size,
             "--expert-tensor-parallel-size has no effect without --num-experts");
 }
@@ -101,6 +102,32 @@ void graphs_hold_experts(const Arguments& a, Violations& v) {
             "leave one of them out");
 }
 
+void dense_model_becomes_experts(const Arguments& a, Violations& v) {
+  const TrainingConfig& run = a.training;
+  const TransformerConfig& t = a.transformer;
+  if (!run.moe_use_upcycling) return;
+  v.require(
+      (!run.load.empty() || !run.pretrained_checkpoint.empty()) && run.start != StartChoice::kFresh,
+      "--moe-use-upcycling has no dense checkpoint to start from",
+      "name it with --load, or with --pretrained-checkpoint");
+  v.require(!run.save.empty(), "--moe-use-upcycling has no folder for the model with experts",
+            "give --save");
+  const int64_t parts = run.moe_upcycling_granularity;
+  v.require(parts < 1 || t.num_experts % parts == 0,
+            cat("--num-experts ", t.num_experts,
+                " is not divisible by --moe-upcycling-granularity ", parts),
+            cat("granularities that divide it: ", format_divisors(t.num_experts)));
+  const auto not_built = [&](bool given, const char* flag, const char* why) {
+    v.require(!given, cat(flag, " with --moe-use-upcycling is not built: ", why),
+              "leave one of them out");
+  };
+  not_built(t.moe_shared_expert_intermediate_size.has_value(),
+            "--moe-shared-expert-intermediate-size", "a dense model has no such expert");
+  not_built(t.moe_latent_size.has_value(), "--moe-latent-size",
+            "the MLP of a dense model reads no latents");
+  not_built(run.task == "dpo", "--task dpo", "the reference model would be the dense one");
+}
+
 }  // namespace
 
 void validate_experts(const Arguments& a, Violations& v) {
@@ -109,6 +136,7 @@ void validate_experts(const Arguments& a, Violations& v) {
   sizes_divide(a, v);
   parts_are_built(a, v);
   graphs_hold_experts(a, v);
+  dense_model_becomes_experts(a, v);
   v.require(!a.training.save_tokens_per_expert_interval || !a.training.run_folder().empty(),
             "--save-tokens-per-expert-interval has no folder for metrics.jsonl",
             "give --run-dir or --save");

@@ -309,8 +309,7 @@ constexpr Refusal kRefusals[] = {
      "--moe-shared-expert-overlap --moe-enable-routing-replay "
      "--moe-router-quantile-balancing-ema=0.0 --use-grouped-gemm-for-dense-mlp "
      "--moe-enable-deepep --moe-flex-dispatcher-backend=deepep "
-     "--moe-pad-expert-input-to-capacity --moe-layer-recompute --moe-use-upcycling "
-     "--moe-upcycling-granularity=1"},
+     "--moe-pad-expert-input-to-capacity --moe-layer-recompute"},
     {"quantised products pad the rows of an expert themselves, so that no router need do so",
      "--moe-router-padding-for-quantization --moe-router-padding-for-fp8"},
     {"exchanges of tokens overlap with work of the same micro-batch, not with another one's",

@@ -10,12 +10,14 @@
 #include "megatron/training/arguments/config/saving.h"
 #include "megatron/training/arguments/config/start.h"
 #include "megatron/training/arguments/config/steps.h"
+#include "megatron/training/arguments/config/upcycling.h"
 
 namespace megatron {
 
 // A new topic is a header, a source and a line here. Topics check their values one by one.
-using TrainingTopics = TopicList<StepsConfig, ExecutionConfig, ExitConfig, EvaluationConfig,
-                                 LoggingConfig, FoldersConfig, SavingConfig, StartConfig>;
+using TrainingTopics =
+    TopicList<StepsConfig, ExecutionConfig, ExitConfig, EvaluationConfig, LoggingConfig,
+              FoldersConfig, SavingConfig, StartConfig, UpcyclingConfig>;
 
 struct TrainingConfig : Config, TrainingTopics {
   void fields(FieldVisitor& visitor) override { visit_topics(visitor); }

@@ -135,8 +135,7 @@ TEST(FlagTable, LaunchScriptsForOneRankPass) {
                      "transformer_engine", "--use-flash-attn", "--no-masked-softmax-fusion",
                      "--no-gradient-accumulation-fusion", "--attention-softmax-in-fp32",
                      "--accumulate-allreduce-grads-in-fp32", "--manual-gc", "--manual-gc-interval",
-                     "10", "--deterministic-mode", "--use-mcore-models",
-                     "--moe-upcycling-granularity", "1", "--no-save-rng"}),
+                     "10", "--deterministic-mode", "--use-mcore-models", "--no-save-rng"}),
             "accepted");
   EXPECT_THAT(refusal({"--moe-paged-stash"}), HasSubstr("by computing in rounds"));
 }

@@ -34,6 +34,26 @@ TEST_P(ExpertRules, RefuseWithOneMessage) {
 }
 
 constexpr Refused kRefused[] = {
+    {"--moe-use-upcycling --save out", 1,
+     "--moe-use-upcycling has no dense checkpoint to start from\nhint: name it with --load"},
+    {"--moe-use-upcycling --load dense --save out --start-mode fresh", 1,
+     "--moe-use-upcycling has no dense checkpoint to start from"},
+    {"--moe-use-upcycling --load dense", 1,
+     "--moe-use-upcycling has no folder for the model with experts"},
+    {"--moe-use-upcycling --load dense --save out --moe-upcycling-granularity 3", 1,
+     "--num-experts 8 is not divisible by --moe-upcycling-granularity 3\nhint: granularities that "
+     "divide it: 1, 2, 4, 8"},
+    {"--moe-use-upcycling --load dense --save out --moe-upcycling-granularity 0", 1,
+     "--moe-upcycling-granularity 0 must be positive"},
+    {"--moe-upcycling-granularity 2", 1,
+     "--moe-upcycling-granularity has an effect only with --moe-use-upcycling"},
+    {"--moe-use-upcycling --load dense --save out --moe-shared-expert-intermediate-size 16", 1,
+     "--moe-shared-expert-intermediate-size with --moe-use-upcycling is not built: a dense model "
+     "has no such expert"},
+    {"--moe-use-upcycling --load dense --save out --moe-latent-size 16", 1,
+     "--moe-latent-size with --moe-use-upcycling is not built"},
+    {"--moe-use-upcycling --load dense --save out --task dpo", 1,
+     "--task dpo with --moe-use-upcycling is not built: the reference model would be the dense"},
     {"--num-experts -1", 1, "--num-experts -1 is negative"},
     {"--moe-router-topk 9", 1, "--moe-router-topk 9: expected 1 to --num-experts 8"},
     {"--moe-router-topk 1", 1, "gives it the weight 1 whatever the router says"},
