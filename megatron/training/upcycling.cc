@@ -64,8 +64,8 @@ ShardedTensor Upcycling::dense_part(const ShardedTensor& experts) const {
       const int64_t part = (piece.global.offset[0] + i) % granularity_;
       const int64_t first = (piece.local_offset[0] + i) * experts.local_shape[1];
       ShardPiece of_expert = piece;
-      for (std::vector<int64_t>* list : {&of_expert.global.offset, &of_expert.global.shape,
-                                         &of_expert.local_offset})
+      for (std::vector<int64_t>* list :
+           {&of_expert.global.offset, &of_expert.global.shape, &of_expert.local_offset})
         list->erase(list->begin());
       if (!fc1) {
         of_expert.local_offset[0] += first;
@@ -114,8 +114,8 @@ void Upcycling::complete(DistributedDataParallel& store) const {
       rows.copy_(rows.index_select(0, run));
       return;
     }
-    const bool scaled = name.find(kExperts) != std::string::npos &&
-                        (is_of_fc1(name) || name.ends_with(".weight"));
+    const bool scaled =
+        name.find(kExperts) != std::string::npos && (is_of_fc1(name) || name.ends_with(".weight"));
     if (scaled && scale_ != 1.0) parameter.value.mul_(scale_);
   });
 }

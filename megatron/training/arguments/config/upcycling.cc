@@ -16,8 +16,8 @@ void UpcyclingConfig::fields(FieldVisitor& v) {
 }
 
 void UpcyclingConfig::validate(Violations& v) const {
-  v.require(moe_upcycling_granularity >= 1, cat("--moe-upcycling-granularity ",
-                                                moe_upcycling_granularity, " must be positive"));
+  v.require(moe_upcycling_granularity >= 1,
+            cat("--moe-upcycling-granularity ", moe_upcycling_granularity, " must be positive"));
   v.require(moe_use_upcycling || moe_upcycling_granularity == 1,
             "--moe-upcycling-granularity has an effect only with --moe-use-upcycling");
 }
