@@ -128,12 +128,7 @@ void Scheduler::finish(Sequence& sequence, RequestEvent event) {
     leave_device(sequence, sequence.last_step);
   } else {
     std::erase_if(waiting_, is_it);
-    for (const int32_t block : sequence.host_blocks)
-      pending_host_blocks_.emplace_back(sequence.last_step, block);
-    if (sequence.host_state >= 0)
-      pending_host_states_.emplace_back(sequence.last_step, sequence.host_state);
-    sequence.host_blocks.clear();
-    sequence.host_state = -1;
+    drop_host_copy(sequence);
   }
   if (sequence.choice == 0) sequence.group->prompt_is_shared = true;
 }
@@ -169,6 +164,25 @@ std::vector<StepOutput> Scheduler::read(const StepResult& result, int64_t durati
                  " log-probabilities, expected ", draw, " and ", score);
   ended_step_ = result.step;
   blocks_.step_ended(ended_step_);
+  free_ended_host_copies();
+  return outputs;
+}
+
+// What was swapped out is not needed, or has become wrong; it is computed anew.
+void Scheduler::drop_host_copy(Sequence& sequence) {
+  if (!sequence.swapped) return;
+  for (const int32_t block : sequence.host_blocks)
+    pending_host_blocks_.emplace_back(sequence.last_step, block);
+  if (sequence.host_state >= 0)
+    pending_host_states_.emplace_back(sequence.last_step, sequence.host_state);
+  sequence.host_blocks.clear();
+  sequence.host_state = -1;
+  sequence.host_dropped = 0;
+  sequence.swapped = false;
+  sequence.computed = sequence.ended = 0;
+}
+
+void Scheduler::free_ended_host_copies() {
   const auto free_ended = [&](auto& pending, auto&& free) {
     std::erase_if(pending, [&](const auto& waiting) {
       if (waiting.first > ended_step_) return false;
@@ -181,7 +195,6 @@ std::vector<StepOutput> Scheduler::read(const StepResult& result, int64_t durati
     host_blocks_.free(block);
   });
   free_ended(pending_host_states_, [&](int32_t state) { free_host_states_.push_back(state); });
-  return outputs;
 }
 
 StepOutput Scheduler::read_entry(const InFlight::Entry& entry, const StepResult& result,
@@ -232,17 +245,9 @@ void Scheduler::recompute_all() {
   MEGATRON_ASSERT(in_flight_.empty(), "steps are in flight");
   for (const auto& sequence : List(running_)) preempt(nullptr, *sequence, /*may_swap=*/false);
   for (const auto& sequence : waiting_) {
-    if (!sequence->swapped) continue;
-    for (const int32_t block : sequence->host_blocks) {
-      host_blocks_.release(block);
-      host_blocks_.free(block);
-    }
-    sequence->host_blocks.clear();
-    if (sequence->host_state >= 0) free_host_states_.push_back(sequence->host_state);
-    sequence->host_state = -1;
-    sequence->swapped = false;
-    sequence->computed = sequence->ended = 0;
+    drop_host_copy(*sequence);
   }
+  free_ended_host_copies();
   blocks_.forget_prefixes();
 }
 

@@ -130,7 +130,7 @@ class Scheduler {
   void admit(Draft& draft);
   bool plan_chunk(Draft& draft, const std::shared_ptr<Sequence>& sequence);
   void add_part(Draft& draft, const std::shared_ptr<Sequence>& sequence, int64_t rows);
-  void announce_blocks(Draft& draft, Sequence& sequence);
+  static void announce_blocks(StepPlan& plan, Sequence& sequence);
   StepPlan finish_plan(Draft& draft);
 
   bool can_draw(const Sequence& sequence) const;
@@ -154,6 +154,8 @@ class Scheduler {
   int64_t blocks_for(int64_t positions) const;
   int64_t blocks_promised() const;
 
+  void drop_host_copy(Sequence& sequence);
+  void free_ended_host_copies();
   void publish(Sequence& sequence, bool tail);
   StepOutput read_entry(const InFlight::Entry& entry, const StepResult& result, size_t& draw,
                         size_t& score);

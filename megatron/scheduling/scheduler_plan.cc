@@ -12,8 +12,9 @@ struct Scheduler::Draft {
   StepPlan plan;
   std::vector<Part> parts;
   int64_t rows = 0, context = 0;
-  // A sequence lacks a block: those after it in the order take none, so that it gets the next.
-  bool starved = false;
+  // The place in the order of the first sequence that lacks a block: those after it take none, so
+  // that it gets the next.
+  std::optional<std::pair<int64_t, uint64_t>> starved;
 
   bool has(const Sequence& sequence) const { return sequence.last_part == plan.step; }
 };
@@ -86,7 +87,6 @@ void Scheduler::plan_chunks(Draft& draft) {
     return sequence->state == RequestState::kPrefill;
   });
   for (const auto& sequence : in_order(std::move(prompts), draft.now_ns)) {
-    if (draft.starved) break;
     if (sequence->is_running() && !plan_chunk(draft, sequence)) break;
   }
 }
@@ -118,7 +118,8 @@ void Scheduler::drop_behind_window(Sequence& sequence) {
 }
 
 int64_t Scheduler::take_blocks(Draft& draft, Sequence& sequence, int64_t count) {
-  if (draft.starved) return 0;
+  const auto place = order(sequence, draft.now_ns);
+  if (draft.starved && *draft.starved < place) return 0;
   while (blocks_.num_available() < count) {
     // Blocks that a step in flight still uses come by themselves.
     if (blocks_.num_available() + blocks_.num_pending() >= count) break;
@@ -128,7 +129,7 @@ int64_t Scheduler::take_blocks(Draft& draft, Sequence& sequence, int64_t count) 
   }
   const int64_t taken = std::min<int64_t>(count, blocks_.num_available());
   for (int64_t i = 0; i < taken; ++i) sequence.blocks.push_back(blocks_.take());
-  draft.starved = taken < count;
+  if (taken < count) draft.starved = place;
   return taken;
 }
 
@@ -222,6 +223,7 @@ Resource Scheduler::try_admit(Draft& draft, const std::shared_ptr<Sequence>& seq
   if (s.choice > 0 && !s.group->prompt_is_shared) return Resource::kPrompt;
   if (free_slots_.empty()) return Resource::kSlot;
   if (budget_.chunk(draft.rows, draft.context, s.computed, 1) < 1) return Resource::kBudget;
+  if (s.swapped && crosses_rope_border(s)) drop_host_copy(s);
   PrefixHit hit;
   int64_t needed = 0;
   if (s.swapped) {
@@ -251,7 +253,6 @@ Resource Scheduler::try_admit(Draft& draft, const std::shared_ptr<Sequence>& seq
              s.computed < static_cast<int64_t>(s.blocks.size()) * facts_.block_size) {
     add_part(draft, sequence, 1);
   }
-  if (!draft.has(s)) announce_blocks(draft, s);
   return Resource::kNothing;
 }
 
@@ -368,10 +369,9 @@ void Scheduler::add_part(Draft& draft, const std::shared_ptr<Sequence>& sequence
   s.computed = end;
   s.last_step = s.last_part = draft.plan.step;
   draft.parts.push_back({sequence, part});
-  announce_blocks(draft, s);
 }
 
-void Scheduler::announce_blocks(Draft& draft, Sequence& sequence) {
+void Scheduler::announce_blocks(StepPlan& plan, Sequence& sequence) {
   BlockChange change;
   change.slot = sequence.slot;
   const auto announced = static_cast<size_t>(sequence.announced);
@@ -383,7 +383,7 @@ void Scheduler::announce_blocks(Draft& draft, Sequence& sequence) {
   sequence.announced = static_cast<int32_t>(sequence.blocks.size());
   sequence.announced_dropped = sequence.dropped;
   if (change.leading_dropped > 0 || !change.appended.empty())
-    draft.plan.blocks.push_back(std::move(change));
+    plan.blocks.push_back(std::move(change));
 }
 
 StepPlan Scheduler::finish_plan(Draft& draft) {
@@ -414,6 +414,7 @@ StepPlan Scheduler::finish_plan(Draft& draft) {
          .draws = part.draws,
          .prompt_ends = part.first < sequence->prompt && end >= sequence->prompt});
   }
+  for (const auto& sequence : running_) announce_blocks(plan, *sequence);
   plan.weights_version = facts_.weights_version;
   plan.previous_hash = last_hash_;
   plan.releases = std::exchange(released_slots_, {});

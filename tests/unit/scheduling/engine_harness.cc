@@ -22,6 +22,7 @@ void EngineHarness::receive() {
     }
     if (!event.finish) continue;
     choice.finish = std::move(event.finish);
+    choice.one_version = version_at_submission_[event.request] == engine->stats().weights_version;
     --open;
   }
 }
@@ -85,7 +86,9 @@ void EngineHarness::check_outputs() const {
         if (token.log_probabilities) log_probabilities.push_back(*token.log_probabilities);
       }
       ASSERT_TRUE(std::ranges::is_sorted(versions));
-      const Expected expected = expect(model_, spec, choice, versions, tokenizer_);
+      FakeOptions model = model_;
+      model.facts.weights_version = version_at_submission_.at(id);
+      const Expected expected = expect(model, spec, choice, versions, tokenizer_);
       ASSERT_EQ(got.finish->usage.output_tokens, static_cast<int64_t>(ids.size()));
       ASSERT_EQ(got.finish->usage.prompt_tokens, prompt_positions(spec));
       const FinishReason reason = got.finish->reason;
@@ -99,7 +102,11 @@ void EngineHarness::check_outputs() const {
       ASSERT_EQ(reason, expected.reason) << static_cast<uint64_t>(id);
       ASSERT_EQ(got.text, expected.text);
       ASSERT_EQ(log_probabilities, expected.alone.log_probabilities);
-      ASSERT_EQ(got.prompt, expected.alone.prompt);
+      // Log-probabilities of a prompt do not say which weights gave them.
+      if (got.one_version)
+        ASSERT_EQ(got.prompt, expected.alone.prompt);
+      else
+        ASSERT_EQ(got.prompt.size(), expected.alone.prompt.size());
     }
 }
 

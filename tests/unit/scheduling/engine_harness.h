@@ -24,6 +24,7 @@ struct Received {
   std::vector<PositionLogProbabilities> prompt;
   std::optional<Finish> finish;
   int64_t last_ns = -1;
+  bool one_version = false;  // the weights did not change from its submission to its end
 };
 
 class EngineHarness {
@@ -77,6 +78,7 @@ class EngineHarness {
   }
   void accept(RequestId id, const RequestSpec& spec) {
     specs.emplace(id, spec);
+    version_at_submission_[id] = engine->stats().weights_version;
     open += spec.choices;
   }
   // Gives a command and lets time pass until its outcome is known.
@@ -135,6 +137,7 @@ class EngineHarness {
   }
   void receive();
 
+  std::map<RequestId, int64_t> version_at_submission_;
   FakeOptions model_;
   EngineOptions options_;
   const Tokenizer* tokenizer_;
