@@ -17,6 +17,12 @@ namespace megatron {
 
 constexpr int64_t kMillisecond = 1'000'000, kSecond = 1'000'000'000;
 
+inline std::unique_ptr<Tokenizer> byte_tokenizer() {
+  TokenizerConfig config;
+  config.tokenizer_type = "ByteLevelTokenizer";
+  return make_tokenizer(config);
+}
+
 // What one choice got.
 struct Received {
   std::vector<GeneratedToken> tokens;

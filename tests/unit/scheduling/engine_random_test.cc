@@ -18,12 +18,6 @@ int count_from(const char* variable, int otherwise) {
   return text != nullptr ? std::atoi(text) : otherwise;
 }
 
-std::unique_ptr<Tokenizer> bytes() {
-  TokenizerConfig config;
-  config.tokenizer_type = "ByteLevelTokenizer";
-  return make_tokenizer(config);
-}
-
 class RandomSchedule {
  public:
   RandomSchedule(uint32_t seed, const Tokenizer* tokenizer)
@@ -36,7 +30,8 @@ class RandomSchedule {
     for (int turn = 0; submitted_ < requests || run_.open > 0; ++turn) {
       ASSERT_LT(turn, 4000) << "requests do not end";
       if (submitted_ < requests && chance(3)) submit();
-      if (chance(40) && !run_.specs.empty()) run_.engine->cancel(RequestId{1 + below(submitted_)});
+      if (chance(40) && !run_.specs.empty())
+        run_.engine->cancel(RequestId{static_cast<uint64_t>(1 + below(submitted_))});
       if (chance(30)) command();
       ASSERT_TRUE(run_.tick(below(3) * kMillisecond)) << run_.failure;
     }
@@ -176,7 +171,7 @@ class RandomSchedule {
 };
 
 TEST(EngineSchedules, RandomOnesGiveWhatEachRequestGivesAlone) {
-  const auto tokenizer = bytes();
+  const auto tokenizer = byte_tokenizer();
   const int count = count_from("MEGATRON_RANDOM_SCHEDULES", 5000);
   for (int seed = 0; seed < count; ++seed) {
     SCOPED_TRACE(cat("seed ", seed));

@@ -30,12 +30,6 @@ RequestSpec ask(int64_t prompt, int64_t output, int32_t first = 1) {
   return spec;
 }
 
-std::unique_ptr<Tokenizer> bytes() {
-  TokenizerConfig config;
-  config.tokenizer_type = "ByteLevelTokenizer";
-  return make_tokenizer(config);
-}
-
 using Kind = CommandOutcome::Kind;
 
 TEST(Engines, ServeManyRequestsAtOnce) {
@@ -67,7 +61,7 @@ TEST(Engines, LaunchAStepBeforeTheLastOneIsRead) {
 }
 
 TEST(Engines, TextsEndByEveryReason) {
-  const auto tokenizer = bytes();
+  const auto tokenizer = byte_tokenizer();
   EngineHarness run(tiny_model(), {}, 1, tokenizer.get());
   const AloneOutput alone = run_alone(tiny_model(), ask(5, 30), 0);
   RequestSpec end = ask(5, 30), token = ask(5, 30), text = ask(5, 30), last = ask(5, 30);
