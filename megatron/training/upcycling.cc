@@ -1,7 +1,6 @@
 #include "megatron/training/upcycling.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <string_view>
 
@@ -25,22 +24,10 @@ std::optional<std::string> with(const std::string& name, std::string_view part,
 
 bool is_of_fc1(std::string_view name) { return name.find(".linear_fc1.") != name.npos; }
 
-double scale_of(const TransformerConfig& t, int64_t granularity) {
-  const auto parts = static_cast<double>(granularity), experts = static_cast<double>(t.num_experts),
-             chosen = static_cast<double>(t.moe_router_topk);
-  const double divided = t.moe_router_pre_softmax ? experts * parts / chosen : parts;
-  const bool cubic = is_gated(t.activation()) || t.activation() == Activation::kSquaredRelu;
-  return cubic ? std::cbrt(divided) : std::sqrt(divided);
-}
-
 }  // namespace
 
 Upcycling::Upcycling(const TransformerConfig& config, int64_t granularity)
-    : granularity_(granularity),
-      width_(config.expert_ffn_size(config)),
-      gated_(is_gated(config.activation())),
-      scale_(scale_of(config, granularity)),
-      seed_(config.seed) {}
+    : granularity_(granularity), experts_(upcycled_experts(config, granularity)) {}
 
 // Experts and their rows become one dimension of the local tensor: each of its pieces is rows and
 // columns of the dense matrix, or elements of its bias, which several experts may share.
@@ -69,19 +56,19 @@ ShardedTensor Upcycling::dense_part(const ShardedTensor& experts) const {
         list->erase(list->begin());
       if (!fc1) {
         of_expert.local_offset[0] += first;
-        if (!bias) of_expert.global.offset[1] += part * width_;
+        if (!bias) of_expert.global.offset[1] += part * experts_.width;
         dense.pieces.push_back(std::move(of_expert));
         continue;
       }
       // Rows [gate | up] of an expert, which a piece may have some of each of.
       const int64_t begin = of_expert.global.offset[0], end = begin + of_expert.global.shape[0],
                     row = of_expert.local_offset[0];
-      for (int64_t half = 0; half < (gated_ ? 2 : 1); ++half) {
-        const int64_t from = std::max(begin, half * width_),
-                      to = std::min(end, (half + 1) * width_);
+      for (int64_t half = 0; half < (experts_.gated ? 2 : 1); ++half) {
+        const int64_t from = std::max(begin, half * experts_.width),
+                      to = std::min(end, (half + 1) * experts_.width);
         if (from >= to) continue;
         ShardPiece rows = of_expert;
-        rows.global.offset[0] = from + (half * (granularity_ - 1) + part) * width_;
+        rows.global.offset[0] = from + (half * (granularity_ - 1) + part) * experts_.width;
         rows.global.shape[0] = to - from;
         rows.local_offset[0] = first + row + from - begin;
         dense.pieces.push_back(std::move(rows));
@@ -107,7 +94,7 @@ void Upcycling::complete(DistributedDataParallel& store) const {
   store.edit_values([&](Parameter& parameter) {
     const std::string& name = parameter.name;
     if (name.find(kRouter) != std::string::npos) {
-      initialize_parameter(parameter, seed_, store.groups());
+      initialize_parameter(parameter, experts_.router_seed, store.groups());
       at::Tensor& rows = parameter.value;
       const at::Tensor run =
           at::arange(rows.size(0), rows.options().dtype(at::kLong)).floor_divide(granularity_);
@@ -116,7 +103,7 @@ void Upcycling::complete(DistributedDataParallel& store) const {
     }
     const bool scaled =
         name.find(kExperts) != std::string::npos && (is_of_fc1(name) || name.ends_with(".weight"));
-    if (scaled && scale_ != 1.0) parameter.value.mul_(scale_);
+    if (scaled && experts_.scale != 1.0) parameter.value.mul_(experts_.scale);
   });
 }
 

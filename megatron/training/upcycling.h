@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "megatron/distributed/distributed_data_parallel.h"
-#include "megatron/transformer/config/transformer_config.h"
+#include "megatron/transformer/moe/upcycled_experts.h"
 
 namespace megatron {
 
@@ -20,7 +20,7 @@ class Upcycling {
 
   // The cube root (ungated activations of degree 1: the square root) of what the weights of a
   // token's experts divide the dense output by: G; with --moe-router-pre-softmax E G / k.
-  double scale() const { return scale_; }
+  double scale() const { return experts_.scale; }
 
   // Makes the tensors of experts descriptions of what they read of the dense model's checkpoint,
   // and removes those that it does not have: routers and their biases.
@@ -33,10 +33,7 @@ class Upcycling {
   ShardedTensor dense_part(const ShardedTensor& experts) const;
 
   int64_t granularity_;
-  int64_t width_;  // of an expert
-  bool gated_;
-  double scale_;
-  int64_t seed_;
+  UpcycledExperts experts_;
 };
 
 }  // namespace megatron
