@@ -287,6 +287,16 @@ void HttpServer::post(int shard, std::function<void()> work) {
   if (!to.context->stopped) asio::post(to.io, std::move(work));
 }
 
+void HttpServer::post_after(int shard, int64_t ns, std::function<void()> work) {
+  Shard& to = *impl_->shards[static_cast<size_t>(shard)];
+  post(shard, [&to, ns, work = std::move(work)] {
+    auto timer = std::make_shared<asio::steady_timer>(to.io, std::chrono::nanoseconds(ns));
+    timer->async_wait([timer, work](const ErrorCode& error) {
+      if (!error) work();
+    });
+  });
+}
+
 HttpCounts HttpServer::counts() const {
   const HttpCounters& c = *impl_->counters;
   return {c.open,   c.responding,  c.accepted,     c.refused,        c.requests,

@@ -64,6 +64,8 @@ class HttpServer {
   int num_shards() const;
   // Runs `work` on an I/O thread. Any thread; a no-op after stop().
   void post(int shard, std::function<void()> work);
+  // The same after so long.
+  void post_after(int shard, int64_t ns, std::function<void()> work);
   HttpCounts counts() const;
 
  private:

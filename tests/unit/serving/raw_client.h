@@ -31,6 +31,8 @@ class RawClient {
   // Appends what arrives within so long, at most `most` bytes, to `out`; false: the server closed
   // the connection.
   bool read_some(std::string& out, double seconds, size_t most = 1 << 16);
+  // What came after the last response.
+  const std::string& unread() const { return pending_; }
   // Whether the server closes the connection within so long; what arrives before is dropped.
   bool closed_within(double seconds);
   void close();  // as programs do

@@ -181,6 +181,7 @@ asio::awaitable<bool> Connection::serve_request() {
       begin_response(*refusal, /*whole=*/true);
       ended_ = true;
       good = co_await write_response();
+      if (good) good = co_await stays_open();
       co_return good;
     }
     co_await send_alone(std::move(*refusal));
@@ -265,9 +266,18 @@ asio::awaitable<bool> Connection::answer(HttpRequestParser& parser) {
   const bool good = co_await write_response();
   on_abort_ = nullptr;
   --context_.counters->responding;
-  co_return good;
+  if (!good) co_return false;
+  co_return co_await stays_open();
 }
 
+// After a response: true if another request may come, otherwise the connection is closed politely.
+asio::awaitable<bool> Connection::stays_open() {
+  if (keep_alive_ && !context_.draining) co_return true;
+  co_await linger();
+  co_return false;
+}
+
+// True: all of it was written.
 asio::awaitable<bool> Connection::write_response() {
   ErrorCode error;
   while (!aborted_) {
@@ -296,9 +306,7 @@ asio::awaitable<bool> Connection::write_response() {
     stream_->close_now();
     co_return false;
   }
-  if (keep_alive_ && !context_.draining) co_return true;
-  co_await linger();
-  co_return false;
+  co_return true;
 }
 
 // A response to a request that was not read to its end; the connection closes.

@@ -58,6 +58,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::awaitable<bool> read_more();
   boost::asio::awaitable<bool> answer(HttpRequestParser& parser);
   boost::asio::awaitable<bool> write_response();
+  boost::asio::awaitable<bool> stays_open();
   boost::asio::awaitable<void> send_alone(HttpResponse response);
   boost::asio::awaitable<void> linger();
 

@@ -1,0 +1,31 @@
+// What the server knows of the model that the engine runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megatron/chat/chat_template.h"
+#include "megatron/scheduling/request.h"
+#include "megatron/serving/tool_calls.h"
+#include "megatron/tokenizers/tokenizer.h"
+
+namespace megatron {
+
+struct ServedModel {
+  std::string name;                   // in "model"
+  std::vector<std::string> adapters;  // further names, by the index of RequestSpec::adapter
+  int64_t created = 0;                // seconds since 1970
+  const Tokenizer* tokenizer = nullptr;
+  // Null: none. The second is for conversations with tools, and may be the first.
+  const ChatTemplate* chat_template = nullptr;
+  const ChatTemplate* tool_template = nullptr;
+  std::string why_no_template;  // where there is none
+  ToolFormat tool_format = ToolFormat::kNone;
+  // Ends of a text, and of a turn of a conversation.
+  std::vector<int32_t> end_tokens, chat_end_tokens;
+  bool grammars = false;  // the engine follows grammars
+  RequestLimits limits;   // of the engine, for requests
+};
+
+}  // namespace megatron
