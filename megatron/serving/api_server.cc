@@ -12,6 +12,7 @@
 #include "megatron/base/log.h"
 #include "megatron/reporting/build_commit.h"
 #include "megatron/serving/detail/engine_commands.h"
+#include "megatron/serving/detail/log_probability_json.h"
 #include "megatron/serving/detail/tokenizer_routes.h"
 
 namespace megatron {
@@ -429,7 +430,7 @@ void ApiServer::generate(Call call, Endpoint endpoint) {
       if (config_.log_prompts)
         for (const PromptInput& prompt : request.prompts)
           log_info(cat("prompt of ", call.request().peer, ": ",
-                       prompt.is_text ? prompt.text : model_.tokenizer->decode(prompt.ids)));
+                       prompt.is_text ? prompt.text : text_of(*model_.tokenizer, prompt.ids)));
       request.spec.timeout_ns = timeout_of(call.request(), limits_.request_timeout_seconds,
                                            steady_now_ns() - call.arrived_ns);
       auto generation =

@@ -37,7 +37,7 @@ void write_stop_reason(const std::optional<Finish>& finish, JsonWriter& json) {
 
 // The prompt as text, for `echo`.
 std::string prompt_text(const PromptInput& prompt, const Tokenizer& tokenizer) {
-  return prompt.is_text ? prompt.text : tokenizer.decode(prompt.ids);
+  return prompt.is_text ? prompt.text : text_of(tokenizer, prompt.ids);
 }
 
 }  // namespace

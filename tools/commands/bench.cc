@@ -28,6 +28,9 @@
 #include "tools/support/ranks_command.h"
 
 namespace megatron {
+
+int bench_serve(int argc, char** argv);  // bench_serve.cc
+
 namespace {
 
 struct BenchConfig : Config {
@@ -431,6 +434,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
 }  // namespace
 
 extern "C" int megatron_bench(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "serve") return bench_serve(argc - 1, argv + 1);
   const Launch launch = launch_from_environment();
   Arguments arguments;
   arguments.world_size = launch.world_size;
@@ -467,8 +471,8 @@ extern "C" int megatron_bench(int argc, char** argv) {
   };
   command.help = [&] {
     return run_help(
-        "megatron bench train|kernels --config FILE [flags of pretrain], or "
-        "megatron bench machine",
+        "megatron bench train|kernels --config FILE [flags of pretrain], "
+        "megatron bench machine, or megatron bench serve --url URL",
         configs, parsed.help_topic, &config);
   };
   command.run = [&] {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <set>
 
 #include "megatron/base/check.h"
@@ -30,7 +31,7 @@ void write_token(const TokenLogProbability& one, const Tokenizer& tokenizer, boo
   json.member("token", token_text(tokenizer, one.id, as_ids))
       .member("logprob", json_log_probability(one.log_probability));
   json.key("bytes").begin_array();
-  for (const char c : tokenizer.token_bytes(one.id)) json.value(static_cast<unsigned char>(c) + 0);
+  for (const char c : bytes_of(tokenizer, one.id)) json.value(static_cast<unsigned char>(c) + 0);
   json.end_array();
 }
 
@@ -41,9 +42,20 @@ double json_log_probability(float value) {
   return std::isnan(value) ? kLeast : std::max(kLeast, static_cast<double>(value));
 }
 
+std::string bytes_of(const Tokenizer& tokenizer, int32_t id) {
+  return id < tokenizer.vocab_size() ? tokenizer.token_bytes(id) : std::string();
+}
+
+std::string text_of(const Tokenizer& tokenizer, std::span<const int32_t> ids) {
+  std::vector<int32_t> known;
+  std::copy_if(ids.begin(), ids.end(), std::back_inserter(known),
+               [&](int32_t id) { return id < tokenizer.vocab_size(); });
+  return tokenizer.decode(known);
+}
+
 std::string token_text(const Tokenizer& tokenizer, int32_t id, bool as_id) {
   if (as_id) return cat("token_id:", id);
-  std::string bytes = tokenizer.token_bytes(id);
+  std::string bytes = bytes_of(tokenizer, id);
   if (is_valid_utf8(bytes)) return bytes;
   std::string text = "bytes:";
   for (const char c : bytes) {
@@ -55,7 +67,7 @@ std::string token_text(const Tokenizer& tokenizer, int32_t id, bool as_id) {
 }
 
 size_t characters_in(const Tokenizer& tokenizer, int32_t id) {
-  const std::string bytes = tokenizer.token_bytes(id);
+  const std::string bytes = bytes_of(tokenizer, id);
   return static_cast<size_t>(
       std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }

@@ -11,6 +11,10 @@
 
 namespace megatron {
 
+// Models may have ids that their tokenizer lacks; those have no text.
+std::string bytes_of(const Tokenizer& tokenizer, int32_t id);
+std::string text_of(const Tokenizer& tokenizer, std::span<const int32_t> ids);
+
 // A token as text: its characters; "bytes:\xe4..." where it has parts of some; "token_id:5" if
 // `as_id`.
 std::string token_text(const Tokenizer& tokenizer, int32_t id, bool as_id);

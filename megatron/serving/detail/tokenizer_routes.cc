@@ -60,7 +60,8 @@ std::string detokenize_json(std::string_view body, const ServedModel& model,
   const auto tokens = json.any("tokens");
   if (!tokens) throw ApiError(400, "tokens", "tokens is missing");
   JsonWriter out;
-  out.begin_object().member("prompt", model.tokenizer->decode(read_ids(*tokens, "tokens", model)));
+  out.begin_object().member("prompt",
+                            text_of(*model.tokenizer, read_ids(*tokens, "tokens", model)));
   return out.end_object().text();
 }
 

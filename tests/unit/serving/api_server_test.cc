@@ -392,6 +392,20 @@ TEST_F(ApiServerTest, LogProbabilitiesOfCompletions) {
   EXPECT_EQ(prompt[1]["98"]["rank"], 1);
 }
 
+// Embeddings are padded beyond the tokenizer, and a model may draw such an id.
+TEST_F(ApiServerTest, IdsThatTheTokenizerLacks) {
+  fake().model.limits.vocab_size = fake().tokenizer->vocab_size() + 7;
+  fake().engine->set_script(
+      [](const RequestSpec&, int32_t) { return std::vector<int32_t>{97, 257, 98}; });
+  const Answer answer =
+      completions({{"prompt", {97}}, {"max_tokens", 3}, {"logprobs", 1}, {"echo", true}});
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(answer.json["choices"][0]["text"], "aab");
+  EXPECT_EQ(answer.json["choices"][0]["logprobs"]["tokens"], Json({"a", "a", "", "b"}));
+  const Answer text = post(fake().port(), "/detokenize", R"({"tokens": [97, 260, 98]})");
+  EXPECT_EQ(text.json["prompt"], "ab") << text.body;
+}
+
 TEST_F(ApiServerTest, IdsOnRequest) {
   const Answer answer = completions({{"prompt", "ab"},
                                      {"max_tokens", 2},

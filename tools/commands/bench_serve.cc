@@ -1,0 +1,94 @@
+// megatron bench serve: requests at a server as many clients would send them, and what they see.
+#include <cmath>
+
+#include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/base/parse.h"
+#include "megatron/base/value_checks.h"
+#include "megatron/serving/bench/load_generator.h"
+#include "tools/support/api_key.h"
+
+namespace megatron {
+namespace {
+
+struct BenchServeConfig : Config {
+  std::string url;
+  std::string model;
+  std::string api_key_file;
+  std::string ca_file;
+  int64_t num_requests = 100;
+  int64_t num_warmup = 4;
+  int64_t concurrency = 16;
+  double request_rate = 0.0;
+  int64_t prompt_tokens = 512;
+  int64_t output_tokens = 128;
+  int64_t prefix_tokens = 0;
+  double temperature = 0.0;
+  int64_t seed = 1234;
+  bool json = false;
+
+  void fields(FieldVisitor& v) override {
+    v.group("bench serve");
+    v.field("url", url, "a server of the OpenAI API that takes token ids: http://127.0.0.1:8000");
+    v.field("model", model, "name of the model; default: the server's first");
+    v.field("api_key_file", api_key_file, "a file with the key for the server");
+    v.field("ca_file", ca_file, "PEM file of the authorities for https; default: the system's");
+    v.field("num_requests", num_requests, "requests that are measured");
+    v.field("num_warmup", num_warmup, "requests before them");
+    v.field("concurrency", concurrency, "requests in flight at most");
+    v.field("request_rate", request_rate,
+            "arrivals a second, drawn as a Poisson process; 0: a request begins when one ends");
+    v.field("prompt_tokens", prompt_tokens, "random tokens of a prompt");
+    v.field("output_tokens", output_tokens, "tokens of a reply; the end token does not end it");
+    v.field("prefix_tokens", prefix_tokens, "tokens of each prompt that all of them share");
+    v.field("temperature", temperature, "of the draws");
+    v.field("seed", seed, "of prompts and arrivals");
+    v.field("json", json, "print JSON");
+  }
+  void validate(Violations& violations) const override {
+    if (url.empty())
+      violations.add("--url is required", "for instance --url http://127.0.0.1:8000");
+    at_least(violations, "--num-requests", num_requests, 1);
+    at_least(violations, "--num-warmup", num_warmup, 0);
+    at_least(violations, "--concurrency", concurrency, 1);
+    at_least(violations, "--prompt-tokens", prompt_tokens, 1);
+    at_least(violations, "--output-tokens", output_tokens, 1);
+    at_least(violations, "--prefix-tokens", prefix_tokens, 0);
+    violations.require(
+        prefix_tokens <= prompt_tokens,
+        cat("--prefix-tokens ", prefix_tokens, " is above --prompt-tokens ", prompt_tokens));
+    violations.require(std::isfinite(request_rate) && request_rate >= 0.0,
+                       cat("--request-rate ", request_rate, " is negative"));
+    violations.require(temperature >= 0.0, cat("--temperature ", temperature, " is negative"));
+  }
+};
+
+}  // namespace
+
+int bench_serve(int argc, char** argv) {
+  BenchServeConfig config;
+  Config* const configs[] = {&config};
+  if (!parse_or_help("megatron bench serve --url URL [flags]", configs, argc, argv)) return 0;
+  const LoadOptions options{.num_requests = config.num_requests,
+                            .num_warmup = config.num_warmup,
+                            .concurrency = config.concurrency,
+                            .request_rate = config.request_rate,
+                            .prompt_tokens = config.prompt_tokens,
+                            .output_tokens = config.output_tokens,
+                            .prefix_tokens = config.prefix_tokens,
+                            .temperature = config.temperature,
+                            .seed = static_cast<uint64_t>(config.seed)};
+  const auto target = make_http_target(parse_url(config.url), config.ca_file,
+                                       read_api_key(config.api_key_file), config.model);
+  const LoadResult result = run_load(*target, options, [&](int64_t ended) {
+    set_status_line(cat(ended, " of ", config.num_requests, " requests"));
+  });
+  set_status_line("");
+  const LoadSummary summary = summarise(result);
+  print_line(config.json ? summary_json(summary, options) : summary_text(summary));
+  MEGATRON_CHECK(summary.failed == 0, summary.failed, " of ", config.num_requests,
+                 " requests failed: ", summary.problems.front());
+  return 0;
+}
+
+}  // namespace megatron
