@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/forward_context.h"
 #include "megatron/transformer/layer/layer_state.h"
@@ -133,7 +134,7 @@ class Decoder {
 
   struct Step {
     std::vector<size_t> sequences;  // those with new tokens
-    at::Tensor logits;              // after the last token of each, [sequences, v] on the CPU
+    at::Tensor logits;              // after the last token of each, [sequences, v]
   };
   Step step() {
     Step result{in_order(), {}};
@@ -159,8 +160,7 @@ class Decoder {
     context.position_ids = batch.rows.positions.unsqueeze(0);
     const at::Tensor tokens = at::tensor(ids, at::kLong).unsqueeze(0).to(device_);
     const at::Tensor hidden = model_.hidden(tokens, {}, context);
-    result.logits =
-        model_.logits(hidden.index_select(0, batch.rows.last_rows)).squeeze(1).to(at::kCPU);
+    result.logits = model_.logits(hidden.index_select(0, batch.rows.last_rows)).squeeze(1);
     return result;
   }
 
@@ -215,6 +215,45 @@ class Decoder {
   int64_t num_blocks_ = 0;
 };
 
+// The next token of each sequence; sequence i is choice i of the seed.
+class TokenDraws {
+ public:
+  TokenDraws(Model& model, const std::vector<GeneratedRow>& rows, const SamplingConfig& sampling)
+      : sampler_(model.config().vocab_size,
+                 model.config().padded_vocab_size / model.groups().tp.size(), model.groups().tp,
+                 device_of(model)) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      SlotStart start;
+      start.slot = start.choice = static_cast<int32_t>(i);
+      start.ids = rows[i].result.prompt_tokens;
+      start.prompt_length = static_cast<int64_t>(start.ids.size());
+      start.sampling = sampling.parameters();
+      sampler_.start(start);
+      positions_.push_back(start.prompt_length);
+    }
+  }
+
+  std::vector<DrawnToken> of(const at::Tensor& logits, const std::vector<size_t>& sequences) {
+    std::vector<Sampler::Row> rows;
+    std::vector<int32_t> slots;
+    for (const size_t i : sequences) {
+      slots.push_back(static_cast<int32_t>(i));
+      rows.push_back({slots.back(), positions_[i]++});
+    }
+    const DrawReport report(slots, {});
+    const at::Tensor numbers = sampler_.draw(logits, rows, report).report.to(at::kCPU);
+    std::vector<DrawnToken> drawn = report.read(numbers.const_data_ptr<double>());
+    for (size_t j = 0; j < drawn.size(); ++j)
+      MEGATRON_CHECK(drawn[j].finite, "the model's logits are not finite at position ",
+                     rows[j].position, "\nhint: the checkpoint may come from a run that diverged");
+    return drawn;
+  }
+
+ private:
+  Sampler sampler_;
+  std::vector<int64_t> positions_;  // of the next token, by sequence
+};
+
 }  // namespace
 
 int64_t max_positions(const ModelConfig& config) {
@@ -231,22 +270,19 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
   std::vector<GeneratedRow> rows = start_rows(config, tokenizer, prompts, options);
   if (options.tokens_to_generate > 0) {
     Decoder decoder(model, rows.size());
+    TokenDraws draws(model, rows, options.sampling);
     for (size_t i = 0; i < rows.size(); ++i) decoder.push(i, rows[i].result.prompt_tokens);
-    for (size_t unfinished = rows.size(), step = 0; unfinished > 0; ++step) {
+    for (size_t unfinished = rows.size(); unfinished > 0;) {
       const Decoder::Step decoded = decoder.step();
-      for (size_t j = 0; j < decoded.sequences.size(); ++j) {
-        const size_t i = decoded.sequences[j];
-        const auto position = static_cast<int64_t>(rows[i].result.prompt_tokens.size() + step);
-        const auto token = static_cast<int32_t>(
-            sample_token(decoded.logits[static_cast<int64_t>(j)], config.vocab_size,
-                         options.sampling, static_cast<int64_t>(i), position));
-        const std::string piece = rows[i].push(token);
+      for (const DrawnToken& drawn : draws.of(decoded.logits, decoded.sequences)) {
+        const auto i = static_cast<size_t>(drawn.slot);
+        const std::string piece = rows[i].push(drawn.id);
         if (stream && !piece.empty()) stream(i, piece);
         if (rows[i].finished()) {
           decoder.finish(i);
           --unfinished;
         } else {
-          decoder.push(i, {&token, 1});
+          decoder.push(i, {&drawn.id, 1});
         }
       }
     }

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <vector>
+#include <limits>
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/random.h"
@@ -12,10 +11,21 @@
 namespace megatron {
 namespace {
 
-double uniform_draw(int64_t seed, int64_t row, int64_t position) {
-  at::Tensor draw = at::empty({1}, at::kDouble);
-  uniform_(draw, 0.0, 1.0, random_key(seed, "sampling", row), position, 1, 0);
-  return draw.item<double>();
+VocabularyShards shards_of(const ProcessGroup& tp) {
+  if (tp.size() == 1) return {};
+  return {tp.rank(), tp.size(), [tp](const at::Tensor& t) { tp.all_reduce(t)->wait(); },
+          [tp](const at::Tensor& t) { tp.all_reduce(t, ReduceOp::kMax)->wait(); },
+          [tp](const at::Tensor& t) {
+            std::vector<int64_t> shape = t.sizes().vec();
+            shape.insert(shape.begin(), tp.size());
+            at::Tensor all = at::empty(shape, t.options());
+            tp.all_gather(all, t.contiguous())->wait();
+            return all;
+          }};
+}
+
+bool has_penalties(const SamplingParameters& p) {
+  return p.repetition_penalty != 1.0 || p.presence_penalty != 0.0 || p.frequency_penalty != 0.0;
 }
 
 }  // namespace
@@ -23,7 +33,8 @@ double uniform_draw(int64_t seed, int64_t row, int64_t position) {
 void SamplingConfig::fields(FieldVisitor& v) {
   v.group("sampling");
   v.field("greedy", greedy, "always take the most likely token");
-  v.field("temperature", temperature, "divides the logits; below 1 sharper, above 1 flatter");
+  v.field("temperature", temperature,
+          "divides the logits; below 1 sharper, above 1 flatter; 0: as --greedy");
   v.field({"top_k", "--top-k --top_k"}, top_k, "sample among the k most likely tokens; 0: all");
   v.field({"top_p", "--top-p --top_p"}, top_p,
           "sample among the fewest tokens whose probabilities reach p; 0: all");
@@ -31,51 +42,205 @@ void SamplingConfig::fields(FieldVisitor& v) {
 }
 
 void SamplingConfig::validate(Violations& violations) const {
-  if (!(temperature > 0.0 && temperature <= 100.0))
-    violations.add(cat("--temperature ", temperature, " is outside (0, 100]"),
-                   "use --greedy for the most likely token");
+  if (!(temperature >= 0.0 && temperature <= 100.0))
+    violations.add(cat("--temperature ", temperature, " is outside [0, 100]"));
   if (top_k < 0) violations.add(cat("--top-k ", top_k, " is negative"), "0 means all tokens");
   if (!(top_p >= 0.0 && top_p <= 1.0)) violations.add(cat("--top-p ", top_p, " is outside [0, 1]"));
   if (seed <= 0) violations.add(cat("--seed ", seed, " must be positive"));
 }
 
-int64_t sample_token(const at::Tensor& logits, int64_t vocab_size, const SamplingConfig& config,
-                     int64_t row, int64_t position) {
-  const at::Tensor valid = logits.narrow(0, 0, vocab_size).to(at::kDouble).contiguous();
-  const double* x = valid.const_data_ptr<double>();
-  const int64_t best = std::max_element(x, x + vocab_size) - x;
-  const bool any_nan =
-      std::any_of(x, x + vocab_size, [](double value) { return std::isnan(value); });
-  MEGATRON_CHECK(!any_nan && std::isfinite(x[best]),
-                 "the model's logits are not finite at position ", position,
-                 "\nhint: the checkpoint may come from a run that diverged");
-  if (config.greedy || config.top_k == 1) return best;
+SamplingParameters SamplingConfig::parameters() const {
+  SamplingParameters p;
+  p.temperature = greedy ? 0.0 : temperature;
+  p.top_k = static_cast<int32_t>(std::min<int64_t>(top_k, std::numeric_limits<int32_t>::max()));
+  p.top_p = top_p == 0.0 ? 1.0 : top_p;
+  p.seed = static_cast<uint64_t>(seed);
+  return p;
+}
 
-  // Tokens by descending logit; ties by id, so that the order is unique.
-  std::vector<int64_t> order(static_cast<size_t>(vocab_size));
-  std::iota(order.begin(), order.end(), 0);
-  const auto falling = [&](int64_t a, int64_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; };
-  size_t kept = order.size();
-  if (config.top_k > 0) kept = std::min(kept, static_cast<size_t>(config.top_k));
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
-                    falling);
+LogProbabilityReport::LogProbabilityReport(std::vector<int32_t> tops) : tops_(std::move(tops)) {
+  for (const int32_t top : tops_) most_ = std::max<int64_t>(most_, top);
+}
 
-  std::vector<double> cumulative(kept);
-  double total = 0.0;
-  for (size_t i = 0; i < kept; ++i) {
-    total += std::exp((x[order[i]] - x[best]) / config.temperature);
-    cumulative[i] = total;
+at::Tensor LogProbabilityReport::pack(const LogProbabilities& values) {
+  return at::cat({values.chosen.to(at::kDouble).unsqueeze(1), values.top.to(at::kDouble),
+                  values.top_ids.to(at::kDouble)},
+                 1)
+      .view({-1});
+}
+
+PositionLogProbabilities LogProbabilityReport::read(const double* from, int64_t row,
+                                                    int32_t chosen) const {
+  from += row * (1 + 2 * most_);
+  PositionLogProbabilities result;
+  result.chosen = {chosen, static_cast<float>(from[0])};
+  for (int64_t i = 1; i <= tops_[static_cast<size_t>(row)]; ++i) {
+    const auto id = static_cast<int32_t>(from[most_ + i]);
+    if (id < 0) break;  // fewer ids are kept
+    result.top.push_back({id, static_cast<float>(from[i])});
   }
-  if (config.top_p > 0.0) {
-    const auto enough =
-        std::lower_bound(cumulative.begin(), cumulative.end(), config.top_p * total);
-    kept = std::min(kept, static_cast<size_t>(enough - cumulative.begin()) + 1);
-    total = cumulative[kept - 1];
+  return result;
+}
+
+DrawReport::DrawReport(std::vector<int32_t> slots, const std::vector<LogProbabilityWishes>& wishes)
+    : slots_(std::move(slots)) {
+  std::vector<int32_t> raw, drawn;
+  for (size_t i = 0; i < wishes.size(); ++i) {
+    if (wishes[i].output_top < 0) continue;
+    (wishes[i].processed ? drawn_rows_ : raw_rows_).push_back(static_cast<int64_t>(i));
+    (wishes[i].processed ? drawn : raw).push_back(wishes[i].output_top);
   }
-  const double draw = uniform_draw(config.seed, row, position) * total;
-  const auto end = cumulative.begin() + static_cast<std::ptrdiff_t>(kept);
-  const auto chosen = std::upper_bound(cumulative.begin(), end, draw);
-  return order[static_cast<size_t>(std::min(chosen, end - 1) - cumulative.begin())];
+  raw_ = LogProbabilityReport(std::move(raw));
+  drawn_ = LogProbabilityReport(std::move(drawn));
+}
+
+int64_t DrawReport::size() const {
+  return 2 * static_cast<int64_t>(slots_.size()) + raw_.size() + drawn_.size();
+}
+
+std::vector<DrawnToken> DrawReport::read(const double* from) const {
+  std::vector<DrawnToken> draws;
+  for (size_t i = 0; i < slots_.size(); ++i)
+    draws.push_back({slots_[i], static_cast<int32_t>(from[2 * i]), from[2 * i + 1] != 0.0, {}});
+  const auto add = [&](const std::vector<int64_t>& rows, const LogProbabilityReport& report) {
+    for (size_t j = 0; j < rows.size(); ++j) {
+      DrawnToken& drawn = draws[static_cast<size_t>(rows[j])];
+      if (drawn.finite && drawn.id >= 0)
+        drawn.log_probabilities = report.read(from, static_cast<int64_t>(j), drawn.id);
+    }
+    from += report.size();
+  };
+  from += 2 * slots_.size();
+  add(raw_rows_, raw_);
+  add(drawn_rows_, drawn_);
+  return draws;
+}
+
+Sampler::Sampler(int64_t vocab_size, int64_t columns, ProcessGroup tp, at::Device device)
+    : vocab_size_(vocab_size),
+      first_id_(tp.rank() * columns),
+      columns_(std::clamp<int64_t>(vocab_size - first_id_, 0, columns)),
+      tp_(std::move(tp)),
+      device_(device) {}
+
+void Sampler::start(const SlotStart& start) {
+  const SamplingParameters& p = start.sampling;
+  Slot& slot = slots_[start.slot];
+  slot = {};
+  SamplingRow& how = slot.how;
+  how.key = random_key(static_cast<int64_t>(p.seed), "sampling", start.choice).value;
+  how.temperature = p.temperature;
+  how.top_k = p.top_k;
+  how.top_p = p.top_p;
+  how.has_min_p = p.min_p > 0.0 ? 1 : 0;
+  how.log_min_p = p.min_p > 0.0 ? std::log(p.min_p) : 0.0;
+  how.repetition_penalty = p.repetition_penalty;
+  how.presence_penalty = p.presence_penalty;
+  how.frequency_penalty = p.frequency_penalty;
+  if (has_penalties(p)) how.counts = count_ids(start);
+  slot.first_end = start.prompt_length + start.min_tokens;
+  slot.ends = start.ends;
+  for (const int32_t id : p.forbidden) {
+    slot.edit_ids.push_back(id);
+    slot.edit_values.push_back(-std::numeric_limits<float>::infinity());
+  }
+  for (const auto& [id, bias] : p.logit_bias) {
+    slot.edit_ids.push_back(id);
+    slot.edit_values.push_back(bias);
+  }
+}
+
+void Sampler::release(int32_t slot) {
+  const auto found = slots_.find(slot);
+  if (found == slots_.end()) return;
+  if (found->second.how.counts >= 0) free_counts_.push_back(found->second.how.counts);
+  slots_.erase(found);
+}
+
+int32_t Sampler::count_ids(const SlotStart& start) {
+  if (free_counts_.empty()) {
+    const int64_t rows = counts_.defined() ? counts_.size(0) : 0;
+    const int64_t more = std::max<int64_t>(4, rows);
+    const at::Tensor added = at::zeros({more, columns_}, at::dtype(at::kInt).device(device_));
+    counts_ = rows > 0 ? at::cat({counts_, added}) : added;
+    for (int64_t row = rows + more; row-- > rows;)
+      free_counts_.push_back(static_cast<int32_t>(row));
+  }
+  const int32_t row = free_counts_.back();
+  free_counts_.pop_back();
+  const int64_t prompt = start.prompt_length - (start.rows ? start.rows->count : 0);
+  at::Tensor counts = at::zeros({columns_}, at::kInt);
+  auto* count = counts.data_ptr<int32_t>();
+  for (size_t i = 0; i < start.ids.size(); ++i) {
+    const int64_t column = start.ids[i] - first_id_;
+    if (column < 0 || column >= columns_) continue;
+    if (static_cast<int64_t>(i) < prompt) {
+      count[column] |= 1;
+    } else {
+      count[column] += 2;
+    }
+  }
+  counts_[row].copy_(counts);
+  return row;
+}
+
+SamplingBatch Sampler::batch_of(std::span<const Row> rows) const {
+  SamplingBatch batch;
+  batch.counts = counts_;
+  int32_t masks = 0;
+  for (const Row& row : rows) {
+    const Slot& slot = slots_.at(row.slot);
+    SamplingRow how = slot.how;
+    how.position = row.position;
+    how.first_edit = static_cast<int32_t>(batch.edit_ids.size());
+    batch.edit_ids.insert(batch.edit_ids.end(), slot.edit_ids.begin(), slot.edit_ids.end());
+    batch.edit_values.insert(batch.edit_values.end(), slot.edit_values.begin(),
+                             slot.edit_values.end());
+    if (row.position < slot.first_end) {
+      batch.edit_ids.insert(batch.edit_ids.end(), slot.ends.begin(), slot.ends.end());
+      batch.edit_values.resize(batch.edit_ids.size(), -std::numeric_limits<float>::infinity());
+    }
+    how.num_edits = static_cast<int32_t>(batch.edit_ids.size()) - how.first_edit;
+    if (!row.mask.empty()) {
+      MEGATRON_ASSERT(static_cast<int64_t>(row.mask.size()) == (vocab_size_ + 31) / 32,
+                      row.mask.size(), " words of a mask over ", vocab_size_, " ids");
+      how.mask = masks++;
+      batch.masks.insert(batch.masks.end(), row.mask.begin(), row.mask.end());
+    }
+    batch.rows.push_back(how);
+  }
+  return batch;
+}
+
+Sampler::Draws Sampler::draw(const at::Tensor& logits, std::span<const Row> rows,
+                             const DrawReport& report) {
+  VocabularyLogits all(logits, vocab_size_, shards_of(tp_));
+  const at::Tensor ids = all.draw(batch_of(rows)), finite = all.finite();
+  std::vector<at::Tensor> parts = {
+      at::stack({ids.to(at::kDouble), finite.to(at::kDouble)}, 1).view({-1})};
+  const auto selected = [&](const std::vector<int64_t>& of) {
+    return at::tensor(of, at::kLong).to(logits.device());
+  };
+  if (const LogProbabilityReport& raw = report.raw_; raw.rows() > 0) {
+    const at::Tensor index = selected(report.raw_rows_);
+    parts.push_back(
+        raw.pack(all.at_rows(index).log_probabilities(ids.index_select(0, index), raw.most())));
+  }
+  if (const LogProbabilityReport& drawn = report.drawn_; drawn.rows() > 0) {
+    const at::Tensor index = selected(report.drawn_rows_);
+    parts.push_back(drawn.pack(
+        all.at_rows(index).drawn_log_probabilities(ids.index_select(0, index), drawn.most())));
+  }
+  const at::Tensor known = finite.logical_and(ids.ge(0));
+  return {at::where(known, ids, at::zeros_like(ids)), at::cat(parts)};
+}
+
+at::Tensor Sampler::score(const at::Tensor& logits, const std::vector<int32_t>& targets,
+                          int64_t top) const {
+  const std::vector<int64_t> ids(targets.begin(), targets.end());
+  return LogProbabilityReport::pack(
+      VocabularyLogits(logits, vocab_size_, shards_of(tp_))
+          .log_probabilities(at::tensor(ids, at::kLong).to(logits.device()), top));
 }
 
 }  // namespace megatron

@@ -158,7 +158,7 @@ class GenerateTest(unittest.TestCase):
     # -- generate
 
     def test_streamed_text_equals_json(self):
-        for flags in (["--greedy"], ["--seed", "7"], ["--top-k", "5", "--temperature", "0.7"], ["--top-p", "0.5"]):
+        for flags in (["--greedy"], ["--temperature", "0"], ["--seed", "7"], ["--top-k", "5", "--temperature", "0.7"], ["--top-p", "0.5"]):
             flags = [*flags, "--prompt", "abc", "--tokens-to-generate", "12", "--ignore-eod"]
             one = self.generated(*flags)
             self.assertEqual(len(one), 1)
@@ -212,7 +212,7 @@ class GenerateTest(unittest.TestCase):
         self.assert_error(2, "exactly one of --prompt and --prompts-file is needed", "generate", *load)
         self.assert_error(2, "exactly one of --prompt and --prompts-file is needed", "generate", *load, *prompt,
                           "--prompts-file", "x")
-        self.assert_error(2, "--temperature 0 is outside (0, 100]", "generate", *load, *prompt, "--temperature", "0")
+        self.assert_error(2, "--temperature -1 is outside [0, 100]", "generate", *load, *prompt, "--temperature", "-1")
         self.assert_error(2, "--tokens-to-generate 0 must be positive", "generate", *load, *prompt, "--tokens-to-generate", "0")
         self.assert_error(2, "--stop: an empty text would end everything", "generate", *load, *prompt, "--stop", "")
         self.assert_error(2, '--device "tpu" is not one of its values; did you mean cpu?', "generate", *load, *prompt, "--device", "tpu")

@@ -691,6 +691,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
   }
   add_expert_cases(rows, perf);
   add_paged_cases(rows, perf);
+  add_sampling_cases(rows, perf);
   for (KernelCase& row : routing_cases(perf)) rows.push_back(std::move(row));
   return rows;
 }

@@ -48,6 +48,8 @@ at::Tensor normal(at::IntArrayRef shape, at::ScalarType type, uint64_t seed, dou
 void add_expert_cases(std::vector<KernelCase>& rows, bool perf);
 // Those of attention over a paged cache.
 void add_paged_cases(std::vector<KernelCase>& rows, bool perf);
+// Those of drawing tokens.
+void add_sampling_cases(std::vector<KernelCase>& rows, bool perf);
 
 // Runs `run` with the inputs on `device`; returns the outputs on the CPU.
 Tensors run_on(const KernelCase& kernel_case, const Tensors& inputs, const at::Device& device);

@@ -37,6 +37,21 @@ MEGATRON_HOST_DEVICE uint32_t bits_from_float(float value) {
   return bits;
 }
 
+// Numbers in the order of floating-point ones, equal for 0 and -0; NaN is the highest, and 0 is
+// below all.
+MEGATRON_HOST_DEVICE uint32_t order_key(float x) {
+  const uint32_t bits = bits_from_float(x + 0.0f);  // -0 becomes 0
+  const uint32_t key = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+  return x != x ? 0xffffffffu : key;
+}
+MEGATRON_HOST_DEVICE uint64_t order_key(double x) {
+  const double sum = x + 0.0;
+  uint64_t bits;
+  memcpy(&bits, &sum, sizeof bits);
+  const uint64_t key = (bits >> 63) != 0 ? ~bits : bits | (uint64_t{1} << 63);
+  return x != x ? ~uint64_t{0} : key;
+}
+
 // e^x. Overflows to infinity, underflows gradually to zero, keeps NaN.
 MEGATRON_HOST_DEVICE float fast_exp(float x) {
   x = x > 89.0f ? 89.0f : x;

@@ -6,21 +6,6 @@
 
 namespace megatron {
 
-// Numbers in the order of floating-point ones, equal for 0 and -0; NaN is the highest, and 0 is
-// below all.
-MEGATRON_HOST_DEVICE uint32_t order_key(float x) {
-  const uint32_t bits = bits_from_float(x + 0.0f);  // -0 becomes 0
-  const uint32_t key = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-  return x != x ? 0xffffffffu : key;
-}
-MEGATRON_HOST_DEVICE uint64_t order_key(double x) {
-  const double sum = x + 0.0;
-  uint64_t bits;
-  memcpy(&bits, &sum, sizeof bits);
-  const uint64_t key = (bits >> 63) != 0 ? ~bits : bits | (uint64_t{1} << 63);
-  return x != x ? ~uint64_t{0} : key;
-}
-
 // ln x for x >= 1 or NaN.
 MEGATRON_HOST_DEVICE float log_of_sum(float x) { return x != x ? x : fast_log(x); }
 MEGATRON_HOST_DEVICE double log_of_sum(double x) { return log(x); }
