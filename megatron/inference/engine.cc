@@ -105,7 +105,7 @@ EngineStats Engine::stats() const {
 
 StepReport Engine::step(int64_t wait_ns) {
   StepReport report;
-  if (state_ == EngineState::kFailed) {
+  if (state_ == EngineState::kFailed || state_ == EngineState::kStopped) {
     take_mail();
     advance_commands();
     wait_for_mail(wait_ns);
@@ -130,13 +130,7 @@ StepReport Engine::step(int64_t wait_ns) {
     advance_commands();
     if (options_.check_invariants) scheduler_.check_invariants();
   } catch (const std::exception& error) {
-    if (state_ != EngineState::kFailed) {
-      try {
-        fail({0, error.what()});
-      } catch (const Error&) {  // that is how it ends
-      }
-    }
-    publish_stats();
+    if (state_ != EngineState::kFailed) fail({0, error.what()});
     throw;
   }
   publish_stats();

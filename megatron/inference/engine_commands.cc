@@ -297,6 +297,7 @@ void Engine::fail(const RankFailure& failure) {
   transition_.reset();
   for (Command& command : std::exchange(commands_, {})) waiting.push_back(std::move(command));
   for (const Command& command : waiting) resolve(command, outcome);
+  publish_stats();
   throw_error(failure_);
 }
 

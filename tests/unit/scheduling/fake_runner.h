@@ -39,6 +39,7 @@ struct Fault {
   Kind kind = Kind::kNone;
   int64_t until_ns = 0;
   bool in_step = false;  // else in a transition
+  int skip = 0;          // so many transitions go well before
 };
 
 class FakeRunner final : public StepRunner {
@@ -67,7 +68,7 @@ class FakeRunner final : public StepRunner {
 
   void begin(const RunnerTransition& transition) override {
     MEGATRON_ASSERT(!busy_ && results_.empty(), "a transition begins while others go on");
-    if (!next_fault_.in_step) fault_ = std::exchange(next_fault_, {});
+    if (!next_fault_.in_step && next_fault_.skip-- <= 0) fault_ = std::exchange(next_fault_, {});
     busy_ = true;
     current_ = transition;
   }
@@ -83,6 +84,7 @@ class FakeRunner final : public StepRunner {
     return "";
   }
 
+  bool fault_is_pending() const { return next_fault_.kind != Fault::Kind::kNone; }
   int64_t launched() const { return launched_; }
   int64_t version() const { return version_; }
   bool on_device() const { return on_device_; }
