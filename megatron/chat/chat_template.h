@@ -60,11 +60,25 @@ class ChatTemplate {
   std::unique_ptr<Impl> impl_;
 };
 
+// Where a tokenizer's templates and special tokens are: in its folder, or in the text of a
+// tokenizer_config.json that lies in none.
+struct TemplateSource {
+  TemplateSource() = default;
+  TemplateSource(std::filesystem::path folder) : folder(std::move(folder)) {}  // NOLINT: implicit
+  // `name` is used in errors.
+  TemplateSource(std::string config, std::string name)
+      : config(std::move(config)), config_name(std::move(name)) {}
+  bool empty() const { return folder.empty() && config.empty(); }
+
+  std::filesystem::path folder;
+  std::string config, config_name;
+};
+
 // The template of a tokenizer: `given` (a file, or the template itself if it contains a brace),
-// else chat_template.jinja or the "chat_template" of tokenizer_config.json in `folder`, which also
+// else chat_template.jinja or the "chat_template" of tokenizer_config.json in `source`, which also
 // has the special tokens. Of several templates the one named "default" is used (with `has_tools`,
 // "tool_use" if there is one). Throws Error if there is none.
-ChatTemplate load_chat_template(const std::filesystem::path& folder, const std::string& given,
+ChatTemplate load_chat_template(const TemplateSource& source, const std::string& given,
                                 bool has_tools = false);
 
 }  // namespace megatron

@@ -83,8 +83,7 @@ struct UnalignedTransfer {
   uint64_t copy(const Checkpoint& checkpoint) const {
     const Fragment& fragment = *transfer.fragment;
     const StoredFile& file = checkpoint.manifest().files[static_cast<size_t>(fragment.file)];
-    const InputFile in(checkpoint.directory() / file.name);
-    check_size(in, file);
+    const StoredBytes in(checkpoint.directory(), file);
     const int64_t bytes = size_of(transfer.stored_dtype);
     const int64_t base = static_cast<int64_t>(fragment.offset) - fragment.flat_begin * bytes;
     const auto end = static_cast<uint64_t>(base + transfer.overlap.last() * bytes);
@@ -116,7 +115,7 @@ struct StridedTransfer {
                    wanted->key,
                    ": a flat range of a tensor that is stored with a stride cannot be read");
     const StoredFile& file = checkpoint.manifest().files[static_cast<size_t>(fragment->file)];
-    const InputFile in(checkpoint.directory() / file.name);
+    const StoredBytes in(checkpoint.directory(), file);
     const Box common = *intersect(fragment->box, piece->global);
     const auto from = [&](const std::vector<int64_t>& origin, size_t d) {
       return common.offset[d] - origin[d];
@@ -289,13 +288,12 @@ class Loader {
   }
 
   void transfer_some(const std::vector<Job>& jobs) {
-    std::map<int, std::unique_ptr<InputFile>> files;
+    std::map<int, std::unique_ptr<StoredBytes>> files;
     for (const auto& [place, transfers] : jobs) {
-      std::unique_ptr<InputFile>& file = files[place.first];
+      std::unique_ptr<StoredBytes>& file = files[place.first];
       if (file) continue;
       const StoredFile& stored = checkpoint_.manifest().files[static_cast<size_t>(place.first)];
-      file = std::make_unique<InputFile>(checkpoint_.directory() / stored.name);
-      check_size(*file, stored);
+      file = std::make_unique<StoredBytes>(checkpoint_.directory(), stored);
     }
     const auto body = [&](int64_t begin, int64_t end) {
       std::vector<std::byte> buffer;
@@ -356,6 +354,7 @@ Checkpoint Checkpoint::open_verified(fs::path directory) {
 
 void Checkpoint::check_sizes() const {
   for (const StoredFile& file : manifest_.files) {
+    if (file.source) continue;
     const fs::path path = directory_ / file.name;
     const uint64_t bytes = regular_file_size(path);
     MEGATRON_CHECK(bytes == file.bytes, path.string(), ": is ", bytes,
@@ -371,6 +370,11 @@ bool Checkpoint::has_file(std::string_view name) const {
 std::string Checkpoint::read_file(std::string_view name) const {
   for (const StoredFile& file : manifest_.files) {
     if (file.name != name) continue;
+    if (file.source) {
+      std::string text(file.bytes, '\0');
+      file.source->read_at(0, text.data(), text.size());
+      return text;
+    }
     const InputFile in(directory_ / file.name);
     verify_header(in, file);
     std::string text(file.header_bytes, '\0');

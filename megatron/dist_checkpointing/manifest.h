@@ -5,8 +5,10 @@
 // recorded: fragments are boxes of global tensors, so a reader needs only the parts it wants.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +47,14 @@ struct StoredTensor {
   std::vector<Fragment> fragments;
 };
 
+// Bytes that are in no file as they are: text from metadata, dequantised weights.
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  // Bytes [offset, offset + bytes). May be called from several threads. Throws Error.
+  virtual void read_at(uint64_t offset, void* out, size_t bytes) const = 0;
+};
+
 // A file of the checkpoint. The first header_bytes have one checksum; the data section that follows
 // has one per block of kCheckpointBlockBytes (the last block is shorter).
 struct StoredFile {
@@ -54,6 +64,7 @@ struct StoredFile {
   uint64_t header_hash = 0;   // XXH3-64
   std::vector<uint64_t> block_hashes;
   bool has_checksums = true;  // false: a file of another program; only its size is verified
+  std::shared_ptr<const ByteSource> source;  // set: of the bytes, in place of a file; no checksums
 };
 
 struct Manifest {

@@ -10,11 +10,11 @@
 namespace megatron {
 namespace {
 
-ChatTemplate load_template(const std::filesystem::path& folder, const std::string& given,
+ChatTemplate load_template(const TemplateSource& templates, const std::string& given,
                            bool has_tools) {
-  MEGATRON_CHECK(!folder.empty() || !given.empty(), "the tokenizer has no chat template",
+  MEGATRON_CHECK(!templates.empty() || !given.empty(), "the tokenizer has no chat template",
                  "\nhint: give one with --chat-template FILE");
-  return load_chat_template(folder, given, has_tools);
+  return load_chat_template(templates, given, has_tools);
 }
 
 // The first special token that follows a message of the assistant; none: the template ends turns
@@ -44,10 +44,10 @@ std::string chat_message(std::string_view role, std::string_view content) {
                                                          Json::error_handler_t::replace);
 }
 
-Chat::Chat(const Tokenizer& tokenizer, const std::filesystem::path& folder,
+Chat::Chat(const Tokenizer& tokenizer, const TemplateSource& templates,
            const std::string& chat_template, std::span<const int32_t> eos)
-    : template_(load_template(folder, chat_template, /*has_tools=*/false)),
-      tool_template_(load_template(folder, chat_template, /*has_tools=*/true)) {
+    : template_(load_template(templates, chat_template, /*has_tools=*/false)),
+      tool_template_(load_template(templates, chat_template, /*has_tools=*/true)) {
   std::set<int32_t> stops(eos.begin(), eos.end());
   if (const auto eod = tokenizer.eod()) stops.insert(*eod);
   if (const auto end = end_of_turn(template_, tokenizer)) stops.insert(*end);

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "megatron/chat/chat_template.h"
 #include "megatron/datasets/sources/conversation.h"
 #include "megatron/tokenizers/tokenizer.h"
 
@@ -19,10 +19,10 @@ std::string chat_message(std::string_view role, std::string_view content);
 
 class Chat {
  public:
-  // `folder`: of the tokenizer's files; `chat_template`: a file or the template itself, empty: the
-  // tokenizer's. `eos`: eos_token_id of the model's generation_config.json or config.json. Throws
-  // Error if there is no template.
-  Chat(const Tokenizer& tokenizer, const std::filesystem::path& folder,
+  // `templates`: where the tokenizer's are; `chat_template`: a file or the template itself, empty:
+  // the tokenizer's. `eos`: eos_token_id of the model's generation_config.json or config.json.
+  // Throws Error if there is no template.
+  Chat(const Tokenizer& tokenizer, const TemplateSource& templates,
        const std::string& chat_template, std::span<const int32_t> eos);
 
   // The prompt for the model's next message; encode it with Tokenizer::encode(). Throws Error that

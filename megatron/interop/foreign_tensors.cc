@@ -1,6 +1,7 @@
 #include "megatron/interop/foreign_tensors.h"
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -10,6 +11,32 @@
 namespace megatron {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+StoredFile stored_file(const SafetensorsFile& file) {
+  const SafetensorsHeader& header = file.header();
+  StoredFile stored;
+  stored.name = file.path().filename().string();
+  stored.bytes = header.data_begin + header.data_bytes;
+  stored.header_bytes = header.data_begin;
+  stored.has_checksums = false;
+  return stored;
+}
+
+class TextSource : public ByteSource {
+ public:
+  explicit TextSource(std::string text) : text_(std::move(text)) {}
+  void read_at(uint64_t offset, void* out, size_t bytes) const override {
+    MEGATRON_ASSERT(offset <= text_.size() && bytes <= text_.size() - offset);
+    std::memcpy(out, text_.data() + offset, bytes);
+  }
+
+ private:
+  std::string text_;
+};
+
+}  // namespace
 
 bool is_weights_only(const Checkpoint& checkpoint) {
   const auto state = nlohmann::json::parse(checkpoint.state(), nullptr, /*allow_exceptions=*/false);
@@ -59,8 +86,29 @@ TensorFiles TensorFiles::of_path(const fs::path& path) {
   return files;
 }
 
+TensorFiles TensorFiles::of_source(const fs::path& path, StoredFile file,
+                                   std::vector<SafetensorsEntry> tensors) {
+  TensorFiles files(path);
+  files.source_ = std::move(file);
+  files.entries_ = std::move(tensors);
+  // Moving the vector does not move its elements.
+  for (const SafetensorsEntry& entry : files.entries_) files.places_[entry.name] = {0, &entry};
+  return files;
+}
+
+std::vector<StoredFile> TensorFiles::stored() const {
+  if (source_) return {*source_};
+  std::vector<StoredFile> all;
+  for (const SafetensorsFile& file : files_) all.push_back(stored_file(file));
+  return all;
+}
+
 std::vector<std::byte> TensorFiles::read(const Place& place) const {
   std::vector<std::byte> bytes(place.entry->end - place.entry->begin);
+  if (source_) {
+    source_->source->read_at(place.entry->begin, bytes.data(), bytes.size());
+    return bytes;
+  }
   files_[static_cast<size_t>(place.file)].read(*place.entry, bytes.data());
   return bytes;
 }
@@ -117,12 +165,15 @@ ForeignManifest::ForeignManifest(std::string name) : name_(std::move(name)) {
 }
 
 void ForeignManifest::add_file(const SafetensorsFile& file) {
-  const SafetensorsHeader& header = file.header();
+  manifest_.files.push_back(stored_file(file));
+}
+
+void ForeignManifest::add_text(std::string name, std::string text) {
   StoredFile stored;
-  stored.name = file.path().filename().string();
-  stored.bytes = header.data_begin + header.data_bytes;
-  stored.header_bytes = header.data_begin;
+  stored.name = std::move(name);
+  stored.bytes = text.size();
   stored.has_checksums = false;
+  stored.source = std::make_shared<TextSource>(std::move(text));
   manifest_.files.push_back(std::move(stored));
 }
 

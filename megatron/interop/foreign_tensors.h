@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +23,8 @@ inline constexpr const char* kHfIndex = "model.safetensors.index.json";
 inline constexpr const char* kWeightsOnlyState = R"({"weights_only":true})";
 bool is_weights_only(const Checkpoint& checkpoint);
 
-// The safetensors files of a model and where each tensor lies.
+// The files of a model, safetensors or others that are read through a source, and where each tensor
+// lies.
 class TensorFiles {
  public:
   struct Place {
@@ -36,9 +38,13 @@ class TensorFiles {
   // One file, or all *.safetensors of a folder (those of its index, if there is one). Throws Error.
   static TensorFiles of_path(const std::filesystem::path& path);
 
+  // Tensors that file.source holds; their begin and end are offsets in it. Names differ.
+  static TensorFiles of_source(const std::filesystem::path& path, StoredFile file,
+                               std::vector<SafetensorsEntry> tensors);
+
   const std::filesystem::path& folder() const { return folder_; }
   const std::map<std::string, Place>& places() const { return places_; }  // by name
-  const std::vector<SafetensorsFile>& files() const { return files_; }
+  std::vector<StoredFile> stored() const;  // as a manifest lists them
   std::vector<std::byte> read(const Place& place) const;
 
  private:
@@ -49,6 +55,8 @@ class TensorFiles {
 
   std::filesystem::path folder_;
   std::vector<SafetensorsFile> files_;
+  std::optional<StoredFile> source_;  // in place of files_
+  std::vector<SafetensorsEntry> entries_;
   std::map<std::string, Place> places_;
 };
 
@@ -72,6 +80,8 @@ class ForeignManifest {
 
   void add_file(const SafetensorsFile& file);
   void set_files(std::vector<StoredFile> files) { manifest_.files = std::move(files); }
+  // A text that is in no file, which the checkpoint has under this name.
+  void add_text(std::string name, std::string text);
   void set_iteration(int64_t iteration) { manifest_.iteration = iteration; }
 
   void add_problem(std::string problem) { problems_.push_back(std::move(problem)); }

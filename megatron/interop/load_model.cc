@@ -6,7 +6,9 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/foreign/gguf_file.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
+#include "megatron/interop/gguf/gguf_model.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/interop/import_weights.h"
@@ -63,10 +65,29 @@ at::ScalarType stored_dtype(const Checkpoint& checkpoint, const ModelConfig& con
 
 }  // namespace
 
+namespace {
+
+StoredModel open_gguf_model(const LoadModelRequest& request) {
+  MEGATRON_CHECK(!request.ckpt_step, "--ckpt-step is given, but ", request.load.string(),
+                 " is a GGUF file");
+  GgufModel model = open_gguf(request.load);
+  MEGATRON_CHECK(model.tokenizer_problem.empty() || !request.tokenizer_required,
+                 model.tokenizer_problem);
+  const TokenizerConfig tokenizer = gguf_tokenizer(model);
+  StoredModel found{std::move(model.folder.checkpoint), model.folder.model.config, tokenizer, {},
+                    model.folder.model.family,          std::move(model.tokenizer)};
+  if (!model.tokenizer_problem.empty())
+    found.warnings.push_back(cat("no tokenizer: ", model.tokenizer_problem));
+  return found;
+}
+
+}  // namespace
+
 StoredModel open_model(const LoadModelRequest& request) {
   constexpr const char* kHint =
       "\nhint: give the folder that --save of `megatron pretrain` named, one iter_* directory "
-      "in it, or a folder of Hugging Face with config.json and safetensors";
+      "in it, a folder of Hugging Face with config.json and safetensors, or a GGUF file";
+  if (is_gguf_file(request.load)) return open_gguf_model(request);
   MEGATRON_CHECK(fs::is_directory(request.load), request.load.string(),
                  fs::exists(request.load) ? ": is a file, not the folder of a model"
                                           : ": there is no such folder",
@@ -124,6 +145,7 @@ namespace {
 
 std::unique_ptr<Tokenizer> tokenizer_of(StoredModel& found, bool required) {
   try {
+    if (!found.tokenizer_texts.tokenizer.empty()) return make_tokenizer(found.tokenizer_texts);
     return make_tokenizer(found.tokenizer);
   } catch (const Error& error) {
     if (required || !found.tokenizer.vocab_size) throw;
@@ -144,7 +166,10 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   loaded.iteration = checkpoint.iteration();
   loaded.directory = checkpoint.directory();
   loaded.tokenizer = tokenizer_of(found, request.tokenizer_required);
-  loaded.tokenizer_folder = stored_tokenizer(checkpoint);
+  loaded.chat_templates =
+      found.tokenizer_texts.config.empty()
+          ? TemplateSource(stored_tokenizer(checkpoint))
+          : TemplateSource(found.tokenizer_texts.config, found.tokenizer_texts.name);
   loaded.end_of_text = end_of_text_ids(checkpoint);
   loaded.warnings = std::move(found.warnings);
   loaded.config = found.config;

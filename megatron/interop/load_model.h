@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/dist_checkpointing/agreement.h"
+#include "megatron/chat/chat_template.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/models/model.h"
 #include "megatron/nn/parameter_store.h"
@@ -19,12 +19,13 @@
 
 namespace megatron {
 
+class Agreement;
 struct HfFamily;
 struct ParallelGroups;
 
 struct LoadModelRequest {
-  // A folder of checkpoints or one checkpoint (ours, or Megatron-LM's torch_dist), or a Hugging
-  // Face folder (told apart by is_hf_folder(), huggingface/hf_folder.h).
+  // A folder of checkpoints or one checkpoint (ours, or Megatron-LM's torch_dist), a Hugging Face
+  // folder (told apart by is_hf_folder(), huggingface/hf_folder.h), or a GGUF file.
   std::filesystem::path load;
   std::filesystem::path adapter;        // a PEFT folder with adapters for that model; empty: none
   std::optional<int64_t> ckpt_step;     // none: the newest iteration
@@ -40,8 +41,8 @@ struct LoadedModel {
   std::filesystem::path directory;    // the checkpoint that was read
   std::vector<std::string> warnings;  // damaged checkpoints that were skipped
   ModelConfig config;
-  std::filesystem::path tokenizer_folder;  // its stored files and chat template; empty: none
-  std::vector<int32_t> end_of_text;        // ids from its generation_config.json or config.json
+  TemplateSource chat_templates;     // the tokenizer's; empty: none
+  std::vector<int32_t> end_of_text;  // ids from its generation_config.json or config.json
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Model> model;  // the store outlives it
   std::unique_ptr<PlainParameterStore> store;
@@ -60,7 +61,8 @@ struct StoredModel {
   ModelConfig config;  // vocabulary sizes: rows of the stored embedding
   TokenizerConfig tokenizer;
   std::vector<std::string> warnings;
-  const HfFamily* family = nullptr;  // null: not a Hugging Face folder
+  const HfFamily* family = nullptr;     // null: not a Hugging Face folder
+  TokenizerTexts tokenizer_texts = {};  // set: the tokenizer's, which is in no folder
 };
 StoredModel open_model(const LoadModelRequest& request);
 

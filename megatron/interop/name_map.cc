@@ -254,7 +254,7 @@ class Mapper {
   }
 
   ForeignModel run() {
-    for (const SafetensorsFile& file : files_.files()) manifest_.add_file(file);
+    manifest_.set_files(files_.stored());
     std::vector<bool> matched(map_.rules.size(), false);
     for (const auto& [name, shape] : parameters_) {
       const Rule* rule = nullptr;

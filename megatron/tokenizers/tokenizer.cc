@@ -248,6 +248,13 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config) {
                                          config.null_tokenizer_pad_id.value_or(-1));
 }
 
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerTexts& texts) {
+  return std::make_unique<PipelineTokenizer>(
+      "HuggingFaceTokenizer",
+      parse_tokenizer_json(texts.tokenizer, texts.name + ": tokenizer.json", texts.config,
+                           texts.name + ": tokenizer_config.json"));
+}
+
 TokenizerConfig find_tokenizer(const std::filesystem::path& folder) {
   const auto holds = [&](const char* name) {
     std::error_code ignored;

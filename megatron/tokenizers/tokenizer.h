@@ -127,6 +127,14 @@ struct TokenizerConfig : Config {
 // Throws UsageError if the type or its files are not given, Error if a file cannot be used.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config);
 
+// A tokenizer whose files lie in no folder, but in memory. `name` is used in errors.
+struct TokenizerTexts {
+  std::string name;
+  std::string tokenizer;  // tokenizer.json
+  std::string config;     // tokenizer_config.json; empty: none
+};
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerTexts& texts);
+
 // The type and the files for a folder of transformers; the type is empty if the folder contains no
 // known tokenizer.
 TokenizerConfig find_tokenizer(const std::filesystem::path& folder);

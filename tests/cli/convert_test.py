@@ -64,6 +64,30 @@ class ConvertTest(FolderTest):
         with open(self.path("theirs/config.json")) as stream:
             self.assertEqual(json.load(stream)["rope_parameters"], {"rope_type": "default", "rope_theta": 10000.0})
 
+    def test_a_gguf_file(self):
+        file, golden = os.path.join(GOLDEN, "..", "gguf", "llama2.gguf"), tensors(os.path.join(GOLDEN, "llama2"))
+        out = json.loads(self.output("convert-checkpoint", "--load", file, "--save", self.path("ours"), "--json"))
+        self.assertEqual((out["from"], out["to"], out["model_type"], out["iteration"]), ("gguf", "megatron", "llama", 0))
+        self.output("convert-checkpoint", "--load", self.path("ours"), "--save", self.path("theirs"))
+        theirs = tensors(self.path("theirs"))
+        self.assertEqual(theirs.keys(), golden.keys())
+        for name, (_, shape, data) in theirs.items():  # its norms are fp32
+            self.assertEqual(shape, golden[name][1])
+            if len(shape) == 2:
+                self.assertEqual(data, golden[name][2], name)
+        arguments = ["--tokens", "3,1,4,1,5", "--dtype", "fp32", "--device", "cpu", "--json"]
+        self.assertEqual(self.output("logits", "--load", file, *arguments), self.output("logits", "--load", self.path("ours"), *arguments))
+        convert = ["convert-checkpoint", "--load", file, "--save", self.path("no")]
+        self.assert_error(1, f"--to torch_dist: {file} is in the format gguf, which becomes a checkpoint of ours first", *convert, "--to",
+                          "torch_dist")
+        self.assert_error(1, "--ckpt-step has no effect on a GGUF file", *convert, "--ckpt-step", "1")
+        cut = self.path("cut.gguf")
+        with open(file, "rb") as whole, open(cut, "wb") as part:
+            part.write(whole.read()[:-64])
+        result = call("generate", "--load", cut, "--prompt", "a", "--tokens-to-generate", "1")
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, "error: " + cut + r": tensor \S+: its \d+ bytes at offset \d+ lie outside the file")
+
     def test_probe(self):
         golden, probe = os.path.join(GOLDEN, "qwen3"), self.path("probe.safetensors")
         self.output("logits", "--load", golden, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)

@@ -10,7 +10,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uintmax_t kMaxFileBytes = 1 << 20;
-constexpr uintmax_t kMaxTreeBytes = 14 << 20;
+constexpr uintmax_t kMaxTreeBytes = 16 << 20;
 
 const std::vector<std::string> kSources = {
     ".h",       ".cc",   ".cu",        ".cuh", ".cmake", ".py", ".sh", ".in", "CMakeLists.txt",

@@ -15,9 +15,11 @@
 #include "megatron/base/value_checks.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/foreign/gguf_file.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/inference/generator.h"
+#include "megatron/interop/gguf/gguf_model.h"
 #include "megatron/interop/huggingface/hf_convert.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
@@ -33,9 +35,9 @@
 namespace megatron {
 namespace {
 
-enum class Form { kAuto, kHuggingFace, kMegatron, kTorchDist, kSafetensors };
-constexpr std::string_view kForms[] = {"auto", "huggingface", "megatron", "torch_dist",
-                                       "safetensors"};
+enum class Form { kAuto, kHuggingFace, kMegatron, kTorchDist, kSafetensors, kGguf };
+constexpr std::string_view kForms[] = {"auto",       "huggingface", "megatron",
+                                       "torch_dist", "safetensors", "gguf"};
 // Formats that can be written.
 constexpr std::span<const std::string_view> kTargets = std::span(kForms).first(4);
 
@@ -57,8 +59,9 @@ struct ConvertConfig : Config {
   void fields(FieldVisitor& v) override {
     v.group("convert-checkpoint");
     v.field({"load", "--load --load-dir"}, load,
-            "a folder of Hugging Face, a folder of checkpoints, or one checkpoint; of ours or of "
-            "Megatron-LM (torch_dist); with --name-map a .safetensors file or a folder of them");
+            "a folder of Hugging Face, a GGUF file, a folder of checkpoints, or one checkpoint; of "
+            "ours or of Megatron-LM (torch_dist); with --name-map a .safetensors file or a folder "
+            "of them");
     v.field({"save", "--save --save-dir"}, save, "the folder to write");
     v.choice("to", to, kTargets,
              "what to write: huggingface, megatron (checkpoints of ours) or torch_dist (of "
@@ -219,6 +222,7 @@ bool is_bare_safetensors(const std::filesystem::path& path) {
 Form form_of(const ConvertConfig& config) {
   if (!config.name_map.empty()) return Form::kSafetensors;
   if (is_hf_folder(config.load)) return Form::kHuggingFace;
+  if (is_gguf_file(config.load)) return Form::kGguf;
   if (find_torch_dist(config.load, config.ckpt_step)) return Form::kTorchDist;
   MEGATRON_CHECK(
       !is_bare_safetensors(config.load), config.load,
@@ -232,22 +236,23 @@ Form choose_target(const ConvertConfig& config, Form from) {
                   : from == Form::kMegatron ? Form::kHuggingFace
                                             : Form::kMegatron;
   MEGATRON_CHECK(from != to, "--to ", name_of(to), ": ", config.load, " is in that format already");
-  MEGATRON_CHECK((from != Form::kTorchDist && from != Form::kSafetensors) || to == Form::kMegatron,
+  MEGATRON_CHECK(from == Form::kHuggingFace || from == Form::kMegatron || to == Form::kMegatron,
                  "--to ", name_of(to), ": ", config.load, " is in the format ", name_of(from),
                  ", which becomes a checkpoint of ours first\nhint: convert in two steps");
   MEGATRON_CHECK(from != Form::kSafetensors || !config.ckpt_step,
                  "--ckpt-step has no effect on safetensors");
   MEGATRON_CHECK(to == Form::kHuggingFace || config.hf_model_type.empty(),
                  "--hf-model-type has no effect: a folder of Hugging Face is not what is written");
-  MEGATRON_CHECK(from != Form::kHuggingFace || !config.ckpt_step,
-                 "--ckpt-step has no effect on a folder of Hugging Face");
-  MEGATRON_CHECK(from != Form::kHuggingFace || !config.merge_adapter,
-                 "--merge-adapter has an effect on checkpoints, ", config.load,
-                 " is a folder of Hugging Face\nhint: convert it with --adapter, then convert the "
+  const bool is_model = from == Form::kHuggingFace || from == Form::kGguf;
+  const char* const kind = from == Form::kGguf ? "a GGUF file" : "a folder of Hugging Face";
+  MEGATRON_CHECK(!is_model || !config.ckpt_step, "--ckpt-step has no effect on ", kind);
+  MEGATRON_CHECK(!is_model || !config.merge_adapter,
+                 "--merge-adapter has an effect on checkpoints, ", config.load, " is ", kind,
+                 "\nhint: convert it with --adapter, then convert the "
                  "checkpoint with --merge-adapter");
   MEGATRON_CHECK(to == Form::kHuggingFace || !config.merge_adapter,
                  "--merge-adapter has an effect where a folder of Hugging Face is written");
-  MEGATRON_CHECK(from == Form::kHuggingFace || config.adapter.empty(),
+  MEGATRON_CHECK(is_model || config.adapter.empty(),
                  "--adapter has an effect on a folder of Hugging Face, ", config.load, " is none");
   MEGATRON_CHECK(to == Form::kMegatron || config.adapter.empty(),
                  "--adapter has an effect where a checkpoint of ours is written");
@@ -302,6 +307,8 @@ extern "C" int megatron_convert_checkpoint(int argc, char** argv) {
     result = import_from_torch_dist(config, transformer, tokenizer, progress);
   else if (from == Form::kSafetensors)
     result = import_from_safetensors(config, transformer, tokenizer, progress);
+  else if (from == Form::kGguf)
+    result = import_gguf(config.load, config.save, progress, config.adapter);
   else if (to == Form::kMegatron)
     result = import_hf_folder(config.load, config.save, progress, config.adapter);
   else

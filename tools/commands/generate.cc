@@ -221,7 +221,7 @@ class ChatRun {
   ChatRun(const GenerateConfig& config, LoadedModel& loaded, GenerateOptions options)
       : config_(config),
         loaded_(loaded),
-        chat_(*loaded.tokenizer, loaded.tokenizer_folder, config.chat_template, loaded.end_of_text),
+        chat_(*loaded.tokenizer, loaded.chat_templates, config.chat_template, loaded.end_of_text),
         options_(std::move(options)) {
     options_.stop_tokens = chat_.stop_tokens();
     options_.skip_special_tokens = true;

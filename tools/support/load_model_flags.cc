@@ -21,7 +21,8 @@ constexpr std::string_view kDevices[] = {"auto", "cpu", "cuda"};
 
 void LoadModelConfig::fields(FieldVisitor& v) {
   v.group("model");
-  v.field("load", load, "folder of checkpoints, one checkpoint, or a folder of Hugging Face");
+  v.field("load", load,
+          "folder of checkpoints, one checkpoint, a folder of Hugging Face, or a GGUF file");
   v.field("adapter", adapter, "folder of PEFT with adapters for that model");
   v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
   v.choice("dtype", dtype, kDTypes, "element type to compute in");

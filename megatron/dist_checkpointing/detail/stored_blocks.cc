@@ -22,6 +22,27 @@ uint64_t block_size(const StoredFile& file, uint64_t block) {
   return std::min(kCheckpointBlockBytes, data - block * kCheckpointBlockBytes);
 }
 
+StoredBytes::StoredBytes(const std::filesystem::path& directory, const StoredFile& file)
+    : file_(file) {
+  if (file.source) return;
+  in_ = std::make_unique<InputFile>(directory / file.name);
+  check_size(*in_, file);
+}
+
+void StoredBytes::read_at(uint64_t offset, void* out, size_t bytes) const {
+  if (in_)
+    in_->read_at(offset, out, bytes);
+  else
+    file_.source->read_at(offset, out, bytes);
+}
+
+void read_block(const StoredBytes& in, const StoredFile& file, uint64_t block,
+                std::vector<std::byte>& buffer) {
+  if (in.on_disk() != nullptr) return read_block(*in.on_disk(), file, block, buffer);
+  buffer.resize(block_size(file, block));
+  in.read_at(file.header_bytes + block * kCheckpointBlockBytes, buffer.data(), buffer.size());
+}
+
 void read_block(const InputFile& in, const StoredFile& file, uint64_t block,
                 std::vector<std::byte>& buffer) {
   const uint64_t offset = file.header_bytes + block * kCheckpointBlockBytes;

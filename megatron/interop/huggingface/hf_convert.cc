@@ -43,7 +43,20 @@ void transpose(const std::vector<std::byte>& in, int64_t rows, int64_t columns, 
 
 ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
                                const ConvertProgress& progress, const fs::path& adapter) {
-  HfFolder source = open_hf_folder(folder);
+  HfImport model{open_hf_folder(folder), {}, {}};
+  model.tokenizer = hf_tokenizer(folder, model.source.model.config.vocab_size);
+  for (std::string* path :
+       {&model.tokenizer.tokenizer_model, &model.tokenizer.vocab_file, &model.tokenizer.merge_file})
+    if (!path->empty())
+      *path = fs::path(*path).filename().string();  // it is among the checkpoint's copies
+  for (const std::string& name : hf_tokenizer_files(folder))
+    model.tokenizer_files.emplace_back("tokenizer/" + name, read_file(folder / name));
+  return import_hf_model(std::move(model), root, progress, adapter);
+}
+
+ConvertResult import_hf_model(HfImport model, const fs::path& root, const ConvertProgress& progress,
+                              const fs::path& adapter) {
+  HfFolder& source = model.source;
   std::optional<Checkpoint> adapters;
   if (!adapter.empty())
     adapters = open_peft_folder(adapter, *source.model.family, source.model.config);
@@ -59,14 +72,8 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
     result.num_tensors +=
         static_cast<int64_t>(peft_tensors(*source.model.family, source.model.config).size());
   }
-  TokenizerConfig tokenizer = hf_tokenizer(folder, source.model.config.vocab_size);
-  for (std::string* path :
-       {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
-    if (!path->empty())
-      *path = fs::path(*path).filename().string();  // it is among the checkpoint's copies
-  request.files.emplace_back("config.yaml", model_yaml(source.model.config, tokenizer));
-  for (const std::string& name : hf_tokenizer_files(folder))
-    request.files.emplace_back("tokenizer/" + name, read_file(folder / name));
+  request.files.emplace_back("config.yaml", model_yaml(source.model.config, model.tokenizer));
+  for (auto& file : model.tokenizer_files) request.files.push_back(std::move(file));
   for (auto& file : origin_files(source.checkpoint)) request.files.push_back(std::move(file));
   if (adapters) request.files.emplace_back(kKeptPeftConfig, read_file(adapter / kPeftConfig));
   import_weights(request, progress, result);

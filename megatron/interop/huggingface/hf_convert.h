@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/import_weights.h"
 
 namespace megatron {
@@ -21,6 +22,16 @@ ConvertResult import_hf_folder(const std::filesystem::path& folder,
                                const std::filesystem::path& root,
                                const ConvertProgress& progress = {},
                                const std::filesystem::path& adapter = {});
+
+// The same for an open model, whose tokenizer has these flags and files.
+struct HfImport {
+  HfFolder source;
+  TokenizerConfig tokenizer;    // paths are those of the checkpoint's own copies
+  StoredFiles tokenizer_files;  // tokenizer/...
+};
+ConvertResult import_hf_model(HfImport model, const std::filesystem::path& root,
+                              const ConvertProgress& progress,
+                              const std::filesystem::path& adapter);
 
 struct ExportRequest {
   std::filesystem::path load;  // a folder of checkpoints, or one checkpoint

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
@@ -60,11 +61,11 @@ void check_frequencies(const std::string& folder, const std::string& name, const
 
 class HfFolderReader {
  public:
-  explicit HfFolderReader(const fs::path& folder)
-      : folder_(folder),
-        name_(folder.string()),
-        model_(read_hf_config(folder)),
-        files_(TensorFiles::of_hf_folder(folder)),
+  explicit HfFolderReader(HfSource source)
+      : source_(std::move(source)),
+        name_(source_.name),
+        model_(source_.model),
+        files_(source_.files),
         manifest_(name_) {}
 
   HfFolder run() {
@@ -72,15 +73,19 @@ class HfFolderReader {
     tensors_ = hf_tensors(*model_.family, model_.config, [this](const std::string& name) {
       return files_.places().contains(name_in_files(name));
     });
+    if (!source_.transposes)
+      for (HfTensor& tensor : tensors_)
+        if (std::exchange(tensor.transposed, false)) std::swap(tensor.shape[0], tensor.shape[1]);
     for (const HfTensor& copy : hf_copies(*model_.family, model_.config)) copies_[copy.name] = copy;
-    for (const SafetensorsFile& file : files_.files()) manifest_.add_file(file);
+    manifest_.set_files(files_.stored());
+    for (auto& [name, text] : source_.texts) manifest_.add_text(name, std::move(text));
     for (const HfTensor& tensor : tensors_) add(tensor);
     for (const auto& [name, place] : files_.places())
       if (!used_.contains(name)) account_for(name, place);
-    report_experts(missing_experts_, " not in the files, config.json gives ");
-    report_experts(further_experts_, " in the files, config.json gives ");
+    report_experts(missing_experts_, cat(" not in the files, ", source_.described_by, " gives "));
+    report_experts(further_experts_, cat(" in the files, ", source_.described_by, " gives "));
     return {std::move(model_),
-            std::move(manifest_).open(folder_),
+            std::move(manifest_).open(files_.folder()),
             {used_.begin(), used_.end()},
             std::move(waived_)};
   }
@@ -122,7 +127,7 @@ class HfFolderReader {
     return next != files_.places().end() && next->first.starts_with(prefix);
   }
 
-  void report_experts(const Experts& layers, const char* what) {
+  void report_experts(const Experts& layers, const std::string& what) {
     for (const auto& [layer, experts] : layers) {
       std::string list;
       for (auto first = experts.begin(); first != experts.end();) {
@@ -151,17 +156,18 @@ class HfFolderReader {
       return;
     if (found == files_.places().end()) {
       const bool head = tensor.ours == "output_layer.weight";
-      manifest_.add_problem(cat(name, " is not in the files, ",
-                                head ? "although config.json does not tie the output layer to the "
-                                       "embedding (tie_word_embeddings)"
-                                     : "the model of config.json has it"));
+      manifest_.add_problem(
+          cat(shown(name), " is not in the files, ",
+              head ? cat("although ", source_.described_by,
+                         " does not tie the output layer to the embedding (tie_word_embeddings)")
+                   : cat("the model of ", source_.described_by, " has it")));
       return;
     }
     used_.insert(name);
     const SafetensorsEntry& entry = *found->second.entry;
     if (entry.shape != tensor.shape) {
-      manifest_.add_problem(cat(name, " has shape ", format_shape(entry.shape),
-                                ", by config.json it is ", format_shape(tensor.shape)));
+      manifest_.add_problem(cat(shown(name), " has shape ", format_shape(entry.shape), ", by ",
+                                source_.described_by, " it is ", format_shape(tensor.shape)));
       return;
     }
     manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, view_of(tensor), tensor.runs,
@@ -173,7 +179,8 @@ class HfFolderReader {
     const TransformerConfig& t = model_.config.transformer;
     const std::string table = "embedding.word_embeddings.weight";
     if (!t.untie_embeddings_and_output_weights && is_head(name))
-      return check_copy(name, place, table, "config.json ties them (tie_word_embeddings)");
+      return check_copy(name, place, table,
+                        cat(source_.described_by, " ties them (tie_word_embeddings)"));
     if (const auto copy = copies_.find(full_name(name)); copy != copies_.end())
       return check_copy(name, place, copy->second.ours, "the layers share it");
     for (const std::string_view pattern : model_.family->waived) {
@@ -187,7 +194,12 @@ class HfFolderReader {
       note_expert(full_name(name), further_experts_);
       return;
     }
-    manifest_.add_problem(name + " is in the files, the model of config.json has no such tensor");
+    manifest_.add_problem(cat(shown(name), " is in the files, the model of ", source_.described_by,
+                              " has no such tensor"));
+  }
+
+  std::string shown(const std::string& name) const {
+    return source_.shown ? source_.shown(name) : name;
   }
 
   bool is_head(const std::string& name) const {
@@ -199,7 +211,7 @@ class HfFolderReader {
 
   // Checks that a stored tensor equals the one it is a copy of.
   void check_copy(const std::string& name, const TensorFiles::Place& copy, const std::string& ours,
-                  const char* why) {
+                  const std::string& why) {
     for (const HfTensor& tensor : tensors_) {
       if (tensor.ours != ours) continue;
       const auto source = files_.places().find(name_in_files(tensor.name));
@@ -214,10 +226,10 @@ class HfFolderReader {
     }
   }
 
-  const fs::path folder_;
-  const std::string name_;
-  HfModel model_;
-  const TensorFiles files_;
+  HfSource source_;
+  const std::string& name_;
+  HfModel& model_;
+  const TensorFiles& files_;
   ForeignManifest manifest_;
   std::vector<HfTensor> tensors_;
   std::map<std::string, HfTensor> copies_;  // by name
@@ -265,7 +277,13 @@ HfModel read_hf_config(const fs::path& folder) {
   return model;
 }
 
-HfFolder open_hf_folder(const fs::path& folder) { return HfFolderReader(folder).run(); }
+HfFolder open_hf_folder(const fs::path& folder) {
+  return open_hf_source({.name = folder.string(),
+                         .model = read_hf_config(folder),
+                         .files = TensorFiles::of_hf_folder(folder)});
+}
+
+HfFolder open_hf_source(HfSource source) { return HfFolderReader(std::move(source)).run(); }
 
 std::vector<std::string> hf_tokenizer_files(const fs::path& folder) {
   std::vector<std::string> names;

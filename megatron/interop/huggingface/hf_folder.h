@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,21 @@ struct HfFolder {
 // another shape or type, truncated, or untied although the configuration ties them (or the
 // reverse), and stored rotary frequencies that are not those of the configuration.
 HfFolder open_hf_folder(const std::filesystem::path& folder);
+
+// Weights of such a model in other files, under the names of Hugging Face.
+struct HfSource {
+  std::string name;  // of the files, for messages
+  HfModel model;
+  TensorFiles files;
+  std::string described_by = "config.json";  // what the model's shape is taken from
+  bool transposes =
+      true;  // false: no weight is stored transposed, whatever the family's table says
+  // The name of a tensor in the files, for messages; empty: the same.
+  std::function<std::string(const std::string& name)> shown = {};
+  // Texts that the checkpoint has under these names.
+  StoredFiles texts = {};
+};
+HfFolder open_hf_source(HfSource source);
 
 // Reads config.json, and of the files, if there are any, whether they hold the layers of
 // multi-token prediction that it names: transformers writes files without.

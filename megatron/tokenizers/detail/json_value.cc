@@ -23,14 +23,16 @@ std::string_view json_type_name(dom::element_type type) {
 }
 
 JsonValue parse_json_object(dom::parser& parser, const std::filesystem::path& path) {
-  const std::string text = read_file(path);
+  return parse_json_object(parser, read_file(path), path.string());
+}
+
+JsonValue parse_json_object(dom::parser& parser, std::string_view text, const std::string& name) {
   dom::element root;
   const simdjson::error_code error = parse_json(parser, text, text.size(), root);
-  MEGATRON_CHECK(error == simdjson::SUCCESS, path.string(),
-                 ": not JSON: ", simdjson::error_message(error));
-  MEGATRON_CHECK(root.is_object(), path.string(), ": the file holds ", json_type_name(root.type()),
+  MEGATRON_CHECK(error == simdjson::SUCCESS, name, ": not JSON: ", simdjson::error_message(error));
+  MEGATRON_CHECK(root.is_object(), name, ": the file holds ", json_type_name(root.type()),
                  ", expected an object");
-  return {root, path.string() + ": "};
+  return {root, name + ": "};
 }
 
 }  // namespace megatron

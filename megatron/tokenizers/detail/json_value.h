@@ -76,7 +76,9 @@ struct JsonValue {
   std::string type() const { return at("type").str(); }
 };
 
-// The root of a file, which must be an object. `parser` owns what it refers to.
+// The root of a file, or of a text, which must be an object. `parser` owns what it refers to.
+// `name`: of the text, for messages.
 JsonValue parse_json_object(dom::parser& parser, const std::filesystem::path& path);
+JsonValue parse_json_object(dom::parser& parser, std::string_view text, const std::string& name);
 
 }  // namespace megatron

@@ -196,7 +196,7 @@ void PipelineTokenizer::add_tokens(const TokenizerDefinition& definition) {
 void PipelineTokenizer::find_special_ids(const TokenizerDefinition& definition) {
   const auto find = [&](const std::string& token) {
     const auto id = token_to_id(token);
-    MEGATRON_CHECK(id.has_value(), definition.files.back().string(), ": token \"", token,
+    MEGATRON_CHECK(id.has_value(), definition.special_where, ": token \"", token,
                    "\" is not in the vocabulary");
     return *id;
   };

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,8 +42,9 @@ struct TokenizerDefinition {
   std::vector<AddedToken> added_tokens;
   // tokens that the post-processor puts around a single text
   std::vector<std::string> before, after;
-  std::optional<std::string> eos, bos, pad, cls, sep, mask;         // spellings
-  std::string vocab_where, merges_where, steps_where, added_where;  // file and key, for messages
+  std::optional<std::string> eos, bos, pad, cls, sep, mask;  // spellings
+  // File and key, for messages; of the file that names special tokens
+  std::string vocab_where, merges_where, steps_where, added_where, special_where;
   std::vector<std::filesystem::path> files;
 };
 
@@ -51,6 +53,9 @@ inline constexpr int64_t kMaxTokenId = (int64_t{1} << 24) - 1;
 // Reads a tokenizer.json, and EOS, BOS and padding from a tokenizer_config.json next to it. Throws
 // Error that names file and key of anything wrong or not supported.
 TokenizerDefinition read_tokenizer_json(const std::filesystem::path& path);
+// The same from the texts of such files; `config`: empty if there is none.
+TokenizerDefinition parse_tokenizer_json(std::string_view text, const std::string& name,
+                                         std::string_view config, const std::string& config_name);
 
 // Reads GPT-2's vocab.json and merges.txt.
 TokenizerDefinition read_gpt2_files(const std::filesystem::path& vocab,

@@ -431,9 +431,10 @@ AddedToken read_added_token(const JsonValue& value) {
 
 // EOS, BOS and padding of a transformers tokenizer_config.json: a string, or an object with
 // "content". add_bos_token and add_eos_token override the post-processor.
-void read_tokenizer_config(const std::filesystem::path& path, TokenizerDefinition& definition) {
+void read_tokenizer_config(std::string_view text, const std::string& where,
+                           TokenizerDefinition& definition) {
   dom::parser parser;
-  const JsonValue root = parse_json_object(parser, path);
+  const JsonValue root = parse_json_object(parser, text, where);
   const auto name = [&](std::string_view key) -> std::optional<std::string> {
     const auto value = root.find_value(key);
     if (!value) return std::nullopt;
@@ -455,16 +456,15 @@ void read_tokenizer_config(const std::filesystem::path& path, TokenizerDefinitio
   };
   overrule("add_bos_token", definition.bos, definition.before, true);
   overrule("add_eos_token", definition.eos, definition.after, false);
-  definition.files.push_back(path);
 }
 
 }  // namespace
 
-TokenizerDefinition read_tokenizer_json(const std::filesystem::path& path) {
+TokenizerDefinition parse_tokenizer_json(std::string_view text, const std::string& name,
+                                         std::string_view config, const std::string& config_name) {
   TokenizerDefinition definition;
-  definition.files.push_back(path);
   dom::parser parser;
-  const JsonValue root = parse_json_object(parser, path);
+  const JsonValue root = parse_json_object(parser, text, name);
   if (const auto version = root.find_value("version")) {
     MEGATRON_CHECK(version->str() == "1.0", version->where, " is \"", version->str(),
                    "\", expected \"1.0\"");
@@ -475,7 +475,7 @@ TokenizerDefinition read_tokenizer_json(const std::filesystem::path& path) {
     read_normalizer(*normalizer, definition.normalizer);
   const JsonValue model = root.at("model");
   definition.model = model_kind(model);
-  definition.steps_where = path.string() + ": pre_tokenizer";
+  definition.steps_where = name + ": pre_tokenizer";
   if (const auto pre_tokenizer = root.find_value("pre_tokenizer"))
     read_pre_tokenizer(*pre_tokenizer, definition.steps);
   if (const auto processor = root.find_value("post_processor"))
@@ -483,14 +483,25 @@ TokenizerDefinition read_tokenizer_json(const std::filesystem::path& path) {
   if (const auto decoder = root.find_value("decoder")) read_decoder(*decoder, definition.decoder);
   read_model(model, definition);
   find_byte_level(definition);
-  definition.added_where = path.string() + ": added_tokens";
+  definition.added_where = name + ": added_tokens";
   if (const auto added = root.find_value("added_tokens")) {
     for (const JsonValue& token : added->elements())
       definition.added_tokens.push_back(read_added_token(token));
   }
-  const std::filesystem::path config = path.parent_path() / "tokenizer_config.json";
-  if (std::filesystem::exists(config)) read_tokenizer_config(config, definition);
-  const std::filesystem::path chat = path.parent_path() / "chat_template.jinja";
+  if (!config.empty()) read_tokenizer_config(config, config_name, definition);
+  definition.special_where = config.empty() ? name : config_name;
+  return definition;
+}
+
+TokenizerDefinition read_tokenizer_json(const std::filesystem::path& path) {
+  const std::filesystem::path config = path.parent_path() / "tokenizer_config.json",
+                              chat = path.parent_path() / "chat_template.jinja";
+  const bool has_config = std::filesystem::exists(config);
+  TokenizerDefinition definition =
+      parse_tokenizer_json(read_file(path), path.string(),
+                           has_config ? read_file(config) : std::string(), config.string());
+  definition.files.push_back(path);
+  if (has_config) definition.files.push_back(config);
   if (std::filesystem::exists(chat)) definition.files.push_back(chat);
   return definition;
 }
@@ -503,7 +514,7 @@ TokenizerDefinition read_gpt2_files(const std::filesystem::path& vocab,
   definition.files = {vocab, merges};
   dom::parser parser;
   read_vocab(parse_json_object(parser, vocab), definition);
-  definition.vocab_where = vocab.string();
+  definition.vocab_where = definition.special_where = vocab.string();
   definition.merges_where = definition.steps_where = merges.string();
   const std::string text = read_file(merges);
   MEGATRON_CHECK(valid_utf8_prefix(text) == text.size(), merges.string(), ": byte ",

@@ -142,7 +142,8 @@ TokenizerDefinition read_bert_vocabulary(const std::filesystem::path& vocab, boo
   TokenizerDefinition definition;
   definition.model = ModelKind::kWordPiece;
   definition.files = {vocab};
-  definition.vocab_where = definition.added_where = definition.steps_where = vocab.string();
+  definition.vocab_where = definition.added_where = definition.steps_where =
+      definition.special_where = vocab.string();
   const std::string text = read_file(vocab);
   const size_t valid = valid_utf8_prefix(text);
   MEGATRON_CHECK(valid == text.size(), vocab.string(), ": byte ", valid, " is not UTF-8");
@@ -209,7 +210,7 @@ TokenizerDefinition read_tiktoken(const std::filesystem::path& path,
   definition.byte_level = definition.merges_by_id = definition.ignore_merges = true;
   definition.decoder.push_back({});  // ByteLevel
   definition.vocab_where = definition.merges_where = definition.steps_where =
-      definition.added_where = path.string();
+      definition.added_where = definition.special_where = path.string();
   const std::string text = read_file(path);
   const bool list = text.find_first_not_of(" \t\r\n") != text.npos &&
                     text[text.find_first_not_of(" \t\r\n")] == '[';

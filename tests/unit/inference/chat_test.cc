@@ -89,7 +89,7 @@ TEST(Chat, RefusesWhatIsNotTheModelsTurn) {
   EXPECT_THAT(error(R"({"prompt": "a", "completion": "b"})"),
               testing::StartsWith("row 3: prompt and completion are plain texts"));
   try {
-    Chat(*tokenizer, "", "", {});
+    Chat(*tokenizer, {}, "", {});
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),

@@ -174,7 +174,7 @@ TEST_F(ExpertTensors, RowsWithTwoIndicesRead) {
   const TensorFiles files = TensorFiles::of_path(root_ / "theirs");
   ASSERT_EQ(tensors.size(), files.places().size());
   ForeignManifest manifest("toy");
-  for (const SafetensorsFile& file : files.files()) manifest.add_file(file);
+  manifest.set_files(files.stored());
   for (const HfTensor& tensor : tensors) {
     const auto place = files.places().find(tensor.name);
     ASSERT_NE(place, files.places().end()) << tensor.name;
