@@ -190,6 +190,9 @@ void Engine::admit(Submission submission) {
     if (tokenizer_ != nullptr) output.text.emplace(*tokenizer_, sequence->spec().stop, automaton);
     output.prompt_wanted = sequence->prompt - sequence->scored;
   }
+  for (const auto& sequence : scheduler_.sequences(submission.id))
+    if (sequence->grammar && !sequence->grammar->failure().empty())
+      finish(*sequence, RequestEvent::kError, FinishReason::kGrammar, sequence->grammar->failure());
   // It was taken in a state that has passed.
   if (state_ == EngineState::kDraining || state_ == EngineState::kStopped)
     for (const auto& sequence : scheduler_.sequences(submission.id))
@@ -307,7 +310,8 @@ void Engine::add_output(const StepOutput& given, int64_t version, int64_t now_ns
   else if (given.prompt_is_done && sequence.spec().stop.max_tokens == 0)
     ends = Finish{.reason = FinishReason::kLength};
   if (ends) {
-    end_event(sequence, output, event, std::move(*ends), RequestEvent::kToken);
+    const RequestEvent cause = is_error(ends->reason) ? RequestEvent::kError : RequestEvent::kToken;
+    end_event(sequence, output, event, std::move(*ends), cause);
   } else if (!event.tokens.empty() || !event.prompt_log_probabilities.empty()) {
     events_.push_back(std::move(event));
   }
@@ -345,6 +349,10 @@ std::optional<Finish> Engine::add_token(Sequence& sequence, Output& output, cons
       return Finish{.reason = FinishReason::kStopText,
                     .stop_text = stop.stop_texts[static_cast<size_t>(match)]};
   }
+  if (sequence.grammar && sequence.grammar->has_ended())
+    return Finish{.reason = FinishReason::kEndToken, .stop_token = draw.id};
+  if (sequence.grammar && !sequence.grammar->failure().empty())
+    return Finish{.reason = FinishReason::kGrammar, .message = sequence.grammar->failure()};
   if (sequence.outputs() >= stop.max_tokens) return Finish{.reason = FinishReason::kLength};
   return std::nullopt;
 }

@@ -136,6 +136,12 @@ Found check_wishes(const RequestSpec& spec) {
 
 }  // namespace
 
+std::vector<int32_t> ends_of(const StopConditions& stop) {
+  std::vector<int32_t> ends = stop.end_tokens;
+  ends.insert(ends.end(), stop.stop_tokens.begin(), stop.stop_tokens.end());
+  return ends;
+}
+
 std::string_view name(FinishReason reason) {
   static constexpr std::array<std::string_view, 10> kNames = {
       "end_token", "stop_token", "stop_text",  "length",  "cancelled",

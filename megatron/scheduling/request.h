@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/scheduling/token_grammar.h"
+
 namespace megatron {
 
 // Given by the engine, from 1, never twice in one process.
@@ -89,6 +91,9 @@ struct StopConditions {
   bool operator==(const StopConditions&) const = default;
 };
 
+// All ids that end a text.
+std::vector<int32_t> ends_of(const StopConditions& stop);
+
 struct RequestSpec {
   std::shared_ptr<const GivenRows> rows;          // null: none
   std::vector<int32_t> prompt;                    // with `rows` may be empty
@@ -102,6 +107,7 @@ struct RequestSpec {
   int32_t adapter = -1;    // index into the engine's list of adapters; -1: the model alone
   // Cached prefixes are shared among requests of equal salt only.
   std::string cache_salt;
+  std::shared_ptr<const TokenGrammar> grammar;  // that each text follows; null: none
 };
 
 // Why a text ended; a closed set.

@@ -67,6 +67,9 @@ std::optional<Refusal> Scheduler::submit(RequestId id, RequestSpec spec, int64_t
     sequence->given = given.rows ? given.rows->count : 0;
     sequence->prompt = prompt_positions(given);
     sequence->ids = given.prompt;
+    if (given.grammar)
+      sequence->grammar.emplace(*given.grammar, facts_.vocab_size, given.sampling.forbidden,
+                                ends_of(given.stop), given.stop.min_tokens);
     const bool scores = given.log_probabilities.prompt_top >= 0 && choice == 0;
     sequence->scored =
         scores ? std::max<int64_t>(1, sequence->given + given.log_probabilities.prompt_from)
@@ -206,7 +209,10 @@ StepOutput Scheduler::read_entry(const InFlight::Entry& entry, const StepResult&
     if (live && score < result.scores.size()) output.scores.push_back(result.scores[score]);
   if (entry.draws && draw++ < result.draws.size() && live) {
     output.draw = result.draws[draw - 1];
-    if (output.draw->finite) sequence.ids.push_back(output.draw->id);
+    if (output.draw->finite) {
+      sequence.ids.push_back(output.draw->id);
+      if (sequence.grammar) sequence.grammar->advance(output.draw->id);
+    }
   }
   if (!live) return output;
   output.sequence = entry.sequence;

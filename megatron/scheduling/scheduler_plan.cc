@@ -49,6 +49,7 @@ Scheduler::List Scheduler::in_order(List list, int64_t now_ns) const {
 // A token that was drawn and not read is available on the device some steps later.
 bool Scheduler::can_draw(const Sequence& sequence) const {
   if (sequence.draws >= sequence.spec().stop.max_tokens) return false;
+  if (sequence.grammar && sequence.unread() > 0) return false;  // the host makes its mask
   return sequence.unread() == 0 || sequence.last_draw + facts_.draw_latency <= last_step_ + 1;
 }
 
@@ -341,8 +342,7 @@ SlotStart Scheduler::slot_start(const Sequence& sequence) const {
   start.sampling = spec.sampling;
   start.log_probabilities = spec.log_probabilities;
   start.min_tokens = spec.stop.min_tokens;
-  start.ends = spec.stop.end_tokens;
-  start.ends.insert(start.ends.end(), spec.stop.stop_tokens.begin(), spec.stop.stop_tokens.end());
+  start.ends = ends_of(spec.stop);
   return start;
 }
 
@@ -361,6 +361,7 @@ void Scheduler::add_part(Draft& draft, const std::shared_ptr<Sequence>& sequence
     s.scored += part.score_count;
   }
   part.draws = end == s.length() && s.draws < s.spec().stop.max_tokens;
+  part.masked = part.draws && s.grammar.has_value();
   if (s.state == RequestState::kPrefill)
     move(s, RequestEvent::kChunkDone,
          end == s.length() ? RequestState::kDecode : RequestState::kPrefill);
@@ -404,6 +405,10 @@ StepPlan Scheduler::finish_plan(Draft& draft) {
     if (part.draws) {
       ++sequence->draws;
       sequence->last_draw = plan.step;
+      if (sequence->grammar) {
+        const std::span<const uint32_t> mask = sequence->grammar->mask();
+        plan.masks.insert(plan.masks.end(), mask.begin(), mask.end());
+      }
     }
     plan.parts.push_back(part);
     step.entries.push_back(

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "megatron/scheduling/grammar_follower.h"
 #include "megatron/scheduling/prefix_index.h"
 #include "megatron/scheduling/request.h"
 #include "megatron/scheduling/state.h"
@@ -34,6 +36,7 @@ struct Sequence {
   std::vector<int32_t> ids;  // of the prompt, then those drawn and read
   int64_t draws = 0;         // planned; those that were not read included
   int64_t scored = 0;        // the first position whose log-probability is wanted and not planned
+  std::optional<GrammarFollower> grammar;  // has read the tokens of `ids` that were drawn
 
   // While it runs
   int32_t slot = -1;

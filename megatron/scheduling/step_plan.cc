@@ -80,7 +80,7 @@ void visit_members(Io& io, BlockChange& v) {
 }
 template <class Io>
 void visit_members(Io& io, PlanPart& v) {
-  visit_all(io, v.slot, v.first, v.count, v.known, v.score_first, v.score_count, v.draws);
+  visit_all(io, v.slot, v.first, v.count, v.known, v.score_first, v.score_count, v.draws, v.masked);
 }
 template <class Io>
 void visit_members(Io& io, BlockCopy& v) {
@@ -94,7 +94,7 @@ template <class Io>
 void visit_members(Io& io, StepPlan& v) {
   visit_all(io, v.step, v.previous_hash, v.weights_version, v.releases, v.swap_out, v.swap_in,
             v.state_swap_out, v.state_swap_in, v.copies, v.poison, v.starts, v.blocks, v.parts,
-            v.tokens, v.targets);
+            v.tokens, v.targets, v.masks);
 }
 
 template <class T>

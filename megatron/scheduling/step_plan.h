@@ -67,7 +67,8 @@ struct PlanPart {
   // within the part. The next token of the part's row i is the one at position first + i + 1, in
   // the order of StepPlan::targets.
   int32_t score_first = 0, score_count = 0;
-  bool draws = false;  // a token is drawn from the last row's logits, for position first + count
+  bool draws = false;   // a token is drawn from the last row's logits, for position first + count
+  bool masked = false;  // only ids of a mask of StepPlan::masks are drawn
 
   bool operator==(const PlanPart&) const = default;
 };
@@ -100,13 +101,16 @@ struct StepPlan {
   std::vector<PlanPart> parts;   // those of one row first
   std::vector<int32_t> tokens;   // of all parts' rows in order: an id, kLastSampled or kGivenRow
   std::vector<int32_t> targets;  // of all parts' scored rows in order: the next token
+  // Of the parts that are masked, in order, token_mask_words() of the vocabulary each: the ids that
+  // may be drawn.
+  std::vector<uint32_t> masks;
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
   int64_t num_draws() const;
 };
 
 // Version of the serialised form; ranks of other versions are refused by name when they meet.
-constexpr int32_t kStepPlanVersion = 1;
+constexpr int32_t kStepPlanVersion = 2;
 
 // Little-endian bytes; equal plans give equal bytes.
 std::string serialise(const StepPlan& plan);

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "engine_harness.h"
+#include "toy_grammar.h"
 
 namespace megatron {
 namespace {
@@ -122,6 +123,11 @@ class RandomSchedule {
       spec.log_probabilities.prompt_top = below(3);
       spec.log_probabilities.prompt_from = below(length + 1);
       if (chance(2)) stop.max_tokens = stop.min_tokens = 0;
+    }
+    if (chance(5)) {
+      spec.grammar = std::make_shared<const ToyGrammar>(static_cast<size_t>(below(20)));
+      stop.min_tokens = 0;
+      stop.end_tokens.push_back(kToyEnd);
     }
     spec.choices = chance(4) ? 1 + below(3) : 1;
     spec.priority = below(3) - 1;

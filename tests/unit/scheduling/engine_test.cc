@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "engine_harness.h"
+#include "toy_grammar.h"
 
 namespace megatron {
 namespace {
@@ -58,6 +59,72 @@ TEST(Engines, LaunchAStepBeforeTheLastOneIsRead) {
   // A text whose end is known before costs no step more.
   EXPECT_EQ(run.runners[0]->launched(), 10);
   run.check_outputs();
+}
+
+RequestSpec ask_under(std::shared_ptr<const TokenGrammar> grammar, int64_t output) {
+  RequestSpec spec = ask(4, output);
+  spec.grammar = std::move(grammar);
+  return spec;
+}
+
+TEST(Engines, TextsFollowTheirGrammars) {
+  for (const int32_t latency : {1, 3}) {
+    FakeOptions model = tiny_model();
+    model.facts.draw_latency = latency;
+    model.facts.device_blocks = 12;  // some are preempted and computed again
+    EngineHarness run(model, {}, 2);
+    std::vector<RequestId> ids;
+    for (int32_t i = 0; i < 6; ++i) {
+      RequestSpec spec = ask_under(std::make_shared<ToyGrammar>(8 + i), 30);
+      spec.sampling.seed = static_cast<uint64_t>(i);
+      ids.push_back(run.submit(spec));
+      run.submit(ask(5, 20, 10 * i + 1));  // one without beside it
+    }
+    run.finish_all();
+    run.check_empty();
+    EXPECT_GT(run.engine->stats().preemptions, 0u);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const Received& got = run.received.at({ids[i], 0});
+      ASSERT_EQ(got.tokens.size(), 9 + i);
+      int32_t sum = 0;
+      for (const GeneratedToken& token : std::span(got.tokens).first(8 + i)) {
+        EXPECT_EQ(token.id % 3, sum % 3);
+        sum += token.id;
+      }
+      EXPECT_EQ(got.tokens.back().id, kToyEnd);
+      EXPECT_EQ(got.finish->reason, FinishReason::kEndToken)
+          << "of the grammar, not of the request";
+    }
+  }
+}
+
+TEST(Engines, GrammarsThatFailEndTheirRequestsAlone) {
+  EngineHarness run(tiny_model(), {}, 2);
+  const auto submit = [&](auto... arguments) {
+    return run.submit(ask_under(std::make_shared<ToyGrammar>(arguments...), 30));
+  };
+  const RequestId dead_at_once = submit(10, 0), dead = submit(10, 3),
+                  broken_at_once = submit(10, 99, 0), broken = submit(10, 99, 5), good = submit(2);
+  RequestSpec early = ask_under(std::make_shared<ToyGrammar>(2), 30);
+  early.stop.end_tokens = {kToyEnd};
+  early.stop.min_tokens = 6;
+  const RequestId no_end = run.submit(early);
+  run.finish_all();
+  run.check_empty();
+  const auto expect = [&](RequestId id, size_t tokens, const std::string& message) {
+    const Received& got = run.received.at({id, 0});
+    EXPECT_EQ(got.tokens.size(), tokens) << message;
+    EXPECT_EQ(got.finish->reason, FinishReason::kGrammar);
+    EXPECT_EQ(got.finish->message, message);
+  };
+  const std::string none = "no token that may be drawn continues the grammar";
+  expect(dead_at_once, 0, none);
+  expect(dead, 3, none);
+  expect(broken_at_once, 0, "the matcher is broken");
+  expect(broken, 5, "the matcher is broken");
+  expect(no_end, 2, none);
+  EXPECT_EQ(run.received.at({good, 0}).finish->reason, FinishReason::kEndToken);
+  EXPECT_EQ(run.state(), EngineState::kRunning);
 }
 
 TEST(Engines, TextsEndByEveryReason) {

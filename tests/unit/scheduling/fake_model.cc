@@ -1,8 +1,10 @@
 #include "fake_model.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "megatron/base/check.h"
+#include "megatron/scheduling/grammar_follower.h"
 
 namespace megatron {
 namespace {
@@ -64,7 +66,8 @@ PositionLogProbabilities probabilities(uint64_t content, int32_t id, int32_t top
 
 // The token for `position`, after `ids`.
 DrawnToken draw(const SlotStart& start, const FakeOptions& options, int64_t version,
-                uint64_t content, int64_t position, std::span<const int32_t> ids) {
+                uint64_t content, int64_t position, std::span<const int32_t> ids,
+                std::span<const uint32_t> mask) {
   const int64_t vocab = options.facts.vocab_size;
   if (!options.keys_depend_on_weights) content = mix(content, static_cast<uint64_t>(version));
   uint64_t hash = content;
@@ -81,6 +84,8 @@ DrawnToken draw(const SlotStart& start, const FakeOptions& options, int64_t vers
   if (position < start.prompt_length + start.min_tokens)
     while (std::ranges::count(start.ends, drawn.id) > 0)
       drawn.id = static_cast<int32_t>((drawn.id + 1) % vocab);
+  while (!mask.empty() && !is_allowed(mask, drawn.id))
+    drawn.id = static_cast<int32_t>((drawn.id + 1) % vocab);
   drawn.finite = position != start.prompt_length + 3 ||
                  std::ranges::count(start.sampling.forbidden, kBreaksLogits) == 0;
   if (start.log_probabilities.output_top >= 0)
@@ -169,8 +174,7 @@ void FakeModel::check_holders() const {
   }
 }
 
-void FakeModel::compute(const StepPlan& plan, const PlanPart& part, size_t& token, size_t& target,
-                        StepResult& result) {
+void FakeModel::compute(const StepPlan& plan, const PlanPart& part, Place& at, StepResult& result) {
   const RunnerFacts& facts = options_.facts;
   Slot& slot = slots_.at(static_cast<size_t>(part.slot));
   MEGATRON_ASSERT(slot.used && part.count > 0 && part.known >= part.first + part.count,
@@ -183,7 +187,7 @@ void FakeModel::compute(const StepPlan& plan, const PlanPart& part, size_t& toke
   if (part.first == 0 && facts.owns_state) slot.state = first_state(slot.start.state_input.get());
   uint64_t content = 0;
   for (int64_t p = part.first; p < part.first + part.count; ++p) {
-    const int32_t id = plan.tokens.at(token++);
+    const int32_t id = plan.tokens.at(at.token++);
     uint64_t key = 0;
     if (id == kGivenRow) {
       key = hash_row(*slot.start.rows, p);
@@ -207,15 +211,21 @@ void FakeModel::compute(const StepPlan& plan, const PlanPart& part, size_t& toke
     cell(part.slot, p) = {true, p, content};
     const int64_t row = p - part.first;
     if (row >= part.score_first && row < part.score_first + part.score_count)
-      result.scores.push_back(probabilities(content, plan.targets.at(target++),
+      result.scores.push_back(probabilities(content, plan.targets.at(at.target++),
                                             slot.start.log_probabilities.prompt_top,
                                             facts.vocab_size));
   }
   slot.next = part.first + part.count;
   rows_ += part.count;
   if (!part.draws) return;
+  std::span<const uint32_t> mask;
+  if (part.masked) {
+    const auto words = static_cast<size_t>(token_mask_words(facts.vocab_size));
+    mask = std::span(plan.masks).subspan(at.mask, words);
+    at.mask += words;
+  }
   result.draws.push_back(
-      draw(slot.start, options_, plan.weights_version, content, slot.next, slot.ids));
+      draw(slot.start, options_, plan.weights_version, content, slot.next, slot.ids, mask));
   slot.last_drawn = result.draws.back().id;
   slot.drawn_for = slot.next;
   slot.drawn_in = plan.step;
@@ -230,15 +240,16 @@ StepResult FakeModel::apply(const StepPlan& plan) {
   move_blocks(plan);
   StepResult result;
   result.step = plan.step;
-  size_t token = 0, target = 0;
+  Place at;
   bool several = false;
   for (const PlanPart& part : plan.parts) {
     MEGATRON_ASSERT(!several || part.count > 1, "a part of one row comes after one of several");
     several |= part.count > 1;
-    compute(plan, part, token, target, result);
+    compute(plan, part, at, result);
   }
-  MEGATRON_ASSERT(token == plan.tokens.size() && target == plan.targets.size(),
-                  "tokens that belong to no part");
+  MEGATRON_ASSERT(at.token == plan.tokens.size() && at.target == plan.targets.size() &&
+                      at.mask == plan.masks.size(),
+                  "tokens or masks that belong to no part");
   check_holders();
   return result;
 }
@@ -252,8 +263,11 @@ AloneOutput run_alone(const FakeOptions& options, const RequestSpec& spec, int32
   start.sampling = spec.sampling;
   start.log_probabilities = spec.log_probabilities;
   start.min_tokens = spec.stop.min_tokens;
-  start.ends = spec.stop.end_tokens;
-  start.ends.insert(start.ends.end(), spec.stop.stop_tokens.begin(), spec.stop.stop_tokens.end());
+  start.ends = ends_of(spec.stop);
+  std::optional<GrammarFollower> grammar;
+  if (spec.grammar)
+    grammar.emplace(*spec.grammar, facts.vocab_size, spec.sampling.forbidden, start.ends,
+                    spec.stop.min_tokens);
   std::vector<int32_t> ids = spec.prompt;
   const int64_t given = spec.rows ? spec.rows->count : 0;
   AloneOutput output;
@@ -294,13 +308,16 @@ AloneOutput run_alone(const FakeOptions& options, const RequestSpec& spec, int32
                                               ids[static_cast<size_t>(p - given)],
                                               spec.log_probabilities.prompt_top, facts.vocab_size));
     if (spec.stop.max_tokens == 0) break;
-    const DrawnToken drawn = draw(start, options, version, cells.back(), length, ids);
+    const DrawnToken drawn = draw(start, options, version, cells.back(), length, ids,
+                                  grammar ? grammar->mask() : std::span<const uint32_t>());
     output.finite = drawn.finite;
     if (!drawn.finite) break;
     ids.push_back(drawn.id);
     output.ids.push_back(drawn.id);
     if (drawn.log_probabilities) output.log_probabilities.push_back(*drawn.log_probabilities);
     if (std::ranges::count(start.ends, drawn.id) > 0) break;
+    if (grammar) grammar->advance(drawn.id);
+    if (grammar && (grammar->has_ended() || !grammar->failure().empty())) break;
   }
   return output;
 }

@@ -59,8 +59,11 @@ class FakeModel {
   void move_blocks(const StepPlan& plan);
   void start_slots(const StepPlan& plan);
   void check_holders() const;
-  void compute(const StepPlan& plan, const PlanPart& part, size_t& token, size_t& target,
-               StepResult& result);
+  // What the parts so far took of the plan's lists.
+  struct Place {
+    size_t token = 0, target = 0, mask = 0;
+  };
+  void compute(const StepPlan& plan, const PlanPart& part, Place& at, StepResult& result);
   Cell& cell(int32_t slot, int64_t position);
 
   FakeOptions options_;

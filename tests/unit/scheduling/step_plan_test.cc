@@ -38,9 +38,10 @@ StepPlan full_plan() {
   start.ends = {0, 99};
   plan.starts = {start};
   plan.blocks = {{1, 0, {10, 11}}, {3, 1, {}}};
-  plan.parts = {{3, 8, 1, 9, 0, 0, true}, {1, 0, 3, 5, 1, 2, false}};
+  plan.parts = {{3, 8, 1, 9, 0, 0, true, true}, {1, 0, 3, 5, 1, 2, false, false}};
   plan.tokens = {kLastSampled, kGivenRow, kGivenRow, 1};
   plan.targets = {1, 2};
+  plan.masks = {0xf0f0f0f0, 3};
   return plan;
 }
 
@@ -84,7 +85,9 @@ TEST(StepPlans, EveryPartOfAPlanIsInItsHash) {
       [](StepPlan& p) { p.parts[0].draws = false; },
       [](StepPlan& p) { ++p.parts[1].known; },
       [](StepPlan& p) { ++p.tokens[3]; },
-      [](StepPlan& p) { ++p.targets[0]; }};
+      [](StepPlan& p) { ++p.targets[0]; },
+      [](StepPlan& p) { p.parts[0].masked = false; },
+      [](StepPlan& p) { ++p.masks[1]; }};
   for (size_t i = 0; i < changes.size(); ++i) {
     StepPlan plan = full_plan();
     changes[i](plan);
@@ -101,13 +104,13 @@ TEST(StepPlans, BytesThatAreNoPlanAreRefused) {
             "a step plan has 1 bytes behind its end");
   std::string other = bytes;
   other[0] = 9;
-  EXPECT_EQ(error_of([&] { parse_step_plan(other); }), "a step plan has version 9, expected 1");
+  EXPECT_EQ(error_of([&] { parse_step_plan(other); }), "a step plan has version 9, expected 2");
   std::string flag = serialise(StepPlan{});
   StepPlan plan;
   plan.parts = {{0, 0, 1, 1, 0, 0, true}};
   flag = serialise(plan);
-  // The last byte of the part is its flag; two empty lists follow.
-  flag[flag.size() - 17] = 2;
+  // The last byte of the part is a flag; three empty lists follow.
+  flag[flag.size() - 25] = 2;
   EXPECT_EQ(error_of([&] { parse_step_plan(flag); }),
             "a step plan has a flag that is neither 0 nor 1");
 }
