@@ -76,9 +76,15 @@ __global__ void __launch_bounds__(kWarps* kLanes) paged_attention_kernel(PagedAt
   __syncthreads();
   Acc most = most_of[0];
   for (int w = 1; w < kWarps; ++w) most = max(most, most_of[w]);
+  Acc sink = 0;
+  if (a.sinks != nullptr) {
+    const Acc score = static_cast<const Acc*>(a.sinks)[head];
+    most = max(most, score);
+    sink = exp(score - most);
+  }
   T* out = static_cast<T*>(a.out) + (row * a.heads + head) * a.value_size;
   for (int j = threadIdx.x; j < a.value_size; j += kWarps * kLanes) {
-    Acc sum = 0, value = 0;
+    Acc sum = sink, value = 0;
     for (int w = 0; w < kWarps; ++w) {
       const Acc weight = exp(most_of[w] - most);
       sum += weight * sum_of[w];

@@ -16,7 +16,8 @@ struct PagedPool {
 };
 
 // out[i] = softmax(scale q[i] k^T) v over positions [lengths[i] - 1 - window_left, lengths[i]), in
-// fp32 (fp64 for fp64). A row's result depends on no other row and not on how work is divided.
+// fp32 (fp64 for fp64); the softmax also sums the exponential of the head's sink. A row's result
+// depends on no other row and not on how work is divided.
 struct PagedAttention {
   DType dtype = DType::kFloat32;
   int64_t rows = 0;
@@ -25,6 +26,7 @@ struct PagedAttention {
   double scale = 1.0;
   double softcap = 0.0;         // c > 0: scores become c tanh(score / c)
   int64_t window_left = -1;     // -1: no limit
+  const void* sinks = nullptr;  // [n] fp32 (fp64), or null: none
   const void* query = nullptr;  // [rows, n, key_size] contiguous
   PagedPool keys, values;
   int64_t block_size = 0;

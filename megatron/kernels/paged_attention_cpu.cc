@@ -27,7 +27,10 @@ class GroupOfHeads {
     blocks_ = a_.block_table + a_.sequences[row] * a_.table_stride;
     const int64_t head = row * a_.heads + group * heads_;
     score(head, group);
-    for (int64_t h = 0; h < heads_; ++h) softmax(&scores_[static_cast<size_t>(h * count_)]);
+    const auto* sinks = static_cast<const Acc*>(a_.sinks);
+    for (int64_t h = 0; h < heads_; ++h)
+      softmax(&scores_[static_cast<size_t>(h * count_)],
+              sinks == nullptr ? nullptr : sinks + group * heads_ + h);
     sum_values(head, group);
   }
 
@@ -53,10 +56,13 @@ class GroupOfHeads {
     }
   }
 
-  void softmax(Acc* scores) const {
-    const Acc most = *std::max_element(scores, scores + count_);
+  // `sink`: null if there is none.
+  void softmax(Acc* scores, const Acc* sink) const {
+    Acc most = *std::max_element(scores, scores + count_);
+    if (sink != nullptr) most = std::max(most, *sink);
     for (int64_t i = 0; i < count_; ++i) scores[i] = std::exp(scores[i] - most);
-    const Acc sum = sum_over<Acc>(count_, [&](int64_t i) { return scores[i]; });
+    Acc sum = sum_over<Acc>(count_, [&](int64_t i) { return scores[i]; });
+    if (sink != nullptr) sum += std::exp(*sink - most);
     for (int64_t i = 0; i < count_; ++i) scores[i] /= sum;
   }
 

@@ -12,9 +12,11 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct DifferentiableParameter : torch::autograd::Function<DifferentiableParameter> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor&, Parameter* parameter) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor&, Parameter* parameter,
+                            std::optional<at::ScalarType> type) {
     context->saved_data["parameter"] = reinterpret_cast<int64_t>(parameter);
-    return parameter->store->acquire(*parameter).view(parameter->local_shape);
+    const at::Tensor value = parameter->store->acquire(*parameter).view(parameter->local_shape);
+    return type ? value.to(*type) : value;
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     auto* parameter = reinterpret_cast<Parameter*>(context->saved_data["parameter"].toInt());
@@ -24,7 +26,7 @@ struct DifferentiableParameter : torch::autograd::Function<DifferentiableParamet
       target.to_add_to().add_(grads[0]);
       parameter->store->grad_ready(*parameter);
     }
-    return {at::Tensor(), at::Tensor()};
+    return {at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -41,13 +43,14 @@ at::Tensor GradTarget::to_add_to() const {
 
 at::Tensor anchor() { return at::empty({0}).set_requires_grad(true); }
 
-at::Tensor differentiable(Parameter& parameter) {
+at::Tensor differentiable(Parameter& parameter, std::optional<at::ScalarType> type) {
   MEGATRON_ASSERT(parameter.store != nullptr, parameter.name, " has no store");
   if (!at::GradMode::is_enabled()) {  // no backward will release it
     const AcquiredValue value(&parameter);
-    return value.value().view(parameter.local_shape);
+    const at::Tensor view = value.value().view(parameter.local_shape);
+    return type ? view.to(*type) : view;
   }
-  return DifferentiableParameter::apply(anchor(), &parameter);
+  return DifferentiableParameter::apply(anchor(), &parameter, type);
 }
 
 void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&)> accumulate) {

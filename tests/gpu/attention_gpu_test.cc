@@ -17,6 +17,7 @@ struct AttentionCase {
   bool causal = true;
   int64_t window_left = -1;
   double dropout = 0.0;
+  bool sinks = false;
 };
 
 void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
@@ -33,6 +34,8 @@ AttentionOptions make_options(const AttentionCase& c, AttentionBackend backend, 
   o.window_left = c.window_left;
   o.backend = backend;
   o.recompute = recompute;
+  if (c.sinks)
+    o.sinks = at::linspace(-2, 2, c.n, device == at::kCPU ? at::kDouble : at::kFloat).to(device);
   if (c.dropout > 0) {
     o.dropout = c.dropout;
     o.key = random_key(1, "attention");
@@ -45,9 +48,13 @@ AttentionOptions make_options(const AttentionCase& c, AttentionBackend backend, 
 // out, dq, dk, dv on the CPU.
 Tensors attend(Tensors qkv, const at::Tensor& dout, const AttentionOptions& options) {
   for (at::Tensor& t : qkv) t = t.detach().requires_grad_();
-  const at::Tensor out = core_attention(qkv[0], qkv[1], qkv[2], options);
+  AttentionOptions own = options;
+  if (own.sinks.defined()) own.sinks = own.sinks.detach().requires_grad_();
+  const at::Tensor out = core_attention(qkv[0], qkv[1], qkv[2], own);
   out.backward(dout);
-  return {out.detach().cpu(), qkv[0].grad().cpu(), qkv[1].grad().cpu(), qkv[2].grad().cpu()};
+  Tensors all = {out.detach().cpu(), qkv[0].grad().cpu(), qkv[1].grad().cpu(), qkv[2].grad().cpu()};
+  if (own.sinks.defined()) all.push_back(own.sinks.grad().cpu());
+  return all;
 }
 
 TEST_P(GpuAttention, MatchesFp64) {
@@ -71,7 +78,7 @@ TEST_P(GpuAttention, MatchesFp64) {
     FAIL() << c.name << " on CUDA threw: " << error.what();
   }
   const double tolerance = type == at::kFloat ? 1e-5 : type == at::kHalf ? 4e-3 : 2e-2;
-  const char* const names[] = {"out", "dq", "dk", "dv"};
+  const char* const names[] = {"out", "dq", "dk", "dv", "dsinks"};
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_LT(relative_error(got[i], exact[i]), tolerance) << names[i] << " of " << c.name;
   }
@@ -88,6 +95,8 @@ const AttentionCase kCases[] = {
     {"dropout", 64, 64, 2, 4, 2, 64, true, -1, 0.2},
     {"odd_head", 33, 33, 2, 2, 2, 20},
     {"wide_head", 64, 64, 1, 2, 2, 192},
+    {"sinks_window", 128, 128, 2, 8, 2, 64, true, 31, 0.0, true},
+    {"sinks", 128, 128, 2, 8, 2, 64, true, -1, 0.0, true},
 };
 
 std::string case_name(const ::testing::TestParamInfo<Param>& info) {
@@ -110,6 +119,14 @@ INSTANTIATE_TEST_SUITE_P(ByName, GpuAttention,
                                                               AttentionBackend::kFused,
                                                               AttentionBackend::kUnfused),
                                             ::testing::Values(false)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(SinksByName, GpuAttention,
+                         ::testing::Combine(::testing::Values(std::end(kCases)[-1]),
+                                            ::testing::Values(at::kBFloat16),
+                                            ::testing::Values(AttentionBackend::kFlash,
+                                                              AttentionBackend::kFused,
+                                                              AttentionBackend::kUnfused),
+                                            ::testing::Bool()),
                          case_name);
 
 // Blocks of keys added up, as a ring of context-parallel ranks does: keys before all queries, then

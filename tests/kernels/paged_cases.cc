@@ -49,29 +49,34 @@ at::Tensor plain_attention(const PagedShape& shape, const Tensors& t) {
     at::Tensor scores =
         at::einsum("nd,pnd->np", {t[0][static_cast<int64_t>(i)], k}) * shape.options.scale;
     if (const double cap = shape.options.softcap; cap > 0) scores = cap * (scores / cap).tanh();
-    outs.push_back(at::einsum("np,pnv->nv", {scores.softmax(-1), v}));
+    if (t.size() > 3) scores = at::cat({scores, t[3].unsqueeze(1)}, 1);
+    const at::Tensor probs = scores.softmax(-1).narrow(1, 0, k.size(0));
+    outs.push_back(at::einsum("np,pnv->nv", {probs, v}));
   }
   return at::stack(outs);
 }
 
-KernelCase paged_case(const PagedShape& shape, at::ScalarType type) {
+KernelCase paged_case(const PagedShape& shape, at::ScalarType type, bool sinks = false) {
   KernelCase row;
   row.name = std::string("paged_attention_") + c10::toString(type) + "_" +
              std::to_string(shape.sequences) + "x" + std::to_string(shape.longest) + "_" +
              std::to_string(shape.heads) + "_" + std::to_string(shape.groups) + "_" +
              std::to_string(shape.key_size) + "_" + std::to_string(shape.value_size) +
              (shape.options.window_left >= 0 ? "_window" : "") +
-             (shape.options.softcap > 0 ? "_capped" : "");
+             (shape.options.softcap > 0 ? "_capped" : "") + (sinks ? "_sinks" : "");
   row.type = type;
   row.inputs = [=] {
     const int64_t blocks = shape.sequences * blocks_of(shape);
-    return Tensors{normal({shape.sequences, shape.heads, shape.key_size}, type, 1),
+    Tensors all = {normal({shape.sequences, shape.heads, shape.key_size}, type, 1),
                    normal({blocks, kBlockSize, shape.groups, shape.key_size}, type, 2),
                    normal({blocks, kBlockSize, shape.groups, shape.value_size}, type, 3)};
+    if (sinks) all.push_back(normal({shape.heads}, type, 4));
+    return all;
   };
   row.run = [=](const Tensors& t) {
-    return Tensors{
-        paged_attention(t[0], t[1], t[2], paged_rows(shape, t[0].device()), shape.options)};
+    AttentionOptions options = shape.options;
+    if (t.size() > 3) options.sinks = t[3];
+    return Tensors{paged_attention(t[0], t[1], t[2], paged_rows(shape, t[0].device()), options)};
   };
   row.reference = [=](const Tensors& t) { return Tensors{plain_attention(shape, t)}; };
   row.tolerance = tolerance_of(type);
@@ -103,6 +108,7 @@ void add_paged_cases(std::vector<KernelCase>& rows, bool perf) {
     rows.push_back(paged_case({5, 70, 4, 2, 64, 64, plain}, type));
     rows.push_back(paged_case({3, 130, 6, 3, 80, 80, options_of(0.1, 5.0, 20)}, type));
     rows.push_back(paged_case({2, 33, 2, 2, 256, 192, options_of(0.1, 0.0, 0)}, type));
+    rows.push_back(paged_case({5, 70, 4, 2, 64, 64, options_of(0.1, 0.0, 30)}, type, true));
     rows.push_back(paged_case({2, 90, 4, 1, 576, 512, options_of(0.05, 0.0, -1)}, type));
   }
 }

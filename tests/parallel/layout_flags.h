@@ -21,6 +21,7 @@
 #define MTP "--mtp-num-layers 2 "
 #define MTP_REPEATED MTP "--mtp-use-repeated-layer --mtp-loss-scaling-factor 0.5 "
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
+#define SINKS "--softmax-type learnable "
 #define EP "--expert-model-parallel-size "
 #define ETP "--expert-tensor-parallel-size "
 #define A2A "--moe-token-dispatcher-type alltoall "

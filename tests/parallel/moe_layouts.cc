@@ -37,6 +37,16 @@ constexpr ModelFlags kExpertModels[] = {
      "--seq-length 24 --max-position-embeddings 24 --attention-dropout 0.1 --hidden-dropout 0.1 "
      "--num-experts 6 --moe-router-topk 1 --moe-router-pre-softmax --moe-apply-probs-on-input "
      "--moe-latent-size 20 --moe-layer-freq 2 --moe-input-jitter-eps 0.1"},
+    // Sinks, windows in every other layer, YaRN, biases everywhere, a bounded gate.
+    {"gpt_oss",
+     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 24 --num-attention-heads 12 "
+     "--group-query-attention --num-query-groups 6 --kv-channels 6 --seq-length 24 "
+     "--position-embedding-type yarn --rope-scaling-factor 4 "
+     "--yarn-original-max-position-embeddings 8 --no-yarn-correction-range-round-to-int "
+     "--normalization RMSNorm --quick-geglu --glu-linear-offset 1 "
+     "--activation-func-clamp-value 0.05 --softmax-type learnable --window-size 5 0 "
+     "--window-attn-skip-freq 2 --untie-embeddings-and-output-weights --attention-dropout 0 "
+     "--hidden-dropout 0 --num-experts 8 --moe-router-topk 4"},
 };
 
 #define FP8_BLOCKS "--bf16 --fp8-format hybrid --fp8-recipe blockwise --no-fp8-wgrad "
@@ -57,6 +67,10 @@ constexpr LayoutRow kQuantizedExpertRows[] = {
 };
 
 constexpr LayoutRow kExpertRows[] = {
+    {"moe_ep2_gpt_oss", "gpt_oss", 2, EP "2 " A2A},
+    {"moe_tp2_sp_ep2_gpt_oss", "gpt_oss", 2, TP "2 " SP EP "2 " ETP "1 " A2A},
+    {"moe_cp2_gather_ep2_gpt_oss", "gpt_oss", 2, CP "2 --cp-comm-type all_gather " EP "2 " A2A},
+    {"moe_pp2_dp2_zero3_gpt_oss", "gpt_oss", 4, PP "2 " ZERO3 OVERLAP},
     // Without expert ranks.
     {"moe_dp2", "mixtral", 2, ""},
     {"moe_tp2_sp", "mixtral", 2, TP "2 " SP},

@@ -84,11 +84,14 @@ class Draw {
     run();
     precision();
     vocabulary();
-    if (!experts_) return;
-    experts();
-    router();
-    balance();
-    further_tokens();
+    if (experts_) {
+      experts();
+      router();
+      balance();
+      further_tokens();
+    }
+    if (dice_.chance(20))
+      add("--softmax-type", dice_.pick<const char*>({"learnable", "learnable", "off-by-one"}));
   }
   const std::string& flags() const { return flags_; }
   const std::string& precision_flags() const { return precision_; }

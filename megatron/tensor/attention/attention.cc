@@ -1,8 +1,10 @@
 #include "megatron/tensor/attention/attention.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/attention/attention_block.h"
 #include "megatron/tensor/detail/attention_cudnn.h"
 #include "megatron/tensor/detail/attention_library.h"
 #include "megatron/tensor/detail/attention_unfused.h"
@@ -15,7 +17,8 @@ namespace {
 
 enum class Path { kFlashCpu, kFlashCuda, kCudnn, kUnfused };
 
-// What a library kernel's backward needs of its forward; empty for the unfused path.
+// What the backward needs of its forward; empty for the unfused path without sinks, which computes
+// probabilities again.
 struct Forward {
   at::Tensor out;  // [s, b, n, d], contiguous
   at::Tensor library_out, lse, seed, offset, cu_q, cu_k;
@@ -87,15 +90,31 @@ std::optional<at::Tensor> cpu_mask(const at::Tensor& q, const at::Tensor& k,
       .masked_fill_(mask, -std::numeric_limits<double>::infinity());
 }
 
+// Adds the sinks, if there are any, to what a library's kernel computed.
+void add_sinks(const Forward& f, const AttentionOptions& o) {
+  if (!o.sinks.defined()) return;
+  const at::Tensor rows = f.lse.view(f.library_out.sizes().slice(0, 3));
+  add_attention_sinks({from_heads(f.library_out), rows}, o.sinks);
+}
+
 Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const AttentionOptions& o) {
   const at::NoGradGuard no_grad;
   Forward f;
   const bool causal = library_causal(q, o);
   switch (path) {
-    case Path::kUnfused:
-      f.out = unfused_attention(q, k, v, o);
+    case Path::kUnfused: {
+      if (!o.sinks.defined()) {
+        f.out = unfused_attention(q, k, v, o);
+        return f;
+      }
+      const AttentionBlock block = unfused_block(q, k, v, o);
+      add_attention_sinks(block, o.sinks);
+      f.out = block.out.to(q.scalar_type());
+      f.library_out = to_heads(f.out);
+      f.lse = block.lse;
       return f;
+    }
     case Path::kFlashCpu: {
       const int64_t heads = q.size(2);
       const auto mask = cpu_mask(q, k, o);
@@ -120,9 +139,11 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       f.out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
       f.library_out = to_heads(f.out);
       f.lse = cudnn_attention_forward(to_heads(q), to_heads(k), to_heads(v), f.library_out, o);
+      add_sinks(f, o);
       return f;
     }
   }
+  add_sinks(f, o);
   f.out = from_heads(f.library_out).narrow(3, 0, v.size(3)).contiguous();
   return f;
 }
@@ -132,6 +153,12 @@ using Grads = AttentionGrads;
 // Assigns the gradients. cuDNN writes them with the caller's strides, others with their own.
 void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                   const at::Tensor& v, const Forward& f, const AttentionOptions& o, Grads& grads) {
+  if (path == Path::kUnfused && o.sinks.defined()) {
+    const auto [dq, dk, dv] =
+        unfused_block_backward(dout, q, k, v, from_heads(f.library_out), f.lse, o);
+    grads = {dq.to(q.scalar_type()), dk.to(q.scalar_type()), dv.to(q.scalar_type())};
+    return;
+  }
   if (path == Path::kUnfused) {
     grads = unfused_attention_backward(dout, q, k, v, o);
     return;
@@ -167,6 +194,13 @@ void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const 
            from_heads(std::get<2>(found)).narrow(3, 0, v.size(3))};
 }
 
+// The gradient of the sinks; undefined without them.
+at::Tensor sinks_grad(const at::Tensor& dout, const Forward& f, const AttentionOptions& o) {
+  if (!o.sinks.defined()) return {};
+  const at::Tensor out = from_heads(f.library_out).narrow(3, 0, dout.size(3));
+  return attention_sinks_grad(dout, out, f.lse.view(f.library_out.sizes().slice(0, 3)), o.sinks);
+}
+
 // Carries the options through autograd's context.
 struct SavedOptions : torch::CustomClassHolder {
   AttentionOptions options;
@@ -184,21 +218,22 @@ void save(const Forward& f, const SavedOptions& saved, torch::autograd::variable
 Forward saved_forward(const torch::autograd::variable_list& tensors, size_t first,
                       const SavedOptions& saved, const at::Tensor& q, const at::Tensor& k,
                       const at::Tensor& v) {
-  if (saved.path == Path::kUnfused) return {};
+  if (saved.path == Path::kUnfused && !saved.options.sinks.defined()) return {};
   if (tensors.size() == first) return run_forward(saved.path, q, k, v, saved.options);
   const auto t = tensors.begin() + static_cast<std::ptrdiff_t>(first);
   return {at::Tensor(), t[0], t[1], t[2], t[3], t[4], t[5]};
 }
 
+// The sinks are also an argument of their own, which autograd sees.
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
-                            const AttentionOptions& options) {
+                            const std::optional<at::Tensor>&, const AttentionOptions& options) {
     auto saved = c10::make_intrusive<SavedOptions>();
     saved->options = options;
     saved->path = choose_path(q, k, v, options);
-    Forward f = run_forward(saved->path, q, k, v, options);
+    Forward f = run_forward(saved->path, q, k, v, saved->options);
     torch::autograd::variable_list tensors = {q, k, v};
     save(f, *saved, tensors);
     context->save_for_backward(tensors);
@@ -213,9 +248,13 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const auto t = context->get_saved_variables();
     const at::NoGradGuard no_grad;
     Grads result;
-    run_backward(holder->path, grads[0], t[0], t[1], t[2],
-                 saved_forward(t, 3, *holder, t[0], t[1], t[2]), holder->options, result);
-    return {std::get<0>(result), std::get<1>(result), std::get<2>(result), {}};
+    const Forward f = saved_forward(t, 3, *holder, t[0], t[1], t[2]);
+    run_backward(holder->path, grads[0], t[0], t[1], t[2], f, holder->options, result);
+    return {std::get<0>(result),
+            std::get<1>(result),
+            std::get<2>(result),
+            sinks_grad(grads[0], f, holder->options),
+            {}};
   }
 };
 
@@ -251,8 +290,8 @@ void turn(const at::Tensor& packed, const RotaryAngles& rotary, double sign) {
 class PackedAttentionFunction : public torch::autograd::Function<PackedAttentionFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& flat,
-                            const PackedHeads& heads, const RotaryAngles& rotary,
-                            const AttentionOptions& options) {
+                            const std::optional<at::Tensor>&, const PackedHeads& heads,
+                            const RotaryAngles& rotary, const AttentionOptions& options) {
     auto saved = c10::make_intrusive<SavedOptions>();
     const int64_t s = flat.size(0), b = flat.size(1);
     const at::Tensor packed =
@@ -262,8 +301,8 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
     saved->options = options;
     saved->path = choose_path(folded.q, folded.k, folded.v, options);
     const QKV qkv(packed, saved->path);
-    check_attention(qkv.q, qkv.k, qkv.v, options);
-    Forward f = run_forward(saved->path, qkv.q, qkv.k, qkv.v, options);
+    check_attention(qkv.q, qkv.k, qkv.v, saved->options);
+    Forward f = run_forward(saved->path, qkv.q, qkv.k, qkv.v, saved->options);
     torch::autograd::variable_list tensors = {packed, rotary.cos, rotary.sin};
     save(f, *saved, tensors);
     context->save_for_backward(tensors);
@@ -286,8 +325,9 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
       const QKV into(dpacked, holder->path);
       result = {into.q, into.k, into.v};
     }
-    run_backward(holder->path, grads[0].contiguous().view(qkv.q.sizes()), qkv.q, qkv.k, qkv.v,
-                 saved_forward(t, 3, *holder, qkv.q, qkv.k, qkv.v), holder->options, result);
+    const at::Tensor dout = grads[0].contiguous().view(qkv.q.sizes());
+    const Forward f = saved_forward(t, 3, *holder, qkv.q, qkv.k, qkv.v);
+    run_backward(holder->path, dout, qkv.q, qkv.k, qkv.v, f, holder->options, result);
     if (holder->path != Path::kCudnn) {
       const int64_t r = packed.size(3) - 2;
       const at::Tensor dq = dpacked.narrow(3, 0, r), dk = dpacked.select(3, r),
@@ -297,7 +337,11 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
       dv.copy_(std::get<2>(result).reshape(dv.sizes()));
     }
     turn(dpacked, {t[1], t[2], context->saved_data["interleaved"].toBool()}, -1.0);
-    return {dpacked.view({packed.size(0), packed.size(1), -1}), {}, {}, {}};
+    return {dpacked.view({packed.size(0), packed.size(1), -1}),
+            sinks_grad(dout, f, holder->options),
+            {},
+            {},
+            {}};
   }
 };
 
@@ -317,7 +361,7 @@ AttentionParts attention_parts(int64_t b, int64_t heads, int64_t groups, int64_t
 at::Tensor core_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
   check_attention(q, k, v, options);
-  return AttentionFunction::apply(q, k, v, options);
+  return AttentionFunction::apply(q, k, v, std::optional<at::Tensor>(options.sinks), options);
 }
 
 at::Tensor packed_attention(const at::Tensor& packed, const PackedHeads& heads,
@@ -325,7 +369,8 @@ at::Tensor packed_attention(const at::Tensor& packed, const PackedHeads& heads,
   check_shape("packed attention", packed,
               {-1, -1, heads.groups * (heads.heads_per_group + 2) * heads.head_size});
   MEGATRON_ASSERT(packed.is_contiguous(), "packed attention over a tensor with gaps");
-  return PackedAttentionFunction::apply(packed, heads, rotary, options);
+  return PackedAttentionFunction::apply(packed, std::optional<at::Tensor>(options.sinks), heads,
+                                        rotary, options);
 }
 
 }  // namespace megatron

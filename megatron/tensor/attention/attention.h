@@ -36,16 +36,18 @@ struct AttentionOptions {
   int64_t first_head = 0;        // global number of the first query head of this rank
   // bool [b, 1, s, s_k] or [1, 1, s, s_k], True = may NOT attend; undefined: none
   at::Tensor mask = {};
-  at::Tensor sink = {};  // reserved: must be undefined
+  // [n] fp32 (fp64): the score of a further key with value 0, one for each query head, unscaled and
+  // not capped (an attention sink); undefined: none
+  at::Tensor sinks = {};
   AttentionBackend backend = AttentionBackend::kAuto;
   // False: cuDNN's backward may sum in any order, which is faster and needs less memory
   bool deterministic = true;
   bool recompute = false;  // save q, k, v only and run the forward again in the backward
 };
 
-// Differentiable in q, k and v. kAuto takes the first backend that supports exactly these options:
-// cuDNN (kFused; CUDA, sequence lengths that are multiples of 64, since each shape needs a plan),
-// flash attention, else the unfused path (ATen operations, softmax in fp32). All are
+// Differentiable in q, k, v and sinks. kAuto takes the first backend that supports exactly these
+// options: cuDNN (kFused; CUDA, sequence lengths that are multiples of 64, since each shape needs a
+// plan), flash attention, else the unfused path (ATen operations, softmax in fp32). All are
 // bit-reproducible unless `deterministic` is off. Throws Error if a backend is requested that does
 // not support the options.
 //

@@ -139,6 +139,7 @@ AttentionGrads library_backward(const at::Tensor& dout, const at::Tensor& q, con
 AttentionBlock attention_block_forward(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AttentionOptions& options) {
   check_attention(q, k, v, options);
+  MEGATRON_ASSERT(!options.sinks.defined(), "sinks are added to the combination of all blocks");
   const at::NoGradGuard no_grad;
   return is_library(q, k, v, options) ? library_forward(q, k, v, options)
                                       : unfused_block(q, k, v, options);
@@ -151,6 +152,35 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
   const at::NoGradGuard no_grad;
   return is_library(q, k, v, options) ? library_backward(dout, q, k, v, out, lse, options)
                                       : unfused_block_backward(dout, q, k, v, out, lse, options);
+}
+
+namespace {
+
+// The sinks of lse's rows, [b, n, 1].
+at::Tensor sinks_of_rows(const at::Tensor& sinks, const at::Tensor& lse) {
+  const int64_t heads = lse.size(1), groups = sinks.size(0) / heads;
+  return sinks.view({1, groups, heads})
+      .expand({lse.size(0) / groups, groups, heads})
+      .reshape({lse.size(0), heads, 1})
+      .to(lse.scalar_type());
+}
+
+}  // namespace
+
+void add_attention_sinks(const AttentionBlock& total, const at::Tensor& sinks) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor lse = at::logaddexp(total.lse, sinks_of_rows(sinks, total.lse));
+  total.out.mul_((total.lse - lse).exp_().permute({2, 0, 1}).unsqueeze(-1));
+  total.lse.copy_(lse);
+}
+
+at::Tensor attention_sinks_grad(const at::Tensor& dout, const at::Tensor& out,
+                                const at::Tensor& lse, const at::Tensor& sinks) {
+  const at::NoGradGuard no_grad;
+  // Its value is 0, so that dscore = p (0 - dout . out).
+  const at::Tensor mean = (dout.to(lse.scalar_type()) * out).sum(-1).permute({1, 2, 0});
+  const at::Tensor p = (sinks_of_rows(sinks, lse) - lse).exp_();
+  return (p * mean).sum(-1).view({-1, sinks.size(0)}).sum(0).neg_().to(sinks.scalar_type());
 }
 
 void add_attention_block(const AttentionBlock& total, const AttentionBlock& block) {

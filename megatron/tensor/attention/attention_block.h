@@ -18,9 +18,10 @@ struct AttentionBlock {
   at::Tensor lse;  // [b, n, s] fp32 (fp64): log sum exp of the scaled scores; else -infinity
 };
 
-// Not differentiable. Arguments as for core_attention. On CUDA cuDNN or flash attention if they
-// support exactly these options (two kernels when causal with more keys than queries), else ATen
-// operations. Throws Error if --attention-backend requests a backend that does not.
+// Not differentiable. Arguments as for core_attention, without sinks. On CUDA cuDNN or flash
+// attention if they support exactly these options (two kernels when causal with more keys than
+// queries), else ATen operations. Throws Error if --attention-backend requests a backend that does
+// not.
 AttentionBlock attention_block_forward(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AttentionOptions& options);
 
@@ -34,5 +35,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
 // Combines `total` with a block over other keys, in place; `total.out` has the type of `total.lse`.
 // Both may be views of rows.
 void add_attention_block(const AttentionBlock& total, const AttentionBlock& block);
+
+// Combines `total`, of all keys, with a sink for each head, in place. `sinks`: [n] fp32 (fp64), one
+// for each head of out [s, b, n, d]; or of several samples' heads that count as samples, [g, n / g]
+// for [s, b g, n / g, d].
+void add_attention_sinks(const AttentionBlock& total, const at::Tensor& sinks);
+
+// The gradient of the sinks, in their type; arguments as for attention_block_backward, where `out`
+// and `lse` are the combination with the sinks, too.
+at::Tensor attention_sinks_grad(const at::Tensor& dout, const at::Tensor& out,
+                                const at::Tensor& lse, const at::Tensor& sinks);
 
 }  // namespace megatron

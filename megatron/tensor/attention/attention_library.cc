@@ -24,7 +24,9 @@ void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                   " heads over ", k.size(2), " groups");
   MEGATRON_ASSERT(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
                   "attention over different types");
-  MEGATRON_ASSERT(!o.sink.defined(), "attention sinks are reserved");
+  MEGATRON_ASSERT(!o.sinks.defined() || (o.sinks.dim() == 1 && o.sinks.size(0) % q.size(2) == 0 &&
+                                         q.size(1) * q.size(2) % o.sinks.size(0) == 0),
+                  "sinks for other heads than ", q.size(2));
   MEGATRON_ASSERT(o.dropout >= 0.0 && o.dropout < 1.0, "attention dropout of ", o.dropout);
   if (o.mask.defined()) {
     check_shape("attention mask", o.mask, {o.mask.size(0), 1, q.size(0), k.size(0)});

@@ -110,6 +110,12 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at
   args.scale = options.scale;
   args.softcap = options.softcap;
   args.window_left = options.window_left;
+  const at::Tensor sinks =
+      options.sinks.defined() ? options.sinks.to(accumulate_type(q)).contiguous() : at::Tensor();
+  if (sinks.defined()) {
+    check_shape("sinks", sinks, {q.size(1)});
+    args.sinks = sinks.const_data_ptr();
+  }
   args.query = query.const_data_ptr();
   args.keys = pool_of(keys);
   args.values = pool_of(values);

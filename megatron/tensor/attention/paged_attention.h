@@ -68,7 +68,7 @@ class PagedBuffer {
 //           contiguous last dimension
 //   return  [single, n, v]
 //
-// Options: causal, scale, softcap, window_left. Not differentiable.
+// Options: causal, scale, softcap, window_left, sinks. Not differentiable.
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                            const PagedRows& rows, const AttentionOptions& options);
 

@@ -101,6 +101,7 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
     add("q_layernorm", q_layernorm_.get());
     add("k_layernorm", k_layernorm_.get());
   }
+  add("core_attention", &core_);
   add("linear_proj", &linear_proj_);
 }
 
@@ -142,11 +143,11 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
     q = apply_rotary(q, rotary.cos, rotary.sin, rotary.interleaved);
     k = apply_rotary(k, rotary.cos, rotary.sin, rotary.interleaved);
   }
-  const at::Tensor y =
-      context.state == nullptr
-          ? core_.forward(q, k, v, context)
-          : static_cast<KVCache*>(context.state)
-                ->attend(q, k, v, context.pass.decoding->batch.rows, core_.cached(context));
+  const at::Tensor y = context.state == nullptr
+                           ? core_.forward(q, k, v, context)
+                           : static_cast<KVCache*>(context.state)
+                                 ->attend(q, k, v, context.pass.decoding->batch.rows,
+                                          core_.cached(context, q.options()));
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
   return back(y.reshape({s, b, heads_ * config_.kv_channels}));
 }
@@ -158,7 +159,7 @@ at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
     if (is_alias(saved, rotary.cos) || is_alias(saved, rotary.sin)) return false;
     return config_.offloads(is_alias(saved, mixed) ? "core_attn" : "attn_proj");
   });
-  AttentionOptions core = core_.options(context, mixed.size(0), mixed.size(0));
+  AttentionOptions core = core_.options(context, mixed.options(), mixed.size(0), mixed.size(0));
   if (context.pass.document_ids.defined()) {
     MEGATRON_ASSERT(!core.mask.defined(), "document ids beside a mask");
     const at::Tensor positions = zigzag_positions(mixed.size(0), 1, 0, mixed.device());

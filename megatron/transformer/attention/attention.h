@@ -10,9 +10,9 @@
 namespace megatron {
 
 // Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight,
-// k_layernorm.weight ([d], or [heads * d] with --qk-layernorm-over-heads), linear_proj.{weight,
-// bias}. Rows of linear_qkv are stored per key/value group, as in Megatron: [its query heads | key
-// | value].
+// k_layernorm.weight ([d], or [heads * d] with --qk-layernorm-over-heads),
+// core_attention.softmax_offset (--softmax-type learnable), linear_proj.{weight, bias}. Rows of
+// linear_qkv are stored per key/value group, as in Megatron: [its query heads | key | value].
 //
 // With c context-parallel ranks s is the s/c tokens of this rank, see
 // transformer/context_parallel/context_parallel.h.

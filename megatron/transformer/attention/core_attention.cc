@@ -2,6 +2,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
+#include "megatron/nn/functional.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
@@ -24,9 +25,27 @@ CoreAttention::CoreAttention(const TransformerConfig& config, int64_t layer_numb
       layer_number_(layer_number),
       first_head_(groups.tp.rank() * heads),
       context_parallel_type_(config.context_parallel_type(layer_number)),
-      dropout_key_(random_key(config.seed, "attention_dropout", layer_number)) {}
+      dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
+      heads_(heads) {
+  if (config.softmax_type != SoftmaxType::kLearnable) return;
+  softmax_offset_ = std::make_unique<Parameter>();
+  softmax_offset_->global_shape = {config.num_attention_heads};
+  softmax_offset_->local_shape = {heads};
+  softmax_offset_->placement.shards = {{0, Axis::kTensor, {}}};
+  softmax_offset_->init = Init::normal(config.init_method_std);
+  softmax_offset_->role = ParameterRole::kBias;
+  add("softmax_offset", softmax_offset_.get());
+}
 
-AttentionOptions CoreAttention::options(const LayerContext& context, int64_t num_queries,
+at::Tensor CoreAttention::sinks(const at::TensorOptions& queries) const {
+  const at::ScalarType type = queries.dtype() == at::kDouble ? at::kDouble : at::kFloat;
+  if (softmax_offset_) return differentiable(*softmax_offset_, type);
+  if (config_.softmax_type == SoftmaxType::kVanilla) return {};
+  return at::zeros({heads_}, queries.dtype(type));
+}
+
+AttentionOptions CoreAttention::options(const LayerContext& context,
+                                        const at::TensorOptions& queries, int64_t num_queries,
                                         int64_t num_keys) const {
   AttentionOptions options;
   options.causal = config_.causal;
@@ -35,6 +54,7 @@ AttentionOptions CoreAttention::options(const LayerContext& context, int64_t num
   if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty())
     options.window_left = window[0];
   options.mask = context.pass.attention_mask;
+  options.sinks = sinks(queries);
   options.backend = config_.attention_backend;
   options.deterministic = !config_.fast;
   options.recompute = config_.recomputes("core_attn");
@@ -49,11 +69,12 @@ AttentionOptions CoreAttention::options(const LayerContext& context, int64_t num
   return options;
 }
 
-AttentionOptions CoreAttention::cached(const LayerContext& context) const {
+AttentionOptions CoreAttention::cached(const LayerContext& context,
+                                       const at::TensorOptions& queries) const {
   check_whole_sequences("decoding", context_ranks(context.pass));
   MEGATRON_ASSERT(!context.pass.attention_mask.defined() && !context.pass.document_ids.defined(),
                   "a mask or document ids beside a cache");
-  return options(context, 1, 1);
+  return options(context, queries, 1, 1);
 }
 
 at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -68,7 +89,7 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
     const bool input = exchanged || is_alias(saved, q) || is_alias(saved, k) || is_alias(saved, v);
     return config_.offloads(input ? "core_attn" : "attn_proj");
   });
-  const AttentionOptions core = options(context, q.size(0), k.size(0));
+  const AttentionOptions core = options(context, q.options(), q.size(0), k.size(0));
   if (pass.attention_mask.defined()) {
     check_whole_sequences("an attention mask", cp);
     MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask");

@@ -2,15 +2,19 @@
 // between the context-parallel ranks.
 #pragma once
 
+#include <memory>
+
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/nn/module.h"
 #include "megatron/tensor/attention/attention.h"
 #include "megatron/transformer/config/transformer_config.h"
 #include "megatron/transformer/layer/layer.h"
 
 namespace megatron {
 
-// Keeps references to config and groups, which must outlive it.
-class CoreAttention {
+// Parameters with --softmax-type learnable: softmax_offset [n], the sinks of the heads. Keeps
+// references to config and groups, which must outlive it.
+class CoreAttention : public Module {
  public:
   // `heads`: query heads of this rank; tensor-parallel ranks hold consecutive ones. `layer_number`
   // counts from 1.
@@ -26,12 +30,13 @@ class CoreAttention {
   at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const LayerContext& context) const;
 
-  // What forward() passes on, for callers of tensor/attention/attention.h.
-  AttentionOptions options(const LayerContext& context, int64_t num_queries,
-                           int64_t num_keys) const;
+  // What forward() passes on, for callers of tensor/attention/attention.h, once for each pass.
+  // `queries`: their type and device.
+  AttentionOptions options(const LayerContext& context, const at::TensorOptions& queries,
+                           int64_t num_queries, int64_t num_keys) const;
 
   // The options of attention over a cache. Throws Error when context-parallel ranks would share it.
-  AttentionOptions cached(const LayerContext& context) const;
+  AttentionOptions cached(const LayerContext& context, const at::TensorOptions& queries) const;
 
   // The context-parallel group of this micro-batch.
   const ProcessGroup& context_ranks(const ForwardContext& pass) const {
@@ -39,12 +44,17 @@ class CoreAttention {
   }
 
  private:
+  // For queries like these; undefined: none.
+  at::Tensor sinks(const at::TensorOptions& queries) const;
+
   const TransformerConfig& config_;
   const ParallelGroups& parallel_;
   int64_t layer_number_;  // from 1
   int64_t first_head_;
   ContextParallelType context_parallel_type_;
   RandomKey dropout_key_;
+  int64_t heads_;
+  std::unique_ptr<Parameter> softmax_offset_;  // null: none
 };
 
 }  // namespace megatron

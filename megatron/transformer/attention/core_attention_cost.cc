@@ -116,7 +116,8 @@ int64_t CoreAttentionCost::forward_extra() const {
     case AttentionKernel::kLibrary:
       return repeated_groups() + 2 * padded_out();  // padded values, and the output
     case AttentionKernel::kUnfused:
-      return 2 * score_bytes() + wide * (q + k + v) + sequence * sequence;
+      return 2 * score_bytes() + wide * (q + k + v) + sequence * sequence +
+             (has_sinks() ? (wide - 1) * out + lse : 0);  // the sum before it is rounded
     case AttentionKernel::kRing:
       return 2 * (k + v) + (wide + 1) * out + 2 * lse + block_scores;
     case AttentionKernel::kAllGather:
@@ -159,7 +160,7 @@ int64_t CoreAttentionCost::backward_extra() const {
              (padded_out() > 0 ? 2 * padded_out() + q - v : 0);
     case AttentionKernel::kUnfused:
       return (config.attention_dropout > 0 ? 5 : 3) * score_bytes() + wide * (q + out + k + v) +
-             sequence * sequence;
+             sequence * sequence + (has_sinks() ? out + lse : 0);  // computed again
     case AttentionKernel::kRing:
       return (2 + 2 * wide) * (k + v) + wide * q + expanded + copies + lse + 2 * block_scores;
     case AttentionKernel::kAllGather:

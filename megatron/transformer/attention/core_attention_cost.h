@@ -48,6 +48,7 @@ struct CoreAttentionCost {
   bool saves_library() const {
     return kernel != AttentionKernel::kUnfused && !config.recomputes("core_attn");
   }
+  bool has_sinks() const { return config.softmax_type != SoftmaxType::kVanilla; }
   // A library's output as wide as keys, where it takes values padded to that; else 0.
   int64_t padded_out() const;
   // The input of linear_proj, and what the backward needs of the forward besides queries, keys and

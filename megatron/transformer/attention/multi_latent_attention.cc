@@ -218,7 +218,7 @@ at::Tensor MultiLatentAttention::attend_cached(const Latents& latents, const Rot
                         .squeeze(1));
   const AcquiredValue weight(&linear_kv_up_proj_.weight());
   const at::Tensor up = weight.value().view({n, plain + sizes_.value, rank});
-  const AttentionOptions options = core_.cached(context);
+  const AttentionOptions options = core_.cached(context, q.options());
   const at::Tensor pool = cache.pool().unsqueeze(2);  // one key of all heads
   return attend_parts(
       rows, q,

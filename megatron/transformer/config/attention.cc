@@ -6,6 +6,11 @@
 #include "megatron/transformer/config/detail/layer_list.h"
 
 namespace megatron {
+namespace {
+
+constexpr std::string_view kSoftmaxTypes[] = {"vanilla", "off-by-one", "learnable"};
+
+}  // namespace
 
 void AttentionConfig::fields(FieldVisitor& v) {
   v.role(FieldRole::kArchitecture);
@@ -17,6 +22,9 @@ void AttentionConfig::fields(FieldVisitor& v) {
   v.field("window_size", window_size, "sliding window: tokens to the left and to the right");
   v.field("window_attn_skip_freq", window_attn_skip_freq,
           "every n-th layer attends fully, or a list such as [1,1,0] with 1 for windowed layers");
+  v.choice("softmax_type", softmax_type, kSoftmaxTypes,
+           "what the softmax of attention sums beside the scores: nothing, 1, or the exponential "
+           "of a learnable score of each head (attention sinks, gpt-oss)");
   v.role(FieldRole::kNumerics);
   v.group("regularization");
   v.field("attention_dropout", attention_dropout, "dropout of attention probabilities");

@@ -10,6 +10,10 @@
 
 namespace megatron {
 
+// What the softmax over scores sums beside their exponentials: nothing; 1, the exponential of a
+// score of 0; or that of a learnable score of each head (an attention sink), softmax_offset.
+enum class SoftmaxType { kVanilla, kOffByOne, kLearnable };
+
 struct AttentionConfig {
   // Scores are divided by its square root; none: kv_channels
   std::optional<double> query_pre_attn_scalar;
@@ -18,6 +22,7 @@ struct AttentionConfig {
   // Integer n: every n-th layer attends fully; or a list "[1,0,...]", 1 = windowed; empty: all
   // layers are windowed.
   std::string window_attn_skip_freq;
+  SoftmaxType softmax_type = SoftmaxType::kVanilla;
   double attention_dropout = 0.1;
   // Tokens attend to no later ones. Not a flag: a model of encoders says no
   bool causal = true;

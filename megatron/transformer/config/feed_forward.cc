@@ -1,5 +1,7 @@
 #include "megatron/transformer/config/feed_forward.h"
 
+#include "megatron/base/check.h"
+
 namespace megatron {
 
 void FeedForwardConfig::fields(FieldVisitor& v) {
@@ -14,6 +16,9 @@ void FeedForwardConfig::fields(FieldVisitor& v) {
       {"bias_gelu_fusion", "--no-bias-gelu-fusion", true}, bias_gelu_fusion,
       "exact GELU although linears have biases (the fused kernel computes the tanh approximation)");
   v.field("glu_linear_offset", glu_linear_offset, "offset of --quick-geglu");
+  v.field("activation_func_clamp_value", activation_func_clamp_value,
+          "of gated experts: the gate is bounded by it from above, the other half from both sides "
+          "(gpt-oss)");
 }
 
 void FeedForwardConfig::validate(Violations& v, const ShapeConfig&) const {
@@ -22,6 +27,13 @@ void FeedForwardConfig::validate(Violations& v, const ShapeConfig&) const {
             "use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu");
   v.require(glu_linear_offset == 0.0 || quick_geglu,
             "--glu-linear-offset has an effect only with --quick-geglu");
+  if (!activation_func_clamp_value) return;
+  v.require(
+      *activation_func_clamp_value > 0,
+      cat("--activation-func-clamp-value ", *activation_func_clamp_value, " must be positive"));
+  v.require(swiglu || geglu || quick_geglu,
+            "--activation-func-clamp-value bounds gated activations only",
+            "--quick-geglu, --swiglu or --geglu");
 }
 
 }  // namespace megatron

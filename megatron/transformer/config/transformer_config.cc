@@ -51,6 +51,13 @@ void TransformerConfig::validate(Violations& v) const {
             "leave one of them out");
   v.require(mtp_num_layers <= 0 || !fp32_residual_connection,
             "--mtp-num-layers with --fp32-residual-connection is not built");
+  v.require(softmax_type == SoftmaxType::kVanilla || !multi_latent_attention,
+            "--softmax-type with --multi-latent-attention is not built", "--softmax-type vanilla");
+  const bool only_experts =
+      num_moe_layers(num_layers) == num_layers && !moe_shared_expert_intermediate_size;
+  v.require(!activation_func_clamp_value || only_experts,
+            "--activation-func-clamp-value is built for experts, not for MLPs and shared experts",
+            "--num-experts with --moe-layer-freq 1 and without a shared expert");
   validate_offloading(*this, *this, v);
 }
 

@@ -110,6 +110,7 @@ Packed Packed::copy(const std::vector<at::Tensor>& tensors) {
 AttentionOptions ContextParallelPass::block(bool causal, const at::Tensor& query_position,
                                             const at::Tensor& key_position) const {
   AttentionOptions block = options;
+  block.sinks.reset();  // added to the combination of all blocks
   block.causal = causal;
   block.mask = document_mask(document_ids, query_position, key_position);
   block.place.position = query_position;
@@ -146,7 +147,9 @@ at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, 
     const ContextParallelPass pass{o, document_ids, {}};
     const at::Tensor positions =
         pass.by_place() ? zigzag_positions(queries.size(0), 1, 0, queries.device()) : at::Tensor();
-    return core_attention(queries, keys, values, pass.block(o.causal, positions, positions));
+    AttentionOptions own = pass.block(o.causal, positions, positions);
+    own.sinks = o.sinks;
+    return core_attention(queries, keys, values, own);
   };
   MEGATRON_ASSERT(!options.mask.defined(),
                   "a mask under context parallelism, which takes document ids");

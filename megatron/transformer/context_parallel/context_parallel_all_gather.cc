@@ -1,5 +1,6 @@
 // Attention over gathered keys and values.
 #include <algorithm>
+#include <optional>
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/attention/attention_block.h"
@@ -75,7 +76,7 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
-                            const ContextParallelPass& pass) {
+                            const std::optional<at::Tensor>&, const ContextParallelPass& pass) {
     auto saved = c10::make_intrusive<SavedGatherPass>();
     saved->pass = pass;
     const AttentionBlock total = attend(q, gather(k, v, pass.cp), pass);
@@ -114,7 +115,13 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
       keys(dv).add_(dv_half);
     }
     const std::vector<at::Tensor> own = reduce_scatter(dk, dv, pass.cp);
-    return {dq, own[0].to(q.scalar_type()), own[1].to(q.scalar_type()), {}};
+    const at::Tensor& sinks = pass.options.sinks;
+    return {dq,
+            own[0].to(q.scalar_type()),
+            own[1].to(q.scalar_type()),
+            sinks.defined() ? attention_sinks_grad(grads[0], total.out, total.lse, sinks)
+                            : at::Tensor(),
+            {}};
   }
 
  private:
@@ -128,6 +135,7 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
       };
       const AttentionBlock block = attention_block_forward(
           q.narrow(0, half.first_query, half.num_queries), keys(kv[0]), keys(kv[1]), half.options);
+      if (pass.options.sinks.defined()) add_attention_sinks(block, pass.options.sinks);
       out.push_back(block.out.to(q.scalar_type()));
       lse.push_back(block.lse);
     }
@@ -142,7 +150,8 @@ at::Tensor all_gather_attention(const at::Tensor& q, const at::Tensor& k, const 
                                 const ProcessGroup& cp) {
   MEGATRON_ASSERT(options.causal || (options.window_left < 0 && options.window_right < 0),
                   "a sliding window without causality under context parallelism");
-  return AllGatherAttention::apply(q, k, v, ContextParallelPass{options, document_ids, cp});
+  return AllGatherAttention::apply(q, k, v, std::optional<at::Tensor>(options.sinks),
+                                   ContextParallelPass{options, document_ids, cp});
 }
 
 }  // namespace megatron

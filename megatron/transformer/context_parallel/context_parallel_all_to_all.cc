@@ -99,7 +99,9 @@ at::Tensor all_to_all_attention(const at::Tensor& q, const at::Tensor& k, const 
   const variable_list inputs = {q, repeat_heads(k, key_heads), repeat_heads(v, key_heads)};
   const variable_list qkv = Exchange::apply(at::TensorList(inputs), a2a, /*to_heads=*/true);
   AttentionOptions own = options;
-  own.first_head += a2a.rank() * qkv[0].size(2);
+  const int64_t heads = qkv[0].size(2), first = a2a.rank() * heads;
+  own.first_head += first;
+  if (options.sinks.defined()) own.sinks = options.sinks.narrow(0, first, heads);
   const at::Tensor y = attend(qkv[0], qkv[1], qkv[2], own);
   return Exchange::apply(at::TensorList(y), a2a, /*to_heads=*/false)[0];
 }

@@ -95,6 +95,7 @@ class Ring {
       shift->wait();
       std::swap(here, arriving);
     }
+    if (pass_.options.sinks.defined()) add_attention_sinks(total, pass_.options.sinks);
     return total;
   }
 
@@ -159,7 +160,7 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
-                            const ContextParallelPass& pass) {
+                            const std::optional<at::Tensor>&, const ContextParallelPass& pass) {
     auto saved = c10::make_intrusive<SavedRingPass>();
     saved->pass = pass;
     const AttentionBlock total = Ring(pass, q).forward(q, k, v);
@@ -183,6 +184,9 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
       t.insert(t.end(), {total.out.to(t[0].scalar_type()), total.lse});
     }
     torch::autograd::variable_list result = ring.backward(grads[0], t[0], t[1], t[2], t[3], t[4]);
+    const at::Tensor& sinks = saved->pass.options.sinks;
+    result.push_back(sinks.defined() ? attention_sinks_grad(grads[0], t[3], t[4], sinks)
+                                     : at::Tensor());
     result.emplace_back();
     return result;
   }
@@ -196,7 +200,8 @@ at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   MEGATRON_CHECK(options.window_left < 0 && (options.causal || options.window_right < 0),
                  "--window-size cannot be used with the ring of --cp-comm-type p2p or a2a+p2p",
                  "\nhint: --cp-comm-type all_gather or a2a");
-  return RingAttention::apply(q, k, v, ContextParallelPass{options, document_ids, cp});
+  return RingAttention::apply(q, k, v, std::optional<at::Tensor>(options.sinks),
+                              ContextParallelPass{options, document_ids, cp});
 }
 
 }  // namespace megatron

@@ -53,7 +53,7 @@ RoutedExpertsOptions experts_options(const TransformerConfig& c, int64_t layer_n
   options.mlp.num_experts = c.num_experts;
   options.mlp.input_size = width;
   options.mlp.ffn_size = ffn;
-  options.mlp.activation = {c.activation(), c.glu_linear_offset};
+  options.mlp.activation = {c.activation(), c.glu_linear_offset, c.activation_func_clamp_value};
   options.mlp.bias = c.add_bias_linear;
   options.mlp.fc1_init = c.weight_init(ffn * (is_gated(c.activation()) ? 2 : 1), width);
   options.mlp.fc2_init = c.weight_init(width, ffn, /*output=*/true);

@@ -1,5 +1,6 @@
 #include "megatron/tensor/attention/attention.h"
 
+#include <array>
 #include <cmath>
 
 #include "megatron/base/check.h"
@@ -11,7 +12,7 @@ namespace {
 // softmax(q k^T scale + mask) v in fp64 through ATen's autograd; `allowed` [.., s, s_k] bool.
 at::Tensor reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& allowed, double scale, const at::Tensor& keep = {},
-                     double softcap = 0.0) {
+                     double softcap = 0.0, const at::Tensor& sinks = {}) {
   const int64_t r = q.size(2) / k.size(2);
   const at::Tensor queries = q.permute({1, 2, 0, 3});
   const at::Tensor keys = k.repeat_interleave(r, 2).permute({1, 2, 3, 0});
@@ -19,7 +20,9 @@ at::Tensor reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   at::Tensor scores = at::matmul(queries, keys) * scale;
   if (softcap > 0) scores = softcap * at::tanh(scores / softcap);
   at::Tensor weights = at::exp(scores) * allowed;
-  at::Tensor probs = weights / weights.sum(-1, true).clamp_min(1e-300);
+  at::Tensor sum = weights.sum(-1, true);
+  if (sinks.defined()) sum = sum + at::exp(sinks).view({1, -1, 1, 1});
+  at::Tensor probs = weights / sum.clamp_min(1e-300);
   if (keep.defined()) probs = probs * keep;
   return at::matmul(probs, values).permute({2, 0, 1, 3});
 }
@@ -41,6 +44,7 @@ struct Case {
   bool mask = false;
   double dropout = 0.0;
   double softcap = 0.0;
+  bool sinks = false;
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -81,6 +85,8 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
     keep =
         attention_dropout_mask(c.n, 2, c.dropout, options.key, options.place, options.key_position);
   }
+  if (c.sinks)
+    options.sinks = draw({c.n}, type == at::kDouble ? at::kDouble : at::kFloat, 7).requires_grad_();
   const at::Tensor out = core_attention(q, k, v, options);
   const at::Tensor dout = draw(out.sizes(), type, 5);
   out.backward(dout);
@@ -88,7 +94,10 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
   at::Tensor wide_q = q.detach().to(at::kDouble).requires_grad_();
   at::Tensor wide_k = k.detach().to(at::kDouble).requires_grad_();
   at::Tensor wide_v = v.detach().to(at::kDouble).requires_grad_();
-  const at::Tensor expected = reference(wide_q, wide_k, wide_v, allowed, scale, keep, c.softcap);
+  at::Tensor wide_sinks;
+  if (c.sinks) wide_sinks = options.sinks.detach().to(at::kDouble).requires_grad_();
+  const at::Tensor expected =
+      reference(wide_q, wide_k, wide_v, allowed, scale, keep, c.softcap, wide_sinks);
   expected.backward(dout.to(at::kDouble));
   const double tolerance = type == at::kDouble ? 1e-12 : type == at::kFloat ? 2e-6 : 2e-2;
   EXPECT_TRUE(out.is_contiguous());
@@ -97,14 +106,50 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
   EXPECT_LT(relative_error(q.grad(), wide_q.grad()), tolerance);
   EXPECT_LT(relative_error(k.grad(), wide_k.grad()), tolerance);
   EXPECT_LT(relative_error(v.grad(), wide_v.grad()), tolerance);
+  if (c.sinks) EXPECT_LT(relative_error(options.sinks.grad(), wide_sinks.grad()), tolerance);
+}
+
+// Each group's queries, keys and values in one tensor, of which a library takes the groups for
+// samples.
+TEST(Attention, SinksOfPackedHeadsAreThoseOfSeparateOnes) {
+  const int64_t s = 13, b = 2, g = 3, r = 2, d = 8;
+  for (const AttentionBackend backend : {AttentionBackend::kAuto, AttentionBackend::kUnfused}) {
+    AttentionOptions options;
+    options.scale = 0.3;
+    options.backend = backend;
+    const at::Tensor flat = draw({s, b, g * (r + 2) * d}, at::kDouble),
+                     sinks = draw({g * r}, at::kDouble, 2),
+                     dout = draw({s, b, g * r * d}, at::kDouble, 3);
+    const auto run = [&](bool packed) {
+      const at::Tensor x = flat.clone().requires_grad_();
+      options.sinks = sinks.clone().requires_grad_();
+      const at::Tensor view = x.view({s, b, g, r + 2, d});
+      const at::Tensor out = packed
+                                 ? packed_attention(x, {g, r, d}, {}, options)
+                                 : core_attention(view.narrow(3, 0, r).reshape({s, b, g * r, d}),
+                                                  view.select(3, r), view.select(3, r + 1), options)
+                                       .reshape({s, b, g * r * d});
+      out.backward(dout);
+      return std::array{out.detach(), x.grad(), options.sinks.grad()};
+    };
+    const auto packed = run(true), apart = run(false);
+    for (size_t i = 0; i < packed.size(); ++i)
+      EXPECT_LT(relative_error(packed[i], apart[i]), 1e-12) << i;
+  }
 }
 
 const Case kPlain[] = {
-    {"causal", 33, 33, 2, 4, 4, 16},      {"causal_long", 129, 129, 1, 2, 2, 64},
-    {"grouped", 17, 17, 2, 6, 2, 8},      {"multi_query", 17, 17, 2, 4, 1, 8},
-    {"one_token", 1, 1, 1, 1, 1, 4},      {"decode", 1, 40, 2, 4, 2, 16},
-    {"chunk", 7, 40, 2, 4, 2, 16},        {"bidirectional", 20, 20, 2, 2, 2, 16, false},
+    {"causal", 33, 33, 2, 4, 4, 16},
+    {"causal_long", 129, 129, 1, 2, 2, 64},
+    {"grouped", 17, 17, 2, 6, 2, 8},
+    {"multi_query", 17, 17, 2, 4, 1, 8},
+    {"one_token", 1, 1, 1, 1, 1, 4},
+    {"decode", 1, 40, 2, 4, 2, 16},
+    {"chunk", 7, 40, 2, 4, 2, 16},
+    {"bidirectional", 20, 20, 2, 2, 2, 16, false},
     {"cross", 9, 21, 2, 2, 2, 16, false},
+    {"sinks", 33, 33, 2, 6, 2, 16, true, -1, -1, false, 0.0, 0.0, true},
+    {"sinks_decode", 1, 40, 2, 4, 2, 16, true, -1, -1, false, 0.0, 0.0, true},
 };
 const Case kUnfusedOnly[] = {
     {"more_queries", 9, 4, 2, 2, 2, 8},
@@ -117,6 +162,9 @@ const Case kUnfusedOnly[] = {
     {"dropout_chunk", 5, 12, 2, 4, 2, 8, true, -1, -1, false, 0.3},
     {"softcap", 12, 12, 2, 4, 2, 8, true, -1, -1, false, 0.0, 0.5},
     {"softcap_window_dropout", 5, 12, 2, 4, 2, 8, true, 3, -1, false, 0.3, 0.5},
+    {"sinks_window", 33, 33, 2, 4, 2, 8, true, 5, -1, false, 0.0, 0.0, true},
+    {"sinks_mask", 12, 14, 3, 4, 2, 8, false, -1, -1, true, 0.0, 0.0, true},
+    {"sinks_softcap_dropout", 12, 12, 2, 4, 2, 8, true, -1, -1, false, 0.3, 0.5, true},
 };
 
 std::string case_name(const ::testing::TestParamInfo<Attention::ParamType>& info) {

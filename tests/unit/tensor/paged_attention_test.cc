@@ -106,6 +106,14 @@ TEST(PagedAttention, EqualsAttentionOverWholeSequences) {
   }
 }
 
+TEST(PagedAttention, SinksAreSummedByEveryRow) {
+  AttentionOptions options;
+  options.scale = 0.7;
+  options.window_left = 3;
+  options.sinks = at::tensor({0.5, -1.0, 2.0, 0.0}, at::kDouble);
+  expect_equal_to_whole(Sequences(4, 2, 16, 16, at::kDouble), options, 1e-13);
+}
+
 TEST(PagedAttention, NarrowTypesRoundTheResultAlone) {
   AttentionOptions options;
   options.backend = AttentionBackend::kUnfused;

@@ -34,6 +34,15 @@ TEST_P(ExpertRules, RefuseWithOneMessage) {
 }
 
 constexpr Refused kRefused[] = {
+    {"--activation-func-clamp-value 0", 1, "--activation-func-clamp-value 0 must be positive"},
+    {"--activation-func-clamp-value 7 --moe-layer-freq 2", 1,
+     "--activation-func-clamp-value is built for experts, not for MLPs and shared experts"},
+    {"--activation-func-clamp-value 7 --moe-shared-expert-intermediate-size 16", 1,
+     "--activation-func-clamp-value is built for experts, not for MLPs and shared experts"},
+    {"--swiglu false --squared-relu --activation-func-clamp-value 7", 1,
+     "--activation-func-clamp-value bounds gated activations only"},
+    {"--softmax-type learnable --multi-latent-attention --position-embedding-type rope", 1,
+     "--softmax-type with --multi-latent-attention is not built"},
     {"--moe-use-upcycling --save out", 1,
      "--moe-use-upcycling has no dense checkpoint to start from\nhint: name it with --load"},
     {"--moe-use-upcycling --load dense --save out --start-mode fresh", 1,

@@ -54,6 +54,7 @@ struct Case {
   int64_t window = -1;
   bool causal = true, recompute = false;
   int64_t value_width = 4;
+  bool sinks = false;
 };
 
 void PrintTo(const Layout& l, std::ostream* out) { *out << l.name; }
@@ -82,6 +83,7 @@ Problem make_problem(const Case& c, at::ScalarType type) {
   p.options.window_left = c.window;
   p.options.recompute = c.recompute;
   p.options.first_head = 3;
+  if (c.sinks) p.options.sinks = draw_normal({c.n}, 4).to(type);
   if (c.dropout > 0) {
     p.options.dropout = c.dropout;
     p.options.key = random_key(1, "attention", 2);
@@ -90,15 +92,20 @@ Problem make_problem(const Case& c, at::ScalarType type) {
   return p;
 }
 
-using Tensors = std::vector<at::Tensor>;  // out, dq, dk, dv
+using Tensors = std::vector<at::Tensor>;  // out, dq, dk, dv, and with sinks their gradient
 
-Tensors attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-               const at::Tensor& dout, const std::function<at::Tensor(const Tensors&)>& attention) {
+Tensors attend(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout,
+    AttentionOptions options,
+    const std::function<at::Tensor(const Tensors&, const AttentionOptions&)>& attention) {
   Tensors leaves = {q.detach().requires_grad_(), k.detach().requires_grad_(),
                     v.detach().requires_grad_()};
-  const at::Tensor out = attention(leaves);
+  if (options.sinks.defined()) options.sinks = options.sinks.detach().requires_grad_();
+  const at::Tensor out = attention(leaves, options);
   torch::autograd::backward({out}, {dout});
-  return {out.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
+  Tensors all = {out.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
+  if (options.sinks.defined()) all.push_back(options.sinks.grad());
+  return all;
 }
 
 Tensors serial(const Problem& p) {
@@ -106,8 +113,9 @@ Tensors serial(const Problem& p) {
   options.place.position = options.key_position = at::arange(kLength);
   if (p.documents.defined())
     options.mask = p.documents.unsqueeze(2).ne(p.documents.unsqueeze(1)).unsqueeze(1);
-  return attend(p.q, p.k, p.v, p.dout,
-                [&](const Tensors& t) { return core_attention(t[0], t[1], t[2], options); });
+  return attend(p.q, p.k, p.v, p.dout, options, [&](const Tensors& t, const AttentionOptions& o) {
+    return core_attention(t[0], t[1], t[2], o);
+  });
 }
 
 ParallelGroups make_groups(const std::shared_ptr<Backend>& world, const Layout& layout,
@@ -122,10 +130,13 @@ ParallelGroups make_groups(const std::shared_ptr<Backend>& world, const Layout& 
 // This rank's part of the problem.
 Tensors parallel(const Problem& p, const Layout& layout, const ParallelGroups& groups) {
   const auto part = [&](const at::Tensor& t) { return zigzag_slice(t, 0, groups.cp); };
-  return attend(part(p.q), part(p.k), part(p.v), part(p.dout), [&](const Tensors& t) {
-    return context_parallel_attention(t[0], t[1], t[2], p.options, p.documents, layout.type,
-                                      groups);
-  });
+  Tensors all = attend(part(p.q), part(p.k), part(p.v), part(p.dout), p.options,
+                       [&](const Tensors& t, const AttentionOptions& o) {
+                         return context_parallel_attention(t[0], t[1], t[2], o, p.documents,
+                                                           layout.type, groups);
+                       });
+  if (all.size() > 4) groups.cp.all_reduce(all[4])->wait();
+  return all;
 }
 
 class ContextParallel : public ::testing::TestWithParam<std::tuple<Layout, Case, at::ScalarType>> {
@@ -140,9 +151,10 @@ TEST_P(ContextParallel, EqualsOneRank) {
     const ParallelGroups groups = make_groups(world, layout);
     const Tensors got = parallel(problem, layout, groups),
                   again = parallel(problem, layout, groups);
-    const char* const names[] = {"out", "dq", "dk", "dv"};
+    const char* const names[] = {"out", "dq", "dk", "dv", "dsinks"};
     for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_LT(distance(got[i], zigzag_slice(expected[i], 0, groups.cp)), tolerance)
+      EXPECT_LT(distance(got[i], i < 4 ? zigzag_slice(expected[i], 0, groups.cp) : expected[i]),
+                tolerance)
           << names[i] << " on rank " << groups.cp.rank();
       EXPECT_TRUE(at::equal(got[i], again[i])) << names[i] << " differs between two runs";
     }
@@ -172,11 +184,14 @@ const Case kCases[] = {
     {"documents", 12, 4, true},
     {"dropout", 12, 4, false, 0.3},
     {"documents_dropout_recompute", 12, 2, true, 0.3, -1, true, true},
+    {"sinks", 12, 4, false, 0.0, -1, true, false, 4, true},
+    {"sinks_documents_dropout_recompute", 12, 2, true, 0.3, -1, true, true, 4, true},
 };
 const Case kWindows[] = {
     {"window", 12, 4, false, 0.0, 5},
     {"one_back", 12, 4, false, 0.0, 1},
     {"window_documents_dropout", 12, 1, true, 0.3, 7},
+    {"window_sinks", 12, 4, false, 0.0, 5, true, false, 4, true},
 };
 
 std::string name_of(const ::testing::TestParamInfo<ContextParallel::ParamType>& info) {
@@ -415,12 +430,13 @@ TEST(ContextParallelBytes, AreThoseOfTheFormulas) {
           make_groups(std::make_shared<CountingBackend>(world, bytes), expected.layout);
       int64_t forward = 0;
       const auto part = [&](const at::Tensor& t) { return zigzag_slice(t, 0, groups.cp); };
-      attend(part(p.q), part(p.k), part(p.v), part(p.dout), [&](const Tensors& t) {
-        const at::Tensor out = context_parallel_attention(t[0], t[1], t[2], p.options, {},
-                                                          expected.layout.type, groups);
-        forward = *bytes;
-        return out;
-      });
+      attend(part(p.q), part(p.k), part(p.v), part(p.dout), p.options,
+             [&](const Tensors& t, const AttentionOptions& options) {
+               const at::Tensor out = context_parallel_attention(t[0], t[1], t[2], options, {},
+                                                                 expected.layout.type, groups);
+               forward = *bytes;
+               return out;
+             });
       EXPECT_EQ(forward, expected.forward) << "type " << static_cast<int>(expected.layout.type);
       EXPECT_EQ(*bytes - forward, expected.backward)
           << "type " << static_cast<int>(expected.layout.type);

@@ -3,6 +3,7 @@
 #include "megatron/transformer/layer_kinds.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
