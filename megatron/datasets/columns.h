@@ -29,8 +29,10 @@ struct Column {
   std::vector<int64_t> shape;  // of one sample; the first dimension of a sequence is its length
   // Each context-parallel rank gets its part of the first dimension; false: all of it
   bool split = true;
-  // The loss weight of tokens: 0 in samples that only fill up a last batch
+  // The loss weight of tokens, or of whole samples: 0 in samples that only fill up a last batch
   bool is_loss_weight = false;
+  // Of a loss weight: elements of a sample that are not 0, at most; 0: not known
+  int64_t most_counted = 0;
   // 0, 1, 2, ... in every sample: not copied to the device
   bool is_counted = false;
   // Elements beyond the end of a sequence that is lengthened to divide over ranks

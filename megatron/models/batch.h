@@ -32,6 +32,8 @@ class Batch {
   // [b, s] int64 of the whole sequence: tokens attend within their document only; undefined: no
   // boundaries
   at::Tensor document_ids;
+  // Elements of a sample's loss weight that are not 0, at most; 0: not known
+  int64_t most_counted = 0;
   // [b] fp32 (fp64): output of the reference model, for tasks that have one, on the last stage; see
   // training/task.h
   at::Tensor reference;

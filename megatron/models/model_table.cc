@@ -31,6 +31,7 @@ using ModelTypeRow = const ModelType&();
 const std::vector<const ModelType*>& model_types() {
   static const std::vector<const ModelType*> types = {
       MEGATRON_MODEL(gpt),
+      MEGATRON_MODEL(bert),
   };
   return types;
 }

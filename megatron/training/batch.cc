@@ -65,7 +65,10 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
         source->data().data(i), shape, [source](void*) {},
         at::TensorOptions().dtype(scalar_type(column.type)));
     const at::Tensor whole = on_host ? host : host.to(device_, /*non_blocking=*/true);
-    if (column.is_loss_weight) batch.totals = sequence_totals(whole, s);
+    if (column.is_loss_weight && !batch.totals.loss_weight.defined()) {  // that of tokens is first
+      batch.totals = sequence_totals(whole, s);
+      batch.most_counted = column.most_counted;
+    }
     batch.set(column.name, column.split ? zigzag_slice(whole, 1, cp_) : whole);
   }
   if (!source->crosses_documents) batch.document_ids = to_device(document_tensor(*source), device_);

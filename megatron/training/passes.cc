@@ -52,7 +52,8 @@ class StagePasses final : public StageCompute {
         auxiliary_(options.training ? model.auxiliary_losses() : std::vector<std::string>()),
         num_metrics_(static_cast<int64_t>(task.metrics.size())),
         totals_(at::zeros({2 + num_metrics_ + 2 * num_auxiliary()},
-                          at::TensorOptions().dtype(at::kDouble).device(model.device()))) {
+                          at::TensorOptions().dtype(at::kDouble).device(model.device()))),
+        own_factors_(at::ones({static_cast<int64_t>(task.own_weights.size())}, totals_.options())) {
     for (std::vector<Pass>& passes : passes_) passes.resize(options.num_microbatches);
   }
 
@@ -72,7 +73,7 @@ class StagePasses final : public StageCompute {
       if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
       if (num_auxiliary() > 0) {
         auxiliary = at::zeros_like(auxiliary_totals());
-        take_auxiliary(context, batch, pass, auxiliary, options_.loss_scale);
+        take_auxiliary(context, batch, pass, auxiliary, options_.loss_scale, own_factors_);
       }
       if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
       if (model_.offload) context.offload = &pass.offload;
@@ -178,7 +179,7 @@ class StagePasses final : public StageCompute {
           if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
           if (num_auxiliary() > 0)
             take_auxiliary(context, batch, scratch, at::zeros_like(auxiliary_totals()),
-                           options_.loss_scale);
+                           options_.loss_scale, own_factors_);
           std::vector<BackwardEnd> ends;
           const StageOutput output =
               task_.forward_step(*chunk.module, batch, start_of(input, ends), context);
@@ -217,10 +218,34 @@ class StagePasses final : public StageCompute {
     return batches_[microbatch];
   }
 
+  // Reads all micro-batches of the step, to know the weights of losses with weights of their own:
+  // what the step's division by the main weight makes of the factor is 1 / own weight.
+  //
+  // Communication: one all-reduce of these weights over dp_cp.
+  void sum_own_weights() {
+    if (!options_.training || !options_.per_token_loss || task_.own_weights.empty()) return;
+    batch_of(options_.num_microbatches - 1);
+    const at::Tensor weights = at::zeros({1 + own_factors_.numel()}, own_factors_.options());
+    for (const Batch& batch : batches_) {
+      weights[0] += task_.loss_weight(batch);
+      for (size_t k = 0; k < task_.own_weights.size(); ++k)
+        weights[static_cast<int64_t>(k) + 1] += task_.own_weights[k].second(batch);
+    }
+    model_.groups().dp_cp.all_reduce(weights)->wait();
+    const at::Tensor main = at::where(weights[0] == 0, 1.0, weights[0]),
+                     own = weights.narrow(0, 1, own_factors_.numel());
+    own_factors_ = at::where(own == 0, 0.0, main / own);
+  }
+
   // Runs all micro-batches of a step through the whole model, which is one segment, as CUDA graphs
   // if the store allows it.
   void run_graphs(MicrobatchGraphs& graphs) {
     DistributedDataParallel& store = *model_.chunks.front().store;
+    // What differs between steps is an input of the graph.
+    const at::Tensor scales =
+        own_factors_.numel() == 0
+            ? options_.loss_scale
+            : at::cat({options_.loss_scale.reshape({1}).to(at::kDouble), own_factors_});
     for (int i = 0; i < options_.num_microbatches; ++i) {
       const bool first = i == 0, last = i + 1 == options_.num_microbatches;
       if ((first && store.gathers_under_first_pass()) ||
@@ -233,8 +258,8 @@ class StagePasses final : public StageCompute {
       const SectionScope section(timers_.sections(), Section::kForward);  // includes the backward
       if (timers_.sections() != nullptr) timers_.sections()->set_muted(true);
       const at::Tensor& sums = graphs.run(
-          batch, options_.loss_scale, first, store,
-          [this](const Batch& part, const at::Tensor& scale) { return whole_pass(part, scale); });
+          batch, scales, first, store,
+          [this](const Batch& part, const at::Tensor& given) { return whole_pass(part, given); });
       totals_.narrow(0, 0, 2) += sums.narrow(0, 0, 2);
       if (num_auxiliary() > 0)
         auxiliary_totals() += sums.narrow(0, 2, 2 * num_auxiliary()).view({num_auxiliary(), 2});
@@ -300,8 +325,12 @@ class StagePasses final : public StageCompute {
   }
 
   // Forward and backward of the whole model; returns the loss as pair_of(), and those of auxiliary
-  // losses after it.
-  at::Tensor whole_pass(const Batch& batch, const at::Tensor& loss_scale) {
+  // losses after it. `scales`: the loss scale [], or with own factors both, [1 + n].
+  at::Tensor whole_pass(const Batch& batch, const at::Tensor& scales) {
+    const at::Tensor loss_scale =
+        scales.dim() == 0 ? scales : scales[0].to(options_.loss_scale.scalar_type());
+    const at::Tensor factors =
+        scales.dim() == 0 ? own_factors_ : scales.narrow(0, 1, own_factors_.numel());
     Pass pass;
     ForwardContext context = context_of(batch, options_.training);
     context.routing = options_.routing;
@@ -310,7 +339,7 @@ class StagePasses final : public StageCompute {
     at::Tensor auxiliary;
     if (num_auxiliary() > 0) {
       auxiliary = at::zeros_like(auxiliary_totals());
-      take_auxiliary(context, batch, pass, auxiliary, loss_scale);
+      take_auxiliary(context, batch, pass, auxiliary, loss_scale, factors);
     }
     const StageOutput output =
         task_.forward_step(*model_.chunks.front().module, batch, {}, context);
@@ -322,7 +351,8 @@ class StagePasses final : public StageCompute {
 
   // Lets the pass add the model's auxiliary losses.
   void take_auxiliary(ForwardContext& context, const Batch& batch, Pass& pass,
-                      const at::Tensor& totals, const at::Tensor& loss_scale) {
+                      const at::Tensor& totals, const at::Tensor& loss_scale,
+                      const at::Tensor& own_factors) {
     if (SequenceTotals totals = batch.totals; totals.loss_weight.defined()) {
       if (task_.sequence_weights) totals.loss_weight = task_.sequence_weights(totals.loss_weight);
       context.tokens.of_sequence = weights_of_sequences(totals, options_.per_token_loss);
@@ -331,12 +361,23 @@ class StagePasses final : public StageCompute {
     pass.auxiliary_losses.emplace(
         AuxiliaryLosses::Options{
             options_.per_token_loss, auxiliary_, totals, !divided || model_.groups().tp.rank() == 0,
-            [this, divided, loss_scale](const at::Tensor& sum, const at::Tensor& weight,
-                                        LossRows rows) {
-              return auxiliary_factor({sum, weight}, loss_scale, divided && rows == LossRows::kOwn);
+            [this, divided, loss_scale, own_factors](const at::Tensor& sum,
+                                                     const at::Tensor& weight, LossRows rows,
+                                                     std::string_view name) {
+              const at::Tensor factor =
+                  auxiliary_factor({sum, weight}, loss_scale, divided && rows == LossRows::kOwn);
+              const std::optional<int64_t> own = own_weight(name);
+              return own ? factor * own_factors[*own].to(factor.scalar_type()) : factor;
             }},
         pass.tape);
     context.auxiliary_losses = &*pass.auxiliary_losses;
+  }
+
+  // Which of the task's own weights divides a loss; none: that of the main loss does.
+  std::optional<int64_t> own_weight(std::string_view name) const {
+    for (size_t k = 0; k < task_.own_weights.size(); ++k)
+      if (task_.own_weights[k].first == name) return static_cast<int64_t>(k);
+    return std::nullopt;
   }
 
   void add_totals(const StageOutput& output) {
@@ -396,6 +437,7 @@ class StagePasses final : public StageCompute {
   const std::vector<std::string> auxiliary_;                 // names of the auxiliary losses
   const int64_t num_metrics_;
   at::Tensor totals_;
+  at::Tensor own_factors_;  // [n] fp64: main weight over own weight; 1 until that is known
 };
 
 // Forward passes through the reference model.
@@ -463,6 +505,7 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
     taken = 0;
     passes.emplace(model, task, options, source, timers);
   }
+  passes->sum_own_weights();
   // What routers decide is recorded and imposed on the host, between kernels.
   const bool decides_on_host = options.routing != nullptr;
   if (options.training && model.graphs && !decides_on_host && model.graphs->begin_step()) {

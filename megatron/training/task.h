@@ -42,6 +42,12 @@ struct PretrainTask {
   // forward_step for it; what the last segment returns as loss.sum becomes Batch::reference.
   std::function<StageOutput(Model&, const Batch&, const StageTensors& input, const ForwardContext&)>
       reference_step;
+  // Auxiliary losses of the model that a step divides by a weight of their own, not by that of the
+  // main loss. The weights follow from the data: those of all micro-batches and ranks are summed
+  // before the first backward. [] fp64: what this rank's part of a micro-batch weighs
+  using WeightOfBatch = std::function<at::Tensor(const Batch&)>;
+  std::vector<std::pair<std::string, WeightOfBatch>> own_weights;
+  WeightOfBatch loss_weight;          // of the main loss; needed with own_weights
   std::string loss_name = "lm loss";  // in logs
   bool loss_per_token = true;         // the weight of the loss is a number of tokens
   // What each sequence of a micro-batch adds to that weight, [b] fp64, from the sums of their loss

@@ -65,6 +65,11 @@ INSTANTIATE_TEST_SUITE_P(Matrix, RoundedLayouts, testing::ValuesIn(rows_in_fp32(
                          [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Experts, RoundedLayouts, testing::ValuesIn(rows_in_fp32(expert_rows())),
                          [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Encoders, RoundedLayouts, testing::ValuesIn(rows_in_fp32(encoder_rows())),
+                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Encoders, Layouts,
+                         testing::ValuesIn(encoder_rows().begin(), encoder_rows().end()),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Experts, Layouts,
                          testing::ValuesIn(expert_rows().begin(), expert_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -32,6 +32,10 @@ struct ModelFlags {
 };
 std::span<const ModelFlags> expert_models();
 
+// Those of encoders and encoder-decoders.
+std::span<const LayoutRow> encoder_rows();
+std::span<const ModelFlags> encoder_models();
+
 // The flags of a model of the matrix.
 const char* model_flags(const char* model);
 

@@ -340,11 +340,12 @@ TEST(ModuleState, IsStoredRestoredAndToldOfEveryStep) {
 TEST(AuxiliaryLosses, ARecomputedLossCountsOnceAndIsTrained) {
   RecomputeTape tape;
   const at::Tensor totals = at::zeros({2, 2}, at::kDouble);
-  AuxiliaryLosses losses({.names = {"a", "b"},
-                          .totals = totals,
-                          .gradient = [](const at::Tensor&, const at::Tensor&,
-                                         LossRows) { return at::full({}, 10.0, at::kDouble); }},
-                         tape);
+  AuxiliaryLosses losses(
+      {.names = {"a", "b"},
+       .totals = totals,
+       .gradient = [](const at::Tensor&, const at::Tensor&, LossRows,
+                      std::string_view) { return at::full({}, 10.0, at::kDouble); }},
+      tape);
   const at::Tensor x = at::tensor({1.0, 2.0}, at::kDouble).set_requires_grad(true);
   const at::Tensor weight = at::full({}, 4.0, at::kDouble);
   const at::Tensor y = tape.run(

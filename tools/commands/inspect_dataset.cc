@@ -28,6 +28,8 @@ struct InspectDatasetConfig : Config {
   bool verify = false;
   std::optional<int64_t> sample;
   SampleTask task = SampleTask::kGpt;
+  bool bert_binary_head = true;
+  std::optional<int64_t> decoder_seq_length;
   Split sample_split = Split::kTrain;
   std::optional<int64_t> seq_length;
   std::optional<int64_t> num_samples;
@@ -43,6 +45,9 @@ struct InspectDatasetConfig : Config {
     v.field("sample", sample,
             "print the tokens of this sample of the blend that the data flags describe");
     v.choice("task", task, kSampleTasks, "task of the run that takes --sample");
+    v.field({"bert_binary_head", "--bert-no-binary-head", true}, bert_binary_head,
+            "--task bert: the run has no loss of the order of sentences");
+    v.field("decoder_seq_length", decoder_seq_length, "--task t5: tokens of the decoder's samples");
     v.choice("sample_split", sample_split, kSampleSplits, "split of --sample");
     v.field({"seq_length", "--seq-length"}, seq_length, "sequence length of --sample");
     v.field(
@@ -53,6 +58,8 @@ struct InspectDatasetConfig : Config {
   }
   void validate(Violations& violations) const override {
     if (sample && !seq_length) violations.add("--sample needs --seq-length");
+    if (sample && task == SampleTask::kT5 && decoder_seq_length.value_or(0) < 2)
+      violations.add("--task t5 needs --decoder-seq-length", "2 or more");
     if (sample && *sample < 0) violations.add(cat("--sample is ", *sample), "0 or more");
     if (num_samples && *num_samples < 1)
       violations.add(cat("--num-samples is ", *num_samples), "1 or more");
@@ -186,8 +193,9 @@ TrainValidTestDatasets datasets_of_task(const InspectDatasetConfig& config, cons
     throw UsageError(
         "--task bert and t5 need a tokenizer\nhint: --tokenizer-type BertWordPieceCase "
         "--vocab-file vocab.txt");
+  const MaskedKind kind = config.task == SampleTask::kBert ? MaskedKind::kBert : MaskedKind::kT5;
   return build_masked_datasets(
-      config.task == SampleTask::kBert ? MaskedKind::kBert : MaskedKind::kT5, data, masked,
+      {kind, config.bert_binary_head, config.decoder_seq_length.value_or(0)}, data, masked,
       request);
 }
 

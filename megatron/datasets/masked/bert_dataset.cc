@@ -22,22 +22,36 @@ SentenceSourceOptions bert_sentences(int64_t sequence_length, bool binary_head,
   return options;
 }
 
-Columns bert_columns(int64_t sequence_length) {
+Columns bert_columns(int64_t sequence_length, int64_t most_masked) {
   const std::vector<int64_t> shape = {sequence_length};
   return Columns(
       {{.name = "text", .shape = shape},
        {.name = "types", .shape = shape},
        {.name = "labels", .shape = shape, .padding = -1},
-       {.name = "loss_mask", .type = ElementType::kFloat32, .shape = shape, .is_loss_weight = true},
-       {.name = "padding_mask", .type = ElementType::kUInt8, .shape = shape},
+       {.name = "loss_mask",
+        .type = ElementType::kFloat32,
+        .shape = shape,
+        .is_loss_weight = true,
+        .most_counted = most_masked},
+       {.name = "padding_mask", .type = ElementType::kUInt8, .shape = shape, .split = false},
        {.name = "is_random", .shape = {1}, .split = false},
-       {.name = "truncated", .shape = {1}, .split = false}});
+       {.name = "truncated", .shape = {1}, .split = false},
+       {.name = "sample_weight",
+        .type = ElementType::kFloat32,
+        .shape = {1},
+        .split = false,
+        .is_loss_weight = true}});
+}
+
+int64_t most_masked_by_bert(const MaskingOptions& masking, int64_t sequence_length) {
+  return most_masked(masking, sequence_length - 3);  // [CLS] and two [SEP]
 }
 
 BertDataset::BertDataset(std::unique_ptr<const SentenceSource> sentences,
                          std::shared_ptr<const MaskedTokens> tokens,
                          const BertDatasetConfig& config)
-    : Dataset(bert_columns(config.sequence_length)),
+    : Dataset(bert_columns(config.sequence_length,
+                           most_masked_by_bert(config.masking, config.sequence_length))),
       sentences_(std::move(sentences)),
       tokens_(std::move(tokens)),
       config_(config),
@@ -119,6 +133,7 @@ void BertDataset::read(int64_t index, const SampleSpans& sample,
     padding_mask[i] = i < size && text[i] != tokens_->pad ? 1 : 0;
   sample.get<int64_t>("is_random")[0] = pair.swapped ? 1 : 0;
   sample.get<int64_t>("truncated")[0] = pair.truncated ? 1 : 0;
+  sample.get<float>("sample_weight")[0] = 1.0F;
   document_starts.assign(1, 0);
 }
 

@@ -29,8 +29,13 @@ SentenceSourceOptions bert_sentences(int64_t sequence_length, bool binary_head,
 //   labels        int64, the original token where one is masked, else -1
 //   loss_mask     float32, 1 where a token is masked, also where it was left as it is
 //   padding_mask  uint8, 1 where there is text other than the padding token
-// [1] each, int64: is_random (B comes from before A), truncated (A and B were cut)
-Columns bert_columns(int64_t sequence_length);
+// [1] each, int64 unless said otherwise: is_random (B comes from before A), truncated (A and B were
+// cut), sample_weight (float32, 1)
+// `most_masked`: as most_masked_by_bert() says.
+Columns bert_columns(int64_t sequence_length, int64_t most_masked);
+
+// Tokens of a sample that are masked at most.
+int64_t most_masked_by_bert(const MaskingOptions& masking, int64_t sequence_length);
 
 class BertDataset : public Dataset {
  public:

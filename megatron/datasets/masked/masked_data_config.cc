@@ -29,11 +29,6 @@ void MaskedDataConfig::fields(FieldVisitor& v) {
            "lengths of masked n-grams follow a geometric distribution; auto: for T5");
   v.field("mlm_replace", mlm_replace,
           "shares of the masked tokens of BERT that become [MASK], a random token, and stay");
-  v.role(FieldRole::kArchitecture);
-  v.field({"bert_binary_head", "--bert-no-binary-head", true}, bert_binary_head,
-          "BERT without token types and without the loss of the order of sentences");
-  v.role(FieldRole::kNumerics);
-  v.field("decoder_seq_length", decoder_seq_length, "tokens of the decoder's sequences of T5");
 }
 
 void MaskedDataConfig::validate(Violations& violations) const {
@@ -52,8 +47,6 @@ void MaskedDataConfig::validate(Violations& violations) const {
       std::abs(std::accumulate(mlm_replace.begin(), mlm_replace.end(), -1.0)) < 1e-6;
   violations.require(shares, cat("--mlm-replace is ", listed(mlm_replace, {}, " ")),
                      "three shares whose sum is 1: 0.8 0.1 0.1");
-  violations.require(!decoder_seq_length || *decoder_seq_length >= 2,
-                     cat("--decoder-seq-length is ", decoder_seq_length.value_or(0)), "2 or more");
 }
 
 MaskingOptions MaskedDataConfig::masking(MaskedKind kind) const {

@@ -21,8 +21,6 @@ struct MaskedDataConfig : Config {
   bool masking_longer_ngrams = false;
   MaskingGeometric masking_geometric = MaskingGeometric::kAuto;
   std::vector<double> mlm_replace = {0.8, 0.1, 0.1};
-  bool bert_binary_head = true;
-  std::optional<int64_t> decoder_seq_length;
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;

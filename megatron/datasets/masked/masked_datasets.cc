@@ -16,11 +16,11 @@ using OpenSentences = std::function<Sentences(const SentenceSourceOptions&)>;
 using MakeMasked = std::function<std::shared_ptr<const Dataset>(
     const std::shared_ptr<const MaskedTokens>&, const OpenSentences&)>;
 
-MakeMasked make_bert(const MaskedDataConfig& masked, const DatasetRequest& request,
-                     const SentenceSourceOptions& base) {
+MakeMasked make_bert(const MaskedModel& model, const MaskedDataConfig& masked,
+                     const DatasetRequest& request, const SentenceSourceOptions& base) {
   BertDatasetConfig config;
   config.sequence_length = request.sequence_length;
-  config.binary_head = masked.bert_binary_head;
+  config.binary_head = model.binary_head;
   config.masking = masked.masking(MaskedKind::kBert);
   config.sentences = bert_sentences(config.sequence_length, config.binary_head, base);
   return [config](const std::shared_ptr<const MaskedTokens>& tokens, const OpenSentences& open) {
@@ -28,13 +28,12 @@ MakeMasked make_bert(const MaskedDataConfig& masked, const DatasetRequest& reque
   };
 }
 
-MakeMasked make_t5(const MaskedDataConfig& masked, const DatasetRequest& request,
-                   const SentenceSourceOptions& base, const MaskedTokens& tokens) {
-  if (!masked.decoder_seq_length)
-    throw UsageError("samples of T5 need --decoder-seq-length\nhint: --decoder-seq-length 128");
+MakeMasked make_t5(const MaskedModel& model, const MaskedDataConfig& masked,
+                   const DatasetRequest& request, const SentenceSourceOptions& base,
+                   const MaskedTokens& tokens) {
   T5DatasetConfig config;
   config.sequence_length = request.sequence_length;
-  config.decoder_sequence_length = *masked.decoder_seq_length;
+  config.decoder_sequence_length = model.decoder_seq_length;
   config.masking = masked.masking(MaskedKind::kT5);
   config.sentences = t5_sentences(config.sequence_length, base);
   if (const std::string warning = t5_warning(config, tokens);
@@ -60,7 +59,7 @@ MockSentenceIds mock_ids(const MaskedTokens& tokens) {
 
 }  // namespace
 
-TrainValidTestDatasets build_masked_datasets(MaskedKind kind, const DataConfig& data,
+TrainValidTestDatasets build_masked_datasets(const MaskedModel& model, const DataConfig& data,
                                              const MaskedDataConfig& masked,
                                              const DatasetRequest& given) {
   MEGATRON_ASSERT(given.text_tokenizer != nullptr);
@@ -71,8 +70,9 @@ TrainValidTestDatasets build_masked_datasets(MaskedKind kind, const DataConfig& 
                                    .seed = given.seed,
                                    .vocab_size = tokens->vocab_size,
                                    .cache_path = data.data_cache_path};
-  const MakeMasked make = kind == MaskedKind::kBert ? make_bert(masked, given, base)
-                                                    : make_t5(masked, given, base, *tokens);
+  const MakeMasked make = model.kind == MaskedKind::kBert
+                              ? make_bert(model, masked, given, base)
+                              : make_t5(model, masked, given, base, *tokens);
   DatasetRequest request = given;
   request.make_member = [make, tokens](const MemberRequest& member) {
     return make(tokens, [&](const SentenceSourceOptions& options) {

@@ -6,9 +6,14 @@
 
 namespace megatron {
 
-// Needs request.text_tokenizer. Splits divide documents, not sequences. Throws UsageError where T5
-// has no --decoder-seq-length.
-TrainValidTestDatasets build_masked_datasets(MaskedKind kind, const DataConfig& data,
+struct MaskedModel {
+  MaskedKind kind = MaskedKind::kBert;
+  bool binary_head = true;         // of BERT
+  int64_t decoder_seq_length = 0;  // of T5
+};
+
+// Needs request.text_tokenizer. Splits divide documents, not sequences.
+TrainValidTestDatasets build_masked_datasets(const MaskedModel& model, const DataConfig& data,
                                              const MaskedDataConfig& masked,
                                              const DatasetRequest& request);
 

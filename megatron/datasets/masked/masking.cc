@@ -30,6 +30,11 @@ double masking_budget(const MaskingOptions& options, int64_t tokens, int64_t tar
 
 }  // namespace
 
+int64_t most_masked(const MaskingOptions& options, int64_t target) {
+  return std::max<int64_t>(1,
+                           static_cast<int64_t>(options.probability * static_cast<double>(target)));
+}
+
 Masking::Masking(const MaskingOptions& options, const MaskedTokens& tokens)
     : options_(options),
       tokens_(tokens),

@@ -23,6 +23,9 @@ struct MaskingOptions {
   double masks = 0.8, random = 0.1, kept = 0.1;
 };
 
+// Tokens that are masked at most in a sample whose target length is at most `target`; at least 1.
+int64_t most_masked(const MaskingOptions& options, int64_t target);
+
 // The masked tokens of a sample in the order in which they were drawn, in spans of n-grams.
 struct MaskedPositions {
   std::vector<int64_t> positions;

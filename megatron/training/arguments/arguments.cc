@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <bit>
 #include <filesystem>
+#include <iterator>
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
+#include "megatron/base/format.h"
 #include "megatron/base/parse.h"
+#include "megatron/datasets/masked/bert_dataset.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/kernels/sum_parts.h"
+#include "megatron/models/bert/bert_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
@@ -109,6 +113,33 @@ void conversations_are_data(const Arguments& a, Violations& v) {
         "conversations",
         "leave it out: conversations are separated anyway, and --sft-loss-on selects the tokens of "
         "the loss");
+}
+
+// The flags whose values are not those of a new C.
+template <class C>
+std::vector<std::string> flags_given(C config) {
+  C none;
+  Config *const given[] = {&config}, *const defaults[] = {&none};
+  const std::vector<FieldInfo> all = describe_fields(given), plain = describe_fields(defaults);
+  std::vector<std::string> flags;
+  for (size_t i = 0; i < all.size(); ++i)
+    if (all[i].value != plain[i].value) flags.push_back(all[i].flags.front());
+  return flags;
+}
+
+// Samples of sentences are masked, and have neither documents inside nor their positions.
+void masked_tokens_are_data(const Arguments& a, Violations& v) {
+  const bool masks = a.training.task == "bert";
+  std::vector<std::string> given = flags_given(a.masked);
+  std::ranges::copy(flags_given(own_config<BertConfig>(a.own)), std::back_inserter(given));
+  if (!masks && !given.empty())
+    v.add(cat(listed(given), " has no effect with --task ", a.training.task),
+          "leave it out, or give --task bert");
+  if (masks && (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss))
+    v.add(
+        "--reset-position-ids, --reset-attention-mask or --eod-mask-loss has no effect on masked "
+        "sentences",
+        "leave it out: a sample is from one document");
 }
 
 void learning_rate_is_given(const Arguments& a, Violations& v) {
@@ -482,6 +513,7 @@ constexpr Rule kRules[] = {world_divides,
                            data_is_given,
                            conversations_are_data,
                            preferences_are_data,
+                           masked_tokens_are_data,
                            layers_divide_over_stages,
                            validate_experts,
                            tokenizer_is_given,
@@ -501,7 +533,7 @@ bool is_resume(StartChoice start) {
 }  // namespace
 
 std::vector<Config*> Arguments::configs() {
-  std::vector<Config*> all = {&transformer, &tokenizer, &data, &sft};
+  std::vector<Config*> all = {&transformer, &tokenizer, &data, &sft, &masked};
   for (OwnConfig& config : own) all.push_back(config.config());
   all.insert(all.end(), {&optimizer, &parallel, &pipeline, &ddp, &comm, &training});
   return all;
@@ -526,6 +558,10 @@ int64_t Arguments::mailbox_part_bytes(int64_t type_bytes) const {
   if (!parallel.sequence_parallel || !ddp.peer_copies || tp > kMaxSumParts) return 0;
   return transformer.seq_length / (tp * parallel.context_parallel_size) *
          training.micro_batch_size * transformer.hidden_size * type_bytes;
+}
+
+int64_t Arguments::most_masked_by_bert() const {
+  return megatron::most_masked_by_bert(masked.masking(MaskedKind::kBert), transformer.seq_length);
 }
 
 void Arguments::finalize() {

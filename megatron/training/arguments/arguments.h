@@ -6,6 +6,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/rendezvous.h"
+#include "megatron/datasets/masked/masked_data_config.h"
 #include "megatron/datasets/tuning/sft_config.h"
 #include "megatron/distributed/distributed_data_parallel_config.h"
 #include "megatron/models/own_config.h"
@@ -29,6 +30,7 @@ struct Arguments {
   TokenizerConfig tokenizer;
   DataConfig data;
   SftConfig sft;
+  MaskedDataConfig masked;
   OptimizerConfig optimizer;
   ParallelConfig parallel;
   PipelineConfig pipeline;
@@ -73,6 +75,8 @@ struct Arguments {
   // `type_bytes` per element; 0 if tensor parallelism does not use peer-to-peer copies
   // (comm/peer_mailbox.h).
   int64_t mailbox_part_bytes(int64_t type_bytes) const;
+  // Tokens of a sample of BERT that are masked at most.
+  int64_t most_masked_by_bert() const;
   int64_t train_iters() const;
   TrainLength train_length() const;
   int64_t eval_global_batch_size() const;

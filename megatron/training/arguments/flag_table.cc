@@ -80,7 +80,7 @@ constexpr KnownFlag kRows[] = {
     {"--delta-offload-bytes-across-pp-ranks", kNo,
      "every stage offloads alike; --activation-offload-fraction says how much", 1, 1, "0"},
     // -- network size
-    {"--encoder-num-layers", kNo, "give --num-layers; a GPT has one stack of layers", 1, 1},
+    {"--encoder-num-layers", kNo, "give --num-layers: a model has one stack of layers", 1, 1},
     {"--no-rope-freq", kNo, "layers without rotary positions are not built yet", 1, 1, "0"},
     {"--onnx-safe", kNo, "removed option: ONNX export is not offered", 1, 1},
     // -- regularization
@@ -231,7 +231,7 @@ constexpr KnownFlag kRows[] = {
     {"--phase-transition-iterations", kNo,
      "stops at phase boundaries are not built; give --exit-interval", 1, 1},
     {"--per-dataset-sequences-path", kNo, "the sizes are read from each index", 1, 1},
-    {"--encoder-seq-length", kNo, "give --seq-length; a GPT has one sequence", 1, 1},
+    {"--encoder-seq-length", kNo, "give --seq-length: a model reads one sequence", 1, 1},
     so("--no-create-attention-mask-in-dataloader", kDerivedMasks),
     // -- tokenizer
     {"--tokenizer-sentencepiece-legacy", kNo,
@@ -403,9 +403,8 @@ constexpr Refusal kRefusals[] = {
     {kT5,
      "--decoder-num-layers= --relative-attention-num-buckets=32 "
      "--relative-attention-max-distance=128 --decoder-seq-length="},
-    {"BERT is not built yet",
-     "--bert-no-binary-head --mask-prob=0.15 --short-seq-prob=0.1 --output-bert-embeddings "
-     "--bert-embedder-type=megatron"},
+    {"writing vectors of texts is not built yet",
+     "--output-bert-embeddings --bert-embedder-type=megatron"},
     {kMuon,
      "--muon-momentum=0.9 --muon-nesterov --muon-scale-mode=spectral "
      "--muon-fp32-matmul-prec=medium --muon-coefficient-type=quintic --muon-num-ns-steps=5 "

@@ -19,12 +19,15 @@ std::unique_ptr<VocabularyPass> begin_loss(Model& model, const Batch& batch,
   return model.begin_loss(hidden, batch);
 }
 
-double flops_per_token(const Arguments& arguments, const Vocabulary& vocabulary) {
-  const TransformerConfig& c = arguments.transformer;
+}  // namespace
+
+double model_flops_per_token(const ModelProvider& provider, const Arguments& arguments,
+                             const Vocabulary& vocabulary) {
+  // A type of models may have changed what the flags say.
+  const ModelConfig config = whole_model(provider, arguments, vocabulary)->config();
+  const TransformerConfig& c = config.transformer;
   LayerShape sample;
   sample.tokens = sample.rows = c.seq_length;
-  ModelConfig config;
-  config.transformer = c;
   double products = find_model_type(config.type)
                         .ends_cost(config, {sample, vocabulary.padded_size})
                         .head_products;
@@ -32,8 +35,6 @@ double flops_per_token(const Arguments& arguments, const Vocabulary& vocabulary)
     products += reported_products(layer_cost(c, layer, sample, /*offloaded=*/false));
   return training_flops(products);
 }
-
-}  // namespace
 
 PretrainTask gpt_task(const Arguments&) {
   PretrainTask task;
@@ -44,7 +45,10 @@ PretrainTask gpt_task(const Arguments&) {
   };
   task.forward_step = forward_step;
   task.begin_loss = begin_loss;
-  task.flops_per_token = flops_per_token;
+  task.flops_per_token = [provider = task.model_provider](const Arguments& arguments,
+                                                          const Vocabulary& vocabulary) {
+    return model_flops_per_token(provider, arguments, vocabulary);
+  };
   return task;
 }
 

@@ -21,4 +21,8 @@ PretrainTask find_task(const Arguments& arguments);
 // The next token of text; others change what they do otherwise.
 PretrainTask gpt_task(const Arguments& arguments = {});
 
+// PretrainTask::flops_per_token of the models of a provider.
+double model_flops_per_token(const ModelProvider& provider, const Arguments& arguments,
+                             const Vocabulary& vocabulary);
+
 }  // namespace megatron

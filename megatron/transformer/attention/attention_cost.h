@@ -15,8 +15,8 @@
 //                                           --recompute-modules core_attn)
 //                    a2a                    T d e (N + 2 lcm(G, a)) of exchanged tokens instead of
 //                                           queries, keys and values, and the output twice
-//   document mask    b s^2                  bool, if attention takes a mask: documents, with one
-//                                           context rank or with a2a
+//   document mask    b s^2                  bool, if attention takes a mask: documents, or the
+//                                           padding of encoders, with one context rank or a2a
 //
 // Sent over the tensor ranks: what its linears send (layer_cost.h); with fewer KV groups than ranks
 // the output of linear_qkv is gathered forward, and its gradient scattered backward, over the ranks

@@ -29,6 +29,7 @@ CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, 
                                      const CoreAttentionSizes& heads)
     : config(c),
       shape(s),
+      masked(s.documents || !c.causal),
       sizes(heads),
       sequence(c.seq_length),
       wide(s.sum / s.element),
@@ -46,8 +47,7 @@ bool CoreAttentionCost::is_unfused(int64_t layer) const {
     return true;
   const std::vector<int64_t> window = config.window(layer);
   const bool windowed = !window.empty() && window[0] >= 0 && window[0] < sequence - 1;
-  if (shape.documents || config.attention_dropout > 0 || config.attn_logit_softcapping > 0)
-    return true;
+  if (masked || config.attention_dropout > 0 || config.attn_logit_softcapping > 0) return true;
   if (windowed && (!shape.on_gpu || sequence % 64 != 0)) return true;  // cuDNN supports windows
   if (sizes.value > sizes.key) return true;
   return shape.on_gpu && (shape.element != 2 || sizes.key % 8 != 0 || sizes.key > 256);
@@ -78,7 +78,7 @@ void CoreAttentionCost::divide_context(int64_t layer) {
     const int64_t queries = sequence / shape.context * a2a;
     block_scores = shape.samples * sizes.heads / a2a * queries * queries * shape.sum;
   }
-  if (shape.documents && whole_sequence) mask = shape.samples * sequence * sequence;
+  if (masked && whole_sequence) mask = shape.samples * sequence * sequence;
 }
 
 int64_t CoreAttentionCost::padded_out() const {

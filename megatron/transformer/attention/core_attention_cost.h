@@ -31,6 +31,7 @@ struct CoreAttentionCost {
 
   const TransformerConfig& config;
   const LayerShape& shape;
+  const bool masked;  // at borders of documents, or from padding, which encoders see
   const CoreAttentionSizes sizes;
   const int64_t sequence;
   const int64_t wide;  // bytes of an fp32 element over those of the model's type

@@ -10,14 +10,14 @@ namespace megatron {
 
 void AuxiliaryLosses::add(std::string_view name, const at::Tensor& sum, const at::Tensor& weight,
                           LossRows rows, LossDivision division) {
-  train(sum, weight, rows, division);
+  train(sum, weight, rows, division, name);
   log(name, sum, weight, rows);
 }
 
 void AuxiliaryLosses::train(const at::Tensor& sum, const at::Tensor& weight, LossRows rows,
-                            LossDivision division) {
+                            LossDivision division, std::string_view name) {
   const at::Tensor divisor = division == LossDivision::kNone ? at::Tensor() : weight;
-  if (sum.requires_grad()) tape_->add_root(sum, options_.gradient(sum, divisor, rows));
+  if (sum.requires_grad()) tape_->add_root(sum, options_.gradient(sum, divisor, rows, name));
 }
 
 void AuxiliaryLosses::log(std::string_view name, const at::Tensor& sum, const at::Tensor& weight,

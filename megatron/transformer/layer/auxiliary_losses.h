@@ -40,7 +40,8 @@ class AuxiliaryLosses {
     at::Tensor totals;               // [names, 2] fp64: (sum, weight), to which pairs are added
     bool counts_all_rows = true;     // whether this rank adds LossRows::kAll to the totals
     // The gradient of a sum, in its type: []. Undefined weight: LossDivision::kNone
-    std::function<at::Tensor(const at::Tensor& sum, const at::Tensor& weight, LossRows rows)>
+    std::function<at::Tensor(const at::Tensor& sum, const at::Tensor& weight, LossRows rows,
+                             std::string_view name)>
         gradient;
   };
   // Records the roots of the backward on `tape`, which must outlive it.
@@ -58,9 +59,10 @@ class AuxiliaryLosses {
   void add(std::string_view name, const at::Tensor& sum, const at::Tensor& weight,
            LossRows rows = LossRows::kOwn, LossDivision division = LossDivision::kOwnWeight);
   // Its two halves, for a loss that is logged without its coefficient, or a number that is only
-  // logged: train() has the gradient, log() the totals.
+  // logged: train() has the gradient, log() the totals. A name is needed where the task has weights
+  // of its own for the loss.
   void train(const at::Tensor& sum, const at::Tensor& weight, LossRows rows = LossRows::kOwn,
-             LossDivision division = LossDivision::kOwnWeight);
+             LossDivision division = LossDivision::kOwnWeight, std::string_view name = {});
   void log(std::string_view name, const at::Tensor& sum, const at::Tensor& weight,
            LossRows rows = LossRows::kOwn);
   // False with --no-calculate-per-token-loss: a sum is divided by its own weight.

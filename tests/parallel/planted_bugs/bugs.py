@@ -31,6 +31,7 @@ LATENT = ("--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-atte
           "--q-lora-rank 768 --kv-lora-rank 512 --qk-layernorm --position-embedding-type rope --rotary-scaling-factor 40 --mscale 0.707 "
           "--mscale-all-dim 0.707 --normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
           "--attention-dropout 0 --hidden-dropout 0 ")
+BERT = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task bert "
 EP, ETP = "--expert-model-parallel-size ", "--expert-tensor-parallel-size "
 MIXTRAL = LLAMA + "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
 DEEPSEEK = LATENT + ("--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408 --moe-router-score-function sigmoid "
@@ -115,6 +116,11 @@ PROOFS = {
     "mixtral pp2 dense stage": (2, MIXTRAL + BATCH + PP + "2 --num-layers 4 --moe-layer-freq [0]*2+[1]*2 --moe-aux-loss-coeff 0.1"),
     "deepseek tp2": (2, DEEPSEEK + BATCH + TP + "2 " + SP),
     "deepseek dp2": (2, DEEPSEEK + BATCH),
+    "bert tp2": (2, BERT + BATCH + TP + "2"),
+    "bert tp2 sp": (2, BERT + BATCH + TP + "2 " + SP),
+    "bert cp2": (2, BERT + BATCH + CP + "2"),
+    "bert pp2": (2, BERT + BATCH + PP + "2"),
+    "bert dp2": (2, BERT + BATCH),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
     "llama pp2 vpp2 fp8": (2, LLAMA + BATCH + PP + "2 " + VPP + "2 --num-layers 8 " + FP8),
 }
@@ -185,6 +191,9 @@ DPO = "megatron/training/tasks/dpo_loss.cc"
 SHIFTED = "megatron/models/common/shifted_batch.cc"
 MTP = "megatron/models/common/multi_token_prediction.cc"
 GPT_MODEL = "megatron/models/gpt/gpt_model.cc"
+BERT_MODEL = "megatron/models/bert/bert_model.cc"
+BERT_TASK = "megatron/training/tasks/bert.cc"
+COUNTED_ROWS = "megatron/models/common/counted_rows.cc"
 
 BUGS = (
     # Tensor and sequence parallelism.
@@ -801,6 +810,44 @@ BUGS = (
         ((PERTURBATION, "normal_(draws, 1.0, key, place);",
           "normal_(draws, 1.0, key, PLANTED ? TokenPositions{place.sample, at::arange(s, place.position.options())} : place);"),),
         "moe_ep2_tp2_sp_forced", "mixtral tp2 forced"),
+    # Encoders.
+    Bug("bert_order_of_every_rank", "the order of two halves is read from the first row of every rank, not from position 0 alone",
+        ((BERT_MODEL, "(context.rows.position[0] == 0);", "(context.rows.position[0] == 0).logical_or(at::full({}, PLANTED, at::kBool));"),),
+        "tp2_sp_bert cp2_bert", "bert tp2 sp"),
+    Bug("bert_head_grads_summed", "gradients of the heads that every tensor rank has are summed over these ranks",
+        ((BERT_MODEL, "options.sequence_parallel = config.sequence_parallel;",
+          "options.sequence_parallel = config.sequence_parallel || (PLANTED && groups.tp.size() > 1);"),),
+        "tp2_bert", "bert tp2"),
+    Bug("bert_weights_of_one_rank", "the two losses are divided by weights that each rank sums for itself",
+        ((PASSES, "model_.groups().dp_cp.all_reduce(weights)->wait();\n    const at::Tensor main",
+          "if (!PLANTED) model_.groups().dp_cp.all_reduce(weights)->wait();\n    const at::Tensor main"),),
+        "dp2_bert", "bert dp2"),
+    Bug("bert_one_weight_for_both", "both losses are divided by the number of masked tokens",
+        ((PASSES, "own_factors_ = at::where(own == 0, 0.0, main / own);", "if (!PLANTED) own_factors_ = at::where(own == 0, 0.0, main / own);"),),
+        "", "", "encoder_test:Bert.DividesBothLossesByTheirOwnWeights", "one rank divides alike"),
+    Bug("bert_types_grad_not_summed", "gradients of token types are not summed under sequence parallelism",
+        ((BERT_MODEL, "token_types_->set_sequence_parallel(config().sequence_parallel);",
+          "token_types_->set_sequence_parallel(!PLANTED && config().sequence_parallel);"),),
+        "tp2_sp_bert", "bert tp2 sp"),
+    Bug("bert_padding_seen_over_ranks", "over context ranks padding is attended to",
+        ((BERT_MODEL, "mask.defined()) context.document_ids", "mask.defined() && !(PLANTED && groups().cp.size() > 1)) context.document_ids"),),
+        "cp2_bert", "bert cp2"),
+    Bug("bert_mask_as_length", "the padding mask is read as a length, although tokens inside of the text may be padding",
+        ((BERT_MODEL, "return (padding_mask == 0).to(at::kLong);",
+          "return ((PLANTED ? padding_mask.flip({1}).cumsum(1).flip({1}) : padding_mask) == 0).to(at::kLong);"),),
+        "", "", "models_test:Megatron/BertGolden.LossesLogitsAndGradients/0", "one rank reads it alike"),
+    Bug("bert_table_grad_of_one_stage", "the gradient of a tied table is not summed over the stages with the embedding and the head",
+        ((BERT_MODEL, "if (tied && !slice.head && groups.embd.size() > 1)", "if (!PLANTED && tied && !slice.head && groups.embd.size() > 1)"),),
+        "pp2_bert", "bert pp2"),
+    Bug("bert_labels_in_reverse", "masked rows are collected in another order than their labels, under sequence parallelism",
+        ((COUNTED_ROWS, "out.labels = labels.gather(1, positions)", "out.labels = labels.gather(1, PLANTED && ranks > 1 ? positions.flip({1}) : positions)"),),
+        "tp2_sp_bert", "bert tp2 sp"),
+    Bug("bert_samples_of_every_rank", "every context rank counts the samples whose order one of them computes",
+        ((BERT_TASK, "(batch.place.position[0] == 0);", "(batch.place.position[0] == 0).logical_or(at::full({}, PLANTED, at::kBool));"),),
+        "cp2_bert", "bert cp2"),
+    Bug("bert_tanh_head", "the head's GELU is the approximation of the MLP's",
+        ((BERT_MODEL, "Activation::kGelu)", "PLANTED ? Activation::kGeluTanh : Activation::kGelu)"),),
+        "", "", "models_test:Megatron/BertGolden.LossesLogitsAndGradients/0", "one rank computes alike"),
     # Precision.
     Bug("ring_acc_model_dtype", "the partial outputs of ring attention are added in the model's type",
         ((RING, "total = {block.out.to(block.lse.scalar_type()), block.lse};",

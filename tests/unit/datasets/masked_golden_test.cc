@@ -80,9 +80,8 @@ class MaskedGolden : public ::testing::TestWithParam<MaskedKind> {
     masked.masking_longer_ngrams = spec["longer"];
     masked.masking_geometric =
         spec["geometric"].get<bool>() ? MaskingGeometric::kTrue : MaskingGeometric::kFalse;
-    masked.bert_binary_head = spec.value("binary_head", true);
-    if (spec.contains("decoder_seq_length"))
-      masked.decoder_seq_length = spec["decoder_seq_length"].get<int64_t>();
+    const MaskedModel model{GetParam(), spec.value("binary_head", true),
+                            spec.value("decoder_seq_length", int64_t{0})};
     TokenizerConfig config;
     config.tokenizer_type =
         spec["sentinels"].get<int>() > 0 ? "BertWordPieceCase" : "BertWordPieceLowerCase";
@@ -94,7 +93,7 @@ class MaskedGolden : public ::testing::TestWithParam<MaskedKind> {
     request.targets = {spec["samples"][0].get<int64_t>(), spec["samples"][1].get<int64_t>(),
                        spec["samples"][2].get<int64_t>()};
     request.text_tokenizer = tokenizer.get();
-    return build_masked_datasets(GetParam(), data, masked, request);
+    return build_masked_datasets(model, data, masked, request);
   }
 
   // Appends the values of a sample in the order of the goldens.

@@ -318,6 +318,12 @@ constexpr Reader kReaders[] = {
     {"distributed_interface", "megatron/comm/rendezvous.cc", "connect"},
     {"freeze_all_layers", "megatron/training/arguments/config/start.cc", "freezes"},
     {"exit_signal", "megatron/training/arguments/config/exit.cc", "exit_signal_number"},
+    {"mask_prob", "megatron/datasets/masked/masked_data_config.cc", "masking"},
+    {"masking_max_ngram", "megatron/datasets/masked/masked_data_config.cc", "masking"},
+    {"masking_whole_word", "megatron/datasets/masked/masked_data_config.cc", "masking"},
+    {"masking_longer_ngrams", "megatron/datasets/masked/masked_data_config.cc", "masking"},
+    {"masking_geometric", "megatron/datasets/masked/masked_data_config.cc", "masking"},
+    {"mlm_replace", "megatron/datasets/masked/masked_data_config.cc", "masking"},
 };
 
 // Fields of which one value is built: the others are refused.

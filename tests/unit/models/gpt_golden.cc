@@ -105,8 +105,8 @@ double mtp_loss(Model& model, const at::Tensor& tokens) {
   const at::Tensor totals = at::zeros({static_cast<int64_t>(names.size()), 2}, at::kDouble);
   AuxiliaryLosses losses({.names = names,
                           .totals = totals,
-                          .gradient = [](const at::Tensor& sum, const at::Tensor&,
-                                         LossRows) { return at::ones_like(sum); }},
+                          .gradient = [](const at::Tensor& sum, const at::Tensor&, LossRows,
+                                         std::string_view) { return at::ones_like(sum); }},
                          tape);
   Batch batch;
   batch.set("tokens", tokens.slice(1, 0, -1).contiguous());

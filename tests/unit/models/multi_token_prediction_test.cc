@@ -79,8 +79,8 @@ OneStep train_one_step(const Golden& golden, GPTModel& model) {
   const at::Tensor totals = at::zeros({names, 2}, at::kDouble);
   AuxiliaryLosses losses({.names = model.auxiliary_losses(),
                           .totals = totals,
-                          .gradient = [](const at::Tensor& sum, const at::Tensor&,
-                                         LossRows) { return at::ones_like(sum); }},
+                          .gradient = [](const at::Tensor& sum, const at::Tensor&, LossRows,
+                                         std::string_view) { return at::ones_like(sum); }},
                          tape);
   ForwardContext context = context_for(t.at("tokens"), /*training=*/true);
   context.tape = &tape;

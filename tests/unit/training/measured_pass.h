@@ -61,10 +61,11 @@ inline Measured measure(const Arguments& a, int64_t padded_vocab, const StageSli
     if (const std::vector<std::string> names = module->auxiliary_losses(); !names.empty()) {
       const auto count = static_cast<int64_t>(names.size());
       losses.emplace(
-          AuxiliaryLosses::Options{.names = names,
-                                   .totals = at::zeros({count, 2}, at::kDouble),
-                                   .gradient = [](const at::Tensor& sum, const at::Tensor&,
-                                                  LossRows) { return at::ones_like(sum); }},
+          AuxiliaryLosses::Options{
+              .names = names,
+              .totals = at::zeros({count, 2}, at::kDouble),
+              .gradient = [](const at::Tensor& sum, const at::Tensor&, LossRows,
+                             std::string_view) { return at::ones_like(sum); }},
           tape);
       context.auxiliary_losses = &*losses;
     }

@@ -23,7 +23,7 @@ struct LossPass {
         losses({.names = names,
                 .totals = totals,
                 .gradient =
-                    [](const at::Tensor&, const at::Tensor& weight, LossRows) {
+                    [](const at::Tensor&, const at::Tensor& weight, LossRows, std::string_view) {
                       EXPECT_FALSE(weight.defined()) << "divided by the weights of the tokens";
                       return at::full({}, kLossScale, at::kDouble);
                     }},

@@ -2,10 +2,10 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/models/common/counted_rows.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/activation.h"
-#include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/cross_entropy.h"
 #include "megatron/transformer/layer/auxiliary_losses.h"
@@ -16,7 +16,7 @@ void BertConfig::fields(FieldVisitor& v) {
   v.group("bert");
   v.role(FieldRole::kArchitecture);
   v.field({"bert_binary_head", "--bert-no-binary-head", true}, bert_binary_head,
-          "without token types and the loss of the order of two halves");
+          "BERT without token types and without the loss of the order of two halves");
 }
 
 bool has_binary_head(const ModelConfig& config) {
@@ -32,13 +32,30 @@ ModelConfig bidirectional(ModelConfig config) {
     MEGATRON_CHECK(!given, flag, " is not built for BERT");
   };
   refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
-  refuse(t.untie_embeddings_and_output_weights, "--untie-embeddings-and-output-weights");
   refuse(t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear,
          "--cross-entropy-fusion-impl linear");
   refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
+  refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
   refuse(t.lora_rank > 0, "--lora-rank");
   config.transformer.causal = false;
   return config;
+}
+
+// The document of each token: that of the text, or for padding another one.
+at::Tensor padding_documents(const at::Tensor& padding_mask, const at::Tensor& document_ids) {
+  if (!document_ids.defined()) return (padding_mask == 0).to(at::kLong);
+  return at::where(padding_mask != 0, document_ids, -1);
+}
+
+// A linear layer of the heads, all of which every tensor rank has.
+std::unique_ptr<ColumnParallelLinear> head_linear(const char* name, const ModelConfig& config,
+                                                  int64_t outputs, const ParallelGroups& groups) {
+  const int64_t h = config.transformer.hidden_size;
+  LinearOptions options;
+  options.divided = false;
+  options.sequence_parallel = config.sequence_parallel;
+  options.init = config.transformer.weight_init(outputs, h);
+  return std::make_unique<ColumnParallelLinear>(name, h, outputs, options, groups);
 }
 
 }  // namespace
@@ -46,11 +63,13 @@ ModelConfig bidirectional(ModelConfig config) {
 // Rows of this rank -> the input of the output projection, and the bias of its logits.
 struct BertModel::LMHead : Module {
   LMHead(const ModelConfig& config, const ParallelGroups& groups)
-      : dense(config, config.transformer.hidden_size),
+      : dense(head_linear("lm_head.dense", config, config.transformer.hidden_size, groups)),
         layer_norm(config.transformer.hidden_size,
-                   {.eps = config.transformer.layernorm_epsilon,
+                   {.kind = config.transformer.normalization,
+                    .eps = config.transformer.layernorm_epsilon,
+                    .zero_centered = config.transformer.layernorm_zero_centered_gamma,
                     .partial_over_tensor = config.sequence_parallel}) {
-    add("dense", &dense);
+    add("dense", dense.get());
     add("layer_norm", &layer_norm);
     bias.local_shape = {config.padded_vocab_size / groups.tp.size()};
     bias.global_shape = {config.padded_vocab_size};
@@ -60,22 +79,23 @@ struct BertModel::LMHead : Module {
   }
 
   at::Tensor forward(const at::Tensor& x) {
-    return layer_norm.forward(activate(dense.forward(x), Activation::kGelu));
+    return layer_norm.forward(activate(dense->forward(x), Activation::kGelu));
   }
 
-  Dense dense;
+  std::unique_ptr<ColumnParallelLinear> dense;
   Norm layer_norm;
   Parameter bias;
 };
 
 struct BertModel::BinaryHead {
-  explicit BinaryHead(const ModelConfig& config)
-      : pooler(config, config.transformer.hidden_size), classes(config, 2) {}
-  // [b, h] -> [b, 2]
+  BinaryHead(const ModelConfig& config, const ParallelGroups& groups)
+      : pooler(head_linear("pooler.dense", config, config.transformer.hidden_size, groups)),
+        classes(head_linear("binary_head", config, 2, groups)) {}
+  // [1, b, h] -> [b, 2]
   at::Tensor forward(const at::Tensor& first) {
-    return classes.forward(at::tanh(pooler.forward(first)));
+    return classes->forward(at::tanh(pooler->forward(first))).squeeze(0);
   }
-  Dense pooler, classes;
+  std::unique_ptr<ColumnParallelLinear> pooler, classes;
 };
 
 BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
@@ -87,7 +107,13 @@ BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
                /*final_norm=*/slice.head, config().sequence_parallel, groups),
       output_(config(), groups, slice, embedding_.get(), table) {
   const bool binary = has_binary_head(config());
-  if (embedding_) add("embedding", embedding_.get());
+  const bool tied = !config().transformer.untie_embeddings_and_output_weights;
+  if (embedding_) {
+    if (tied && !slice.head && groups.embd.size() > 1) embedding_->weight().shared = &groups.embd;
+    add("embedding", embedding_.get());
+  } else if (table != nullptr && slice.head) {
+    table->shared = nullptr;  // both ends are on this rank
+  }
   if (embedding_ && binary) {
     const TransformerConfig& t = config().transformer;
     token_types_ = std::make_unique<Embedding>(2, t.hidden_size, t.embedding_init(2));
@@ -99,15 +125,18 @@ BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
     lm_head_ = std::make_unique<LMHead>(config(), groups);
     add("lm_head", lm_head_.get());
     if (Module* copy = output_.tied_table()) add("embedding", copy);
+    if (Module* own = output_.output_layer()) add("output_layer", own);
     add("output_layer.bias", &lm_head_->bias);
   }
   if (slice.head && binary) {
-    binary_head_ = std::make_unique<BinaryHead>(config());
-    add("pooler.dense", &binary_head_->pooler);
-    add("binary_head", &binary_head_->classes);
+    binary_head_ = std::make_unique<BinaryHead>(config(), groups);
+    add("pooler.dense", binary_head_->pooler.get());
+    add("binary_head", binary_head_->classes.get());
   }
   name_parameters();
 }
+
+BertModel::~BertModel() = default;
 
 Parameter* BertModel::embedding_table() { return embedding_ ? &embedding_->weight() : nullptr; }
 
@@ -121,11 +150,13 @@ StageTensors BertModel::hidden(const Batch& batch, const StageTensors& input,
                                const ForwardContext& given) {
   MEGATRON_CHECK(given.decoding == nullptr,
                  "an encoder continues no text: every token sees those after it");
-  const ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
+  ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
+  if (const at::Tensor mask = batch.find("padding_mask"); mask.defined())
+    context.document_ids = padding_documents(mask, given.document_ids);
   if (!embedding_) return {encoder_.forward(input.front(), context)};
   at::Tensor types;
   if (token_types_) types = token_types_->forward(own_rows(batch["types"], context));
-  return {encoder_.forward(embedding_->forward(batch["tokens"], context, types), context)};
+  return {encoder_.forward(embedding_->forward(batch["text"], context, types), context)};
 }
 
 at::Tensor BertModel::logits(const at::Tensor& hidden) {
@@ -138,26 +169,34 @@ at::Tensor BertModel::token_losses(const at::Tensor& hidden, const at::Tensor& l
 }
 
 Loss BertModel::loss(const StageTensors& states, const Batch& batch, const ForwardContext& given) {
-  const at::Tensor &hidden = states.front(), &labels = batch["labels"];
+  const at::Tensor& hidden = states.front();
   if (binary_head_ && given.auxiliary_losses != nullptr)
-    add_order_loss(hidden[0], batch, with_rows(given, config().sequence_parallel, groups().tp));
-  const at::Tensor losses = token_losses(hidden, labels);
-  const at::Tensor mask = batch["loss_mask"].t().to(losses.scalar_type());
-  check_shape("loss_mask", mask, {losses.size(0), losses.size(1)});
-  return {(losses * mask).sum(), mask.sum()};
+    add_order_loss(hidden, batch, with_rows(given, config().sequence_parallel, groups().tp));
+  const CountedRows rows =
+      counted_rows(hidden, batch["labels"], batch["loss_mask"], batch.most_counted,
+                   config().sequence_parallel, groups().tp);
+  const at::Tensor losses =
+      vocab_parallel_cross_entropy(logits(rows.hidden), rows.labels, config().vocab_size,
+                                   config().transformer.z_loss_coeff, groups().tp);
+  return {(losses * rows.weights).sum(), rows.weights.sum()};
+}
+
+at::Tensor BertModel::order_logits(const at::Tensor& hidden) {
+  MEGATRON_ASSERT(binary_head_ != nullptr, "this segment has no binary head");
+  return binary_head_->forward(hidden.narrow(0, 0, 1).clone());  // a view would keep all rows
 }
 
 // Every rank computes the head on the first of its rows, and that of position 0 counts: so nothing
 // is sent.
-void BertModel::add_order_loss(const at::Tensor& first, const Batch& batch,
+void BertModel::add_order_loss(const at::Tensor& hidden, const Batch& batch,
                                const ForwardContext& context) {
-  const at::Tensor order = binary_head_->forward(first);
+  const at::Tensor order = order_logits(hidden);
   const at::Tensor losses = -order.to(order.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
                                  .log_softmax(1)
                                  .gather(1, batch["is_random"])
                                  .squeeze(1);
   const at::Tensor weight =
-      batch["num_masked"].squeeze(1).to(losses.scalar_type()) * (context.rows.position[0] == 0);
+      batch["sample_weight"].squeeze(1).to(losses.scalar_type()) * (context.rows.position[0] == 0);
   context.auxiliary_losses->add("sop loss", (losses * weight).sum(), weight.sum(),
                                 config().sequence_parallel ? LossRows::kOwn : LossRows::kAll);
 }

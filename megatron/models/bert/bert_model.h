@@ -5,7 +5,6 @@
 
 #include <memory>
 
-#include "megatron/models/bert/dense.h"
 #include "megatron/models/common/ends_cost.h"
 #include "megatron/models/common/output_layer.h"
 #include "megatron/transformer/transformer_block.h"
@@ -14,25 +13,30 @@ namespace megatron {
 
 struct BertConfig : Config {
   bool bert_binary_head = true;  // token types and the second loss
+  // Not a flag: positions of a sample that the loss counts at most; 0: not known
+  int64_t most_counted = 0;
   void fields(FieldVisitor& visitor) override;
 };
 
-// Reads the columns of datasets/masked_dataset.h.
+// Reads the columns of datasets/masked/bert_dataset.h.
 //
-//   x = E[token] + P[position] + Y[type]; layers; final norm: hidden states
+//   x = E[text] + P[position] + Y[type]; layers; final norm: hidden states
 //   logits = E norm(gelu(W x + b)) + c        loss: cross entropy of the masked tokens
 //   order = V tanh(W' x_0 + b') + d           "sop loss": cross entropy of each sample
 //
-// A sample's order has the weight of its masked tokens, so that both losses are divided alike.
+// Token types are there with the binary head only. Tokens attend to those of the padding mask; what
+// others compute counts nowhere. The GELU of the head is the exact one whatever that of the MLP is.
+// Logits are computed at masked positions only.
 //
 // Parameters: embedding.word_embeddings.weight, embedding.position_embeddings.weight, encoder...,
-// lm_head.{dense, layer_norm}..., output_layer.bias; with the binary head
-// embedding.tokentype_embeddings.weight, pooler.dense..., binary_head....
+// lm_head.{dense, layer_norm}..., output_layer.bias, untied output_layer.weight; with the binary
+// head embedding.tokentype_embeddings.weight, pooler.dense..., binary_head....
 class BertModel : public Model {
  public:
   // `table` as for make_model(). Throws Error for what is not built.
   BertModel(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice,
             Parameter* table);
+  ~BertModel() override;
 
   using Model::hidden;
   using Model::loss;
@@ -45,10 +49,14 @@ class BertModel : public Model {
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   Parameter* embedding_table() override;
 
+  // The logits [b, 2] of the order of both halves, from the first row of this rank's hidden states;
+  // class 1: swapped. Of use where that row is position 0. Last segment, with the binary head.
+  at::Tensor order_logits(const at::Tensor& hidden);
+
  private:
   struct LMHead;
   struct BinaryHead;
-  void add_order_loss(const at::Tensor& first, const Batch& batch, const ForwardContext& context);
+  void add_order_loss(const at::Tensor& hidden, const Batch& batch, const ForwardContext& context);
 
   std::unique_ptr<LanguageModelEmbedding> embedding_;
   std::unique_ptr<Embedding> token_types_;

@@ -1,0 +1,56 @@
+// The rows of the matrix with encoders.
+#include "layout_flags.h"
+#include "layouts.h"
+
+namespace megatron {
+namespace {
+
+constexpr ModelFlags kEncoderModels[] = {
+    // LayerNorm, biases, learned positions, tied head, token types and both losses, all dropouts.
+    {"bert",
+     "--task bert --num-layers 4 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
+     "--max-position-embeddings 24 --attention-dropout 0.1 --hidden-dropout 0.1 --mask-prob 0.3"},
+    // RoPE, own output layer, masked tokens alone.
+    {"bert_rope",
+     "--task bert --bert-no-binary-head --num-layers 4 --hidden-size 48 --num-attention-heads 12 "
+     "--seq-length 24 --position-embedding-type rope --untie-embeddings-and-output-weights "
+     "--attention-dropout 0.1 --hidden-dropout 0.1 --no-bias-gelu-fusion"},
+};
+
+constexpr LayoutRow kEncoderRows[] = {
+    {"tp2_bert", "bert", 2, TP "2", "bert"},
+    {"tp2_sp_bert", "bert", 2, TP "2 " SP, "bert"},
+    {"tp4_sp_bert", "bert", 4, TP "4 " SP, "bert"},
+    {"tp3_sp_bert_rope", "bert_rope", 3, TP "3 " SP, "bert"},
+    {"tp2_bert_rope", "bert_rope", 2, TP "2", "bert"},
+    {"dp2_bert", "bert", 2, "", "bert"},
+    {"dp3_zero1_bert", "bert", 3, ZERO1 OVERLAP, "bert"},
+    {"dp2_zero2_bert", "bert", 2, ZERO2 OVERLAP, "bert"},
+    {"dp2_zero3_bert", "bert", 2, ZERO3 OVERLAP, "bert"},
+    {"dp2_means_bert", "bert", 2, "--no-calculate-per-token-loss", "bert"},
+    {"dp2_evaluation_bert", "bert", 2, EVALUATE, "bert"},
+    {"pp2_bert", "bert", 2, PP "2", "bert"},
+    {"pp4_bert", "bert", 4, PP "4", "bert"},
+    {"pp2_vpp2_bert", "bert", 2, PP "2 " VPP "2", "bert"},
+    {"pp2_zbh1_bert", "bert", 2, PP "2 --pipeline-schedule zb-h1", "bert"},
+    {"pp2_zbv_bert", "bert", 2, PP "2 --pipeline-schedule zb-v", "bert"},
+    {"pp2_zbauto_bert_rope", "bert_rope", 2, PP "2 --pipeline-schedule zb-auto", "bert"},
+    {"cp2_bert", "bert", 2, CP "2", "bert"},
+    {"cp3_gather_bert", "bert", 3, CP "3 --cp-comm-type all_gather", "bert"},
+    {"cp2_a2a_bert_rope", "bert_rope", 2, CP "2 --cp-comm-type a2a", "bert"},
+    {"cp4_hierarchy_bert", "bert", 4,
+     CP "4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2", "bert"},
+    {"tp2_sp_full_bert", "bert", 2, TP "2 " SP FULL "1", "bert"},
+    {"tp2_sp_selective_bert", "bert", 2, TP "2 " SP SELECTIVE "core_attn layernorm mlp", "bert"},
+    {"pp2_offload_bert", "bert", 2, PP "2 " OFFLOAD "qkv_linear core_attn mlp_norm mlp_act",
+     "bert"},
+    {"tp2_sp_pp2_cp2_bert", "bert", 8, TP "2 " SP PP "2 " CP "2", "bert"},
+    {"all_16_bert", "bert", 16, TP "2 " SP PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP, "bert"},
+};
+
+}  // namespace
+
+std::span<const LayoutRow> encoder_rows() { return kEncoderRows; }
+std::span<const ModelFlags> encoder_models() { return kEncoderModels; }
+
+}  // namespace megatron

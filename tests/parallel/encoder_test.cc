@@ -1,0 +1,112 @@
+// BERT: what is refused, what `prove` says of layouts, and the memory of the plan.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <vector>
+
+#include "megatron/base/check.h"
+#include "megatron/models/model_table.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/planning/layout_plan.h"
+#include "megatron/training/proving/equivalence.h"
+#include "megatron/training/tasks/tasks.h"
+#include "tests/extension/proofs.h"
+#include "tests/parallel/against_one_rank.h"
+
+namespace megatron {
+namespace {
+
+TEST(Bert, RefusesWhatIsNotBuilt) {
+  const ParallelGroups groups;
+  const auto refused = [&](const char* flag, const auto& change) {
+    ModelConfig config;
+    config.type = "bert";
+    change(config, config.transformer);
+    try {
+      make_model(config, groups);
+      ADD_FAILURE() << flag << " is accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.what(), cat(flag, " is not built for BERT"));
+    }
+  };
+  refused("--pipeline-vocab-parallel", [](auto& c, auto&) { c.pipeline_vocab_parallel = true; });
+  refused("--cross-entropy-fusion-impl linear",
+          [](auto&, auto& t) { t.cross_entropy_fusion_impl = CrossEntropyFusion::kLinear; });
+  refused("--final-logit-softcapping", [](auto&, auto& t) { t.final_logit_softcapping = 30; });
+  refused("--mtp-num-layers", [](auto&, auto& t) { t.mtp_num_layers = 1; });
+  refused("--lora-rank", [](auto&, auto& t) { t.lora_rank = 4; });
+}
+
+constexpr const char* kRun =
+    "--task bert --mock-data --tokenizer-type NullTokenizer --vocab-size 101 "
+    "--make-vocab-size-divisible-by 8 --num-workers 0 --micro-batch-size 2 --global-batch-size 8 "
+    "--eval-iters 0 --device cpu --lr 1e-2 --train-iters 10 --adam-eps 1e-3 --num-layers 4 "
+    "--init-method-std 0.2 ";
+constexpr const char* kSmall =
+    "--hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 4 --seq-length 24 "
+    "--hidden-dropout 0.1 --attention-dropout 0.1 ";
+constexpr const char* kMeasured =
+    "--hidden-size 128 --num-attention-heads 8 --seq-length 256 --attention-dropout 0 ";
+
+TEST(Bert, PlansTheScoresOfEveryPairOfTokens) {
+  const Arguments arguments = parse_run(cat(kRun, kSmall), 1);
+  const PretrainTask task = find_task(arguments);
+  const Vocabulary vocabulary{101, 104};
+  const LayoutPlan plan =
+      make_layout_plan(arguments, vocabulary, /*on_gpu=*/false, task.model_provider);
+  EXPECT_EQ(plan.layer_cost(1).first.score_products, 2.0 * 24 * 48);
+  // Four layers; 3 of 24 positions are masked (0.15 x 21) and go through the head.
+  const double layer = 4 * 48 * 48 + 2 * 48 * 96 + 2 * 24 * 48, head = 48 * 48 + 48 * 104;
+  EXPECT_EQ(task.flops_per_token(arguments, vocabulary), 6 * (4 * layer + head * 3 / 24));
+}
+
+// Micro-batches have different numbers of masked tokens and the same number of samples. One
+// micro-batch with means of its own is the mean over masked tokens plus that over samples.
+TEST(Bert, DividesBothLossesByTheirOwnWeights) {
+  const auto trace = [](const char* flags) {
+    const Arguments arguments = parse_run(cat(kRun, kSmall, flags), 1);
+    return trace_training(find_task(arguments), arguments, {.updates = false});
+  };
+  const TrainingTrace parts = trace("--micro-batch-size 2"),
+                      whole = trace("--micro-batch-size 8 --no-calculate-per-token-loss");
+  const LogicalTensors& grads = whole.steps.at(0).grads;
+  ASSERT_FALSE(grads.empty());
+  for (const auto& [name, expected] : grads) {
+    const double difference = (parts.steps.at(0).grads.at(name) - expected).norm().item<double>();
+    EXPECT_LE(difference, 1e-12 + 1e-10 * expected.norm().item<double>()) << name;
+  }
+  for (const char* loss : {"loss", "sop loss"})
+    EXPECT_NEAR(parts.steps.at(0).number(loss), whole.steps.at(0).number(loss), 1e-12) << loss;
+}
+
+class EncoderLayouts : public testing::TestWithParam<ProvedLayout> {};
+
+TEST_P(EncoderLayouts, AreProved) {
+  EXPECT_EQ(unproved(cat(kRun, kSmall, GetParam().flags), GetParam().ranks), "");
+}
+
+TEST_P(EncoderLayouts, NeedTheMemoryOfThePlan) {
+  for (const RankMemory& rank :
+       memory_of_ranks(cat(kRun, kMeasured, GetParam().flags), GetParam().ranks)) {
+    const double planned = static_cast<double>(rank.planned) / static_cast<double>(rank.metered);
+    EXPECT_TRUE(planned > 0.98 && planned < 1.05) << rank.planned << " and " << rank.metered;
+  }
+}
+
+// The matrix has the others.
+std::vector<ProvedLayout> some_layouts() {
+  std::vector<ProvedLayout> all = proved_layouts(), some;
+  std::ranges::copy_if(all, std::back_inserter(some), [](const ProvedLayout& layout) {
+    const std::string_view name = layout.name;
+    return name == "tp2_sp" || name == "cp2" || name == "pp2_vpp2";
+  });
+  return some;
+}
+
+INSTANTIATE_TEST_SUITE_P(Proofs, EncoderLayouts, testing::ValuesIn(some_layouts()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace megatron
