@@ -59,30 +59,43 @@ class Collective final : public Work {
 // sender are taken in the order in which the receives were posted, whatever the order of the waits.
 class Receive final : public Work {
  public:
-  using Pending = std::map<int, std::deque<std::shared_ptr<Receive>>>;  // by sender
-  Receive(std::shared_ptr<Pending> pending, at::Tensor tensor, int peer, ThreadCore core)
-      : pending_(std::move(pending)),
-        tensor_(std::move(tensor)),
-        peer_(peer),
-        core_(std::move(core)) {}
+  // Of one sender.
+  struct Queue {
+    std::deque<std::shared_ptr<Receive>> waiting;
+    int64_t posted = 0;
+    std::shared_ptr<std::atomic<int64_t>> taken = std::make_shared<std::atomic<int64_t>>(0);
+  };
+  using Pending = std::map<int, Queue>;
+  Receive(std::shared_ptr<Pending> pending, at::Tensor tensor, int peer, const ThreadCore& core)
+      : pending_(std::move(pending)), tensor_(std::move(tensor)), peer_(peer), core_(core) {
+    Queue& queue = (*pending_)[peer];
+    arrived_ = std::make_shared<Arrived>(core, peer, queue.posted++, queue.taken);
+  }
 
   void wait() override {
-    std::deque<std::shared_ptr<Receive>>& queue = (*pending_)[peer_];
+    Queue& queue = (*pending_)[peer_];
     while (!taken_) {
-      const std::shared_ptr<Receive> next = queue.front();
-      queue.pop_front();
+      const std::shared_ptr<Receive> next = queue.waiting.front();
+      queue.waiting.pop_front();
       next->taken_ = true;
       core_.recv(next->tensor_.data_ptr(), next->tensor_.numel(),
                  to_dtype(next->tensor_.scalar_type()), peer_);
-      next->arrived_->value = true;
+      ++*queue.taken;
     }
   }
   std::shared_ptr<const Progress> progress() const override { return arrived_; }
 
  private:
+  // Whether the message is there: wait() does not block then.
   struct Arrived final : Progress {
-    std::atomic<bool> value{false};
-    bool finished() const override { return value; }
+    Arrived(const ThreadCore& core, int peer, int64_t index,
+            std::shared_ptr<std::atomic<int64_t>> taken)
+        : core(core), peer(peer), index(index), taken(std::move(taken)) {}
+    bool finished() const override { return *taken + core.num_messages(peer) > index; }
+    const ThreadCore core;
+    const int peer;
+    const int64_t index;  // among the receives from this peer
+    const std::shared_ptr<std::atomic<int64_t>> taken;
   };
 
   std::shared_ptr<Pending> pending_;
@@ -90,7 +103,7 @@ class Receive final : public Work {
   int peer_;
   ThreadCore core_;
   bool taken_ = false;
-  std::shared_ptr<Arrived> arrived_ = std::make_shared<Arrived>();
+  std::shared_ptr<Arrived> arrived_;
 };
 
 class ThreadBackend final : public Backend {
@@ -152,7 +165,7 @@ class ThreadBackend final : public Backend {
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
     check_cpu_tensor("recv", tensor);
     auto work = std::make_shared<Receive>(pending_, tensor, peer, core_);
-    (*pending_)[peer].push_back(work);
+    (*pending_)[peer].waiting.push_back(work);
     return work;
   }
 

@@ -159,12 +159,59 @@ std::unique_ptr<Tokenizer> tokenizer_of(StoredModel& found, bool required) {
 
 }  // namespace
 
+namespace {
+
+// The part of a stage, with a default division of the layers.
+StageSlice slice_of(const ModelConfig& config, const ParallelGroups& groups) {
+  return make_stage_layout(PipelineConfig(), groups.pp.size(), config.transformer.num_layers)
+      .slice(groups.pp.rank(), 0);
+}
+
+void quantize_linears(TransformerConfig& config, Fp8Recipe recipe) {
+  MEGATRON_CHECK(recipe == Fp8Recipe::kBlockwise || recipe == Fp8Recipe::kTensorwise,
+                 "weights are loaded in FP8 with the recipes blockwise and tensorwise");
+  config.fp8_format = Fp8Format::kE4M3;
+  config.fp8_recipe = recipe;
+}
+
+LoadOptions load_options(const ParallelGroups& groups) {
+  LoadOptions options;
+  options.convert_dtype = true;
+  options.allow_unexpected = {"optimizer.*", "fp8.*"};
+  if (groups.pp.size() > 1) options.wanted_elsewhere = {"*"};
+  return options;
+}
+
+// Every parameter that `is_wanted` takes, then every state, each with the memory that `next` gives.
+std::vector<ShardedTensor> wanted_tensors(
+    Model& model, const std::function<at::Tensor&(at::Tensor&)>& next,
+    const std::function<bool(const std::string&)>& is_wanted) {
+  std::vector<ShardedTensor> wanted;
+  const ParallelGroups& groups = model.groups();
+  model.visit([&](const std::string& name, Parameter& parameter) {
+    at::Tensor& memory = next(parameter.value);
+    if (is_wanted(name)) wanted.push_back(sharded_tensor(parameter, groups, name, memory));
+  });
+  model.visit_state([&](const std::string& name, at::Tensor& state) {
+    at::Tensor& memory = next(state);
+    if (is_wanted(name)) wanted.push_back(sharded_state(memory, groups, name));
+  });
+  return wanted;
+}
+
+}  // namespace
+
+const HfFamily& LoadedModel::family() const {
+  return stored_family != nullptr ? *stored_family : family_of_model(Checkpoint(directory), config);
+}
+
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups) {
   StoredModel found = open_model(request);
   const Checkpoint& checkpoint = found.checkpoint;
   LoadedModel loaded;
   loaded.iteration = checkpoint.iteration();
   loaded.directory = checkpoint.directory();
+  loaded.stored_family = found.family;
   loaded.tokenizer = tokenizer_of(found, request.tokenizer_required);
   loaded.chat_templates =
       found.tokenizer_texts.config.empty()
@@ -181,35 +228,54 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   if (!request.adapter.empty()) {
     MEGATRON_CHECK(loaded.config.transformer.lora_rank == 0, "--adapter ", request.adapter.string(),
                    ": ", checkpoint.directory().string(), " holds adapters already");
-    const HfFamily& family =
-        found.family != nullptr ? *found.family : family_of_model(checkpoint, loaded.config);
-    adapter = open_peft_folder(request.adapter, family, loaded.config);
+    adapter = open_peft_folder(request.adapter, loaded.family(), loaded.config);
   }
-  loaded.model = make_model(loaded.config, groups);
-  const at::ScalarType dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
+  if (request.fp8) quantize_linears(loaded.config.transformer, *request.fp8);
+  loaded.model = make_model(loaded.config, groups, slice_of(loaded.config, groups));
+  loaded.dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
   loaded.store =
-      std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
-  std::vector<ShardedTensor> wanted, wanted_of_adapter;
-  loaded.model->visit([&](const std::string& name, Parameter& parameter) {
-    (adapter && is_lora_parameter(name) ? wanted_of_adapter : wanted)
-        .push_back(sharded_tensor(parameter, groups, name, parameter.value));
-  });
-  loaded.model->visit_state([&](const std::string& name, at::Tensor& state) {
-    wanted.push_back(sharded_state(state, groups, name));
-  });
-  LoadOptions options;
-  options.convert_dtype = true;
-  options.allow_unexpected = {"optimizer.*", "fp8.*"};
-  checkpoint.load(wanted, options);
-  if (adapter) adapter->load(wanted_of_adapter, options);
-  if (request.device != at::kCPU) {
-    loaded.model->visit([&](const std::string&, Parameter& parameter) {
-      parameter.value = parameter.value.to(request.device);
-    });
-    loaded.model->visit_state(
-        [&](const std::string&, at::Tensor& state) { state = state.to(request.device); });
-  }
+      std::make_unique<ForwardParameterStore>(*loaded.model, loaded.dtype, request.device);
+  const auto own = [](at::Tensor& value) -> at::Tensor& { return value; };
+  const auto of_adapter = [&](const std::string& name) { return is_lora_parameter(name); };
+  const LoadOptions options = load_options(groups);
+  checkpoint.load(
+      wanted_tensors(*loaded.model, own,
+                     [&](const std::string& name) { return !adapter || !is_lora_parameter(name); }),
+      options);
+  if (adapter) adapter->load(wanted_tensors(*loaded.model, own, of_adapter), options);
+  loaded.store->place();
   return loaded;
+}
+
+namespace {
+
+void check_architecture(const fs::path& folder, const ModelConfig& found,
+                        const ModelConfig& expected) {
+  MEGATRON_CHECK(found.type == expected.type, folder.string(), ": holds a model of type ",
+                 found.type, ", expected one of type ", expected.type);
+  const std::string difference = architecture_difference(found.transformer, expected.transformer);
+  MEGATRON_CHECK(difference.empty(), folder.string(), ": holds another model: ", difference);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> read_weights(const LoadModelRequest& request, Model& model) {
+  MEGATRON_ASSERT(request.dtype, "the model's type is not given");
+  const StoredModel found = open_model(request);
+  check_architecture(request.load, found.config, model.config());
+  std::vector<at::Tensor> values;
+  model.visit([&](const std::string&, Parameter& parameter) {
+    values.push_back(at::zeros(parameter.local_shape, at::dtype(*request.dtype)));
+  });
+  model.visit_state([&](const std::string&, at::Tensor& state) {
+    values.push_back(at::empty_like(state, state.options().device(at::kCPU)));
+  });
+  size_t next = 0;
+  const std::vector<ShardedTensor> wanted = wanted_tensors(
+      model, [&](at::Tensor&) -> at::Tensor& { return values[next++]; },
+      [](const std::string&) { return true; });
+  found.checkpoint.load(wanted, load_options(model.groups()));
+  return values;
 }
 
 }  // namespace megatron

@@ -14,7 +14,7 @@
 #include "megatron/chat/chat_template.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/models/model.h"
-#include "megatron/nn/parameter_store.h"
+#include "megatron/nn/forward_parameter_store.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
@@ -31,6 +31,8 @@ struct LoadModelRequest {
   std::optional<int64_t> ckpt_step;     // none: the newest iteration
   std::optional<at::ScalarType> dtype;  // default: as stored
   at::Device device = at::kCPU;
+  // Linears multiply in FP8, with the weights held in FP8 alone; blockwise or tensorwise.
+  std::optional<Fp8Recipe> fp8;
   // false: a tokenizer of a kind that is not built becomes a warning and the null tokenizer.
   bool tokenizer_required = true;
   Agreement* agreement = nullptr;  // ranks that load together each verify a share; null: one rank
@@ -41,18 +43,28 @@ struct LoadedModel {
   std::filesystem::path directory;    // the checkpoint that was read
   std::vector<std::string> warnings;  // damaged checkpoints that were skipped
   ModelConfig config;
-  TemplateSource chat_templates;     // the tokenizer's; empty: none
-  std::vector<int32_t> end_of_text;  // ids from its generation_config.json or config.json
+  TemplateSource chat_templates;      // the tokenizer's; empty: none
+  std::vector<int32_t> end_of_text;   // ids from its generation_config.json or config.json
+  at::ScalarType dtype = at::kFloat;  // of the weights
+  // The Hugging Face family whose names PEFT has for its modules. Throws Error if there is none.
+  const HfFamily& family() const;
+  const HfFamily* stored_family = nullptr;  // of a folder of Hugging Face; null: ask family()
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Model> model;  // the store outlives it
-  std::unique_ptr<PlainParameterStore> store;
+  std::unique_ptr<ForwardParameterStore> store;
 };
 
-// Reads the newest usable checkpoint. The checksum of every byte that is used is verified (for a
-// Hugging Face folder, which has none, shapes and sizes). `groups` must outlive the result. Throws
-// Error if there is no usable checkpoint, or if it has no configuration or not exactly the model's
-// weights.
+// Reads the newest usable checkpoint, of a pipeline's stage (groups.pp) the part that it computes,
+// layers being divided as evenly as they can. The checksum of every byte that is used is verified
+// (for a Hugging Face folder, which has none, shapes and sizes). `groups` must outlive the result.
+// Throws Error if there is no usable checkpoint, or if it has no configuration or not exactly the
+// model's weights.
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups);
+
+// Other weights of the same model, for ForwardParameterStore::exchange(): parameters of `model` in
+// the order of Module::visit, then state, in host memory and in the types that `model` has. Throws
+// Error if the source is of another configuration or does not have exactly the model's weights.
+std::vector<at::Tensor> read_weights(const LoadModelRequest& request, Model& model);
 
 // A model before its weights are loaded: their source, and the configuration of model and
 // tokenizer.

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "megatron/kernels/detail/cuda_types.cuh"
+#include "megatron/kernels/detail/fp8_math.h"
 #include "megatron/kernels/paged_attention.h"
 
 namespace megatron {
@@ -14,6 +15,13 @@ __device__ __forceinline__ int64_t place(const PagedAttention& a, const PagedPoo
                                          const int32_t* blocks, int64_t position, int64_t group) {
   return blocks[position / a.block_size] * pool.block_stride +
          position % a.block_size * pool.position_stride + group * pool.group_stride;
+}
+
+// An element of a pool, without the scale of FP8.
+template <class T, bool kFp8>
+__device__ __forceinline__ AccumulateType<T> element(const PagedPool& pool, int64_t at) {
+  if constexpr (kFp8) return e4m3_value(static_cast<const uint8_t*>(pool.data)[at]);
+  return load_as<AccumulateType<T>>(static_cast<const T*>(pool.data)[at]);
 }
 
 // What a warp has seen: the maximum of its scores, the sum of exp(score - maximum), and each lane
@@ -33,7 +41,7 @@ __device__ __forceinline__ Acc sum_of_warp(Acc x) {
 
 // A block of threads per (row, head): each warp takes every kWarps-th position, then the parts are
 // added in the order of the warps. kOf: features of a lane, at least those of a head.
-template <class T, int kOf>
+template <class T, int kOf, bool kFp8>
 __global__ void __launch_bounds__(kWarps* kLanes) paged_attention_kernel(PagedAttention a) {
   using Acc = AccumulateType<T>;
   const int64_t row = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
@@ -48,23 +56,27 @@ __global__ void __launch_bounds__(kWarps* kLanes) paged_attention_kernel(PagedAt
   for (int i = 0; i < kOf; ++i)
     q[i] = lane + i * kLanes < a.key_size ? load_as<Acc>(query[lane + i * kLanes]) : Acc{0};
   Seen<Acc, kOf> seen{-INFINITY, 0, {}};
-  const Acc scale = static_cast<Acc>(a.scale), cap = static_cast<Acc>(a.softcap);
+  const Acc scale = static_cast<Acc>(a.scale) * (kFp8 ? Acc(a.keys.scale[group]) : Acc(1));
+  const Acc value_scale = kFp8 ? Acc(a.values.scale[group]) : Acc(1);
+  const Acc cap = static_cast<Acc>(a.softcap);
   for (int64_t position = first + warp; position < end; position += kWarps) {
-    const T* k = static_cast<const T*>(a.keys.data) + place(a, a.keys, blocks, position, group);
+    const int64_t k = place(a, a.keys, blocks, position, group);
     Acc dot = 0;
 #pragma unroll
     for (int i = 0; i < kOf; ++i)
-      if (lane + i * kLanes < a.key_size) dot += q[i] * load_as<Acc>(k[lane + i * kLanes]);
+      if (lane + i * kLanes < a.key_size)
+        dot += q[i] * element<T, kFp8>(a.keys, k + lane + i * kLanes);
     Acc score = scale * sum_of_warp(dot);
     if (cap > 0) score = cap * tanh(score / cap);
     const Acc most = max(seen.most, score), kept = exp(seen.most - most), p = exp(score - most);
-    const T* v = static_cast<const T*>(a.values.data) + place(a, a.values, blocks, position, group);
+    const int64_t v = place(a, a.values, blocks, position, group);
     seen.most = most;
     seen.sum = seen.sum * kept + p;
 #pragma unroll
     for (int i = 0; i < kOf; ++i)
       if (lane + i * kLanes < a.value_size)
-        seen.values[i] = seen.values[i] * kept + p * load_as<Acc>(v[lane + i * kLanes]);
+        seen.values[i] =
+            seen.values[i] * kept + p * element<T, kFp8>(a.values, v + lane + i * kLanes);
   }
   __shared__ Acc most_of[kWarps], sum_of[kWarps], values_of[kWarps][kOf * kLanes];
   if (lane == 0) {
@@ -90,15 +102,18 @@ __global__ void __launch_bounds__(kWarps* kLanes) paged_attention_kernel(PagedAt
       sum += weight * sum_of[w];
       value += weight * values_of[w][j];
     }
-    store_as(out[j], value / sum);
+    store_as(out[j], value_scale * value / sum);
   }
 }
 
 template <class T, int kOf>
 void start(const PagedAttention& args, void* stream) {
-  paged_attention_kernel<T, kOf>
-      <<<static_cast<unsigned>(args.rows * args.heads), kWarps * kLanes, 0, as_stream(stream)>>>(
-          args);
+  const auto blocks = static_cast<unsigned>(args.rows * args.heads);
+  if (args.keys.scale != nullptr) {
+    paged_attention_kernel<T, kOf, true><<<blocks, kWarps * kLanes, 0, as_stream(stream)>>>(args);
+  } else {
+    paged_attention_kernel<T, kOf, false><<<blocks, kWarps * kLanes, 0, as_stream(stream)>>>(args);
+  }
 }
 
 }  // namespace

@@ -13,6 +13,8 @@ namespace megatron {
 struct PagedPool {
   const void* data = nullptr;
   int64_t block_stride = 0, position_stride = 0, group_stride = 0;
+  // [g]: the pool holds codes of E4M3, to be multiplied by it; null: values of the queries' type.
+  const float* scale = nullptr;
 };
 
 // out[i] = softmax(scale q[i] k^T) v over positions [lengths[i] - 1 - window_left, lengths[i]), in

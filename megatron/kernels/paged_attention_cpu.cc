@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "megatron/kernels/detail/block_io.h"
+#include "megatron/kernels/detail/fp8_math.h"
 #include "megatron/kernels/detail/lanes.h"
 #include "megatron/kernels/paged_attention.h"
 
@@ -40,14 +41,26 @@ class GroupOfHeads {
            position % a_.block_size * pool.position_stride + group * pool.group_stride;
   }
 
+  // The d features of a position, without the scale of FP8.
+  const Acc* features(const PagedPool& pool, int64_t position, int64_t group, int64_t d) {
+    const int64_t from = place(pool, position, group);
+    if (pool.scale == nullptr) return load_run(a_.dtype, pool.data, from, d, scratch_.data());
+    const auto* codes = static_cast<const uint8_t*>(pool.data) + from;
+    for (int64_t j = 0; j < d; ++j) scratch_[static_cast<size_t>(j)] = e4m3_value(codes[j]);
+    return scratch_.data();
+  }
+  static Acc scale_of(const PagedPool& pool, int64_t group) {
+    return pool.scale == nullptr ? Acc{1} : static_cast<Acc>(pool.scale[group]);
+  }
+
   void score(int64_t head, int64_t group) {
     scores_.resize(static_cast<size_t>(heads_ * count_));
     const int64_t d = a_.key_size;
-    const Acc scale = static_cast<Acc>(a_.scale), cap = static_cast<Acc>(a_.softcap);
+    const Acc scale = static_cast<Acc>(a_.scale) * scale_of(a_.keys, group);
+    const Acc cap = static_cast<Acc>(a_.softcap);
     const Acc* q = load_run(a_.dtype, a_.query, head * d, heads_ * d, query_.data());
     for (int64_t i = 0; i < count_; ++i) {
-      const Acc* k =
-          load_run(a_.dtype, a_.keys.data, place(a_.keys, first_ + i, group), d, scratch_.data());
+      const Acc* k = features(a_.keys, first_ + i, group, d);
       for (int64_t h = 0; h < heads_; ++h) {
         const Acc* own = q + h * d;
         const Acc s = scale * sum_over<Acc>(d, [&](int64_t j) { return own[j] * k[j]; });
@@ -71,14 +84,15 @@ class GroupOfHeads {
     Acc* out = output_run(a_.dtype, a_.out, head * d, out_.data());
     std::fill_n(out, heads_ * d, Acc{0});
     for (int64_t i = 0; i < count_; ++i) {
-      const Acc* v = load_run(a_.dtype, a_.values.data, place(a_.values, first_ + i, group), d,
-                              scratch_.data());
+      const Acc* v = features(a_.values, first_ + i, group, d);
       for (int64_t h = 0; h < heads_; ++h) {
         const Acc p = scores_[static_cast<size_t>(h * count_ + i)];
         Acc* own = out + h * d;
         for (int64_t j = 0; j < d; ++j) own[j] += p * v[j];
       }
     }
+    if (const Acc scale = scale_of(a_.values, group); scale != Acc{1})
+      for (int64_t j = 0; j < heads_ * d; ++j) out[j] *= scale;
     store_run(a_.dtype, a_.out, head * d, heads_ * d, out);
   }
 

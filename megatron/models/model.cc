@@ -22,6 +22,11 @@ TensorFormats Model::border(int64_t, const Batch& batch, at::ScalarType dtype) c
            wide ? at::kFloat : dtype}};
 }
 
+void Model::begin_sequence(const SequenceInput& /*input*/, DecodingState& /*state*/,
+                           int64_t /*slot*/, int64_t /*num_slots*/) {
+  MEGATRON_ASSERT(false, "a model of type ", config_.type, " makes no state from an input");
+}
+
 at::Tensor Model::hidden(const at::Tensor& tokens, const at::Tensor& input,
                          const ForwardContext& context) {
   Batch batch;

@@ -17,6 +17,7 @@
 
 namespace megatron {
 
+class DecodingState;
 struct ParallelGroups;
 
 struct ModelConfig {
@@ -51,6 +52,14 @@ class VocabularyPass {
   // of the hidden states. `factor`: gradient of Loss::sum. Call once, after loss().
   virtual at::Tensor backward(const at::Tensor& factor) = 0;
 };
+
+// What a sequence brings to be decoded besides tokens, on the device: ids or features of an
+// encoder.
+struct SequenceInput {
+  at::Tensor ids;     // [n] int64; empty: none
+  at::Tensor values;  // fp32, any shape; undefined: none
+};
+enum class SequenceInputUse : uint8_t { kNone, kOptional, kRequired };
 
 // Declares its parameters in the constructor; memory comes from a ParameterStore. The groups must
 // outlive the model.
@@ -90,6 +99,12 @@ class Model : public Module {
   virtual std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden,
                                                      const Batch& batch) = 0;
   virtual Parameter* embedding_table() = 0;  // null: not in this segment
+
+  // Decoding: whether sequences bring an input, and what this segment makes of one before the first
+  // position of the sequence in `slot`: states of its layers, of fixed size.
+  virtual SequenceInputUse sequence_input() const { return SequenceInputUse::kNone; }
+  virtual void begin_sequence(const SequenceInput& input, DecodingState& state, int64_t slot,
+                              int64_t num_slots);
 
   // Language models, without a Batch: a segment; the whole model's logits or loss.
   at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input,

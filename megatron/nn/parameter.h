@@ -48,6 +48,7 @@ enum class ParameterRole : uint8_t { kWeight, kBias, kNorm, kQKNorm, kEmbedding,
 
 class ParameterStore;
 class ProcessGroup;
+struct QuantizedTensor;
 
 struct Parameter {
   // Full logical name, "decoder.layers.3.mlp.linear_fc1.weight"; set by Module::name_parameters
@@ -69,6 +70,8 @@ struct Parameter {
   // How products with this weight are quantised: copies of it in both orientations are kept while
   // the value stays the same.
   QuantizationRecipe quantization = QuantizationRecipe::kNone;
+  // Its layer reads the value itself, in addition to quantised products.
+  bool read_unquantized = false;
   // Set if they use delayed scaling, whose state its store keeps; a weight of experts has scales
   // for every index of its dimension 0.
   std::optional<DelayedScalingOptions> delayed_scaling = {};
@@ -100,6 +103,12 @@ class ParameterStore {
   // Changes whenever a value does: what was derived from a value is valid while it stays the same.
   // -1: not known, or values are not kept between uses.
   virtual int64_t values_version() const { return -1; }
+  // Whether weights are used by forwards alone: of a quantised weight only the copy that these read
+  // is made.
+  virtual bool only_forward() const { return false; }
+  // The copies of a quantised weight are complete: products do not read its value again before it
+  // changes. `copies` stay where they are as long as the layer lives.
+  virtual void quantized(Parameter& /*weight*/, QuantizedTensor& /*copies*/) {}
   // The delayed scales of a weight with `delayed_scaling`; null: none are kept, and tensors are
   // scaled by their current amax.
   virtual const DelayedScales* delayed_scales(const Parameter& /*weight*/) { return nullptr; }

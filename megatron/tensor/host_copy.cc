@@ -54,6 +54,8 @@ void HostCopies::Mark::synchronize() const {
   if (event_) event_->event.synchronize();
 }
 
+bool HostCopies::Mark::reached() const { return !event_ || event_->event.query(); }
+
 void HostCopies::copy(Stream stream, const at::Tensor& to, const at::Tensor& from) const {
   const at::NoGradGuard no_grad;
   if (!impl_->asynchronous()) {

@@ -20,6 +20,7 @@ class HostCopies {
    public:
     // Blocks the calling thread until the stream has reached it.
     void synchronize() const;
+    bool reached() const;  // without blocking
 
    private:
     friend class HostCopies;

@@ -72,6 +72,7 @@ at::Tensor product(const LinearState& state, const at::Tensor& x, const at::Tens
                    const at::Tensor& bias, const at::Tensor& residual = {}) {
   const at::Tensor y = linear_forward(x, weight, bias, residual);
   if (state.lora != nullptr) state.lora->add_output(x, y);
+  if (const RowAdapters* rows = RowAdapters::current()) rows->add_output(*state.weight, x, y);
   return y;
 }
 

@@ -1,5 +1,6 @@
 #include "megatron/tensor_parallel/lora_adapter.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -13,6 +14,7 @@ namespace megatron {
 namespace {
 
 thread_local int adapters_off = 0;
+thread_local const RowAdapters* row_adapters = nullptr;
 
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
@@ -120,6 +122,12 @@ void LoraAdapter::add_output(const at::Tensor& x, const at::Tensor& y) {
   rows.addmm_(inner(x), spread(weight.value()).t());
 }
 
+void LoraAdapter::add_output(const at::Tensor& x, const at::Tensor& y, const at::Tensor& rows) {
+  const AcquiredValue weight(&b);
+  const at::Tensor some = inner(as_matrix(x).index_select(0, rows));
+  y.view({-1, rows_}).index_add_(0, rows, at::matmul(some, spread(weight.value()).t()));
+}
+
 at::Tensor LoraAdapter::add_input_grad(const at::Tensor& dy, const at::Tensor& dx) {
   at::Tensor dz;
   {
@@ -157,6 +165,27 @@ void LoraAdapter::accumulate(const at::Tensor& dy, const at::Tensor& dz, const a
     linear_weight_grad(dz, x, target.tensor, target.beta);
     a.store->grad_ready(a);
   }
+}
+
+RowAdapters::RowAdapters(std::vector<Group> groups)
+    : groups_(std::move(groups)), outer_(row_adapters) {
+  MEGATRON_ASSERT(!at::GradMode::is_enabled(), "adapters of rows in a pass with a backward");
+  row_adapters = this;
+}
+RowAdapters::~RowAdapters() { row_adapters = outer_; }
+
+const RowAdapters* RowAdapters::current() { return row_adapters; }
+
+bool RowAdapters::adapts(const Parameter& weight) const {
+  return std::ranges::any_of(groups_,
+                             [&](const Group& group) { return group.linears->contains(&weight); });
+}
+
+void RowAdapters::add_output(const Parameter& weight, const at::Tensor& x,
+                             const at::Tensor& y) const {
+  for (const Group& group : groups_)
+    if (const auto found = group.linears->find(&weight); found != group.linears->end())
+      found->second->add_output(x, y, group.rows);
 }
 
 }  // namespace megatron

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <unordered_map>
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
@@ -51,6 +52,8 @@ class LoraAdapter {
   // y += scale * (x A^T) B^T in place; nothing under AdaptersOff.
   //   x [..., k of this rank], y [..., rows of this rank] contiguous
   void add_output(const at::Tensor& x, const at::Tensor& y);
+  // The same of some of the rows of x and y as matrices, `rows` [m] int64.
+  void add_output(const at::Tensor& x, const at::Tensor& y, const at::Tensor& rows);
   // dx += dz A in place, with dz = scale * dy B, which is returned: [tokens, adapters * r].
   at::Tensor add_input_grad(const at::Tensor& dy, const at::Tensor& dx);
   // The gradients of A and B: now, or later as a separate action of a zero-bubble schedule. `x` is
@@ -67,6 +70,33 @@ class LoraAdapter {
   const int64_t rank_, adapters_, rows_;  // rows_: rows of the linear on this rank
   const double scale_;
   at::Tensor slots_;  // row index in [rows * adapters, r] of each row of B; undefined: one adapter
+};
+
+// Adapters of several sequences in one forward without a backward: which rows of the batch take
+// which adapter. While it lives, it holds for the linears of this thread; they have no adapter of
+// their own.
+class RowAdapters {
+ public:
+  // The adapters of one adapter's linears, by their weights.
+  using Linears = std::unordered_map<const Parameter*, LoraAdapter*>;
+  struct Group {
+    const Linears* linears = nullptr;
+    at::Tensor rows;  // [m] int64 of the rows of the batch
+  };
+  explicit RowAdapters(std::vector<Group> groups);
+  ~RowAdapters();
+  RowAdapters(const RowAdapters&) = delete;
+  RowAdapters& operator=(const RowAdapters&) = delete;
+
+  // Of this thread; null: there are none.
+  static const RowAdapters* current();
+  bool adapts(const Parameter& weight) const;
+  // y += scale * (x A^T) B^T in place, for each group by its own A and B of that weight.
+  void add_output(const Parameter& weight, const at::Tensor& x, const at::Tensor& y) const;
+
+ private:
+  const std::vector<Group> groups_;
+  const RowAdapters* const outer_;
 };
 
 }  // namespace megatron

@@ -164,11 +164,13 @@ QuantizedTensor weight_codes(LinearState& state, const at::Tensor& value, Orient
     } else {
       kept.amax = at::Tensor();
     }
-    QuantizedTensor codes = scaling.quantize(value, version < 0 ? wanted : kBoth);
+    QuantizedTensor codes =
+        scaling.quantize(value, version < 0 || store.only_forward() ? wanted : kBoth);
     if (version < 0) return codes;
     kept.codes = std::move(codes);
     kept.store = &store;
     kept.version = version;
+    store.quantized(*state.weight, kept.codes);
   } else if (record && kept.amax.defined()) {
     const DelayedScales& scales = *store.delayed_scales(*state.weight);
     at::Tensor slot = scales.amax.narrow(0, static_cast<int64_t>(OperandRole::kWeight), 1);
@@ -250,6 +252,11 @@ LinearState& saved_state(AutogradContext* context) {
   return *reinterpret_cast<LinearState*>(context->saved_data["state"].toInt());
 }
 
+// Whether the rows of this forward have adapters of this linear.
+bool has_row_adapters(const LinearState& state) {
+  return RowAdapters::current() != nullptr && RowAdapters::current()->adapts(*state.weight);
+}
+
 struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFunction> {
   // Saves x, mean and rstd for a norm; the quantised input and its scale, or the unquantised input
   // and the scale.
@@ -270,7 +277,9 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
     NormResult normed;
     QuantizedTensor codes;
     std::vector<int64_t> shape = x.sizes().vec();
-    if (own_rows && !save_input && scaling.norm_goes_into_codes(x)) {
+    at::Tensor whole;
+    const bool adapted = has_row_adapters(state);
+    if (own_rows && !save_input && !adapted && scaling.norm_goes_into_codes(x)) {
       QuantizedNorm result = scaling.quantize_norm(x, keep ? kBoth : kInRows);
       normed = {{}, result.mean, result.rstd};
       codes = std::move(result.codes);
@@ -279,13 +288,14 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
         normed = norm_forward(*state.norm, x, own_rows ? scaling.to_measure(x) : at::Tensor());
         input = normed.y.to(type);
       }
-      const at::Tensor whole = gathered(state, input);
+      whole = gathered(state, input);
       shape = whole.sizes().vec();
       codes = scaling.quantize(whole, keep ? kBoth : kInRows);
     }
     const at::Tensor y =
         multiply(state, codes.rows, weight_codes(state, weight.value(), kInRows, recording).rows,
                  shape, type, bias.value(), /*forward=*/true);
+    if (adapted) RowAdapters::current()->add_output(*state.weight, whole, y);
     if (!recording) return {y, x};
     context->save_for_backward({norm ? x : at::Tensor(), normed.mean, normed.rstd,
                                 save_input ? input : at::Tensor(),
@@ -354,11 +364,13 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
     OperandScaling scaling(state, OperandRole::kInput, recording);
     const bool keep = recording && row_keeps_codes(state);
     QuantizedTensor codes;
-    if (state.input_activation && goes_into_codes(scaling, *state.input_activation, before)) {
+    at::Tensor input = before;
+    const bool adapted = has_row_adapters(state);
+    if (state.input_activation && !adapted &&
+        goes_into_codes(scaling, *state.input_activation, before)) {
       codes = scaling.quantize_activation(before, {}, *state.input_activation,
                                           state.activation_offset, keep ? kBoth : kInRows);
     } else {
-      at::Tensor input = before;
       if (state.input_activation)
         input = activation_forward(before, *state.input_activation, state.activation_offset,
                                    scaling.to_measure(before));
@@ -369,6 +381,7 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
     at::Tensor y = multiply(
         state, codes.rows, weights.rows, before.sizes(), type, alone ? bias.value() : at::Tensor(),
         /*forward=*/true, alone ? residual.value_or(at::Tensor()) : at::Tensor());
+    if (adapted) RowAdapters::current()->add_output(*state.weight, input, y);
     if (recording) {
       const bool save_before =
           state.input_activation.has_value() || (!keep && state.weight->trainable);
@@ -434,13 +447,44 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
 
 }  // namespace
 
+namespace {
+
+// Rows of a forward without a backward may be any number: as many as repeat the last one are added
+// as complete the tiles, which changes no scale. Undefined: they are complete.
+at::Tensor with_whole_tiles(const at::Tensor& x, const LinearState& state) {
+  const int64_t rows = x.numel() / std::max<int64_t>(1, x.size(-1)),
+                missing = -rows & (state.quantization.alignment() - 1);
+  if (at::GradMode::is_enabled() || state.sequence_parallel || missing == 0 || rows == 0) return {};
+  const at::Tensor flat = x.reshape({rows, 1, x.size(-1)});
+  return at::cat({flat, flat.narrow(0, rows - 1, 1).expand({missing, 1, -1})});
+}
+
+// The rows of y that are not added ones, shaped as x.
+at::Tensor without_added_rows(const at::Tensor& y, const at::Tensor& x) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = y.size(-1);
+  return y.narrow(0, 0, x.numel() / x.size(-1)).view(shape);
+}
+
+}  // namespace
+
 variable_list quantized_column_forward(const at::Tensor& x, LinearState& state) {
+  if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
+    const at::Tensor y = QuantizedColumnFunction::apply(whole, anchor(), &state, false)[0];
+    return {without_added_rows(y, x), x};
+  }
   return QuantizedColumnFunction::apply(x.contiguous(), anchor(), &state,
                                         at::GradMode::is_enabled());
 }
 
 at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual,
                                  LinearState& state) {
+  if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
+    const at::Tensor y = without_added_rows(
+        QuantizedRowFunction::apply(whole, std::optional<at::Tensor>(), anchor(), &state, false),
+        x);
+    return residual.defined() ? y.add_(residual) : y;
+  }
   return QuantizedRowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &state,
                                      at::GradMode::is_enabled());
 }

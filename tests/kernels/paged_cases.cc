@@ -76,7 +76,8 @@ KernelCase paged_case(const PagedShape& shape, at::ScalarType type, bool sinks =
   row.run = [=](const Tensors& t) {
     AttentionOptions options = shape.options;
     if (t.size() > 3) options.sinks = t[3];
-    return Tensors{paged_attention(t[0], t[1], t[2], paged_rows(shape, t[0].device()), options)};
+    return Tensors{
+        paged_attention(t[0], {t[1]}, {t[2]}, paged_rows(shape, t[0].device()), options)};
   };
   row.reference = [=](const Tensors& t) { return Tensors{plain_attention(shape, t)}; };
   row.tolerance = tolerance_of(type);

@@ -322,6 +322,12 @@ void ThreadCore::recv(void* data, int64_t count, DType dtype, int peer) {
   if (count > 0) std::memcpy(data, message.bytes.data(), message.bytes.size());
 }
 
+int64_t ThreadCore::num_messages(int peer) const {
+  check_peer("messages of", peer);
+  const std::lock_guard lock(group_->job->mutex);
+  return static_cast<int64_t>(group_->mail[{peer, rank_}].size());
+}
+
 ThreadCore ThreadCore::subgroup(const std::vector<int>& ranks, const std::string& name) {
   std::vector<int> members;  // ranks of the job
   int rank_in_child = -1;

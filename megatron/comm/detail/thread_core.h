@@ -40,6 +40,7 @@ class ThreadCore {
   // Buffered: does not wait for the receiver
   void send(const void* data, int64_t count, DType dtype, int peer);
   void recv(void* data, int64_t count, DType dtype, int peer);
+  int64_t num_messages(int peer) const;  // that `peer` has sent and that were not received
   void barrier();
   // See Backend::subgroup.
   ThreadCore subgroup(const std::vector<int>& ranks, const std::string& name);

@@ -58,4 +58,13 @@ inline uint8_t fp8_code(float value) {
   return static_cast<uint8_t>(bits > 0x7f800000u ? 0x7fu : code);
 }
 
+// The value of a code of E4M3; exact.
+MEGATRON_HOST_DEVICE float e4m3_value(uint8_t code) {
+  const uint32_t rest = code & 0x7fu;
+  // The bits of a float whose exponent is too low by the difference of the biases
+  const float value = float_from_bits(rest << 20) * 1.329227995784916e36f;
+  const float positive = rest == 0x7fu ? float_from_bits(0x7fc00000u) : value;
+  return (code & 0x80u) != 0 ? -positive : positive;
+}
+
 }  // namespace megatron

@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/layer/layer_state.h"
 
 namespace megatron {
 
@@ -40,6 +41,13 @@ at::Tensor own_rows(const at::Tensor& column, const ForwardContext& context) {
   return column.transpose(0, 1).narrow(0, context.first_row, context.rows.position.size(0));
 }
 
+namespace {
+at::Tensor with_given_rows(at::Tensor x, const RaggedBatch& batch) {
+  if (!batch.given_rows.defined()) return x;
+  return x.index_copy(0, batch.given_rows, batch.given_values.to(x.scalar_type()).unsqueeze(1));
+}
+}  // namespace
+
 at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens, const ForwardContext& context,
                                            const at::Tensor& more, int64_t use) {
   at::Tensor x = word_embeddings_.forward(tokens);
@@ -48,6 +56,7 @@ at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens, const Forwa
     const double root = std::sqrt(static_cast<double>(config_.hidden_size));
     x = x * at::scalar_tensor(root, at::dtype(x.scalar_type())).item<double>();
   }
+  if (context.decoding != nullptr) x = with_given_rows(std::move(x), context.decoding->batch);
   if (position_embeddings_) {
     const at::Tensor rows =
         context.position_ids.defined()

@@ -22,7 +22,8 @@ class LanguageModelEmbedding : public Module {
   LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups, Parameter& table);
   // [b, s] -> [s, b, h] ([s/t, b, h] with sequence parallelism), with embedding dropout. `more`, of
   // the result's shape, is added before it; undefined: nothing. `use` numbers the uses in a pass,
-  // which have dropout draws of their own.
+  // which have dropout draws of their own. Given rows of a ragged batch stand in
+  // the place of embeddings of words, scaled ones if they are scaled.
   at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context,
                      const at::Tensor& more = {}, int64_t use = 0);
   Parameter& weight() { return word_embeddings_.weight(); }

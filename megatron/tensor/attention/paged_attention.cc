@@ -16,9 +16,17 @@ at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Devi
   return at::tensor(values, at::dtype(type)).to(device);
 }
 
-PagedPool pool_of(const at::Tensor& pool) {
+// Largest finite value of E4M3.
+constexpr double kLargestCode = 448.0;
+
+PagedPool pool_of(const PagedView& view, const at::Tensor& q) {
+  const at::Tensor& pool = view.pool;
   MEGATRON_ASSERT(pool.stride(3) == 1, "features of a paged cache lie apart");
-  return {pool.const_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2)};
+  MEGATRON_ASSERT(pool.scalar_type() == (view.scale.defined() ? at::kByte : q.scalar_type()),
+                  "a cache in ", toString(pool.scalar_type()), " for queries in ",
+                  toString(q.scalar_type()));
+  return {pool.const_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2),
+          view.scale.defined() ? view.scale.const_data_ptr<float>() : nullptr};
 }
 
 // Elements of rows that a thread works on: the cost of attention is that of the positions it reads.
@@ -47,7 +55,7 @@ PagedRows::PagedRows(std::vector<RaggedPart> parts, int64_t blocks, int64_t bloc
       MEGATRON_ASSERT(block >= 0 && block < blocks_, "block ", block, " of ", blocks_);
       slot.push_back(block * block_size_ + p % block_size_);
       position.push_back(p);
-      last_position.push_back(end - 1);
+      last_position.push_back(std::max(end, part.known) - 1);
     }
     last_row.push_back(static_cast<int64_t>(slot.size()) - 1);
   }
@@ -73,40 +81,64 @@ PagedRows::PagedRows(std::vector<RaggedPart> parts, int64_t blocks, int64_t bloc
 }
 
 void PagedBuffer::write(const PagedRows& rows, const at::Tensor& values) {
-  if (!pool_.defined() || pool_.size(0) < rows.pool_blocks()) {
-    std::vector<int64_t> shape = values.sizes().vec();
-    shape[0] = rows.block_size();
-    shape.insert(shape.begin(), rows.pool_blocks());
-    at::Tensor larger = at::empty(shape, values.options());
-    if (pool_.defined()) larger.narrow(0, 0, pool_.size(0)).copy_(pool_);
-    pool_ = std::move(larger);
+  check_shape("values for a paged cache", values, {rows.rows(), -1, -1});
+  type_ = values.scalar_type();
+  if (measuring_) {
+    const at::Tensor largest = values.abs().amax(at::IntArrayRef{0, 2}).to(at::kFloat);
+    amax_ = amax_.defined() ? at::maximum(amax_, largest) : largest;
   }
-  pool_.flatten(0, 1).index_copy_(0, rows.slots, values);
+  at::Tensor kept = values;
+  if (scale_.defined())
+    kept = (values.to(accumulate_type(values)) / scale_.unsqueeze(1))
+               .clamp(-kLargestCode, kLargestCode)
+               .to(at::kFloat8_e4m3fn)
+               .view(at::kByte);
+  reserve(rows.pool_blocks(), {rows.block_size(), values.size(1), values.size(2)}, kept.options());
+  data_.flatten(0, 1).index_copy_(0, rows.slots, kept);
 }
 
-at::Tensor PagedBuffer::gather(const PagedRows& rows, const RaggedPart& part) const {
-  const int64_t positions = part.first + part.count;
-  const auto needed = (positions + rows.block_size() - 1) / rows.block_size();
-  const std::vector<int32_t> blocks(part.blocks.begin(), part.blocks.begin() + needed);
-  return pool_.index_select(0, on_device(blocks, at::kInt, pool_.device()))
-      .flatten(0, 1)
-      .narrow(0, 0, positions);
+at::Tensor PagedBuffer::gather(const PagedRows& rows, const RaggedPart& part, int64_t from) const {
+  const int64_t size = rows.block_size(), end = part.first + part.count;
+  const int64_t first_block = from / size, last_block = (end - 1) / size;
+  const std::vector<int32_t> blocks(part.blocks.begin() + first_block,
+                                    part.blocks.begin() + last_block + 1);
+  MEGATRON_ASSERT(blocks.front() >= 0, "position ", from, " is in no block");
+  at::Tensor found = data_.index_select(0, on_device(blocks, at::kInt, data_.device()))
+                         .flatten(0, 1)
+                         .narrow(0, from - first_block * size, end - from);
+  if (!scale_.defined()) return found;
+  return (found.view(at::kFloat8_e4m3fn).to(at::kFloat) * scale_.unsqueeze(1)).to(type_);
 }
 
-at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+void PagedBuffer::measure() { measuring_ = true; }
+
+void PagedBuffer::quantize(double room) {
+  MEGATRON_ASSERT(amax_.defined(), "nothing was measured");
+  clear();
+  // A head whose values were all zero keeps what it can.
+  scale_ = at::where(amax_ > 0, amax_ * (room / kLargestCode), at::ones_like(amax_));
+  amax_.reset();
+  measuring_ = false;
+}
+
+int64_t first_seen(const RaggedPart& part, const AttentionOptions& options) {
+  return options.window_left < 0 ? 0 : std::max<int64_t>(0, part.first - options.window_left);
+}
+
+at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const PagedView& values,
                            const PagedRows& rows, const AttentionOptions& options) {
   MEGATRON_ASSERT(options.causal && options.dropout == 0.0 && !options.mask.defined(),
                   "paged attention knows no dropout and no mask but the causal one");
-  check_shape("queries", q, {rows.single(), -1, keys.size(3)});
+  check_shape("queries", q, {rows.single(), -1, keys.pool.size(3)});
   const at::Tensor query = q.contiguous();
-  at::Tensor out = at::empty({q.size(0), q.size(1), values.size(3)}, q.options());
+  at::Tensor out = at::empty({q.size(0), q.size(1), values.pool.size(3)}, q.options());
   PagedAttention args;
   args.dtype = to_dtype(q.scalar_type());
   args.rows = q.size(0);
   args.heads = q.size(1);
-  args.groups = keys.size(2);
-  args.key_size = keys.size(3);
-  args.value_size = values.size(3);
+  args.groups = keys.pool.size(2);
+  args.key_size = keys.pool.size(3);
+  args.value_size = values.pool.size(3);
   args.scale = options.scale;
   args.softcap = options.softcap;
   args.window_left = options.window_left;
@@ -117,8 +149,8 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at
     args.sinks = sinks.const_data_ptr();
   }
   args.query = query.const_data_ptr();
-  args.keys = pool_of(keys);
-  args.values = pool_of(values);
+  args.keys = pool_of(keys, q);
+  args.values = pool_of(values, q);
   args.block_size = rows.block_size();
   if (args.rows == 0) return out;
   args.sequences = rows.sequences.const_data_ptr<int32_t>();

@@ -9,14 +9,20 @@
 #include <vector>
 
 #include "megatron/tensor/attention/attention.h"
+#include "megatron/tensor/decoding/state_buffer.h"
 
 namespace megatron {
 
 // Consecutive tokens of one sequence in a ragged batch of t rows.
 struct RaggedPart {
-  int64_t first = 0;            // position of the first of them in its sequence
-  int64_t count = 0;            // at least 1
-  std::vector<int32_t> blocks;  // those of all positions up to the last, in order
+  int64_t first = 0;  // position of the first of them in its sequence
+  int64_t count = 0;  // at least 1
+  // Those of all positions up to the last, in order. Leading ones that no layer reads may be
+  // negative: there is no block.
+  std::vector<int32_t> blocks;
+  // Positions of the sequence that are known, of a chunk of a prompt those behind it as well; 0:
+  // first + count. See PagedRows::last.
+  int64_t known = 0;
 };
 
 // Where the rows of a ragged batch lie in the pool. Parts of one token come first.
@@ -33,7 +39,7 @@ class PagedRows {
 
   at::Tensor slots;        // [t] int64: block * block_size + offset of a row's own position
   at::Tensor positions;    // [t] int64
-  at::Tensor last;         // [t] int64: the last position of the row's part
+  at::Tensor last;         // [t] int64: the last position of the row's sequence that is known
   at::Tensor last_rows;    // [parts] int64: the last row of each part
   at::Tensor sequences;    // [single] int32: 0, 1, ...
   at::Tensor lengths;      // [single] int32: positions that a row sees, its own included
@@ -44,33 +50,52 @@ class PagedRows {
   int64_t blocks_, block_size_, single_ = 0;
 };
 
-// Rows [blocks, block_size, ...] of a pool, in the type of the first rows written to it.
-class PagedBuffer {
- public:
-  // Writes values [t, ...] to the slots of their rows. The pool is allocated by the first call, and
-  // enlarged when that of `rows` has more blocks.
-  void write(const PagedRows& rows, const at::Tensor& values);
-  // Positions [0, first + count) of a part, [positions, ...]: a copy.
-  at::Tensor gather(const PagedRows& rows, const RaggedPart& part) const;
-  const at::Tensor& pool() const { return pool_; }  // undefined: nothing was written
+// A pool as attention reads it.
+struct PagedView {
+  at::Tensor pool;  // [blocks, block_size, g, d]; any strides with a contiguous last dimension
+  // [g] fp32: the pool holds codes of E4M3, as bytes, which are multiplied by this; undefined: it
+  // holds values of the queries' type
+  at::Tensor scale = {};
+};
 
-  void clear() { pool_.reset(); }
-  int64_t bytes() const { return pool_.defined() ? static_cast<int64_t>(pool_.nbytes()) : 0; }
+// Rows [blocks, block_size, g, d] of a pool, in the type of the first rows written to it, or in FP8
+// (E4M3) with a scale per head.
+class PagedBuffer final : public StateBuffer {
+ public:
+  // Writes values [t, g, d] to the slots of their rows. The pool is allocated by the first call,
+  // and enlarged when that of `rows` has more blocks. Values beyond the range of FP8 saturate.
+  void write(const PagedRows& rows, const at::Tensor& values);
+  // Positions [from, first + count) of a part, [positions, g, d] in the type of what was written: a
+  // copy.
+  at::Tensor gather(const PagedRows& rows, const RaggedPart& part, int64_t from = 0) const;
+  PagedView view() const { return {data_, scale_}; }
+
+  // From now on write() notes the largest values of each head.
+  void measure();
+  // Ends measure() and what was written: the pool holds FP8 from now on, whose range is `room`
+  // times those values. Nothing else changes the scales.
+  void quantize(double room);
+  const at::Tensor& scale() const { return scale_; }
 
  private:
-  at::Tensor pool_;
+  bool measuring_ = false;
+  at::Tensor amax_;   // [g] fp32: what was measured
+  at::Tensor scale_;  // [g] fp32; undefined: not quantised
+  at::ScalarType type_ = at::kFloat;
 };
 
 // The leading rows() of one token, each over all positions of its sequence up to its own.
 //
 //   q       [single, n, d]
-//   keys    pool [blocks, block_size, g, d], values [blocks, block_size, g, v]; any strides with a
-//           contiguous last dimension
+//   keys    [blocks, block_size, g, d], values [blocks, block_size, g, v]
 //   return  [single, n, v]
 //
 // Options: causal, scale, softcap, window_left, sinks. Not differentiable.
-at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const PagedView& values,
                            const PagedRows& rows, const AttentionOptions& options);
+
+// The first position that any row of a part sees.
+int64_t first_seen(const RaggedPart& part, const AttentionOptions& options);
 
 // The rows of one token by `single`, [single, n, d] -> [single, n, v], and each part of several by
 // `several`, [count, 1, n, d] -> [count, 1, n, v].

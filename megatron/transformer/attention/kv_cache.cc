@@ -11,17 +11,13 @@ at::Tensor KVCache::attend(const at::Tensor& q, const at::Tensor& k, const at::T
   return attend_parts(
       rows, q,
       [&](const at::Tensor& single) {
-        return paged_attention(single, keys_.pool(), values_.pool(), rows, options);
+        return paged_attention(single, keys_.view(), values_.view(), rows, options);
       },
       [&](const RaggedPart& part, const at::Tensor& several) {
-        return core_attention(several, keys_.gather(rows, part).unsqueeze(1),
-                              values_.gather(rows, part).unsqueeze(1), options);
+        const int64_t from = first_seen(part, options);
+        return core_attention(several, keys_.gather(rows, part, from).unsqueeze(1),
+                              values_.gather(rows, part, from).unsqueeze(1), options);
       });
-}
-
-void KVCache::clear() {
-  keys_.clear();
-  values_.clear();
 }
 
 }  // namespace megatron

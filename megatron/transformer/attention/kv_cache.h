@@ -17,21 +17,19 @@ class KVCache final : public LayerState {
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const PagedRows& rows, const AttentionOptions& options);
 
-  void clear() override;
-  int64_t bytes() const override { return keys_.bytes() + values_.bytes(); }
+  std::vector<PagedBuffer*> paged() override { return {&keys_, &values_}; }
 
  private:
   PagedBuffer keys_, values_;
 };
 
 // [norm(c) | rot(r)] of the earlier positions of one layer of multi-latent attention, [t, 1, kv
-// rank + rotated features].
+// rank + rotated features]: one key of all heads.
 class LatentCache final : public LayerState {
  public:
   PagedBuffer latents;
 
-  void clear() override { latents.clear(); }
-  int64_t bytes() const override { return latents.bytes(); }
+  std::vector<PagedBuffer*> paged() override { return {&latents}; }
 };
 
 }  // namespace megatron

@@ -94,6 +94,7 @@ MultiLatentAttention::MultiLatentAttention(const TransformerConfig& config, int6
     linear_q_proj_ = query_projection(config, layer_number, sequence_parallel, groups);
     add("linear_q_proj", linear_q_proj_.get());
   }
+  linear_kv_up_proj_.weight().read_unquantized = true;  // Note [Latents of a cache]
   add("linear_kv_down_proj", &linear_kv_down_proj_);
   add("linear_kv_up_proj", &linear_kv_up_proj_);
   add("linear_proj", &linear_proj_);
@@ -214,24 +215,24 @@ at::Tensor MultiLatentAttention::attend_cached(const Latents& latents, const Rot
   PagedBuffer& cache = static_cast<LatentCache*>(context.state)->latents;
   cache.write(rows, at::cat({linear_kv_up_proj_.normed(c),
                              rotate_pairs(latents.r.unsqueeze(2), rotary).squeeze(2)},
-                            -1)
-                        .squeeze(1));
+                            -1));
   const AcquiredValue weight(&linear_kv_up_proj_.weight());
   const at::Tensor up = weight.value().view({n, plain + sizes_.value, rank});
   const AttentionOptions options = core_.cached(context, q.options());
-  const at::Tensor pool = cache.pool().unsqueeze(2);  // one key of all heads
+  const PagedView keys = cache.view(), values{keys.pool.narrow(3, 0, rank), keys.scale};
   return attend_parts(
       rows, q,
       [&](const at::Tensor& single) {
         const at::Tensor absorbed =
             at::einsum("snp,npk->snk", {single.narrow(2, 0, plain), up.narrow(1, 0, plain)});
         const at::Tensor sums =
-            paged_attention(at::cat({absorbed, single.narrow(2, plain, sizes_.rotated)}, -1), pool,
-                            pool.narrow(3, 0, rank), rows, options);
+            paged_attention(at::cat({absorbed, single.narrow(2, plain, sizes_.rotated)}, -1), keys,
+                            values, rows, options);
         return at::einsum("snk,nvk->snv", {sums, up.narrow(1, plain, sizes_.value)}).contiguous();
       },
       [&](const RaggedPart& part, const at::Tensor& several) {
-        const at::Tensor kept = cache.gather(rows, part);  // [positions, rank + rotated]
+        // [positions, rank + rotated]
+        const at::Tensor kept = cache.gather(rows, part, first_seen(part, options)).squeeze(1);
         const at::Tensor kv = at::einsum("pk,nfk->pnf", {kept.narrow(1, 0, rank), up}).unsqueeze(1);
         const at::Tensor rotated =
             kept.narrow(1, rank, sizes_.rotated).unsqueeze(1).unsqueeze(1).expand({-1, 1, n, -1});

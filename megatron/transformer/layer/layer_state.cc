@@ -5,20 +5,37 @@
 namespace megatron {
 
 LayerState* DecodingState::of(const Layer& layer) {
-  const auto [state, is_new] = states_.try_emplace(&layer);
-  if (is_new) state->second = layer.make_state();
-  return state->second.get();
+  const auto [place, is_new] = places_.try_emplace(&layer, states_.size());
+  if (is_new) {
+    states_.push_back(layer.make_state());
+    if (measuring_ && states_.back())
+      for (PagedBuffer* buffer : states_.back()->paged()) buffer->measure();
+  }
+  return states_[place->second].get();
+}
+
+void DecodingState::for_each_paged(const std::function<void(PagedBuffer&)>& f) const {
+  for (const auto& state : states_)
+    for (PagedBuffer* buffer : state ? state->paged() : std::vector<PagedBuffer*>()) f(*buffer);
+}
+
+void DecodingState::for_each_slots(const std::function<void(SlotBuffer&)>& f) const {
+  for (const auto& state : states_)
+    for (SlotBuffer* buffer : state ? state->slots() : std::vector<SlotBuffer*>()) f(*buffer);
+}
+
+void DecodingState::for_each(const std::function<void(StateBuffer&)>& f) const {
+  for_each_paged(f);
+  for_each_slots(f);
 }
 
 void DecodingState::clear() {
-  for (const auto& [layer, state] : states_)
-    if (state) state->clear();
+  for_each([](StateBuffer& buffer) { buffer.clear(); });
 }
 
 int64_t DecodingState::bytes() const {
   int64_t sum = 0;
-  for (const auto& [layer, state] : states_)
-    if (state) sum += state->bytes();
+  for_each([&](StateBuffer& buffer) { sum += buffer.bytes(); });
   return sum;
 }
 

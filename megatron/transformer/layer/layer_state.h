@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -20,6 +21,8 @@ struct RaggedBatch {
   PagedRows rows;
   std::vector<int64_t> slots;  // by part: which state of fixed size is that of its sequence
   int64_t num_slots = 0;       // that there are
+  // Rows whose embeddings of words are given: their indices [m] int64, and [m, h].
+  at::Tensor given_rows = {}, given_values = {};
 };
 
 // State of one layer for all sequences. Memory is allocated by the layer's forward, in the type of
@@ -28,8 +31,10 @@ struct RaggedBatch {
 class LayerState {
  public:
   virtual ~LayerState() = default;
-  virtual void clear() = 0;           // forgets all sequences and frees the memory
-  virtual int64_t bytes() const = 0;  // of the memory held
+  // What is held, always in the same order: by position, in blocks, and by sequence, in slots.
+  // Blocks and slots are copied, swapped and dropped with those of the sequence.
+  virtual std::vector<PagedBuffer*> paged() { return {}; }
+  virtual std::vector<SlotBuffer*> slots() { return {}; }
 };
 
 // States of all layers of a model. Not thread safe.
@@ -38,12 +43,21 @@ class DecodingState {
   // The state that `layer` makes for itself when first asked for; null: it keeps none.
   LayerState* of(const Layer& layer);
 
-  // As LayerState, of all layers.
-  void clear();
-  int64_t bytes() const;
+  // Before the first forward: buffers of blocks measure what is written (PagedBuffer::measure).
+  void measure_paged() { measuring_ = true; }
+
+  // Calls f with every buffer, layer by layer.
+  void for_each_paged(const std::function<void(PagedBuffer&)>& f) const;
+  void for_each_slots(const std::function<void(SlotBuffer&)>& f) const;
+  void for_each(const std::function<void(StateBuffer&)>& f) const;
+
+  void clear();           // forgets all sequences and frees the memory
+  int64_t bytes() const;  // of the memory held on the device
 
  private:
-  std::unordered_map<const Layer*, std::unique_ptr<LayerState>> states_;
+  bool measuring_ = false;
+  std::unordered_map<const Layer*, size_t> places_;
+  std::vector<std::unique_ptr<LayerState>> states_;  // in the order of the layers; null: keeps none
 };
 
 // One forward of decoding.

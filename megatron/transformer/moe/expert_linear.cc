@@ -23,6 +23,7 @@ ExpertLinear::ExpertLinear(Parameter& weight, const QuantizationOptions& options
   MEGATRON_CHECK(options.recipe != QuantizationRecipe::kNvfp4, weight.name,
                  ": --fp4-format with experts is not built\nhint: --fp8-format");
   weight.quantization = options.recipe;
+  weight.read_unquantized = true;  // its type and shape
   if (options.recipe == QuantizationRecipe::kDelayed) weight.delayed_scaling = options.delayed;
 }
 
@@ -75,8 +76,10 @@ QuantizedTensor ExpertLinear::weight_codes(const at::Tensor& value, Orientations
     kept_.amax = at::Tensor();
     if (by.scale.defined())
       by.new_amax = kept_.amax = at::zeros({value.size(0)}, value.options().dtype(at::kFloat));
-    kept_.codes = quantize_expert_weight(value, options_, kBoth, by);
+    kept_.codes =
+        quantize_expert_weight(value, options_, store.only_forward() ? wanted : kBoth, by);
     kept_.store = &store;
+    store.quantized(weight_, kept_.codes);
     kept_.version = version;
   }
   if (record && kept_.amax.defined()) {

@@ -8,6 +8,8 @@ rounds more, in place of proofs, by how much.
 """
 from dataclasses import dataclass
 
+from serving_bugs import SERVING_BUGS
+
 TP, PP, CP = "--tensor-model-parallel-size ", "--pipeline-model-parallel-size ", "--context-parallel-size "
 SP = "--sequence-parallel "
 VPP = "--num-virtual-stages-per-pipeline-rank "
@@ -855,3 +857,4 @@ BUGS = (
         "", "", "transformer_test:ContextParallelRing.RoundsLikeOneRank",
         "rounding: 1.01 to 1.02 times the noise at 2 context ranks, 1.05 to 1.08 at 4, 1.13 at 8; the limit is 1.25"),
 )
+BUGS += tuple(Bug(**bug) for bug in SERVING_BUGS)

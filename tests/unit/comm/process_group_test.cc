@@ -158,5 +158,35 @@ TEST(ThreadBackend, TheFirstErrorIsRethrown) {
   EXPECT_EQ(at::get_num_threads(), threads);
 }
 
+TEST(ThreadBackend, AReceiveIsFinishedOnceItsMessageIsThere) {
+  run_ranks(2, [](const std::shared_ptr<Backend>& backend) {
+    if (backend->rank() == 1) {
+      backend->barrier();
+      backend->send(at::tensor({1.0f}), 0)->wait();
+      backend->barrier();
+      backend->send(at::tensor({2.0f}), 0)->wait();
+      backend->barrier();
+      return;
+    }
+    at::Tensor a = at::zeros({1}), b = at::zeros({1});
+    const auto first = backend->recv(a, 1), second = backend->recv(b, 1);
+    const auto finished = [](const std::shared_ptr<Work>& work) {
+      return work->progress()->finished();
+    };
+    EXPECT_FALSE(finished(first));
+    backend->barrier();
+    backend->barrier();
+    EXPECT_TRUE(finished(first));
+    EXPECT_FALSE(finished(second));
+    first->wait();
+    EXPECT_TRUE(finished(first));
+    EXPECT_FALSE(finished(second));
+    backend->barrier();
+    EXPECT_TRUE(finished(second));
+    second->wait();
+    EXPECT_EQ(a.item<float>() + b.item<float>(), 3.0f);
+  });
+}
+
 }  // namespace
 }  // namespace megatron

@@ -51,11 +51,12 @@ class Cache {
     return attend_parts(
         rows, of(s.q),
         [&](const at::Tensor& q) {
-          return paged_attention(q, keys.pool(), values.pool(), rows, options);
+          return paged_attention(q, keys.view(), values.view(), rows, options);
         },
         [&](const RaggedPart& part, const at::Tensor& q) {
-          return core_attention(q, keys.gather(rows, part).unsqueeze(1),
-                                values.gather(rows, part).unsqueeze(1), options);
+          const int64_t from = first_seen(part, options);
+          return core_attention(q, keys.gather(rows, part, from).unsqueeze(1),
+                                values.gather(rows, part, from).unsqueeze(1), options);
         });
   }
   PagedBuffer keys, values;
@@ -127,12 +128,12 @@ TEST(PagedAttention, ValuesMayBePartOfTheKeys) {
                    q = at::randn({1, 3, 10}, at::kDouble);
   const PagedRows rows({{5, 1, {0}}}, 1, 6, at::kCPU);
   PagedBuffer cache;
-  cache.write(PagedRows({{0, 6, {0}}}, 1, 6, at::kCPU), latents[0]);
-  const at::Tensor keys = cache.pool().unsqueeze(2);
+  cache.write(PagedRows({{0, 6, {0}}}, 1, 6, at::kCPU), latents[0].unsqueeze(1));
+  const at::Tensor keys = cache.view().pool;
   const at::Tensor expected =
       core_attention(q.unsqueeze(1), latents[0].unsqueeze(1).unsqueeze(1),
                      latents[0].narrow(1, 0, 6).unsqueeze(1).unsqueeze(1), {});
-  EXPECT_LT((paged_attention(q, keys, keys.narrow(3, 0, 6), rows, {}) - expected.squeeze(1))
+  EXPECT_LT((paged_attention(q, {keys}, {keys.narrow(3, 0, 6)}, rows, {}) - expected.squeeze(1))
                 .abs()
                 .max()
                 .item<double>(),
@@ -142,7 +143,7 @@ TEST(PagedAttention, ValuesMayBePartOfTheKeys) {
 TEST(PagedBuffer, GrowsWithItsPool) {
   PagedBuffer buffer;
   EXPECT_EQ(buffer.bytes(), 0);
-  const at::Tensor first = at::arange(6, at::kDouble).view({3, 2}), second = first + 100;
+  const at::Tensor first = at::arange(6, at::kDouble).view({3, 1, 2}), second = first + 100;
   buffer.write(PagedRows({{0, 3, {1, 0}}}, 2, 2, at::kCPU), first);
   EXPECT_EQ(buffer.bytes(), 2 * 2 * 2 * 8);
   const PagedRows more({{0, 3, {4, 2}}}, 5, 2, at::kCPU);
@@ -152,6 +153,93 @@ TEST(PagedBuffer, GrowsWithItsPool) {
   EXPECT_TRUE(at::equal(buffer.gather(more, {0, 3, {1, 0}}), first)) << "kept";
   buffer.clear();
   EXPECT_EQ(buffer.bytes(), 0);
+}
+
+// Blocks that no layer reads any more are not there: what was in them is NaN, and their entries are
+// negative.
+TEST(PagedAttention, NeedsNoBlocksBeforeTheWindow) {
+  const Sequences s(4, 2, 8, 8, at::kDouble);
+  AttentionOptions options;
+  options.window_left = 2;
+  for (const int64_t count : {1, 2, 5}) {
+    PagedBuffer keys, values;
+    const PagedRows all({{0, 9, {0, 10, 5}}}, kBlocks, kBlockSize, at::kCPU);
+    keys.write(all, s.k[2].squeeze(1));
+    values.write(all, s.v[2].squeeze(1));
+    const int64_t first = 9 - count, dropped = (first - 2) / kBlockSize;
+    std::vector<int32_t> blocks = {0, 10, 5};
+    for (int64_t i = 0; i < dropped; ++i) {
+      keys.fill_with_nan({blocks[static_cast<size_t>(i)]});
+      values.fill_with_nan({blocks[static_cast<size_t>(i)]});
+      blocks[static_cast<size_t>(i)] = -1;
+    }
+    EXPECT_EQ(dropped, count < 4 ? 1 : 0);
+    const PagedRows rows({{first, count, blocks}}, kBlocks, kBlockSize, at::kCPU);
+    const at::Tensor q = s.q[2].narrow(0, first, count);
+    const int64_t from = first_seen(rows.parts()[0], options);
+    const at::Tensor y =
+        count == 1
+            ? paged_attention(q.squeeze(1), keys.view(), values.view(), rows, options)
+            : core_attention(q, keys.gather(rows, rows.parts()[0], from).unsqueeze(1),
+                             values.gather(rows, rows.parts()[0], from).unsqueeze(1), options);
+    const at::Tensor whole =
+        core_attention(s.q[2], s.k[2], s.v[2], options).narrow(0, first, count);
+    EXPECT_LT((y.view_as(whole) - whole).abs().max().item<double>(), 1e-13) << count;
+  }
+}
+
+// In FP8 each number is rounded to three bits of mantissa; attention computes with what is held.
+TEST(PagedAttention, ReadsFp8WithAScalePerHead) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    Sequences s(4, 2, 16, 16, at::kDouble);
+    for (at::Tensor* all : {&s.k[2], &s.v[2]}) {
+      all->select(2, 1).mul_(300.0);
+      all->copy_(all->to(type));
+    }
+    s.q[2].select(2, 2).mul_(0.01);
+    s.q[2].select(2, 3).mul_(0.01);
+    PagedBuffer keys, values;
+    const PagedRows all({{0, 8, {0, 10}}}, kBlocks, kBlockSize, at::kCPU);
+    for (auto [buffer, of] : {std::pair(&keys, &s.k[2]), {&values, &s.v[2]}}) {
+      buffer->measure();
+      buffer->write(all, of->narrow(0, 0, 8).squeeze(1).to(type));
+      const at::Tensor amax = of->narrow(0, 0, 8).abs().amax(at::IntArrayRef{0, 1, 3});
+      buffer->quantize(2.0);
+      EXPECT_LT((buffer->scale().to(at::kDouble) / (amax / 224.0) - 1.0).abs().max().item<double>(),
+                1e-6);
+      EXPECT_EQ(buffer->bytes(), 0) << "what was measured is not kept";
+      buffer->write(all, of->narrow(0, 0, 8).squeeze(1).to(type));
+      EXPECT_EQ(buffer->bytes(), kBlocks * kBlockSize * 2 * 16);
+      const at::Tensor held = buffer->gather(all, all.parts()[0]).unsqueeze(1);
+      EXPECT_EQ(held.scalar_type(), type);
+      const at::Tensor error = (held.to(at::kDouble) - of->narrow(0, 0, 8)).abs();
+      EXPECT_LT((error / of->narrow(0, 0, 8).abs().clamp_min(1.0)).max().item<double>(), 0.07);
+      EXPECT_GT(error.max().item<double>(), 0.01);
+      of->narrow(0, 0, 8).copy_(held);  // what attention sees
+    }
+    const PagedRows rows({{7, 1, {0, 10}}}, kBlocks, kBlockSize, at::kCPU);
+    const at::Tensor q = s.q[2].narrow(0, 7, 1).to(type);
+    const at::Tensor y = paged_attention(q.squeeze(1), keys.view(), values.view(), rows, {});
+    const at::Tensor expected =
+        core_attention(q.to(at::kDouble), s.k[2].narrow(0, 0, 8), s.v[2].narrow(0, 0, 8), {})
+            .squeeze(1);
+    const at::Tensor off = (y.to(at::kDouble) - expected).abs() / expected.abs().amax(-1, true);
+    // What is expected has its keys rounded to bf16.
+    EXPECT_LT(off.max().item<double>(), type == at::kBFloat16 ? 0.03 : 1e-6);
+    keys.fill_with_nan({10});
+    EXPECT_TRUE(keys.gather(all, all.parts()[0]).narrow(0, 4, 4).isnan().all().item<bool>());
+  }
+}
+
+TEST(PagedBuffer, SaturatesBeyondTheRangeOfFp8) {
+  PagedBuffer buffer;
+  const PagedRows rows({{0, 2, {0}}}, 1, 2, at::kCPU);
+  buffer.measure();
+  buffer.write(rows, at::tensor({1.0f, -3.0f}).view({2, 1, 1}));
+  buffer.quantize(1.0);
+  buffer.write(rows, at::tensor({9.0f, -1e30f}).view({2, 1, 1}));
+  EXPECT_TRUE(
+      at::allclose(buffer.gather(rows, rows.parts()[0]).flatten(), at::tensor({3.0f, -3.0f})));
 }
 
 TEST(PagedRows, SayWhereTokensLie) {
@@ -167,6 +255,8 @@ TEST(PagedRows, SayWhereTokensLie) {
   expect(rows.last_rows, {0, 3});
   expect(rows.lengths, {5});
   expect(rows.block_table, {7, 2});
+  const PagedRows known({{4, 1, {7, 2}}, {0, 2, {1, 3}, 6}}, 8, 4, at::kCPU);
+  expect(known.last, {4, 5, 5});
   EXPECT_THROW(PagedRows({{0, 2, {0}}, {0, 1, {1}}}, 2, 4, at::kCPU), InternalError)
       << "parts of one token come first";
   EXPECT_THROW(PagedRows({{0, 5, {0}}}, 2, 4, at::kCPU), InternalError) << "too few blocks";

@@ -19,11 +19,8 @@ namespace {
 // The sum so far of each sequence, [slots, n/t].
 class DecayingSum final : public LayerState {
  public:
-  void clear() override { sums.reset(); }
-  int64_t bytes() const override {
-    return sums.defined() ? static_cast<int64_t>(sums.nbytes()) : 0;
-  }
-  at::Tensor sums;
+  std::vector<SlotBuffer*> slots() override { return {&sums}; }
+  SlotBuffer sums;
 };
 
 // y_t = W_out s_t with s_t = s_{t-1} / 2 + W_in norm(x_t). Parameters: linear_in..., linear_out...
@@ -76,8 +73,8 @@ class Recurrence final : public Sublayer {
       return scan_from(sum, u);
     }
     const RaggedBatch& batch = context.pass.decoding->batch;
-    at::Tensor& sums = static_cast<DecayingSum*>(context.state)->sums;
-    if (!sums.defined()) sums = at::zeros({batch.num_slots, u.size(2)}, u.options());
+    const at::Tensor sums = static_cast<DecayingSum*>(context.state)
+                                ->sums.rows(batch.num_slots, {u.size(2)}, u.options());
     std::vector<at::Tensor> all;
     for (size_t i = 0, row = 0; i < batch.slots.size(); ++i) {
       const RaggedPart& part = batch.rows.parts()[i];

@@ -9,12 +9,13 @@
 namespace megatron {
 namespace {
 
-// A layer whose state is one number, and one that has none.
+// A layer with two numbers per sequence and one per position, and one that keeps none.
 class Counter final : public LayerState {
  public:
-  void clear() override { count = 0; }
-  int64_t bytes() const override { return 8; }
-  int64_t count = 0;
+  std::vector<PagedBuffer*> paged() override { return {&positions}; }
+  std::vector<SlotBuffer*> slots() override { return {&counts}; }
+  PagedBuffer positions;
+  SlotBuffer counts;
 };
 class Counting final : public Layer {
  public:
@@ -38,10 +39,15 @@ TEST(DecodingState, EachLayerHasItsOwn) {
   auto* b = dynamic_cast<Counter*>(state.of(third));
   ASSERT_TRUE(a != nullptr && b != nullptr && a != b);
   EXPECT_EQ(state.of(first), a) << "made once";
-  EXPECT_EQ(state.bytes(), 16);
-  a->count = b->count = 3;
+  EXPECT_EQ(a->counts.rows(3, {2}, at::kFloat).sizes(), (std::vector<int64_t>{3, 2}));
+  b->positions.write(PagedRows({{0, 2, {1}}}, 4, 2, at::kCPU), at::zeros({2, 1, 1}));
+  EXPECT_EQ(state.bytes(), 3 * 2 * 4 + 4 * 2 * 4);
+  std::vector<StateBuffer*> found;
+  state.for_each([&](StateBuffer& buffer) { found.push_back(&buffer); });
+  EXPECT_EQ(found,
+            (std::vector<StateBuffer*>{&a->positions, &b->positions, &a->counts, &b->counts}));
   state.clear();
-  EXPECT_EQ(a->count + b->count, 0);
+  EXPECT_EQ(state.bytes(), 0);
 }
 
 }  // namespace

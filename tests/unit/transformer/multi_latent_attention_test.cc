@@ -157,10 +157,10 @@ TEST(MultiLatentAttention, DecodesFromLatents) {
       first += count;
     }
     EXPECT_LT(difference(at::cat(parts), whole), 1e-12) << counts.size();
-    EXPECT_EQ(state->bytes(), 2 * 2 * 7 * 8) << "two blocks of two positions";
+    EXPECT_EQ(state->paged()[0]->bytes(), 2 * 2 * 7 * 8) << "two blocks of two positions";
     const RaggedBatch batch = RaggedSteps(1, 3, 2).batch({{0, 0, 3}});
     const at::Tensor latents =
-        static_cast<const LatentCache&>(*state).latents.gather(batch.rows, batch.rows.parts()[0]);
+        state->paged()[0]->gather(batch.rows, batch.rows.parts()[0]).squeeze(1);
     const at::Tensor expected =
         at::tensor(
             {.83413085,   1.29753688, -.78779025, .375,       -.5,        -.475,      .85,

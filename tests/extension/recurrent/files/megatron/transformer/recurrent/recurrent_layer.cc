@@ -10,22 +10,15 @@ namespace {
 
 class RecurrentState final : public LayerState {
  public:
-  void clear() override { sums.reset(); }
-  int64_t bytes() const override {
-    return sums.defined() ? static_cast<int64_t>(sums.nbytes()) : 0;
-  }
+  std::vector<SlotBuffer*> slots() override { return {&sums}; }
 
-  at::Tensor sums;  // [slots, n/t] after the last position of each sequence
+  SlotBuffer sums;  // [slots, n/t] after the last position of each sequence
 };
 
 // The scan of a ragged batch: each part goes on from the sum of its sequence.
 at::Tensor scan_parts(const at::Tensor& gate, const at::Tensor& read, const RaggedBatch& batch,
-                      at::Tensor& kept) {
-  if (!kept.defined() || kept.size(0) < batch.num_slots) {
-    const at::Tensor larger = at::zeros({batch.num_slots, read.size(2)}, read.options());
-    if (kept.defined()) larger.narrow(0, 0, kept.size(0)).copy_(kept);
-    kept = larger;
-  }
+                      SlotBuffer& sums) {
+  const at::Tensor kept = sums.rows(batch.num_slots, {read.size(2)}, read.options());
   std::vector<at::Tensor> all;
   int64_t row = 0;
   for (size_t i = 0; i < batch.slots.size(); ++i) {

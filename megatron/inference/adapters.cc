@@ -1,0 +1,73 @@
+#include "megatron/inference/adapters.h"
+
+#include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/interop/huggingface/peft.h"
+#include "megatron/nn/placement.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/lora.h"
+
+namespace megatron {
+namespace {
+
+constexpr std::string_view kWeight = "weight";
+
+// "linear_qkv" of "decoder.layers.3.self_attention.linear_qkv.weight".
+std::string_view linear_of(std::string_view weight) {
+  weight.remove_suffix(kWeight.size() + 1);
+  return weight.substr(weight.rfind('.') + 1);
+}
+
+}  // namespace
+
+ServedAdapter::ServedAdapter(const LoadedModel& base, const std::filesystem::path& folder) {
+  Model& model = *base.model;
+  const ParallelGroups& groups = model.groups();
+  MEGATRON_CHECK(model.config().transformer.lora_rank == 0, folder.string(), ": ",
+                 base.directory.string(), " holds adapters already");
+  ModelConfig config = model.config();
+  const Checkpoint checkpoint = open_peft_folder(folder, base.family(), config);
+  const auto& stored = checkpoint.manifest().tensors;
+  std::vector<std::string> names;  // of A and B in turn
+  model.visit([&](const std::string& name, Parameter& weight) {
+    if (!name.ends_with(kWeight)) return;
+    const std::string stem = name.substr(0, name.size() - kWeight.size());
+    if (!stored.contains(stem + std::string(kLoraA))) return;
+    const LoraOptions options = lora_options(config.transformer, linear_of(name));
+    LoraAdapter& adapter =
+        *adapters_.emplace_back(std::make_unique<LoraAdapter>(weight, options, groups));
+    add(stem + std::string(kLoraA), &adapter.a);
+    add(stem + std::string(kLoraB), &adapter.b);
+    linears_[&weight] = &adapter;
+  });
+  name_parameters();
+  const at::Device device = base.store->device();
+  store_ = std::make_unique<PlainParameterStore>(*this, base.dtype, at::kCPU, /*gradients=*/false);
+  std::vector<ShardedTensor> wanted;
+  visit([&](const std::string& name, Parameter& parameter) {
+    wanted.push_back(sharded_tensor(parameter, groups, name, parameter.value));
+  });
+  LoadOptions options;
+  options.convert_dtype = true;
+  if (groups.pp.size() > 1) options.wanted_elsewhere = {"*"};
+  checkpoint.load(wanted, options);
+  visit([&](const std::string&, Parameter& parameter) {
+    parameter.value = parameter.value.to(device);
+  });
+}
+
+AdapterList load_adapters(
+    const LoadedModel& base,
+    const std::vector<std::pair<std::string, std::filesystem::path>>& folders) {
+  AdapterList adapters;
+  for (const auto& [name, folder] : folders) {
+    try {
+      adapters.push_back(std::make_unique<ServedAdapter>(base, folder));
+    } catch (const Error& error) {
+      throw_error(cat("adapter ", name, ": ", error.what()));
+    }
+  }
+  return adapters;
+}
+
+}  // namespace megatron

@@ -1,0 +1,458 @@
+#include "megatron/inference/model_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <thread>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/layer/forward_context.h"
+
+namespace megatron {
+namespace {
+
+// Maximum memory for logits at one time, in fp32.
+constexpr int64_t kLogitsBytes = int64_t{256} << 20;
+// The range of an FP8 cache over what calibration saw: E4M3 is a floating type, so that room costs
+// no precision but that of the smallest values.
+constexpr double kFp8Room = 2.0;
+
+StateBuffer::Rows rows_of(const std::vector<Swap>& swaps, bool to_host) {
+  StateBuffer::Rows rows;
+  for (const Swap& swap : swaps) {
+    rows.from.push_back(to_host ? swap.device : swap.host);
+    rows.to.push_back(to_host ? swap.host : swap.device);
+  }
+  return rows;
+}
+
+at::Tensor longs(const std::vector<int64_t>& values, at::Device device) {
+  return at::tensor(values, at::kLong).to(device);
+}
+
+// Positions that the widest layer sees; 0: all.
+int64_t widest_window(const TransformerConfig& config) {
+  int64_t widest = 0;
+  for (int64_t layer = 1; layer <= config.num_layers; ++layer) {
+    const std::vector<int64_t> window = config.window(layer);
+    if (window.empty() || window[0] < 0) return 0;
+    widest = std::max(widest, window[0] + 1);
+  }
+  return widest;
+}
+
+}  // namespace
+
+ModelRunner::ModelRunner(Model& model, ServedWeights& weights, const RunnerOptions& options)
+    : model_(model),
+      weights_(weights),
+      adapters_(options.adapters),
+      tp_(model.groups().tp),
+      pp_(model.groups().pp),
+      device_(weights.device()),
+      dtype_(model.parameters().front()->value.scalar_type()),
+      copies_(device_),
+      tables_(options.slots),
+      slots_(static_cast<size_t>(options.slots)) {
+  check_model();
+  const at::NoGradGuard no_grad;
+  if (is_last())
+    sampler_.emplace(model.config().vocab_size, model.config().padded_vocab_size / tp_.size(), tp_,
+                     device_);
+  last_sampled_ = at::zeros({options.slots}, at::dtype(at::kLong).device(device_));
+  facts_.slots = options.slots;
+  facts_.block_size = options.block_size;
+  if (options.fp8_cache) calibrate(options.calibration);
+  allocate(options);
+  make_facts(options);
+}
+
+ModelRunner::~ModelRunner() = default;
+
+void ModelRunner::check_model() const {
+  const ParallelGroups& groups = model_.groups();
+  MEGATRON_CHECK(!model_.config().sequence_parallel,
+                 "a batch of decoding has any number of tokens, which --sequence-parallel cannot "
+                 "divide\nhint: serve without it");
+  MEGATRON_CHECK(groups.cp.size() == 1, "decoding over ", groups.cp.size(),
+                 " context-parallel ranks is not built");
+  MEGATRON_CHECK(!model_.config().pipeline_vocab_parallel,
+                 "decoding with a vocabulary divided over pipeline stages is not built");
+}
+
+// A forward of one token allocates every buffer at its full size.
+void ModelRunner::allocate(const RunnerOptions& options) {
+  const RaggedBatch batch{
+      PagedRows({{0, 1, {0}}}, options.device_blocks, options.block_size, device_),
+      {0},
+      options.slots};
+  forward(at::zeros({1, 1}, at::dtype(at::kLong).device(device_)), batch);
+  facts_.device_blocks = options.device_blocks;
+  facts_.host_blocks = options.host_blocks;
+  facts_.host_states = options.host_states;
+}
+
+void ModelRunner::calibrate(const std::vector<int32_t>& ids) {
+  MEGATRON_CHECK(!ids.empty(), "an FP8 cache needs ids to calibrate its scales with");
+  const auto count = static_cast<int64_t>(ids.size());
+  const int64_t blocks = (count + facts_.block_size - 1) / facts_.block_size;
+  std::vector<int32_t> all(static_cast<size_t>(blocks));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int32_t>(i);
+  const RaggedBatch batch{
+      PagedRows({{0, count, std::move(all)}}, blocks, facts_.block_size, device_),
+      {0},
+      facts_.slots};
+  const std::vector<int64_t> wide(ids.begin(), ids.end());
+  state_.measure_paged();
+  forward(longs(wide, device_).unsqueeze(0), batch);
+  state_.for_each_paged([](PagedBuffer& buffer) { buffer.quantize(kFp8Room); });
+  state_.for_each_slots([](SlotBuffer& buffer) { buffer.clear(); });
+}
+
+void ModelRunner::make_facts(const RunnerOptions& options) {
+  const ModelConfig& config = model_.config();
+  const TransformerConfig& t = config.transformer;
+  facts_.vocab_size = config.vocab_size;
+  facts_.hidden_size = t.hidden_size;
+  facts_.max_positions = options.max_positions;
+  if (t.position_embedding_type == PositionEmbedding::kLearnedAbsolute)
+    facts_.max_positions = facts_.max_positions > 0
+                               ? std::min(facts_.max_positions, t.max_position_embeddings)
+                               : t.max_position_embeddings;
+  facts_.window = widest_window(t);
+  facts_.num_adapters = adapters_ != nullptr ? static_cast<int32_t>(adapters_->size()) : 0;
+  if (t.position_embedding_type == PositionEmbedding::kRope &&
+      t.rope_scaling_type == RopeScaling::kLongRope)
+    facts_.rope_border = t.rope_original_max_position_embeddings;
+  facts_.takes_state_input = model_.sequence_input() != SequenceInputUse::kNone;
+  facts_.needs_state_input = model_.sequence_input() == SequenceInputUse::kRequired;
+  // Equal on all stages: one may have attention alone.
+  bool owns_state = false;
+  state_.for_each_slots([&](SlotBuffer&) { owns_state = true; });
+  const at::Tensor any = at::full({1}, owns_state ? 1 : 0, at::dtype(at::kInt).device(device_));
+  pp_.all_reduce(any, ReduceOp::kMax)->wait();
+  facts_.owns_state = any.item<int32_t>() != 0;
+  facts_.draw_latency = pp_.size();
+  facts_.weights_version = weights_.version();
+}
+
+void ModelRunner::launch(const StepPlan& plan) {
+  const at::NoGradGuard no_grad;
+  MEGATRON_ASSERT(plan.step == last_step_ + 1, "step ", plan.step, " after ", last_step_);
+  last_step_ = plan.step;
+  for (Flight& flight : flights_)
+    if (flight.step <= plan.step - pp_.size()) settle(flight);
+  move_blocks(plan);
+  start(plan);
+  Flight& flight = flights_.emplace_back(flight_of(plan));
+  if (plan.parts.empty()) return;
+  std::vector<RaggedPart> parts;
+  std::vector<int64_t> slots;
+  for (const PlanPart& part : plan.parts) {
+    const auto blocks = tables_.blocks(part.slot);
+    parts.push_back({part.first, part.count, {blocks.begin(), blocks.end()}, part.known});
+    slots.push_back(part.slot);
+  }
+  RaggedBatch batch{PagedRows(std::move(parts), facts_.device_blocks, facts_.block_size, device_),
+                    std::move(slots), facts_.slots};
+  const at::Tensor tokens = tokens_of(plan, batch);
+  const RowAdapters adapters(adapter_groups(plan));
+  const at::Tensor hidden = forward(tokens, batch);
+  if (flight.size() > 0) finish(plan, hidden, flight);
+}
+
+void ModelRunner::move_blocks(const StepPlan& plan) {
+  for (const int32_t slot : plan.releases) {
+    if (sampler_) sampler_->release(slot);
+    slots_[static_cast<size_t>(slot)] = {};
+  }
+  state_.for_each_paged([&](PagedBuffer& buffer) {
+    buffer.swap_out(rows_of(plan.swap_out, true), facts_.host_blocks);
+    buffer.swap_in(rows_of(plan.swap_in, false));
+    for (const BlockCopy& copy : plan.copies) buffer.copy_row(copy.from, copy.to, copy.positions);
+    buffer.fill_with_nan({plan.poison.begin(), plan.poison.end()});
+  });
+  state_.for_each_slots([&](SlotBuffer& buffer) {
+    buffer.swap_out(rows_of(plan.state_swap_out, true), facts_.host_states);
+    buffer.swap_in(rows_of(plan.state_swap_in, false));
+  });
+  tables_.apply(plan);
+}
+
+void ModelRunner::start(const StepPlan& plan) {
+  for (const SlotStart& start : plan.starts) {
+    slots_[static_cast<size_t>(start.slot)] = {start.adapter, start.rows, start.log_probabilities};
+    if (sampler_) sampler_->start(start);
+    const bool swapped = std::ranges::any_of(
+        plan.state_swap_in, [&](const Swap& swap) { return swap.device == start.slot; });
+    if (!start.state_input || swapped) continue;
+    const std::vector<int64_t> ids(start.state_input->ids.begin(), start.state_input->ids.end());
+    SequenceInput input{longs(ids, device_), {}};
+    if (!start.state_input->shape.empty())
+      input.values = at::tensor(start.state_input->values, at::kFloat)
+                         .view(start.state_input->shape)
+                         .to(device_);
+    model_.begin_sequence(input, state_, start.slot, facts_.slots);
+  }
+}
+
+std::vector<RowAdapters::Group> ModelRunner::adapter_groups(const StepPlan& plan) const {
+  std::map<int32_t, std::vector<int64_t>> rows;
+  int64_t row = 0;
+  for (const PlanPart& part : plan.parts)
+    for (int32_t i = 0; i < part.count; ++i, ++row)
+      if (const int32_t adapter = slots_[static_cast<size_t>(part.slot)].adapter; adapter >= 0)
+        rows[adapter].push_back(row);
+  std::vector<RowAdapters::Group> groups;
+  for (const auto& [adapter, own] : rows)
+    groups.push_back(
+        {&adapters_->at(static_cast<size_t>(adapter))->linears(), longs(own, device_)});
+  return groups;
+}
+
+at::Tensor ModelRunner::tokens_of(const StepPlan& plan, RaggedBatch& batch) {
+  std::vector<int64_t> ids, drawn_rows, drawn_slots, given_rows;
+  std::vector<at::Tensor> given;
+  const int64_t width = facts_.hidden_size;
+  for (const PlanPart& part : plan.parts)
+    for (int64_t position = part.first; position < part.first + part.count; ++position) {
+      const auto row = static_cast<int64_t>(ids.size());
+      const int32_t token = plan.tokens.at(ids.size());
+      ids.push_back(std::max(token, 0));
+      if (token == kLastSampled) {
+        drawn_rows.push_back(row);
+        drawn_slots.push_back(part.slot);
+      } else if (token == kGivenRow) {
+        const GivenRows& rows = *slots_[static_cast<size_t>(part.slot)].rows;
+        given_rows.push_back(row);
+        given.push_back(at::from_blob(const_cast<float*>(rows.values.data()) + position * width,
+                                      {width}, at::kFloat));
+      }
+    }
+  if (!is_first()) return longs(ids, device_).unsqueeze(0);
+  at::Tensor tokens = longs(ids, device_);
+  if (!drawn_rows.empty())
+    tokens.index_copy_(0, longs(drawn_rows, device_),
+                       last_sampled_.index_select(0, longs(drawn_slots, device_)));
+  if (!given_rows.empty()) {
+    batch.given_rows = longs(given_rows, device_);
+    batch.given_values = at::stack(given).to(device_);
+  }
+  return tokens.unsqueeze(0);
+}
+
+at::Tensor ModelRunner::forward(const at::Tensor& tokens, const RaggedBatch& batch) {
+  const DecodingPass decoding{state_, batch};
+  ForwardContext context;
+  context.decoding = &decoding;
+  context.place = {at::zeros({1}, at::dtype(at::kLong).device(device_)), batch.rows.positions};
+  context.position_ids = batch.rows.positions.unsqueeze(0);
+  Batch inputs;
+  inputs.set("tokens", tokens);
+  inputs.place = context.place;
+  StageTensors input;
+  const StageSlice& slice = model_.slice();
+  if (!is_first()) input = from_previous_stage(model_.border(slice.first_layer, inputs, dtype_));
+  StageTensors output = model_.hidden(inputs, input, context);
+  if (is_last()) return output.front();
+  while (passed_.size() > static_cast<size_t>(pp_.size()) * output.size()) {
+    passed_.front().work->wait();
+    passed_.pop_front();
+  }
+  for (const at::Tensor& tensor : output) {
+    const at::Tensor whole = tensor.contiguous();
+    passed_.push_back({whole, pp_.send(whole, pp_.rank() + 1)});
+  }
+  return {};
+}
+
+StageTensors ModelRunner::from_previous_stage(const TensorFormats& formats) {
+  StageTensors tensors;
+  std::vector<std::shared_ptr<Work>> works;
+  for (const TensorFormat& format : formats) {
+    tensors.push_back(at::empty(format.shape, at::dtype(format.dtype).device(device_)));
+    works.push_back(pp_.recv(tensors.back(), pp_.rank() - 1));
+  }
+  for (const std::shared_ptr<Work>& work : works) work->wait();
+  return tensors;
+}
+
+ModelRunner::Flight ModelRunner::flight_of(const StepPlan& plan) const {
+  Flight flight;
+  flight.step = plan.step;
+  std::vector<int32_t> slots, tops;
+  std::vector<LogProbabilityWishes> wishes;
+  for (const PlanPart& part : plan.parts) {
+    const Slot& slot = slots_[static_cast<size_t>(part.slot)];
+    if (part.draws) {
+      slots.push_back(part.slot);
+      wishes.push_back(slot.wishes);
+    }
+    for (int32_t i = 0; i < part.score_count; ++i)
+      tops.push_back(std::max(0, slot.wishes.prompt_top));
+  }
+  flight.slots.assign(slots.begin(), slots.end());
+  flight.draws = DrawReport(std::move(slots), wishes);
+  flight.scores = LogProbabilityReport(std::move(tops));
+  flight.targets = plan.targets;
+  return flight;
+}
+
+// The last stage computes the numbers of the step; the first one receives them.
+void ModelRunner::finish(const StepPlan& plan, const at::Tensor& hidden, Flight& flight) {
+  if (is_last()) {
+    std::vector<Sampler::Row> rows;
+    std::vector<int64_t> last;
+    int64_t row = 0;
+    for (const PlanPart& part : plan.parts) {
+      row += part.count;
+      if (!part.draws) continue;
+      rows.push_back({part.slot, part.first + part.count});
+      last.push_back(row - 1);
+    }
+    std::vector<at::Tensor> numbers;
+    if (!rows.empty()) {
+      const Sampler::Draws draws = sampler_->draw(logits_of(hidden, last), rows, flight.draws);
+      keep_ids(flight, draws.ids);
+      numbers = {draws.ids.to(at::kDouble), draws.report};
+    }
+    if (flight.scores.rows() > 0) numbers.push_back(score(plan, hidden, flight));
+    flight.numbers = at::cat(numbers);
+    flight.settled = true;
+    if (!is_first()) {
+      passed_.push_back({flight.numbers, pp_.send(flight.numbers, 0)});
+      while (passed_.size() > static_cast<size_t>(pp_.size())) {
+        passed_.front().work->wait();
+        passed_.pop_front();
+      }
+    }
+  } else if (is_first()) {
+    flight.numbers = at::empty({flight.size()}, at::dtype(at::kDouble).device(device_));
+    flight.receive = pp_.recv(flight.numbers, pp_.size() - 1);
+    return;
+  }
+  if (is_first()) settle(flight);
+}
+
+at::Tensor ModelRunner::logits_of(const at::Tensor& hidden, const std::vector<int64_t>& rows) {
+  return model_.logits(hidden.index_select(0, longs(rows, device_))).squeeze(1);
+}
+
+at::Tensor ModelRunner::score(const StepPlan& plan, const at::Tensor& hidden,
+                              const Flight& flight) {
+  std::vector<int64_t> rows;
+  int64_t row = 0;
+  for (const PlanPart& part : plan.parts) {
+    for (int32_t i = 0; i < part.score_count; ++i) rows.push_back(row + part.score_first + i);
+    row += part.count;
+  }
+  const int64_t columns = model_.config().padded_vocab_size / tp_.size();
+  const auto chunk =
+      static_cast<size_t>(std::max<int64_t>(16, kLogitsBytes / (int64_t{sizeof(float)} * columns)));
+  std::vector<at::Tensor> parts;
+  for (size_t begin = 0; begin < rows.size(); begin += chunk) {
+    const auto first = static_cast<std::ptrdiff_t>(begin),
+               last = static_cast<std::ptrdiff_t>(std::min(begin + chunk, rows.size()));
+    parts.push_back(sampler_->score(logits_of(hidden, {rows.begin() + first, rows.begin() + last}),
+                                    {plan.targets.begin() + first, plan.targets.begin() + last},
+                                    flight.scores.most()));
+  }
+  return at::cat(parts);
+}
+
+void ModelRunner::keep_ids(const Flight& flight, const at::Tensor& ids) {
+  last_sampled_.index_copy_(0, longs(flight.slots, device_), ids);
+}
+
+// Numbers that were received become known to the next steps, and go to the host.
+void ModelRunner::settle(Flight& flight) {
+  if (!flight.numbers.defined()) return;
+  if (flight.receive) {
+    flight.receive->wait();
+    flight.receive.reset();
+    if (!flight.slots.empty())
+      keep_ids(
+          flight,
+          flight.numbers.narrow(0, 0, static_cast<int64_t>(flight.slots.size())).to(at::kLong));
+    flight.settled = true;
+  } else if (flight.numbers.device().is_cpu()) {
+    return;
+  }
+  if (!device_.is_cuda()) return;
+  const at::Tensor host = copies_.host_empty(flight.numbers.sizes(), at::kDouble);
+  host.copy_(flight.numbers, /*non_blocking=*/true);
+  flight.copied = copies_.mark(HostCopies::Stream::kComputing);
+  flight.numbers = host;
+}
+
+std::optional<StepResult> ModelRunner::take(int64_t wait_ns) {
+  MEGATRON_ASSERT(!flights_.empty(), "no step was launched whose result was not taken");
+  Flight& flight = flights_.front();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(wait_ns);
+  const auto ready = [&] {
+    if (flight.receive) {
+      const auto progress = flight.receive->progress();
+      if (progress && !progress->finished()) return false;
+      settle(flight);
+    }
+    return flight.copied.reached();
+  };
+  while (!ready()) {
+    if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  StepResult result;
+  result.step = flight.step;
+  if (is_first() && tp_.rank() == 0 && flight.size() > 0) {
+    const double* from = flight.numbers.const_data_ptr<double>() + flight.slots.size();
+    result.draws = flight.draws.read(from);
+    from += flight.draws.size();
+    for (int64_t i = 0; i < flight.scores.rows(); ++i)
+      result.scores.push_back(flight.scores.read(from, i, flight.targets[static_cast<size_t>(i)]));
+  }
+  flights_.pop_front();
+  return result;
+}
+
+void ModelRunner::begin(const RunnerTransition& transition) {
+  MEGATRON_ASSERT(flights_.empty(), flights_.size(), " steps are in flight");
+  if (const auto* stage = std::get_if<StageWeights>(&transition)) {
+    weights_.stage(stage->source);
+    staging_ = true;
+    return;
+  }
+  staging_ = false;
+  outcome_ = transit(transition);
+}
+
+std::optional<std::string> ModelRunner::poll(int64_t wait_ns) {
+  return staging_ ? weights_.staged(wait_ns) : outcome_;
+}
+
+std::string ModelRunner::transit(const RunnerTransition& transition) {
+  const at::NoGradGuard no_grad;
+  try {
+    if (const auto* suspend = std::get_if<SuspendRunner>(&transition)) {
+      weights_.suspend(suspend->levels.weights);
+      if (suspend->levels.cache != MemoryLevel::kKeep)
+        state_.for_each([&](StateBuffer& buffer) {
+          buffer.offload(/*keep=*/suspend->levels.cache == MemoryLevel::kOffload);
+        });
+    } else if (std::holds_alternative<ResumeRunner>(transition)) {
+      weights_.resume();
+      state_.for_each([&](StateBuffer& buffer) { buffer.reload(); });
+    } else if (const auto* commit = std::get_if<CommitWeights>(&transition)) {
+      weights_.commit(commit->version);
+      facts_.weights_version = commit->version;
+    } else {
+      weights_.discard();
+    }
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace megatron

@@ -1,0 +1,122 @@
+// Executes the engine's plans on one rank: a ragged row of tokens through this rank's segment of a
+// model, over a paged cache and states in slots; then draws.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "megatron/inference/adapters.h"
+#include "megatron/inference/sampling.h"
+#include "megatron/inference/served_weights.h"
+#include "megatron/inference/step_runner.h"
+#include "megatron/tensor/host_copy.h"
+#include "megatron/transformer/layer/layer_state.h"
+
+namespace megatron {
+
+struct RunnerOptions {
+  int32_t slots = 1;  // sequences that run at a time
+  int64_t block_size = 64;
+  int32_t device_blocks = 1;
+  int32_t host_blocks = 0, host_states = 0;  // for swapping
+  int64_t max_positions = 0;                 // of a sequence; 0: what the model can
+  // Keys and values are held in E4M3, with a scale per layer and head. The scales follow from the
+  // largest values over `calibration`, ids of one text, and do not change afterwards.
+  bool fp8_cache = false;
+  std::vector<int32_t> calibration = {};
+  const AdapterList* adapters = nullptr;  // outlives the runner; null: none
+};
+
+// On rank 0 of the model, the first of the first stage, take() gives what was drawn. The first
+// stage reads drawn tokens from the last one when they are needed.
+class ModelRunner final : public StepRunner {
+ public:
+  // `weights` holds the model, with its values on their device; it outlives the runner. Allocates
+  // the cache. Throws Error if the model cannot be decoded in this layout.
+  //
+  // Communication: over tp and pp; all ranks of the model make their runners at the same time.
+  ModelRunner(Model& model, ServedWeights& weights, const RunnerOptions& options);
+  ~ModelRunner() override;
+
+  const RunnerFacts& facts() const override { return facts_; }
+  // Communication: over tp; from stage to stage; draws from the last stage to the first.
+  void launch(const StepPlan& plan) override;
+  std::optional<StepResult> take(int64_t wait_ns) override;
+  void begin(const RunnerTransition& transition) override;
+  std::optional<std::string> poll(int64_t wait_ns) override;
+
+  int64_t cache_bytes() const { return state_.bytes(); }  // blocks and states on the device
+
+ private:
+  struct Slot {
+    int32_t adapter = -1;
+    std::shared_ptr<const GivenRows> rows;
+    LogProbabilityWishes wishes;
+  };
+  // A step whose result was not taken.
+  struct Flight {
+    int64_t step = 0;
+    std::vector<int64_t> slots;  // that draw
+    DrawReport draws;
+    LogProbabilityReport scores;
+    std::vector<int32_t> targets;
+    at::Tensor numbers;  // ids, then reports: on the device, then on the host
+    std::shared_ptr<Work> receive;
+    HostCopies::Mark copied;
+    bool settled = false;
+    int64_t size() const {
+      return static_cast<int64_t>(slots.size()) + draws.size() + scores.size();
+    }
+  };
+  struct Passed {  // to the next stage
+    at::Tensor tensor;
+    std::shared_ptr<Work> work;
+  };
+
+  bool is_first() const { return pp_.rank() == 0; }
+  bool is_last() const { return pp_.rank() + 1 == pp_.size(); }
+  void check_model() const;
+  void make_facts(const RunnerOptions& options);
+  void allocate(const RunnerOptions& options);
+  void calibrate(const std::vector<int32_t>& ids);
+
+  void move_blocks(const StepPlan& plan);
+  void start(const StepPlan& plan);
+  std::vector<RowAdapters::Group> adapter_groups(const StepPlan& plan) const;
+  at::Tensor tokens_of(const StepPlan& plan, RaggedBatch& batch);
+  // Through this rank's segment: hidden states of the last one, else nothing.
+  at::Tensor forward(const at::Tensor& tokens, const RaggedBatch& batch);
+  StageTensors from_previous_stage(const TensorFormats& formats);
+  Flight flight_of(const StepPlan& plan) const;
+  void finish(const StepPlan& plan, const at::Tensor& hidden, Flight& flight);
+  at::Tensor score(const StepPlan& plan, const at::Tensor& hidden, const Flight& flight);
+  at::Tensor logits_of(const at::Tensor& hidden, const std::vector<int64_t>& rows);
+  void keep_ids(const Flight& flight, const at::Tensor& ids);
+  void settle(Flight& flight);
+  std::string transit(const RunnerTransition& transition);
+
+  Model& model_;
+  ServedWeights& weights_;
+  const AdapterList* const adapters_;
+  const ProcessGroup &tp_, &pp_;
+  const at::Device device_;
+  const at::ScalarType dtype_;
+  RunnerFacts facts_;
+  HostCopies copies_;
+  DecodingState state_;
+  BlockTables tables_;
+  std::vector<Slot> slots_;
+  std::optional<Sampler> sampler_;  // on the last stage
+  at::Tensor last_sampled_;         // [slots] int64 on the device
+  std::deque<Flight> flights_;
+  std::deque<Passed> passed_;
+  int64_t last_step_ = 0;
+  bool staging_ = false;
+  std::string outcome_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,120 @@
+#include "megatron/nn/forward_parameter_store.h"
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/quantization.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+// Pinned for a GPU, so that copies run at the speed of the link.
+at::Tensor on_host(const at::Tensor& value) {
+  return at::empty(value.sizes(), value.options().device(at::kCPU).pinned_memory(value.is_cuda()))
+      .copy_(value);
+}
+
+}  // namespace
+
+ForwardParameterStore::ForwardParameterStore(Module& module, at::ScalarType dtype,
+                                             at::Device device)
+    : module_(module), device_(device) {
+  module.visit([&](const std::string&, Parameter& parameter) {
+    parameter.value = at::zeros(parameter.local_shape, at::dtype(dtype));
+    parameter.store = this;
+  });
+}
+
+bool ForwardParameterStore::only_copy_is_kept(const Parameter& parameter) const {
+  return parameter.quantization != QuantizationRecipe::kNone && !parameter.read_unquantized;
+}
+
+void ForwardParameterStore::place() {
+  module_.visit([&](const std::string&, Parameter& parameter) {
+    if (!only_copy_is_kept(parameter)) parameter.value = parameter.value.to(device_);
+  });
+  module_.visit_state([&](const std::string&, at::Tensor& state) { state = state.to(device_); });
+}
+
+void ForwardParameterStore::exchange(const std::vector<at::Tensor>& values) {
+  size_t next = 0;
+  const auto take = [&]() -> const at::Tensor& {
+    MEGATRON_ASSERT(next < values.size(), values.size(), " tensors are too few");
+    return values[next++];
+  };
+  const auto put = [&](at::Tensor& value) {
+    const at::Tensor& from = take();
+    if (value.defined()) {
+      value.copy_(from);
+    } else {
+      value = from.to(device_, /*non_blocking=*/false, /*copy=*/true);
+    }
+  };
+  module_.visit([&](const std::string&, Parameter& parameter) {
+    if (!only_copy_is_kept(parameter)) return put(parameter.value);
+    parameter.value = take();
+    if (const auto copies = copies_.find(&parameter); copies != copies_.end()) *copies->second = {};
+  });
+  module_.visit_state([&](const std::string&, at::Tensor& state) { put(state); });
+  copies_.clear();
+  ++version_;
+}
+
+std::vector<at::Tensor*> ForwardParameterStore::held() const {
+  std::vector<at::Tensor*> all;
+  module_.visit([&](const std::string&, Parameter& parameter) { all.push_back(&parameter.value); });
+  for (const auto& [parameter, copies] : copies_)
+    for (QuantizedMatrix* matrix : {&copies->rows, &copies->columns})
+      for (at::Tensor* tensor : {&matrix->codes, &matrix->scale})
+        if (tensor->defined()) all.push_back(tensor);
+  return all;
+}
+
+std::vector<at::Tensor> ForwardParameterStore::park() {
+  std::vector<at::Tensor> parked;
+  for (at::Tensor* tensor : held()) {
+    parked.push_back(on_host(*tensor));
+    tensor->reset();
+  }
+  return parked;
+}
+
+void ForwardParameterStore::restore(const std::vector<at::Tensor>& parked) {
+  // Copies that were freed are found by their place alone.
+  size_t next = 0;
+  const auto back = [&](at::Tensor& tensor) { tensor = parked[next++].to(device_); };
+  module_.visit([&](const std::string&, Parameter& parameter) { back(parameter.value); });
+  for (const auto& [parameter, copies] : copies_) {
+    back(copies->rows.codes);
+    back(copies->rows.scale);
+  }
+  MEGATRON_ASSERT(next == parked.size(), next, " of ", parked.size(), " tensors");
+}
+
+void ForwardParameterStore::drop() {
+  for (at::Tensor* tensor : held()) tensor->reset();
+}
+
+int64_t ForwardParameterStore::bytes() const {
+  int64_t sum = 0;
+  for (const at::Tensor* tensor : held())
+    if (tensor->defined() && tensor->device() == device_)
+      sum += static_cast<int64_t>(tensor->nbytes());
+  return sum;
+}
+
+at::Tensor ForwardParameterStore::acquire(Parameter& parameter) {
+  return parameter.value.to(device_);
+}
+
+GradTarget ForwardParameterStore::grad_target(Parameter& parameter) {
+  MEGATRON_ASSERT(false, "a gradient of ", parameter.name, " of a model that is only used");
+  return {};
+}
+
+void ForwardParameterStore::quantized(Parameter& weight, QuantizedTensor& copies) {
+  copies_[&weight] = &copies;
+  if (only_copy_is_kept(weight))
+    weight.value = at::empty({0}, weight.value.options().device(device_));
+}
+
+}  // namespace megatron

@@ -1,0 +1,58 @@
+// Owner of weights that are used by forwards alone, of models that are served: they are exchanged
+// in place, and wait in host memory. Of a quantised weight only the quantised copy is kept on the
+// device, made from the value in host memory when the weight is first used.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <vector>
+
+#include "megatron/nn/module.h"
+
+namespace megatron {
+
+// Values are written in host memory first (by a checkpoint), then place() moves them. No forward
+// may run during a call.
+class ForwardParameterStore final : public ParameterStore {
+ public:
+  // Allocates zeros for every parameter of `module` in host memory, and attaches itself. `module`
+  // must outlive the store's use.
+  ForwardParameterStore(Module& module, at::ScalarType dtype, at::Device device);
+
+  // Moves parameters and state to the device, but for values of which a quantised copy will be
+  // made.
+  void place();
+  // Other values, in host memory: of parameters in the order of Module::visit, then of state in
+  // that of visit_state. They are copied into the current ones where these are on the device.
+  void exchange(const std::vector<at::Tensor>& values);
+  // Frees the memory of weights on the device. The result is what restore() takes back: the same
+  // bytes on the host.
+  std::vector<at::Tensor> park();
+  void restore(const std::vector<at::Tensor>& parked);
+  // As park(), and forgets everything; exchange() must follow.
+  void drop();
+
+  at::Device device() const { return device_; }
+  int64_t bytes() const;  // of weights and quantised copies on the device
+
+  at::Tensor acquire(Parameter& parameter) override;
+  void release(Parameter&) override {}
+  GradTarget grad_target(Parameter& parameter) override;
+  void grad_ready(Parameter&) override {}
+  int64_t values_version() const override { return version_; }
+  bool only_forward() const override { return true; }
+  void quantized(Parameter& weight, QuantizedTensor& copies) override;
+
+ private:
+  // Values, then quantised copies.
+  std::vector<at::Tensor*> held() const;
+  bool only_copy_is_kept(const Parameter& parameter) const;
+
+  Module& module_;
+  const at::Device device_;
+  int64_t version_ = 0;
+  std::map<Parameter*, QuantizedTensor*> copies_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,308 @@
+// The runner under schedules of many kinds: each sequence gets the tokens that it gets alone, by
+// forwards over the whole of it without a cache.
+#include "megatron/inference/model_runner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/tensor/torch.h"
+#include "tests/unit/error_of.h"
+#include "tests/unit/inference/served_models.h"
+#include "tests/unit/inference/toy_model.h"
+
+namespace megatron {
+namespace {
+
+constexpr DriverChances kMixed{.whole_prompts = 0.3, .preempt = 0.3, .share = 0.8, .pause = 0.2};
+
+TEST(ModelRunner, EverySequenceGetsWhatItGetsAlone) {
+  const ParallelGroups one;
+  Served served(Served::make(small_served_model(), one));
+  std::mt19937 random(3);
+  const std::vector<DrivenSequence> given = random_sequences(random, 9);
+  const std::vector<DrivenSequence> expected = all_alone(*served.model, given);
+  int64_t swaps = 0, shared = 0;
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    // From a pool for one sequence to one for all.
+    ModelRunner runner(*served.model, *served.weights,
+                       small_runner(7 + 4 * static_cast<int32_t>(seed % 5)));
+    DriverChances chances = kMixed;
+    if (seed == 0) chances = {.whole_prompts = 1.0};
+    chances.in_flight = 1 + seed % 3;
+    PlanDriver driver(runner, chances, seed);
+    std::vector<DrivenSequence> got = given;
+    driver.run(got);
+    expect_equal(got, expected, cat("seed ", seed));
+    swaps += driver.swaps();
+    shared += driver.shared();
+  }
+  EXPECT_GT(swaps, 5);
+  EXPECT_GT(shared, 5);
+}
+
+std::vector<std::pair<std::string, ModelConfig>> kinds() {
+  std::vector<std::pair<std::string, ModelConfig>> kinds;
+  ModelConfig learned = small_served_model();
+  learned.transformer.position_embedding_type = PositionEmbedding::kLearnedAbsolute;
+  learned.transformer.max_position_embeddings = 32;
+  kinds.emplace_back("learned positions", learned);
+  ModelConfig window = small_served_model();
+  window.transformer.window_size = {5, 0};
+  kinds.emplace_back("windows in all layers", window);
+  window.transformer.window_attn_skip_freq = "2";
+  window.transformer.attn_logit_softcapping = 3.0;
+  window.transformer.final_logit_softcapping = 5.0;
+  kinds.emplace_back("a window in one layer, capped", window);
+  ModelConfig latent = small_served_model();
+  TransformerConfig& t = latent.transformer;
+  t.group_query_attention = false;
+  t.multi_latent_attention = true;
+  t.kv_lora_rank = 12;
+  t.q_lora_rank = 10;
+  t.qk_head_dim = 8;
+  t.qk_pos_emb_head_dim = 4;
+  t.v_head_dim = 6;
+  t.qk_layernorm = true;
+  kinds.emplace_back("latents", latent);
+  ModelConfig longrope = small_served_model();
+  longrope.transformer.rope_scaling_type = RopeScaling::kLongRope;
+  longrope.transformer.rope_original_max_position_embeddings = 15;
+  longrope.transformer.longrope_short_factor.assign(4, 1.0);
+  longrope.transformer.longrope_long_factor = {2.0, 3.0, 4.0, 5.0};
+  kinds.emplace_back("longrope", longrope);
+  ModelConfig experts = small_served_model();
+  experts.transformer.num_experts = 4;
+  experts.transformer.moe_router_topk = 2;
+  experts.transformer.moe_router_pre_softmax = true;
+  kinds.emplace_back("experts", experts);
+  return kinds;
+}
+
+TEST(ModelRunner, ServesEveryKindOfModel) {
+  for (const auto& [name, config] : kinds()) {
+    const ParallelGroups one;
+    Served served(Served::make(config, one));
+    std::mt19937 random(4);
+    const std::vector<DrivenSequence> given = random_sequences(random, 6);
+    const std::vector<DrivenSequence> expected = all_alone(*served.model, given);
+    for (uint32_t seed = 0; seed < 3; ++seed) {
+      ModelRunner runner(*served.model, *served.weights, small_runner(14));
+      EXPECT_EQ(runner.facts().window, name == "windows in all layers" ? 6 : 0);
+      EXPECT_EQ(runner.facts().max_positions, name == "learned positions" ? 32 : 0);
+      EXPECT_FALSE(runner.facts().owns_state);
+      PlanDriver driver(runner, kMixed, seed);
+      std::vector<DrivenSequence> got = given;
+      driver.run(got);
+      expect_equal(got, expected, cat(name, ", seed ", seed));
+      EXPECT_EQ(driver.dropped() > 0, runner.facts().window > 0) << name;
+      EXPECT_EQ(driver.crossed() > 0, name == "longrope") << name;
+    }
+  }
+}
+
+// States of fixed size move with their sequence, and prompts begin with given rows.
+TEST(ModelRunner, SequencesOwnStatesAndBringRows) {
+  const ParallelGroups one;
+  Served served(make_toy_model(one));
+  std::mt19937 random(5);
+  std::vector<DrivenSequence> given = random_sequences(random, 7), expected;
+  std::uniform_real_distribution<float> value(-1, 1);
+  for (size_t i = 0; i < given.size(); ++i) {
+    SlotStart& start = given[i].start;
+    StateInput input{random_ids(random, static_cast<int64_t>(i % 3)), {2, 16}, {}};
+    for (int j = 0; j < 32; ++j) input.values.push_back(value(random));
+    start.state_input = std::make_shared<StateInput>(input);
+    at::Tensor rows;
+    if (i % 2 == 0) {
+      GivenRows given_rows{static_cast<int64_t>(i % 5) + 1, 16, {}};
+      for (int64_t j = 0; j < given_rows.count * 16; ++j)
+        given_rows.values.push_back(value(random));
+      rows = at::tensor(given_rows.values).view({-1, 16}).to(at::kDouble);
+      start.rows = std::make_shared<GivenRows>(std::move(given_rows));
+      if (i == 4) start.ids.clear();
+    }
+    const std::vector<int64_t> ids(input.ids.begin(), input.ids.end());
+    const SequenceInput whole{at::tensor(ids, at::kLong), at::tensor(input.values).view({2, 16})};
+    expected.push_back(alone(given[i], [&](const std::vector<int32_t>& known) {
+      return toy_logits(*served.model, whole, rows, known).narrow(1, 0, kToyVocab);
+    }));
+  }
+  int64_t swaps = 0;
+  for (uint32_t seed = 0; seed < 8; ++seed) {
+    ModelRunner runner(*served.model, *served.weights, small_runner(16));
+    EXPECT_TRUE(runner.facts().owns_state);
+    EXPECT_TRUE(runner.facts().takes_state_input && runner.facts().needs_state_input);
+    EXPECT_EQ(runner.facts().hidden_size, 16);
+    DriverChances chances = kMixed;
+    chances.share = 0.0;
+    chances.in_flight = 1 + seed % 2;
+    PlanDriver driver(runner, chances, seed);
+    std::vector<DrivenSequence> got = given;
+    driver.run(got);
+    expect_equal(got, expected, cat("seed ", seed));
+    swaps += driver.swaps();
+  }
+  EXPECT_GT(swaps, 4);
+}
+
+// Rows whose logits are not finite fail alone.
+TEST(ModelRunner, LogitsThatAreNotFiniteFailTheirSequenceAlone) {
+  const ParallelGroups one;
+  Served served(make_toy_model(one));
+  std::vector<DrivenSequence> given(2);
+  for (size_t i = 0; i < 2; ++i) {
+    given[i].start.ids = {1, 2, 3};
+    given[i].tokens = 3;
+    given[i].start.state_input = std::make_shared<StateInput>(
+        StateInput{{}, {1, 16}, std::vector<float>(16, i == 0 ? 0.5f : NAN)});
+  }
+  ModelRunner runner(*served.model, *served.weights, small_runner(16));
+  PlanDriver(runner, {.whole_prompts = 1.0}, 1).run(given);
+  for (size_t i = 0; i < 2; ++i)
+    for (const DrawnToken& drawn : given[i].drawn) EXPECT_EQ(drawn.finite, i == 0);
+}
+
+// An FP8 cache changes numbers a little, and the same way under every schedule.
+TEST(ModelRunner, AnFp8CacheDoesNotDependOnTheSchedule) {
+  std::vector<std::pair<std::string, ModelConfig>> models = {{"grouped", small_served_model()}};
+  for (auto& [name, config] : kinds())
+    if (name == "latents") models.emplace_back(name, config);
+  for (auto& [name, config] : models) {
+    config.transformer.init_method_std = 0.15;
+    const ParallelGroups one;
+    Served served(Served::make(config, one));
+    std::mt19937 random(7);
+    std::vector<DrivenSequence> given = random_sequences(random, 6);
+    for (DrivenSequence& s : given) s.start.log_probabilities = {.output_top = 0, .prompt_top = 1};
+    const std::vector<DrivenSequence> exact = all_alone(*served.model, given);
+    RunnerOptions options = small_runner(20);
+    options.fp8_cache = true;
+    EXPECT_EQ(error_of([&] { ModelRunner(*served.model, *served.weights, options); }),
+              "an FP8 cache needs ids to calibrate its scales with");
+    options.calibration = random_ids(random, 40);
+    std::vector<DrivenSequence> first;
+    for (uint32_t seed = 0; seed < 4; ++seed) {
+      ModelRunner runner(*served.model, *served.weights, options);
+      if (seed == 0) {
+        ModelRunner wide(*served.model, *served.weights, small_runner(20));
+        EXPECT_EQ(runner.cache_bytes() * 8, wide.cache_bytes()) << "fp64";
+      }
+      std::vector<DrivenSequence> got = given;
+      PlanDriver(runner, seed == 0 ? DriverChances{.whole_prompts = 1.0} : kMixed, seed).run(got);
+      if (seed == 0) {
+        first = got;
+        double off = 0.0;
+        for (size_t i = 0; i < got.size(); ++i)
+          for (size_t j = 0; j < got[i].scores.size(); ++j)
+            off = std::max(off, std::abs(double(got[i].scores[j].chosen.log_probability) -
+                                         exact[i].scores[j].chosen.log_probability));
+        EXPECT_GT(off, 1e-4) << name;
+        EXPECT_LT(off, 0.1) << name;
+      } else {
+        expect_equal(got, first, cat(name, ", seed ", seed));
+      }
+    }
+  }
+}
+
+// Between two steps the cache and the weights leave the device and come back.
+TEST(ModelRunner, IsSuspendedBetweenTwoSteps) {
+  const ParallelGroups one;
+  Served served(Served::make(small_served_model(), one), [](const std::string&) {
+    const ParallelGroups alone;
+    Served again(Served::make(small_served_model(), alone));
+    std::vector<at::Tensor> values;
+    for (Parameter* parameter : again.model->parameters()) values.push_back(parameter->value);
+    return values;
+  });
+  std::mt19937 random(8);
+  const std::vector<DrivenSequence> given = random_sequences(random, 4);
+  const std::vector<DrivenSequence> expected = all_alone(*served.model, given);
+  const auto transit = [](StepRunner& runner, const RunnerTransition& transition) {
+    runner.begin(transition);
+    std::optional<std::string> outcome;
+    while (!(outcome = runner.poll(1'000'000))) {
+    }
+    return *outcome;
+  };
+  for (const MemoryLevel cache : {MemoryLevel::kKeep, MemoryLevel::kOffload})
+    for (const MemoryLevel weights :
+         {MemoryLevel::kKeep, MemoryLevel::kOffload, MemoryLevel::kDrop}) {
+      ModelRunner runner(*served.model, *served.weights, small_runner(20));
+      const int64_t bytes = runner.cache_bytes();
+      int64_t steps = 0;
+      PlanDriver driver(
+          runner.facts(), kMixed, 3,
+          [&](const StepPlan& plan) {
+            if (++steps % 4 == 0) {
+              EXPECT_EQ(transit(runner, SuspendRunner{{cache, weights}}), "");
+              EXPECT_EQ(runner.cache_bytes(), cache == MemoryLevel::kKeep ? bytes : 0);
+              EXPECT_EQ(transit(runner, ResumeRunner{}), "");
+              EXPECT_EQ(runner.cache_bytes(), bytes);
+            }
+            runner.launch(plan);
+          },
+          [&] { return *runner.take(int64_t{60'000'000'000}); });
+      std::vector<DrivenSequence> got = given;
+      driver.run(got);
+      EXPECT_GT(steps, 8);
+      expect_equal(got, expected, "suspended");
+    }
+  ModelRunner runner(*served.model, *served.weights, small_runner(20));
+  EXPECT_EQ(transit(runner, SuspendRunner{{MemoryLevel::kDrop, MemoryLevel::kKeep}}), "");
+  EXPECT_EQ(transit(runner, ResumeRunner{}), "");
+  std::vector<DrivenSequence> got = given;
+  PlanDriver(runner, kMixed, 4).run(got);
+  expect_equal(got, expected, "from an empty cache");
+  EXPECT_EQ(transit(runner, StageWeights{"other"}), "");
+  EXPECT_EQ(transit(runner, CommitWeights{4}), "");
+  EXPECT_EQ(runner.facts().weights_version, 4);
+  EXPECT_EQ(transit(runner, CommitWeights{5}),
+            "no weights were read to be exchanged for the current ones");
+  EXPECT_EQ(transit(runner, DiscardWeights{}), "");
+}
+
+// Ranks as threads.
+void run_over(int tensor, int pipeline, const ModelConfig& config, const DriverChances& chances,
+              uint32_t seed, std::vector<DrivenSequence>& sequences) {
+  run_ranks(tensor * pipeline, [&](const std::shared_ptr<Backend>& world) {
+    ParallelConfig parallel;
+    parallel.tensor_model_parallel_size = tensor;
+    parallel.pipeline_model_parallel_size = pipeline;
+    const ParallelGroups groups = make_parallel_groups(parallel, world);
+    Served served(Served::make(config, groups));
+    ModelRunner runner(*served.model, *served.weights, small_runner(16));
+    EXPECT_EQ(runner.facts().draw_latency, pipeline);
+    std::vector<DrivenSequence> others = sequences;
+    drive_ranks(groups.world, runner, chances, seed, world->rank() == 0 ? sequences : others);
+  });
+}
+
+TEST(ModelRunner, RanksServeWhatOneRankServes) {
+  ModelConfig config = small_served_model();
+  config.transformer.num_layers = 4;
+  config.transformer.num_query_groups = 4;
+  const ParallelGroups one;
+  Served served(Served::make(config, one));
+  std::mt19937 random(6);
+  const std::vector<DrivenSequence> given = random_sequences(random, 7);
+  const std::vector<DrivenSequence> expected = all_alone(*served.model, given);
+  uint32_t seed = 0;
+  for (const auto& [tensor, pipeline] :
+       std::vector<std::pair<int, int>>{{2, 1}, {4, 1}, {1, 2}, {1, 4}, {2, 2}})
+    for (const int64_t in_flight : {int64_t{1}, int64_t{1 + pipeline}}) {
+      DriverChances chances = kMixed;
+      chances.in_flight = in_flight;
+      std::vector<DrivenSequence> got = given;
+      run_over(tensor, pipeline, config, chances, seed++, got);
+      expect_equal(got, expected,
+                   cat("tp ", tensor, " pp ", pipeline, ", ", in_flight, " in flight"));
+    }
+}
+
+}  // namespace
+}  // namespace megatron

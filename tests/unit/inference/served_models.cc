@@ -1,0 +1,167 @@
+#include "tests/unit/inference/served_models.h"
+
+#include <gtest/gtest.h>
+
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/inference/generator.h"
+#include "megatron/models/model_table.h"
+#include "megatron/nn/placement.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+ModelConfig small_served_model() {
+  ModelConfig config;
+  TransformerConfig& t = config.transformer;
+  t.num_layers = 2;
+  t.hidden_size = 32;
+  t.num_attention_heads = 4;
+  t.group_query_attention = true;
+  t.num_query_groups = 2;
+  t.seq_length = 64;
+  t.position_embedding_type = PositionEmbedding::kRope;
+  t.normalization = Normalization::kRMSNorm;
+  t.swiglu = true;
+  t.add_bias_linear = false;
+  t.init_method_std = 0.4;
+  config.vocab_size = kToyVocab;
+  config.padded_vocab_size = 64;
+  return config;
+}
+
+Served::Served(std::unique_ptr<Model> made, WeightReader read, at::ScalarType type)
+    : model(std::move(made)), store(*model, type, at::kCPU) {
+  at::set_num_threads(1);
+  initialize_parameters(*model, 5, model->groups());
+  store.place();
+  weights.emplace(store, std::move(read), "first");
+}
+
+std::unique_ptr<Model> Served::make(ModelConfig config, const ParallelGroups& groups) {
+  config.transformer.finalize();
+  return make_model(
+      config, groups,
+      make_stage_layout(PipelineConfig(), groups.pp.size(), config.transformer.num_layers)
+          .slice(groups.pp.rank(), 0));
+}
+
+RunnerOptions small_runner(int32_t blocks) {
+  RunnerOptions options;
+  options.slots = 4;
+  options.block_size = 4;
+  options.device_blocks = blocks;
+  options.host_blocks = 24;
+  options.host_states = 3;
+  return options;
+}
+
+std::vector<int32_t> random_ids(std::mt19937& random, int64_t count) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < count; ++i)
+    ids.push_back(std::uniform_int_distribution<int32_t>(0, kToyVocab - 1)(random));
+  return ids;
+}
+
+std::vector<DrivenSequence> random_sequences(std::mt19937& random, size_t count) {
+  std::vector<DrivenSequence> all;
+  const auto number = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  for (size_t i = 0; i < count; ++i) {
+    DrivenSequence s;
+    s.start.ids = i % 3 == 2 ? all.back().start.ids : random_ids(random, number(1, 17));
+    s.start.request = RequestId{i + 1};
+    s.start.choice = static_cast<int32_t>(i % 2);
+    s.tokens = number(1, 9);
+    SamplingParameters& p = s.start.sampling;
+    p.seed = static_cast<uint64_t>(number(1, 5));
+    p.temperature = i % 2 == 0 ? 0.0 : 1.3;
+    if (i % 4 == 1) p.top_k = 20;
+    if (i % 4 == 3) p.top_p = 0.8;
+    if (i % 5 == 0) p.presence_penalty = p.frequency_penalty = 0.4;
+    if (i % 5 == 1) p.repetition_penalty = 1.2;
+    if (i % 5 == 2) p.logit_bias = {{3, 2.0f}};
+    s.start.min_tokens = 2;
+    s.start.ends = {0, 1, 2, 7};
+    LogProbabilityWishes& wishes = s.start.log_probabilities;
+    if (i % 3 == 0) wishes.output_top = static_cast<int32_t>(i % 4);
+    wishes.processed = i % 2 == 1;
+    if (i % 4 == 2) wishes.prompt_top = 2;
+    all.push_back(std::move(s));
+  }
+  return all;
+}
+
+DrivenSequence alone(const DrivenSequence& given, const LogitsOf& logits_of) {
+  DrivenSequence s = given;
+  const int64_t rows = s.start.rows ? s.start.rows->count : 0;
+  s.start.slot = 0;
+  s.start.prompt_length = rows + static_cast<int64_t>(s.start.ids.size());
+  Sampler sampler(kToyVocab, kToyVocab, {}, at::kCPU);
+  sampler.start(s.start);
+  std::vector<int32_t> ids = s.start.ids;
+  const LogProbabilityReport prompt({s.start.log_probabilities.prompt_top});
+  for (int64_t i = 0; i < s.tokens; ++i) {
+    const at::Tensor logits = logits_of(ids);
+    for (int64_t j = rows == 0 ? 1 : 0;
+         i == 0 && prompt.most() > 0 && j < static_cast<int64_t>(ids.size()); ++j) {
+      const int32_t target = ids[static_cast<size_t>(j)];
+      const at::Tensor numbers =
+          sampler.score(logits.narrow(0, rows + j - 1, 1), {target}, prompt.most());
+      s.scores.push_back(prompt.read(numbers.const_data_ptr<double>(), 0, target));
+    }
+    const DrawReport report({0}, {s.start.log_probabilities});
+    const auto draws = sampler.draw(
+        logits.narrow(0, logits.size(0) - 1, 1),
+        std::vector<Sampler::Row>{{0, rows + static_cast<int64_t>(ids.size())}}, report);
+    s.drawn.push_back(report.read(draws.report.const_data_ptr<double>())[0]);
+    ids.push_back(s.drawn.back().id);
+  }
+  return s;
+}
+
+std::vector<int32_t> ids_of(const DrivenSequence& s) {
+  std::vector<int32_t> ids;
+  for (const DrawnToken& drawn : s.drawn) ids.push_back(drawn.id);
+  return ids;
+}
+
+namespace {
+void expect_near(const PositionLogProbabilities& a, const PositionLogProbabilities& b) {
+  EXPECT_EQ(a.chosen.id, b.chosen.id);
+  EXPECT_NEAR(a.chosen.log_probability, b.chosen.log_probability, 1e-5);
+  ASSERT_EQ(a.top.size(), b.top.size());
+  for (size_t i = 0; i < a.top.size(); ++i) {
+    EXPECT_EQ(a.top[i].id, b.top[i].id);
+    EXPECT_NEAR(a.top[i].log_probability, b.top[i].log_probability, 1e-5);
+  }
+}
+}  // namespace
+
+void expect_equal(const std::vector<DrivenSequence>& got, const std::vector<DrivenSequence>& want,
+                  const std::string& where) {
+  SCOPED_TRACE(where);
+  for (size_t i = 0; i < got.size(); ++i) {
+    SCOPED_TRACE("sequence " + std::to_string(i));
+    EXPECT_EQ(ids_of(got[i]), ids_of(want[i]));
+    ASSERT_EQ(got[i].scores.size(), want[i].scores.size());
+    for (size_t j = 0; j < got[i].scores.size(); ++j)
+      expect_near(got[i].scores[j], want[i].scores[j]);
+    for (size_t j = 0; j < got[i].drawn.size() && j < want[i].drawn.size(); ++j) {
+      const auto &a = got[i].drawn[j].log_probabilities, &b = want[i].drawn[j].log_probabilities;
+      ASSERT_EQ(a.has_value(), b.has_value());
+      if (a) expect_near(*a, *b);
+    }
+  }
+}
+
+std::vector<DrivenSequence> all_alone(Model& model, const std::vector<DrivenSequence>& given) {
+  std::vector<DrivenSequence> expected;
+  for (const DrivenSequence& s : given)
+    expected.push_back(
+        alone(s, [&](const std::vector<int32_t>& ids) { return full_logits(model, ids); }));
+  return expected;
+}
+
+}  // namespace megatron

@@ -1,0 +1,48 @@
+// Small models as they are served, sequences for them, and what each sequence gets alone.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "megatron/inference/model_runner.h"
+#include "tests/unit/inference/plan_driver.h"
+
+namespace megatron {
+
+constexpr int64_t kToyVocab = 61;
+
+// Two layers with grouped queries, rotary positions and a gated MLP.
+ModelConfig small_served_model();
+
+// A model, or a stage of one, with random weights.
+struct Served {
+  explicit Served(std::unique_ptr<Model> made, WeightReader read = {},
+                  at::ScalarType type = at::kDouble);
+  static std::unique_ptr<Model> make(ModelConfig config, const ParallelGroups& groups);
+
+  std::unique_ptr<Model> model;
+  ForwardParameterStore store;
+  std::optional<ServedWeights> weights;
+};
+
+// Four slots and blocks of four positions.
+RunnerOptions small_runner(int32_t blocks);
+
+std::vector<int32_t> random_ids(std::mt19937& random, int64_t count);
+// Greedy ones and drawn ones, with every option of sampling and of log-probabilities. Every third
+// one has the prompt of the one before it.
+std::vector<DrivenSequence> random_sequences(std::mt19937& random, size_t count);
+
+// What sequences get by forwards over everything known, without a cache.
+using LogitsOf = std::function<at::Tensor(const std::vector<int32_t>& ids)>;
+DrivenSequence alone(const DrivenSequence& given, const LogitsOf& logits_of);
+std::vector<DrivenSequence> all_alone(Model& model, const std::vector<DrivenSequence>& given);
+
+std::vector<int32_t> ids_of(const DrivenSequence& sequence);
+void expect_equal(const std::vector<DrivenSequence>& got, const std::vector<DrivenSequence>& want,
+                  const std::string& where);
+
+}  // namespace megatron
