@@ -14,7 +14,7 @@ namespace megatron {
 namespace {
 
 // Maximum memory for logits at one time, in fp32.
-constexpr int64_t kLogitsBytes = int64_t{256} << 20;
+constexpr int64_t kScoredLogitsBytes = int64_t{256} << 20;
 // The range of an FP8 cache over what calibration saw: E4M3 is a floating type, so that room costs
 // no precision but that of the smallest values.
 constexpr double kFp8Room = 2.0;
@@ -349,8 +349,8 @@ at::Tensor ModelRunner::score(const StepPlan& plan, const at::Tensor& hidden,
     row += part.count;
   }
   const int64_t columns = model_.config().padded_vocab_size / tp_.size();
-  const auto chunk =
-      static_cast<size_t>(std::max<int64_t>(16, kLogitsBytes / (int64_t{sizeof(float)} * columns)));
+  const auto chunk = static_cast<size_t>(
+      std::max<int64_t>(16, kScoredLogitsBytes / (int64_t{sizeof(float)} * columns)));
   std::vector<at::Tensor> parts;
   for (size_t begin = 0; begin < rows.size(); begin += chunk) {
     const auto first = static_cast<std::ptrdiff_t>(begin),
