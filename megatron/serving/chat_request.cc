@@ -5,6 +5,7 @@
 
 #include "megatron/base/json_writer.h"
 #include "megatron/serving/detail/request_members.h"
+#include "megatron/serving/detail/response_grammar.h"
 
 namespace megatron {
 namespace {
@@ -188,13 +189,15 @@ std::string read_tool(JsonElement element, const std::string& where, GenerationR
   return *name;
 }
 
-void read_tool_choice(JsonObject& json, const ServedModel& model, GenerationRequest& request) {
+// The function that must be called, if one is named.
+std::string read_tool_choice(JsonObject& json, GenerationRequest& request) {
   const auto choice = json.any("tool_choice");
   std::string_view word;
   if (!choice) {
     request.tool_choice = request.has_tools ? ToolChoice::kAuto : ToolChoice::kNone;
-    return;
+    return "";
   }
+  std::string named;
   if (choice->get(word) == simdjson::SUCCESS) {
     if (word == "none")
       request.tool_choice = ToolChoice::kNone;
@@ -216,13 +219,11 @@ void read_tool_choice(JsonObject& json, const ServedModel& model, GenerationRequ
           400, "tool_choice",
           cat("tool_choice names \"", name->substr(0, 200), "\", which is not among the tools"));
     request.tool_choice = ToolChoice::kNamed;
+    named = *name;
   }
   if (request.tool_choice != ToolChoice::kNone && !request.has_tools)
     throw ApiError(400, "tool_choice", "tool_choice has no effect without tools");
-  if (request.tool_choice > ToolChoice::kAuto && !model.grammars)
-    throw ApiError(400, "tool_choice",
-                   "tool_choice is not supported: only \"auto\" and \"none\" are, without grammars",
-                   "unsupported");
+  return named;
 }
 
 void read_tools(JsonObject& json, const ServedModel& model, GenerationRequest& request) {
@@ -237,7 +238,7 @@ void read_tools(JsonObject& json, const ServedModel& model, GenerationRequest& r
     for (const JsonElement one : *tools) read_tool(one, cat("tools[", index++, "]"), request);
     request.chat.tools = json_text(*json.any("tools"));
   }
-  read_tool_choice(json, model, request);
+  const std::string named = read_tool_choice(json, request);
   request.parallel_tool_calls = json.boolean("parallel_tool_calls").value_or(true);
   if (request.tool_choice == ToolChoice::kNone) {
     // The model does not hear of tools that it may not call.
@@ -249,6 +250,7 @@ void read_tools(JsonObject& json, const ServedModel& model, GenerationRequest& r
                    "tools are not supported: the model's chat template has no known form of calls; "
                    "--tool-call-parser names one",
                    "unsupported");
+  if (request.tool_choice > ToolChoice::kAuto) require_tool_calls(*tools, named, model, request);
 }
 
 // Scalars for the template that are not the server's own.
@@ -271,21 +273,6 @@ void read_template_variables(JsonObject& json, GenerationRequest& request) {
       throw ApiError(400, member, cat(member, " is ", kind_of(value), "; expected a scalar"));
   }
   request.chat.variables = json_text(*found);
-}
-
-void read_response_format(JsonObject& json, const ServedModel& model) {
-  auto format = json.object("response_format");
-  if (!format) return;
-  const std::string type = format->text("type").value_or("");
-  if (type == "text") return;
-  if (type != "json_object" && type != "json_schema")
-    throw ApiError(400, "response_format.type",
-                   cat("response_format.type is \"", type.substr(0, 40),
-                       "\"; expected text, json_object or json_schema"));
-  if (!model.grammars)
-    throw ApiError(400, "response_format",
-                   cat("response_format \"", type, "\" is not supported: it needs grammars"),
-                   "unsupported");
 }
 
 void read_chat_logprobs(JsonObject& json, GenerationRequest& request) {
@@ -311,7 +298,6 @@ GenerationRequest parse_chat(std::string_view body, const ServedModel& model,
   read_messages(json, limits, request);
   read_tools(json, model, request);
   read_template_variables(json, request);
-  read_response_format(json, model);
   read_chat_logprobs(json, request);
   request.max_tokens =
       read_either(json, "max_completion_tokens", "max_tokens", request.max_tokens_member);

@@ -24,8 +24,8 @@ struct ServedModel {
   ToolFormat tool_format = ToolFormat::kNone;
   // Ends of a text, and of a turn of a conversation.
   std::vector<int32_t> end_tokens, chat_end_tokens;
-  bool grammars = false;  // the engine follows grammars
-  RequestLimits limits;   // of the engine, for requests
+  GrammarSource* grammars = nullptr;  // null: the engine follows none
+  RequestLimits limits;               // of the engine, for requests
 };
 
 }  // namespace megatron

@@ -5,6 +5,8 @@
 #include <iterator>
 #include <random>
 
+#include "megatron/serving/detail/response_grammar.h"
+
 namespace megatron {
 namespace {
 
@@ -38,11 +40,10 @@ constexpr Unsupported kUnsupported[] = {
     {"kv_transfer_params", "keys and values stay within a server"},
     {"bad_words", "give logit_bias"},
     {"allowed_token_ids", "give logit_bias"},
-    {"guided_json", "give response_format"},
-    {"guided_regex", "give response_format"},
-    {"guided_choice", "give response_format"},
-    {"guided_grammar", "give response_format"},
-    {"structured_outputs", "give response_format"},
+    {"guided_json", "give structured_outputs"},
+    {"guided_regex", "give structured_outputs"},
+    {"guided_choice", "give structured_outputs"},
+    {"guided_grammar", "give structured_outputs"},
     {"streaming_interval", "each step's tokens are sent at once", "1"},
     {"skip_prompt_log_probs", "prompt_logprobs says whether they are reported", "true"},
     {"prevent_retokenization", "a conversation is rendered as a whole"},
@@ -240,6 +241,7 @@ void read_common_members(JsonObject& json, const ServedModel& model, const Serve
       throw ApiError(400, "prompt_logprobs", "prompt_logprobs and stream do not go together");
     request.prompt_logprobs = static_cast<int32_t>(*prompt);
   }
+  read_response_grammar(json, model, request);
 }
 
 void finish_members(JsonObject& json, GenerationRequest& request) {

@@ -319,13 +319,6 @@ TEST_F(ApiServerTest, CallsOfTools) {
   EXPECT_THAT(none.json["choices"][0]["message"]["content"].get<std::string>(),
               HasSubstr("<tool_call>"));
   EXPECT_EQ(none.json["choices"][0]["finish_reason"], "stop");
-  for (const Json& choice :
-       {Json("required"), Json{{"type", "function"}, {"function", {{"name", "weather"}}}}}) {
-    body["tool_choice"] = choice;
-    const Answer refused = chat(body);
-    EXPECT_EQ(refused.status, 400);
-    EXPECT_EQ(refused.param(), "tool_choice");
-  }
 }
 
 TEST_F(ApiServerTest, LogProbabilitiesOfConversations) {
@@ -523,11 +516,91 @@ TEST_F(ApiServerTest, MembersThatAreNotSupported) {
                                      {"line\nend", 2}});
   EXPECT_EQ(answer.status, 200) << answer.body;
   EXPECT_EQ(answer.header("X-Ignored-Members"), "new_thing");
+}
+
+TEST_F(ApiServerTest, RepliesFollowGrammars) {
+  const auto asked = [&](const Json& members, const std::string& text, GrammarKind kind) {
+    Json body = hello();
+    body.update(members);
+    const Answer answer = chat(body);
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    EXPECT_NE(spec().grammar, nullptr) << members;
+    EXPECT_EQ(fake().grammars.last().text, text);
+    EXPECT_EQ(fake().grammars.last().kind, kind);
+  };
+  const auto schema = GrammarKind::kJsonSchema;
+  const Json form = {{"type", "json_schema"},
+                     {"json_schema", {{"name", "x"}, {"schema", {{"type", "null"}}}}}};
+  asked({{"response_format", {{"type", "json_object"}}}},
+        R"({"type": "object", "additionalProperties": true})", schema);
+  asked({{"response_format", form}}, R"({"type":"null"})", schema);
+  const auto structured = [](const char* name, const Json& value) {
+    return Json{{"structured_outputs", {{name, value}}}};
+  };
+  asked(structured("json", {{"type", "integer"}}), R"({"type":"integer"})", schema);
+  asked(structured("json", R"({"type": "boolean"})"), R"({"type": "boolean"})", schema);
+  asked(structured("json_object", true), R"({"type": "object", "additionalProperties": true})",
+        schema);
+  asked(structured("regex", "[ab]+"), "[ab]+", GrammarKind::kRegex);
+  asked(structured("grammar", "root ::= \"a\""), "root ::= \"a\"", GrammarKind::kEbnf);
+  asked(structured("choice", {"yes", "a \"b\"\n"}), "root ::= \"yes\" | \"a \\\"b\\\"\\n\"",
+        GrammarKind::kEbnf);
+  EXPECT_EQ(completions({{"prompt", "a"}, {"response_format", form}}).status, 200);
+  EXPECT_NE(spec().grammar, nullptr);
+  // No grammar is asked for.
   Json body = hello();
-  body["response_format"] = {{"type", "json_object"}};
-  EXPECT_EQ(chat(body).param(), "response_format");
   body["response_format"] = {{"type", "text"}};
+  body["structured_outputs"] = {{"json_object", false}};
   EXPECT_EQ(chat(body).status, 200);
+  EXPECT_EQ(spec().grammar, nullptr);
+  // What is wrong with one, and why there is none.
+  body = hello();
+  body["structured_outputs"] = {{"regex", "wrong"}};
+  Answer answer = chat(body);
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_EQ(answer.param(), "structured_outputs.regex");
+  EXPECT_EQ(answer.json["error"]["message"], "structured_outputs.regex: the grammar is wrong");
+  body["structured_outputs"] = {{"regex", "absent"}};
+  answer = chat(body);
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_EQ(answer.json["error"]["message"],
+            "structured_outputs.regex is not supported: the library is not there");
+  ServedModel without = fake().model;
+  without.grammars = nullptr;
+  EXPECT_EQ(error_of([&] { parse_chat(body.dump(), without, {}); }),
+            "structured_outputs.regex is not supported: the engine follows no grammars");
+}
+
+TEST_F(ApiServerTest, CallsOfToolsAreEnforcedByGrammars) {
+  Json body = hello();
+  const auto tool = [](const char* name) {
+    return Json{{"type", "function"},
+                {"function", {{"name", name}, {"parameters", {{"type", "object"}}}}}};
+  };
+  body["tools"] = {tool("f"), tool("g")};
+  body["tool_choice"] = "required";
+  ASSERT_EQ(chat(body).status, 200);
+  EXPECT_EQ(fake().grammars.last().kind, GrammarKind::kStructuralTag);
+  Json format = Json::parse(fake().grammars.last().text)["format"];
+  EXPECT_EQ(format["tags"].size(), 2u);
+  EXPECT_EQ(format["tags"][1]["begin"], "<tool_call>\n{\"name\": \"g\", \"arguments\": ");
+  EXPECT_EQ(format["tags"][1]["content"],
+            Json({{"type", "json_schema"}, {"json_schema", {{"type", "object"}}}}));
+  EXPECT_EQ(format["tags"][1]["end"], "}\n</tool_call>");
+  EXPECT_EQ(format["at_least_one"], true);
+  EXPECT_EQ(format["stop_after_first"], false);
+  body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "g"}}}};
+  body["parallel_tool_calls"] = false;
+  ASSERT_EQ(chat(body).status, 200);
+  format = Json::parse(fake().grammars.last().text)["format"];
+  EXPECT_EQ(format["tags"].size(), 1u);
+  EXPECT_EQ(format["stop_after_first"], true);
+  body["response_format"] = {{"type", "json_object"}};
+  EXPECT_EQ(chat(body).param(), "tool_choice");
+  body.erase("response_format");
+  body["tool_choice"] = "auto";
+  ASSERT_EQ(chat(body).status, 200);
+  EXPECT_EQ(spec().grammar, nullptr) << "the model may answer as well";
 }
 
 TEST_F(ApiServerTest, VariablesOfTemplates) {

@@ -1,5 +1,7 @@
 #include "fake_server.h"
 
+#include <algorithm>
+
 namespace megatron {
 namespace {
 
@@ -17,7 +19,34 @@ constexpr char kTemplate[] = R"(
 {%- endif %}
 {%- if add_generation_prompt %}{{ "assistant: " }}{% endif %})";
 
+// Allows everything and never ends.
+class AnyText final : public TokenGrammar {
+ public:
+  std::unique_ptr<TokenMatcher> start() const override { return std::make_unique<Matcher>(); }
+
+ private:
+  class Matcher final : public TokenMatcher {
+    void fill(std::span<uint32_t> mask) override { std::ranges::fill(mask, ~uint32_t{0}); }
+    bool accept(int32_t) override { return true; }
+    void roll_back(int64_t) override {}
+    bool has_ended() const override { return false; }
+  };
+};
+
 }  // namespace
+
+std::shared_ptr<const TokenGrammar> FakeGrammars::compile(const GrammarText& grammar) {
+  if (grammar.text.find("wrong") != std::string::npos) throw GrammarError("is wrong");
+  if (grammar.text.find("absent") != std::string::npos) throw Error("the library is not there");
+  const std::lock_guard lock(mutex_);
+  last_ = grammar;
+  return std::make_shared<const AnyText>();
+}
+
+GrammarText FakeGrammars::last() const {
+  const std::lock_guard lock(mutex_);
+  return last_;
+}
 
 FakeServer::FakeServer(ServeConfig given, ServeLimits limits, FakeEngineOptions engine_options) {
   TokenizerConfig tokens;
@@ -30,6 +59,7 @@ FakeServer::FakeServer(ServeConfig given, ServeLimits limits, FakeEngineOptions 
   model.tokenizer = tokenizer.get();
   model.chat_template = model.tool_template = chat_template.get();
   model.tool_format = ToolFormat::kHermes;
+  model.grammars = &grammars;
   model.end_tokens = model.chat_end_tokens = {*tokenizer->eod()};
   model.limits = {.vocab_size = tokenizer->vocab_size(),
                   .max_positions = 4096,

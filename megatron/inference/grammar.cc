@@ -1,0 +1,281 @@
+#include "megatron/inference/grammar.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <list>
+#include <map>
+#include <mutex>
+
+#include "megatron/inference/grammar/compile_process.h"
+#include "megatron/tokenizers/tokenizer.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct GrammarLibrary {
+  decltype(&megatron_grammar_vocabulary) vocabulary = nullptr;
+  decltype(&megatron_grammar_free_vocabulary) free_vocabulary = nullptr;
+  decltype(&megatron_grammar_load) load = nullptr;
+  decltype(&megatron_grammar_free) free = nullptr;
+  decltype(&megatron_grammar_start) start = nullptr;
+  decltype(&megatron_grammar_fill) fill = nullptr;
+  decltype(&megatron_grammar_accept) accept = nullptr;
+  decltype(&megatron_grammar_roll_back) roll_back = nullptr;
+  decltype(&megatron_grammar_has_ended) has_ended = nullptr;
+  decltype(&megatron_grammar_free_matcher) free_matcher = nullptr;
+  fs::path compiler;  // the program
+};
+
+// Candidate paths of the library: from the environment, next to the program, or in ../lib.
+std::vector<fs::path> grammar_library_paths() {
+  std::vector<fs::path> out;
+  if (const char* given = std::getenv("MEGATRON_GRAMMAR_LIBRARY")) return {given};
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (error) return out;
+  return {program.parent_path() / kGrammarLibrary,
+          program.parent_path() / ".." / "lib" / kGrammarLibrary};
+}
+
+template <class Function>
+void resolve_grammar(void* handle, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(handle, name));
+  MEGATRON_CHECK(function != nullptr, kGrammarLibrary, " has no function ", name,
+                 "\nhint: it belongs to another build; build it again");
+}
+
+GrammarLibrary load_grammar_library() {
+  std::string reasons;
+  for (const fs::path& path : grammar_library_paths()) {
+    if (!fs::exists(path)) continue;
+    void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+      reasons += cat("\ndetail: ", ::dlerror());
+      continue;
+    }
+    GrammarLibrary out;
+    resolve_grammar(handle, "megatron_grammar_vocabulary", out.vocabulary);
+    resolve_grammar(handle, "megatron_grammar_free_vocabulary", out.free_vocabulary);
+    resolve_grammar(handle, "megatron_grammar_load", out.load);
+    resolve_grammar(handle, "megatron_grammar_free", out.free);
+    resolve_grammar(handle, "megatron_grammar_start", out.start);
+    resolve_grammar(handle, "megatron_grammar_fill", out.fill);
+    resolve_grammar(handle, "megatron_grammar_accept", out.accept);
+    resolve_grammar(handle, "megatron_grammar_roll_back", out.roll_back);
+    resolve_grammar(handle, "megatron_grammar_has_ended", out.has_ended);
+    resolve_grammar(handle, "megatron_grammar_free_matcher", out.free_matcher);
+    out.compiler = path.parent_path() / kGrammarCompiler;
+    if (!fs::exists(out.compiler))
+      out.compiler = path.parent_path() / ".." / "bin" / kGrammarCompiler;
+    MEGATRON_CHECK(fs::exists(out.compiler), path.string(), ": the program ", kGrammarCompiler,
+                   " that belongs to it is not there\nhint: `make grammars` builds both");
+    return out;
+  }
+  throw_error(cat("grammars need ", kGrammarLibrary, ", which was not built or cannot be loaded",
+                  reasons, "\nhint: `make grammars` builds it"));
+}
+
+const GrammarLibrary& grammar_library() {
+  static const GrammarLibrary loaded = load_grammar_library();
+  return loaded;
+}
+
+// A message of the library.
+struct GrammarMessage {
+  char text[1024] = {};
+  static constexpr int64_t kBytes = sizeof text;
+};
+
+class LibraryMatcher : public TokenMatcher {
+ public:
+  LibraryMatcher(std::shared_ptr<void> grammar, void* matcher)
+      : grammar_(std::move(grammar)), matcher_(matcher) {}
+  ~LibraryMatcher() override { grammar_library().free_matcher(matcher_); }
+
+  void fill(std::span<uint32_t> mask) override {
+    if (has_ended()) {
+      std::ranges::fill(mask, 0u);
+      return;
+    }
+    GrammarMessage message;
+    const int32_t done = grammar_library().fill(matcher_, mask.data(), std::ssize(mask),
+                                                message.text, message.kBytes);
+    MEGATRON_CHECK(done >= 0, "the grammar's mask: ", message.text);
+  }
+  bool accept(int32_t id) override {
+    if (has_ended()) return false;
+    GrammarMessage message;
+    const int32_t done = grammar_library().accept(matcher_, id, message.text, message.kBytes);
+    MEGATRON_CHECK(done >= 0, "the grammar's next state: ", message.text);
+    accepted_ += done;
+    return done == 1;
+  }
+  void roll_back(int64_t count) override {
+    MEGATRON_ASSERT(count >= 0 && count <= accepted_, "cannot take back ", count, " tokens of ",
+                    accepted_);
+    if (count == 0) return;
+    GrammarMessage message;
+    const int32_t done = grammar_library().roll_back(matcher_, count, message.text, message.kBytes);
+    MEGATRON_CHECK(done >= 0, "the grammar's earlier state: ", message.text);
+    accepted_ -= count;
+  }
+  bool has_ended() const override { return grammar_library().has_ended(matcher_); }
+
+ private:
+  std::shared_ptr<void> grammar_;
+  void* matcher_;
+  int64_t accepted_ = 0;
+};
+
+class LibraryGrammar : public TokenGrammar {
+ public:
+  explicit LibraryGrammar(std::shared_ptr<void> grammar) : grammar_(std::move(grammar)) {}
+  std::unique_ptr<TokenMatcher> start() const override {
+    GrammarMessage message;
+    void* const matcher = grammar_library().start(grammar_.get(), message.text, message.kBytes);
+    MEGATRON_CHECK(matcher != nullptr, "the grammar's first state: ", message.text);
+    return std::make_unique<LibraryMatcher>(grammar_, matcher);
+  }
+
+ private:
+  std::shared_ptr<void> grammar_;
+};
+
+void append_bytes(std::string& out, const void* bytes, size_t count) {
+  out.append(static_cast<const char*>(bytes), count);
+}
+
+}  // namespace
+
+struct GrammarCompiler::Impl {
+  GrammarLimits limits;
+  std::vector<int32_t> ends, lengths;
+  std::string bytes;  // of all tokens
+  int64_t vocab_size = 0;
+  std::mutex mutex;  // of what follows
+  std::shared_ptr<void> vocabulary;
+  std::list<std::pair<GrammarText, std::shared_ptr<const TokenGrammar>>> kept;  // newest first
+  std::map<GrammarText, decltype(kept)::iterator> by_text;
+
+  std::shared_ptr<const TokenGrammar> find(const GrammarText& grammar) {
+    const std::lock_guard lock(mutex);
+    const auto found = by_text.find(grammar);
+    if (found == by_text.end()) return nullptr;
+    kept.splice(kept.begin(), kept, found->second);
+    return found->second->second;
+  }
+
+  void keep(const GrammarText& grammar, const std::shared_ptr<const TokenGrammar>& compiled) {
+    const std::lock_guard lock(mutex);
+    if (limits.cached <= 0 || by_text.contains(grammar)) return;
+    kept.emplace_front(grammar, compiled);
+    by_text[grammar] = kept.begin();
+    if (std::ssize(kept) <= limits.cached) return;
+    by_text.erase(kept.back().first);
+    kept.pop_back();
+  }
+
+  std::shared_ptr<void> loaded_vocabulary() {
+    const std::lock_guard lock(mutex);
+    if (vocabulary) return vocabulary;
+    const GrammarLibrary& library = grammar_library();
+    GrammarMessage message;
+    void* const made =
+        library.vocabulary(bytes.data(), lengths.data(), static_cast<int32_t>(lengths.size()),
+                           static_cast<int32_t>(vocab_size), ends.data(),
+                           static_cast<int32_t>(ends.size()), message.text, message.kBytes);
+    MEGATRON_CHECK(made != nullptr, "the vocabulary for grammars: ", message.text);
+    vocabulary = std::shared_ptr<void>(made, library.free_vocabulary);
+    return vocabulary;
+  }
+
+  // What the program reads.
+  std::string job(const GrammarText& grammar) const {
+    GrammarJob header;
+    header.text_bytes = std::ssize(grammar.text);
+    header.most_bytes = limits.compile_bytes;
+    header.kind = static_cast<int32_t>(grammar.kind);
+    header.num_ends = static_cast<int32_t>(ends.size());
+    header.num_tokens = static_cast<int32_t>(lengths.size());
+    header.vocab_size = static_cast<int32_t>(vocab_size);
+    std::string out;
+    append_bytes(out, &header, sizeof header);
+    out += grammar.text;
+    append_bytes(out, ends.data(), ends.size() * sizeof(int32_t));
+    append_bytes(out, lengths.data(), lengths.size() * sizeof(int32_t));
+    return out + bytes;
+  }
+
+  std::string compiled_text(const GrammarText& grammar) const {
+    using End = ProcessResult::End;
+    ProcessResult result = run_bounded_process(grammar_library().compiler, job(grammar),
+                                               limits.compile_ms, limits.compiled_bytes);
+    if (result.end == End::kDeadline)
+      throw GrammarError(cat("cannot be compiled within ", limits.compile_ms, " ms"));
+    if (result.end == End::kTooMuch)
+      throw GrammarError(
+          cat("is larger than ", limits.compiled_bytes, " bytes when it is compiled"));
+    // The stack or the memory is at its limit.
+    if (result.end == End::kKilled)
+      throw GrammarError(cat("cannot be compiled within ", limits.compile_bytes,
+                             " bytes of memory (signal ", result.status, ")"));
+    if (result.status == 0) return std::move(result.output);
+    throw GrammarError(
+        result.output.find("bad_alloc") == result.output.npos
+            ? result.output.substr(0, GrammarMessage::kBytes)
+            : cat("cannot be compiled within ", limits.compile_bytes, " bytes of memory"));
+  }
+};
+
+GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int64_t vocab_size,
+                                 std::vector<int32_t> ends, GrammarLimits limits)
+    : impl_(std::make_unique<Impl>()) {
+  MEGATRON_ASSERT(vocab_size >= tokenizer.vocab_size());
+  impl_->limits = limits;
+  impl_->ends = std::move(ends);
+  impl_->vocab_size = vocab_size;
+  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    const auto token = static_cast<int32_t>(id);
+    const std::string text =
+        tokenizer.is_special(token) ? std::string() : tokenizer.token_bytes(token);
+    impl_->lengths.push_back(static_cast<int32_t>(text.size()));
+    impl_->bytes += text;
+  }
+}
+
+GrammarCompiler::~GrammarCompiler() = default;
+
+std::shared_ptr<const TokenGrammar> GrammarCompiler::compile(const GrammarText& grammar) {
+  check_grammar(grammar, impl_->limits);
+  if (auto found = impl_->find(grammar)) return found;
+  const std::shared_ptr<void> vocabulary = impl_->loaded_vocabulary();
+  const std::string text = impl_->compiled_text(grammar);
+  const GrammarLibrary& library = grammar_library();
+  GrammarMessage message;
+  void* const loaded =
+      library.load(vocabulary.get(), text.data(), std::ssize(text), message.text, message.kBytes);
+  MEGATRON_CHECK(loaded != nullptr, "a compiled grammar cannot be read: ", message.text);
+  // A grammar refers to the vocabulary.
+  const std::shared_ptr<void> shared(
+      loaded, [vocabulary, free = library.free](void* loaded_grammar) { free(loaded_grammar); });
+  auto compiled = std::make_shared<const LibraryGrammar>(shared);
+  impl_->keep(grammar, compiled);
+  return compiled;
+}
+
+std::string GrammarCompiler::unavailable() {
+  try {
+    grammar_library();
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace megatron
