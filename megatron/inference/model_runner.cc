@@ -304,12 +304,18 @@ ModelRunner::Flight ModelRunner::flight_of(const StepPlan& plan) const {
 void ModelRunner::finish(const StepPlan& plan, const at::Tensor& hidden, Flight& flight) {
   if (is_last()) {
     std::vector<Sampler::Row> rows;
+    std::span<const uint32_t> masks = plan.masks;
     std::vector<int64_t> last;
     int64_t row = 0;
     for (const PlanPart& part : plan.parts) {
       row += part.count;
       if (!part.draws) continue;
       rows.push_back({part.slot, part.first + part.count});
+      if (part.masked) {
+        const auto words = static_cast<size_t>(token_mask_words(facts_.vocab_size));
+        rows.back().mask = masks.first(words);
+        masks = masks.subspan(words);
+      }
       last.push_back(row - 1);
     }
     std::vector<at::Tensor> numbers;
