@@ -16,7 +16,8 @@ enum class DType : uint8_t {
   kInt16,
   kInt8,
   kUInt8,
-  kBool
+  kBool,
+  kFloat8E4M3  // codes in files of other programs; nothing here computes with it
 };
 
 int64_t size_of(DType dtype);               // bytes of one element

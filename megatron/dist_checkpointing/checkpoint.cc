@@ -123,8 +123,8 @@ struct StridedTransfer {
     // The contiguous dimension in the file: part of a row, or of a column.
     const size_t inner = fragment->row_stride > 0 ? columns : rows, outer = rows + columns - inner;
     const int64_t stride = fragment->row_stride + fragment->column_stride;
-    const int64_t count = common.shape[inner];
-    std::vector<std::byte> run(static_cast<size_t>(count * stored_size)),
+    const int64_t count = common.shape[inner], step = fragment->step;
+    std::vector<std::byte> run(static_cast<size_t>(((count - 1) * step + 1) * stored_size)),
         converted(static_cast<size_t>(count * wanted_size));
     int64_t to = 0;  // the first element in the local tensor
     for (size_t d = 0; d <= columns; ++d)
@@ -132,10 +132,13 @@ struct StridedTransfer {
     const int64_t row = wanted->local_shape[columns] * wanted_size;
     char* const out = static_cast<char*>(wanted->data) + to * wanted_size;
     for (int64_t i = 0; i < common.shape[outer]; ++i) {
-      const int64_t at =
-          (from(fragment->box.offset, outer) + i) * stride + from(fragment->box.offset, inner);
+      const int64_t at = (from(fragment->box.offset, outer) + i) * stride +
+                         from(fragment->box.offset, inner) * step;
       in.read_at(file.header_bytes + fragment->offset + static_cast<uint64_t>(at * stored_size),
                  run.data(), run.size());
+      for (int64_t j = 1; step > 1 && j < count; ++j)
+        std::memcpy(run.data() + j * stored_size, run.data() + j * step * stored_size,
+                    static_cast<size_t>(stored_size));
       const std::byte* elements = run.data();
       if (stored_dtype != wanted->dtype) {
         convert_elements(run.data(), stored_dtype, converted.data(), wanted->dtype, count);

@@ -272,14 +272,14 @@ void check_tensor(const StoredTensor& tensor, const std::vector<StoredFile>& fil
       const size_t rows = extents.size() - 2, columns = rows + 1;     // others have one element
       const size_t inner = fragment.row_stride > 0 ? columns : rows;  // the contiguous dimension
       const int64_t stride = fragment.row_stride + fragment.column_stride;
-      MEGATRON_CHECK(extents.size() >= 2 && extents[inner] <= stride &&
+      MEGATRON_CHECK(extents.size() >= 2 && (extents[inner] - 1) * fragment.step < stride &&
                          extents[rows] * extents[columns] == fragment.box.num_elements() &&
                          (fragment.row_stride == 0 || fragment.column_stride == 0) &&
                          fragment.flat_end - fragment.flat_begin == fragment.box.num_elements(),
                      "a fragment with a stride is no whole part of a matrix");
-      bytes =
-          static_cast<uint64_t>(stride * (extents[rows + columns - inner] - 1) + extents[inner]) *
-          element_bytes;
+      bytes = static_cast<uint64_t>(stride * (extents[rows + columns - inner] - 1) +
+                                    fragment.step * (extents[inner] - 1) + 1) *
+              element_bytes;
     }
     const uint64_t data = file.bytes - file.header_bytes;
     const bool aligned = fragment.offset % element_bytes == 0 || !file.has_checksums;

@@ -34,10 +34,11 @@ struct Fragment {
   int64_t flat_end = 0;
   // Set if the box is stored inside a larger matrix; at most one of the two is not 0, and only in
   // manifests that describe files of another program. Element (r, c) of the box, its only one of
-  // other dimensions, lies row_stride * r + c elements after `offset`, or, if the file holds the
-  // transpose, column_stride * c + r.
+  // other dimensions, lies row_stride * r + step * c elements after `offset`, or, if the file holds
+  // the transpose, column_stride * c + step * r.
   int64_t column_stride = 0;
   int64_t row_stride = 0;
+  int64_t step = 1;
   bool is_strided() const { return row_stride > 0 || column_stride > 0; }
 };
 

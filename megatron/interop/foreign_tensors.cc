@@ -89,32 +89,45 @@ TensorFiles TensorFiles::of_path(const fs::path& path) {
 TensorFiles TensorFiles::of_source(const fs::path& path, StoredFile file,
                                    std::vector<SafetensorsEntry> tensors) {
   TensorFiles files(path);
-  files.source_ = std::move(file);
-  files.entries_ = std::move(tensors);
-  // Moving the vector does not move its elements.
-  for (const SafetensorsEntry& entry : files.entries_) files.places_[entry.name] = {0, &entry};
+  files.replace({}, std::move(file), std::move(tensors));
   return files;
 }
 
+void TensorFiles::replace(const std::set<std::string>& removed, StoredFile file,
+                          std::vector<SafetensorsEntry> tensors) {
+  MEGATRON_ASSERT(!source_, "a second source of tensors");
+  source_ = std::move(file);
+  entries_ = std::move(tensors);
+  for (const std::string& name : removed) places_.erase(name);
+  // Moving the vector does not move its elements.
+  for (const SafetensorsEntry& entry : entries_)
+    places_[entry.name] = {static_cast<int>(files_.size()), &entry};
+}
+
 std::vector<StoredFile> TensorFiles::stored() const {
-  if (source_) return {*source_};
   std::vector<StoredFile> all;
   for (const SafetensorsFile& file : files_) all.push_back(stored_file(file));
+  if (source_) all.push_back(*source_);
   return all;
 }
 
 std::vector<std::byte> TensorFiles::read(const Place& place) const {
   std::vector<std::byte> bytes(place.entry->end - place.entry->begin);
-  if (source_) {
-    source_->source->read_at(place.entry->begin, bytes.data(), bytes.size());
-    return bytes;
-  }
-  files_[static_cast<size_t>(place.file)].read(*place.entry, bytes.data());
+  read(place, 0, bytes);
   return bytes;
 }
 
+void TensorFiles::read(const Place& place, uint64_t offset, std::span<std::byte> out) const {
+  const auto file = static_cast<size_t>(place.file);
+  if (file == files_.size())
+    source_->source->read_at(place.entry->begin + offset, out.data(), out.size());
+  else
+    files_[file].read(*place.entry, offset, out.size(), out.data());
+}
+
 std::string TensorFiles::name_of(int file) const {
-  return files_[static_cast<size_t>(file)].path().filename().string();
+  const auto index = static_cast<size_t>(file);
+  return index == files_.size() ? source_->name : files_[index].path().filename().string();
 }
 
 void TensorFiles::open(const std::string& name) {
@@ -180,6 +193,10 @@ void ForeignManifest::add_text(std::string name, std::string text) {
 StoredTensor* ForeignManifest::tensor(const std::string& ours,
                                       const std::vector<int64_t>& our_shape,
                                       const std::string& theirs, DType dtype) {
+  if (dtype == DType::kFloat8E4M3) {
+    add_problem(cat(theirs, " is stored as ", to_string(dtype), ", codes without their scales"));
+    return nullptr;
+  }
   StoredTensor& stored =
       manifest_.tensors.try_emplace(ours, StoredTensor{dtype, our_shape, {}}).first->second;
   if (stored.dtype == dtype) return &stored;
@@ -210,10 +227,15 @@ void ForeignManifest::add_rows(const std::string& ours, const std::vector<int64_
       fragment.box.shape.push_back(columns ? view.columns : our_shape[d]);
     }
     fragment.flat_end = run.count * view.columns;
-    if (view.column_stride != 1)
+    if (fragment.box.shape.size() == rows && view.row_stride != 1) {
+      fragment.row_stride = view.row_stride * run.count;  // elements of an expert's bias
+      fragment.step = view.row_stride;
+    } else if (view.column_stride != 1) {
       fragment.column_stride = view.column_stride;
-    else if (view.row_stride != view.columns && run.count > 1)
+      fragment.step = view.row_stride;
+    } else if (view.row_stride != view.columns && run.count > 1) {
       fragment.row_stride = view.row_stride;
+    }
     stored->fragments.push_back(std::move(fragment));
   }
 }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,20 +43,27 @@ class TensorFiles {
   static TensorFiles of_source(const std::filesystem::path& path, StoredFile file,
                                std::vector<SafetensorsEntry> tensors);
 
+  // Removes tensors, and adds those that file.source holds; their begin and end are offsets in it.
+  // At most once.
+  void replace(const std::set<std::string>& removed, StoredFile file,
+               std::vector<SafetensorsEntry> tensors);
+
   const std::filesystem::path& folder() const { return folder_; }
   const std::map<std::string, Place>& places() const { return places_; }  // by name
+  std::string name_of(int file) const;
   std::vector<StoredFile> stored() const;  // as a manifest lists them
   std::vector<std::byte> read(const Place& place) const;
+  // The bytes from `offset` in the tensor.
+  void read(const Place& place, uint64_t offset, std::span<std::byte> out) const;
 
  private:
   explicit TensorFiles(std::filesystem::path folder) : folder_(std::move(folder)) {}
   void open(const std::string& name);
   void read_index();
-  std::string name_of(int file) const;
 
   std::filesystem::path folder_;
   std::vector<SafetensorsFile> files_;
-  std::optional<StoredFile> source_;  // in place of files_
+  std::optional<StoredFile> source_;  // after files_
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, Place> places_;
 };
@@ -67,7 +75,8 @@ struct RowRun {
 };
 
 // A matrix inside a stored tensor: element (r, c) is at element offset first + r * row_stride + c *
-// column_stride. One of the strides is 1. A vector has one column.
+// column_stride. The smaller stride is the step between the elements of a run. A vector has one
+// column.
 struct TensorView {
   int64_t first = 0, rows = 0, columns = 1, row_stride = 1, column_stride = 1;
 };
@@ -87,7 +96,7 @@ class ForeignManifest {
   void add_problem(std::string problem) { problems_.push_back(std::move(problem)); }
 
   // The tensor of ours that `theirs` is (a part of). Null, with a problem noted, if its other parts
-  // have another element type.
+  // have another element type, or if that is one of codes.
   StoredTensor* tensor(const std::string& ours, const std::vector<int64_t>& our_shape,
                        const std::string& theirs, DType dtype);
   bool contains(const std::string& ours) const { return manifest_.tensors.contains(ours); }

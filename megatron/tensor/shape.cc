@@ -55,6 +55,8 @@ at::ScalarType to_scalar_type(DType dtype) {
       return at::kByte;
     case DType::kBool:
       return at::kBool;
+    case DType::kFloat8E4M3:
+      return at::kFloat8_e4m3fn;
   }
   throw InternalError(
       cat("internal error: element type ", static_cast<int>(dtype), " has no torch counterpart"));
@@ -82,6 +84,8 @@ DType to_dtype(at::ScalarType type) {
       return DType::kUInt8;
     case at::kBool:
       return DType::kBool;
+    case at::kFloat8_e4m3fn:
+      return DType::kFloat8E4M3;
     default:
       throw InternalError(
           cat("internal error: element type ", c10::toString(type), " is not one that we store"));

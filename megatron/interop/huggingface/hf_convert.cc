@@ -202,6 +202,7 @@ class Exporter {
     copy_files();
     HfFields fields = HfFields::writer(config_json);
     fields.erase("torch_dtype");
+    fields.erase("quantization_config");  // what is written is not quantised
     std::string dtype = torch_name(dtype_of(tensors_.front()));
     fields.text("dtype", dtype);
     put(kHfConfig, fields.text());
@@ -312,8 +313,27 @@ class Exporter {
     wanted.data = memory_.data();
     load_one(checkpoint_, wanted);
     if (request_.merge_adapter) merge(tensor, wanted);
+    if (has_expert_views(tensor)) return as_stored(tensor, size_of(dtype));
     if (!tensor.transposed) return memory_;
     transpose(memory_, tensor.shape[1], tensor.shape[0], size_of(dtype), transposed_);
+    return transposed_;
+  }
+
+  // The experts in memory in the order of the stored tensor.
+  const std::vector<std::byte>& as_stored(const HfTensor& tensor, int64_t element) {
+    transposed_.resize(memory_.size());
+    const int64_t rows = tensor.our_shape[1];
+    const auto size = static_cast<size_t>(element);
+    for (const HfExpertView& part : expert_views(tensor)) {
+      const TensorView& view = part.view;
+      for (int64_t r = 0; r < view.rows; ++r) {
+        const std::byte* from =
+            memory_.data() + (part.expert * rows + part.run.ours + r) * view.columns * element;
+        std::byte* to = transposed_.data() + (view.first + r * view.row_stride) * element;
+        for (int64_t c = 0; c < view.columns; ++c)
+          std::memcpy(to + c * view.column_stride * element, from + c * element, size);
+      }
+    }
     return transposed_;
   }
 

@@ -70,6 +70,7 @@ std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
   };
   switch (layout) {
     case HfLayout::kSame:
+    case HfLayout::kAlternating:
       return {{0, 0, rows}};
     case HfLayout::kStacked:
       return {{0, static_cast<int64_t>(part) * rows, rows}};
@@ -99,13 +100,35 @@ TensorView view_of(const HfTensor& tensor) {
   return {0, tensor.shape[0], columns, columns, 1};
 }
 
+bool has_expert_views(const HfTensor& tensor) {
+  return tensor.alternating ||
+         (tensor.transposed && tensor.our_shape.size() == 3 && tensor.expert < 0);
+}
+
+std::vector<HfExpertView> expert_views(const HfTensor& tensor) {
+  const std::vector<int64_t>& ours = tensor.our_shape;
+  const int64_t rows = ours[1], columns = ours.size() > 2 ? ours[2] : 1,
+                halves = tensor.alternating ? 2 : 1, count = rows / halves;
+  const int64_t row_stride = tensor.transposed ? 1 : columns,
+                column_stride = tensor.transposed ? rows : 1;
+  std::vector<HfExpertView> views;
+  for (int64_t expert = 0; expert < ours[0]; ++expert)
+    for (int64_t half = 0; half < halves; ++half)
+      views.push_back({expert,
+                       {expert * rows * columns + half * row_stride, count, columns,
+                        row_stride * halves, column_stride},
+                       {0, half * count, count}});
+  return views;
+}
+
 ShardedTensor part_of_ours(const HfTensor& tensor, DType dtype) {
   ShardedTensor part;
   part.key = tensor.ours;
   part.dtype = dtype;
   part.global_shape = tensor.our_shape;
   part.local_shape = tensor.shape;
-  if (tensor.transposed) std::swap(part.local_shape[0], part.local_shape[1]);
+  if (tensor.transposed)
+    std::swap(part.local_shape[tensor.shape.size() - 2], part.local_shape.back());
   const size_t rows = tensor.expert >= 0 ? 1 : 0;  // the dimension
   if (rows > 0) part.local_shape.insert(part.local_shape.begin(), 1);
   for (const RowRun& run : tensor.runs) {
@@ -188,8 +211,9 @@ void add_parts(const Names& names, const std::vector<int64_t>& indices, const st
     tensor.shape = shape;
     tensor.shape[0] = rows_of_part(row.layout, part, parts, shape[0], t);
     tensor.runs = row_runs(row.layout, part, tensor.shape[0], t);
-    tensor.transposed = row.transposed && shape.size() == 2;
-    if (tensor.transposed) std::swap(tensor.shape[0], tensor.shape[1]);
+    tensor.transposed = row.transposed && shape.size() >= 2;
+    if (tensor.transposed) std::swap(tensor.shape[shape.size() - 2], tensor.shape.back());
+    tensor.alternating = row.layout == HfLayout::kAlternating;
     tensor.ours = name;
     tensor.our_shape = our_shape;
     tensor.expert = expert;
@@ -289,11 +313,9 @@ HfModel parse_hf_config(const std::string& text, const std::string& name) {
       !type.empty(), name, ": has no model_type",
       "\nhint: the config.json of a model names its type, such as \"llama\"; without one, "
       "convert-checkpoint --name-map reads the weights");
-  const std::string quantization = fields.quantization_method();
-  MEGATRON_CHECK(quantization.empty(), name, ": the weights are quantised by ", quantization,
-                 " (quantization_config), which is not built yet",
-                 "\nhint: give the model's weights as they were before, in bf16, fp16 or fp32");
   HfModel model;
+  model.quantization = fields.quantization();
+  model.dtype = fields.dtype();
   model.family = find_hf_family(type);
   MEGATRON_CHECK(model.family != nullptr, name, ": models of the type \"", type, "\" are not known",
                  "\nhint: types that are: ", hf_family_names(),

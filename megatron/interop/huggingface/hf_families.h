@@ -27,6 +27,7 @@ enum class HfLayout : uint8_t {
   kStacked,      // several of equal shape, concatenated by rows: gate, up
   kSeparateQKV,  // query, key and value as separate tensors
   kJoinedQKV,    // one tensor: [all query heads | all keys | all values]
+  kAlternating,  // one tensor of all experts, in which rows of gate and up alternate
 };
 
 // Which rows of `part` of a layout are which rows of ours; `rows`: number of rows of that part.
@@ -55,7 +56,7 @@ struct HfRow {
   // [experts, ...] and the layout is that of an expert.
   std::vector<std::string_view> theirs;
   HfLayout layout = HfLayout::kSame;
-  bool transposed = false;  // the Hugging Face weight is [inputs, outputs]
+  bool transposed = false;  // the Hugging Face weight is [inputs, outputs], that of every expert
 };
 
 struct HfFamily {
@@ -92,10 +93,21 @@ struct HfTensor {
   std::vector<int64_t> our_shape;  // global, without vocabulary padding
   int64_t expert = -1;             // the part of ours along its first dimension; -1: all of it
   std::vector<RowRun> runs;        // cover every row of the stored tensor once
+  bool alternating = false;        // of all experts, whose rows of gate and up alternate
 };
 
 // Where rows of ours are in the stored tensor.
 TensorView view_of(const HfTensor& tensor);
+
+// The same of a tensor of all experts that are not stored as ours are: of each of them.
+struct HfExpertView {
+  int64_t expert = 0;
+  TensorView view;  // of some of the expert's rows
+  RowRun run;       // which of ours they are
+};
+std::vector<HfExpertView> expert_views(const HfTensor& tensor);
+// Whether it is such a tensor.
+bool has_expert_views(const HfTensor& tensor);
 
 // What a rank holds that keeps only this part of ours, in rows and columns as ours: in the order in
 // which the Hugging Face tensor, or its transpose, is stored.
@@ -125,6 +137,8 @@ std::optional<std::pair<std::string, int64_t>> expert_of_name(const HfFamily& fa
 struct HfModel {
   const HfFamily* family = nullptr;
   ModelConfig config;
+  std::string quantization;        // "fp8": E4M3 in blocks; "mxfp4"; empty: none
+  DType dtype = DType::kBFloat16;  // of quantised weights, when they have become numbers again
 };
 HfModel parse_hf_config(const std::string& text, const std::string& name);
 

@@ -7,6 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
+#include "megatron/dist_checkpointing/foreign/torch_dist.h"
 
 namespace megatron {
 
@@ -221,14 +222,34 @@ int64_t HfFields::num_experts() const {
   return 0;
 }
 
-std::string HfFields::quantization_method() const {
+std::string HfFields::quantization() const {
   const ordered_json* found = impl_->find("quantization_config");
   if (found == nullptr) return "";
   if (!found->is_object()) wrong_type(name(), "quantization_config", *found, "an object");
   if (found->empty()) return "";
-  const auto method = found->find("quant_method");
-  return method != found->end() && method->is_string() ? method->get<std::string>()
-                                                       : "a method without a name";
+  const auto given = found->find("quant_method");
+  const std::string method = given != found->end() && given->is_string()
+                                 ? given->get<std::string>()
+                                 : "a method without a name";
+  MEGATRON_CHECK(method == "fp8" || method == "mxfp4", name(), ": the weights are quantised by ",
+                 method, " (quantization_config), which is not built",
+                 "\nhint: give the model's weights as they were before, in bf16, fp16 or fp32; fp8 "
+                 "in blocks and mxfp4 are read");
+  if (method != "fp8") return method;
+  const ordered_json* blocks = member_of(*found, "weight_block_size");
+  MEGATRON_CHECK(blocks != nullptr && *blocks == ordered_json::array({128, 128}), name(),
+                 ": weights in fp8 with weight_block_size ",
+                 blocks == nullptr ? "null" : short_text(*blocks),
+                 " are not built, only [128,128]");
+  return method;
+}
+
+DType HfFields::dtype() const {
+  for (const char* key : {"dtype", "torch_dtype"})
+    if (const ordered_json* found = impl_->find(key); found != nullptr && found->is_string())
+      for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+        if (*found == torch_name(dtype)) return dtype;
+  return DType::kBFloat16;
 }
 
 void HfFields::erase(std::string_view key) { impl_->json.erase(std::string(key)); }

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "megatron/base/dtype.h"
 #include "megatron/transformer/config/transformer_config.h"
 
 namespace megatron {
@@ -68,8 +69,11 @@ class HfFields {
   std::optional<int64_t> find_integer(std::string_view key) const;
   // Reading: the number of experts, by any of its keys; 0: not a mixture of experts.
   int64_t num_experts() const;
-  // Reading: quant_method of quantization_config ("gptq"); empty: weights are not quantised.
-  std::string quantization_method() const;
+  // Reading: quant_method of quantization_config, "fp8" or "mxfp4"; empty: weights are not
+  // quantised. Throws Error for other methods, and for blocks of fp8 other than 128 x 128.
+  std::string quantization() const;
+  // Reading: dtype, or torch_dtype; bf16 without either.
+  DType dtype() const;
   // Writing: removes a key.
   void erase(std::string_view key);
   // Writing: a key with JSON text as its value.

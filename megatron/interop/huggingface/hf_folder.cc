@@ -14,6 +14,7 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/interop/foreign_tensors.h"
+#include "megatron/interop/huggingface/hf_quantized.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/rotary_embedding.h"
 
@@ -73,12 +74,14 @@ class HfFolderReader {
     tensors_ = hf_tensors(*model_.family, model_.config, [this](const std::string& name) {
       return files_.places().contains(name_in_files(name));
     });
-    if (!source_.transposes)
-      for (HfTensor& tensor : tensors_)
-        if (std::exchange(tensor.transposed, false)) std::swap(tensor.shape[0], tensor.shape[1]);
+    for (HfTensor& tensor : tensors_)
+      if ((!source_.transposes || source_.straight.contains(name_in_files(tensor.name))) &&
+          std::exchange(tensor.transposed, false))
+        std::swap(tensor.shape[tensor.shape.size() - 2], tensor.shape.back());
     for (const HfTensor& copy : hf_copies(*model_.family, model_.config)) copies_[copy.name] = copy;
     manifest_.set_files(files_.stored());
     for (auto& [name, text] : source_.texts) manifest_.add_text(name, std::move(text));
+    for (std::string& problem : source_.problems) manifest_.add_problem(std::move(problem));
     for (const HfTensor& tensor : tensors_) add(tensor);
     for (const auto& [name, place] : files_.places())
       if (!used_.contains(name)) account_for(name, place);
@@ -170,8 +173,12 @@ class HfFolderReader {
                                 source_.described_by, " it is ", format_shape(tensor.shape)));
       return;
     }
-    manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, view_of(tensor), tensor.runs,
-                       /*first_column=*/0, tensor.expert);
+    if (!has_expert_views(tensor))
+      return manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, view_of(tensor),
+                                tensor.runs, /*first_column=*/0, tensor.expert);
+    for (const HfExpertView& part : expert_views(tensor))
+      manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, part.view, {&part.run, 1},
+                         /*first_column=*/0, part.expert);
   }
 
   // Handles a tensor that no row of the table uses.
@@ -278,9 +285,11 @@ HfModel read_hf_config(const fs::path& folder) {
 }
 
 HfFolder open_hf_folder(const fs::path& folder) {
-  return open_hf_source({.name = folder.string(),
-                         .model = read_hf_config(folder),
-                         .files = TensorFiles::of_hf_folder(folder)});
+  HfSource source{.name = folder.string(),
+                  .model = read_hf_config(folder),
+                  .files = TensorFiles::of_hf_folder(folder)};
+  dequantise(source);
+  return open_hf_source(std::move(source));
 }
 
 HfFolder open_hf_source(HfSource source) { return HfFolderReader(std::move(source)).run(); }

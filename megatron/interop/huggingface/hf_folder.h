@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,8 @@ struct HfSource {
   std::string described_by = "config.json";  // what the model's shape is taken from
   bool transposes =
       true;  // false: no weight is stored transposed, whatever the family's table says
+  std::set<std::string> straight = {};     // the same of some tensors
+  std::vector<std::string> problems = {};  // found already
   // The name of a tensor in the files, for messages; empty: the same.
   std::function<std::string(const std::string& name)> shown = {};
   // Texts that the checkpoint has under these names.

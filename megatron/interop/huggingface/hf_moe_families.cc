@@ -49,6 +49,21 @@ const HfRow kSharedExperts[] = {
 
 const HfRow kExpertBias[] = {{".mlp.router.expert_bias", {".mlp.gate.e_score_correction_bias"}}};
 
+// As transformers has them, [inputs, outputs].
+const HfRow kGptOss[] = {
+    {".self_attention.core_attention.softmax_offset", {".self_attn.sinks"}},
+    {".mlp.router.@", {".mlp.router.@"}},
+    {".mlp.experts.linear_fc1.weight",
+     {".mlp.experts.gate_up_proj"},
+     HfLayout::kAlternating,
+     /*transposed=*/true},
+    {".mlp.experts.linear_fc1.bias", {".mlp.experts.gate_up_proj_bias"}, HfLayout::kAlternating},
+    {".mlp.experts.linear_fc2.weight",
+     {".mlp.experts.down_proj"},
+     HfLayout::kSame,
+     /*transposed=*/true},
+    {".mlp.experts.linear_fc2.bias", {".mlp.experts.down_proj_bias"}}};
+
 const HfRow kLatentAttention[] = {
     {".input_layernorm.weight", {".input_layernorm.weight"}},
     {".self_attention.linear_q_proj.weight", {".self_attn.q_proj.weight"}},
@@ -90,6 +105,20 @@ void latent_attention_preset(TransformerConfig& t) {
 
 void deepseek_v3_preset(TransformerConfig& t) {
   latent_attention_preset(t);
+  t.moe_router_score_function = RouterScore::kSigmoid;
+  t.moe_router_enable_expert_bias = true;
+}
+
+void gpt_oss_preset(TransformerConfig& t) {
+  rms_norm_gated(t);
+  t.swiglu = false;
+  t.quick_geglu = t.add_bias_linear = true;
+  t.glu_linear_offset = 1.0;
+  t.softmax_type = SoftmaxType::kLearnable;
+}
+
+void glm4_moe_preset(TransformerConfig& t) {
+  rms_norm_gated(t);
   t.moe_router_score_function = RouterScore::kSigmoid;
   t.moe_router_enable_expert_bias = true;
 }
@@ -289,6 +318,34 @@ void deepseek_v2_fields(HfFields& f, ModelConfig& c) {
   if (f.reading()) t.moe_router_group_score = GroupScore::kMax;
 }
 
+// Of routers with a bias: weights that sum to 1, and groups.
+void biased_router(HfFields& f, TransformerConfig& t, int64_t missing_groups,
+                   int64_t missing_kept) {
+  f.constant("norm_topk_prob", "true");
+  MEGATRON_CHECK(!f.reading() || t.moe_router_topk > 1, f.name(),
+                 ": num_experts_per_tok 1 with norm_topk_prob gives the expert the weight 1 "
+                 "whatever the router says, which is not built");
+  int64_t groups = t.moe_router_num_groups.value_or(1), kept = t.moe_router_group_topk.value_or(1);
+  f.integer("n_group", groups, missing_groups);
+  f.integer("topk_group", kept, missing_kept);
+  if (f.reading() && groups > 1) {
+    MEGATRON_CHECK(kept > 0 && t.moe_router_topk / kept == 2, f.name(), ": num_experts_per_tok ",
+                   t.moe_router_topk, " with topk_group ", kept,
+                   " is not built: groups are ranked by their 2 best experts, which are "
+                   "num_experts_per_tok / topk_group");
+    t.moe_router_num_groups = groups;
+    t.moe_router_group_topk = kept;
+  }
+}
+
+void further_token_layers(HfFields& f, TransformerConfig& t) {
+  f.integer("num_nextn_predict_layers", t.mtp_num_layers,
+            f.find_integer("num_mtp_layers").value_or(0));
+  constexpr int64_t kMost = 1000;  // bounds memory: a layer is an object
+  MEGATRON_CHECK(t.mtp_num_layers <= kMost, f.name(), ": num_nextn_predict_layers is ",
+                 t.mtp_num_layers, ", expected 0 to ", kMost);
+}
+
 void deepseek_v3_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   deepseek_common(f, c, 4096);
@@ -298,26 +355,41 @@ void deepseek_v3_fields(HfFields& f, ModelConfig& c) {
   first_dense_layers(f, t, 3);
   f.constant("scoring_func", "\"sigmoid\"");
   f.constant("topk_method", "\"noaux_tc\"");
-  f.constant("norm_topk_prob", "true");
-  MEGATRON_CHECK(!f.reading() || t.moe_router_topk > 1, f.name(),
-                 ": num_experts_per_tok 1 with norm_topk_prob gives the expert the weight 1 "
-                 "whatever the router says, which is not built");
-  int64_t groups = t.moe_router_num_groups.value_or(1), kept = t.moe_router_group_topk.value_or(1);
-  f.integer("n_group", groups, 8);
-  f.integer("topk_group", kept, 4);
-  if (f.reading() && groups > 1) {
-    MEGATRON_CHECK(kept > 0 && t.moe_router_topk / kept == 2, f.name(), ": num_experts_per_tok ",
-                   t.moe_router_topk, " with topk_group ", kept,
-                   " is not built: groups are ranked by their 2 best experts, which are "
-                   "num_experts_per_tok / topk_group");
-    t.moe_router_num_groups = groups;
-    t.moe_router_group_topk = kept;
-  }
-  f.integer("num_nextn_predict_layers", t.mtp_num_layers,
-            f.find_integer("num_mtp_layers").value_or(0));
-  constexpr int64_t kMost = 1000;  // bounds memory: a layer is an object
-  MEGATRON_CHECK(t.mtp_num_layers <= kMost, f.name(), ": num_nextn_predict_layers is ",
-                 t.mtp_num_layers, ", expected 0 to ", kMost);
+  biased_router(f, t, 8, 4);
+  further_token_layers(f, t);
+}
+
+void glm4_moe_fields(HfFields& f, ModelConfig& c) {
+  TransformerConfig& t = c.transformer;
+  common(f, c, {.norm_eps = 1e-5, .max_positions = 131072, .groups = 8});
+  head_dim(f, t, /*always=*/true);
+  f.constant("hidden_act", "\"silu\"");
+  f.flag("attention_bias", t.add_qkv_bias, false);
+  f.flag("use_qk_norm", t.qk_layernorm, false);
+  f.rope(t, {.percent = 0.5});
+  experts(f, t, "n_routed_experts", 128, 8);
+  deepseek_experts(f, t, 1408, 1, 1.0);
+  first_dense_layers(f, t, 1);
+  biased_router(f, t, 1, 1);
+  further_token_layers(f, t);
+}
+
+void gpt_oss_fields(HfFields& f, ModelConfig& c) {
+  TransformerConfig& t = c.transformer;
+  experts_in_all_layers(f, t);
+  common(f, c, {.norm_eps = 1e-5, .max_positions = 131072, .groups = 8});
+  head_dim(f, t, /*always=*/true, 64);
+  f.constant("hidden_act", "\"silu\"");
+  f.constant("attention_bias", "true");
+  f.constant("swiglu_alpha", "1.702");
+  double limit = t.activation_func_clamp_value.value_or(0.0);
+  f.number("swiglu_limit", limit, 7.0);
+  if (f.reading()) t.activation_func_clamp_value = limit;
+  std::optional<int64_t> width = window_width(t);
+  f.integer_or_null("sliding_window", width, 128);
+  layer_windows(f, t, width, [](int64_t i) { return i % 2 == 0; });
+  f.rope(t, {.theta = 150000.0});
+  experts(f, t, "num_local_experts", 128, 4);
 }
 
 }  // namespace
@@ -365,6 +437,19 @@ std::vector<HfFamily> moe_hf_families() {
        .fields = deepseek_v3_fields,
        .copies = {{"embedding.word_embeddings.weight", ".embed_tokens.weight"},
                   {"output_layer.weight", ".shared_head.head.weight"}}},
+      {.model_type = "glm4_moe",
+       .architecture = "Glm4MoeForCausalLM",
+       .rows = {kBody, kSeparateQKV, kQKNorms, kGatedMlp, kPreNorms, kExpertNorms, kExpertMlps,
+                kStackedExperts, kSharedExperts, kExpertBias, kMultiTokenLayers, kHead},
+       .preset = glm4_moe_preset,
+       .fields = glm4_moe_fields,
+       .copies = {{"embedding.word_embeddings.weight", ".embed_tokens.weight"},
+                  {"output_layer.weight", ".shared_head.head.weight"}}},
+      {.model_type = "gpt_oss",
+       .architecture = "GptOssForCausalLM",
+       .rows = {kBody, kSeparateQKV, kPreNorms, kExpertNorms, kGptOss, kHead},
+       .preset = gpt_oss_preset,
+       .fields = gpt_oss_fields},
   };
 }
 

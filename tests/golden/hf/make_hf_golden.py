@@ -128,8 +128,21 @@ CASES = {
                     "num_nextn_predict_layers": 1, "rope_theta": 10000,
                     "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 8, "beta_slow": 1, "mscale": 1.0,
                                      "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}, "torch_dtype": "bfloat16"},
+    # Half rotated, biases of queries, keys and values, QK norm, sigmoid scores with a bias.
+    "glm4_moe": {**SMALL, "model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
+                 "rope_theta": 1000.0, "rope_scaling": None, "partial_rotary_factor": 0.5, "attention_bias": True, "use_qk_norm": True,
+                 "moe_intermediate_size": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+                 "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+                 "num_nextn_predict_layers": 1, "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    # Sinks, windows in every other layer, biases everywhere, a limit of the gate that is often reached.
+    "gpt_oss": {**SMALL, "intermediate_size": 12, "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_act": "silu",
+                "rms_norm_eps": 1e-5, "rope_theta": 1000, "attention_bias": True, "sliding_window": 9, "num_local_experts": 4,
+                "num_experts_per_tok": 2, "experts_per_token": 2, "swiglu_limit": 0.7, "initial_context_length": 32,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "beta_slow": 1.0, "truncate": False,
+                                 "original_max_position_embeddings": 32},
+                "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
 }
-EXPERTS = ("mixtral", "moe", "deepseek")  # in model_type
+EXPERTS = ("mixtral", "moe", "deepseek", "gpt_oss")  # in model_type
 EAGER = dict(attn_implementation="eager", experts_implementation="eager")
 SHARDED = {"llama2", "gpt_neox"}
 

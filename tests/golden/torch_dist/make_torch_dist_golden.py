@@ -6,7 +6,7 @@ Usage: make_torch_dist_golden.py [NAME ...]     (rewrites the folders of the sam
 
 llama is saved by two tensor-parallel ranks, with states of an optimizer next to the weights; gpt by one rank, with the common state
 as an object of the data files, as Megatron-LM writes it since July 2026; moe by two expert-parallel ranks; mla, which also has
-mtp_losses, by two ranks that divide both experts and attention.
+mtp_losses, by two ranks that divide both experts and attention, and so gpt_oss, whose experts and halves are stored one by one.
 """
 import os
 import re
@@ -20,7 +20,7 @@ from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from safetensors.torch import save_file
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ITERATION = {"llama": 5, "gpt": 0, "moe": 3, "mla": 7}
+ITERATION = {"llama": 5, "gpt": 0, "moe": 3, "mla": 7, "gpt_oss": 2}
 
 
 def global_name(name, model):
@@ -70,7 +70,7 @@ def rank_main(name):
         os.makedirs(directory)
     torch.distributed.barrier()
     common = {"args": mm.namespace(args, ranks), "checkpoint_version": 3.0, "iteration": ITERATION[name]}
-    state = {"model": model.sharded_state_dict()}
+    state = {"model": model.sharded_state_dict(metadata={"singleton_local_shards": True} if name in mm.APART else None)}
     if name != "gpt":
         state.update(common)
     if name == "llama":

@@ -14,8 +14,11 @@ import torch
 
 torch.cuda.synchronize = lambda *arguments, **named: None
 torch.cuda.current_device = lambda: torch.device("cpu")
+ones = torch.ones
+torch.ones = lambda *sizes, **named: ones(*sizes, **{**named, "device": None})  # of masks
 
 from megatron.core import parallel_state  # noqa: E402
+from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_decoder_block_spec,
     get_gpt_layer_local_spec,
@@ -66,14 +69,21 @@ MODELS = {
                 moe_router_topk_scaling_factor=1.5, moe_router_num_groups=2, moe_router_group_topk=1,
                 moe_router_enable_expert_bias=True, moe_shared_expert_intermediate_size=12, moe_shared_expert_gate=False,
                 mtp_num_layers=1),
+    # Sinks, windows in every other layer, biases everywhere, experts with a bounded gate; kept one by one, gate and up apart.
+    "gpt_oss": dict(COMMON, num_layers=2, ffn_hidden_size=12, group_query_attention=True, num_query_groups=2, qk_layernorm=False,
+                    add_bias_linear=True, swiglu=False, quick_geglu=True, glu_linear_offset=1.0, activation_func_clamp_value=0.9,
+                    softmax_type="learnable", window_size=(8, 0), window_attn_skip_freq=2, num_experts=4, moe_layer_freq=1,
+                    moe_ffn_hidden_size=12, moe_router_topk=2, moe_router_score_function="softmax", moe_router_pre_softmax=False),
 }
+APART = {"gpt_oss"}  # saved with a tensor for each expert and half
 MOE_ARGUMENTS = ("moe_layer_freq", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_score_function", "moe_router_pre_softmax",
                  "moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk", "moe_router_enable_expert_bias",
                  "moe_shared_expert_intermediate_size", "moe_shared_expert_gate")
 MLA_ARGUMENTS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type", "rotary_scaling_factor",
                  "mscale", "mscale_all_dim", "rotary_base")
 # Ranks of one job, by what they divide.
-RANKS = {"llama": {"tensor": 2}, "gpt": {}, "moe": {"expert": 2}, "mla": {"tensor": 2, "expert": 2}}
+RANKS = {"llama": {"tensor": 2}, "gpt": {}, "moe": {"expert": 2}, "mla": {"tensor": 2, "expert": 2},
+         "gpt_oss": {"tensor": 2, "expert": 2}}
 
 
 class LatentDotProductAttention(DotProductAttention):
@@ -114,7 +124,10 @@ def build(args, transformer_engine_names=False):
         num_query_groups=args["num_query_groups"] if args["group_query_attention"] else args["num_attention_heads"],
         kv_channels=args["kv_channels"], normalization=args["normalization"], layernorm_epsilon=args["norm_epsilon"],
         add_bias_linear=args["add_bias_linear"], add_qkv_bias=args["add_qkv_bias"], qk_layernorm=args["qk_layernorm"],
-        gated_linear_unit=args["swiglu"], activation_func=torch.nn.functional.silu if args["swiglu"] else torch.nn.functional.gelu,
+        gated_linear_unit=args["swiglu"] or args.get("quick_geglu", False),
+        activation_func=torch.nn.functional.silu if args["swiglu"] else quick_gelu if args.get("quick_geglu") else torch.nn.functional.gelu,
+        **{name: args[name] for name in ("glu_linear_offset", "activation_func_clamp_value", "softmax_type", "window_size",
+                                         "window_attn_skip_freq") if name in args},
         layernorm_zero_centered_gamma=args["apply_layernorm_1p"], hidden_dropout=0.0, attention_dropout=0.0,
         tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(), use_cpu_initialization=True,
         bias_activation_fusion=False, masked_softmax_fusion=False, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
@@ -157,7 +170,7 @@ def logits(model, tokens):
 def namespace(args, ranks):
     return argparse.Namespace(**{"num_experts": None, **args, "tensor_model_parallel_size": ranks.get("tensor", 1),
                                  "pipeline_model_parallel_size": 1, "expert_model_parallel_size": ranks.get("expert", 1),
-                                 "softmax_type": "vanilla", "params_dtype": torch.float32, "hidden_dropout": 0.0, "attention_dropout": 0.0})
+                                 "softmax_type": args.get("softmax_type", "vanilla"), "params_dtype": torch.float32, "hidden_dropout": 0.0, "attention_dropout": 0.0})
 
 
 def world(ranks):

@@ -23,7 +23,8 @@ inline const char* const kHfGoldens[] = {
     "qwen3",      "gpt2",        "gpt_neox",         "gpt_neox_sequential",
     "phi3",       "gemma2",      "gemma3",           "olmo2",
     "starcoder2", "mixtral",     "qwen2_moe",        "qwen3_moe",
-    "olmoe",      "deepseek_v2", "deepseek_v2_lite", "deepseek_v3"};
+    "olmoe",      "deepseek_v2", "deepseek_v2_lite", "deepseek_v3",
+    "glm4_moe",   "gpt_oss"};
 
 // In the source tree, or under the current folder if the program was copied elsewhere.
 std::string hf_golden_folder(const std::string& name);

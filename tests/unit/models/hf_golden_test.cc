@@ -119,15 +119,19 @@ TEST_P(HfExpertsGolden, LogitsOnTwoExpertParallelRanks) {
 
 INSTANTIATE_TEST_SUITE_P(Families, HfExpertsGolden,
                          testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "olmoe",
-                                         "deepseek_v2", "deepseek_v2_lite", "deepseek_v3"),
+                                         "deepseek_v2", "deepseek_v2_lite", "deepseek_v3",
+                                         "glm4_moe", "gpt_oss"),
                          [](const auto& param) { return param.param; });
 
 // The mean cross entropy of a layer that predicts the token after the next one.
 TEST(HfGoldens, TheLossOfMultiTokenPrediction) {
-  const HfGolden golden("deepseek_v3");
-  const ParallelGroups groups;
-  const LoadedModel loaded = load_model(hf_request("deepseek_v3"), groups);
-  EXPECT_NEAR(mtp_loss(*loaded.model, golden.tokens(40)), golden["mtp_loss"].item<double>(), 1e-4);
+  for (const char* name : {"deepseek_v3", "glm4_moe"}) {
+    const HfGolden golden(name);
+    const ParallelGroups groups;
+    const LoadedModel loaded = load_model(hf_request(name), groups);
+    EXPECT_NEAR(mtp_loss(*loaded.model, golden.tokens(40)), golden["mtp_loss"].item<double>(), 1e-4)
+        << name;
+  }
 }
 
 TEST_P(HfGoldenTest, GreedyGeneration) { expect_hf_greedy_tokens_on(GetParam(), at::kCPU); }
@@ -178,6 +182,13 @@ TEST(HfGoldens, ExerciseTheirBlocks) {
   EXPECT_FALSE(config("deepseek_v2_lite").q_lora_rank);
   EXPECT_EQ(config("deepseek_v3").mtp_num_layers, 1);
   EXPECT_EQ(config("deepseek_v3").moe_router_num_groups, 4);
+  EXPECT_EQ(experts("glm4_moe"), "-E");
+  EXPECT_TRUE(config("glm4_moe").add_qkv_bias && config("glm4_moe").qk_layernorm);
+  EXPECT_DOUBLE_EQ(config("glm4_moe").rotary_percent, 0.5);
+  EXPECT_EQ(config("gpt_oss").softmax_type, SoftmaxType::kLearnable);
+  EXPECT_EQ(config("gpt_oss").activation_func_clamp_value, 0.7);
+  EXPECT_FALSE(config("gpt_oss").yarn_correction_range_round_to_int);
+  EXPECT_TRUE(!config("gpt_oss").window(1).empty() && config("gpt_oss").window(2).empty());
   EXPECT_TRUE(config("olmo2").qk_layernorm_over_heads);
   EXPECT_EQ(config("olmo2").norm_placement, NormPlacement::kPost);
 }

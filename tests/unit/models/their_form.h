@@ -11,6 +11,12 @@ namespace megatron {
 
 // The gradient of a Hugging Face tensor, assembled from the gradient of ours.
 inline at::Tensor in_their_form(const HfTensor& tensor, const at::Tensor& whole) {
+  if (has_expert_views(tensor)) {
+    at::Tensor x = whole.reshape({whole.size(0), whole.size(1), -1});
+    if (tensor.alternating)
+      x = x.view({x.size(0), 2, x.size(1) / 2, x.size(2)}).transpose(1, 2).reshape(x.sizes());
+    return (tensor.transposed ? x.transpose(1, 2) : x).reshape(tensor.shape);
+  }
   const at::Tensor ours = tensor.expert < 0 ? whole : whole[tensor.expert];
   std::vector<int64_t> shape = ours.sizes().vec();
   shape[0] = 0;

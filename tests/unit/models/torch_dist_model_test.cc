@@ -323,6 +323,24 @@ TEST_F(TorchDistArguments, WhatIsNotBuiltIsNamed) {
   EXPECT_TRUE(read(pickle::dict(args)).uses_sinkhorn());
 }
 
+// Sinks, biases, and experts whose halves are stored one by one.
+TEST(TorchDistGolden, GptOssHasTheLogitsOfMegatronCore) {
+  const fs::path folder = MEGATRON_SOURCE_DIR "/tests/golden/torch_dist/gpt_oss";
+  auto golden = read_golden_tensors(SafetensorsFile(folder / "golden.safetensors"));
+  LoadModelRequest request;
+  request.load = folder;
+  const ParallelGroups groups;
+  const LoadedModel loaded = load_model(request, groups);
+  EXPECT_EQ(loaded.config.transformer.softmax_type, SoftmaxType::kLearnable);
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = golden.at("tokens").to(at::kLong).unsqueeze(0),
+                   expected = golden.at("logits");
+  const at::Tensor logits = loaded.model->forward(tokens, context_for(tokens, /*training=*/false))
+                                .select(1, 0)
+                                .narrow(1, 0, expected.size(1));
+  EXPECT_LT(((logits - expected).norm(2, -1) / expected.norm(2, -1)).max().item<double>(), 1e-4);
+}
+
 // Logits do not show the weights of multi-token prediction.
 TEST(TorchDistGolden, TheLossOfMultiTokenPrediction) {
   const fs::path folder = MEGATRON_SOURCE_DIR "/tests/golden/torch_dist/mla";
