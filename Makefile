@@ -40,7 +40,7 @@ test: build  ## build and run every test
 	@scripts/build.sh $(PRESET)
 	$(CTEST) --preset $(PRESET)
 
-clients: build  ## our files read by programs that are not ours: wandb, promtool (installs them)
+clients: build  ## our files and our server before programs that are not ours: wandb, promtool, openai, curl, chromium (installs them)
 	@scripts/clients.sh build/$(PRESET)/bin/megatron
 
 grammars: build  ## what grammars need: xgrammar (from PyPI), in a library that is loaded with the first one; and its tests

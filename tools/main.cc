@@ -37,6 +37,8 @@ int main(int argc, char** argv) {
        "check a configuration on a number of ranks, and estimate what it needs"},
       {"prove", computing<"megatron_prove">,
        "check that a layout of ranks computes what one rank computes"},
+      {"serve", computing<"megatron_serve">,
+       "serve a model over HTTP: the OpenAI API and a chat page"},
       {"chat", computing<"megatron_chat">, "talk with a model in the terminal"},
       {"generate", computing<"megatron_generate">, "generate text with a trained model"},
       {"logits", computing<"megatron_logits">, "write the logits of given token ids"},

@@ -29,6 +29,9 @@ class Chat {
   // starts with `where`, also if it is not the model's turn.
   std::string prompt(const Conversation& conversation, const std::string& where) const;
 
+  const ChatTemplate& chat_template() const { return template_; }
+  const ChatTemplate& tool_template() const { return tool_template_; }  // with tools
+
   // Tokens that end a reply: `eos`, the tokenizer's end of document, and the first special token
   // that the template writes after a message of the assistant. Ascending.
   const std::vector<int32_t>& stop_tokens() const { return stop_tokens_; }

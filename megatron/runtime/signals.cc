@@ -16,6 +16,7 @@ namespace {
 
 std::atomic<int> received_signal{0};
 std::atomic<bool> active{false};
+SignalTexts shown;
 std::map<int, struct sigaction> previous_actions;
 
 void write_text(const char* text) {
@@ -26,21 +27,20 @@ void write_text(const char* text) {
 void on_signal(int number) {
   int none = 0;
   if (received_signal.compare_exchange_strong(none, number)) {
-    write_text(
-        "\nsignal received: the run stops at the next step, and saves if it has --save; a second "
-        "signal stops it at once\n");
+    write_text(shown.first);
     return;
   }
-  write_text("\nsecond signal: stopping at once, nothing is saved\n");
+  write_text(shown.second);
   write_outcome_of_signal(number);
   _exit(128 + number);
 }
 
 }  // namespace
 
-SignalHandler::SignalHandler(int signal_number) {
+SignalHandler::SignalHandler(int signal_number, SignalTexts texts) {
   MEGATRON_ASSERT(!active.exchange(true), "two signal handlers at a time");
   received_signal = 0;
+  shown = texts;
   for (int number : {SIGTERM, SIGINT, signal_number}) {
     if (previous_actions.count(number)) continue;
     struct sigaction action{};

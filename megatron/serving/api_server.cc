@@ -142,6 +142,16 @@ ApiError error_for_client(const std::exception& error) {
   return ApiError(500, "", "the server failed to read the request; its log says why");
 }
 
+// The keys that clients need. Throws UsageError if other machines could come in without.
+ApiKeys keys_of(const ServeConfig& config) {
+  if (!config.api_key_file.empty()) return ApiKeys(config.api_key_file);
+  if (!is_loopback_host(config.host) && !config.no_auth)
+    throw UsageError(cat("--host ", config.host,
+                         " lets other machines in, and nobody needs a key\nhint: --api-key-file "
+                         "FILE, or --no-auth if everybody there may use the model"));
+  return {};
+}
+
 }  // namespace
 
 // A request with its route.
@@ -159,15 +169,20 @@ std::vector<RouteInfo> all_routes() {
   return routes;
 }
 
+void ApiServer::check(const ServeConfig& config, const ServeLimits& limits) {
+  struct NoHandler final : HttpHandler {
+    std::optional<HttpResponse> refuse(const HttpRequest&) override { return std::nullopt; }
+    void handle(std::shared_ptr<HttpExchange>) override {}
+    HttpResponse fault_response(int, std::string_view) override { return {}; }
+  } handler;
+  keys_of(config);
+  const HttpServer listens(http_options(config, limits), handler);
+}
+
 ApiServer::ApiServer(const ServeConfig& config, const ServeLimits& limits, EngineService& engine,
                      const ServedModel& model)
-    : config_(config), limits_(limits), engine_(engine), model_(model) {
-  if (!config.api_key_file.empty()) keys_ = ApiKeys(config.api_key_file);
+    : config_(config), limits_(limits), engine_(engine), model_(model), keys_(keys_of(config)) {
   const bool loopback = is_loopback_host(config.host);
-  if (!loopback && keys_.empty() && !config.no_auth)
-    throw UsageError(cat("--host ", config.host,
-                         " lets other machines in, and nobody needs a key\nhint: --api-key-file "
-                         "FILE, or --no-auth if everybody there may use the model"));
   host_rules_ = {.loopback_only = loopback, .any = !keys_.empty(), .names = config.allowed_hosts};
   http_ =
       std::make_unique<HttpServer>(http_options(config, limits), static_cast<HttpHandler&>(*this));

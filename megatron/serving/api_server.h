@@ -36,6 +36,9 @@ class ApiServer final : private HttpHandler {
             const ServedModel& model);
   ~ApiServer() override;
 
+  // Throws what the constructor would throw, so that a model is not loaded in vain.
+  static void check(const ServeConfig& config, const ServeLimits& limits);
+
   void start();
   int port() const;
   std::string url() const;  // "http://127.0.0.1:8000"

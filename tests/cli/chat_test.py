@@ -160,8 +160,9 @@ class ChatTest(FolderTest):
         self.refused(flags, "the server asks for an API key", "hint: --api-key-file")
 
     def test_what_is_asked_wrongly(self):
-        self.refused(["chat"], "--url is required", "hint: for instance --url http://127.0.0.1:8000")
-        self.refused(["bench", "serve"], "--url is required", "hint: for instance --url http://127.0.0.1:8000")
+        for command in (["chat"], ["bench", "serve"]):
+            self.refused(command, "one of --url and --load is required", "hint: --url http://127.0.0.1:8000 asks a server")
+            self.refused([*command, "--url", self.url, "--load", "x"], "--url and --load are both given")
         self.refused(["chat", "--url", "ftp://x"], "ftp://x")
         self.refused(["chat", "--url", "http://127.0.0.1:1"], "cannot connect to 127.0.0.1:1")
         self.refused(["bench", "serve", "--url", self.url, "--prompt-tokens", "2", "--prefix-tokens", "3", "--request-rate", "-1"],

@@ -472,7 +472,7 @@ extern "C" int megatron_bench(int argc, char** argv) {
   command.help = [&] {
     return run_help(
         "megatron bench train|kernels --config FILE [flags of pretrain], "
-        "megatron bench machine, or megatron bench serve --url URL",
+        "megatron bench machine, or megatron bench serve --url URL|--load DIR",
         configs, parsed.help_topic, &config);
   };
   command.run = [&] {

@@ -7,6 +7,7 @@
 #include "megatron/base/value_checks.h"
 #include "megatron/serving/bench/load_generator.h"
 #include "tools/support/api_key.h"
+#include "tools/support/served_model_flags.h"
 
 namespace megatron {
 namespace {
@@ -29,7 +30,10 @@ struct BenchServeConfig : Config {
 
   void fields(FieldVisitor& v) override {
     v.group("bench serve");
-    v.field("url", url, "a server of the OpenAI API that takes token ids: http://127.0.0.1:8000");
+    v.field(
+        "url", url,
+        "a server of the OpenAI API that takes token ids (http://127.0.0.1:8000), in place of a "
+        "model to load, which is asked without HTTP");
     v.field("model", model, "name of the model; default: the server's first");
     v.field("api_key_file", api_key_file, "a file with the key for the server");
     v.field("ca_file", ca_file, "PEM file of the authorities for https; default: the system's");
@@ -46,8 +50,6 @@ struct BenchServeConfig : Config {
     v.field("json", json, "print JSON");
   }
   void validate(Violations& violations) const override {
-    if (url.empty())
-      violations.add("--url is required", "for instance --url http://127.0.0.1:8000");
     at_least(violations, "--num-requests", num_requests, 1);
     at_least(violations, "--num-warmup", num_warmup, 0);
     at_least(violations, "--concurrency", concurrency, 1);
@@ -67,23 +69,40 @@ struct BenchServeConfig : Config {
 
 int bench_serve(int argc, char** argv) {
   BenchServeConfig config;
-  Config* const configs[] = {&config};
-  if (!parse_or_help("megatron bench serve --url URL [flags]", configs, argc, argv)) return 0;
-  const LoadOptions options{.num_requests = config.num_requests,
-                            .num_warmup = config.num_warmup,
-                            .concurrency = config.concurrency,
-                            .request_rate = config.request_rate,
-                            .prompt_tokens = config.prompt_tokens,
-                            .output_tokens = config.output_tokens,
-                            .prefix_tokens = config.prefix_tokens,
-                            .temperature = config.temperature,
-                            .seed = static_cast<uint64_t>(config.seed)};
-  const auto target = make_http_target(parse_url(config.url), config.ca_file,
-                                       read_api_key(config.api_key_file), config.model);
+  ServedModelConfig load;
+  load.required = false;
+  EngineConfig engine;
+  Config* const configs[] = {&config, &load, &engine};
+  if (!parse_or_help("megatron bench serve --url URL|--load DIR [flags]", configs, argc, argv,
+                     {.known = known_inference_flags(),
+                      .validate = [&](Violations& v) { require_url_or_load(config.url, load, v); },
+                      .positional = "load"}))
+    return 0;
+  const ClientLoad options{.num_requests = config.num_requests,
+                           .num_warmup = config.num_warmup,
+                           .concurrency = config.concurrency,
+                           .request_rate = config.request_rate,
+                           .prompt_tokens = config.prompt_tokens,
+                           .output_tokens = config.output_tokens,
+                           .prefix_tokens = config.prefix_tokens,
+                           .temperature = config.temperature,
+                           .seed = static_cast<uint64_t>(config.seed)};
+  const ParallelGroups groups;
+  std::unique_ptr<ModelService> service;
+  std::unique_ptr<LoadTarget> target;
+  if (config.url.empty()) {
+    service = load_served_model(load, engine, {}, {}, groups);
+    target = make_engine_target(service->engine(), service->model().tokenizer->vocab_size());
+    service->start();
+  } else {
+    target = make_http_target(parse_url(config.url), config.ca_file,
+                              read_api_key(config.api_key_file), config.model);
+  }
   const LoadResult result = run_load(*target, options, [&](int64_t ended) {
     set_status_line(cat(ended, " of ", config.num_requests, " requests"));
   });
   set_status_line("");
+  if (service) service->stop();
   const LoadSummary summary = summarise(result);
   print_line(config.json ? summary_json(summary, options) : summary_text(summary));
   MEGATRON_CHECK(summary.failed == 0, summary.failed, " of ", config.num_requests,

@@ -13,8 +13,10 @@
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
+#include "megatron/serving/api_server.h"
 #include "megatron/serving/client/chat_client.h"
 #include "tools/support/api_key.h"
+#include "tools/support/served_model_flags.h"
 
 namespace megatron {
 namespace {
@@ -30,7 +32,8 @@ struct ChatConfig : Config {
 
   void fields(FieldVisitor& v) override {
     v.group("chat");
-    v.field("url", url, "a server of the OpenAI API: http://127.0.0.1:8000");
+    v.field("url", url,
+            "a server of the OpenAI API (http://127.0.0.1:8000), in place of a model to load");
     v.field("model", model, "name of the model or adapter; default: the server's first");
     v.field("system", system, "a system message at the start");
     v.field("temperature", temperature, "0: the likeliest token each time; default: the server's");
@@ -39,10 +42,6 @@ struct ChatConfig : Config {
     v.field("seed", seed, "seed of the draws");
     v.field("api_key_file", api_key_file, "a file with the key for the server");
     v.field("ca_file", ca_file, "PEM file of the authorities for https; default: the system's");
-  }
-  void validate(Violations& violations) const override {
-    if (url.empty())
-      violations.add("--url is required", "for instance --url http://127.0.0.1:8000");
   }
 };
 
@@ -148,7 +147,8 @@ class Terminal {
       if (!interactive_) throw_error(reply.problem);
       print_line(cat("[", reply.problem, "]"));
     } else if (reply.finish_reason == "length") {
-      print_line("[cut: no more tokens were allowed]");
+      const char* const note = "cut: no more tokens were allowed";
+      interactive_ ? print_line(cat("[", note, "]")) : log_info(note);
     }
     if (interactive_ && reply.problem.empty() && reply.output_tokens > 1)
       print_line(cat("[", reply.output_tokens, " tokens, ",
@@ -211,13 +211,46 @@ class Terminal {
   LineReader lines_;
 };
 
+// A server of this process alone for the model of --load.
+struct LocalServer {
+  ParallelGroups groups;
+  std::unique_ptr<ModelService> service;
+  std::unique_ptr<ApiServer> server;
+
+  LocalServer(const ServedModelConfig& load, const EngineConfig& engine) {
+    ServeConfig config;
+    config.port = 0;
+    config.chat_page = false;
+    service = load_served_model(load, engine, config, {}, groups);
+    server =
+        std::make_unique<ApiServer>(config, ServeLimits(), service->engine(), service->model());
+    service->start();
+    server->start();
+  }
+  ~LocalServer() {
+    if (server) server->stop();
+    if (service) service->stop();
+  }
+};
+
 }  // namespace
 
 extern "C" int megatron_chat(int argc, char** argv) {
   ChatConfig config;
-  Config* const configs[] = {&config};
-  if (!parse_or_help("megatron chat --url URL [flags]", configs, argc, argv)) return 0;
-  ChatClient client(parse_url(config.url), config.ca_file, read_api_key(config.api_key_file),
+  ServedModelConfig load;
+  load.required = false;
+  EngineConfig engine;
+  engine.max_requests = 1;
+  Config* const configs[] = {&config, &load, &engine};
+  if (!parse_or_help("megatron chat --url URL|--load DIR [flags]", configs, argc, argv,
+                     {.known = known_inference_flags(),
+                      .validate = [&](Violations& v) { require_url_or_load(config.url, load, v); },
+                      .positional = "load"}))
+    return 0;
+  std::optional<LocalServer> local;
+  if (config.url.empty()) local.emplace(load, engine);
+  ChatClient client(parse_url(local ? local->server->url() : config.url), config.ca_file,
+                    read_api_key(config.api_key_file),
                     {.model = config.model,
                      .system = config.system,
                      .temperature = config.temperature,

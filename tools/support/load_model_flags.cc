@@ -20,10 +20,14 @@ constexpr std::string_view kDevices[] = {"auto", "cpu", "cuda"};
 }  // namespace
 
 void LoadModelConfig::fields(FieldVisitor& v) {
+  common_fields(v);
+  v.field("adapter", adapter, "folder of PEFT with adapters for that model");
+}
+
+void LoadModelConfig::common_fields(FieldVisitor& v) {
   v.group("model");
   v.field("load", load,
           "folder of checkpoints, one checkpoint, a folder of Hugging Face, or a GGUF file");
-  v.field("adapter", adapter, "folder of PEFT with adapters for that model");
   v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
   v.choice("dtype", dtype, kDTypes, "element type to compute in");
   v.choice("device", device, kDevices, "auto, cpu or cuda");

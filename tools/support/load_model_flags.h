@@ -19,6 +19,9 @@ struct LoadModelConfig : Config {
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
+
+ protected:
+  void common_fields(FieldVisitor& visitor);  // all but `adapter`
 };
 
 // The request described by the flags, for the device of this rank. `local_rank`: rank within the

@@ -23,7 +23,7 @@ int64_t load_clock_ns() {
 // Starts requests when they are due and there is room, and notes their times.
 class LoadRun {
  public:
-  LoadRun(LoadTarget& target, const LoadOptions& options, std::function<void(int64_t)> progress)
+  LoadRun(LoadTarget& target, const ClientLoad& options, std::function<void(int64_t)> progress)
       : target_(target), options_(options), progress_(std::move(progress)), random_(options.seed) {
     const int64_t prefix = std::min(options.prefix_tokens, options.prompt_tokens);
     for (int64_t i = 0; i < prefix; ++i) prefix_.push_back(draw_id());
@@ -102,7 +102,7 @@ class LoadRun {
   }
 
   LoadTarget& target_;
-  const LoadOptions& options_;
+  const ClientLoad& options_;
   std::function<void(int64_t)> progress_;
   std::mt19937_64 random_;
   std::vector<int32_t> prefix_;
@@ -123,9 +123,9 @@ void write_latency(const char* name, const LatencySummary& summary, JsonWriter& 
 
 }  // namespace
 
-LoadResult run_load(LoadTarget& target, const LoadOptions& options,
+LoadResult run_load(LoadTarget& target, const ClientLoad& options,
                     const std::function<void(int64_t)>& progress) {
-  LoadOptions warmup = options;
+  ClientLoad warmup = options;
   warmup.request_rate = 0.0;
   if (options.num_warmup > 0) LoadRun(target, warmup, {}).run(options.num_warmup);
   return LoadRun(target, options, progress).run(options.num_requests);
@@ -210,7 +210,7 @@ std::string summary_text(const LoadSummary& summary) {
   return text;
 }
 
-std::string summary_json(const LoadSummary& summary, const LoadOptions& options) {
+std::string summary_json(const LoadSummary& summary, const ClientLoad& options) {
   JsonWriter json(2);
   json.begin_object()
       .member("num_requests", options.num_requests)

@@ -12,7 +12,7 @@
 
 namespace megatron {
 
-struct LoadOptions {
+struct ClientLoad {
   int64_t num_requests = 100;
   int64_t num_warmup = 0;     // before them, not measured
   int64_t concurrency = 16;   // requests in flight at most
@@ -45,7 +45,7 @@ class LoadTarget {
   virtual ~LoadTarget() = default;
   // The ids a prompt may have: [first, end).
   virtual std::pair<int32_t, int32_t> prompt_ids() const = 0;
-  virtual void start(std::vector<int32_t> prompt, const LoadOptions& options, uint64_t seed,
+  virtual void start(std::vector<int32_t> prompt, const ClientLoad& options, uint64_t seed,
                      Callbacks callbacks) = 0;
   virtual void after(int64_t ns, std::function<void()> work) = 0;
   // Until nothing is open and no work is left.
@@ -65,7 +65,7 @@ struct LoadResult {
 };
 
 // `progress`: called now and then with the number of requests that have ended.
-LoadResult run_load(LoadTarget& target, const LoadOptions& options,
+LoadResult run_load(LoadTarget& target, const ClientLoad& options,
                     const std::function<void(int64_t)>& progress = {});
 
 // Mean and quantiles of one quantity, in milliseconds.
@@ -86,6 +86,6 @@ struct LoadSummary {
 LoadSummary summarise(const LoadResult& result);
 
 std::string summary_text(const LoadSummary& summary);
-std::string summary_json(const LoadSummary& summary, const LoadOptions& options);
+std::string summary_json(const LoadSummary& summary, const ClientLoad& options);
 
 }  // namespace megatron

@@ -40,7 +40,7 @@ class HttpTarget final : public LoadTarget {
     return {vocab_size_ > 1024 ? 256 : 0, vocab_size_ - (vocab_size_ > 1024 ? 64 : 1)};
   }
 
-  void start(std::vector<int32_t> prompt, const LoadOptions& options, uint64_t seed,
+  void start(std::vector<int32_t> prompt, const ClientLoad& options, uint64_t seed,
              Callbacks callbacks) override {
     struct Open {
       Callbacks callbacks;
@@ -136,7 +136,7 @@ class EngineTarget final : public LoadTarget {
   std::pair<int32_t, int32_t> prompt_ids() const override {
     return {vocab_size_ > 1024 ? 256 : 0, vocab_size_ - (vocab_size_ > 1024 ? 64 : 1)};
   }
-  void start(std::vector<int32_t> prompt, const LoadOptions& options, uint64_t seed,
+  void start(std::vector<int32_t> prompt, const ClientLoad& options, uint64_t seed,
              Callbacks callbacks) override {
     RequestSpec spec;
     spec.prompt = std::move(prompt);

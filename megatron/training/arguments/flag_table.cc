@@ -364,7 +364,7 @@ constexpr Refusal kRefusals[] = {
     {"multi-stream residual connections (mHC) are not built yet",
      "--enable-mhc-connections --mhc-num-residual-streams=4 --mhc-sinkhorn-iterations=20 "
      "--mhc-init-gating-factor=0.01 --mhc-recompute-layer-num="},
-    {"the batching inference engine and its server are not built yet",
+    {"the engine is that of megatron serve, which takes this flag or says why not",
      "--flash-decode --nccl-all-reduce-for-prefill --inference-fuse-tp-communication "
      "--inference-disable-triton-nvls-kernels --inference-grouped-gemm-backend=vllm "
      "--inference-moe-disable-fused-quant-kernels --inference-moe-token-dispatcher-type=nvls "

@@ -259,12 +259,12 @@ TEST_F(ClientTest, KeysAreAskedFor) {
 TEST_F(ClientTest, LoadInAClosedLoop) {
   FakeServer fake({}, {}, {.step_ns = 500'000, .max_running = 100, .stop_early = false});
   const auto target = make_http_target(url(fake), "", "", "");
-  const LoadOptions options{.num_requests = 30,
-                            .num_warmup = 3,
-                            .concurrency = 5,
-                            .prompt_tokens = 20,
-                            .output_tokens = 10,
-                            .prefix_tokens = 8};
+  const ClientLoad options{.num_requests = 30,
+                           .num_warmup = 3,
+                           .concurrency = 5,
+                           .prompt_tokens = 20,
+                           .output_tokens = 10,
+                           .prefix_tokens = 8};
   int64_t told = 0;
   const LoadResult result = run_load(*target, options, [&](int64_t ended) { told = ended; });
   const LoadSummary summary = summarise(result);
@@ -292,12 +292,12 @@ TEST_F(ClientTest, LoadInAClosedLoop) {
 TEST_F(ClientTest, LoadAtARate) {
   FakeServer fake({}, {}, {.step_ns = 100'000, .max_running = 100, .stop_early = false});
   const auto target = make_http_target(url(fake), "", "", "");
-  const LoadOptions options{.num_requests = 60,
-                            .concurrency = 1000,
-                            .request_rate = 200.0,
-                            .prompt_tokens = 4,
-                            .output_tokens = 2,
-                            .seed = 5};
+  const ClientLoad options{.num_requests = 60,
+                           .concurrency = 1000,
+                           .request_rate = 200.0,
+                           .prompt_tokens = 4,
+                           .output_tokens = 2,
+                           .seed = 5};
   const LoadResult result = run_load(*target, options);
   EXPECT_EQ(summarise(result).completed, 60);
   // Arrivals are a Poisson process: 59 gaps of 5 ms on average, most of them shorter.

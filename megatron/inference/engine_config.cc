@@ -1,0 +1,73 @@
+#include "megatron/inference/engine_config.h"
+
+#include <cmath>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+
+void EngineConfig::fields(FieldVisitor& v) {
+  v.group("engine");
+  v.field({"max_requests", "--inference-max-requests --inference-dynamic-batching-max-requests"},
+          max_requests, "requests that run at a time; others wait");
+  v.field({"max_seq_length", "--inference-max-seq-length"}, max_seq_length,
+          "most tokens of a request, prompt and reply; 0: as many as the model was made for");
+  v.field(
+      {"cache_gb", "--inference-dynamic-batching-buffer-size-gb"}, cache_gb,
+      "GiB for keys and values, at most; 0: what all requests could need, up to 80% of the free "
+      "memory of a GPU, or a quarter of the machine's");
+  v.field({"swap_gb", "--swap-space-gb"}, swap_gb,
+          "GiB of host memory for keys and values of requests that make room for others; without "
+          "it they are computed again");
+  v.field({"block_size", "--inference-dynamic-batching-block-size"}, block_size,
+          "tokens of a block of the cache");
+  v.field(
+      {"max_step_tokens", "--inference-dynamic-batching-max-tokens"}, max_step_tokens,
+      "tokens of a step; longer prompts are read in chunks, beside the replies that are written");
+  v.field("max_gap_ms", max_gap_ms,
+          "milliseconds that a step, and so the gap between two tokens, should take at most; 0: "
+          "any");
+  v.field("max_waiting_requests", max_waiting_requests,
+          "requests that wait for their first step; more get 429");
+  v.field({"prefix_caching", "--inference-dynamic-batching-prefix-caching"}, prefix_caching,
+          "requests that begin alike share keys and values");
+  v.field("step_timeout_seconds", step_timeout_seconds,
+          "a step that takes longer ends the server with an error");
+}
+
+void EngineConfig::validate(Violations& v) const {
+  const auto count = [&](const char* flag, int64_t value, int64_t low, int64_t high) {
+    v.require(value >= low && value <= high,
+              cat(flag, " ", value, " is outside [", low, ", ", high, "]"));
+  };
+  const auto number = [&](const char* flag, double value) {
+    v.require(std::isfinite(value) && value >= 0.0 && value <= 1e6,
+              cat(flag, " ", value, " is outside [0, 1e6]"));
+  };
+  count("--inference-max-requests", max_requests, 1, 65536);
+  count("--inference-max-seq-length", max_seq_length, 0, INT32_MAX);
+  count("--inference-dynamic-batching-block-size", block_size, 1, 4096);
+  count("--inference-dynamic-batching-max-tokens", max_step_tokens, 1, 1 << 20);
+  count("--max-waiting-requests", max_waiting_requests, 1, 1 << 20);
+  number("--inference-dynamic-batching-buffer-size-gb", cache_gb);
+  number("--swap-space-gb", swap_gb);
+  number("--max-gap-ms", max_gap_ms);
+  v.require(step_timeout_seconds > 0.0 && step_timeout_seconds <= 1e6,
+            cat("--step-timeout-seconds ", step_timeout_seconds, " is outside (0, 1e6]"));
+  v.require(max_step_tokens >= max_requests,
+            cat("--inference-dynamic-batching-max-tokens ", max_step_tokens,
+                " is below --inference-max-requests ", max_requests),
+            "each request that runs takes a token of a step");
+}
+
+EngineOptions engine_options(const EngineConfig& config) {
+  EngineOptions options;
+  options.scheduler.max_step_tokens = config.max_step_tokens;
+  options.scheduler.max_gap_ns = std::llround(config.max_gap_ms * 1e6);
+  options.scheduler.max_waiting = config.max_waiting_requests;
+  options.scheduler.share_prefixes = config.prefix_caching;
+  options.step_timeout_ns = std::llround(config.step_timeout_seconds * 1e9);
+  return options;
+}
+
+}  // namespace megatron

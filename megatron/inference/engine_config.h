@@ -1,0 +1,29 @@
+// Flags of the engine.
+#pragma once
+
+#include <cstdint>
+
+#include "megatron/base/fields.h"
+#include "megatron/inference/engine.h"
+
+namespace megatron {
+
+struct EngineConfig : Config {
+  int64_t max_requests = 64;
+  int64_t max_seq_length = 0;
+  double cache_gb = 0.0;
+  double swap_gb = 0.0;
+  int64_t block_size = 64;
+  int64_t max_step_tokens = 2048;
+  double max_gap_ms = 0.0;
+  int64_t max_waiting_requests = 1024;
+  bool prefix_caching = true;
+  double step_timeout_seconds = 300.0;
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+EngineOptions engine_options(const EngineConfig& config);
+
+}  // namespace megatron

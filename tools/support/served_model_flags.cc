@@ -1,0 +1,138 @@
+#include "tools/support/served_model_flags.h"
+
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/launch.h"
+
+namespace megatron {
+namespace {
+
+constexpr auto kSo = KnownFlag::Kind::kAlreadySo;
+constexpr auto kNo = KnownFlag::Kind::kRefused;
+constexpr char kGraphs[] = "CUDA graphs of decoding steps are not built yet";
+constexpr char kRouter[] =
+    "replicas stand behind a router of their own, and do not speak with each other";
+constexpr char kOneDevice[] =
+    "a server of several ranks is not built yet: this one computes on one device";
+constexpr char kMamba[] = "Mamba and hybrid models are not built yet";
+constexpr char kCounts[] = "/metrics has counts and times, for Prometheus";
+
+constexpr KnownFlag kInferenceFlags[] = {
+    {"--inference-dynamic-batching", kSo, "requests are always batched step by step"},
+    {"--enable-chunked-prefill", kSo,
+     "prompts longer than --inference-dynamic-batching-max-tokens are read in chunks"},
+    {"--inference-dynamic-batching-prefix-caching-eviction-policy", kNo,
+     "idle prefixes are evicted least recently used first", 1, 1, "lru"},
+    {"--inference-dynamic-batching-logprobs-mode", kNo,
+     "each request says which log-probabilities it wants", 1, 1, "raw_logprobs"},
+    {"--inference-dynamic-batching-sampling-backend", kNo,
+     "tokens are drawn by kernels of this program, the same on CPU and GPU", 1, 1, "torch"},
+    {"--inference-dynamic-batching-async-sched-mode", kNo,
+     "a step is planned while the one before runs, always", 1, 1, "async"},
+    {"--use-legacy-static-engine", kNo, "there is one engine"},
+    {"--inference-dynamic-batching-unified-memory-level", kNo,
+     "keys and values move to host memory by --swap-space-gb, not by unified memory", 1, 1, "0"},
+    {"--inference-dynamic-batching-paused-buffer-size-gb", kNo,
+     "requests that make room have no memory of their own on the device; --swap-space-gb gives "
+     "them host memory",
+     1, 1},
+    {"--inference-dynamic-batching-num-cuda-graphs", kNo, kGraphs, 1, 1, "0"},
+    {"--inference-dynamic-batching-cuda-graph-mixed-prefill-count", kNo, kGraphs, 1, 1, "0"},
+    {"--inference-cuda-graph-max-tokens", kNo, kGraphs, 1, 1, "0"},
+    {"--inference-cuda-graph-scope", kNo, kGraphs, 1, 1, "none"},
+    {"--decode-only-cuda-graphs", kNo, kGraphs},
+    {"--num-speculative-tokens", kNo, "speculative decoding is not built yet", 1, 1, "0"},
+    {"--batch-invariant-mode", kNo, "batch-invariant kernels are not built yet"},
+    {"--inference-coordinator-port", kNo, kRouter, 1, 1},
+    {"--inference-dynamic-batching-prefix-caching-coordinator-policy", kNo, kRouter, 1, 1},
+    {"--inference-dynamic-batching-prefix-caching-routing-alpha", kNo, kRouter, 1, 1},
+    {"--inference-shards", kNo, kRouter, 1, 1},
+    {"--tensor-model-parallel-size", kNo, kOneDevice, 1, 1, "1"},
+    {"--pipeline-model-parallel-size", kNo, kOneDevice, 1, 1, "1"},
+    {"--expert-model-parallel-size", kNo, kOneDevice, 1, 1, "1"},
+    {"--nccl-all-reduce-for-prefill", kNo, kOneDevice},
+    {"--inference-fuse-tp-communication", kNo, kOneDevice},
+    {"--inference-disable-triton-nvls-kernels", kNo, kOneDevice},
+    {"--inference-moe-token-dispatcher-type", kNo, kOneDevice, 1, 1},
+    {"--inference-disable-ep-consensus", kNo, kOneDevice},
+    {"--inference-use-synchronous-zmq-collectives", kNo, kOneDevice},
+    {"--use-same-sampling-seed-across-dp-ranks", kNo,
+     "each request has a seed of its own, given or drawn"},
+    {"--flash-decode", kNo, "decoding has one kernel of paged attention"},
+    {"--inference-grouped-gemm-backend", kNo, "experts have the grouped products of training", 1,
+     1},
+    {"--inference-moe-disable-fused-quant-kernels", kNo,
+     "experts have the grouped products of training"},
+    {"--inference-batch-times-seqlen-threshold", kNo,
+     "a batch is one row of tokens, which pipelines do not divide", 1, 1, "-1"},
+    {"--max-tokens-to-oom", kNo,
+     "requests that the cache cannot hold are refused, or wait for others", 1, 1},
+    {"--inference-dynamic-batching-mamba-memory-ratio", kNo, kMamba, 1, 1},
+    {"--inference-dynamic-batching-prefix-caching-mamba-gb", kNo, kMamba, 1, 1},
+    {"--inference-dynamic-batching-track-paused-request-events", kNo, kCounts},
+    {"--inference-dynamic-batching-track-generated-token-events", kNo, kCounts},
+    {"--inference-dynamic-batching-cuda-graph-sizing-distribution", kNo, kGraphs, 1, 1},
+    {"--inference-cuda-graph-all-prefills", kNo, kGraphs},
+    {"--inference-logging-step-interval", kNo, kCounts, 1, 1, "0"},
+    {"--inference-text-gen-server-logging", kNo,
+     "--log-prompts logs prompts, and /metrics has counts and times"},
+    {"--inference-wandb-logging", kNo, kCounts},
+};
+
+// {"name", "folder"} of NAME=DIR.
+std::pair<std::string, std::filesystem::path> split_adapter(const std::string& text) {
+  const size_t equals = text.find('=');
+  return {text.substr(0, equals), equals == std::string::npos ? "" : text.substr(equals + 1)};
+}
+
+}  // namespace
+
+void ServedModelConfig::fields(FieldVisitor& v) {
+  common_fields(v);
+  v.field({"adapters", "--adapter"}, adapters,
+          "NAME=DIR: folders of PEFT with adapters; a request names one as its model");
+  v.field("chat_template", chat_template,
+          "a file with a template, or the template, in place of the tokenizer's");
+}
+
+void ServedModelConfig::validate(Violations& v) const {
+  if (required || !load.empty()) LoadModelConfig::validate(v);
+  std::set<std::string> names;
+  for (const std::string& text : adapters) {
+    const auto [name, folder] = split_adapter(text);
+    v.require(!name.empty() && !folder.empty(), cat("--adapter ", text, " is not NAME=DIR"));
+    v.require(names.insert(name).second, cat("--adapter names ", name, " twice"));
+  }
+}
+
+void require_url_or_load(const std::string& url, const ServedModelConfig& config,
+                         Violations& violations) {
+  violations.require(url.empty() != config.load.empty(),
+                     url.empty() ? "one of --url and --load is required"
+                                 : "--url and --load are both given, expected one",
+                     "--url http://127.0.0.1:8000 asks a server, --load DIR loads a model");
+}
+
+std::span<const KnownFlag> known_inference_flags() { return kInferenceFlags; }
+
+std::unique_ptr<ModelService> load_served_model(const ServedModelConfig& config,
+                                                const EngineConfig& engine,
+                                                const ServeConfig& serve, const ServeLimits& limits,
+                                                const ParallelGroups& groups) {
+  const Launch launch = launch_from_environment();
+  MEGATRON_CHECK(launch.world_size == 1, "a server of several ranks is not built yet, and ",
+                 launch.launcher, " started ", launch.world_size,
+                 "\nhint: start one process; several of them are replicas, each with a --port");
+  ModelServiceOptions options;
+  options.engine = engine;
+  options.limits = limits;
+  options.name = serve.served_model_name;
+  options.chat_template = config.chat_template;
+  options.tool_call_parser = serve.tool_call_parser;
+  for (const std::string& text : config.adapters) options.adapters.push_back(split_adapter(text));
+  LoadedModel loaded = load_model(config, groups);
+  return std::make_unique<ModelService>(load_model_request(config), std::move(loaded), options);
+}
+
+}  // namespace megatron

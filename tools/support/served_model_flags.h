@@ -1,0 +1,39 @@
+// The flags of commands that serve a model from this process.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "megatron/base/parse.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/inference/model_service.h"
+#include "tools/support/load_model_flags.h"
+
+namespace megatron {
+
+struct ServedModelConfig : LoadModelConfig {
+  std::vector<std::string> adapters;  // NAME=DIR
+  std::string chat_template;
+  bool required = true;  // whether --load must be given
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+// Megatron-LM's flags for inference that are no fields here: accepted because it is so, or refused
+// with the reason.
+std::span<const KnownFlag> known_inference_flags();
+
+// Adds a violation unless exactly one of --url, a server, and --load, a model, is given.
+void require_url_or_load(const std::string& url, const ServedModelConfig& config,
+                         Violations& violations);
+
+// Loads the model and makes its service, which runs on this process alone: more ranks are refused.
+// `groups` must outlive the result.
+std::unique_ptr<ModelService> load_served_model(const ServedModelConfig& config,
+                                                const EngineConfig& engine,
+                                                const ServeConfig& serve, const ServeLimits& limits,
+                                                const ParallelGroups& groups);
+
+}  // namespace megatron
