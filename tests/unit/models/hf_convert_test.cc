@@ -22,6 +22,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/models/gpt/gpt_model.h"
+#include "megatron/nn/parameter_store.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/models/hf_golden.h"

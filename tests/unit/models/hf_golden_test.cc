@@ -10,6 +10,7 @@
 #include "megatron/comm/thread_backend.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/models/gpt/gpt_model.h"
+#include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/models/gpt_golden.h"
