@@ -49,9 +49,9 @@ struct StoredTensor {
 };
 
 // Bytes that are in no file as they are: text from metadata, dequantised weights.
-class ByteSource {
+class ComputedBytes {
  public:
-  virtual ~ByteSource() = default;
+  virtual ~ComputedBytes() = default;
   // Bytes [offset, offset + bytes). May be called from several threads. Throws Error.
   virtual void read_at(uint64_t offset, void* out, size_t bytes) const = 0;
 };
@@ -65,7 +65,8 @@ struct StoredFile {
   uint64_t header_hash = 0;   // XXH3-64
   std::vector<uint64_t> block_hashes;
   bool has_checksums = true;  // false: a file of another program; only its size is verified
-  std::shared_ptr<const ByteSource> source;  // set: of the bytes, in place of a file; no checksums
+  std::shared_ptr<const ComputedBytes>
+      source;  // set: of the bytes, in place of a file; no checksums
 };
 
 struct Manifest {

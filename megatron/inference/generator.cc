@@ -234,7 +234,7 @@ class TokenDraws {
   }
 
   std::vector<DrawnToken> of(const at::Tensor& logits, const std::vector<size_t>& sequences) {
-    std::vector<Sampler::Row> rows;
+    std::vector<TokenSampler::Row> rows;
     std::vector<int32_t> slots;
     for (const size_t i : sequences) {
       slots.push_back(static_cast<int32_t>(i));
@@ -250,7 +250,7 @@ class TokenDraws {
   }
 
  private:
-  Sampler sampler_;
+  TokenSampler sampler_;
   std::vector<int64_t> positions_;  // of the next token, by sequence
 };
 

@@ -303,7 +303,7 @@ ModelRunner::Flight ModelRunner::flight_of(const StepPlan& plan) const {
 // The last stage computes the numbers of the step; the first one receives them.
 void ModelRunner::finish(const StepPlan& plan, const at::Tensor& hidden, Flight& flight) {
   if (is_last()) {
-    std::vector<Sampler::Row> rows;
+    std::vector<TokenSampler::Row> rows;
     std::span<const uint32_t> masks = plan.masks;
     std::vector<int64_t> last;
     int64_t row = 0;
@@ -320,7 +320,7 @@ void ModelRunner::finish(const StepPlan& plan, const at::Tensor& hidden, Flight&
     }
     std::vector<at::Tensor> numbers;
     if (!rows.empty()) {
-      const Sampler::Draws draws = sampler_->draw(logits_of(hidden, last), rows, flight.draws);
+      const TokenSampler::Draws draws = sampler_->draw(logits_of(hidden, last), rows, flight.draws);
       keep_ids(flight, draws.ids);
       numbers = {draws.ids.to(at::kDouble), draws.report};
     }

@@ -110,8 +110,8 @@ class ModelRunner final : public StepRunner {
   DecodingState state_;
   BlockTables tables_;
   std::vector<Slot> slots_;
-  std::optional<Sampler> sampler_;  // on the last stage
-  at::Tensor last_sampled_;         // [slots] int64 on the device
+  std::optional<TokenSampler> sampler_;  // on the last stage
+  at::Tensor last_sampled_;              // [slots] int64 on the device
   std::deque<Flight> flights_;
   std::deque<Passed> passed_;
   int64_t last_step_ = 0;

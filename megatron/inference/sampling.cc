@@ -116,14 +116,14 @@ std::vector<DrawnToken> DrawReport::read(const double* from) const {
   return draws;
 }
 
-Sampler::Sampler(int64_t vocab_size, int64_t columns, ProcessGroup tp, at::Device device)
+TokenSampler::TokenSampler(int64_t vocab_size, int64_t columns, ProcessGroup tp, at::Device device)
     : vocab_size_(vocab_size),
       first_id_(tp.rank() * columns),
       columns_(std::clamp<int64_t>(vocab_size - first_id_, 0, columns)),
       tp_(std::move(tp)),
       device_(device) {}
 
-void Sampler::start(const SlotStart& start) {
+void TokenSampler::start(const SlotStart& start) {
   const SamplingParameters& p = start.sampling;
   Slot& slot = slots_[start.slot];
   slot = {};
@@ -150,14 +150,14 @@ void Sampler::start(const SlotStart& start) {
   }
 }
 
-void Sampler::release(int32_t slot) {
+void TokenSampler::release(int32_t slot) {
   const auto found = slots_.find(slot);
   if (found == slots_.end()) return;
   if (found->second.how.counts >= 0) free_counts_.push_back(found->second.how.counts);
   slots_.erase(found);
 }
 
-int32_t Sampler::count_ids(const SlotStart& start) {
+int32_t TokenSampler::count_ids(const SlotStart& start) {
   if (free_counts_.empty()) {
     const int64_t rows = counts_.defined() ? counts_.size(0) : 0;
     const int64_t more = std::max<int64_t>(4, rows);
@@ -184,7 +184,7 @@ int32_t Sampler::count_ids(const SlotStart& start) {
   return row;
 }
 
-SamplingBatch Sampler::batch_of(std::span<const Row> rows) const {
+SamplingBatch TokenSampler::batch_of(std::span<const Row> rows) const {
   SamplingBatch batch;
   batch.counts = counts_;
   int32_t masks = 0;
@@ -212,8 +212,8 @@ SamplingBatch Sampler::batch_of(std::span<const Row> rows) const {
   return batch;
 }
 
-Sampler::Draws Sampler::draw(const at::Tensor& logits, std::span<const Row> rows,
-                             const DrawReport& report) {
+TokenSampler::Draws TokenSampler::draw(const at::Tensor& logits, std::span<const Row> rows,
+                                       const DrawReport& report) {
   VocabularyLogits all(logits, vocab_size_, shards_of(tp_));
   const at::Tensor ids = all.draw(batch_of(rows)), finite = all.finite();
   std::vector<at::Tensor> parts = {
@@ -235,8 +235,8 @@ Sampler::Draws Sampler::draw(const at::Tensor& logits, std::span<const Row> rows
   return {at::where(known, ids, at::zeros_like(ids)), at::cat(parts)};
 }
 
-at::Tensor Sampler::score(const at::Tensor& logits, const std::vector<int32_t>& targets,
-                          int64_t top) const {
+at::Tensor TokenSampler::score(const at::Tensor& logits, const std::vector<int32_t>& targets,
+                               int64_t top) const {
   const std::vector<int64_t> ids(targets.begin(), targets.end());
   return LogProbabilityReport::pack(
       VocabularyLogits(logits, vocab_size_, shards_of(tp_))

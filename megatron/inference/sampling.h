@@ -60,7 +60,7 @@ class DrawReport {
   std::vector<DrawnToken> read(const double* from) const;
 
  private:
-  friend class Sampler;
+  friend class TokenSampler;
   std::vector<int32_t> slots_;
   std::vector<int64_t> raw_rows_, drawn_rows_;  // those with log-probabilities, of either kind
   LogProbabilityReport raw_, drawn_;
@@ -69,10 +69,10 @@ class DrawReport {
 // The drawing parameters of sequences by slot, and for those with penalties counts of their ids. A
 // token depends on its logits, on seed, choice and position, and on the sequence's own ids: not on
 // its slot nor on other sequences.
-class Sampler {
+class TokenSampler {
  public:
   // Rows of logits have `columns` columns on each rank of `tp`, padding included.
-  Sampler(int64_t vocab_size, int64_t columns, ProcessGroup tp, at::Device device);
+  TokenSampler(int64_t vocab_size, int64_t columns, ProcessGroup tp, at::Device device);
 
   // A sequence gets the slot. Its ids are those that are known so far.
   void start(const SlotStart& start);

@@ -24,7 +24,7 @@ StoredFile stored_file(const SafetensorsFile& file) {
   return stored;
 }
 
-class TextSource : public ByteSource {
+class TextSource : public ComputedBytes {
  public:
   explicit TextSource(std::string text) : text_(std::move(text)) {}
   void read_at(uint64_t offset, void* out, size_t bytes) const override {

@@ -449,8 +449,8 @@ void ApiServer::generate(Call call, Endpoint endpoint) {
       request.spec.timeout_ns = timeout_of(call.request(), limits_.request_timeout_seconds,
                                            steady_now_ns() - call.arrived_ns);
       auto generation =
-          std::make_shared<Generation>(*router_, responses_, model_, std::move(request),
-                                       call.exchange, std::string(call.route->path));
+          std::make_shared<RunningGeneration>(*router_, responses_, model_, std::move(request),
+                                              call.exchange, std::string(call.route->path));
       call.exchange->post([generation] { generation->start(); });
     } catch (const std::exception& error) {
       call.exchange->post([this, call, error = error_for_client(error)] {

@@ -39,7 +39,7 @@ std::string header_list(const std::vector<std::string>& names) {
 
 // -- EventRouter
 
-Admission EventRouter::submit(RequestSpec spec, std::shared_ptr<Generation> generation,
+Admission EventRouter::submit(RequestSpec spec, std::shared_ptr<RunningGeneration> generation,
                               size_t prompt, int shard) {
   const int32_t choices = spec.choices;
   Admission admission = engine_.submit(std::move(spec));
@@ -90,11 +90,11 @@ size_t EventRouter::num_open() const {
   return routes_.size();
 }
 
-// -- Generation
+// -- RunningGeneration
 
-Generation::Generation(EventRouter& router, ResponseCounts& counts, const ServedModel& model,
-                       GenerationRequest request, std::shared_ptr<HttpExchange> exchange,
-                       std::string route)
+RunningGeneration::RunningGeneration(EventRouter& router, ResponseCounts& counts,
+                                     const ServedModel& model, GenerationRequest request,
+                                     std::shared_ptr<HttpExchange> exchange, std::string route)
     : router_(router),
       counts_(counts),
       model_(model),
@@ -110,7 +110,7 @@ Generation::Generation(EventRouter& router, ResponseCounts& counts, const Served
       choices_.emplace_back(request_, model_, static_cast<int32_t>(choices_.size()), prompt);
 }
 
-void Generation::start() {
+void RunningGeneration::start() {
   exchange_->on_abort([self = shared_from_this()](HttpAbort) {
     self->done_ = true;
     self->cancel_all();
@@ -118,7 +118,7 @@ void Generation::start() {
   submit_more();
 }
 
-void Generation::submit_more() {
+void RunningGeneration::submit_more() {
   while (!done_ && next_prompt_ < request_.prompts.size()) {
     const Admission admission = router_.submit(spec_of(request_, next_prompt_), shared_from_this(),
                                                next_prompt_, exchange_->shard());
@@ -152,7 +152,7 @@ void Generation::submit_more() {
   exchange_->begin(std::move(response));
 }
 
-void Generation::take(size_t prompt, Event event) {
+void RunningGeneration::take(size_t prompt, Event event) {
   if (done_) return;
   if (!event.prompt_log_probabilities.empty())
     prompt_numbers_[prompt] = std::move(event.prompt_log_probabilities);
@@ -161,7 +161,7 @@ void Generation::take(size_t prompt, Event event) {
             prompt, std::move(event));
 }
 
-void Generation::take_text(Choice& choice, size_t prompt, Event event) {
+void RunningGeneration::take_text(Choice& choice, size_t prompt, Event event) {
   const bool stream = request_.stream;
   std::string bytes;
   if (stream && request_.echo && !choice.begun)
@@ -198,14 +198,14 @@ void Generation::take_text(Choice& choice, size_t prompt, Event event) {
   if (choice.finish) finish_choice(choice);
 }
 
-void Generation::finish_choice(Choice& choice) {
+void RunningGeneration::finish_choice(Choice& choice) {
   ++finished_choices_;
   if (--open_choices_[choice.prompt] == 0) --open_prompts_;
   if (finished_choices_ == choices_.size()) return finish();
   if (next_prompt_ < request_.prompts.size()) submit_more();
 }
 
-void Generation::finish() {
+void RunningGeneration::finish() {
   done_ = true;
   if (request_.stream) {
     exchange_->write((request_.include_usage ? json_.usage_chunk(usage_) : std::string()) +
@@ -218,7 +218,7 @@ void Generation::finish() {
   respond(std::move(response));
 }
 
-void Generation::fail(const ApiError& error) {
+void RunningGeneration::fail(const ApiError& error) {
   if (done_) return;
   done_ = true;
   cancel_all();
@@ -232,17 +232,17 @@ void Generation::fail(const ApiError& error) {
   respond(error_response(error, shape));
 }
 
-void Generation::cancel_all() {
+void RunningGeneration::cancel_all() {
   for (size_t prompt = 0; prompt < ids_.size(); ++prompt)
     if (open_choices_[prompt] > 0) router_.cancel(ids_[prompt]);
 }
 
-void Generation::respond(HttpResponse response) {
+void RunningGeneration::respond(HttpResponse response) {
   counts_.count(route_, response.status);
   exchange_->respond(std::move(response));
 }
 
-HttpResponse Generation::head(int status) const {
+HttpResponse RunningGeneration::head(int status) const {
   HttpResponse response{.status = status};
   response.headers.push_back({"Cache-Control", "no-store"});
   response.headers.push_back({"X-Content-Type-Options", "nosniff"});

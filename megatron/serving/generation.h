@@ -17,7 +17,7 @@
 
 namespace megatron {
 
-class Generation;
+class RunningGeneration;
 
 // Leads events from the engine's thread to the generations that wait for them, each on the I/O
 // thread of its connection; a step's events of one thread travel together.
@@ -26,7 +26,7 @@ class EventRouter {
   EventRouter(EngineService& engine, HttpServer& http) : engine_(engine), http_(http) {}
 
   // Any thread; events come on the I/O thread `shard`.
-  Admission submit(RequestSpec spec, std::shared_ptr<Generation> generation, size_t prompt,
+  Admission submit(RequestSpec spec, std::shared_ptr<RunningGeneration> generation, size_t prompt,
                    int shard);
   void cancel(RequestId request) { engine_.cancel(request); }
   // The engine's thread.
@@ -36,13 +36,13 @@ class EventRouter {
 
  private:
   struct Route {
-    std::shared_ptr<Generation> generation;
+    std::shared_ptr<RunningGeneration> generation;
     size_t prompt = 0;
     int shard = 0;
     int32_t open_choices = 0;
   };
   struct Delivery {
-    std::shared_ptr<Generation> generation;
+    std::shared_ptr<RunningGeneration> generation;
     size_t prompt = 0;
     Event event;
   };
@@ -57,10 +57,11 @@ class EventRouter {
 };
 
 // Everything but the constructor is called on the I/O thread of the exchange.
-class Generation : public std::enable_shared_from_this<Generation> {
+class RunningGeneration : public std::enable_shared_from_this<RunningGeneration> {
  public:
-  Generation(EventRouter& router, ResponseCounts& counts, const ServedModel& model,
-             GenerationRequest request, std::shared_ptr<HttpExchange> exchange, std::string route);
+  RunningGeneration(EventRouter& router, ResponseCounts& counts, const ServedModel& model,
+                    GenerationRequest request, std::shared_ptr<HttpExchange> exchange,
+                    std::string route);
 
   // Asks the engine for the first prompts.
   void start();

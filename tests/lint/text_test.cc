@@ -1,6 +1,7 @@
 // Rules for committed text: ASCII sources without tabs, no machine-specific paths, no large files.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <regex>
 
 #include "source_tree.h"
@@ -164,6 +165,39 @@ TEST(Text, LinksOfDocumentsLead) {
   EXPECT_EQ(
       broken_links({"docs/a.md", "[x](../README.md) [y](nowhere.md#z) [z](https://a.b)"}).size(),
       1u);
+}
+
+// Classes that two headers define in one namespace: a program that links both mixes their members.
+std::vector<std::string> types_defined_twice(const std::vector<SourceFile>& headers) {
+  static const std::regex kNamespace(R"(^namespace ([\w:]+))"),
+      kType(R"(^(?:class|struct|union|enum class) (\w+)(?: final)?\s*(?::[^:;{][^;{]*)?\{)");
+  std::map<std::string, std::string> first;
+  std::vector<std::string> violations;
+  for (const SourceFile& file : headers) {
+    std::string scope;
+    std::smatch match;
+    for (const std::string& line : split_lines(file.text)) {
+      if (std::regex_search(line, match, kNamespace)) scope = match[1];
+      if (!std::regex_search(line, match, kType)) continue;
+      const auto [known, is_new] = first.emplace(scope + "::" + match[1].str(), file.path);
+      if (!is_new && known->second != file.path)
+        violations.push_back(file.path + ": " + known->first + " is defined in " + known->second);
+    }
+  }
+  return violations;
+}
+
+TEST(Text, TypesAreDefinedOnce) {
+  const auto headers = read_sources({"megatron", "tools"}, {".h", ".cuh"});
+  EXPECT_GT(headers.size(), 100u);
+  const auto violations = types_defined_twice(headers);
+  EXPECT_TRUE(violations.empty()) << join(violations);
+  const auto of = [](const char* path, const char* line) {
+    return SourceFile{path, std::string("namespace megatron {\n") + line + "\n"};
+  };
+  EXPECT_EQ(
+      types_defined_twice({of("a.h", "class A {"), of("b.h", "struct A : public B {")}).size(), 1u);
+  EXPECT_EQ(types_defined_twice({of("a.h", "class A {"), of("b.h", "class A;")}).size(), 0u);
 }
 
 TEST(Text, RulesFindWhatTheyForbid) {

@@ -46,7 +46,7 @@ std::vector<fs::path> files_below(const fs::path& folder) {
   return out;
 }
 
-void add_folder(const fs::path& folder, InputFormat format, std::vector<InputFile>& files) {
+void add_folder(const fs::path& folder, InputFormat format, std::vector<DocumentFile>& files) {
   const std::vector<fs::path> paths = files_below(folder);
   MEGATRON_CHECK(!paths.empty(), folder.string(), ": the folder holds no files");
   const bool all_json = std::all_of(paths.begin(), paths.end(), [](const fs::path& path) {
@@ -81,7 +81,7 @@ constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 // Reads one file into chunks.
 class FileReader {
  public:
-  FileReader(const InputFile& file, const ChunkOptions& options,
+  FileReader(const DocumentFile& file, const ChunkOptions& options,
              const std::function<bool(Chunk)>& emit)
       : file_(file), options_(options), emit_(emit), source_(open_bytes(file.path)) {}
 
@@ -94,7 +94,7 @@ class FileReader {
   bool grow(size_t bytes);
   Chunk take(size_t bytes);
 
-  const InputFile& file_;
+  const DocumentFile& file_;
   const ChunkOptions& options_;
   const std::function<bool(Chunk)>& emit_;
   std::unique_ptr<ByteSource> source_;
@@ -185,8 +185,9 @@ bool FileReader::read_sentence_pieces() {
 
 }  // namespace
 
-std::vector<InputFile> list_input_files(std::span<const std::string> inputs, InputFormat format) {
-  std::vector<InputFile> files;
+std::vector<DocumentFile> list_input_files(std::span<const std::string> inputs,
+                                           InputFormat format) {
+  std::vector<DocumentFile> files;
   for (const std::string& input : inputs) {
     if (fs::is_directory(input)) {
       add_folder(input, format, files);
@@ -199,9 +200,9 @@ std::vector<InputFile> list_input_files(std::span<const std::string> inputs, Inp
   return files;
 }
 
-void read_chunks(std::span<const InputFile> files, const ChunkOptions& options,
+void read_chunks(std::span<const DocumentFile> files, const ChunkOptions& options,
                  const std::function<bool(Chunk)>& emit) {
-  for (const InputFile& file : files) {
+  for (const DocumentFile& file : files) {
     bool go_on = true;
     if (file.format == InputFormat::kParquet) {
       go_on = read_parquet(file, options, emit);

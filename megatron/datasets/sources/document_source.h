@@ -12,7 +12,7 @@ namespace megatron {
 
 enum class InputFormat { kAuto, kJsonl, kText, kParquet };
 
-struct InputFile {
+struct DocumentFile {
   std::string path;
   InputFormat format = InputFormat::kText;
 };
@@ -21,11 +21,11 @@ struct InputFile {
 // files). kAuto: .jsonl and .json are JSON lines, .parquet is Parquet, everything else text; in a
 // folder .json counts as JSON lines only if every file is, and kinds must not be mixed. Throws
 // Error for missing, empty or mixed input.
-std::vector<InputFile> list_input_files(std::span<const std::string> inputs, InputFormat format);
+std::vector<DocumentFile> list_input_files(std::span<const std::string> inputs, InputFormat format);
 
 // A part of the input that one worker tokenises.
 struct Chunk {
-  const InputFile* file = nullptr;
+  const DocumentFile* file = nullptr;
   std::string text;        // whole JSON lines, part of a text document, or rows of Parquet columns
   int64_t first_line = 1;  // JSON lines: number of the first line; Parquet: number of the first row
   uint64_t offset = 0;     // offset of `text` in the (decompressed) file
@@ -51,7 +51,7 @@ struct ChunkOptions {
 //
 // A text document longer than a piece is split before a space between two ASCII letters or digits,
 // which no byte-level pre-tokenizer joins; the positions depend only on its bytes.
-void read_chunks(std::span<const InputFile> files, const ChunkOptions& options,
+void read_chunks(std::span<const DocumentFile> files, const ChunkOptions& options,
                  const std::function<bool(Chunk)>& emit);
 
 }  // namespace megatron

@@ -64,7 +64,7 @@ const ParquetLibrary& library() {
 
 }  // namespace
 
-bool read_parquet(const InputFile& file, const ChunkOptions& options,
+bool read_parquet(const DocumentFile& file, const ChunkOptions& options,
                   const std::function<bool(Chunk)>& emit) {
   const ParquetLibrary& api = library();
   std::vector<const char*> columns;

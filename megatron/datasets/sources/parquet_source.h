@@ -10,7 +10,7 @@ namespace megatron {
 
 // Emits the rows of the string columns options.keys. False if `emit` returned false. Throws Error
 // if the library or a column is missing, a value is null, or the file is damaged.
-bool read_parquet(const InputFile& file, const ChunkOptions& options,
+bool read_parquet(const DocumentFile& file, const ChunkOptions& options,
                   const std::function<bool(Chunk)>& emit);
 
 }  // namespace megatron

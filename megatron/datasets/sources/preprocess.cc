@@ -22,7 +22,7 @@ namespace {
 // bytes.
 constexpr uint64_t kMaxBytesInFlight = uint64_t{48} << 20;
 
-void check_options(const PreprocessOptions& options, std::span<const InputFile> files,
+void check_options(const PreprocessOptions& options, std::span<const DocumentFile> files,
                    const Tokenizer& tokenizer) {
   MEGATRON_CHECK(!options.json_keys.empty(), "--json-keys is empty");
   const std::set<std::string> unique(options.json_keys.begin(), options.json_keys.end());
@@ -128,9 +128,9 @@ class DatasetWriter {
   std::vector<std::unique_ptr<IndexedDatasetBuilder>> builders_;
 };
 
-uint64_t total_bytes(std::span<const InputFile> files) {
+uint64_t total_bytes(std::span<const DocumentFile> files) {
   uint64_t bytes = 0;
-  for (const InputFile& file : files) bytes += std::filesystem::file_size(file.path);
+  for (const DocumentFile& file : files) bytes += std::filesystem::file_size(file.path);
   return bytes;
 }
 
@@ -141,7 +141,7 @@ PreprocessResult preprocess_files(const PreprocessOptions& options, const Tokeni
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  const std::vector<InputFile> files = list_input_files(options.inputs, options.format);
+  const std::vector<DocumentFile> files = list_input_files(options.inputs, options.format);
   check_options(options, files, tokenizer);
   const int workers = options.workers > 0 ? options.workers : available_cores();
   const int64_t eod = options.append_eod ? *tokenizer.eod() : -1;

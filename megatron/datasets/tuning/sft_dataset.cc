@@ -23,11 +23,11 @@ constexpr size_t kOpenSequences = 64;  // sequences with room for conversations
 // A row of a file, as JSON, with its position.
 struct Row {
   std::string json;
-  const InputFile* file = nullptr;
+  const DocumentFile* file = nullptr;
   int64_t number = 0;  // number of the line or table row
 };
 
-std::vector<Row> read_rows(const std::vector<InputFile>& files) {
+std::vector<Row> read_rows(const std::vector<DocumentFile>& files) {
   std::vector<Row> rows;
   ChunkOptions options;
   options.keys = {kAllColumns};
@@ -55,14 +55,14 @@ std::vector<Row> read_rows(const std::vector<InputFile>& files) {
   return rows;
 }
 
-std::vector<InputFile> list_files(const std::string& path) {
+std::vector<DocumentFile> list_files(const std::string& path) {
   MEGATRON_CHECK(std::filesystem::exists(path), path,
                  ": there is no such file or folder of conversations",
                  "\nhint: --data-path, --train-data-path and --valid-data-path take JSON lines or "
                  "Parquet files here");
   const std::string inputs[] = {path};
-  std::vector<InputFile> files = list_input_files(inputs, InputFormat::kAuto);
-  for (const InputFile& file : files)
+  std::vector<DocumentFile> files = list_input_files(inputs, InputFormat::kAuto);
+  for (const DocumentFile& file : files)
     MEGATRON_CHECK(file.format != InputFormat::kText, file.path,
                    ": is neither JSON lines (.jsonl, .json) nor Parquet (.parquet)",
                    "\nhint: fine-tuning reads conversations; indexed datasets are for pretraining");
@@ -79,10 +79,10 @@ struct SftTokens::Impl {
   std::span<const int32_t> tokens;
   std::span<const int64_t> ends;
 
-  void encode(const std::vector<InputFile>& files, const ConversationEncoder& encoder);
+  void encode(const std::vector<DocumentFile>& files, const ConversationEncoder& encoder);
 };
 
-void SftTokens::Impl::encode(const std::vector<InputFile>& files,
+void SftTokens::Impl::encode(const std::vector<DocumentFile>& files,
                              const ConversationEncoder& encoder) {
   const std::vector<Row> rows = read_rows(files);
   std::vector<std::vector<int32_t>> ids(rows.size());
@@ -108,7 +108,7 @@ SftTokens::SftTokens(const std::string& path, const ConversationEncoder& encoder
     : impl_(std::make_unique<Impl>()) {
   Impl& d = *impl_;
   d.path = path;
-  const std::vector<InputFile> files = list_files(path);
+  const std::vector<DocumentFile> files = list_files(path);
   JsonWriter json;
   json.begin_object()
       .member("class", "SftTokens")
@@ -118,7 +118,7 @@ SftTokens::SftTokens(const std::string& path, const ConversationEncoder& encoder
   const std::filesystem::path folder =
       cache_path.empty() ? std::filesystem::path(path).parent_path() / "cache" / "SftDataset_tokens"
                          : std::filesystem::path(cache_path);
-  for (const InputFile& file : files) {
+  for (const DocumentFile& file : files) {
     const std::filesystem::path name = file.path;
     const std::string key = cat(name.filename().string(), "-",
                                 hash_text(std::filesystem::absolute(name).string()).substr(0, 16));

@@ -21,7 +21,7 @@ int64_t num_elements(const std::vector<int64_t>& shape) {
   return count;
 }
 
-class GgufSource : public ByteSource {
+class GgufSource : public ComputedBytes {
  public:
   GgufSource(std::shared_ptr<const GgufFile> file, std::vector<PlacedPart> parts)
       : file_(std::move(file)), parts_(std::move(parts)) {}

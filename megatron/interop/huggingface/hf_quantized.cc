@@ -56,7 +56,7 @@ struct CodedMatrix {
   int64_t scale_row(int64_t row) const { return mxfp4 ? row : row / kFp8Block; }
 };
 
-class Dequantised : public ByteSource {
+class Dequantised : public ComputedBytes {
  public:
   Dequantised(std::shared_ptr<const TensorFiles> files, DType dtype,
               std::vector<CodedMatrix> matrices)

@@ -52,9 +52,9 @@ struct Shard {
   asio::io_context& io;
   asio::executor_work_guard<asio::io_context::executor_type> work;
   asio::steady_timer timer;
-  std::unordered_set<Connection*> connections;
+  std::unordered_set<HttpConnection*> connections;
   std::vector<pollfd> sockets;
-  std::vector<Connection*> watched;
+  std::vector<HttpConnection*> watched;
   std::thread thread;
 
   void look_for_clients_that_left();
@@ -65,7 +65,7 @@ struct Shard {
 void Shard::look_for_clients_that_left() {
   sockets.clear();
   watched.clear();
-  for (Connection* const connection : connections)
+  for (HttpConnection* const connection : connections)
     if (const int socket = connection->watched_socket(); socket >= 0) {
       sockets.push_back({socket, POLLRDHUP, 0});
       watched.push_back(connection);
@@ -78,7 +78,7 @@ void Shard::look_for_clients_that_left() {
 
 void Shard::tick() {
   const int64_t now = monotonic_now_ns();
-  for (Connection* const connection : connections) connection->tick(now);
+  for (HttpConnection* const connection : connections) connection->tick(now);
   look_for_clients_that_left();
 }
 
@@ -99,7 +99,7 @@ struct HttpServer::Impl {
   void listen();
   asio::awaitable<void> accept();
   void take(tcp::socket socket, Shard& shard);
-  asio::awaitable<void> serve(std::shared_ptr<Connection> connection, Shard& shard,
+  asio::awaitable<void> serve(std::shared_ptr<HttpConnection> connection, Shard& shard,
                               std::string peer, bool counted);
   bool has_room(const asio::ip::address& peer, bool& counted);
   void stop();
@@ -176,8 +176,8 @@ void HttpServer::Impl::take(tcp::socket socket, Shard& shard) {
   }
   auto stream = tls ? make_tls_stream(std::move(socket), *tls, nullptr)
                     : make_plain_stream(std::move(socket));
-  auto connection = std::make_shared<Connection>(shard.context, std::move(stream),
-                                                 peer.address().to_string(), !room);
+  auto connection = std::make_shared<HttpConnection>(shard.context, std::move(stream),
+                                                     peer.address().to_string(), !room);
   asio::co_spawn(shard.io, serve(std::move(connection), shard, peer.address().to_string(), counted),
                  [](std::exception_ptr problem) {
                    if (!problem) return;
@@ -189,13 +189,13 @@ void HttpServer::Impl::take(tcp::socket socket, Shard& shard) {
                  });
 }
 
-asio::awaitable<void> HttpServer::Impl::serve(std::shared_ptr<Connection> connection, Shard& shard,
-                                              std::string peer, bool counted) {
+asio::awaitable<void> HttpServer::Impl::serve(std::shared_ptr<HttpConnection> connection,
+                                              Shard& shard, std::string peer, bool counted) {
   // Undone however the connection ends.
   struct Entry {
     Impl& server;
     Shard& shard;
-    Connection* connection;
+    HttpConnection* connection;
     const std::string& peer;
     bool counted, refused;
     ~Entry() {
@@ -247,8 +247,8 @@ void HttpServer::Impl::stop() {
         acceptor->close(ignored);
       }
       shard->timer.cancel();
-      const std::vector<Connection*> all(shard->connections.begin(), shard->connections.end());
-      for (Connection* const connection : all) connection->close_now();
+      const std::vector<HttpConnection*> all(shard->connections.begin(), shard->connections.end());
+      for (HttpConnection* const connection : all) connection->close_now();
       shard->work.reset();
     });
   }

@@ -31,20 +31,20 @@ SlotStart sequence(int32_t slot, const SamplingParameters& sampling, int32_t cho
 }
 
 // Draws of rows of logits, each by the sequence in the slot of its number.
-std::vector<DrawnToken> draw(Sampler& sampler, const at::Tensor& logits,
-                             const std::vector<Sampler::Row>& rows,
+std::vector<DrawnToken> draw(TokenSampler& sampler, const at::Tensor& logits,
+                             const std::vector<TokenSampler::Row>& rows,
                              const std::vector<LogProbabilityWishes>& wishes = {}) {
   std::vector<int32_t> slots;
-  for (const Sampler::Row& row : rows) slots.push_back(row.slot);
+  for (const TokenSampler::Row& row : rows) slots.push_back(row.slot);
   const DrawReport report(slots, wishes);
-  const Sampler::Draws draws = sampler.draw(logits, rows, report);
+  const TokenSampler::Draws draws = sampler.draw(logits, rows, report);
   EXPECT_EQ(draws.report.numel(), report.size());
   return report.read(draws.report.const_data_ptr<double>());
 }
 
 int32_t draw_one(const at::Tensor& logits, int64_t vocab, const SlotStart& start,
                  int64_t position = 0, std::span<const uint32_t> mask = {}) {
-  Sampler sampler(vocab, logits.size(0), {}, at::kCPU);
+  TokenSampler sampler(vocab, logits.size(0), {}, at::kCPU);
   sampler.start(start);
   return draw(sampler, logits.unsqueeze(0), {{start.slot, position, mask}})[0].id;
 }
@@ -59,8 +59,8 @@ std::vector<double> frequencies(const at::Tensor& logits, int64_t vocab,
   constexpr int32_t kSequences = 30;
   constexpr int64_t kPositions = 400;
   std::vector<double> counts(static_cast<size_t>(logits.size(0)), 0.0);
-  Sampler sampler(vocab, logits.size(0), {}, at::kCPU);
-  std::vector<Sampler::Row> rows(kSequences);
+  TokenSampler sampler(vocab, logits.size(0), {}, at::kCPU);
+  std::vector<TokenSampler::Row> rows(kSequences);
   for (int32_t i = 0; i < kSequences; ++i) {
     parameters.seed = static_cast<uint64_t>(i % 6);
     sampler.start(sequence(i, parameters, i / 6));
@@ -68,7 +68,7 @@ std::vector<double> frequencies(const at::Tensor& logits, int64_t vocab,
   }
   const at::Tensor all = logits.unsqueeze(0).expand({kSequences, -1});
   for (int64_t position = 0; position < kPositions; ++position) {
-    for (Sampler::Row& row : rows) row.position = position;
+    for (TokenSampler::Row& row : rows) row.position = position;
     for (const DrawnToken& drawn : draw(sampler, all, rows))
       counts[static_cast<size_t>(drawn.id)] += 1.0 / (kSequences * kPositions);
   }
@@ -84,7 +84,7 @@ void expect_frequencies(const std::vector<double>& actual, const std::vector<dou
   }
 }
 
-TEST(Sampler, DrawsFromTheDistribution) {
+TEST(TokenSampler, DrawsFromTheDistribution) {
   expect_frequencies(frequencies(logits_of({0.1, 0.4, 0.2, 0.3}), 4), {0.1, 0.4, 0.2, 0.3});
   expect_frequencies(frequencies(at::tensor({100.0, 100.0, -100.0}), 3), {0.5, 0.5, 0.0});
   std::vector<double> many(97), rare = {0.998, 0.001, 0.001};
@@ -93,11 +93,11 @@ TEST(Sampler, DrawsFromTheDistribution) {
   expect_frequencies(frequencies(logits_of(rare), 3), rare);
 }
 
-TEST(Sampler, TheFourTokensOfABlockOfTheGeneratorAreIndependent) {
+TEST(TokenSampler, TheFourTokensOfABlockOfTheGeneratorAreIndependent) {
   // Of two draws at positions that differ, every pair of tokens is as frequent as its product.
   const at::Tensor logits = at::zeros({4});
   std::vector<double> pairs(16, 0.0);
-  Sampler sampler(4, 4, {}, at::kCPU);
+  TokenSampler sampler(4, 4, {}, at::kCPU);
   sampler.start(sequence(0, {}));
   int32_t before = 0;
   for (int64_t position = 0; position < 8000; ++position) {
@@ -108,14 +108,14 @@ TEST(Sampler, TheFourTokensOfABlockOfTheGeneratorAreIndependent) {
   for (const double pair : pairs) EXPECT_NEAR(pair, 1.0 / 16.0, 0.011);
 }
 
-TEST(Sampler, OnlyTheVocabularyCounts) {
+TEST(TokenSampler, OnlyTheVocabularyCounts) {
   SamplingParameters greedy;
   greedy.temperature = 0.0;
   EXPECT_EQ(draw_one(at::tensor({1.0, 5.0, 2.0, 50.0}), 3, sequence(0, greedy)), 1);
   expect_frequencies(frequencies(logits_of({0.3, 0.2, 0.5}), 2), {0.6, 0.4, 0.0});
 }
 
-TEST(Sampler, TemperatureDividesTheLogits) {
+TEST(TokenSampler, TemperatureDividesTheLogits) {
   SamplingParameters p;
   p.temperature = 0.5;  // squares the odds
   expect_frequencies(frequencies(logits_of({0.2, 0.8}), 2, p), {0.04 / 0.68, 0.64 / 0.68});
@@ -125,7 +125,7 @@ TEST(Sampler, TemperatureDividesTheLogits) {
   expect_frequencies(frequencies(logits_of({0.2, 0.5, 0.3}), 3, p), {0.0, 1.0, 0.0});
 }
 
-TEST(Sampler, KeepsWhatTopKTopPAndMinPKeep) {
+TEST(TokenSampler, KeepsWhatTopKTopPAndMinPKeep) {
   const at::Tensor logits = logits_of({0.1, 0.4, 0.2, 0.3});
   SamplingParameters k, p, both, least;
   k.top_k = 2;
@@ -140,7 +140,7 @@ TEST(Sampler, KeepsWhatTopKTopPAndMinPKeep) {
   expect_frequencies(frequencies(logits, 4, least), {0.0, 0.4 / 0.7, 0.0, 0.3 / 0.7});
 }
 
-TEST(Sampler, AllowsWhatTheSequenceAllows) {
+TEST(TokenSampler, AllowsWhatTheSequenceAllows) {
   const at::Tensor logits = at::tensor({4.0, 3.0, 2.0, 1.0, 0.0});
   SlotStart start = sequence(3, {});
   start.sampling.temperature = 0.0;
@@ -161,7 +161,7 @@ TEST(Sampler, AllowsWhatTheSequenceAllows) {
   EXPECT_EQ(draw_one(logits, 5, start, 7, none), -1) << "nothing that the mask allows is left";
 }
 
-TEST(Sampler, PenaltiesCountTheSequencesOwnIds) {
+TEST(TokenSampler, PenaltiesCountTheSequencesOwnIds) {
   const at::Tensor logits = at::tensor({2.0, 1.9, 1.8, -1.0}).unsqueeze(0);
   SlotStart start = sequence(0, {});
   start.sampling.temperature = 0.0;
@@ -172,7 +172,7 @@ TEST(Sampler, PenaltiesCountTheSequencesOwnIds) {
     start.sampling.repetition_penalty = repetition;
     start.sampling.presence_penalty = presence;
     start.sampling.frequency_penalty = frequency;
-    Sampler sampler(4, 4, {}, at::kCPU);
+    TokenSampler sampler(4, 4, {}, at::kCPU);
     sampler.start(sequence(5, start.sampling));  // of another one, which has no ids
     sampler.start(start);
     std::vector<int32_t> ids;
@@ -185,13 +185,13 @@ TEST(Sampler, PenaltiesCountTheSequencesOwnIds) {
 }
 
 // The same sequence gives the same tokens in other slots, among others, and at any time.
-TEST(Sampler, DependsOnSeedChoiceAndPositionAlone) {
+TEST(TokenSampler, DependsOnSeedChoiceAndPositionAlone) {
   const at::Tensor logits = at::zeros({1000});
   SamplingParameters p;
   p.seed = 77;
   const int32_t first = draw_one(logits, 1000, sequence(0, p, 2), 7);
   EXPECT_EQ(draw_one(logits, 1000, sequence(9, p, 2), 7), first);
-  Sampler sampler(1000, 1000, {}, at::kCPU);
+  TokenSampler sampler(1000, 1000, {}, at::kCPU);
   for (int32_t slot = 0; slot < 4; ++slot) {
     SamplingParameters other;
     other.top_k = slot;
@@ -210,12 +210,12 @@ TEST(Sampler, DependsOnSeedChoiceAndPositionAlone) {
   EXPECT_FALSE(others.contains(first));
 }
 
-TEST(Sampler, TakesAnyFloatingType) {
+TEST(TokenSampler, TakesAnyFloatingType) {
   for (const auto type : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble})
     EXPECT_EQ(draw_one(at::tensor({0.0, 8.0}).to(type), 2, sequence(0, {}), 1), 1);
 }
 
-TEST(Sampler, LogitsThatAreNotFiniteFailTheirRowAlone) {
+TEST(TokenSampler, LogitsThatAreNotFiniteFailTheirRowAlone) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const at::Tensor logits =
       at::tensor({nan,        nan,        nan,        nan, 1.0,        2.0,       1.0, nan,
@@ -228,8 +228,8 @@ TEST(Sampler, LogitsThatAreNotFiniteFailTheirRowAlone) {
       p.temperature = temperature;
       p.top_k = top_k;
       p.top_p = top_p;
-      Sampler sampler(3, 3, {}, at::kCPU);
-      std::vector<Sampler::Row> rows;
+      TokenSampler sampler(3, 3, {}, at::kCPU);
+      std::vector<TokenSampler::Row> rows;
       std::vector<LogProbabilityWishes> wishes(8);
       for (int32_t i = 0; i < 8; ++i) {
         sampler.start(sequence(i, p));
@@ -247,7 +247,7 @@ TEST(Sampler, LogitsThatAreNotFiniteFailTheirRowAlone) {
     }
 }
 
-TEST(Sampler, LogProbabilitiesAreThoseOfLogSoftmax) {
+TEST(TokenSampler, LogProbabilitiesAreThoseOfLogSoftmax) {
   const at::Tensor logits = at::randn({3, 50}) * 4;
   SamplingParameters p;
   p.temperature = 0.5;
@@ -256,7 +256,7 @@ TEST(Sampler, LogProbabilitiesAreThoseOfLogSoftmax) {
   wishes[0].output_top = 5;
   wishes[1].output_top = 20;
   wishes[1].processed = true;
-  Sampler sampler(50, 50, {}, at::kCPU);
+  TokenSampler sampler(50, 50, {}, at::kCPU);
   for (int32_t i = 0; i < 3; ++i) sampler.start(sequence(i, p));
   const auto draws = draw(sampler, logits, {{0, 1}, {1, 1}, {2, 1}}, wishes);
   EXPECT_FALSE(draws[2].log_probabilities);
@@ -295,7 +295,7 @@ TEST(Sampler, LogProbabilitiesAreThoseOfLogSoftmax) {
 
 // Ranks that share the vocabulary, unevenly and with a last one that has padding alone, draw what
 // one rank draws, bit for bit.
-TEST(Sampler, RanksWithPartsOfTheVocabularyDrawWhatOneRankDraws) {
+TEST(TokenSampler, RanksWithPartsOfTheVocabularyDrawWhatOneRankDraws) {
   constexpr int64_t kVocab = 35, kRows = 12;
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
     at::Tensor logits = (at::randn({kRows, 40}) * 2).mul(2).round().div(2).to(type);  // ties
@@ -304,8 +304,8 @@ TEST(Sampler, RanksWithPartsOfTheVocabularyDrawWhatOneRankDraws) {
     std::vector<DrawnToken> expected;
     at::Tensor scores;
     const auto run = [&](const ProcessGroup& tp) {
-      Sampler sampler(kVocab, 40 / tp.size(), tp, at::kCPU);
-      std::vector<Sampler::Row> rows;
+      TokenSampler sampler(kVocab, 40 / tp.size(), tp, at::kCPU);
+      std::vector<TokenSampler::Row> rows;
       std::vector<LogProbabilityWishes> wishes(kRows);
       std::vector<int32_t> targets;
       for (int32_t i = 0; i < kRows; ++i) {
@@ -328,7 +328,8 @@ TEST(Sampler, RanksWithPartsOfTheVocabularyDrawWhatOneRankDraws) {
       }
       const at::Tensor own = logits.narrow(1, tp.rank() * (40 / tp.size()), 40 / tp.size());
       auto draws = draw(sampler, own, rows, wishes);
-      for (Sampler::Row& row : rows) row.position += 50;  // with the ids that were drawn counted
+      for (TokenSampler::Row& row : rows)
+        row.position += 50;  // with the ids that were drawn counted
       for (DrawnToken& second : draw(sampler, own, rows, wishes))
         draws.push_back(std::move(second));
       return std::pair(std::move(draws), sampler.score(own, targets, 4));

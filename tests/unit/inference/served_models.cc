@@ -98,7 +98,7 @@ DrivenSequence alone(const DrivenSequence& given, const LogitsOf& logits_of) {
   const int64_t rows = s.start.rows ? s.start.rows->count : 0;
   s.start.slot = 0;
   s.start.prompt_length = rows + static_cast<int64_t>(s.start.ids.size());
-  Sampler sampler(kToyVocab, kToyVocab, {}, at::kCPU);
+  TokenSampler sampler(kToyVocab, kToyVocab, {}, at::kCPU);
   sampler.start(s.start);
   std::vector<int32_t> ids = s.start.ids;
   const LogProbabilityReport prompt({s.start.log_probabilities.prompt_top});
@@ -114,7 +114,7 @@ DrivenSequence alone(const DrivenSequence& given, const LogitsOf& logits_of) {
     const DrawReport report({0}, {s.start.log_probabilities});
     const auto draws = sampler.draw(
         logits.narrow(0, logits.size(0) - 1, 1),
-        std::vector<Sampler::Row>{{0, rows + static_cast<int64_t>(ids.size())}}, report);
+        std::vector<TokenSampler::Row>{{0, rows + static_cast<int64_t>(ids.size())}}, report);
     s.drawn.push_back(report.read(draws.report.const_data_ptr<double>())[0]);
     ids.push_back(s.drawn.back().id);
   }

@@ -106,7 +106,9 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
   EXPECT_LT(relative_error(q.grad(), wide_q.grad()), tolerance);
   EXPECT_LT(relative_error(k.grad(), wide_k.grad()), tolerance);
   EXPECT_LT(relative_error(v.grad(), wide_v.grad()), tolerance);
-  if (c.sinks) EXPECT_LT(relative_error(options.sinks.grad(), wide_sinks.grad()), tolerance);
+  if (c.sinks) {
+    EXPECT_LT(relative_error(options.sinks.grad(), wide_sinks.grad()), tolerance);
+  }
 }
 
 // Each group's queries, keys and values in one tensor, of which a library takes the groups for

@@ -32,9 +32,9 @@ int64_t monotonic_now_ns() {
       .count();
 }
 
-class Connection::Exchange final : public HttpExchange {
+class HttpConnection::Exchange final : public HttpExchange {
  public:
-  Exchange(std::shared_ptr<Connection> connection, HttpRequest request)
+  Exchange(std::shared_ptr<HttpConnection> connection, HttpRequest request)
       : connection_(std::move(connection)), request_(std::move(request)) {}
   ~Exchange() override {
     if (finished_ || connection_->aborted_) return;
@@ -72,13 +72,13 @@ class Connection::Exchange final : public HttpExchange {
  private:
   bool gone() const { return finished_ || connection_->aborted_; }
 
-  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<HttpConnection> connection_;
   HttpRequest request_;
   bool finished_ = false;
 };
 
-Connection::Connection(std::shared_ptr<ConnectionContext> context,
-                       std::unique_ptr<ByteStream> stream, std::string peer, bool refused)
+HttpConnection::HttpConnection(std::shared_ptr<ConnectionContext> context,
+                               std::unique_ptr<ByteStream> stream, std::string peer, bool refused)
     : shared_context_(std::move(context)),
       context_(*shared_context_),
       stream_(std::move(stream)),
@@ -86,11 +86,11 @@ Connection::Connection(std::shared_ptr<ConnectionContext> context,
       refused_(refused),
       wake_(context_.io, std::chrono::steady_clock::time_point::max()) {}
 
-Connection::~Connection() = default;
+HttpConnection::~HttpConnection() = default;
 
-void Connection::set_deadline(int64_t after_ns) { deadline_ = monotonic_now_ns() + after_ns; }
+void HttpConnection::set_deadline(int64_t after_ns) { deadline_ = monotonic_now_ns() + after_ns; }
 
-void Connection::tick(int64_t now) {
+void HttpConnection::tick(int64_t now) {
   const bool idle_in_drain = phase_ == Phase::kIdle && context_.draining;
   if (now < deadline_ && !idle_in_drain) return;
   deadline_ = INT64_MAX;
@@ -101,13 +101,13 @@ void Connection::tick(int64_t now) {
     stream_->cancel();
 }
 
-int Connection::watched_socket() {
+int HttpConnection::watched_socket() {
   return phase_ == Phase::kResponding && !aborted_ && stream_->socket().is_open()
              ? stream_->socket().native_handle()
              : -1;
 }
 
-void Connection::abort(HttpAbort why) {
+void HttpConnection::abort(HttpAbort why) {
   if (phase_ != Phase::kResponding || aborted_) return;
   aborted_ = true;
   why_aborted_ = why;
@@ -119,18 +119,18 @@ void Connection::abort(HttpAbort why) {
 }
 
 // Later, since what is called may be what just wrote.
-void Connection::report_abort() {
+void HttpConnection::report_abort() {
   if (!on_abort_) return;
   asio::post(context_.io, [then = std::exchange(on_abort_, {}), why = why_aborted_] { then(why); });
 }
 
-void Connection::close_now() {
+void HttpConnection::close_now() {
   abort(HttpAbort::kServerStop);
   stream_->close_now();
   wake();
 }
 
-asio::awaitable<void> Connection::run() {
+asio::awaitable<void> HttpConnection::run() {
   const auto self = shared_from_this();
   set_deadline(context_.limits.header_timeout_ns);
   const ErrorCode error = co_await stream_->handshake();
@@ -145,7 +145,7 @@ asio::awaitable<void> Connection::run() {
   for (bool more = true; more;) more = co_await serve_request();
 }
 
-asio::awaitable<bool> Connection::read_more() {
+asio::awaitable<bool> HttpConnection::read_more() {
   const size_t before = pending_.size();
   const ErrorCode error = co_await stream_->read(pending_);
   context_.counters->bytes_received += pending_.size() - before;
@@ -153,7 +153,7 @@ asio::awaitable<bool> Connection::read_more() {
 }
 
 // True: another request may follow.
-asio::awaitable<bool> Connection::serve_request() {
+asio::awaitable<bool> HttpConnection::serve_request() {
   shrink(pending_);
   shrink(out_);
   shrink(sending_);
@@ -192,7 +192,7 @@ asio::awaitable<bool> Connection::serve_request() {
   co_return co_await answer(parser);
 }
 
-asio::awaitable<bool> Connection::read_header(HttpRequestParser& parser) {
+asio::awaitable<bool> HttpConnection::read_header(HttpRequestParser& parser) {
   set_deadline(context_.limits.header_timeout_ns);
   for (;;) {
     parser.advance(pending_);
@@ -212,7 +212,7 @@ asio::awaitable<bool> Connection::read_header(HttpRequestParser& parser) {
   }
 }
 
-asio::awaitable<bool> Connection::read_body(HttpRequestParser& parser) {
+asio::awaitable<bool> HttpConnection::read_body(HttpRequestParser& parser) {
   const HttpServerLimits& limits = context_.limits;
   const int64_t began = monotonic_now_ns();
   if (parser.expects_continue() && pending_.empty()) {
@@ -243,13 +243,13 @@ asio::awaitable<bool> Connection::read_body(HttpRequestParser& parser) {
   }
 }
 
-void Connection::reset_response() {
+void HttpConnection::reset_response() {
   begun_ = chunked_ = ended_ = false;
   aborted_ = false;
   on_abort_ = nullptr;
 }
 
-asio::awaitable<bool> Connection::answer(HttpRequestParser& parser) {
+asio::awaitable<bool> HttpConnection::answer(HttpRequestParser& parser) {
   phase_ = Phase::kResponding;
   deadline_ = INT64_MAX;
   keep_alive_ = parser.keep_alive() && !http10_;
@@ -271,14 +271,14 @@ asio::awaitable<bool> Connection::answer(HttpRequestParser& parser) {
 }
 
 // After a response: true if another request may come, otherwise the connection is closed politely.
-asio::awaitable<bool> Connection::stays_open() {
+asio::awaitable<bool> HttpConnection::stays_open() {
   if (keep_alive_ && !context_.draining) co_return true;
   co_await linger();
   co_return false;
 }
 
 // True: all of it was written.
-asio::awaitable<bool> Connection::write_response() {
+asio::awaitable<bool> HttpConnection::write_response() {
   ErrorCode error;
   while (!aborted_) {
     if (out_.empty()) {
@@ -310,7 +310,7 @@ asio::awaitable<bool> Connection::write_response() {
 }
 
 // A response to a request that was not read to its end; the connection closes.
-asio::awaitable<void> Connection::send_alone(HttpResponse response) {
+asio::awaitable<void> HttpConnection::send_alone(HttpResponse response) {
   phase_ = Phase::kClosing;
   keep_alive_ = false;
   begun_ = false;
@@ -325,7 +325,7 @@ asio::awaitable<void> Connection::send_alone(HttpResponse response) {
 
 // Reads on for a while after the last response: closing a socket with unread bytes would take the
 // response away from the client.
-asio::awaitable<void> Connection::linger() {
+asio::awaitable<void> HttpConnection::linger() {
   phase_ = Phase::kClosing;
   set_deadline(kLingerNs);
   co_await stream_->finish_writing();
@@ -337,7 +337,7 @@ asio::awaitable<void> Connection::linger() {
   }
 }
 
-void Connection::begin_response(const HttpResponse& head, bool whole) {
+void HttpConnection::begin_response(const HttpResponse& head, bool whole) {
   MEGATRON_ASSERT(!begun_, "a response has begun twice");
   begun_ = true;
   chunked_ = !whole && !http10_;
@@ -361,7 +361,7 @@ void Connection::begin_response(const HttpResponse& head, bool whole) {
   wake();
 }
 
-void Connection::append_piece(std::string_view piece) {
+void HttpConnection::append_piece(std::string_view piece) {
   MEGATRON_ASSERT(begun_ && !ended_, "a piece before the beginning or after the end");
   if (piece.empty() || head_only_) return;
   if (out_.size() + sending_.size() + piece.size() > context_.limits.max_unread_bytes)
@@ -376,7 +376,7 @@ void Connection::append_piece(std::string_view piece) {
   wake();
 }
 
-void Connection::end_response() {
+void HttpConnection::end_response() {
   MEGATRON_ASSERT(begun_ && !ended_, "a response ends that has not begun, or twice");
   if (chunked_ && !head_only_) out_ += "0\r\n\r\n";
   ended_ = true;

@@ -29,12 +29,12 @@ struct ConnectionContext {
   std::string date;  // of the Date header
 };
 
-class Connection : public std::enable_shared_from_this<Connection> {
+class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
  public:
   // `refused`: the server has no room: the client is told so and the connection closes.
-  Connection(std::shared_ptr<ConnectionContext> context, std::unique_ptr<ByteStream> stream,
-             std::string peer, bool refused);
-  ~Connection();
+  HttpConnection(std::shared_ptr<ConnectionContext> context, std::unique_ptr<ByteStream> stream,
+                 std::string peer, bool refused);
+  ~HttpConnection();
 
   // Serves the connection until it ends.
   boost::asio::awaitable<void> run();
