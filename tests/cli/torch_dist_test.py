@@ -12,16 +12,17 @@ from support import FolderTest, call, main, read_safetensors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GOLDEN = os.path.join(HERE, "..", "golden", "torch_dist")
-MODELS = {"llama": 5, "gpt": 0, "moe": 3, "mla": 7}  # iteration
+MODELS = {"llama": 5, "gpt": 0, "moe": 3, "mla": 7, "gpt_oss": 2}  # iteration
 
 # SHA-256 of what is exported from the goldens. These very files were loaded by megatron-core, strictly, on one and several ranks,
 # and gave its logits and losses (check_torch_dist_export.py): when one changes, run that again.
 METADATA = "9817072de14c715c"
 EXPORTED = {
-    "llama": {".metadata": "c6c8d2e580d10f7b", "__0_0.distcp": "c8243207c9fc9f57", "common.pt": "94f1829624ea81a9", "metadata.json": METADATA},
-    "gpt": {".metadata": "a3006b0a838cc371", "__0_0.distcp": "e9223bc0b5a0d4a8", "common.pt": "ab4420e11c5cf48a", "metadata.json": METADATA},
-    "moe": {".metadata": "61a481c0e2971abf", "__0_0.distcp": "019aa99e60755ceb", "common.pt": "b47bd5e4a04289cb", "metadata.json": METADATA},
-    "mla": {".metadata": "d0e4c4fc6f37fe47", "__0_0.distcp": "fbaaf4923af687a6", "common.pt": "1f51b2061337a3a4", "metadata.json": METADATA},
+    "llama": {".metadata": "c6c8d2e580d10f7b", "__0_0.distcp": "c8243207c9fc9f57", "common.pt": "11c6834b59876e9e", "metadata.json": METADATA},
+    "gpt": {".metadata": "a3006b0a838cc371", "__0_0.distcp": "e9223bc0b5a0d4a8", "common.pt": "ac2d7a7745bf868c", "metadata.json": METADATA},
+    "moe": {".metadata": "61a481c0e2971abf", "__0_0.distcp": "019aa99e60755ceb", "common.pt": "58c7423fbe8e4ae2", "metadata.json": METADATA},
+    "mla": {".metadata": "d0e4c4fc6f37fe47", "__0_0.distcp": "fbaaf4923af687a6", "common.pt": "f1bdd88bdca74b0f", "metadata.json": METADATA},
+    "gpt_oss": {".metadata": "09f9400101b751e6", "__0_0.distcp": "3b6ad9b5333e268d", "common.pt": "1b4029bdb9e72a03", "metadata.json": METADATA},
 }
 
 

@@ -208,6 +208,7 @@ TEST(CollectiveHistory, RecordsCallsOfGroupsAndSubgroups) {
     const auto receive = all.recv(at::empty({2}), peer);
     EXPECT_EQ(history->snapshot().under_way.size(), 1u);
     EXPECT_GT(history->oldest_age(), 0);
+    all.barrier();  // nobody sends before all have looked
     all.send(at::ones({2}), peer)->wait();
     receive->wait();
     EXPECT_EQ(history->oldest_age(), 0);
