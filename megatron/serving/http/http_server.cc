@@ -56,6 +56,7 @@ struct Shard {
   std::vector<pollfd> sockets;
   std::vector<HttpConnection*> watched;
   std::thread thread;
+  bool stopping = false;  // of its own thread
 
   void look_for_clients_that_left();
   void tick();
@@ -84,7 +85,8 @@ void Shard::tick() {
 
 asio::awaitable<void> Shard::keep_time() {
   ErrorCode error;
-  for (int ticks = 0; !error; ++ticks) {
+  // A timer that has just expired cannot be cancelled any more.
+  for (int ticks = 0; !error && !stopping; ++ticks) {
     timer.expires_after(kTick);
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, error));
     if (ticks % 10 == 0) context->date = http_date();
@@ -209,7 +211,7 @@ asio::awaitable<void> HttpServer::Impl::serve(std::shared_ptr<HttpConnection> co
   };
   shard.connections.insert(connection.get());
   const Entry entry{*this, shard, connection.get(), peer, counted, connection->is_refused()};
-  co_await connection->run();
+  if (!shard.stopping) co_await connection->run();
 }
 
 asio::awaitable<void> HttpServer::Impl::accept() {
@@ -246,6 +248,7 @@ void HttpServer::Impl::stop() {
         ErrorCode ignored;
         acceptor->close(ignored);
       }
+      shard->stopping = true;
       shard->timer.cancel();
       const std::vector<HttpConnection*> all(shard->connections.begin(), shard->connections.end());
       for (HttpConnection* const connection : all) connection->close_now();
