@@ -345,7 +345,7 @@ TEST_F(HttpServerTest, StoppingCutsOffResponses) {
   exchange->post([] { FAIL(); });  // there is no thread for it any more
 }
 
-// The timer expires while the thread is busy: it cannot be cancelled any more when the server stops.
+// The timer expires while the thread is busy: it cannot be cancelled when the server stops.
 TEST_F(HttpServerTest, StoppingEndsABusyThread) {
   start();
   server_->post(0, [] { std::this_thread::sleep_for(std::chrono::milliseconds(250)); });
