@@ -62,14 +62,14 @@ class Receive final : public Work {
   // Of one sender.
   struct Queue {
     std::deque<std::shared_ptr<Receive>> waiting;
-    int64_t posted = 0;
     std::shared_ptr<std::atomic<int64_t>> taken = std::make_shared<std::atomic<int64_t>>(0);
   };
   using Pending = std::map<int, Queue>;
   Receive(std::shared_ptr<Pending> pending, at::Tensor tensor, int peer, const ThreadCore& core)
       : pending_(std::move(pending)), tensor_(std::move(tensor)), peer_(peer), core_(core) {
     Queue& queue = (*pending_)[peer];
-    arrived_ = std::make_shared<Arrived>(core, peer, queue.posted++, queue.taken);
+    arrived_ = std::make_shared<Arrived>(core, peer, *queue.taken + std::ssize(queue.waiting),
+                                         queue.taken);
   }
 
   void wait() override {

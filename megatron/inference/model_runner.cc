@@ -94,6 +94,12 @@ void ModelRunner::allocate(const RunnerOptions& options) {
   facts_.host_states = options.host_states;
 }
 
+int64_t ModelRunner::block_bytes() const {
+  int64_t paged = 0;
+  state_.for_each_paged([&](PagedBuffer& buffer) { paged += buffer.bytes(); });
+  return paged / facts_.device_blocks;
+}
+
 void ModelRunner::calibrate(const std::vector<int32_t>& ids) {
   MEGATRON_CHECK(!ids.empty(), "an FP8 cache needs ids to calibrate its scales with");
   const auto count = static_cast<int64_t>(ids.size());
@@ -257,15 +263,16 @@ at::Tensor ModelRunner::forward(const at::Tensor& tokens, const RaggedBatch& bat
   if (!is_first()) input = from_previous_stage(model_.border(slice.first_layer, inputs, dtype_));
   StageTensors output = model_.hidden(inputs, input, context);
   if (is_last()) return output.front();
-  while (passed_.size() > static_cast<size_t>(pp_.size()) * output.size()) {
-    passed_.front().work->wait();
-    passed_.pop_front();
-  }
+  wait_for_passed(static_cast<size_t>(pp_.size()) * output.size());
   for (const at::Tensor& tensor : output) {
     const at::Tensor whole = tensor.contiguous();
     passed_.push_back({whole, pp_.send(whole, pp_.rank() + 1)});
   }
   return {};
+}
+
+void ModelRunner::wait_for_passed(size_t most) {
+  for (; passed_.size() > most; passed_.pop_front()) passed_.front().work->wait();
 }
 
 StageTensors ModelRunner::from_previous_stage(const TensorFormats& formats) {
@@ -329,10 +336,7 @@ void ModelRunner::finish(const StepPlan& plan, const at::Tensor& hidden, Flight&
     flight.settled = true;
     if (!is_first()) {
       passed_.push_back({flight.numbers, pp_.send(flight.numbers, 0)});
-      while (passed_.size() > static_cast<size_t>(pp_.size())) {
-        passed_.front().work->wait();
-        passed_.pop_front();
-      }
+      wait_for_passed(static_cast<size_t>(pp_.size()));
     }
   } else if (is_first()) {
     flight.numbers = at::empty({flight.size()}, at::dtype(at::kDouble).device(device_));

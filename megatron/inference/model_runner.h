@@ -50,6 +50,7 @@ class ModelRunner final : public StepRunner {
   std::optional<std::string> poll(int64_t wait_ns) override;
 
   int64_t cache_bytes() const { return state_.bytes(); }  // blocks and states on the device
+  int64_t block_bytes() const;  // of one block, while the cache is on the device
 
  private:
   struct Slot {
@@ -90,6 +91,8 @@ class ModelRunner final : public StepRunner {
   at::Tensor tokens_of(const StepPlan& plan, RaggedBatch& batch);
   // Through this rank's segment: hidden states of the last one, else nothing.
   at::Tensor forward(const at::Tensor& tokens, const RaggedBatch& batch);
+  // Until at most so many tensors are on their way to other stages.
+  void wait_for_passed(size_t most);
   StageTensors from_previous_stage(const TensorFormats& formats);
   Flight flight_of(const StepPlan& plan) const;
   void finish(const StepPlan& plan, const at::Tensor& hidden, Flight& flight);

@@ -81,20 +81,22 @@ std::unique_ptr<ModelRunner> ModelService::make_runner(const EngineConfig& confi
   options.max_positions = config.max_seq_length > 0       ? config.max_seq_length
                           : t.max_position_embeddings > 0 ? t.max_position_embeddings
                                                           : t.seq_length;
-  const auto bytes = [&](int32_t blocks) {
-    options.device_blocks = blocks;
-    return ModelRunner(*loaded_.model, weights_, options).cache_bytes();
-  };
-  const int64_t one = bytes(1), each = bytes(2) - one;
+  options.device_blocks = 1;
+  int64_t each = 0, states = 0;
+  {
+    const ModelRunner trial(*loaded_.model, weights_, options);
+    each = trial.block_bytes();
+    states = trial.cache_bytes() - each;
+  }
   const int64_t budget = config.cache_gb > 0.0 ? static_cast<int64_t>(config.cache_gb * kGiB)
                                                : cache_budget(request_.device);
   const int64_t needed =
       config.max_requests * ((options.max_positions + config.block_size - 1) / config.block_size);
   const int64_t blocks =
-      std::min({needed, (budget - (one - each)) / std::max<int64_t>(1, each), int64_t{INT32_MAX}});
+      std::min({needed, (budget - states) / std::max<int64_t>(1, each), int64_t{INT32_MAX}});
   MEGATRON_CHECK(blocks >= 1, "a cache of ", format_fixed(static_cast<double>(budget) / kGiB, 2),
                  " GiB holds no block of ", config.block_size, " tokens, which takes ", each,
-                 " bytes beside ", one - each,
+                 " bytes beside ", states,
                  " bytes of states\nhint: raise --inference-dynamic-batching-buffer-size-gb, or "
                  "lower --inference-dynamic-batching-block-size");
   options.device_blocks = static_cast<int32_t>(blocks);

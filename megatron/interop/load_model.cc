@@ -63,10 +63,6 @@ at::ScalarType stored_dtype(const Checkpoint& checkpoint, const ModelConfig& con
                   " model"));
 }
 
-}  // namespace
-
-namespace {
-
 StoredModel open_gguf_model(const LoadModelRequest& request) {
   MEGATRON_CHECK(!request.ckpt_step, "--ckpt-step is given, but ", request.load.string(),
                  " is a GGUF file");
@@ -156,10 +152,6 @@ std::unique_ptr<Tokenizer> tokenizer_of(StoredModel& found, bool required) {
     return make_tokenizer(null);
   }
 }
-
-}  // namespace
-
-namespace {
 
 // The part of a stage, with a default division of the layers.
 StageSlice slice_of(const ModelConfig& config, const ParallelGroups& groups) {

@@ -70,6 +70,8 @@ void process_logits_cuda(const SamplingLogits& logits, double* extremes, void* s
 // which bin the k-th id lies, or the one whose probability makes the sum reach p. Ids of equal
 // logits are then counted in their order.
 enum class SelectBy { kCount, kProbability };
+// Whether that phase of the selection has something to do in one of the rows.
+bool selects_any(const SamplingRow* rows, int64_t count, SelectBy by);
 constexpr int kSelectionBins = 256;
 constexpr int selection_passes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 

@@ -159,6 +159,10 @@ void for_rows(const SamplingLogits& a, int64_t begin, int64_t end, F&& f) {
 
 }  // namespace
 
+bool selects_any(const SamplingRow* rows, int64_t count, SelectBy by) {
+  return std::any_of(rows, rows + count, [by](const SamplingRow& row) { return selects(row, by); });
+}
+
 void process_logits_cpu(const SamplingLogits& a, double* extremes, int64_t begin, int64_t end) {
   for_rows(a, begin, end,
            [&](auto acc, int64_t row) { process_row<decltype(acc)>(a, extremes, row); });

@@ -1,12 +1,11 @@
 #include "megatron/reporting/prometheus.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
-#include "megatron/base/json_writer.h"
+#include "megatron/reporting/prometheus_text.h"
 #include "megatron/reporting/sections.h"
 
 namespace megatron {
@@ -82,23 +81,6 @@ size_t place_of(std::string_view name) {
   return static_cast<size_t>(found - kMetrics);
 }
 
-std::string label(std::string_view name, std::string_view value) {
-  std::string out = cat(name, "=\"");
-  for (const char c : value) {
-    if (c == '\\' || c == '"') out += '\\';
-    c == '\n' ? out += "\\n" : out += c;
-  }
-  return out + "\"";
-}
-
-std::string number_text(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
-  JsonWriter json;
-  json.value(value);
-  return json.text();
-}
-
 }  // namespace
 
 PrometheusSink::PrometheusSink(std::filesystem::path path) : path_(std::move(path)) {
@@ -119,26 +101,28 @@ void PrometheusSink::take(const MetricsRecord& record) {
   if (type == "start") {
     set("start_timestamp_seconds", record.time());
     set("info", 1,
-        cat(label("task", record.text("task")), ",", label("device", record.text("device")), ",",
-            label("dtype", record.text("dtype")), ",", label("version", MEGATRON_VERSION)));
+        cat(prometheus_label("task", record.text("task")), ",",
+            prometheus_label("device", record.text("device")), ",",
+            prometheus_label("dtype", record.text("dtype")), ",",
+            prometheus_label("version", MEGATRON_VERSION)));
   } else if (type == "train") {
     for (const auto& [name, unused] : record.members()) {
       const bool has_metric = std::any_of(std::begin(kMetrics), std::end(kMetrics),
                                           [&](const Metric& m) { return name == m.member; });
       const std::optional<double> value = record.number(name);
       if (has_metric || !value) continue;
-      set(name.ends_with("loss") ? "loss" : "task_metric", *value, label("name", name));
+      set(name.ends_with("loss") ? "loss" : "task_metric", *value, prometheus_label("name", name));
     }
   } else if (type == "sections") {
     for (int section = 0; section < kNumSections; ++section) {
       const std::string name = section_name(static_cast<Section>(section));
       for (const char* what : {"seconds", "max_seconds", "max_rank"})
         if (const auto value = record.number(cat(name, "_", what)))
-          set(cat("section_", what), *value, label("section", name));
+          set(cat("section_", what), *value, prometheus_label("section", name));
     }
   } else if (type == "evaluation") {
-    const std::string labels =
-        cat(label("split", record.text("split")), ",", label("set", record.text("set")));
+    const std::string labels = cat(prometheus_label("split", record.text("split")), ",",
+                                   prometheus_label("set", record.text("set")));
     for (const auto& [name, unused] : record.members())
       if (name.ends_with("loss")) set("evaluation_loss", record.number(name).value_or(NAN), labels);
   } else if (type == "checkpoint") {
@@ -171,7 +155,7 @@ std::string PrometheusSink::text() const {
                  metric.name, " gauge\n");
     before = place;
     out += cat("megatron_", metric.name, labels.empty() ? "" : cat("{", labels, "}"), " ",
-               number_text(value), "\n");
+               prometheus_number(value), "\n");
   }
   return out;
 }

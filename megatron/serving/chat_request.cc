@@ -281,9 +281,6 @@ void read_chat_logprobs(JsonObject& json, GenerationRequest& request) {
   if (top && *top > 0 && !wanted)
     throw ApiError(400, "top_logprobs", "top_logprobs has no effect without logprobs");
   if (wanted) request.logprobs = static_cast<int32_t>(top.value_or(0));
-  request.spec.log_probabilities.output_top = request.logprobs;
-  request.spec.log_probabilities.prompt_top = request.prompt_logprobs;
-  request.spec.log_probabilities.prompt_from = 1;
 }
 
 }  // namespace

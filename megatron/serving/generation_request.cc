@@ -50,14 +50,6 @@ int32_t read_logprobs(JsonObject& json) {
   return static_cast<int32_t>(json.integer("logprobs", 0, kMaxTopLogProbabilities).value_or(-1));
 }
 
-void set_log_probabilities(GenerationRequest& request) {
-  LogProbabilityWishes& wishes = request.spec.log_probabilities;
-  wishes.output_top = request.logprobs;
-  wishes.prompt_top =
-      std::max(request.prompt_logprobs, request.echo ? request.logprobs : int32_t{-1});
-  wishes.prompt_from = 1;
-}
-
 // The token that begins a text of its own, where the model has one.
 std::optional<int32_t> start_token(const Tokenizer& tokenizer) {
   const auto bos = tokenizer.bos();
@@ -103,7 +95,6 @@ GenerationRequest parse_completion(std::string_view body, const ServedModel& mod
   request.echo = json.boolean("echo").value_or(false);
   request.add_special_tokens = json.boolean("add_special_tokens").value_or(true);
   request.logprobs = read_logprobs(json);
-  set_log_probabilities(request);
   finish_members(json, request);
   return request;
 }
@@ -196,7 +187,6 @@ GenerationRequest parse_api(std::string_view body, const ServedModel& model,
   if (request.tokens_and_segments) request.logprobs = request.prompt_logprobs = 0;
   read_api_sampling(json, request.spec.sampling);
   read_api_stops(json, model, request.spec.stop);
-  set_log_probabilities(request);
   finish_members(json, request);
   return request;
 }

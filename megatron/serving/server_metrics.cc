@@ -3,25 +3,12 @@
 #include <array>
 
 #include "megatron/base/check.h"
-#include "megatron/base/json_writer.h"
+#include "megatron/reporting/prometheus_text.h"
 
 namespace megatron {
 namespace {
 
-std::string label(std::string_view name, std::string_view value) {
-  std::string out = cat(name, "=\"");
-  for (const char c : value) {
-    if (c == '\\' || c == '"') out += '\\';
-    c == '\n' ? out += "\\n" : out += c;
-  }
-  return out + "\"";
-}
-
-std::string seconds_text(int64_t ns) {
-  JsonWriter json;
-  json.value(static_cast<double>(ns) / 1e9);
-  return json.text();
-}
+std::string seconds_text(int64_t ns) { return prometheus_number(static_cast<double>(ns) / 1e9); }
 
 class Page {
  public:
@@ -47,8 +34,9 @@ class Page {
     uint64_t sum = 0;
     for (size_t i = 0; i < DurationHistogram::kBuckets; ++i) {
       sum += durations.buckets()[i];
-      text_ += cat(name_, "_bucket{", label("le", seconds_text(DurationHistogram::bound_ns(i))),
-                   "} ", sum, "\n");
+      text_ += cat(name_, "_bucket{",
+                   prometheus_label("le", seconds_text(DurationHistogram::bound_ns(i))), "} ", sum,
+                   "\n");
     }
     text_ += cat(name_, "_bucket{le=\"+Inf\"} ", durations.count(), "\n", name_, "_sum ",
                  seconds_text(durations.sum_ns()), "\n", name_, "_count ", durations.count(), "\n");
@@ -62,12 +50,13 @@ class Page {
 void engine_state(const MetricsInput& input, Page& page) {
   const EngineStats& stats = input.engine;
   page.begin("build_info", "gauge", "What serves, in its labels; always 1");
-  page.sample(1, cat(label("version", input.version), ",", label("commit", input.commit), ",",
-                     label("model", input.model)));
+  page.sample(1, cat(prometheus_label("version", input.version), ",",
+                     prometheus_label("commit", input.commit), ",",
+                     prometheus_label("model", input.model)));
   page.begin("engine_state", "gauge", "1 for the state that the engine is in");
   for (size_t i = 0; i < kNumEngineStates; ++i) {
     const auto state = static_cast<EngineState>(i);
-    page.sample(state == stats.state ? 1 : 0, label("state", name(state)));
+    page.sample(state == stats.state ? 1 : 0, prometheus_label("state", name(state)));
   }
   page.gauge("weights_version", "Version of the weights that compute", stats.weights_version);
   page.gauge("requests_waiting", "Texts that wait for their first step: the length of the queue",
@@ -79,15 +68,15 @@ void engine_state(const MetricsInput& input, Page& page) {
   page.gauge("requests_pending", "Requests that are read and not yet with the engine",
              input.pending);
   const int64_t blocks = stats.blocks_free + stats.blocks_held + stats.blocks_cached;
-  JsonWriter use;
-  use.value(blocks > 0 ? static_cast<double>(stats.blocks_held) / static_cast<double>(blocks)
-                       : 0.0);
-  page.gauge("cache_usage_ratio", "Part of the cache's blocks that running texts hold", use.text());
+  const double use =
+      blocks > 0 ? static_cast<double>(stats.blocks_held) / static_cast<double>(blocks) : 0.0;
+  page.gauge("cache_usage_ratio", "Part of the cache's blocks that running texts hold",
+             prometheus_number(use));
   page.begin("cache_blocks", "gauge",
              "Blocks of the cache: free, held by texts, or idle with a prefix");
-  page.sample(stats.blocks_free, label("state", "free"));
-  page.sample(stats.blocks_held, label("state", "held"));
-  page.sample(stats.blocks_cached, label("state", "cached"));
+  page.sample(stats.blocks_free, prometheus_label("state", "free"));
+  page.sample(stats.blocks_held, prometheus_label("state", "held"));
+  page.sample(stats.blocks_cached, prometheus_label("state", "cached"));
   page.gauge("cache_block_tokens", "Tokens of a block", stats.block_size);
 }
 
@@ -96,7 +85,7 @@ void engine_work(const EngineStats& stats, Page& page) {
   page.counter("requests_refused_total", "Texts that the engine refused", stats.refused);
   page.begin("requests_finished_total", "counter", "Texts that ended, by the reason");
   for (size_t i = 0; i < stats.finished.size(); ++i)
-    page.sample(stats.finished[i], label("reason", name(static_cast<FinishReason>(i))));
+    page.sample(stats.finished[i], prometheus_label("reason", name(static_cast<FinishReason>(i))));
   page.counter("preemptions_total", "Texts that were preempted", stats.preemptions);
   page.counter("swapped_blocks_total", "Blocks that were copied to or from host memory",
                stats.swapped_blocks);
@@ -118,7 +107,8 @@ void http_work(const MetricsInput& input, Page& page) {
   const HttpCounts& http = input.http;
   page.begin("http_responses_total", "counter", "Responses by route and status");
   for (const auto& [key, count] : input.responses.all())
-    page.sample(count, cat(label("route", key.first), ",", label("status", cat(key.second))));
+    page.sample(count, cat(prometheus_label("route", key.first), ",",
+                           prometheus_label("status", cat(key.second))));
   page.gauge("http_connections", "Open connections", http.open);
   page.gauge("http_responding", "Requests that were read and not yet answered to the end",
              http.responding);
@@ -126,8 +116,8 @@ void http_work(const MetricsInput& input, Page& page) {
   page.counter("http_connections_refused_total", "Connections beyond the limits", http.refused);
   page.counter("http_faults_total", "Requests that are no HTTP, too long or too late", http.faults);
   page.begin("http_aborted_total", "counter", "Responses that were cut off, by the cause");
-  page.sample(http.client_gone, label("cause", "client_gone"));
-  page.sample(http.slow_readers, label("cause", "slow_reader"));
+  page.sample(http.client_gone, prometheus_label("cause", "client_gone"));
+  page.sample(http.slow_readers, prometheus_label("cause", "slow_reader"));
   page.counter("http_received_bytes_total", "Bytes from clients", http.bytes_received);
   page.counter("http_sent_bytes_total", "Bytes to clients", http.bytes_sent);
 }

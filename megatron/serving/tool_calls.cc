@@ -270,19 +270,38 @@ class TaggedCall final : public CallReader {
   int num_parameters_ = 0;
 };
 
-// Calls between <tool_call> and </tool_call>.
-class MarkedCalls final : public ToolCallParser {
+// Text that is held until it is known to be content or part of a call.
+class HeldText : public ToolCallParser {
  public:
-  MarkedCalls(ToolFormat format, ToolParameters parameters)
-      : format_(format), parameters_(std::move(parameters)) {}
-
-  ToolCallText push(std::string_view piece) override {
+  ToolCallText push(std::string_view piece) final {
     ToolCallText out;
     pending_ += piece;
     while (step(out)) {
     }
     return out;
   }
+
+ protected:
+  // Takes some of what is held. False: more text is needed.
+  virtual bool step(ToolCallText& out) = 0;
+  // Gives the open call what is held. False: it is still open.
+  bool feed_call(ToolCallText& out) {
+    const size_t taken = call_->push(pending_, out.calls);
+    raw_ += pending_.substr(0, taken);
+    pending_.erase(0, taken);
+    return call_->state() != CallReader::State::kOpen;
+  }
+
+  std::string pending_, raw_;  // raw_: of the open call, should it be none
+  std::unique_ptr<CallReader> call_;
+  int num_calls_ = 0;
+};
+
+// Calls between <tool_call> and </tool_call>.
+class MarkedCalls final : public HeldText {
+ public:
+  MarkedCalls(ToolFormat format, ToolParameters parameters)
+      : format_(format), parameters_(std::move(parameters)) {}
 
   ToolCallText finish() override {
     ToolCallText out;
@@ -298,8 +317,7 @@ class MarkedCalls final : public ToolCallParser {
   }
 
  private:
-  // False: more text is needed.
-  bool step(ToolCallText& out) {
+  bool step(ToolCallText& out) override {
     if (pending_.empty()) return false;
     if (call_) return read_call(out);
     if (after_call_) return leave_call();
@@ -325,10 +343,7 @@ class MarkedCalls final : public ToolCallParser {
   }
 
   bool read_call(ToolCallText& out) {
-    const size_t taken = call_->push(pending_, out.calls);
-    raw_ += pending_.substr(0, taken);
-    pending_.erase(0, taken);
-    if (call_->state() == CallReader::State::kOpen) return !pending_.empty();
+    if (!feed_call(out)) return !pending_.empty();
     const bool begun = call_->begun();
     call_.reset();
     if (begun) {
@@ -360,22 +375,12 @@ class MarkedCalls final : public ToolCallParser {
 
   ToolFormat format_;
   ToolParameters parameters_;
-  std::string pending_, raw_;  // raw_: of the open call, should it be none
-  std::unique_ptr<CallReader> call_;
   bool after_call_ = false;
-  int num_calls_ = 0;
 };
 
 // A text that begins with a call, and more of them divided by semicolons.
-class LeadingCalls final : public ToolCallParser {
+class LeadingCalls final : public HeldText {
  public:
-  ToolCallText push(std::string_view piece) override {
-    ToolCallText out;
-    pending_ += piece;
-    while (step(out)) {
-    }
-    return out;
-  }
   ToolCallText finish() override {
     ToolCallText out;
     if (!call_ || !call_->begun()) out.content = raw_ + pending_;
@@ -390,7 +395,7 @@ class LeadingCalls final : public ToolCallParser {
  private:
   static constexpr std::string_view kPythonTag = "<|python_tag|>";
 
-  bool step(ToolCallText& out) {
+  bool step(ToolCallText& out) override {
     if (pending_.empty()) return false;
     if (is_text_) {
       out.content += std::exchange(pending_, {});
@@ -413,10 +418,7 @@ class LeadingCalls final : public ToolCallParser {
   }
 
   bool read_call(ToolCallText& out) {
-    const size_t taken = call_->push(pending_, out.calls);
-    raw_ += pending_.substr(0, taken);
-    pending_.erase(0, taken);
-    if (call_->state() == CallReader::State::kOpen) return false;
+    if (!feed_call(out)) return false;
     if (call_->begun()) {
       ++num_calls_;
     } else {
@@ -428,10 +430,7 @@ class LeadingCalls final : public ToolCallParser {
     return true;
   }
 
-  std::string pending_, raw_;
-  std::unique_ptr<JsonCall> call_;
   bool is_text_ = false;
-  int num_calls_ = 0;
 };
 
 // No calls: all is text.

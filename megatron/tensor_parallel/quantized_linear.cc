@@ -445,10 +445,6 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
   }
 };
 
-}  // namespace
-
-namespace {
-
 // Rows of a forward without a backward may be any number: as many as repeat the last one are added
 // as complete the tiles, which changes no scale. Undefined: they are complete.
 at::Tensor with_whole_tiles(const at::Tensor& x, const LinearState& state) {

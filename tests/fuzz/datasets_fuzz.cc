@@ -4,12 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -19,6 +16,7 @@
 #include "megatron/datasets/indexed_dataset.h"
 #include "megatron/datasets/indexed_dataset_builder.h"
 #include "megatron/datasets/npy.h"
+#include "tests/fuzz/repeat.h"
 
 namespace megatron {
 namespace {
@@ -99,15 +97,6 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-// Calls body(seed) `count` times, or for MEGATRON_FUZZ_SECONDS.
-void repeat(int64_t count, const std::function<void(uint32_t)>& body) {
-  const char* text = std::getenv("MEGATRON_FUZZ_SECONDS");
-  const auto end =
-      std::chrono::steady_clock::now() + std::chrono::seconds(text ? std::atol(text) : 0);
-  for (int64_t i = 0; text ? std::chrono::steady_clock::now() < end : i < count; ++i)
-    body(static_cast<uint32_t>(i));
-}
-
 class DatasetsFuzz : public ::testing::Test {
  protected:
   DatasetsFuzz() {
@@ -169,7 +158,7 @@ TEST_F(DatasetsFuzz, IndexedDataset) {
     files.emplace_back(read_all(prefix.string() + ".idx"), read_all(prefix.string() + ".bin"));
   const std::string prefix = (folder_ / "d").string();
   int64_t opened = 0, refused = 0;
-  repeat(14000, [&](uint32_t seed) {
+  repeat_with_seeds(14000, [&](uint32_t seed) {
     Mutator mutator(seed);
     auto [idx, bin] = files[mutator.number() % files.size()];
     if (mutator.number() % 4 != 0)
@@ -191,7 +180,7 @@ TEST_F(DatasetsFuzz, Npy) {
                                npy_header("<i8", {3}) + std::string(24, 'y'),
                                npy_header("<i2", {0}),
                                npy_header("<u4", {16}) + std::string(64, 'z')};
-  repeat(6000, [&](uint32_t seed) {
+  repeat_with_seeds(6000, [&](uint32_t seed) {
     Mutator mutator(seed);
     write_all(path, mutator.mutate(seeds[mutator.number() % std::size(seeds)]));
     try {

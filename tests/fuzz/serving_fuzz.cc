@@ -3,8 +3,6 @@
 // of each kind, or MEGATRON_FUZZ_SECONDS for each.
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <random>
 #include <string>
@@ -18,6 +16,7 @@
 #include "megatron/serving/generation_request.h"
 #include "megatron/serving/http/http_parser.h"
 #include "megatron/serving/tool_calls.h"
+#include "tests/fuzz/repeat.h"
 
 namespace megatron {
 namespace {
@@ -87,13 +86,10 @@ const std::string kParts[] = {"\r\n",
 class ServingFuzz : public ::testing::Test {
  protected:
   void repeat(int count, const std::function<void()>& body) {
-    const char* text = std::getenv("MEGATRON_FUZZ_SECONDS");
-    const auto end =
-        std::chrono::steady_clock::now() + std::chrono::seconds(text ? std::atol(text) : 0);
-    for (int i = 0; text ? std::chrono::steady_clock::now() < end : i < count; ++i) {
-      random_.seed(static_cast<uint32_t>(i));
+    repeat_with_seeds(count, [&](uint32_t seed) {
+      random_.seed(seed);
       body();
-    }
+    });
   }
   size_t below(size_t limit) { return random_() % limit; }
   std::string mutated(std::string text) {

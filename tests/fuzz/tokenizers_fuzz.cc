@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +19,7 @@
 #include "megatron/tokenizers/detail/text/utf8.h"
 #include "megatron/tokenizers/sentence_splitter.h"
 #include "megatron/tokenizers/tokenizer.h"
+#include "tests/fuzz/repeat.h"
 
 namespace megatron {
 namespace {
@@ -94,13 +93,10 @@ class TokenizersFuzz : public ::testing::Test {
 
   // Calls body() `count` times, or for MEGATRON_FUZZ_SECONDS, with a new seed each time.
   void repeat(int count, const std::function<void()>& body) {
-    const char* text = std::getenv("MEGATRON_FUZZ_SECONDS");
-    const auto end =
-        std::chrono::steady_clock::now() + std::chrono::seconds(text ? std::atol(text) : 0);
-    for (int i = 0; text ? std::chrono::steady_clock::now() < end : i < count; ++i) {
-      random_.seed(static_cast<uint32_t>(i));
+    repeat_with_seeds(count, [&](uint32_t seed) {
+      random_.seed(seed);
       body();
-    }
+    });
   }
 
   std::string some_text() {

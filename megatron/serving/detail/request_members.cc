@@ -253,6 +253,11 @@ void finish_members(JsonObject& json, GenerationRequest& request) {
                      cat(member.name, " is not supported: ", member.reason), "unsupported");
   }
   for (std::string& name : json.unknown()) request.ignored.push_back(std::move(name));
+  LogProbabilityWishes& wishes = request.spec.log_probabilities;
+  wishes.output_top = request.logprobs;
+  wishes.prompt_top =
+      std::max(request.prompt_logprobs, request.echo ? request.logprobs : int32_t{-1});
+  wishes.prompt_from = 1;
 }
 
 }  // namespace megatron

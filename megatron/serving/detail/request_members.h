@@ -11,7 +11,8 @@ void read_common_members(JsonObject& json, const ServedModel& model, const Serve
                          GenerationRequest& request);
 
 // Refuses members that are known and not supported, unless their value asks for nothing; notes
-// those that are unknown. Last, when all others have been asked for.
+// those that are unknown. Asks the engine for the log-probabilities that are to be reported. Last,
+// when all others have been asked for.
 void finish_members(JsonObject& json, GenerationRequest& request);
 
 // Ids of tokens, each within the vocabulary.

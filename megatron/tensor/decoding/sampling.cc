@@ -26,10 +26,6 @@ const T* pointer_to(const at::Tensor& bytes) {
   return bytes.defined() ? static_cast<const T*>(bytes.const_data_ptr()) : nullptr;
 }
 
-bool selects(const SamplingRow& row, SelectBy by) {
-  return row.temperature > 0.0 && (by == SelectBy::kCount ? row.top_k > 0 : row.top_p < 1.0);
-}
-
 bool changes_logits(const SamplingRow& row) {
   return row.num_edits > 0 || row.counts >= 0 || row.mask >= 0;
 }
@@ -228,8 +224,7 @@ at::Tensor VocabularyLogits::draw(const SamplingBatch& batch) {
   temperatures_ = at::tensor(temperatures, at::kDouble).unsqueeze(1).to(logits_.device());
   if (std::ranges::any_of(batch.rows, changes_logits)) process(batch);
   for (const SelectBy by : {SelectBy::kCount, SelectBy::kProbability}) {
-    if (std::ranges::none_of(batch.rows, [&](const SamplingRow& row) { return selects(row, by); }))
-      continue;
+    if (!selects_any(batch.rows.data(), n, by)) continue;
     if (!kept_.defined()) {
       SamplingKept all;
       all.value = -kInfinity;
