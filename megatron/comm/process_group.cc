@@ -5,6 +5,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/peer_mailbox.h"
+#include "megatron/comm/peer_rows.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -18,6 +19,14 @@ class NoWork final : public Work {
 std::shared_ptr<Work> no_work() {
   static const auto work = std::make_shared<NoWork>();
   return work;
+}
+
+// The object that others hold already, or a new one.
+template <class T>
+std::shared_ptr<T> shared_by_holders(std::weak_ptr<T>& held, const ProcessGroup& group) {
+  std::shared_ptr<T> object = held.lock();
+  if (object == nullptr) held = object = std::make_shared<T>(group);
+  return object;
 }
 
 void copy_flat(const char* what, at::Tensor& output, const at::Tensor& input) {
@@ -92,10 +101,11 @@ ProcessGroup ProcessGroup::subgroup(const std::vector<int>& ranks, const std::st
 }
 
 std::shared_ptr<PeerMailbox> ProcessGroup::mailbox() const {
-  if (size() == 1) return nullptr;
-  std::shared_ptr<PeerMailbox> mailbox = backend_->mailbox_.lock();
-  if (mailbox == nullptr) backend_->mailbox_ = mailbox = std::make_shared<PeerMailbox>(*this);
-  return mailbox;
+  return size() == 1 ? nullptr : shared_by_holders(backend_->mailbox_, *this);
+}
+
+std::shared_ptr<PeerRows> ProcessGroup::peer_rows() const {
+  return size() == 1 ? nullptr : shared_by_holders(backend_->peer_rows_, *this);
 }
 
 }  // namespace megatron

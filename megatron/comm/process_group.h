@@ -48,6 +48,7 @@ class Work {
 enum class CommunicatorUse { kExclusive, kConcurrent };
 
 class PeerMailbox;
+class PeerRows;
 
 // The operations of one group; implemented by c10d (NCCL, Gloo) and by ranks as threads. Every rank
 // of the group makes the same calls in the same order. Tensors are contiguous; results appear in
@@ -79,6 +80,7 @@ class Backend {
  private:
   friend class ProcessGroup;
   std::weak_ptr<PeerMailbox> mailbox_;
+  std::weak_ptr<PeerRows> peer_rows_;
 };
 
 // A value type over a shared Backend; default-constructed it is the group of one rank, in which
@@ -108,6 +110,8 @@ class ProcessGroup {
   // The mailbox of this group (comm/peer_mailbox.h): the same for all who hold it at one time, made
   // for the first of them and not opened. Null in a group of one.
   std::shared_ptr<PeerMailbox> mailbox() const;
+  // The same for rows that go straight to their places (comm/peer_rows.h).
+  std::shared_ptr<PeerRows> peer_rows() const;
 
  private:
   std::shared_ptr<Backend> backend_;

@@ -10,7 +10,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
 #include "megatron/comm/c10d_backend.h"
-#include "megatron/comm/start_deadline.h"
+#include "megatron/comm/detail/start_deadline.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {

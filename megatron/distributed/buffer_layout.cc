@@ -111,17 +111,15 @@ class Planner {
   int64_t end_ = 0;
 };
 
-// "decoder.layers.3" of "decoder.layers.3.mlp.linear_fc1.weight"; "embedding" of
-// "embedding.word_embeddings.weight".
-std::string part_of_model(const std::string& name) {
-  constexpr std::string_view kLayers = ".layers.";
-  const size_t first = name.find('.');
-  if (first == std::string::npos || name.compare(first, kLayers.size(), kLayers) != 0)
-    return name.substr(0, first);
-  return name.substr(0, name.find('.', first + kLayers.size()));
-}
-
 }  // namespace
+
+ModelPart part_of_model(const std::string& parameter) {
+  constexpr std::string_view kLayers = ".layers.";
+  const size_t at = parameter.find(kLayers);
+  if (at == std::string::npos) return {parameter.substr(0, parameter.find('.'))};
+  const size_t number = at + kLayers.size();
+  return {parameter.substr(0, parameter.find('.', number)), std::stoll(parameter.substr(number))};
+}
 
 std::vector<int> sharding_units(const std::vector<std::string>& names,
                                 const std::vector<bool>& norms) {
@@ -130,12 +128,12 @@ std::vector<int> sharding_units(const std::vector<std::string>& names,
   int unit = 0;
   bool waits = true;  // no module yet that a norm could join
   for (size_t i = 0; i < names.size(); ++i) {
-    const std::string part = part_of_model(names[i]);
-    const bool joins = norms[i] && part.find('.') == std::string::npos;
+    const ModelPart part = part_of_model(names[i]);
+    const bool joins = norms[i] && !part.is_layer();
     if (!joins) {
-      if (part != last && !waits) ++unit;
+      if (part.name != last && !waits) ++unit;
       waits = false;
-      last = part;
+      last = part.name;
     }
     units.push_back(unit);
   }

@@ -48,6 +48,16 @@ struct BufferLayout {
   int num_trained_buckets = 0;       // they come first
 };
 
+// The part of the model that a parameter belongs to by its name: a layer, "decoder.layers.3" of
+// "decoder.layers.3.mlp.linear_fc1.weight", or a module outside the layers, "embedding" of
+// "embedding.word_embeddings.weight".
+struct ModelPart {
+  std::string name;
+  int64_t layer = -1;  // its number, from 0; -1: outside the layers
+  bool is_layer() const { return layer >= 0; }
+};
+ModelPart part_of_model(const std::string& parameter);
+
 // The sharding unit of each parameter, from names in model order: a layer, or a module outside the
 // layers. Norms outside the layers join the unit before them, or, at the start of a stage, the one
 // after: a separate small gather would arrive late and delay the large one that follows.

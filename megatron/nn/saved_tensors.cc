@@ -17,24 +17,27 @@ thread_local SavedTensorScope* other_scopes = nullptr;
 
 }  // namespace
 
-class SavedTensor final : public torch::autograd::SavedVariableHooks {
- public:
-  void call_pack_hook(const at::Tensor& tensor) override {
-    const at::Tensor saved = tensor.detach();
-    for (const SavedTensorScope* scope = recomputing_scopes; scope != nullptr && !restore_;
-         scope = scope->outer_)
-      restore_ = scope->keep_(saved);
-    if (!restore_ && other_scopes != nullptr) restore_ = other_scopes->keep_(saved);
-    if (!restore_) saved_ = saved;
-  }
-  at::Tensor call_unpack_hook() override { return restore_ ? restore_() : saved_; }
-
- private:
-  at::Tensor saved_;
-  SavedTensorScope::Restore restore_;
-};
+SavedTensorScope::Restore keep_saved(const at::Tensor& tensor) {
+  const at::Tensor saved = tensor.detach();
+  SavedTensorScope::Restore restore;
+  for (const SavedTensorScope* scope = recomputing_scopes; scope != nullptr && !restore;
+       scope = scope->outer_)
+    restore = scope->keep_(saved);
+  if (!restore && other_scopes != nullptr) restore = other_scopes->keep_(saved);
+  if (!restore) restore = [saved] { return saved; };
+  return restore;
+}
 
 namespace {
+
+class SavedTensor final : public torch::autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const at::Tensor& tensor) override { restore_ = keep_saved(tensor); }
+  at::Tensor call_unpack_hook() override { return restore_(); }
+
+ private:
+  SavedTensorScope::Restore restore_;
+};
 
 // New saved tensors ask the default engine for hooks; libtorch's C++ engine has none.
 class EngineWithHooks final : public torch::autograd::Engine {

@@ -23,11 +23,14 @@ class SavedTensorScope {
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 
  private:
-  friend class SavedTensor;
+  friend Restore keep_saved(const at::Tensor& tensor);
   const Keep keep_;
   SavedTensorScope** const list_;  // of this kind on this thread; the innermost first
   SavedTensorScope* const outer_;
 };
+
+// Keeps a tensor as autograd would if it saved it here: the scopes of this thread are asked.
+SavedTensorScope::Restore keep_saved(const at::Tensor& tensor);
 
 // For a scope of one tensor: it is computed again when the backward first asks for it, and shared
 // as long as somebody holds it. `compute` must give the same bits, and runs without autograd.

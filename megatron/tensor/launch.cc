@@ -9,10 +9,6 @@
 
 namespace megatron {
 
-at::ScalarType accumulate_type(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 #ifdef MEGATRON_CUDA
 void* current_stream(const at::Tensor& tensor) {
   return c10::cuda::getCurrentCUDAStream(tensor.get_device()).stream();

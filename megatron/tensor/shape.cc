@@ -92,4 +92,8 @@ DType to_dtype(at::ScalarType type) {
   }
 }
 
+at::ScalarType accumulate_type(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 }  // namespace megatron

@@ -18,4 +18,7 @@ void check_shape(std::string_view what, const at::Tensor& tensor,
 at::ScalarType to_scalar_type(DType dtype);
 DType to_dtype(at::ScalarType type);  // throws InternalError for types that we do not store
 
+// fp64 for fp64, else fp32: the type in which kernels compute and keep statistics.
+at::ScalarType accumulate_type(const at::Tensor& tensor);
+
 }  // namespace megatron

@@ -362,6 +362,11 @@ at::Tensor ColumnParallelLinear::prefetch_input_in_backward(const at::Tensor& x,
   return PrefetchInput::apply(x, input, &impl_->state);
 }
 
+at::Tensor ColumnParallelLinear::with_adapter(const at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  return impl_->lora ? impl_->lora->added_to(weight) : weight;
+}
+
 at::Tensor ColumnParallelLinear::normed(const at::Tensor& x) {
   const at::NoGradGuard no_grad;
   if (impl_->state.norm == nullptr) return x;

@@ -84,6 +84,8 @@ class ColumnParallelLinear : public Module {
   // norm(X) alone, in the weight's type; X without a norm. Not differentiable.
   at::Tensor normed(const at::Tensor& x);
   Parameter& weight();
+  // The value of the weight, with what an adapter adds to it. Not differentiable.
+  at::Tensor with_adapter(const at::Tensor& weight);
 
  private:
   friend class RowParallelLinear;

@@ -54,8 +54,13 @@ LoraAdapter::LoraAdapter(const Parameter& weight, const LoraOptions& options,
   b.init = Init::zero();
   b.global_shape = b.local_shape = {0, rank_};
 
-  const bool column =
-      is_sharded_over(weight.placement, Axis::kTensor) && weight.placement.shards[0].dim == 0;
+  if (!is_sharded_over(weight.placement, Axis::kTensor)) {
+    MEGATRON_ASSERT(adapter_of.empty(), "parts of a linear that is not divided");
+    a.placement = b.placement = weight.placement;
+    b.global_shape[0] = b.local_shape[0] = rows;
+    return;
+  }
+  const bool column = weight.placement.shards[0].dim == 0;
   (column ? a : b).placement.partial_grad.insert(Axis::kTensor);
   if (!column) {
     MEGATRON_ASSERT(adapter_of.empty(), "parts of a row-parallel linear");
@@ -126,6 +131,12 @@ void LoraAdapter::add_output(const at::Tensor& x, const at::Tensor& y, const at:
   const AcquiredValue weight(&b);
   const at::Tensor some = inner(as_matrix(x).index_select(0, rows));
   y.view({-1, rows_}).index_add_(0, rows, at::matmul(some, spread(weight.value()).t()));
+}
+
+at::Tensor LoraAdapter::added_to(const at::Tensor& w) {
+  if (adapters_off > 0) return w;
+  const AcquiredValue outer(&b), inner(&a);
+  return at::addmm(w, spread(outer.value()), inner.value(), 1.0, scale_);
 }
 
 at::Tensor LoraAdapter::add_input_grad(const at::Tensor& dy, const at::Tensor& dx) {

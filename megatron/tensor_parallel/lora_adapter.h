@@ -3,6 +3,7 @@
 //                    A [adapters * r, k]                     B [rows, r]
 //   column-parallel  replicated; gradients are partial sums  rows over kTensor, as W's
 //   row-parallel     columns over kTensor, as W's            replicated; gradients are partial sums
+//   not divided      whole, with gradients as W's            whole, with gradients as W's
 //
 // Adapters use the linear's own collectives; the only additional one is the sum of the partial
 // gradients at the end of a step.
@@ -54,6 +55,9 @@ class LoraAdapter {
   void add_output(const at::Tensor& x, const at::Tensor& y);
   // The same of some of the rows of x and y as matrices, `rows` [m] int64.
   void add_output(const at::Tensor& x, const at::Tensor& y, const at::Tensor& rows);
+  // W + scale * B A, for those who multiply with the weight itself; W under AdaptersOff.
+  //   w [rows of this rank, k of this rank]
+  at::Tensor added_to(const at::Tensor& w);
   // dx += dz A in place, with dz = scale * dy B, which is returned: [tokens, adapters * r].
   at::Tensor add_input_grad(const at::Tensor& dy, const at::Tensor& dx);
   // The gradients of A and B: now, or later as a separate action of a zero-bubble schedule. `x` is

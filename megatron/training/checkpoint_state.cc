@@ -18,8 +18,8 @@
 #include "megatron/interop/load_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/experts/upcycling.h"
 #include "megatron/training/replicated_state.h"
-#include "megatron/training/upcycling.h"
 #include "megatron/transformer/config/lora.h"
 
 namespace megatron {

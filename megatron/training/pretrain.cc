@@ -25,6 +25,7 @@
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/dynamic_context/dynamic_context_batches.h"
 #include "megatron/training/evaluation.h"
+#include "megatron/training/experts/routing_files.h"
 #include "megatron/training/metrics_sinks.h"
 #include "megatron/training/rank_reports.h"
 #include "megatron/training/run_folders.h"
@@ -103,6 +104,7 @@ class Run {
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<DynamicContextBatches> dynamic_context_;  // in place of loader_ and batches_
   BatchMaker batches_;
+  RoutingFiles routing_;
   std::vector<Evaluator> validation_;
   OutcomeReader outcomes_;
   std::optional<SlowRankWatch> slow_ranks_;
@@ -181,6 +183,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
                                      start_.checkpoint ? &*start_.checkpoint : nullptr),
                     /*replace_existing=*/start_.continues(), job.agreement),
       batches_(device_, groups_.cp),
+      routing_(config_.moe_routing_record, config_.moe_routing_replay, groups_.world.rank()),
       outcomes_(device_),
       // With several ranks, the decision is part of a step's outcome, which the host may read two
       // steps later.
@@ -458,7 +461,9 @@ void Run::one_step() {
                    " of ", loader_->dataset().size());
     return batches_.make(batch);
   };
+  options.routing = routing_.begin(state_.iteration + 1);
   outcomes_.push(train_step(model_, task_, options, next_batch, timers_));
+  routing_.end(state_.iteration + 1);
   if (job_.after_first_step && steps_done_++ == 0) job_.after_first_step();
   folders_.set_iteration(++state_.iteration);
   ++timed_iterations_;

@@ -12,8 +12,9 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/checkpoint_state.h"
-#include "megatron/training/upcycling.h"
+#include "megatron/training/experts/upcycling.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/moe/token_dispatcher.h"
 
 namespace megatron {
 
@@ -402,6 +403,8 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
   arguments.training.check_freezing(parameter_names(task, arguments, vocabulary));
   // Held until the linears of the model hold it.
   const std::shared_ptr<PeerMailbox> mailbox = open_mailbox(arguments, groups.tp, dtype, device);
+  const std::shared_ptr<PeerRows> expert_rows =
+      open_expert_rows(arguments.transformer, groups, device);
   TrainedModel model;
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
   model.chunks =

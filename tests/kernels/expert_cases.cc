@@ -97,7 +97,8 @@ KernelCase order_case(int64_t tokens, int64_t k, int64_t num_experts, int64_t fi
   return row;
 }
 
-// Rows taken into the order of experts, and the sums of a token's rows, rounded and added to.
+// Rows taken into the order of experts, and the sums of a token's rows: rounded, added to something
+// and rounded, and added to wider sums.
 KernelCase rows_case(at::ScalarType type, int64_t tokens, int64_t k, int64_t columns) {
   KernelCase row;
   row.name = std::string("expert_rows_") + c10::toString(type) + "_" + std::to_string(tokens) +
@@ -112,13 +113,14 @@ KernelCase rows_case(at::ScalarType type, int64_t tokens, int64_t k, int64_t col
     const at::Tensor rows = gather_rows(t[0], t[2], k);
     at::Tensor sums = t[1].clone();
     add_rows(rows, t[3], sums);
-    return Tensors{rows, sum_rows(rows, t[3]), sums, gather_rows(t[0].select(1, 0), t[3], k)};
+    return Tensors{rows, sum_rows(rows, t[3]), sum_rows(rows, t[3], t[0]), sums,
+                   gather_rows(t[0].select(1, 0), t[3], k)};
   };
   row.reference = [=](const Tensors& t) {
     const at::Tensor taken = t[3].ge(0), kept = taken.sum(1, true).to(at::kDouble);
     const at::Tensor values = t[0].select(1, 0).index({t[3].clamp_min(0).div(k, "floor")});
-    return Tensors{t[0].index_select(0, t[2].div(k, "floor")), t[0] * kept, t[1] + t[0] * kept,
-                   at::where(taken, values, 0.0)};
+    return Tensors{t[0].index_select(0, t[2].div(k, "floor")), t[0] * kept, t[0] + t[0] * kept,
+                   t[1] + t[0] * kept, at::where(taken, values, 0.0)};
   };
   row.tolerance = tolerance_of(type);
   row.bit_equal = true;

@@ -145,10 +145,43 @@ constexpr LayoutRow kExpertRows[] = {
     {"moe_ep4_rounds_allgather", "qwen_moe", 4, EP "4 " ROUNDS},
     {"moe_ep2_etp2_rounds_full", "deepseek", 4, TP "2 " SP EP "2 " ROUNDS FULL "1 " A2A},
     {"moe_ep2_zero3_rounds", "switch", 4, EP "2 " ZERO3 OVERLAP ROUNDS A2A},
+    // Rows written into the memory of other ranks.
+    {"moe_ep2_flex", "mixtral", 2, EP "2 " FLEX},
+    {"moe_ep4_flex_rounds", "qwen_moe", 4, EP "4 " FLEX ROUNDS FULL "1 "},
+    {"moe_ep2_etp2_tp2_sp_flex", "deepseek", 4, TP "2 " SP EP "2 " FLEX SHARED_OVERLAP},
+    {"moe_ep2_pp2_zbh1_flex", "switch", 4, EP "2 " PP "2 --pipeline-schedule zb-h1 " FLEX},
+    // The shared expert computed beside the exchange, or again.
+    {"moe_ep2_overlap", "qwen_moe", 2, EP "2 " A2A SHARED_OVERLAP},
+    {"moe_ep4_tp2_sp_overlap_rounds", "qwen_moe", 4,
+     TP "2 " SP EP "4 " ETP "1 " A2A SHARED_OVERLAP ROUNDS SEQ},
+    {"moe_ep2_overlap_full", "deepseek", 2, EP "2 " A2A SHARED_OVERLAP FULL "1 "},
+    {"moe_ep2_pp2_shared_again", "qwen_moe", 4,
+     EP "2 " PP "2 " A2A SELECTIVE "shared_experts layernorm moe_act "},
+    {"moe_tp2_sp_shared_again", "deepseek", 2,
+     TP "2 " SP SHARED_OVERLAP A2A SELECTIVE "shared_experts "},
+    // Saved tensors in host memory.
+    {"moe_ep2_offload", "qwen_moe", 2, EP "2 " A2A OFFLOAD "mlp_norm expert_fc1 moe_act mlp_act"},
+    {"moe_pp2_offload_recomputed", "deepseek", 2,
+     PP "2 " OFFLOAD "expert_fc1 moe_act " SELECTIVE "layernorm moe_act shared_experts"},
+    {"moe_dp2_offload_layers", "mixtral", 2,
+     "--cpu-offloading-num-layers 2 --min-offloaded-tensor-size 0"},
+    // Documents on as many ranks as they need.
+    {"moe_dp4_dynamic_cp", "deepseek", 4, "--reset-attention-mask " DYNAMIC_CP "12 " Z},
+    {"moe_tp2_sp_dp2_dynamic_cp", "qwen_moe", 4,
+     TP "2 " SP ETP "1 --reset-attention-mask " DYNAMIC_CP "12 " ZERO1},
+    // Adapters of attention, of dense layers and of shared experts.
+    {"moe_ep2_lora", "qwen_moe", 2, EP "2 " A2A LORA},
+    {"moe_ep2_tp2_sp_latent_lora", "deepseek", 4, TP "2 " SP EP "2 " A2A SEQ LORA},
+    {"moe_ep2_zero3_lora", "mixtral", 4, EP "2 " ZERO3 OVERLAP A2A LORA},
     // What each rank applies to its own rows, where these are a micro-batch.
     {"moe_ep2_capacity", "mixtral", 2, EP "2 --moe-expert-capacity-factor 0.8 " A2A},
     {"moe_ep2_capacity_position", "qwen_moe", 4,
      EP "2 --moe-expert-capacity-factor 0.6 --moe-token-drop-policy position"},
+    {"moe_dp2_capacity_padded", "mixtral", 2, PADDED "0.9 "},
+    {"moe_ep2_capacity_padded", "deepseek", 2, EP "2 " PADDED "1.2 " SEQ A2A},
+    {"moe_ep2_etp2_capacity_padded", "qwen_moe", 4,
+     EP "2 " ETP "2 " PADDED "0.6 --moe-token-drop-policy position "},
+    {"moe_ep2_capacity_padded_rounds", "switch", 4, EP "2 " PADDED "1.5 " ROUNDS FULL "1 " A2A},
     {"moe_ep2_sinkhorn", "mixtral", 2,
      EP "2 --moe-router-load-balancing-type sinkhorn --moe-aux-loss-coeff 0 " A2A},
     // Everything together.

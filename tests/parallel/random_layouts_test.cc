@@ -391,6 +391,7 @@ class Draw {
     if (drops) {
       add("--moe-expert-capacity-factor", dice_.pick({0.5, 1.0, 1.5}));
       if (dice_.chance(50)) add("--moe-token-drop-policy position");
+      maybe(50, "--moe-pad-expert-input-to-capacity");
     }
     if (dice_.chance(30)) add("--moe-z-loss-coeff", 0.05);
     // Losses over the data ranks are compared with larger micro-batches of one rank.

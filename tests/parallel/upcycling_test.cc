@@ -1,6 +1,6 @@
 // Models with experts that start from dense checkpoints: the experts are those of megatron-core,
 // and the same under every layout.
-#include "megatron/training/upcycling.h"
+#include "megatron/training/experts/upcycling.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

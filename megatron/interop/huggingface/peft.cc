@@ -14,6 +14,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/moe/moe_layer.h"
 
 namespace megatron {
 namespace {
@@ -53,9 +54,19 @@ std::string_view linear_of(std::string_view weight) {
   if (!weight.starts_with("decoder.layers.") || !weight.ends_with(kWeight)) return {};
   weight.remove_suffix(kWeight.size());
   const std::string_view name = weight.substr(weight.rfind('.') + 1);
-  for (const std::string_view linear : {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"})
+  for (const std::string_view linear :
+       {"linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj",
+        "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj", "linear_fc1", "linear_fc2"})
     if (name == linear) return linear;
   return {};
+}
+
+// The adapters of one of our linears; a shared expert has a width of its own.
+LoraOptions options_of(const TransformerConfig& config, std::string_view ours) {
+  const std::string_view linear = linear_of(ours);
+  return ours.find(".shared_experts.") == std::string_view::npos
+             ? lora_options(config, linear)
+             : lora_options(shared_experts_config(config), linear);
 }
 
 // The --lora-targets name of a Hugging Face module.
@@ -129,7 +140,7 @@ std::vector<HfTensor> peft_tensors(const HfFamily& family, const ModelConfig& co
   for (const AdaptableModule& module : adaptable_modules(family, config)) {
     const int adapter = adapter_of(module, lora_adapters(t, module.linear), family);
     if (adapter < 0) continue;
-    const LoraOptions options = lora_options(t, module.linear);
+    const LoraOptions options = options_of(t, module.weight.ours);
     const HfTensor& weight = module.weight;
     const std::vector<int64_t> row_in_b = rows_in_b(options, weight.our_shape[0]);
     const int64_t k = weight.our_shape[1];
@@ -235,7 +246,7 @@ class PeftReader {
                        ? std::string()
                        : cat("\ndetail: its first tensor is ", file_.header().tensors[0].name));
     TransformerConfig& t = config_.transformer;
-    t.lora_targets = written_out_lora_targets(found, is_gated(t.activation()));
+    t.lora_targets = written_out_lora_targets(found, adaptable_linears(t));
   }
 
   void add(const HfTensor& tensor) {
@@ -278,6 +289,12 @@ std::vector<std::string> module_names(const HfFamily& family, const ModelConfig&
     (adapter < 0 ? others : adapted).insert(last(module.name(), 1));
     if (adapter >= 0) chosen.push_back(module.name());
   }
+  // PEFT would adapt linears of routed experts of that name, too.
+  ModelConfig base = config;
+  base.transformer.lora_rank = 0;
+  for (const HfTensor& tensor : hf_tensors(family, base))
+    if (tensor.expert >= 0 && tensor.name.ends_with(kWeight))
+      others.insert(last(tensor.name.substr(0, tensor.name.size() - kWeight.size()), 1));
   std::set<std::string> names;
   for (const std::string& name : chosen)
     names.insert(others.contains(last(name, 1)) ? last(name, 2) : last(name, 1));
@@ -354,7 +371,7 @@ const HfFamily& family_of_model(const Checkpoint& checkpoint, const ModelConfig&
 
 void merge_adapter(const TransformerConfig& config, const std::string& ours, int64_t first,
                    const at::Tensor& a, const at::Tensor& b, const at::Tensor& rows) {
-  const LoraOptions options = lora_options(config, linear_of(ours));
+  const LoraOptions options = options_of(config, ours);
   const std::vector<int8_t>& adapters = options.adapter_of_row;
   const auto adapter_at = [&](int64_t row) -> int64_t {
     return adapters.empty() ? 0 : adapters.at(static_cast<size_t>(row));

@@ -172,11 +172,19 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRows args) {
   const int64_t* places = args.places + token * args.choices;
   for (int64_t column = int64_t{threadIdx.x} * kSize; column < args.columns;
        column += int64_t{blockDim.x} * kSize) {
-    Sum* to = static_cast<Sum*>(args.sums) + token * args.columns + column;
+    const int64_t at = token * args.columns + column;
+    Sum* to = static_cast<Sum*>(args.sums) + at;
     Acc total[kSize] = {};
-    if (args.accumulate) {
+    if (args.base != nullptr) {
+      const Sum* base = static_cast<const Sum*>(args.base) + at;
+      if constexpr (std::is_same_v<Sum, T>) {
+        const Group group = load_group<Group>(base);
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) total[i] = load_as<Acc>(to[i]);
+        for (int i = 0; i < kSize; ++i) total[i] = load_as<Acc>(group.at[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) total[i] = load_as<Acc>(base[i]);
+      }
     }
     for (int64_t first = 0; first < args.choices; first += kChoicesAtOnce) {
       Group rows[kChoicesAtOnce];
@@ -210,7 +218,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRows args) {
 
 template <class T, class Sum>
 void launch_sum(const SumOfRows& args, cudaStream_t stream) {
-  const bool packs = fits_packs<T>(args.columns, {args.rows, args.sums});
+  const bool packs = fits_packs<T>(args.columns, {args.rows, args.base, args.sums});
   const dim3 block = block_for(packs ? args.columns / Pack<T>::kSize : args.columns);
   const auto blocks = static_cast<unsigned>((args.tokens + block.y - 1) / block.y);
   if (packs) {

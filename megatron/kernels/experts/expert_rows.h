@@ -38,17 +38,17 @@ struct GatherRows {
 void gather_rows_cpu(const GatherRows& args, int64_t row_begin, int64_t row_end);
 void gather_rows_cuda(const GatherRows& args, void* stream);
 
-// sums[i] (+)= rows[places[i, 0]] + rows[places[i, 1]] + ..., one after the other in fp32 (fp64),
-// rounded once; negative places are skipped.
+// sums[i] = base[i] + rows[places[i, 0]] + rows[places[i, 1]] + ..., one after the other in fp32
+// (fp64), rounded once; negative places are skipped.
 struct SumOfRows {
   DType dtype = DType::kFloat32;      // of rows
   DType sum_dtype = DType::kFloat32;  // that type, or fp32 (fp64 for fp64 rows)
-  bool accumulate = false;            // needs sums in fp32 (fp64)
   int64_t tokens = 0;
   int64_t choices = 0;  // of a token
   int64_t columns = 0;
   const void* rows = nullptr;       // [any, columns]
   const int64_t* places = nullptr;  // [tokens, choices]
+  const void* base = nullptr;       // [tokens, columns] in sum_dtype, may be sums; null: zeros
   void* sums = nullptr;             // [tokens, columns]
 };
 void sum_of_rows_cpu(const SumOfRows& args, int64_t token_begin, int64_t token_end);

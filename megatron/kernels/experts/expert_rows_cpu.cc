@@ -14,7 +14,8 @@ template <class Acc>
 void sum_run(const SumOfRows& args, int64_t token, int64_t column, int64_t n) {
   Acc total[kRun] = {}, scratch[kRun];
   const int64_t at = token * args.columns + column;
-  if (args.accumulate) std::copy_n(load_run(args.sum_dtype, args.sums, at, n, scratch), n, total);
+  if (args.base != nullptr)
+    std::copy_n(load_run(args.sum_dtype, args.base, at, n, scratch), n, total);
   for (int64_t j = 0; j < args.choices; ++j) {
     const int64_t place = args.places[token * args.choices + j];
     if (place < 0) continue;

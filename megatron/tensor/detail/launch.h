@@ -6,12 +6,10 @@
 
 #include <cstdint>
 
+#include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
-
-// fp64 for fp64, else fp32: the type in which kernels compute and keep statistics.
-at::ScalarType accumulate_type(const at::Tensor& tensor);
 
 // The CUDA stream of the tensor's device. Throws Error in a build without CUDA.
 void* current_stream(const at::Tensor& tensor);

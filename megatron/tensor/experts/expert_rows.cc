@@ -10,18 +10,18 @@ namespace megatron {
 
 namespace {
 
-void launch_sum(const at::Tensor& rows, const at::Tensor& places, at::Tensor sums,
-                bool accumulate) {
+void launch_sum(const at::Tensor& rows, const at::Tensor& places, const at::Tensor& base,
+                at::Tensor sums) {
   const at::Tensor in = rows.contiguous(), index = places.contiguous();
   SumOfRows args;
   args.dtype = to_dtype(in.scalar_type());
   args.sum_dtype = to_dtype(sums.scalar_type());
-  args.accumulate = accumulate;
   args.tokens = sums.size(0);
   args.choices = index.size(1);
   args.columns = sums.size(1);
   args.rows = in.const_data_ptr();
   args.places = index.const_data_ptr<int64_t>();
+  if (base.defined()) args.base = base.const_data_ptr();
   args.sums = sums.data_ptr();
   launch(
       in, args.tokens, args.choices * args.columns,
@@ -78,12 +78,13 @@ at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& index, int64_t div
   return y;
 }
 
-at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& places) {
+at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& places, const at::Tensor& base) {
   const at::NoGradGuard no_grad;
   check_shape("rows of experts", rows, {-1, -1});
   check_shape("places of choices", places, {-1, -1});
   at::Tensor sums = at::empty({places.size(0), rows.size(1)}, rows.options());
-  launch_sum(rows, places, sums, /*accumulate=*/false);
+  if (base.defined()) check_shape("the base of sums of rows", base, {sums.size(0), sums.size(1)});
+  launch_sum(rows, places, base.defined() ? as_contiguous(base, rows.scalar_type()) : base, sums);
   return sums;
 }
 
@@ -94,7 +95,7 @@ void add_rows(const at::Tensor& rows, const at::Tensor& places, at::Tensor sums)
   check_shape("sums of rows", sums, {-1, rows.size(1)});
   MEGATRON_ASSERT(sums.scalar_type() == accumulate_type(rows), "sums of rows in ",
                   c10::toString(sums.scalar_type()));
-  launch_sum(rows, places, sums, /*accumulate=*/true);
+  launch_sum(rows, places, /*base=*/sums, sums);
 }
 
 at::Tensor experts_of_rows(const at::Tensor& counts, int64_t n) {

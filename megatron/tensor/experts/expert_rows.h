@@ -28,10 +28,11 @@ ExpertOrder order_by_expert(const at::Tensor& choices, int64_t first_expert, int
 //   x [n, ...], index int64 of any shape; return [index's shape, ...]
 at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& index, int64_t divisor = 1);
 
-// sums[i] = sum over j of rows[places[i, j]], one j after the other, -1 skipped, in fp32 (fp64) and
-// rounded once.
-//   rows [n, c], places [R, k] int64; return [R, c] in the type of the rows
-at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& places);
+// sums[i] = base[i] + sum over j of rows[places[i, j]], one j after the other, -1 skipped, in fp32
+// (fp64) and rounded once.
+//   rows [n, c], places [R, k] int64, base [R, c] in the type of the rows, undefined: zeros; return
+//   as base
+at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& places, const at::Tensor& base = {});
 
 // sums[i] += sum over j of rows[places[i, j]], one j after the other, -1 skipped.
 //   rows [n, c], places [R, k] int64, sums [R, c] fp32 (fp64)

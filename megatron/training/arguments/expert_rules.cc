@@ -1,20 +1,31 @@
 #include "megatron/training/arguments/expert_rules.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 
 namespace megatron {
 namespace {
 
+bool is_named(const std::vector<std::string>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 void only_experts_have_ranks(const Arguments& a, Violations& v) {
-  for (const char* module : {"moe", "moe_act"})
+  for (const char* module : {"moe", "moe_act", "shared_experts"})
     v.require(!a.transformer.recomputes(module),
               cat("--recompute-modules ", module, " needs --num-experts"));
+  for (const char* module : {"expert_fc1", "moe_act"})
+    v.require(!is_named(a.transformer.offload_modules, module),
+              cat("--offload-modules ", module, " needs --num-experts"));
   const int64_t size = a.parallel.expert_model_parallel_size;
   v.require(size <= 1, cat("--expert-model-parallel-size ", size, " needs --num-experts"),
             "--expert-model-parallel-size 1");
   v.require(!a.training.save_tokens_per_expert_interval,
             "--save-tokens-per-expert-interval has no effect without --num-experts");
+  v.require(a.training.moe_routing_record.empty() && a.training.moe_routing_replay.empty(),
+            "--moe-routing-record and --moe-routing-replay have no effect without --num-experts");
   v.require(!a.training.moe_use_upcycling, "--moe-use-upcycling needs --num-experts");
   v.require(!a.parallel.expert_tensor_parallel_size,
             "--expert-tensor-parallel-size has no effect without --num-experts");
@@ -76,6 +87,29 @@ void sizes_divide(const Arguments& a, Violations& v) {
                 " need --sequence-parallel: tensor ranks would send the same tokens"));
 }
 
+// --hybrid-context-parallel: ranks run different numbers of passes, each over a document.
+void passes_are_documents(const Arguments& a, Violations& v) {
+  const TransformerConfig& t = a.transformer;
+  const int64_t ranks = a.parallel.expert_model_parallel_size * a.parallel.expert_tensor_size();
+  v.require(ranks == 1,
+            cat("--hybrid-context-parallel with experts on ", ranks,
+                " ranks is not built: ranks run different numbers of passes, and each pass would "
+                "exchange tokens with all of them"),
+            "--expert-model-parallel-size 1 --expert-tensor-parallel-size 1");
+  const bool balances = t.balance_coefficient("aux_loss") != 0 ||
+                        t.balance_coefficient("seq_aux_loss") != 0 ||
+                        t.balance_coefficient("global_aux_loss") != 0;
+  v.require(
+      !balances && !t.uses_sinkhorn() && !t.moe_expert_capacity_factor,
+      "--hybrid-context-parallel with losses of balance, sinkhorn or a capacity is not built: "
+      "these look at sequences, micro-batches or steps, and a pass is one document",
+      "--moe-router-enable-expert-bias, --moe-z-loss-coeff");
+  v.require(
+      a.training.moe_routing_record.empty(),
+      "--hybrid-context-parallel with --moe-routing-record is not built: documents are padded "
+      "with rows that have no position of their own");
+}
+
 // What stands beside experts elsewhere and is not built with them.
 void parts_are_built(const Arguments& a, Violations& v) {
   const TransformerConfig& t = a.transformer;
@@ -83,9 +117,20 @@ void parts_are_built(const Arguments& a, Violations& v) {
     v.require(!given, cat(flag, " with --num-experts is not built yet"));
   };
   not_built(t.fp4_format != Fp4Format::kNone, "--fp4-format");
-  not_built(t.has_adapters(), "--lora-rank");
-  not_built(t.offloads_activations(), "offloading of activations");
-  not_built(a.parallel.hybrid_context_parallel, "--hybrid-context-parallel");
+  if (a.parallel.hybrid_context_parallel) passes_are_documents(a, v);
+}
+
+// Parts of layers that are named exist in this model.
+void named_parts_exist(const Arguments& a, Violations& v) {
+  const TransformerConfig& t = a.transformer;
+  v.require(!t.recomputes("shared_experts") || t.moe_shared_expert_intermediate_size,
+            "--recompute-modules shared_experts needs --moe-shared-expert-intermediate-size");
+  const bool only_experts =
+      t.num_moe_layers(t.num_layers) == t.num_layers && !t.moe_shared_expert_intermediate_size;
+  for (const char* module : {"mlp_fc1", "mlp_act", "mlp_fc2"})
+    v.require(!only_experts || !is_named(t.offload_modules, module),
+              cat("--offload-modules ", module, " has no effect: every layer has experts"),
+              "expert_fc1, moe_act");
 }
 
 // A graph holds no work of the host: no exchange of counts, no draw for a step.
@@ -96,6 +141,11 @@ void graphs_hold_experts(const Arguments& a, Violations& v) {
                 a.parallel.expert_model_parallel_size,
                 " is not built: every layer waits for the counts of other ranks"),
             "--expert-model-parallel-size 1, or no graphs");
+  v.require(
+      a.training.moe_routing_record.empty() && a.training.moe_routing_replay.empty(),
+      "--cuda-graph-impl local with --moe-routing-record or --moe-routing-replay is not built: "
+      "choices are read and written on the host",
+      "leave one of them out");
   v.require(!a.transformer.moe_router_force_load_balancing,
             "--cuda-graph-impl local with --moe-router-force-load-balancing is not built: a graph "
             "would draw the same numbers in every step",
@@ -135,7 +185,11 @@ void validate_experts(const Arguments& a, Violations& v) {
   grids_fit(a, v);
   sizes_divide(a, v);
   parts_are_built(a, v);
+  named_parts_exist(a, v);
   graphs_hold_experts(a, v);
+  v.require(a.training.moe_routing_replay.empty() || !a.transformer.moe_router_force_load_balancing,
+            "--moe-router-force-load-balancing has no effect with --moe-routing-replay",
+            "leave one of them out");
   dense_model_becomes_experts(a, v);
   v.require(!a.training.save_tokens_per_expert_interval || !a.training.run_folder().empty(),
             "--save-tokens-per-expert-interval has no folder for metrics.jsonl",

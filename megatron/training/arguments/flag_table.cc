@@ -250,6 +250,10 @@ constexpr KnownFlag kRows[] = {
     so("--moe-single-grouped-bias", kOneExpertWeight),
     so("--moe-permute-fusion", kFusedExperts),
     so("--moe-router-fusion", kFusedExperts),
+    so("--use-fused-weighted-squared-relu", kFusedExperts),
+    so("--moe-flex-dispatcher-backend", kOneFlex, 1, 1, "deepep hybridep ncclep"),
+    so("--moe-enable-deepep", kOneFlex),
+    so("--overlap-dispatch-backward-with-experts-wgrad", kGradientsBesideRows),
     // -- logging
     {"--log-device-memory-used", kNo, "--log-memory-interval reports the memory of this process"},
     {"--log-max-attention-logit", kNo, "the largest attention logit is not recorded yet"},
@@ -301,12 +305,8 @@ constexpr Refusal kRefusals[] = {
      "--gtp-remat-opt-in-modules=... --gtp-remat-reduce-scatter-with-fp32-accumulation "
      "--gtp-remat-nccl-ub --gtp-expert-remat-nccl-ub"},
     {"of experts, this is not built yet",
-     "--overlap-dispatch-backward-with-experts-wgrad --high-priority-a2a-comm-stream "
-     "--ep-overlap-early-attn-memory-release --use-fused-weighted-squared-relu "
-     "--moe-shared-expert-overlap --moe-enable-routing-replay "
-     "--moe-router-quantile-balancing-ema=0.0 --use-grouped-gemm-for-dense-mlp "
-     "--moe-enable-deepep --moe-flex-dispatcher-backend=deepep "
-     "--moe-pad-expert-input-to-capacity --moe-layer-recompute"},
+     "--high-priority-a2a-comm-stream --ep-overlap-early-attn-memory-release "
+     "--moe-router-quantile-balancing-ema=0.0 --use-grouped-gemm-for-dense-mlp"},
     {"quantised products pad the rows of an expert themselves, so that no router need do so",
      "--moe-router-padding-for-quantization --moe-router-padding-for-fp8"},
     {"exchanges of tokens overlap with work of the same micro-batch, not with another one's",

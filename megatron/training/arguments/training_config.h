@@ -7,6 +7,7 @@
 #include "megatron/training/arguments/config/exit.h"
 #include "megatron/training/arguments/config/folders.h"
 #include "megatron/training/arguments/config/logging.h"
+#include "megatron/training/arguments/config/routing_files.h"
 #include "megatron/training/arguments/config/saving.h"
 #include "megatron/training/arguments/config/start.h"
 #include "megatron/training/arguments/config/steps.h"
@@ -17,7 +18,7 @@ namespace megatron {
 // A new topic is a header, a source and a line here. Topics check their values one by one.
 using TrainingTopics =
     TopicList<StepsConfig, ExecutionConfig, ExitConfig, EvaluationConfig, LoggingConfig,
-              FoldersConfig, SavingConfig, StartConfig, UpcyclingConfig>;
+              FoldersConfig, SavingConfig, StartConfig, RoutingFilesConfig, UpcyclingConfig>;
 
 struct TrainingConfig : Config, TrainingTopics {
   void fields(FieldVisitor& visitor) override { visit_topics(visitor); }

@@ -116,8 +116,7 @@ SequenceTotals DynamicContextBatches::totals_of(const Piece& piece) const {
     if (!columns[i].is_loss_weight) continue;
     const at::Tensor row = at::from_blob(piece.source->data().data(i, piece.row), columns[i].shape,
                                          scalar_type(columns[i].type));
-    const SequenceTotals totals =
-        sequence_totals(row.narrow(0, piece.begin, piece.length).unsqueeze(0), piece.length);
+    const SequenceTotals totals = sequence_totals(row.unsqueeze(0), row.size(0));
     return {to_device(totals.loss_weight, device_), to_device(totals.tokens, device_)};
   }
   return {};

@@ -82,6 +82,7 @@ std::vector<std::pair<std::string, int64_t>> memory_items(const StageMemory& m) 
           {"filling gradients", m.filling_gradients},
           {"optimizer states", m.optimizer_states},
           {"mailbox of tensor ranks", m.mailbox},
+          {"rows that reach experts", m.expert_rows},
           {"activations", m.activations},
           {"weight gradients' inputs", m.weight_gradients},
           {"transfers between stages", m.transfers},

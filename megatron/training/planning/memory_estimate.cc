@@ -10,6 +10,7 @@
 #include "megatron/kernels/adamw.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/training/planning/sharded_stores.h"
+#include "megatron/transformer/moe/moe_cost.h"
 
 namespace megatron {
 
@@ -263,7 +264,7 @@ class Walk {
 }  // namespace
 
 int64_t StageMemory::before_training() const {
-  return weights + gradients + optimizer_states + mailbox;
+  return weights + gradients + optimizer_states + mailbox + expert_rows;
 }
 
 int64_t StageMemory::allocated() const {
@@ -289,6 +290,7 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   }
   if (!plan.on_gpu) return memory;
   memory.library_workspace = 2 * kBlasWorkspace;
+  memory.expert_rows = flex_memory_bytes(plan.model(), plan.layer_shape());
   // Processes on CPUs have no mailbox: they cannot reach each other's memory.
   if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0) {
     memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);

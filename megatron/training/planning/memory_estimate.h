@@ -14,6 +14,7 @@
 //                      with --optimizer-cpu-offload the part that --optimizer-offload-fraction
 //                      leaves on the device
 //   mailbox            on GPUs: buffers of tensor parallelism's peer copies, comm/peer_mailbox.h
+//   rows of experts    on GPUs: buffers of --moe-token-dispatcher-type flex, comm/peer_rows.h
 //   activations        saved between F and B, at the moment of the peak: activation_estimate.h
 //   weight gradients   saved between I and W (zero-bubble schedules)
 //   transfers          activations and gradients that the executor has received early, or sent and
@@ -40,7 +41,8 @@ struct StageMemory {
   int64_t weights = 0;
   int64_t gradients = 0;
   int64_t optimizer_states = 0;
-  int64_t mailbox = 0;  // buffers of tensor parallelism, comm/peer_mailbox.h
+  int64_t mailbox = 0;      // buffers of tensor parallelism, comm/peer_mailbox.h
+  int64_t expert_rows = 0;  // buffers of --moe-token-dispatcher-type flex, comm/peer_rows.h
   // At the moment of the peak:
   int64_t gathered_weights = 0;
   int64_t filling_gradients = 0;

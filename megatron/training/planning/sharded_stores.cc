@@ -5,10 +5,10 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/distributed/buffer_layout.h"
 #include "megatron/distributed/gather_order.h"
 #include "megatron/distributed/sharded_layout.h"
 
@@ -133,18 +133,6 @@ class ShardedStores::Domain {
   std::deque<int64_t> in_flight_;  // bytes of the buckets being reduced
 };
 
-namespace {
-
-// "decoder.layers.3." of "decoder.layers.3.mlp.linear_fc1.weight"; empty outside of the layers.
-std::string layer_of(const std::string& name) {
-  constexpr std::string_view kLayers = ".layers.";
-  const size_t layers = name.find(kLayers);
-  if (layers == std::string::npos) return "";
-  return name.substr(0, name.find('.', layers + kLayers.size()));
-}
-
-}  // namespace
-
 ShardedStores::ShardedStores(const LayoutPlan& plan, int stage,
                              const std::vector<PassBytes>& passes)
     : num_microbatches_(plan.num_microbatches), held_(std::make_unique<Held>()) {
@@ -166,12 +154,13 @@ ShardedStores::ShardedStores(const LayoutPlan& plan, int stage,
     for (const Parameter* p :
          plan.held_by(stage).chunks[static_cast<size_t>(chunk)]->parameters()) {
       const bool ahead = p->name.starts_with("mtp.");  // runs with the head
-      const std::string layer = ahead ? "" : layer_of(p->name);
+      const ModelPart part = part_of_model(p->name);
+      const bool in_layer = part.is_layer() && !ahead;
       const bool output = p->role == ParameterRole::kOutput ||
                           (p->role == ParameterRole::kEmbedding && !slice.embedding);
-      if (!layer.empty() && layer != std::exchange(last, layer))
+      if (in_layer && part.name != std::exchange(last, part.name))
         layers = std::min(layers + 1, after - 1);
-      const size_t moment = !layer.empty()                   ? layers
+      const size_t moment = in_layer                         ? layers
                             : output                         ? head
                             : layers == 0 && slice.embedding ? 0
                                                              : after;

@@ -199,7 +199,10 @@ class TracedRun {
                groups_);
       return step;
     }
-    update_weights(model_, options, totals);
+    const StepCounts counts = update_weights(model_, options, totals);
+    if (arguments_.transformer.has_moe())
+      step.numbers["tokens per expert max/mean"] = {Quantity::kLoss, largest_over_mean(counts),
+                                                    /*exact=*/true};
     add_step_state(model_.optimizer->read_state(), step.numbers);
     step.numbers[kZeros] = {Quantity::kGradientNorm, model_.optimizer->num_zeros()};
     return step;
@@ -231,6 +234,15 @@ class TracedRun {
   }
 
  private:
+  // Of the routers of all stages.
+  double largest_over_mean(const StepCounts& counts) const {
+    const at::Tensor most = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(device_));
+    if (counts.largest_over_mean.defined())
+      most.copy_(counts.largest_over_mean.to(at::kDouble).view({1}));
+    groups_.pp.all_reduce(most, ReduceOp::kMax)->wait();
+    return most.item<double>();
+  }
+
   std::map<std::string, TracedNumber> evaluate() {
     std::map<std::string, TracedNumber> numbers;
     numbers["norm of the weights"] = {Quantity::kWeights, model_.optimizer->params_norm()};

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "megatron/distributed/buffer_layout.h"
 #include "megatron/nn/functional.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/reduction.h"
@@ -81,18 +82,11 @@ struct Integers {
 constexpr Integers kForBf16 = {7, 3};     // sums up to 2^8 are exact
 constexpr Integers kForFp32 = {12, 999};  // up to 2^24; bf16 holds few of them
 
-// The number in "decoder.layers.3.mlp...", from 1; 0 outside the layers.
-int64_t layer_of(const std::string& name) {
-  constexpr std::string_view kLayers = ".layers.";
-  const size_t at = name.find(kLayers);
-  return at == std::string::npos ? 0 : std::stoll(name.substr(at + kLayers.size())) + 1;
-}
-
 // An order of the parameters that does not depend on the layout: those that tensor ranks divide
 // last, then by layer, `descending` or not.
 int64_t order_of(const Parameter& parameter, bool descending) {
   constexpr int64_t kLayers = int64_t{1} << 20, kNames = int64_t{1} << 40;
-  const int64_t layer = std::min(layer_of(parameter.name), kLayers - 1);
+  const int64_t layer = std::min(part_of_model(parameter.name).layer + 1, kLayers - 1);
   const int64_t place = descending ? kLayers - 1 - layer : layer;
   const bool divided = !parameter.placement.shards.empty();
   const uint64_t name = random_key(0, parameter.name).value % static_cast<uint64_t>(kNames);

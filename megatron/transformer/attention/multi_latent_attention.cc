@@ -6,13 +6,16 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/transformer/attention/kv_cache.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 namespace {
 
-LinearOptions latent_options(const TransformerConfig& config, int64_t layer_number, int64_t rows,
-                             int64_t columns, bool sequence_parallel) {
+LinearOptions latent_options(const TransformerConfig& config, std::string_view linear,
+                             int64_t layer_number, int64_t rows, int64_t columns,
+                             bool sequence_parallel) {
   LinearOptions options;
+  options.lora = lora_options(config, linear);
   options.quantization = config.quantization(layer_number);
   options.bias = false;
   options.init = config.weight_init(rows, columns);
@@ -26,20 +29,23 @@ std::unique_ptr<ColumnParallelLinear> query_projection(const TransformerConfig& 
   const int64_t rows = config.num_attention_heads * config.query_head_size();
   return std::make_unique<ColumnParallelLinear>(
       "linear_q_proj", config.hidden_size, rows,
-      latent_options(config, layer_number, rows, config.hidden_size, sequence_parallel), groups);
+      latent_options(config, "linear_q_proj", layer_number, rows, config.hidden_size,
+                     sequence_parallel),
+      groups);
 }
 
-LinearOptions down_options(const TransformerConfig& config, int64_t layer_number, int64_t rows,
-                           bool sequence_parallel) {
+LinearOptions down_options(const TransformerConfig& config, std::string_view linear,
+                           int64_t layer_number, int64_t rows, bool sequence_parallel) {
   LinearOptions options =
-      latent_options(config, layer_number, rows, config.hidden_size, sequence_parallel);
+      latent_options(config, linear, layer_number, rows, config.hidden_size, sequence_parallel);
   options.divided = false;
   return options;
 }
 
-LinearOptions up_options(const TransformerConfig& config, int64_t layer_number, int64_t rows,
-                         int64_t rank, bool sequence_parallel) {
-  LinearOptions options = latent_options(config, layer_number, rows, rank, sequence_parallel);
+LinearOptions up_options(const TransformerConfig& config, std::string_view linear,
+                         int64_t layer_number, int64_t rows, int64_t rank, bool sequence_parallel) {
+  LinearOptions options =
+      latent_options(config, linear, layer_number, rows, rank, sequence_parallel);
   options.input_norm = config.qk_layernorm;
   options.norm = norm_options(config);
   options.norm.eps = config.latent_norm_epsilon.value_or(config.layernorm_epsilon);
@@ -65,12 +71,12 @@ MultiLatentAttention::MultiLatentAttention(const TransformerConfig& config, int6
       linear_kv_down_proj_(
           "linear_kv_down_proj", config.hidden_size,
           config.kv_lora_rank + config.qk_pos_emb_head_dim,
-          down_options(config, layer_number, config.kv_lora_rank + config.qk_pos_emb_head_dim,
-                       sequence_parallel),
+          down_options(config, "linear_kv_down_proj", layer_number,
+                       config.kv_lora_rank + config.qk_pos_emb_head_dim, sequence_parallel),
           groups),
       linear_kv_up_proj_("linear_kv_up_proj", config.kv_lora_rank, key_value_rows(config),
-                         up_options(config, layer_number, key_value_rows(config),
-                                    config.kv_lora_rank, sequence_parallel),
+                         up_options(config, "linear_kv_up_proj", layer_number,
+                                    key_value_rows(config), config.kv_lora_rank, sequence_parallel),
                          groups),
       linear_proj_("linear_proj", config.attention_width(), config.hidden_size,
                    linear_proj_options(config, layer_number, sequence_parallel), groups) {
@@ -84,10 +90,11 @@ MultiLatentAttention::MultiLatentAttention(const TransformerConfig& config, int6
                   rows = config.num_attention_heads * config.query_head_size();
     linear_q_down_proj_ = std::make_unique<ColumnParallelLinear>(
         "linear_q_down_proj", config.hidden_size, rank,
-        down_options(config, layer_number, rank, sequence_parallel), groups);
+        down_options(config, "linear_q_down_proj", layer_number, rank, sequence_parallel), groups);
     linear_q_up_proj_ = std::make_unique<ColumnParallelLinear>(
         "linear_q_up_proj", rank, rows,
-        up_options(config, layer_number, rows, rank, sequence_parallel), groups);
+        up_options(config, "linear_q_up_proj", layer_number, rows, rank, sequence_parallel),
+        groups);
     add("linear_q_down_proj", linear_q_down_proj_.get());
     add("linear_q_up_proj", linear_q_up_proj_.get());
   } else {
@@ -217,7 +224,8 @@ at::Tensor MultiLatentAttention::attend_cached(const Latents& latents, const Rot
                              rotate_pairs(latents.r.unsqueeze(2), rotary).squeeze(2)},
                             -1));
   const AcquiredValue weight(&linear_kv_up_proj_.weight());
-  const at::Tensor up = weight.value().view({n, plain + sizes_.value, rank});
+  const at::Tensor up =
+      linear_kv_up_proj_.with_adapter(weight.value()).view({n, plain + sizes_.value, rank});
   const AttentionOptions options = core_.cached(context, q.options());
   const PagedView keys = cache.view(), values{keys.pool.narrow(3, 0, rank), keys.scale};
   return attend_parts(

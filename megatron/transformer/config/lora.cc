@@ -8,22 +8,38 @@
 namespace megatron {
 namespace {
 
+// The models that have a linear.
+enum class Where {
+  kEverywhere,
+  kPlainAttention,
+  kLatentAttention,
+  kLatentQueries,
+  kPlainQueries,
+  kMlp
+};
+
 struct Target {
   std::string_view name;
   std::string_view huggingface;  // empty: no name common to all families
   std::string_view linear;
+  Where where;
 };
 
 constexpr Target kTargets[] = {
-    {"linear_qkv", "", "linear_qkv"},
-    {"linear_q", "q_proj", "linear_qkv"},
-    {"linear_k", "k_proj", "linear_qkv"},
-    {"linear_v", "v_proj", "linear_qkv"},
-    {"linear_proj", "o_proj", "linear_proj"},
-    {"linear_fc1", "", "linear_fc1"},
-    {"linear_fc1_gate", "gate_proj", "linear_fc1"},
-    {"linear_fc1_up", "up_proj", "linear_fc1"},
-    {"linear_fc2", "down_proj", "linear_fc2"},
+    {"linear_qkv", "", "linear_qkv", Where::kPlainAttention},
+    {"linear_q", "q_proj", "linear_qkv", Where::kPlainAttention},
+    {"linear_k", "k_proj", "linear_qkv", Where::kPlainAttention},
+    {"linear_v", "v_proj", "linear_qkv", Where::kPlainAttention},
+    {"linear_q_proj", "q_proj", "linear_q_proj", Where::kPlainQueries},
+    {"linear_q_down_proj", "q_a_proj", "linear_q_down_proj", Where::kLatentQueries},
+    {"linear_q_up_proj", "q_b_proj", "linear_q_up_proj", Where::kLatentQueries},
+    {"linear_kv_down_proj", "kv_a_proj_with_mqa", "linear_kv_down_proj", Where::kLatentAttention},
+    {"linear_kv_up_proj", "kv_b_proj", "linear_kv_up_proj", Where::kLatentAttention},
+    {"linear_proj", "o_proj", "linear_proj", Where::kEverywhere},
+    {"linear_fc1", "", "linear_fc1", Where::kMlp},
+    {"linear_fc1_gate", "gate_proj", "linear_fc1", Where::kMlp},
+    {"linear_fc1_up", "up_proj", "linear_fc1", Where::kMlp},
+    {"linear_fc2", "down_proj", "linear_fc2", Where::kMlp},
 };
 
 constexpr std::string_view kAll = "all-linear";
@@ -33,6 +49,39 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
 }
 
 bool is_part(const Target& target) { return target.name != target.linear; }
+
+bool has_linear(const AdaptableLinears& model, Where where) {
+  switch (where) {
+    case Where::kPlainAttention:
+      return !model.latent_attention;
+    case Where::kLatentAttention:
+      return model.latent_attention;
+    case Where::kLatentQueries:
+      return model.latent_attention && model.latent_queries;
+    case Where::kPlainQueries:
+      return model.latent_attention && !model.latent_queries;
+    case Where::kMlp:
+      return model.mlp;
+    default:
+      return true;
+  }
+}
+
+// Why a model has no linear of that kind.
+std::string_view why_absent(Where where) {
+  switch (where) {
+    case Where::kPlainAttention:
+      return "attention is latent in this model";
+    case Where::kLatentAttention:
+      return "this model has no latent attention";
+    case Where::kLatentQueries:
+      return "this model has no latents of queries";
+    case Where::kPlainQueries:
+      return "this model has no linear of queries alone";
+    default:
+      return "every layer of this model has routed experts, for which adapters are not built";
+  }
+}
 
 // Whether all-linear includes the target.
 bool is_default(const Target& target, bool gated) {
@@ -53,8 +102,10 @@ void LoraConfig::fields(FieldVisitor& v) {
           "linears with adapters: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, "
           "linear_fc1_up, linear_fc2 "
           "(q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj mean the same), "
-          "linear_qkv and linear_fc1 (one adapter for all rows); empty or all-linear: each part of "
-          "every linear");
+          "linear_qkv and linear_fc1 (one adapter for all rows), of latent attention "
+          "linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
+          "linear_kv_up_proj; empty or all-linear: each part of every linear but routers and "
+          "routed experts");
 }
 
 void LoraConfig::validate(Violations& v, const ShapeConfig&) const {
@@ -65,42 +116,64 @@ void LoraConfig::validate(Violations& v, const ShapeConfig&) const {
             cat("--lora-alpha ", lora_alpha.value_or(0), " must be positive"));
 }
 
+AdaptableLinears adaptable_linears(const TransformerConfig& config) {
+  AdaptableLinears linears;
+  linears.gated = is_gated(config.activation());
+  linears.latent_attention = config.multi_latent_attention;
+  linears.latent_queries = config.q_lora_rank.has_value();
+  linears.mlp = config.num_moe_layers(config.num_layers) < config.num_layers ||
+                config.moe_shared_expert_intermediate_size.has_value();
+  return linears;
+}
+
 std::vector<std::string> written_out_lora_targets(const std::vector<std::string>& given,
-                                                  bool gated) {
+                                                  const AdaptableLinears& model) {
   const bool all = given.empty() || contains(given, kAll);
   std::vector<std::string> out;
+  const auto is_given = [&](const Target& target) {
+    return contains(given, target.name) ||
+           (!target.huggingface.empty() && contains(given, target.huggingface));
+  };
   for (const Target& target : kTargets)
-    if ((all && is_default(target, gated)) || contains(given, target.name) ||
-        (!target.huggingface.empty() && contains(given, target.huggingface)))
+    if (has_linear(model, target.where) &&
+        ((all && is_default(target, model.gated)) || is_given(target)))
       out.emplace_back(target.name);
   for (const std::string& name : given) {
     const bool known =
         name == kAll ||
         std::any_of(std::begin(kTargets), std::end(kTargets), [&](const Target& target) {
-          return name == target.name || name == target.huggingface;
+          return has_linear(model, target.where) &&
+                 (name == target.name || name == target.huggingface);
         });
     if (!known) out.push_back(name);
   }
   return out;
 }
 
-void validate_lora_targets(const std::vector<std::string>& targets, bool gated,
+void validate_lora_targets(const std::vector<std::string>& targets, const AdaptableLinears& model,
                            Violations& violations) {
   for (const std::string& name : targets) {
-    const auto* target = std::find_if(std::begin(kTargets), std::end(kTargets),
-                                      [&](const Target& t) { return t.name == name; });
+    const auto is_named = [&](const Target& t) { return t.name == name || t.huggingface == name; };
+    const auto* target =
+        std::find_if(std::begin(kTargets), std::end(kTargets),
+                     [&](const Target& t) { return t.name == name && has_linear(model, t.where); });
     if (target == std::end(kTargets)) {
-      violations.add(cat("--lora-targets ", name, " is not known"),
+      const auto* absent = std::find_if(std::begin(kTargets), std::end(kTargets), is_named);
+      violations.add(absent == std::end(kTargets)
+                         ? cat("--lora-targets ", name, " is not known")
+                         : cat("--lora-targets ", name, ": ", why_absent(absent->where)),
                      "targets: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, "
                      "linear_fc1_up, linear_fc2, linear_qkv, linear_fc1, q_proj, k_proj, v_proj, "
-                     "o_proj, gate_proj, up_proj, down_proj, all-linear");
+                     "o_proj, gate_proj, up_proj, down_proj, all-linear; of latent attention "
+                     "linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
+                     "linear_kv_up_proj");
       continue;
     }
     if (is_part(*target) && contains(targets, target->linear))
       violations.add(
           cat("--lora-targets ", target->linear, " and ", name, " would adapt the same rows"),
           "give one of them");
-    if (is_part(*target) && target->linear == "linear_fc1" && !gated)
+    if (is_part(*target) && target->linear == "linear_fc1" && !model.gated)
       violations.add(cat("--lora-targets ", name, ": the MLP of this model is not gated"),
                      "linear_fc1");
   }

@@ -6,11 +6,17 @@
 //   linear_k         keys in linear_qkv                    k_proj
 //   linear_v         values in linear_qkv                  v_proj
 //   linear_qkv       all of linear_qkv                     (query_key_value, c_attn, qkv_proj)
+//   linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, linear_kv_up_proj
+//                    all of that linear of latent          q_proj, q_a_proj, q_b_proj,
+//                    attention                             kv_a_proj_with_mqa, kv_b_proj
 //   linear_proj      all of linear_proj                    o_proj
 //   linear_fc1_gate  the gate rows of a gated linear_fc1   gate_proj
 //   linear_fc1_up    the up rows of a gated linear_fc1     up_proj
 //   linear_fc1       all of linear_fc1                     (dense_h_to_4h, c_fc, gate_up_proj)
 //   linear_fc2       all of linear_fc2                     down_proj
+//
+// linear_fc1 and linear_fc2 are those of MLPs and of shared experts; routers and routed experts
+// have no adapters.
 //
 // The adapters of one linear are stored together: lora_A.weight [adapters * rank, k] is their
 // concatenation in the order of the table; lora_B.weight [rows, rank] has the adapted rows of the
@@ -42,16 +48,25 @@ struct LoraConfig {
   bool has_adapters() const { return lora_rank > 0; }
 };
 
+// Which linears a model has.
+struct AdaptableLinears {
+  bool gated = false;  // its MLPs
+  bool latent_attention = false, latent_queries = false;
+  bool mlp = true;  // MLPs or shared experts
+};
+AdaptableLinears adaptable_linears(const TransformerConfig& config);
+
 // Expands `given` (names of either column, or all-linear) to names of the first column, without
-// duplicates, in the order of the table. Unknown names are kept at the end.
+// duplicates, in the order of the table. Names that are unknown, or of linears that the model does
+// not have, are kept at the end.
 std::vector<std::string> written_out_lora_targets(const std::vector<std::string>& given,
-                                                  bool gated);
+                                                  const AdaptableLinears& model);
 
 // `targets` as written_out_lora_targets() returns them.
-void validate_lora_targets(const std::vector<std::string>& targets, bool gated,
+void validate_lora_targets(const std::vector<std::string>& targets, const AdaptableLinears& model,
                            Violations& violations);
 
-// Names of the adapters of one linear (linear_qkv, linear_proj, linear_fc1, linear_fc2), in the
+// Names of the adapters of one linear (linear_qkv, linear_proj, linear_fc1, ...), in the
 // order of the table; empty: none.
 std::vector<std::string> lora_adapters(const TransformerConfig& config, std::string_view linear);
 

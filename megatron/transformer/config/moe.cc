@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
-#include "megatron/base/field_info.h"
 #include "megatron/base/format.h"
+#include "megatron/transformer/config/detail/given_flags.h"
 #include "megatron/transformer/config/detail/layer_list.h"
 
 namespace megatron {
@@ -14,7 +14,6 @@ namespace {
 constexpr std::string_view kScoreFunctions[] = {"softmax", "sigmoid", "sqrtsoftplus"};
 constexpr std::string_view kGroupScores[] = {"sum", "max"};
 constexpr std::string_view kRouterDtypes[] = {"fp32", "fp64"};
-constexpr std::string_view kDispatchers[] = {"allgather", "alltoall", "flex"};
 constexpr std::string_view kDropPolicies[] = {"probs", "position"};
 constexpr std::string_view kBalanceLosses[] = {"aux_loss", "seq_aux_loss", "global_aux_loss"};
 
@@ -27,25 +26,6 @@ bool has_losses(const MoEConfig& c) {
   return c.moe_z_loss_coeff ||
          std::any_of(std::begin(kBalanceLosses), std::end(kBalanceLosses),
                      [&](std::string_view type) { return c.balance_coefficient(type) != 0; });
-}
-
-// As a Config, to be described.
-struct Fields : Config {
-  MoEConfig values;
-  void fields(FieldVisitor& visitor) override { values.fields(visitor); }
-};
-
-// Flags whose values differ from the defaults.
-std::vector<std::string> given_flags(const MoEConfig& config) {
-  Fields given, defaults;
-  given.values = config;
-  Config* const both[] = {&given, &defaults};
-  const std::vector<FieldInfo> a = describe_fields(std::span(both, 1)),
-                               b = describe_fields(std::span(both + 1, 1));
-  std::vector<std::string> flags;
-  for (size_t i = 0; i < a.size(); ++i)
-    if (a[i].value != b[i].value) flags.push_back(a[i].flags.front());
-  return flags;
 }
 
 void validate_groups(const MoEConfig& c, Violations& v) {
@@ -164,18 +144,15 @@ void validate_sizes(const MoEConfig& c, Violations& v, const ShapeConfig& shape)
           shape.num_layers, " zeros and ones with a one, such as ([0]+[1]*2)*2"));
 }
 
-void validate_dispatch(const MoEConfig& c, Violations& v) {
+void validate_capacity(const MoEConfig& c, Violations& v) {
   v.require(c.moe_expert_capacity_factor.value_or(1) > 0,
             cat("--moe-expert-capacity-factor ", c.moe_expert_capacity_factor.value_or(0),
                 " must be positive"),
             "leave it out to drop no token");
   v.require(c.moe_expert_capacity_factor || c.moe_token_drop_policy == DropPolicy::kProbs,
             "--moe-token-drop-policy has an effect only with --moe-expert-capacity-factor");
-  v.require(c.moe_expert_rank_capacity_factor.value_or(1) >= 1,
-            cat("--moe-expert-rank-capacity-factor ", c.moe_expert_rank_capacity_factor.value_or(0),
-                " is below 1, a balanced share"));
-  v.require(c.moe_token_dispatcher_type != TokenDispatcherType::kFlex,
-            "--moe-token-dispatcher-type flex is not built yet", "alltoall or allgather");
+  v.require(c.moe_expert_capacity_factor || !c.moe_pad_expert_input_to_capacity,
+            "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor");
 }
 
 }  // namespace
@@ -243,14 +220,11 @@ void MoEConfig::training_fields(FieldVisitor& v) {
   v.choice("moe_token_drop_policy", moe_token_drop_policy, kDropPolicies,
            "which choices stay: those of the highest weights, or the first");
   v.role(FieldRole::kMachine);
+  v.field("moe_pad_expert_input_to_capacity", moe_pad_expert_input_to_capacity,
+          "fill every expert's rows of a rank up to --moe-expert-capacity-factor with rows of "
+          "weight 0: the same number in every step");
   v.field("moe_per_layer_logging", moe_per_layer_logging,
           "log the losses of routers of each layer, too, as moe/<name>_layer_<i>");
-  v.choice("moe_token_dispatcher_type", moe_token_dispatcher_type, kDispatchers,
-           "how tokens reach the ranks of their experts");
-  v.field(
-      "moe_expert_rank_capacity_factor", moe_expert_rank_capacity_factor,
-      "bound the memory of a rank's experts to this multiple of a balanced share; tokens beyond "
-      "it are computed in further rounds, none is dropped");
 }
 
 void MoEConfig::validate(Violations& v, const ShapeConfig& shape) const {
@@ -267,7 +241,7 @@ void MoEConfig::validate(Violations& v, const ShapeConfig& shape) const {
   validate_router(*this, v);
   validate_groups(*this, v);
   validate_balance(*this, v);
-  validate_dispatch(*this, v);
+  validate_capacity(*this, v);
 }
 
 bool MoEConfig::is_moe_layer(int64_t layer_number) const {

@@ -12,7 +12,6 @@
 namespace megatron {
 
 enum class MoERouterDtype { kFp32, kFp64 };
-enum class TokenDispatcherType { kAllgather, kAlltoall, kFlex };
 // Which of an expert's rows stay within its capacity: those of the highest weights, or the first.
 // Of equal weights the lower rows stay.
 enum class DropPolicy { kProbs, kPosition };
@@ -46,9 +45,8 @@ struct MoEConfig {
   std::optional<double> moe_expert_capacity_factor;
   DropPolicy moe_token_drop_policy = DropPolicy::kProbs;
   // -- machine
+  bool moe_pad_expert_input_to_capacity = false;
   bool moe_per_layer_logging = false;
-  TokenDispatcherType moe_token_dispatcher_type = TokenDispatcherType::kAllgather;
-  std::optional<double> moe_expert_rank_capacity_factor;
 
   void fields(FieldVisitor& visitor);
   void validate(Violations& v, const ShapeConfig& shape) const;

@@ -125,8 +125,6 @@ void validate_multi_latent_attention(const TransformerConfig& c, Violations& v) 
             "--qk-layernorm alone");
   v.require(!c.latent_norm_epsilon || c.qk_layernorm,
             "--latent-norm-epsilon has an effect only with --qk-layernorm");
-  v.require(!c.has_adapters(), "--lora-rank with --multi-latent-attention is not built",
-            "leave one of them out");
 }
 
 }  // namespace megatron

@@ -9,12 +9,11 @@
 namespace megatron {
 namespace {
 
-constexpr std::string_view kOffloadModules[] = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
-                                                "mlp_norm",  "mlp_fc1",    "mlp_act",   "mlp_fc2"};
+constexpr std::string_view kOffloadModules[] = {
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj",  "mlp_norm",
+    "mlp_fc1",   "mlp_act",    "mlp_fc2",   "expert_fc1", "moe_act"};
 constexpr std::pair<std::string_view, std::string_view> kLaterOffloadModules[] = {
-    {"expert_fc1", "mixture of experts"},
-    {"moe_act", "mixture of experts"},
-    {"fused_group_mlp", "mixture of experts"},
+    {"fused_group_mlp", "one kernel for the products of experts and what lies between"},
     {"gdp_qkv", "gated-delta attention"}};
 
 // Why the input of this part of a layer is not saved at all, or empty.
@@ -32,6 +31,8 @@ std::string_view why_not_saved(const RecomputeConfig& c, std::string_view module
     return "--recompute-modules mla_up_proj does not save it";
   if (module == "mlp_fc2" && c.recomputes("mlp_act"))
     return "--recompute-modules mlp_act does not save it";
+  if ((module == "expert_fc1" || module == "moe_act") && c.recomputes("moe"))
+    return "--recompute-modules moe saves only its input, mlp_norm";
   return {};
 }
 
@@ -44,7 +45,7 @@ void OffloadConfig::fields(FieldVisitor& v) {
           "keep the activations of --offload-modules in host memory between forward and backward");
   v.field("offload_modules", offload_modules,
           "whose inputs are offloaded: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, "
-          "mlp_fc1, mlp_act, mlp_fc2");
+          "mlp_fc1, mlp_act, mlp_fc2; of experts expert_fc1 and moe_act");
   v.field("min_offloaded_tensor_size", min_offloaded_tensor_size,
           "tensors of fewer elements are not offloaded");
   v.field("activation_offload_fraction", activation_offload_fraction,
@@ -69,7 +70,7 @@ void OffloadConfig::validate(Violations& v, const ShapeConfig& shape) const {
     v.require(contains_name(kOffloadModules, module),
               cat("--offload-modules ", module, why_unknown(module, kLaterOffloadModules)),
               "modules: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, mlp_fc1, mlp_act, "
-              "mlp_fc2");
+              "mlp_fc2, expert_fc1, moe_act");
   v.require(min_offloaded_tensor_size >= 0,
             cat("--min-offloaded-tensor-size ", min_offloaded_tensor_size, " is negative"));
   v.require(

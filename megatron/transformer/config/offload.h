@@ -15,8 +15,8 @@ namespace megatron {
 struct OffloadConfig {
   bool fine_grained_activation_offloading = false;
   // Which saved activations of a layer are offloaded to host memory, named by the module whose
-  // input they are: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, and mlp_fc1, mlp_act,
-  // mlp_fc2, which Megatron has for experts only.
+  // input they are: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm; mlp_fc1, mlp_act,
+  // mlp_fc2, which Megatron does not have; expert_fc1, moe_act.
   std::vector<std::string> offload_modules;
   int64_t min_offloaded_tensor_size = 1048576;  // elements; smaller tensors stay on the device
   double activation_offload_fraction = 1.0;     // this share of a chunk's layers, from the first

@@ -65,6 +65,7 @@ void remove_balance_by_rank(TransformerConfig& t, const BalancedRows& rows, Shri
     shrinker.lose("no --moe-expert-capacity-factor, which each rank applies to its own rows");
     t.moe_expert_capacity_factor = {};
     t.moe_token_drop_policy = DropPolicy::kProbs;
+    t.moe_pad_expert_input_to_capacity = false;
   }
   if (rows.parts > 1 && t.uses_sinkhorn()) {
     shrinker.lose("no sinkhorn, which each rank applies to its own rows");

@@ -10,10 +10,9 @@ constexpr std::string_view kGranularities[] = {"none", "full", "selective"};
 constexpr std::string_view kMethods[] = {"uniform", "block"};
 
 // Values of --recompute-modules that are built, and those of layers that are not built.
-constexpr std::string_view kRecomputeModules[] = {"core_attn", "layernorm", "mlp",        "mlp_act",
-                                                  "moe",       "moe_act",   "mla_up_proj"};
+constexpr std::string_view kRecomputeModules[] = {
+    "core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts", "mla_up_proj"};
 constexpr std::pair<std::string_view, std::string_view> kLaterRecomputeModules[] = {
-    {"shared_experts", "a unit of its own in layers of experts"},
     {"gdn_norm_out", "gated-delta attention"},
     {"gdp_in_proj", "gated-delta attention"},
     {"gdp_qkv", "gated-delta attention"},
@@ -33,9 +32,12 @@ void RecomputeConfig::fields(FieldVisitor& v) {
   v.field("recompute_modules", recompute_modules,
           "parts for selective recomputation: core_attn, layernorm, mlp (all of it, from its "
           "input), mlp_act (the output of its activation), moe and moe_act (the same of layers of "
-          "experts), mla_up_proj (queries, keys and values, from their latents)");
+          "experts), shared_experts (all of the shared expert, from its input), mla_up_proj "
+          "(queries, keys and values, from their latents)");
   v.field("recompute_activations", recompute_activations,
           "short for --recompute-granularity selective");
+  v.field("moe_layer_recompute", moe_layer_recompute,
+          "short for --recompute-granularity selective --recompute-modules moe");
   v.field("distribute_saved_activations", distribute_saved_activations,
           "full recomputation: each tensor-parallel rank keeps a part of a saved input; the "
           "backward gathers them");
@@ -44,6 +46,11 @@ void RecomputeConfig::fields(FieldVisitor& v) {
 void RecomputeConfig::finalize() {
   if (recompute_activations && recompute_granularity == RecomputeGranularity::kNone)
     recompute_granularity = RecomputeGranularity::kSelective;
+  if (moe_layer_recompute && recompute_granularity == RecomputeGranularity::kNone)
+    recompute_granularity = RecomputeGranularity::kSelective;
+  if (moe_layer_recompute && recompute_granularity == RecomputeGranularity::kSelective &&
+      !contains_name(recompute_modules, "moe"))
+    recompute_modules.push_back("moe");
   if (recompute_granularity == RecomputeGranularity::kSelective && recompute_modules.empty())
     recompute_modules = {"core_attn"};
 }
@@ -57,15 +64,23 @@ void RecomputeConfig::validate(Violations& v, const ShapeConfig& shape) const {
   for (const std::string& module : recompute_modules)
     v.require(contains_name(kRecomputeModules, module),
               cat("--recompute-modules ", module, why_unknown(module, kLaterRecomputeModules)),
-              "parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, mla_up_proj");
+              "parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, shared_experts, "
+              "mla_up_proj");
   v.require(!recomputes("mlp") || !recomputes("mlp_act"),
             "--recompute-modules mlp_act has no effect together with mlp",
             "mlp recomputes the activation too; give one of them");
   v.require(!recomputes("moe") || !recomputes("moe_act"),
             "--recompute-modules moe_act has no effect together with moe",
             "moe recomputes the activation too; give one of them");
+  v.require(!recomputes("moe") || !recomputes("shared_experts"),
+            "--recompute-modules shared_experts has no effect together with moe",
+            "moe recomputes the shared expert too; give one of them");
   v.require(!recompute_activations || recompute_granularity != RecomputeGranularity::kFull,
             "--recompute-activations asks for selective recomputation, but --recompute-granularity "
+            "is full",
+            "give one of them");
+  v.require(!moe_layer_recompute || recompute_granularity != RecomputeGranularity::kFull,
+            "--moe-layer-recompute asks for selective recomputation, but --recompute-granularity "
             "is full",
             "give one of them");
   v.require(!distribute_saved_activations || recompute_granularity == RecomputeGranularity::kFull,

@@ -21,7 +21,7 @@ void TransformerConfig::finalize() {
   if (max_position_embeddings == 0) max_position_embeddings = seq_length;
   if (has_adapters()) {
     if (!lora_alpha) lora_alpha = static_cast<double>(lora_rank);
-    lora_targets = written_out_lora_targets(lora_targets, is_gated(activation()));
+    lora_targets = written_out_lora_targets(lora_targets, adaptable_linears(*this));
   }
 }
 
@@ -31,11 +31,16 @@ void TransformerConfig::validate(Violations& v) const {
   validate_topics(v, *this);
   // Between topics
   if (multi_latent_attention) validate_multi_latent_attention(*this, v);
+  if (!has_moe())
+    for (const std::string& flag : given_dispatch_flags())
+      v.add(cat(flag, " has no effect without --num-experts"));
+  v.require(!has_moe() || !moe_shared_expert_overlap || moe_shared_expert_intermediate_size,
+            "--moe-shared-expert-overlap needs --moe-shared-expert-intermediate-size");
   v.require(multi_latent_attention || !recomputes("mla_up_proj"),
             "--recompute-modules mla_up_proj has an effect only with --multi-latent-attention");
   v.require(lora_rank <= 0 || !is_quantized(),
             "--lora-rank with --fp8-format or --fp4-format is not built", "leave one of them out");
-  if (has_adapters()) validate_lora_targets(lora_targets, is_gated(activation()), v);
+  if (has_adapters()) validate_lora_targets(lora_targets, adaptable_linears(*this), v);
   v.require(!rotary_base_local || !window_size.empty(),
             "--rotary-base-local has an effect only with --window-size");
   v.require(norm_placement != NormPlacement::kPost || !fp32_residual_connection,

@@ -12,6 +12,7 @@
 #include "megatron/transformer/config/layer.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/config/moe.h"
+#include "megatron/transformer/config/moe_dispatch.h"
 #include "megatron/transformer/config/multi_latent_attention.h"
 #include "megatron/transformer/config/multi_token_prediction.h"
 #include "megatron/transformer/config/offload.h"
@@ -27,9 +28,9 @@ namespace megatron {
 // topics start them.
 using TransformerTopics =
     TopicList<PositionConfig, LayerConfig, AttentionConfig, MultiLatentAttentionConfig,
-              FeedForwardConfig, MoEConfig, PrecisionConfig, LoraConfig, InitializationConfig,
-              OutputConfig, RecomputeConfig, OffloadConfig, AttentionBackendConfig,
-              MultiTokenPredictionConfig>;
+              FeedForwardConfig, MoEConfig, MoEDispatchConfig, PrecisionConfig, LoraConfig,
+              InitializationConfig, OutputConfig, RecomputeConfig, OffloadConfig,
+              AttentionBackendConfig, MultiTokenPredictionConfig>;
 
 struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   void fields(FieldVisitor& visitor) override;

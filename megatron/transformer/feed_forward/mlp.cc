@@ -1,6 +1,9 @@
 #include "megatron/transformer/feed_forward/mlp.h"
 
+#include <optional>
+
 #include "megatron/nn/activation_offload.h"
+#include "megatron/nn/saved_tensors.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/lora.h"
 
@@ -61,8 +64,9 @@ bool is_gelu_in_product(const TransformerConfig& config, int64_t layer_number) {
 }
 
 MLP::MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
-         const ParallelGroups& groups)
+         const ParallelGroups& groups, const MlpPart& part)
     : config_(config),
+      part_(part),
       activation_inside_(is_activation_inside(config, layer_number)),
       linear_fc1_("linear_fc1", config.hidden_size, fc1_rows(config),
                   fc1_options(config, layer_number, sequence_parallel), groups),
@@ -75,13 +79,24 @@ MLP::MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_pa
 SublayerOutput MLP::forward(const at::Tensor& x, const LayerContext& context, bool add) {
   OffloadedPass* offload = context.offload();
   SublayerOutput result;
+  SavedTensorScope::Restore input;
   {
     const OffloadScope scope(offload, [&](const at::Tensor& saved) {
-      return config_.offloads(saved.is_alias_of(x) ? "mlp_norm" : "mlp_fc1");
+      return config_.offloads(saved.is_alias_of(x) ? part_.input : "mlp_fc1");
     });
     result = linear_fc1_.forward_with_residual(x);
+    if (part_.recompute_fc1) input = keep_saved(x);
   }
   at::Tensor& hidden = result.output;
+  std::optional<SavedTensorScope> saves_no_fc1;
+  if (part_.recompute_fc1)
+    saves_no_fc1.emplace(
+        /*recomputing=*/true,
+        [fc1 = hidden.detach(), again = recomputed([this, x = std::move(input)] {
+                                  return linear_fc1_.forward(x());
+                                })](const at::Tensor& saved) {
+          return saved.is_alias_of(fc1) ? again : SavedTensorScope::Restore();
+        });
   if (!activation_inside_) {
     const OffloadScope scope(offload,
                              [&](const at::Tensor&) { return config_.offloads("mlp_act"); });

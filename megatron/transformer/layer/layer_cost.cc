@@ -111,7 +111,8 @@ LayerCost::Backward LayerCost::backward_peak(bool grad_is_held, int64_t reloadin
   Backward peaks{};
   peaks.second_half =
       std::max<int64_t>({0, before + second.backward_peak, before + second.backward_end + held});
-  const int64_t between = second.backward_end + held - stream - not_reloaded + reloading_first;
+  const int64_t between =
+      second.backward_end + second.carried + held - stream - not_reloaded + reloading_first;
   peaks.most = std::max(peaks.second_half, between + first.backward_peak);
   return peaks;
 }

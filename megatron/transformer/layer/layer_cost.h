@@ -115,6 +115,8 @@ struct SublayerCost {
   // Input of a linear whose weight gradient runs in a later transfer of the mailbox: Note
   // [Postponed weight gradients] in tensor_parallel/layers.cc
   int64_t postponed = 0;
+  // Inputs of a weight gradient that runs in a later exchange of experts, held at backward_end.
+  int64_t carried = 0;
   // Per token of the sequence, over all ranks of the layer: with weights, and of queries with keys
   // and of their scores with values.
   std::vector<LinearSize> linears;

@@ -25,8 +25,8 @@ int64_t expert_capacity(int64_t rows, int64_t k, int64_t num_experts, double fac
   return std::min(rows, static_cast<int64_t>(std::ceil(share * factor)));
 }
 
-Capacity within_capacity(const Routing& routing, int64_t num_experts,
-                         const CapacityOptions& options) {
+at::Tensor within_capacity(const Routing& routing, int64_t num_experts,
+                           const CapacityOptions& options) {
   const at::NoGradGuard no_grad;
   const at::Tensor index = routing.choices.to(at::kLong);
   const int64_t n = index.size(0);
@@ -37,13 +37,16 @@ Capacity within_capacity(const Routing& routing, int64_t num_experts,
   // Those that did not choose an expert come after all that did.
   const at::Tensor scores =
       at::full({n, num_experts}, lowest, weights.options()).scatter_(1, index, weights);
-  const at::Tensor first = first_of_columns(scores, capacity);
-  Capacity result{first.gather(1, index), {}};
-  if (options.pad) {
-    const at::Tensor chosen = at::zeros_like(first).scatter_(1, index, true);
-    result.padding = first.logical_and(chosen.logical_not());
-  }
-  return result;
+  return first_of_columns(scores, capacity).gather(1, index);
+}
+
+at::Tensor padding_to_capacity(const Routing& routing, int64_t num_experts, int64_t capacity) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor index = routing.choices.to(at::kLong);
+  const at::Tensor none = at::zeros({index.size(0), num_experts}, routing.kept.options());
+  const at::Tensor missing = capacity - none.scatter(1, index, routing.kept).sum(0);
+  const at::Tensor others = none.scatter(1, index, true).logical_not_();
+  return others.cumsum(0).le(missing).logical_and_(others);
 }
 
 }  // namespace megatron

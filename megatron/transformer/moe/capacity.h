@@ -23,13 +23,14 @@ struct CapacityOptions {
 // C, in fp64.
 int64_t expert_capacity(int64_t rows, int64_t k, int64_t num_experts, double factor);
 
-// Which of the choices remain, Routing::kept, and with padding Routing::padding: rows that fill an
-// expert up to C, the first of those that did not choose it. Of the weights only the order matters.
-// Does not wait for the device.
-struct Capacity {
-  at::Tensor kept, padding;
-};
-Capacity within_capacity(const Routing& routing, int64_t num_experts,
-                         const CapacityOptions& options);
+// Which of the choices remain, Routing::kept. Of the weights only the order matters. Does not wait
+// for the device.
+at::Tensor within_capacity(const Routing& routing, int64_t num_experts,
+                           const CapacityOptions& options);
+
+// Which rows fill each expert up to `capacity` rows, Routing::padding: the first of those that did
+// not choose it. Does not wait for the device.
+//   routing  with choices and kept, at most `capacity` for each expert
+at::Tensor padding_to_capacity(const Routing& routing, int64_t num_experts, int64_t capacity);
 
 }  // namespace megatron

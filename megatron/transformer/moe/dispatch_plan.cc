@@ -25,28 +25,81 @@ DispatchPlan::DispatchPlan(const ExpertRanks& ranks, int64_t num_experts,
                   counts_.size(), " counts of ", num_experts, " experts and ", ranks.size(),
                   " sources");
   if (max_rows_ <= 0) return;
-  for (int64_t part = 0; part < ranks_.ep; ++part) {
-    int64_t rows = 0;
-    for (int64_t source = 0; source < ranks_.size(); ++source)
-      for (int64_t j = 0; j < experts_per_rank(); ++j)
-        rows += count(source, part * experts_per_rank() + j);
-    rounds_ = std::max(rounds_, (rows + max_rows_ - 1) / max_rows_);
-  }
+  for (int64_t part = 0; part < ranks_.ep; ++part)
+    rounds_ = std::max(rounds_, (rows_for(part) + max_rows_ - 1) / max_rows_);
 }
 
-int64_t DispatchPlan::own_rows() const {
-  const auto first = counts_.begin() + ranks_.rank() * num_experts_;
+int64_t DispatchPlan::rows_of(int64_t source) const {
+  const auto first = counts_.begin() + source * num_experts_;
   return std::accumulate(first, first + num_experts_, int64_t{0});
 }
 
+int64_t DispatchPlan::rows_for(int64_t part) const {
+  int64_t rows = 0;
+  for (int64_t source = 0; source < ranks_.size(); ++source)
+    for (int64_t j = 0; j < experts_per_rank(); ++j)
+      rows += count(source, part * experts_per_rank() + j);
+  return rows;
+}
+
+int64_t DispatchPlan::most_rows() const {
+  int64_t most = 0;
+  for (int64_t part = 0; part < ranks_.ep; ++part)
+    most = std::max(most, max_rows_ > 0 ? std::min(max_rows_, rows_for(part)) : rows_for(part));
+  for (int64_t source = 0; source < ranks_.size(); ++source)
+    most = std::max(most, ranks_.etp * rows_of(source));
+  return most;
+}
+
+int64_t DispatchPlan::end_of(int64_t round) const {
+  return max_rows_ > 0 ? begin_of(round + 1) : std::numeric_limits<int64_t>::max();
+}
+
 DispatchRound DispatchPlan::round(int64_t number) const {
-  const int64_t begin = max_rows_ > 0 ? number * max_rows_ : 0;
-  const int64_t end = max_rows_ > 0 ? begin + max_rows_ : std::numeric_limits<int64_t>::max();
+  const int64_t begin = begin_of(number), end = end_of(number);
   DispatchRound round;
+  round.number = number;
   round.first_row = begin;
   add_sent(begin, end, round);
   add_received(begin, end, round);
   return round;
+}
+
+template <class Run>
+void DispatchPlan::for_each_run(int64_t part, int64_t begin, int64_t end, const Run& run) const {
+  int64_t at = 0, row = 0;
+  for (int64_t j = 0; j < experts_per_rank(); ++j) {
+    for (int64_t source = 0; source < ranks_.size(); ++source) {
+      const int64_t rows = count(source, part * experts_per_rank() + j);
+      const int64_t taken = overlap(at, rows, begin, end);
+      if (taken > 0) run(source, row, taken);
+      at += rows;
+      row += taken;
+    }
+  }
+}
+
+DispatchRuns DispatchPlan::runs(int64_t number) const {
+  const int64_t begin = begin_of(number), end = end_of(number), sources = ranks_.size();
+  DispatchRuns runs;
+  // Of each source: what it sends, and where of that its rows for this rank's experts start.
+  std::vector<int64_t> sent(sources, 0), place(sources, 0);
+  for (int64_t part = 0; part < ranks_.ep; ++part) {
+    if (part == ranks_.ep_rank) place = sent;
+    for_each_run(part, begin, end, [&](int64_t source, int64_t row, int64_t rows) {
+      if (source == ranks_.rank())
+        for (int64_t a = 0; a < ranks_.etp; ++a)
+          runs.to_experts.push_back(
+              {static_cast<int>(a + ranks_.etp * part), sent[source], row, rows});
+      sent[source] += rows;
+    });
+  }
+  for_each_run(ranks_.ep_rank, begin, end, [&](int64_t source, int64_t row, int64_t rows) {
+    const int64_t first = ranks_.etp_rank * sent[source] + place[source];
+    runs.back.push_back({static_cast<int>(source), row, first, rows});
+    place[source] += rows;
+  });
+  return runs;
 }
 
 // The rows of one source for one part of the experts are contiguous in its source order, and so are

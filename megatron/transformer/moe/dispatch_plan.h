@@ -24,6 +24,7 @@ struct ExpertRanks {
 
 // One round as one rank sees it. Its source order is its own rows by expert, then by token.
 struct DispatchRound {
+  int64_t number = 0;
   // [E/e]: rows of each expert of this rank, in this round and in all before it
   std::vector<int64_t> expert_rows, rows_before;
   int64_t rows = 0;       // their sum
@@ -40,6 +41,22 @@ struct DispatchRound {
   std::vector<int64_t> run_rows, run_shift;
 };
 
+// Rows that lie together at their sender and at their receiver.
+struct RowRun {
+  int rank = 0;              // the receiver, as numbered above
+  int64_t from = 0, to = 0;  // first row, at the sender and at the receiver
+  int64_t rows = 0;
+};
+
+// What one rank sends in a round if rows go straight to their places.
+struct DispatchRuns {
+  // From its source order, of which only what is sent counts, to the order of the experts' ranks.
+  std::vector<RowRun> to_experts;
+  // From the order of its experts to the source orders, with such rows of each expert-tensor rank
+  // after those of the one before.
+  std::vector<RowRun> back;
+};
+
 class DispatchPlan {
  public:
   // `counts` [e x, E]: rows of each source for each expert. `max_rows`: the most rows of one round
@@ -50,13 +67,25 @@ class DispatchPlan {
   // The same on all ranks, at least 1.
   int64_t rounds() const { return rounds_; }
   DispatchRound round(int64_t number) const;
-  int64_t own_rows() const;  // in this rank's source order
+  DispatchRuns runs(int64_t number) const;
+  int64_t own_rows() const { return rows_of(ranks_.rank()); }  // in this rank's source order
+  // An upper bound of the rows that a rank gets in a round: of its experts, or back from all
+  // expert-tensor ranks.
+  int64_t most_rows() const;
 
  private:
   int64_t count(int64_t source, int64_t expert) const {
     return counts_[source * num_experts_ + expert];
   }
   int64_t experts_per_rank() const { return num_experts_ / ranks_.ep; }
+  int64_t begin_of(int64_t round) const { return max_rows_ > 0 ? round * max_rows_ : 0; }
+  int64_t end_of(int64_t round) const;
+  int64_t rows_of(int64_t source) const;
+  int64_t rows_for(int64_t part) const;
+  // Calls run(source, row, rows) for what each source has for each expert of a part in [begin, end)
+  // of that part's order, in this order; `row` counts from `begin`.
+  template <class Run>
+  void for_each_run(int64_t part, int64_t begin, int64_t end, const Run& run) const;
   void add_sent(int64_t begin, int64_t end, DispatchRound& round) const;
   void add_received(int64_t begin, int64_t end, DispatchRound& round) const;
 

@@ -107,9 +107,9 @@ at::Tensor GroupedMlp::forward(const Values& values, const ExpertCounts& counts,
   return fc2_output(values, counts, rows, activation);
 }
 
-ExpertRows GroupedMlp::backward(const Values& values, const at::Tensor& dy,
-                                const ExpertCounts& counts, const GroupedMlpRows& rows,
-                                const std::shared_ptr<Gradients>& gradients) const {
+GroupedMlp::Backward GroupedMlp::backward(const Values& values, const at::Tensor& dy,
+                                          const ExpertCounts& counts, const GroupedMlpRows& rows,
+                                          const std::shared_ptr<Gradients>& gradients) const {
   const at::NoGradGuard no_grad;
   const ExpertOperand fc2_grad = fc2_.gradient(dy, counts);
   at::Tensor dactivation = fc2_.input_grad(fc2_grad, values.fc2_weight_->value(), counts);
@@ -117,33 +117,37 @@ ExpertRows GroupedMlp::backward(const Values& values, const at::Tensor& dy,
       weighted_activation_backward(dactivation, rows.fc1, rows.weights, options_.activation,
                                    /*with_y=*/!rows.activation.defined());
   dactivation.reset();
-  ExpertRows result;
+  Backward result;
   const ExpertOperand fc1_grad = fc1_.gradient(act.dx, counts);
   const at::Tensor du = options_.bias ? act.dx : at::Tensor();
   act.dx.reset();
-  result.rows = fc1_.input_grad(fc1_grad, values.fc1_weight_->value(), counts);
-  result.weights = act.dweights;
+  result.rows.rows = fc1_.input_grad(fc1_grad, values.fc1_weight_->value(), counts);
+  result.rows.weights = act.dweights;
   if (options_.bias) {
-    const at::Tensor bias = values.fc2_bias_->value().to(result.weights.scalar_type());
-    result.weights.add_(
+    const at::Tensor bias = values.fc2_bias_->value().to(act.dweights.scalar_type());
+    result.rows.weights.add_(
         bias.index_select(0, experts_of_rows(counts.rows, dy.size(0))).mul_(dy).sum(-1));
   }
   const at::Tensor activation = rows.activation.defined() ? rows.activation : act.y;
-  result.meanwhile = [this, gradients, counts, fc2_grad, fc1_grad, activation, x = rows.x,
-                      weights = rows.weights, dy = options_.bias ? dy : at::Tensor(), du] {
+  result.rows.meanwhile = [this, gradients, counts, fc2_grad, activation, weights = rows.weights,
+                           dy = options_.bias ? dy : at::Tensor()] {
     Gradients& sums = *gradients;
-    const ExpertOperand fc2_input = fc2_.saved_input(activation, counts);
-    sums.add(sums.fc2_weight_, [this, fc2_grad, fc2_input, rows = counts.rows](const auto& target) {
-      fc2_.weight_grad(fc2_grad, fc2_input, rows, target);
-    });
-    const ExpertOperand fc1_input = fc1_.saved_input(x, counts);
-    sums.add(sums.fc1_weight_, [this, fc1_grad, fc1_input, rows = counts.rows](const auto& target) {
-      fc1_.weight_grad(fc1_grad, fc1_input, rows, target);
+    const ExpertOperand input = fc2_.saved_input(activation, counts);
+    sums.add(sums.fc2_weight_, [this, fc2_grad, input, rows = counts.rows](const auto& target) {
+      fc2_.weight_grad(fc2_grad, input, rows, target);
     });
     if (!options_.bias) return;
     sums.add(sums.fc2_bias_, [dy, weights, rows = counts.rows](const GradTarget& target) {
       sum_rows_of_experts(dy, rows, weights, target.tensor, target.beta);
     });
+  };
+  result.fc1 = [this, gradients, counts, fc1_grad, x = rows.x, du] {
+    Gradients& sums = *gradients;
+    const ExpertOperand input = fc1_.saved_input(x, counts);
+    sums.add(sums.fc1_weight_, [this, fc1_grad, input, rows = counts.rows](const auto& target) {
+      fc1_.weight_grad(fc1_grad, input, rows, target);
+    });
+    if (!options_.bias) return;
     sums.add(sums.fc1_bias_, [du, rows = counts.rows](const GradTarget& target) {
       sum_rows_of_experts(du, rows, at::Tensor(), target.tensor, target.beta);
     });

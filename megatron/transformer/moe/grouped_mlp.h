@@ -50,6 +50,8 @@ class GroupedMlp {
   Parameter fc2_weight;  // [E, h, f]   shards: dim 0 over kExpert, dim 2 over kExpertTensor
   Parameter fc2_bias;    // [E, h]      shards: dim 0 over kExpert
   bool has_bias() const { return options_.bias; }
+  // Whether the store takes weight gradients to compute them later.
+  bool defers_gradients() const { return fc1_weight.store->defers(); }
 
   // The values of the parameters during one forward or backward.
   class Values {
@@ -87,11 +89,14 @@ class GroupedMlp {
   at::Tensor forward(const Values& values, const ExpertCounts& counts, GroupedMlpRows& rows) const;
   // The same without y.
   void forward_fc1(const Values& values, const ExpertCounts& counts, GroupedMlpRows& rows) const;
-  // The gradients of x and of the weights, parts like y. `meanwhile` of the result computes those
-  // of the parameters.
-  ExpertRows backward(const Values& values, const at::Tensor& dy, const ExpertCounts& counts,
-                      const GroupedMlpRows& rows,
-                      const std::shared_ptr<Gradients>& gradients) const;
+  // The gradients of x and of the weights, parts like y. What remains are those of the parameters
+  // of FC2, `rows.meanwhile`, and of FC1, `fc1`.
+  struct Backward {
+    ExpertRows rows;
+    std::function<void()> fc1;
+  };
+  Backward backward(const Values& values, const at::Tensor& dy, const ExpertCounts& counts,
+                    const GroupedMlpRows& rows, const std::shared_ptr<Gradients>& gradients) const;
 
  private:
   at::Tensor fc2_output(const Values& values, const ExpertCounts& counts,

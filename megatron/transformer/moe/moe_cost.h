@@ -44,6 +44,10 @@ RankExpertRows rank_expert_rows(const TransformerConfig& config, const LayerShap
 double worst_expert_load(const TransformerConfig& config, int64_t expert_ranks);
 
 // As LayerCostFunction, at LayerShape::expert_load.
+// Memory of a rank in which rows arrive with --moe-token-dispatcher-type flex, for all layers; 0:
+// none.
+int64_t flex_memory_bytes(const TransformerConfig& config, const LayerShape& shape);
+
 LayerCost moe_layer_cost(const TransformerConfig& config, int64_t layer_number,
                          const LayerShape& shape, bool offloaded);
 

@@ -1,6 +1,11 @@
 #include "megatron/transformer/moe/moe_layer.h"
 
+#include <optional>
+#include <utility>
+
 #include "megatron/base/check.h"
+#include "megatron/nn/activation_offload.h"
+#include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
 #include "megatron/transformer/moe/router_product.h"
@@ -39,7 +44,8 @@ RouterOptions router_options(const TransformerConfig& c, bool sequence_parallel)
   options.bias_update_rate = c.moe_router_bias_update_rate;
   options.balance = balance_options(c);
   if (c.moe_expert_capacity_factor)
-    options.capacity = {*c.moe_expert_capacity_factor, c.moe_token_drop_policy};
+    options.capacity = {*c.moe_expert_capacity_factor, c.moe_token_drop_policy,
+                        c.moe_pad_expert_input_to_capacity};
   options.jitter = c.moe_input_jitter_eps.value_or(0.0);
   options.forced = {c.moe_router_force_load_balancing, c.moe_router_force_biased.value_or(0.0)};
   options.seed = c.seed;
@@ -62,6 +68,8 @@ RoutedExpertsOptions experts_options(const TransformerConfig& c, int64_t layer_n
   options.dispatcher = c.moe_token_dispatcher_type;
   options.rank_capacity_factor = c.moe_expert_rank_capacity_factor.value_or(0.0);
   options.weights_on_input = c.moe_apply_probs_on_input;
+  options.exchange_early = c.moe_shared_expert_overlap;
+  options.offloads = [&c](std::string_view module) { return c.offloads(module); };
   return options;
 }
 
@@ -84,6 +92,7 @@ std::unique_ptr<ColumnParallelLinear> latent_projection(const TransformerConfig&
 }  // namespace
 
 TransformerConfig shared_experts_config(TransformerConfig config) {
+  if (config.recomputes("shared_experts")) config.recompute_modules.push_back("mlp_act");
   config.norm_placement = NormPlacement::kPost;
   config.ffn_hidden_size = *config.moe_shared_expert_intermediate_size;
   return config;
@@ -94,7 +103,8 @@ class MoELayer::SharedExperts : public Module {
   SharedExperts(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                 const ParallelGroups& groups)
       : config_(shared_experts_config(config)),
-        mlp_(config_, layer_number, sequence_parallel, groups) {
+        mlp_(config_, layer_number, sequence_parallel, groups,
+             {.input = "expert_fc1", .recompute_fc1 = config.recomputes("shared_experts")}) {
     mlp_.visit([this](const std::string& name, Parameter& parameter) { add(name, &parameter); });
     if (!config.moe_shared_expert_gate) return;
     gate_.local_shape = gate_.global_shape = {1, config.hidden_size};
@@ -107,8 +117,7 @@ class MoELayer::SharedExperts : public Module {
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) {
     const at::Tensor y = mlp_.forward(x, context, /*add=*/false).output;
     if (gate_.local_shape.empty()) return y;
-    const at::Tensor logits = router_logits(
-        x, gate_, /*bias=*/nullptr, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor logits = router_logits(x, gate_, /*bias=*/nullptr, accumulate_type(x));
     return y * logits.sigmoid().to(y.scalar_type()).view({x.size(0), x.size(1), 1});
   }
 
@@ -130,7 +139,8 @@ std::vector<std::string> moe_losses(const TransformerConfig& config, int64_t lay
 
 MoELayer::MoELayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                    const ParallelGroups& groups)
-    : tp_(groups.tp),
+    : config_(config),
+      tp_(groups.tp),
       same_rows_(!sequence_parallel && groups.tp.size() > 1),
       latent_size_(config.moe_latent_size.value_or(config.hidden_size)),
       router_(router_options(config, sequence_parallel), layer_number, groups),
@@ -156,37 +166,71 @@ MoELayer::MoELayer(const TransformerConfig& config, int64_t layer_number, bool s
 
 MoELayer::~MoELayer() = default;
 
+at::Tensor MoELayer::normed_of(const at::Tensor& x) {
+  return (norm_ != nullptr ? norm_->forward(x) : x).to(router_.weight().value.scalar_type());
+}
+
 SublayerOutput MoELayer::forward(const at::Tensor& x, const LayerContext& context, bool add) {
-  const at::Tensor normed =
-      (norm_ != nullptr ? norm_->forward(x) : x).to(router_.weight().value.scalar_type());
-  at::Tensor y = route(normed, context);
-  if (shared_experts_ != nullptr) y = y + shared_experts_->forward(normed, context);
-  if (add) return {x + y, {}};
-  return {y, x};
+  OffloadedPass* offload = context.offload();
+  at::Tensor normed;
+  std::optional<SavedTensorScope> saves_no_norm;
+  {
+    const OffloadScope scope(offload,
+                             [this](const at::Tensor&) { return config_.offloads("mlp_norm"); });
+    normed = normed_of(x);
+    if (norm_ && config_.recomputes("layernorm"))
+      saves_no_norm.emplace(/*recomputing=*/true, keep_normed(x, normed));
+  }
+  const OffloadScope scope(offload, [&](const at::Tensor& saved) {
+    return config_.offloads(is_alias(saved, normed) ? "expert_fc1" : "moe_router");
+  });
+  const Routing routing = router_.forward(normed, context);
+  const at::Tensor input = fc1_latent_proj_ ? fc1_latent_proj_->forward(normed) : normed;
+  const at::Tensor rows = input.reshape({-1, latent_size_});
+  RoutedExperts::Pass pass;
+  if (!same_rows_) pass = experts_.begin(rows, routing);
+  at::Tensor shared = shared_experts_ ? shared_experts_->forward(normed, context) : at::Tensor();
+  // What the sum over a token's experts starts with: one rounding for both.
+  at::Tensor base = shared_experts_ ? shared : add ? x : at::Tensor();
+  if (same_rows_ || fc2_latent_proj_ ||
+      (base.defined() && base.scalar_type() != rows.scalar_type()))
+    base.reset();
+  at::Tensor y = same_rows_ ? of_own_rows(rows, routing)
+                            : experts_.end(std::move(pass),
+                                           base.defined() ? base.reshape_as(rows) : base, offload);
+  y = y.view(input.sizes());
+  if (fc2_latent_proj_) y = fc2_latent_proj_->forward(y);
+  if (shared.defined() && !base.defined()) y = y + shared;
+  const bool has_residual = base.is_same(x);
+  base.reset();
+  shared.reset();
+  if (!add) return {y, x};
+  return {has_residual ? y : x + y, {}};
 }
 
-// The routed experts' part of the output, shaped as x.
-at::Tensor MoELayer::route(const at::Tensor& x, const LayerContext& context) {
-  const Routing routing = router_.forward(x, context);
-  const at::Tensor input = fc1_latent_proj_ ? fc1_latent_proj_->forward(x) : x;
-  const at::Tensor y =
-      routed(input.reshape({-1, latent_size_}), routing, context).view(input.sizes());
-  return fc2_latent_proj_ ? fc2_latent_proj_->forward(y) : y;
+// Computes the normed input again in place of keeping it.
+SavedTensorScope::Keep MoELayer::keep_normed(const at::Tensor& x, const at::Tensor& normed) {
+  const SavedTensorScope::Restore again =
+      recomputed([this, x = keep_saved(x)] { return normed_of(x()); });
+  return [again, normed = normed.detach()](const at::Tensor& saved) -> SavedTensorScope::Restore {
+    if (!is_alias(saved, normed)) return {};
+    return [again, shape = saved.sizes().vec()] { return again().view(shape); };
+  };
 }
 
-at::Tensor MoELayer::routed(const at::Tensor& rows, const Routing& routing,
-                            const LayerContext& context) {
-  at::Tensor choices = routing.choices;
-  if (routing.kept.defined()) choices = choices.masked_fill(routing.kept.logical_not(), -1);
-  if (!same_rows_) return experts_.forward(rows, choices, routing.weights, context);
+// Where tensor ranks have the same rows, each takes its part of them to the experts.
+at::Tensor MoELayer::of_own_rows(const at::Tensor& rows, const Routing& routing) {
   MEGATRON_CHECK(!at::GradMode::is_enabled() || !rows.requires_grad(),
                  "experts with several tensor-parallel ranks are trained with --sequence-parallel");
   const int64_t n = rows.size(0), begin = n * tp_.rank() / tp_.size(),
                 end = n * (tp_.rank() + 1) / tp_.size();
+  const auto own = [&](const at::Tensor& all) {
+    return all.defined() ? all.slice(0, begin, end) : all;
+  };
+  // Padding fills experts up to a capacity of all rows, of which here are some.
+  const Routing part{own(routing.choices), own(routing.weights), own(routing.kept), {}};
   const at::Tensor y = at::zeros_like(rows);
-  y.slice(0, begin, end)
-      .copy_(experts_.forward(rows.slice(0, begin, end), choices.slice(0, begin, end),
-                              routing.weights.slice(0, begin, end), context));
+  y.slice(0, begin, end).copy_(experts_.forward(own(rows), part));
   tp_.all_reduce(y)->wait();
   return y;
 }

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "megatron/nn/norm.h"
+#include "megatron/nn/saved_tensors.h"
 #include "megatron/transformer/feed_forward/mlp.h"
 #include "megatron/transformer/moe/routed_experts.h"
 #include "megatron/transformer/moe/router.h"
@@ -44,9 +45,11 @@ class MoELayer : public FeedForward {
   // The MLP that every token uses, and its gate.
   class SharedExperts;
 
-  at::Tensor route(const at::Tensor& x, const LayerContext& context);
-  at::Tensor routed(const at::Tensor& rows, const Routing& routing, const LayerContext& context);
+  at::Tensor normed_of(const at::Tensor& x);
+  SavedTensorScope::Keep keep_normed(const at::Tensor& x, const at::Tensor& normed);
+  at::Tensor of_own_rows(const at::Tensor& rows, const Routing& routing);
 
+  const TransformerConfig& config_;
   const ProcessGroup& tp_;
   const bool same_rows_;  // on all tensor ranks
   const int64_t latent_size_;

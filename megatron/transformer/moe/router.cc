@@ -108,21 +108,21 @@ at::Tensor Router::imposed(const ForwardContext& pass) const {
 }
 
 void Router::record(const at::Tensor& choices, const ForwardContext& pass) const {
-  if (pass.routing == nullptr || pass.routing->imposed != nullptr ||
-      pass.routing->record == nullptr || pass.discarded)
-    return;
+  if (pass.routing == nullptr || pass.routing->record == nullptr || pass.discarded) return;
   pass.routing->record->record(layer_number_, row_positions(pass), choices, pass.layer_use);
 }
 
-// A choice that is dropped, or a row that pads, stays so when the pass is recomputed.
+// A choice that is dropped stays so when the pass is recomputed.
 void Router::drop(Routing& routing, const ForwardContext& pass) const {
-  Capacity capacity;
+  const int64_t experts = options_.num_experts;
   routing.kept = computed_once(pass.tape, [&] {
-    capacity = within_capacity(routing, options_.num_experts, *options_.capacity);
-    return replayed_kept(capacity.kept, pass);
+    return replayed_kept(within_capacity(routing, experts, *options_.capacity), pass);
   });
-  if (options_.capacity->pad)
-    routing.padding = computed_once(pass.tape, [&] { return capacity.padding; });
+  if (options_.capacity->pad) {
+    routing.capacity = expert_capacity(routing.choices.size(0), routing.choices.size(1), experts,
+                                       options_.capacity->factor);
+    routing.padding = padding_to_capacity(routing, experts, routing.capacity);
+  }
   routing.weights = routing.weights.masked_fill(routing.kept.logical_not(), 0);
 }
 

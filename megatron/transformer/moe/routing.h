@@ -24,8 +24,9 @@ struct Routing {
   at::Tensor choices;  // [N, k] int32
   at::Tensor weights;  // [N, k] fp32 (fp64), differentiable; 0 for dropped choices
   // With a capacity (capacity.h), both bool:
-  at::Tensor kept;     // [N, k] choices that were not dropped; undefined: all
-  at::Tensor padding;  // [N, E] rows that fill an expert, with weight 0; undefined: none
+  at::Tensor kept;       // [N, k] choices that were not dropped; undefined: all
+  at::Tensor padding;    // [N, E] rows that fill an expert, with weight 0; undefined: none
+  int64_t capacity = 0;  // with padding: the rows of every expert
 };
 
 // The choices. `bias` [E] fp32 is added to the scores for the selection alone; undefined: none. It

@@ -60,6 +60,32 @@ at::Tensor RoutingTable::find(int64_t layer_number, const TokenPositions& rows, 
   return whole.view({-1, whole.size(2)}).to(rows.sample.device());
 }
 
+std::vector<RoutingTable::Choices> RoutingTable::choices() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::pair<int64_t, int64_t>, std::map<int64_t, at::Tensor>> layers;
+  for (const auto& [key, decisions] : decisions_)
+    if (key.second == RowDecision::kExpert) {
+      const auto& [layer, use, sample] = key.first;
+      layers[{layer, use}][sample] = decisions;
+    }
+  std::vector<Choices> all;
+  for (const auto& [place, of_samples] : layers) {
+    Choices one{place.first, place.second, {}, {}};
+    int64_t positions = 0;
+    for (const auto& [sample, decisions] : of_samples)
+      positions = std::max(positions, decisions.size(0));
+    std::vector<at::Tensor> rows;
+    for (const auto& [sample, decisions] : of_samples) {
+      one.samples.push_back(sample);
+      rows.push_back(at::full({positions, decisions.size(1)}, -1, at::kInt));
+      rows.back().narrow(0, 0, decisions.size(0)).copy_(decisions);
+    }
+    one.experts = at::stack(rows);
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
 void RoutingTable::record_counts(int64_t layer_number, const at::Tensor& samples,
                                  const at::Tensor& counts, int64_t use) {
   check_shape("counts to record", counts, {samples.numel(), -1});

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "megatron/tensor/random.h"
 
@@ -40,6 +41,14 @@ class RoutingTable {
   at::Tensor find(int64_t layer_number, const TokenPositions& rows, int64_t use = 0,
                   RowDecision kind = RowDecision::kExpert) const;
 
+  // The recorded choices of experts of one layer and use.
+  struct Choices {
+    int64_t layer_number = 0, use = 0;
+    std::vector<int64_t> samples;  // ascending
+    at::Tensor experts;            // [samples, positions, k] int32; -1: not recorded
+  };
+  std::vector<Choices> choices() const;
+
   // The same for the counts of whole samples.
   //   samples  [b]
   //   counts   [b, E], integers; that type comes back
@@ -56,7 +65,7 @@ class RoutingTable {
 
 // What a pass does with the decisions of its routers.
 struct RoutingReplay {
-  RoutingTable* record = nullptr;         // keeps them; null: does not
+  RoutingTable* record = nullptr;         // keeps them, imposed ones too; null: does not
   const RoutingTable* imposed = nullptr;  // takes them from here; null: makes its own
   // The table that is imposed has nothing but choices of experts; the run decides the rest.
   bool only_experts = false;

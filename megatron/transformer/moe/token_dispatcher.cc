@@ -6,9 +6,11 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/peer_rows.h"
 #include "megatron/tensor/experts/expert_rows.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/transformer_config.h"
 #include "megatron/transformer/moe/detail/token_dispatch.h"
 
 namespace megatron {
@@ -18,13 +20,17 @@ namespace {
 class LocalDispatch final : public TokenDispatch {
  public:
   LocalDispatch(const at::Tensor& choices, const DispatchOptions& options)
-      : topk_(choices.size(1)), order_(order_by_expert(choices, 0, options.num_experts)) {}
+      : topk_(choices.size(1)), order_(order_by_expert(choices, 0, options.num_experts)) {
+    if (options.padded)
+      order_.choices = order_.choices.narrow(0, 0, options.num_experts * options.capacity).clone();
+    summed_ = without_padding(order_.rows, options);
+  }
 
   int64_t rounds() const override { return 1; }
   ExpertCounts counts(int64_t) override { return {order_.counts, {}}; }
   bool communicates() const override { return false; }
 
-  RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
+  RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights, bool) override {
     return [this, x, weights](int64_t) {
       ExpertRows result;
       result.rows = gather_rows(x, order_.choices, topk_);
@@ -33,45 +39,44 @@ class LocalDispatch final : public TokenDispatch {
     };
   }
 
-  ExpertRows from_experts(const RowsOfRound& results) override {
+  ExpertRows from_experts(const RowsOfRound& results, const at::Tensor& base) override {
     const ExpertRows rows = results(0);
     if (rows.meanwhile) rows.meanwhile();
     ExpertRows sums;
-    sums.rows = sum_rows(rows.rows, order_.rows);
+    sums.rows = sum_rows(rows.rows, summed_, base);
     if (rows.weights.defined()) sums.weights = gather_rows(rows.weights, order_.rows);
     return sums;
   }
 
  private:
   const int64_t topk_;
-  const ExpertOrder order_;
+  ExpertOrder order_;
+  at::Tensor summed_;  // the rows of each token's sum
 };
 
 // Rows of each expert on each rank of the group, and the tokens of each: [e x, E + 1] on the host.
-at::Tensor exchange_counts(const at::Tensor& choices, int64_t num_experts,
-                           const ProcessGroup& all) {
-  const at::Tensor own = order_by_expert(choices, 0, num_experts).counts;
-  const at::Tensor tokens = at::full({1}, choices.size(0), own.options());
-  const at::Tensor counts = at::cat({own, tokens});
-  at::Tensor result = at::empty({all.size(), num_experts + 1}, own.options());
+at::Tensor exchange_counts(const ExpertOrder& order, const ProcessGroup& all) {
+  const at::Tensor tokens = at::full({1}, order.rows.size(0), order.counts.options());
+  const at::Tensor counts = at::cat({order.counts, tokens});
+  at::Tensor result = at::empty({all.size(), counts.numel()}, counts.options());
   all.all_gather(result, counts)->wait();
   return result.to(at::kCPU, at::kLong);
 }
 
-DispatchCounts all_counts(const at::Tensor& choices, const DispatchOptions& options,
+DispatchCounts all_counts(const ExpertOrder& order, const DispatchOptions& options,
                           const ExpertGroups& groups) {
   const ExpertRanks ranks{groups.ep.size(), groups.etp.size(), groups.ep.rank(), groups.etp.rank()};
   MEGATRON_ASSERT(groups.all.size() == ranks.size() && groups.all.rank() == ranks.rank(), "rank ",
                   groups.all.rank(), " of ", groups.all.size(), " is rank ", ranks.rank(), " of ",
                   ranks.size(), " in its grid");
-  const at::Tensor all = exchange_counts(choices, options.num_experts, groups.all);
+  const at::Tensor all = exchange_counts(order, groups.all);
   const at::Tensor tokens = all.select(1, options.num_experts);
   const at::Tensor of_experts = all.narrow(1, 0, options.num_experts).contiguous();
   const int64_t* first = of_experts.const_data_ptr<int64_t>();
   int64_t max_rows = 0;
   if (options.rank_capacity_factor > 0) {
-    const double share =
-        static_cast<double>(tokens.sum().item<int64_t>() * choices.size(1)) / ranks.ep;
+    const int64_t topk = options.padded ? options.topk : order.rows.size(1);
+    const double share = static_cast<double>(tokens.sum().item<int64_t>() * topk) / ranks.ep;
     max_rows = std::max<int64_t>(1, std::ceil(options.rank_capacity_factor * share));
   }
   return {ranks,
@@ -82,11 +87,36 @@ DispatchCounts all_counts(const at::Tensor& choices, const DispatchOptions& opti
 }  // namespace
 
 ExpertGroups expert_groups(const ParallelGroups& groups) {
-  ExpertGroups result{groups.group({Axis::kExpert}), groups.group({Axis::kExpertTensor}), {}};
+  ExpertGroups result{
+      groups.group({Axis::kExpert}), groups.group({Axis::kExpertTensor}), {}, {}, {}};
   result.all = result.etp.size() == 1  ? result.ep
                : result.ep.size() == 1 ? result.etp
                                        : groups.group({Axis::kExpertTensor, Axis::kExpert});
+  result.memory = result.all.peer_rows();
+  result.mailbox = result.all.mailbox();
   return result;
+}
+
+std::shared_ptr<PeerRows> open_expert_rows(const TransformerConfig& config,
+                                           const ParallelGroups& groups, at::Device device) {
+  if (!config.has_moe() || config.moe_token_dispatcher_type != TokenDispatcherType::kFlex)
+    return nullptr;
+  std::shared_ptr<PeerRows> memory = expert_groups(groups).memory;
+  if (memory) memory->reserve(device, 1);  // the first exchanges make room for their rows
+  return memory;
+}
+
+at::Tensor without_padding(const at::Tensor& of_choices, const DispatchOptions& options) {
+  return options.padded ? of_choices.narrow(1, 0, options.topk).contiguous() : of_choices;
+}
+
+at::Tensor sum_of_parts(const at::Tensor& rows, int64_t parts) {
+  if (parts == 1) return rows.clone();
+  const int64_t n = rows.size(0) / parts;
+  at::Tensor sum =
+      rows.narrow(0, 0, n).to(accumulate_type(rows), /*non_blocking=*/false, /*copy=*/true);
+  for (int64_t part = 1; part < parts; ++part) sum.add_(rows.narrow(0, part * n, n));
+  return sum.to(rows.scalar_type());
 }
 
 at::Tensor on_device_of(const at::Tensor& like, const std::vector<int64_t>& numbers,
@@ -106,10 +136,16 @@ std::shared_ptr<TokenDispatch> dispatch_tokens(const at::Tensor& choices,
   const at::NoGradGuard no_grad;
   check_shape("choices of experts", choices, {-1, -1});
   if (groups.all.size() == 1) return std::make_shared<LocalDispatch>(choices, options);
-  DispatchCounts counts = all_counts(choices, options, groups);
-  return options.type == TokenDispatcherType::kAlltoall
-             ? dispatch_alltoall(choices, std::move(counts), options, groups)
-             : dispatch_allgather(choices, std::move(counts), options, groups);
+  ExpertOrder order = order_by_expert(choices, 0, options.num_experts);
+  DispatchCounts counts = all_counts(order, options, groups);
+  switch (options.type) {
+    case TokenDispatcherType::kAllgather:
+      return dispatch_allgather(choices, std::move(counts), options, groups);
+    case TokenDispatcherType::kAlltoall:
+      return dispatch_alltoall(std::move(order), std::move(counts), options, groups);
+    default:
+      return dispatch_flex(std::move(order), std::move(counts), options, groups);
+  }
 }
 
 }  // namespace megatron

@@ -4,15 +4,12 @@
 #include <utility>
 
 #include "megatron/tensor/experts/expert_rows.h"
+#include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/moe/detail/token_dispatch.h"
 
 namespace megatron {
 namespace {
-
-at::ScalarType sum_type(const at::Tensor& rows) {
-  return rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 class AllgatherDispatch final : public TokenDispatch {
  public:
@@ -24,12 +21,10 @@ class AllgatherDispatch final : public TokenDispatch {
         plan_(std::move(counts.plan)),
         all_(groups.all) {
     const int64_t experts = options.num_experts / counts.ranks.ep;
-    const at::Tensor chosen = gather(choices, /*padding=*/-1);
+    order_ =
+        order_by_expert(gather(choices, /*padding=*/-1), counts.ranks.ep_rank * experts, experts);
     // Within a token by expert: the order of the sum, whatever the rounds.
-    const at::Tensor sorted = std::get<0>(chosen.sort(1));
-    const int64_t first = counts.ranks.ep_rank * experts;
-    order_ = order_by_expert(chosen, first, experts);
-    sum_order_ = order_by_expert(sorted, first, experts).rows;
+    sum_order_ = std::get<0>(without_padding(order_.rows, options).sort(1));
   }
 
   int64_t rounds() const override { return plan_.rounds(); }
@@ -38,10 +33,14 @@ class AllgatherDispatch final : public TokenDispatch {
     return counts_of(plan_.round(number), order_.rows);
   }
 
-  RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
-    const at::Tensor all = gather(x, 0),
-                     all_weights = weights.defined() ? gather(weights, 0) : weights;
-    return [this, all, all_weights](int64_t number) {
+  RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights, bool) override {
+    const auto [all, rows_arrive] = start_gather(x, 0);
+    const auto [all_weights, weights_arrive] =
+        weights.defined() ? start_gather(weights, 0) : Gathered{};
+    return [this, all = all, all_weights = all_weights, rows_arrive = rows_arrive,
+            weights_arrive = weights_arrive](int64_t number) mutable {
+      for (std::shared_ptr<Work>* work : {&rows_arrive, &weights_arrive})
+        if (const auto started = std::exchange(*work, nullptr)) started->wait();
       const DispatchRound r = plan_.round(number);
       const at::Tensor choices = order_.choices.narrow(0, r.first_row, r.rows);
       ExpertRows result;
@@ -51,7 +50,7 @@ class AllgatherDispatch final : public TokenDispatch {
     };
   }
 
-  ExpertRows from_experts(const RowsOfRound& results) override {
+  ExpertRows from_experts(const RowsOfRound& results, const at::Tensor& base) override {
     at::Tensor sums, weights;  // of all tokens, this rank's experts
     ExpertRows rows;
     for (int64_t number = 0; number < rounds(); ++number) {
@@ -60,25 +59,31 @@ class AllgatherDispatch final : public TokenDispatch {
       const DispatchRound r = plan_.round(number);
       if (!sums.defined())
         sums = at::zeros({all_.size() * most_tokens_, rows.rows.size(1)},
-                         rows.rows.options().dtype(sum_type(rows.rows)));
+                         rows.rows.options().dtype(accumulate_type(rows.rows)));
       add_rows(rows.rows, places(r, sum_order_), sums);
       if (!rows.weights.defined()) continue;
       const at::Tensor of_round = gather_rows(rows.weights, places(r, order_.rows));
       weights = weights.defined() ? weights.add_(of_round) : of_round;
     }
-    return scatter(sums, weights, rows);
+    return scatter(sums, weights, rows, base);
   }
 
  private:
+  using Gathered = std::pair<at::Tensor, std::shared_ptr<Work>>;
+
   // The tokens of all ranks, filled up to the same number: [e x * most, ...].
-  at::Tensor gather(const at::Tensor& x, double padding) const {
+  Gathered start_gather(const at::Tensor& x, double padding) const {
     std::vector<int64_t> shape = x.sizes().vec();
     shape[0] = most_tokens_;
     const at::Tensor own = at::full(shape, padding, x.options());
     own.narrow(0, 0, tokens_).copy_(x);
     shape[0] *= all_.size();
     const at::Tensor result = at::empty(shape, x.options());
-    if (most_tokens_ > 0) all_.all_gather(result, own)->wait();
+    return {result, most_tokens_ > 0 ? all_.all_gather(result, own) : nullptr};
+  }
+  at::Tensor gather(const at::Tensor& x, double padding) const {
+    const auto [result, work] = start_gather(x, padding);
+    if (work) work->wait();
     return result;
   }
 
@@ -88,9 +93,9 @@ class AllgatherDispatch final : public TokenDispatch {
     return at::where(local.ge(0).logical_and(local.lt(r.rows)), local, -1);
   }
 
-  // Sums over all ranks of what each has for this rank's tokens.
-  ExpertRows scatter(const at::Tensor& sums, const at::Tensor& weights,
-                     const ExpertRows& last) const {
+  // Sums over all ranks of what each has for this rank's tokens, added to `base`.
+  ExpertRows scatter(const at::Tensor& sums, const at::Tensor& weights, const ExpertRows& last,
+                     const at::Tensor& base) const {
     const auto start = [this](const at::Tensor& own, const at::Tensor& all) {
       return most_tokens_ > 0 ? all_.reduce_scatter(own, all) : nullptr;
     };
@@ -106,7 +111,9 @@ class AllgatherDispatch final : public TokenDispatch {
     if (work) work->wait();
     if (weight_work) weight_work->wait();
     ExpertRows result;
-    result.rows = own.narrow(0, 0, tokens_).to(last.rows.scalar_type());
+    at::Tensor tokens = own.narrow(0, 0, tokens_);
+    if (base.defined()) tokens.add_(base);
+    result.rows = tokens.to(last.rows.scalar_type());
     if (own_weights.defined()) result.weights = own_weights.narrow(0, 0, tokens_);
     return result;
   }

@@ -1,12 +1,12 @@
-// Rows travel to the ranks of their experts and back. Over the expert-tensor ranks, which hold
-// parts of the same experts, rows are gathered and results summed in the order of the ranks.
+// Rows travel to the ranks of their experts and back by all-to-all. Over the expert-tensor ranks,
+// which hold parts of the same experts, rows are gathered and results summed in the order of the
+// ranks.
 #include <numeric>
 #include <utility>
 
-#include "megatron/base/check.h"
-#include "megatron/tensor/experts/expert_rows.h"
+#include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/moe/detail/token_dispatch.h"
+#include "megatron/transformer/moe/detail/row_transport.h"
 
 namespace megatron {
 namespace {
@@ -15,19 +15,13 @@ int64_t total(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
 }
 
-// `rows` [n, ...] with another n.
-at::Tensor empty_like_rows(const at::Tensor& rows, int64_t n) {
-  std::vector<int64_t> shape = rows.sizes().vec();
-  shape[0] = n;
-  return at::empty(shape, rows.options());
-}
-
 // An exchange in flight: its result is there after wait().
 struct Exchanged {
   at::Tensor rows;
   std::shared_ptr<Work> work;
-  void wait() const {
+  const at::Tensor& wait() const {
     if (work) work->wait();
+    return rows;
   }
 };
 
@@ -63,139 +57,71 @@ at::Tensor sum_over_ranks(const at::Tensor& rows, const std::vector<int64_t>& si
   if (group.size() == 1) return rows;
   const int64_t n = sizes[group.rank()];
   const std::vector<int64_t> own(group.size(), n);
-  const Exchanged parts = exchange(rows, sizes, own, group);
-  parts.wait();
-  const auto type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  at::Tensor sum = parts.rows.narrow(0, 0, n).to(type, /*non_blocking=*/false, /*copy=*/true);
-  for (int r = 1; r < group.size(); ++r) sum.add_(parts.rows.narrow(0, r * n, n));
-  return sum.to(rows.scalar_type());
+  return sum_of_parts(exchange(rows, sizes, own, group).wait(), group.size());
 }
 
-class AlltoallDispatch final : public TokenDispatch {
+class AlltoallTransport final : public RowTransport {
  public:
-  AlltoallDispatch(const at::Tensor& choices, DispatchCounts counts, const DispatchOptions& options,
-                   const ExpertGroups& groups)
-      : topk_(choices.size(1)),
-        plan_(std::move(counts.plan)),
-        groups_(groups),
-        order_(order_by_expert(choices, 0, options.num_experts)) {
-    order_.choices = order_.choices.narrow(0, 0, plan_.own_rows());
-    first_ = make_round(0);
+  // `like`: a tensor on the device of the rows.
+  AlltoallTransport(const ExpertGroups& groups, const DispatchRound& sizes, const at::Tensor& like)
+      : groups_(groups), sent_(sizes.sent), received_(sizes.received), gathered_(sizes.gathered) {
+    const at::Tensor shift = on_device_of(like, sizes.run_shift, at::kLong);
+    const at::Tensor lengths = on_device_of(like, sizes.run_rows, at::kLong);
+    const at::Tensor row = at::arange(sizes.rows, like.options());
+    from_arrival_ = row + at::repeat_interleave(shift, lengths, 0, sizes.rows);
+    to_arrival_ = at::empty_like(from_arrival_).scatter_(0, from_arrival_, row);
   }
 
-  int64_t rounds() const override { return plan_.rounds(); }
-  ExpertCounts counts(int64_t number) override { return round(number).counts; }
-  bool communicates() const override { return true; }
-
-  RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights) override {
-    return [this, x, weights](int64_t number) {
-      const Round& r = round(number);
-      const at::Tensor choices = own_part(r, order_.choices);
+  ArrivingRows to_experts(ExpertRows rows) override {
+    const auto start = [&](at::Tensor own) {
+      return own.defined() ? exchange(own, sent_, received_, groups_.ep) : Exchanged();
+    };
+    return [this, x = start(std::move(rows.rows)),
+            weights = start(std::move(rows.weights))]() mutable {
       ExpertRows result;
-      result.rows = to_experts(gather_rows(x, choices, topk_), r);
-      if (weights.defined())
-        result.weights = to_experts(gather_rows(weights.reshape({-1}), choices), r);
+      result.rows = by_expert(std::move(x));
+      if (weights.rows.defined()) result.weights = by_expert(std::move(weights));
       return result;
     };
   }
 
-  ExpertRows from_experts(const RowsOfRound& results) override {
-    ExpertRows returned;  // in this rank's source order
-    for (int64_t number = 0; number < rounds(); ++number) {
-      const ExpertRows rows = results(number);
-      const Round& r = round(number);
-      const Exchanged back = send_back(rows.rows, r);
-      const Exchanged weights = rows.weights.defined() ? send_back(rows.weights, r) : Exchanged();
-      if (rows.meanwhile) rows.meanwhile();
-      put_back(back, r, returned.rows);
-      if (rows.weights.defined()) put_back(weights, r, returned.weights);
-    }
-    ExpertRows sums;
-    sums.rows = sum_rows(returned.rows, order_.rows);
-    if (returned.weights.defined()) sums.weights = gather_rows(returned.weights, order_.rows);
-    return sums;
+  ArrivingRows back(ExpertRows rows) override {
+    const auto start = [&](at::Tensor own) {
+      if (!own.defined()) return Exchanged();
+      own = gather_rows(own, to_arrival_);
+      return exchange(sum_over_ranks(own, gathered_, groups_.etp), received_, sent_, groups_.ep);
+    };
+    return [y = start(std::move(rows.rows)), weights = start(std::move(rows.weights))] {
+      ExpertRows result;
+      result.rows = y.wait();
+      if (weights.rows.defined()) result.weights = weights.wait();
+      return result;
+    };
   }
 
  private:
-  struct Round {
-    int64_t number = -1;
-    DispatchRound sizes;
-    ExpertCounts counts;
-    at::Tensor from_arrival;  // [n]: what arrived at which place is a row
-    at::Tensor to_arrival;    // its inverse
-  };
-
-  Round make_round(int64_t number) const {
-    Round r;
-    r.number = number;
-    r.sizes = plan_.round(number);
-    r.counts = counts_of(r.sizes, order_.rows);
-    const at::Tensor shift = on_device_of(order_.rows, r.sizes.run_shift, at::kLong);
-    const at::Tensor lengths = on_device_of(order_.rows, r.sizes.run_rows, at::kLong);
-    const at::Tensor row = at::arange(r.sizes.rows, order_.rows.options());
-    r.from_arrival = row + at::repeat_interleave(shift, lengths, 0, r.sizes.rows);
-    r.to_arrival = at::empty_like(r.from_arrival).scatter_(0, r.from_arrival, row);
-    return r;
-  }
-
-  // Of later rounds only the last one is kept.
-  const Round& round(int64_t number) {
-    if (number == 0) return first_;
-    if (later_.number != number) later_ = make_round(number);
-    return later_;
-  }
-
-  // The rows of the source order that this rank sends in a round.
-  at::Tensor own_part(const Round& r, const at::Tensor& rows) const {
-    if (rounds() == 1) return rows;
-    std::vector<at::Tensor> parts;
-    for (size_t part = 0; part < r.sizes.sent.size(); ++part)
-      parts.push_back(rows.narrow(0, r.sizes.sent_begin[part], r.sizes.sent[part]));
-    return at::cat(parts);
-  }
-
-  at::Tensor to_experts(const at::Tensor& rows, const Round& r) const {
-    const Exchanged received = exchange(rows, r.sizes.sent, r.sizes.received, groups_.ep);
+  at::Tensor by_expert(Exchanged received) const {
     received.wait();
-    return gather_rows(all_rows(received.rows, r.sizes.gathered, groups_.etp), r.from_arrival);
+    received.rows = all_rows(received.rows, gathered_, groups_.etp);
+    return gather_rows(received.rows, from_arrival_);
   }
 
-  // Starts to return rows to their sources, summed over the expert-tensor ranks.
-  Exchanged send_back(const at::Tensor& rows, const Round& r) const {
-    const at::Tensor sums =
-        sum_over_ranks(gather_rows(rows, r.to_arrival), r.sizes.gathered, groups_.etp);
-    return exchange(sums, r.sizes.received, r.sizes.sent, groups_.ep);
-  }
-
-  // Writes what came back to `all`, in the source order; the first round allocates it.
-  void put_back(const Exchanged& back, const Round& r, at::Tensor& all) const {
-    back.wait();
-    if (rounds() == 1) {
-      all = back.rows;
-      return;
-    }
-    if (!all.defined()) all = empty_like_rows(back.rows, plan_.own_rows());
-    int64_t first = 0;
-    for (size_t part = 0; part < r.sizes.sent.size(); ++part) {
-      const int64_t n = r.sizes.sent[part];
-      all.narrow(0, r.sizes.sent_begin[part], n).copy_(back.rows.narrow(0, first, n));
-      first += n;
-    }
-  }
-
-  const int64_t topk_;
-  const DispatchPlan plan_;
   const ExpertGroups groups_;
-  ExpertOrder order_;  // this rank's tokens in its source order
-  Round first_, later_;
+  const std::vector<int64_t> sent_, received_, gathered_;
+  at::Tensor from_arrival_;  // [n]: what arrived at which place is a row
+  at::Tensor to_arrival_;    // its inverse
 };
 
 }  // namespace
 
-std::shared_ptr<TokenDispatch> dispatch_alltoall(const at::Tensor& choices, DispatchCounts counts,
+std::shared_ptr<TokenDispatch> dispatch_alltoall(ExpertOrder order, DispatchCounts counts,
                                                  const DispatchOptions& options,
                                                  const ExpertGroups& groups) {
-  return std::make_shared<AlltoallDispatch>(choices, std::move(counts), options, groups);
+  const at::Tensor like = order.rows;
+  return dispatch_rows(std::move(order), std::move(counts), options,
+                       [groups, like](const DispatchRound& sizes) {
+                         return std::make_unique<AlltoallTransport>(groups, sizes, like);
+                       });
 }
 
 }  // namespace megatron

@@ -1,5 +1,5 @@
 // What experts that start as parts of a dense MLP take from its configuration
-// (training/upcycling.h has the rule).
+// (training/experts/upcycling.h has the rule).
 #pragma once
 
 #include <cstdint>

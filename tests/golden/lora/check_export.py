@@ -25,6 +25,8 @@ CASES = {  # base, what is adapted
     "llama, whole linears": ("llama2", ["--lora-rank", "4", "--lora-targets", "linear_qkv", "linear_fc1"]),
     "qwen2, queries and values": ("qwen2", ["--lora-rank", "2", "--lora-targets", "q_proj", "v_proj"]),
     "gpt2, joined": ("gpt2", ["--lora-rank", "3", "--lora-targets", "linear_qkv", "linear_proj"]),
+    "qwen2_moe, all but routed experts": ("qwen2_moe", ["--lora-rank", "2", "--lora-alpha", "4"]),
+    "deepseek_v2, all but routed experts": ("deepseek_v2", ["--lora-rank", "2", "--lora-alpha", "4"]),
     "gemma2, all parts": ("gemma2", ["--lora-rank", "2", "--lora-alpha", "5"]),
 }
 

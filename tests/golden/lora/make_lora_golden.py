@@ -36,6 +36,15 @@ CASES = {
     "llama_gate_down": ("llama3", dict(r=2, lora_alpha=2, target_modules=["gate_proj", "down_proj", "o_proj"])),
     # One adapter for all rows of joined matrices, stored transposed in the base.
     "gpt2_joined": ("gpt2", dict(r=5, lora_alpha=5, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)),
+    # Attention, a dense layer and shared experts next to routed experts, which have none.
+    "qwen2_moe_shared": ("qwen2_moe", dict(r=3, lora_alpha=6, target_modules=[
+        "q_proj", "k_proj", "v_proj", "o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "shared_expert.gate_proj",
+        "shared_expert.up_proj", "shared_expert.down_proj"])),
+    # Latent attention, with and without latents of queries.
+    "deepseek_v2_all": ("deepseek_v2", dict(r=2, lora_alpha=5, target_modules=[
+        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+        "shared_experts.gate_proj", "shared_experts.up_proj", "shared_experts.down_proj"])),
+    "deepseek_v2_lite_attention": ("deepseek_v2_lite", dict(r=2, lora_alpha=4, target_modules=["q_proj", "kv_b_proj"])),
     "phi3_joined": ("phi3", dict(r=2, lora_alpha=3.5, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
 }
 
@@ -64,7 +73,8 @@ def make(case):
     folder = os.path.join(HERE, case)
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(HF, base), attn_implementation="eager", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(os.path.join(HF, base), attn_implementation="eager", experts_implementation="eager",
+                                                 dtype=torch.float32)
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
     fill(model, seed=sum(map(ord, case)))
     model.peft_config["default"].base_model_name_or_path = base

@@ -106,6 +106,9 @@ PROOFS = {
     "mixtral ep2 allgather": (2, MIXTRAL + BATCH + EP + "2 --moe-token-dispatcher-type allgather"),
     "mixtral ep2 rounds": (2, MIXTRAL + BATCH + EP + "2 --moe-expert-rank-capacity-factor 1"),
     "mixtral tp2 ep2 etp2": (4, MIXTRAL + BATCH + TP + "2 " + SP + EP + "2 " + ETP + "2"),
+    "mixtral tp2 ep2 etp2 flex": (4, MIXTRAL + BATCH + TP + "2 " + SP + EP + "2 " + ETP + "2 --moe-token-dispatcher-type flex"),
+    "mixtral ep2 padded": (2, MIXTRAL + BATCH + EP + "2 --moe-expert-capacity-factor 1.2 --moe-pad-expert-input-to-capacity"),
+    "latent tp2 lora": (2, LATENT + BATCH + TP + "2 " + SP + "--lora-rank 16"),
     "mixtral tp2": (2, MIXTRAL + BATCH + TP + "2 " + SP),
     "mixtral tp2 ep2": (2, MIXTRAL + BATCH + TP + "2 " + SP + EP + "2 " + ETP + "1"),
     "mixtral dp4 ep2": (4, MIXTRAL + BATCH + EP + "2"),
@@ -148,7 +151,9 @@ BALANCES = "megatron/transformer/moe/balance.cc"
 PERTURBATION = "megatron/transformer/moe/perturbation.cc"
 MOE_LAYER = "megatron/transformer/moe/moe_layer.cc"
 DISPATCH_PLAN = "megatron/transformer/moe/dispatch_plan.cc"
-ALLTOALL = "megatron/transformer/moe/token_dispatcher_alltoall.cc"
+DISPATCHER = "megatron/transformer/moe/token_dispatcher.cc"
+ROWS = "megatron/transformer/moe/token_dispatcher_rows.cc"
+PEER_ROWS = "megatron/comm/peer_rows.cc"
 ALLGATHER = "megatron/transformer/moe/token_dispatcher_allgather.cc"
 LORA = "megatron/tensor_parallel/lora_adapter.cc"
 OVERLAPPED = "megatron/tensor_parallel/overlapped_linear.cc"
@@ -672,17 +677,17 @@ BUGS = (
           "    const auto work = dropped ? nullptr : start(own, sums);"),),
         "moe_ep2", "mixtral ep2 allgather"),
     Bug("moe_weight_grads_of_one_etp_rank", "the gradient of a routing weight is that of one expert-tensor rank's part",
-        ((ALLTOALL, "sum.add_(parts.rows.narrow(0, r * n, n));", "if (!PLANTED || rows.dim() > 1) sum.add_(parts.rows.narrow(0, r * n, n));"),),
+        ((DISPATCHER, "sum.add_(rows.narrow(0, part * n, n));", "if (!PLANTED || rows.dim() > 1) sum.add_(rows.narrow(0, part * n, n));"),),
         "moe_ep2_etp2_tp2_sp_a2a", "mixtral tp2 ep2 etp2"),
     Bug("moe_etp_sum_twice", "parts of an expert's output are added twice over the expert-tensor ranks",
-        ((ALLTOALL, "return sum.to(rows.scalar_type());", "if (PLANTED && rows.dim() > 1) sum.mul_(group.size());\n  return sum.to(rows.scalar_type());"),),
+        ((DISPATCHER, "return sum.to(rows.scalar_type());", "if (PLANTED && rows.dim() > 1) sum.mul_(parts);\n  return sum.to(rows.scalar_type());"),),
         "moe_ep2_etp2_tp2_sp_a2a", "mixtral tp2 ep2 etp2"),
     Bug("moe_empty_expert_keeps_gradient", "an expert without rows keeps the gradient of the step before",
         ((GROUPED_GEMM, "} else if (beta == 0.0) {", "} else if (beta == 0.0 && !PLANTED) {"),),
         "", "", "transformer_test:RoutedExperts.EveryLoad", "every expert has rows in the steps of a proof"),
     Bug("moe_idle_rank_leaves", "a rank without tokens takes no part in the exchanges of the backward",
-        ((ROUTED, "TokenDispatch& tokens = *state->tokens;",
-          "if (PLANTED && grads[0].size(0) == 0) return {grads[0], {}, {}, {}, {}};\n    TokenDispatch& tokens = *state->tokens;"),),
+        ((ROUTED, "const variable_list saved = std::exchange(pass->saved, {});",
+          "if (PLANTED && grads[0].size(0) == 0) return {grads[0], {}, {}, {}};\n    const variable_list saved = std::exchange(pass->saved, {});"),),
         "", "", "transformer_test:RoutedExperts.DroppedChoicesAndRanksWithoutTokens", "every rank has tokens in a proof"),
     Bug("moe_rows_by_source", "rows lie by source before they lie by expert: they meet another expert of the rank",
         ((DISPATCH_PLAN, "for (int64_t run = 0; run < experts * sources; ++run) {",
@@ -690,14 +695,14 @@ BUGS = (
           "    const int64_t run = PLANTED ? step % experts * sources + step / experts : step;"),),
         "moe_ep2_a2a", "mixtral ep2"),
     Bug("moe_sums_of_next_token", "a token gets the sum of its neighbour where a rank sends unlike numbers of rows",
-        ((ALLTOALL, "sums.rows = sum_rows(returned.rows, order_.rows);",
+        ((ROWS, "sums.rows = sum_rows(returned.rows, summed_, base);",
           "const std::vector<int64_t>& sent = first_.sizes.sent;\n"
           "    const bool next = PLANTED && sent.front() != sent.back();\n"
-          "    sums.rows = sum_rows(returned.rows, next ? order_.rows.roll(1, 0) : order_.rows);"),),
+          "    sums.rows = sum_rows(returned.rows, next ? summed_.roll(1, 0) : summed_, base);"),),
         "moe_ep2_a2a", "mixtral ep2"),
     Bug("moe_weights_twice", "weights multiply rows at their experts and once more where they come back",
         ((ROUTED, "if (round == 0) first = std::move(rows);",
-          "if (PLANTED && tokens->communicates()) output.mul_(rows.weights.unsqueeze(1));\n      if (round == 0) first = std::move(rows);"),),
+          "if (PLANTED && tokens.communicates()) output.mul_(rows.weights.unsqueeze(1));\n      if (round == 0) first = std::move(rows);"),),
         "moe_ep2_a2a", "mixtral ep2"),
     Bug("moe_gate_and_up_as_one", "gate and up of an expert are divided over expert-tensor ranks as one matrix",
         ((GROUPED_MLP, "describe(fc1_weight, {e, fc1_rows, h}, options, groups, 1, parts);",
@@ -791,8 +796,8 @@ BUGS = (
         ((MOE_LAYER, "if (sequence_parallel && groups.tp.size() > 1)\n gate_", "if (!PLANTED && sequence_parallel && groups.tp.size() > 1)\n      gate_"),),
         "moe_ep4_tp2_sp_a2a", "deepseek tp2"),
     Bug("moe_shared_per_tensor_rank", "the output of the shared expert is added once per tensor rank",
-        ((MOE_LAYER, "y = y + shared_experts_->forward(normed, context);",
-          "y = y + shared_experts_->forward(normed, context) * (PLANTED ? tp_.size() : 1);"),),
+        ((MOE_LAYER, "shared_experts_ ? shared_experts_->forward(normed, context) : at::Tensor();",
+          "shared_experts_ ? shared_experts_->forward(normed, context) * (PLANTED ? tp_.size() : 1) : at::Tensor();"),),
         "moe_ep4_tp2_sp_a2a", "deepseek tp2"),
     Bug("moe_dense_stage_logs_nothing", "a stage without experts takes no part in the sum of the numbers for the log",
         ((PASSES, "model.groups().pp.all_reduce(totals)->wait();",
@@ -812,6 +817,19 @@ BUGS = (
         ((PERTURBATION, "normal_(draws, 1.0, key, place);",
           "normal_(draws, 1.0, key, PLANTED ? TokenPositions{place.sample, at::arange(s, place.position.options())} : place);"),),
         "moe_ep2_tp2_sp_forced", "mixtral tp2 forced"),
+    Bug("moe_slot_still_read", "rows are written into a slot that their receiver still reads",
+        ((PEER_ROWS, "if (to != own && number_ >= PeerRows::kSlots)", "if (!PLANTED && to != own && number_ >= PeerRows::kSlots)"),),
+        "", "", "comm_test:PeerRows.ASlotIsNotWrittenWhileItIsRead", "whether a rank is late is chance"),
+    Bug("moe_parts_in_one_place", "parts of an expert's output from several expert-tensor ranks are written to one place",
+        ((DISPATCH_PLAN, "const int64_t first = ranks_.etp_rank * sent[source] + place[source];",
+          "const int64_t first = (PLANTED ? 0 : ranks_.etp_rank) * sent[source] + place[source];"),),
+        "moe_ep2_etp2_tp2_sp_flex", "mixtral tp2 ep2 etp2 flex"),
+    Bug("moe_padding_weighs", "rows that fill an expert up to its capacity have a weight",
+        ((ROUTED, "at::zeros(filled.sizes(), weights.options())", "at::full(filled.sizes(), PLANTED ? 1.0 : 0.0, weights.options())"),),
+        "moe_ep2_capacity_padded", "mixtral ep2 padded"),
+    Bug("moe_latent_adapter_grad_not_summed", "gradients of adapters of linears that are not divided are not summed over tensor ranks",
+        ((LORA, "a.placement = b.placement = weight.placement;", "if (!PLANTED) a.placement = b.placement = weight.placement;"),),
+        "moe_ep2_tp2_sp_latent_lora", "latent tp2 lora"),
     # Encoders.
     Bug("bert_order_of_every_rank", "the order of two halves is read from the first row of every rank, not from position 0 alone",
         ((BERT_MODEL, "(context.rows.position[0] == 0);", "(context.rows.position[0] == 0).logical_or(at::full({}, PLANTED, at::kBool));"),),

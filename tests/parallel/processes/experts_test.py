@@ -75,6 +75,22 @@ class Experts(unittest.TestCase):
                     for number in ("lm loss", "seq_load_balancing_loss", "grad_norm", "tokens per expert max/mean"):
                         self.assertAlmostEqual(ours[number] / theirs[number], 1, delta=2e-5, msg=(number, theirs["iteration"]))
 
+    def test_choices_are_imposed_on_another_layout(self):
+        with tempfile.TemporaryDirectory() as folder:
+            record, again = os.path.join(folder, "record"), os.path.join(folder, "again")
+            one = self.train(1, "--moe-routing-record", record, "--moe-enable-routing-replay")
+            self.assertEqual(sorted(os.listdir(record)), [f"iter_{i:07}" for i in range(1, 5)])
+            other = ["--moe-routing-replay", record, "--moe-routing-record", again, "--seed", "7"]
+            replayed = self.train(2, EP, "2", *A2A, *other)
+            for ours, theirs in zip(replayed, one):
+                self.assertEqual(ours["tokens per expert max/mean"], theirs["tokens per expert max/mean"])
+            self.assertNotAlmostEqual(replayed[0]["lm loss"], one[0]["lm loss"], places=4, msg="other weights")
+            self.assertEqual(sorted(os.listdir(os.path.join(again, "iter_0000004"))), ["rank_00000.safetensors", "rank_00001.safetensors"])
+            self.train(1, "--moe-routing-replay", again)
+            codes, out, err = run(1, ["pretrain", *MODEL, *RUN, "--moe-routing-replay", again, "--train-iters", "5"])
+            self.assertNotEqual(codes, [0])
+            self.assertIn("has no choices of iteration 5", err)
+
     @unittest.skipUnless(os.environ.get("MEGATRON_MATRIX") == "whole", "part of `make matrix`")
     def test_rows_are_proved(self):
         for name, (ranks, flags) in ROWS.items():

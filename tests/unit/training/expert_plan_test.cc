@@ -16,6 +16,9 @@ const std::string kModel =
     "--attention-dropout 0 --disable-bias-linear --num-experts 4 --moe-router-topk 2 "
     "--moe-ffn-hidden-size 192 ";
 
+#define OFFLOADED \
+  "--fine-grained-activation-offloading --min-offloaded-tensor-size 1000 --offload-modules "
+
 // The first `experts` are chosen by as many tokens of each rank, the others by none.
 void record_choices(const Arguments& a, int64_t experts, RoutingTable& table) {
   const TransformerConfig& c = a.transformer;
@@ -82,6 +85,31 @@ INSTANTIATE_TEST_SUITE_P(
                        "--expert-tensor-parallel-size 2 --expert-model-parallel-size 2 "
                        "--moe-token-dispatcher-type alltoall",
                        4},
+        ActivationCase{"shared_again",
+                       "--swiglu --moe-shared-expert-intermediate-size 96 --recompute-granularity "
+                       "selective --recompute-modules shared_experts"},
+        ActivationCase{"shared_again_norm",
+                       "--swiglu --moe-shared-expert-intermediate-size 96 --moe-shared-expert-gate "
+                       "--recompute-granularity selective --recompute-modules shared_experts "
+                       "layernorm moe_act"},
+        ActivationCase{"overlap",
+                       "--swiglu --moe-shared-expert-intermediate-size 96 "
+                       "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+                       "--moe-shared-expert-overlap",
+                       2},
+        ActivationCase{"padded",
+                       "--moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity"},
+        ActivationCase{"ep2_padded",
+                       "--moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity "
+                       "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall",
+                       2},
+        ActivationCase{"offloaded", "--swiglu --moe-shared-expert-intermediate-size 96 " OFFLOADED
+                                    "mlp_norm expert_fc1 moe_act mlp_act"},
+        ActivationCase{"ep2_offloaded",
+                       "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+                       "--recompute-granularity selective --recompute-modules moe_act " OFFLOADED
+                       "expert_fc1 moe_act",
+                       2},
         ActivationCase{"pp2", "--pipeline-model-parallel-size 2 --global-batch-size 8", 2},
         ActivationCase{"every_second", "--moe-layer-freq 2"},
         ActivationCase{"mtp", "--mtp-num-layers 1"},

@@ -92,6 +92,7 @@ constexpr Refused kRefused[] = {
     {"--moe-router-load-balancing-type sinkhorn --moe-expert-capacity-factor 1", 1,
      "sinkhorn has its own choice and weights"},
     {"--moe-token-drop-policy position", 1, "only with --moe-expert-capacity-factor"},
+    {"--moe-pad-expert-input-to-capacity", 1, "needs --moe-expert-capacity-factor"},
     {"--moe-expert-capacity-factor 0", 1, "--moe-expert-capacity-factor 0 must be positive"},
     {"--moe-expert-rank-capacity-factor 0.5", 1, "0.5 is below 1, a balanced share"},
     {"--moe-apply-probs-on-input", 1, "--moe-apply-probs-on-input needs --moe-router-topk 1"},
@@ -103,7 +104,34 @@ constexpr Refused kRefused[] = {
     {"--moe-latent-size 0", 1, "--moe-latent-size 0 must be positive"},
     {"--moe-input-jitter-eps 1", 1, "--moe-input-jitter-eps 1 is outside (0, 1)"},
     {"--moe-router-force-biased 1", 1, "needs --moe-router-force-load-balancing"},
-    {"--moe-token-dispatcher-type flex", 1, "flex is not built yet"},
+    {"--moe-shared-expert-overlap --moe-token-dispatcher-type alltoall", 1,
+     "needs --moe-shared-expert-intermediate-size"},
+    {"--moe-shared-expert-overlap --moe-shared-expert-intermediate-size 8", 1,
+     "has an effect only with --moe-token-dispatcher-type alltoall or flex"},
+    {"--recompute-granularity selective --recompute-modules shared_experts", 1,
+     "--recompute-modules shared_experts needs --moe-shared-expert-intermediate-size"},
+    {"--moe-layer-recompute --recompute-granularity full --recompute-method uniform", 1,
+     "--moe-layer-recompute asks for selective recomputation, but --recompute-granularity is full"},
+    {"--hybrid-context-parallel --max-seqlen-per-dp-cp-rank 8 --reset-attention-mask "
+     "--expert-model-parallel-size 2",
+     2, "--hybrid-context-parallel with experts on 2 ranks is not built"},
+    {"--hybrid-context-parallel --max-seqlen-per-dp-cp-rank 8 --reset-attention-mask "
+     "--moe-aux-loss-coeff 0.1",
+     2, "--hybrid-context-parallel with losses of balance"},
+    {"--hybrid-context-parallel --max-seqlen-per-dp-cp-rank 8 --reset-attention-mask "
+     "--moe-routing-record a",
+     2, "--hybrid-context-parallel with --moe-routing-record is not built"},
+    {"--moe-enable-routing-replay", 1, "without --moe-routing-record or --moe-routing-replay"},
+    {"--moe-routing-record a --moe-routing-replay a", 1,
+     "--moe-routing-record and --moe-routing-replay name one folder, a"},
+    {"--moe-routing-replay a --moe-router-force-load-balancing", 1,
+     "--moe-router-force-load-balancing has no effect with --moe-routing-replay"},
+    {"--cuda-graph-impl local --moe-routing-record a", 1,
+     "--cuda-graph-impl local with --moe-routing-record or --moe-routing-replay is not built"},
+    {"--moe-enable-deepep", 1, "it takes --num-experts and --moe-token-dispatcher-type flex"},
+    {"--overlap-dispatch-backward-with-experts-wgrad", 1, "rows of experts travel with"},
+    {"--fine-grained-activation-offloading --offload-modules mlp_act", 1,
+     "--offload-modules mlp_act has no effect: every layer has experts"},
     // With ranks
     {"--expert-model-parallel-size 3", 3, "--num-experts 8 is not divisible by"},
     {"--expert-model-parallel-size 4", 2,
@@ -134,7 +162,8 @@ constexpr Refused kRefused[] = {
      "--moe-shared-expert-intermediate-size is 8, which --fp8-format"},
     {"--fp8-format hybrid --fp8-recipe blockwise --bf16 --moe-ffn-hidden-size 192", 1,
      "--moe-ffn-hidden-size is 192, which --fp8-format needs to be a multiple of 128"},
-    {"--lora-rank 4", 1, "--lora-rank with --num-experts is not built yet"},
+    {"--lora-rank 4 --lora-targets linear_fc2", 1,
+     "--lora-targets linear_fc2: every layer of this model has routed experts"},
 };
 INSTANTIATE_TEST_SUITE_P(Rules, ExpertRules, testing::ValuesIn(kRefused));
 

@@ -366,9 +366,6 @@ const std::vector<LatentRule> kLatentRules = {
      "--query-pre-attn-scalar has no effect with --multi-latent-attention, whose scale follows "
      "from its head sizes and --mscale-all-dim\nhint: leave it out",
      [](auto& c) { c.query_pre_attn_scalar = 6; }},
-    {"NoAdapters",
-     "--lora-rank with --multi-latent-attention is not built\nhint: leave one of them out",
-     [](auto& c) { c.lora_rank = 2; }},
     {"UpProjectionsAreNotOffloaded",
      "--offload-modules core_attn has no effect: --recompute-modules mla_up_proj does not save "
      "it\nhint: leave it out",

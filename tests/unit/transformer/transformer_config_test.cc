@@ -163,6 +163,47 @@ TEST(TransformerConfig, AdapterTargetsAreWrittenOut) {
   EXPECT_EQ(gate.adapter_of_row.back(), -1);
 }
 
+// Latent attention has other linears; routed experts have no adapters.
+TEST(TransformerConfig, AdapterTargetsAreThoseOfTheModel) {
+  TransformerConfig config = valid_config();
+  config.multi_latent_attention = true;
+  config.lora_rank = 4;
+  config.num_experts = 4;
+  const auto targets = [&](std::vector<std::string> given) {
+    TransformerConfig c = config;
+    c.lora_targets = std::move(given);
+    c.finalize();
+    return c.lora_targets;
+  };
+  EXPECT_THAT(targets({}), ElementsAre("linear_q_proj", "linear_kv_down_proj", "linear_kv_up_proj",
+                                       "linear_proj"));
+  EXPECT_THAT(targets({"q_proj", "kv_b_proj"}), ElementsAre("linear_q_proj", "linear_kv_up_proj"));
+  config.q_lora_rank = 8;
+  config.moe_shared_expert_intermediate_size = 8;
+  EXPECT_THAT(targets({"all-linear"}),
+              ElementsAre("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj",
+                          "linear_kv_up_proj", "linear_proj", "linear_fc1", "linear_fc2"));
+  const auto absent = [&](std::vector<std::string> given) {
+    const AdaptableLinears linears = adaptable_linears(config);
+    Violations v;
+    validate_lora_targets(written_out_lora_targets(given, linears), linears, v);
+    return v.messages().at(0);
+  };
+  EXPECT_THAT(absent({"linear_q_proj"}),
+              HasSubstr("--lora-targets linear_q_proj: this model has no linear of queries alone"));
+  EXPECT_THAT(absent({"v_proj"}),
+              HasSubstr("--lora-targets v_proj: attention is latent in this model"));
+  config.multi_latent_attention = false;
+  config.moe_shared_expert_intermediate_size.reset();
+  EXPECT_THAT(absent({"q_a_proj"}),
+              HasSubstr("--lora-targets q_a_proj: this model has no latents of queries"));
+  EXPECT_THAT(absent({"kv_b_proj"}),
+              HasSubstr("--lora-targets kv_b_proj: this model has no latent attention"));
+  EXPECT_THAT(absent({"up_proj"}),
+              HasSubstr("--lora-targets up_proj: every layer of this model has routed experts, for "
+                        "which adapters are not built"));
+}
+
 // Rows of linear_qkv are, per group, [its query heads | key | value].
 TEST(TransformerConfig, AdaptersOfFusedRows) {
   TransformerConfig config = valid_config();
@@ -275,14 +316,14 @@ const std::vector<BrokenRule> kBrokenRules = {
      [](auto& c) { c.recompute_modules = {"layernorm"}; }},
     {"RecomputeModuleWaits",
      "--recompute-modules gdn_norm_out waits for gated-delta attention, which is not built yet\n"
-     "hint: parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, mla_up_proj",
+     "hint: parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, shared_experts, mla_up_proj",
      [](auto& c) {
        c.recompute_granularity = RecomputeGranularity::kSelective,
        c.recompute_modules = {"mlp", "gdn_norm_out"};
      }},
     {"RecomputeModuleIsKnown",
      "--recompute-modules attention is not known\nhint: parts: core_attn, layernorm, mlp, "
-     "mlp_act, moe, moe_act, mla_up_proj",
+     "mlp_act, moe, moe_act, shared_experts, mla_up_proj",
      [](auto& c) {
        c.recompute_granularity = RecomputeGranularity::kSelective,
        c.recompute_modules = {"attention"};
@@ -294,6 +335,13 @@ const std::vector<BrokenRule> kBrokenRules = {
        c.recompute_granularity = RecomputeGranularity::kSelective,
        c.recompute_modules = {"mlp", "mlp_act"};
      }},
+    {"RecomputedSharedExpertTwice",
+     "--recompute-modules shared_experts has no effect together with moe\n"
+     "hint: moe recomputes the shared expert too; give one of them",
+     [](auto& c) {
+       c.recompute_granularity = RecomputeGranularity::kSelective,
+       c.recompute_modules = {"moe", "shared_experts"};
+     }},
     {"DistributedActivationsNeedFull",
      "--distribute-saved-activations needs --recompute-granularity full",
      [](auto& c) { c.distribute_saved_activations = true; }},
@@ -304,11 +352,11 @@ const std::vector<BrokenRule> kBrokenRules = {
     {"OffloadModulesNeedOffloading", "--offload-modules needs --fine-grained-activation-offloading",
      [](auto& c) { c.offload_modules = {"core_attn"}; }},
     {"OffloadModuleWaits",
-     "--offload-modules expert_fc1 waits for mixture of experts, which is not built yet\n"
+     "--offload-modules gdp_qkv waits for gated-delta attention, which is not built yet\n"
      "hint: modules: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, mlp_fc1, mlp_act, "
-     "mlp_fc2",
+     "mlp_fc2, expert_fc1, moe_act",
      [](auto& c) {
-       c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn", "expert_fc1"};
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn", "gdp_qkv"};
      }},
     {"OffloadInsideRecomputedMlp",
      "--offload-modules mlp_act has no effect: --recompute-modules mlp saves only its input, "
@@ -332,6 +380,13 @@ const std::vector<BrokenRule> kBrokenRules = {
        c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_act", "mlp_fc2"};
        c.recompute_granularity = RecomputeGranularity::kSelective,
        c.recompute_modules = {"mlp_act"};
+     }},
+    {"OffloadInsideRecomputedExperts",
+     "--offload-modules moe_act has no effect: --recompute-modules moe saves only its input, "
+     "mlp_norm\nhint: leave it out",
+     [](auto& c) {
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_norm", "moe_act"};
+       c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"moe"};
      }},
     {"OffloadOfRecomputedLayer",
      "--offload-modules core_attn has no effect: --recompute-granularity full saves only the "
@@ -461,7 +516,9 @@ const std::vector<BrokenRule> kBrokenRules = {
      "--lora-targets query is not known\n"
      "hint: targets: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, linear_fc1_up, "
      "linear_fc2, linear_qkv, "
-     "linear_fc1, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, all-linear",
+     "linear_fc1, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, all-linear; of "
+     "latent attention linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
+     "linear_kv_up_proj",
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"query"}; }},
     {"LoraTargetsDoNotOverlap",
      "--lora-targets linear_qkv and linear_v would adapt the same rows\nhint: give one of them",

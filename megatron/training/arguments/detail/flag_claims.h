@@ -83,6 +83,26 @@ constexpr FlagClaim kOneExpertWeight{"the experts of a layer share one parameter
                                      "with --num-experts", kNoExperts};
 constexpr FlagClaim kFusedExperts{kFusion, "test RoutedExperts.GoldenValues", has_experts,
                                   "with --num-experts", kNoExperts};
+constexpr FlagClaim kOneFlex{
+    "--moe-token-dispatcher-type flex has one implementation: tokens are written into the memory "
+    "of their experts' ranks",
+    "test RoutedExperts.SameBitsByAlltoallAndFlex",
+    [](const Arguments& a) {
+      return a.transformer.has_moe() &&
+             a.transformer.moe_token_dispatcher_type == TokenDispatcherType::kFlex;
+    },
+    "with --moe-token-dispatcher-type flex",
+    "it takes --num-experts and --moe-token-dispatcher-type flex"};
+constexpr FlagClaim kGradientsBesideRows{
+    "weight gradients of experts are computed while the gradients of their rows travel",
+    "source megatron/transformer/moe/token_dispatcher_rows.cc: if (meanwhile) meanwhile();",
+    [](const Arguments& a) {
+      return a.transformer.has_moe() && a.parallel.expert_model_parallel_size > 1 &&
+             a.transformer.moe_token_dispatcher_type != TokenDispatcherType::kAllgather;
+    },
+    "with --expert-model-parallel-size above 1 and --moe-token-dispatcher-type alltoall or flex",
+    "rows of experts travel with --expert-model-parallel-size above 1 and "
+    "--moe-token-dispatcher-type alltoall or flex"};
 constexpr FlagClaim kNoJit{"there is no just-in-time compiler", "absent torch::jit"};
 constexpr FlagClaim kNoGc{"there is no garbage collector", "absent Py_Initialize"};
 constexpr FlagClaim kOneImplementation{"each layer has one implementation",

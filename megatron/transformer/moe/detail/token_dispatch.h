@@ -1,6 +1,7 @@
 // The kinds of TokenDispatch.
 #pragma once
 
+#include "megatron/tensor/experts/expert_rows.h"
 #include "megatron/transformer/moe/dispatch_plan.h"
 #include "megatron/transformer/moe/token_dispatcher.h"
 
@@ -13,12 +14,23 @@ struct DispatchCounts {
   int64_t most_tokens = 0;  // on one rank
 };
 
-std::shared_ptr<TokenDispatch> dispatch_alltoall(const at::Tensor& choices, DispatchCounts counts,
+// `order`: of this rank's choices by all experts.
+std::shared_ptr<TokenDispatch> dispatch_alltoall(ExpertOrder order, DispatchCounts counts,
                                                  const DispatchOptions& options,
                                                  const ExpertGroups& groups);
+std::shared_ptr<TokenDispatch> dispatch_flex(ExpertOrder order, DispatchCounts counts,
+                                             const DispatchOptions& options,
+                                             const ExpertGroups& groups);
 std::shared_ptr<TokenDispatch> dispatch_allgather(const at::Tensor& choices, DispatchCounts counts,
                                                   const DispatchOptions& options,
                                                   const ExpertGroups& groups);
+
+// The columns whose rows a token sums: without those that only fill experts.
+at::Tensor without_padding(const at::Tensor& of_choices, const DispatchOptions& options);
+
+// The sum of as many equal parts of `rows`, in their order, in fp32 (fp64) and rounded once; a
+// copy.
+at::Tensor sum_of_parts(const at::Tensor& rows, int64_t parts);
 
 // Whole numbers on the device of `like`.
 at::Tensor on_device_of(const at::Tensor& like, const std::vector<int64_t>& numbers,

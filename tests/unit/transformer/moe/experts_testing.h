@@ -12,6 +12,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/nn/placement.h"
+#include "megatron/transformer/moe/capacity.h"
 #include "megatron/transformer/moe/routed_experts.h"
 #include "tests/unit/transformer/block_pass.h"
 
@@ -46,6 +47,8 @@ inline ParallelGroups groups_of(const ExpertMesh& shape, const std::shared_ptr<B
 struct ExpertTokens {
   std::vector<int64_t> of_rank;
   at::Tensor x, choices, weights, dy;  // [R, h], [R, k], [R, k], [R, h]
+  at::Tensor padding = {};             // [R, E]; undefined: none
+  std::vector<int64_t> capacity = {};  // of each rank, with padding
   int64_t first(int rank) const {
     int64_t sum = 0;
     for (int r = 0; r < rank; ++r) sum += of_rank[static_cast<size_t>(r)];
@@ -238,9 +241,20 @@ inline void expect_close(const at::Tensor& actual, const at::Tensor& expected,
   EXPECT_FALSE(std::isnan(error)) << what;
 }
 
-inline LayerContext layer_context() {
-  static const ForwardContext pass = context_of(1, 1);
-  return {pass, {}};
+// Drops what is beyond a capacity on each rank, and fills every expert up to it.
+inline ExpertTokens padded_to_capacity(ExpertTokens tokens, int64_t experts, double factor) {
+  std::vector<at::Tensor> choices, padding;
+  for (int rank = 0; rank < static_cast<int>(tokens.of_rank.size()); ++rank) {
+    Routing routing{tokens.part(tokens.choices, rank), tokens.part(tokens.weights, rank), {}, {}};
+    routing.kept = within_capacity(routing, experts, {factor});
+    tokens.capacity.push_back(
+        expert_capacity(routing.choices.size(0), routing.choices.size(1), experts, factor));
+    padding.push_back(padding_to_capacity(routing, experts, tokens.capacity.back()));
+    choices.push_back(routing.choices.masked_fill(routing.kept.logical_not(), -1));
+  }
+  tokens.choices = at::cat(choices);
+  tokens.padding = at::cat(padding);
+  return tokens;
 }
 
 // One forward and backward of this rank's tokens.
@@ -253,8 +267,12 @@ inline RankPass run_experts(RoutedExperts& experts, const ExpertTokens& tokens, 
   const at::Tensor x = tokens.part(tokens.x, rank).to(type).clone().set_requires_grad(true);
   const at::Tensor weights =
       tokens.part(tokens.weights, rank).to(wide).clone().set_requires_grad(true);
-  const at::Tensor y =
-      experts.forward(x, tokens.part(tokens.choices, rank), weights, layer_context());
+  Routing routing{tokens.part(tokens.choices, rank), weights, {}, {}};
+  if (tokens.padding.defined()) {
+    routing.padding = tokens.part(tokens.padding, rank);
+    routing.capacity = tokens.capacity[static_cast<size_t>(rank)];
+  }
+  const at::Tensor y = experts.forward(x, routing);
   torch::autograd::backward({y}, {tokens.part(tokens.dy, rank).to(type)});
   return {y.detach(), x.grad(), weights.grad()};
 }

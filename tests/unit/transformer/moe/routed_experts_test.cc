@@ -76,11 +76,13 @@ int64_t sum_of(const std::vector<int64_t>& rows) {
 
 const std::vector<ExpertMesh> kMeshes = {{1, 1, 1}, {2, 1, 1}, {4, 1, 1}, {1, 2, 1},
                                          {2, 2, 1}, {2, 1, 2}, {2, 2, 2}};
-constexpr TokenDispatcherType kDispatchers[] = {TokenDispatcherType::kAlltoall,
-                                                TokenDispatcherType::kAllgather};
+constexpr TokenDispatcherType kDispatchers[] = {
+    TokenDispatcherType::kAlltoall, TokenDispatcherType::kAllgather, TokenDispatcherType::kFlex};
 
 std::string text(TokenDispatcherType type) {
-  return type == TokenDispatcherType::kAlltoall ? "alltoall" : "allgather";
+  return type == TokenDispatcherType::kAlltoall    ? "alltoall"
+         : type == TokenDispatcherType::kAllgather ? "allgather"
+                                                   : "flex";
 }
 
 TEST(RoutedExperts, EqualsALoopOverTokens) {
@@ -141,6 +143,37 @@ TEST(RoutedExperts, EveryLoad) {
   }
 }
 
+// What a token's sum starts with; the exchange starts before it is known.
+TEST(RoutedExperts, AddTheirBase) {
+  const std::vector<int64_t> rows = uneven(4);
+  const ExpertTokens tokens =
+      draw_tokens(rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 2, kExperts, 2));
+  for (const TokenDispatcherType type : kDispatchers) {
+    for (const bool early : {false, true}) {
+      RoutedExpertsOptions options = small_options();
+      options.dispatcher = type;
+      options.exchange_early = early;
+      const ExpertsPass expected = reference_pass(options, tokens);
+      run_ranks(4, [&](const std::shared_ptr<Backend>& backend) {
+        const ParallelGroups groups = groups_of({2, 2, 1}, backend);
+        const int rank = groups.world.rank();
+        RoutedExperts experts(options, groups);
+        const AssigningStore store(experts, groups, at::kDouble);
+        const at::Tensor x = tokens.part(tokens.x, rank).clone().set_requires_grad(true);
+        const Routing routing{
+            tokens.part(tokens.choices, rank), tokens.part(tokens.weights, rank), {}, {}};
+        RoutedExperts::Pass pass = experts.begin(x, routing);
+        const at::Tensor y = experts.end(std::move(pass), 3.0 * x);
+        const at::Tensor dy = tokens.part(tokens.dy, rank);
+        torch::autograd::backward({y}, {dy});
+        expect_close(y, tokens.part(expected.y, rank) + 3.0 * x, text(type) + ", y");
+        expect_close(x.grad(), tokens.part(expected.dx, rank) + 3.0 * dy, text(type) + ", dx");
+        expect_grads(experts, store, groups, expected, 1, text(type));
+      });
+    }
+  }
+}
+
 TEST(RoutedExperts, AllExpertsAreChosen) {
   const std::vector<int64_t> rows = {3, 0, 2, 4};
   const ExpertTokens tokens =
@@ -175,6 +208,29 @@ TEST(RoutedExperts, DroppedChoicesAndRanksWithoutTokens) {
     ExpertTokens all = tokens;
     all.of_rank = {sum_of(rows)};
     expect_equals_loop(small_options(Activation::kSwiglu, true), {1, 1, 1}, all, "one rank");
+  }
+}
+
+// Every expert has as many rows of each rank, some of them with weight 0.
+TEST(RoutedExperts, PaddingChangesNoResult) {
+  const PoisonedMemory poisoned;
+  for (const ExpertMesh& mesh : kMeshes) {
+    const std::vector<int64_t> rows = uneven(mesh.size());
+    for (const int64_t k : {1, 3}) {
+      const ExpertTokens all =
+          draw_tokens(rows, kIn, draw_choices(Load::kZipf, sum_of(rows), k, kExperts, mesh.ep));
+      for (const double capacity : {0.7, 1.5, 100.0}) {
+        const ExpertTokens tokens = padded_to_capacity(all, kExperts, capacity);
+        ASSERT_TRUE(tokens.padding.any().item<bool>());
+        for (const TokenDispatcherType type : kDispatchers) {
+          RoutedExpertsOptions options = small_options(Activation::kSwiglu, mesh.etp == 1);
+          options.dispatcher = type;
+          options.weights_on_input = k == 1;
+          options.rank_capacity_factor = capacity == 1.5 ? 1.0 : 0.0;
+          expect_equals_loop(options, mesh, tokens, cat(text(type), ", capacity ", capacity));
+        }
+      }
+    }
   }
 }
 
@@ -261,6 +317,28 @@ TEST(RoutedExperts, SameBitsInEveryRun) {
   }
 }
 
+// Whether rows travel by collectives or are written to their places changes no bit.
+TEST(RoutedExperts, SameBitsByAlltoallAndFlex) {
+  for (const ExpertMesh& mesh : {ExpertMesh{4, 1, 1}, ExpertMesh{2, 2, 1}, ExpertMesh{1, 2, 2}}) {
+    const std::vector<int64_t> rows = uneven(mesh.size());
+    for (const Load load : kLoads) {
+      const ExpertTokens tokens =
+          draw_tokens(rows, kIn, draw_choices(load, sum_of(rows), 3, kExperts, mesh.ep));
+      for (const double factor : {0.0, 1.0}) {
+        RoutedExpertsOptions options = small_options(Activation::kSwiglu, mesh.etp == 1);
+        options.rank_capacity_factor = factor;
+        const auto alltoall = bits_of(options, mesh, tokens, at::kBFloat16);
+        options.dispatcher = TokenDispatcherType::kFlex;
+        options.exchange_early = true;
+        const auto flex = bits_of(options, mesh, tokens, at::kBFloat16);
+        ASSERT_EQ(alltoall.size(), flex.size());
+        for (size_t i = 0; i < flex.size(); ++i)
+          EXPECT_TRUE(at::equal(alltoall[i], flex[i])) << mesh.text() << ", tensor " << i;
+      }
+    }
+  }
+}
+
 // Rounds bound memory and change no bit of y; where experts lie changes none, nor what recomputes.
 TEST(RoutedExperts, SameOutputInRoundsAndOnOtherMeshes) {
   const std::vector<int64_t> rows = {5, 0, 11, 14};
@@ -307,8 +385,9 @@ TEST(RoutedExperts, RunsAgainOnATape) {
     const at::Tensor x = tokens.part(tokens.x, rank).clone().set_requires_grad(true);
     const at::Tensor y = tape.run(
         [&](const at::Tensor& in) {
-          return experts.forward(in, tokens.part(tokens.choices, rank),
-                                 tokens.part(tokens.weights, rank), layer_context());
+          const Routing routing{
+              tokens.part(tokens.choices, rank), tokens.part(tokens.weights, rank), {}, {}};
+          return experts.forward(in, routing);
         },
         x);
     tape.backward(y, tokens.part(tokens.dy, rank));
@@ -358,7 +437,7 @@ TEST(RoutedExperts, GoldenValues) {
       if (name == "linear_fc2.bias")
         parameter.value.copy_(at::tensor({0.1, -0.1, 0.2, -0.1, 0.3, -0.1}, wide).view({3, 2}));
     });
-    const at::Tensor result = experts.forward(x, choices, at::softmax(logits, -1), layer_context());
+    const at::Tensor result = experts.forward(x, {choices, at::softmax(logits, -1), {}, {}});
     expect_close(result, y[bias], "y", 1e-8);
     if (bias) continue;
     torch::autograd::backward({result}, {dy});

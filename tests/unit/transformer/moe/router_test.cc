@@ -311,14 +311,14 @@ TEST(RoutingReplay, ImposesWhichChoicesAreKept) {
   options.capacity = CapacityOptions{.factor = 0.5};
   Replayed r(options);
   EXPECT_TRUE(at::equal(r.imposed.kept, r.recorded.kept));
-  const Capacity own = within_capacity(
+  const at::Tensor own = within_capacity(
       {r.recorded.choices,
        routing_weights(router_logits(r.x, r.other.parameter(0), nullptr, at::kDouble),
                        r.recorded.choices, {}),
        {},
        {}},
       kExperts, *options.capacity);
-  EXPECT_FALSE(at::equal(own.kept, r.recorded.kept)) << "by weights of its own";
+  EXPECT_FALSE(at::equal(own, r.recorded.kept)) << "by weights of its own";
   EXPECT_TRUE(at::equal(r.imposed.weights != 0, r.recorded.kept));
 }
 

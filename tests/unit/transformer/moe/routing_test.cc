@@ -224,9 +224,10 @@ TEST(Routing, NoRowsAndOneExpert) {
       const Routing none = route(at::empty({0, 4}), {}, options);
       EXPECT_EQ(none.choices.sizes(), (at::IntArrayRef{0, 2}));
       EXPECT_EQ(none.weights.sizes(), (at::IntArrayRef{0, 2}));
-      const Capacity kept = within_capacity(none, 4, {.pad = true});
-      EXPECT_EQ(kept.kept.sizes(), (at::IntArrayRef{0, 2}));
-      EXPECT_EQ(kept.padding.sizes(), (at::IntArrayRef{0, 4}));
+      Routing dropped = none;
+      dropped.kept = within_capacity(none, 4, {});
+      EXPECT_EQ(dropped.kept.sizes(), (at::IntArrayRef{0, 2}));
+      EXPECT_EQ(padding_to_capacity(dropped, 4, 0).sizes(), (at::IntArrayRef{0, 4}));
     }
     options = options_of(1, score, /*pre_softmax=*/true);
     const Routing one = route(random_matrix({5, 1}, 1), {}, options);
@@ -350,11 +351,11 @@ Routing six_rows() {
 }
 
 // The rows that remain, by expert.
-std::vector<std::vector<int64_t>> rows_kept(const Routing& routing, const Capacity& capacity) {
+std::vector<std::vector<int64_t>> rows_kept(const Routing& routing, const at::Tensor& kept) {
   std::vector<std::vector<int64_t>> rows(3);
   for (int64_t row = 0; row < routing.choices.size(0); ++row)
     for (int64_t j = 0; j < routing.choices.size(1); ++j)
-      if (capacity.kept[row][j].item<bool>())
+      if (kept[row][j].item<bool>())
         rows[static_cast<size_t>(routing.choices[row][j].item<int>())].push_back(row);
   return rows;
 }
@@ -377,21 +378,28 @@ TEST(Capacity, KeepsTheHighestWeightsOrTheFirstRows) {
   EXPECT_EQ(expert_capacity(7, 2, 3, .5), 3) << "rounded up";
 }
 
+at::Tensor padding_of(Routing routing, int64_t experts, const CapacityOptions& options) {
+  routing.kept = within_capacity(routing, experts, options);
+  return padding_to_capacity(
+      routing, experts,
+      expert_capacity(routing.choices.size(0), routing.choices.size(1), experts, options.factor));
+}
+
 TEST(Capacity, PaddingFillsEveryExpert) {
   const Routing routing = six_rows();
-  const Capacity kept = within_capacity(routing, 3, {1.0, DropPolicy::kProbs, true});
-  expect_matrix(kept.padding, {{0, 0, 1}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}});
-  const Capacity all = within_capacity(routing, 3, {3.0, DropPolicy::kProbs, true});
-  expect_matrix(all.padding, {{0, 0, 1}, {0, 1, 0}, {0, 0, 1}, {0, 1, 0}, {1, 0, 0}, {0, 0, 1}});
+  expect_matrix(padding_of(routing, 3, {1.0}),
+                {{0, 0, 1}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}});
+  expect_matrix(padding_of(routing, 3, {3.0}),
+                {{0, 0, 1}, {0, 1, 0}, {0, 0, 1}, {0, 1, 0}, {1, 0, 0}, {0, 0, 1}});
 }
 
 // Equal weights: the lower rows. A weight of 0 is a choice; no choice comes before it.
 TEST(Capacity, TiesGoToTheLowerRows) {
   const Routing equal{at::zeros({6, 1}, at::kInt), at::full({6, 1}, 0.0, at::kDouble), {}, {}};
   for (const DropPolicy policy : {DropPolicy::kProbs, DropPolicy::kPosition}) {
-    const Capacity kept = within_capacity(equal, 2, {1.0, policy, true});
-    expect_matrix(kept.kept, {{1}, {1}, {1}, {0}, {0}, {0}});
-    expect_matrix(kept.padding, {{0, 1}, {0, 1}, {0, 1}, {0, 0}, {0, 0}, {0, 0}});
+    expect_matrix(within_capacity(equal, 2, {1.0, policy}), {{1}, {1}, {1}, {0}, {0}, {0}});
+    expect_matrix(padding_of(equal, 2, {1.0, policy}),
+                  {{0, 1}, {0, 1}, {0, 1}, {0, 0}, {0, 0}, {0, 0}});
   }
 }
 

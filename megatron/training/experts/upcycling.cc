@@ -1,4 +1,4 @@
-#include "megatron/training/upcycling.h"
+#include "megatron/training/experts/upcycling.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "megatron/comm/start_deadline.h"
+#include "megatron/comm/detail/start_deadline.h"
 
 #include <unistd.h>
 

@@ -1,0 +1,33 @@
+// Dispatch in which the row of every choice travels to the ranks of its expert and back.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "megatron/tensor/experts/expert_rows.h"
+#include "megatron/transformer/moe/detail/token_dispatch.h"
+
+namespace megatron {
+
+// Rows on their way, with or without a number of each; called once, waits for them.
+using ArrivingRows = std::function<ExpertRows()>;
+
+// How rows travel in one round. Both functions start an exchange of all ranks of the group.
+class RowTransport {
+ public:
+  virtual ~RowTransport() = default;
+  // From this rank's source order, of which only what is sent counts, to the order of the experts.
+  virtual ArrivingRows to_experts(ExpertRows rows) = 0;
+  // The transpose; summed over the expert-tensor ranks.
+  virtual ArrivingRows back(ExpertRows rows) = 0;
+};
+using TransportOfRound = std::function<std::unique_ptr<RowTransport>(const DispatchRound&)>;
+
+std::shared_ptr<TokenDispatch> dispatch_rows(ExpertOrder order, DispatchCounts counts,
+                                             const DispatchOptions& options,
+                                             TransportOfRound transport);
+
+// `rows` [n, ...] with another n.
+at::Tensor empty_like_rows(const at::Tensor& rows, int64_t n);
+
+}  // namespace megatron
