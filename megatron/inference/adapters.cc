@@ -12,12 +12,6 @@ namespace {
 
 constexpr std::string_view kWeight = "weight";
 
-// "linear_qkv" of "decoder.layers.3.self_attention.linear_qkv.weight".
-std::string_view linear_of(std::string_view weight) {
-  weight.remove_suffix(kWeight.size() + 1);
-  return weight.substr(weight.rfind('.') + 1);
-}
-
 }  // namespace
 
 ServedAdapter::ServedAdapter(const LoadedModel& base, const std::filesystem::path& folder) {
@@ -33,7 +27,11 @@ ServedAdapter::ServedAdapter(const LoadedModel& base, const std::filesystem::pat
     if (!name.ends_with(kWeight)) return;
     const std::string stem = name.substr(0, name.size() - kWeight.size());
     if (!stored.contains(stem + std::string(kLoraA))) return;
-    const LoraOptions options = lora_options(config.transformer, linear_of(name));
+    MEGATRON_CHECK(!stem.ends_with("linear_kv_up_proj."), folder.string(), ": ", name,
+                   ": adapters of rows on the keys and values of latent attention are not built: "
+                   "cached latents meet one weight for all rows\nhint: merge the adapter, megatron "
+                   "convert-checkpoint");
+    const LoraOptions options = adapter_options(config.transformer, name);
     LoraAdapter& adapter =
         *adapters_.emplace_back(std::make_unique<LoraAdapter>(weight, options, groups));
     add(stem + std::string(kLoraA), &adapter.a);

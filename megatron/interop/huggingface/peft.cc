@@ -61,14 +61,6 @@ std::string_view linear_of(std::string_view weight) {
   return {};
 }
 
-// The adapters of one of our linears; a shared expert has a width of its own.
-LoraOptions options_of(const TransformerConfig& config, std::string_view ours) {
-  const std::string_view linear = linear_of(ours);
-  return ours.find(".shared_experts.") == std::string_view::npos
-             ? lora_options(config, linear)
-             : lora_options(shared_experts_config(config), linear);
-}
-
 // The --lora-targets name of a Hugging Face module.
 std::string part_name(std::string_view linear, size_t part, size_t parts) {
   if (parts == 1) return std::string(linear);
@@ -128,6 +120,13 @@ std::string replace_suffix(const std::string& weight, std::string_view suffix) {
 
 }  // namespace
 
+LoraOptions adapter_options(const TransformerConfig& config, std::string_view weight) {
+  const std::string_view linear = linear_of(weight);
+  return weight.find(".shared_experts.") == std::string_view::npos
+             ? lora_options(config, linear)
+             : lora_options(shared_experts_config(config), linear);
+}
+
 bool is_peft_folder(const fs::path& folder) {
   std::error_code ignored;
   return !folder.empty() && fs::is_regular_file(folder / kPeftConfig, ignored);
@@ -140,7 +139,7 @@ std::vector<HfTensor> peft_tensors(const HfFamily& family, const ModelConfig& co
   for (const AdaptableModule& module : adaptable_modules(family, config)) {
     const int adapter = adapter_of(module, lora_adapters(t, module.linear), family);
     if (adapter < 0) continue;
-    const LoraOptions options = options_of(t, module.weight.ours);
+    const LoraOptions options = adapter_options(t, module.weight.ours);
     const HfTensor& weight = module.weight;
     const std::vector<int64_t> row_in_b = rows_in_b(options, weight.our_shape[0]);
     const int64_t k = weight.our_shape[1];
@@ -371,7 +370,7 @@ const HfFamily& family_of_model(const Checkpoint& checkpoint, const ModelConfig&
 
 void merge_adapter(const TransformerConfig& config, const std::string& ours, int64_t first,
                    const at::Tensor& a, const at::Tensor& b, const at::Tensor& rows) {
-  const LoraOptions options = options_of(config, ours);
+  const LoraOptions options = adapter_options(config, ours);
   const std::vector<int8_t>& adapters = options.adapter_of_row;
   const auto adapter_at = [&](int64_t row) -> int64_t {
     return adapters.empty() ? 0 : adapters.at(static_cast<size_t>(row));

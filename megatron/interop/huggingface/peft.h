@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "megatron/dist_checkpointing/checkpoint.h"
@@ -31,6 +32,9 @@ std::vector<HfTensor> peft_tensors(const HfFamily& family, const ModelConfig& co
 // that are not built (DoRA, biases, ranks by pattern, further modules).
 Checkpoint open_peft_folder(const std::filesystem::path& folder, const HfFamily& family,
                             ModelConfig& config);
+
+// The adapters of the linear whose weight is named `weight`; a shared expert has a width of its own.
+LoraOptions adapter_options(const TransformerConfig& config, std::string_view weight);
 
 // The text of adapter_config.json; keys of `base` ("{}": none) that are not set here are kept. A
 // `base` with the same content is returned unchanged.
