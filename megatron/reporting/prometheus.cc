@@ -1,6 +1,7 @@
 #include "megatron/reporting/prometheus.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "megatron/base/check.h"

@@ -33,7 +33,7 @@ std::vector<HfTensor> peft_tensors(const HfFamily& family, const ModelConfig& co
 Checkpoint open_peft_folder(const std::filesystem::path& folder, const HfFamily& family,
                             ModelConfig& config);
 
-// The adapters of the linear whose weight is named `weight`; a shared expert has a width of its own.
+// The adapters of the linear whose weight is named `weight`. A shared expert has its own width.
 LoraOptions adapter_options(const TransformerConfig& config, std::string_view weight);
 
 // The text of adapter_config.json; keys of `base` ("{}": none) that are not set here are kept. A

@@ -42,7 +42,7 @@ struct DispatchRound {
 };
 
 // Rows that lie together at their sender and at their receiver.
-struct RowRun {
+struct SentRows {
   int rank = 0;              // the receiver, as numbered above
   int64_t from = 0, to = 0;  // first row, at the sender and at the receiver
   int64_t rows = 0;
@@ -51,10 +51,10 @@ struct RowRun {
 // What one rank sends in a round if rows go straight to their places.
 struct DispatchRuns {
   // From its source order, of which only what is sent counts, to the order of the experts' ranks.
-  std::vector<RowRun> to_experts;
+  std::vector<SentRows> to_experts;
   // From the order of its experts to the source orders, with such rows of each expert-tensor rank
   // after those of the one before.
-  std::vector<RowRun> back;
+  std::vector<SentRows> back;
 };
 
 class DispatchPlan {

@@ -41,7 +41,7 @@ class FlexTransport final : public RowTransport {
 
  private:
   // Sends runs of rows. Of what arrives, `received` rows are the sums of as many parts.
-  ArrivingRows exchange(const ExpertRows& from, const std::vector<RowRun>& runs, int64_t received,
+  ArrivingRows exchange(const ExpertRows& from, const std::vector<SentRows>& runs, int64_t received,
                         int64_t parts) {
     const at::Tensor rows = from.rows.contiguous();
     const int64_t row_bytes = rows.size(1) * static_cast<int64_t>(rows.element_size());
@@ -49,7 +49,7 @@ class FlexTransport final : public RowTransport {
     memory_->reserve(rows.device(), flex_slot_bytes(most_rows_, row_bytes));
     std::vector<Piece> pieces;
     const auto add = [&](const at::Tensor& all, int64_t first_byte, int64_t bytes) {
-      for (const RowRun& run : runs)
+      for (const SentRows& run : runs)
         pieces.push_back(
             {run.rank, first_byte + run.to * bytes, all.narrow(0, run.from, run.rows)});
     };

@@ -40,10 +40,9 @@ CASES = {
     "qwen2_moe_shared": ("qwen2_moe", dict(r=3, lora_alpha=6, target_modules=[
         "q_proj", "k_proj", "v_proj", "o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "shared_expert.gate_proj",
         "shared_expert.up_proj", "shared_expert.down_proj"])),
-    # Latent attention, with and without latents of queries.
-    "deepseek_v2_all": ("deepseek_v2", dict(r=2, lora_alpha=5, target_modules=[
-        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-        "shared_experts.gate_proj", "shared_experts.up_proj", "shared_experts.down_proj"])),
+    # Latent attention, with and without latents of queries. (Of this family PEFT takes gate, up and down for those of routed experts.)
+    "deepseek_v2_attention": ("deepseek_v2", dict(r=2, lora_alpha=5, target_modules=[
+        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"])),
     "deepseek_v2_lite_attention": ("deepseek_v2_lite", dict(r=2, lora_alpha=4, target_modules=["q_proj", "kv_b_proj"])),
     "phi3_joined": ("phi3", dict(r=2, lora_alpha=3.5, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
 }

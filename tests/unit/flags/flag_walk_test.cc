@@ -48,6 +48,8 @@ constexpr Way kWays[] = {
 // Runs in which a claim with a condition does not hold.
 constexpr Way kOtherWays[] = {
     {"experts", "--num-experts 4", 1},
+    {"experts on two ranks",
+     "--num-experts 4 --expert-model-parallel-size 2 --moe-token-dispatcher-type flex", 2},
     {"fast", "--fast", 1},
     {"unfused attention", "--attention-backend unfused", 1},
     {"sums in bf16", "--grad-reduce-in-bf16", 2},
@@ -127,8 +129,8 @@ class Asker {
       return {Answer::Kind::kAccepted, ""};
     } catch (const UsageError& error) {
       std::string text = error.what();
-      const std::string refusal = flag + " is refused: ";
-      if (text.starts_with(refusal)) text.erase(0, refusal.size());
+      for (const std::string& refused : {flag, given})
+        if (text.starts_with(refused + " is refused: ")) text.erase(0, text.find(": ") + 2);
       return {Answer::Kind::kRefused, text.substr(0, text.find("\nhint: "))};
     }
   }
@@ -295,6 +297,7 @@ constexpr Reader kReaders[] = {
     {"mtp_use_repeated_layer", "megatron/transformer/config/multi_token_prediction.h",
      "mtp_distinct_layers"},
     {"recompute_activations", "megatron/transformer/config/recompute.cc", "finalize"},
+    {"moe_layer_recompute", "megatron/transformer/config/recompute.cc", "finalize"},
     {"fine_grained_activation_offloading", "megatron/transformer/config/offload.cc", "offloads"},
     {"offload_modules", "megatron/transformer/config/offload.cc", "offloads"},
     {"activation_offload_fraction", "megatron/transformer/config/offload.cc",
@@ -336,6 +339,8 @@ constexpr OneValue kOneValue[] = {
     {"fp4_recipe", "--fp4-recipe custom --fp4-format e2m1 --bf16"},
     {"main_grads_dtype", "--main-grads-dtype bf16"},
     {"expert_model_parallel_size", "--expert-model-parallel-size 2"},
+    // Says that a folder of choices is given, and is refused without one.
+    {"moe_enable_routing_replay", "--moe-enable-routing-replay"},
     // Says that states may have other types than fp32, which are refused without it.
     {"use_precision_aware_optimizer", "--bf16 --exp-avg-dtype bf16"},
 };
