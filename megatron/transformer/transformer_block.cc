@@ -14,7 +14,7 @@ TransformerBlock::TransformerBlock(const TransformerConfig& config, int64_t firs
     layers_.push_back(make(config, i + 1, sequence_parallel, groups));
     add(cat("layers.", i), layers_.back().get());
   }
-  if (!final_norm || !config.has_final_norm()) return;
+  if (!final_norm) return;
   final_layernorm_ = std::make_unique<Norm>(
       config.hidden_size, NormOptions{config.normalization, config.layernorm_epsilon,
                                       config.layernorm_zero_centered_gamma, sequence_parallel});

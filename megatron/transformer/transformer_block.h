@@ -13,8 +13,7 @@ namespace megatron {
 
 // Keeps references to config and groups, which must outlive it.
 //
-// Parameters: layers.N... with N the global layer index from 0, final_layernorm.{weight, bias}
-// (not with --norm-placement residual).
+// Parameters: layers.N... with N the global layer index from 0, final_layernorm.{weight, bias}.
 class TransformerBlock : public Module {
  public:
   // Layers [first_layer, first_layer + num_layers), counted from 0.

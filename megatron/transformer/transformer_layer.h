@@ -1,6 +1,6 @@
 // One transformer layer: x = x + dropout(attention(norm(x))), then x = x + dropout(mlp(norm(x)));
-// --norm-placement puts norms on the outputs of the sublayers instead or in addition, or on the
-// sums; with --parallel-residual both sublayers read x.
+// --norm-placement puts norms on the outputs of the sublayers instead or in addition; with
+// --parallel-residual both sublayers read x.
 #pragma once
 
 #include "megatron/transformer/attention/attention_sublayer.h"
@@ -10,7 +10,7 @@ namespace megatron {
 
 // Parameters: input_layernorm.* and pre_mlp_layernorm.* (where no linear of the sublayer contains
 // the norm of its input), self_attention..., mlp..., post_self_attn_layernorm.*,
-// post_mlp_layernorm.* (post, sandwich, residual).
+// post_mlp_layernorm.* (post, sandwich).
 class TransformerLayer : public Layer {
  public:
   TransformerLayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,

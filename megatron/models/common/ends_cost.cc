@@ -72,7 +72,7 @@ EndCost head_cost(const TransformerConfig& config, const EndsShape& shape) {
   const LayerShape& s = shape.layer;
   const StreamCost around(config, s);
   EndCost cost;
-  if (config.has_final_norm()) cost.saved = around.stream + around.stats;
+  cost.saved = around.stream + around.stats;
   if (shape.vocabulary_stages > 1) {
     // The final norm is the last operation of the pass; its output is sent, and its backward comes
     // first.

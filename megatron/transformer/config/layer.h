@@ -9,9 +9,9 @@
 
 namespace megatron {
 
-// Where a layer normalises: the input of each sublayer, its output before the residual add, both,
-// or the sum of both, as BERT does.
-enum class NormPlacement { kPre, kPost, kSandwich, kResidual };
+// Where a layer normalises: the input of each sublayer, its output before the residual add, or
+// both.
+enum class NormPlacement { kPre, kPost, kSandwich };
 
 struct LayerConfig {
   Normalization normalization = Normalization::kLayerNorm;
@@ -34,13 +34,8 @@ struct LayerConfig {
 
   // The letters of a layer, which counts from 1.
   std::string_view layer_letters(int64_t layer_number) const;
-  bool has_pre_norm() const {
-    return norm_placement == NormPlacement::kPre || norm_placement == NormPlacement::kSandwich;
-  }
-  // Of the sublayer's output or, with kResidual, of its sum with the residual.
+  bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
-  // Behind the last layer, whose output is not normalised yet.
-  bool has_final_norm() const { return norm_placement != NormPlacement::kResidual; }
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
 };
 

@@ -45,10 +45,6 @@ void TransformerConfig::validate(Violations& v) const {
             "--rotary-base-local has an effect only with --window-size");
   v.require(norm_placement != NormPlacement::kPost || !fp32_residual_connection,
             "--norm-placement post with --fp32-residual-connection is not built");
-  v.require(has_final_norm() || !fp32_residual_connection,
-            "--norm-placement residual with --fp32-residual-connection is not built");
-  v.require(has_final_norm() || mtp_num_layers <= 0,
-            "--norm-placement residual with --mtp-num-layers is not built");
   v.require(
       !parallel_residual || !(recomputes("mlp") || offloads_activations()),
       "--parallel-residual with --recompute-modules mlp or offloading of activations is not built");

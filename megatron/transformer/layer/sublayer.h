@@ -23,26 +23,25 @@ class Sublayer : public Module {
   virtual Norm* input_norm() { return nullptr; }
 };
 
-// x + dropout(sublayer(x)); x + dropout(norm(sublayer(x))) with norms on the output of sublayers
-// (--norm-placement post, sandwich); norm(x + dropout(sublayer(x))) with --norm-placement residual.
-// Keeps references to config and sublayer, which must outlive it.
+// x + dropout(sublayer(x)), or x + dropout(norm(sublayer(x))) with norms on the output of sublayers
+// (--norm-placement post, sandwich). Keeps references to config and sublayer, which must outlive
+// it.
 class ResidualSublayer {
  public:
   // `names`: what recomputation and offloading of the whole are called.
   ResidualSublayer(const TransformerConfig& config, Sublayer& sublayer, RandomKey dropout_key,
                    bool sequence_parallel, const SublayerNames& names);
   at::Tensor forward(const at::Tensor& x, const LayerContext& context);
-  // Only the last step of forward(): residual + dropout(norm(output)), or the norm of the sum. If
-  // the residual is undefined, the output already contains it.
+  // Only the last step of forward(): residual + dropout(norm(output)). If the residual is
+  // undefined, the output already contains it.
   at::Tensor add_residual(const SublayerOutput& result, const ForwardContext& pass);
-  // The norm on the output or the sum, for the layer to register; null: none.
+  // The norm on the output, for the layer to register; null: none.
   Norm* post_norm() const { return post_norm_.get(); }
 
  private:
   // Whether the last GEMM of the sublayer adds the residual itself: true if neither dropout nor a
   // norm comes in between.
   bool adds_in_product(const ForwardContext& pass) const;
-  bool norms_sum() const { return !config_.has_final_norm(); }
 
   const TransformerConfig& config_;
   Sublayer& sublayer_;
