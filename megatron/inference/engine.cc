@@ -117,9 +117,8 @@ StepReport Engine::step(int64_t wait_ns) {
     advance_commands();
     end_expired();
     if (const auto failure = ranks_.poll(0)) fail(*failure);
-    const auto latency = static_cast<size_t>(scheduler_.facts().draw_latency);
-    if (plans_steps() && launched_.size() <= latency) report.planned = plan_and_launch();
-    if (launched_.size() > latency || (!report.planned && !launched_.empty())) {
+    if (plans_steps() && launched_.size() <= steps_ahead()) report.planned = plan_and_launch();
+    if (launched_.size() > steps_ahead() || (!report.planned && !launched_.empty())) {
       report.read = read_result(wait_ns);
       check_silence();
     } else if (!report.planned && transition_ && transition_->phase >= Transition::Phase::kRanks) {
@@ -149,6 +148,11 @@ bool Engine::start() {
   last_result_ns_ = clock_.now_ns();
   publish_stats();
   return true;
+}
+
+size_t Engine::steps_ahead() const {
+  const RunnerFacts& facts = scheduler_.facts();
+  return static_cast<size_t>(facts.draw_latency - (facts.launch_waits ? 1 : 0));
 }
 
 bool Engine::plans_steps() const {

@@ -148,6 +148,7 @@ class Engine {
   std::vector<RequestId> unfinished() const;
   [[noreturn]] void fail(const RankFailure& failure);
   bool plans_steps() const;
+  size_t steps_ahead() const;  // steps in flight while another one is planned
 
   StepRunner& runner_;
   const Tokenizer* tokenizer_;

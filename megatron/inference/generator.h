@@ -33,9 +33,10 @@ struct Generation {
 // Generation::text.
 using StreamCallback = std::function<void(size_t prompt, std::string_view piece)>;
 
-// Generates for all prompts together. A prompt without tokens starts from the end-of-document
-// token. Row i draws with (seed, i), so its text does not depend on the other prompts (but for
-// rounding in the batch). Throws Error when a prompt is too long for the model's positions.
+// Generates for all prompts by an engine of its own, up to 64 at a time. A prompt without tokens
+// starts from the end-of-document token. Row i draws with (seed, i), so its text does not depend on
+// the other prompts (but for rounding in the batch). Throws Error when a prompt is too long for the
+// model's positions. The model is whole: one rank.
 std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream = {});

@@ -7,6 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/scheduling/token_grammar.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/forward_context.h"
 
@@ -46,12 +47,19 @@ int64_t widest_window(const TransformerConfig& config) {
 }  // namespace
 
 ModelRunner::ModelRunner(Model& model, ServedWeights& weights, const RunnerOptions& options)
+    : ModelRunner(model, &weights, weights.device(), options) {}
+
+ModelRunner::ModelRunner(Model& model, const RunnerOptions& options)
+    : ModelRunner(model, nullptr, model.parameters().front()->value.device(), options) {}
+
+ModelRunner::ModelRunner(Model& model, ServedWeights* weights, at::Device device,
+                         const RunnerOptions& options)
     : model_(model),
       weights_(weights),
       adapters_(options.adapters),
       tp_(model.groups().tp),
       pp_(model.groups().pp),
-      device_(weights.device()),
+      device_(device),
       dtype_(model.parameters().front()->value.scalar_type()),
       copies_(device_),
       tables_(options.slots),
@@ -141,7 +149,8 @@ void ModelRunner::make_facts(const RunnerOptions& options) {
   pp_.all_reduce(any, ReduceOp::kMax)->wait();
   facts_.owns_state = any.item<int32_t>() != 0;
   facts_.draw_latency = pp_.size();
-  facts_.weights_version = weights_.version();
+  facts_.launch_waits = device_.is_cpu();
+  facts_.weights_version = weights_ != nullptr ? weights_->version() : 0;
 }
 
 void ModelRunner::launch(const StepPlan& plan) {
@@ -428,8 +437,8 @@ std::optional<StepResult> ModelRunner::take(int64_t wait_ns) {
 
 void ModelRunner::begin(const RunnerTransition& transition) {
   MEGATRON_ASSERT(flights_.empty(), flights_.size(), " steps are in flight");
-  if (const auto* stage = std::get_if<StageWeights>(&transition)) {
-    weights_.stage(stage->source);
+  if (const auto* stage = std::get_if<StageWeights>(&transition); stage && weights_) {
+    weights_->stage(stage->source);
     staging_ = true;
     return;
   }
@@ -438,26 +447,33 @@ void ModelRunner::begin(const RunnerTransition& transition) {
 }
 
 std::optional<std::string> ModelRunner::poll(int64_t wait_ns) {
-  return staging_ ? weights_.staged(wait_ns) : outcome_;
+  return staging_ ? weights_->staged(wait_ns) : outcome_;
+}
+
+ServedWeights& ModelRunner::weights() const {
+  MEGATRON_CHECK(weights_, "the weights of this runner stay as they are");
+  return *weights_;
 }
 
 std::string ModelRunner::transit(const RunnerTransition& transition) {
   const at::NoGradGuard no_grad;
   try {
     if (const auto* suspend = std::get_if<SuspendRunner>(&transition)) {
-      weights_.suspend(suspend->levels.weights);
+      if (suspend->levels.weights != MemoryLevel::kKeep) weights().suspend(suspend->levels.weights);
       if (suspend->levels.cache != MemoryLevel::kKeep)
         state_.for_each([&](StateBuffer& buffer) {
           buffer.offload(/*keep=*/suspend->levels.cache == MemoryLevel::kOffload);
         });
     } else if (std::holds_alternative<ResumeRunner>(transition)) {
-      weights_.resume();
+      if (weights_) weights_->resume();
       state_.for_each([&](StateBuffer& buffer) { buffer.reload(); });
     } else if (const auto* commit = std::get_if<CommitWeights>(&transition)) {
-      weights_.commit(commit->version);
+      weights().commit(commit->version);
       facts_.weights_version = commit->version;
+    } else if (std::holds_alternative<DiscardWeights>(transition)) {
+      if (weights_) weights_->discard();
     } else {
-      weights_.discard();
+      weights();  // refuses to stage
     }
   } catch (const Error& error) {
     return error.what();

@@ -40,6 +40,8 @@ class ModelRunner final : public StepRunner {
   //
   // Communication: over tp and pp; all ranks of the model make their runners at the same time.
   ModelRunner(Model& model, ServedWeights& weights, const RunnerOptions& options);
+  // Weights stay as they are: transitions that move or exchange them are refused.
+  ModelRunner(Model& model, const RunnerOptions& options);
   ~ModelRunner() override;
 
   const RunnerFacts& facts() const override { return facts_; }
@@ -78,6 +80,8 @@ class ModelRunner final : public StepRunner {
     std::shared_ptr<Work> work;
   };
 
+  ModelRunner(Model& model, ServedWeights* weights, at::Device device,
+              const RunnerOptions& options);
   bool is_first() const { return pp_.rank() == 0; }
   bool is_last() const { return pp_.rank() + 1 == pp_.size(); }
   void check_model() const;
@@ -100,10 +104,11 @@ class ModelRunner final : public StepRunner {
   at::Tensor logits_of(const at::Tensor& hidden, const std::vector<int64_t>& rows);
   void keep_ids(const Flight& flight, const at::Tensor& ids);
   void settle(Flight& flight);
+  ServedWeights& weights() const;  // throws Error if they stay
   std::string transit(const RunnerTransition& transition);
 
   Model& model_;
-  ServedWeights& weights_;
+  ServedWeights* const weights_;  // null: they stay
   const AdapterList* const adapters_;
   const ProcessGroup &tp_, &pp_;
   const at::Device device_;

@@ -101,10 +101,11 @@ struct RequestSpec {
   SamplingParameters sampling;
   StopConditions stop;
   LogProbabilityWishes log_probabilities;
-  int32_t choices = 1;     // independent texts of one prompt
-  int32_t priority = 0;    // lower runs earlier
-  int64_t timeout_ns = 0;  // from submission to the last token; 0: none
-  int32_t adapter = -1;    // index into the engine's list of adapters; -1: the model alone
+  int32_t choices = 1;       // independent texts of one prompt
+  int32_t first_choice = 0;  // number of the first one in its draws
+  int32_t priority = 0;      // lower runs earlier
+  int64_t timeout_ns = 0;    // from submission to the last token; 0: none
+  int32_t adapter = -1;      // index into the engine's list of adapters; -1: the model alone
   // Cached prefixes are shared among requests of equal salt only.
   std::string cache_salt;
   std::shared_ptr<const TokenGrammar> grammar;  // that each text follows; null: none

@@ -25,6 +25,9 @@ struct RunnerFacts {
   // The fewest steps from the one that draws a token to the one that takes it as input: 1 without
   // a pipeline, its stages with one.
   int32_t draw_latency = 1;
+  // launch() returns after the step: to plan the next one before its result is read saves nothing,
+  // and computes a token more for each sequence that turns out to have ended.
+  bool launch_waits = false;
   int64_t weights_version = 0;
 };
 

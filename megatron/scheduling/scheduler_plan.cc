@@ -333,7 +333,7 @@ SlotStart Scheduler::slot_start(const Sequence& sequence) const {
   SlotStart start;
   start.slot = sequence.slot;
   start.request = sequence.request;
-  start.choice = sequence.choice;
+  start.choice = spec.first_choice + sequence.choice;
   start.adapter = spec.adapter;
   start.prompt_length = sequence.prompt;
   start.ids = sequence.ids;

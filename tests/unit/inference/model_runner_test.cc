@@ -9,6 +9,8 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/thread_backend.h"
+#include "megatron/inference/generator.h"
+#include "megatron/scheduling/token_grammar.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/inference/served_models.h"
@@ -149,6 +151,44 @@ TEST(ModelRunner, SequencesOwnStatesAndBringRows) {
   EXPECT_GT(swaps, 4);
 }
 
+// A mask says which ids a sequence may draw; others beside it are free.
+TEST(ModelRunner, DrawsAmongTheIdsOfAMask) {
+  const ParallelGroups one;
+  Served served(Served::make(small_served_model(), one));
+  ModelRunner runner(*served.model, *served.weights, small_runner(8));
+  constexpr auto kWords = static_cast<size_t>(token_mask_words(kToyVocab));
+  const std::vector<int32_t> ids = {3, 4}, allowed = {17, -1, 5};
+  StepPlan plan;
+  plan.step = 1;
+  for (int32_t slot = 0; slot < 3; ++slot) {
+    SlotStart start;
+    start.slot = slot;
+    start.ids = ids;
+    start.prompt_length = 2;
+    start.sampling.temperature = 0.0;
+    plan.starts.push_back(start);
+    plan.blocks.push_back({slot, 0, {slot}});
+    PlanPart part;
+    part.slot = slot;
+    part.count = 2;
+    part.known = 2;
+    part.draws = true;
+    plan.tokens.insert(plan.tokens.end(), ids.begin(), ids.end());
+    if (const int32_t id = allowed[static_cast<size_t>(slot)]; id >= 0) {
+      part.masked = true;
+      plan.masks.resize(plan.masks.size() + kWords);
+      plan.masks[plan.masks.size() - kWords + static_cast<size_t>(id / 32)] = 1u << (id % 32);
+    }
+    plan.parts.push_back(part);
+  }
+  runner.launch(plan);
+  const auto result = runner.take(int64_t{60'000'000'000});
+  ASSERT_TRUE(result && result->draws.size() == 3);
+  EXPECT_EQ(result->draws[0].id, 17);
+  EXPECT_EQ(result->draws[1].id, full_logits(*served.model, ids)[1].argmax().item<int64_t>());
+  EXPECT_EQ(result->draws[2].id, 5);
+}
+
 // Rows whose logits are not finite fail alone.
 TEST(ModelRunner, LogitsThatAreNotFiniteFailTheirSequenceAlone) {
   const ParallelGroups one;
@@ -264,6 +304,15 @@ TEST(ModelRunner, IsSuspendedBetweenTwoSteps) {
   EXPECT_EQ(transit(runner, CommitWeights{5}),
             "no weights were read to be exchanged for the current ones");
   EXPECT_EQ(transit(runner, DiscardWeights{}), "");
+
+  ModelRunner fixed(*served.model, small_runner(20));
+  const std::string refused = "the weights of this runner stay as they are";
+  EXPECT_EQ(transit(fixed, SuspendRunner{{MemoryLevel::kDrop, MemoryLevel::kOffload}}), refused);
+  EXPECT_EQ(transit(fixed, StageWeights{"other"}), refused);
+  EXPECT_EQ(transit(fixed, CommitWeights{1}), refused);
+  EXPECT_EQ(transit(fixed, DiscardWeights{}), "");
+  EXPECT_EQ(transit(fixed, SuspendRunner{{MemoryLevel::kDrop, MemoryLevel::kKeep}}), "");
+  EXPECT_EQ(transit(fixed, ResumeRunner{}), "");
 }
 
 // Ranks as threads.

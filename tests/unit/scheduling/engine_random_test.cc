@@ -69,6 +69,7 @@ class RandomSchedule {
     facts.host_blocks = chance(2) ? below(2 * whole) : 0;
     facts.host_states = below(3);
     facts.draw_latency = chance(3) ? 2 + below(2) : 1;
+    facts.launch_waits = chance(2);
     facts.weights_version = 1;
     model.keys_depend_on_weights = chance(2);
     return model;

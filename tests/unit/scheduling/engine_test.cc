@@ -61,6 +61,26 @@ TEST(Engines, LaunchAStepBeforeTheLastOneIsRead) {
   run.check_outputs();
 }
 
+// A runner whose launches return after the step is read before the next step is planned, so that
+// nothing is computed behind the end of a text.
+TEST(Engines, ComputeNothingBehindAnEndWhereLaunchesWait) {
+  for (const bool waits : {false, true}) {
+    FakeOptions model = tiny_model();
+    model.facts.launch_waits = waits;
+    EngineHarness whole(model);
+    const RequestId text = whole.submit(ask(4, 9));
+    whole.finish_all();
+    RequestSpec spec = ask(4, 9);
+    spec.stop.stop_tokens = {whole.of(text).tokens[5].id};
+    EngineHarness run(model);
+    const RequestId ended = run.submit(spec);
+    run.finish_all();
+    EXPECT_EQ(run.of(ended).finish->reason, FinishReason::kStopToken);
+    const auto tokens = static_cast<int64_t>(run.of(ended).tokens.size());
+    EXPECT_EQ(run.runners[0]->launched(), tokens + (waits ? 0 : 1));
+  }
+}
+
 RequestSpec ask_under(std::shared_ptr<const TokenGrammar> grammar, int64_t output) {
   RequestSpec spec = ask(4, output);
   spec.grammar = std::move(grammar);
