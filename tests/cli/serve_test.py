@@ -138,14 +138,54 @@ class ServeTest(FolderTest):
                                       "1", "--prompt-tokens", "20", "--output-tokens", "5", "--json"))
         self.assertEqual((load["completed"], load["failed"], load["output_tokens"]), (5, 0, 25))
 
-    def test_adapters_and_other_weights(self):
-        """Requests name adapters as their model; weights are exchanged while the server runs."""
+    def copy_llama(self):
+        """A tiny Llama of Hugging Face, with a tokenizer whose words are w0 to w39."""
         base = self.path("llama")
         shutil.copytree(os.path.join(GOLDEN, "hf", "llama2"), base)
         words = {f"w{i}": i for i in range(40)}
         with open(os.path.join(base, "tokenizer.json"), "w") as stream:
             json.dump({"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"},
                        "post_processor": None, "decoder": None, "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}, stream)
+        return base
+
+    def test_end_tokens_of_a_model(self):
+        base = self.copy_llama()
+
+        def write(name, value):
+            with open(os.path.join(base, name), "w") as stream:
+                json.dump(value, stream)
+
+        for id in (-2, 40, 10 ** 6):
+            write("generation_config.json", {"eos_token_id": id})
+            self.assertIn(f"the end token {id} is outside the vocabulary, 0 to 39", call("serve", base, "--port", "0", *EXACT).stderr)
+        for id in ("x", 2 ** 31):
+            write("generation_config.json", {"eos_token_id": id})
+            self.assertIn("generation_config.json: eos_token_id is ", call("serve", base, "--port", "0", *EXACT).stderr)
+        os.remove(os.path.join(base, "generation_config.json"))
+        with open(os.path.join(base, "config.json")) as stream:
+            config = json.load(stream)
+        del config["eos_token_id"]
+        write("config.json", config)
+        server = Server(base)
+        self.addCleanup(server.close)
+        for _ in range(2):
+            self.assertEqual(self.greedy(server, prompt="w1 w2")["choices"][0]["finish_reason"], "length")
+        self.assertEqual(server.messages().count("name no end token: replies end by their length alone"), 1)
+
+    def test_it_listens_at_one_address(self):
+        sockets = {os.readlink(f"/proc/{self.server.process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{self.server.process.pid}/fd")}
+        listening = []
+        for table in ("tcp", "tcp6", "udp", "udp6"):
+            with open(f"/proc/net/{table}") as stream:
+                for row in list(map(str.split, stream))[1:]:
+                    # 0A: a socket of TCP that listens; 07: one of UDP.
+                    if row[3] in ("0A", "07") and f"socket:[{row[9]}]" in sockets:
+                        listening.append((table, row[1]))
+        self.assertEqual(listening, [("tcp", f"0100007F:{self.server.port:04X}")])
+
+    def test_adapters_and_other_weights(self):
+        """Requests name adapters as their model; weights are exchanged while the server runs."""
+        base = self.copy_llama()
         adapter = os.path.join(GOLDEN, "lora", "llama_all")
         prompt = "w5 w6 w7 w3"
         plain, adapted = (self.generated("--tokens-to-generate", "12", "--ignore-eod", "--prompt", prompt, *more, model=base)[0]["tokens"]
@@ -243,6 +283,7 @@ class ServeTest(FolderTest):
             for flags, parts in ((["--port", port], ["port " + port]), (["--host", "0.0.0.0"], ["--host 0.0.0.0 lets other machines in", "--no-auth"]),
                                  (["--adapter", "x"], ["--adapter x is not NAME=DIR"]),
                                  (["--num-speculative-tokens", "2"], ["speculative decoding is not built yet"]),
+                                 (["--device", "cuda"], [] if os.path.exists("/dev/nvidiactl") else ["no usable GPU is found"]),
                                  (["--tensor-model-parallel-size", "2"], ["a server of several ranks is not built yet"]),
                                  (["--inference-max-requests", "0", "--inference-dynamic-batching-max-tokens", "0"],
                                   ["--inference-max-requests 0 is outside", "--inference-dynamic-batching-max-tokens 0 is outside"])):

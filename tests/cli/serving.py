@@ -27,7 +27,8 @@ class Server:
 
     def __init__(self, *flags):
         self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen([support.BINARY, "serve", "--port", "0", *EXACT, *flags], stdout=subprocess.PIPE, stderr=self.log,
+        port = [] if "--port" in flags else ["--port", "0"]
+        self.process = subprocess.Popen([support.BINARY, "serve", *port, *EXACT, *flags], stdout=subprocess.PIPE, stderr=self.log,
                                         text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.line = self.process.stdout.readline().strip()
         if not self.line:

@@ -201,6 +201,20 @@ TEST(House, FunctionsAreShort) {
                  functions[functions.size() / 100].lines, 55);
 }
 
+// Deadlines and durations come from scheduling/clock.h: a wall clock that is set changes none.
+TEST(House, ServingReadsTheWallClockForDatesAlone) {
+  static const std::regex kWall(
+      R"(\bsystem_clock\b|\btime\((nullptr|NULL|0)\)|\bgettimeofday\b|CLOCK_REALTIME)");
+  std::vector<std::string> found;
+  for (const SourceFile& file :
+       read_sources({"megatron/scheduling", "megatron/serving", "megatron/inference"}, kCpp))
+    for (int i = count(code_of(file.text), kWall); i > 0; --i) found.push_back(file.path);
+  // Of `created`, of the header Date, and of a template's strftime_now.
+  EXPECT_EQ(found, (std::vector<std::string>{
+                       "megatron/inference/model_service.cc", "megatron/serving/chat_request.cc",
+                       "megatron/serving/generation.cc", "megatron/serving/http/http_server.cc"}));
+}
+
 TEST(House, DocumentsAreShort) {
   const std::string index = read_text(source_root() / "docs/performance.md");
   expect_at_most("lines of docs/performance.md", static_cast<long>(split_lines(index).size()), 120);

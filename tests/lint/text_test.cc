@@ -3,6 +3,7 @@
 
 #include <map>
 #include <regex>
+#include <set>
 
 #include "source_tree.h"
 
@@ -165,6 +166,58 @@ TEST(Text, LinksOfDocumentsLead) {
   EXPECT_EQ(
       broken_links({"docs/a.md", "[x](../README.md) [y](nowhere.md#z) [z](https://a.b)"}).size(),
       1u);
+}
+
+// "Suite.Name" of every test in C++, and the names of those in Python.
+std::set<std::string> names_of_tests(const std::vector<SourceFile>& sources) {
+  static const std::regex kTest(R"(^TEST(?:_P|_F)?\((\w+),\s*(\w+)\))"),
+      kPython(R"(^\s+def (test_\w+))");
+  std::set<std::string> names;
+  for (const SourceFile& file : sources) {
+    const std::vector<std::string> lines = split_lines(file.text);
+    std::smatch match;
+    for (size_t i = 0; i < lines.size(); ++i) {
+      const std::string line =
+          lines[i].starts_with("TEST") && i + 1 < lines.size() ? lines[i] + lines[i + 1] : lines[i];
+      if (std::regex_search(line, match, kTest))
+        names.insert({match[1].str() + ".", match[1].str() + "." + match[2].str()});
+      else if (std::regex_search(line, match, kPython))
+        names.insert(match[1]);
+    }
+  }
+  return names;
+}
+
+// What a document names as a test, in backquotes, and no source has.
+std::vector<std::string> unknown_tests(const SourceFile& document,
+                                       const std::set<std::string>& names) {
+  static const std::regex kName(R"(`(test_\w+|(\w+\.)[A-Z]\w+)`)");
+  std::vector<std::string> unknown;
+  for (std::sregex_iterator it(document.text.begin(), document.text.end(), kName), end; it != end;
+       ++it) {
+    const bool is_known_suite = (*it)[2].length() == 0 || names.contains((*it)[2]);
+    if (is_known_suite && !names.contains((*it)[1]))
+      unknown.push_back(document.path + ": there is no test " + (*it)[1].str());
+  }
+  return unknown;
+}
+
+TEST(Text, TestsThatDocumentsNameExist) {
+  const auto names = names_of_tests(read_sources({"tests"}, {".cc", ".py"}));
+  EXPECT_GT(names.size(), 1000u);
+  std::vector<std::string> violations;
+  for (const SourceFile& document : read_sources({"docs"}, {".md"})) {
+    for (std::string& violation : unknown_tests(document, names))
+      violations.push_back(std::move(violation));
+  }
+  EXPECT_TRUE(violations.empty()) << join(violations);
+  const auto known = names_of_tests({{"a.cc", "TEST_F(Suite,\n       Long) {\nTEST(Suite, Name) {"},
+                                     {"b.py", "  def test_it(self):"}});
+  EXPECT_EQ(
+      unknown_tests({"a.md", "`Suite.Name` `Suite.Long` `test_it` `config.Name` `x.py`"}, known)
+          .size(),
+      0u);
+  EXPECT_EQ(unknown_tests({"a.md", "`Suite.Other`, `test_other`"}, known).size(), 2u);
 }
 
 // Classes that two headers define in one namespace: a program that links both mixes their members.

@@ -12,6 +12,8 @@
 namespace megatron {
 namespace {
 
+constexpr std::string_view kArrivalPatterns[] = {"poisson", "constant"};
+
 struct BenchServeConfig : Config {
   std::string url;
   std::string model;
@@ -21,6 +23,7 @@ struct BenchServeConfig : Config {
   int64_t num_warmup = 4;
   int64_t concurrency = 16;
   double request_rate = 0.0;
+  ArrivalPattern arrival_pattern = ArrivalPattern::kPoisson;
   int64_t prompt_tokens = 512;
   int64_t output_tokens = 128;
   int64_t prefix_tokens = 0;
@@ -40,8 +43,9 @@ struct BenchServeConfig : Config {
     v.field("num_requests", num_requests, "requests that are measured");
     v.field("num_warmup", num_warmup, "requests before them");
     v.field("concurrency", concurrency, "requests in flight at most");
-    v.field("request_rate", request_rate,
-            "arrivals a second, drawn as a Poisson process; 0: a request begins when one ends");
+    v.field("request_rate", request_rate, "arrivals a second; 0: a request begins when one ends");
+    v.choice("arrival_pattern", arrival_pattern, kArrivalPatterns,
+             "of --request-rate: a Poisson process, or all at the same distance");
     v.field("prompt_tokens", prompt_tokens, "random tokens of a prompt");
     v.field("output_tokens", output_tokens, "tokens of a reply; the end token does not end it");
     v.field("prefix_tokens", prefix_tokens, "tokens of each prompt that all of them share");
@@ -82,6 +86,7 @@ int bench_serve(int argc, char** argv) {
                            .num_warmup = config.num_warmup,
                            .concurrency = config.concurrency,
                            .request_rate = config.request_rate,
+                           .arrivals = config.arrival_pattern,
                            .prompt_tokens = config.prompt_tokens,
                            .output_tokens = config.output_tokens,
                            .prefix_tokens = config.prefix_tokens,

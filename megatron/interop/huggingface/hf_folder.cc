@@ -325,20 +325,34 @@ StoredFiles origin_files(const Checkpoint& source) {
   return files;
 }
 
+namespace {
+
+// Of the text of `name`; empty: it says none.
+std::vector<int32_t> eos_of(const std::string& name, const std::string& text) {
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  MEGATRON_CHECK(json.is_object(), name, " is not a JSON object");
+  const nlohmann::json eos = json.value("eos_token_id", nlohmann::json());
+  if (eos.is_null()) return {};
+  std::vector<int32_t> ids;
+  for (const nlohmann::json& id : eos.is_array() ? eos : nlohmann::json::array({eos})) {
+    const auto as_double = id.is_number_integer() ? id.get<double>() : HUGE_VAL;
+    MEGATRON_CHECK(std::abs(as_double) < 2147483648.0, name, ": eos_token_id is ", eos.dump(),
+                   "; expected an id, or a list of ids");
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
+}  // namespace
+
 std::vector<int32_t> end_of_text_ids(const Checkpoint& source) {
   const StoredFiles files = origin_files(source);
-  for (const char* name : {kKeptHfGenerationConfig, kKeptHfConfig}) {
+  for (const auto& [name, kept_as] : {std::pair{kHfGenerationConfig, kKeptHfGenerationConfig},
+                                      std::pair{kHfConfig, kKeptHfConfig}})
     for (const auto& [kept, text] : files) {
-      if (kept != name) continue;
-      const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-      if (!json.is_object() || !json.contains("eos_token_id")) continue;
-      std::vector<int32_t> ids;
-      const nlohmann::json& eos = json["eos_token_id"];
-      for (const nlohmann::json& id : eos.is_array() ? eos : nlohmann::json::array({eos}))
-        if (id.is_number_integer()) ids.push_back(id.get<int32_t>());
-      if (!ids.empty()) return ids;
+      if (kept != kept_as) continue;
+      if (std::vector<int32_t> ids = eos_of(name, text); !ids.empty()) return ids;
     }
-  }
   return {};
 }
 

@@ -72,7 +72,7 @@ inline constexpr const char* kKeptHfGenerationConfig = "huggingface/generation_c
 inline constexpr const char* kKeptPeftConfig = "peft/adapter_config.json";
 
 // eos_token_id (one or several) of generation_config.json, else of config.json, of such a source;
-// empty: in neither.
+// empty: in neither. Throws Error where it is not an id.
 std::vector<int32_t> end_of_text_ids(const Checkpoint& source);
 
 inline constexpr const char* kHfConfig = "config.json";

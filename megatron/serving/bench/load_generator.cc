@@ -58,11 +58,14 @@ class LoadRun {
     ++due_;
     fill();
     if (due_ >= static_cast<int64_t>(requests_.size())) return;
-    const double uniform =
-        (static_cast<double>(random_() >> 11) + 1.0) / 9007199254740993.0;  // (0, 1]
-    arrival_ns_ -= std::llround(std::log(uniform) / options_.request_rate * 1e9);
+    arrival_ns_ += std::llround(draw_gap() / options_.request_rate * 1e9);
     const int64_t wait = begin_ + arrival_ns_ - load_clock_ns();
     target_.after(std::max<int64_t>(0, wait), [this] { arrive(); });
+  }
+  // Time to the next arrival, as a multiple of the mean.
+  double draw_gap() {
+    if (options_.arrivals == ArrivalPattern::kConstant) return 1.0;
+    return -std::log((static_cast<double>(random_() >> 11) + 1.0) / 9007199254740993.0);  // (0, 1]
   }
   void fill() {
     const int64_t due = options_.request_rate > 0.0 ? due_ : static_cast<int64_t>(requests_.size());

@@ -12,11 +12,14 @@
 
 namespace megatron {
 
+enum class ArrivalPattern : uint8_t { kPoisson, kConstant };
+
 struct ClientLoad {
   int64_t num_requests = 100;
   int64_t num_warmup = 0;     // before them, not measured
   int64_t concurrency = 16;   // requests in flight at most
-  double request_rate = 0.0;  // arrivals a second, Poisson; 0: as soon as one may begin
+  double request_rate = 0.0;  // arrivals a second; 0: as soon as one may begin
+  ArrivalPattern arrivals = ArrivalPattern::kPoisson;  // at a rate
   int64_t prompt_tokens = 512;
   int64_t output_tokens = 128;
   int64_t prefix_tokens = 0;  // of the prompt, which all requests share

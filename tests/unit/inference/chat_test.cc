@@ -11,6 +11,7 @@
 #include "megatron/base/check.h"
 #include "megatron/interop/huggingface/hf_convert.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -70,6 +71,14 @@ TEST(Chat, TheEndOfTextComesFromTheModelsFolder) {
               ElementsAre(4, 9));
   std::ofstream(root / "hf/generation_config.json") << "{}";
   EXPECT_THAT(ids(), ElementsAre(2)) << "of config.json";
+  for (const std::string wrong : {"\"x\"", "2.5", "[4,\"x\"]", "2147483648", "1e30", "{}"}) {
+    std::ofstream(root / "hf/generation_config.json") << "{\"eos_token_id\":" << wrong << "}";
+    EXPECT_THAT(error_of([&] { ids(); }),
+                testing::StartsWith("generation_config.json: eos_token_id is "))
+        << wrong;
+  }
+  std::ofstream(root / "hf/generation_config.json") << "{";
+  EXPECT_EQ(error_of([&] { ids(); }), "generation_config.json is not a JSON object");
   fs::remove_all(root);
 }
 

@@ -126,6 +126,29 @@ TEST(Schedulers, PrefixesAreSharedOnlyWithinASaltAnAdapterAndAVersion) {
   EXPECT_EQ(cached(spec), 16);
 }
 
+// One tenant's flood of prompts does not push out what another keeps.
+TEST(Schedulers, ASaltKeepsNoMoreThanItsShareOfTheIdleCache) {
+  for (const double share : {0.5, 1.0}) {
+    FakeOptions options = small_model();
+    options.facts.device_blocks = 32;
+    SchedulerSimulation simulation({.max_idle_share = share}, options);
+    RequestSpec quiet = request(33, 3);
+    quiet.cache_salt = "quiet";
+    simulation.submit(quiet);
+    simulation.run();
+    for (int32_t i = 0; i < 20; ++i) {
+      RequestSpec flood = request(17, 3, 20 + 40 * i);
+      flood.cache_salt = "loud";
+      simulation.submit(flood);
+      simulation.run();
+    }
+    const RequestId id = simulation.submit(quiet);
+    simulation.run();
+    simulation.check_outputs();
+    EXPECT_EQ((simulation.cached[{id, 0}]), share < 1.0 ? 32 : 0);
+  }
+}
+
 PrefixKey weak_hash(std::string_view bytes) { return {hash_prefix(bytes).low % 3, 0}; }
 PrefixKey constant_hash(std::string_view) { return {7, 7}; }
 

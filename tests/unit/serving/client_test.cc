@@ -292,12 +292,12 @@ TEST_F(ClientTest, LoadInAClosedLoop) {
 TEST_F(ClientTest, LoadAtARate) {
   FakeServer fake({}, {}, {.step_ns = 100'000, .max_running = 100, .stop_early = false});
   const auto target = make_http_target(url(fake), "", "", "");
-  const ClientLoad options{.num_requests = 60,
-                           .concurrency = 1000,
-                           .request_rate = 200.0,
-                           .prompt_tokens = 4,
-                           .output_tokens = 2,
-                           .seed = 5};
+  ClientLoad options{.num_requests = 60,
+                     .concurrency = 1000,
+                     .request_rate = 200.0,
+                     .prompt_tokens = 4,
+                     .output_tokens = 2,
+                     .seed = 5};
   const LoadResult result = run_load(*target, options);
   EXPECT_EQ(summarise(result).completed, 60);
   // Arrivals are a Poisson process: 59 gaps of 5 ms on average, most of them shorter.
@@ -309,6 +309,12 @@ TEST_F(ClientTest, LoadAtARate) {
     shorter += result.requests[i].start_ns - result.requests[i - 1].start_ns < 5'000'000;
   EXPECT_GT(shorter, 25);
   EXPECT_LT(shorter, 59);
+  // Or all at the same distance.
+  options.arrivals = ArrivalPattern::kConstant;
+  const LoadResult even = run_load(*target, options);
+  for (size_t i = 0; i < even.requests.size(); ++i)
+    EXPECT_GE(even.requests[i].start_ns, static_cast<int64_t>(i) * 5'000'000);
+  EXPECT_LT(even.requests.back().start_ns, 2'000'000'000);
   // Failures are counted, each kind told once.
   fake.engine->fail_with(FinishReason::kNonFinite);
   const LoadSummary failed =
