@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
 
@@ -14,7 +15,7 @@ TransformerBlock::TransformerBlock(const TransformerConfig& config, int64_t firs
     layers_.push_back(make(config, i + 1, sequence_parallel, groups));
     add(cat("layers.", i), layers_.back().get());
   }
-  if (!final_norm) return;
+  if (!final_norm || !has_final_norm(config)) return;
   final_layernorm_ = std::make_unique<Norm>(
       config.hidden_size, NormOptions{config.normalization, config.layernorm_epsilon,
                                       config.layernorm_zero_centered_gamma, sequence_parallel});

@@ -150,6 +150,13 @@ std::pair<const HfFamily*, std::string> choose_family(const Origin& origin,
   throw Error("no known Hugging Face model family can express this model" + reasons);
 }
 
+// Whether it is the configuration of a model without a head.
+bool is_bare(const HfFamily& family, const std::string& config_json) {
+  return !family.bare_architecture.empty() &&
+         HfFields(config_json, kHfConfig).texts("architectures") ==
+             std::vector<std::string>{std::string(family.bare_architecture)};
+}
+
 // One file's share of the tensors.
 struct Shard {
   std::vector<const HfTensor*> tensors;
@@ -173,6 +180,8 @@ class Exporter {
                    " holds no adapters (--lora-rank is 0)");
     auto [family, config_json] = choose_family(origin_, request_.model_type);
     tensors_ = hf_tensors(*family, without_adapters(origin_.config));
+    if (is_bare(*family, config_json))
+      for (HfTensor& tensor : tensors_) tensor.name.erase(0, family->prefix.size());
     const bool adapters_alone = origin_.has_adapters() && !request_.merge_adapter;
     std::vector<HfTensor> adapters;
     if (adapters_alone) adapters = peft_tensors(*family, origin_.config);

@@ -18,6 +18,7 @@ const std::vector<HfFamily>& families() {
   static const std::vector<HfFamily> table = [] {
     std::vector<HfFamily> all = dense_hf_families();
     for (HfFamily& family : moe_hf_families()) all.push_back(std::move(family));
+    for (HfFamily& family : encoder_hf_families()) all.push_back(std::move(family));
     return all;
   }();
   return table;
@@ -190,7 +191,7 @@ std::vector<Names> names_of(const HfFamily& family) {
   std::vector<Names> all;
   for (const std::span<const HfRow> rows : family.rows)
     for (const HfRow& row : rows) {
-      add_names(family, row, "decoder.layers.*", all);
+      add_names(family, row, family.our_layers, all);
       if (row.ours.starts_with('.')) add_names(family, row, kDepth, all);
     }
   return all;

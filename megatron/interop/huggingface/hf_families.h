@@ -1,8 +1,8 @@
 // The Hugging Face model families that our models can compute: for each a table of tensor names and
 // a list of configuration keys, both used for import and export.
 //
-// A new family is one row of the table in hf_dense_families.cc or hf_moe_families.cc, its names,
-// and its keys.
+// A new family is one row of the table in hf_dense_families.cc, hf_moe_families.cc or
+// hf_encoder_families.cc, its names, and its keys.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ std::optional<std::vector<int64_t>> indices_of(std::string_view pattern, std::st
 std::string with_indices(std::string_view pattern, std::span<const int64_t> indices);
 
 // In the names '*' stands for an index: the layer, then the expert; '@' for "weight" and "bias";
-// and a '.' at the beginning for the path of a layer: "decoder.layers.*", theirs HfFamily::layers.
+// and a '.' at the beginning for the path of a layer: HfFamily::our_layers and HfFamily::layers.
 // Such a row holds for the layers of multi-token prediction, too, "mtp.layers.*.transformer_layer",
 // which follow those of the decoder in their files.
 //
@@ -58,6 +58,9 @@ struct HfRow {
   HfLayout layout = HfLayout::kSame;
   bool transposed = false;  // the Hugging Face weight is [inputs, outputs], that of every expert
 };
+
+// Whether a folder holds a tensor of this name.
+using HfNames = std::function<bool(const std::string& name)>;
 
 struct HfFamily {
   std::string_view model_type;
@@ -76,6 +79,11 @@ struct HfFamily {
   // What each layer of multi-token prediction repeats: {ours, theirs within the layer}.
   std::vector<std::pair<std::string_view, std::string_view>> copies = {};
   std::string_view type = "gpt";  // of the model (models/model_table.h)
+  std::string_view our_layers = "decoder.layers.*";
+  // Of a model without a head; its files lack the prefix. Empty: none is written
+  std::string_view bare_architecture = {};
+  // Changes the model to what the files of a folder hold, by the table's names; null: nothing
+  void (*fit)(const HfFamily& family, const HfNames& held, ModelConfig& config) = nullptr;
 };
 
 std::span<const HfFamily> hf_families();
@@ -112,9 +120,6 @@ bool has_expert_views(const HfTensor& tensor);
 // What a rank holds that keeps only this part of ours, in rows and columns as ours: in the order in
 // which the Hugging Face tensor, or its transpose, is stored.
 ShardedTensor part_of_ours(const HfTensor& tensor, DType dtype);
-
-// Whether a folder holds a tensor of this name.
-using HfNames = std::function<bool(const std::string& name)>;
 
 // Every tensor of a model of this family and shape, in our model order. They cover every row of our
 // tensors once. Throws Error if the family has no name for a tensor of the model. `parameters`:

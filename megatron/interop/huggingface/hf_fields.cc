@@ -263,11 +263,16 @@ void HfFields::layer_types(std::vector<std::string>& types) {
     impl_->json["layer_types"] = types;
     return;
   }
-  types.clear();
-  const ordered_json* found = impl_->find("layer_types");
-  if (found == nullptr) return;
-  if (!found->is_array()) wrong_type(name(), "layer_types", *found, "a list of strings");
-  for (const ordered_json& type : *found) types.push_back(to_text(name(), "layer_types", type));
+  types = texts("layer_types");
+}
+
+std::vector<std::string> HfFields::texts(std::string_view key) const {
+  std::vector<std::string> all;
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr) return all;
+  if (!found->is_array()) wrong_type(name(), key, *found, "a list of strings");
+  for (const ordered_json& item : *found) all.push_back(to_text(name(), key, item));
+  return all;
 }
 
 namespace {

@@ -44,6 +44,9 @@ class HfFields {
   // A list; absent and null are an empty one.
   void integers(std::string_view key, std::vector<int64_t>& values);
 
+  // Reading: a list of strings; absent and null are an empty one.
+  std::vector<std::string> texts(std::string_view key) const;
+
   // The family supports only this value (JSON text) of the key; absent and null mean it. Another
   // value is an error that names the key.
   void constant(std::string_view key, std::string_view json);

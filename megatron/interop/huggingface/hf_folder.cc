@@ -281,6 +281,17 @@ HfModel read_hf_config(const fs::path& folder) {
       fs::exists(folder / kHfIndex, ignored) || fs::exists(folder / kHfSafetensors, ignored);
   if (t.mtp_num_layers > 0 && has_files && !holds_layer(folder, *model.family, t.num_layers))
     t.mtp_num_layers = 0;  // transformers leaves these layers out of what it writes
+  if (model.family->fit != nullptr && has_files) {
+    const TensorFiles files = TensorFiles::of_hf_folder(folder);
+    const std::string_view prefix = model.family->prefix;
+    model.family->fit(
+        *model.family,
+        [&](const std::string& name) {
+          return files.places().contains(name) ||
+                 (name.starts_with(prefix) && files.places().contains(name.substr(prefix.size())));
+        },
+        model.config);
+  }
   return model;
 }
 

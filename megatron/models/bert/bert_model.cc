@@ -12,16 +12,71 @@
 
 namespace megatron {
 
+namespace {
+
+constexpr int64_t kMostTokenTypes = 1024;
+constexpr int64_t kLastFirstPosition = 1024;
+constexpr int64_t kMostClasses = 100000;
+
+}  // namespace
+
 void BertConfig::fields(FieldVisitor& v) {
   v.group("bert");
   v.role(FieldRole::kArchitecture);
   v.field({"bert_binary_head", "--bert-no-binary-head", true}, bert_binary_head,
-          "BERT without token types and without the loss of the order of two halves");
+          "BERT without the loss of the order of two halves and what only that needs");
+  v.field("bert_token_types", bert_token_types,
+          "kinds of tokens that have an embedding of their own; default: 2 with the binary head, "
+          "else none");
+  v.field({"bert_lm_head", "--bert-no-lm-head", true}, bert_lm_head,
+          "BERT without the head of masked tokens, as `embed` needs it");
+  v.field("bert_pooler", bert_pooler, "a pooler without the binary head, too");
+  v.field("bert_classes", bert_classes,
+          "outputs of a classification head, in the place of the heads of pretraining; 1 predicts "
+          "a number, 0: there is none");
+  v.field("bert_embedding_norm", bert_embedding_norm, "normalise the sum of the embeddings");
+  v.field("bert_first_position", bert_first_position,
+          "row of the table of learned positions that position 0 has");
+}
+
+void BertConfig::validate(Violations& violations) const {
+  const int64_t types = bert_token_types.value_or(2);
+  violations.require(types >= 0 && types <= kMostTokenTypes, cat("--bert-token-types is ", types),
+                     cat("0 to ", kMostTokenTypes));
+  violations.require(!bert_binary_head || types >= 2,
+                     cat("--bert-token-types ", types, " is less than the two of the binary head"),
+                     "give 2 or more, or --bert-no-binary-head");
+  violations.require(bert_classes >= 0 && bert_classes <= kMostClasses,
+                     cat("--bert-classes is ", bert_classes), cat("0 to ", kMostClasses));
+  violations.require(bert_first_position >= 0 && bert_first_position <= kLastFirstPosition,
+                     cat("--bert-first-position is ", bert_first_position),
+                     cat("0 to ", kLastFirstPosition));
+}
+
+int64_t num_classes(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  return own == nullptr ? 0 : own->bert_classes;
+}
+
+bool has_lm_head(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  return own == nullptr || (own->bert_lm_head && own->bert_classes == 0);
 }
 
 bool has_binary_head(const ModelConfig& config) {
   const BertConfig* own = config.own.as<BertConfig>();
-  return own == nullptr || own->bert_binary_head;
+  return own == nullptr || (own->bert_binary_head && own->bert_classes == 0);
+}
+
+bool has_pooler(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  return has_binary_head(config) || (own != nullptr && (own->bert_pooler || own->bert_classes > 0));
+}
+
+int64_t num_token_types(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  const int64_t usual = own == nullptr || own->bert_binary_head ? 2 : 0;
+  return own == nullptr ? usual : own->bert_token_types.value_or(usual);
 }
 
 namespace {
@@ -37,6 +92,8 @@ ModelConfig bidirectional(ModelConfig config) {
   refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
   refuse(t.lora_rank > 0, "--lora-rank");
+  refuse(config.sequence_parallel && num_classes(config) > 0,
+         "--bert-classes with --sequence-parallel");
   config.transformer.causal = false;
   return config;
 }
@@ -45,6 +102,18 @@ ModelConfig bidirectional(ModelConfig config) {
 at::Tensor padding_documents(const at::Tensor& padding_mask, const at::Tensor& document_ids) {
   if (!document_ids.defined()) return (padding_mask == 0).to(at::kLong);
   return at::where(padding_mask != 0, document_ids, -1);
+}
+
+// The segment for the output projection, which the head of masked tokens alone needs.
+StageSlice slice_of_output(StageSlice slice, const ModelConfig& config) {
+  slice.head = slice.head && has_lm_head(config);
+  return slice;
+}
+
+EmbeddingExtras embedding_extras(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  if (own == nullptr) return {};
+  return {own->bert_first_position, own->bert_embedding_norm};
 }
 
 // A linear layer of the heads, all of which every tensor rank has.
@@ -87,51 +156,49 @@ struct BertModel::LMHead : Module {
   Parameter bias;
 };
 
-struct BertModel::BinaryHead {
-  BinaryHead(const ModelConfig& config, const ParallelGroups& groups)
-      : pooler(head_linear("pooler.dense", config, config.transformer.hidden_size, groups)),
-        classes(head_linear("binary_head", config, 2, groups)) {}
-  // [1, b, h] -> [b, 2]
-  at::Tensor forward(const at::Tensor& first) {
-    return classes->forward(at::tanh(pooler->forward(first))).squeeze(0);
-  }
-  std::unique_ptr<ColumnParallelLinear> pooler, classes;
-};
-
 BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
                      const StageSlice& slice, Parameter* table)
     : Model(bidirectional(given), groups, slice),
-      embedding_(slice.embedding ? std::make_unique<LanguageModelEmbedding>(config(), groups)
+      embedding_(slice.embedding ? std::make_unique<LanguageModelEmbedding>(
+                                       config(), groups, embedding_extras(config()))
                                  : nullptr),
       encoder_(config().transformer, slice.first_layer, slice.num_layers,
                /*final_norm=*/slice.head, config().sequence_parallel, groups),
-      output_(config(), groups, slice, embedding_.get(), table) {
-  const bool binary = has_binary_head(config());
-  const bool tied = !config().transformer.untie_embeddings_and_output_weights;
+      output_(config(), groups, slice_of_output(slice, config()), embedding_.get(), table) {
+  const int64_t h = config().transformer.hidden_size;
+  const bool tied =
+      has_lm_head(config()) && !config().transformer.untie_embeddings_and_output_weights;
   if (embedding_) {
     if (tied && !slice.head && groups.embd.size() > 1) embedding_->weight().shared = &groups.embd;
     add("embedding", embedding_.get());
   } else if (table != nullptr && slice.head) {
     table->shared = nullptr;  // both ends are on this rank
   }
-  if (embedding_ && binary) {
+  if (const int64_t types = num_token_types(config()); embedding_ && types > 0) {
     const TransformerConfig& t = config().transformer;
-    token_types_ = std::make_unique<Embedding>(2, t.hidden_size, t.embedding_init(2));
+    token_types_ = std::make_unique<Embedding>(types, t.hidden_size, t.embedding_init(types));
     token_types_->set_sequence_parallel(config().sequence_parallel);
     add("embedding.tokentype_embeddings", token_types_.get());
   }
   add("encoder", &encoder_);
-  if (slice.head) {
+  if (slice.head && has_lm_head(config())) {
     lm_head_ = std::make_unique<LMHead>(config(), groups);
     add("lm_head", lm_head_.get());
     if (Module* copy = output_.tied_table()) add("embedding", copy);
     if (Module* own = output_.output_layer()) add("output_layer", own);
     add("output_layer.bias", &lm_head_->bias);
   }
-  if (slice.head && binary) {
-    binary_head_ = std::make_unique<BinaryHead>(config(), groups);
-    add("pooler.dense", binary_head_->pooler.get());
-    add("binary_head", binary_head_->classes.get());
+  if (slice.head && has_pooler(config())) {
+    pooler_ = head_linear("pooler.dense", config(), h, groups);
+    add("pooler.dense", pooler_.get());
+  }
+  if (slice.head && has_binary_head(config())) {
+    binary_head_ = head_linear("binary_head", config(), 2, groups);
+    add("binary_head", binary_head_.get());
+  }
+  if (const int64_t classes = num_classes(config()); slice.head && classes > 0) {
+    classification_head_ = head_linear("classification_head", config(), classes, groups);
+    add("classification_head", classification_head_.get());
   }
   name_parameters();
 }
@@ -154,12 +221,18 @@ StageTensors BertModel::hidden(const Batch& batch, const StageTensors& input,
   if (const at::Tensor mask = batch.find("padding_mask"); mask.defined())
     context.document_ids = padding_documents(mask, given.document_ids);
   if (!embedding_) return {encoder_.forward(input.front(), context)};
+  const at::Tensor text = batch.find("text"), tokens = text.defined() ? text : batch["tokens"];
   at::Tensor types;
-  if (token_types_) types = token_types_->forward(own_rows(batch["types"], context));
-  return {encoder_.forward(embedding_->forward(batch["text"], context, types), context)};
+  if (token_types_) {
+    const at::Tensor given = batch.find("types");
+    types =
+        token_types_->forward(own_rows(given.defined() ? given : at::zeros_like(tokens), context));
+  }
+  return {encoder_.forward(embedding_->forward(tokens, context, types), context)};
 }
 
 at::Tensor BertModel::logits(const at::Tensor& hidden) {
+  MEGATRON_CHECK(lm_head_ != nullptr, "this BERT has no head of masked tokens (bert_lm_head)");
   return output_.linear().forward(lm_head_->forward(hidden)).add_(differentiable(lm_head_->bias));
 }
 
@@ -181,9 +254,24 @@ Loss BertModel::loss(const StageTensors& states, const Batch& batch, const Forwa
   return {(losses * rows.weights).sum(), rows.weights.sum()};
 }
 
+at::Tensor BertModel::pooled(const at::Tensor& hidden) {
+  MEGATRON_ASSERT(pooler_ != nullptr, "this segment has no pooler");
+  const at::Tensor first = hidden.narrow(0, 0, 1).clone();  // a view would keep all rows
+  return at::tanh(pooler_->forward(first)).squeeze(0);
+}
+
 at::Tensor BertModel::order_logits(const at::Tensor& hidden) {
   MEGATRON_ASSERT(binary_head_ != nullptr, "this segment has no binary head");
-  return binary_head_->forward(hidden.narrow(0, 0, 1).clone());  // a view would keep all rows
+  return binary_head_->forward(pooled(hidden).unsqueeze(0)).squeeze(0);
+}
+
+at::Tensor BertModel::class_logits(const at::Tensor& hidden, const ForwardContext* training) {
+  MEGATRON_ASSERT(classification_head_ != nullptr, "this segment has no classification head");
+  at::Tensor x = pooled(hidden).unsqueeze(0);
+  if (const TransformerConfig& t = config().transformer; training != nullptr && training->training)
+    x = dropout(x, t.hidden_dropout, random_key(t.seed, "classification_dropout"),
+                {training->place.sample, training->place.position.narrow(0, 0, 1)});
+  return classification_head_->forward(x).squeeze(0);
 }
 
 // Every rank computes the head on the first of its rows, and that of position 0 counts: so nothing

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "megatron/models/common/ends_cost.h"
 #include "megatron/models/common/output_layer.h"
@@ -12,25 +13,38 @@
 namespace megatron {
 
 struct BertConfig : Config {
-  bool bert_binary_head = true;  // token types and the second loss
+  bool bert_binary_head = true;             // pooler, binary head and the second loss
+  std::optional<int64_t> bert_token_types;  // none: two with the binary head, else no table
+  bool bert_lm_head = true;                 // the head and the loss of masked tokens
+  bool bert_pooler = false;                 // without the binary head, too
+  // Outputs of a classification head, in the place of the heads of pretraining; 0: there is none
+  int64_t bert_classes = 0;
+  bool bert_embedding_norm = false;
+  int64_t bert_first_position = 0;  // row of the table of learned positions that position 0 has
   // Not a flag: positions of a sample that the loss counts at most; 0: not known
   int64_t most_counted = 0;
   void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
 };
 
-// Reads the columns of datasets/masked/bert_dataset.h.
+// Reads the columns of datasets/masked/bert_dataset.h; without "text" the column "tokens", and
+// without "types" only types of 0.
 //
-//   x = E[text] + P[position] + Y[type]; layers; final norm: hidden states
+//   x = E[text] + P[position] + Y[type], normed with bert_embedding_norm; layers; final norm:
+//   hidden states
 //   logits = E norm(gelu(W x + b)) + c        loss: cross entropy of the masked tokens
 //   order = V tanh(W' x_0 + b') + d           "sop loss": cross entropy of each sample
+//   classes = U drop(tanh(W' x_0 + b')) + e   with bert_classes, in the place of the heads above
 //
-// Token types are there with the binary head only. Tokens attend to those of the padding mask; what
-// others compute counts nowhere. The GELU of the head is the exact one whatever that of the MLP is.
+// Token types are there with the binary head, or where BertConfig says so. Tokens attend to those
+// of the padding mask; what others compute counts nowhere. The GELU of the head is the exact one
+// whatever that of the MLP is.
 // Logits are computed at masked positions only.
 //
-// Parameters: embedding.word_embeddings.weight, embedding.position_embeddings.weight, encoder...,
-// lm_head.{dense, layer_norm}..., output_layer.bias, untied output_layer.weight; with the binary
-// head embedding.tokentype_embeddings.weight, pooler.dense..., binary_head....
+// Parameters: embedding.word_embeddings.weight, embedding.position_embeddings.weight,
+// embedding.norm..., encoder..., lm_head.{dense, layer_norm}..., output_layer.bias, untied
+// output_layer.weight; with token types embedding.tokentype_embeddings.weight; with the binary head
+// pooler.dense..., binary_head...; with classes pooler.dense..., classification_head....
 class BertModel : public Model {
  public:
   // `table` as for make_model(). Throws Error for what is not built.
@@ -49,13 +63,18 @@ class BertModel : public Model {
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   Parameter* embedding_table() override;
 
-  // The logits [b, 2] of the order of both halves, from the first row of this rank's hidden states;
-  // class 1: swapped. Of use where that row is position 0. Last segment, with the binary head.
+  // tanh(W' x_0 + b') [b, h] of the first row of this rank's hidden states. Of use where that row
+  // is position 0. Last segment, with a pooler.
+  at::Tensor pooled(const at::Tensor& hidden);
+  // The logits [b, 2] of the order of both halves; class 1: swapped. As pooled(), with the binary
+  // head.
   at::Tensor order_logits(const at::Tensor& hidden);
+  // The logits [b, classes]; as pooled(), with a classification head. Dropout as `training` says;
+  // null: none.
+  at::Tensor class_logits(const at::Tensor& hidden, const ForwardContext* training = nullptr);
 
  private:
   struct LMHead;
-  struct BinaryHead;
   void add_order_loss(const at::Tensor& hidden, const Batch& batch, const ForwardContext& context);
 
   std::unique_ptr<LanguageModelEmbedding> embedding_;
@@ -63,10 +82,16 @@ class BertModel : public Model {
   TransformerBlock encoder_;
   OutputProjection output_;
   std::unique_ptr<LMHead> lm_head_;
-  std::unique_ptr<BinaryHead> binary_head_;
+  std::unique_ptr<ColumnParallelLinear> pooler_, binary_head_, classification_head_;
 };
 
+bool has_lm_head(const ModelConfig& config);
 bool has_binary_head(const ModelConfig& config);
+bool has_pooler(const ModelConfig& config);
+// Outputs of its classification head; 0: it has none, or is no BERT.
+int64_t num_classes(const ModelConfig& config);
+// Rows of the table of token types; 0: there is none.
+int64_t num_token_types(const ModelConfig& config);
 
 // A column of model_table.h.
 EndsCost bert_ends_cost(const ModelConfig& config, const EndsShape& shape);

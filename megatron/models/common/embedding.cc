@@ -17,16 +17,25 @@ LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
 }
 
 LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
-                                               const ParallelGroups& groups)
+                                               const ParallelGroups& groups,
+                                               const EmbeddingExtras& extras)
     : config_(config.transformer),
+      first_position_(extras.first_position),
       word_embeddings_(config.vocab_size, config.padded_vocab_size, config_.hidden_size,
                        config_.embedding_init(config.vocab_size), config.sequence_parallel,
                        groups) {
   add("word_embeddings", &word_embeddings_);
+  if (extras.norm) {
+    norm_ = std::make_unique<Norm>(
+        config_.hidden_size,
+        NormOptions{config_.normalization, config_.layernorm_epsilon,
+                    config_.layernorm_zero_centered_gamma, config.sequence_parallel});
+    add("norm", norm_.get());
+  }
   if (config_.position_embedding_type != PositionEmbedding::kLearnedAbsolute) return;
-  position_embeddings_ =
-      std::make_unique<Embedding>(config_.max_position_embeddings, config_.hidden_size,
-                                  config_.embedding_init(config_.max_position_embeddings));
+  const int64_t positions = first_position_ + config_.max_position_embeddings;
+  position_embeddings_ = std::make_unique<Embedding>(positions, config_.hidden_size,
+                                                     config_.embedding_init(positions));
   position_embeddings_->set_sequence_parallel(config.sequence_parallel);
   add("position_embeddings", position_embeddings_.get());
 }
@@ -58,13 +67,14 @@ at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens, const Forwa
   }
   if (context.decoding != nullptr) x = with_given_rows(std::move(x), context.decoding->batch);
   if (position_embeddings_) {
-    const at::Tensor rows =
-        context.position_ids.defined()
-            ? position_embeddings_->forward(own_rows(context.position_ids, context))
-            : position_embeddings_->forward(context.rows.position).unsqueeze(1);
-    x = x + rows;
+    const bool given = context.position_ids.defined();
+    at::Tensor ids = given ? own_rows(context.position_ids, context) : context.rows.position;
+    if (first_position_ > 0) ids = ids + first_position_;
+    const at::Tensor rows = position_embeddings_->forward(ids);
+    x = x + (given ? rows : rows.unsqueeze(1));
   }
   if (more.defined()) x = x + more;
+  if (norm_) x = norm_->forward(x);
   if (config_.fp32_residual_connection && x.scalar_type() != at::kDouble) x = x.to(at::kFloat);
   return dropout(x, context.training ? config_.hidden_dropout : 0.0,
                  random_key(config_.seed, "embedding_dropout", use), context.rows);

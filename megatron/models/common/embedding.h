@@ -6,17 +6,25 @@
 #include <vector>
 
 #include "megatron/models/model.h"
+#include "megatron/nn/norm.h"
 #include "megatron/tensor_parallel/layers.h"
 #include "megatron/tensor_parallel/vocab_parallel_embedding.h"
 
 namespace megatron {
 
-// Parameters: word_embeddings.weight, position_embeddings.weight (learned positions only).
+struct EmbeddingExtras {
+  int64_t first_position = 0;  // row of the table of learned positions that position 0 has
+  bool norm = false;           // of the sum of all embeddings, before dropout
+};
+
+// Parameters: word_embeddings.weight, position_embeddings.weight (learned positions only), norm.*
+// (where EmbeddingExtras says so).
 //
 // Communication: over tp, as VocabParallelEmbedding.
 class LanguageModelEmbedding : public Module {
  public:
-  LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups);
+  LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups,
+                         const EmbeddingExtras& extras = {});
   // Looks up in the table of another segment on this rank, which must outlive it; no learned
   // positions.
   LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups, Parameter& table);
@@ -32,8 +40,10 @@ class LanguageModelEmbedding : public Module {
 
  private:
   const TransformerConfig& config_;
+  int64_t first_position_ = 0;
   VocabParallelEmbedding word_embeddings_;
   std::unique_ptr<Embedding> position_embeddings_;
+  std::unique_ptr<Norm> norm_;
 };
 
 // A copy of the embedding table for a tied output layer on another stage; named and initialised as

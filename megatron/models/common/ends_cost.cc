@@ -5,6 +5,7 @@
 #include "megatron/models/common/multi_token_prediction.h"
 #include "megatron/models/model.h"
 #include "megatron/tensor_parallel/linear_cross_entropy.h"
+#include "megatron/transformer/config/norm_placement.h"
 #include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
@@ -72,7 +73,7 @@ EndCost head_cost(const TransformerConfig& config, const EndsShape& shape) {
   const LayerShape& s = shape.layer;
   const StreamCost around(config, s);
   EndCost cost;
-  cost.saved = around.stream + around.stats;
+  if (has_final_norm(config)) cost.saved = around.stream + around.stats;
   if (shape.vocabulary_stages > 1) {
     // The final norm is the last operation of the pass; its output is sent, and its backward comes
     // first.

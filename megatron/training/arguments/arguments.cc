@@ -681,6 +681,8 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
     HfModel model = read_hf_config(folder);
     if (!training.adapter.empty()) open_peft_folder(training.adapter, *model.family, model.config);
     arguments.transformer = model.config.transformer;
+    for (OwnConfig& own : arguments.own)
+      if (own.same_type(model.config.own)) own = model.config.own;
     arguments.tokenizer = hf_tokenizer(folder, model.config.vocab_size);
     return;
   }

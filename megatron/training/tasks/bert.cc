@@ -1,4 +1,5 @@
 // Pretraining of a BERT: masked tokens, and the order of two halves of a text.
+#include "megatron/base/check.h"
 #include "megatron/datasets/masked/masked_datasets.h"
 #include "megatron/models/bert/bert_model.h"
 #include "megatron/tensor/torch.h"
@@ -29,7 +30,20 @@ PretrainTask bert_task(const Arguments& arguments) {
   PretrainTask task = gpt_task(arguments);
   task.name = "bert";
   task.model_provider = bert_provider();
-  const bool binary_head = own_config<BertConfig>(arguments.own).bert_binary_head;
+  const auto& own = own_config<BertConfig>(arguments.own);
+  const bool binary_head = own.bert_binary_head;
+  if (!own.bert_lm_head)
+    throw UsageError(
+        "--task bert trains the head of masked tokens, which the model has not "
+        "(--bert-no-lm-head)\nhint: a model of Hugging Face has it with ForMaskedLM or "
+        "ForPreTraining as its architecture");
+  if (own.bert_classes > 0)
+    throw UsageError(
+        "--task bert trains the heads of pretraining, in whose place --bert-classes puts another");
+  if (own.bert_pooler && !binary_head)
+    throw UsageError(
+        "--bert-pooler: --task bert trains the pooler with the binary head alone\nhint: leave out "
+        "--bert-no-binary-head");
   task.datasets_provider = [binary_head](const Arguments& a, const DatasetRequest& request) {
     return build_masked_datasets({MaskedKind::kBert, binary_head}, a.data, a.masked, request);
   };

@@ -10,6 +10,7 @@
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/transformer/attention/kv_cache.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/config/norm_placement.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
@@ -29,7 +30,7 @@ LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
   options.bias = config.qkv_bias();
   options.init = config.weight_init(qkv_rows(config), config.hidden_size);
   options.sequence_parallel = sequence_parallel;
-  options.input_norm = config.has_pre_norm();
+  options.input_norm = norms_inputs(config);
   options.norm = norm_options(config);
   options.recompute_norm = config.recomputes("layernorm");
   options.lora = lora_options(config, "linear_qkv");

@@ -7,6 +7,7 @@
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/transformer/attention/kv_cache.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
 namespace {
@@ -80,7 +81,7 @@ MultiLatentAttention::MultiLatentAttention(const TransformerConfig& config, int6
                          groups),
       linear_proj_("linear_proj", config.attention_width(), config.hidden_size,
                    linear_proj_options(config, layer_number, sequence_parallel), groups) {
-  if (config.has_pre_norm()) {
+  if (norms_inputs(config)) {
     NormOptions norm = norm_options(config);
     norm.partial_over_tensor = sequence_parallel;
     input_norm_ = std::make_unique<Norm>(config.hidden_size, norm);

@@ -8,7 +8,7 @@ namespace megatron {
 namespace {
 
 constexpr std::string_view kNorms[] = {"LayerNorm", "RMSNorm"};
-constexpr std::string_view kNormPlacements[] = {"pre", "post", "sandwich"};
+constexpr std::string_view kNormPlacements[] = {"pre", "post", "sandwich", "residual"};
 
 }  // namespace
 
@@ -29,8 +29,8 @@ void LayerConfig::fields(FieldVisitor& v) {
       "with --qk-layernorm: one RMS over all heads of a token instead of one per head (OLMo 2)");
   v.choice("norm_placement", norm_placement, kNormPlacements,
            "normalise the input of attention and MLP (pre), their output before it is added "
-           "(post), or both "
-           "(sandwich)");
+           "(post), both (sandwich), or the sum of input and output, without a final norm "
+           "(residual)");
   v.field("parallel_residual", parallel_residual,
           "attention and MLP both read the layer's input: x + attention(norm(x)) + mlp(norm(x))");
   v.field("scale_embeddings", scale_embeddings,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
+#include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
 
@@ -45,6 +46,10 @@ void TransformerConfig::validate(Violations& v) const {
             "--rotary-base-local has an effect only with --window-size");
   v.require(norm_placement != NormPlacement::kPost || !fp32_residual_connection,
             "--norm-placement post with --fp32-residual-connection is not built");
+  v.require(has_final_norm(*this) || !fp32_residual_connection,
+            "--norm-placement residual with --fp32-residual-connection is not built");
+  v.require(has_final_norm(*this) || mtp_num_layers <= 0,
+            "--norm-placement residual with --mtp-num-layers is not built");
   v.require(
       !parallel_residual || !(recomputes("mlp") || offloads_activations()),
       "--parallel-residual with --recompute-modules mlp or offloading of activations is not built");

@@ -6,6 +6,7 @@
 #include "megatron/nn/saved_tensors.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
 namespace {
@@ -23,7 +24,7 @@ LinearOptions fc1_options(const TransformerConfig& config, int64_t layer_number,
   options.sequence_parallel = sequence_parallel;
   if (is_gated(config.activation()))
     options.parts = {config.ffn_hidden_size, config.ffn_hidden_size};
-  options.input_norm = config.has_pre_norm();
+  options.input_norm = norms_inputs(config);
   options.norm = {config.normalization, config.layernorm_epsilon,
                   config.layernorm_zero_centered_gamma};
   options.recompute_norm = config.recomputes("layernorm");

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "megatron/transformer/config/norm_placement.h"
+
 namespace megatron {
 
 SavedBytes& SavedBytes::operator+=(const SavedBytes& other) {
@@ -142,7 +144,7 @@ StreamCost::StreamCost(const TransformerConfig& c, const LayerShape& shape)
       part(shape.sequence_parallel ? normed : 0),
       stats(shape.rows * (c.normalization == Normalization::kLayerNorm ? 2 : 1) * shape.sum),
       branch(c.hidden_dropout > 0 || cast > 0 ? normed : 0),
-      pre_norm(c.has_pre_norm()),
+      pre_norm(norms_inputs(c)),
       recompute_norm(c.recomputes("layernorm")),
       pre_norm_saved(pre_norm ? stats + (recompute_norm ? 0 : normed) : 0),
       post_norm_saved(c.has_post_norm() ? (part > 0 ? part : product) + stats : 0) {}

@@ -1,6 +1,7 @@
 #include "megatron/transformer/layer/sublayer.h"
 
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
 
@@ -22,17 +23,21 @@ at::Tensor ResidualSublayer::forward(const at::Tensor& x, const LayerContext& co
 }
 
 bool ResidualSublayer::adds_in_product(const ForwardContext& pass) const {
-  return !config_.has_post_norm() && !config_.fp32_residual_connection &&
+  return (!config_.has_post_norm() || norms_sums(config_)) && !config_.fp32_residual_connection &&
          !(pass.training && config_.hidden_dropout > 0.0);
 }
 
 at::Tensor ResidualSublayer::add_residual(const SublayerOutput& result,
                                           const ForwardContext& pass) {
-  if (!result.residual.defined()) return result.output;
-  const TokenPositions& place = pass.rows.position.defined() ? pass.rows : pass.place;
-  const double p = pass.training ? config_.hidden_dropout : 0.0;
-  return dropout_add(post_norm_ != nullptr ? post_norm_->forward(result.output) : result.output,
-                     result.residual, p, dropout_key_, place);
+  const auto sum = [&](const at::Tensor& output) {
+    if (!result.residual.defined()) return output;
+    const TokenPositions& place = pass.rows.position.defined() ? pass.rows : pass.place;
+    const double p = pass.training ? config_.hidden_dropout : 0.0;
+    return dropout_add(output, result.residual, p, dropout_key_, place);
+  };
+  if (post_norm_ == nullptr) return sum(result.output);
+  return norms_sums(config_) ? post_norm_->forward(sum(result.output))
+                             : sum(post_norm_->forward(result.output));
 }
 
 }  // namespace megatron

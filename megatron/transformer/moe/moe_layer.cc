@@ -8,6 +8,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
+#include "megatron/transformer/config/norm_placement.h"
 #include "megatron/transformer/moe/router_product.h"
 
 namespace megatron {
@@ -145,7 +146,7 @@ MoELayer::MoELayer(const TransformerConfig& config, int64_t layer_number, bool s
       latent_size_(config.moe_latent_size.value_or(config.hidden_size)),
       router_(router_options(config, sequence_parallel), layer_number, groups),
       experts_(experts_options(config, layer_number), groups) {
-  if (config.has_pre_norm()) {
+  if (norms_inputs(config)) {
     NormOptions norm = norm_options(config);
     norm.partial_over_tensor = sequence_parallel;
     norm_ = std::make_unique<Norm>(config.hidden_size, norm);

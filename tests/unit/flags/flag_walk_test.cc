@@ -327,6 +327,12 @@ constexpr Reader kReaders[] = {
     {"masking_longer_ngrams", "megatron/datasets/masked/masked_data_config.cc", "masking"},
     {"masking_geometric", "megatron/datasets/masked/masked_data_config.cc", "masking"},
     {"mlm_replace", "megatron/datasets/masked/masked_data_config.cc", "masking"},
+    {"bert_token_types", "megatron/models/bert/bert_model.cc", "num_token_types"},
+    {"bert_lm_head", "megatron/models/bert/bert_model.cc", "has_lm_head"},
+    {"bert_pooler", "megatron/models/bert/bert_model.cc", "has_pooler"},
+    {"bert_classes", "megatron/models/bert/bert_model.cc", "num_classes"},
+    {"bert_embedding_norm", "megatron/models/bert/bert_model.cc", "embedding_extras"},
+    {"bert_first_position", "megatron/models/bert/bert_model.cc", "embedding_extras"},
 };
 
 // Fields of which one value is built: the others are refused.

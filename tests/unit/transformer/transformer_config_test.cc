@@ -12,6 +12,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/rotary_embedding.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
 namespace {
@@ -490,6 +491,11 @@ const std::vector<BrokenRule> kBrokenRules = {
     {"PostNormWithoutFp32Residual",
      "--norm-placement post with --fp32-residual-connection is not built",
      [](auto& c) { c.norm_placement = NormPlacement::kPost, c.fp32_residual_connection = true; }},
+    {"ResidualNormWithoutFp32Residual",
+     "--norm-placement residual with --fp32-residual-connection is not built",
+     [](auto& c) { c.norm_placement = kResidualPlacement, c.fp32_residual_connection = true; }},
+    {"ResidualNormWithoutMtp", "--norm-placement residual with --mtp-num-layers is not built",
+     [](auto& c) { c.norm_placement = kResidualPlacement, c.mtp_num_layers = 1; }},
     {"ParallelResidualIsPreNorm",
      "--parallel-residual with norms on the output of branches is not built\nhint: "
      "--norm-placement pre",

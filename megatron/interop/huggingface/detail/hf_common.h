@@ -13,9 +13,10 @@
 
 namespace megatron {
 
-// Families by the kind of their MLPs; hf_families() has all.
+// Families by the kind of their layers; hf_families() has all.
 std::vector<HfFamily> dense_hf_families();
 std::vector<HfFamily> moe_hf_families();
+std::vector<HfFamily> encoder_hf_families();
 
 namespace hf {
 
