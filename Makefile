@@ -40,8 +40,10 @@ test: build  ## build and run every test
 	@scripts/build.sh $(PRESET)
 	$(CTEST) --preset $(PRESET)
 
-clients: build  ## our files and our server before programs that are not ours: wandb, promtool, openai, curl, chromium (installs them)
-	@scripts/clients.sh build/$(PRESET)/bin/megatron
+clients: build  ## our files and our server before programs that are not ours: wandb, openai, lm-eval, chromium, haproxy, aiperf, ... (installs them)
+	@scripts/grammars.sh
+	@scripts/build.sh $(PRESET) megatron_grammar megatron_grammar_compiler
+	scripts/clients.sh build/$(PRESET)/bin/megatron $(CLIENTS)
 
 grammars: build  ## what grammars need: xgrammar (from PyPI), in a library that is loaded with the first one; and its tests
 	@scripts/grammars.sh

@@ -25,10 +25,10 @@ def train_talker(folder, *flags):
 class Server:
     """A server on a free port; `log` has what it writes to standard error."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, exact=EXACT):
         self.log = tempfile.TemporaryFile("w+")
         port = [] if "--port" in flags else ["--port", "0"]
-        self.process = subprocess.Popen([support.BINARY, "serve", *port, *EXACT, *flags], stdout=subprocess.PIPE, stderr=self.log,
+        self.process = subprocess.Popen([support.BINARY, "serve", *port, *exact, *flags], stdout=subprocess.PIPE, stderr=self.log,
                                         text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.line = self.process.stdout.readline().strip()
         if not self.line:

@@ -189,6 +189,9 @@ class RoutersTest(support.FolderTest):
 
     @unittest.skipUnless(shutil.which("haproxy"), "no haproxy")
     def test_haproxy(self):
+        version = re.search(r"version (\d+)\.(\d+)", subprocess.run(["haproxy", "-v"], capture_output=True, text=True).stdout)
+        if (int(version[1]), int(version[2])) < (2, 6):
+            self.skipTest(version[0])
         port = free_port()
         with open(self.path("haproxy.cfg"), "w") as stream:
             stream.write(self.with_ports(manual_block("backend replicas"), port))
