@@ -42,6 +42,8 @@ int main(int argc, char** argv) {
       {"chat", computing<"megatron_chat">, "talk with a model in the terminal"},
       {"generate", computing<"megatron_generate">, "generate text with a trained model"},
       {"logits", computing<"megatron_logits">, "write the logits of given token ids"},
+      {"classify", computing<"megatron_classify">, "tell classes of texts by an encoder"},
+      {"embed", computing<"megatron_embed">, "write vectors of texts by an encoder"},
       {"evaluate", computing<"megatron_evaluate">,
        "measure a model on text files and multiple-choice questions"},
       {"convert-checkpoint", computing<"megatron_convert_checkpoint">,

@@ -165,6 +165,10 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   options.allow_unexpected = {"fp8.*"};
   options.allow_missing = {"fp8.*"};
   if (!parts.optimizer) options.allow_unexpected.push_back("optimizer.*");
+  for (const std::string& head : parts.heads) {
+    options.allow_unexpected.push_back(head);
+    options.allow_missing.push_back(head);
+  }
   for (ModelChunk& chunk : model.chunks) chunk.store->values_will_change();
   const LoadReport report = read_tensors(checkpoint, tensors, options, agreement);
   if (parts.optimizer && !report.missing.empty())

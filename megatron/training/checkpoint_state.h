@@ -40,6 +40,9 @@ struct LoadParts {
   const Checkpoint* adapter_source = nullptr;
   const Checkpoint* frozen_source = nullptr;  // the same for frozen weights
   const Upcycling* upcycling = nullptr;       // the checkpoint is of a dense model
+  // Patterns of parameters that the checkpoint may lack, and then keep their values, or have in
+  // vain
+  std::vector<std::string> heads = {};
 };
 
 // Loads weights and optimizer state; each rank reads what it needs. Collective over `agreement`

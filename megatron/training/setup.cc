@@ -1,5 +1,7 @@
 #include "megatron/training/setup.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
@@ -13,6 +15,7 @@
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/experts/upcycling.h"
+#include "megatron/training/task_heads.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/moe/token_dispatcher.h"
 
@@ -190,6 +193,19 @@ void initialize_adapters(DistributedDataParallel& store, int64_t seed) {
   });
 }
 
+// Parameters of these patterns that the checkpoint lacks.
+void initialize_heads(DistributedDataParallel& store, const std::vector<std::string>& heads,
+                      const Checkpoint& checkpoint, int64_t seed) {
+  const auto is_head = [&](const std::string& name) {
+    return std::any_of(heads.begin(), heads.end(),
+                       [&](const std::string& pattern) { return matches_pattern(pattern, name); });
+  };
+  store.edit_values([&](Parameter& parameter) {
+    if (is_head(parameter.name) && !checkpoint.manifest().tensors.contains(parameter.name))
+      initialize_parameter(parameter, seed, store.groups());
+  });
+}
+
 // All ranks open the same checkpoint; each verifies a share.
 Checkpoint open_weights(const std::string& folder, Agreement* agreement) {
   if (is_hf_folder(folder)) return open_hf_folder(folder).checkpoint;
@@ -357,6 +373,7 @@ void refuse_experts(const Checkpoint& checkpoint) {
 void load_start(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
                 const StartPoint& start, TrainedModel& model, Agreement* agreement) {
   LoadParts parts;
+  const int64_t seed = arguments.transformer.seed;
   std::optional<Checkpoint> adapter;
   if (arguments.transformer.has_adapters() && !start.continues()) {
     if (!arguments.training.adapter.empty()) {
@@ -364,10 +381,13 @@ void load_start(const PretrainTask& task, const Arguments& arguments, const Voca
       parts.adapter_source = &*adapter;
     } else if (!has_adapters(*start.checkpoint)) {  // new adapters for a base model
       parts.adapters = false;
-      for (const ModelChunk& chunk : model.chunks)
-        initialize_adapters(*chunk.store, arguments.transformer.seed);
+      for (const ModelChunk& chunk : model.chunks) initialize_adapters(*chunk.store, seed);
     }
   }
+  if (!start.continues()) parts.heads = heads_of_task(task.name);
+  if (!parts.heads.empty())
+    for (const ModelChunk& chunk : model.chunks)
+      initialize_heads(*chunk.store, parts.heads, *start.checkpoint, seed);
   std::optional<Upcycling> upcycling;
   if (start.upcycles) {
     refuse_experts(*start.checkpoint);

@@ -1,4 +1,5 @@
-// megatron finetune: fine-tunes a model on conversations or preferences; see docs/fine_tuning.md.
+// megatron finetune: fine-tunes a model on conversations, preferences or classes of texts; see
+// docs/fine_tuning.md and docs/encoders.md.
 #include "tools/support/training_run.h"
 
 namespace megatron {
@@ -8,7 +9,8 @@ extern "C" int megatron_finetune(int argc, char** argv) {
       argc, argv, parse_finetune_arguments,
       "megatron finetune --load MODEL --train-data-path CONVERSATIONS --seq-length N "
       "--micro-batch-size N\n"
-      "                  --train-iters N --lr X [--task sft|dpo] [--save FOLDER] [flags of "
+      "                  --train-iters N --lr X [--task sft|dpo|classify] [--save FOLDER] [flags "
+      "of "
       "pretrain]\n\n"
       "MODEL is a folder of checkpoints or of Hugging Face; its model and tokenizer are used "
       "unless "

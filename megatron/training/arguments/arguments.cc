@@ -130,9 +130,11 @@ std::vector<std::string> flags_given(C config) {
 // Samples of sentences are masked, and have neither documents inside nor their positions.
 void masked_tokens_are_data(const Arguments& a, Violations& v) {
   const bool masks = a.training.task == "bert";
-  std::vector<std::string> given = flags_given(a.masked);
-  std::ranges::copy(flags_given(own_config<BertConfig>(a.own)), std::back_inserter(given));
-  if (!masks && !given.empty())
+  std::vector<std::string> given;
+  if (!masks) given = flags_given(a.masked);
+  if (!masks && a.training.task != "classify")
+    std::ranges::copy(flags_given(own_config<BertConfig>(a.own)), std::back_inserter(given));
+  if (!given.empty())
     v.add(cat(listed(given), " has no effect with --task ", a.training.task),
           "leave it out, or give --task bert");
   if (masks && (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss))

@@ -403,7 +403,7 @@ constexpr Refusal kRefusals[] = {
     {kT5,
      "--decoder-num-layers= --relative-attention-num-buckets=32 "
      "--relative-attention-max-distance=128 --decoder-seq-length="},
-    {"writing vectors of texts is not built yet",
+    {"training writes no vectors of texts; `megatron embed` does",
      "--output-bert-embeddings --bert-embedder-type=megatron"},
     {kMuon,
      "--muon-momentum=0.9 --muon-nesterov --muon-scale-mode=spectral "

@@ -19,7 +19,9 @@ const std::vector<const TaskType*>& task_types() {
       MEGATRON_TASK(gpt),
       MEGATRON_TASK(sft),
       MEGATRON_TASK(dpo),
+      // Encoders
       MEGATRON_TASK(bert),
+      MEGATRON_TASK(classify),
   };
   return types;
 }

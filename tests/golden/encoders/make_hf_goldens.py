@@ -21,8 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SMALL = dict(vocab_size=24, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16,
              hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, layer_norm_eps=1e-12, hidden_act="gelu")
 CASES = {
-    "megatron_bert": ("MegatronBertForPreTraining", dict(type_vocab_size=2)),
-    "megatron_bert_masked": ("MegatronBertForMaskedLM", dict(type_vocab_size=3)),
+    "megatron_bert": ("MegatronBertForPreTraining", dict(type_vocab_size=3)),
     "bert": ("BertForPreTraining", dict(type_vocab_size=2)),
     "roberta": ("RobertaForMaskedLM", dict(type_vocab_size=1, pad_token_id=1, max_position_embeddings=18, layer_norm_eps=1e-5)),
     "bert_model": ("BertModel", dict(type_vocab_size=2)),

@@ -331,8 +331,6 @@ constexpr Reader kReaders[] = {
     {"bert_lm_head", "megatron/models/bert/bert_model.cc", "has_lm_head"},
     {"bert_pooler", "megatron/models/bert/bert_model.cc", "has_pooler"},
     {"bert_classes", "megatron/models/bert/bert_model.cc", "num_classes"},
-    {"bert_embedding_norm", "megatron/models/bert/bert_model.cc", "embedding_extras"},
-    {"bert_first_position", "megatron/models/bert/bert_model.cc", "embedding_extras"},
 };
 
 // Fields of which one value is built: the others are refused.

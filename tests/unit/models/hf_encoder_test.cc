@@ -169,8 +169,7 @@ TEST(HfEncoderGolden, HiddenStatesOfAModelWithoutAHead) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, HfEncoderGolden,
-                         testing::Values("megatron_bert", "megatron_bert_masked", "bert",
-                                         "roberta"),
+                         testing::Values("megatron_bert", "bert", "roberta"),
                          [](const auto& param) { return param.param; });
 
 namespace fs = std::filesystem;
@@ -202,8 +201,7 @@ fs::path empty_folder(const std::string& name) {
 }
 
 TEST(HfEncoders, ThereAndBackAreTheSame) {
-  for (const char* name :
-       {"megatron_bert", "megatron_bert_masked", "bert", "roberta", "bert_model"})
+  for (const char* name : {"megatron_bert", "bert", "roberta", "bert_model"})
     expect_there_and_back(encoder_folder(name), empty_folder(name), name);
 }
 

@@ -1,0 +1,71 @@
+#include "megatron/inference/encoder_batches.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+EncodedTexts encode_batch(BertModel& model, std::span<const PairTokens> texts,
+                          std::vector<size_t> rows) {
+  const int64_t vocabulary = model.config().vocab_size;
+  const auto b = std::ssize(rows), s = std::ssize(texts[rows.front()].ids);
+  const at::Tensor ids = at::zeros({b, s}, at::kLong), types = at::zeros_like(ids),
+                   lengths = at::empty({b}, at::kLong);
+  auto id = ids.accessor<int64_t, 2>(), type = types.accessor<int64_t, 2>();
+  auto length = lengths.accessor<int64_t, 1>();
+  for (int64_t r = 0; r < b; ++r) {
+    const PairTokens& text = texts[rows[static_cast<size_t>(r)]];
+    length[r] = std::ssize(text.ids);
+    for (int64_t i = 0; i < length[r]; ++i) {
+      id[r][i] = text.ids[static_cast<size_t>(i)];
+      MEGATRON_CHECK(id[r][i] < vocabulary, "token id ", id[r][i],
+                     " of the tokenizer is outside the model's vocabulary of ", vocabulary);
+      type[r][i] = i < text.first_of_b ? 0 : 1;
+    }
+  }
+  const at::Device device = model.parameters().front()->value.device();
+  EncodedTexts out{std::move(rows), {}, lengths.to(device)};
+  const at::Tensor position = at::arange(s, at::dtype(at::kLong).device(device));
+  Batch batch;
+  batch.set("text", ids.to(device));
+  batch.set("types", types.to(device));
+  if (lengths.min().item<int64_t>() < s)
+    batch.set("padding_mask", position < out.lengths.unsqueeze(1));
+  ForwardContext context;
+  context.place.position = position;
+  context.place.sample = at::zeros({b}, position.options());
+  batch.place = context.place;
+  out.hidden = model.hidden(batch, {}, context).front();
+  return out;
+}
+
+}  // namespace
+
+BertModel& encoder_of(Model& model) {
+  auto* bert = dynamic_cast<BertModel*>(&model);
+  MEGATRON_CHECK(bert != nullptr, "the model is of type ", model.config().type,
+                 ", whose tokens do not see those after them; this needs an encoder",
+                 "\nhint: a BERT, or a folder of Hugging Face of a model of type bert or roberta");
+  return *bert;
+}
+
+void for_each_batch(BertModel& model, std::span<const PairTokens> texts, int64_t batch_tokens,
+                    const std::function<void(const EncodedTexts&)>& use) {
+  const at::NoGradGuard no_grad;
+  std::vector<size_t> order(texts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return texts[a].ids.size() > texts[b].ids.size(); });
+  for (auto begin = order.begin(); begin != order.end();) {
+    const auto longest = std::ssize(texts[*begin].ids);
+    const int64_t count = std::clamp<int64_t>(batch_tokens / longest, 1, order.end() - begin);
+    use(encode_batch(model, texts, {begin, begin + count}));
+    begin += count;
+  }
+}
+
+}  // namespace megatron

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""`megatron finetune --task classify` and `megatron classify`: from a bare model of Hugging Face to classes, metrics, a number; what is refused.
+
+Usage: classify_test.py BINARY [unittest arguments]. Needs nothing but the standard library.
+"""
+import json
+import pathlib
+
+import support
+
+SENTENCE = str(pathlib.Path(__file__).resolve().parent.parent / "golden" / "encoders" / "sentence")
+RUN = ["finetune", "--task", "classify", "--load", SENTENCE, "--seq-length", "16", "--micro-batch-size", "8", "--global-batch-size", "16",
+       "--train-iters", "60", "--lr", "1e-2", "--hidden-dropout", "0", "--attention-dropout", "0", "--eval-iters", "0", "--num-workers", "0",
+       "--num-threads", "1", "--device", "cpu"]
+
+
+class ClassifyTest(support.FolderTest):
+    def write(self, name, lines):
+        path = self.path(name)
+        pathlib.Path(path).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return path
+
+    def assert_error(self, code, message, *arguments):
+        result = support.call(*arguments)
+        lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        self.assertEqual((result.returncode, lines), (code, ["error: " + message]))
+
+    def test_classes_are_learned(self):
+        # The class is that of the second text's animal, the number that of the first text's word.
+        words = ["cat", "dog", "mat", "small"]
+        pairs = [(f"the {a} ran", f"a {b} sat", int(b in ("cat", "dog"))) for a in words for b in words]
+        rows = self.write("train.tsv", ["index\tsentence1\tsentence2\tlabel"] +
+                          [f"{i}\t{a}\t{b}\t{['other', 'animal'][label]}" for i, (a, b, label) in enumerate(pairs * 2)])
+        labels = ["--labels", "other", "animal"]
+        saved = self.path("saved")
+        self.output(*RUN, "--bert-classes", "2", *labels, "--train-data-path", rows, "--save", saved)
+        samples = self.path("samples.jsonl")
+        metrics = json.loads(self.output("classify", saved, "--input", rows, *labels, "--log-samples", samples, "--device", "cpu"))
+        self.assertEqual(metrics["texts"], 32)
+        self.assertGreater(metrics["accuracy"], 0.9)
+        logged = [json.loads(line) for line in pathlib.Path(samples).read_text().splitlines()]
+        self.assertEqual([row["label"] for row in logged], [label for _, _, label in pairs * 2])
+        hits = sum(row["prediction"] == row["label"] == (row["logits"][1] > row["logits"][0]) for row in logged)
+        self.assertAlmostEqual(hits / 32, metrics["accuracy"])
+        numbers = self.write("numbers.jsonl", [json.dumps({"text": a, "label": i // 4}) for i, (a, _, _) in enumerate(pairs)])
+        self.output(*RUN, "--bert-classes", "1", "--train-data-path", numbers, "--save", self.path("number"))
+        metrics = json.loads(self.output("classify", self.path("number"), "--input", numbers, "--device", "cpu"))
+        self.assertGreater(metrics["spearman"], 0.8)
+
+    def test_what_is_refused(self):
+        rows = self.write("train.tsv", ["sentence\tlabel", "a cat\t1", "a dog\t2"])
+        self.assert_error(2, "--task classify needs --bert-classes", *RUN, "--train-data-path", rows)
+        self.assert_error(1, f'{rows}:3: label "2" is none of the 2 classes', *RUN, "--bert-classes", "2", "--train-data-path", rows)
+        self.assert_error(1, "the model has no classification head", "classify", SENTENCE, "--input", self.write("a.jsonl", ['{"text": "a"}']),
+                          "--device", "cpu")
+
+
+if __name__ == "__main__":
+    support.main()
