@@ -15,6 +15,17 @@ constexpr ModelFlags kEncoderModels[] = {
      "--task bert --bert-no-binary-head --num-layers 4 --hidden-size 48 --num-attention-heads 12 "
      "--seq-length 24 --position-embedding-type rope --untie-embeddings-and-output-weights "
      "--attention-dropout 0.1 --hidden-dropout 0.1 --no-bias-gelu-fusion"},
+    // Norms of sums and of the embeddings, positions behind that of the padding token, one token
+    // type.
+    {"bert_residual",
+     "--task bert --bert-no-binary-head --bert-token-types 1 --norm-placement residual "
+     "--bert-embedding-norm --bert-first-position 2 --num-layers 4 --hidden-size 48 "
+     "--num-attention-heads 12 --seq-length 24 --max-position-embeddings 24 "
+     "--attention-dropout 0.1 --hidden-dropout 0.1 --no-bias-gelu-fusion"},
+    // Classes of pairs of texts.
+    {"bert_classes",
+     "--task classify --bert-classes 3 --num-layers 4 --hidden-size 48 --num-attention-heads 12 "
+     "--seq-length 24 --max-position-embeddings 24 --attention-dropout 0.1 --hidden-dropout 0.1"},
 };
 
 constexpr LayoutRow kEncoderRows[] = {
@@ -45,6 +56,18 @@ constexpr LayoutRow kEncoderRows[] = {
     {"pp2_offload_bert", "bert", 2, PP "2 " OFFLOAD "qkv_linear core_attn mlp_norm mlp_act",
      "bert"},
     {"tp2_sp_pp2_cp2_bert", "bert", 8, TP "2 " SP PP "2 " CP "2", "bert"},
+    {"tp2_bert_residual", "bert_residual", 2, TP "2", "bert"},
+    {"tp2_sp_bert_residual", "bert_residual", 2, TP "2 " SP, "bert"},
+    {"pp2_vpp2_bert_residual", "bert_residual", 2, PP "2 " VPP "2", "bert"},
+    {"pp2_zbh1_bert_residual", "bert_residual", 2, PP "2 --pipeline-schedule zb-h1", "bert"},
+    {"cp2_bert_residual", "bert_residual", 2, CP "2", "bert"},
+    {"dp2_zero3_bert_residual", "bert_residual", 2, ZERO3 OVERLAP, "bert"},
+    {"tp2_sp_full_bert_residual", "bert_residual", 2, TP "2 " SP FULL "1", "bert"},
+    {"tp2_sp_pp2_dp2_bert_residual", "bert_residual", 8, TP "2 " SP PP "2 " ZERO1 OVERLAP, "bert"},
+    {"tp2_bert_classes", "bert_classes", 2, TP "2", "classify"},
+    {"pp2_bert_classes", "bert_classes", 2, PP "2", "classify"},
+    {"dp2_zero3_bert_classes", "bert_classes", 2, ZERO3 OVERLAP, "classify"},
+    {"tp2_pp2_dp2_bert_classes", "bert_classes", 8, TP "2 " PP "2 " ZERO1 OVERLAP, "classify"},
     {"all_16_bert", "bert", 16, TP "2 " SP PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP, "bert"},
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/models/bert/bert_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/planning/layout_plan.h"
@@ -14,6 +15,7 @@
 #include "megatron/training/tasks/tasks.h"
 #include "tests/extension/proofs.h"
 #include "tests/parallel/against_one_rank.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -37,6 +39,29 @@ TEST(Bert, RefusesWhatIsNotBuilt) {
   refused("--final-logit-softcapping", [](auto&, auto& t) { t.final_logit_softcapping = 30; });
   refused("--mtp-num-layers", [](auto&, auto& t) { t.mtp_num_layers = 1; });
   refused("--lora-rank", [](auto&, auto& t) { t.lora_rank = 4; });
+}
+
+// What nothing would train.
+TEST(Bert, RefusesHeadsThatItDoesNotTrain) {
+  const auto error = [](BertConfig own) {
+    Arguments arguments;
+    own_config<BertConfig>(arguments.own) = own;
+    return error_of([&] { find_task("bert", arguments); });
+  };
+  BertConfig bare, pooled, classes;
+  classes.bert_classes = 2;
+  bare.bert_lm_head = bare.bert_binary_head = pooled.bert_binary_head = false;
+  pooled.bert_pooler = true;
+  EXPECT_EQ(error(bare),
+            "--task bert trains the head of masked tokens, which the model has not "
+            "(--bert-no-lm-head)\nhint: a model of Hugging Face has it with ForMaskedLM or "
+            "ForPreTraining as its architecture");
+  EXPECT_EQ(error(classes),
+            "--task bert trains the heads of pretraining, in whose place --bert-classes puts "
+            "another");
+  EXPECT_EQ(error(pooled),
+            "--bert-pooler: --task bert trains the pooler with the binary head alone\nhint: leave "
+            "out --bert-no-binary-head");
 }
 
 constexpr const char* kRun =
@@ -102,6 +127,9 @@ std::vector<ProvedLayout> some_layouts() {
     const std::string_view name = layout.name;
     return name == "tp2_sp" || name == "cp2" || name == "pp2_vpp2";
   });
+  some.push_back({"tp2_sp_norms_of_sums", 2,
+                  "--tensor-model-parallel-size 2 --sequence-parallel --norm-placement residual "
+                  "--bert-embedding-norm --bert-first-position 2"});
   return some;
 }
 

@@ -91,6 +91,7 @@ constexpr LayoutRow kRows[] = {
     {"tp2", "gpt", 2, TP "2"},
     {"tp2_llama", "llama", 2, TP "2"},
     {"tp4_sp", "gpt", 4, TP "4 " SP},
+    {"tp2_sp_pp2_norms_of_sums", "gpt", 4, TP "2 " SP PP "2 --norm-placement residual"},
     {"tp2_sp_positions", "gpt", 2, TP "2 " SP "--reset-position-ids --reset-attention-mask"},
     {"tp2_z_loss", "llama", 2, TP "2 --z-loss-coeff 0.01"},
     {"tp2_linear_loss", "gpt", 2,
