@@ -44,6 +44,8 @@ TEST(ExpertRowsGpu, Rates) {
                      dy = at::randn({rows, s.ffn}, options),
                      weights = at::rand({rows}, options.dtype(at::kFloat));
     print_rate(s, "permute", s.tokens * s.hidden * (1 + s.topk),
+               [&] { spread_rows(x, order.rows); });
+    print_rate(s, "permute, as a gather", s.tokens * s.hidden * (1 + s.topk),
                [&] { gather_rows(x, order.choices, s.topk); });
     print_rate(s, "combine", s.tokens * s.hidden * (1 + s.topk),
                [&] { sum_rows(moved, order.rows); });

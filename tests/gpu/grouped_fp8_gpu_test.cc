@@ -10,7 +10,7 @@
 #include "megatron/kernels/fp8/fp8.h"
 #include "megatron/tensor/device_graph.h"
 #include "megatron/tensor/experts/grouped_gemm.h"
-#include "megatron/tensor/experts/grouped_quantization.h"
+#include "megatron/tensor/experts/quantized_activation.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -135,37 +135,40 @@ void expect_same_front(const at::Tensor& a, const at::Tensor& b, int64_t count,
       << what;
 }
 
+// The rows of experts, quantised, of [rows, columns]. One scale of an expert without rows means
+// nothing.
+void expect_same_codes(const QuantizedTensor& a, const QuantizedTensor& b, const Case& one,
+                       int64_t columns, int64_t unit, const std::string& what) {
+  int64_t padded = 0;
+  for (const int64_t rows : one.rows) padded += (rows + unit - 1) / unit * unit;
+  expect_same_front(bytes(a.rows.codes), bytes(b.rows.codes), one.sum() * columns,
+                    what + " by rows");
+  expect_same_front(bytes(a.columns.codes), bytes(b.columns.codes), padded * columns,
+                    what + " by columns");
+  if (a.rows.layout != ScaleLayout::kTensor) {
+    expect_same_front(a.rows.scale, b.rows.scale, one.sum() * columns / kFp8Block,
+                      what + " scales by rows");
+    expect_same_front(a.columns.scale, b.columns.scale, padded * columns / kFp8Block,
+                      what + " scales by columns");
+    return;
+  }
+  for (int64_t expert = 0; expert < one.experts(); ++expert) {
+    if (one.rows[static_cast<size_t>(expert)] == 0) continue;
+    for (const int64_t place : {int64_t{0}, kFp8InverseAt})
+      EXPECT_EQ(a.rows.scale[expert][place].item<float>(),
+                b.rows.scale[expert][place].item<float>())
+          << what << " expert " << expert;
+  }
+}
+
 TEST_P(GroupedFp8Gpu, CodesAreTheCpus) {
   for (const Case& one : cases(blocks())) {
     const Results here = compute(one, at::kCPU), there = compute(one, kGpu);
     const std::string what = std::to_string(one.experts()) + " experts " + std::to_string(one.n) +
                              " x " + std::to_string(one.k);
     const int64_t unit = options_.alignment();
-    int64_t padded = 0;
-    for (const int64_t rows : one.rows) padded += (rows + unit - 1) / unit * unit;
-    const auto compare = [&](const QuantizedTensor& a, const QuantizedTensor& b, int64_t columns,
-                             const std::string& name) {
-      expect_same_front(bytes(a.rows.codes), bytes(b.rows.codes), one.sum() * columns,
-                        what + name + " by rows");
-      expect_same_front(bytes(a.columns.codes), bytes(b.columns.codes), padded * columns,
-                        what + name + " by columns");
-      if (blocks()) {
-        expect_same_front(a.rows.scale, b.rows.scale, one.sum() * columns / kFp8Block,
-                          what + name + " scales by rows");
-        expect_same_front(a.columns.scale, b.columns.scale, padded * columns / kFp8Block,
-                          what + name + " scales by columns");
-        return;
-      }
-      for (int64_t expert = 0; expert < one.experts(); ++expert) {
-        if (one.rows[static_cast<size_t>(expert)] == 0) continue;
-        for (const int64_t place : {int64_t{0}, kFp8InverseAt})
-          EXPECT_EQ(a.rows.scale[expert][place].item<float>(),
-                    b.rows.scale[expert][place].item<float>())
-              << what << name << " expert " << expert;
-      }
-    };
-    compare(here.x8, there.x8, one.k, " input");
-    compare(here.g8, there.g8, one.n, " gradient");
+    expect_same_codes(here.x8, there.x8, one, one.k, unit, what + " input");
+    expect_same_codes(here.g8, there.g8, one, one.n, unit, what + " gradient");
     for (const auto& [a, b] : {std::pair{&here.w8.rows, &there.w8.rows},
                                std::pair{&here.w8.columns, &there.w8.columns}}) {
       EXPECT_TRUE(at::equal(bytes(a->codes), bytes(b->codes))) << what << " weight";
@@ -173,6 +176,40 @@ TEST_P(GroupedFp8Gpu, CodesAreTheCpus) {
       EXPECT_TRUE(at::equal(a->scale, b->scale.cpu())) << what << " weight scales";
     }
     EXPECT_TRUE(at::equal(here.amax, there.amax.cpu())) << what << " largest magnitudes";
+  }
+}
+
+// In one kernel as in two.
+TEST_P(GroupedFp8Gpu, ActivationsAreThatOfTwoKernels) {
+  const ExpertActivation activations[] = {{Activation::kSwiglu, 0.0, {}},
+                                          {Activation::kGeglu, 0.0, {}},
+                                          {Activation::kQuickGeglu, 1.0, 0.7}};
+  for (const Case& one : cases(blocks())) {
+    for (const ExpertActivation& activation : activations) {
+      const int64_t all = one.sum() + kBeyond, f = one.k, unit = options_.alignment();
+      at::Tensor x = draw({all, 2 * f}, 1), weights = draw({all}, 3).to(at::kFloat);
+      for (const at::Tensor& t : {x, weights}) t.narrow(0, one.sum(), kBeyond).fill_(std::nan(""));
+      x = x.to(kGpu);
+      weights = weights.to(kGpu);
+      const at::Tensor counts = one.counts().to(kGpu);
+      at::Tensor known;
+      if (GetParam().scales_known) {
+        known = at::full({one.experts(), 3}, 24.0f, weights.options());
+        known[0].zero_();
+      }
+      const at::Tensor amax[2] = {at::zeros({one.experts(), 3}, weights.options()),
+                                  at::zeros({one.experts(), 3}, weights.options())};
+      const auto by = [&](OperandRole role, int i) { return scales(role, known, amax[i]); };
+      const std::string what = std::to_string(one.experts()) + " experts " + std::to_string(f) +
+                               " activation " + std::to_string(static_cast<int>(activation.kind));
+      expect_same_codes(
+          quantized_weighted_activation(x, weights, activation, counts, options_, kBoth,
+                                        by(OperandRole::kInput, 0)),
+          quantize_expert_rows(weighted_activation(x, weights, activation), counts,
+                               OperandRole::kInput, options_, kBoth, by(OperandRole::kInput, 1)),
+          one, f, unit, what);
+      EXPECT_TRUE(at::equal(amax[0], amax[1])) << what;
+    }
   }
 }
 
@@ -292,6 +329,21 @@ TEST_P(GroupedFp8Gpu, Rates) {
         milliseconds(
             x, [&] { quantize_expert_rows(dy, counts, OperandRole::kGradient, options_, kBoth); }),
         milliseconds(x, [&] { quantize_expert_weight(w, options_, kBoth); }));
+    if (k > n) continue;
+    // n: gate and up of the first product
+    const at::Tensor weights = at::rand({rows}, bf16.dtype(at::kFloat));
+    const at::Tensor given = at::full({experts}, 16.0f, bf16.dtype(at::kFloat));
+    const ExpertScales by{GetParam().scales_known ? given : at::Tensor(), {}};
+    const auto in_one = [&] {
+      quantized_weighted_activation(dy, weights, {}, counts, options_, kBoth, by);
+    };
+    const auto in_two = [&] {
+      const at::Tensor y = weighted_activation(dy, weights, {});
+      for (const bool columns : {false, true})
+        quantize_expert_rows(y, counts, OperandRole::kInput, options_, {!columns, columns}, by);
+    };
+    std::printf("%-11s activation, in one kernel %.3f ms, in two %.3f\n", GetParam().name,
+                milliseconds(x, in_one), milliseconds(x, in_two));
   }
 }
 

@@ -97,6 +97,28 @@ KernelCase order_case(int64_t tokens, int64_t k, int64_t num_experts, int64_t fi
   return row;
 }
 
+// Each token's row at the places of its choices.
+KernelCase spread_case(at::ScalarType type, int64_t tokens, int64_t k, int64_t columns) {
+  KernelCase row;
+  row.name = std::string("spread_rows_") + c10::toString(type) + "_" + std::to_string(tokens) +
+             "x" + std::to_string(k) + "x" + std::to_string(columns);
+  row.type = type;
+  row.inputs = [=] {
+    const at::Tensor places = at::randperm(tokens * k, at::kLong).view({tokens, k});
+    return Tensors{normal({tokens, columns}, type, 1), places};
+  };
+  row.run = [](const Tensors& t) { return Tensors{spread_rows(t[0], t[1])}; };
+  row.reference = [=](const Tensors& t) {
+    const at::Tensor from =
+        at::empty_like(t[1].view({-1}))
+            .scatter_(0, t[1].view({-1}), at::arange(tokens * k, t[1].options()).div(k, "floor"));
+    return Tensors{t[0].index_select(0, from)};
+  };
+  row.tolerance = tolerance_of(type);
+  row.bit_equal = true;
+  return row;
+}
+
 // Rows taken into the order of experts, and the sums of a token's rows: rounded, added to something
 // and rounded, and added to wider sums.
 KernelCase rows_case(at::ScalarType type, int64_t tokens, int64_t k, int64_t columns) {
@@ -134,6 +156,7 @@ void add_expert_cases(std::vector<KernelCase>& rows, bool perf) {
   if (perf) {
     rows.push_back(weighted_activation_case({}, at::kBFloat16, 2048, 1024));
     rows.push_back(rows_case(at::kBFloat16, 1024, 2, 2048));
+    rows.push_back(spread_case(at::kBFloat16, 1024, 8, 2048));
     return;
   }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -144,6 +167,8 @@ void add_expert_cases(std::vector<KernelCase>& rows, bool perf) {
     rows.push_back(rows_case(type, 37, 3, 130));
     rows.push_back(rows_case(type, 19, 8, 2048));
     rows.push_back(rows_case(type, 5, 1, 7));
+    rows.push_back(spread_case(type, 19, 8, 2048));
+    rows.push_back(spread_case(type, 5, 2, 7));
   }
   rows.push_back(order_case(1, 1, 4, 0, 4));
   rows.push_back(order_case(700, 2, 8, 0, 8));

@@ -145,19 +145,49 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(GatherRows args, int64
   }
 }
 
+constexpr int kTokensOfThread = 2;
+
 template <class Unit>
-bool gathers_in(const GatherRows& args, cudaStream_t stream) {
-  const auto fits = [](auto number) {
-    return reinterpret_cast<uintptr_t>(number) % sizeof(Unit) == 0;
+__global__ void __launch_bounds__(kThreads) spread_kernel(SpreadRows args, int64_t units) {
+  const auto* from = static_cast<const Unit*>(args.from);
+  auto* to = static_cast<Unit*>(args.to);
+  const int64_t first = int64_t{blockIdx.x} * (blockDim.y * kTokensOfThread) + threadIdx.y;
+  for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
+    Unit values[kTokensOfThread];
+#pragma unroll
+    for (int t = 0; t < kTokensOfThread; ++t) {
+      const int64_t token = first + t * blockDim.y;
+      if (token < args.tokens) values[t] = from[token * units + u];
+    }
+#pragma unroll
+    for (int t = 0; t < kTokensOfThread; ++t) {
+      const int64_t token = first + t * blockDim.y;
+      if (token >= args.tokens) continue;
+      const int64_t* places = args.places + token * args.choices;
+      for (int64_t j = 0; j < args.choices; ++j)
+        if (const int64_t place = places[j]; place >= 0) to[place * units + u] = values[t];
+    }
+  }
+}
+
+// Calls launch.operator()<Unit>(units, block) with the widest unit that divides and aligns rows.
+template <class Launch>
+void with_unit_of_rows(int64_t row_bytes, const void* from, const void* to, const Launch& launch) {
+  const auto fits = [&]<class Unit>() {
+    const auto divides = [](uintptr_t number) { return number % sizeof(Unit) == 0; };
+    if (!divides(static_cast<uintptr_t>(row_bytes)) ||
+        !divides(reinterpret_cast<uintptr_t>(from)) || !divides(reinterpret_cast<uintptr_t>(to)))
+      return false;
+    const int64_t units = row_bytes / static_cast<int64_t>(sizeof(Unit));
+    launch.template operator()<Unit>(units, block_for(units));
+    return true;
   };
-  if (args.row_bytes % sizeof(Unit) != 0 || !fits(args.from) || !fits(args.to)) return false;
-  const int64_t units = args.row_bytes / static_cast<int64_t>(sizeof(Unit));
-  const dim3 block = block_for(units);
-  const int64_t of_block = int64_t{block.y} * kRowsOfThread;
-  gather_kernel<Unit>
-      <<<static_cast<unsigned>((args.rows + of_block - 1) / of_block), block, 0, stream>>>(args,
-                                                                                           units);
-  return true;
+  fits.template operator()<uint4>() || fits.template operator()<uint32_t>() ||
+      fits.template operator()<uint16_t>() || fits.template operator()<uint8_t>();
+}
+
+unsigned blocks_of(int64_t rows, int64_t of_block) {
+  return static_cast<unsigned>((rows + of_block - 1) / of_block);
 }
 
 constexpr int kChoicesAtOnce = 4;
@@ -220,7 +250,7 @@ template <class T, class Sum>
 void launch_sum(const SumOfRows& args, cudaStream_t stream) {
   const bool packs = fits_packs<T>(args.columns, {args.rows, args.base, args.sums});
   const dim3 block = block_for(packs ? args.columns / Pack<T>::kSize : args.columns);
-  const auto blocks = static_cast<unsigned>((args.tokens + block.y - 1) / block.y);
+  const unsigned blocks = blocks_of(args.tokens, block.y);
   if (packs) {
     sum_kernel<T, Sum, Pack<T>><<<blocks, block, 0, stream>>>(args);
   } else {
@@ -252,10 +282,24 @@ void expert_order_cuda(const ExpertOrderArgs& args, void* stream) {
 
 void gather_rows_cuda(const GatherRows& args, void* stream) {
   if (args.rows * args.row_bytes == 0) return;
-  const cudaStream_t s = as_stream(stream);
-  gathers_in<uint4>(args, s) || gathers_in<uint32_t>(args, s) || gathers_in<uint16_t>(args, s) ||
-      gathers_in<uint8_t>(args, s);
+  with_unit_of_rows(
+      args.row_bytes, args.from, args.to, [&]<class Unit>(int64_t units, const dim3& block) {
+        gather_kernel<Unit>
+            <<<blocks_of(args.rows, block.y * kRowsOfThread), block, 0, as_stream(stream)>>>(args,
+                                                                                             units);
+      });
   check_cuda(cudaGetLastError(), "gathering of rows");
+}
+
+void spread_rows_cuda(const SpreadRows& args, void* stream) {
+  if (args.tokens * args.choices * args.row_bytes == 0) return;
+  with_unit_of_rows(
+      args.row_bytes, args.from, args.to, [&]<class Unit>(int64_t units, const dim3& block) {
+        spread_kernel<Unit>
+            <<<blocks_of(args.tokens, block.y * kTokensOfThread), block, 0, as_stream(stream)>>>(
+                args, units);
+      });
+  check_cuda(cudaGetLastError(), "spreading of rows");
 }
 
 void sum_of_rows_cuda(const SumOfRows& args, void* stream) {

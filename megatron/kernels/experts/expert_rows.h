@@ -38,6 +38,19 @@ struct GatherRows {
 void gather_rows_cpu(const GatherRows& args, int64_t row_begin, int64_t row_end);
 void gather_rows_cuda(const GatherRows& args, void* stream);
 
+// to[places[i, j]] = from[i], rows of `row_bytes` bytes: each is read once. Negative places are
+// skipped.
+struct SpreadRows {
+  int64_t tokens = 0;
+  int64_t choices = 0;  // of a token
+  int64_t row_bytes = 0;
+  const void* from = nullptr;       // [tokens] rows
+  const int64_t* places = nullptr;  // [tokens, choices], at most once each
+  void* to = nullptr;
+};
+void spread_rows_cpu(const SpreadRows& args, int64_t token_begin, int64_t token_end);
+void spread_rows_cuda(const SpreadRows& args, void* stream);
+
 // sums[i] = base[i] + rows[places[i, 0]] + rows[places[i, 1]] + ..., one after the other in fp32
 // (fp64), rounded once; negative places are skipped.
 struct SumOfRows {

@@ -69,6 +69,15 @@ void gather_rows_cpu(const GatherRows& args, int64_t row_begin, int64_t row_end)
   }
 }
 
+void spread_rows_cpu(const SpreadRows& args, int64_t token_begin, int64_t token_end) {
+  const auto* from = static_cast<const char*>(args.from);
+  auto* to = static_cast<char*>(args.to);
+  for (int64_t i = token_begin; i < token_end; ++i)
+    for (int64_t j = 0; j < args.choices; ++j)
+      if (const int64_t place = args.places[i * args.choices + j]; place >= 0)
+        std::memcpy(to + place * args.row_bytes, from + i * args.row_bytes, args.row_bytes);
+}
+
 void sum_of_rows_cpu(const SumOfRows& args, int64_t token_begin, int64_t token_end) {
   with_accumulator(args.dtype, [&](auto acc) {
     for (int64_t token = token_begin; token < token_end; ++token)

@@ -1,29 +1,11 @@
 #include <cub/block/block_scan.cuh>
 
-#include "megatron/kernels/detail/fp8_tile.cuh"
-#include "megatron/kernels/fp8/fp8_experts.h"
+#include "megatron/kernels/detail/fp8_expert_tiles.cuh"
 
 namespace megatron {
 namespace {
 
 constexpr int kPlanThreads = 512;
-
-// 128 rows of one expert, or fewer at its end; expert -1: none.
-struct ExpertRowTile {
-  int expert, first, count;  // the expert, its first row in x and how many it has
-  int tile;                  // of the expert
-  int64_t padded_before;     // padded rows of the experts before
-};
-
-struct ExpertPlan {
-  ExpertRowTile* tiles;
-  int* tiles_before;       // [experts + 1]
-  int* firsts;             // [experts + 1]
-  int64_t* padded_before;  // [experts + 1]
-  float* amax;             // [experts]
-};
-
-int64_t most_tiles(int64_t experts, int64_t rows) { return rows / kTileRows + experts; }
 
 ExpertPlan plan_in(void* workspace, int64_t experts, int64_t rows) {
   char* at = static_cast<char*>(workspace);
@@ -100,10 +82,6 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
 }
 
-__device__ __forceinline__ float given_scale(const Fp8ExpertCast& args, int expert) {
-  return args.given_scale == nullptr ? 0.0f : args.given_scale[expert * args.given_stride];
-}
-
 // This thread's 4 rows of 8 columns, zeros behind the expert's last row.
 template <class T>
 __device__ __forceinline__ void load_rows(const Fp8ExpertCast& args, const ExpertRowTile& tile,
@@ -127,13 +105,6 @@ __device__ __forceinline__ float amax_of_rows(const BlockValues<T>& in) {
   return amax;
 }
 
-// The place in a tile of an expert, whose rows count from 0.
-__device__ __forceinline__ TilePlace place_of(const Fp8ExpertCast& args, const ExpertRowTile& tile,
-                                              int64_t padded) {
-  const unsigned across = static_cast<unsigned>((args.columns + kTileColumns - 1) / kTileColumns);
-  return TilePlace(static_cast<unsigned>(tile.tile) * across + blockIdx.x, padded, args.columns);
-}
-
 // Of the rows whose scale is not given, or with `all` of all.
 template <class T>
 __global__ void __launch_bounds__(256) amax_kernel(Fp8ExpertCast args, const ExpertRowTile* tiles,
@@ -141,7 +112,7 @@ __global__ void __launch_bounds__(256) amax_kernel(Fp8ExpertCast args, const Exp
   __shared__ float shared[33];
   const ExpertRowTile tile = tiles[blockIdx.y];
   if (tile.expert < 0 || (!all && given_scale(args, tile.expert) != 0.0f)) return;
-  const TilePlace at = place_of(args, tile, (tile.count + 15) / 16 * 16);
+  const TilePlace at = place_in_expert(tile, args.columns);
   BlockValues<T> in = {};
   load_rows<T>(args, tile, at.row, at.column, in);
   raise_amax(to + tile.expert * stride, amax_of_rows<T>(in), shared);
@@ -154,16 +125,10 @@ __global__ void __launch_bounds__(256)
   __shared__ float shared[33];
   const ExpertRowTile tile = tiles[blockIdx.y];
   if (tile.expert < 0) return;
-  const int64_t padded = (tile.count + 15) / 16 * 16;
-  const TilePlace at = place_of(args, tile, padded);
+  const TilePlace at = place_in_expert(tile, args.columns);
   BlockValues<T> in = {};
   load_rows<T>(args, tile, at.row, at.column, in);
-  float scale = given_scale(args, tile.expert);
-  if (scale == 0.0f) scale = fp8_scale(amax[tile.expert], largest_of(Type));
-  if (tile.tile == 0 && blockIdx.x == 0 && threadIdx.x == 0) {
-    args.scale[tile.expert * kFp8ScaleElements] = scale;
-    args.scale[tile.expert * kFp8ScaleElements + kFp8InverseAt] = 1.0f / scale;
-  }
+  const float scale = expert_scale(args, tile, amax, largest_of(Type));
   TileCodes codes;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
@@ -173,16 +138,15 @@ __global__ void __launch_bounds__(256)
     for (int c = 0; c < kThreadColumns; ++c) x[c] *= scale;
     codes.left[r] = codes_of<Type>(x[0], x[1], x[2], x[3]);
     codes.right[r] = codes_of<Type>(x[4], x[5], x[6], x[7]);
-    if (args.in_rows != nullptr && at.row + r < tile.count && at.column < args.columns)
-      *reinterpret_cast<uint2*>(args.in_rows + (tile.first + at.row + r) * args.columns +
-                                at.column) = make_uint2(codes.left[r], codes.right[r]);
   }
+  if (args.in_rows != nullptr && at.column < args.columns)
+    store_expert_rows(codes, at, args, tile, at.column);
   if (args.new_amax != nullptr)
     raise_amax(args.new_amax + tile.expert * args.amax_stride, amax_of_rows<T>(in), shared);
   if (args.in_columns == nullptr) return;
   turn_codes(codes, at, turned);
   __syncthreads();
-  store_columns(turned, at, args.in_columns + args.columns * tile.padded_before, padded,
+  store_columns(turned, at, args.in_columns + args.columns * tile.padded_before, padded_rows(tile),
                 args.columns);
 }
 
@@ -197,34 +161,8 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   const BlockPlace at(tile.tile * blocks + blockIdx.x, args.columns);
   BlockValues<T> in = {};
   load_rows<T>(args, tile, at.row(), at.column(), in);
-  Fp8BlockCast out;
-  out.square = args.square;
-  out.rows = (tile.count + kFp8Block - 1) / kFp8Block * kFp8Block;
-  out.columns = args.columns;
-  const int64_t row_blocks_before = tile.padded_before / kFp8Block;
-  if (args.in_rows != nullptr) {
-    out.in_rows = args.in_rows + tile.first * args.columns;
-    out.row_scales =
-        args.row_scales + (args.square ? row_blocks_before * blocks : tile.first * blocks);
-  }
-  if (args.in_columns != nullptr) {
-    out.in_columns = args.in_columns + args.columns * tile.padded_before;
-    out.column_scales =
-        args.column_scales + row_blocks_before * (args.square ? blocks : args.columns);
-  }
+  const Fp8BlockCast out = blocks_of_expert(args, tile);
   store_block<T, Type, /*kRagged=*/true>(in, at, out, at.block_column, memory, tile.count);
-}
-
-ExpertPlan plan_rows(const Fp8ExpertCast& args, int64_t num_tiles, void* stream) {
-  MEGATRON_ASSERT(args.columns % (args.blocks ? kFp8Block : 16) == 0 &&
-                      is_aligned({args.x, args.in_rows, args.in_columns}),
-                  "FP8 cast of rows of experts with ", args.columns,
-                  " columns: expected a multiple of ", args.blocks ? kFp8Block : 16,
-                  ", 16-byte aligned");
-  const ExpertPlan plan = plan_in(args.workspace, args.experts, args.rows);
-  plan_tiles<<<1, kPlanThreads, 0, as_stream(stream)>>>(args, plan, static_cast<int>(num_tiles));
-  check_cuda(cudaGetLastError(), "plan of an FP8 cast of experts");
-  return plan;
 }
 
 dim3 grid_of(const Fp8ExpertCast& args, int64_t num_tiles) {
@@ -244,6 +182,18 @@ void launch_amax(const Fp8ExpertCast& args, const ExpertPlan& plan, const dim3& 
 
 }  // namespace
 
+ExpertPlan plan_expert_tiles(const Fp8ExpertCast& args, int64_t num_tiles, void* stream) {
+  MEGATRON_ASSERT(args.columns % (args.blocks ? kFp8Block : 16) == 0 &&
+                      is_aligned({args.x, args.in_rows, args.in_columns}),
+                  "FP8 cast of rows of experts with ", args.columns,
+                  " columns: expected a multiple of ", args.blocks ? kFp8Block : 16,
+                  ", 16-byte aligned");
+  const ExpertPlan plan = plan_in(args.workspace, args.experts, args.rows);
+  plan_tiles<<<1, kPlanThreads, 0, as_stream(stream)>>>(args, plan, static_cast<int>(num_tiles));
+  check_cuda(cudaGetLastError(), "plan of an FP8 cast of experts");
+  return plan;
+}
+
 int64_t fp8_expert_workspace(int64_t experts, int64_t rows) {
   return most_tiles(experts, rows) * static_cast<int64_t>(sizeof(ExpertRowTile)) +
          (experts + 1) * 24;
@@ -252,7 +202,7 @@ int64_t fp8_expert_workspace(int64_t experts, int64_t rows) {
 void fp8_expert_cast_cuda(const Fp8ExpertCast& args, void* stream) {
   const int64_t num_tiles = most_tiles(args.experts, args.rows);
   if (args.rows == 0 || args.columns == 0) return;
-  const ExpertPlan plan = plan_rows(args, num_tiles, stream);
+  const ExpertPlan plan = plan_expert_tiles(args, num_tiles, stream);
   const dim3 grid = grid_of(args, num_tiles);
   if (!args.blocks) launch_amax(args, plan, grid, plan.amax, 1, /*all=*/false, stream);
   with_cast_type(args.dtype, [&](auto x) {
@@ -272,7 +222,7 @@ void fp8_expert_cast_cuda(const Fp8ExpertCast& args, void* stream) {
 void fp8_expert_amax_cuda(const Fp8ExpertCast& args, void* stream) {
   const int64_t num_tiles = most_tiles(args.experts, args.rows);
   if (args.rows == 0 || args.columns == 0) return;
-  const ExpertPlan plan = plan_rows(args, num_tiles, stream);
+  const ExpertPlan plan = plan_expert_tiles(args, num_tiles, stream);
   launch_amax(args, plan, grid_of(args, num_tiles), args.new_amax, args.amax_stride, /*all=*/true,
               stream);
 }

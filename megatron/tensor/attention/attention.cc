@@ -140,6 +140,8 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       f.library_out = to_heads(f.out);
       f.lse = cudnn_attention_forward(to_heads(q), to_heads(k), to_heads(v), f.library_out, o);
       add_sinks(f, o);
+      // A view is not saved for the backward after its tensor has changed.
+      f.library_out = to_heads(f.out);
       return f;
     }
   }

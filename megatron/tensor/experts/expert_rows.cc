@@ -78,6 +78,27 @@ at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& index, int64_t div
   return y;
 }
 
+at::Tensor spread_rows(const at::Tensor& x, const at::Tensor& places) {
+  const at::NoGradGuard no_grad;
+  check_shape("places of choices", places, {x.size(0), -1});
+  const at::Tensor from = x.contiguous(), which = as_contiguous(places, at::kLong);
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[0] = which.numel();
+  at::Tensor y = at::empty(shape, x.options());
+  SpreadRows args;
+  args.tokens = x.size(0);
+  args.choices = which.size(1);
+  args.row_bytes = (args.tokens == 0 ? 0 : x.numel() / args.tokens) * x.element_size();
+  args.from = from.const_data_ptr();
+  args.places = which.const_data_ptr<int64_t>();
+  args.to = y.data_ptr();
+  launch(
+      from, args.tokens, args.choices * args.row_bytes / x.element_size(),
+      [&](int64_t begin, int64_t end) { spread_rows_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(spread_rows_cuda(args, stream)); });
+  return y;
+}
+
 at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& places, const at::Tensor& base) {
   const at::NoGradGuard no_grad;
   check_shape("rows of experts", rows, {-1, -1});

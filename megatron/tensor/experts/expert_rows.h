@@ -28,6 +28,11 @@ ExpertOrder order_by_expert(const at::Tensor& choices, int64_t first_expert, int
 //   x [n, ...], index int64 of any shape; return [index's shape, ...]
 at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& index, int64_t divisor = 1);
 
+// y[places[i, j]] = x[i]: what gather_rows() makes of the choices of an order, but each row of x is
+// read once. The places must be all of 0 ... R k - 1, so nothing may be dropped.
+//   x [R, ...], places [R, k] int64; return [R k, ...]
+at::Tensor spread_rows(const at::Tensor& x, const at::Tensor& places);
+
 // sums[i] = base[i] + sum over j of rows[places[i, j]], one j after the other, -1 skipped, in fp32
 // (fp64) and rounded once.
 //   rows [n, c], places [R, k] int64, base [R, c] in the type of the rows, undefined: zeros; return

@@ -6,7 +6,7 @@
 #include "megatron/kernels/experts/grouped_gemm.h"
 #include "megatron/kernels/experts/grouped_gemm_fp8.h"
 #include "megatron/kernels/fp8/fp8.h"
-#include "megatron/kernels/fp8/fp8_experts.h"
+#include "megatron/tensor/detail/expert_casts.h"
 #include "megatron/tensor/detail/expert_loops.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"
@@ -16,11 +16,6 @@ namespace megatron {
 namespace {
 
 int64_t rounded_up(int64_t rows, int64_t unit) { return (rows + unit - 1) / unit * unit; }
-
-// Behind how many rows of a flat `columns` matrix an expert's lie at most.
-int64_t padded_bound(int64_t rows, int64_t experts, int64_t unit) {
-  return rounded_up(rows + experts * (unit - 1), unit);
-}
 
 // Calls f(expert, first row, rows, padded rows, padded rows before).
 template <class F>
@@ -61,33 +56,6 @@ QuantizedTensor quantize_part(const at::Tensor& x, OperandRole role,
                               const ExpertScales& by, int64_t expert) {
   return quantize_operand(x, role, options, wanted,
                           by_blocks(options) ? TensorScale() : scale_of_expert(x, by, expert));
-}
-
-void check_rows(const at::Tensor& x, const QuantizationOptions& options) {
-  MEGATRON_ASSERT(options.recipe == QuantizationRecipe::kTensorwise ||
-                      options.recipe == QuantizationRecipe::kDelayed || by_blocks(options),
-                  "an operand of experts without an FP8 recipe");
-  MEGATRON_ASSERT(x.size(-1) % options.alignment() == 0, "FP8 rows of experts with ", x.size(-1),
-                  " columns, expected a multiple of ", options.alignment());
-}
-
-// Empty matrices of the shapes that the header says; only the wanted ones.
-QuantizedTensor empty_rows(const at::Tensor& x, int64_t experts, at::ScalarType type,
-                           const QuantizationOptions& options, Orientations wanted) {
-  const int64_t rows = x.size(0), c = x.size(1), unit = options.alignment(),
-                padded = padded_bound(rows, experts, unit);
-  const auto floats = x.options().dtype(at::kFloat);
-  const ScaleLayout layout = by_blocks(options) ? ScaleLayout::kVector128 : ScaleLayout::kTensor;
-  const at::Tensor of_experts =
-      by_blocks(options) ? at::Tensor() : at::empty({experts, kFp8ScaleElements}, floats);
-  const auto scales = [&](int64_t of_rows) {
-    return by_blocks(options) ? at::empty({c / kFp8Block * of_rows}, floats) : of_experts;
-  };
-  QuantizedTensor out;
-  if (wanted.rows) out.rows = {at::empty({rows, c}, x.options().dtype(type)), scales(rows), layout};
-  if (wanted.columns)
-    out.columns = {at::empty({padded * c}, x.options().dtype(type)), scales(padded), layout};
-  return out;
 }
 
 // Copies one expert's matrices, of padded rows, to their places.
@@ -176,50 +144,13 @@ void multiply_on_cpu(const QuantizedMatrix& a, const QuantizedMatrix& b, const a
 }
 
 #ifdef MEGATRON_CUDA
-Fp8Type kernel_type_of(at::ScalarType type) {
-  return type == at::kFloat8_e4m3fn ? Fp8Type::kE4M3 : Fp8Type::kE5M2;
-}
-
-// One launch for the rows [R, c] of all experts; without counts all have equally many.
-Fp8ExpertCast expert_cast(const at::Tensor& x, const at::Tensor& counts, int64_t experts,
-                          const ExpertScales& by) {
-  const auto strided = [&](const at::Tensor& t, auto& pointer, int64_t& stride) {
-    if (!t.defined()) return;
-    check_shape("scales of experts", t, {experts});
-    pointer = t.data_ptr<float>();
-    stride = t.stride(0);
-  };
-  Fp8ExpertCast cast;
-  cast.dtype = to_dtype(x.scalar_type());
-  cast.experts = experts;
-  cast.rows = x.size(0);
-  cast.columns = x.size(1);
-  cast.x = x.const_data_ptr();
-  if (counts.defined()) {
-    cast.counts = counts.const_data_ptr();
-    cast.wide_counts = counts.scalar_type() == at::kLong;
-  }
-  strided(by.scale, cast.given_scale, cast.given_stride);
-  strided(by.new_amax, cast.new_amax, cast.amax_stride);
-  return cast;
-}
-
-void run_expert_cast(Fp8ExpertCast cast, const at::Tensor& x, const QuantizedTensor& out,
-                     at::ScalarType type, bool square) {
-  const QuantizedMatrix& one = out.rows.defined() ? out.rows : out.columns;
-  cast.type = kernel_type_of(type);
-  cast.square = square;
-  cast.blocks = one.layout != ScaleLayout::kTensor;
-  if (out.rows.defined()) cast.in_rows = static_cast<uint8_t*>(out.rows.codes.data_ptr());
-  if (out.columns.defined()) cast.in_columns = static_cast<uint8_t*>(out.columns.codes.data_ptr());
-  if (!cast.blocks) cast.scale = one.scale.data_ptr<float>();
-  if (cast.blocks && out.rows.defined()) cast.row_scales = out.rows.scale.data_ptr<float>();
-  if (cast.blocks && out.columns.defined())
-    cast.column_scales = out.columns.scale.data_ptr<float>();
-  const at::Tensor workspace =
-      at::empty({fp8_expert_workspace(cast.experts, cast.rows)}, x.options().dtype(at::kByte));
-  cast.workspace = workspace.data_ptr();
-  fp8_expert_cast_cuda(cast, current_stream(x));
+void run_expert_cast(const at::Tensor& x, const at::Tensor& counts, int64_t experts,
+                     const ExpertScales& by, const QuantizedTensor& out, at::ScalarType type,
+                     bool square) {
+  ExpertCastLaunch launch = expert_cast_into(out, type, x, x.size(1), counts, experts, by);
+  launch.cast.x = x.const_data_ptr();
+  launch.cast.square = square;
+  fp8_expert_cast_cuda(launch.cast, current_stream(x));
 }
 
 QuantizedTensor quantize_weight_on_gpu(const at::Tensor& w, const QuantizationOptions& options,
@@ -242,7 +173,7 @@ QuantizedTensor quantize_weight_on_gpu(const at::Tensor& w, const QuantizationOp
                    blocks ? at::empty({experts, column_blocks, row_blocks}, floats) : of_experts,
                    layout};
   const at::Tensor rows = w.contiguous().view({experts * n, k});
-  run_expert_cast(expert_cast(rows, {}, experts, by), rows, out, type, /*square=*/true);
+  run_expert_cast(rows, {}, experts, by, out, type, /*square=*/true);
   return out;
 }
 
@@ -285,14 +216,14 @@ QuantizedTensor quantize_expert_rows(const at::Tensor& x, const at::Tensor& coun
                                      Orientations wanted, const ExpertScales& by) {
   const at::NoGradGuard no_grad;
   check_shape("rows of experts", x, {-1, -1});
-  check_rows(x, options);
+  check_expert_columns(x.size(1), options);
   const int64_t unit = options.alignment();
-  QuantizedTensor out = empty_rows(x, counts.numel(), options.type(role), options, wanted);
+  QuantizedTensor out =
+      empty_expert_codes(x, x.size(1), counts.numel(), options.type(role), options, wanted);
 #ifdef MEGATRON_CUDA
   if (x.is_cuda()) {
     const at::Tensor in = x.contiguous();
-    run_expert_cast(expert_cast(in, counts, counts.numel(), by), in, out, options.type(role),
-                    /*square=*/false);
+    run_expert_cast(in, counts, counts.numel(), by, out, options.type(role), /*square=*/false);
     return out;
   }
 #endif
@@ -311,7 +242,7 @@ QuantizedTensor quantize_expert_weight(const at::Tensor& w, const QuantizationOp
                                        Orientations wanted, const ExpertScales& by) {
   const at::NoGradGuard no_grad;
   check_shape("weight of experts", w, {-1, -1, -1});
-  check_rows(w, options);
+  check_expert_columns(w.size(2), options);
   const int64_t n = w.size(1), k = w.size(2);
   MEGATRON_ASSERT(n % options.alignment() == 0, "an FP8 weight of experts with ", n,
                   " rows, expected a multiple of ", options.alignment());
@@ -347,11 +278,10 @@ void raise_expert_amax(const at::Tensor& x, const at::Tensor& counts, const at::
 #ifdef MEGATRON_CUDA
   if (x.is_cuda()) {
     const at::Tensor in = x.contiguous();
-    Fp8ExpertCast cast = expert_cast(in, counts, counts.numel(), {{}, amax});
-    const at::Tensor workspace =
-        at::empty({fp8_expert_workspace(cast.experts, cast.rows)}, in.options().dtype(at::kByte));
-    cast.workspace = workspace.data_ptr();
-    return fp8_expert_amax_cuda(cast, current_stream(in));
+    ExpertCastLaunch launch = expert_cast_into({}, at::kFloat8_e4m3fn, in, in.size(1), counts,
+                                               counts.numel(), {{}, amax});
+    launch.cast.x = in.const_data_ptr();
+    return fp8_expert_amax_cuda(launch.cast, current_stream(in));
   }
 #endif
   for_each_expert(counts, x.size(0), [&](int64_t expert, int64_t first, int64_t count) {

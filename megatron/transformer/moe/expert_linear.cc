@@ -4,7 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/experts/grouped_gemm.h"
-#include "megatron/tensor/experts/grouped_quantization.h"
+#include "megatron/tensor/experts/quantized_activation.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -50,12 +50,32 @@ ExpertOperand ExpertLinear::input(const at::Tensor& x, const ExpertCounts& count
   return {{}, quantize(x, counts, OperandRole::kInput, kInRows, /*record=*/false)};
 }
 
-ExpertOperand ExpertLinear::saved_input(const at::Tensor& x, const ExpertCounts& counts) const {
-  if (quantizes_weight_grad())
-    return {{}, quantize(x, counts, OperandRole::kInput, kInColumns, /*record=*/true)};
+ExpertOperand ExpertLinear::activated_input(const at::Tensor& u, const at::Tensor& weights,
+                                            const ExpertActivation& activation,
+                                            const ExpertCounts& counts) const {
+  const bool saves = !weight_.store->only_forward();
+  ExpertScales by = scales(OperandRole::kInput, /*record=*/false);
+  ExpertOperand input;
+  if (saves && by.scale.defined())
+    by.new_amax = input.amax = at::zeros({counts.rows.numel()}, by.scale.options());
+  input.codes = quantized_weighted_activation(u, weights, activation, counts.rows, options_,
+                                              saves ? kBoth : kInRows, by);
+  return input;
+}
+
+ExpertOperand ExpertLinear::saved_input(const ExpertOperand& x, const ExpertCounts& counts) const {
   const ExpertScales by = scales(OperandRole::kInput, /*record=*/true);
-  if (by.new_amax.defined()) raise_expert_amax(x, counts.rows, by.new_amax);
-  return {x, {}};
+  if (x.codes.columns.defined()) {
+    if (x.amax.defined() && by.new_amax.defined()) {
+      at::Tensor slot = by.new_amax;
+      at::maximum_out(slot, slot, x.amax);
+    }
+    return x;
+  }
+  if (quantizes_weight_grad())
+    return {{}, quantize(x.plain, counts, OperandRole::kInput, kInColumns, /*record=*/true)};
+  if (by.new_amax.defined()) raise_expert_amax(x.plain, counts.rows, by.new_amax);
+  return x;
 }
 
 ExpertOperand ExpertLinear::gradient(const at::Tensor& dy, const ExpertCounts& counts) const {

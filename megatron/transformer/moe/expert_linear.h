@@ -18,6 +18,7 @@
 
 namespace megatron {
 
+struct ExpertActivation;
 struct ExpertScales;
 
 // Rows as the products take them: in the model's type, or quantised in the orientations that were
@@ -25,6 +26,11 @@ struct ExpertScales;
 struct ExpertOperand {
   at::Tensor plain;  // [n, c]
   QuantizedTensor codes;
+  // Delayed scaling, [E/e] fp32: largest magnitudes that saved_input() records.
+  at::Tensor amax = {};
+  bool defined() const {
+    return plain.defined() || codes.rows.defined() || codes.columns.defined();
+  }
 };
 
 class ExpertLinear {
@@ -34,8 +40,14 @@ class ExpertLinear {
 
   // The input of y.
   ExpertOperand input(const at::Tensor& x, const ExpertCounts& counts) const;
-  // The input of dW; records its largest magnitudes.
-  ExpertOperand saved_input(const at::Tensor& x, const ExpertCounts& counts) const;
+  // The same from what the weighted activation takes (tensor/experts/weighted_activation.h), where
+  // quantizes_activation(); and, unless only forwards run, for saved_input().
+  bool quantizes_activation() const { return quantizes_weight_grad(); }
+  ExpertOperand activated_input(const at::Tensor& u, const at::Tensor& weights,
+                                const ExpertActivation& activation,
+                                const ExpertCounts& counts) const;
+  // The input of dW, from x or from what activated_input() left; records its largest magnitudes.
+  ExpertOperand saved_input(const ExpertOperand& x, const ExpertCounts& counts) const;
   // The output gradient, for dx and dW; records its and the weight's largest magnitudes.
   ExpertOperand gradient(const at::Tensor& dy, const ExpertCounts& counts) const;
 

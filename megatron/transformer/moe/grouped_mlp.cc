@@ -32,6 +32,20 @@ void describe(Parameter& parameter, std::vector<int64_t> shape, const GroupedMlp
 
 }  // namespace
 
+std::vector<at::Tensor> GroupedMlpRows::tensors() const {
+  const QuantizedMatrix& columns = activation.codes.columns;
+  return {x, weights, fc1, activation.plain, columns.codes, columns.scale, activation.amax};
+}
+
+GroupedMlpRows GroupedMlpRows::of(const std::vector<at::Tensor>& tensors) {
+  GroupedMlpRows rows{tensors[0], tensors[1], tensors[2], {tensors[3], {}, tensors[6]}};
+  // One scale per expert is a row of several elements.
+  const bool blocks = tensors[5].defined() && tensors[5].dim() == 1;
+  rows.activation.codes.columns = {tensors[4], tensors[5],
+                                   blocks ? ScaleLayout::kVector128 : ScaleLayout::kTensor};
+  return rows;
+}
+
 GroupedMlp::GroupedMlp(const GroupedMlpOptions& options, const ParallelGroups& groups)
     : options_(options),
       fc1_(fc1_weight, options.quantization),
@@ -88,9 +102,9 @@ void GroupedMlp::forward_fc1(const Values& values, const ExpertCounts& counts,
 }
 
 at::Tensor GroupedMlp::fc2_output(const Values& values, const ExpertCounts& counts,
-                                  const GroupedMlpRows& rows, const at::Tensor& activation) const {
-  const at::Tensor y =
-      fc2_.forward(fc2_.input(activation, counts), values.fc2_weight_->value(), counts);
+                                  const GroupedMlpRows& rows,
+                                  const ExpertOperand& activation) const {
+  const at::Tensor y = fc2_.forward(activation, values.fc2_weight_->value(), counts);
   if (!options_.bias) return y;
   const at::Tensor expert = experts_of_rows(counts.rows, y.size(0));
   const at::Tensor bias =
@@ -102,9 +116,15 @@ at::Tensor GroupedMlp::forward(const Values& values, const ExpertCounts& counts,
                                GroupedMlpRows& rows) const {
   const at::NoGradGuard no_grad;
   forward_fc1(values, counts, rows);
+  if (fc2_.quantizes_activation() && !options_.recompute_activation) {
+    rows.activation = fc2_.activated_input(rows.fc1, rows.weights, options_.activation, counts);
+    const at::Tensor y = fc2_output(values, counts, rows, rows.activation);
+    rows.activation.codes.rows = {};
+    return y;
+  }
   const at::Tensor activation = weighted_activation(rows.fc1, rows.weights, options_.activation);
-  if (!options_.recompute_activation) rows.activation = activation;
-  return fc2_output(values, counts, rows, activation);
+  if (!options_.recompute_activation) rows.activation.plain = activation;
+  return fc2_output(values, counts, rows, fc2_.input(activation, counts));
 }
 
 GroupedMlp::Backward GroupedMlp::backward(const Values& values, const at::Tensor& dy,
@@ -113,9 +133,9 @@ GroupedMlp::Backward GroupedMlp::backward(const Values& values, const at::Tensor
   const at::NoGradGuard no_grad;
   const ExpertOperand fc2_grad = fc2_.gradient(dy, counts);
   at::Tensor dactivation = fc2_.input_grad(fc2_grad, values.fc2_weight_->value(), counts);
-  WeightedActivationGrads act =
-      weighted_activation_backward(dactivation, rows.fc1, rows.weights, options_.activation,
-                                   /*with_y=*/!rows.activation.defined());
+  const bool kept = rows.activation.defined();
+  WeightedActivationGrads act = weighted_activation_backward(dactivation, rows.fc1, rows.weights,
+                                                             options_.activation, /*with_y=*/!kept);
   dactivation.reset();
   Backward result;
   const ExpertOperand fc1_grad = fc1_.gradient(act.dx, counts);
@@ -128,7 +148,7 @@ GroupedMlp::Backward GroupedMlp::backward(const Values& values, const at::Tensor
     result.rows.weights.add_(
         bias.index_select(0, experts_of_rows(counts.rows, dy.size(0))).mul_(dy).sum(-1));
   }
-  const at::Tensor activation = rows.activation.defined() ? rows.activation : act.y;
+  const ExpertOperand activation = kept ? rows.activation : ExpertOperand{act.y, {}};
   result.rows.meanwhile = [this, gradients, counts, fc2_grad, activation, weights = rows.weights,
                            dy = options_.bias ? dy : at::Tensor()] {
     Gradients& sums = *gradients;
@@ -143,7 +163,7 @@ GroupedMlp::Backward GroupedMlp::backward(const Values& values, const at::Tensor
   };
   result.fc1 = [this, gradients, counts, fc1_grad, x = rows.x, du] {
     Gradients& sums = *gradients;
-    const ExpertOperand input = fc1_.saved_input(x, counts);
+    const ExpertOperand input = fc1_.saved_input({x, {}}, counts);
     sums.add(sums.fc1_weight_, [this, fc1_grad, input, rows = counts.rows](const auto& target) {
       fc1_.weight_grad(fc1_grad, input, rows, target);
     });

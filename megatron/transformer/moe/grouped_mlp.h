@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/nn/functional.h"
@@ -33,10 +34,16 @@ struct GroupedMlpOptions {
 
 // What a forward over some rows leaves for their backward.
 struct GroupedMlpRows {
-  at::Tensor x;           // [n, h]
-  at::Tensor weights;     // [n] fp32 (fp64)
-  at::Tensor fc1;         // [n, F/x]
-  at::Tensor activation;  // [n, f/x]: the second product's input; undefined: recomputed
+  at::Tensor x;        // [n, h]
+  at::Tensor weights;  // [n] fp32 (fp64)
+  at::Tensor fc1;      // [n, F/x]
+  // [n, f/x]: the second product's input, of quantised products as its weight gradient takes it;
+  // undefined: recomputed.
+  ExpertOperand activation;
+
+  // As tensors, some undefined, and back.
+  std::vector<at::Tensor> tensors() const;
+  static GroupedMlpRows of(const std::vector<at::Tensor>& tensors);
 };
 
 class GroupedMlp {
@@ -100,7 +107,7 @@ class GroupedMlp {
 
  private:
   at::Tensor fc2_output(const Values& values, const ExpertCounts& counts,
-                        const GroupedMlpRows& rows, const at::Tensor& activation) const;
+                        const GroupedMlpRows& rows, const ExpertOperand& activation) const;
 
   const GroupedMlpOptions options_;
   const ExpertLinear fc1_, fc2_;

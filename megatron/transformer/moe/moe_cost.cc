@@ -22,7 +22,7 @@ constexpr const char* kOtherModules = "moe_router";
 // The routed experts of one layer on one rank; tensors in bytes.
 class ExpertTensors {
  public:
-  ExpertTensors(const TransformerConfig& c, const LayerShape& shape)
+  ExpertTensors(const TransformerConfig& c, int64_t layer_number, const LayerShape& shape)
       : around(c, shape),
         counts(rank_expert_rows(c, shape)),
         width(c.moe_latent_size.value_or(c.hidden_size)),
@@ -37,7 +37,10 @@ class ExpertTensors {
         sums_(tokens_ / shape.element * shape.sum),
         received_(input_ / etp_),
         own_(counts.sent * width * shape.element),
-        act_saved_(c.recomputes("moe_act") ? 0 : act_),
+        act_saved_(c.recomputes("moe_act")                     ? 0
+                   : saves_codes(c.quantization(layer_number)) ? act_ / shape.element
+                                                               : act_),
+        act_again_(c.recomputes("moe_act") ? act_ : 0),
         latents_(c.moe_latent_size ? tokens_ : 0),
         logits_(shape.rows * c.num_experts * shape.sum),
         weights_(counts.sent * kChoiceBytes + (exchanged_ ? counts.held * kExchangedBytes : 0)),
@@ -112,7 +115,7 @@ class ExpertTensors {
     activation_backward(track);
     track.give(act_);
     track.take(input_);
-    combine(track, input_, (input_again ? 2 : 1) * input_ + fc1_ + act_ - act_saved_);
+    combine(track, input_, (input_again ? 2 : 1) * input_ + fc1_ + act_again_);
     track.give(rows_saved() + gathered + latents_);
     track.touch(2 * logits_ + around.normed);
     if (latents_ > 0) {
@@ -139,6 +142,10 @@ class ExpertTensors {
   }
 
  private:
+  // The activation is kept as FP8 codes of one byte.
+  static bool saves_codes(const QuantizationOptions& options) {
+    return options.enabled() && options.weight_gradient;
+  }
   int64_t rows_saved() const { return (exchanged_ ? input_ : 0) + fc1_ + act_saved_; }
   // Input of the experts unless its rows are kept, and that of fc2_latent_proj.
   int64_t latents_saved() const { return latents_ * (exchanged_ && counts.rounds == 1 ? 1 : 2); }
@@ -205,7 +212,7 @@ class ExpertTensors {
   void activation(AllocationTrack& track) const { track.take(act_); }
   // From the gradient of its output to that of its input, which stays allocated, and the output
   // again unless it is kept.
-  void activation_backward(AllocationTrack& track) const { track.take(fc1_ + act_ - act_saved_); }
+  void activation_backward(AllocationTrack& track) const { track.take(fc1_ + act_again_); }
 
   const int64_t input_, act_, fc1_;  // of one round
   const int64_t tokens_;             // R h' e
@@ -215,7 +222,7 @@ class ExpertTensors {
   const int64_t sums_;      // tokens in the type of sums
   const int64_t received_;  // rows of one expert-tensor rank
   const int64_t own_;       // rows to send or received back
-  const int64_t act_saved_;
+  const int64_t act_saved_, act_again_;
   const int64_t latents_;
   const int64_t logits_, weights_;
   const int64_t wide_;
@@ -226,7 +233,10 @@ class ExpertTensors {
 class MoeHalf {
  public:
   MoeHalf(const TransformerConfig& c, int64_t layer_number, const LayerShape& shape)
-      : c_(c), shape_(shape), z_(c, shape), has_shared_(c.moe_shared_expert_intermediate_size) {
+      : c_(c),
+        shape_(shape),
+        z_(c, layer_number, shape),
+        has_shared_(c.moe_shared_expert_intermediate_size) {
     if (has_shared_)
       shared_ = mlp_cost(shared_experts_config(c), layer_number, shape, /*offloaded=*/true);
   }

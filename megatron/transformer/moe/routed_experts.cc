@@ -45,7 +45,10 @@ PassPointer pass_of(AutogradContext* context) {
 }
 
 GroupedMlpRows rows_of(ExpertRows input) {
-  return {std::move(input.rows), std::move(input.weights), {}, {}};
+  GroupedMlpRows rows;
+  rows.x = std::move(input.rows);
+  rows.weights = std::move(input.weights);
+  return rows;
 }
 
 // Note [Weight gradients of experts] Those of FC2 are computed while the gradients of rows travel
@@ -84,14 +87,14 @@ struct BeginExperts : torch::autograd::Function<BeginExperts> {
     const auto run_round = [&](int64_t round) {
       const ExpertCounts counts = tokens.counts(round);
       const at::Tensor dy = outputs(round).rows;
-      GroupedMlpRows rows{saved[2], saved[3], saved[4], saved[5]};
+      GroupedMlpRows rows = GroupedMlpRows::of({saved.begin() + 2, saved.end()});
       if (round > 0 || !rows.x.defined()) {
         const GroupedMlpRows again = rows_of(inputs(round));
         rows.x = again.x;
         rows.weights = again.weights;
       }
       if (round > 0) {
-        rows.activation = at::Tensor();
+        rows.activation = {};
         mlp.forward_fc1(values, counts, rows);
       }
       GroupedMlp::Backward result = mlp.backward(values, dy, counts, rows, gradients);
@@ -135,8 +138,9 @@ struct EndExperts : torch::autograd::Function<EndExperts> {
     if (!tokens.communicates()) first.x = first.weights = at::Tensor();
     pass->fc1_input = (first.x.defined() ? first.x : x).const_data_ptr();
     pass->fc1_output = first.fc1.const_data_ptr();
-    context->save_for_backward({again ? x : at::Tensor(), again ? weights : at::Tensor(), first.x,
-                                first.weights, first.fc1, first.activation});
+    variable_list saved = {again ? x : at::Tensor(), again ? weights : at::Tensor()};
+    for (at::Tensor& tensor : first.tensors()) saved.push_back(std::move(tensor));
+    context->save_for_backward(std::move(saved));
     return y.rows;
   }
 
@@ -177,6 +181,7 @@ RoutedExperts::Pass RoutedExperts::begin(const at::Tensor& x, const Routing& rou
     weights = at::ones(weights.sizes(), weights.options());
   }
   DispatchOptions dispatch{options_.dispatcher, experts, options_.rank_capacity_factor};
+  dispatch.dropless = !routing.kept.defined() && !routing.padding.defined();
   if (routing.padding.defined()) {
     check_shape("rows that fill experts", routing.padding, {x.size(0), experts});
     dispatch.padded = true;

@@ -20,7 +20,9 @@ namespace {
 class LocalDispatch final : public TokenDispatch {
  public:
   LocalDispatch(const at::Tensor& choices, const DispatchOptions& options)
-      : topk_(choices.size(1)), order_(order_by_expert(choices, 0, options.num_experts)) {
+      : topk_(choices.size(1)),
+        dropless_(options.dropless),
+        order_(order_by_expert(choices, 0, options.num_experts)) {
     if (options.padded)
       order_.choices = order_.choices.narrow(0, 0, options.num_experts * options.capacity).clone();
     summed_ = without_padding(order_.rows, options);
@@ -33,7 +35,7 @@ class LocalDispatch final : public TokenDispatch {
   RowsOfRound to_experts(const at::Tensor& x, const at::Tensor& weights, bool) override {
     return [this, x, weights](int64_t) {
       ExpertRows result;
-      result.rows = gather_rows(x, order_.choices, topk_);
+      result.rows = dropless_ ? spread_rows(x, order_.rows) : gather_rows(x, order_.choices, topk_);
       if (weights.defined()) result.weights = gather_rows(weights.reshape({-1}), order_.choices);
       return result;
     };
@@ -50,6 +52,7 @@ class LocalDispatch final : public TokenDispatch {
 
  private:
   const int64_t topk_;
+  const bool dropless_;
   ExpertOrder order_;
   at::Tensor summed_;  // the rows of each token's sum
 };

@@ -61,6 +61,7 @@ struct DispatchOptions {
   // each has `capacity` choices of this rank; what their rows give is not used.
   bool padded = false;
   int64_t topk = 0, capacity = 0;
+  bool dropless = true;  // every choice is that of an expert
 };
 
 // How many rows the experts of this rank have in a round.

@@ -65,7 +65,7 @@ SERVING_BUGS = (
         "flight.receive.reset();\n    if (!flight.slots.empty())", "flight.receive.reset();\n    if (!PLANTED && !flight.slots.empty())", RANKS),
     bug("adapter_rows", "an adapter reads the first rows of a batch in place of its own", ADAPTERS,
         "inner(as_matrix(x).index_select(0, rows))", "inner(as_matrix(x).index_select(0, PLANTED ? at::arange(rows.size(0), rows.options()) : rows))",
-        "model_runner_test:Adapters.RowsOfOneBatchTakeTheirOwn"),
+        "model_runner_test:Models/Adapters.RowsOfOneBatchTakeTheirOwn/llama_all"),
     bug("fp8_copies_stay", "quantised copies of weights survive an exchange of the weights", STORE,
         "copies_.clear();\n  ++version_;", "copies_.clear();\n  if (!PLANTED) ++version_;",
         "model_runner_test:ServedWeights.InFp8AreHeldOnceAndMultiplyAsInTraining",

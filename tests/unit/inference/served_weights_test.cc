@@ -200,21 +200,22 @@ TEST(ServedWeights, InFp8DecodeAsTheWholeSequence) {
   for (size_t i = 0; i < given.size(); ++i) EXPECT_EQ(ids_of(given[i]), ids_of(expected[i])) << i;
 }
 
-const fs::path kAdapter = MEGATRON_SOURCE_DIR "/tests/golden/lora/llama_all";
+const fs::path kAdapters = MEGATRON_SOURCE_DIR "/tests/golden/lora";
+const fs::path kAdapter = kAdapters / "llama_all";
 
-LoadModelRequest llama(const fs::path& adapter = {}) {
+LoadModelRequest golden(const std::string& base, const fs::path& adapter = {}) {
   LoadModelRequest request;
-  request.load = MEGATRON_SOURCE_DIR "/tests/golden/hf/llama2";
+  request.load = MEGATRON_SOURCE_DIR "/tests/golden/hf/" + base;
   request.adapter = adapter;
   request.dtype = at::kDouble;
   return request;
 }
 
 // A second adapter: PEFT's own folder with another lora_alpha.
-fs::path stronger_adapter() {
+fs::path stronger_than(const fs::path& adapter) {
   const fs::path folder = fs::path(testing::TempDir()) / "stronger_adapter";
   fs::remove_all(folder);
-  fs::copy(kAdapter, folder);
+  fs::copy(adapter, folder);
   std::string config = read_file(folder / "adapter_config.json");
   const size_t at = config.find("\"lora_alpha\": ") + 14;
   config.replace(at, config.find(',', at) - at, "150");
@@ -241,16 +242,25 @@ std::vector<DrivenSequence> adapted_sequences(int64_t vocab_size) {
   return all;
 }
 
-TEST(Adapters, RowsOfOneBatchTakeTheirOwn) {
+struct AdaptedModel {
+  const char *base, *adapter;
+};
+void PrintTo(const AdaptedModel& model, std::ostream* out) { *out << model.adapter; }
+class Adapters : public testing::TestWithParam<AdaptedModel> {};
+
+TEST_P(Adapters, RowsOfOneBatchTakeTheirOwn) {
+  const auto own_model = [&](const fs::path& adapter = {}) {
+    return golden(GetParam().base, adapter);
+  };
+  const fs::path adapter = kAdapters / GetParam().adapter, stronger = stronger_than(adapter);
   const ParallelGroups one;
-  const LoadedModel base = load_model(llama(), one);
-  const fs::path stronger = stronger_adapter();
-  const std::vector<std::pair<std::string, fs::path>> folders = {{"all", kAdapter},
+  const LoadedModel base = load_model(own_model(), one);
+  const std::vector<std::pair<std::string, fs::path>> folders = {{"all", adapter},
                                                                  {"stronger", stronger}};
   const AdapterList adapters = load_adapters(base, folders);
   const std::vector<DrivenSequence> given = adapted_sequences(base.config.vocab_size);
-  const LoadedModel merged[] = {load_model(llama(), one), load_model(llama(kAdapter), one),
-                                load_model(llama(stronger), one)};
+  const LoadedModel merged[] = {load_model(own_model(), one), load_model(own_model(adapter), one),
+                                load_model(own_model(stronger), one)};
   std::vector<std::vector<float>> expected;
   std::vector<std::vector<int32_t>> ids;
   for (const DrivenSequence& s : given) {
@@ -286,7 +296,7 @@ TEST(Adapters, RowsOfOneBatchTakeTheirOwn) {
     ParallelConfig parallel;
     parallel.tensor_model_parallel_size = 2;
     const ParallelGroups groups = make_parallel_groups(parallel, world);
-    const LoadedModel own = load_model(llama(), groups);
+    const LoadedModel own = load_model(own_model(), groups);
     const AdapterList own_adapters = load_adapters(own, folders);
     ServedWeights own_weights(*own.store, {}, "");
     RunnerOptions own_options = small_runner(24);
@@ -298,18 +308,28 @@ TEST(Adapters, RowsOfOneBatchTakeTheirOwn) {
   });
 }
 
-TEST(Adapters, ThatDoNotFitAreRefusedByName) {
+INSTANTIATE_TEST_SUITE_P(Models, Adapters,
+                         testing::Values(AdaptedModel{"llama2", "llama_all"},
+                                         AdaptedModel{"qwen2_moe", "qwen2_moe_shared"}),
+                         [](const auto& info) { return std::string(info.param.adapter); });
+
+TEST(AdapterFolders, ThatDoNotFitAreRefusedByName) {
   const ParallelGroups one;
-  const LoadedModel base = load_model(llama(), one);
+  const LoadedModel base = load_model(golden("llama2"), one);
   const auto refused = [&](const fs::path& folder) {
     return error_of([&] { load_adapters(base, {{"mine", folder}}); });
   };
   EXPECT_EQ(refused("/nowhere").substr(0, 14), "adapter mine: ");
   EXPECT_NE(refused(MEGATRON_SOURCE_DIR "/tests/golden/lora/qwen2_qv"), "");
-  const LoadedModel adapted = load_model(llama(kAdapter), one);
+  const LoadedModel adapted = load_model(golden("llama2", kAdapter), one);
   EXPECT_NE(
       error_of([&] { load_adapters(adapted, {{"all", kAdapter}}); }).find("holds adapters already"),
       std::string::npos);
+  const LoadedModel latents = load_model(golden("deepseek_v2_lite"), one);
+  EXPECT_NE(error_of([&] {
+              load_adapters(latents, {{"all", kAdapters / "deepseek_v2_lite_attention"}});
+            }).find("cached latents meet one weight for all rows"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -42,6 +42,16 @@ TEST(ExpertRows, SumsTakeOneChoiceAfterTheOther) {
                         at::tensor({0.0F, 1.0F, 0.0F, 0.0F, 0.0F, 0.0F}).view({2, 3})));
 }
 
+TEST(ExpertRows, SpreadAsTheyAreGathered) {
+  const ExpertOrder order =
+      order_by_expert(at::tensor({2, 0, 0, 1, 1, 2}, at::kInt).view({3, 2}), 0, 3);
+  for (const at::ScalarType type : {at::kDouble, at::kBFloat16, at::kByte}) {
+    const at::Tensor x = (at::arange(21).view({3, 7}) + 1).to(type);
+    EXPECT_TRUE(at::equal(spread_rows(x, order.rows), gather_rows(x, order.choices, 2)));
+  }
+  EXPECT_EQ(spread_rows(at::ones({0, 4}), at::ones({0, 2}, at::kLong)).numel(), 0);
+}
+
 TEST(ExpertRows, SumsOverTheRowsOfAnExpert) {
   const at::Tensor counts = at::tensor({2, 0, 3}, at::kInt);
   const double nan = std::numeric_limits<double>::quiet_NaN();

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "megatron/tensor/experts/weighted_activation.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron::expert_linear {
@@ -48,7 +49,7 @@ class Linear : public ParameterStore {
   std::pair<at::Tensor, at::Tensor> backward() const {
     const ExpertOperand gradient = linear->gradient(dy, counts);
     const at::Tensor dx = linear->input_grad(gradient, value(), counts);
-    const ExpertOperand input = linear->saved_input(x, counts);
+    const ExpertOperand input = linear->saved_input({x, {}}, counts);
     const at::Tensor dw = at::zeros({kExperts, kN, kK});
     if (weight.trainable) linear->weight_grad(gradient, input, counts.rows, {dw, 0.0});
     return {dx, dw};
@@ -126,6 +127,35 @@ TEST(ExpertLinears, ResultsAreNearThoseOfBf16) {
       EXPECT_EQ(error, 0.0) << "--no-fp8-wgrad";
     }
     EXPECT_EQ(dw[1].abs().max().item<float>(), 0.0f);
+  }
+}
+
+// The input is an activation, quantised once for both of its products: the numbers and records of
+// the linear that gets it in the model's type.
+TEST(ExpertLinears, ActivationsAreQuantisedInTheForward) {
+  for (const QuantizationRecipe recipe :
+       {QuantizationRecipe::kDelayed, QuantizationRecipe::kTensorwise}) {
+    const Linear ours(recipe), other(recipe);
+    const at::Tensor u = at::randn({12, 2 * kK}).to(at::kBFloat16), weights = at::rand({12}) + 0.5;
+    const at::Tensor activation = weighted_activation(u, weights, {});
+    const ExpertOperand input = ours.linear->activated_input(u, weights, {}, ours.counts);
+    EXPECT_EQ(ours.scales.amax.abs().max().item<float>(), 0.0f) << "recorded by the forward";
+    const auto forward = [](const Linear& linear, const ExpertOperand& x) {
+      return linear.linear->forward(x, linear.value(), linear.counts);
+    };
+    EXPECT_TRUE(at::equal(forward(ours, input),
+                          forward(other, other.linear->input(activation, other.counts))));
+    const auto weight_grad = [](const Linear& linear, const ExpertOperand& x) {
+      const at::Tensor dw = at::zeros({kExperts, kN, kK});
+      const ExpertOperand gradient = linear.linear->gradient(linear.dy, linear.counts);
+      linear.linear->weight_grad(gradient, linear.linear->saved_input(x, linear.counts),
+                                 linear.counts.rows, {dw, 0.0});
+      return dw;
+    };
+    EXPECT_TRUE(at::equal(weight_grad(ours, input), weight_grad(other, {activation, {}})));
+    EXPECT_TRUE(at::equal(ours.scales.amax, other.scales.amax));
+    if (recipe == QuantizationRecipe::kDelayed)
+      EXPECT_EQ(ours.amax(0, kInput), ours.largest(activation, 0, 8));
   }
 }
 
