@@ -5,6 +5,7 @@
 #include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/nn/placement.h"
+#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -32,6 +33,7 @@ const std::vector<const ModelType*>& model_types() {
   static const std::vector<const ModelType*> types = {
       MEGATRON_MODEL(gpt),
       MEGATRON_MODEL(bert),
+      MEGATRON_MODEL(t5),
   };
   return types;
 }
@@ -72,6 +74,14 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroup
 std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups,
                                   const StageSlice& slice, Parameter* table) {
   return find_model_type(config.type).make(config, groups, slice, table);
+}
+
+LayerCost model_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
+                           bool offloaded) {
+  const ModelType& type = find_model_type(config.type);
+  return type.layer_cost != nullptr
+             ? type.layer_cost(config, layer_number, shape, offloaded)
+             : layer_cost(config.transformer, layer_number, shape, offloaded);
 }
 
 ParameterShapes parameter_shapes(const ModelConfig& config) {

@@ -21,6 +21,10 @@ struct ModelType {
                                  const StageSlice& slice, Parameter* table);
   EndsCost (*ends_cost)(const ModelConfig& config, const EndsShape& shape);
   OwnConfig config = {};  // flags of its own, with their defaults; ModelConfig::own
+  // What a layer costs whose kind or sequence is not that of config.transformer; as
+  // LayerCostFunction. Null: none is
+  LayerCost (*layer_cost)(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
+                          bool offloaded) = nullptr;
 };
 
 template <class Architecture>
@@ -46,6 +50,10 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroup
 // (which must outlive this one).
 std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups,
                                   const StageSlice& slice, Parameter* table = nullptr);
+
+// What a layer of a model of config.type costs a rank; as LayerCostFunction.
+LayerCost model_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
+                           bool offloaded);
 
 // Names and shapes (without vocabulary padding) of the parameters of the whole model, in model
 // order, and behind them of its state that is no parameter (Module::visit_state).

@@ -69,7 +69,8 @@ void BackwardRoot::run(at::TensorList grads) {
 
 struct BackwardEnd::Node final : torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
-    gradient = std::move(grads[0]);
+    if (!grads[0].defined()) return {};
+    gradient = gradient.defined() ? gradient + grads[0] : std::move(grads[0]);
     return {};
   }
   at::Tensor gradient;
@@ -100,6 +101,14 @@ at::Tensor RecomputeTape::run(const Body& body, const at::Tensor& x, const Keepe
   BackwardEnd end(output);
   cuts_.push_back({body, keeper ? keeper(input) : [input] { return input; }, BackwardRoot(x),
                    std::move(end), std::move(values)});
+  return output;
+}
+
+at::Tensor RecomputeTape::share(const at::Tensor& x) {
+  if (!at::GradMode::is_enabled() || !x.requires_grad()) return x;
+  at::Tensor output = x.detach();
+  BackwardEnd end(output);
+  cuts_.push_back({.below = BackwardRoot(x), .output = std::move(end)});
   return output;
 }
 
@@ -145,6 +154,7 @@ void RecomputeTape::backward(BackwardRoot root, at::TensorList grads) {
 at::Tensor RecomputeTape::backward(Cut& cut) {
   const at::Tensor grad = cut.output.take_grad();
   if (!grad.defined()) return {};  // the root does not depend on this cut
+  if (!cut.body) return grad;
   const at::Tensor input = cut.input().detach().set_requires_grad(true);
   cut.input = nullptr;
   runs_again_ = true;

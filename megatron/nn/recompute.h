@@ -37,8 +37,8 @@ class BackwardRoot {
   std::unique_ptr<Impl> impl_;
 };
 
-// The end of a backward: catches the gradient of a tensor. Unlike a leaf it does not keep the
-// tensor alive.
+// The end of a backward: catches the gradient of a tensor, and adds up those of several backwards.
+// Unlike a leaf it does not keep the tensor alive.
 class BackwardEnd {
  public:
   BackwardEnd();
@@ -67,6 +67,10 @@ class RecomputeTape {
   // are floating tensors. Without a keeper x itself is kept.
   at::Tensor run(const Body& body, const at::Tensor& x, const Keeper& keeper = {});
 
+  // x, for bodies that read it besides their input: the gradients of all that is computed from the
+  // result are added up, and reach x in one backward after those of the bodies that follow.
+  at::Tensor share(const at::Tensor& x);
+
   // compute(), but of a body that runs again the value of its first run: for what must not be
   // computed twice, such as choices that a rounding may change, counts, and sums over ranks. The
   // value is kept with the cut until the backward; no gradient flows through it. A body makes the
@@ -88,7 +92,7 @@ class RecomputeTape {
  private:
   using Values = std::vector<at::Tensor>;
   struct Cut {
-    Body body;
+    Body body;  // null: of share()
     std::function<at::Tensor()> input;
     BackwardRoot below;  // root of the backward below the input
     BackwardEnd output;

@@ -16,6 +16,8 @@
 
 namespace megatron {
 
+class Shrinker;
+
 // Output of one segment of the model for a micro-batch: the tensors for the next segment, or the
 // loss on the last one.
 struct StageOutput {
@@ -64,6 +66,12 @@ struct TaskType {
   std::string_view name;  // as --task spells it
   PretrainTask (*make)(const Arguments&);
   OwnConfig config = {};  // flags of its own, with their defaults; one of Arguments::own
+  // Of runs with this task; null: nothing more. Derives values from flags before all others are
+  // derived, idempotent; adds the rules that the task breaks; keeps in a tiny model what matters to
+  // it, after the sizes of layers and their number have been shrunk.
+  void (*finalize)(Arguments& arguments) = nullptr;
+  void (*validate)(const Arguments& arguments, Violations& violations) = nullptr;
+  void (*shrink)(Arguments& arguments, const Arguments& before, Shrinker& shrinker) = nullptr;
 };
 
 }  // namespace megatron

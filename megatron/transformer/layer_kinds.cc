@@ -28,8 +28,18 @@ std::unique_ptr<Layer> attention_and(const TransformerConfig& config, int64_t la
                                             make_feed_forward<Kind>);
 }
 
+// The same with cross attention between them.
+template <class Kind>
+std::unique_ptr<Layer> cross_attention_and(const TransformerConfig& config, int64_t layer_number,
+                                           bool sequence_parallel, const ParallelGroups& groups) {
+  return std::make_unique<TransformerLayer>(config, layer_number, sequence_parallel, groups,
+                                            make_feed_forward<Kind>, /*cross_attention=*/true);
+}
+
 constexpr LayerKind kLayerKinds[] = {
     {"*-", "attention and MLP", attention_and<MLP>, transformer_layer_cost},
+    {"*x-", "attention, cross attention and MLP", cross_attention_and<MLP>,
+     cross_attention_layer_cost},
     {"*E", "attention and experts", attention_and<MoELayer>, moe_layer_cost, moe_losses},
 };
 

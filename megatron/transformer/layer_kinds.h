@@ -21,7 +21,7 @@ using LayerMaker = std::unique_ptr<Layer> (*)(const TransformerConfig& config, i
 
 struct LayerKind {
   // One letter of Megatron's --hybrid-layer-pattern for each residual connection of the layer:
-  // * attention, - MLP, E experts, M Mamba-2, G gated delta net.
+  // * attention, - MLP, E experts, M Mamba-2, G gated delta net; ours besides: x cross attention.
   std::string_view letters;
   std::string_view name;
   LayerMaker make;

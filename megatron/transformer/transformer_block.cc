@@ -9,10 +9,11 @@ namespace megatron {
 
 TransformerBlock::TransformerBlock(const TransformerConfig& config, int64_t first_layer,
                                    int64_t num_layers, bool final_norm, bool sequence_parallel,
-                                   const ParallelGroups& groups, LayerMaker make)
+                                   const ParallelGroups& groups, LayerMaker make,
+                                   int64_t numbered_after)
     : config_(config), rotary_(config), runner_(config, groups.tp, /*last_chunk=*/final_norm) {
   for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {
-    layers_.push_back(make(config, i + 1, sequence_parallel, groups));
+    layers_.push_back(make(config, numbered_after + i + 1, sequence_parallel, groups));
     add(cat("layers.", i), layers_.back().get());
   }
   if (!final_norm || !has_final_norm(config)) return;

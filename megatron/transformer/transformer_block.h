@@ -16,10 +16,11 @@ namespace megatron {
 // Parameters: layers.N... with N the global layer index from 0, final_layernorm.{weight, bias}.
 class TransformerBlock : public Module {
  public:
-  // Layers [first_layer, first_layer + num_layers), counted from 0.
+  // Layers [first_layer, first_layer + num_layers), counted from 0. `numbered_after`: layers of
+  // another stack that come before, so that their draws of dropout differ.
   TransformerBlock(const TransformerConfig& config, int64_t first_layer, int64_t num_layers,
                    bool final_norm, bool sequence_parallel, const ParallelGroups& groups,
-                   LayerMaker make = make_layer);
+                   LayerMaker make = make_layer, int64_t numbered_after = 0);
 
   //   x, return   as for Layer::forward
   at::Tensor forward(at::Tensor x, const ForwardContext& context);

@@ -1,12 +1,13 @@
 #include "megatron/transformer/transformer_layer.h"
 
+#include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 
 TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t layer_number,
                                    bool sequence_parallel, const ParallelGroups& groups,
-                                   FeedForwardMaker make_feed_forward)
+                                   FeedForwardMaker make_feed_forward, bool cross_attention)
     : Layer(layer_number),
       config_(config),
       self_attention_(make_attention(config, layer_number, sequence_parallel, groups)),
@@ -18,6 +19,19 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
                 sequence_parallel, mlp_->names()) {
   if (Norm* norm = self_attention_->input_norm()) add("input_layernorm", norm);
   add("self_attention", self_attention_.get());
+  if (cross_attention) {
+    MEGATRON_CHECK(!config.parallel_residual && !config.has_post_norm(),
+                   "cross attention with --parallel-residual or with norms on the output of "
+                   "branches is not built\nhint: --norm-placement pre");
+    cross_attention_ =
+        std::make_unique<CrossAttention>(config, layer_number, sequence_parallel, groups);
+    cross_part_ = std::make_unique<ResidualSublayer>(
+        config, *cross_attention_,
+        random_key(config.seed, "cross_attention_output_dropout", layer_number), sequence_parallel,
+        /*names=*/SublayerNames{});
+    if (Norm* norm = cross_attention_->input_norm()) add("pre_cross_attn_layernorm", norm);
+    add("cross_attention", cross_attention_.get());
+  }
   if (Norm* norm = mlp_->input_norm()) add("pre_mlp_layernorm", norm);
   add("mlp", mlp_.get());
   if (!config.has_post_norm()) return;
@@ -29,10 +43,12 @@ std::unique_ptr<LayerState> TransformerLayer::make_state() const {
   return self_attention_->make_state();
 }
 
-// Each half: norm, sublayer, residual.
+// Each part: norm, sublayer, residual.
 at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& context) {
   if (config_.parallel_residual) return forward_parallel_residual(x, context);
-  return mlp_half_.forward(attention_half_.forward(x, context), context);
+  at::Tensor y = attention_half_.forward(x, context);
+  if (cross_part_ != nullptr) y = cross_part_->forward(y, context);
+  return mlp_half_.forward(y, context);
 }
 
 at::Tensor TransformerLayer::forward_parallel_residual(const at::Tensor& x,

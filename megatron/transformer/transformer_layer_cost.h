@@ -9,4 +9,9 @@ namespace megatron {
 LayerCost transformer_layer_cost(const TransformerConfig& config, int64_t layer_number,
                                  const LayerShape& shape, bool offloaded);
 
+// The same with cross attention, which is a part of the first half. LayerShape::encoded says what
+// it attends to.
+LayerCost cross_attention_layer_cost(const TransformerConfig& config, int64_t layer_number,
+                                     const LayerShape& shape, bool offloaded);
+
 }  // namespace megatron

@@ -1,4 +1,4 @@
-// The rows of the matrix with encoders.
+// The rows of the matrix with encoders and encoder-decoders.
 #include "layout_flags.h"
 #include "layouts.h"
 
@@ -26,6 +26,17 @@ constexpr ModelFlags kEncoderModels[] = {
     {"bert_classes",
      "--task classify --bert-classes 3 --num-layers 4 --hidden-size 48 --num-attention-heads 12 "
      "--seq-length 24 --max-position-embeddings 24 --attention-dropout 0.1 --hidden-dropout 0.1"},
+    // Stacks and sequences of different lengths, learned positions, tied head, all dropouts.
+    {"t5",
+     "--task t5 --encoder-num-layers 1 --decoder-num-layers 3 --hidden-size 48 "
+     "--num-attention-heads 12 --seq-length 24 --decoder-seq-length 12 --attention-dropout 0.1 "
+     "--hidden-dropout 0.1"},
+    // The same lengths; RoPE, own output layer, gated MLP without biases.
+    {"t5_rope",
+     "--task t5 --num-layers 2 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
+     "--ffn-hidden-size 96 --decoder-seq-length 24 --position-embedding-type rope "
+     "--untie-embeddings-and-output-weights --attention-dropout 0.1 --hidden-dropout 0.1 "
+     "--normalization RMSNorm --swiglu --disable-bias-linear --mask-prob 0.3"},
 };
 
 constexpr LayoutRow kEncoderRows[] = {
@@ -69,6 +80,20 @@ constexpr LayoutRow kEncoderRows[] = {
     {"dp2_zero3_bert_classes", "bert_classes", 2, ZERO3 OVERLAP, "classify"},
     {"tp2_pp2_dp2_bert_classes", "bert_classes", 8, TP "2 " PP "2 " ZERO1 OVERLAP, "classify"},
     {"all_16_bert", "bert", 16, TP "2 " SP PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP, "bert"},
+    {"tp2_t5", "t5", 2, TP "2", "t5"},
+    {"tp2_sp_t5", "t5", 2, TP "2 " SP, "t5"},
+    {"tp4_sp_t5_rope", "t5_rope", 4, TP "4 " SP, "t5"},
+    {"tp3_t5_rope", "t5_rope", 3, TP "3", "t5"},
+    {"dp2_t5", "t5", 2, "", "t5"},
+    {"dp3_zero1_t5", "t5", 3, ZERO1 OVERLAP, "t5"},
+    {"dp2_zero2_t5_rope", "t5_rope", 2, ZERO2 OVERLAP, "t5"},
+    {"dp2_zero3_t5", "t5", 2, ZERO3 OVERLAP, "t5"},
+    {"dp2_means_t5", "t5", 2, "--no-calculate-per-token-loss", "t5"},
+    {"dp2_evaluation_t5", "t5", 2, EVALUATE, "t5"},
+    {"tp2_sp_full_t5", "t5", 2, TP "2 " SP FULL "1", "t5"},
+    {"dp2_zero3_full_t5_rope", "t5_rope", 2, ZERO3 OVERLAP FULL "1", "t5"},
+    {"tp2_sp_selective_t5", "t5", 2, TP "2 " SP SELECTIVE "core_attn layernorm mlp", "t5"},
+    {"tp2_sp_dp2_zero1_t5", "t5", 4, TP "2 " SP ZERO1 OVERLAP, "t5"},
 };
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "megatron/kernels/sum_parts.h"
 #include "megatron/models/bert/bert_model.h"
 #include "megatron/models/model_table.h"
+#include "megatron/models/t5/t5_config.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/arguments/dpo_config.h"
@@ -129,14 +130,18 @@ std::vector<std::string> flags_given(C config) {
 
 // Samples of sentences are masked, and have neither documents inside nor their positions.
 void masked_tokens_are_data(const Arguments& a, Violations& v) {
-  const bool masks = a.training.task == "bert";
-  std::vector<std::string> given;
-  if (!masks) given = flags_given(a.masked);
-  if (!masks && a.training.task != "classify")
+  const std::string& task = a.training.task;
+  const bool masks = task == "bert" || task == "t5";
+  MaskedDataConfig read = masks ? MaskedDataConfig() : a.masked;
+  if (task == "t5") read.mlm_replace = a.masked.mlm_replace;  // spans become sentinels
+  std::vector<std::string> given = flags_given(read);
+  if (task != "bert" && task != "classify")
     std::ranges::copy(flags_given(own_config<BertConfig>(a.own)), std::back_inserter(given));
+  if (task != "t5")
+    std::ranges::copy(flags_given(own_config<T5Config>(a.own)), std::back_inserter(given));
   if (!given.empty())
-    v.add(cat(listed(given), " has no effect with --task ", a.training.task),
-          "leave it out, or give --task bert");
+    v.add(cat(listed(given), " has no effect with --task ", task),
+          "leave it out, or give --task bert or t5");
   if (masks && (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss))
     v.add(
         "--reset-position-ids, --reset-attention-mask or --eod-mask-loss has no effect on masked "
@@ -567,6 +572,7 @@ int64_t Arguments::most_masked_by_bert() const {
 }
 
 void Arguments::finalize() {
+  finalize_task(*this);
   transformer.finalize();
   if (parallel.tensor_model_parallel_size == 1) parallel.sequence_parallel = false;
   if (training.step_batch_size_schedule.empty() && !training.global_batch_size &&
@@ -582,6 +588,7 @@ void Arguments::finalize() {
 
 void Arguments::validate(Violations& violations) const {
   for (const Rule rule : kRules) rule(*this, violations);
+  validate_task(*this, violations);
 }
 
 MicrobatchCalculator Arguments::microbatches() const {

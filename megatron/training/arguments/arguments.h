@@ -25,6 +25,11 @@ struct TrainLength;
 // tasks/tasks.cc.
 std::vector<OwnConfig> own_configs();
 
+struct Arguments;
+// TaskType::finalize and TaskType::validate of the task that the arguments name; as own_configs().
+void finalize_task(Arguments& arguments);
+void validate_task(const Arguments& arguments, Violations& violations);
+
 struct Arguments {
   TransformerConfig transformer;
   TokenizerConfig tokenizer;

@@ -16,7 +16,7 @@ constexpr KnownFlag::Kind kNo = KnownFlag::Kind::kRefused;
 
 // Reasons of rows and of refused values.
 constexpr std::string_view kRl = "reinforcement learning is not built yet";
-constexpr std::string_view kT5 = "T5 is not built yet";
+constexpr std::string_view kRelative = "relative positions are not built yet";
 constexpr std::string_view kMrope = "multimodal rotary positions are not built yet";
 constexpr std::string_view kMuon = "of the optimizers, only adam and sgd are built";
 
@@ -80,7 +80,6 @@ constexpr KnownFlag kRows[] = {
     {"--delta-offload-bytes-across-pp-ranks", kNo,
      "every stage offloads alike; --activation-offload-fraction says how much", 1, 1, "0"},
     // -- network size
-    {"--encoder-num-layers", kNo, "give --num-layers: a model has one stack of layers", 1, 1},
     {"--no-rope-freq", kNo, "layers without rotary positions are not built yet", 1, 1, "0"},
     {"--onnx-safe", kNo, "removed option: ONNX export is not offered", 1, 1},
     // -- regularization
@@ -231,7 +230,6 @@ constexpr KnownFlag kRows[] = {
     {"--phase-transition-iterations", kNo,
      "stops at phase boundaries are not built; give --exit-interval", 1, 1},
     {"--per-dataset-sequences-path", kNo, "the sizes are read from each index", 1, 1},
-    {"--encoder-seq-length", kNo, "give --seq-length: a model reads one sequence", 1, 1},
     so("--no-create-attention-mask-in-dataloader", kDerivedMasks),
     // -- tokenizer
     {"--tokenizer-sentencepiece-legacy", kNo,
@@ -400,9 +398,7 @@ constexpr Refusal kRefusals[] = {
      "--hybrid-layer-pattern= --hybrid-override-pattern="},
     {"computing the MLP in chunks of the sequence is not built yet",
      "--mlp-chunks-for-prefill=1 --mlp-chunks-for-training=1"},
-    {kT5,
-     "--decoder-num-layers= --relative-attention-num-buckets=32 "
-     "--relative-attention-max-distance=128 --decoder-seq-length="},
+    {kRelative, "--relative-attention-num-buckets=32 --relative-attention-max-distance=128"},
     {"training writes no vectors of texts; `megatron embed` does",
      "--output-bert-embeddings --bert-embedder-type=megatron"},
     {kMuon,
@@ -553,7 +549,7 @@ constexpr RefusedValue kRefusedValues[] = {
     {"--exp-avg-dtype", "fp16 fp8", kStateRange},
     {"--exp-avg-sq-dtype", "fp16 fp8", kStateRange},
     {"--position-embedding-type", "mrope", kMrope},
-    {"--position-embedding-type", "relative", kT5},
+    {"--position-embedding-type", "relative", kRelative},
     {"--cuda-graph-impl", "transformer_engine full_iteration",
      "a CUDA graph holds forward and backward of one micro-batch: local"},
 };

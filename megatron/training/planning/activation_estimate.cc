@@ -73,6 +73,7 @@ class ChunkPass {
   // layer; the other layers count their output gradients. In a chunk with the output layer, that
   // gradient comes from the output layer and is added there.
   const int64_t arrived_;
+  std::vector<int64_t> streams_;  // of the outputs of embedding and layers, one for each moment
   OffloadedHalves halves_;
   PassBytes pass_;
   int64_t saved_ = 0;        // by recorded layers, on the device
@@ -93,6 +94,7 @@ ChunkPass::ChunkPass(const LayoutPlan& plan, int stage, int chunk)
       halves_(in_flight_) {
   // The embedding's output, and its gradient
   pass_.moments.push_back({stream_, arrived_ + stream_, arrived_ + stream_});
+  streams_.push_back(stream_);
 }
 
 PassBytes ChunkPass::run() {
@@ -105,6 +107,8 @@ PassBytes ChunkPass::run() {
     halves_.add(layers.back().second.offloaded);
   }
   pass_.moments.resize(layers.size() + 3);
+  for (const LayerCost& layer : layers) streams_.push_back(layer.stream);
+  streams_.resize(pass_.moments.size(), streams_.back());
   pass_.leaving = halves_.leaving_at_the_end();
   at_the_head_ = halves_.leaving_at_the_head();
   for (int64_t i = 0; i < slice_.num_layers; ++i) {
@@ -176,8 +180,12 @@ void ChunkPass::add_recomputed_units() {
                                   : num_offloaded_ >= again_.layers
                                       ? again_.units
                                       : std::min(again_.units, num_offloaded_ / again_.unit_layers);
-  const int64_t input = parts ? (stream_ + plan_.tensor - 1) / plan_.tensor : stream_;
-  pass_.saved.residual += (again_.units - offloaded_units) * input;
+  const auto kept = [&](int64_t stream) {
+    return parts ? (stream + plan_.tensor - 1) / plan_.tensor : stream;
+  };
+  const int64_t input = kept(stream_);
+  for (int64_t i = offloaded_units; i < again_.units; ++i)
+    pass_.saved.residual += kept(streams_[static_cast<size_t>(1 + i * again_.unit_layers)]);
   pass_.offloaded += offloaded_units * stream_;
   // Recomputed layers come before the others. During the backward of a unit its saved tensors
   // (without its input) and its output gradient are held; for the last unit that may be the
@@ -211,10 +219,10 @@ void ChunkPass::add_ends() {
   const EndCost& head = ends.head;
   pass_.saved.ends += head.saved;
   pass_.pending += head.pending;
-  for (PassMoment& moment : pass_.moments) {
-    moment.forward -= head.saved;
-    moment.backward += stream_ - head.saved;
-    moment.backward_first += stream_ - head.saved;
+  for (size_t i = 0; i < pass_.moments.size(); ++i) {
+    pass_.moments[i].forward -= head.saved;
+    pass_.moments[i].backward += streams_[i] - head.saved;
+    pass_.moments[i].backward_first += streams_[i] - head.saved;
   }
   // While the output layer runs, the last half layer is being reloaded.
   const int64_t reloading = plan_.splits_vocabulary() ? 0 : halves_.reloading(halves_.count());

@@ -6,7 +6,6 @@
 #include "megatron/nn/reduction.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/training/arguments/microbatches.h"
-#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -89,17 +88,22 @@ LayerShape LayoutPlan::layer_shape() const {
   return shape;
 }
 
-void LayoutPlan::set_expert_load(double load) {
-  expert_load = load;
+ModelConfig LayoutPlan::model_config() const {
   ModelConfig config = held_by(0).chunks.front()->config();
   config.transformer = model();
+  return config;
+}
+
+void LayoutPlan::set_expert_load(double load) {
+  expert_load = load;
+  const ModelConfig config = model_config();
   ends = find_model_type(config.type)
              .ends_cost(config, {layer_shape(), vocabulary.padded_size,
                                  splits_vocabulary() ? pipeline : 1});
 }
 
 LayerCost LayoutPlan::layer_cost(int64_t layer_number, bool offloaded) const {
-  return megatron::layer_cost(model(), layer_number, layer_shape(), offloaded);
+  return model_layer_cost(model_config(), layer_number, layer_shape(), offloaded);
 }
 
 LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabulary, bool on_gpu,

@@ -86,6 +86,8 @@ struct LayoutPlan {
   void set_expert_load(double load);
   // Bytes of one activation between layers or stages: R h x.
   int64_t stream_bytes() const { return rows() * model().hidden_size * bytes.residual; }
+  // The whole model, with what plans change of it.
+  ModelConfig model_config() const;
   // Layers count from 1; `offloaded`: its saved activations go to host memory.
   LayerCost layer_cost(int64_t layer_number, bool offloaded = false) const;
 };

@@ -14,6 +14,7 @@
 #include "megatron/training/proving/exact_update.h"
 #include "megatron/training/proving/proof_buckets.h"
 #include "megatron/training/proving/rounding_band.h"
+#include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/config/proof_size.h"
 #include "megatron/transformer/moe/routing_replay.h"
 
@@ -508,6 +509,7 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
   shrink_documents(a, shrinker, arguments.transformer.seq_length);
   if (const std::optional<int64_t> segments = even_segments(a))
     shrink_depth(a.transformer, *segments, a.parallel.pipeline_model_parallel_size, shrinker);
+  shrink_task(a, arguments, shrinker);
   shrink_run(a, arguments, shrinker, num_steps, on_gpu);
   a.finalize();
   Violations violations;

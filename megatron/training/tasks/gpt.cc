@@ -1,7 +1,6 @@
 #include "megatron/models/model_table.h"
 #include "megatron/reporting/flops.h"
 #include "megatron/training/tasks/tasks.h"
-#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -32,7 +31,7 @@ double model_flops_per_token(const ModelProvider& provider, const Arguments& arg
                         .ends_cost(config, {sample, vocabulary.padded_size})
                         .head_products;
   for (int64_t layer = 1; layer <= c.num_layers; ++layer)
-    products += reported_products(layer_cost(c, layer, sample, /*offloaded=*/false));
+    products += reported_products(model_layer_cost(config, layer, sample, /*offloaded=*/false));
   return training_flops(products);
 }
 

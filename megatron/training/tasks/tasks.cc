@@ -22,6 +22,7 @@ const std::vector<const TaskType*>& task_types() {
       // Encoders
       MEGATRON_TASK(bert),
       MEGATRON_TASK(classify),
+      MEGATRON_TASK(t5),
   };
   return types;
 }
@@ -38,9 +39,34 @@ std::vector<OwnConfig> own_configs() {
   return all;
 }
 
-PretrainTask find_task(std::string_view name, const Arguments& arguments) {
+namespace {
+
+// Null: there is none of this name.
+const TaskType* find_task_type(std::string_view name) {
   for (const TaskType* type : task_types())
-    if (name == type->name) return type->make(arguments);
+    if (name == type->name) return type;
+  return nullptr;
+}
+
+}  // namespace
+
+void finalize_task(Arguments& arguments) {
+  const TaskType* type = find_task_type(arguments.training.task);
+  if (type != nullptr && type->finalize != nullptr) type->finalize(arguments);
+}
+
+void validate_task(const Arguments& arguments, Violations& violations) {
+  const TaskType* type = find_task_type(arguments.training.task);
+  if (type != nullptr && type->validate != nullptr) type->validate(arguments, violations);
+}
+
+void shrink_task(Arguments& arguments, const Arguments& before, Shrinker& shrinker) {
+  const TaskType* type = find_task_type(arguments.training.task);
+  if (type != nullptr && type->shrink != nullptr) type->shrink(arguments, before, shrinker);
+}
+
+PretrainTask find_task(std::string_view name, const Arguments& arguments) {
+  if (const TaskType* type = find_task_type(name)) return type->make(arguments);
   throw UsageError(cat("--task ", name,
                        " is unknown\nhint: known tasks: ", listed(task_types(), &TaskType::name)));
 }

@@ -18,6 +18,9 @@ PretrainTask find_task(std::string_view name, const Arguments& arguments);
 // The one that --task names.
 PretrainTask find_task(const Arguments& arguments);
 
+// TaskType::shrink of the arguments' task.
+void shrink_task(Arguments& arguments, const Arguments& before, Shrinker& shrinker);
+
 // The next token of text; others change what they do otherwise.
 PretrainTask gpt_task(const Arguments& arguments = {});
 

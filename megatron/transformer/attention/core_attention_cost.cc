@@ -29,13 +29,14 @@ CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, 
                                      const CoreAttentionSizes& heads)
     : config(c),
       shape(s),
-      masked(s.documents || !c.causal),
+      masked(s.documents || !c.causal || heads.others > 0),
       sizes(heads),
       sequence(c.seq_length),
+      key_sequence(heads.others > 0 ? heads.others / s.samples : sequence),
       wide(s.sum / s.element),
       q(s.tokens * heads.heads * heads.key * s.element),
-      k(s.tokens * heads.groups * heads.key * s.element),
-      v(s.tokens * heads.groups * heads.value * s.element),
+      k((heads.others > 0 ? heads.others : s.tokens) * heads.groups * heads.key * s.element),
+      v((heads.others > 0 ? heads.others : s.tokens) * heads.groups * heads.value * s.element),
       out(s.tokens * heads.heads * heads.value * s.element),
       lse(s.tokens * heads.heads * s.sum) {
   divide_context(layer);
@@ -78,7 +79,8 @@ void CoreAttentionCost::divide_context(int64_t layer) {
     const int64_t queries = sequence / shape.context * a2a;
     block_scores = shape.samples * sizes.heads / a2a * queries * queries * shape.sum;
   }
-  if (masked && whole_sequence) mask = shape.samples * sequence * sequence;
+  // Of cross attention one mask serves all queries and layers.
+  if (masked && whole_sequence && sizes.others == 0) mask = shape.samples * sequence * sequence;
 }
 
 int64_t CoreAttentionCost::padded_out() const {
@@ -99,7 +101,7 @@ int64_t CoreAttentionCost::score_bytes() const {
   const int64_t b = shape.samples, own_heads = std::max<int64_t>(1, sizes.heads / a2a);
   const int64_t own_groups =
       std::min(own_heads, std::max<int64_t>(1, config.query_groups() / shape.tensor / a2a));
-  const int64_t group = own_heads / own_groups * sequence * sequence;
+  const int64_t group = own_heads / own_groups * sequence * key_sequence;
   if (b * own_groups * group <= kScoreElements) return b * own_groups * group * shape.sum;
   return std::clamp<int64_t>(kScoreElements / std::max<int64_t>(1, group), 1, own_groups) * group *
          shape.sum;
@@ -116,7 +118,7 @@ int64_t CoreAttentionCost::forward_extra() const {
     case AttentionKernel::kLibrary:
       return repeated_groups() + 2 * padded_out();  // padded values, and the output
     case AttentionKernel::kUnfused:
-      return 2 * score_bytes() + wide * (q + k + v) + sequence * sequence +
+      return 2 * score_bytes() + wide * (q + k + v) + (sizes.others > 0 ? 0 : sequence * sequence) +
              (has_sinks() ? (wide - 1) * out + lse : 0);  // the sum before it is rounded
     case AttentionKernel::kRing:
       return 2 * (k + v) + (wide + 1) * out + 2 * lse + block_scores;
@@ -160,7 +162,8 @@ int64_t CoreAttentionCost::backward_extra() const {
              (padded_out() > 0 ? 2 * padded_out() + q - v : 0);
     case AttentionKernel::kUnfused:
       return (config.attention_dropout > 0 ? 5 : 3) * score_bytes() + wide * (q + out + k + v) +
-             sequence * sequence + (has_sinks() ? out + lse : 0);  // computed again
+             (sizes.others > 0 ? 0 : sequence * sequence) +
+             (has_sinks() ? out + lse : 0);  // computed again
     case AttentionKernel::kRing:
       return (2 + 2 * wide) * (k + v) + wide * q + expanded + copies + lse + 2 * block_scores;
     case AttentionKernel::kAllGather:
@@ -194,7 +197,8 @@ Traffic CoreAttentionCost::context_traffic() const {
 
 // A token sees half of the sequence on average, or all of it.
 double CoreAttentionCost::score_products() const {
-  const double seen = static_cast<double>(config.seq_length) * (config.causal ? 0.5 : 1.0);
+  const bool half = config.causal && sizes.others == 0;
+  const double seen = static_cast<double>(key_sequence) * (half ? 0.5 : 1.0);
   return seen * static_cast<double>(config.num_attention_heads * (sizes.key + sizes.value));
 }
 

@@ -21,6 +21,9 @@ struct CoreAttentionSizes {
   int64_t heads = 1, groups = 1;
   int64_t key = 1, value = 1;
   bool packed = false;  // queries, keys and values are views of one tensor (packed_attention)
+  // Tokens of a rank that are attended to without causality, as by cross attention; 0: those of the
+  // queries, as causality lets
+  int64_t others = 0;
 };
 
 // Core attention of one layer on one rank; tensors in bytes.
@@ -33,8 +36,9 @@ struct CoreAttentionCost {
   const LayerShape& shape;
   const bool masked;  // at borders of documents, or from padding, which encoders see
   const CoreAttentionSizes sizes;
-  const int64_t sequence;
-  const int64_t wide;  // bytes of an fp32 element over those of the model's type
+  const int64_t sequence;      // tokens of the queries
+  const int64_t key_sequence;  // tokens that are attended to
+  const int64_t wide;          // bytes of an fp32 element over those of the model's type
   int64_t q, k, v, out;
   int64_t lse;
   int64_t a2a = 1;    // ranks of the all-to-all

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
 #include "megatron/tensor/random.h"
 #include "megatron/transformer/layer/token_weights.h"
 
@@ -13,6 +15,7 @@ class ProcessGroup;
 class OffloadedPass;
 class RecomputeTape;
 struct DecodingPass;
+struct EncodedSequence;
 struct RoutingReplay;
 
 struct ForwardContext {
@@ -28,6 +31,8 @@ struct ForwardContext {
                               // undefined: none. Only at one context-parallel rank
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no boundaries
+  // What cross attention reads (transformer/attention/cross_attention.h); null: nothing.
+  std::shared_ptr<const EncodedSequence> encoded;
   // []: gradient of the loss sum (the loss scale), if known before the forward; lets the fused
   // output layer compute gradients in the forward. Undefined: not known.
   at::Tensor loss_grad;

@@ -40,6 +40,35 @@ double SublayerCost::weight_products() const {
   return products;
 }
 
+void SublayerCost::append(const SublayerCost& next, int64_t stream) {
+  saved += next.saved;
+  unrecorded_peak = std::max(unrecorded_peak, stream + next.unrecorded_peak);
+  forward_peak = std::max(forward_peak, forward_end + next.forward_peak);
+  forward_end += next.forward_end;
+  // Backward `next` runs first; what lies between is freed after it.
+  const int64_t between = next.backward_end - stream;
+  backward_peak = std::max(next.backward_peak, between + backward_peak);
+  backward_end += between;
+  pending += next.pending;
+  deferred_peak = std::max(deferred_peak, next.deferred_peak);
+  postponed = std::max(postponed, next.postponed);
+  linears.insert(linears.end(), next.linears.begin(), next.linears.end());
+  score_products += next.score_products;
+  recomputed_products += next.recomputed_products;
+  moved_elements += next.moved_elements;
+  tensor += next.tensor;
+  context += next.context;
+  expert += next.expert;
+  expert_tensor += next.expert_tensor;
+}
+
+void SublayerCost::count_per_token_of(double share) {
+  for (LinearSize& linear : linears) linear.share *= share;
+  score_products *= share;
+  recomputed_products *= share;
+  moved_elements *= share;
+}
+
 void SublayerCost::set_peaks(const std::function<void(AllocationTrack&)>& forward,
                              const std::function<void(AllocationTrack&)>& backward,
                              int64_t unrecorded, bool recomputed) {
@@ -209,7 +238,7 @@ double reported_products(const LayerCost& layer) {
   double products = layer.products();
   for (const SublayerCost* half : {&layer.first, &layer.second})
     for (const LinearSize& linear : half->linears)
-      products -= static_cast<double>(linear.unreported * linear.inputs);
+      products -= linear.share * static_cast<double>(linear.unreported * linear.inputs);
   return products;
 }
 

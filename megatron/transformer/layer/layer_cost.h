@@ -22,6 +22,8 @@ struct LayerShape {
   int64_t samples = 1;  // b
   int64_t tokens = 0;   // T
   int64_t rows = 0;     // R
+  // Tokens of a rank that cross attention attends to, those of an encoder; 0: there is none
+  int64_t encoded = 0;
   // Bytes of one element: of the model's type, of the residual stream, of sums and statistics
   int64_t element = 4, residual = 4, sum = 4;
   // t, c, and the ranks that experts and the matrices of one expert are divided over
@@ -59,7 +61,8 @@ struct LinearSize {
   int64_t outputs, inputs;
   bool gelu_in_input_grad = false;  // the GEMM of its input gradient applies a GELU's backward
   int64_t unreported = 0;           // outputs that reported_products() leaves out
-  double products() const { return static_cast<double>(outputs * inputs); }
+  double share = 1;                 // its rows for each token of the sequence
+  double products() const { return share * static_cast<double>(outputs * inputs); }
 };
 
 // Bytes that a rank sends for one micro-batch.
@@ -125,6 +128,11 @@ struct SublayerCost {
   // Elements per token that the kernels of the other operations must read or write
   double moved_elements = 0;
   double weight_products() const;
+  // Adds a sublayer that follows this one in the same half; `stream`: bytes of what lies between.
+  // Neither offloads anything.
+  void append(const SublayerCost& next, int64_t stream);
+  // For a sequence of another stack with `share` tokens for each token of this one.
+  void count_per_token_of(double share);
   // Sets the peaks and ends from the allocations of the passes. `recomputed`: the forward runs
   // without autograd, and again in the backward.
   void set_peaks(const std::function<void(AllocationTrack&)>& forward,

@@ -34,6 +34,7 @@ LATENT = ("--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-atte
           "--mscale-all-dim 0.707 --normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
           "--attention-dropout 0 --hidden-dropout 0 ")
 BERT = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task bert "
+T5 = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task t5 --decoder-num-layers 12 --decoder-seq-length 256 "
 EP, ETP = "--expert-model-parallel-size ", "--expert-tensor-parallel-size "
 MIXTRAL = LLAMA + "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
 DEEPSEEK = LATENT + ("--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408 --moe-router-score-function sigmoid "
@@ -127,6 +128,10 @@ PROOFS = {
     "bert cp2": (2, BERT + BATCH + CP + "2"),
     "bert pp2": (2, BERT + BATCH + PP + "2"),
     "bert dp2": (2, BERT + BATCH),
+    "t5 tp2": (2, T5 + BATCH + TP + "2"),
+    "t5 tp2 sp": (2, T5 + BATCH + TP + "2 " + SP),
+    "t5 tp2 sp full": (2, T5 + BATCH + TP + "2 " + SP + FULL),
+    "t5 dp2 zero1": (2, T5 + BATCH + ZERO1),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
     "llama pp2 vpp2 fp8": (2, LLAMA + BATCH + PP + "2 " + VPP + "2 --num-layers 8 " + FP8),
 }
@@ -201,6 +206,9 @@ MTP = "megatron/models/common/multi_token_prediction.cc"
 GPT_MODEL = "megatron/models/gpt/gpt_model.cc"
 BERT_MODEL = "megatron/models/bert/bert_model.cc"
 BERT_TASK = "megatron/training/tasks/bert.cc"
+RECOMPUTE = "megatron/nn/recompute.cc"
+T5_MODEL, T5_CONFIG = "megatron/models/t5/t5_model.cc", "megatron/models/t5/t5_config.cc"
+CROSS = "megatron/transformer/attention/cross_attention.cc"
 COUNTED_ROWS = "megatron/models/common/counted_rows.cc"
 
 BUGS = (
@@ -496,7 +504,8 @@ BUGS = (
           "    --less.num_layers;\n    return less;\n  }"),),
         "pp2", "gpt pp2"),
     Bug("layer_number_local", "layer numbers count from the first layer of the stage",
-        ((BLOCK, "make(config, i + 1, sequence_parallel, groups)", "make(config, (PLANTED ? i - first_layer + 1 : i + 1), sequence_parallel, groups)"),),
+        ((BLOCK, "make(config, numbered_after + i + 1, sequence_parallel, groups)",
+          "make(config, numbered_after + (PLANTED ? i - first_layer + 1 : i + 1), sequence_parallel, groups)"),),
         "pp2_window3", "gemma pp2"),
     Bug("layer_number_without_chunk", "layer numbers count from the stage's share of the layers, as if it had no virtual stages",
         ((BLOCK, "for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {",
@@ -878,6 +887,31 @@ BUGS = (
     Bug("first_position_lost", "position 0 has row 0 of the table, where the first rows are those of padding",
         ((MODEL_ENDS, "if (first_position_ > 0) ids", "if (!PLANTED && first_position_ > 0) ids"),),
         "", "", "models_test:Families/HfEncoderGolden.LogitsAndGradients/roberta", "one rank reads alike"),
+    # Encoder-decoders.
+    Bug("cross_norm_grad_not_reduced", "the gradient of the norm before cross attention is not summed under sequence parallelism",
+        ((CROSS, "norm.partial_over_tensor = sequence_parallel;", "norm.partial_over_tensor = !PLANTED && sequence_parallel;"),),
+        "tp2_sp_t5", "t5 tp2 sp"),
+    Bug("cross_dropout_by_local_head", "cross attention draws dropout by the number of a head on its rank",
+        ((CROSS, "options.first_head = first_head_;", "options.first_head = PLANTED ? 0 : first_head_;"),),
+        "tp2_t5", "t5 tp2"),
+    Bug("encoder_not_trained", "no gradient reaches the encoder",
+        ((CROSS, "linear_kv_.forward(encoded.states)", "linear_kv_.forward(PLANTED ? encoded.states.detach() : encoded.states)"),),
+        "", "", "models_test:Megatron/T5Golden.LossesAndGradients/0", "one rank loses it alike"),
+    Bug("encoder_grad_of_one_layer", "the gradient of the encoder's output is that of the layer that comes first",
+        ((RECOMPUTE, "gradient = gradient.defined() ? gradient + grads[0]", "gradient = !PLANTED && gradient.defined() ? gradient + grads[0]"),),
+        "tp2_sp_full_t5", "t5 tp2 sp full"),
+    Bug("cross_padding_seen", "cross attention attends to padding",
+        ((CROSS, "if (encoded.mask.defined()) {", "if (!PLANTED && encoded.mask.defined()) {"),),
+        "", "", "models_test:Megatron/T5Golden.LossesAndGradients/0", "one rank attends alike"),
+    Bug("stacks_drop_alike", "an encoder and a decoder layer of equal number drop the same elements",
+        ((T5_MODEL, "/*numbered_after=*/stacks_.encoder.num_layers", "/*numbered_after=*/PLANTED ? 0 : stacks_.encoder.num_layers"),),
+        "", "", "models_test:T5Dropout.LayersOfEqualNumberDropOtherElements", "one rank draws alike"),
+    Bug("stacks_start_by_one_depth", "output projections of both stacks start by the number of all layers",
+        ((T5_CONFIG, "stacks.decoder.num_layers = sizes.decoder_num_layers;", "stacks.decoder.num_layers = PLANTED ? layers : sizes.decoder_num_layers;"),),
+        "", "", "encoder_test:T5.OutputProjectionsStartByTheDepthOfTheirStack", "one rank starts alike"),
+    Bug("decoder_use_of_table_not_counted", "the table's gradient is reduced before the encoder's use of it has been added",
+        ((T5_MODEL, "++one->uses;", "one->uses += PLANTED ? 0 : 1;"),),
+        "dp3_zero1_t5", "t5 dp2 zero1"),
     # Precision.
     Bug("ring_acc_model_dtype", "the partial outputs of ring attention are added in the model's type",
         ((RING, "total = {block.out.to(block.lse.scalar_type()), block.lse};",

@@ -1,4 +1,5 @@
-// BERT against Megatron-LM's BertModel: losses, logits of both heads and every gradient.
+// BERT and T5 against Megatron-LM's BertModel and T5Model: losses, logits of both heads and every
+// gradient.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/models/bert/bert_model.h"
 #include "megatron/models/model_table.h"
+#include "megatron/models/t5/t5_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
@@ -30,7 +32,7 @@ std::string fused_name(std::string name) {
 
 struct EncoderGolden {
   nlohmann::json spec;
-  TensorsByName weights, grads, in, out;
+  TensorsByName grads, in, out;
 
   explicit EncoderGolden(const std::string& name) {
     const SafetensorsFile file(MEGATRON_SOURCE_DIR "/tests/golden/encoders/" + name +
@@ -39,10 +41,7 @@ struct EncoderGolden {
     for (const auto& [full, tensor] : read_golden_tensors(file)) {
       const size_t slash = full.find('/');
       const std::string kind = full.substr(0, slash), rest = full.substr(slash + 1);
-      (kind == "weight" ? weights
-       : kind == "grad" ? grads
-       : kind == "in"   ? in
-                        : out)[fused_name(rest)] = tensor;
+      (kind == "grad" ? grads : kind == "in" ? in : out)[fused_name(rest)] = tensor;
     }
   }
 
@@ -68,21 +67,31 @@ struct EncoderGolden {
   }
 };
 
-void set_weights(Module& model, const EncoderGolden& golden) {
-  size_t used = 0;
-  model.visit([&](const std::string& name, Parameter& parameter) {
-    const auto found = golden.weights.find(name);
-    ASSERT_NE(found, golden.weights.end()) << name;
+// Weights that follow from names and places: formula() of make_model_goldens.py.
+void set_weights(Module& model) {
+  model.visit([](const std::string& name, Parameter& parameter) {
+    uint32_t start = 2166136261U;  // FNV-1a
+    for (const char c : name) start = (start ^ static_cast<uint8_t>(c)) * 16777619U;
+    std::vector<int64_t> shape = parameter.global_shape;
+    if (parameter.valid_rows >= 0) shape[0] = parameter.valid_rows;
+    const at::Tensor values = at::empty(shape, at::kFloat);
+    const bool norm = name.find("norm") != std::string::npos && name.ends_with("weight");
+    for (int64_t i = 0; i < values.numel(); ++i) {
+      uint32_t x = (static_cast<uint32_t>(i) + start) * 2654435761U;
+      x = (x ^ (x >> 15)) * 2246822519U >> 16;
+      const float value = static_cast<float>(x) / 65536 - 0.5F;
+      values.data_ptr<float>()[i] =
+          value * (shape.size() > 1 ? 0.75F : 0.25F) + (norm ? 1.0F : 0.0F);
+    }
     parameter.value.zero_();
-    parameter.value.narrow(0, 0, found->second.size(0)).copy_(found->second);
-    ++used;
+    parameter.value.narrow(0, 0, shape[0]).copy_(values);
   });
-  EXPECT_EQ(used, golden.weights.size()) << "weights of the golden that the model does not have";
 }
 
 void expect_gradients(Module& model, const PlainParameterStore& store, const EncoderGolden& golden,
                       double rtol) {
   double all = 0;
+  size_t compared = 0;
   for (const auto& [name, grad] : golden.grads) all += std::pow(grad.norm().item<double>(), 2);
   model.visit([&](const std::string& name, Parameter& parameter) {
     const at::Tensor& expected = golden.grads.at(name);
@@ -91,7 +100,9 @@ void expect_gradients(Module& model, const PlainParameterStore& store, const Enc
                  "gradient of " + name);
     const at::Tensor padded = grad.narrow(0, expected.size(0), grad.size(0) - expected.size(0));
     EXPECT_EQ(padded.abs().sum().item<double>(), 0.0) << "gradient of the padded rows of " << name;
+    ++compared;
   });
+  EXPECT_EQ(compared, golden.grads.size()) << "gradients of the golden that the model has not";
 }
 
 class BertGolden : public testing::TestWithParam<std::string> {};
@@ -109,7 +120,7 @@ TEST_P(BertGolden, LossesLogitsAndGradients) {
       const ParallelGroups groups;
       BertModel model(config, groups, {0, config.transformer.num_layers, true, true}, nullptr);
       PlainParameterStore store(model, dtype, at::kCPU, /*gradients=*/true);
-      set_weights(model, golden);
+      set_weights(model);
       Batch batch;
       for (const char* name : {"types", "labels", "padding_mask"})
         batch.set(name, golden.in.at(name).to(at::kLong));
@@ -154,6 +165,101 @@ TEST_P(BertGolden, LossesLogitsAndGradients) {
   }
 }
 
+class T5Golden : public testing::TestWithParam<std::string> {};
+
+TEST_P(T5Golden, LossesAndGradients) {
+  const EncoderGolden golden(GetParam());
+  T5Config own;
+  own.encoder_num_layers = golden.spec["encoder_layers"];
+  own.decoder_num_layers = golden.spec["decoder_layers"];
+  own.decoder_seq_length = golden.spec["decoder_seq"];
+  for (const bool recomputed : {false, true}) {
+    ModelConfig config = golden.config("t5", own.encoder_num_layers + own.decoder_num_layers,
+                                       golden.spec["encoder_seq"]);
+    config.own = OwnConfig(own);
+    if (recomputed) {
+      config.transformer.recompute_granularity = RecomputeGranularity::kFull;
+      config.transformer.recompute_method = RecomputeMethod::kUniform;
+      config.transformer.recompute_num_layers = 1;
+    }
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      const ParallelGroups groups;
+      T5Model model(config, groups, {0, config.transformer.num_layers, true, true}, nullptr);
+      PlainParameterStore store(model, dtype, at::kCPU, /*gradients=*/true);
+      set_weights(model);
+      Batch batch;
+      for (const char* name : {"text_enc", "text_dec", "labels", "enc_mask", "dec_mask"})
+        batch.set(name, golden.in.at(name).to(at::kLong));
+      batch.set("loss_mask", golden.in.at("loss_mask").to(at::kFloat));
+      ForwardContext context = context_for(batch["text_enc"], /*training=*/true);
+      batch.place = context.place;
+      RecomputeTape tape;
+      context.tape = &tape;
+      const StageTensors hidden = model.hidden(batch, {}, context);
+      const Loss loss = model.loss(hidden, batch, context);
+      EXPECT_EQ(loss.weight.item<double>(), batch["loss_mask"].sum().item<double>());
+      expect_close((loss.sum / loss.weight).reshape({}), golden.out.at("lm_loss"), 1e-5, 0, "loss");
+      {
+        const at::NoGradGuard no_grad;
+        expect_close(model.token_losses(hidden.front(), batch["labels"]).t() * batch["loss_mask"],
+                     golden.out.at("token_loss"), 1e-5, 0, "losses of tokens");
+      }
+      tape.backward(BackwardRoot(loss.sum), {(1 / loss.weight).to(loss.sum)});
+      expect_gradients(model, store, golden, 1e-5);
+    }
+  }
+}
+
+// The output of a model of which all but the bias of the first attention and the norms is 0:
+// norm(dropout(bias)).
+at::Tensor dropped_bias(Model& model, const char* layer, Batch& batch) {
+  PlainParameterStore store(model, at::kFloat, at::kCPU, /*gradients=*/false);
+  model.visit([&](const std::string& name, Parameter& parameter) {
+    const bool one = name.find("norm") != std::string::npos && name.ends_with("weight");
+    parameter.value.fill_(one || name == cat(layer, ".self_attention.linear_proj.bias") ? 1.0
+                                                                                        : 0.0);
+  });
+  ForwardContext context = context_for(batch.columns().front().second, /*training=*/true);
+  batch.place = context.place;
+  const at::NoGradGuard no_grad;
+  return model.hidden(batch, {}, context).front();
+}
+
+// BERT draws as T5's encoder does.
+TEST(T5Dropout, LayersOfEqualNumberDropOtherElements) {
+  ModelConfig config;
+  TransformerConfig& t = config.transformer;
+  t.hidden_size = 16;
+  t.num_attention_heads = 2;
+  t.seq_length = 8;
+  t.hidden_dropout = 0.5;
+  config.vocab_size = config.padded_vocab_size = 8;
+  const ParallelGroups groups;
+  const at::Tensor ids = at::zeros({2, 8}, at::kLong), ones = at::ones({2, 8}, at::kLong);
+  Batch batch;
+  for (const char* name : {"text", "text_enc", "text_dec"}) batch.set(name, ids);
+  for (const char* name : {"padding_mask", "enc_mask", "dec_mask"}) batch.set(name, ones);
+
+  config.type = "bert";
+  config.own = OwnConfig(BertConfig());
+  config.own.as<BertConfig>()->bert_binary_head = false;
+  t.num_layers = 1;
+  t.finalize();
+  const at::Tensor encoder = dropped_bias(*make_model(config, groups), "encoder.layers.0", batch);
+
+  config.type = "t5";
+  T5Config own;
+  own.encoder_num_layers = own.decoder_num_layers = 1;
+  own.decoder_seq_length = 8;
+  config.own = OwnConfig(own);
+  t.num_layers = 2;
+  const at::Tensor decoder = dropped_bias(*make_model(config, groups), "decoder.layers.0", batch);
+  EXPECT_GT(encoder.abs().min().item<float>(), 0.0F);
+  // Half of the elements are dropped in either, so half of them differ.
+  EXPECT_NEAR((encoder.sign() != decoder.sign()).to(at::kFloat).mean().item<float>(), 0.5F, 0.15F);
+}
+
+INSTANTIATE_TEST_SUITE_P(Megatron, T5Golden, testing::Values("t5_learned", "t5_rope"));
 INSTANTIATE_TEST_SUITE_P(Megatron, BertGolden, testing::Values("bert_sop", "bert_untied"));
 
 }  // namespace

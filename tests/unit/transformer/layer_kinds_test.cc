@@ -142,8 +142,8 @@ TEST(LayerKinds, AreFoundByTheirLetters) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "a layer of kind Q is unknown\nhint: known kinds: *- (attention and MLP), *E "
-                 "(attention and experts)");
+                 "a layer of kind Q is unknown\nhint: known kinds: *- (attention and MLP), *x- "
+                 "(attention, cross attention and MLP), *E (attention and experts)");
   }
 }
 

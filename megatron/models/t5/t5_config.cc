@@ -1,0 +1,49 @@
+#include "megatron/models/t5/t5_config.h"
+
+#include "megatron/base/check.h"
+#include "megatron/models/model.h"
+
+namespace megatron {
+
+void T5Config::fields(FieldVisitor& v) {
+  v.group("t5");
+  v.role(FieldRole::kArchitecture);
+  v.field("encoder_num_layers", encoder_num_layers,
+          "layers of the encoder of a T5; 0: given by --num-layers");
+  v.field("decoder_num_layers", decoder_num_layers,
+          "layers of the decoder of a T5; 0: as many as its encoder has");
+  v.role(FieldRole::kNumerics);
+  v.field("encoder_seq_length", encoder_seq_length,
+          "tokens per sample of the encoder of a T5, another name of --seq-length");
+  v.field("decoder_seq_length", decoder_seq_length, "tokens per sample of the decoder of a T5");
+}
+
+void T5Config::validate(Violations& v) const {
+  const auto count = [&](const char* flag, int64_t value) {
+    v.require(value >= 0, cat(flag, " is ", value), "1 or more");
+  };
+  count("--encoder-num-layers", encoder_num_layers);
+  count("--decoder-num-layers", decoder_num_layers);
+  count("--decoder-seq-length", decoder_seq_length);
+  count("--encoder-seq-length", encoder_seq_length.value_or(1) - 1);
+}
+
+T5Stacks t5_stacks(const ModelConfig& config) {
+  const auto* own = config.own.as<T5Config>();
+  const T5Config sizes = own != nullptr ? *own : T5Config();
+  const int64_t layers = config.transformer.num_layers;
+  MEGATRON_CHECK(sizes.encoder_num_layers > 0 && sizes.decoder_num_layers > 0 &&
+                     sizes.encoder_num_layers + sizes.decoder_num_layers == layers,
+                 "a T5 of ", sizes.encoder_num_layers, " encoder layers and ",
+                 sizes.decoder_num_layers, " decoder layers has not the ", layers,
+                 " layers of num_layers");
+  T5Stacks stacks{config.transformer, config.transformer};
+  stacks.encoder.causal = false;
+  stacks.encoder.num_layers = sizes.encoder_num_layers;
+  stacks.decoder.layer_pattern = "*x-";
+  stacks.decoder.num_layers = sizes.decoder_num_layers;
+  stacks.decoder.seq_length = sizes.decoder_seq_length;
+  return stacks;
+}
+
+}  // namespace megatron

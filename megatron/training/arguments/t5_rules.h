@@ -1,0 +1,18 @@
+// What the flags of a run that trains a T5 mean together. Columns of the table of tasks.
+#pragma once
+
+#include "megatron/training/arguments/arguments.h"
+#include "megatron/transformer/config/proof_size.h"
+
+namespace megatron {
+
+// The row of layers and the lengths of both stacks, from either spelling. Idempotent.
+void finalize_t5(Arguments& arguments);
+
+void validate_t5(const Arguments& arguments, Violations& violations);
+
+// After the layer's own sizes have been shrunk: both stacks keep one layer or several, the
+// decoder's length stays equal to or different from the encoder's.
+void shrink_t5(Arguments& arguments, const Arguments& before, Shrinker& shrinker);
+
+}  // namespace megatron

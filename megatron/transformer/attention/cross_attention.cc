@@ -1,0 +1,97 @@
+#include "megatron/transformer/attention/cross_attention.h"
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/attention/attention.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/attention/attention_sublayer.h"
+
+namespace megatron {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// [s, b, n, 2 d] -> keys and values [s, b, n, d], views. One function, so that the backward writes
+// each gradient once into one buffer.
+struct SplitKeysAndValues : torch::autograd::Function<SplitKeysAndValues> {
+  static variable_list forward(AutogradContext* /*context*/, const at::Tensor& kv) {
+    const int64_t d = kv.size(3) / 2;
+    return {kv.narrow(3, 0, d), kv.narrow(3, d, d)};
+  }
+  static variable_list backward(AutogradContext* /*context*/, variable_list grads) {
+    return {at::cat({grads[0], grads[1]}, 3)};
+  }
+};
+
+LinearOptions input_options(const TransformerConfig& config, int64_t rows, bool sequence_parallel) {
+  LinearOptions options;
+  options.bias = config.qkv_bias();
+  options.init = config.weight_init(rows, config.hidden_size);
+  options.sequence_parallel = sequence_parallel;
+  return options;
+}
+
+}  // namespace
+
+CrossAttention::CrossAttention(const TransformerConfig& config, int64_t layer_number,
+                               bool sequence_parallel, const ParallelGroups& groups)
+    : config_(config),
+      heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
+      first_head_(groups.tp.rank() * heads_),
+      dropout_key_(random_key(config.seed, "cross_attention_dropout", layer_number)),
+      linear_q_("linear_q", config.hidden_size, config.attention_width(),
+                input_options(config, config.attention_width(), sequence_parallel), groups),
+      linear_kv_("linear_kv", config.hidden_size, 2 * config.attention_width(),
+                 input_options(config, 2 * config.attention_width(), sequence_parallel), groups),
+      linear_proj_("linear_proj", config.attention_width(), config.hidden_size,
+                   linear_proj_options(config, layer_number, sequence_parallel), groups) {
+  if (config.has_pre_norm()) {
+    NormOptions norm = norm_options(config);
+    norm.partial_over_tensor = sequence_parallel;
+    norm_ = std::make_unique<Norm>(config.hidden_size, norm);
+  }
+  add("linear_q", &linear_q_);
+  add("linear_kv", &linear_kv_);
+  add("linear_proj", &linear_proj_);
+}
+
+SublayerOutput CrossAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
+  MEGATRON_ASSERT(context.pass.encoded != nullptr, "cross attention without an encoder's output");
+  const EncodedSequence& encoded = *context.pass.encoded;
+  const at::Tensor normed = norm_ != nullptr ? norm_->forward(x) : x;
+  const at::Tensor y = attend(linear_q_.forward(normed.to(encoded.states.scalar_type())),
+                              linear_kv_.forward(encoded.states), encoded, context.pass);
+  if (add) return {linear_proj_.forward(y, x), {}};
+  return {linear_proj_.forward(y), x};
+}
+
+// q [s, b, n d], kv [s_e, b, 2 n d] -> [s, b, n d]
+at::Tensor CrossAttention::attend(const at::Tensor& q, const at::Tensor& kv,
+                                  const EncodedSequence& encoded,
+                                  const ForwardContext& pass) const {
+  const int64_t s = q.size(0), b = q.size(1), s_e = kv.size(0), d = config_.kv_channels;
+  check_shape("the encoder's output", kv, {encoded.position.size(0), b, 2 * heads_ * d});
+  AttentionOptions options;
+  options.causal = false;
+  options.scale = config_.softmax_scale();
+  if (encoded.mask.defined()) {
+    check_shape("the encoder's mask", encoded.mask, {b, s_e});
+    options.mask = encoded.mask.view({b, 1, 1, s_e}).expand({b, 1, s, s_e});
+  }
+  options.backend = config_.attention_backend;
+  options.deterministic = !config_.fast;
+  options.recompute = config_.recomputes("core_attn");
+  if (pass.training && config_.attention_dropout > 0.0) {
+    options.dropout = config_.attention_dropout;
+    options.key = dropout_key_;
+    options.place = pass.place;
+    options.key_position = encoded.position;
+    options.first_head = first_head_;
+  }
+  const variable_list parts = SplitKeysAndValues::apply(kv.view({s_e, b, heads_, 2 * d}));
+  return core_attention(q.view({s, b, heads_, d}), parts[0], parts[1], options)
+      .reshape({s, b, heads_ * d});
+}
+
+}  // namespace megatron

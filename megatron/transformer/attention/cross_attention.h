@@ -1,0 +1,50 @@
+// Cross attention: queries of a decoder's tokens over keys and values of an encoder's output.
+#pragma once
+
+#include <memory>
+
+#include "megatron/nn/norm.h"
+#include "megatron/transformer/layer/sublayer.h"
+
+namespace megatron {
+
+struct ParallelGroups;
+
+// What the layers of a decoder read of the sequences that an encoder has read.
+struct EncodedSequence {
+  at::Tensor states;  // [s_e, b, h] ([s_e/t, b, h] with sequence parallelism), in the model's type
+  at::Tensor position;  // [s_e] int64, in the whole sequence
+  at::Tensor mask;      // bool [b, s_e], True = is not attended to; undefined: all are
+};
+
+// The second sublayer of a decoder layer: norm, query projection, key and value projection of
+// ForwardContext::encoded, attention without causality and without positions, output projection.
+//
+// Parameters: linear_q.{weight, bias}, linear_kv.{weight, bias}, linear_proj.{weight, bias}. Rows
+// of linear_kv are stored per head, as in Megatron: [key | value]. The norm of the input is the
+// layer's.
+//
+// Communication: that of its linears over tp; linear_kv sums the gradient of the encoder's output.
+// Keeps a reference to config, which must outlive it.
+class CrossAttention : public Sublayer {
+ public:
+  // `layer_number` keys the draws of dropout. Throws Error when the heads do not divide over the
+  // tensor ranks.
+  CrossAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
+                 const ParallelGroups& groups);
+  SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add) override;
+  Norm* input_norm() override { return norm_.get(); }
+
+ private:
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& kv, const EncodedSequence& encoded,
+                    const ForwardContext& pass) const;
+
+  const TransformerConfig& config_;
+  int64_t heads_, first_head_;  // of this rank
+  RandomKey dropout_key_;
+  std::unique_ptr<Norm> norm_;  // null: none
+  ColumnParallelLinear linear_q_, linear_kv_;
+  RowParallelLinear linear_proj_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,22 @@
+// What the cross attention of a layer costs a rank. Letters as in transformer/layer/layer_cost.h,
+// M the tokens of a rank that it attends to.
+//
+// Saved (cross_attention.cc):
+//   residual stream  R h x                  input of the norm
+//   norms            R (h e + 4 k)          its output and statistics
+//   attention        d e N (2 T + 2 M)      queries, keys and values, the input of linear_proj
+//
+// The encoder's output, which all layers read, and its gradient are counted by the model.
+//
+// Sent over the tensor ranks: what its linears send; linear_kv that of M rows.
+#pragma once
+
+#include "megatron/transformer/layer/layer_cost.h"
+
+namespace megatron {
+
+// Layers count from 1. shape.encoded is M.
+SublayerCost cross_attention_cost(const TransformerConfig& config, int64_t layer_number,
+                                  const LayerShape& shape);
+
+}  // namespace megatron

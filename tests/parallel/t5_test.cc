@@ -1,0 +1,229 @@
+// T5: what is refused, what `prove` says of layouts, and the memory and the work of the plan.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "megatron/base/check.h"
+#include "megatron/models/model_table.h"
+#include "megatron/models/t5/t5_config.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/planning/layout_plan.h"
+#include "megatron/training/proving/prove.h"
+#include "megatron/training/tasks/tasks.h"
+#include "tests/extension/proofs.h"
+#include "tests/parallel/against_one_rank.h"
+
+namespace megatron {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+
+TEST(T5, RefusesWhatIsNotBuilt) {
+  const ParallelGroups groups;
+  const auto refused = [&](const char* what, const auto& change) {
+    ModelConfig config;
+    config.type = "t5";
+    change(config, config.transformer);
+    try {
+      make_model(config, groups);
+      ADD_FAILURE() << what << " is accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.what(), cat(what, " is not built for T5"));
+    }
+  };
+  refused("--pipeline-vocab-parallel", [](auto& c, auto&) { c.pipeline_vocab_parallel = true; });
+  refused("--cross-entropy-fusion-impl linear",
+          [](auto&, auto& t) { t.cross_entropy_fusion_impl = CrossEntropyFusion::kLinear; });
+  refused("--final-logit-softcapping", [](auto&, auto& t) { t.final_logit_softcapping = 30; });
+  refused("--attn-logit-softcapping", [](auto&, auto& t) { t.attn_logit_softcapping = 30; });
+  refused("--softmax-type", [](auto&, auto& t) { t.softmax_type = SoftmaxType::kLearnable; });
+  refused("--window-size", [](auto&, auto& t) { t.window_size = {8, 0}; });
+  refused("--group-query-attention", [](auto&, auto& t) { t.group_query_attention = true; });
+  refused("--multi-latent-attention", [](auto&, auto& t) { t.multi_latent_attention = true; });
+  refused("--num-experts", [](auto&, auto& t) { t.num_experts = 4; });
+  refused("--mtp-num-layers", [](auto&, auto& t) { t.mtp_num_layers = 1; });
+  refused("--lora-rank", [](auto&, auto& t) { t.lora_rank = 4; });
+  refused("--fp8-format or --fp4-format",
+          [](auto&, auto& t) { t.fp8_format = Fp8Format::kHybrid; });
+  refused("--parallel-residual", [](auto&, auto& t) { t.parallel_residual = true; });
+  refused("--norm-placement other than pre",
+          [](auto&, auto& t) { t.norm_placement = NormPlacement::kSandwich; });
+  refused("offloading of activations",
+          [](auto&, auto& t) { t.fine_grained_activation_offloading = true; });
+  refused("--distribute-saved-activations",
+          [](auto&, auto& t) { t.distribute_saved_activations = true; });
+  refused(
+      "full recomputation of other units than --recompute-method uniform --recompute-num-layers 1",
+      [](auto&, auto& t) {
+        t.recompute_granularity = RecomputeGranularity::kFull;
+        t.recompute_num_layers = 2;
+      });
+}
+
+constexpr const char* kT5Run =
+    "--task t5 --mock-data --tokenizer-type NullTokenizer --vocab-size 101 "
+    "--make-vocab-size-divisible-by 8 --num-workers 0 --micro-batch-size 2 --global-batch-size 8 "
+    "--eval-iters 0 --device cpu --lr 1e-2 --train-iters 10 --adam-eps 1e-3 "
+    "--init-method-std 0.2 ";
+constexpr const char* kSmallT5 =
+    "--encoder-num-layers 2 --decoder-num-layers 3 --hidden-size 48 --ffn-hidden-size 96 "
+    "--num-attention-heads 4 --seq-length 24 --decoder-seq-length 12 ";
+constexpr const char* kMeasuredT5 =
+    "--encoder-num-layers 3 --decoder-num-layers 2 --hidden-size 128 --num-attention-heads 8 "
+    "--seq-length 256 --decoder-seq-length 64 --attention-dropout 0 --mask-prob 0.08 ";
+
+// The violations of a run's flags.
+std::string t5_errors(const std::string& flags, int ranks = 1) {
+  try {
+    parse_run(cat(kT5Run, flags), ranks);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(T5, ReadsBothSpellings) {
+  const auto sizes = [](const char* flags) {
+    const Arguments a =
+        parse_run(cat(kT5Run, "--hidden-size 8 --num-attention-heads 2 ", flags), 1);
+    const auto& own = own_config<T5Config>(a.own);
+    return std::vector<int64_t>{own.encoder_num_layers, own.decoder_num_layers,
+                                a.transformer.num_layers, a.transformer.seq_length,
+                                a.transformer.max_position_embeddings};
+  };
+  EXPECT_EQ(sizes("--num-layers 3 --seq-length 16 --decoder-seq-length 20"),
+            (std::vector<int64_t>{3, 3, 6, 16, 20}));
+  EXPECT_EQ(sizes("--encoder-num-layers 1 --decoder-num-layers 4 --encoder-seq-length 16 "
+                  "--decoder-seq-length 8"),
+            (std::vector<int64_t>{1, 4, 5, 16, 16}));
+}
+
+TEST(T5, NamesFlagsThatDoNotFit) {
+  const std::string small =
+      "--num-layers 2 --hidden-size 8 --num-attention-heads 2 --seq-length 32 ";
+  EXPECT_THAT(t5_errors(small), HasSubstr("--decoder-seq-length is not given"));
+  EXPECT_THAT(t5_errors(small), HasSubstr("--decoder-seq-length 9 is enough for every sample"));
+  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --encoder-num-layers 3"),
+              HasSubstr("--num-layers 2 and --encoder-num-layers 3 with 3 decoder layers are both "
+                        "given"));
+  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --encoder-seq-length 16"),
+              HasSubstr("--seq-length 32 and --encoder-seq-length 16 are both given"));
+  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 40 --max-position-embeddings 36"),
+              HasSubstr("--max-position-embeddings 36 is below --decoder-seq-length 40"));
+  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --tensor-model-parallel-size 2 "
+                                "--sequence-parallel",
+                        2),
+              HasSubstr("--decoder-seq-length 9 is not divisible by "
+                        "--tensor-model-parallel-size 2"));
+  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --pipeline-model-parallel-size 2", 2),
+              HasSubstr("--pipeline-model-parallel-size above 1 with --task t5 is not built"));
+  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --context-parallel-size 2", 2),
+              HasSubstr("--context-parallel-size above 1 with --task t5 is not built"));
+  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --mlm-replace 1 0 0"),
+              HasSubstr("--mlm-replace has no effect with --task t5"));
+  EXPECT_THAT(t5_errors(small + "--task gpt --decoder-seq-length 9"),
+              HasSubstr("--decoder-seq-length has no effect with --task gpt"));
+}
+
+TEST(T5, CountsParametersAndWork) {
+  struct Size {
+    const char* flags;
+    int64_t h, ffn, width;
+  };
+  for (const Size& size :
+       {Size{"--num-attention-heads 16", 1024, 4096, 1024},
+        Size{"--num-attention-heads 32 --kv-channels 128 --ffn-hidden-size 16384", 1024, 16384,
+             4096},
+        Size{"--num-attention-heads 128 --kv-channels 128 --ffn-hidden-size 65536", 1024, 65536,
+             16384}}) {
+    const Arguments arguments = parse_run(
+        cat(kT5Run, "--num-layers 24 --hidden-size 1024 --seq-length 512 --decoder-seq-length 128 ",
+            size.flags),
+        1);
+    const PretrainTask task = find_task(arguments);
+    const int64_t v = 32128, h = size.h, f = size.ffn, a = size.width;
+    const LayoutPlan plan =
+        make_layout_plan(arguments, {v, v}, /*on_gpu=*/true, task.model_provider);
+    const int64_t attention = 4 * h * a + 3 * a + h, norm = 2 * h, mlp = 2 * h * f + f + h;
+    const int64_t encoder = attention + mlp + 2 * norm, decoder = 2 * attention + mlp + 3 * norm;
+    EXPECT_EQ(plan.model_elements, v * h + 512 * h + 24 * (encoder + decoder) + 2 * norm + v);
+    // Multiply-adds of a sample
+    const double s = 512, d = 128, weights_e = 4.0 * h * a + 2.0 * h * f,
+                 weights_d = 4.0 * h * a + 2.0 * h * a + 2.0 * h * f;
+    const double products = 24 * (s * weights_e + 2 * s * s * a) +
+                            24 * (d * weights_d + 2.0 * s * h * a + d * d * a + 2 * d * s * a) +
+                            d * h * v;
+    EXPECT_NEAR(task.flops_per_token(arguments, {v, v}) * s / (6 * products), 1, 1e-12);
+  }
+}
+
+TEST(T5, OutputProjectionsStartByTheDepthOfTheirStack) {
+  const Arguments arguments = parse_run(cat(kT5Run, kSmallT5), 1);
+  const std::unique_ptr<Model> model =
+      whole_model(find_task(arguments).model_provider, arguments, {101, 104});
+  int found = 0;
+  model->visit([&](const std::string& name, Parameter& parameter) {
+    if (!name.ends_with("linear_proj.weight") && !name.ends_with("linear_fc2.weight")) return;
+    const double depth = name.starts_with("encoder") ? 2 : 3;
+    EXPECT_DOUBLE_EQ(parameter.init.std, 0.2 / std::sqrt(2 * depth)) << name;
+    ++found;
+  });
+  EXPECT_EQ(found, 2 * 2 + 3 * 3);
+}
+
+// Both stacks keep several layers, and lengths that differ.
+TEST(T5, ProofsKeepBothStacks) {
+  const Arguments arguments =
+      parse_run(cat(kT5Run,
+                    "--num-layers 24 --decoder-num-layers 1 --hidden-size 1024 "
+                    "--num-attention-heads 16 --seq-length 512 --decoder-seq-length 128"),
+                1);
+  const Arguments tiny = shrink(arguments, 2, 5).arguments;
+  const auto& own = own_config<T5Config>(tiny.own);
+  EXPECT_EQ(own.encoder_num_layers, 2);
+  EXPECT_EQ(own.decoder_num_layers, 1);
+  EXPECT_EQ(tiny.transformer.num_layers, 3);
+  EXPECT_EQ(tiny.transformer.seq_length, 16);
+  EXPECT_EQ(own.decoder_seq_length, 8);
+}
+
+class T5Layouts : public testing::TestWithParam<ProvedLayout> {};
+
+TEST_P(T5Layouts, AreProved) {
+  EXPECT_EQ(unproved(cat(kT5Run, kSmallT5, "--hidden-dropout 0.1 --attention-dropout 0.1 ",
+                         GetParam().flags),
+                     GetParam().ranks),
+            "");
+}
+
+class T5Memory : public T5Layouts {};
+
+TEST_P(T5Memory, IsThatOfThePlan) {
+  for (const RankMemory& rank :
+       memory_of_ranks(cat(kT5Run, kMeasuredT5, GetParam().flags), GetParam().ranks)) {
+    const double planned = static_cast<double>(rank.planned) / static_cast<double>(rank.metered);
+    EXPECT_TRUE(planned > 0.98 && planned < 1.05) << rank.planned << " and " << rank.metered;
+  }
+}
+
+const ProvedLayout kT5Layouts[] = {
+    {"one", 1, ""},
+    {"tp2_sp", 2, "--tensor-model-parallel-size 2 --sequence-parallel"},
+    {"tp2_full", 2,
+     "--tensor-model-parallel-size 2 --recompute-granularity full --recompute-method uniform "
+     "--recompute-num-layers 1"},
+    {"dp2_zero3", 2,
+     "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+     "--overlap-grad-reduce --overlap-param-gather"},
+};
+
+INSTANTIATE_TEST_SUITE_P(Proofs, T5Layouts, testing::ValuesIn(kT5Layouts),
+                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Proofs, T5Memory, testing::Values(kT5Layouts[0], kT5Layouts[1]),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace megatron
