@@ -6,7 +6,9 @@
 #include <filesystem>
 
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/thread_backend.h"
 #include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/inference/evaluation/served_proof.h"
 #include "megatron/inference/generator.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/models/gpt/gpt_model.h"
@@ -113,6 +115,31 @@ void expect_hf_greedy_tokens_on(const std::string& name, at::Device device) {
   const int32_t* expected = golden["greedy"].const_data_ptr<int32_t>();
   EXPECT_EQ(result[0].tokens, std::vector<int32_t>(expected, expected + golden["greedy"].numel()))
       << name;
+}
+
+void expect_hf_greedy_tokens_over(const std::string& name, int tensor, int stages) {
+  const HfGolden golden(name);
+  const at::Tensor& greedy = golden["greedy"];
+  const int32_t* expected = greedy.const_data_ptr<int32_t>();
+  RequestSpec spec;
+  spec.prompt = golden.ids(8);
+  spec.sampling.temperature = 0.0;
+  spec.stop.max_tokens = greedy.numel();
+  const ServedWorkload workload{{{spec}}, 8 + greedy.numel()};
+  LocalLinks links(tensor * stages);
+  std::vector<ServedText> texts;
+  run_ranks(tensor * stages, [&](const std::shared_ptr<Backend>& world) {
+    ParallelConfig parallel;
+    parallel.tensor_model_parallel_size = tensor;
+    parallel.pipeline_model_parallel_size = stages;
+    const ParallelGroups groups = make_parallel_groups(parallel, world);
+    const LoadedModel loaded = load_model(hf_request(name), groups);
+    std::vector<ServedText> got = serve_workload(*loaded.model, workload, links, world->rank());
+    if (world->rank() == 0) texts = std::move(got);
+  });
+  ASSERT_EQ(texts.size(), 1u);
+  EXPECT_EQ(texts[0].tokens, std::vector<int32_t>(expected, expected + greedy.numel()))
+      << name << ", " << tensor << " tensor ranks, " << stages << " stages";
 }
 
 void expect_hf_gradients_on(const std::string& name, at::Device device) {

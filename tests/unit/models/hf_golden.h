@@ -53,6 +53,8 @@ void expect_hf_logits(const HfGolden& golden,
 // Checks logits, greedy tokens and gradients of the model on one device.
 void expect_hf_logits_on(const std::string& name, at::Device device);
 void expect_hf_greedy_tokens_on(const std::string& name, at::Device device);
+// Checks the greedy tokens of an engine on these ranks, as threads, with the prompt in chunks.
+void expect_hf_greedy_tokens_over(const std::string& name, int tensor, int stages);
 void expect_hf_gradients_on(const std::string& name, at::Device device);
 
 }  // namespace megatron

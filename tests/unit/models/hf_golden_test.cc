@@ -137,6 +137,11 @@ TEST(HfGoldens, TheLossOfMultiTokenPrediction) {
 
 TEST_P(HfGoldenTest, GreedyGeneration) { expect_hf_greedy_tokens_on(GetParam(), at::kCPU); }
 
+TEST_P(HfGoldenTest, GreedyGenerationOverTwoRanks) {
+  expect_hf_greedy_tokens_over(GetParam(), 2, 1);
+  expect_hf_greedy_tokens_over(GetParam(), 1, 2);
+}
+
 TEST_P(HfGoldenTest, Gradients) { expect_hf_gradients_on(GetParam(), at::kCPU); }
 
 INSTANTIATE_TEST_SUITE_P(Families, HfGoldenTest,
