@@ -244,6 +244,12 @@ bool Engine::read_result(int64_t wait_ns) {
   // With a step in flight before it, it ran from the end of that one.
   const int64_t duration = now - std::max(step.time_ns, last_result_ns_);
   last_result_ns_ = now;
+  // Where a launch waits for its step, nobody could look before.
+  if (duration >= options_.step_timeout_ns) {
+    launched_.push_front(step);
+    fail_late_step();
+    return true;
+  }
   counters_.step.add(duration);
   for (const StepOutput& output : scheduler_.read(*result, duration))
     add_output(output, step.version, now);
@@ -254,7 +260,10 @@ bool Engine::read_result(int64_t wait_ns) {
 void Engine::check_silence() {
   if (launched_.empty()) return;
   const int64_t since = std::max(last_result_ns_, launched_.front().time_ns);
-  if (clock_.now_ns() - since < options_.step_timeout_ns) return;
+  if (clock_.now_ns() - since >= options_.step_timeout_ns) fail_late_step();
+}
+
+void Engine::fail_late_step() {
   fail({ranks_.slowest(),
         cat("step ", launched_.front().step, " has not ended within ",
             static_cast<double>(options_.step_timeout_ns) / 1e9, " s; ", ranks_.progress(), "; ",

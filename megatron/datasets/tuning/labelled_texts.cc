@@ -282,6 +282,16 @@ std::vector<LabelledTokens> mock_labelled(int64_t count, int64_t seed, int64_t v
   return rows;
 }
 
+std::vector<LabelledTokens> mock_labelled(const DatasetRequest& request, Split split, int64_t count,
+                                          int64_t classes) {
+  return mock_labelled(std::max<int64_t>(1, count), 3 * request.seed + static_cast<int64_t>(split),
+                       request.tokenizer.vocab_size, classes, request.sequence_length);
+}
+
+LabelledDatasetConfig labelled_dataset_config(const DatasetRequest& request) {
+  return {request.sequence_length, request.seed, std::max<int64_t>(0, request.tokenizer.pad), {}};
+}
+
 LabelledTextDataset::LabelledTextDataset(std::vector<LabelledTokens> rows, int64_t num_samples,
                                          LabelledDatasetConfig config)
     : Dataset(labelled_columns(config.sequence_length)),

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "megatron/datasets/dataset.h"
+#include "megatron/datasets/dataset_builder.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
@@ -60,6 +61,9 @@ std::vector<LabelledTokens> encode_labelled(const Tokenizer& tokenizer,
 // classes in turn (1: numbers).
 std::vector<LabelledTokens> mock_labelled(int64_t count, int64_t seed, int64_t vocab_size,
                                           int64_t classes, int64_t most);
+// The same for --mock-data: other rows for each split.
+std::vector<LabelledTokens> mock_labelled(const DatasetRequest& request, Split split, int64_t count,
+                                          int64_t classes);
 
 // [s] each: text int64, behind it the padding token or 0; types int64, 1 from B on; padding_mask
 // uint8, 1 where there is text. [1] each: target float32, the label; sample_weight float32, 1.
@@ -71,6 +75,9 @@ struct LabelledDatasetConfig {
   int64_t pad = 0;
   std::string description;  // one JSON object on one line: files, tokenizer
 };
+
+// Without a description.
+LabelledDatasetConfig labelled_dataset_config(const DatasetRequest& request);
 
 // In an order of its own in each epoch, from (seed, epoch).
 class LabelledTextDataset final : public Dataset {

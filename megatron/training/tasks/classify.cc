@@ -60,11 +60,7 @@ class LabelledSets {
   }
 
   std::shared_ptr<const Dataset> mock(Split split, int64_t num_samples) const {
-    const int64_t seed = 3 * request_.seed + static_cast<int64_t>(split);
-    return make(
-        mock_labelled(std::max<int64_t>(1, num_samples), seed, request_.tokenizer.vocab_size,
-                      options_.classes, request_.sequence_length),
-        {}, num_samples);
+    return make(mock_labelled(request_, split, num_samples, options_.classes), {}, num_samples);
   }
 
  private:
@@ -96,10 +92,7 @@ class LabelledSets {
                                       const std::vector<std::string>& files,
                                       std::optional<int64_t> target) const {
     if (rows.empty() || target == 0) return nullptr;
-    LabelledDatasetConfig config;
-    config.sequence_length = request_.sequence_length;
-    config.seed = request_.seed;
-    config.pad = std::max<int64_t>(0, request_.tokenizer.pad);
+    LabelledDatasetConfig config = labelled_dataset_config(request_);
     JsonWriter source;
     source.begin_object()
         .member("files", files)

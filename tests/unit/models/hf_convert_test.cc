@@ -835,8 +835,8 @@ TEST_F(HfConvert, WhatAFamilyCannotSayIsNamed) {
                        "detail: a llama model of Hugging Face cannot express this model: "
                        "rotary_interleaved"));
   EXPECT_EQ(
-      error_of([&] { export_hf_folder({root_ / "ours", {}, root_ / "theirs", "bert", 1 << 20}); }),
-      "--hf-model-type bert is not known\nhint: types that are: " + hf_family_names());
+      error_of([&] { export_hf_folder({root_ / "ours", {}, root_ / "theirs", "bart", 1 << 20}); }),
+      "--hf-model-type bart is not known\nhint: types that are: " + hf_family_names());
   EXPECT_FALSE(fs::exists(root_ / "theirs"));
 }
 

@@ -132,6 +132,7 @@ void expect_hf_greedy_tokens_over(const std::string& name, int tensor, int stage
     ParallelConfig parallel;
     parallel.tensor_model_parallel_size = tensor;
     parallel.pipeline_model_parallel_size = stages;
+    parallel.expert_tensor_parallel_size = 1;  // experts with biases are not divided
     const ParallelGroups groups = make_parallel_groups(parallel, world);
     const LoadedModel loaded = load_model(hf_request(name), groups);
     std::vector<ServedText> got = serve_workload(*loaded.model, workload, links, world->rank());
