@@ -239,17 +239,13 @@ bool Engine::read_result(int64_t wait_ns) {
   const std::optional<StepResult> result = ranks_.take(wait_ns);
   if (!result) return false;
   const Launched step = launched_.front();
-  launched_.pop_front();
   const int64_t now = clock_.now_ns();
   // With a step in flight before it, it ran from the end of that one.
   const int64_t duration = now - std::max(step.time_ns, last_result_ns_);
   last_result_ns_ = now;
   // Where a launch waits for its step, nobody could look before.
-  if (duration >= options_.step_timeout_ns) {
-    launched_.push_front(step);
-    fail_late_step();
-    return true;
-  }
+  if (duration >= options_.step_timeout_ns) fail_late_step();
+  launched_.pop_front();
   counters_.step.add(duration);
   for (const StepOutput& output : scheduler_.read(*result, duration))
     add_output(output, step.version, now);

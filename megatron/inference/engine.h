@@ -114,7 +114,7 @@ class Engine {
   bool plan_and_launch();
   bool read_result(int64_t wait_ns);
   void check_silence();
-  void fail_late_step();
+  [[noreturn]] void fail_late_step();
   void wait_for_mail(int64_t wait_ns);
   void publish_stats();
 

@@ -20,11 +20,6 @@ class ClassifyTest(support.FolderTest):
         pathlib.Path(path).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         return path
 
-    def assert_error(self, code, message, *arguments):
-        result = support.call(*arguments)
-        lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-        self.assertEqual((result.returncode, lines), (code, ["error: " + message]))
-
     def test_classes_are_learned(self):
         # The class is that of the second text's animal, the number that of the first text's word.
         words = ["cat", "dog", "mat", "small"]

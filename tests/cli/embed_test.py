@@ -19,11 +19,6 @@ class EmbedTest(support.FolderTest):
         pathlib.Path(path).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         return path
 
-    def assert_error(self, code, message, *arguments):
-        result = support.call(*arguments)
-        lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-        self.assertEqual((result.returncode, lines), (code, ["error: " + message]))
-
     def assert_vectors(self, found, expected):
         self.assertEqual(len(found), len(expected))
         for row, theirs in zip(found, expected):

@@ -40,6 +40,11 @@ class FolderTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         return result
 
+    def assert_error(self, code, message, *arguments):
+        result = call(*arguments)
+        lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        self.assertEqual((result.returncode, lines), (code, ["error: " + message]))
+
     def output(self, *arguments):
         return self.run_ok(*arguments).stdout
 

@@ -23,18 +23,9 @@ FakeOptions model_of_edges() {
   return options;
 }
 
-RequestSpec edge_request(int64_t prompt, int64_t output, int32_t first = 1) {
-  RequestSpec spec;
-  spec.prompt.resize(static_cast<size_t>(prompt));
-  std::iota(spec.prompt.begin(), spec.prompt.end(), first);
-  spec.stop.max_tokens = output;
-  spec.sampling.seed = static_cast<uint64_t>(first);
-  return spec;
-}
-
 // Requests that end in each way, by the seventh token that they would get alone.
 std::vector<RequestSpec> every_end(const Tokenizer& tokenizer) {
-  const RequestSpec plain = edge_request(11, 24);
+  const RequestSpec plain = counted_request(11, 24);
   const AloneOutput alone = run_alone(model_of_edges(), plain, 0);
   std::vector<RequestSpec> specs(6, plain);
   specs[0].stop.max_tokens = 7;
@@ -60,7 +51,7 @@ TEST(EngineEdges, AnswersAfterEveryKindOfEndAreThoseOfAColdCache) {
         if (cancelled) run.engine->cancel(before);
         run.finish_all();
         reasons.insert(run.of(before).finish->reason);
-        RequestSpec next = edge_request(11, 12);
+        RequestSpec next = counted_request(11, 12);
         const std::vector<GeneratedToken>& answer = run.of(before).tokens;
         for (size_t i = 0; i < std::min(more, answer.size()); ++i)
           next.prompt.push_back(answer[i].id);
@@ -77,7 +68,7 @@ TEST(EngineEdges, PromptsThatFillTheCacheAreServedInTurns) {
   FakeOptions model = model_of_edges();
   model.facts.device_blocks = 24;
   EngineHarness run(model, {.scheduler = {.max_step_tokens = 40, .max_waiting = 128}});
-  for (int32_t i = 0; i < 128; ++i) run.submit(edge_request(90, 6, 1 + i));
+  for (int32_t i = 0; i < 128; ++i) run.submit(counted_request(90, 6, 1 + i));
   run.finish_all();
   run.check_outputs();
   run.ticks(2);
@@ -92,11 +83,11 @@ TEST(EngineEdges, AThousandExchangesOfWeightsUnderLoad) {
   int32_t requests = 0;
   size_t versions = 0;
   for (int64_t version = 2; version <= 1001; ++version) {
-    for (int i = 0; i < 2; ++i) run.submit(edge_request(5, 6, 1 + ++requests % 200));
+    for (int i = 0; i < 2; ++i) run.submit(counted_request(5, 6, 1 + ++requests % 200));
     run.ticks(static_cast<int>(version % 4));
     const PauseMode mode = version % 3 == 0 ? PauseMode::kFinish : PauseMode::kKeep;
     ASSERT_EQ(run.command(PauseCommand{mode}).kind, Kind::kDone);
-    run.submit(edge_request(7, 3, 1 + ++requests % 200));  // waits for the resumption
+    run.submit(counted_request(7, 3, 1 + ++requests % 200));  // waits for the resumption
     ASSERT_EQ(run.command(UpdateWeightsCommand{"new", version, version % 2 == 0}).kind,
               Kind::kDone);
     ASSERT_EQ(run.command(ResumeCommand{}).kind, Kind::kDone);
@@ -150,7 +141,7 @@ TEST(EngineEdges, RanksWhoseClocksDisagreeDecideAlike) {
   }
   std::map<RequestId, RequestSpec> specs;
   for (int32_t i = 0; i < 40; ++i) {
-    RequestSpec spec = edge_request(5, 8 + i % 20, 1 + i);
+    RequestSpec spec = counted_request(5, 8 + i % 20, 1 + i);
     if (i % 8 == 7) {
       spec.stop.max_tokens = 90;
       spec.timeout_ns = 1;

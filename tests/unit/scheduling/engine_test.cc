@@ -22,21 +22,12 @@ FakeOptions tiny_model() {
   return options;
 }
 
-RequestSpec ask(int64_t prompt, int64_t output, int32_t first = 1) {
-  RequestSpec spec;
-  spec.prompt.resize(static_cast<size_t>(prompt));
-  std::iota(spec.prompt.begin(), spec.prompt.end(), first);
-  spec.stop.max_tokens = output;
-  spec.sampling.seed = static_cast<uint64_t>(first);
-  return spec;
-}
-
 using Kind = CommandOutcome::Kind;
 
 TEST(Engines, ServeManyRequestsAtOnce) {
   for (const int ranks : {1, 3}) {
     EngineHarness run(tiny_model(), {}, ranks);
-    for (int32_t i = 0; i < 12; ++i) run.submit(ask(3 + i, 20 - i, 10 * i + 1));
+    for (int32_t i = 0; i < 12; ++i) run.submit(counted_request(3 + i, 20 - i, 10 * i + 1));
     run.finish_all();
     run.check_outputs();
     run.ticks(2);
@@ -48,7 +39,7 @@ TEST(Engines, ServeManyRequestsAtOnce) {
 // While a step runs, the host reads the tokens of the one before.
 TEST(Engines, LaunchAStepBeforeTheLastOneIsRead) {
   EngineHarness run(tiny_model());
-  run.submit(ask(3, 10));
+  run.submit(counted_request(3, 10));
   run.tick();
   for (int64_t i = 2; i <= 10; ++i) {
     run.tick();
@@ -68,9 +59,9 @@ TEST(Engines, ComputeNothingBehindAnEndWhereLaunchesWait) {
     FakeOptions model = tiny_model();
     model.facts.launch_waits = waits;
     EngineHarness whole(model);
-    const RequestId text = whole.submit(ask(4, 9));
+    const RequestId text = whole.submit(counted_request(4, 9));
     whole.finish_all();
-    RequestSpec spec = ask(4, 9);
+    RequestSpec spec = counted_request(4, 9);
     spec.stop.stop_tokens = {whole.of(text).tokens[5].id};
     EngineHarness run(model);
     const RequestId ended = run.submit(spec);
@@ -82,7 +73,7 @@ TEST(Engines, ComputeNothingBehindAnEndWhereLaunchesWait) {
 }
 
 RequestSpec ask_under(std::shared_ptr<const TokenGrammar> grammar, int64_t output) {
-  RequestSpec spec = ask(4, output);
+  RequestSpec spec = counted_request(4, output);
   spec.grammar = std::move(grammar);
   return spec;
 }
@@ -98,7 +89,7 @@ TEST(Engines, TextsFollowTheirGrammars) {
       RequestSpec spec = ask_under(std::make_shared<ToyGrammar>(8 + i), 30);
       spec.sampling.seed = static_cast<uint64_t>(i);
       ids.push_back(run.submit(spec));
-      run.submit(ask(5, 20, 10 * i + 1));  // one without beside it
+      run.submit(counted_request(5, 20, 10 * i + 1));  // one without beside it
     }
     run.finish_all();
     run.check_empty();
@@ -150,8 +141,9 @@ TEST(Engines, GrammarsThatFailEndTheirRequestsAlone) {
 TEST(Engines, TextsEndByEveryReason) {
   const auto tokenizer = byte_tokenizer();
   EngineHarness run(tiny_model(), {}, 1, tokenizer.get());
-  const AloneOutput alone = run_alone(tiny_model(), ask(5, 30), 0);
-  RequestSpec end = ask(5, 30), token = ask(5, 30), text = ask(5, 30), last = ask(5, 30);
+  const AloneOutput alone = run_alone(tiny_model(), counted_request(5, 30), 0);
+  RequestSpec end = counted_request(5, 30), token = counted_request(5, 30),
+              text = counted_request(5, 30), last = counted_request(5, 30);
   end.stop.end_tokens = {249, alone.ids[7]};
   token.stop.stop_tokens = {alone.ids[9]};
   text.stop.stop_texts = {tokenizer->decode(std::vector<int32_t>{alone.ids[4]})};
@@ -170,7 +162,7 @@ TEST(Engines, TextsEndByEveryReason) {
 
 TEST(Engines, MinTokensAndLogProbabilities) {
   EngineHarness run(tiny_model());
-  RequestSpec spec = ask(9, 20);
+  RequestSpec spec = counted_request(9, 20);
   const AloneOutput alone = run_alone(tiny_model(), spec, 0);
   spec.stop.end_tokens = {alone.ids[2]};
   spec.stop.min_tokens = 6;
@@ -189,10 +181,10 @@ TEST(Engines, MinTokensAndLogProbabilities) {
 
 TEST(Engines, NonFiniteLogitsFailTheirRequestAlone) {
   EngineHarness run(tiny_model());
-  RequestSpec bad = ask(5, 20);
+  RequestSpec bad = counted_request(5, 20);
   bad.sampling.forbidden = {kBreaksLogits};
   const RequestId failed = run.submit(bad);
-  const RequestId good = run.submit(ask(5, 20, 30));
+  const RequestId good = run.submit(counted_request(5, 20, 30));
   run.finish_all();
   run.check_outputs();
   EXPECT_EQ(run.of(failed).finish->reason, FinishReason::kNonFinite);
@@ -211,19 +203,19 @@ TEST(Engines, RefuseWhatCannotEverOrNotNowBeServed) {
     if (admission.id) run.accept(*admission.id, spec);
     return admission.refusal;
   };
-  EXPECT_EQ(refusal(ask(20, 21))->member, "max_tokens");
-  EXPECT_EQ(refusal(ask(20, 20)), std::nullopt);
-  RequestSpec text = ask(5, 5);
+  EXPECT_EQ(refusal(counted_request(20, 21))->member, "max_tokens");
+  EXPECT_EQ(refusal(counted_request(20, 20)), std::nullopt);
+  RequestSpec text = counted_request(5, 5);
   text.stop.stop_texts = {"a"};
   EXPECT_EQ(refusal(text)->message, "stop texts need a tokenizer");
-  EXPECT_EQ(refusal(ask(5, 5)), std::nullopt);
-  const auto full = refusal(ask(5, 5));
+  EXPECT_EQ(refusal(counted_request(5, 5)), std::nullopt);
+  const auto full = refusal(counted_request(5, 5));
   ASSERT_TRUE(full);
   EXPECT_EQ(full->kind, Refusal::Kind::kQueueFull);
   EXPECT_GE(full->retry_after_ns, kSecond);
   EXPECT_EQ(full->message, "2 requests are waiting, of 2 at most");
   run.finish_all();
-  EXPECT_EQ(refusal(ask(5, 5)), std::nullopt);
+  EXPECT_EQ(refusal(counted_request(5, 5)), std::nullopt);
   run.finish_all();
   const EngineStats stats = run.engine->stats();
   EXPECT_EQ(stats.submitted, 6u);
@@ -234,7 +226,7 @@ TEST(Engines, RefuseWhatCannotEverOrNotNowBeServed) {
 TEST(Engines, TakeOneRequestMoreThanTheyRunAThousandTimes) {
   EngineHarness run(tiny_model());
   for (int round = 0; round < 1000; ++round) {
-    for (int32_t i = 0; i < 5; ++i) run.submit(ask(2, 2, i + 1));
+    for (int32_t i = 0; i < 5; ++i) run.submit(counted_request(2, 2, i + 1));
     run.finish_all(100);
   }
   run.ticks(2);
@@ -250,7 +242,7 @@ TEST(Engines, CancelInEveryStateAndPhase) {
   for (int ticks = 0; ticks < 60; ++ticks) {
     EngineHarness run(model, {.scheduler = {.max_step_tokens = 6, .swap_block_tokens = 0.1}});
     std::vector<RequestId> ids;
-    for (int32_t i = 0; i < 7; ++i) ids.push_back(run.submit(ask(9, 25, 30 * i + 1)));
+    for (int32_t i = 0; i < 7; ++i) ids.push_back(run.submit(counted_request(9, 25, 30 * i + 1)));
     run.ticks(ticks);
     for (size_t i = 0; i < ids.size(); i += 2) run.engine->cancel(ids[i]);
     run.finish_all();
@@ -265,10 +257,10 @@ TEST(Engines, CancelInEveryStateAndPhase) {
 TEST(Engines, DeadlinesHoldToTheMillisecondWhateverTheUptime) {
   for (const int64_t start : {int64_t{0}, int64_t{1} << 53, (int64_t{1} << 62) + 12345}) {
     EngineHarness run(tiny_model(), {}, 1, nullptr, start);
-    RequestSpec spec = ask(5, 150);
+    RequestSpec spec = counted_request(5, 150);
     spec.timeout_ns = 40 * kMillisecond;
     const RequestId running = run.submit(spec);
-    for (int32_t i = 0; i < 4; ++i) run.submit(ask(5, 60, i + 2));
+    for (int32_t i = 0; i < 4; ++i) run.submit(counted_request(5, 60, i + 2));
     const RequestId queued = run.submit(spec);
     run.finish_all();
     for (const RequestId id : {running, queued}) {
@@ -283,7 +275,7 @@ TEST(Engines, DeadlinesHoldToTheMillisecondWhateverTheUptime) {
 // Gaps of a microsecond at an uptime of years, and durations that sum to the whole.
 TEST(Engines, TimesAreExactIntegers) {
   EngineHarness run(tiny_model(), {}, 1, nullptr, (int64_t{1} << 61) + 1);
-  const RequestId id = run.submit(ask(3, 50));
+  const RequestId id = run.submit(counted_request(3, 50));
   while (run.open > 0) run.tick(1000);
   const EngineStats stats = run.engine->stats();
   const Finish& finish = *run.of(id).finish;
@@ -298,7 +290,7 @@ TEST(Engines, CountersAreSumsOverEvents) {
   EngineHarness run(tiny_model());
   for (int round = 0; round < 3; ++round) {
     for (int32_t i = 0; i < 5; ++i) {
-      RequestSpec spec = ask(9, 7, 1 + i % 2);
+      RequestSpec spec = counted_request(9, 7, 1 + i % 2);
       spec.choices = 1 + i % 3;
       run.submit(spec);
     }
@@ -320,12 +312,12 @@ TEST(Engines, CountersAreSumsOverEvents) {
 TEST(Engines, PauseKeepsFinishesOrAborts) {
   for (const int ranks : {1, 2}) {
     EngineHarness run(tiny_model(), {}, ranks);
-    for (int32_t i = 0; i < 6; ++i) run.submit(ask(5, 30, 7 * i + 1));
+    for (int32_t i = 0; i < 6; ++i) run.submit(counted_request(5, 30, 7 * i + 1));
     run.ticks(5);
     EXPECT_EQ(run.command(PauseCommand{PauseMode::kKeep}).kind, Kind::kDone);
     EXPECT_EQ(run.state(), EngineState::kPaused);
     const int64_t launched = run.runners[0]->launched();
-    const RequestId later = run.submit(ask(4, 30));
+    const RequestId later = run.submit(counted_request(4, 30));
     run.ticks(10);
     EXPECT_EQ(run.runners[0]->launched(), launched);
     EXPECT_EQ(run.command(ResumeCommand{}).kind, Kind::kDone);
@@ -345,14 +337,14 @@ TEST(Engines, PauseKeepsFinishesOrAborts) {
 // What is not finished in time is told by its number, and the engine serves on.
 TEST(Engines, APauseThatIsLateNamesTheUnfinished) {
   EngineHarness run(tiny_model());
-  const RequestId endless = run.submit(ask(5, 190));
+  const RequestId endless = run.submit(counted_request(5, 190));
   run.ticks(3);
   const CommandOutcome outcome = run.command(PauseCommand{PauseMode::kFinish}, 20 * kMillisecond);
   EXPECT_EQ(outcome.kind, Kind::kTimedOut);
   EXPECT_EQ(outcome.unfinished, std::vector<RequestId>{endless});
   EXPECT_LE(run.took_ns, 21 * kMillisecond);
   EXPECT_EQ(run.state(), EngineState::kRunning);
-  const RequestId next = run.submit(ask(5, 3, 40));
+  const RequestId next = run.submit(counted_request(5, 3, 40));
   run.finish_all();
   run.check_outputs();
   EXPECT_EQ(run.of(next).finish->reason, FinishReason::kLength);
@@ -366,7 +358,7 @@ TEST(Engines, SuspensionGivesMemoryBackAndChangesNoToken) {
         EngineHarness run(tiny_model(), {}, ranks);
         EXPECT_EQ(run.command(SuspendCommand{cache, weights}).message,
                   "the engine is running; pause it first");
-        for (int32_t i = 0; i < 6; ++i) run.submit(ask(5, 30, 7 * i + 1));
+        for (int32_t i = 0; i < 6; ++i) run.submit(counted_request(5, 30, 7 * i + 1));
         run.ticks(5);
         run.command(PauseCommand{});
         EXPECT_EQ(run.command(SuspendCommand{cache, weights}).kind, Kind::kDone);
@@ -375,7 +367,8 @@ TEST(Engines, SuspensionGivesMemoryBackAndChangesNoToken) {
         const MemoryLevel other =
             cache == MemoryLevel::kKeep ? MemoryLevel::kDrop : MemoryLevel::kKeep;
         EXPECT_EQ(run.command(SuspendCommand{other, weights}).kind, Kind::kRefused);
-        EXPECT_EQ(run.engine->submit(ask(3, 3)).refusal->kind, Refusal::Kind::kUnavailable);
+        EXPECT_EQ(run.engine->submit(counted_request(3, 3)).refusal->kind,
+                  Refusal::Kind::kUnavailable);
         EXPECT_EQ(run.command(ResumeCommand{}).kind, Kind::kDone);
         run.finish_all();
         run.check_outputs();
@@ -389,7 +382,7 @@ TEST(Engines, EachTokenNamesTheWeightsThatGaveIt) {
       model.keys_depend_on_weights = recompute;
       EngineHarness run(model, {}, 2);
       for (int64_t version = 2; version < 12; ++version) {
-        for (int32_t i = 0; i < 3; ++i) run.submit(ask(5, 30, 7 * i + 1));
+        for (int32_t i = 0; i < 3; ++i) run.submit(counted_request(5, 30, 7 * i + 1));
         run.ticks(7);
         if (paused) run.command(PauseCommand{});
         EXPECT_EQ(run.command(UpdateWeightsCommand{"new", version, recompute}).kind, Kind::kDone);
@@ -413,10 +406,10 @@ TEST(Engines, EachTokenNamesTheWeightsThatGaveIt) {
 TEST(Engines, NewWeightsForgetPrefixes) {
   for (const bool recompute : {false, true}) {
     EngineHarness run(tiny_model());
-    run.submit(ask(30, 3));
+    run.submit(counted_request(30, 3));
     run.finish_all();
     EXPECT_EQ(run.command(UpdateWeightsCommand{"new", 2, recompute}).kind, Kind::kDone);
-    const RequestId id = run.submit(ask(30, 3));
+    const RequestId id = run.submit(counted_request(30, 3));
     run.finish_all();
     run.check_outputs();
     EXPECT_EQ(run.of(id).finish->usage.cached_tokens, 0);
@@ -426,12 +419,13 @@ TEST(Engines, NewWeightsForgetPrefixes) {
 TEST(Engines, DrainFinishesWhatItHasAndTakesNothing) {
   EngineHarness run(tiny_model(), {}, 2);
   run.tick();
-  for (int32_t i = 0; i < 8; ++i) run.submit(ask(5, 20, 7 * i + 1));
+  for (int32_t i = 0; i < 8; ++i) run.submit(counted_request(5, 20, 7 * i + 1));
   run.ticks(3);
   const Ticket ticket = run.engine->command(DrainCommand{}, 10 * kSecond);
   run.tick();
   EXPECT_EQ(run.state(), EngineState::kDraining);
-  EXPECT_EQ(run.engine->submit(ask(3, 3)).refusal->message, "the engine is draining and will stop");
+  EXPECT_EQ(run.engine->submit(counted_request(3, 3)).refusal->message,
+            "the engine is draining and will stop");
   EXPECT_EQ(run.command(ResumeCommand{}).kind, Kind::kRefused);
   run.finish_all();
   run.tick();
@@ -446,7 +440,7 @@ TEST(Engines, DrainFinishesWhatItHasAndTakesNothing) {
 
 TEST(Engines, TheShorterDeadlineOfTwoDrainsWins) {
   EngineHarness run(tiny_model());
-  const RequestId running = run.submit(ask(5, 190));
+  const RequestId running = run.submit(counted_request(5, 190));
   run.ticks(3);
   const Ticket first = run.engine->command(DrainCommand{}, 60 * kSecond);
   run.tick();
@@ -461,7 +455,7 @@ TEST(Engines, TheShorterDeadlineOfTwoDrainsWins) {
 
 TEST(Engines, DrainGoesAheadOfAPauseThatWaits) {
   EngineHarness run(tiny_model());
-  run.submit(ask(5, 50));
+  run.submit(counted_request(5, 50));
   run.ticks(3);
   const Ticket pause = run.engine->command(PauseCommand{PauseMode::kFinish}, 600 * kSecond);
   run.ticks(3);
@@ -474,7 +468,7 @@ TEST(Engines, AFailedRankEndsAllAndIsNamed) {
   for (const bool dies : {false, true}) {
     EngineHarness run(tiny_model(), {}, 3);
     std::vector<RequestId> ids;
-    for (int32_t i = 0; i < 6; ++i) ids.push_back(run.submit(ask(5, 50, 7 * i + 1)));
+    for (int32_t i = 0; i < 6; ++i) ids.push_back(run.submit(counted_request(5, 50, 7 * i + 1)));
     run.ticks(5);
     const Ticket ticket = run.engine->command(PauseCommand{PauseMode::kFinish}, 60 * kSecond);
     if (dies)
@@ -493,7 +487,8 @@ TEST(Engines, AFailedRankEndsAllAndIsNamed) {
       EXPECT_EQ(run.of(id).finish->reason, FinishReason::kInternalError);
       EXPECT_EQ(run.of(id).finish->message, cause);
     }
-    EXPECT_EQ(run.engine->submit(ask(3, 3)).refusal->message, "the engine has failed; restart it");
+    EXPECT_EQ(run.engine->submit(counted_request(3, 3)).refusal->message,
+              "the engine has failed; restart it");
     EXPECT_EQ(run.command(ResumeCommand{}).kind, Kind::kRefused);
     EXPECT_EQ(run.command(DrainCommand{}).kind, Kind::kDone);
   }
@@ -502,8 +497,8 @@ TEST(Engines, AFailedRankEndsAllAndIsNamed) {
 TEST(Engines, AStepThatDoesNotEndIsReportedOnceWithItsRank) {
   for (const int late : {0, 1}) {
     EngineHarness run(tiny_model(), {.step_timeout_ns = 5 * kSecond}, 2);
-    run.submit(ask(5, 50));
-    run.submit(ask(5, 50, 9));
+    run.submit(counted_request(5, 50));
+    run.submit(counted_request(5, 50, 9));
     run.ticks(5);
     const Fault fault = {.kind = Fault::Kind::kLate, .until_ns = INT64_MAX, .in_step = true};
     run.runners[static_cast<size_t>(late)]->inject(fault);

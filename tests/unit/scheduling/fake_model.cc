@@ -1,6 +1,7 @@
 #include "fake_model.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "megatron/base/check.h"
@@ -252,6 +253,15 @@ StepResult FakeModel::apply(const StepPlan& plan) {
                   "tokens or masks that belong to no part");
   check_holders();
   return result;
+}
+
+RequestSpec counted_request(int64_t prompt, int64_t output, int32_t first) {
+  RequestSpec spec;
+  spec.prompt.resize(static_cast<size_t>(prompt));
+  std::iota(spec.prompt.begin(), spec.prompt.end(), first);
+  spec.stop.max_tokens = output;
+  spec.sampling.seed = static_cast<uint64_t>(first);
+  return spec;
 }
 
 AloneOutput run_alone(const FakeOptions& options, const RequestSpec& spec, int32_t choice,

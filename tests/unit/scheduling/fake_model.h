@@ -75,6 +75,9 @@ class FakeModel {
   uint64_t last_hash_ = 0;
 };
 
+// A prompt of the ids first, first + 1, ..., which seed the draws as well.
+RequestSpec counted_request(int64_t prompt, int64_t output, int32_t first = 1);
+
 // What a request gives by itself.
 struct AloneOutput {
   std::vector<int32_t> ids;  // an end or stop token included

@@ -22,19 +22,10 @@ FakeOptions small_model() {
   return options;
 }
 
-RequestSpec request(int64_t prompt, int64_t output, int32_t first = 1) {
-  RequestSpec spec;
-  spec.prompt.resize(static_cast<size_t>(prompt));
-  std::iota(spec.prompt.begin(), spec.prompt.end(), first);
-  spec.stop.max_tokens = output;
-  spec.sampling.seed = static_cast<uint64_t>(first);
-  return spec;
-}
-
 TEST(Schedulers, DecodesGoOnNextToChunksOfPrompts) {
   SchedulerSimulation simulation({.max_step_tokens = 8}, small_model());
-  simulation.submit(request(3, 30, 1));
-  simulation.submit(request(40, 5, 100));
+  simulation.submit(counted_request(3, 30, 1));
+  simulation.submit(counted_request(40, 5, 100));
   simulation.run();
   simulation.check_outputs();
   int mixed = 0;
@@ -53,7 +44,8 @@ TEST(Schedulers, ChunksAndBlocksOfAnySizeGiveTheSameTokens) {
       options.facts.block_size = block_size;
       options.facts.device_blocks = 100;
       SchedulerSimulation simulation({.max_step_tokens = budget}, options);
-      for (int32_t i = 0; i < 6; ++i) simulation.submit(request(1 + 5 * i, 1 + i, 50 * i + 1));
+      for (int32_t i = 0; i < 6; ++i)
+        simulation.submit(counted_request(1 + 5 * i, 1 + i, 50 * i + 1));
       simulation.run();
       simulation.check_outputs();
     }
@@ -61,7 +53,7 @@ TEST(Schedulers, ChunksAndBlocksOfAnySizeGiveTheSameTokens) {
 
 TEST(Schedulers, ABudgetBelowTheSlotsIsRaisedToThem) {
   SchedulerSimulation simulation({.max_step_tokens = 1}, small_model());
-  for (int32_t i = 0; i < 4; ++i) simulation.submit(request(5, 5, 10 * i + 1));
+  for (int32_t i = 0; i < 4; ++i) simulation.submit(counted_request(5, 5, 10 * i + 1));
   simulation.run();
   simulation.check_outputs();
 }
@@ -71,10 +63,10 @@ TEST(Schedulers, HitsAtEveryBorderAreTheColdAnswers) {
   for (int64_t shared = 1; shared <= 13; ++shared)
     for (int64_t rest = 0; rest <= 5; ++rest) {
       SchedulerSimulation simulation({}, small_model());
-      const RequestSpec first = request(shared, 3);
+      const RequestSpec first = counted_request(shared, 3);
       simulation.submit(first);
       simulation.run();
-      RequestSpec second = request(shared, 4);
+      RequestSpec second = counted_request(shared, 4);
       for (int64_t i = 0; i < rest; ++i) second.prompt.push_back(static_cast<int32_t>(500 + i));
       const RequestId id = simulation.submit(second);
       simulation.run();
@@ -87,9 +79,9 @@ TEST(Schedulers, HitsAtEveryBorderAreTheColdAnswers) {
 // The next turn of a conversation begins with the prompt and the answer of the last.
 TEST(Schedulers, AnswersArePrefixesToo) {
   SchedulerSimulation simulation({}, small_model());
-  const RequestId first = simulation.submit(request(10, 9));
+  const RequestId first = simulation.submit(counted_request(10, 9));
   simulation.run();
-  RequestSpec next = request(10, 6);
+  RequestSpec next = counted_request(10, 6);
   const std::vector<int32_t>& answer = simulation.outputs[{first, 0}].ids;
   next.prompt.insert(next.prompt.end(), answer.begin(), answer.end());
   next.prompt.push_back(7);
@@ -104,7 +96,7 @@ TEST(Schedulers, PrefixesAreSharedOnlyWithinASaltAnAdapterAndAVersion) {
   FakeOptions options = small_model();
   options.facts.num_adapters = 2;
   SchedulerSimulation simulation({}, options);
-  RequestSpec spec = request(17, 2);
+  RequestSpec spec = counted_request(17, 2);
   simulation.submit(spec);
   simulation.run();
   const auto cached = [&](const RequestSpec& changed) {
@@ -132,12 +124,12 @@ TEST(Schedulers, ASaltKeepsNoMoreThanItsShareOfTheIdleCache) {
     FakeOptions options = small_model();
     options.facts.device_blocks = 32;
     SchedulerSimulation simulation({.max_idle_share = share}, options);
-    RequestSpec quiet = request(33, 3);
+    RequestSpec quiet = counted_request(33, 3);
     quiet.cache_salt = "quiet";
     simulation.submit(quiet);
     simulation.run();
     for (int32_t i = 0; i < 20; ++i) {
-      RequestSpec flood = request(17, 3, 20 + 40 * i);
+      RequestSpec flood = counted_request(17, 3, 20 + 40 * i);
       flood.cache_salt = "loud";
       simulation.submit(flood);
       simulation.run();
@@ -157,7 +149,7 @@ TEST(Schedulers, CollisionsOfTheHashCostHitsAndNoAnswer) {
     SchedulerSimulation simulation({}, small_model(), hash);
     int64_t hits = 0;
     for (int32_t i = 0; i < 40; ++i) {
-      const RequestId id = simulation.submit(request(9 + i % 3, 3, 1 + 20 * (i % 5)));
+      const RequestId id = simulation.submit(counted_request(9 + i % 3, 3, 1 + 20 * (i % 5)));
       simulation.run();
       hits += simulation.cached[{id, 0}];
     }
@@ -168,7 +160,7 @@ TEST(Schedulers, CollisionsOfTheHashCostHitsAndNoAnswer) {
 
 TEST(Schedulers, ChoicesShareTheBlocksOfTheirPrompt) {
   SchedulerSimulation simulation({}, small_model());
-  RequestSpec spec = request(33, 4);
+  RequestSpec spec = counted_request(33, 4);
   spec.choices = 4;
   simulation.submit(spec);
   simulation.run();
@@ -182,7 +174,7 @@ TEST(Schedulers, AFullPoolOfCachedBlocksIsAFreeOne) {
   options.facts.max_positions = 40;
   SchedulerSimulation simulation({}, options);
   for (int32_t i = 0; i < 30; ++i) {
-    simulation.submit(request(33, 7, 1 + 40 * (i % 7)));
+    simulation.submit(counted_request(33, 7, 1 + 40 * (i % 7)));
     simulation.run();
   }
   simulation.check_outputs();
@@ -204,7 +196,7 @@ TEST(Schedulers, PreemptionChangesNoToken) {
         options.facts.draw_latency = latency;
         SchedulerSimulation simulation({.swap_block_tokens = 1.0}, options);
         for (int32_t i = 0; i < 12; ++i) {
-          RequestSpec spec = request(3 + i, 40 - 3 * i, 10 * i + 1);
+          RequestSpec spec = counted_request(3 + i, 40 - 3 * i, 10 * i + 1);
           spec.sampling.repetition_penalty = i % 2 == 0 ? 1.5 : 1.0;
           simulation.submit(spec);
         }
@@ -221,7 +213,7 @@ TEST(Schedulers, OneThatNeedsTheWholeCacheEnds) {
   options.facts.device_blocks = 8;
   options.facts.max_positions = 32;
   SchedulerSimulation simulation({.max_step_tokens = 8, .reserve_blocks = 3}, options);
-  for (int32_t i = 0; i < 8; ++i) simulation.submit(request(16 - i, 16 + i, 40 * i + 1));
+  for (int32_t i = 0; i < 8; ++i) simulation.submit(counted_request(16 - i, 16 + i, 40 * i + 1));
   simulation.run();
   simulation.check_outputs();
 }
@@ -234,18 +226,19 @@ TEST(Schedulers, BlocksBehindAWindowAreFreedAndNoneInIt) {
     options.facts.max_positions = 64;
     options.facts.host_blocks = window % 2 == 0 ? 30 : 0;
     SchedulerSimulation simulation({.max_step_tokens = 9, .swap_block_tokens = 0.5}, options);
-    for (int32_t i = 0; i < 6; ++i) simulation.submit(request(20 - 3 * i, 20 + 4 * i, 9 * i + 1));
+    for (int32_t i = 0; i < 6; ++i)
+      simulation.submit(counted_request(20 - 3 * i, 20 + 4 * i, 9 * i + 1));
     simulation.run();
     simulation.check_outputs();
     // A conversation that goes on over a window.
-    simulation.submit(request(30, 10));
+    simulation.submit(counted_request(30, 10));
     simulation.run();
     simulation.check_outputs();
   }
   FakeOptions options = small_model();
   options.facts.window = 8;
   SchedulerSimulation simulation({.share_prefixes = false}, options);
-  simulation.submit(request(4, 100));
+  simulation.submit(counted_request(4, 100));
   int32_t most = 0;
   while (simulation.step())
     most = std::max(most, simulation.scheduler().blocks().pool().num_held());
@@ -257,10 +250,10 @@ TEST(Schedulers, CrossingTheBorderOfLongRopeComputesAllAnew) {
     FakeOptions options = small_model();
     options.facts.rope_border = 20;
     SchedulerSimulation simulation({.max_step_tokens = 6}, options);
-    simulation.submit(request(prompt, 20));
+    simulation.submit(counted_request(prompt, 20));
     simulation.run();
-    simulation.submit(request(prompt, 24));      // hits of the short regime, crosses in decode
-    simulation.submit(request(prompt + 9, 12));  // perhaps hits of the long one
+    simulation.submit(counted_request(prompt, 24));  // hits of the short regime, crosses in decode
+    simulation.submit(counted_request(prompt + 9, 12));  // perhaps hits of the long one
     simulation.run();
     simulation.check_outputs();
   }
@@ -276,7 +269,7 @@ TEST(Schedulers, GivenRowsAndStatesBelongToTheirRequest) {
   options.facts.host_states = 2;
   SchedulerSimulation simulation({.max_step_tokens = 7, .swap_block_tokens = 0.1}, options);
   for (int32_t i = 0; i < 9; ++i) {
-    RequestSpec spec = request(i == 4 ? 0 : 5, 25, 7 * i + 1);
+    RequestSpec spec = counted_request(i == 4 ? 0 : 5, 25, 7 * i + 1);
     GivenRows rows{6 + i, 2, {}};
     for (int64_t j = 0; j < rows.count * 2; ++j)
       rows.values.push_back(static_cast<float>(i + j) / 7);
@@ -292,7 +285,7 @@ TEST(Schedulers, GivenRowsAndStatesBelongToTheirRequest) {
 TEST(Schedulers, PromptLogProbabilitiesAreThoseOfAColdCache) {
   for (int64_t from = 0; from <= 13; from += 1) {
     SchedulerSimulation simulation({.max_step_tokens = 5}, small_model());
-    RequestSpec spec = request(13, 3);
+    RequestSpec spec = counted_request(13, 3);
     simulation.submit(spec);
     simulation.run();
     spec.log_probabilities = {.output_top = 2, .prompt_top = 1, .prompt_from = from};
@@ -304,7 +297,7 @@ TEST(Schedulers, PromptLogProbabilitiesAreThoseOfAColdCache) {
     EXPECT_EQ((simulation.cached[{id, 0}]), std::clamp<int64_t>(from - 1, 0, 12));
   }
   SchedulerSimulation simulation({}, small_model());
-  RequestSpec one = request(1, 0);
+  RequestSpec one = counted_request(1, 0);
   one.log_probabilities.prompt_top = 0;
   simulation.submit(one);
   simulation.run();
@@ -313,11 +306,11 @@ TEST(Schedulers, PromptLogProbabilitiesAreThoseOfAColdCache) {
 
 TEST(Schedulers, NonFiniteLogitsEndTheirRequestAlone) {
   SchedulerSimulation simulation({}, small_model());
-  RequestSpec bad = request(5, 20);
+  RequestSpec bad = counted_request(5, 20);
   bad.sampling.forbidden = {kBreaksLogits};
-  simulation.submit(request(5, 20, 3));
+  simulation.submit(counted_request(5, 20, 3));
   simulation.submit(bad);
-  simulation.submit(request(6, 20, 9));
+  simulation.submit(counted_request(6, 20, 9));
   simulation.run();
   simulation.check_outputs();
 }
@@ -327,12 +320,12 @@ TEST(Schedulers, PriorityGoesFirstAndAgeingEndsItsPrivilege) {
   options.facts.slots = 1;
   const SchedulerConfig config = {.ageing_ns = 1'000'000'000};
   SchedulerSimulation simulation(config, options);
-  const RequestId first = simulation.submit(request(3, 5, 1));
+  const RequestId first = simulation.submit(counted_request(3, 5, 1));
   simulation.step();
-  RequestSpec low = request(3, 5, 20);
+  RequestSpec low = counted_request(3, 5, 20);
   low.priority = 3;
   const RequestId waiting = simulation.submit(low);
-  const RequestId urgent = simulation.submit(request(3, 5, 40));
+  const RequestId urgent = simulation.submit(counted_request(3, 5, 40));
   simulation.run();
   EXPECT_LT((simulation.ended_in[{first, 0}]), (simulation.ended_in[{urgent, 0}]));
   EXPECT_LT((simulation.ended_in[{urgent, 0}]), (simulation.ended_in[{waiting, 0}]));
@@ -341,7 +334,7 @@ TEST(Schedulers, PriorityGoesFirstAndAgeingEndsItsPrivilege) {
   const RequestId starving = simulation.submit(low);
   int before = 0;
   while (!simulation.ended_in.contains({starving, 0})) {
-    simulation.submit(request(3, 5, 60));
+    simulation.submit(counted_request(3, 5, 60));
     simulation.now_ns += 100'000'000;
     simulation.step();
     ASSERT_LT(++before, 200);
@@ -355,15 +348,15 @@ TEST(Schedulers, QueuedRequestsSayWhatTheyWaitFor) {
   options.facts.device_blocks = 10;
   options.facts.max_positions = 40;
   SchedulerSimulation simulation({.max_waiting = 3}, options);
-  simulation.submit(request(30, 3, 1));
+  simulation.submit(counted_request(30, 3, 1));
   simulation.step();
   EXPECT_EQ(simulation.scheduler().waits_for(), Resource::kNothing);
-  simulation.submit(request(20, 3, 50));
+  simulation.submit(counted_request(20, 3, 50));
   simulation.step();
   EXPECT_EQ(simulation.scheduler().waits_for(), Resource::kBlocks);
-  simulation.submit(request(5, 3, 90));
-  simulation.submit(request(5, 3, 90));
-  const auto refusal = simulation.scheduler().submit(RequestId{99}, request(5, 3, 90), 0);
+  simulation.submit(counted_request(5, 3, 90));
+  simulation.submit(counted_request(5, 3, 90));
+  const auto refusal = simulation.scheduler().submit(RequestId{99}, counted_request(5, 3, 90), 0);
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->kind, Refusal::Kind::kQueueFull);
   EXPECT_EQ(refusal->message, "3 requests are waiting, of 3 at most");
@@ -379,7 +372,8 @@ TEST(Schedulers, CancelledRequestsLeaveNothing) {
     options.facts.host_blocks = 30;
     SchedulerSimulation simulation({.max_step_tokens = 6, .swap_block_tokens = 0.1}, options);
     std::vector<RequestId> ids;
-    for (int32_t i = 0; i < 6; ++i) ids.push_back(simulation.submit(request(9, 25, 30 * i + 1)));
+    for (int32_t i = 0; i < 6; ++i)
+      ids.push_back(simulation.submit(counted_request(9, 25, 30 * i + 1)));
     for (int i = 0; i < steps; ++i) simulation.step();
     for (const RequestId id : ids) simulation.cancel(id);
     simulation.run();
@@ -392,10 +386,10 @@ TEST(Schedulers, CancelledRequestsLeaveNothing) {
 TEST(Schedulers, DeadlinesAreFound) {
   SchedulerSimulation simulation({}, small_model());
   simulation.now_ns = int64_t{1} << 53;
-  RequestSpec spec = request(3, 5);
+  RequestSpec spec = counted_request(3, 5);
   spec.timeout_ns = 1000;
   simulation.submit(spec);
-  simulation.submit(request(3, 5));
+  simulation.submit(counted_request(3, 5));
   EXPECT_TRUE(simulation.scheduler().expired(simulation.now_ns + 999).empty());
   EXPECT_EQ(simulation.scheduler().expired(simulation.now_ns + 1000).size(), 1u);
 }
@@ -407,7 +401,7 @@ TEST(Schedulers, ALostCacheChangesNoToken) {
   options.facts.max_positions = 56;
   options.facts.host_blocks = 40;
   SchedulerSimulation simulation({.swap_block_tokens = 0.1}, options);
-  for (int32_t i = 0; i < 8; ++i) simulation.submit(request(9, 25, 30 * i + 1));
+  for (int32_t i = 0; i < 8; ++i) simulation.submit(counted_request(9, 25, 30 * i + 1));
   for (int i = 0; i < 60; ++i) {
     for (int j = 0; j < 7; ++j) simulation.step();
     simulation.settle();
