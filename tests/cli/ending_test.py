@@ -13,6 +13,7 @@ import time
 import unittest
 
 import support
+from ports import free_port
 
 MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16",
          "--tokenizer-type", "ByteLevelTokenizer", "--mock-data", "--device", "cpu", "--num-threads", "1", "--num-workers", "0"]
@@ -25,12 +26,6 @@ def with_value(flags, flag, value):
 
 ENDLESS = [*RUN, "--train-iters", "1000000"]
 DIVERGING = [*with_value(RUN, "--lr", "1e38"), "--train-iters", "50", "--max-consecutive-bad-steps", "2"]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def rank_environments(ranks):

@@ -9,11 +9,12 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import unittest
+
+from ports import free_port
 
 BINARY = ""
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -47,12 +48,6 @@ def documented_lines():
                     span = span[span.index("torchrun -"):]
                     found.append((name, shlex.split(span.replace("<the flags of your run>", "..."), comments=True)))
     return found
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def torchrun_options():

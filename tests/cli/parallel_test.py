@@ -10,13 +10,14 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+
+from ports import free_port
 
 BINARY = ""
 
@@ -35,12 +36,6 @@ LAYOUTS = {
     "dp3_zero3": (3, ["--use-megatron-fsdp", "--overlap-grad-reduce", "--overlap-param-gather"]),
     "tp2_pp2": (4, [TP, "2", SP, PP, "2"]),
 }
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def start(ranks, arguments, restart=0):

@@ -15,6 +15,8 @@ import threading
 import time
 import unittest
 
+from ports import free_port
+
 BINARY = ""
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -24,12 +26,6 @@ FLAGS = {"--num-layers": "2", "--hidden-size": "32", "--num-attention-heads": "4
          "--num-threads": "1", "--num-workers": "0", "--distributed-timeout-minutes": "1"}
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast of", "wait timeout", "made different calls")
 RAW = re.compile(r"^\[[EWIF]\d|^\[rank\d+\]:\[|TCPStore|c10d|Exception raised from|frame #", re.M)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def words(changes=()):

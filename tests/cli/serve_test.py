@@ -14,6 +14,7 @@ import threading
 import unittest
 
 import support
+from ports import free_port
 from serving import EXACT, GOLDEN, Server, events, train_talker
 from support import FolderTest, call
 
@@ -249,9 +250,7 @@ class ServeTest(FolderTest):
         """The first block of docs/serving.md as it is written, at a free port."""
         with open(os.path.join(ROOT, "docs", "serving.md"), encoding="utf-8") as stream:
             block = stream.read().split("```")[1]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         os.symlink(os.path.join(ROOT, "tests"), self.path("tests"))
         os.makedirs(self.path("build/bin"))
         os.symlink(support.BINARY, self.path("build/bin/megatron"))

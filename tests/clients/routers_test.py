@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import support  # noqa: E402
+from ports import free_port  # noqa: E402
 from serving import GOLDEN, Server  # noqa: E402
 
 import served_model  # noqa: E402
@@ -31,12 +31,6 @@ def manual_block(mark):
     with open(os.path.join(GOLDEN, "..", "..", "docs", "serving.md"), encoding="utf-8") as stream:
         blocks = stream.read().split("```")[1::2]
     return next(block.split("\n", 1)[1] for block in blocks if mark in block)
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Conversation:

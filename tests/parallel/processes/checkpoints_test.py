@@ -9,23 +9,19 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "cli"))
+from ports import free_port  # noqa: E402
+
 PROGRAM = sys.argv.pop(1)
 FULL = bool(os.environ.get("MEGATRON_START_FULL"))
 KILLS = int(os.environ.get("MEGATRON_KILLS", "8"))
 BLOCK = 1 << 20
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def clean_environment():

@@ -6,11 +6,13 @@ With MEGATRON_MATRIX=whole `megatron prove` compares every row too, which takes 
 """
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "cli"))
+from ports import free_port  # noqa: E402
 
 BINARY = ""
 TP, PP, EP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--expert-model-parallel-size"
@@ -29,12 +31,6 @@ MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4
          "--micro-batch-size", "1", "--global-batch-size", "8", "--device", "cpu", "--num-threads", "1", "--distributed-timeout-minutes", "1"]
 RUN = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "101", "--mock-data", "--num-workers", "0", "--train-iters", "4", "--lr", "1e-2",
        "--optimizer", "sgd", "--log-interval", "1", "--eval-iters", "0"]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def run(ranks, arguments):

@@ -10,11 +10,13 @@ import os
 import pathlib
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "cli"))
+from ports import free_port  # noqa: E402
 
 PROGRAM = sys.argv[1]
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -28,12 +30,6 @@ WORKS = {"control", "peers", "verbs"}
 def timeout_of(case):
     """Nothing that works fails because the machine is busy."""
     return str(START if case in WORKS else TIMEOUT)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def torchrun_env(rank, port):

@@ -26,6 +26,7 @@
 #include "megatron/comm/control.h"
 #include "megatron/comm/detail/store_probe.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/free_port.h"
 
 namespace megatron {
 namespace {
@@ -35,19 +36,6 @@ using testing::HasSubstr;
 int simulated_ranks() {
   const char* given = std::getenv("MEGATRON_SIMULATED_RANKS");
   return given != nullptr ? std::atoi(given) : 256;
-}
-
-// A port that nobody uses at the moment.
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  bind(fd, reinterpret_cast<sockaddr*>(&address), size);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  close(fd);
-  return ntohs(address.sin_port);
 }
 
 // A process that holds a store, as a launcher's agent does, with a limit of open files that it

@@ -164,6 +164,7 @@ TEST(ThreadBackend, AReceiveIsFinishedOnceItsMessageIsThere) {
       backend->barrier();
       backend->send(at::tensor({1.0f}), 0)->wait();
       backend->barrier();
+      backend->barrier();
       backend->send(at::tensor({2.0f}), 0)->wait();
       backend->barrier();
       return;
@@ -181,6 +182,7 @@ TEST(ThreadBackend, AReceiveIsFinishedOnceItsMessageIsThere) {
     first->wait();
     EXPECT_TRUE(finished(first));
     EXPECT_FALSE(finished(second));
+    backend->barrier();
     backend->barrier();
     EXPECT_TRUE(finished(second));
     second->wait();

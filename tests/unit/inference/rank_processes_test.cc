@@ -1,9 +1,7 @@
 // Ranks as processes over Gloo serve what one rank serves. The test starts this program once for
 // each rank.
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <spawn.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/rendezvous.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/free_port.h"
 #include "tests/unit/inference/served_models.h"
 
 namespace megatron {
@@ -82,21 +81,8 @@ pid_t start_rank(int rank, const std::string& port) {
   return pid;
 }
 
-// A port that was free a moment ago.
-std::string free_port() {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  EXPECT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  close(listener);
-  return std::to_string(ntohs(address.sin_port));
-}
-
 TEST(RankProcesses, ServeWhatOneRankServes) {
-  const std::string port = free_port();
+  const std::string port = std::to_string(free_port());
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < kTensor * kStages; ++rank) ranks.push_back(start_rank(rank, port));
   for (const pid_t rank : ranks) {
