@@ -70,4 +70,29 @@ EngineOptions engine_options(const EngineConfig& config) {
   return options;
 }
 
+ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, at::ScalarType dtype,
+                         bool on_gpu) {
+  const TransformerConfig& t = model.transformer;
+  ServedShape shape;
+  shape.slots = config.max_requests;
+  shape.max_positions = config.max_seq_length > 0       ? config.max_seq_length
+                        : t.max_position_embeddings > 0 ? t.max_position_embeddings
+                                                        : t.seq_length;
+  shape.max_step_tokens = config.max_step_tokens;
+  shape.element = static_cast<int64_t>(c10::elementSize(dtype));
+  shape.on_gpu = on_gpu;
+  return shape;
+}
+
+CacheDemand cache_demand(const EngineConfig& config, const ServedShape& shape) {
+  CacheDemand demand;
+  demand.slots = shape.slots;
+  demand.block_size = config.block_size;
+  demand.wanted = shape.slots * ((shape.max_positions + config.block_size - 1) / config.block_size);
+  demand.hint =
+      "raise --inference-dynamic-batching-buffer-size-gb, or lower "
+      "--inference-dynamic-batching-block-size or --inference-max-requests";
+  return demand;
+}
+
 }  // namespace megatron

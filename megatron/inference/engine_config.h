@@ -5,6 +5,7 @@
 
 #include "megatron/base/fields.h"
 #include "megatron/inference/engine.h"
+#include "megatron/inference/memory_plan.h"
 
 namespace megatron {
 
@@ -25,5 +26,10 @@ struct EngineConfig : Config {
 };
 
 EngineOptions engine_options(const EngineConfig& config);
+
+// How these flags serve a model, on one rank; and what they want of the cache.
+ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, at::ScalarType dtype,
+                         bool on_gpu);
+CacheDemand cache_demand(const EngineConfig& config, const ServedShape& shape);
 
 }  // namespace megatron

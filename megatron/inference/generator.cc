@@ -8,6 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/engine.h"
+#include "megatron/inference/memory_plan.h"
 #include "megatron/inference/model_runner.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/forward_context.h"
@@ -50,8 +51,8 @@ std::vector<Generation> encoded(const ModelConfig& config, const Tokenizer& toke
   return results;
 }
 
-// A cache for the longest texts that can run together.
-RunnerOptions runner_options(const std::vector<Generation>& texts, int64_t tokens) {
+// A cache for the longest texts that can run together, as far as memory goes; others wait.
+RunnerOptions runner_options(Model& model, const std::vector<Generation>& texts, int64_t tokens) {
   RunnerOptions options;
   std::vector<int64_t> blocks;
   for (const Generation& text : texts)
@@ -60,8 +61,15 @@ RunnerOptions runner_options(const std::vector<Generation>& texts, int64_t token
   std::ranges::sort(blocks, std::greater());
   blocks.resize(std::min(blocks.size(), kSequences));
   options.slots = static_cast<int32_t>(blocks.size());
-  options.device_blocks =
-      static_cast<int32_t>(std::accumulate(blocks.begin(), blocks.end(), int64_t{0}));
+  CacheDemand demand;
+  demand.slots = options.slots;
+  demand.block_size = options.block_size;
+  demand.wanted = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
+  demand.needed = blocks.front();
+  demand.hint = "give a smaller --tokens-to-generate, or a shorter prompt";
+  const auto element = static_cast<int64_t>(model.parameters().front()->value.element_size());
+  const KeptBytes kept = kept_bytes(model.config(), model.slice(), 1, element);
+  options.device_blocks = plan_cache(kept, demand, cache_budget(device_of(model), 0)).blocks;
   return options;
 }
 
@@ -123,7 +131,7 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
   std::vector<Generation> texts = encoded(config, tokenizer, prompts, options);
   if (texts.empty() || options.tokens_to_generate <= 0) return texts;
   const MonotonicClock clock;
-  ModelRunner runner(model, runner_options(texts, options.tokens_to_generate));
+  ModelRunner runner(model, runner_options(model, texts, options.tokens_to_generate));
   Engine engine(runner, nullptr, &tokenizer, clock, engine_options(options, texts.size()));
   engine.step(0);  // from now on it takes requests
   std::map<RequestId, size_t> unfinished;

@@ -102,12 +102,6 @@ void ModelRunner::allocate(const RunnerOptions& options) {
   facts_.host_states = options.host_states;
 }
 
-int64_t ModelRunner::block_bytes() const {
-  int64_t paged = 0;
-  state_.for_each_paged([&](PagedBuffer& buffer) { paged += buffer.bytes(); });
-  return paged / facts_.device_blocks;
-}
-
 void ModelRunner::calibrate(const std::vector<int32_t>& ids) {
   MEGATRON_CHECK(!ids.empty(), "an FP8 cache needs ids to calibrate its scales with");
   const auto count = static_cast<int64_t>(ids.size());

@@ -52,7 +52,6 @@ class ModelRunner final : public StepRunner {
   std::optional<std::string> poll(int64_t wait_ns) override;
 
   int64_t cache_bytes() const { return state_.bytes(); }  // blocks and states on the device
-  int64_t block_bytes() const;  // of one block, while the cache is on the device
 
  private:
   struct Slot {

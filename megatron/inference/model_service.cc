@@ -1,36 +1,20 @@
 #include "megatron/inference/model_service.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
-
 #include <algorithm>
 #include <chrono>
 #include <ctime>
-#include <fstream>
 #include <set>
 #include <thread>
 
 #include "megatron/base/check.h"
-#include "megatron/base/format.h"
 #include "megatron/base/log.h"
+#include "megatron/inference/memory_plan.h"
 #include "megatron/reporting/build_commit.h"
 
 namespace megatron {
 namespace {
 
 constexpr double kGiB = 1 << 30;
-
-// Bytes that the cache may take where no flag says so.
-int64_t cache_budget(at::Device device) {
-  if (!device.is_cpu()) {
-    const size_t free = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first;
-    return static_cast<int64_t>(0.8 * static_cast<double>(free));
-  }
-  std::ifstream file("/proc/meminfo");
-  std::string name, unit;
-  for (int64_t kib = 0; file >> name >> kib; std::getline(file, unit))
-    if (name == "MemAvailable:") return kib * 1024 / 4;
-  return int64_t{4} << 30;
-}
 
 EngineOptions options_of(const ModelServiceOptions& options) {
   EngineOptions engine = engine_options(options.engine);
@@ -73,43 +57,33 @@ std::vector<at::Tensor> ModelService::read_other_weights(const std::string& sour
 }
 
 std::unique_ptr<ModelRunner> ModelService::make_runner(const EngineConfig& config) {
-  const TransformerConfig& t = loaded_.config.transformer;
+  const ServedShape shape = served_shape(config, loaded_.config, loaded_.dtype,
+                                         /*on_gpu=*/!request_.device.is_cpu());
+  ServingMemory memory = serving_memory(loaded_.config, shape, /*stage=*/0);
+  memory.weights = loaded_.store->bytes();
+  const int64_t budget = config.cache_gb > 0.0 ? static_cast<int64_t>(config.cache_gb * kGiB)
+                                               : cache_budget(request_.device, memory.step());
+  const KeptBytes kept = kept_bytes(loaded_.config, memory.slice, 1, shape.element);
+  memory.cache = plan_cache(kept, cache_demand(config, shape), budget);
   RunnerOptions options;
-  options.slots = static_cast<int32_t>(config.max_requests);
+  options.slots = static_cast<int32_t>(shape.slots);
   options.block_size = config.block_size;
   options.adapters = adapters_.empty() ? nullptr : &adapters_;
-  options.max_positions = config.max_seq_length > 0       ? config.max_seq_length
-                          : t.max_position_embeddings > 0 ? t.max_position_embeddings
-                                                          : t.seq_length;
-  options.device_blocks = 1;
-  int64_t each = 0, states = 0;
-  {
-    const ModelRunner trial(*loaded_.model, weights_, options);
-    each = trial.block_bytes();
-    states = trial.cache_bytes() - each;
-  }
-  const int64_t budget = config.cache_gb > 0.0 ? static_cast<int64_t>(config.cache_gb * kGiB)
-                                               : cache_budget(request_.device);
-  const int64_t needed =
-      config.max_requests * ((options.max_positions + config.block_size - 1) / config.block_size);
-  const int64_t blocks =
-      std::min({needed, (budget - states) / std::max<int64_t>(1, each), int64_t{INT32_MAX}});
-  MEGATRON_CHECK(blocks >= 1, "a cache of ", format_fixed(static_cast<double>(budget) / kGiB, 2),
-                 " GiB holds no block of ", config.block_size, " tokens, which takes ", each,
-                 " bytes beside ", states,
-                 " bytes of states\nhint: raise --inference-dynamic-batching-buffer-size-gb, or "
-                 "lower --inference-dynamic-batching-block-size");
-  options.device_blocks = static_cast<int32_t>(blocks);
+  options.max_positions = shape.max_positions;
+  options.device_blocks = memory.cache.blocks;
   if (config.swap_gb > 0.0) {
-    options.host_blocks = static_cast<int32_t>(
-        std::min(config.swap_gb * kGiB / static_cast<double>(std::max<int64_t>(1, each)), 1e9));
+    const auto each = static_cast<double>(std::max<int64_t>(1, memory.cache.block_bytes));
+    options.host_blocks = static_cast<int32_t>(std::min(config.swap_gb * kGiB / each, 1e9));
     options.host_states = options.slots;
   }
   auto runner = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
-  log_info(cat("cache: ", blocks * config.block_size, " tokens in blocks of ", config.block_size,
-               ", ", format_fixed(static_cast<double>(runner->cache_bytes()) / kGiB, 2),
-               " GiB; up to ", options.slots, " requests at a time, of ", options.max_positions,
-               " tokens at most"));
+  MEGATRON_ASSERT(runner->cache_bytes() == memory.cache.bytes(), "the cache has ",
+                  runner->cache_bytes(), " bytes, planned were ", memory.cache.bytes(),
+                  ": a kind of layers keeps other states than its cost says");
+  log_info(cat("cache: ", memory.cache.blocks * config.block_size, " tokens in blocks of ",
+               config.block_size, "; up to ", options.slots, " requests at a time, of ",
+               options.max_positions, " tokens at most"));
+  log_info(memory.text());
   return runner;
 }
 

@@ -8,6 +8,7 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/foreign/gguf_file.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
+#include "megatron/interop/foreign_tensors.h"
 #include "megatron/interop/gguf/gguf_model.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
@@ -153,10 +154,10 @@ std::unique_ptr<Tokenizer> tokenizer_of(StoredModel& found, bool required) {
   }
 }
 
-// The part of a stage, with a default division of the layers.
-StageSlice slice_of(const ModelConfig& config, const ParallelGroups& groups) {
-  return make_stage_layout(PipelineConfig(), groups.pp.size(), config.transformer.num_layers)
-      .slice(groups.pp.rank(), 0);
+void set_vocabulary(ModelConfig& config, const TokenizerConfig& tokenizer, int64_t vocab_size,
+                    int64_t tensor_ranks) {
+  config.vocab_size = vocab_size;
+  config.padded_vocab_size = padded_vocab_size(tokenizer, vocab_size, tensor_ranks);
 }
 
 void quantize_linears(TransformerConfig& config, Fp8Recipe recipe) {
@@ -193,6 +194,34 @@ std::vector<ShardedTensor> wanted_tensors(
 
 }  // namespace
 
+StageSlice served_slice(const ModelConfig& config, int64_t stage, int64_t stages) {
+  return make_stage_layout(PipelineConfig(), stages, config.transformer.num_layers)
+      .slice(static_cast<int>(stage), 0);
+}
+
+DescribedModel describe_model(const LoadModelRequest& request, int64_t tensor_ranks) {
+  DescribedModel described;
+  if (is_hf_folder(request.load) && request.dtype) {
+    described.config = read_hf_config(request.load).config;
+    const int64_t vocab = described.config.vocab_size;
+    set_vocabulary(described.config, hf_tokenizer(request.load, vocab), vocab, tensor_ranks);
+    described.dtype = *request.dtype;
+    return described;
+  }
+  MEGATRON_CHECK(!is_hf_folder(request.load) || fs::exists(request.load / kHfIndex) ||
+                     fs::exists(request.load / kHfSafetensors),
+                 request.load.string(), ": holds no weights that say what type they have",
+                 "\nhint: --dtype bf16");
+  StoredModel found = open_model(request);
+  described.config = found.config;
+  const std::optional<int64_t> vocab = found.tokenizer.vocab_size;
+  set_vocabulary(described.config, found.tokenizer,
+                 vocab ? *vocab : tokenizer_of(found, /*required=*/true)->vocab_size(),
+                 tensor_ranks);
+  described.dtype = request.dtype.value_or(stored_dtype(found.checkpoint, found.config));
+  return described;
+}
+
 const HfFamily& LoadedModel::family() const {
   return stored_family != nullptr ? *stored_family : family_of_model(Checkpoint(directory), config);
 }
@@ -212,9 +241,9 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   loaded.end_of_text = end_of_text_ids(checkpoint);
   loaded.warnings = std::move(found.warnings);
   loaded.config = found.config;
-  loaded.config.vocab_size = found.tokenizer.vocab_size.value_or(loaded.tokenizer->vocab_size());
-  loaded.config.padded_vocab_size =
-      padded_vocab_size(found.tokenizer, loaded.config.vocab_size, groups.tp.size());
+  set_vocabulary(loaded.config, found.tokenizer,
+                 found.tokenizer.vocab_size.value_or(loaded.tokenizer->vocab_size()),
+                 groups.tp.size());
 
   std::optional<Checkpoint> adapter;
   if (!request.adapter.empty()) {
@@ -223,7 +252,8 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
     adapter = open_peft_folder(request.adapter, loaded.family(), loaded.config);
   }
   if (request.fp8) quantize_linears(loaded.config.transformer, *request.fp8);
-  loaded.model = make_model(loaded.config, groups, slice_of(loaded.config, groups));
+  loaded.model = make_model(loaded.config, groups,
+                            served_slice(loaded.config, groups.pp.rank(), groups.pp.size()));
   loaded.dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
   loaded.store =
       std::make_unique<ForwardParameterStore>(*loaded.model, loaded.dtype, request.device);

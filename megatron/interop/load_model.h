@@ -61,6 +61,18 @@ struct LoadedModel {
 // model's weights.
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups);
 
+// The model that load_model() makes on each of `tensor_ranks` ranks, without its weights: of a
+// folder of Hugging Face config.json is enough if the request says the type. Throws Error as
+// load_model().
+struct DescribedModel {
+  ModelConfig config;
+  at::ScalarType dtype = at::kFloat;
+};
+DescribedModel describe_model(const LoadModelRequest& request, int64_t tensor_ranks);
+
+// The part of the model that a pipeline's stage computes: layers are divided as evenly as they can.
+StageSlice served_slice(const ModelConfig& config, int64_t stage, int64_t stages);
+
 // Other weights of the same model, for ForwardParameterStore::exchange(): parameters of `model` in
 // the order of Module::visit, then state, in host memory and in the types that `model` has. Throws
 // Error if the source is of another configuration or does not have exactly the model's weights.

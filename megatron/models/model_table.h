@@ -25,6 +25,7 @@ struct ModelType {
   // LayerCostFunction. Null: none is
   LayerCost (*layer_cost)(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
                           bool offloaded) = nullptr;
+  bool decodes = true;  // continues a sequence token by token, so that it can be served
 };
 
 template <class Architecture>

@@ -24,6 +24,11 @@ struct DeviceModel {
   bool measured;
 };
 
+// Memory outside of the allocator, as rough constants of the libraries: the CUDA context, modules
+// and handles; NCCL's buffers of one communicator.
+inline constexpr int64_t kCudaContextBytes = int64_t{600} << 20;
+inline constexpr int64_t kCommunicatorBytes = int64_t{256} << 20;
+
 // GPU memory of the rank that needs most: the allocator's peak, the CUDA context, NCCL's buffers.
 struct DeviceVerdict {
   const DeviceModel* device = nullptr;

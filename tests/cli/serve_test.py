@@ -291,7 +291,7 @@ class ServeTest(FolderTest):
                 for part in parts:
                     self.assertIn(part, result.stderr)
         result = call("serve", self.model, "--port", "0", *EXACT, "--inference-dynamic-batching-buffer-size-gb", "1e-9")
-        self.assertIn("GiB holds no block of 64 tokens", result.stderr)
+        self.assertIn("GiB holds 0 blocks of 64 tokens, and 1 is needed", result.stderr)
         self.assertIn("hint: raise --inference-dynamic-batching-buffer-size-gb", result.stderr)
         # Every flag that training answers with "megatron serve takes this flag or says why not".
         with open(os.path.join(ROOT, "docs", "flags.md"), encoding="utf-8") as stream:

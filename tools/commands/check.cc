@@ -1,6 +1,6 @@
 // megatron check: all rules that a configuration violates on a number of ranks; for a valid one
 // layers and parameters by stage, memory and communication of a rank, and a drawing of the
-// schedule. Needs no GPU.
+// schedule. With --serve memory of a server (support/check_serving.h). Needs no GPU.
 #include "megatron/base/check.h"
 
 #include <optional>
@@ -17,6 +17,7 @@
 #include "megatron/training/planning/layout_check.h"
 #include "megatron/training/planning/layout_verdict.h"
 #include "megatron/training/tasks/tasks.h"
+#include "tools/support/check_serving.h"
 
 namespace megatron {
 namespace {
@@ -160,6 +161,7 @@ Vocabulary planned_vocabulary(const Arguments& arguments) {
 }  // namespace
 
 extern "C" int megatron_check(int argc, char** argv) {
+  if (asks_for_serving(argc, argv)) return check_serving(argc, argv);
   Arguments arguments;
   CheckConfig config;
   std::vector<std::string> missing;
@@ -178,8 +180,10 @@ extern "C" int megatron_check(int argc, char** argv) {
     load_is_possible(config.load_factor, arguments, violations);
   };
   if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
-    print_line(run_help("megatron check --world-size N [--config FILE] [flags of pretrain]",
-                        configs, parsed.help_topic, &config));
+    print_line(
+        run_help("megatron check --world-size N [--config FILE] [flags of pretrain]\n"
+                 "       megatron check --serve --load DIR [flags of the engine]",
+                 configs, parsed.help_topic, &config));
     return 0;
   }
   if (arguments.parallel.hybrid_context_parallel)

@@ -15,7 +15,7 @@ constexpr std::string_view kDTypes[] = {"stored", "fp32", "bf16", "fp16", "fp64"
 
 constexpr std::optional<at::ScalarType> kScalarTypes[] = {std::nullopt, at::kFloat, at::kBFloat16,
                                                           at::kHalf, at::kDouble};
-constexpr std::string_view kDevices[] = {"auto", "cpu", "cuda"};
+constexpr std::string_view kDevices[] = {"auto", "cpu", "cuda", "h100", "h200", "b200"};
 
 }  // namespace
 
@@ -25,13 +25,18 @@ void LoadModelConfig::fields(FieldVisitor& v) {
 }
 
 void LoadModelConfig::common_fields(FieldVisitor& v) {
+  model_fields(v);
+  v.field("num_threads", num_threads, kNumThreadsHelp);
+}
+
+void LoadModelConfig::model_fields(FieldVisitor& v) {
   v.group("model");
   v.field("load", load,
           "folder of checkpoints, one checkpoint, a folder of Hugging Face, or a GGUF file");
   v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
   v.choice("dtype", dtype, kDTypes, "element type to compute in");
-  v.choice("device", device, kDevices, "auto, cpu or cuda");
-  v.field("num_threads", num_threads, kNumThreadsHelp);
+  v.choice("device", device, kDevices,
+           "auto: the GPU when there is one; h100, h200, b200: a GPU of that model");
 }
 
 void LoadModelConfig::validate(Violations& violations) const {

@@ -22,6 +22,7 @@ struct LoadModelConfig : Config {
 
  protected:
   void common_fields(FieldVisitor& visitor);  // all but `adapter`
+  void model_fields(FieldVisitor& visitor);   // of these, what says which model and where
 };
 
 // The request described by the flags, for the device of this rank. `local_rank`: rank within the

@@ -294,8 +294,12 @@ std::unique_ptr<VocabularyPass> BertModel::begin_loss(const at::Tensor&, const B
 }
 
 const ModelType& bert_model_type() {
-  static const ModelType type = {"bert", "BERT", make_model_of<BertModel>, bert_ends_cost,
-                                 OwnConfig(BertConfig())};
+  static const ModelType type = {.name = "bert",
+                                 .title = "BERT",
+                                 .make = make_model_of<BertModel>,
+                                 .ends_cost = bert_ends_cost,
+                                 .config = OwnConfig(BertConfig()),
+                                 .decodes = false};
   return type;
 }
 

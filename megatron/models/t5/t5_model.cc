@@ -137,8 +137,13 @@ std::unique_ptr<VocabularyPass> T5Model::begin_loss(const at::Tensor&, const Bat
 }
 
 const ModelType& t5_model_type() {
-  static const ModelType type = {
-      "t5", "T5", make_model_of<T5Model>, t5_ends_cost, OwnConfig(T5Config()), t5_layer_cost};
+  static const ModelType type = {.name = "t5",
+                                 .title = "T5",
+                                 .make = make_model_of<T5Model>,
+                                 .ends_cost = t5_ends_cost,
+                                 .config = OwnConfig(T5Config()),
+                                 .layer_cost = t5_layer_cost,
+                                 .decodes = false};
   return type;
 }
 

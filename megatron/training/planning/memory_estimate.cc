@@ -9,6 +9,7 @@
 #include "megatron/distributed/sharded_layout.h"
 #include "megatron/kernels/adamw.h"
 #include "megatron/optimizer/update_rules.h"
+#include "megatron/runtime/device_models.h"
 #include "megatron/training/planning/sharded_stores.h"
 #include "megatron/transformer/moe/moe_cost.h"
 
@@ -304,7 +305,7 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
 OutsideMemory outside_memory(const LayoutPlan& plan) {
   OutsideMemory outside;
   if (!plan.on_gpu) return outside;
-  outside.context = 600 * kMiB;
+  outside.context = kCudaContextBytes;
   int64_t communicators = plan.arguments.world_size > 1 ? 1 : 0;  // the world
   for (const int64_t size :
        {plan.tensor, plan.context, plan.data * plan.context, plan.tensor * plan.pipeline})
@@ -312,7 +313,7 @@ OutsideMemory outside_memory(const LayoutPlan& plan) {
   // Without expert parallelism the groups of experts are those of other weights.
   if (plan.expert > 1) communicators += 2 + (plan.mesh.group_size({Axis::kExpertData}) > 1 ? 1 : 0);
   const int64_t links = plan.pipeline > 1 ? 4 : 0;  // to and from two neighbours
-  outside.communicators = communicators * 256 * kMiB + links * 32 * kMiB;
+  outside.communicators = communicators * kCommunicatorBytes + links * 32 * kMiB;
   return outside;
 }
 

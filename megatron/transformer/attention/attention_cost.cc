@@ -211,6 +211,7 @@ SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_numbe
     cost.tensor += {shared, shared};
   }
   cost.context = attention.context_traffic();
+  cost.kept.position = 2 * attention.sizes.groups * attention.sizes.key * shape.element;
   cost.overlaps_context = attention.kernel == AttentionKernel::kRing && attention.a2a == 1;
   return cost;
 }

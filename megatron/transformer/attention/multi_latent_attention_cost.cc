@@ -299,6 +299,7 @@ SublayerCost multi_latent_attention_cost(const TransformerConfig& config, int64_
                        attention.backward_extra();
   cost.linears = latent_linears(config);
   cost.score_products = attention.score_products();
+  cost.kept.position = (config.kv_lora_rank + config.qk_pos_emb_head_dim) * shape.element;
   cost.moved_elements = latent_moved_elements(config);
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;
   cost.tensor = attention.tensor_traffic();

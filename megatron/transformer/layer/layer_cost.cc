@@ -30,6 +30,12 @@ Traffic& Traffic::operator+=(const Traffic& other) {
   return *this;
 }
 
+KeptBytes& KeptBytes::operator+=(const KeptBytes& other) {
+  position += other.position;
+  sequence += other.sequence;
+  return *this;
+}
+
 double scatter_bytes(int64_t ranks, double bytes) {
   return static_cast<double>(ranks - 1) / static_cast<double>(ranks) * bytes;
 }
@@ -129,6 +135,11 @@ Traffic LayerCost::expert() const {
 Traffic LayerCost::expert_tensor() const {
   Traffic all = first.expert_tensor;
   return all += second.expert_tensor;
+}
+
+KeptBytes LayerCost::kept() const {
+  KeptBytes all = first.kept;
+  return all += second.kept;
 }
 
 int64_t LayerCost::forward_peak(int64_t leaving_first, int64_t leaving_second) const {

@@ -100,6 +100,13 @@ class AllocationTrack {
 // gradient and dx.
 inline constexpr double kNormElements = 8;
 
+// What decoding keeps on a rank: of each position, in blocks, and of each sequence, in slots
+// (layer_state.h).
+struct KeptBytes {
+  int64_t position = 0, sequence = 0;
+  KeptBytes& operator+=(const KeptBytes& other);
+};
+
 // A sublayer and the residual connection around it: half a layer. Its input and its output are
 // R h x each. Peaks count from the start of the half.
 struct SublayerCost {
@@ -140,6 +147,7 @@ struct SublayerCost {
                  bool recomputed = false);
   Traffic tensor, context, expert, expert_tensor;  // over these axes of the mesh
   bool overlaps_context = false;  // that over the context axis overlaps with score_products
+  KeptBytes kept;
 };
 
 // A layer of two halves, each the unit of offloading.
@@ -160,6 +168,7 @@ struct LayerCost {
   Traffic context() const;
   Traffic expert() const;
   Traffic expert_tensor() const;
+  KeptBytes kept() const;
 
   // Peak of the forward in addition to its input, while other layers' bytes are still in transfer
   // to the host during each half.

@@ -43,6 +43,7 @@ SublayerCost recurrence_cost(const TransformerConfig& config, const LayerShape& 
   cost.set_peaks(forward, backward, unrecorded);
 
   cost.pending = around.pending() + 4 * n;
+  cost.kept.sequence = step;
   const int64_t h = config.hidden_size;
   cost.linears = {{"linear_in", 3 * h, h}, {"linear_out", h, h}};
   // Norm 2, sigmoid 2, scan 3, silu 2, product 3; backward 3, 3, 6, 3, 5, and 6 to join the parts

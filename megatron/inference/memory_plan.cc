@@ -1,0 +1,135 @@
+#include "megatron/inference/memory_plan.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+#include "megatron/comm/described_backend.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/interop/load_model.h"
+#include "megatron/models/model_table.h"
+
+namespace megatron {
+namespace {
+
+constexpr double kPlanGiB = 1 << 30;
+constexpr int64_t kServedBlasWorkspace = int64_t{32} << 20;  // of one cuBLAS handle on Hopper
+
+// A step of `tokens` rows.
+LayerShape step_shape(const ServedShape& served, int64_t tokens) {
+  LayerShape shape;
+  shape.tokens = shape.rows = tokens;
+  shape.element = shape.residual = served.element;
+  shape.sum = std::max<int64_t>(4, served.element);
+  shape.tensor = served.tensor_ranks;
+  shape.on_gpu = served.on_gpu;
+  return shape;
+}
+
+// Of the layer that needs most, with its input and its output; the step is one chunk.
+int64_t layer_peak(const ModelConfig& config, const StageSlice& slice, const ServedShape& served,
+                   int64_t tokens) {
+  ModelConfig chunk = config;
+  chunk.transformer.seq_length = tokens;
+  chunk.transformer.attention_dropout = 0.0;
+  const LayerShape shape = step_shape(served, tokens);
+  int64_t most = 0;
+  for (int64_t layer = slice.first_layer + 1; layer <= slice.first_layer + slice.num_layers;
+       ++layer) {
+    const LayerCost cost = model_layer_cost(chunk, layer, shape, /*offloaded=*/false);
+    // A chunk reads the positions of its sequence into tensors of their own.
+    const int64_t read = served.max_positions * cost.kept().position;
+    most = std::max(most, 2 * cost.stream + cost.unrecorded_peak() + read);
+  }
+  return most;
+}
+
+// Logits as the output layer gives them; in fp32, unless they are; edited; and for penalties a
+// count of each id.
+int64_t sampling_peak(const ModelConfig& config, const ServedShape& served) {
+  const int64_t wide = std::max<int64_t>(4, served.element);
+  const int64_t each = served.element + (served.element < wide ? wide : 0) + wide +
+                       static_cast<int64_t>(sizeof(int32_t));
+  return served.slots * config.padded_vocab_size / served.tensor_ranks * each;
+}
+
+}  // namespace
+
+KeptBytes kept_bytes(const ModelConfig& config, const StageSlice& slice, int64_t tensor_ranks,
+                     int64_t element) {
+  LayerShape shape;
+  shape.tokens = shape.rows = 1;
+  shape.element = shape.residual = element;
+  shape.tensor = tensor_ranks;
+  KeptBytes kept;
+  for (int64_t layer = slice.first_layer + 1; layer <= slice.first_layer + slice.num_layers;
+       ++layer)
+    kept += model_layer_cost(config, layer, shape, /*offloaded=*/false).kept();
+  return kept;
+}
+
+CachePlan plan_cache(const KeptBytes& kept, const CacheDemand& demand, int64_t budget) {
+  CachePlan plan;
+  plan.block_bytes = kept.position * demand.block_size;
+  plan.state_bytes = kept.sequence * demand.slots;
+  const int64_t left = budget - plan.state_bytes;
+  const int64_t fit = plan.block_bytes > 0 || left < 0
+                          ? left / std::max<int64_t>(1, plan.block_bytes)
+                          : demand.wanted;
+  MEGATRON_CHECK(
+      fit >= demand.needed, "a cache of ", format_fixed(static_cast<double>(budget) / kPlanGiB, 2),
+      " GiB holds ", std::max<int64_t>(0, fit), " blocks of ", demand.block_size, " tokens, and ",
+      demand.needed, demand.needed == 1 ? " is" : " are", " needed; each takes ", plan.block_bytes,
+      " bytes, beside ", plan.state_bytes, " bytes of states", "\nhint: ", demand.hint);
+  plan.blocks = static_cast<int32_t>(std::min({demand.wanted, fit, int64_t{INT32_MAX}}));
+  return plan;
+}
+
+int64_t gpu_cache_budget(int64_t free_bytes, int64_t step_bytes) {
+  return std::min(static_cast<int64_t>(0.8 * static_cast<double>(free_bytes)),
+                  free_bytes - step_bytes);
+}
+
+int64_t cache_budget(c10::Device device, int64_t step_bytes) {
+  if (!device.is_cpu()) {
+    const size_t free = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first;
+    return gpu_cache_budget(static_cast<int64_t>(free), step_bytes);
+  }
+  std::ifstream file("/proc/meminfo");
+  std::string name, unit;
+  for (int64_t kib = 0; file >> name >> kib; std::getline(file, unit))
+    if (name == "MemAvailable:") return kib * 1024 / 4;
+  return int64_t{4} << 30;
+}
+
+std::string ServingMemory::text() const {
+  const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
+  return cat("memory: weights ", bytes(weights), ", cache ", bytes(cache.bytes()),
+             ", the largest step ", bytes(step()), ", together ", bytes(total()));
+}
+
+ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage) {
+  ServingMemory memory;
+  memory.slice = served_slice(config, stage, shape.stages);
+  ParallelConfig parallel;
+  parallel.tensor_model_parallel_size = shape.tensor_ranks;
+  parallel.pipeline_model_parallel_size = shape.stages;
+  const Mesh mesh = make_mesh(parallel, shape.tensor_ranks * shape.stages);
+  const ParallelGroups groups = make_parallel_groups(
+      parallel, described_backend(mesh.rank_at({Axis::kPipeline}, static_cast<int>(stage)),
+                                  mesh.world_size()));
+  const std::unique_ptr<Model> model = make_model(config, groups, memory.slice);
+  for (const Parameter* parameter : model->parameters())
+    memory.parameters += c10::multiply_integers(parameter->local_shape);
+  memory.weights = memory.parameters * shape.element;
+  memory.activations = layer_peak(config, memory.slice, shape, shape.max_step_tokens);
+  if (memory.slice.head) memory.sampling = sampling_peak(config, shape);
+  if (shape.on_gpu) memory.library_workspace = kServedBlasWorkspace;
+  return memory;
+}
+
+}  // namespace megatron

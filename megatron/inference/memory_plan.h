@@ -1,0 +1,75 @@
+// Memory of serving, planned from shapes before anything is allocated: the blocks of the cache, and
+// what a rank needs beside them. The server, `generate` and `check --serve` have this one plan.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "megatron/models/model.h"
+#include "megatron/transformer/layer/layer_cost.h"
+
+namespace megatron {
+
+// What a rank keeps of the layers of its stage; `element`: bytes of one activation.
+KeptBytes kept_bytes(const ModelConfig& config, const StageSlice& slice, int64_t tensor_ranks,
+                     int64_t element);
+
+// What the cache is wanted for.
+struct CacheDemand {
+  int64_t slots = 1;        // sequences that run at a time
+  int64_t block_size = 64;  // positions
+  int64_t wanted = 1;       // blocks that all of them could use
+  int64_t needed = 1;       // blocks without which nothing is served
+  std::string hint;         // for the user, when these do not fit
+};
+
+// Equal on all ranks, but for the bytes.
+struct CachePlan {
+  int32_t blocks = 0;
+  int64_t block_bytes = 0;  // of one block
+  int64_t state_bytes = 0;  // of the fixed-size states of all slots
+  int64_t bytes() const { return blocks * block_bytes + state_bytes; }
+};
+
+// As many blocks as are wanted and as `budget` bytes hold. Throws Error if it does not hold those
+// that are needed.
+CachePlan plan_cache(const KeptBytes& kept, const CacheDemand& demand, int64_t budget);
+
+// Bytes that the cache may take where no flag says so, beside steps that need `step_bytes`: up to
+// 80% of the free memory of a GPU, a quarter of the machine's memory that is available.
+int64_t cache_budget(c10::Device device, int64_t step_bytes);
+// The same of a GPU with so much free memory.
+int64_t gpu_cache_budget(int64_t free_bytes, int64_t step_bytes);
+
+// How a model is served, for the memory of a step.
+struct ServedShape {
+  int64_t tensor_ranks = 1, stages = 1;
+  int64_t slots = 1;
+  int64_t max_positions = 0;  // of a sequence
+  int64_t max_step_tokens = 2048;
+  int64_t element = 4;  // bytes of a weight and of an activation
+  bool on_gpu = false;
+};
+
+// Device memory of each rank of one stage.
+struct ServingMemory {
+  StageSlice slice;
+  int64_t parameters = 0;  // elements
+  int64_t weights = 0;
+  CachePlan cache;
+  // The largest step: either is freed before the other.
+  int64_t activations = 0;  // of the layers, with keys and values that a chunk reads
+  int64_t sampling = 0;     // logits and their copies, when every slot draws a token
+  int64_t library_workspace = 0;
+  int64_t step() const { return std::max(activations, sampling) + library_workspace; }
+  int64_t total() const { return weights + cache.bytes() + step(); }
+  std::string text() const;  // one line
+};
+
+// All but the cache, of one stage. Builds the stage's model without memory.
+ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage);
+
+}  // namespace megatron

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""End-to-end tests of `megatron check --serve` on the real binary.
+
+Usage: check_serving_test.py BINARY [unittest arguments]. Needs nothing but the standard library.
+"""
+import json
+import os
+import re
+import shutil
+import tempfile
+import unittest
+
+import support
+from serving import EXACT, GOLDEN, Server
+
+MODEL = os.path.join(GOLDEN, "evaluate", "model")
+ENCODER = os.path.join(GOLDEN, "encoders", "sentence")
+# Llama 3 70B, as its config.json says.
+LARGE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
+         "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5,
+         "rope_theta": 500000.0, "max_position_embeddings": 8192, "hidden_act": "silu", "tie_word_embeddings": False,
+         "attention_bias": False, "mlp_bias": False}
+LARGE_PARAMETERS = 70_553_706_496
+
+
+def check(*flags):
+    return support.call("check", "--serve", *flags)
+
+
+class CheckServingTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def report(self, *flags, code=0):
+        result = check(*flags, "--json")
+        self.assertEqual(result.returncode, code, result.stderr)
+        return json.loads(result.stdout)
+
+    def large(self):
+        with open(os.path.join(self.folder, "config.json"), "w", encoding="utf-8") as stream:
+            json.dump(LARGE, stream)
+        return self.folder
+
+    def test_a_plan_is_that_of_the_server(self):
+        flags = ["--inference-dynamic-batching-buffer-size-gb", "0.0002", "--inference-max-requests", "4", "--inference-dynamic-batching-block-size", "16"]
+        server = Server(MODEL, *flags)
+        self.addCleanup(server.close)
+        told = re.search(r"memory: weights (.*), cache (.*), the largest step (.*), together (.*)", server.messages()).groups()
+        result = check(MODEL, "--device", "cpu", "--dtype", "fp64", *flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for part in (told[0], told[1], told[3]):
+            self.assertIn(part, result.stdout)
+        tokens = re.search(r"cache: (\d+) tokens in blocks of 16", server.messages())[1]
+        self.assertIn(f"cache: {tokens} tokens in blocks of 16; up to 4 requests at a time, of 96 tokens at most", result.stdout)
+
+    def test_ranks_divide_it(self):
+        self.large()
+        whole = self.report(self.folder, "--dtype", "bf16", "--device", "h200", "--inference-max-requests", "8")
+        self.assertEqual(whole["stages"][0]["parameters"], LARGE_PARAMETERS)
+        self.assertEqual(whole["stages"][0]["memory_bytes"]["weights"], 2 * LARGE_PARAMETERS)
+        self.assertTrue(whole["device"]["needed_bytes"] <= whole["device"]["memory_bytes"] or not whole["device"]["fits"])
+        divided = self.report(self.folder, "--dtype", "bf16", "--device", "h100", "--tensor-model-parallel-size", "4",
+                              "--pipeline-model-parallel-size", "2", "--inference-max-requests", "8")
+        self.assertEqual([stage["num_layers"] for stage in divided["stages"]], [40, 40])
+        self.assertAlmostEqual(sum(stage["parameters"] for stage in divided["stages"]) * 4 / LARGE_PARAMETERS, 1.0, delta=1e-3)
+        self.assertTrue(divided["device"]["fits"])
+        # 8 groups of 128 features, keys and values, in bf16: over 4 ranks, 40 layers and 64 positions.
+        self.assertEqual(divided["stages"][0]["memory_bytes"]["cache"], divided["blocks"] * 2 * 2 * 128 * 2 * 40 * 64)
+        self.assertEqual(divided["blocks"], 8 * 8192 // 64)
+
+    def test_what_does_not_fit_is_said(self):
+        self.large()
+        result = check(self.folder, "--dtype", "bf16", "--device", "h100")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertRegex(result.stdout, r"DOES NOT FIT an H100: a rank needs 1\d\d\.\d+ GB of \d+\.\d+ GB\nhint: more --tensor-model-parallel-size")
+        self.assertFalse(self.report(self.folder, "--dtype", "bf16", "--device", "h100", code=1)["device"]["fits"])
+        result = check(MODEL, "--device", "h100")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("fits an H100: a rank needs", result.stdout)
+
+    def test_what_is_refused(self):
+        self.large()
+        for flags, part in ((["/nowhere"], "there is no such folder"), ([], "--load is required"),
+                            ([MODEL, "--tensor-model-parallel-size", "0"], "--tensor-model-parallel-size"),
+                            ([MODEL, "--tensor-model-parallel-size", "3"], "3"),
+                            ([MODEL, "--inference-max-requests", "0"], "--inference-max-requests 0 is outside"),
+                            ([self.folder], "--dtype"),
+                            ([ENCODER], "a model of type BERT generates nothing, so that it is not served"),
+                            ([MODEL, "--inference-dynamic-batching-buffer-size-gb", "1e-9"], "holds 0 blocks of 64 tokens, and 1 is needed")):
+            result = check(*flags)
+            self.assertNotEqual(result.returncode, 0, flags)
+            self.assertIn(part, result.stderr)
+
+
+if __name__ == "__main__":
+    support.main()

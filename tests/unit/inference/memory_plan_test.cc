@@ -1,0 +1,214 @@
+// The plan of a server's memory against what it takes.
+#include "megatron/inference/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/inference/engine_config.h"
+#include "megatron/interop/load_model.h"
+#include "megatron/tensor/torch.h"
+#include "tests/unit/allocation_meter.h"
+#include "tests/unit/error_of.h"
+#include "tests/unit/inference/served_models.h"
+
+namespace megatron {
+namespace {
+
+struct PlannedKind {
+  std::string name;
+  ModelConfig config;
+};
+
+std::vector<PlannedKind> planned_kinds() {
+  std::vector<PlannedKind> kinds = {{"grouped queries", small_served_model()}};
+  ModelConfig wide = small_served_model();
+  wide.transformer.group_query_attention = false;
+  wide.transformer.kv_channels = 24;
+  wide.transformer.position_embedding_type = PositionEmbedding::kLearnedAbsolute;
+  kinds.push_back({"wide heads, each with keys", wide});
+  ModelConfig latent = small_served_model();
+  TransformerConfig& t = latent.transformer;
+  t.group_query_attention = false;
+  t.multi_latent_attention = true;
+  t.q_lora_rank = 16;
+  t.kv_lora_rank = 12;
+  t.qk_head_dim = 8;
+  t.qk_pos_emb_head_dim = 4;
+  t.v_head_dim = 8;
+  kinds.push_back({"latents", latent});
+  ModelConfig experts = small_served_model();
+  experts.transformer.num_experts = 4;
+  experts.transformer.moe_router_topk = 2;
+  kinds.push_back({"experts", experts});
+  for (PlannedKind& kind : kinds) kind.config.transformer.finalize();
+  return kinds;
+}
+
+TEST(MemoryPlan, TheCacheTakesWhatIsPlanned) {
+  const ParallelGroups one;
+  for (const auto& [name, config] : planned_kinds())
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      Served served(Served::make(config, one), {}, type);
+      const auto element = static_cast<int64_t>(c10::elementSize(type));
+      const CachePlan plan =
+          plan_cache(kept_bytes(config, served.model->slice(), 1, element),
+                     {.slots = 4, .block_size = 4, .wanted = 20, .needed = 1, .hint = ""}, 1 << 30);
+      EXPECT_EQ(plan.blocks, 20);
+      const ModelRunner runner(*served.model, small_runner(20));
+      EXPECT_EQ(runner.cache_bytes(), plan.bytes()) << name << " " << type;
+      ServedShape shape;
+      shape.element = element;
+      EXPECT_EQ(serving_memory(config, shape, 0).weights, served.store.bytes()) << name;
+    }
+}
+
+TEST(MemoryPlan, TheBudgetLimitsTheBlocks) {
+  const KeptBytes kept{.position = 100, .sequence = 1000};
+  CacheDemand demand{.slots = 4, .block_size = 16, .wanted = 50, .needed = 3, .hint = "buy more"};
+  EXPECT_EQ(plan_cache(kept, demand, 1 << 30).blocks, 50);
+  const CachePlan plan = plan_cache(kept, demand, 4000 + 7 * 1600 + 1599);
+  EXPECT_EQ(plan.blocks, 7);
+  EXPECT_EQ(plan.bytes(), 4000 + 7 * 1600);
+  EXPECT_EQ(plan_cache(kept, demand, 4000 + 3 * 1600).blocks, 3);
+  EXPECT_EQ(error_of([&] { plan_cache(kept, demand, 4000 + 3 * 1600 - 1); }),
+            "a cache of 0.00 GiB holds 2 blocks of 16 tokens, and 3 are needed; each takes 1600 "
+            "bytes, beside 4000 bytes of states\nhint: buy more");
+  EXPECT_EQ(plan_cache({.position = 0, .sequence = 1}, demand, 4).blocks, 50) << "states alone";
+  // A step that needs more than a fifth of a GPU gets it.
+  EXPECT_EQ(gpu_cache_budget(1000, 100), 800);
+  EXPECT_EQ(gpu_cache_budget(1000, 300), 700);
+  EXPECT_GT(cache_budget(at::kCPU, 0), 1 << 20);
+}
+
+TEST(MemoryPlan, RanksDivideAModel) {
+  ModelConfig config = small_served_model();
+  config.transformer.num_layers = 4;
+  config.transformer.untie_embeddings_and_output_weights = true;
+  config.transformer.finalize();
+  ServedShape shape;
+  const ServingMemory whole = serving_memory(config, shape, 0);
+  shape.stages = 2;
+  const ServingMemory first = serving_memory(config, shape, 0),
+                      second = serving_memory(config, shape, 1);
+  EXPECT_EQ(first.parameters + second.parameters, whole.parameters);
+  EXPECT_EQ(first.slice.num_layers, 2);
+  EXPECT_EQ(second.slice.first_layer, 2);
+  EXPECT_EQ(first.sampling, 0) << "the last stage draws";
+  EXPECT_EQ(second.sampling, whole.sampling);
+  const auto kept = [&](const StageSlice& slice, int64_t ranks) {
+    return kept_bytes(config, slice, ranks, 4).position;
+  };
+  EXPECT_EQ(kept(first.slice, 1) + kept(second.slice, 1), kept(whole.slice, 1));
+  EXPECT_EQ(kept(whole.slice, 2), kept(whole.slice, 1) / 2);
+  EXPECT_EQ(kept(whole.slice, 4), kept(whole.slice, 2)) << "two groups of keys on four ranks";
+  shape.stages = 1;
+  shape.tensor_ranks = 2;
+  EXPECT_LT(serving_memory(config, shape, 0).weights, whole.weights * 6 / 10);
+  EXPECT_EQ(serving_memory(config, shape, 0).sampling, whole.sampling / 2);
+}
+
+// Bytes that a step takes at its peak, on the CPU.
+class StepMeter {
+ public:
+  explicit StepMeter(StepRunner& runner) : runner_(runner) {}
+  int64_t most(const StepPlan& plan) {
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    runner_.launch(plan);
+    runner_.take(int64_t{60'000'000'000});
+    return meter->most;
+  }
+
+ private:
+  StepRunner& runner_;
+};
+
+// `count` positions from `first` on, in consecutive blocks.
+void add_rows(StepPlan& plan, int32_t slot, int64_t first, int32_t count, bool draws) {
+  PlanPart part;
+  part.slot = slot;
+  part.first = first;
+  part.count = count;
+  part.known = first + count;
+  part.draws = draws;
+  plan.parts.push_back(part);
+  plan.tokens.insert(plan.tokens.end(), static_cast<size_t>(count), 7);
+}
+
+void add_start(StepPlan& plan, int32_t slot, std::vector<int32_t> blocks) {
+  SlotStart start;
+  start.slot = slot;
+  start.ids.assign(4, 7);
+  start.prompt_length = 4;
+  start.sampling.temperature = 0.7;
+  start.sampling.presence_penalty = 0.5;
+  plan.starts.push_back(start);
+  plan.blocks.push_back({slot, 0, std::move(blocks)});
+}
+
+// A model whose tensors are large against what no plan counts: lists of rows, blocks and positions.
+ModelConfig wide_model(bool latent) {
+  ModelConfig config = small_served_model();
+  TransformerConfig& t = config.transformer;
+  t.hidden_size = 256;
+  t.num_attention_heads = 8;
+  t.num_query_groups = 4;
+  t.seq_length = 1024;
+  if (latent) {
+    t.group_query_attention = false;
+    t.multi_latent_attention = true;
+    t.q_lora_rank = 64;
+    t.kv_lora_rank = 64;
+    t.qk_head_dim = 32;
+    t.qk_pos_emb_head_dim = 16;
+    t.v_head_dim = 32;
+  }
+  config.vocab_size = 20000;
+  config.padded_vocab_size = 20480;
+  t.finalize();
+  return config;
+}
+
+TEST(MemoryPlan, AStepTakesWhatIsPlanned) {
+  const ParallelGroups one;
+  for (const bool latent : {false, true}) {
+    const ModelConfig config = wide_model(latent);
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      Served served(Served::make(config, one), {}, type);
+      RunnerOptions options;
+      options.slots = 64;
+      options.device_blocks = 64;
+      ModelRunner runner(*served.model, options);
+      ServedShape shape;
+      shape.slots = options.slots;
+      shape.max_positions = 1024;
+      shape.max_step_tokens = 512;
+      shape.element = static_cast<int64_t>(c10::elementSize(type));
+      const ServingMemory planned = serving_memory(config, shape, 0);
+      const auto expect_planned = [&](int64_t most, int64_t wanted, const char* what) {
+        EXPECT_GT(static_cast<double>(most), 0.9 * static_cast<double>(wanted)) << what;
+        EXPECT_LT(static_cast<double>(most), 1.02 * static_cast<double>(wanted)) << what;
+      };
+      // The last chunk of the longest prompt.
+      StepPlan chunk;
+      chunk.step = 1;
+      std::vector<int32_t> blocks(16);
+      for (int32_t i = 0; i < 16; ++i) blocks[static_cast<size_t>(i)] = i;
+      add_start(chunk, 0, blocks);
+      add_rows(chunk, 0, 512, 512, false);
+      EXPECT_GT(StepMeter(runner).most(chunk), 0.9 * static_cast<double>(planned.activations));
+      StepPlan draws;
+      draws.step = 2;
+      draws.releases = {0};
+      for (int32_t slot = 0; slot < 64; ++slot) {
+        add_start(draws, slot, {slot});
+        add_rows(draws, slot, 3, 1, true);
+      }
+      expect_planned(StepMeter(runner).most(draws), planned.sampling, "draws");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megatron
