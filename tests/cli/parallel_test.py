@@ -282,7 +282,10 @@ class ParallelTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         report = json.loads(result.stdout)
         self.assertTrue(report["holds"])
-        self.assertEqual([proof["dtype"] for proof in report["proofs"]], ["fp64", "bf16", "bf16"])
+        self.assertEqual([proof["dtype"] for proof in report["proofs"]], ["fp64", "bf16", "bf16", "fp64"])
+        served = {line["quantity"]: line for line in report["proofs"][3]["lines"]}
+        self.assertGreater(served["log-probability"]["compared"], 100)
+        self.assertGreater(served["greedy tokens"]["compared"], 10)
 
 
 class ProveTest(unittest.TestCase):

@@ -20,6 +20,7 @@
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/training/training_job.h"
+#include "tools/support/prove_served.h"
 #include "tools/support/ranks_command.h"
 
 namespace megatron {
@@ -141,8 +142,10 @@ int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
   use_threads(arguments.training.num_threads);
   const Shrunk shrunk =
       shrink(arguments, config.max_axis.value_or(4), static_cast<int>(config.steps));
-  const std::vector<Proof> proofs = prove(find_task(arguments), shrunk.arguments,
-                                          static_cast<int>(config.steps), config.thorough);
+  const PretrainTask task = find_task(arguments);
+  std::vector<Proof> proofs =
+      prove(task, shrunk.arguments, static_cast<int>(config.steps), config.thorough);
+  proofs.push_back(prove_served(task, shrunk.arguments));
   const bool holds = all_hold(proofs, Job());
   print_proofs(shrunk, proofs, "threads", holds, config.json);
   return holds ? 0 : kExitFailure;
@@ -163,9 +166,10 @@ int prove_with_processes(const Arguments& arguments, ProveConfig& config, const 
       [&](const Job& job) {
         const c10::Device device = choose_device(arguments.training.device, job.local_rank);
         use_threads(arguments.training.num_threads, job.local_world_size);
-        const std::vector<Proof> proofs =
-            prove(find_task(arguments), shrunk.arguments, static_cast<int>(config.steps), job,
-                  device, config.thorough);
+        const PretrainTask task = find_task(arguments);
+        std::vector<Proof> proofs = prove(task, shrunk.arguments, static_cast<int>(config.steps),
+                                          job, device, config.thorough);
+        if (job.is_first()) proofs.push_back(prove_served(task, shrunk.arguments));
         const bool holds = all_hold(proofs, job);
         if (job.is_first())
           print_proofs(shrunk, proofs, device.is_cuda() ? "processes on GPUs" : "processes", holds,

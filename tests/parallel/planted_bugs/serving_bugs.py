@@ -1,20 +1,21 @@
 """Planted bugs of decoding: of draws, of the runner, of what sequences own. The arguments of Bug, see bugs.py.
 
-`prove` and the matrix train; what a text gets is shown by unit tests, which compare with each sequence alone.
+The matrix trains; what a text gets is shown by unit tests, which compare with each sequence alone, and by the last proof of `prove`.
 """
 SAMPLER, LOGITS, DRAWS = "megatron/inference/sampling.cc", "megatron/tensor/decoding/sampling.cc", "megatron/kernels/sampling_cpu.cc"
 RUNNER, PAGED, ADAPTERS = ("megatron/inference/model_runner.cc", "megatron/tensor/attention/paged_attention.cc",
                            "megatron/tensor_parallel/lora_adapter.cc")
 STATES, CACHE, STORE = ("megatron/tensor/decoding/state_buffer.cc", "megatron/transformer/attention/kv_cache.cc",
                         "megatron/nn/forward_parameter_store.cc")
-UNPROVED = "decoding: no proof draws a token"
+UNPROVED = "decoding: no proof has it"
 ALONE, KINDS, OWNED = ("model_runner_test:ModelRunner.EverySequenceGetsWhatItGetsAlone", "model_runner_test:ModelRunner.ServesEveryKindOfModel",
                        "model_runner_test:ModelRunner.SequencesOwnStatesAndBringRows")
 RANKS = "model_runner_test:ModelRunner.RanksServeWhatOneRankServes"
 
 
-def bug(name, what, file, old, new, unit_test, more=()):
-    return {"name": name, "what": what, "edits": ((file, old, new), *more), "rows": "", "prove": "", "unit_test": unit_test, "unproved": UNPROVED}
+def bug(name, what, file, old, new, unit_test, more=(), prove=""):
+    return {"name": name, "what": what, "edits": ((file, old, new), *more), "rows": "", "prove": prove, "unit_test": unit_test,
+            "unproved": "" if prove else UNPROVED}
 
 
 SERVING_BUGS = (
@@ -27,7 +28,7 @@ SERVING_BUGS = (
         "inference_test:TokenSampler.DependsOnSeedChoiceAndPositionAlone"),
     bug("draw_own_columns", "each tensor rank draws from its own part of the vocabulary", LOGITS,
         "if (!shards_.gather) return best[1].to(at::kLong);", "if (PLANTED || !shards_.gather) return best[1].to(at::kLong);",
-        "inference_test:TokenSampler.RanksWithPartsOfTheVocabularyDrawWhatOneRankDraws"),
+        "inference_test:TokenSampler.RanksWithPartsOfTheVocabularyDrawWhatOneRankDraws", prove="gpt tp2"),
     bug("top_k_keeps_ties", "top-k keeps all logits that equal the k-th", DRAWS,
         "i < own.columns && seen < ties; ++i)", "i < own.columns && (PLANTED || seen < ties); ++i)",
         "inference_test:TokenSampler.KeepsWhatTopKTopPAndMinPKeep"),
@@ -45,9 +46,10 @@ SERVING_BUGS = (
         "inference_test:TokenSampler.AllowsWhatTheSequenceAllows"),
     # The runner.
     bug("draw_from_first_row", "the token after a chunk is drawn from its first row", RUNNER,
-        "last.push_back(row - 1);", "last.push_back(PLANTED ? row - part.count : row - 1);", ALONE),
+        "last.push_back(row - 1);", "last.push_back(PLANTED ? row - part.count : row - 1);", ALONE, prove="gpt tp2"),
     bug("copied_block_cut", "a block that is copied on write lacks its last position", RUNNER,
-        "buffer.copy_row(copy.from, copy.to, copy.positions);", "buffer.copy_row(copy.from, copy.to, copy.positions - (PLANTED ? 1 : 0));", ALONE),
+        "buffer.copy_row(copy.from, copy.to, copy.positions);", "buffer.copy_row(copy.from, copy.to, copy.positions - (PLANTED ? 1 : 0));", ALONE,
+        prove="llama tp2"),
     bug("swap_in_crossed", "blocks that come back from the host are in another order", STATES,
         "copy_rows(data_, rows.to, host_, rows.from);",
         "Rows back = rows;\n  if (PLANTED && back.to.size() > 1) std::swap(back.from.front(), back.from.back());\n  copy_rows(data_, back.to, host_, back.from);",
@@ -62,7 +64,8 @@ SERVING_BUGS = (
     bug("longrope_by_chunk", "a chunk of a long prompt is rotated as if the prompt ended with it", PAGED,
         "last_position.push_back(std::max(end, part.known) - 1);", "last_position.push_back((PLANTED ? end : std::max(end, part.known)) - 1);", KINDS),
     bug("draws_stay_behind", "the first stage does not learn what the last one has drawn", RUNNER,
-        "flight.receive.reset();\n    if (!flight.slots.empty())", "flight.receive.reset();\n    if (!PLANTED && !flight.slots.empty())", RANKS),
+        "flight.receive.reset();\n    if (!flight.slots.empty())", "flight.receive.reset();\n    if (!PLANTED && !flight.slots.empty())", RANKS,
+        prove="gpt pp2"),
     bug("adapter_rows", "an adapter reads the first rows of a batch in place of its own", ADAPTERS,
         "inner(as_matrix(x).index_select(0, rows))", "inner(as_matrix(x).index_select(0, PLANTED ? at::arange(rows.size(0), rows.options()) : rows))",
         "model_runner_test:Models/Adapters.RowsOfOneBatchTakeTheirOwn/llama_all"),
