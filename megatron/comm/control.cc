@@ -10,7 +10,19 @@
 
 namespace megatron {
 
-namespace {}  // namespace
+namespace {
+
+// A store of c10d closes the connection of a client whose value has more than 8 MiB, so longer
+// texts are several values.
+constexpr size_t kPiece = size_t{4} << 20;
+
+size_t pieces_of(const std::string& text) {
+  return std::max<size_t>(1, (text.size() + kPiece - 1) / kPiece);
+}
+
+std::string key_of_piece(const std::string& key, size_t piece) { return cat(key, "/", piece); }
+
+}  // namespace
 
 ControlChannel::ControlChannel(Store& store, const std::string& name, int rank, int size,
                                double timeout_seconds)
@@ -39,7 +51,7 @@ std::string ControlChannel::take(const std::string& key, int from, const char* w
   double last = steady_seconds(), next_look = last;
   double waited = 0;
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, longest_pause_)) {
-    if (std::optional<std::string> value = store_->find(key)) return *value;
+    if (const std::optional<std::string> value = store_->find(key)) return join(key, *value);
     // A pause of this process or of the whole machine is not the other rank's: it counts as one
     // look.
     const double now = steady_seconds();
@@ -64,17 +76,38 @@ std::string ControlChannel::take(const std::string& key, int from, const char* w
   }
 }
 
+// The key itself comes last: who finds it finds the other pieces.
+void ControlChannel::put(const std::string& key, const std::string& text) {
+  const size_t pieces = pieces_of(text);
+  for (size_t i = 1; i < pieces; ++i)
+    store_->set(key_of_piece(key, i), text.substr(i * kPiece, kPiece));
+  store_->set(key, cat(pieces, ":", text.substr(0, kPiece)));
+}
+
+std::string ControlChannel::join(const std::string& key, const std::string& first) {
+  const size_t colon = first.find(':');
+  std::string text = first.substr(colon + 1);
+  for (size_t i = 1, pieces = std::stoul(first.substr(0, colon)); i < pieces; ++i)
+    text += store_->find(key_of_piece(key, i)).value();
+  return text;
+}
+
+void ControlChannel::erase(const std::string& key, const std::string& text) {
+  store_->erase(key);
+  for (size_t i = 1; i < pieces_of(text); ++i) store_->erase(key_of_piece(key, i));
+}
+
 std::vector<std::string> ControlChannel::gather(const std::string& text) {
   ++calls_;
   const auto key = [&](int rank) { return cat("gather/", calls_, "/", rank); };
   if (rank_ != 0) {
-    store_->set(key(rank_), text);
+    put(key(rank_), text);
     return {};
   }
   std::vector<std::string> texts = {text};
   for (int rank = 1; rank < size_; ++rank) {
     texts.push_back(take(key(rank), rank, "gather", timeout_seconds_));
-    store_->erase(key(rank));
+    erase(key(rank), texts.back());
   }
   return texts;
 }
@@ -84,14 +117,14 @@ std::string ControlChannel::broadcast(const std::string& text) {
   const std::string key = cat("broadcast/", calls_);
   if (size_ == 1) return text;
   if (rank_ == 0) {
-    store_->set(key, text);
+    put(key, text);
     return text;
   }
   // Longer than rank 0's own limit: it may be waiting for another rank, which it should name first.
   const std::string got = take(key, 0, "broadcast", 1.25 * timeout_seconds_ + 3 * interval_);
   // The last reader deletes the keys.
   if (store_->add(key + "/read", 1) == size_ - 1) {
-    store_->erase(key);
+    erase(key, got);
     store_->erase(key + "/read");
   }
   return got;

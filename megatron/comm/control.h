@@ -1,4 +1,4 @@
-// Exchange of small texts between ranks over the store, for coordination that needs no device and
+// Exchange of texts between ranks over the store, for coordination that needs no device and
 // must not disturb training, such as publishing a checkpoint from a background thread.
 #pragma once
 
@@ -35,6 +35,10 @@ class ControlChannel {
   void progress();
 
  private:
+  void put(const std::string& key, const std::string& text);
+  // The text whose first piece is the value of the key.
+  std::string join(const std::string& key, const std::string& first);
+  void erase(const std::string& key, const std::string& text);
   std::string take(const std::string& key, int from, const char* what, double patience);
 
   std::shared_ptr<Store> store_;

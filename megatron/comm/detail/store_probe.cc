@@ -22,6 +22,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// For the answer to one attempt, of a store that may be busy with thousands of ranks
+constexpr auto kPatience = std::chrono::seconds(30);
+
 constexpr std::string_view kHint =
     "\nhint: MASTER_ADDR and MASTER_PORT must name the machine of rank 0 and a free port that "
     "every rank can reach; see the "
@@ -96,7 +99,9 @@ std::string bytes_of(T value) {
 // One attempt; returns the problem, empty: a store answered. `final_answer`: do not retry.
 std::string attempt(const addrinfo& address, Clock::time_point deadline, bool& final_answer) {
   using c10d::detail::QueryType;
-  Socket socket(address, deadline);
+  // A connection that is never served, as happens to one that comes while the store starts, must not
+  // use up the whole time: another attempt is.
+  Socket socket(address, std::min(deadline, Clock::now() + kPatience));
   if (!socket.problem().empty()) return cat("cannot be reached: ", socket.problem());
   // First message of a c10d client; a store echoes the number.
   const std::string number = "mega";

@@ -147,6 +147,12 @@ TEST(ControlChannel, LeavesNothingInTheStore) {
   one.broadcast("");
   EXPECT_FALSE(store->find("control/c/gather/1/1"));
   EXPECT_FALSE(store->find("control/c/broadcast/2"));
+  const std::string text(size_t{9} << 20, 'x');
+  one.gather(text);
+  EXPECT_TRUE(store->find("control/c/gather/3/1/2"));
+  zero.gather("");
+  for (const char* piece : {"", "/1", "/2"})
+    EXPECT_FALSE(store->find(cat("control/c/gather/3/1", piece)));
 }
 
 TEST(SerialWorker, RunsTasksInOrderAndKeepsTheirErrors) {

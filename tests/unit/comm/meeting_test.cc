@@ -229,6 +229,30 @@ TEST(Store, ARankHasOneSocketForAllThatDoesNotWaitInTheStore) {
   EXPECT_EQ(sockets_to(holder.port()), 3);
 }
 
+// Proofs gather what every rank traced.
+TEST(Store, BringsTextsLongerThanOneOfItsValues) {
+  FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+  const Holder holder;
+  const auto text_of = [](int rank) {
+    std::string text((size_t{20} << 20) + 7, 'x');
+    for (size_t i = 0; i < text.size(); i += 1000)
+      text[i] = static_cast<char>('a' + (i / 1000 + static_cast<size_t>(rank)) % 26);
+    return text;
+  };
+  const auto rank_body = [&](int rank) {
+    const std::shared_ptr<Store> store = make_tcp_store(address_of(holder));
+    ControlChannel channel(*store, "agreement", rank, 2, 60);
+    const std::vector<std::string> texts = channel.gather(text_of(rank));
+    if (rank == 0) {
+      EXPECT_TRUE((texts == std::vector<std::string>{text_of(0), text_of(1)}));
+    }
+    EXPECT_TRUE(channel.broadcast(text_of(rank)) == text_of(0));
+  };
+  std::thread other(rank_body, 1);
+  rank_body(0);
+  other.join();
+}
+
 TEST(Store, WhoWaitsOnAViewHoldsUpNobody) {
   FLAGS_caffe2_log_level = c10::GLOG_FATAL;
   const Holder holder;
