@@ -12,6 +12,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/models/model_table.h"
+#include "megatron/transformer/attention/core_attention_cost.h"
 
 namespace megatron {
 namespace {
@@ -30,6 +31,37 @@ LayerShape step_shape(const ServedShape& served, int64_t tokens) {
   return shape;
 }
 
+// Of attention of `tokens` queries, the last ones of a sequence, to all of its positions, which
+// are more: keys and values in tensors of their own, the mask, and what computes with them.
+int64_t chunk_attention_peak(const TransformerConfig& t, int64_t layer, const LayerShape& shape,
+                             int64_t positions, int64_t kept) {
+  CoreAttentionSizes sizes;
+  sizes.heads = t.num_attention_heads / shape.tensor;
+  sizes.groups = t.multi_latent_attention ? sizes.heads
+                                          : std::max<int64_t>(1, t.query_groups() / shape.tensor);
+  sizes.key = t.multi_latent_attention ? t.query_head_size() : t.kv_channels;
+  sizes.value = t.value_head_size();
+  sizes.others = positions;
+  const CoreAttentionCost attention(t, layer, shape, sizes);
+  const int64_t e = shape.element, tokens = shape.tokens, pairs = tokens * positions;
+  int64_t read = kept * positions + attention.q;  // rotated queries are a tensor of their own
+  // Of latents keys and values, and keys with their rotated features, in place of the queries' own.
+  if (t.multi_latent_attention)
+    read += (positions - tokens) * sizes.heads * (t.qk_head_dim + sizes.value + sizes.key) * e;
+  const int64_t mask = pairs * (1 + static_cast<int64_t>(sizeof(int64_t)));  // with distances
+  if (shape.on_gpu || t.attn_logit_softcapping > 0 || !t.window(layer).empty() ||
+      t.attention_backend == AttentionBackend::kUnfused)
+    return read + std::max(mask, pairs + attention.forward_extra());
+  // libtorch's kernel adds the mask, and wants all heads to have keys and values of one width.
+  const int64_t heads = positions * sizes.heads * sizes.key * e;
+  const int64_t repeated = (sizes.groups < sizes.heads ? 2
+                            : sizes.value < sizes.key  ? 1
+                                                       : 0) *
+                           heads;
+  const int64_t out = tokens * sizes.heads * (2 * sizes.key * e + shape.sum);
+  return read + std::max(mask, pairs * e + repeated + out);
+}
+
 // Of the layer that needs most, with its input and its output; the step is one chunk.
 int64_t layer_peak(const ModelConfig& config, const StageSlice& slice, const ServedShape& served,
                    int64_t tokens) {
@@ -41,9 +73,14 @@ int64_t layer_peak(const ModelConfig& config, const StageSlice& slice, const Ser
   for (int64_t layer = slice.first_layer + 1; layer <= slice.first_layer + slice.num_layers;
        ++layer) {
     const LayerCost cost = model_layer_cost(chunk, layer, shape, /*offloaded=*/false);
-    // A chunk reads the positions of its sequence into tensors of their own.
-    const int64_t read = served.max_positions * cost.kept().position;
-    most = std::max(most, 2 * cost.stream + cost.unrecorded_peak() + read);
+    const auto attends = [&](const SublayerCost& half) {
+      return half.kept.position > 0 && served.max_positions > 0
+                 ? chunk_attention_peak(chunk.transformer, layer, shape, served.max_positions,
+                                        half.kept.position)
+                 : 0;
+    };
+    most = std::max({most, 2 * cost.stream + cost.first.unrecorded_peak + attends(cost.first),
+                     3 * cost.stream + cost.second.unrecorded_peak + attends(cost.second)});
   }
   return most;
 }
