@@ -44,10 +44,13 @@ int64_t chunk_attention_peak(const TransformerConfig& t, int64_t layer, const La
   sizes.others = positions;
   const CoreAttentionCost attention(t, layer, shape, sizes);
   const int64_t e = shape.element, tokens = shape.tokens, pairs = tokens * positions;
-  int64_t read = kept * positions + attention.q;  // rotated queries are a tensor of their own
-  // Of latents keys and values, and keys with their rotated features, in place of the queries' own.
+  int64_t read = kept * positions;
+  // Of latents keys and values, and keys with their rotated features, in place of the queries' own;
+  // else rotated queries are a tensor of their own.
   if (t.multi_latent_attention)
     read += (positions - tokens) * sizes.heads * (t.qk_head_dim + sizes.value + sizes.key) * e;
+  else
+    read += attention.q;
   const int64_t mask = pairs * (1 + static_cast<int64_t>(sizeof(int64_t)));  // with distances
   if (shape.on_gpu || t.attn_logit_softcapping > 0 || !t.window(layer).empty() ||
       t.attention_backend == AttentionBackend::kUnfused)
