@@ -147,6 +147,7 @@ class TracedRun {
       : task_(task),
         arguments_(arguments),
         updates_(options.updates),
+        weights_(options.weights),
         gradients_(options.gradients),
         routing_(options.routing),
         device_(device),
@@ -158,10 +159,7 @@ class TracedRun {
             build_model(task, arguments, vocabulary_, groups, options.dtype, device, StartPoint{})),
         batches_(device, groups.cp) {
     MEGATRON_CHECK(datasets_.train, "the data has no training split");
-    for (const ModelChunk& chunk : model_.chunks)
-      if (options.weights != options.dtype)
-        for (Parameter* parameter : chunk.module->parameters())
-          parameter->value.copy_(parameter->value.to(options.weights));
+    if (!updates_) draw_weights(1);
     loader_ = make_train_loader(arguments, groups, datasets_.train, /*consumed=*/0, device);
     if (arguments.parallel.hybrid_context_parallel)
       dynamic_context_ =
@@ -190,6 +188,7 @@ class TracedRun {
     if (!updates_) {
       // As after an update: what is derived from weights (casts, gathered ones) is made anew, and
       // statistics of the step are forgotten.
+      draw_weights(index + 2);
       std::vector<Module*> modules;
       for (const ModelChunk& chunk : model_.chunks) {
         chunk.store->trained_values_changed();
@@ -234,6 +233,14 @@ class TracedRun {
   }
 
  private:
+  void draw_weights(int64_t seed) {
+    for (const ModelChunk& chunk : model_.chunks)
+      chunk.store->edit_values([&](Parameter& parameter) {
+        initialize_parameter(parameter, seed, groups_);
+        parameter.value.copy_(parameter.value.to(weights_));
+      });
+  }
+
   // Of the routers of all stages.
   double largest_over_mean(const StepCounts& counts) const {
     const at::Tensor most = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(device_));
@@ -346,6 +353,7 @@ class TracedRun {
   const PretrainTask& task_;
   const Arguments& arguments_;
   const bool updates_;
+  const at::ScalarType weights_;
   const std::function<at::Tensor(TrainedModel&, const StepOptions&, int)> gradients_;
   const RoutingReplay* const routing_;
   const c10::Device device_;

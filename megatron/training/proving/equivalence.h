@@ -56,10 +56,10 @@ struct TrainingTrace {
 struct TraceOptions {
   at::ScalarType dtype = at::kDouble;
   int num_steps = 1;
-  // false: every step runs on the initial weights; such a trace has no updated weights and no
-  // numbers of the optimizer.
+  // false: every step runs on initial weights of its own, whose seed is its number; such a trace
+  // has no updated weights and no numbers of the optimizer.
   bool updates = true;
-  // Initial weights are rounded to this type first.
+  // Without updates: weights are rounded to this type first.
   at::ScalarType weights = at::kDouble;
   // Takes the place of accumulate_gradients(); such a trace has no losses and no evaluation.
   std::function<at::Tensor(TrainedModel&, const StepOptions&, int step)> gradients = {};

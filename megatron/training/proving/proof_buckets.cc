@@ -29,6 +29,7 @@ LayoutPlan plan_of(const Arguments& arguments) {
 // With the steps of the tiny run: what they are does not matter, a long schedule takes time.
 LayoutPlan plan_of_model(Arguments model, const Arguments& tiny) {
   model.training = tiny.training;
+  model.training.step_batch_size_schedule.clear();
   model.training.global_batch_size = model.training.micro_batch_size *
                                      tiny.microbatches().num_microbatches(0) *
                                      model.data_parallel_size();

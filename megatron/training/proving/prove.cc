@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -230,20 +231,54 @@ void forget_graphs(TrainingConfig& training) {
   training.cuda_graph_impl = CudaGraphImpl::kNone;
 }
 
+// In a step of the run that is past any growth of the batch.
+int64_t most_microbatches(const Arguments& a) {
+  return a.microbatches().num_microbatches(std::numeric_limits<int64_t>::max());
+}
+
+// A batch that grows does so after the first step, if it has several micro-batches then.
+void shrink_batch(Arguments& a, const Arguments& before, Shrinker& shrinker) {
+  TrainingConfig& t = a.training;
+  const int64_t pp = a.parallel.pipeline_model_parallel_size;
+  const int64_t group = pp == 1 ? 1 : a.pipeline.microbatch_group_size_per_vp_stage.value_or(pp);
+  const int64_t most = most_microbatches(before), microbatches = std::min(most, 2 * group);
+  shrinker.set("--micro-batch-size", t.micro_batch_size, std::min<int64_t>(t.micro_batch_size, 2));
+  const int64_t pass = t.micro_batch_size * a.data_parallel_size();
+  if (before.microbatches().num_microbatches(0) == most || microbatches <= group) {
+    shrinker.set("--global-batch-size", t.global_batch_size, pass * microbatches);
+    return;
+  }
+  const int64_t first = pass * group;
+  t.step_batch_size_schedule =
+      cat("0:", first, " ", first * sample_size(a.transformer).tokens, ":", pass * microbatches);
+  shrinker.note(cat("--step-batch-size-schedule \"", before.training.step_batch_size_schedule,
+                    "\" -> \"", t.step_batch_size_schedule, "\""));
+}
+
+// Micro-batches of another size than those of training, and several of them, stay so.
+void shrink_evaluation(Arguments& a, const Arguments& before, Shrinker& shrinker) {
+  TrainingConfig& t = a.training;
+  t.eval_iters = std::min<int64_t>(before.training.eval_iters, 2);
+  a.data.full_validation = before.data.full_validation;
+  a.data.multiple_validation_sets = before.data.multiple_validation_sets;
+  const int64_t micro = before.eval_micro_batch_size();
+  if (micro != before.training.micro_batch_size) {
+    t.eval_micro_batch_size = 2 * t.micro_batch_size;
+    shrinker.note(cat("--eval-micro-batch-size ", micro, " -> ", *t.eval_micro_batch_size));
+  } else if (!before.training.eval_global_batch_size && t.global_batch_size) {
+    return;  // that of training
+  }
+  const int64_t passes = before.eval_global_batch_size() / (micro * before.data_parallel_size());
+  shrinker.set("--eval-global-batch-size", t.eval_global_batch_size,
+               a.eval_micro_batch_size() * one_or_several(passes) * a.data_parallel_size());
+}
+
 void shrink_run(Arguments& a, const Arguments& before, Shrinker& shrinker, int num_steps,
                 bool on_gpu) {
   forget_run(a);
   TrainingConfig& t = a.training;
-  const int64_t pp = a.parallel.pipeline_model_parallel_size;
-  const int64_t group = a.pipeline.microbatch_group_size_per_vp_stage.value_or(pp);
-  const int64_t wanted = pp == 1 ? 2 : 2 * group;
-  const int64_t microbatches = std::min(before.microbatches().num_microbatches(0), wanted);
-  shrinker.set("--micro-batch-size", t.micro_batch_size, std::min<int64_t>(t.micro_batch_size, 2));
-  shrinker.set("--global-batch-size", t.global_batch_size,
-               t.micro_batch_size * microbatches * a.data_parallel_size());
-  t.eval_iters = std::min<int64_t>(before.training.eval_iters, 2);
-  a.data.full_validation = before.data.full_validation;
-  a.data.multiple_validation_sets = before.data.multiple_validation_sets;
+  shrink_batch(a, before, shrinker);
+  shrink_evaluation(a, before, shrinker);
   if (!on_gpu) {
     if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");
     t.device = DeviceChoice::kCpu;
@@ -340,19 +375,26 @@ Proof prove_exactly(const Tracer& tracer, const Arguments& arguments, int num_st
                    trace.faults);
 }
 
-// Forward and backward of an unquantised layer, in all that is traced in the run's own type, that
-// two cores do in about ten seconds.
-constexpr double kWorkOfRounding = 16384;
+// Work is counted in forwards and backwards of a layer so narrow that starting its kernels takes
+// longest; two cores do kWorkOfRounding of them, or of kOperations of products, in about ten
+// seconds.
+constexpr double kWorkOfRounding = 16384, kOperations = 1e7;
 
-// As many steps as fit; none, if too few do. Context ranks compute attention in parts.
-int rounding_steps(const Arguments& layout, bool thorough) {
+// As many steps as fit; none, if too few do.
+int rounding_steps(const PretrainTask& task, const Arguments& layout, bool thorough) {
   if (thorough) return kThoroughSteps;
-  const double passes =
-      static_cast<double>(layout.microbatches().num_microbatches(0) * layout.data_parallel_size()) *
-      work_of_pass(layout.transformer);
+  const SampleSize sample = sample_size(layout.transformer);
+  const int64_t vocabulary = *layout.tokenizer.vocab_size;
+  const auto layers = static_cast<double>(sample.layers);
+  const double products = task.flops_per_token(layout, {vocabulary, vocabulary}) *
+                          static_cast<double>(layout.training.micro_batch_size * sample.tokens) /
+                          kOperations;
+  // Each rank starts its own kernels; context ranks compute attention in parts.
   const auto tp = static_cast<double>(layout.parallel.tensor_model_parallel_size),
              cp = static_cast<double>(layout.parallel.context_parallel_size);
-  const double steps = kWorkOfRounding / (passes * (2 + tp * cp * cp));
+  const double work = 2 * (layers + products) + layers * tp * cp * (3 + cp) / 4 + products;
+  const auto passes = static_cast<double>(most_microbatches(layout) * layout.data_parallel_size());
+  const double steps = kWorkOfRounding / (passes * work);
   return steps < kFewestRoundingSteps ? 0
                                       : static_cast<int>(std::min<double>(steps, kRoundingSteps));
 }
@@ -377,9 +419,11 @@ TrainingTrace trace_one_rank(const Tracer& tracer, Arguments& layout, const Trac
   }
 }
 
-// In the run's own type. No updates: after one the runs differ by more than rounding.
-Proof prove_rounding(const Tracer& tracer, Arguments layout, bool thorough, bool speaks) {
-  const int num_steps = rounding_steps(layout, thorough);
+// In the run's own type. No updates, after which the runs would differ by more than rounding: each
+// step begins with weights of its own.
+Proof prove_rounding(const PretrainTask& task, const Tracer& tracer, Arguments layout,
+                     bool thorough, bool speaks) {
+  const int num_steps = rounding_steps(task, layout, thorough);
   if (num_steps == 0) {
     Proof none;
     none.dtype = type_name(model_dtype(layout.optimizer));
@@ -454,10 +498,11 @@ Proof prove_updates(const Tracer& tracer, Arguments layout, bool speaks) {
                    trace.faults);
 }
 
-std::vector<Proof> prove_with(const Tracer& tracer, const Arguments& arguments, int num_steps,
-                              bool thorough, bool speaks) {
+std::vector<Proof> prove_with(const PretrainTask& task, const Tracer& tracer,
+                              const Arguments& arguments, int num_steps, bool thorough,
+                              bool speaks) {
   std::vector<Proof> proofs = {prove_exactly(tracer, arguments, num_steps, speaks),
-                               prove_rounding(tracer, arguments, thorough, speaks),
+                               prove_rounding(task, tracer, arguments, thorough, speaks),
                                prove_updates(tracer, arguments, speaks)};
   return speaks ? proofs : std::vector<Proof>{};
 }
@@ -484,7 +529,8 @@ Arguments serial_arguments(Arguments arguments) {
   forget_graphs(arguments.training);
   arguments.transformer.cross_entropy_fusion_impl = CrossEntropyFusion::kNative;
   arguments.world_size = 1;
-  arguments.training.global_batch_size = global_batch_size;
+  if (arguments.training.step_batch_size_schedule.empty())
+    arguments.training.global_batch_size = global_batch_size;
   arguments.finalize();
   return arguments;
 }
@@ -522,7 +568,8 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
 
 std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps,
                          bool thorough) {
-  return prove_with(tracer_of_threads(task), arguments, num_steps, thorough, /*speaks=*/true);
+  return prove_with(task, tracer_of_threads(task), arguments, num_steps, thorough,
+                    /*speaks=*/true);
 }
 
 Proof prove_updates(const PretrainTask& task, const Arguments& arguments) {
@@ -533,6 +580,7 @@ std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, i
                          const Job& job, c10::Device device, bool thorough) {
   const Job alone;
   return prove_with(
+      task,
       [&](const Arguments& a, const TraceOptions& options, bool parallel) {
         return trace_training(task, a, options, parallel ? job : alone, device);
       },

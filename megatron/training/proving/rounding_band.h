@@ -1,9 +1,10 @@
 // Whether the gradients of a layout in the run's own type differ from those of one rank by more
 // than rounding.
 //
-// Several steps run on the initial weights, each on other samples. For each parameter and step
-// three gradients are known: of one rank in fp64 on the same rounded weights (E, exact), of one
-// rank in the own type (S), and of the layout in the own type (L).
+// Several steps run, each on other samples and on other initial weights: one rounding of quantised
+// weights would scale the gradients of all steps alike. For each parameter and step three
+// gradients are known: of one rank in fp64 on the same rounded weights (E, exact), of one rank in
+// the own type (S), and of the layout in the own type (L).
 //
 //   bias   sum <L - S, E> / sum <E, E> over the steps: the factor by which the layout scales the
 //          gradient, minus one. Rounding errors have no preferred sign: the bias is 0 up to its

@@ -81,10 +81,12 @@ Heads tiny_heads(const Heads& model, const std::vector<Trait>& wanted, int64_t t
   return best->second;
 }
 
-// Few features: 8, or 4 of each head if there are many heads.
+// Few features: 8, or 4 of each head if there are many heads; of quantised products a tile, or half
+// a tile, which these can still be divided into.
 int64_t tiny_head_size(const TransformerConfig& t, const Heads& h, int64_t tensor) {
-  constexpr int64_t kManyHeads = 16;
-  const int64_t step = t.is_quantized() ? kTile : h.heads > kManyHeads ? 4 : 8;
+  constexpr int64_t kManyHeads = 16, kManyQuantizedHeads = 4;
+  const int64_t step = t.is_quantized() ? (h.heads > kManyQuantizedHeads ? kTile / 2 : kTile)
+                                        : (h.heads > kManyHeads ? 4 : 8);
   int64_t size = step;
   const auto fits = [&] {
     const auto rotated = static_cast<int64_t>(static_cast<double>(size) * t.rotary_percent);
@@ -116,7 +118,8 @@ Kinds layer_kinds(const TransformerConfig& t) {
   Kinds kinds;
   for (int64_t layer = 1; layer <= t.num_layers; ++layer)
     kinds.push_back(cat(t.layer_letters(layer), t.window(layer).empty() ? " full " : " window ",
-                        static_cast<int>(t.context_parallel_type(layer))));
+                        static_cast<int>(t.context_parallel_type(layer)), " ",
+                        static_cast<int>(t.quantization(layer).recipe)));
   return kinds;
 }
 
@@ -171,6 +174,9 @@ TransformerConfig first_layers(TransformerConfig t, int64_t layers, int64_t peri
     t.moe_layer_freq = cat("[", list, "]");
   }
   t.num_layers = layers;
+  if (t.first_last_layers_bf16)
+    for (int64_t* edge : {&t.num_layers_at_start_in_bf16, &t.num_layers_at_end_in_bf16})
+      *edge = one_or_several(*edge);
   return t;
 }
 
@@ -276,6 +282,10 @@ void shrink_depth(TransformerConfig& t, int64_t segments, int64_t stages, Shrink
     shrinker.note(cat("--cp-comm-type of the first ", t.num_layers, " layers"));
   if (t.moe_layer_freq != fewer->moe_layer_freq)
     shrinker.note(cat("--moe-layer-freq ", t.moe_layer_freq, " -> ", fewer->moe_layer_freq));
+  shrinker.set("--num-layers-at-start-in-bf16", t.num_layers_at_start_in_bf16,
+               fewer->num_layers_at_start_in_bf16);
+  shrinker.set("--num-layers-at-end-in-bf16", t.num_layers_at_end_in_bf16,
+               fewer->num_layers_at_end_in_bf16);
   t.moe_layer_freq = fewer->moe_layer_freq;
   t.window_attn_skip_freq = fewer->window_attn_skip_freq;
   t.cp_comm_type = fewer->cp_comm_type;
@@ -288,8 +298,8 @@ void shrink_depth(TransformerConfig& t, int64_t segments, int64_t stages, Shrink
                std::min(part(t.cpu_offloading_num_layers), t.num_layers - 1));
 }
 
-double work_of_pass(const TransformerConfig& t) {
-  return static_cast<double>(t.num_layers + t.mtp_num_layers) * (t.is_quantized() ? 3 : 1);
+SampleSize sample_size(const TransformerConfig& t) {
+  return {1 + t.num_layers + t.mtp_num_layers, t.seq_length};
 }
 
 void shrink_weights(TransformerConfig& t) {

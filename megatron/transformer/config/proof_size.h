@@ -69,13 +69,16 @@ void remove_balance_by_rank(TransformerConfig& config, const BalancedRows& rows,
 
 // `segments`, on that many pipeline stages, divide the layers evenly. The smallest depth of at
 // least two layers each at which every segment has each kind of layer that it had (letters, window,
-// exchange of context ranks), some segment still has other kinds than the first one, the one before
-// it and the chunk before it on its stage if one had, and recomputation has a remainder if it had
-// one; the depth as it is if there is no smaller one.
+// exchange of context ranks, quantisation), some segment still has other kinds than the first one,
+// the one before it and the chunk before it on its stage if one had, and recomputation has a
+// remainder if it had one; the depth as it is if there is no smaller one.
 void shrink_depth(TransformerConfig& config, int64_t segments, int64_t stages, Shrinker& shrinker);
 
-// How long forward and backward of a tiny model take, in layers that are not quantised.
-double work_of_pass(const TransformerConfig& config);
+// What a sample of a tiny model passes through, its ends counted as a layer, and how long it is.
+struct SampleSize {
+  int64_t layers = 0, tokens = 0;
+};
+SampleSize sample_size(const TransformerConfig& config);
 
 // Every part of a tiny model affects the loss.
 void shrink_weights(TransformerConfig& config);

@@ -186,6 +186,29 @@ TEST(ShrinkDepth, SegmentsThatBeginInsideAPatternStillDo) {
   EXPECT_THAT(windows_of("--num-layers 34 --tensor-model-parallel-size 2", 2), ElementsAre("wwf"));
 }
 
+// The first and the last layers stay in bf16, and others do not.
+TEST(ShrinkDepth, QuantisedLayersStayBetweenOthers) {
+  const auto quantised = [](const std::string& flags, int64_t world_size) {
+    const TransformerConfig t =
+        shrunk(
+            "--hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --bf16 "
+            "--fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16 " +
+                flags,
+            world_size)
+            .arguments.transformer;
+    std::string layers;
+    for (int64_t layer = 1; layer <= t.num_layers; ++layer)
+      layers += t.quantization(layer).recipe == QuantizationRecipe::kNone ? '-' : 'q';
+    return layers;
+  };
+  EXPECT_EQ(quantised("--num-layers 32", 2), "-q-");
+  EXPECT_EQ(quantised("--num-layers 32 --num-layers-at-start-in-bf16 4 "
+                      "--num-layers-at-end-in-bf16 0",
+                      2),
+            "--q");
+  EXPECT_EQ(quantised("--num-layers 32 --pipeline-model-parallel-size 2", 2), "-qq-");
+}
+
 TEST(ShrinkDepth, APatternOfTwoAndNoPattern) {
   const auto of = [](const char* flags) {
     return windows(shrunk("--hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "

@@ -7,6 +7,7 @@
 
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tests/unit/parse_line.h"
 #include "tests/unit/thread_agreement.h"
@@ -142,14 +143,13 @@ TEST(Shrink, ForgetsWhatARunDoesAroundItsSteps) {
   const Arguments a =
       shrunk(
           "--num-layers 2 --save run --async-save --keep-last-checkpoints 2 --load base --finetune "
-          "--exit-interval 5 --eval-global-batch-size 96 --wandb-project p --wandb-exp-name e "
+          "--exit-interval 5 --wandb-project p --wandb-exp-name e "
           "--reset-attention-mask --freeze embedding --seed 7",
           2)
           .arguments;
   EXPECT_EQ(a.training.save + a.training.load + a.training.wandb_exp_name, "");
   EXPECT_FALSE(a.training.async_save || a.training.finetune || a.training.no_load_optim);
   EXPECT_FALSE(a.training.keep_last_checkpoints || a.training.exit_interval);
-  EXPECT_FALSE(a.training.eval_global_batch_size);
   EXPECT_TRUE(a.data.reset_attention_mask && a.data.mock_data);
   EXPECT_EQ(a.training.freeze, std::vector<std::string>{"embedding"});
   EXPECT_EQ(a.transformer.seed, 7);
@@ -163,6 +163,29 @@ TEST(Shrink, RaisesTheEpsilonOfAdam) {
 TEST(Shrink, KeepsTheLossScale) {
   EXPECT_FALSE(shrunk("--num-layers 2 --fp16", 2).arguments.optimizer.loss_scale);
   EXPECT_EQ(shrunk("--num-layers 2 --fp16 --loss-scale 64", 2).arguments.optimizer.loss_scale, 64);
+}
+
+// One step has the smaller batch, the others the larger one.
+TEST(Shrink, ABatchThatGrowsStillGrows) {
+  Arguments run = shrunk("--num-layers 2 --pipeline-model-parallel-size 2", 4).arguments;
+  run.training.global_batch_size = {};
+  run.training.step_batch_size_schedule = "0:16 1M:32 4M:64";
+  const Shrunk result = shrink(run, /*max_axis=*/4);
+  const Arguments& a = result.arguments;
+  EXPECT_FALSE(a.training.global_batch_size);
+  EXPECT_EQ(a.microbatches().num_microbatches(0), 2);
+  EXPECT_EQ(a.microbatches().num_microbatches(a.microbatches().samples_of_iterations(1)), 4);
+  EXPECT_THAT(result.changes, Contains(testing::StartsWith("--step-batch-size-schedule \"0:16")));
+  EXPECT_EQ(serial_arguments(a).microbatches().global_batch_size(1000),
+            a.microbatches().global_batch_size(1000));
+}
+
+TEST(Shrink, EvaluationsKeepMicrobatchesOfTheirOwn) {
+  const Arguments a =
+      shrunk("--num-layers 2 --eval-micro-batch-size 4 --eval-global-batch-size 96", 2).arguments;
+  EXPECT_EQ(a.eval_micro_batch_size(), 2);
+  EXPECT_EQ(a.eval_global_batch_size(), 2 * 2 * a.data_parallel_size());
+  EXPECT_EQ(serial_arguments(a).eval_global_batch_size(), a.eval_global_batch_size());
 }
 
 TEST(Shrink, EvaluatesIfTheRunDoes) {
@@ -198,6 +221,34 @@ TEST(Prove, ScalesAreComparedWhereSumsHaveOneOrder) {
   EXPECT_TRUE(proof.holds());
   EXPECT_EQ(proof.not_proved.size(), 1u);
   for (const ProofLine& line : proof.lines) EXPECT_NE(line.quantity, "states");
+}
+
+// Weights that stayed the same would be quantised in the same way in every step, and scale all its
+// gradients alike. In fp64 they are those of the own type.
+TEST(Prove, StepsWithoutUpdatesHaveWeightsOfTheirOwn) {
+  const Arguments a = serial_arguments(shrunk("--num-layers 2 --bf16", 1).arguments);
+  const auto weights = [&](at::ScalarType type) {
+    std::vector<at::Tensor> seen;  // of each micro-batch
+    PretrainTask task = gpt_task();
+    task.forward_step = [&seen, forward = task.forward_step](Model& model, const Batch& batch,
+                                                             const StageTensors& input,
+                                                             const ForwardContext& context) {
+      seen.push_back(model.embedding_table()->value.to(at::kDouble, false, /*copy=*/true));
+      return forward(model, batch, input, context);
+    };
+    trace_training(task, a, {type, /*num_steps=*/3, /*updates=*/false, at::kBFloat16});
+    return seen;
+  };
+  const std::vector<at::Tensor> wide = weights(at::kDouble), own = weights(at::kBFloat16);
+  ASSERT_EQ(wide.size(), own.size());
+  const size_t of_step = wide.size() / 3;
+  ASSERT_EQ(of_step, 2u);
+  for (size_t i = 0; i < wide.size(); ++i) {
+    EXPECT_TRUE(at::equal(wide[i], own[i])) << i;
+    if (i > 0) {
+      EXPECT_EQ(at::equal(wide[i], wide[i - 1]), i % of_step != 0) << i;
+    }
+  }
 }
 
 // As ranks with an agreement, which a job of processes has, too: only the first rank has proofs,
