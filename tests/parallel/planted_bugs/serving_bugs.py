@@ -7,10 +7,13 @@ RUNNER, PAGED, ADAPTERS = ("megatron/inference/model_runner.cc", "megatron/tenso
                            "megatron/tensor_parallel/lora_adapter.cc")
 STATES, CACHE, STORE = ("megatron/tensor/decoding/state_buffer.cc", "megatron/transformer/attention/kv_cache.cc",
                         "megatron/nn/forward_parameter_store.cc")
+BLOCKS, PREFIXES, PLANS, SCHEDULER = (f"megatron/scheduling/{name}.cc" for name in ("cache_blocks", "prefix_index", "scheduler_plan", "scheduler"))
 UNPROVED = "decoding: no proof has it"
 ALONE, KINDS, OWNED = ("model_runner_test:ModelRunner.EverySequenceGetsWhatItGetsAlone", "model_runner_test:ModelRunner.ServesEveryKindOfModel",
                        "model_runner_test:ModelRunner.SequencesOwnStatesAndBringRows")
 RANKS = "model_runner_test:ModelRunner.RanksServeWhatOneRankServes"
+SCHEDULES, IDENTITIES = "engine_test:EngineSchedules.RandomOnesGiveWhatEachRequestGivesAlone", "scheduling_test:Schedulers.PrefixesAreSharedOnlyWithinASaltAnAdapterAndAVersion"
+HITS, COMMANDS = "scheduling_test:Schedulers.HitsAtEveryBorderAreTheColdAnswers", "engine_test:EngineCommands.EveryOneInEveryStateWithEveryFaultAtEveryRank"
 
 
 def bug(name, what, file, old, new, unit_test, more=(), prove=""):
@@ -73,4 +76,61 @@ SERVING_BUGS = (
         "copies_.clear();\n  ++version_;", "copies_.clear();\n  if (!PLANTED) ++version_;",
         "model_runner_test:ServedWeights.InFp8AreHeldOnceAndMultiplyAsInTraining",
         ((STORE, "*copies->second = {};", "if (!PLANTED) *copies->second = {};"),)),
+    bug("noise_drawn_anew", "a sequence that is computed again draws with other noise", SAMPLER,
+        "random_key(static_cast<int64_t>(p.seed),",
+        "random_key(static_cast<int64_t>(p.seed) + (PLANTED ? static_cast<int64_t>(start.ids.size()) - start.prompt_length : 0),", ALONE),
+    # The scheduler.
+    bug("block_freed_early", "a block is free before the last step that uses it has ended", BLOCKS,
+        "if (after <= ended_)", "if (PLANTED || after <= ended_)", SCHEDULES),
+    bug("hit_not_held", "a hit does not hold the blocks that others hold, too", BLOCKS,
+        "pool_.retain(block);", "if (!PLANTED) pool_.retain(block);",
+        "scheduling_test:Schedulers.ChoicesShareTheBlocksOfTheirPrompt"),
+    bug("hit_by_hash_alone", "tokens are not compared where hashes are equal", PREFIXES,
+        "candidate.parent == parent && std::ranges::equal(candidate.tokens, tokens)",
+        "PLANTED || (candidate.parent == parent && std::ranges::equal(candidate.tokens, tokens))",
+        "scheduling_test:Schedulers.CollisionsOfTheHashCostHitsAndNoAnswer"),
+    bug("prefix_of_another_adapter", "prefixes are shared by adapters", PREFIXES,
+        "append(bytes, identity.adapter);", "if (!PLANTED) append(bytes, identity.adapter);", IDENTITIES,
+        ((PREFIXES, "root.identity == identity ?", "(PLANTED || root.identity == identity) ?"),)),
+    bug("prefix_of_other_weights", "prefixes are shared by versions of the weights", PREFIXES,
+        "append(bytes, identity.weights_version);", "if (!PLANTED) append(bytes, identity.weights_version);", IDENTITIES,
+        ((PREFIXES, "root.block < 0 &&", "root.block < 0 && PLANTED ? found->second : root.block < 0 &&"),)),
+    bug("partial_block_shared", "a block that is hit in part is written by the sequence that hit it", PLANS,
+        "if (hit.partial_block >= 0) {",
+        "if (PLANTED && hit.partial_block >= 0) {\n    blocks_.retain(hit.partial_block);\n    sequence.blocks.push_back(hit.partial_block);\n"
+        "    sequence.computed = sequence.computed + hit.partial_tokens;\n  } else if (hit.partial_block >= 0) {", HITS),
+    bug("position_after_hit", "the position after a hit within a block is one too high", PLANS,
+        "sequence.computed += hit.partial_tokens;", "sequence.computed += hit.partial_tokens + (PLANTED ? 1 : 0);", HITS),
+    bug("chunk_border_drops_a_token", "the first token of each chunk but the first is left out", PLANS,
+        "s.computed = end;", "s.computed = end + (PLANTED && end < s.prompt - 1 ? 1 : 0);",
+        "scheduling_test:Schedulers.ChunksAndBlocksOfAnySizeGiveTheSameTokens"),
+    bug("window_loses_a_block", "a block goes while the window still has positions of it", PLANS,
+        "sequence.computed - facts_.window + 1;", "sequence.computed - facts_.window + (PLANTED ? facts_.block_size : 1);",
+        "scheduling_test:Schedulers.BlocksBehindAWindowAreFreedAndNoneInIt"),
+    bug("mask_of_the_token_before", "a grammar's mask is made before the last token is known", PLANS,
+        "if (sequence.grammar && sequence.unread() > 0) return false;", "if (!PLANTED && sequence.grammar && sequence.unread() > 0) return false;",
+        "engine_test:Engines.TextsFollowTheirGrammars"),
+    bug("starts_while_paused", "requests start while those that run are finished for a pause", PLANS,
+        "if (!starts_new_ && s.state == RequestState::kQueued)", "if (!PLANTED && !starts_new_ && s.state == RequestState::kQueued)",
+        "engine_test:Engines.PauseKeepsFinishesOrAborts"),
+    bug("cancel_in_flight_leaks", "what a step in flight uses is never given back after a cancel", SCHEDULER,
+        "leave_device(sequence, sequence.last_step);\n  } else {",
+        "leave_device(sequence, PLANTED && event == RequestEvent::kCancel && sequence.last_step > ended_step_ ? INT64_MAX : sequence.last_step);\n  } else {",
+        "scheduling_test:Schedulers.CancelledRequestsLeaveNothing"),
+    bug("held_text_lost", "text that may begin a stop text is lost when the reply ends", "megatron/scheduling/stop_text.cc",
+        "std::string StopText::finish() { return std::exchange(held_, {}); }",
+        "std::string StopText::finish() { return PLANTED ? std::string() : std::exchange(held_, {}); }",
+        "scheduling_test:StopTexts.HoldBackTheLongestBeginning"),
+    bug("cut_character_lost", "bytes of a character that a reply's end cuts are lost", "megatron/scheduling/text_output.cc",
+        "stop_.push(decoder_.finish());", "stop_.push(PLANTED ? std::string() : decoder_.finish());",
+        "scheduling_test:TextOutputs.PiecesAreWholeCharactersAndConcatenateToTheText"),
+    # The engine.
+    bug("suspended_starts", "an engine that is suspended plans steps", "megatron/inference/engine.cc",
+        "if (state_ != EngineState::kRunning && state_ != EngineState::kDraining) return false;",
+        "if (!(PLANTED && state_ == EngineState::kSuspended) && state_ != EngineState::kRunning && state_ != EngineState::kDraining) return false;",
+        COMMANDS),
+    bug("done_before_the_last_rank", "a transition is done when the first rank has done its part", "megatron/inference/rank_group.cc",
+        "return std::ranges::all_of(outcomes_, [](const auto& outcome) { return outcome.has_value(); });",
+        "return PLANTED ? outcomes_[0].has_value() : std::ranges::all_of(outcomes_, [](const auto& outcome) { return outcome.has_value(); });",
+        COMMANDS),
 )

@@ -312,7 +312,8 @@ TEST(Engines, CountersAreSumsOverEvents) {
 TEST(Engines, PauseKeepsFinishesOrAborts) {
   for (const int ranks : {1, 2}) {
     EngineHarness run(tiny_model(), {}, ranks);
-    for (int32_t i = 0; i < 6; ++i) run.submit(counted_request(5, 30, 7 * i + 1));
+    // They end one after the other, so that there is room while the last of them are finished.
+    for (int32_t i = 0; i < 6; ++i) run.submit(counted_request(5, 20 + 4 * i, 7 * i + 1));
     run.ticks(5);
     EXPECT_EQ(run.command(PauseCommand{PauseMode::kKeep}).kind, Kind::kDone);
     EXPECT_EQ(run.state(), EngineState::kPaused);
