@@ -111,6 +111,15 @@ const ProcessGroup& ParallelGroups::block(AxisSet axes, int size, const std::str
   return made->second;
 }
 
+const ProcessGroup& ParallelGroups::stages(const std::vector<int>& stages) const {
+  if (stages.size() == 2 && stages.front() == 0 && stages.back() == pp.size() - 1) return embd;
+  std::string name = "stages";
+  for (const int stage : stages) name += cat(" ", stage);
+  const auto [made, is_new] = blocks_->try_emplace(name);
+  if (is_new) made->second = pp.subgroup(stages, name);
+  return made->second;
+}
+
 Mesh make_mesh(const ParallelConfig& config, int64_t world_size) {
   MeshSizes sizes;
   sizes.tensor = config.tensor_model_parallel_size;

@@ -67,6 +67,9 @@ struct ParallelGroups {
   // This rank's block of `size` neighbours of that group, which `size` must divide. Made by the
   // first call with this name; the ranks of a block make their groups in the same order.
   const ProcessGroup& block(AxisSet axes, int size, const std::string& name) const;
+  // These stages of this rank's pipeline, ascending, its own among them. Made by the first call for
+  // a set of stages, which all of them make in the same order.
+  const ProcessGroup& stages(const std::vector<int>& stages) const;
 
  private:
   std::shared_ptr<std::map<std::string, ProcessGroup>> blocks_ =

@@ -7,6 +7,13 @@
 
 namespace megatron {
 
+std::vector<Parameter*> EmbeddingTables::all() const {
+  std::vector<Parameter*> both;
+  for (Parameter* table : {words, positions})
+    if (table != nullptr) both.push_back(table);
+  return both;
+}
+
 Model::Model(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice)
     : config_(config), groups_(groups), slice_(slice) {
   MEGATRON_CHECK(config.vocab_size > 0 && config.padded_vocab_size >= config.vocab_size,

@@ -61,6 +61,13 @@ struct SequenceInput {
 };
 enum class SequenceInputUse : uint8_t { kNone, kOptional, kRequired };
 
+// The tables of an embedding, which several segments may use; null: there is none.
+struct EmbeddingTables {
+  Parameter* words = nullptr;
+  Parameter* positions = nullptr;  // learned ones
+  std::vector<Parameter*> all() const;
+};
+
 // Declares its parameters in the constructor; memory comes from a ParameterStore. The groups must
 // outlive the model.
 class Model : public Module {
@@ -98,7 +105,7 @@ class Model : public Module {
   // Communication: none between stages; over tp as logits() and its backward.
   virtual std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden,
                                                      const Batch& batch) = 0;
-  virtual Parameter* embedding_table() = 0;  // null: not in this segment
+  virtual EmbeddingTables embedding_tables() = 0;  // of this segment
 
   // Decoding: whether sequences bring an input, and what this segment makes of one before the first
   // position of the sequence in `slot`: states of its layers, of fixed size.

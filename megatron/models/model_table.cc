@@ -72,8 +72,8 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroup
 }
 
 std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups,
-                                  const StageSlice& slice, Parameter* table) {
-  return find_model_type(config.type).make(config, groups, slice, table);
+                                  const StageSlice& slice, const EmbeddingTables& tables) {
+  return find_model_type(config.type).make(config, groups, slice, tables);
 }
 
 LayerCost model_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,

@@ -16,9 +16,9 @@ namespace megatron {
 struct ModelType {
   std::string_view name;   // in checkpoints and tables
   std::string_view title;  // in messages: "a checkpoint of a GPT model"
-  // `table`: as for make_model().
+  // `tables`: as for make_model().
   std::unique_ptr<Model> (*make)(const ModelConfig& config, const ParallelGroups& groups,
-                                 const StageSlice& slice, Parameter* table);
+                                 const StageSlice& slice, const EmbeddingTables& tables);
   EndsCost (*ends_cost)(const ModelConfig& config, const EndsShape& shape);
   OwnConfig config = {};  // flags of its own, with their defaults; ModelConfig::own
   // What a layer costs whose kind or sequence is not that of config.transformer; as
@@ -30,8 +30,8 @@ struct ModelType {
 
 template <class Architecture>
 std::unique_ptr<Model> make_model_of(const ModelConfig& config, const ParallelGroups& groups,
-                                     const StageSlice& slice, Parameter* table) {
-  return std::make_unique<Architecture>(config, groups, slice, table);
+                                     const StageSlice& slice, const EmbeddingTables& tables) {
+  return std::make_unique<Architecture>(config, groups, slice, tables);
 }
 
 const std::vector<const ModelType*>& model_types();
@@ -46,11 +46,11 @@ std::string read_model_type(const std::string& config_yaml);
 
 // The model of config.type; `groups` must outlive it. The whole model:
 std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups);
-// One segment. A tied output layer on another segment than the embedding holds a copy of the table,
-// kept equal over groups.embd, or uses `table` if this rank holds the embedding in another chunk
+// One segment. A table that segments of several stages use has a home on each of these stages, kept
+// equal over a group of them; a segment uses `tables` if this rank holds them in another chunk
 // (which must outlive this one).
 std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups,
-                                  const StageSlice& slice, Parameter* table = nullptr);
+                                  const StageSlice& slice, const EmbeddingTables& tables = {});
 
 // What a layer of a model of config.type costs a rank; as LayerCostFunction.
 LayerCost model_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,

@@ -66,10 +66,10 @@ class LayoutExpander {
   }
 
   void check(const Mark& mark) const {
-    if (std::string_view("EtmL|").find(mark.letter) == std::string_view::npos)
+    if (std::string_view("EetmL|").find(mark.letter) == std::string_view::npos)
       fail(mark.position,
-           "is none of E (embedding), t (layer), m (multi-token prediction), L (loss), | (next "
-           "stage), x*n and (...)*n");
+           "is none of E (embedding), e (encoder layer), t (layer), m (multi-token prediction), L "
+           "(loss), | (next stage), x*n and (...)*n");
   }
 
   // The number after the '*' at position at_.
@@ -224,7 +224,16 @@ int64_t StageLayout::num_layers() const {
 }
 
 StageSlice StageLayout::slice(int stage, int chunk) const {
-  return segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));
+  StageSlice slice =
+      segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));
+  if (num_stages_ == 1) return slice;
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const int at = place_of(placement_, num_stages_, static_cast<int>(i)).stage;
+    if (segments_[i].embedding) slice.stages.push_back(at);
+    slice.stages.insert(slice.stages.end(), static_cast<size_t>(segments_[i].num_layers), at);
+    if (segments_[i].head) slice.stages.push_back(at);
+  }
+  return slice;
 }
 
 StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
@@ -257,9 +266,9 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
   return {std::move(segments), static_cast<int>(q.stages), placement};
 }
 
-int64_t num_layout_mtp_layers(std::string_view text) {
+int64_t count_layout_letters(std::string_view text, char letter) {
   const std::vector<LayoutExpander::Mark> marks = LayoutExpander(text).expand();
-  return std::ranges::count(marks, 'm', &LayoutExpander::Mark::letter);
+  return std::ranges::count(marks, letter, &LayoutExpander::Mark::letter);
 }
 
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) {
@@ -281,7 +290,12 @@ std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) 
                  "built"),
              "all m directly before L");
     if (c == '|') counts.push_back(0);
-    if (c == 't') ++counts.back();
+    if (c == 'e' && std::any_of(marks.begin(), marks.begin() + static_cast<ptrdiff_t>(i),
+                                [](const auto& mark) { return mark.letter == 't'; }))
+      refuse(cat(name, ": 'e' at position ", marks[i].position + 1,
+                 " is after a t: an encoder comes before its decoder"),
+             "all e before all t");
+    if (c == 't' || c == 'e') ++counts.back();
   }
   if (marks.empty() || marks.front().letter != 'E')
     refuse(cat(name, " does not start with the embedding"), "one E, as the first letter");

@@ -17,7 +17,20 @@ struct StageSlice {
   int64_t num_layers = 0;
   bool embedding = false;  // before the first layer
   bool head = false;       // final norm, output layer and loss, after the last layer
-  bool operator==(const StageSlice&) const = default;
+  // Of the whole model: the stages of the embedding, of each layer and of the head; empty: there is
+  // one stage. What several segments use has its homes on these.
+  std::vector<int> stages = {};
+
+  int stage_of_embedding() const { return stages.empty() ? 0 : stages.front(); }
+  int stage_of_layer(int64_t layer) const {
+    return stages.empty() ? 0 : stages.at(static_cast<size_t>(layer) + 1);
+  }
+  int stage_of_head() const { return stages.empty() ? 0 : stages.back(); }
+  // Of the same part.
+  bool operator==(const StageSlice& other) const {
+    return first_layer == other.first_layer && num_layers == other.num_layers &&
+           embedding == other.embedding && head == other.head;
+  }
 };
 
 class StageLayout {
@@ -45,12 +58,12 @@ class StageLayout {
 StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
                               int64_t num_layers);
 
-// Parses a layout string into segments: E embedding, t decoder layer, m layer of multi-token
-// prediction, L loss; `|` separates segments, commas are ignored, `x*n` and `(...)*n` repeat.
-// Exactly one E at the start, one L at the end, all m directly before it, num_layers layers. Throws
-// UsageError with the position of the error.
+// Parses a layout string into segments: E embedding, e encoder layer, t decoder layer, m layer of
+// multi-token prediction, L loss; `|` separates segments, commas are ignored, `x*n` and `(...)*n`
+// repeat. Exactly one E at the start, one L at the end, all e before all t, all m directly before
+// L, num_layers layers. Throws UsageError with the position of the error.
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers);
-// Layers of multi-token prediction in such a string. Throws UsageError.
-int64_t num_layout_mtp_layers(std::string_view text);
+// How often a letter stands in such a string. Throws UsageError.
+int64_t count_layout_letters(std::string_view text, char letter);
 
 }  // namespace megatron

@@ -93,8 +93,8 @@ void Embedding::set_sequence_parallel(bool sequence_parallel) {
 }
 
 at::Tensor Embedding::forward(const at::Tensor& ids) {
-  check_ids("id", ids, weight_.global_shape[0]);
-  return EmbeddingFunction::apply(ids.contiguous(), anchor(), &weight_);
+  check_ids("id", ids, table_->global_shape[0]);
+  return EmbeddingFunction::apply(ids.contiguous(), anchor(), table_);
 }
 
 }  // namespace megatron

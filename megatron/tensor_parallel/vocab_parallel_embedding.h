@@ -38,13 +38,16 @@ class VocabParallelEmbedding : public Module {
 class Embedding : public Module {
  public:
   Embedding(int64_t rows, int64_t hidden_size, Init init);
+  // Looks up in the table of another module, which must outlive this one.
+  explicit Embedding(Parameter& table) : table_(&table) {}
   // Each tensor rank looks up its part of the sequence: gradients are partial sums over kTensor.
   void set_sequence_parallel(bool sequence_parallel);
   at::Tensor forward(const at::Tensor& ids);
-  Parameter& weight() { return weight_; }
+  Parameter& weight() { return *table_; }
 
  private:
-  Parameter weight_;
+  Parameter weight_;  // unless the table is another module's
+  Parameter* table_ = &weight_;
 };
 
 }  // namespace megatron

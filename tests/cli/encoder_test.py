@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`megatron pretrain --task bert`: from sentences to a model, the bits of resumed runs, what checkpoints hold, what is refused.
+"""`megatron pretrain --task bert` and `t5`: from sentences to a model, the bits of resumed runs, what checkpoints hold, what is refused.
 
 Usage: encoder_test.py BINARY [unittest arguments]. Needs nothing but the standard library.
 """
@@ -13,16 +13,22 @@ import support
 
 SAVE_EVERY = 3
 SHARDED = ["--use-megatron-fsdp", "--overlap-grad-reduce", "--overlap-param-gather"]
+T5 = ["--task", "t5", "--encoder-num-layers", "1", "--decoder-num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4",
+      "--seq-length", "32", "--decoder-seq-length", "16", "--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
 
 
 class EncoderTest(support.FolderTest):
-    def start(self, count, *flags):
+    def start(self, count, *flags, model=ranks.MODEL):
         ranks.BINARY = support.BINARY
-        run = ["pretrain", *ranks.MODEL, *ranks.RUN, "--optimizer", "adam", "--save-interval", str(SAVE_EVERY)]
+        run = ["pretrain", *model, *ranks.RUN, "--optimizer", "adam", "--save-interval", str(SAVE_EVERY)]
         return ranks.finish(ranks.start(count, [*run, *flags]))
 
     def train(self, count, *flags):
         codes, out, error = self.start(count, "--task", "bert", *flags)
+        self.assertEqual(set(codes), {0}, error + out)
+
+    def train_t5(self, count, *flags):
+        codes, out, error = self.start(count, *flags, model=T5)
         self.assertEqual(set(codes), {0}, error + out)
 
     def refused(self, *flags):
@@ -82,6 +88,40 @@ class EncoderTest(support.FolderTest):
         done = support.call("generate", "--load", saved, "--prompt", "Once")
         self.assertEqual(done.returncode, 1)
         self.assertIn("an encoder continues no text", done.stderr)
+
+    def test_resumed_runs_of_t5_have_the_same_bits(self):
+        recompute = ["--recompute-granularity", "full", "--recompute-method", "uniform"]
+        stages = ["--pipeline-model-parallel-size", "2", "--pipeline-model-parallel-layout", "Eet|tL"]
+        for layout, flags in (("sharded", [*SHARDED, *recompute]), ("stages", stages)):
+            with self.subTest(layout=layout):
+                whole, resumed = self.path(f"whole_{layout}"), self.path(f"resumed_{layout}")
+                self.train_t5(2, *flags, "--save", whole)
+                name = f"iter_{SAVE_EVERY:07}"
+                shutil.copytree(os.path.join(whole, name), os.path.join(resumed, name))
+                self.train_t5(2, *flags, "--load", resumed, "--save", resumed)
+                self.assertEqual(ranks.tensors(resumed, 2 * SAVE_EVERY), ranks.tensors(whole, 2 * SAVE_EVERY))
+                losses, again = ranks.records(whole), ranks.records(resumed)
+                for iteration in range(SAVE_EVERY + 1, 2 * SAVE_EVERY + 1):
+                    self.assertEqual(again[iteration]["lm loss"], losses[iteration]["lm loss"])
+
+    def test_checkpoints_of_t5_say_what_they_hold(self):
+        saved = self.path("saved")
+        self.train_t5(1, "--save", saved)
+        stored = pathlib.Path(saved, f"iter_{2 * SAVE_EVERY:07}", "config.yaml").read_text()
+        for line in ("model_type: t5\n", "num_layers: 3\n", "encoder_num_layers: 1\n", "decoder_num_layers: 2\n", "decoder_seq_length: 16\n"):
+            self.assertIn(line, stored)
+        names = ranks.tensors(saved, 2 * SAVE_EVERY)
+        for name in ("encoder.layers.0.self_attention.linear_qkv.weight", "encoder.final_layernorm.weight",
+                     "decoder.layers.1.pre_cross_attn_layernorm.weight", "decoder.layers.1.cross_attention.linear_kv.weight",
+                     "lm_head.output_layer.bias", "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"):
+            self.assertIn(name, names)
+        self.assertFalse([name for name in names if name.startswith(("encoder.layers.1", "encoder.layers.0.cross_attention"))])
+        # The same flags from the checkpoint; --num-layers, without a spelling of T5's own, would be those of the encoder.
+        codes, _, error = self.start(1, "--task", "t5", "--load", saved, "--use-checkpoint-args", "--train-iters", "7", model=[])
+        self.assertEqual(codes, [0], error)
+        done = support.call("generate", "--load", saved, "--prompt", "Once")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("generation with a T5 is not built", done.stderr)
 
     def test_bad_flags_are_named(self):
         self.assertIn("--mask-prob is 0", self.refused("--task", "bert", "--mask-prob", "0"))

@@ -99,6 +99,23 @@ constexpr LayoutRow kExpertLayouts[] = {
      "--data-parallel-sharding-strategy optim_grads"},
 };
 
+// The same for encoder-decoders.
+constexpr LayoutRow kEncoderDecoderLayouts[] = {
+    {"one", 1, "--make-vocab-size-divisible-by 1"},
+    {"tp2_sp_dp2_zero1", 4,
+     "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer "
+     "--make-vocab-size-divisible-by 8"},
+    {"dp3_zero3", 3,
+     "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+     "--make-vocab-size-divisible-by 2"},
+    {"pp3", 3,
+     "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout Eee|eet|L "
+     "--make-vocab-size-divisible-by 16"},
+    {"pp2_vpp2", 2,
+     "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eee|e|et|L "
+     "--make-vocab-size-divisible-by 4"},
+};
+
 struct ModelRow {
   const char* name;
   const char* flags;
@@ -119,6 +136,7 @@ constexpr ModelRow kModels[] = {
      "--moe-router-score-function sigmoid --moe-router-enable-expert-bias "
      "--moe-shared-expert-intermediate-size 12 --moe-token-dispatcher-type alltoall",
      1, kExpertLayouts},
+    {"t5", "--task t5 --decoder-num-layers 1 --decoder-seq-length 12", 1, kEncoderDecoderLayouts},
 };
 
 constexpr const char* kCommon =
@@ -151,7 +169,7 @@ class ScratchFolder {
 class Rank {
  public:
   Rank(const Arguments& arguments, const ParallelGroups& groups, Agreement& agreement)
-      : arguments_(arguments), groups_(groups), agreement_(agreement), task_(gpt_task()) {
+      : arguments_(arguments), groups_(groups), agreement_(agreement), task_(find_task(arguments)) {
     const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
     const Vocabulary vocabulary = vocabulary_of(arguments, *tokenizer);
     datasets_ = build_datasets(task_, arguments, *tokenizer);
@@ -180,7 +198,9 @@ class Rank {
     Timers timers(0);
     state_.step = model_.optimizer->read_state();
     state_.schedule = model_.optimizer->schedule();
-    Checkpointer(arguments, model_, log, timers, {}, /*replace_existing=*/false, &agreement_)
+    // What holds the weights says of which type they are.
+    Checkpointer(arguments, model_, log, timers, {{"config.yaml", ""}}, /*replace_existing=*/false,
+                 &agreement_)
         .save(state_);
   }
 
@@ -304,7 +324,7 @@ TEST_P(CheckpointLayouts, ThereAndBackIsTheSame) {
     const Arguments arguments = arguments_of(layouts[a], GetParam().flags, 1);
     const LayoutPlan plan = make_layout_plan(
         arguments, {101, padded_vocab_size(arguments.tokenizer, 101, arguments.vocabulary_ranks())},
-        /*on_gpu=*/false);
+        /*on_gpu=*/false, find_task(arguments).model_provider);
     const CheckpointPlan planned = make_checkpoint_plan(plan);
     const fs::path checkpoint = find_checkpoints(folder(a)).at(0).directory;
     const Manifest manifest =

@@ -37,6 +37,10 @@ constexpr ModelFlags kEncoderModels[] = {
      "--ffn-hidden-size 96 --decoder-seq-length 24 --position-embedding-type rope "
      "--untie-embeddings-and-output-weights --attention-dropout 0.1 --hidden-dropout 0.1 "
      "--normalization RMSNorm --swiglu --disable-bias-linear --mask-prob 0.3"},
+    // The same lengths and depths; learned positions, tied head.
+    {"t5_even",
+     "--task t5 --num-layers 2 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
+     "--decoder-seq-length 24 --attention-dropout 0.1 --hidden-dropout 0.1"},
 };
 
 constexpr LayoutRow kEncoderRows[] = {
@@ -94,6 +98,22 @@ constexpr LayoutRow kEncoderRows[] = {
     {"dp2_zero3_full_t5_rope", "t5_rope", 2, ZERO3 OVERLAP FULL "1", "t5"},
     {"tp2_sp_selective_t5", "t5", 2, TP "2 " SP SELECTIVE "core_attn layernorm mlp", "t5"},
     {"tp2_sp_dp2_zero1_t5", "t5", 4, TP "2 " SP ZERO1 OVERLAP, "t5"},
+    // The cut before, at and behind the border between the stacks; tables with two and three homes,
+    // some of them in two chunks of one rank.
+    {"pp2_t5", "t5", 2, PP "2", "t5"},
+    {"pp4_t5", "t5", 4, PP "4", "t5"},
+    {"pp2_t5_rope", "t5_rope", 2, PP "2", "t5"},
+    {"pp3_homes_t5", "t5", 3, PP "3 --pipeline-model-parallel-layout Ee|t|ttL", "t5"},
+    {"pp3_behind_t5_even", "t5_even", 3, PP "3 --pipeline-model-parallel-layout Ee|et|tL", "t5"},
+    {"pp4_ends_t5_rope", "t5_rope", 4, PP "4 --pipeline-model-parallel-layout E|eet|t|L", "t5"},
+    {"pp2_vpp2_t5", "t5", 2, PP "2 " VPP "2", "t5"},
+    {"pp2_vpp2_t5_even", "t5_even", 2, PP "2 " VPP "2", "t5"},
+    {"pp2_zbh1_t5", "t5", 2, PP "2 --pipeline-schedule zb-h1", "t5"},
+    {"pp2_zbv_t5_even", "t5_even", 2, PP "2 --pipeline-schedule zb-v", "t5"},
+    {"tp2_sp_pp2_full_t5", "t5", 4, TP "2 " SP PP "2 " FULL "1", "t5"},
+    {"pp2_dp2_zero2_t5_even", "t5_even", 4, PP "2 " ZERO2 OVERLAP, "t5"},
+    {"pp2_dp2_zero3_t5", "t5", 4, PP "2 " ZERO3 OVERLAP, "t5"},
+    {"all_16_t5", "t5", 16, TP "2 " SP PP "4 " ZERO1 OVERLAP, "t5"},
 };
 
 }  // namespace

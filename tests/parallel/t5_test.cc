@@ -118,8 +118,16 @@ TEST(T5, NamesFlagsThatDoNotFit) {
                         2),
               HasSubstr("--decoder-seq-length 9 is not divisible by "
                         "--tensor-model-parallel-size 2"));
-  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --pipeline-model-parallel-size 2", 2),
-              HasSubstr("--pipeline-model-parallel-size above 1 with --task t5 is not built"));
+  const std::string stages = small +
+                             "--decoder-seq-length 9 --pipeline-model-parallel-size 2 "
+                             "--pipeline-model-parallel-layout ";
+  EXPECT_THAT(t5_errors(stages + "Et|tttL", 2),
+              HasSubstr("\"Et|tttL\" has 0 e, the encoder has 2 layers"));
+  EXPECT_THAT(t5_errors(stages + "Eet|tetL", 2), HasSubstr("'e' at position 6 is after a t"));
+  EXPECT_THAT(t5_errors(small + "--task gpt --pipeline-model-parallel-size 2 "
+                                "--pipeline-model-parallel-layout Ee|tL",
+                        2),
+              HasSubstr("has e, layers of an encoder, which --task gpt has not"));
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --context-parallel-size 2", 2),
               HasSubstr("--context-parallel-size above 1 with --task t5 is not built"));
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --mlm-replace 1 0 0"),
@@ -190,6 +198,20 @@ TEST(T5, ProofsKeepBothStacks) {
   EXPECT_EQ(own.decoder_seq_length, 8);
 }
 
+// The segments that were before, at and behind the border stay so.
+TEST(T5, ProofsKeepTheBorderBetweenStages) {
+  const Arguments arguments =
+      parse_run(cat(kT5Run,
+                    "--encoder-num-layers 18 --decoder-num-layers 30 --hidden-size 1024 "
+                    "--num-attention-heads 16 --seq-length 512 --decoder-seq-length 512 "
+                    "--pipeline-model-parallel-size 4 --global-batch-size 64"),
+                4);
+  const Arguments tiny = shrink(arguments, 2, 5).arguments;
+  EXPECT_EQ(own_config<T5Config>(tiny.own).encoder_num_layers, 3);
+  EXPECT_EQ(tiny.transformer.num_layers, 8);
+  EXPECT_EQ(own_config<T5Config>(tiny.own).decoder_seq_length, tiny.transformer.seq_length);
+}
+
 class T5Layouts : public testing::TestWithParam<ProvedLayout> {};
 
 TEST_P(T5Layouts, AreProved) {
@@ -218,6 +240,7 @@ const ProvedLayout kT5Layouts[] = {
     {"dp2_zero3", 2,
      "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
      "--overlap-grad-reduce --overlap-param-gather"},
+    {"pp2", 2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eeet|ttL"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Proofs, T5Layouts, testing::ValuesIn(kT5Layouts),

@@ -167,7 +167,7 @@ class TwoStreams : public Model {
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor&, const Batch&) override {
     throw_error("the vocabulary is not divided");
   }
-  Parameter* embedding_table() override { return nullptr; }
+  EmbeddingTables embedding_tables() override { return {}; }
 
  private:
   // The tensor ranks that divide rows.

@@ -157,22 +157,22 @@ struct BertModel::LMHead : Module {
 };
 
 BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
-                     const StageSlice& slice, Parameter* table)
+                     const StageSlice& slice, const EmbeddingTables& tables)
     : Model(bidirectional(given), groups, slice),
       embedding_(slice.embedding ? std::make_unique<LanguageModelEmbedding>(
                                        config(), groups, embedding_extras(config()))
                                  : nullptr),
       encoder_(config().transformer, slice.first_layer, slice.num_layers,
                /*final_norm=*/slice.head, config().sequence_parallel, groups),
-      output_(config(), groups, slice_of_output(slice, config()), embedding_.get(), table) {
+      output_(config(), groups, slice_of_output(slice, config()), embedding_.get(), tables.words) {
   const int64_t h = config().transformer.hidden_size;
   const bool tied =
       has_lm_head(config()) && !config().transformer.untie_embeddings_and_output_weights;
   if (embedding_) {
     if (tied && !slice.head && groups.embd.size() > 1) embedding_->weight().shared = &groups.embd;
     add("embedding", embedding_.get());
-  } else if (table != nullptr && slice.head) {
-    table->shared = nullptr;  // both ends are on this rank
+  } else if (tables.words != nullptr && slice.head) {
+    tables.words->shared = nullptr;  // both ends are on this rank
   }
   if (const int64_t types = num_token_types(config()); embedding_ && types > 0) {
     const TransformerConfig& t = config().transformer;
@@ -205,7 +205,9 @@ BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
 
 BertModel::~BertModel() = default;
 
-Parameter* BertModel::embedding_table() { return embedding_ ? &embedding_->weight() : nullptr; }
+EmbeddingTables BertModel::embedding_tables() {
+  return embedding_ ? embedding_->tables() : EmbeddingTables{};
+}
 
 std::vector<std::string> BertModel::auxiliary_losses() const {
   std::vector<std::string> names = megatron::auxiliary_losses(config().transformer);

@@ -47,9 +47,9 @@ struct BertConfig : Config {
 // pooler.dense..., binary_head...; with classes pooler.dense..., classification_head....
 class BertModel : public Model {
  public:
-  // `table` as for make_model(). Throws Error for what is not built.
+  // `tables` as for make_model(). Throws Error for what is not built.
   BertModel(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice,
-            Parameter* table);
+            const EmbeddingTables& tables);
   ~BertModel() override;
 
   using Model::hidden;
@@ -61,7 +61,7 @@ class BertModel : public Model {
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
   std::vector<std::string> auxiliary_losses() const override;
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
-  Parameter* embedding_table() override;
+  EmbeddingTables embedding_tables() override;
 
   // tanh(W' x_0 + b') [b, h] of the first row of this rank's hidden states. Of use where that row
   // is position 0. Last segment, with a pooler.

@@ -10,10 +10,13 @@
 namespace megatron {
 
 LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
-                                               const ParallelGroups& groups, Parameter& table)
-    : config_(config.transformer), word_embeddings_(table, config.sequence_parallel, groups) {
-  MEGATRON_ASSERT(config_.position_embedding_type != PositionEmbedding::kLearnedAbsolute,
-                  "learned positions are not shared with the words");
+                                               const ParallelGroups& groups,
+                                               const EmbeddingTables& tables)
+    : config_(config.transformer),
+      word_embeddings_(*tables.words, config.sequence_parallel, groups) {
+  if (config_.position_embedding_type != PositionEmbedding::kLearnedAbsolute) return;
+  MEGATRON_ASSERT(tables.positions != nullptr, "words without their positions");
+  position_embeddings_ = std::make_unique<Embedding>(*tables.positions);
 }
 
 LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
@@ -40,10 +43,9 @@ LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
   add("position_embeddings", position_embeddings_.get());
 }
 
-std::vector<Parameter*> LanguageModelEmbedding::tables() {
-  std::vector<Parameter*> all = {&word_embeddings_.weight()};
-  if (position_embeddings_) all.push_back(&position_embeddings_->weight());
-  return all;
+EmbeddingTables LanguageModelEmbedding::tables() {
+  return {&word_embeddings_.weight(),
+          position_embeddings_ ? &position_embeddings_->weight() : nullptr};
 }
 
 at::Tensor own_rows(const at::Tensor& column, const ForwardContext& context) {

@@ -25,9 +25,9 @@ class LanguageModelEmbedding : public Module {
  public:
   LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups,
                          const EmbeddingExtras& extras = {});
-  // Looks up in the table of another segment on this rank, which must outlive it; no learned
-  // positions.
-  LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups, Parameter& table);
+  // Looks up in the tables of another segment on this rank, which must outlive it.
+  LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups,
+                         const EmbeddingTables& tables);
   // [b, s] -> [s, b, h] ([s/t, b, h] with sequence parallelism), with embedding dropout. `more`, of
   // the result's shape, is added before it; undefined: nothing. `use` numbers the uses in a pass,
   // which have dropout draws of their own. Given rows of a ragged batch stand in
@@ -35,8 +35,7 @@ class LanguageModelEmbedding : public Module {
   at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context,
                      const at::Tensor& more = {}, int64_t use = 0);
   Parameter& weight() { return word_embeddings_.weight(); }
-  // All tables: of words and of learned positions.
-  std::vector<Parameter*> tables();
+  EmbeddingTables tables();
 
  private:
   const TransformerConfig& config_;

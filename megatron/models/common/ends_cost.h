@@ -72,6 +72,9 @@ struct EndsCost {
   double head_products = 0;  // multiply-adds per token of the sequence, over all ranks
   SplitHeadCost split_head;  // zeros unless the vocabulary is split over the stages
   int64_t batch = 0;         // columns of a micro-batch
+  // Of two stacks: the layers of the first one, what is saved behind them besides what layers save,
+  // and how much of that every later segment holds, too. Zeros: there is one stack
+  int64_t first_stack = 0, between_stacks = 0, passed_on = 0;
 };
 
 // Of a model with tokens, labels and a loss mask, whose ends are those of common/.

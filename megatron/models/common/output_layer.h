@@ -30,7 +30,7 @@ class OutputProjection {
   // The module that holds the weight, for the model to add as output_layer or, a copy of the table,
   // as embedding. Null: there is none.
   Module* output_layer() { return output_layer_.get(); }
-  Module* tied_table() { return tied_table_.get(); }
+  TiedTable* tied_table() { return tied_table_.get(); }
   ColumnParallelLinear& linear();
 
  private:

@@ -36,7 +36,7 @@ void share_tables(const ModelConfig& config, const ParallelGroups& groups, const
   const TransformerConfig& t = config.transformer;
   if ((slice.embedding && slice.head) || groups.embd.size() == 1) return;
   if (t.mtp_num_layers > 0) {
-    for (Parameter* table : embedding.tables()) table->shared = &groups.embd;
+    for (Parameter* table : embedding.tables().all()) table->shared = &groups.embd;
   } else if (!t.untie_embeddings_and_output_weights) {
     embedding.weight().shared = &groups.embd;
   }
@@ -48,8 +48,9 @@ GPTModel::GPTModel(const ModelConfig& config, const ParallelGroups& groups)
     : GPTModel(config, groups, {0, config.transformer.num_layers, true, true}) {}
 
 GPTModel::GPTModel(const ModelConfig& given, const ParallelGroups& groups, const StageSlice& slice,
-                   Parameter* table)
+                   const EmbeddingTables& tables)
     : Model(given, groups, slice) {
+  Parameter* const table = tables.words;
   const ModelConfig& config = this->config();  // layers keep references to it
   impl_ = std::make_unique<Impl>(config, groups, slice);
   const bool mtp = slice.head && config.transformer.mtp_num_layers > 0;
@@ -73,13 +74,14 @@ void GPTModel::make_embedding(bool mtp, Parameter* table) {
   if (table != nullptr && slice().head) table->shared = nullptr;  // both ends are on this rank
   if (!slice().embedding && !mtp) return;
   if (!slice().embedding && table != nullptr) {
-    impl_->embedding = std::make_unique<LanguageModelEmbedding>(config(), groups(), *table);
+    impl_->embedding =
+        std::make_unique<LanguageModelEmbedding>(config(), groups(), EmbeddingTables{table});
     return;
   }
   impl_->embedding = std::make_unique<LanguageModelEmbedding>(config(), groups());
   share_tables(config(), groups(), slice(), *impl_->embedding);
   if (!slice().embedding)
-    for (Parameter* copy : impl_->embedding->tables()) copy->uses = 0;
+    for (Parameter* copy : impl_->embedding->tables().all()) copy->uses = 0;
   add("embedding", impl_->embedding.get());
 }
 
@@ -97,12 +99,12 @@ void GPTModel::make_mtp() {
   impl_->mtp = std::make_unique<MultiTokenPrediction>(config(), groups(), std::move(ends));
   add("mtp", impl_->mtp.get());
   const int depths = static_cast<int>(config().transformer.mtp_num_layers);
-  for (Parameter* table : impl_->embedding->tables()) table->uses += depths;
+  for (Parameter* table : impl_->embedding->tables().all()) table->uses += depths;
   impl_->output->linear().weight().uses += depths;
 }
 
-Parameter* GPTModel::embedding_table() {
-  return impl_->embedding ? &impl_->embedding->weight() : nullptr;
+EmbeddingTables GPTModel::embedding_tables() {
+  return impl_->embedding ? impl_->embedding->tables() : EmbeddingTables{};
 }
 
 std::vector<std::string> GPTModel::auxiliary_losses() const {

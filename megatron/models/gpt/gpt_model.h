@@ -12,10 +12,10 @@ namespace megatron {
 // mtp.layers.N...., output_layer.weight (untied).
 class GPTModel : public Model {
  public:
-  // The whole model, or one segment; `table` as for make_model().
+  // The whole model, or one segment; `tables` as for make_model().
   GPTModel(const ModelConfig& config, const ParallelGroups& groups);
   GPTModel(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice,
-           Parameter* table = nullptr);
+           const EmbeddingTables& tables = {});
   ~GPTModel() override;
 
   using Model::hidden;
@@ -27,7 +27,7 @@ class GPTModel : public Model {
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   std::vector<std::string> auxiliary_losses() const override;
-  Parameter* embedding_table() override;
+  EmbeddingTables embedding_tables() override;
 
  private:
   // `mtp`: this segment has the layers of multi-token prediction.

@@ -3,7 +3,7 @@
 //
 // The head is that of a language model with T' and R'. Saved besides:
 //   embedding      8 (T + T')        token ids of both sides
-//                  R h x + 4 k R     input and statistics of the encoder's norm
+//   between        R h x + 4 k R     input and statistics of the encoder's norm
 //                  R h e             its output, which every decoder layer reads
 // While the decoder runs backward, R h e of the gradient of that output.
 #include "megatron/models/model.h"
@@ -57,8 +57,10 @@ EndsCost t5_ends_cost(const ModelConfig& config, const EndsShape& shape) {
   of_decoder.layer = decoder_shape(stacks, shape.layer);
   const EndCost embedding = language_ends_cost(config, shape).embedding;
   EndsCost cost = language_ends_cost(config, of_decoder);
-  cost.embedding.saved +=
-      embedding.saved + encoder.stream + encoder.stats + encoded_bytes(stacks, shape.layer);
+  cost.embedding.saved += embedding.saved;
+  cost.first_stack = stacks.encoder.num_layers;
+  cost.passed_on = encoded_bytes(stacks, shape.layer);
+  cost.between_stacks = encoder.stream + encoder.stats + cost.passed_on;
   cost.embedding.tensor += embedding.tensor;
   cost.head_products *= decoder_share(stacks);
   // Texts and masks; labels and loss mask; whether the text was cut

@@ -1,5 +1,8 @@
 #include "megatron/models/t5/t5_model.h"
 
+#include <algorithm>
+#include <set>
+
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/model_table.h"
@@ -16,12 +19,11 @@ namespace {
 // Which use of the embedding a pass makes.
 constexpr int64_t kOfEncoder = 0, kOfDecoder = 1;
 
-const ModelConfig& built(const ModelConfig& config, const StageSlice& slice) {
+const ModelConfig& built(const ModelConfig& config) {
   const TransformerConfig& t = config.transformer;
   const auto refuse = [](bool given, const char* what) {
     MEGATRON_CHECK(!given, what, " is not built for T5");
   };
-  refuse(!slice.embedding || !slice.head, "--pipeline-model-parallel-size above 1");
   refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
   refuse(t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear,
          "--cross-entropy-fusion-impl linear");
@@ -52,37 +54,93 @@ at::Tensor text_and_padding(const at::Tensor& mask) { return (mask == 0).to(at::
 }  // namespace
 
 T5Model::T5Model(const ModelConfig& given, const ParallelGroups& groups, const StageSlice& slice,
-                 Parameter* table)
-    : Model(built(given, slice), groups, slice),
-      stacks_(t5_stacks(config())),
-      embedding_(config(), groups),
-      encoder_(stacks_.encoder, 0, stacks_.encoder.num_layers, /*final_norm=*/true,
-               config().sequence_parallel, groups),
-      decoder_(stacks_.decoder, 0, stacks_.decoder.num_layers, /*final_norm=*/true,
-               config().sequence_parallel, groups, make_layer,
-               /*numbered_after=*/stacks_.encoder.num_layers),
-      output_(config(), groups, slice, &embedding_, table) {
-  for (Parameter* one : embedding_.tables()) ++one->uses;  // of the decoder
-  add("embedding", &embedding_);
-  add("encoder", &encoder_);
-  add("decoder", &decoder_);
-  if (Module* own = output_.output_layer()) {
-    add("lm_head.output_layer", own);
-  } else {
-    head_bias_ = std::make_unique<Parameter>();
-    head_bias_->local_shape = {config().padded_vocab_size / groups.tp.size()};
-    head_bias_->global_shape = {config().padded_vocab_size};
-    head_bias_->valid_rows = config().vocab_size;
-    head_bias_->placement.shards = {{0, Axis::kTensor, {}}};
-    head_bias_->role = ParameterRole::kBias;
-    add("lm_head.output_layer.bias", head_bias_.get());
-  }
+                 const EmbeddingTables& tables)
+    : Model(built(given), groups, slice), stacks_(t5_stacks(config())) {
+  const int64_t border = stacks_.encoder.num_layers, end = slice.first_layer + slice.num_layers,
+                encoders = std::min(end, border) - std::min(slice.first_layer, border);
+  const bool rows = config().sequence_parallel;
+  if (encoders > 0)
+    encoder_ = std::make_unique<TransformerBlock>(stacks_.encoder, slice.first_layer, encoders,
+                                                  /*final_norm=*/end >= border, rows, groups);
+  first_of_decoder_ = std::max(slice.first_layer, border) - border;
+  if (end > border && slice.num_layers > 0)
+    decoder_ = std::make_unique<TransformerBlock>(
+        stacks_.decoder, first_of_decoder_, end - border - first_of_decoder_,
+        /*final_norm=*/slice.head, rows, groups, make_layer, /*numbered_after=*/border);
+  else if (slice.head)  // the head without a layer: its norm
+    decoder_ = std::make_unique<TransformerBlock>(stacks_.decoder, stacks_.decoder.num_layers, 0,
+                                                  /*final_norm=*/true, rows, groups);
+  make_embedding(tables);
+  if (encoder_) add("encoder", encoder_.get());
+  if (decoder_) add("decoder", decoder_.get());
+  if (slice.head) make_output(tables);
   name_parameters();
 }
 
 T5Model::~T5Model() = default;
 
-Parameter* T5Model::embedding_table() { return &embedding_.weight(); }
+const ProcessGroup* T5Model::homes(bool of_words) const {
+  const bool tied = !config().transformer.untie_embeddings_and_output_weights;
+  std::set<int> stages = {slice().stage_of_embedding(),
+                          slice().stage_of_layer(stacks_.encoder.num_layers)};
+  if (of_words && tied) stages.insert(slice().stage_of_head());
+  if (stages.size() == 1) return nullptr;
+  return &groups().stages({stages.begin(), stages.end()});
+}
+
+void T5Model::make_embedding(const EmbeddingTables& tables) {
+  const int uses = (slice().embedding ? 1 : 0) + (starts_decoder() ? 1 : 0);
+  if (uses == 0) return;
+  if (tables.words != nullptr) {
+    embedding_ = std::make_unique<LanguageModelEmbedding>(config(), groups(), tables);
+    for (Parameter* table : tables.all()) table->uses += uses;
+    return;
+  }
+  embedding_ = std::make_unique<LanguageModelEmbedding>(config(), groups());
+  const EmbeddingTables own = embedding_->tables();
+  for (Parameter* table : own.all()) {
+    table->uses = uses;
+    table->shared = homes(/*of_words=*/table == own.words);
+  }
+  add("embedding", embedding_.get());
+}
+
+void T5Model::make_output(const EmbeddingTables& tables) {
+  output_ = std::make_unique<OutputProjection>(config(), groups(), slice(), embedding_.get(),
+                                               tables.words);
+  if (TiedTable* copy = output_->tied_table()) {
+    copy->weight().shared = homes(/*of_words=*/true);
+    add("embedding", copy);
+  }
+  if (Module* own = output_->output_layer()) {
+    add("lm_head.output_layer", own);
+    return;
+  }
+  head_bias_ = std::make_unique<Parameter>();
+  head_bias_->local_shape = {config().padded_vocab_size / groups().tp.size()};
+  head_bias_->global_shape = {config().padded_vocab_size};
+  head_bias_->valid_rows = config().vocab_size;
+  head_bias_->placement.shards = {{0, Axis::kTensor, {}}};
+  head_bias_->role = ParameterRole::kBias;
+  add("lm_head.output_layer.bias", head_bias_.get());
+}
+
+EmbeddingTables T5Model::embedding_tables() {
+  return embedding_ ? embedding_->tables() : EmbeddingTables{};
+}
+
+TensorFormats T5Model::border(int64_t layers_before, const Batch& batch,
+                              at::ScalarType dtype) const {
+  const TensorFormat encoder = Model::border(layers_before, batch, dtype).front();
+  if (layers_before < stacks_.encoder.num_layers) return {encoder};
+  const TensorFormat encoded = {encoder.shape, dtype};
+  if (layers_before == stacks_.encoder.num_layers) return {encoded};
+  TensorFormat decoder = encoder;
+  decoder.shape[0] =
+      stacks_.decoder.seq_length / (config().sequence_parallel ? groups().tp.size() : 1);
+  if (layers_before == config().transformer.num_layers) return {decoder};
+  return {encoded, decoder};
+}
 
 ForwardContext T5Model::encoder_context(const Batch& batch, const ForwardContext& given) const {
   ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
@@ -99,25 +157,42 @@ ForwardContext T5Model::decoder_context(const Batch& batch, const ForwardContext
   return context;
 }
 
-StageTensors T5Model::hidden(const Batch& batch, const StageTensors& /*input*/,
+// What leaves the encoder's part of this segment: its rows, or its output.
+at::Tensor T5Model::encode(const Batch& batch, const StageTensors& input,
+                           const ForwardContext& given) {
+  if (!slice().embedding && !encoder_) return input.front();
+  const ForwardContext context = encoder_context(batch, given);
+  check_shape("place.position", given.place.position, {batch["text_enc"].size(1)});
+  at::Tensor x = slice().embedding ? embedding_->forward(batch["text_enc"], context, {}, kOfEncoder)
+                                   : input.front();
+  if (encoder_) x = encoder_->forward(x, context);
+  const bool ends = slice().first_layer + slice().num_layers >= stacks_.encoder.num_layers;
+  return ends ? x.to(parameters().front()->value.scalar_type()) : x;
+}
+
+StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
                              const ForwardContext& given) {
   MEGATRON_CHECK(given.decoding == nullptr, "generation with a T5 is not built");
-  const ForwardContext encoder = encoder_context(batch, given);
-  check_shape("place.position", given.place.position, {batch["text_enc"].size(1)});
-  at::Tensor states =
-      encoder_.forward(embedding_.forward(batch["text_enc"], encoder, {}, kOfEncoder), encoder);
-  states = states.to(embedding_.weight().value.scalar_type());
-  if (given.tape != nullptr) states = given.tape->share(states);
-
-  ForwardContext decoder = decoder_context(batch, given);
-  decoder.encoded = std::make_shared<const EncodedSequence>(
-      EncodedSequence{states, given.place.position, batch["enc_mask"] == 0});
-  return {
-      decoder_.forward(embedding_.forward(batch["text_dec"], decoder, {}, kOfDecoder), decoder)};
+  const int64_t end = slice().first_layer + slice().num_layers,
+                all = config().transformer.num_layers;
+  const ForwardContext decoder = decoder_context(batch, given);
+  if (slice().first_layer == all && !slice().embedding)  // the head alone
+    return {decoder_->forward(input.front(), decoder)};
+  at::Tensor encoded = encode(batch, input, given);
+  if (!decoder_) return {encoded};
+  if (given.tape != nullptr) encoded = given.tape->share(encoded);
+  ForwardContext context = decoder;
+  context.encoded = std::make_shared<const EncodedSequence>(
+      EncodedSequence{encoded, given.place.position, batch["enc_mask"] == 0});
+  at::Tensor x = starts_decoder() ? embedding_->forward(batch["text_dec"], context, {}, kOfDecoder)
+                                  : input.back();
+  x = decoder_->forward(std::move(x), context);
+  if (end == all) return {x};
+  return {encoded, x};
 }
 
 at::Tensor T5Model::logits(const at::Tensor& hidden) {
-  const at::Tensor logits = output_.linear().forward(hidden);
+  const at::Tensor logits = output_->linear().forward(hidden);
   return head_bias_ != nullptr ? logits.add_(differentiable(*head_bias_)) : logits;
 }
 

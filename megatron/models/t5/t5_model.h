@@ -23,32 +23,47 @@ namespace megatron {
 // Parameters: embedding.word_embeddings.weight, embedding.position_embeddings.weight (learned
 // positions), encoder..., decoder..., lm_head.output_layer.bias (tied) or .weight (untied). The
 // layers of the two stacks are numbered apart.
+//
+// Borders between segments: within the encoder its rows [s_e/t, b, h]; behind it its output, and
+// within the decoder also the decoder's rows [s_d/t, b, h]. The gradient of the encoder's output
+// adds up along the decoder's segments. The decoder's embedding goes with its first layer, the
+// encoder's norm with its last one; the word table has homes on the stages of both embeddings and,
+// tied, of the head.
 class T5Model : public Model {
  public:
-  // `table` as for make_model(). Throws Error for what is not built.
+  // `tables` as for make_model(). Throws Error for what is not built.
   T5Model(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice,
-          Parameter* table);
+          const EmbeddingTables& tables);
   ~T5Model() override;
 
   using Model::hidden;
   using Model::loss;
   StageTensors hidden(const Batch& batch, const StageTensors& input,
                       const ForwardContext& context) override;
+  TensorFormats border(int64_t layers_before, const Batch& batch,
+                       at::ScalarType dtype) const override;
   at::Tensor logits(const at::Tensor& hidden) override;
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) override;
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
-  Parameter* embedding_table() override;
+  EmbeddingTables embedding_tables() override;
 
  private:
+  bool starts_decoder() const { return decoder_ != nullptr && first_of_decoder_ == 0; }
+  void make_embedding(const EmbeddingTables& tables);
+  void make_output(const EmbeddingTables& tables);
+  // Of these segments' stages; null: there is one.
+  const ProcessGroup* homes(bool of_words) const;
   ForwardContext encoder_context(const Batch& batch, const ForwardContext& given) const;
   ForwardContext decoder_context(const Batch& batch, const ForwardContext& given) const;
+  at::Tensor encode(const Batch& batch, const StageTensors& input, const ForwardContext& given);
 
   const T5Stacks stacks_;
-  LanguageModelEmbedding embedding_;
-  TransformerBlock encoder_, decoder_;
-  OutputProjection output_;
-  std::unique_ptr<Parameter> head_bias_;  // null: the output layer is untied
+  int64_t first_of_decoder_ = 0;  // layer of this segment
+  std::unique_ptr<LanguageModelEmbedding> embedding_;
+  std::unique_ptr<TransformerBlock> encoder_, decoder_;  // null: none of its layers
+  std::unique_ptr<OutputProjection> output_;
+  std::unique_ptr<Parameter> head_bias_;  // null: the output layer is untied, or elsewhere
 };
 
 // Columns of model_table.h.

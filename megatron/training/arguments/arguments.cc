@@ -430,12 +430,25 @@ void documents_can_have_their_own_width(const Arguments& a, Violations& v) {
           cat("--max-seqlen-per-dp-cp-rank ", (t.seq_length + widest - 1) / widest));
 }
 
+void layouts_know_the_stacks(const Arguments& a, Violations& v) {
+  const std::string& layout = a.pipeline.pipeline_model_parallel_layout;
+  Violations others;
+  layers_divide_over_stages(a, others);  // reports a layout that cannot be read
+  const std::string& task = a.training.task;
+  const bool encodes = task == "t5" || task == "bert" || task == "classify";
+  if (encodes || layout.empty() || !others.empty()) return;
+  if (count_layout_letters(layout, 'e') > 0)
+    v.add(cat("--pipeline-model-parallel-layout \"", layout,
+              "\" has e, layers of an encoder, which --task ", task, " has not"),
+          "t for each layer");
+}
+
 void tokens_ahead_can_be_predicted(const Arguments& a, Violations& v) {
   const TransformerConfig& t = a.transformer;
   const std::string& layout = a.pipeline.pipeline_model_parallel_layout;
   Violations others;
   layers_divide_over_stages(a, others);  // reports a layout that cannot be read
-  const int64_t named = others.empty() && !layout.empty() ? num_layout_mtp_layers(layout) : 0;
+  const int64_t named = others.empty() && !layout.empty() ? count_layout_letters(layout, 'm') : 0;
   if (named > 0 && named != t.mtp_num_layers)
     v.add(cat("--pipeline-model-parallel-layout \"", layout, "\" has ", named,
               " m, --mtp-num-layers is ", t.mtp_num_layers),
@@ -509,6 +522,7 @@ constexpr Rule kRules[] = {world_divides,
                            context_ranks_fit,
                            graphs_hold_whole_passes,
                            fused_loss_knows_its_gradient,
+                           layouts_know_the_stacks,
                            tokens_ahead_can_be_predicted,
                            preferences_fit,
                            stages_can_share_the_vocabulary,

@@ -18,10 +18,11 @@ ModelProvider provide_model(std::string type) {
     config.padded_vocab_size = vocabulary.padded_size;
     config.sequence_parallel = arguments.parallel.sequence_parallel && groups.tp.size() > 1;
     config.pipeline_vocab_parallel = arguments.splits_vocabulary();
-    Parameter* table = nullptr;  // of an embedding that this rank holds in another chunk
+    EmbeddingTables tables;  // that this rank holds in another chunk
     for (Model* chunk : chunks)
-      if (Parameter* found = chunk->embedding_table()) table = found;
-    return make_model(config, groups, slice, table);
+      if (const EmbeddingTables found = chunk->embedding_tables(); found.words != nullptr)
+        tables = found;
+    return make_model(config, groups, slice, tables);
   };
 }
 

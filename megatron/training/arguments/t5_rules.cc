@@ -5,8 +5,35 @@
 #include "megatron/base/format.h"
 #include "megatron/datasets/masked/t5_dataset.h"
 #include "megatron/models/t5/t5_config.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
 
 namespace megatron {
+
+namespace {
+
+// The letters of a layout of stages say which layer belongs to which stack.
+void validate_layout(const Arguments& a, const T5Config& own, Violations& v) {
+  const std::string& layout = a.pipeline.pipeline_model_parallel_layout;
+  Violations others;
+  validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers,
+                    others);
+  if (layout.empty() || !others.empty()) return;  // their own rule reports it
+  const int64_t letters = count_layout_letters(layout, 'e');
+  if (letters != own.encoder_num_layers)
+    v.add(cat("--pipeline-model-parallel-layout \"", layout, "\" has ", letters,
+              " e, the encoder has ", own.encoder_num_layers, " layers"),
+          "e for each layer of the encoder, then t for each of the decoder");
+}
+
+// The encoder's layers when the row of layers has shrunk: those segments stay before, at and behind
+// the border that were.
+int64_t fewer_encoder_layers(int64_t encoder, int64_t before, int64_t after, int64_t segments) {
+  const int64_t had = before / segments, has = after / segments, whole = encoder / had,
+                rest = encoder % had;
+  return whole * has + (rest == 0 ? 0 : std::clamp<int64_t>(rest * has / had, 1, has - 1));
+}
+
+}  // namespace
 
 void finalize_t5(Arguments& a) {
   auto& own = own_config<T5Config>(a.own);
@@ -49,23 +76,29 @@ void validate_t5(const Arguments& a, Violations& v) {
               " is not divisible by --tensor-model-parallel-size ", tp,
               ", which --sequence-parallel splits it over"),
           cat("--decoder-seq-length ", (own.decoder_seq_length / tp + 1) * tp));
-  const auto refuse = [&](bool given, const char* flag) {
-    if (given) v.add(cat(flag, " with --task t5 is not built"), "leave one of them out");
-  };
-  refuse(a.parallel.pipeline_model_parallel_size > 1, "--pipeline-model-parallel-size above 1");
-  refuse(a.parallel.context_parallel_size > 1, "--context-parallel-size above 1");
+  if (a.parallel.context_parallel_size > 1)
+    v.add("--context-parallel-size above 1 with --task t5 is not built", "leave one of them out");
+  validate_layout(a, own, v);
 }
 
 void shrink_t5(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   auto& own = own_config<T5Config>(a.own);
   const auto& was = own_config<T5Config>(before.own);
   TransformerConfig& t = a.transformer;
-  if (t.num_layers != before.transformer.num_layers) {
+  const int64_t pp = a.parallel.pipeline_model_parallel_size,
+                layers = before.transformer.num_layers;
+  if (t.num_layers != layers && pp == 1) {
     shrinker.set("--encoder-num-layers", own.encoder_num_layers,
                  one_or_several(was.encoder_num_layers));
     shrinker.set("--decoder-num-layers", own.decoder_num_layers,
                  one_or_several(was.decoder_num_layers));
     t.num_layers = own.encoder_num_layers + own.decoder_num_layers;
+  } else if (t.num_layers != layers) {
+    const int64_t segments = pp * make_stage_layout(a.pipeline, pp, t.num_layers).num_chunks();
+    shrinker.set("--encoder-num-layers", own.encoder_num_layers,
+                 fewer_encoder_layers(was.encoder_num_layers, layers, t.num_layers, segments));
+    shrinker.set("--decoder-num-layers", own.decoder_num_layers,
+                 t.num_layers - own.encoder_num_layers);
   }
   const int64_t encoder = before.transformer.seq_length, tp = a.parallel.tensor_model_parallel_size,
                 needed = t5_needs(t.seq_length, a.masked.mask_prob).decoder_positions;

@@ -60,6 +60,7 @@ class ChunkPass {
   void add_recomputed_layer(const LayerCost& layer);
   void add_layer(int64_t index, const LayerCost& layer);
   void add_recomputed_units();
+  void add_what_lies_between_stacks();
   void add_ends();
 
   const LayoutPlan& plan_;
@@ -129,6 +130,7 @@ PassBytes ChunkPass::run() {
     moment.backward_first -= saved_;
   }
   if (again_.units > 0) add_recomputed_units();
+  add_what_lies_between_stacks();
   add_ends();
   const auto most = [&](int64_t PassMoment::* bytes) {
     return std::ranges::max(pass_.moments, {}, bytes).*bytes;
@@ -209,6 +211,19 @@ void ChunkPass::add_recomputed_units() {
                   (offloaded_units > 0 ? stream_ : 0);
   unit.backward_first = halves_.count() == 0 ? unit.backward : -saved_;
   std::fill_n(pass_.moments.begin() + 1, again_.layers, unit);
+}
+
+// Layers of the first stack run before it is saved, and run backward after it has been freed.
+void ChunkPass::add_what_lies_between_stacks() {
+  const EndsCost& ends = plan_.ends;
+  const int64_t before = ends.first_stack - slice_.first_layer;
+  if (ends.first_stack == 0 || before > slice_.num_layers) return;
+  const int64_t held = before > 0 ? ends.between_stacks : ends.passed_on;
+  pass_.saved.ends += held;
+  for (int64_t i = 0; before > 0 && i <= before; ++i)
+    for (int64_t PassMoment::* bytes :
+         {&PassMoment::forward, &PassMoment::backward, &PassMoment::backward_first})
+      pass_.moments[static_cast<size_t>(i)].*bytes -= held;
 }
 
 // Layers run before the head saves anything, and run backward after it has freed everything.

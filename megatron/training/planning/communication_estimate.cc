@@ -49,13 +49,17 @@ ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
 }
 
 Traffic pipeline_pass(const LayoutPlan& plan, int stage, int chunk) {
-  const double bytes = static_cast<double>(plan.stream_bytes());
   const int segment = plan.schedule.segment(stage, chunk);
   const auto elsewhere = [&](int other) {
     return other >= 0 && other < plan.schedule.num_segments() &&
            plan.schedule.place(other).stage != stage;
   };
-  return {elsewhere(segment + 1) ? bytes : 0, elsewhere(segment - 1) ? bytes : 0};
+  const StageSlice slice = plan.stages.slice(stage, chunk);
+  const auto bytes = [&](int64_t layers_before) {
+    return static_cast<double>(plan.border_bytes(layers_before));
+  };
+  return {elsewhere(segment + 1) ? bytes(slice.first_layer + slice.num_layers) : 0,
+          elsewhere(segment - 1) ? bytes(slice.first_layer) : 0};
 }
 
 // Collectives over all stages when the vocabulary is split over them. In a ring broadcast every

@@ -1,10 +1,15 @@
 #include "megatron/training/planning/layout_plan.h"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
 #include "megatron/base/check.h"
 #include "megatron/comm/described_backend.h"
 #include "megatron/distributed/sharded_layout.h"
 #include "megatron/nn/reduction.h"
 #include "megatron/optimizer/update_rules.h"
+#include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
 
 namespace megatron {
@@ -86,6 +91,28 @@ LayerShape LayoutPlan::layer_shape() const {
       arguments.data.reset_attention_mask || arguments.data.dataloader_inter_document_masking;
   shape.on_gpu = on_gpu;
   return shape;
+}
+
+int64_t LayoutPlan::border_bytes(int64_t layers_before) const {
+  const auto of_length = [](int64_t length) { return at::empty({length}, at::kLong); };
+  Batch batch;
+  const int64_t samples = arguments.training.micro_batch_size;
+  batch.place = {of_length(samples), of_length(tokens() / samples)};
+  const at::ScalarType dtype = bytes.model == 2 ? at::kBFloat16 : at::kFloat;
+  int64_t all = 0;
+  for (const TensorFormat& one : held_by(0).chunks.front()->border(layers_before, batch, dtype)) {
+    const auto elements =
+        std::accumulate(one.shape.begin(), one.shape.end(), int64_t{1}, std::multiplies<>());
+    all += elements * static_cast<int64_t>(at::elementSize(one.dtype));
+  }
+  return all;
+}
+
+int64_t LayoutPlan::transfer_bytes() const {
+  int64_t most = 0;
+  for (const StageSlice& segment : stages.segments())
+    if (!segment.embedding) most = std::max(most, border_bytes(segment.first_layer));
+  return most;
 }
 
 ModelConfig LayoutPlan::model_config() const {

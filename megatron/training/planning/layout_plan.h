@@ -86,6 +86,9 @@ struct LayoutPlan {
   void set_expert_load(double load);
   // Bytes of one activation between layers or stages: R h x.
   int64_t stream_bytes() const { return rows() * model().hidden_size * bytes.residual; }
+  // Bytes of what crosses the border after so many layers, and the most over all borders.
+  int64_t border_bytes(int64_t layers_before) const;
+  int64_t transfer_bytes() const;
   // The whole model, with what plans change of it.
   ModelConfig model_config() const;
   // Layers count from 1; `offloaded`: its saved activations go to host memory.

@@ -151,18 +151,26 @@ ShardedStores::ShardedStores(const LayoutPlan& plan, int stage,
     size_t layers = 0;
     std::string last;
     std::vector<Use> again;
-    for (const Parameter* p :
-         plan.held_by(stage).chunks[static_cast<size_t>(chunk)]->parameters()) {
-      const bool ahead = p->name.starts_with("mtp.");  // runs with the head
+    const std::vector<Parameter*> parameters =
+        plan.held_by(stage).chunks[static_cast<size_t>(chunk)]->parameters();
+    // Those of multi-token prediction run with the head.
+    const auto in_layers = [](const Parameter* p) {
+      return part_of_model(p->name).is_layer() && !p->name.starts_with("mtp.");
+    };
+    auto left = std::ranges::count_if(parameters, in_layers);
+    for (const Parameter* p : parameters) {
       const ModelPart part = part_of_model(p->name);
-      const bool in_layer = part.is_layer() && !ahead;
+      const bool in_layer = in_layers(p);
+      if (in_layer) --left;
       const bool output = p->role == ParameterRole::kOutput ||
                           (p->role == ParameterRole::kEmbedding && !slice.embedding);
       if (in_layer && part.name != std::exchange(last, part.name))
         layers = std::min(layers + 1, after - 1);
+      // What stands between layers, as the norm behind an encoder, runs with the layer before it.
       const size_t moment = in_layer                         ? layers
                             : output                         ? head
                             : layers == 0 && slice.embedding ? 0
+                            : layers > 0 && left > 0         ? layers
                                                              : after;
       const auto& [domain, index] = places.at(p);
       const bool read_again = moment > 0 && p->role != ParameterRole::kBias;

@@ -180,7 +180,7 @@ StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) 
   add_expert_traffic(plan, speeds, traffic, costs);
   step.expert = took_more();
   if (plan.pipeline > 1) {
-    const auto bytes = static_cast<double>(plan.stream_bytes());
+    const auto bytes = static_cast<double>(plan.transfer_bytes());
     costs.transfer = seconds(bytes, plan.arguments.world_size, speeds);
   }
   step.pipeline = took_more();

@@ -84,6 +84,26 @@ TEST(ParallelGroups, ExpertsShareGroupsWithTheSameRanks) {
   });
 }
 
+TEST(ParallelGroups, StagesThatShareATableHaveAGroup) {
+  run_ranks(8, [](const std::shared_ptr<Backend>& world) {
+    ParallelConfig config;
+    config.tensor_model_parallel_size = 2;
+    config.pipeline_model_parallel_size = 4;
+    const ParallelGroups groups = make_parallel_groups(config, world);
+    const int stage = groups.pp.rank();
+    if (stage == 0 || stage == 3) {
+      EXPECT_EQ(&groups.stages({0, 3}), &groups.embd);
+    }
+    if (stage == 3) return;
+    const ProcessGroup& three = groups.stages({0, 1, 2});
+    EXPECT_EQ(&groups.stages({0, 1, 2}), &three);
+    EXPECT_EQ(three.rank(), stage);
+    const at::Tensor sum = at::full({1}, double(world->rank()), at::kDouble);
+    three.all_reduce(sum)->wait();
+    EXPECT_EQ(sum.item<double>(), 3 * groups.tp.rank() + 2 + 4);
+  });
+}
+
 // Dense models have their groups in every order of the axes; experts are refused by name.
 TEST(ParallelGroups, ExpertsThatDoNotFitAreRefusedWhenAskedFor) {
   run_ranks(8, [](const std::shared_ptr<Backend>& world) {

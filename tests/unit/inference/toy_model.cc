@@ -127,7 +127,7 @@ class ToyModel final : public Model {
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor&, const Batch&) override {
     return nullptr;
   }
-  Parameter* embedding_table() override { return &embedding_.weight(); }
+  EmbeddingTables embedding_tables() override { return {&embedding_.weight()}; }
 
   SequenceInputUse sequence_input() const override { return SequenceInputUse::kRequired; }
   void begin_sequence(const SequenceInput& input, DecodingState& state, int64_t slot,

@@ -118,7 +118,7 @@ TEST_P(BertGolden, LossesLogitsAndGradients) {
   for (const auto& [dtype, rtol] : {std::pair{at::kFloat, 1e-5}, {at::kDouble, 1e-5}}) {
     for (const int64_t most : {int64_t{0}, masked}) {
       const ParallelGroups groups;
-      BertModel model(config, groups, {0, config.transformer.num_layers, true, true}, nullptr);
+      BertModel model(config, groups, {0, config.transformer.num_layers, true, true}, {});
       PlainParameterStore store(model, dtype, at::kCPU, /*gradients=*/true);
       set_weights(model);
       Batch batch;
@@ -184,7 +184,7 @@ TEST_P(T5Golden, LossesAndGradients) {
     }
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
       const ParallelGroups groups;
-      T5Model model(config, groups, {0, config.transformer.num_layers, true, true}, nullptr);
+      T5Model model(config, groups, {0, config.transformer.num_layers, true, true}, {});
       PlainParameterStore store(model, dtype, at::kCPU, /*gradients=*/true);
       set_weights(model);
       Batch batch;

@@ -39,10 +39,10 @@ std::filesystem::path encoder_folder(const std::string& name) {
 // A golden, and the model of its folder with its weights and gradients in fp32.
 struct HfEncoder {
   HfEncoder(const std::string& name, const ParallelGroups& groups,
-            const StageSlice& slice = {0, 2, true, true}, Parameter* table = nullptr)
+            const StageSlice& slice = {0, 2, true, true}, const EmbeddingTables& tables = {})
       : golden(read_golden_tensors(SafetensorsFile(encoder_folder(name) / "golden.safetensors"))),
         folder(open_hf_folder(encoder_folder(name))),
-        model(folder.model.config, groups, slice, table),
+        model(folder.model.config, groups, slice, tables),
         store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
     std::vector<ShardedTensor> wanted;
     model.visit([&](const std::string& ours, Parameter& parameter) {
@@ -150,7 +150,7 @@ TEST_P(HfEncoderGolden, LogitsOfTwoSegments) {
   const at::NoGradGuard no_grad;
   const ParallelGroups groups;
   HfEncoder first(GetParam(), groups, {0, 1, true, false}),
-      second(GetParam(), groups, {1, 1, false, true}, first.model.embedding_table());
+      second(GetParam(), groups, {1, 1, false, true}, first.model.embedding_tables());
   const StageTensors middle = first.model.hidden(first.batch, {}, first.context);
   const at::Tensor hidden = second.model.hidden(second.batch, middle, second.context).front();
   expect_close(second.logits(hidden), second.golden.at("logits"), kHfTolerance, 0, "logits");

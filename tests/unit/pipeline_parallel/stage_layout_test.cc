@@ -122,6 +122,24 @@ TEST(StageLayout, LayoutStrings) {
   EXPECT_EQ(deepseek.slice(14, 1), (StageSlice{61, 1, false, false}));
 }
 
+// Of an encoder and its decoder: what several segments use has a home on each of these stages.
+TEST(StageLayout, SlicesKnowTheStagesOfAllLayers) {
+  PipelineConfig config;
+  config.pipeline_model_parallel_layout = "Ee|eet|t|L";
+  const StageLayout looped = make_stage_layout(config, 2, 5);
+  EXPECT_EQ(text_of(looped), "Et|t*3|t|L");
+  EXPECT_EQ(looped.slice(0, 1).stages, (std::vector<int>{0, 0, 1, 1, 1, 0, 1}));
+  EXPECT_EQ(looped.slice(1, 0).stages, looped.slice(0, 1).stages);
+  EXPECT_EQ(looped.slice(0, 0).stage_of_embedding(), 0);
+  EXPECT_EQ(looped.slice(0, 0).stage_of_layer(3), 1);
+  EXPECT_EQ(looped.slice(0, 0).stage_of_head(), 1);
+  config.pipeline_schedule = ScheduleKind::kZeroBubbleV;
+  EXPECT_EQ(make_stage_layout(config, 2, 5).slice(1, 1).stages,
+            (std::vector<int>{0, 0, 1, 1, 1, 1, 0}));
+  EXPECT_EQ(make_stage_layout({}, 1, 5).slice(0, 0).stage_of_layer(4), 0);
+  EXPECT_EQ(count_layout_letters("E(et)*2|tL", 'e'), 2);
+}
+
 // Whatever is asked for, the layers of all segments are the model's: none is lost, none is held
 // twice.
 TEST(StageLayout, NoLayerIsLost) {
@@ -236,9 +254,14 @@ TEST(StageLayout, FaultsOfLayoutStringsAreLocated) {
     EXPECT_TRUE(message.starts_with(start)) << message;
     return message.substr(std::min(start.size(), message.size()));
   };
-  EXPECT_THAT(error("Ett|xtL"),
-              HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), t (layer), m "
-                        "(multi-token prediction), L (loss)"));
+  EXPECT_THAT(
+      error("Ett|xtL"),
+      HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), e (encoder layer), "
+                "t (layer), m (multi-token prediction), L (loss)"));
+  EXPECT_THAT(
+      error("Eet|etL"),
+      HasSubstr("'e' at position 5 is after a t: an encoder comes before its decoder\nhint: "
+                "all e before all t"));
   EXPECT_THAT(error("Ett|t,m|L"), HasSubstr("'m' at position 7 is not before L"));
   EXPECT_THAT(error("tt|ttL"), HasSubstr("does not start with the embedding\nhint: one E"));
   EXPECT_THAT(error("Ett|tt"), HasSubstr("does not end with the loss\nhint: one L"));

@@ -233,7 +233,7 @@ TEST(Prove, StepsWithoutUpdatesHaveWeightsOfTheirOwn) {
     task.forward_step = [&seen, forward = task.forward_step](Model& model, const Batch& batch,
                                                              const StageTensors& input,
                                                              const ForwardContext& context) {
-      seen.push_back(model.embedding_table()->value.to(at::kDouble, false, /*copy=*/true));
+      seen.push_back(model.embedding_tables().words->value.to(at::kDouble, false, /*copy=*/true));
       return forward(model, batch, input, context);
     };
     trace_training(task, a, {type, /*num_steps=*/3, /*updates=*/false, at::kBFloat16});
