@@ -117,9 +117,9 @@ class EncoderTest(support.FolderTest):
             self.assertIn(name, names)
         self.assertFalse([name for name in names if name.startswith(("encoder.layers.1", "encoder.layers.0.cross_attention"))])
         # The same flags from the checkpoint; --num-layers, without a spelling of T5's own, would be those of the encoder.
-        codes, _, error = self.start(1, "--task", "t5", "--load", saved, "--use-checkpoint-args", "--train-iters", "7", model=[])
+        codes, _, error = self.start(1, "--task", "t5", "--load", saved, "--use-checkpoint-args", "--finetune", model=[])
         self.assertEqual(codes, [0], error)
-        done = support.call("generate", "--load", saved, "--prompt", "Once")
+        done = support.call("generate", "--load", saved, "--prompt", "Once", "--tokens-to-generate", "4")
         self.assertEqual(done.returncode, 1)
         self.assertIn("generation with a T5 is not built", done.stderr)
 
