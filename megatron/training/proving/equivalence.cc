@@ -233,10 +233,16 @@ class TracedRun {
   }
 
  private:
+  // Initial ones, but those that a run starts as zeros (biases, halves of adapters) are none: what
+  // is multiplied by zeros shows nothing.
   void draw_weights(int64_t seed) {
+    constexpr double kOfZeros = 0.05;
     for (const ModelChunk& chunk : model_.chunks)
       chunk.store->edit_values([&](Parameter& parameter) {
+        const Init init = parameter.init;
+        if (init.kind == Init::Kind::kZero) parameter.init = Init::normal(kOfZeros);
         initialize_parameter(parameter, seed, groups_);
+        parameter.init = init;
         parameter.value.copy_(parameter.value.to(weights_));
       });
   }

@@ -380,7 +380,7 @@ Proof prove_exactly(const Tracer& tracer, const Arguments& arguments, int num_st
 // seconds.
 constexpr double kWorkOfRounding = 16384, kOperations = 1e7;
 
-// As many steps as fit; none, if too few do.
+// As many steps as fit, or the fewest in up to twice that time; else none.
 int rounding_steps(const PretrainTask& task, const Arguments& layout, bool thorough) {
   if (thorough) return kThoroughSteps;
   const SampleSize sample = sample_size(layout.transformer);
@@ -395,8 +395,8 @@ int rounding_steps(const PretrainTask& task, const Arguments& layout, bool thoro
   const double work = 2 * (layers + products) + layers * tp * cp * (3 + cp) / 4 + products;
   const auto passes = static_cast<double>(most_microbatches(layout) * layout.data_parallel_size());
   const double steps = kWorkOfRounding / (passes * work);
-  return steps < kFewestRoundingSteps ? 0
-                                      : static_cast<int>(std::min<double>(steps, kRoundingSteps));
+  if (2 * steps < kFewestRoundingSteps) return 0;
+  return static_cast<int>(std::clamp<double>(steps, kFewestRoundingSteps, kRoundingSteps));
 }
 
 bool all_finite(const TrainingTrace& trace) {

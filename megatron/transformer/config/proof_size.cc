@@ -299,7 +299,10 @@ void shrink_depth(TransformerConfig& t, int64_t segments, int64_t stages, Shrink
 }
 
 SampleSize sample_size(const TransformerConfig& t) {
-  return {1 + t.num_layers + t.mtp_num_layers, t.seq_length};
+  const int64_t layer = t.multi_latent_attention ? 2 : 1;
+  int64_t layers = 1 + layer * (t.num_layers + t.mtp_num_layers);
+  for (int64_t i = 1; i <= t.num_layers; ++i) layers += t.is_moe_layer(i) ? 2 : 0;
+  return {layers, t.seq_length};
 }
 
 void shrink_weights(TransformerConfig& t) {

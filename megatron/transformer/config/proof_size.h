@@ -74,7 +74,8 @@ void remove_balance_by_rank(TransformerConfig& config, const BalancedRows& rows,
 // remainder if it had one; the depth as it is if there is no smaller one.
 void shrink_depth(TransformerConfig& config, int64_t segments, int64_t stages, Shrinker& shrinker);
 
-// What a sample of a tiny model passes through, its ends counted as a layer, and how long it is.
+// What a sample of a tiny model passes through, and how long it is. In layers that take as long:
+// the ends of the model are one, latent attention makes two of one, experts add two.
 struct SampleSize {
   int64_t layers = 0, tokens = 0;
 };

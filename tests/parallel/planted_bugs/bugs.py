@@ -3,7 +3,8 @@
 An edit replaces a text that occurs once in its file, however it is broken into lines. In the new text PLANTED is true while the bug is
 switched on, so that all bugs can be compiled at once and still be tried one at a time. `rows` are the layouts of the equivalence matrix
 that are tried first, `prove` the configurations of `megatron prove`; when those say nothing, all of them are. A bug in what the matrix
-cannot have (it computes in fp64 and fp32) names in place of rows a `unit_test`, "program:Suite.Name", which must fail; one that only
+cannot have (it computes in fp64 and fp32) names in place of rows a `unit_test`, "program:Suite.Name", which must fail, or `unmatched`, why
+only `prove` can see it; one that only
 rounds more, in place of proofs, by how much.
 """
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ DEEPSEEK = LATENT + ("--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size
 BALANCE, FULL = "--moe-router-load-balancing-type ", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
 FP8 = "--bf16 --fp8-format hybrid --fp8-recipe delayed"
 BATCH = "--micro-batch-size 2 --global-batch-size 96 "
+GROWS = '--step-batch-size-schedule "0:16 1M:96" '
 PROOFS = {
     "gpt tp2": (2, GPT + BATCH + TP + "2"),
     "latent tp2": (2, LATENT + BATCH + TP + "2"),
@@ -121,6 +123,12 @@ PROOFS = {
     "mixtral pp2 dense stage": (2, MIXTRAL + BATCH + PP + "2 --num-layers 4 --moe-layer-freq [0]*2+[1]*2 --moe-aux-loss-coeff 0.1"),
     "deepseek tp2": (2, DEEPSEEK + BATCH + TP + "2 " + SP),
     "deepseek dp2": (2, DEEPSEEK + BATCH),
+    "llama tp2 lora bf16": (2, LLAMA + BATCH + TP + "2 --lora-rank 16 --bf16"),
+    "gpt dp2 grows": (2, GPT + "--micro-batch-size 2 " + GROWS),
+    "gpt dp2 evaluates more": (2, GPT + BATCH + "--eval-micro-batch-size 4 --eval-global-batch-size 192"),
+    "llama pp2 fp8 edges": (2, LLAMA + BATCH + PP + "2 --first-last-layers-bf16 " + FP8),
+    "llama pp2 mtp repeated": (2, LLAMA + BATCH + PP + "2 --mtp-num-layers 2 --mtp-use-repeated-layer"),
+    "mixtral ep2 capacity": (2, MIXTRAL + BATCH + EP + "2 --moe-expert-capacity-factor 1"),
     "bert tp2": (2, BERT + BATCH + TP + "2"),
     "bert tp2 sp": (2, BERT + BATCH + TP + "2 " + SP),
     "bert residual tp2 sp": (2, BERT + BATCH + TP + "2 " + SP + "--norm-placement residual --bert-embedding-norm --bert-first-position 2"),
@@ -147,6 +155,7 @@ class Bug:
     prove: str  # of PROOFS, separated by commas
     unit_test: str = ""  # in place of rows: "program:filter"
     unproved: str = ""  # in place of `prove`: why no proof can say no
+    unmatched: str = ""  # in place of rows: why the matrix cannot have it
 
 
 LAYERS = "megatron/tensor_parallel/layers.cc"
@@ -515,10 +524,10 @@ BUGS = (
          (BLOCK, "layers_.push_back(make(config,", "layers_.push_back(make(config, offset + ")),
         "pp2_vpp2_window3", "gemma pp2 vpp2"),
     Bug("chunks_swapped", "virtual stages hold the layers of the next chunk",
-        ((STAGES, "  return segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));",
-          "  StageSlice here = segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));\n"
-          "  const StageSlice next = segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, (chunk + 1) % num_chunks()})));\n"
-          "  if (PLANTED) here.first_layer = next.first_layer, here.num_layers = next.num_layers;\n  return here;"),),
+        ((STAGES, "  if (num_stages_ == 1) return slice;",
+          "  if (num_stages_ == 1) return slice;\n"
+          "  const StageSlice& next = segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, (chunk + 1) % num_chunks()})));\n"
+          "  if (PLANTED) slice.first_layer = next.first_layer, slice.num_layers = next.num_layers;"),),
         "pp2_vpp2", "llama pp2 vpp2"),
     Bug("stage_skips_collective", "stages after the first skip a collective that the others are in",
         ((PASSES, "model.groups().pp.all_reduce(totals)->wait();  //", "if (!PLANTED || model.groups().pp.rank() == 0) model.groups().pp.all_reduce(totals)->wait();  //"),),
@@ -927,6 +936,40 @@ BUGS = (
     Bug("streams_swapped", "the streams of a border in the decoder are swapped where they have one shape",
         ((T5_MODEL, "if (end == all) return {x};", "if (end == all) return {x}; if (PLANTED) return {x, encoded};"),),
         "pp3_behind_t5_even", "t5 pp4 equal lengths"),
+    # What proofs once left out.
+    Bug("adapter_half_grad_in_bf16", "in bf16 tensor ranks halve the gradient of an adapter's first half",
+        ((LORA, "linear_weight_grad(dz, x, target.tensor, target.beta);",
+          "linear_weight_grad(PLANTED && x.scalar_type() == at::kBFloat16 && b.local_shape[0] < b.global_shape[0] ? dz * 0.5 : dz, x,"
+          " target.tensor, target.beta);"),),
+        "", "llama tp2 lora bf16", unmatched="no row has adapters in bf16"),
+    Bug("batch_never_grows", "several data ranks go on with the micro-batches of the first step when the batch grows",
+        ((SETUP, "microbatches.num_microbatches(consumed_samples);",
+          "microbatches.num_microbatches(PLANTED && arguments.data_parallel_size() > 1 ? 0 : consumed_samples);"),),
+        "", "gpt dp2 grows", unmatched="no row's batch grows"),
+    Bug("evaluation_sizes_of_training", "several data ranks evaluate one micro-batch each, whatever --eval-global-batch-size says",
+        ((EVALUATION, "options.global_batch_size = arguments.eval_global_batch_size();",
+          "options.global_batch_size = PLANTED && groups.dp.size() > 1 ? options.micro_batch_size * groups.dp.size()"
+          " : arguments.eval_global_batch_size();"),),
+        "", "gpt dp2 evaluates more", unmatched="no row evaluates several micro-batches of another size"),
+    Bug("edges_of_every_stage", "the last layer of every stage stays in bf16, as if it were the model's",
+        ((BLOCK, "for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {",
+          "auto* const edged = PLANTED ? new TransformerConfig(config) : nullptr;\n"
+          "  if (edged) edged->num_layers_at_end_in_bf16 += config.num_layers - first_layer - num_layers;\n"
+          "  const TransformerConfig& whole = config;\n  for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {\n"
+          "    const TransformerConfig& config = edged ? *edged : whole;"),),
+        "", "llama pp2 fp8 edges", unmatched="no row leaves layers in bf16"),
+    Bug("mtp_repeated_layer_counts_once", "on several stages the gradient of a repeated layer is complete after its first depth",
+        ((MTP, "parameter->uses = static_cast<int>(uses);", "parameter->uses = PLANTED && groups.pp.size() > 1 ? 1 : static_cast<int>(uses);"),),
+        "pp2_vpp2_mtp_repeated", "llama pp2 mtp repeated"),
+    Bug("moe_capacity_of_all_ranks", "an expert takes as many rows of a rank as it has room for those of all expert ranks",
+        ((ROUTER, "options_(options),",
+          "options_([&] {\n        RouterOptions own = options;\n"
+          "        if (PLANTED && own.capacity) own.capacity->factor *= static_cast<double>(groups.ep.size());\n        return own;\n      }()),"),),
+        "moe_ep2_capacity", "mixtral ep2 capacity"),
+    Bug("bert_weights_of_last_microbatch", "the weights that divide the two losses are those of a rank's last micro-batch",
+        ((PASSES, "weights[0] += task_.loss_weight(batch);",
+          "if (PLANTED && &batch != &batches_.back()) continue;\n      weights[0] += task_.loss_weight(batch);"),),
+        "dp2_bert", "bert dp2"),
     # Precision.
     Bug("ring_acc_model_dtype", "the partial outputs of ring attention are added in the model's type",
         ((RING, "total = {block.out.to(block.lse.scalar_type()), block.lse};",

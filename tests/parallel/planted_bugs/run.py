@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -66,8 +67,8 @@ def planted_sources(root, bugs=BUGS):
             raise SystemExit(f"error: {bug.name}: bugs.py has no proof {unknown[0]}")
         if bool(bug.prove) == bool(bug.unproved):
             raise SystemExit(f"error: {bug.name}: names neither proofs nor why there are none, or both")
-        if bug.unit_test and bug.rows:
-            raise SystemExit(f"error: {bug.name}: names rows of the matrix, and a unit test in their place")
+        if bool(bug.rows) + bool(bug.unit_test) + bool(bug.unmatched) > 1:
+            raise SystemExit(f"error: {bug.name}: names more than one of rows of the matrix, a unit test, why there is neither")
         if bug.unit_test and not has_unit_test(root, bug.unit_test):
             raise SystemExit(f"error: {bug.name}: tests/ has no {bug.unit_test}, expected PROGRAM:Suite.Name or PROGRAM:Prefix/Suite.Name/case")
     include = '#include "megatron/base/planted_bug.h"\n'
@@ -164,7 +165,7 @@ def run_unit_test(preset, bug, unit_test):
 def run_prove(preset, bug, name):
     ranks, flags = PROOFS[name]
     binary = ROOT / "build" / preset / "bin" / "megatron"
-    code, out, err = run([binary, "prove", "--json", "--world-size", ranks, *PROVE_FLAGS, *flags.split()], bug)
+    code, out, err = run([binary, "prove", "--json", "--world-size", ranks, *PROVE_FLAGS, *shlex.split(flags)], bug)
     if code == 0:
         return None
     if code is None:
@@ -251,7 +252,7 @@ def main():
     lines, uncaught = ["| bug | matrix, or unit test | prove |", "| --- | --- | --- |"], []
     for bug in chosen:
         begin = time.monotonic()
-        matrix = matrix_of(options.preset, bug, options.named)
+        matrix = bug.unmatched or matrix_of(options.preset, bug, options.named)
         proof = bug.unproved or proof_of(options.preset, bug, options.named)
         lines.append(f"| {bug.what} | {brief(matrix)} | {brief(proof)} |")
         print(f"{bug.name} ({time.monotonic() - begin:.0f} s)\n  matrix: {matrix or 'NOT CAUGHT'}\n  prove:  {proof or 'NOT CAUGHT'}", flush=True)

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
@@ -186,6 +187,14 @@ TEST(Shrink, EvaluationsKeepMicrobatchesOfTheirOwn) {
   EXPECT_EQ(a.eval_micro_batch_size(), 2);
   EXPECT_EQ(a.eval_global_batch_size(), 2 * 2 * a.data_parallel_size());
   EXPECT_EQ(serial_arguments(a).eval_global_batch_size(), a.eval_global_batch_size());
+}
+
+TEST(Shrink, ShortSamplesHaveSeveralMaskedTokens) {
+  const auto share = [](const char* flags) {
+    return shrunk(cat("--num-layers 2 --task bert ", flags), 2).arguments.masked.mask_prob;
+  };
+  EXPECT_EQ(share(""), 0.4);
+  EXPECT_EQ(share("--mask-prob 0.5"), 0.5);
 }
 
 TEST(Shrink, EvaluatesIfTheRunDoes) {
