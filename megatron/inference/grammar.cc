@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 
+#include "megatron/base/failure_class.h"
 #include "megatron/inference/grammar/compile_process.h"
 #include "megatron/tokenizers/tokenizer.h"
 
@@ -153,6 +154,32 @@ void append_bytes(std::string& out, const void* bytes, size_t count) {
 
 }  // namespace
 
+std::string compiled_text(ProcessResult result, const GrammarLimits& limits,
+                          const fs::path& program) {
+  using End = ProcessResult::End;
+  const std::string memory =
+      cat("cannot be compiled within ", limits.compile_bytes, " bytes of memory");
+  switch (result.end) {
+    case End::kDeadline:
+      throw GrammarError(cat("cannot be compiled within ", limits.compile_ms, " ms"));
+    case End::kTooMuch:
+      throw GrammarError(
+          cat("is larger than ", limits.compiled_bytes, " bytes when it is compiled"));
+    case End::kKilled:  // the stack or the memory is at its limit
+      throw GrammarError(cat(memory, " (signal ", result.status, ")"));
+    case End::kExited:
+      break;
+  }
+  if (result.status == 0) return std::move(result.output);
+  // It says why. A program that has not even started, for want of a library, says nothing.
+  if (result.output.empty())
+    throw RetryError(cat("grammars cannot be compiled: ", program.string(), " ended with status ",
+                         result.status, "\nhint: `make grammars` builds it"));
+  throw GrammarError(result.output.find("bad_alloc") == std::string::npos
+                         ? result.output.substr(0, GrammarMessage::kBytes)
+                         : memory);
+}
+
 struct GrammarCompiler::Impl {
   GrammarLimits limits;
   std::vector<int32_t> ends, lengths;
@@ -212,24 +239,11 @@ struct GrammarCompiler::Impl {
     return out + bytes;
   }
 
-  std::string compiled_text(const GrammarText& grammar) const {
-    using End = ProcessResult::End;
-    ProcessResult result = run_bounded_process(grammar_library().compiler, job(grammar),
-                                               limits.compile_ms, limits.compiled_bytes);
-    if (result.end == End::kDeadline)
-      throw GrammarError(cat("cannot be compiled within ", limits.compile_ms, " ms"));
-    if (result.end == End::kTooMuch)
-      throw GrammarError(
-          cat("is larger than ", limits.compiled_bytes, " bytes when it is compiled"));
-    // The stack or the memory is at its limit.
-    if (result.end == End::kKilled)
-      throw GrammarError(cat("cannot be compiled within ", limits.compile_bytes,
-                             " bytes of memory (signal ", result.status, ")"));
-    if (result.status == 0) return std::move(result.output);
-    throw GrammarError(
-        result.output.find("bad_alloc") == result.output.npos
-            ? result.output.substr(0, GrammarMessage::kBytes)
-            : cat("cannot be compiled within ", limits.compile_bytes, " bytes of memory"));
+  std::string compiled(const GrammarText& grammar) const {
+    const fs::path& program = grammar_library().compiler;
+    return compiled_text(
+        run_bounded_process(program, job(grammar), limits.compile_ms, limits.compiled_bytes),
+        limits, program);
   }
 };
 
@@ -255,7 +269,7 @@ std::shared_ptr<const TokenGrammar> GrammarCompiler::compile(const GrammarText& 
   check_grammar(grammar, impl_->limits);
   if (auto found = impl_->find(grammar)) return found;
   const std::shared_ptr<void> vocabulary = impl_->loaded_vocabulary();
-  const std::string text = impl_->compiled_text(grammar);
+  const std::string text = impl_->compiled(grammar);
   const GrammarLibrary& library = grammar_library();
   GrammarMessage message;
   void* const loaded =

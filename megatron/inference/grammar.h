@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@
 namespace megatron {
 
 class Tokenizer;
+struct ProcessResult;
 
 struct GrammarLimits {
   int64_t text_bytes = 64 << 10;
@@ -52,5 +54,10 @@ class GrammarCompiler : public GrammarSource {
 
 // Throws GrammarError for texts beyond the limits and for schemas with keywords that are not built.
 void check_grammar(const GrammarText& grammar, const GrammarLimits& limits);
+
+// The compiled grammar, from the end of the process that compiles. Throws GrammarError if the
+// grammar is at fault, RetryError if the program could not even start.
+std::string compiled_text(ProcessResult result, const GrammarLimits& limits,
+                          const std::filesystem::path& program);
 
 }  // namespace megatron

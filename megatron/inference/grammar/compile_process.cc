@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/base/failure_class.h"
 
 namespace megatron {
 namespace {
@@ -38,7 +39,7 @@ class Descriptor {
 };
 
 [[noreturn]] void throw_failed(const char* what, int error) {
-  throw_error(cat("cannot ", what, ": ", std::strerror(error)));
+  throw RetryError(cat("cannot ", what, ": ", std::strerror(error)));
 }
 
 // A file in memory that holds the bytes, to be read from its beginning.

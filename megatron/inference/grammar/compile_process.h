@@ -20,7 +20,7 @@ struct ProcessResult {
 };
 
 // Runs a program with no arguments, no environment and no open files but the three standard ones;
-// its errors go nowhere. Throws Error if it cannot be started.
+// its errors go nowhere. Throws RetryError if it cannot be started.
 ProcessResult run_bounded_process(const std::filesystem::path& program, const std::string& input,
                                   int64_t deadline_ms, int64_t most_output_bytes);
 

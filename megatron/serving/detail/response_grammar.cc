@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "megatron/base/failure_class.h"
 #include "megatron/base/json_writer.h"
 
 namespace megatron {
@@ -20,6 +21,8 @@ void set_grammar(const GrammarText& grammar, const std::string& where, const Ser
     request.spec.grammar = model.grammars->compile(grammar);
   } catch (const GrammarError& error) {
     throw ApiError(400, where, cat(where, ": the grammar ", error.what()));
+  } catch (const RetryError& error) {  // no fault of the request
+    throw ApiError(503, where, cat(where, " cannot be followed now: ", error.what()));
   } catch (const Error& error) {
     throw ApiError(400, where, cat(where, " is not supported: ", error.what()), "unsupported");
   }

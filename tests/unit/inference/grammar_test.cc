@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "megatron/base/failure_class.h"
 #include "megatron/inference/grammar/compile_process.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "tests/unit/error_of.h"
@@ -58,6 +59,25 @@ TEST(Grammar, IsBounded) {
   EXPECT_EQ(refusal(GrammarKind::kJsonSchema, nested(20000, "[", "]")),
             "is nested more than 32 deep");
   EXPECT_EQ(refusal(GrammarKind::kJsonSchema, "{\"type\": \"string\"} x"), "is not JSON");
+}
+
+TEST(Grammar, IsAtFaultForAnyEndOfItsCompilerThatHasStarted) {
+  using End = ProcessResult::End;
+  const auto end = [](End how, int status, const char* output) {
+    return compiled_text({how, status, output}, {}, "/bin/compiler");
+  };
+  EXPECT_EQ(end(End::kExited, 0, "compiled"), "compiled");
+  EXPECT_THROW(end(End::kDeadline, 9, ""), GrammarError);
+  EXPECT_THROW(end(End::kTooMuch, 9, ""), GrammarError);
+  EXPECT_THROW(end(End::kKilled, 11, ""), GrammarError);
+  EXPECT_THROW(end(End::kExited, 1, "std::bad_alloc"), GrammarError);
+  EXPECT_THROW(end(End::kExited, 1, "is not a regex"), GrammarError);
+  // The loader ends a program without its libraries before it can say anything.
+  EXPECT_THROW(end(End::kExited, 127, ""), RetryError);
+  EXPECT_THAT(
+      error_of([&] { end(End::kExited, 127, ""); }),
+      StartsWith("grammars cannot be compiled: /bin/compiler ended with status 127\nhint:"));
+  EXPECT_THROW(run_bounded_process("/nowhere/compiler", "", 1000, 1000), RetryError);
 }
 
 TEST(Grammar, WithKeywordsThatAreNotBuiltIsRefused) {

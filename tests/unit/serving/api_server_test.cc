@@ -565,6 +565,12 @@ TEST_F(ApiServerTest, RepliesFollowGrammars) {
   EXPECT_EQ(answer.status, 400);
   EXPECT_EQ(answer.json["error"]["message"],
             "structured_outputs.regex is not supported: the library is not there");
+  body["structured_outputs"] = {{"regex", "broken"}};
+  answer = chat(body);
+  EXPECT_EQ(answer.status, 503);
+  EXPECT_EQ(answer.json["error"]["type"], "service_unavailable_error");
+  EXPECT_EQ(answer.json["error"]["message"],
+            "structured_outputs.regex cannot be followed now: the compiler does not start");
   ServedModel without = fake().model;
   without.grammars = nullptr;
   EXPECT_EQ(error_of([&] { parse_chat(body.dump(), without, {}); }),

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "megatron/base/failure_class.h"
+
 namespace megatron {
 namespace {
 
@@ -38,6 +40,8 @@ class AnyText final : public TokenGrammar {
 std::shared_ptr<const TokenGrammar> FakeGrammars::compile(const GrammarText& grammar) {
   if (grammar.text.find("wrong") != std::string::npos) throw GrammarError("is wrong");
   if (grammar.text.find("absent") != std::string::npos) throw Error("the library is not there");
+  if (grammar.text.find("broken") != std::string::npos)
+    throw RetryError("the compiler does not start");
   const std::lock_guard lock(mutex_);
   last_ = grammar;
   return std::make_shared<const AnyText>();
