@@ -24,6 +24,20 @@ void EngineThread::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+void EngineThread::fail(const std::string& message) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = message;
+}
+
+EngineStats EngineThread::stats() const {
+  EngineStats stats = engine_.stats();
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty() || stats.state == EngineState::kFailed) return stats;
+  stats.state = EngineState::kFailed;
+  stats.failure = failure_;
+  return stats;
+}
+
 void EngineThread::tell() {
   std::vector<Event> events = engine_.take_events();
   if (!events.empty() && listener_) listener_(std::move(events));

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
+#include <string>
 #include <thread>
 
 #include "megatron/inference/engine.h"
@@ -19,13 +21,16 @@ class EngineThread final : public EngineService {
   void start();
   // Ends the thread; requests in flight get no more events.
   void stop();
+  // The job of the ranks has failed; from now on stats() says so, though the thread may be stuck in
+  // a step. Any thread.
+  void fail(const std::string& message);
 
   Admission submit(RequestSpec spec) override { return engine_.submit(std::move(spec)); }
   void cancel(RequestId request) override { engine_.cancel(request); }
   Ticket command(EngineCommand command, int64_t deadline_ns) override {
     return engine_.command(std::move(command), deadline_ns);
   }
-  EngineStats stats() const override { return engine_.stats(); }
+  EngineStats stats() const override;
   void set_listener(Listener listener) override { listener_ = std::move(listener); }
 
  private:
@@ -36,6 +41,8 @@ class EngineThread final : public EngineService {
   Listener listener_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};
+  mutable std::mutex mutex_;
+  std::string failure_;  // of fail()
 };
 
 }  // namespace megatron

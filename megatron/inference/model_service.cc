@@ -8,13 +8,12 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
-#include "megatron/inference/memory_plan.h"
 #include "megatron/reporting/build_commit.h"
 
 namespace megatron {
 namespace {
 
-constexpr double kGiB = 1 << 30;
+constexpr int64_t kStopNs = 5'000'000'000;
 
 EngineOptions options_of(const ModelServiceOptions& options) {
   EngineOptions engine = engine_options(options.engine);
@@ -33,68 +32,27 @@ std::string folder_name(std::filesystem::path folder) {
 
 }  // namespace
 
-ModelService::ModelService(LoadModelRequest request, LoadedModel loaded,
+ModelService::ModelService(std::unique_ptr<ServedRank> rank, std::unique_ptr<FollowerLinks> links,
                            const ModelServiceOptions& options)
-    : request_(std::move(request)),
-      loaded_(std::move(loaded)),
-      adapters_(load_adapters(loaded_, options.adapters)),
-      weights_(
-          *loaded_.store, [this](const std::string& source) { return read_other_weights(source); },
-          loaded_.directory.string()),
-      runner_(make_runner(options.engine)),
-      engine_(*runner_, nullptr, loaded_.tokenizer.get(), clock_, options_of(options)),
+    : rank_(std::move(rank)),
+      links_(std::move(links)),
+      engine_(rank_->runner(), links_.get(), rank_->loaded().tokenizer.get(), clock_,
+              options_of(options)),
       thread_(engine_) {
   describe(options);
 }
 
-ModelService::~ModelService() { stop(); }
-
-std::vector<at::Tensor> ModelService::read_other_weights(const std::string& source) {
-  LoadModelRequest request = request_;
-  request.load = source;
-  request.ckpt_step.reset();
-  return read_weights(request, *loaded_.model);
-}
-
-std::unique_ptr<ModelRunner> ModelService::make_runner(const EngineConfig& config) {
-  const ServedShape shape = served_shape(config, loaded_.config, loaded_.dtype,
-                                         /*on_gpu=*/!request_.device.is_cpu());
-  ServingMemory memory = serving_memory(loaded_.config, shape, /*stage=*/0);
-  memory.weights = loaded_.store->bytes();
-  const int64_t budget = config.cache_gb > 0.0 ? static_cast<int64_t>(config.cache_gb * kGiB)
-                                               : cache_budget(request_.device, memory.step());
-  const KeptBytes kept = kept_bytes(loaded_.config, memory.slice, 1, shape.element);
-  memory.cache = plan_cache(kept, cache_demand(config, shape), budget);
-  RunnerOptions options;
-  options.slots = static_cast<int32_t>(shape.slots);
-  options.block_size = config.block_size;
-  options.adapters = adapters_.empty() ? nullptr : &adapters_;
-  options.max_positions = shape.max_positions;
-  options.device_blocks = memory.cache.blocks;
-  if (config.swap_gb > 0.0) {
-    const auto each = static_cast<double>(std::max<int64_t>(1, memory.cache.block_bytes));
-    options.host_blocks = static_cast<int32_t>(std::min(config.swap_gb * kGiB / each, 1e9));
-    options.host_states = options.slots;
-  }
-  auto runner = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
-  MEGATRON_ASSERT(runner->cache_bytes() == memory.cache.bytes(), "the cache has ",
-                  runner->cache_bytes(), " bytes, planned were ", memory.cache.bytes(),
-                  ": a kind of layers keeps other states than its cost says");
-  log_info(cat("cache: ", memory.cache.blocks * config.block_size, " tokens in blocks of ",
-               config.block_size, "; up to ", options.slots, " requests at a time, of ",
-               options.max_positions, " tokens at most"));
-  log_info(memory.text());
-  return runner;
-}
+ModelService::~ModelService() { thread_.stop(); }
 
 void ModelService::describe(const ModelServiceOptions& options) {
-  const Tokenizer& tokenizer = *loaded_.tokenizer;
-  served_.name = options.name.empty() ? folder_name(request_.load) : options.name;
+  const LoadedModel& loaded = rank_->loaded();
+  const Tokenizer& tokenizer = *loaded.tokenizer;
+  served_.name = options.name.empty() ? folder_name(rank_->request().load) : options.name;
   for (const auto& [name, folder] : options.adapters) served_.adapters.push_back(name);
   served_.created = std::time(nullptr);
   served_.tokenizer = &tokenizer;
   served_.limits = engine_.limits();
-  std::set<int32_t> ends(loaded_.end_of_text.begin(), loaded_.end_of_text.end());
+  std::set<int32_t> ends(loaded.end_of_text.begin(), loaded.end_of_text.end());
   if (const auto eod = tokenizer.eod()) ends.insert(*eod);
   for (const int32_t id : ends)
     MEGATRON_CHECK(id >= 0 && id < served_.limits.vocab_size, "the end token ", id,
@@ -111,9 +69,10 @@ void ModelService::describe(const ModelServiceOptions& options) {
 }
 
 void ModelService::describe_chat(const ModelServiceOptions& options) {
+  const LoadedModel& loaded = rank_->loaded();
   try {
-    chat_.emplace(*loaded_.tokenizer, loaded_.chat_templates, options.chat_template,
-                  loaded_.end_of_text);
+    chat_.emplace(*loaded.tokenizer, loaded.chat_templates, options.chat_template,
+                  loaded.end_of_text);
   } catch (const Error& error) {
     if (!options.chat_template.empty()) throw;
     served_.why_no_template =
@@ -135,6 +94,18 @@ void ModelService::start() {
     if (stats.state != EngineState::kStarting) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+}
+
+void ModelService::stop() {
+  if (links_ != nullptr) {
+    // The engine tells the other ranks; one that has failed has told them.
+    engine_.command(DrainCommand{}, 0);
+    const int64_t end = clock_.now_ns() + kStopNs;
+    while (engine_.stats().state != EngineState::kStopped &&
+           engine_.stats().state != EngineState::kFailed && clock_.now_ns() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  thread_.stop();
 }
 
 }  // namespace megatron

@@ -283,7 +283,7 @@ class ServeTest(FolderTest):
                                  (["--adapter", "x"], ["--adapter x is not NAME=DIR"]),
                                  (["--num-speculative-tokens", "2"], ["speculative decoding is not built yet"]),
                                  (["--device", "cuda"], [] if os.path.exists("/dev/nvidiactl") else ["no usable GPU is found"]),
-                                 (["--tensor-model-parallel-size", "2"], ["a server of several ranks is not built yet"]),
+                                 (["--tensor-model-parallel-size", "2"], ["are 2 ranks, and one was started"]),
                                  (["--inference-max-requests", "0", "--inference-dynamic-batching-max-tokens", "0"],
                                   ["--inference-max-requests 0 is outside", "--inference-dynamic-batching-max-tokens 0 is outside"])):
                 result = call("serve", "/nowhere", "--device", "cpu", *flags)
@@ -302,7 +302,9 @@ class ServeTest(FolderTest):
         self.assertNotIn("unknown", result.stderr)
         environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
         result = subprocess.run([support.BINARY, "serve", self.model, "--port", "0"], capture_output=True, text=True, timeout=60, env=environment)
-        self.assertIn("a server of several ranks is not built yet, and torchrun started 2", result.stderr)
+        self.assertIn("--tensor-model-parallel-size 1 and --pipeline-model-parallel-size 1 are 1 rank, and 2 were started", result.stderr)
+        result = call("serve", self.model, "--port", "0", "--tensor-model-parallel-size", "2")
+        self.assertIn("are 2 ranks, and one was started\nhint: torchrun --no-python --nproc-per-node 2 megatron serve", result.stderr)
 
 
 if __name__ == "__main__":

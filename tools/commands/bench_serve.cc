@@ -96,7 +96,7 @@ int bench_serve(int argc, char** argv) {
   std::unique_ptr<ModelService> service;
   std::unique_ptr<LoadTarget> target;
   if (config.url.empty()) {
-    service = load_served_model(load, engine, {}, {}, groups);
+    service = load_served_model(load, engine, groups);
     target = make_engine_target(service->engine(), service->model().tokenizer->vocab_size());
     service->start();
   } else {

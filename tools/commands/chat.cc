@@ -221,7 +221,7 @@ struct LocalServer {
     ServeConfig config;
     config.port = 0;
     config.chat_page = false;
-    service = load_served_model(load, engine, config, {}, groups);
+    service = load_served_model(load, engine, groups);
     server =
         std::make_unique<ApiServer>(config, ServeLimits(), service->engine(), service->model());
     service->start();

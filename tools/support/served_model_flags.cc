@@ -14,11 +14,17 @@ constexpr char kGraphs[] = "CUDA graphs of decoding steps are not built yet";
 constexpr char kRouter[] =
     "replicas stand behind a router of their own, and do not speak with each other";
 constexpr char kOneDevice[] =
-    "a server of several ranks is not built yet: this one computes on one device";
+    "this command computes on one device; megatron serve takes several, and --url asks it";
+constexpr char kExperts[] = "experts are divided over the tensor ranks of a server, like the rest";
+constexpr char kCollectives[] = "ranks exchange sums as in training";
 constexpr char kMamba[] = "Mamba and hybrid models are not built yet";
 constexpr char kCounts[] = "/metrics has counts and times, for Prometheus";
 
+// The first kRankFlags are fields where a model has several ranks.
+constexpr size_t kRankFlags = 2;
 constexpr KnownFlag kInferenceFlags[] = {
+    {"--tensor-model-parallel-size", kNo, kOneDevice, 1, 1, "1"},
+    {"--pipeline-model-parallel-size", kNo, kOneDevice, 1, 1, "1"},
     {"--inference-dynamic-batching", kSo, "requests are always batched step by step"},
     {"--enable-chunked-prefill", kSo,
      "prompts longer than --inference-dynamic-batching-max-tokens are read in chunks"},
@@ -48,15 +54,13 @@ constexpr KnownFlag kInferenceFlags[] = {
     {"--inference-dynamic-batching-prefix-caching-coordinator-policy", kNo, kRouter, 1, 1},
     {"--inference-dynamic-batching-prefix-caching-routing-alpha", kNo, kRouter, 1, 1},
     {"--inference-shards", kNo, kRouter, 1, 1},
-    {"--tensor-model-parallel-size", kNo, kOneDevice, 1, 1, "1"},
-    {"--pipeline-model-parallel-size", kNo, kOneDevice, 1, 1, "1"},
-    {"--expert-model-parallel-size", kNo, kOneDevice, 1, 1, "1"},
-    {"--nccl-all-reduce-for-prefill", kNo, kOneDevice},
-    {"--inference-fuse-tp-communication", kNo, kOneDevice},
-    {"--inference-disable-triton-nvls-kernels", kNo, kOneDevice},
-    {"--inference-moe-token-dispatcher-type", kNo, kOneDevice, 1, 1},
-    {"--inference-disable-ep-consensus", kNo, kOneDevice},
-    {"--inference-use-synchronous-zmq-collectives", kNo, kOneDevice},
+    {"--expert-model-parallel-size", kNo, kExperts, 1, 1, "1"},
+    {"--nccl-all-reduce-for-prefill", kNo, kCollectives},
+    {"--inference-fuse-tp-communication", kNo, kCollectives},
+    {"--inference-disable-triton-nvls-kernels", kNo, kCollectives},
+    {"--inference-moe-token-dispatcher-type", kNo, kExperts, 1, 1},
+    {"--inference-disable-ep-consensus", kNo, kExperts},
+    {"--inference-use-synchronous-zmq-collectives", kNo, kCollectives},
     {"--use-same-sampling-seed-across-dp-ranks", kNo,
      "each request has a seed of its own, given or drawn"},
     {"--flash-decode", kNo, "decoding has one kernel of paged attention"},
@@ -114,16 +118,28 @@ void require_url_or_load(const std::string& url, const ServedModelConfig& config
                      "--url http://127.0.0.1:8000 asks a server, --load DIR loads a model");
 }
 
-std::span<const KnownFlag> known_inference_flags() { return kInferenceFlags; }
+std::span<const KnownFlag> known_inference_flags(bool ranks) {
+  return std::span(kInferenceFlags).subspan(ranks ? kRankFlags : 0);
+}
 
-std::unique_ptr<ModelService> load_served_model(const ServedModelConfig& config,
-                                                const EngineConfig& engine,
-                                                const ServeConfig& serve, const ServeLimits& limits,
-                                                const ParallelGroups& groups) {
-  const Launch launch = launch_from_environment();
-  MEGATRON_CHECK(launch.world_size == 1, "a server of several ranks is not built yet, and ",
-                 launch.launcher, " started ", launch.world_size,
-                 "\nhint: start one process; several of them are replicas, each with a --port");
+std::unique_ptr<ServedRank> load_served_rank(const ServedModelConfig& config,
+                                             const EngineConfig& engine,
+                                             const ParallelGroups& groups, int local_rank,
+                                             int local_ranks, Agreement* agreement) {
+  AdapterFolders adapters;
+  for (const std::string& text : config.adapters) adapters.push_back(split_adapter(text));
+  LoadedModel loaded =
+      load_model(config, groups, /*tokenizer_required=*/true, local_rank, local_ranks, agreement);
+  return std::make_unique<ServedRank>(load_model_request(config, local_rank), std::move(loaded),
+                                      engine, adapters, local_ranks);
+}
+
+std::unique_ptr<ModelService> make_model_service(std::unique_ptr<ServedRank> rank,
+                                                 std::unique_ptr<FollowerLinks> links,
+                                                 const ServedModelConfig& config,
+                                                 const EngineConfig& engine,
+                                                 const ServeConfig& serve,
+                                                 const ServeLimits& limits) {
   ModelServiceOptions options;
   options.engine = engine;
   options.limits = limits;
@@ -131,8 +147,18 @@ std::unique_ptr<ModelService> load_served_model(const ServedModelConfig& config,
   options.chat_template = config.chat_template;
   options.tool_call_parser = serve.tool_call_parser;
   for (const std::string& text : config.adapters) options.adapters.push_back(split_adapter(text));
-  LoadedModel loaded = load_model(config, groups);
-  return std::make_unique<ModelService>(load_model_request(config), std::move(loaded), options);
+  return std::make_unique<ModelService>(std::move(rank), std::move(links), options);
+}
+
+std::unique_ptr<ModelService> load_served_model(const ServedModelConfig& config,
+                                                const EngineConfig& engine,
+                                                const ParallelGroups& groups) {
+  const Launch launch = launch_from_environment();
+  MEGATRON_CHECK(launch.world_size == 1, "this command computes on one device, and ",
+                 launch.launcher, " started ", launch.world_size,
+                 "\nhint: `megatron serve` takes several, and --url asks it");
+  return make_model_service(load_served_rank(config, engine, groups), nullptr, config, engine, {},
+                            {});
 }
 
 }  // namespace megatron

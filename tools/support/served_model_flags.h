@@ -22,18 +22,30 @@ struct ServedModelConfig : LoadModelConfig {
 };
 
 // Megatron-LM's flags for inference that are no fields here: accepted because it is so, or refused
-// with the reason.
-std::span<const KnownFlag> known_inference_flags();
+// with the reason. `ranks`: the command has fields for the ranks of a model.
+std::span<const KnownFlag> known_inference_flags(bool ranks = false);
 
 // Adds a violation unless exactly one of --url, a server, and --load, a model, is given.
 void require_url_or_load(const std::string& url, const ServedModelConfig& config,
                          Violations& violations);
 
-// Loads the model and makes its service, which runs on this process alone: more ranks are refused.
-// `groups` must outlive the result.
+// Loads this rank's part of the model. `groups` must outlive the result.
+std::unique_ptr<ServedRank> load_served_rank(const ServedModelConfig& config,
+                                             const EngineConfig& engine,
+                                             const ParallelGroups& groups, int local_rank = 0,
+                                             int local_ranks = 1, Agreement* agreement = nullptr);
+
+// On rank 0; `links`: to the others, null: there are none.
+std::unique_ptr<ModelService> make_model_service(std::unique_ptr<ServedRank> rank,
+                                                 std::unique_ptr<FollowerLinks> links,
+                                                 const ServedModelConfig& config,
+                                                 const EngineConfig& engine,
+                                                 const ServeConfig& serve,
+                                                 const ServeLimits& limits);
+
+// Both, on this process alone: more ranks are refused.
 std::unique_ptr<ModelService> load_served_model(const ServedModelConfig& config,
                                                 const EngineConfig& engine,
-                                                const ServeConfig& serve, const ServeLimits& limits,
                                                 const ParallelGroups& groups);
 
 }  // namespace megatron

@@ -1,0 +1,81 @@
+#include "megatron/inference/served_rank.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/inference/memory_plan.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+constexpr double kCacheGiB = 1 << 30;
+
+// The fewest blocks that a rank of the model has room for.
+int32_t fewest_blocks(int32_t own, const ParallelGroups& groups, at::Device device) {
+  if (groups.world.size() == 1) return own;
+  const at::Tensor fewest = at::full({1}, -int64_t{own}, at::dtype(at::kLong).device(device));
+  groups.world.all_reduce(fewest, ReduceOp::kMax)->wait();
+  return static_cast<int32_t>(-fewest.item<int64_t>());
+}
+
+}  // namespace
+
+ServedRank::ServedRank(LoadModelRequest request, LoadedModel loaded, const EngineConfig& config,
+                       const AdapterFolders& adapters, int local_ranks)
+    : request_(std::move(request)),
+      loaded_(std::move(loaded)),
+      adapters_(load_adapters(loaded_, adapters)),
+      weights_(
+          *loaded_.store, [this](const std::string& source) { return read_other_weights(source); },
+          loaded_.directory.string()),
+      runner_(make_runner(config, local_ranks)) {}
+
+std::vector<at::Tensor> ServedRank::read_other_weights(const std::string& source) {
+  LoadModelRequest request = request_;
+  request.load = source;
+  request.ckpt_step.reset();
+  return read_weights(request, *loaded_.model);
+}
+
+std::unique_ptr<ModelRunner> ServedRank::make_runner(const EngineConfig& config, int local_ranks) {
+  const ParallelGroups& groups = loaded_.model->groups();
+  const bool on_gpu = !request_.device.is_cpu();
+  ServedShape shape = served_shape(config, loaded_.config, loaded_.dtype, on_gpu);
+  shape.tensor_ranks = groups.tp.size();
+  shape.stages = groups.pp.size();
+  ServingMemory memory = serving_memory(loaded_.config, shape, groups.pp.rank());
+  memory.weights = loaded_.store->bytes();
+  const int64_t budget = config.cache_gb > 0.0 ? static_cast<int64_t>(config.cache_gb * kCacheGiB)
+                                               : cache_budget(request_.device, memory.step()) /
+                                                     (on_gpu ? 1 : std::max(1, local_ranks));
+  const KeptBytes kept =
+      kept_bytes(loaded_.config, memory.slice, shape.tensor_ranks, shape.element);
+  memory.cache = plan_cache(kept, cache_demand(config, shape), budget);
+  memory.cache.blocks = fewest_blocks(memory.cache.blocks, groups, request_.device);
+  RunnerOptions options;
+  options.slots = static_cast<int32_t>(shape.slots);
+  options.block_size = config.block_size;
+  options.adapters = adapters_.empty() ? nullptr : &adapters_;
+  options.max_positions = shape.max_positions;
+  options.device_blocks = memory.cache.blocks;
+  if (config.swap_gb > 0.0) {
+    const auto each = static_cast<double>(std::max<int64_t>(1, memory.cache.block_bytes));
+    const double blocks = std::min(config.swap_gb * kCacheGiB / each, 1e9);
+    options.host_blocks = fewest_blocks(static_cast<int32_t>(blocks), groups, request_.device);
+    options.host_states = options.slots;
+  }
+  auto runner = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
+  MEGATRON_ASSERT(runner->cache_bytes() == memory.cache.bytes(), "the cache has ",
+                  runner->cache_bytes(), " bytes, planned were ", memory.cache.bytes(),
+                  ": a kind of layers keeps other states than its cost says");
+  log_info(cat("cache: ", memory.cache.blocks * config.block_size, " tokens in blocks of ",
+               config.block_size, "; up to ", options.slots, " requests at a time, of ",
+               options.max_positions, " tokens at most"));
+  log_info(memory.text());
+  return runner;
+}
+
+}  // namespace megatron
