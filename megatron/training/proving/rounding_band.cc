@@ -38,7 +38,7 @@ double precision(at::ScalarType dtype) {
 
 double product(const at::Tensor& a, const at::Tensor& b) { return (a * b).sum().item<double>(); }
 
-// The slope b of x = b y through one pair per step, and its standard error.
+// The slope b of x = b y through one pair per step; its standard error by leaving out each step.
 class Slope {
  public:
   void add(double x, double y) { pairs_.emplace_back(x, y); }
@@ -47,12 +47,29 @@ class Slope {
     for (const auto& [x, y] : pairs_) xs += x, ys += y;
     return ys == 0 ? 0 : xs / ys;
   }
-  // Infinite where nothing is to be scaled
+  // Infinite where nothing is to be scaled, or in one step alone
   double standard_error() const {
     const double slope = value(), n = static_cast<double>(pairs_.size());
     double squares = 0, ys = 0;
-    for (const auto& [x, y] : pairs_) squares += (x - slope * y) * (x - slope * y), ys += y;
-    return ys == 0 ? HUGE_VAL : std::sqrt(squares * n / (n - 1)) / std::abs(ys);
+    for (const auto& [x, y] : pairs_) ys += y;
+    for (const auto& [x, y] : pairs_) {
+      if (ys == 0 || ys == y) return HUGE_VAL;
+      squares += std::pow((x - slope * y) / (ys - y), 2);
+    }
+    return std::sqrt(squares * (n - 1) / n);
+  }
+  // The same pairs, divided so that a step with a much larger gradient does not decide alone.
+  Slope balanced() const {
+    std::vector<double> sizes;
+    for (const auto& [x, y] : pairs_)
+      if (y != 0) sizes.push_back(std::abs(y));
+    if (sizes.empty()) return *this;
+    const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
+    std::nth_element(sizes.begin(), middle, sizes.end());
+    Slope out;
+    for (const auto& [x, y] : pairs_)
+      out.add(x / (std::abs(y) + *middle), y / (std::abs(y) + *middle));
+    return out;
   }
 
  private:
@@ -143,7 +160,8 @@ class Rounding {
                                 step > 0 ? cat("step ", step, " ", name) : name, difference,
                                 allowed});
   }
-  void add_bias(Quantity quantity, const std::string& name, const Slope& bias) {
+  void add_bias(Quantity quantity, const std::string& name, const Slope& of_steps) {
+    const Slope bias = of_steps.balanced();
     const double error = bias.standard_error();
     add(quantity, 0, "bias of the " + name, std::abs(bias.value()),
         systematic_ + standard_errors(sizes_.size()) * error);

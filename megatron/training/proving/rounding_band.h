@@ -6,9 +6,10 @@
 // gradients are known: of one rank in fp64 on the same rounded weights (E, exact), of one rank in
 // the own type (S), and of the layout in the own type (L).
 //
-//   bias   sum <L - S, E> / sum <E, E> over the steps: the factor by which the layout scales the
-//          gradient, minus one. Rounding errors have no preferred sign: the bias is 0 up to its
-//          standard error, which the differences between the steps show.
+//   bias   sum <L - S, E> / sum <E, E> over the steps, each divided by <E, E> and its median over
+//          the steps: the factor by which the layout scales the gradient, minus one. Rounding
+//          errors have no preferred sign: the bias is 0 up to its standard error, which follows
+//          from leaving out each step.
 //   noise  sqrt(sum |L - E|^2 / sum |S - E|^2) over the steps: how much more the layout rounds.
 //
 // The limits are fitted to the distributions over random layouts; see docs/parallelism/proving.md.

@@ -75,6 +75,16 @@ TEST(RoundingBand, SeesOnePercentInOneGradient) {
   }
 }
 
+// Nor does the rounding of one step whose gradient is much larger than the others.
+TEST(RoundingBand, OneStepDoesNotDecideAlone) {
+  Traces traces(1);
+  const at::Tensor large = 50 * traces.exact.steps[5].grads[parameter(3)];
+  traces.exact.steps[5].grads[parameter(3)] = large;
+  traces.serial.steps[5].grads[parameter(3)] = 0.98 * large;
+  traces.layout.steps[5].grads[parameter(3)] = 1.02 * large;
+  EXPECT_EQ(traces.failures(), std::vector<std::string>{});
+}
+
 // scipy.stats.t.isf(scipy.stats.norm.sf(5.32), steps - 1)
 TEST(RoundingBand, FewStepsHaveAWiderBand) {
   EXPECT_NEAR(standard_errors(16), 9.456, 0.1);
