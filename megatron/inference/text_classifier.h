@@ -1,4 +1,4 @@
-// Logits of classes of texts by an encoder with a classification head.
+// Logits of classes of texts, or scores of choices, by an encoder with a head for them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +17,8 @@ struct ClassifyOptions {
   int64_t batch_tokens = 8192;  // of a forward, with padding
 };
 
-// [texts, classes] fp32 on the CPU; one class: a number. Throws Error for a model that is no
-// encoder or has no classification head, for more positions than it has, and as encode_pair().
+// [texts, classes] fp32 on the CPU; one class: a number; choices: a score. Throws Error for a model
+// that is no encoder or has no such head, for more positions than it has, and as encode_pair().
 at::Tensor classify_texts(Model& model, const Tokenizer& tokenizer,
                           std::span<const LabelledText> texts, const ClassifyOptions& options);
 

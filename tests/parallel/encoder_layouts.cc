@@ -26,6 +26,10 @@ constexpr ModelFlags kEncoderModels[] = {
     {"bert_classes",
      "--task classify --bert-classes 3 --num-layers 4 --hidden-size 48 --num-attention-heads 12 "
      "--seq-length 24 --max-position-embeddings 24 --attention-dropout 0.1 --hidden-dropout 0.1"},
+    // Choices of questions.
+    {"bert_choices",
+     "--task multichoice --bert-choices 2 --num-layers 4 --hidden-size 48 --num-attention-heads 12 "
+     "--seq-length 24 --max-position-embeddings 24 --attention-dropout 0.1 --hidden-dropout 0.1"},
     // Stacks and sequences of different lengths, learned positions, tied head, all dropouts.
     {"t5",
      "--task t5 --encoder-num-layers 1 --decoder-num-layers 3 --hidden-size 48 "
@@ -83,6 +87,9 @@ constexpr LayoutRow kEncoderRows[] = {
     {"pp2_bert_classes", "bert_classes", 2, PP "2", "classify"},
     {"dp2_zero3_bert_classes", "bert_classes", 2, ZERO3 OVERLAP, "classify"},
     {"tp2_pp2_dp2_bert_classes", "bert_classes", 8, TP "2 " PP "2 " ZERO1 OVERLAP, "classify"},
+    {"tp2_bert_choices", "bert_choices", 2, TP "2", "multichoice"},
+    {"dp2_evaluation_bert_choices", "bert_choices", 2, EVALUATE, "multichoice"},
+    {"tp2_pp2_dp2_bert_choices", "bert_choices", 8, TP "2 " PP "2 " ZERO1 OVERLAP, "multichoice"},
     {"all_16_bert", "bert", 16, TP "2 " SP PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP, "bert"},
     {"tp2_t5", "t5", 2, TP "2", "t5"},
     {"tp2_sp_t5", "t5", 2, TP "2 " SP, "t5"},

@@ -231,6 +231,8 @@ PairTokens encode_pair(const Tokenizer& tokenizer, const LabelledText& text, int
   PairTokens out;
   out.ids.push_back(*cls);
   tokenizer.encode_append(text.text, out.ids);
+  if (std::ssize(out.ids) - 1 > text.most_of_text)
+    out.ids.resize(static_cast<size_t>(text.most_of_text) + 1);
   out.ids.push_back(*sep);
   const size_t first = out.ids.size();
   if (text.text_b) tokenizer.encode_append(*text.text_b, out.ids);
@@ -289,7 +291,8 @@ std::vector<LabelledTokens> mock_labelled(const DatasetRequest& request, Split s
 }
 
 LabelledDatasetConfig labelled_dataset_config(const DatasetRequest& request) {
-  return {request.sequence_length, request.seed, std::max<int64_t>(0, request.tokenizer.pad), {}};
+  return {
+      request.sequence_length, request.seed, std::max<int64_t>(0, request.tokenizer.pad), 1, {}};
 }
 
 LabelledTextDataset::LabelledTextDataset(std::vector<LabelledTokens> rows, int64_t num_samples,
@@ -300,14 +303,17 @@ LabelledTextDataset::LabelledTextDataset(std::vector<LabelledTokens> rows, int64
       num_samples_(in_order_ ? std::ssize(rows_) : num_samples),
       config_(std::move(config)) {
   MEGATRON_CHECK(!rows_.empty(), "there are no texts");
-  const auto count = std::ssize(rows_);
+  const int64_t each = config_.group, count = std::ssize(rows_) / each;
+  MEGATRON_CHECK(count * each == std::ssize(rows_), "there are ", rows_.size(),
+                 " texts, not a multiple of ", each);
   for (int64_t epoch = 0; std::ssize(order_) < num_samples_; ++epoch) {
     std::vector<int64_t> permutation(static_cast<size_t>(count));
     std::iota(permutation.begin(), permutation.end(), int64_t{0});
     if (!in_order_)
       permutation = torch_randperm(count, static_cast<uint64_t>(config_.seed + epoch));
-    for (const int64_t row : permutation)
-      if (std::ssize(order_) < num_samples_) order_.push_back(static_cast<int32_t>(row));
+    for (const int64_t group : permutation)
+      for (int64_t i = 0; i < each && std::ssize(order_) < num_samples_; ++i)
+        order_.push_back(static_cast<int32_t>(group * each + i));
   }
 }
 
@@ -335,6 +341,7 @@ std::string LabelledTextDataset::description() const {
   json.member("texts", std::ssize(rows_)).member("num_samples", num_samples_);
   json.member("in_order", in_order_).member("sequence_length", config_.sequence_length);
   json.member("seed", config_.seed).member("pad", config_.pad);
+  if (config_.group > 1) json.member("group", config_.group);
   json.member("source", config_.description).end_object();
   return json.text();
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,7 +23,8 @@ namespace megatron {
 struct LabelledText {
   std::string text;
   std::optional<std::string> text_b;
-  std::optional<double> label;  // a class from 0, or a number
+  std::optional<double> label;                                 // a class from 0, or a number
+  int64_t most_of_text = std::numeric_limits<int64_t>::max();  // tokens; the rest of it is cut
 };
 
 struct LabelOptions {
@@ -73,6 +75,7 @@ struct LabelledDatasetConfig {
   int64_t sequence_length = 0;
   int64_t seed = 1234;
   int64_t pad = 0;
+  int64_t group = 1;        // rows that follow each other in every order, and divide their number
   std::string description;  // one JSON object on one line: files, tokenizer
 };
 
@@ -83,7 +86,7 @@ LabelledDatasetConfig labelled_dataset_config(const DatasetRequest& request);
 class LabelledTextDataset final : public Dataset {
  public:
   // `num_samples`: over as many epochs as needed; 0: one epoch, in the order given. Throws Error if
-  // there are no rows.
+  // there are no rows or some are in no whole group.
   LabelledTextDataset(std::vector<LabelledTokens> rows, int64_t num_samples,
                       LabelledDatasetConfig config);
   int64_t size() const override { return num_samples_; }

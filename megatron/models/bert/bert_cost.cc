@@ -79,7 +79,7 @@ EndsCost bert_ends_cost(const ModelConfig& model, const EndsShape& shape) {
     cost.head_products = share * (cost.head_products + static_cast<double>(h * h));
   } else {
     cost.head = head_of_first(model, s);
-    cost.head_products = static_cast<double>(h * (h + num_classes(model)) * s.samples) /
+    cost.head_products = static_cast<double>(h * (h + text_head_outputs(model)) * s.samples) /
                          static_cast<double>(s.tokens);
   }
   // Labels; padding mask; the weight of each sample, the order and whether it was cut

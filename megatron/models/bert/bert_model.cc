@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kMostTokenTypes = 1024;
 constexpr int64_t kLastFirstPosition = 1024;
 constexpr int64_t kMostClasses = 100000;
+constexpr int64_t kMostChoices = 1000;
 
 }  // namespace
 
@@ -34,6 +35,9 @@ void BertConfig::fields(FieldVisitor& v) {
   v.field("bert_classes", bert_classes,
           "outputs of a classification head, in the place of the heads of pretraining; 1 predicts "
           "a number, 0: there is none");
+  v.field("bert_choices", bert_choices,
+          "choices of a question of --task multichoice, whose model scores each with a head in the "
+          "place of the heads of pretraining; 0: there is none");
   v.field("bert_embedding_norm", bert_embedding_norm, "normalise the sum of the embeddings");
   v.field("bert_first_position", bert_first_position,
           "row of the table of learned positions that position 0 has");
@@ -48,6 +52,10 @@ void BertConfig::validate(Violations& violations) const {
                      "give 2 or more, or --bert-no-binary-head");
   violations.require(bert_classes >= 0 && bert_classes <= kMostClasses,
                      cat("--bert-classes is ", bert_classes), cat("0 to ", kMostClasses));
+  violations.require(bert_choices == 0 || (bert_choices > 1 && bert_choices <= kMostChoices),
+                     cat("--bert-choices is ", bert_choices), cat("0, or 2 to ", kMostChoices));
+  violations.require(bert_choices == 0 || bert_classes == 0,
+                     "--bert-classes and --bert-choices are given", "a model has one such head");
   violations.require(bert_first_position >= 0 && bert_first_position <= kLastFirstPosition,
                      cat("--bert-first-position is ", bert_first_position),
                      cat("0 to ", kLastFirstPosition));
@@ -58,19 +66,29 @@ int64_t num_classes(const ModelConfig& config) {
   return own == nullptr ? 0 : own->bert_classes;
 }
 
+int64_t num_choices(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  return own == nullptr ? 0 : own->bert_choices;
+}
+
+int64_t text_head_outputs(const ModelConfig& config) {
+  return num_choices(config) > 0 ? 1 : num_classes(config);
+}
+
 bool has_lm_head(const ModelConfig& config) {
   const BertConfig* own = config.own.as<BertConfig>();
-  return own == nullptr || (own->bert_lm_head && own->bert_classes == 0);
+  return own == nullptr || (own->bert_lm_head && text_head_outputs(config) == 0);
 }
 
 bool has_binary_head(const ModelConfig& config) {
   const BertConfig* own = config.own.as<BertConfig>();
-  return own == nullptr || (own->bert_binary_head && own->bert_classes == 0);
+  return own == nullptr || (own->bert_binary_head && text_head_outputs(config) == 0);
 }
 
 bool has_pooler(const ModelConfig& config) {
   const BertConfig* own = config.own.as<BertConfig>();
-  return has_binary_head(config) || (own != nullptr && (own->bert_pooler || own->bert_classes > 0));
+  return has_binary_head(config) || text_head_outputs(config) > 0 ||
+         (own != nullptr && own->bert_pooler);
 }
 
 int64_t num_token_types(const ModelConfig& config) {
@@ -92,8 +110,8 @@ ModelConfig bidirectional(ModelConfig config) {
   refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
   refuse(t.lora_rank > 0, "--lora-rank");
-  refuse(config.sequence_parallel && num_classes(config) > 0,
-         "--bert-classes with --sequence-parallel");
+  refuse(config.sequence_parallel && text_head_outputs(config) > 0,
+         "--bert-classes or --bert-choices with --sequence-parallel");
   config.transformer.causal = false;
   return config;
 }
@@ -196,9 +214,10 @@ BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
     binary_head_ = head_linear("binary_head", config(), 2, groups);
     add("binary_head", binary_head_.get());
   }
-  if (const int64_t classes = num_classes(config()); slice.head && classes > 0) {
-    classification_head_ = head_linear("classification_head", config(), classes, groups);
-    add("classification_head", classification_head_.get());
+  if (const int64_t outputs = text_head_outputs(config()); slice.head && outputs > 0) {
+    const char* name = num_choices(config()) > 0 ? "multichoice_head" : "classification_head";
+    text_head_ = head_linear(name, config(), outputs, groups);
+    add(name, text_head_.get());
   }
   name_parameters();
 }
@@ -268,12 +287,12 @@ at::Tensor BertModel::order_logits(const at::Tensor& hidden) {
 }
 
 at::Tensor BertModel::class_logits(const at::Tensor& hidden, const ForwardContext* training) {
-  MEGATRON_ASSERT(classification_head_ != nullptr, "this segment has no classification head");
+  MEGATRON_ASSERT(text_head_ != nullptr, "this segment has no head of classes or of choices");
   at::Tensor x = pooled(hidden).unsqueeze(0);
   if (const TransformerConfig& t = config().transformer; training != nullptr && training->training)
     x = dropout(x, t.hidden_dropout, random_key(t.seed, "classification_dropout"),
                 {training->place.sample, training->place.position.narrow(0, 0, 1)});
-  return classification_head_->forward(x).squeeze(0);
+  return text_head_->forward(x).squeeze(0);
 }
 
 // Every rank computes the head on the first of its rows, and that of position 0 counts: so nothing

@@ -19,6 +19,9 @@ struct BertConfig : Config {
   bool bert_pooler = false;                 // without the binary head, too
   // Outputs of a classification head, in the place of the heads of pretraining; 0: there is none
   int64_t bert_classes = 0;
+  // Choices of a question, each a sequence with one score of a multiple-choice head in the place of
+  // the heads of pretraining; 0: there is none
+  int64_t bert_choices = 0;
   bool bert_embedding_norm = false;
   int64_t bert_first_position = 0;  // row of the table of learned positions that position 0 has
   // Not a flag: positions of a sample that the loss counts at most; 0: not known
@@ -34,7 +37,8 @@ struct BertConfig : Config {
 //   hidden states
 //   logits = E norm(gelu(W x + b)) + c        loss: cross entropy of the masked tokens
 //   order = V tanh(W' x_0 + b') + d           "sop loss": cross entropy of each sample
-//   classes = U drop(tanh(W' x_0 + b')) + e   with bert_classes, in the place of the heads above
+//   classes = U drop(tanh(W' x_0 + b')) + e   with bert_classes, in the place of the heads above;
+//                                             with bert_choices one number, the score of a choice
 //
 // Token types are there with the binary head, or where BertConfig says so. Tokens attend to those
 // of the padding mask; what others compute counts nowhere. The GELU of the head is the exact one
@@ -44,7 +48,8 @@ struct BertConfig : Config {
 // Parameters: embedding.word_embeddings.weight, embedding.position_embeddings.weight,
 // embedding.norm..., encoder..., lm_head.{dense, layer_norm}..., output_layer.bias, untied
 // output_layer.weight; with token types embedding.tokentype_embeddings.weight; with the binary head
-// pooler.dense..., binary_head...; with classes pooler.dense..., classification_head....
+// pooler.dense..., binary_head...; with classes pooler.dense..., classification_head..., with
+// choices pooler.dense..., multichoice_head....
 class BertModel : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.
@@ -69,8 +74,8 @@ class BertModel : public Model {
   // The logits [b, 2] of the order of both halves; class 1: swapped. As pooled(), with the binary
   // head.
   at::Tensor order_logits(const at::Tensor& hidden);
-  // The logits [b, classes]; as pooled(), with a classification head. Dropout as `training` says;
-  // null: none.
+  // The logits [b, classes], or the scores [b, 1]; as pooled(), with a head of classes or of
+  // choices. Dropout as `training` says; null: none.
   at::Tensor class_logits(const at::Tensor& hidden, const ForwardContext* training = nullptr);
 
  private:
@@ -82,7 +87,7 @@ class BertModel : public Model {
   TransformerBlock encoder_;
   OutputProjection output_;
   std::unique_ptr<LMHead> lm_head_;
-  std::unique_ptr<ColumnParallelLinear> pooler_, binary_head_, classification_head_;
+  std::unique_ptr<ColumnParallelLinear> pooler_, binary_head_, text_head_;
 };
 
 bool has_lm_head(const ModelConfig& config);
@@ -90,6 +95,10 @@ bool has_binary_head(const ModelConfig& config);
 bool has_pooler(const ModelConfig& config);
 // Outputs of its classification head; 0: it has none, or is no BERT.
 int64_t num_classes(const ModelConfig& config);
+// Choices of a question whose scores the multiple-choice head tells; 0: it has none, or is no BERT.
+int64_t num_choices(const ModelConfig& config);
+// Outputs of the head of classes or of choices; 0: it has neither.
+int64_t text_head_outputs(const ModelConfig& config);
 // Rows of the table of token types; 0: there is none.
 int64_t num_token_types(const ModelConfig& config);
 

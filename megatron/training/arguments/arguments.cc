@@ -24,6 +24,7 @@
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/arguments/quantization_rules.h"
+#include "megatron/training/task_heads.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
@@ -135,7 +136,7 @@ void masked_tokens_are_data(const Arguments& a, Violations& v) {
   MaskedDataConfig read = masks ? MaskedDataConfig() : a.masked;
   if (task == "t5") read.mlm_replace = a.masked.mlm_replace;  // spans become sentinels
   std::vector<std::string> given = flags_given(read);
-  if (task != "bert" && task != "classify")
+  if (task != "bert" && heads_of_task(task).empty())
     std::ranges::copy(flags_given(own_config<BertConfig>(a.own)), std::back_inserter(given));
   if (task != "t5")
     std::ranges::copy(flags_given(own_config<T5Config>(a.own)), std::back_inserter(given));

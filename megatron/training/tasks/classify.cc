@@ -1,14 +1,9 @@
 // Fine-tuning of an encoder to tell classes of texts, or a number, from the pooled first token.
-#include <algorithm>
-#include <optional>
-
 #include "megatron/base/check.h"
-#include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
-#include "megatron/datasets/blend.h"
-#include "megatron/datasets/tuning/labelled_texts.h"
 #include "megatron/models/bert/bert_model.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/tasks/labelled_sets.h"
 #include "megatron/training/tasks/tasks.h"
 
 namespace megatron {
@@ -27,98 +22,25 @@ struct ClassifyConfig : Config {
   }
 };
 
-class LabelledSets {
- public:
-  LabelledSets(const Arguments& arguments, const DatasetRequest& request)
-      : data_(arguments.data), request_(request) {
-    options_.classes = own_config<BertConfig>(arguments.own).bert_classes;
-    options_.labels = own_config<ClassifyConfig>(arguments.own).labels;
-  }
-
-  TrainValidTestDatasets build() {
-    TrainValidTestDatasets sets;
-    const SplitTargets& targets = request_.targets;
-    if (!data_.data_path.empty()) {
-      const std::vector<LabelledTokens> all = read(data_.data_path);
-      const SplitMatrix split = parse_split(data_.split.empty() ? "969, 30, 1" : data_.split);
-      const auto part = [&](Split which, std::optional<int64_t> target) {
-        const auto& bounds = split[static_cast<size_t>(which)];
-        std::pair<int64_t, int64_t> range;
-        if (bounds) range = split_range(*bounds, std::ssize(all));
-        return make({all.begin() + range.first, all.begin() + range.second}, data_.data_path,
-                    target);
-      };
-      sets.train = part(Split::kTrain, targets.train);
-      add_valid(part(Split::kValid, targets.valid), sets);
-      sets.test = part(Split::kTest, targets.test);
-      return sets;
-    }
-    sets.train = make(read(data_.train_data_path), data_.train_data_path, targets.train);
-    add_valid(make(read(data_.valid_data_path), data_.valid_data_path, targets.valid), sets);
-    sets.test = make(read(data_.test_data_path), data_.test_data_path, targets.test);
-    return sets;
-  }
-
-  std::shared_ptr<const Dataset> mock(Split split, int64_t num_samples) const {
-    return make(mock_labelled(request_, split, num_samples, options_.classes), {}, num_samples);
-  }
-
- private:
-  static void add_valid(std::shared_ptr<const Dataset> set, TrainValidTestDatasets& sets) {
-    if (!set) return;
-    sets.valid.push_back(std::move(set));
-    sets.valid_names.emplace_back();
-  }
-
-  std::vector<LabelledTokens> read(const std::vector<std::string>& files) const {
-    std::vector<LabelledTokens> all;
-    for (const std::string& path : files) {
-      const LabelledFile file = read_labelled_texts(path, options_);
-      if (file.num_skipped > 0)
-        log_warning(cat(path, ": ", file.num_skipped,
-                        " rows are skipped: of another width, or with an empty text"));
-      try {
-        for (LabelledTokens& row :
-             encode_labelled(*request_.text_tokenizer, file.texts, request_.sequence_length))
-          all.push_back(std::move(row));
-      } catch (const Error& error) {
-        throw Error(cat(path, ": ", error.what()));
-      }
-    }
-    return all;
-  }
-
-  std::shared_ptr<const Dataset> make(std::vector<LabelledTokens> rows,
-                                      const std::vector<std::string>& files,
-                                      std::optional<int64_t> target) const {
-    if (rows.empty() || target == 0) return nullptr;
-    LabelledDatasetConfig config = labelled_dataset_config(request_);
-    JsonWriter source;
-    source.begin_object()
-        .member("files", files)
-        .member("labels", options_.labels)
-        .member("classes", options_.classes)
-        .member("tokenizer", request_.tokenizer.identity.fingerprint)
-        .end_object();
-    config.description = source.text();
-    return std::make_shared<LabelledTextDataset>(std::move(rows), target.value_or(0),
-                                                 std::move(config));
-  }
-
-  const DataConfig& data_;
-  const DatasetRequest& request_;
-  LabelOptions options_;
-};
-
 TrainValidTestDatasets make_labelled_datasets(const Arguments& arguments,
-                                              const DatasetRequest& given) {
-  LabelledSets sets(arguments, given);
-  if (!arguments.data.mock_data) return sets.build();
-  DatasetRequest request = given;
-  request.make_mock = [&](Split split, int64_t num_samples) {
-    return sets.mock(split, num_samples);
+                                              const DatasetRequest& request) {
+  const LabelOptions options{own_config<BertConfig>(arguments.own).bert_classes,
+                             own_config<ClassifyConfig>(arguments.own).labels};
+  LabelledSource source;
+  source.read = [&](const std::string& path) {
+    const LabelledFile file = read_labelled_texts(path, options);
+    if (file.num_skipped > 0)
+      log_warning(cat(path, ": ", file.num_skipped,
+                      " rows are skipped: of another width, or with an empty text"));
+    return encode_file(path, file.texts, request);
   };
-  return build_train_valid_test_datasets(arguments.data, request);
+  source.mock = [&](Split split, int64_t num_samples) {
+    return mock_labelled(request, split, num_samples, options.classes);
+  };
+  source.describe = [&](JsonWriter& json) {
+    json.member("labels", options.labels).member("classes", options.classes);
+  };
+  return build_labelled_sets(arguments, request, source);
 }
 
 // Cross entropy of the class, or the squared error of the number; with several classes the metric

@@ -22,6 +22,7 @@ const std::vector<const TaskType*>& task_types() {
       // Encoders
       MEGATRON_TASK(bert),
       MEGATRON_TASK(classify),
+      MEGATRON_TASK(multichoice),
       MEGATRON_TASK(t5),
   };
   return types;

@@ -135,6 +135,7 @@ PROOFS = {
     "bert cp2": (2, BERT + BATCH + CP + "2"),
     "bert pp2": (2, BERT + BATCH + PP + "2"),
     "bert dp2": (2, BERT + BATCH),
+    "choices dp2": (2, BERT.replace("--task bert", "--task multichoice --bert-choices 2") + BATCH),
     "t5 tp2": (2, T5 + BATCH + TP + "2"),
     "t5 tp2 sp": (2, T5 + BATCH + TP + "2 " + SP),
     "t5 tp2 sp full": (2, T5 + BATCH + TP + "2 " + SP + FULL),
@@ -209,7 +210,7 @@ GPT_MODEL = "megatron/models/gpt/gpt_model.cc"
 VOCABULARY_PASS = "megatron/models/common/vocabulary_pass.cc"
 SCALING = "megatron/distributed/delayed_scaling.cc"
 EVALUATION = "megatron/training/evaluation.cc"
-LOADER = "megatron/datasets/data_loader.cc"
+LOADER, SAMPLER = "megatron/datasets/data_loader.cc", "megatron/datasets/sampler.cc"
 DPO = "megatron/training/tasks/dpo_loss.cc"
 SHIFTED = "megatron/models/common/shifted_batch.cc"
 MTP = "megatron/models/common/multi_token_prediction.cc"
@@ -888,6 +889,9 @@ BUGS = (
     Bug("bert_tanh_head", "the head's GELU is the approximation of the MLP's",
         ((BERT_MODEL, "Activation::kGelu)", "PLANTED ? Activation::kGeluTanh : Activation::kGelu)"),),
         "", "", "models_test:Megatron/BertGolden.LossesLogitsAndGradients/0", "one rank computes alike"),
+    Bug("choices_over_data_ranks", "choices of one question are dealt out to the data ranks",
+        ((SAMPLER, "config_.data_parallel_rank * size + i;", "(PLANTED ? config_.data_parallel_rank + config_.data_parallel_size * i : config_.data_parallel_rank * size + i);"),),
+        "dp2_evaluation_bert_choices", "choices dp2"),
     Bug("embedding_norm_grad_not_summed", "gradients of the norm of the embeddings are not summed under sequence parallelism",
         ((MODEL_ENDS, "config_.layernorm_zero_centered_gamma, config.sequence_parallel}", "config_.layernorm_zero_centered_gamma, !PLANTED && config.sequence_parallel}"),),
         "tp2_sp_bert_residual", "bert residual tp2 sp"),

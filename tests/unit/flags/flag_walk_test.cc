@@ -331,6 +331,7 @@ constexpr Reader kReaders[] = {
     {"bert_lm_head", "megatron/models/bert/bert_model.cc", "has_lm_head"},
     {"bert_pooler", "megatron/models/bert/bert_model.cc", "has_pooler"},
     {"bert_classes", "megatron/models/bert/bert_model.cc", "num_classes"},
+    {"bert_choices", "megatron/models/bert/bert_model.cc", "num_choices"},
 };
 
 // Fields of which one value is built: the others are refused.
