@@ -13,9 +13,9 @@
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/arguments/task_heads.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/experts/upcycling.h"
-#include "megatron/training/task_heads.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/moe/token_dispatcher.h"
 

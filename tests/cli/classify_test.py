@@ -46,8 +46,8 @@ class ClassifyTest(support.FolderTest):
         rows = self.write("train.tsv", ["sentence\tlabel", "a cat\t1", "a dog\t2"])
         self.assert_error(2, "--task classify needs --bert-classes", *RUN, "--train-data-path", rows)
         self.assert_error(1, f'{rows}:3: label "2" is none of the 2 classes', *RUN, "--bert-classes", "2", "--train-data-path", rows)
-        self.assert_error(1, "the model has no classification head", "classify", SENTENCE, "--input", self.write("a.jsonl", ['{"text": "a"}']),
-                          "--device", "cpu")
+        self.assert_error(1, "the model has no classification head and no multiple-choice head", "classify", SENTENCE,
+                          "--input", self.write("a.jsonl", ['{"text": "a"}']), "--device", "cpu")
 
 
 if __name__ == "__main__":

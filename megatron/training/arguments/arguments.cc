@@ -24,7 +24,7 @@
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/arguments/quantization_rules.h"
-#include "megatron/training/task_heads.h"
+#include "megatron/training/arguments/task_heads.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 

@@ -12,7 +12,7 @@
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/training/task_heads.h"
+#include "megatron/training/arguments/task_heads.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/golden_tensors.h"
@@ -103,7 +103,9 @@ TEST(Multichoice, ScoresLossAccuracyAndGradientsAreThoseOfTransformers) {
   for (const auto& [name, gradient] : golden.tensors) {
     if (!name.starts_with("grad/")) continue;
     const at::Tensor& actual = golden.grads.at(name.substr(5));
-    EXPECT_LE((actual - gradient).norm().item<double>(), 1e-5 * gradient.norm().item<double>())
+    // That of the head's bias, which the softmax over choices removes, is rounding alone.
+    EXPECT_LE((actual - gradient).norm().item<double>(),
+              1e-5 * gradient.norm().item<double>() + 1e-6)
         << name;
   }
 }
