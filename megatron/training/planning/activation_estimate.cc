@@ -112,7 +112,7 @@ PassBytes ChunkPass::run() {
   streams_.resize(pass_.moments.size(), streams_.back());
   pass_.leaving = halves_.leaving_at_the_end();
   at_the_head_ = halves_.leaving_at_the_head();
-  for (int64_t i = 0; i < slice_.num_layers; ++i) {
+  for (int64_t i = 0; i < std::ssize(layers); ++i) {
     const LayerCost& layer = layers[static_cast<size_t>(i)];
     pass_.pending += layer.first.pending + layer.second.pending;
     pass_.deferred_extra =

@@ -18,9 +18,10 @@ struct ChunkTraffic {
 
 ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
   const TransformerConfig& config = plan.model();
-  const RecomputedLayers again = recomputed_layers(config, slice.num_layers);
+  const int64_t layers = slice.num_layers;
+  const RecomputedLayers again = recomputed_layers(config, layers);
   ChunkTraffic sent;
-  for (int64_t i = 0; i < slice.num_layers; ++i) {
+  for (int64_t i = 0; i < layers; ++i) {
     const LayerCost layer = plan.layer_cost(slice.first_layer + i + 1);
     for (const auto& [sum, more] :
          {std::pair{&sent.tensor, layer.tensor()}, std::pair{&sent.context, layer.context()},
