@@ -99,8 +99,7 @@ std::string bytes_of(T value) {
 // One attempt; returns the problem, empty: a store answered. `final_answer`: do not retry.
 std::string attempt(const addrinfo& address, Clock::time_point deadline, bool& final_answer) {
   using c10d::detail::QueryType;
-  // A connection that is never served, as happens to one that comes while the store starts, must
-  // not use up the whole time: another attempt is.
+  // A connection that is never served must not use up the whole time: after it another is tried.
   Socket socket(address, std::min(deadline, Clock::now() + kPatience));
   if (!socket.problem().empty()) return cat("cannot be reached: ", socket.problem());
   // First message of a c10d client; a store echoes the number.
