@@ -111,6 +111,7 @@ StepReport Engine::step(int64_t wait_ns) {
     wait_for_mail(wait_ns);
     return {.state = state_};
   }
+  const EngineState before = state_;
   try {
     if (state_ == EngineState::kStarting && !start()) return {.state = state_};
     take_mail();
@@ -123,7 +124,7 @@ StepReport Engine::step(int64_t wait_ns) {
       check_silence();
     } else if (!report.planned && transition_ && transition_->phase >= Transition::Phase::kRanks) {
       if (const auto failure = ranks_.poll(wait_ns)) fail(*failure);
-    } else if (!report.planned) {
+    } else if (!report.planned && events_.empty() && state_ == before) {
       wait_for_mail(wait_ns);
     }
     advance_commands();

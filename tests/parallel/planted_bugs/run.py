@@ -214,7 +214,7 @@ def proof_of(preset, bug, named):
 
 def hold_without_bug(preset, bugs, named):
     rows = sorted({row for bug in bugs for row in bug.rows.split()}) if named else []
-    failed = run_matrix(preset, None, rows)
+    failed = run_matrix(preset, None, rows) if rows or not named else None
     if failed:
         raise SystemExit(f"error: without a bug the matrix fails: {failed}")
     for bug in bugs:
@@ -226,7 +226,7 @@ def hold_without_bug(preset, bugs, named):
         failed = run_prove(preset, None, name)
         if failed:
             raise SystemExit(f"error: without a bug a proof fails: {failed}")
-    print(f"without a bug {f'{len(rows)} rows' if rows else 'the matrix'} and {len(proofs)} proofs hold", flush=True)
+    print(f"without a bug {f'{len(rows)} rows' if named else 'the matrix'} and {len(proofs)} proofs hold", flush=True)
 
 
 def main():

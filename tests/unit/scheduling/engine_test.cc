@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 
 #include "engine_harness.h"
@@ -452,6 +453,19 @@ TEST(Engines, TheShorterDeadlineOfTwoDrainsWins) {
   EXPECT_EQ(run.of(running).finish->reason, FinishReason::kShutdown);
   EXPECT_EQ(run.state(), EngineState::kStopped);
   run.check_outputs();
+}
+
+TEST(Engines, DoNotWaitWithSomethingToTell) {
+  constexpr int64_t kLong = 60 * kSecond;
+  EngineHarness run(tiny_model());
+  const auto begin = std::chrono::steady_clock::now();
+  run.engine->cancel(*run.engine->submit(counted_request(5, 190)).id);
+  run.engine->step(kLong);
+  EXPECT_EQ(run.engine->take_events().size(), 1u);
+  const Ticket drain = run.engine->command(DrainCommand{}, kLong);
+  EXPECT_EQ(run.engine->step(kLong).state, EngineState::kStopped);
+  EXPECT_TRUE(drain.outcome());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::nanoseconds(kLong));
 }
 
 TEST(Engines, DrainGoesAheadOfAPauseThatWaits) {
