@@ -57,8 +57,9 @@ class Engine {
   const RequestLimits& limits() const { return limits_; }
 
   // The owner's thread. Plans and launches a step if there is work, and reads the result of the one
-  // before. Waits up to `wait_ns` for that result, for a rank, or for the mailbox when there is
-  // nothing to do and neither an event nor another state to tell. An exception means that the engine is kFailed, and every request has its event.
+  // before. Waits up to `wait_ns` for that result, for a rank, or, with nothing to do and nothing
+  // to tell, for the mailbox. An exception means that the engine is kFailed, and every request has
+  // its event.
   StepReport step(int64_t wait_ns);
   // What happened since the last call; the events of one choice in order.
   std::vector<Event> take_events() { return std::exchange(events_, {}); }
