@@ -4,8 +4,9 @@
 //   MEGATRON_RANDOM_LAYOUTS=N  configurations (default 10)
 //   MEGATRON_RANDOM_SEED=S     seed of the first one (default 1)
 //
-// As many with experts follow, from seed kFirstOfExperts + S - 1 on. A configuration is determined
-// by its seed, which a failure message names.
+// As many with experts follow, from seed kFirstOfExperts + S - 1 on, and as many encoder-decoders
+// from seed kFirstOfStacks + S - 1 on. A configuration is determined by its seed, which a failure
+// message names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 
 #include "against_one_rank.h"
 #include "megatron/base/check.h"
+#include "megatron/datasets/masked/t5_dataset.h"
 #include "megatron/training/proving/prove.h"
 #include "megatron/training/tasks/tasks.h"
 
@@ -26,7 +28,7 @@ namespace {
 constexpr int kSteps = 3;
 constexpr int kMaxRanks = 8;
 constexpr int64_t kFp8Unit = 16;  // products in FP8 want multiples of it
-constexpr int64_t kFirstOfExperts = 1'000'001;
+constexpr int64_t kFirstOfExperts = 1'000'001, kFirstOfStacks = 2'000'001;
 constexpr int64_t kEncoders = 3;  // one of so many without experts and FP8 is a BERT
 
 // Draws that are the same with every standard library, which the distributions of <random> are not.
@@ -72,8 +74,9 @@ Mesh draw_mesh(Dice& dice, int64_t max_ranks) {
 // rules refuse the others.
 class Draw {
  public:
-  Draw(Dice& dice, const Mesh& mesh, bool fp8, bool with_experts)
-      : dice_(dice), mesh_(mesh), fp8_(fp8), experts_(with_experts) {
+  // `stacks`: an encoder and a decoder.
+  Draw(Dice& dice, const Mesh& mesh, bool fp8, bool with_experts, bool stacks)
+      : dice_(dice), mesh_(mesh), fp8_(fp8), experts_(with_experts), stacks_(stacks) {
     layers();
     heads();
     positions();
@@ -84,6 +87,10 @@ class Draw {
     data_ranks();
     run();
     precision();
+    if (stacks_) {
+      divide_stacks();
+      return;
+    }
     vocabulary();
     if (experts_) {
       experts();
@@ -191,6 +198,24 @@ class Draw {
     add("--num-layers", num_layers_);
   }
 
+  // Divides the layers over an encoder and a decoder, whose sequences may be shorter or longer.
+  void divide_stacks() {
+    if (num_layers_ < 2) return add("--task t5 --decoder-num-layers 1 --decoder-seq-length 64");
+    const int64_t encoder = dice_.range(1, num_layers_ - 1);
+    const std::string layers = cat(" --num-layers ", num_layers_);
+    flags_.replace(flags_.find(layers), layers.size(),
+                   cat(" --task t5 --encoder-num-layers ", encoder, " --decoder-num-layers ",
+                       num_layers_ - encoder));
+    if (size_t at = flags_.find("--pipeline-model-parallel-layout"); at != std::string::npos) {
+      at = flags_.find('E', at);
+      for (int64_t i = 0; i < encoder; ++i) flags_[at = flags_.find('t', at)] = 'e';
+    }
+    const int64_t needed = t5_needs(length_, 0.15).decoder_positions,
+                  length =
+                      dice_.chance(30) ? std::max(length_, needed) : needed + dice_.range(0, 8);
+    add("--decoder-seq-length", (length + mesh_.tp - 1) / mesh_.tp * mesh_.tp);
+  }
+
   void heads() {
     const int64_t unit = mesh_.tp * (dice_.chance(50) ? mesh_.cp : 1);
     const int64_t heads = dice_.chance(90) ? unit * dice_.range(1, std::max<int64_t>(1, 12 / unit))
@@ -205,7 +230,8 @@ class Draw {
     const int64_t unit_of_sizes = fp8_ ? kFp8Unit : 8;
     add("--hidden-size", dice_.chance(60) ? heads * head_size : unit_of_sizes * dice_.range(2, 6));
     add("--ffn-hidden-size", mesh_.tp * (fp8_ ? kFp8Unit * dice_.range(1, 3) : dice_.range(3, 24)));
-    if (dice_.chance(60)) add("--group-query-attention --num-query-groups", dice_.divisor(heads));
+    if (!stacks_ && dice_.chance(60))
+      add("--group-query-attention --num-query-groups", dice_.divisor(heads));
     if (mesh_.tp > 1) add("--tensor-model-parallel-size", mesh_.tp);
     if (mesh_.tp > 1) maybe(experts_ ? 100 : 60, "--sequence-parallel");
   }
@@ -241,6 +267,7 @@ class Draw {
   }
 
   void documents() {
+    if (stacks_) return;
     if (dice_.chance(20)) return add("--dataloader-inter-document-masking");
     maybe(30, "--reset-position-ids");
     maybe(30, "--reset-attention-mask");
@@ -248,7 +275,7 @@ class Draw {
   }
 
   void recomputation() {
-    switch (dice_.range(0, 5)) {
+    switch (stacks_ ? dice_.range(2, 5) : dice_.range(0, 5)) {
       case 0:
         return add("--recompute-granularity full --recompute-method uniform --recompute-num-layers",
                    dice_.range(1, 2));
@@ -258,6 +285,10 @@ class Draw {
       case 2:
         return add("--recompute-granularity selective --recompute-modules",
                    dice_.pick<const char*>({"core_attn", "layernorm", "core_attn layernorm"}));
+      case 3:
+        if (stacks_)
+          add("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1");
+        return;
       default:
         return;
     }
@@ -271,7 +302,7 @@ class Draw {
     add("--seq-length", length);
     length_ = length;
     if (dice_.chance(30)) add("--max-position-embeddings", length + dice_.range(1, 9));
-    if (dice_.chance(25)) {
+    if (!stacks_ && dice_.chance(25)) {
       add("--window-size", dice_.range(0, length), 0);
       if (dice_.chance(50)) add("--window-attn-skip-freq", dice_.range(1, 3));
     }
@@ -441,7 +472,7 @@ class Draw {
 
   Dice& dice_;
   const Mesh mesh_;
-  const bool fp8_, experts_;
+  const bool fp8_, experts_, stacks_;
   std::string flags_, precision_;
   int64_t num_layers_ = 1, num_microbatches_ = 1, num_experts_ = 0, length_ = 0;
   bool rope_ = false;
@@ -461,12 +492,14 @@ struct Configuration {
 // The first attempt that the rules accept.
 Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
   Dice dice(seed);
-  const Mesh mesh = draw_mesh(dice, max_ranks);
-  const bool experts = seed >= kFirstOfExperts, fp8 = !experts && dice.chance(34);
-  const bool encoder = !experts && !fp8 && seed % kEncoders == 0;
+  const bool stacks = seed >= kFirstOfStacks, experts = !stacks && seed >= kFirstOfExperts;
+  Mesh mesh = draw_mesh(dice, max_ranks);
+  while (stacks && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
+  const bool fp8 = !stacks && !experts && dice.chance(34);
+  const bool encoder = !stacks && !experts && !fp8 && seed % kEncoders == 0;
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
-    Draw draw(dice, mesh, fp8, experts);
+    Draw draw(dice, mesh, fp8, experts, stacks);
     if (encoder && !draw.becomes_encoder()) continue;
     const Configuration drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
                               draw.precision_flags()};
@@ -509,7 +542,9 @@ std::string outcome(const std::function<std::string()>& check) {
 
 // How to repeat a check.
 std::string again(int64_t seed) {
-  const int64_t number = seed < kFirstOfExperts ? seed : seed - kFirstOfExperts + 1;
+  const int64_t number = seed < kFirstOfExperts  ? seed
+                         : seed < kFirstOfStacks ? seed - kFirstOfExperts + 1
+                                                 : seed - kFirstOfStacks + 1;
   return cat("again: MEGATRON_RANDOM_SEED=", number, " MEGATRON_RANDOM_LAYOUTS=1, seed ", seed,
              "\n");
 }
@@ -581,17 +616,26 @@ const int64_t kFirstSeed = number_in_environment("MEGATRON_RANDOM_SEED", 1),
               kSeeds = number_in_environment("MEGATRON_RANDOM_LAYOUTS", 10);
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
                          [](const auto& info) { return cat(info.param); });
-// Proofs take most of the time: those of three with experts are part of `make test`.
-const int64_t kProvedExperts = std::getenv("MEGATRON_RANDOM_LAYOUTS") != nullptr ? kSeeds : 3;
+// Proofs take most of the time: those of three with experts are part of `make test`, and three
+// encoder-decoders.
+const int64_t kFew = std::getenv("MEGATRON_RANDOM_LAYOUTS") != nullptr ? kSeeds : 3;
 INSTANTIATE_TEST_SUITE_P(Seeds, ProvedLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
                          [](const auto& info) { return cat(info.param); });
 INSTANTIATE_TEST_SUITE_P(Experts, ProvedLayouts,
                          testing::Range(kFirstOfExperts + kFirstSeed - 1,
-                                        kFirstOfExperts + kFirstSeed - 1 + kProvedExperts),
+                                        kFirstOfExperts + kFirstSeed - 1 + kFew),
                          [](const auto& info) { return cat(info.param); });
 INSTANTIATE_TEST_SUITE_P(Experts, RandomLayouts,
                          testing::Range(kFirstOfExperts + kFirstSeed - 1,
                                         kFirstOfExperts + kFirstSeed - 1 + kSeeds),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Stacks, RandomLayouts,
+                         testing::Range(kFirstOfStacks + kFirstSeed - 1,
+                                        kFirstOfStacks + kFirstSeed - 1 + kFew),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Stacks, ProvedLayouts,
+                         testing::Range(kFirstOfStacks + kFirstSeed - 1,
+                                        kFirstOfStacks + kFirstSeed - 1 + kFew),
                          [](const auto& info) { return cat(info.param); });
 
 }  // namespace

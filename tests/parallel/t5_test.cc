@@ -109,6 +109,8 @@ TEST(T5, NamesFlagsThatDoNotFit) {
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --encoder-num-layers 3"),
               HasSubstr("--num-layers 2 and --encoder-num-layers 3 with 3 decoder layers are both "
                         "given"));
+  EXPECT_THAT(t5_errors(small + "--seq-length 3 --decoder-seq-length 9"),
+              HasSubstr("--seq-length 3 has no room for a sample of an encoder-decoder"));
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --encoder-seq-length 16"),
               HasSubstr("--seq-length 32 and --encoder-seq-length 16 are both given"));
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 40 --max-position-embeddings 36"),

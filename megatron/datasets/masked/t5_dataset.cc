@@ -14,8 +14,8 @@ struct T5Dataset::Texts {
 };
 
 SentenceSourceOptions t5_sentences(int64_t sequence_length, SentenceSourceOptions options) {
-  MEGATRON_CHECK(sequence_length >= 4, "sequence length of the encoder is ", sequence_length,
-                 ", expected at least 4");
+  MEGATRON_CHECK(sequence_length >= kT5MinSequenceLength, "sequence length of the encoder is ",
+                 sequence_length, ", expected at least ", kT5MinSequenceLength);
   options.max_length = sequence_length - 2;
   options.min_sentences = 1;
   return options;

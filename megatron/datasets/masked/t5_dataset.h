@@ -12,6 +12,9 @@
 
 namespace megatron {
 
+// Tokens of the shortest encoder: texts are cut to two less, and have two or more.
+constexpr int64_t kT5MinSequenceLength = 4;
+
 struct T5DatasetConfig {
   int64_t sequence_length = 0;  // of the encoder
   int64_t decoder_sequence_length = 0;

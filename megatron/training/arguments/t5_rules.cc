@@ -61,12 +61,16 @@ void validate_t5(const Arguments& a, Violations& v) {
     v.add(cat("--seq-length ", t.seq_length, " and --encoder-seq-length ", *own.encoder_seq_length,
               " are both given"),
           "leave one of them out");
+  if (t.seq_length > 0 && t.seq_length < kT5MinSequenceLength)
+    v.add(cat("--seq-length ", t.seq_length, " has no room for a sample of an encoder-decoder"),
+          cat("--seq-length ", kT5MinSequenceLength, " or more"));
   if (own.decoder_seq_length < 2)
     v.add("--decoder-seq-length is not given",
-          t.seq_length < 4 ? ""
-                           : cat("--decoder-seq-length ",
-                                 t5_needs(t.seq_length, a.masked.mask_prob).decoder_positions,
-                                 " is enough for every sample"));
+          t.seq_length < kT5MinSequenceLength
+              ? ""
+              : cat("--decoder-seq-length ",
+                    t5_needs(t.seq_length, a.masked.mask_prob).decoder_positions,
+                    " is enough for every sample"));
   if (t.max_position_embeddings < own.decoder_seq_length)
     v.add(cat("--max-position-embeddings ", t.max_position_embeddings,
               " is below --decoder-seq-length ", own.decoder_seq_length));
