@@ -5,6 +5,22 @@
 #include "megatron/base/check.h"
 
 namespace megatron {
+namespace {
+
+constexpr double kFlagGiB = 1 << 30;
+
+CacheDemand cache_demand(const EngineConfig& config, const ServedShape& shape) {
+  CacheDemand demand;
+  demand.slots = shape.slots;
+  demand.block_size = config.block_size;
+  demand.wanted = shape.slots * ((shape.max_positions + config.block_size - 1) / config.block_size);
+  demand.hint =
+      "raise --inference-dynamic-batching-buffer-size-gb, or lower "
+      "--inference-dynamic-batching-block-size or --inference-max-requests";
+  return demand;
+}
+
+}  // namespace
 
 void EngineConfig::fields(FieldVisitor& v) {
   v.group("engine");
@@ -84,15 +100,11 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
   return shape;
 }
 
-CacheDemand cache_demand(const EngineConfig& config, const ServedShape& shape) {
-  CacheDemand demand;
-  demand.slots = shape.slots;
-  demand.block_size = config.block_size;
-  demand.wanted = shape.slots * ((shape.max_positions + config.block_size - 1) / config.block_size);
-  demand.hint =
-      "raise --inference-dynamic-batching-buffer-size-gb, or lower "
-      "--inference-dynamic-batching-block-size or --inference-max-requests";
-  return demand;
+CachePlan served_cache(const EngineConfig& config, const ModelConfig& model,
+                       const ServedShape& shape, const StageSlice& slice, int64_t budget) {
+  if (config.cache_gb > 0.0) budget = static_cast<int64_t>(config.cache_gb * kFlagGiB);
+  return plan_cache(kept_bytes(model, slice, shape.tensor_ranks, shape.element),
+                    cache_demand(config, shape), budget);
 }
 
 }  // namespace megatron

@@ -27,9 +27,12 @@ struct EngineConfig : Config {
 
 EngineOptions engine_options(const EngineConfig& config);
 
-// How these flags serve a model, on one rank; and what they want of the cache.
+// How these flags serve a model, on one rank.
 ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, at::ScalarType dtype,
                          bool on_gpu);
-CacheDemand cache_demand(const EngineConfig& config, const ServedShape& shape);
+// The cache of a rank whose stage has these layers, in the bytes of the flag, or else in `budget`.
+// A model has as many blocks as the rank with the fewest. Throws Error: see plan_cache().
+CachePlan served_cache(const EngineConfig& config, const ModelConfig& model,
+                       const ServedShape& shape, const StageSlice& slice, int64_t budget);
 
 }  // namespace megatron

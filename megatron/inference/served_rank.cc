@@ -11,7 +11,7 @@
 namespace megatron {
 namespace {
 
-constexpr double kCacheGiB = 1 << 30;
+constexpr double kSwapGiB = 1 << 30;
 
 // The fewest blocks that a rank of the model has room for.
 int32_t fewest_blocks(int32_t own, const ParallelGroups& groups, at::Device device) {
@@ -48,12 +48,9 @@ std::unique_ptr<ModelRunner> ServedRank::make_runner(const EngineConfig& config,
   shape.stages = groups.pp.size();
   ServingMemory memory = serving_memory(loaded_.config, shape, groups.pp.rank());
   memory.weights = loaded_.store->bytes();
-  const int64_t budget = config.cache_gb > 0.0 ? static_cast<int64_t>(config.cache_gb * kCacheGiB)
-                                               : cache_budget(request_.device, memory.step()) /
-                                                     (on_gpu ? 1 : std::max(1, local_ranks));
-  const KeptBytes kept =
-      kept_bytes(loaded_.config, memory.slice, shape.tensor_ranks, shape.element);
-  memory.cache = plan_cache(kept, cache_demand(config, shape), budget);
+  const int64_t budget =
+      cache_budget(request_.device, memory.step()) / (on_gpu ? 1 : std::max(1, local_ranks));
+  memory.cache = served_cache(config, loaded_.config, shape, memory.slice, budget);
   memory.cache.blocks = fewest_blocks(memory.cache.blocks, groups, request_.device);
   RunnerOptions options;
   options.slots = static_cast<int32_t>(shape.slots);
@@ -63,7 +60,7 @@ std::unique_ptr<ModelRunner> ServedRank::make_runner(const EngineConfig& config,
   options.device_blocks = memory.cache.blocks;
   if (config.swap_gb > 0.0) {
     const auto each = static_cast<double>(std::max<int64_t>(1, memory.cache.block_bytes));
-    const double blocks = std::min(config.swap_gb * kCacheGiB / each, 1e9);
+    const double blocks = std::min(config.swap_gb * kSwapGiB / each, 1e9);
     options.host_blocks = fewest_blocks(static_cast<int32_t>(blocks), groups, request_.device);
     options.host_states = options.slots;
   }

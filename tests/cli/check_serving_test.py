@@ -7,12 +7,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 import unittest
 
 import support
 from serving import EXACT, GOLDEN, Server
 
+ROOT = os.path.join(GOLDEN, "..", "..")
 MODEL = os.path.join(GOLDEN, "evaluate", "model")
 ENCODER = os.path.join(GOLDEN, "encoders", "sentence")
 # Llama 3 70B, as its config.json says.
@@ -78,6 +80,22 @@ class CheckServingTest(unittest.TestCase):
         result = check(MODEL, "--device", "h100")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("fits an H100: a rank needs", result.stdout)
+
+    def test_commands_of_the_manual(self):
+        """The block of docs/serving.md as it is written, after the first block has named program and model."""
+        with open(os.path.join(ROOT, "docs", "serving.md"), encoding="utf-8") as stream:
+            blocks = stream.read().split("```")[1::2]
+        names = [line for line in blocks[0].split("\n") if line.startswith(("m=", "model="))]
+        (block,) = [block for block in blocks if "check --serve" in block]
+        os.symlink(os.path.join(ROOT, "tests"), os.path.join(self.folder, "tests"))
+        os.makedirs(os.path.join(self.folder, "build/bin"))
+        os.symlink(support.BINARY, os.path.join(self.folder, "build/bin/megatron"))
+        done = subprocess.run(["bash", "-euc", "\n".join([*names, block])], cwd=self.folder, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text, begin, report = done.stdout.partition("{")
+        self.assertIn("fits an H100", text)
+        self.assertEqual(json.loads(begin + report)["max_requests"], 256)
+        self.assertEqual(len(json.loads(begin + report)["stages"]), 1)
 
     def test_what_is_refused(self):
         self.large()

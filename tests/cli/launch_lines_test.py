@@ -5,6 +5,7 @@ Usage: launch_lines_test.py BINARY [unittest arguments]. torchrun is .venv/bin/t
 """
 import concurrent.futures
 import glob
+import json
 import os
 import re
 import shlex
@@ -13,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.request
 
 from ports import free_port
 
 BINARY = ""
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DOCUMENTS = ["README.md", "docs/**/*.md", "recipes/**/*", "examples/**/*", "scripts/*.sh"]
-COMMANDS = ["pretrain", "finetune", "prove", "bench", "evaluate"]  # that run on several ranks
+COMMANDS = ["pretrain", "finetune", "prove", "bench", "evaluate", "serve"]  # that run on several ranks
 
 MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "32", "--micro-batch-size", "1",
          "--global-batch-size", "4", "--lr", "1e-3", "--tokenizer-type", "ByteLevelTokenizer", "--train-iters", "2"]
@@ -203,6 +205,27 @@ class LaunchLinesTest(unittest.TestCase):
         own, given = self.line("docs/evaluating.md", "evaluate")
         out = self.run_together([[*torchrun(), *self.replaced(own, nproc_per_node=2), "--master-port", str(free_port()), BINARY, *given]])
         self.assertIn("piqa", out)
+
+    def test_serve(self):
+        own, given = self.line("docs/serving.md", "serve")
+        model = os.path.join(ROOT, "tests", "golden", "evaluate", "model")
+        given = [model if word == "$model" else word for word in given]
+        process = subprocess.Popen([*torchrun(), *own, "--master-port", str(free_port()), BINARY, *given, "--port", "0", "--device", "cpu"],
+                                   env=dict(os.environ, OMP_NUM_THREADS="1"), stdout=subprocess.PIPE, text=True)
+        try:
+            told = re.search(r"is served at (http\S+)", process.stdout.readline())
+            self.assertIsNotNone(told)
+            answer = self.post(told[1] + "/v1/completions", {"prompt": "The cat", "max_tokens": 4, "temperature": 0})
+            self.assertEqual(answer["usage"]["completion_tokens"], 4)
+            self.assertEqual(self.post(told[1] + "/admin/drain", {})["state"], "stopped")
+            self.assertEqual(process.wait(60), 0)
+        finally:
+            process.kill()
+            process.communicate()
+
+    def post(self, url, body):
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), method="POST"), timeout=60) as response:
+            return json.load(response)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,21 @@ class ServeRanksTest(unittest.TestCase):
             # A signal drains, and all ranks leave.
             self.assertEqual(server.stop(), [0, 0], server.messages())
 
+    def test_flags_of_communication_reach_the_ranks(self):
+        # A step may take long, other waits of the ranks may not.
+        server = self.start(2, TP, "2", "--distributed-backend", "gloo", "--distributed-timeout-minutes", "3",
+                            "--distributed-timeout-seconds-after-init", "2", "--step-timeout-seconds", "3000")
+        server.processes[1].send_signal(signal.SIGSTOP)
+        try:
+            server.ask("/v1/completions", {"prompt": "The cat", "max_tokens": 12})
+        except OSError:
+            pass
+        codes = server.wait(LIMIT)
+        self.assertTrue(all(code != 0 for code in codes), codes)
+        result = support.call("serve", self.model, "--distributed-timeout-minutes", "0")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("--distributed-timeout-minutes is 0", result.stderr)
+
     def test_a_killed_rank_ends_all_and_is_named(self):
         for killed in (1, 0):
             server = self.start(2, TP, "2", "--step-timeout-seconds", "5")

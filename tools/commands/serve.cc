@@ -8,7 +8,6 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
-#include "megatron/base/value_checks.h"
 #include "megatron/inference/rank_sockets.h"
 #include "megatron/reporting/build_commit.h"
 #include "megatron/runtime/device.h"
@@ -17,6 +16,7 @@
 #include "megatron/runtime/signals.h"
 #include "megatron/serving/api_server.h"
 #include "tools/support/served_model_flags.h"
+#include "tools/support/served_ranks_config.h"
 
 namespace megatron {
 namespace {
@@ -75,30 +75,13 @@ void drain(ApiServer& server, EngineService& engine, int64_t timeout_ns) {
                     " s\nhint: --drain-timeout-seconds gives them more time"));
 }
 
-// The ranks of one model, which a launcher starts.
-struct ServeRanksConfig : Config {
-  int64_t tensor_model_parallel_size = 1, pipeline_model_parallel_size = 1;
-
-  void fields(FieldVisitor& v) override {
-    v.group("ranks");
-    v.field("tensor_model_parallel_size", tensor_model_parallel_size,
-            "ranks that share the layers; a launcher such as torchrun starts them");
-    v.field("pipeline_model_parallel_size", pipeline_model_parallel_size,
-            "stages that the layers are divided over");
-  }
-  void validate(Violations& violations) const override {
-    at_least(violations, "--tensor-model-parallel-size", tensor_model_parallel_size, 1);
-    at_least(violations, "--pipeline-model-parallel-size", pipeline_model_parallel_size, 1);
-  }
-  int64_t ranks() const { return tensor_model_parallel_size * pipeline_model_parallel_size; }
-};
-
 struct ServeFlags {
   ServedModelConfig load;
   EngineConfig engine;
   ServeConfig config;
   ServeLimits limits;
-  ServeRanksConfig ranks;
+  ServedRanksConfig ranks;
+  CommConfig comm;
 };
 
 // Rank 0 says where it listens.
@@ -161,8 +144,10 @@ RuntimeOptions runtime_options(const ServeFlags& flags, const Launch& launch) {
   RuntimeOptions options;
   options.parallel.tensor_model_parallel_size = flags.ranks.tensor_model_parallel_size;
   options.parallel.pipeline_model_parallel_size = flags.ranks.pipeline_model_parallel_size;
-  options.comm.distributed_timeout_seconds_after_init =
-      static_cast<int64_t>(std::ceil(flags.engine.step_timeout_seconds));
+  options.comm = flags.comm;
+  if (!options.comm.distributed_timeout_seconds_after_init)
+    options.comm.distributed_timeout_seconds_after_init =
+        static_cast<int64_t>(std::ceil(flags.engine.step_timeout_seconds));
   if (launch.world_size > 1)
     options.device = choose_device(flags.load.device, launch.local_rank).is_cuda()
                          ? DeviceChoice::kCuda
@@ -174,8 +159,8 @@ RuntimeOptions runtime_options(const ServeFlags& flags, const Launch& launch) {
 
 extern "C" int megatron_serve(int argc, char** argv) {
   ServeFlags flags;
-  Config* const configs[] = {&flags.load, &flags.config, &flags.engine, &flags.limits,
-                             &flags.ranks};
+  Config* const configs[] = {&flags.load,   &flags.config, &flags.engine,
+                             &flags.limits, &flags.ranks,  &flags.comm};
   const char* const usage = "megatron serve DIR [flags]";
   const Launch launch = launch_from_environment();
   if (!parse_or_help(usage, configs, argc, argv,

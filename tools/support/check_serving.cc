@@ -9,7 +9,6 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
-#include "megatron/base/value_checks.h"
 #include "megatron/inference/engine_config.h"
 #include "megatron/inference/memory_plan.h"
 #include "megatron/interop/load_model.h"
@@ -17,38 +16,27 @@
 #include "megatron/runtime/device.h"
 #include "megatron/runtime/device_models.h"
 #include "tools/support/load_model_flags.h"
+#include "tools/support/served_ranks_config.h"
 
 namespace megatron {
 namespace {
 
-constexpr double kGiB = 1 << 30;
-
 struct ServingCheckConfig : LoadModelConfig {
   bool serve = false;
-  int64_t tensor_model_parallel_size = 1, pipeline_model_parallel_size = 1;
   bool json = false;
 
   void fields(FieldVisitor& v) override {
     model_fields(v);
     v.group("check --serve");
     v.field("serve", serve, "memory of `megatron serve` instead of that of training");
-    v.field("tensor_model_parallel_size", tensor_model_parallel_size,
-            "ranks that share the layers");
-    v.field("pipeline_model_parallel_size", pipeline_model_parallel_size,
-            "stages that the layers are divided over");
     v.field("json", json, "print JSON, sizes in bytes");
-  }
-  void validate(Violations& violations) const override {
-    LoadModelConfig::validate(violations);
-    at_least(violations, "--tensor-model-parallel-size", tensor_model_parallel_size, 1);
-    at_least(violations, "--pipeline-model-parallel-size", pipeline_model_parallel_size, 1);
   }
 };
 
 struct ServingPlan {
   DescribedModel model;
   ServedShape shape;
-  CacheDemand demand;
+  int64_t block_size = 0;
   std::vector<ServingMemory> stages;
   const DeviceModel* device = nullptr;  // null: not named
   int64_t outside = 0;                  // beside the allocator, on each rank
@@ -61,52 +49,47 @@ struct ServingPlan {
   bool fits() const { return device == nullptr || needed() <= device->memory_bytes; }
   int32_t blocks() const { return stages.front().cache.blocks; }
   int64_t blocks_of_a_request() const {
-    return (shape.max_positions + demand.block_size - 1) / demand.block_size;
+    return (shape.max_positions + block_size - 1) / block_size;
   }
 };
 
 // Bytes for the cache of one rank, beside what the stage needs.
-int64_t budget_for(const ServingPlan& plan, const ServingMemory& stage, const EngineConfig& engine,
-                   c10::Device device) {
-  if (engine.cache_gb > 0.0) return static_cast<int64_t>(engine.cache_gb * kGiB);
+int64_t budget_for(const ServingPlan& plan, const ServingMemory& stage, c10::Device device) {
   if (plan.device != nullptr)
     return gpu_cache_budget(plan.device->memory_bytes - plan.outside - stage.weights, stage.step());
   return cache_budget(device, stage.step());
 }
 
-ServingPlan make_plan(const ServingCheckConfig& config, const EngineConfig& engine) {
+ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig& ranks,
+                      const EngineConfig& engine) {
   ServingPlan plan;
   plan.device = device_model(config.device);
   const bool named = plan.device != nullptr;
   const c10::Device device = named ? c10::Device(c10::kCPU) : choose_device(config.device, 0);
   LoadModelConfig described = config;  // of a device that need not be here
   described.device = DeviceChoice::kCpu;
-  plan.model = describe_model(load_model_request(described), config.tensor_model_parallel_size);
+  plan.model = describe_model(load_model_request(described), ranks.tensor_model_parallel_size);
   const ModelType& type = find_model_type(plan.model.config.type);
   MEGATRON_CHECK(type.decodes, config.load, ": a model of type ", type.title,
                  " generates nothing, so that it is not served");
   plan.shape = served_shape(engine, plan.model.config, plan.model.dtype,
                             /*on_gpu=*/named || !device.is_cpu());
-  plan.shape.tensor_ranks = config.tensor_model_parallel_size;
-  plan.shape.stages = config.pipeline_model_parallel_size;
-  plan.demand = cache_demand(engine, plan.shape);
+  plan.shape.tensor_ranks = ranks.tensor_model_parallel_size;
+  plan.shape.stages = ranks.pipeline_model_parallel_size;
+  plan.block_size = engine.block_size;
   if (plan.shape.on_gpu)
     plan.outside = kCudaContextBytes + (plan.shape.tensor_ranks > 1 ? kCommunicatorBytes : 0) +
                    (plan.shape.stages > 1 ? kCommunicatorBytes : 0);
   for (int64_t i = 0; i < plan.shape.stages; ++i)
     plan.stages.push_back(serving_memory(plan.model.config, plan.shape, i));
   if (!plan.fits()) return plan;  // without any cache
-  // As many blocks as the fullest stage has room for.
-  const auto plan_stage = [&](const ServingMemory& stage, int64_t budget) {
-    return plan_cache(
-        kept_bytes(plan.model.config, stage.slice, plan.shape.tensor_ranks, plan.shape.element),
-        plan.demand, budget);
-  };
-  for (const ServingMemory& stage : plan.stages)
-    plan.demand.wanted = std::min<int64_t>(
-        plan.demand.wanted, plan_stage(stage, budget_for(plan, stage, engine, device)).blocks);
   for (ServingMemory& stage : plan.stages)
-    stage.cache = plan_stage(stage, budget_for(plan, stage, engine, device));
+    stage.cache = served_cache(engine, plan.model.config, plan.shape, stage.slice,
+                               budget_for(plan, stage, device));
+  const int32_t fewest = std::ranges::min(plan.stages, {}, [](const ServingMemory& stage) {
+                           return stage.cache.blocks;
+                         }).cache.blocks;
+  for (ServingMemory& stage : plan.stages) stage.cache.blocks = fewest;
   return plan;
 }
 
@@ -142,8 +125,8 @@ void print_plan(const ServingPlan& plan) {
   for (const std::string& line : format_table(rows, [](size_t column) { return column > 1; }))
     print_line("  " + line);
   if (plan.blocks() > 0) {
-    const int64_t tokens = plan.blocks() * plan.demand.block_size;
-    print_line(cat("cache: ", tokens, " tokens in blocks of ", plan.demand.block_size, "; up to ",
+    const int64_t tokens = plan.blocks() * plan.block_size;
+    print_line(cat("cache: ", tokens, " tokens in blocks of ", plan.block_size, "; up to ",
                    plan.shape.slots, " requests at a time, of ",
                    std::min(tokens, plan.shape.max_positions), " tokens at most; of that length ",
                    std::max<int64_t>(1, plan.blocks() / plan.blocks_of_a_request()),
@@ -167,7 +150,7 @@ void print_plan_as_json(const ServingPlan& plan) {
   json.begin_object()
       .member("tensor", plan.shape.tensor_ranks)
       .member("pipeline", plan.shape.stages)
-      .member("block_size", plan.demand.block_size)
+      .member("block_size", plan.block_size)
       .member("blocks", plan.blocks());
   json.member("max_requests", plan.shape.slots)
       .member("max_positions", plan.shape.max_positions)
@@ -210,12 +193,13 @@ bool asks_for_serving(int argc, const char* const* argv) {
 
 int check_serving(int argc, const char* const* argv) {
   ServingCheckConfig config;
+  ServedRanksConfig ranks;
   EngineConfig engine;
-  Config* const configs[] = {&config, &engine};
+  Config* const configs[] = {&config, &ranks, &engine};
   if (!parse_or_help("megatron check --serve --load DIR [flags of the engine]", configs, argc, argv,
                      {.positional = "load"}))
     return 0;
-  const ServingPlan plan = make_plan(config, engine);
+  const ServingPlan plan = make_plan(config, ranks, engine);
   config.json ? print_plan_as_json(plan) : print_plan(plan);
   return plan.fits() ? 0 : kExitFailure;
 }
