@@ -10,15 +10,11 @@ import json
 import os
 import random
 import struct
-import subprocess
-import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "cli"))
-from ports import free_port  # noqa: E402
+import training
 
-BINARY = ""
 TP, PP, EP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--expert-model-parallel-size"
 ETP, SP = "--expert-tensor-parallel-size", "--sequence-parallel"
 A2A = ["--moe-token-dispatcher-type", "alltoall"]
@@ -33,53 +29,15 @@ MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4
          "0", "--ffn-hidden-size", "32", "--num-experts", "8", "--moe-router-topk", "2", "--moe-router-score-function", "sigmoid",
          "--moe-router-enable-expert-bias", "--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "0.01",
          "--micro-batch-size", "1", "--global-batch-size", "8", "--device", "cpu", "--num-threads", "1", "--distributed-timeout-minutes", "1"]
-RUN = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "101", "--mock-data", "--num-workers", "0", "--train-iters", "4", "--lr", "1e-2",
-       "--optimizer", "sgd", "--log-interval", "1", "--eval-iters", "0"]
 
 
-def run(ranks, arguments):
-    """The exit codes, what the ranks wrote, and what they reported."""
-    port, started = free_port(), []
-    for rank in range(ranks):
-        variables = dict(os.environ, OMP_NUM_THREADS="1")
-        if ranks > 1:
-            variables.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0",
-                             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        started.append(subprocess.Popen([BINARY, *arguments], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    try:
-        texts = [process.communicate(timeout=300) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [process.returncode for process in started], "".join(out for out, _ in texts), "".join(err for _, err in texts)
-
-
-class Training(unittest.TestCase):
-    def records(self, ranks, *flags):
-        """The lines of metrics.jsonl."""
-        with tempfile.TemporaryDirectory() as folder:
-            codes, out, err = run(ranks, ["pretrain", *MODEL, *RUN, "--save", folder, *flags])
-            self.assertEqual(codes, [0] * ranks, out + err)
-            with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
-                return [json.loads(line) for line in file]
-
-    def train(self, ranks, *flags):
-        """What the steps logged."""
-        return [line for line in self.records(ranks, *flags) if line["type"] == "train"]
+class Training(training.Training):
+    MODEL = MODEL
 
 
 class Experts(Training):
-
     def test_rows_train_what_one_rank_trains(self):
-        one = self.train(1)
-        self.assertEqual(len(one), 4)
-        for name, (ranks, flags) in ROWS.items():
-            with self.subTest(row=name):
-                steps = self.train(ranks, *flags)
-                self.assertEqual(len(steps), len(one))
-                for ours, theirs in zip(steps, one):
-                    for number in ("lm loss", "seq_load_balancing_loss", "grad_norm", "tokens per expert max/mean"):
-                        self.assertAlmostEqual(ours[number] / theirs[number], 1, delta=2e-5, msg=(number, theirs["iteration"]))
+        self.compare(ROWS, self.train(1), ("lm loss", "seq_load_balancing_loss", "grad_norm", "tokens per expert max/mean"))
 
     def test_choices_are_imposed_on_another_layout(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +51,7 @@ class Experts(Training):
             self.assertNotAlmostEqual(replayed[0]["lm loss"], one[0]["lm loss"], places=4, msg="other weights")
             self.assertEqual(sorted(os.listdir(os.path.join(again, "iter_0000004"))), ["rank_00000.safetensors", "rank_00001.safetensors"])
             self.train(1, "--moe-routing-replay", again)
-            codes, out, err = run(1, ["pretrain", *MODEL, *RUN, "--moe-routing-replay", again, "--train-iters", "5"])
+            codes, out, err = training.run(1, ["pretrain", *MODEL, *training.RUN, "--moe-routing-replay", again, "--train-iters", "5"])
             self.assertNotEqual(codes, [0])
             self.assertIn("has no choices of iteration 5", err)
 
@@ -101,7 +59,7 @@ class Experts(Training):
     def test_rows_are_proved(self):
         for name, (ranks, flags) in ROWS.items():
             with self.subTest(row=name):
-                codes, out, err = run(ranks, ["prove", "--steps", "2", *MODEL, *flags])
+                codes, out, err = training.run(ranks, ["prove", "--steps", "2", *MODEL, *flags])
                 self.assertEqual(codes, [0] * ranks, out + err)
                 self.assertIn(f"{ranks} ranks as processes against one", out)
                 self.assertIn("the layout changes nothing but rounding", out)
@@ -182,8 +140,9 @@ def rows_of_the_fullest_rank(load):
 class Loads(Training):
     def allocated(self, transport, load):
         """What `check` says for a rank."""
-        codes, out, err = run(1, ["check", *MODEL, *RUN, *WIDE, *transport, EP, str(RANKS), "--world-size", str(RANKS), "--load-factor",
-                                  str(max(1.0, rows_of_the_fullest_rank(load))), "--json"])
+        factor = max(1.0, rows_of_the_fullest_rank(load))
+        codes, out, err = training.run(1, ["check", *MODEL, *training.RUN, *WIDE, *transport, EP, str(RANKS), "--world-size", str(RANKS),
+                                           "--load-factor", str(factor), "--json"])
         self.assertEqual(codes, [0], out + err)
         return next(entry for entry in json.loads(out)["expert_loads"] if entry["name"] == "--load-factor")["allocated"]
 
@@ -211,5 +170,4 @@ class Loads(Training):
 
 
 if __name__ == "__main__":
-    BINARY = os.path.abspath(sys.argv.pop(1))
-    unittest.main(verbosity=2)
+    training.main()
