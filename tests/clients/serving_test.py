@@ -21,7 +21,7 @@ import requests
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import support  # noqa: E402
-from serving import EXACT, GOLDEN, Server  # noqa: E402
+from serving import EXACT, GOLDEN, Ranks, Server, train_talker  # noqa: E402
 
 import chromium  # noqa: E402
 import served_model  # noqa: E402
@@ -185,6 +185,27 @@ class ClientsTest(support.FolderTest):
             text = self.openai.chat.completions.create(**ask, response_format={"type": "json_object"}, temperature=1.5, seed=seed)
             if text.choices[0].finish_reason == "stop":
                 self.assertIsInstance(json.loads(text.choices[0].message.content), dict)
+
+    def test_json_schemas_over_two_ranks(self):
+        """Tensor ranks and stages, of a tiny model that both divide: the texts of one rank, all of them valid."""
+        self.grammars()
+        model = self.path("talker")
+        train_talker(model)
+        schema = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog", "bird"]}, "legs": {"type": "integer", "minimum": 0, "maximum": 99},
+                                                   "tame": {"type": "boolean"}}, "required": ["kind", "legs", "tame"], "additionalProperties": False}
+        body = {"prompt": ["An animal: ", "{"], "max_tokens": 100, "n": 2, "return_token_ids": True,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}}
+        asked = [{**body, "temperature": temperature, "seed": seed} for seed, temperature in enumerate((0, 1.0, 1.5))]
+        servers = [Server(model), *(Ranks(2, model, f"--{axis}-model-parallel-size", "2") for axis in ("tensor", "pipeline"))]
+        for server in servers:
+            self.addCleanup(server.close)
+        texts = [[(choice["text"], choice["token_ids"]) for members in asked for choice in server.ok("/v1/completions", members)["choices"]]
+                 for server in servers]
+        self.assertEqual(texts[1], texts[0])
+        self.assertEqual(texts[2], texts[0])
+        for text, _ in texts[0]:
+            self.assertEqual(set(json.loads(text)), {"kind", "legs", "tame"})
+        self.assertGreater(len({text for text, _ in texts[0]}), 3)
 
     def test_openai_tools_are_called(self):
         self.grammars()
