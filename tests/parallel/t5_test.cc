@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -225,11 +226,15 @@ TEST_P(T5Layouts, AreProved) {
 
 class T5Memory : public T5Layouts {};
 
+// Transfers between stages that have ended early weigh more where the stage holds little.
 TEST_P(T5Memory, IsThatOfThePlan) {
-  for (const RankMemory& rank :
-       memory_of_ranks(cat(kT5Run, kMeasuredT5, GetParam().flags), GetParam().ranks)) {
+  const std::vector<RankMemory> ranks =
+      memory_of_ranks(cat(kT5Run, kMeasuredT5, GetParam().flags), GetParam().ranks);
+  const int64_t fullest = std::ranges::max(ranks, {}, &RankMemory::metered).metered;
+  for (const RankMemory& rank : ranks) {
     const double planned = static_cast<double>(rank.planned) / static_cast<double>(rank.metered);
-    EXPECT_TRUE(planned > 0.98 && planned < 1.05) << rank.planned << " and " << rank.metered;
+    EXPECT_TRUE(planned > 0.98 && planned < (rank.metered == fullest ? 1.05 : 1.08))
+        << rank.planned << " and " << rank.metered;
   }
 }
 
@@ -247,7 +252,22 @@ const ProvedLayout kT5Layouts[] = {
 
 INSTANTIATE_TEST_SUITE_P(Proofs, T5Layouts, testing::ValuesIn(kT5Layouts),
                          [](const auto& info) { return std::string(info.param.name); });
+// Borders behind, in and before the decoder's first stage, stages of several chunks, and a decoder
+// of several stages, which hold the encoder's output.
+const ProvedLayout kT5Stages[] = {
+    {"pp2_behind", 2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eeee|ttL"},
+    {"pp3_homes", 3, "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout Ee|eet|tL"},
+    {"pp2_vpp2", 2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ee|eet|t|L"},
+    {"pp4_gpipe", 4,
+     "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ee|ee|t|tL "
+     "--pipeline-schedule gpipe"},
+    {"pp3_full", 3,
+     "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout Eee|et|tL "
+     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
+};
 INSTANTIATE_TEST_SUITE_P(Proofs, T5Memory, testing::Values(kT5Layouts[0], kT5Layouts[1]),
+                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Stages, T5Memory, testing::ValuesIn(kT5Stages),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -57,7 +57,13 @@ class ChunkPass {
   PassBytes run();
 
  private:
-  void add_recomputed_layer(const LayerCost& layer);
+  // The peak of a recomputed layer without autograd, its saved bytes, and the peak of its backward.
+  struct RecomputedLayer {
+    int64_t unrecorded = 0, saved = 0, backward = 0;
+  };
+
+  // The most of each in the layers of one unit.
+  RecomputedLayer in_unit(int64_t unit) const;
   void add_layer(int64_t index, const LayerCost& layer);
   void add_recomputed_units();
   void add_what_lies_between_stacks();
@@ -79,8 +85,7 @@ class ChunkPass {
   PassBytes pass_;
   int64_t saved_ = 0;        // by recorded layers, on the device
   int64_t at_the_head_ = 0;  // held in addition while the output layer runs
-  // Of recomputed layers: peak without autograd, saved bytes, peak of the backward
-  int64_t unrecorded_ = 0, unit_saved_ = 0, unit_backward_ = 0;
+  std::vector<RecomputedLayer> recomputed_;
 };
 
 ChunkPass::ChunkPass(const LayoutPlan& plan, int stage, int chunk)
@@ -119,7 +124,8 @@ PassBytes ChunkPass::run() {
         std::max({pass_.deferred_extra, layer.first.deferred_peak, layer.second.deferred_peak});
     pass_.postponed = std::max({pass_.postponed, layer.first.postponed, layer.second.postponed});
     if (i < again_.layers)
-      add_recomputed_layer(layer);
+      recomputed_.push_back({layer.unrecorded_peak(), layer.saved().total(),
+                             layer.backward_peak(/*grad_is_held=*/true).most});
     else
       add_layer(i, layer);
   }
@@ -141,10 +147,16 @@ PassBytes ChunkPass::run() {
   return pass_;
 }
 
-void ChunkPass::add_recomputed_layer(const LayerCost& layer) {
-  unrecorded_ = std::max(unrecorded_, layer.unrecorded_peak());
-  unit_saved_ = std::max(unit_saved_, layer.saved().total());
-  unit_backward_ = std::max(unit_backward_, layer.backward_peak(/*grad_is_held=*/true).most);
+ChunkPass::RecomputedLayer ChunkPass::in_unit(int64_t unit) const {
+  RecomputedLayer most;
+  const int64_t first = unit * again_.unit_layers;
+  for (int64_t i = first; i < std::min(first + again_.unit_layers, again_.layers); ++i) {
+    const RecomputedLayer& layer = recomputed_[static_cast<size_t>(i)];
+    most.unrecorded = std::max(most.unrecorded, layer.unrecorded);
+    most.saved = std::max(most.saved, layer.saved);
+    most.backward = std::max(most.backward, layer.backward);
+  }
+  return most;
 }
 
 void ChunkPass::add_layer(int64_t index, const LayerCost& layer) {
@@ -202,15 +214,20 @@ void ChunkPass::add_recomputed_units() {
     (last_input == 0 ? pass_.leaving : at_the_head_) =
         std::min(offloaded_units, in_flight_) * stream_;
   if (!slice_.embedding && (parts || offloaded_units > 0)) at_the_head_ += stream_;
-  PassMoment unit;
-  unit.forward = unrecorded_ + whole - saved_ + (again_.longest > 1 ? stream_ : 0);
   const int64_t own = again_.layers < slice_.num_layers ? arrived_
                       : again_.units > 1 ? std::max<int64_t>(0, arrived_ - last_input)
                                          : 0;
-  unit.backward = again_.longest * unit_saved_ + unit_backward_ + own - last_input - saved_ +
-                  (offloaded_units > 0 ? stream_ : 0);
-  unit.backward_first = halves_.count() == 0 ? unit.backward : -saved_;
-  std::fill_n(pass_.moments.begin() + 1, again_.layers, unit);
+  for (int64_t i = 0; i < again_.layers; ++i) {
+    const int64_t number = i / again_.unit_layers;
+    const RecomputedLayer most = in_unit(number);
+    const int64_t unit_input =
+        last_input == 0 ? 0 : kept(streams_[static_cast<size_t>(1 + number * again_.unit_layers)]);
+    PassMoment& unit = pass_.moments[static_cast<size_t>(i) + 1];
+    unit.forward = most.unrecorded + whole - saved_ + (again_.longest > 1 ? stream_ : 0);
+    unit.backward = again_.longest * most.saved + most.backward + own - unit_input - saved_ +
+                    (offloaded_units > 0 ? stream_ : 0);
+    unit.backward_first = halves_.count() == 0 ? unit.backward : -saved_;
+  }
 }
 
 // Layers of the first stack run before it is saved, and run backward after it has been freed.

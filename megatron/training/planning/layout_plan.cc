@@ -108,10 +108,21 @@ int64_t LayoutPlan::border_bytes(int64_t layers_before) const {
   return all;
 }
 
+int64_t LayoutPlan::transfer_bytes(int stage) const {
+  int64_t most = 0;
+  for (int chunk = 0; chunk < stages.num_chunks(); ++chunk) {
+    const StageSlice segment = stages.slice(stage, chunk);
+    if (!segment.embedding) most = std::max(most, border_bytes(segment.first_layer));
+    if (!segment.head)
+      most = std::max(most, border_bytes(segment.first_layer + segment.num_layers));
+  }
+  return most;
+}
+
 int64_t LayoutPlan::transfer_bytes() const {
   int64_t most = 0;
-  for (const StageSlice& segment : stages.segments())
-    if (!segment.embedding) most = std::max(most, border_bytes(segment.first_layer));
+  for (int stage = 0; stage < stages.num_stages(); ++stage)
+    most = std::max(most, transfer_bytes(stage));
   return most;
 }
 

@@ -86,8 +86,10 @@ struct LayoutPlan {
   void set_expert_load(double load);
   // Bytes of one activation between layers or stages: R h x.
   int64_t stream_bytes() const { return rows() * model().hidden_size * bytes.residual; }
-  // Bytes of what crosses the border after so many layers, and the most over all borders.
+  // Bytes of what crosses the border after so many layers, and the most over the borders of a stage
+  // and over all.
   int64_t border_bytes(int64_t layers_before) const;
+  int64_t transfer_bytes(int stage) const;
   int64_t transfer_bytes() const;
   // The whole model, with what plans change of it.
   ModelConfig model_config() const;

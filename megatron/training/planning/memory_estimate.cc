@@ -113,7 +113,7 @@ class Walk {
         stores_(stores),
         out_(memory),
         in_flight_(memory.passes.size(), 0),
-        transfer_(plan.transfer_bytes()),
+        transfer_(plan.transfer_bytes(stage)),
         batch_(plan.ends.batch),
         vocabulary_(plan.ends.split_head),
         hidden_calls_(
@@ -250,7 +250,7 @@ class Walk {
   ShardedStores& stores_;
   StageMemory& out_;
   std::vector<int> in_flight_;  // by chunk
-  const int64_t transfer_;      // what crosses a border between stages, at most
+  const int64_t transfer_;      // what crosses a border of this stage, at most
   const int64_t batch_;
   const SplitHeadCost& vocabulary_;
   const std::vector<std::vector<int>> hidden_calls_;  // by action
