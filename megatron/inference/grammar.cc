@@ -95,8 +95,8 @@ struct GrammarMessage {
 
 class LibraryMatcher : public TokenMatcher {
  public:
-  LibraryMatcher(std::shared_ptr<void> grammar, void* matcher)
-      : grammar_(std::move(grammar)), matcher_(matcher) {}
+  LibraryMatcher(std::shared_ptr<void> grammar, void* matcher, int64_t token_ms)
+      : grammar_(std::move(grammar)), matcher_(matcher), token_ms_(token_ms) {}
   ~LibraryMatcher() override { grammar_library().free_matcher(matcher_); }
 
   void fill(std::span<uint32_t> mask) override {
@@ -105,15 +105,19 @@ class LibraryMatcher : public TokenMatcher {
       return;
     }
     GrammarMessage message;
+    const int64_t begin = thread_ms();
     const int32_t done = grammar_library().fill(matcher_, mask.data(), std::ssize(mask),
                                                 message.text, message.kBytes);
     MEGATRON_CHECK(done >= 0, "the grammar's mask: ", message.text);
+    check_time(begin);
   }
   bool accept(int32_t id) override {
     if (has_ended()) return false;
     GrammarMessage message;
+    const int64_t begin = thread_ms();
     const int32_t done = grammar_library().accept(matcher_, id, message.text, message.kBytes);
     MEGATRON_CHECK(done >= 0, "the grammar's next state: ", message.text);
+    check_time(begin);
     accepted_ += done;
     return done == 1;
   }
@@ -129,23 +133,31 @@ class LibraryMatcher : public TokenMatcher {
   bool has_ended() const override { return grammar_library().has_ended(matcher_); }
 
  private:
+  void check_time(int64_t begin_ms) const {
+    MEGATRON_CHECK(thread_ms() - begin_ms <= token_ms_, "the grammar takes more than ", token_ms_,
+                   " ms for one token");
+  }
+
   std::shared_ptr<void> grammar_;
   void* matcher_;
+  const int64_t token_ms_;
   int64_t accepted_ = 0;
 };
 
 class LibraryGrammar : public TokenGrammar {
  public:
-  explicit LibraryGrammar(std::shared_ptr<void> grammar) : grammar_(std::move(grammar)) {}
+  LibraryGrammar(std::shared_ptr<void> grammar, int64_t token_ms)
+      : grammar_(std::move(grammar)), token_ms_(token_ms) {}
   std::unique_ptr<TokenMatcher> start() const override {
     GrammarMessage message;
     void* const matcher = grammar_library().start(grammar_.get(), message.text, message.kBytes);
     MEGATRON_CHECK(matcher != nullptr, "the grammar's first state: ", message.text);
-    return std::make_unique<LibraryMatcher>(grammar_, matcher);
+    return std::make_unique<LibraryMatcher>(grammar_, matcher, token_ms_);
   }
 
  private:
   std::shared_ptr<void> grammar_;
+  const int64_t token_ms_;
 };
 
 void append_bytes(std::string& out, const void* bytes, size_t count) {
@@ -227,6 +239,7 @@ struct GrammarCompiler::Impl {
     GrammarJob header;
     header.text_bytes = std::ssize(grammar.text);
     header.most_bytes = limits.compile_bytes;
+    header.token_ms = limits.token_ms;
     header.kind = static_cast<int32_t>(grammar.kind);
     header.num_ends = static_cast<int32_t>(ends.size());
     header.num_tokens = static_cast<int32_t>(lengths.size());
@@ -278,7 +291,7 @@ std::shared_ptr<const TokenGrammar> GrammarCompiler::compile(const GrammarText& 
   // A grammar refers to the vocabulary.
   const std::shared_ptr<void> shared(
       loaded, [vocabulary, free = library.free](void* loaded_grammar) { free(loaded_grammar); });
-  auto compiled = std::make_shared<const LibraryGrammar>(shared);
+  auto compiled = std::make_shared<const LibraryGrammar>(shared, impl_->limits.token_ms);
   impl_->keep(grammar, compiled);
   return compiled;
 }

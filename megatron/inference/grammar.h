@@ -4,7 +4,8 @@
 //
 // A grammar comes from a request and may be hostile: what is larger or deeper than the limits is
 // refused at once, and the rest is compiled in a process of its own, which ends at the limits of
-// time and memory.
+// time and memory, and tries how long a text takes. A text that takes longer for a token than it
+// may ends with an error.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,7 @@ struct GrammarLimits {
   int64_t compile_ms = 2000;
   int64_t compile_bytes = int64_t{512} << 20;  // memory of the process that compiles
   int64_t compiled_bytes = int64_t{64} << 20;  // of the result
+  int64_t token_ms = 500;                      // processor time for one token of a text
   int64_t cached = 64;                         // compiled grammars that are kept
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 
 #include "megatron/scheduling/grammar_kind.h"
 
@@ -17,11 +18,19 @@ inline constexpr const char* kGrammarCompiler = "megatron_grammar_compiler";
 struct GrammarJob {
   int64_t text_bytes = 0;
   int64_t most_bytes = 0;  // of memory that the program may use; 0: any
+  int64_t token_ms = 0;    // of processor time for one token of a text
   int32_t kind = 0;
   int32_t num_ends = 0;
   int32_t num_tokens = 0;
   int32_t vocab_size = 0;
 };
+
+// Processor time of this thread: what a busy machine does not lengthen.
+inline int64_t thread_ms() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
+}
 
 }  // namespace megatron
 
@@ -34,9 +43,11 @@ void* megatron_grammar_vocabulary(const char* bytes, const int32_t* lengths, int
                                   char* error, int64_t error_bytes);
 void megatron_grammar_free_vocabulary(void* vocabulary);
 
-// Compiles; for the program above, since a grammar may take any time and memory. Calls `write` with
-// the result, which megatron_grammar_load() reads. False and a message on failure.
+// Compiles, and follows a text for some tokens, each within `token_ms` of processor time; for the
+// program above, since a grammar may take any time and memory. Calls `write` with the result, which
+// megatron_grammar_load() reads. False and a message on failure.
 bool megatron_grammar_compile(void* vocabulary, int32_t kind, const char* text, int64_t text_bytes,
+                              int64_t token_ms,
                               void (*write)(void* context, const char* bytes, int64_t count),
                               void* context, char* error, int64_t error_bytes);
 

@@ -77,6 +77,50 @@ xgrammar::CompiledGrammar compile(const xgrammar::TokenizerInfo& info, GrammarKi
   throw std::runtime_error("no such kind of grammar");
 }
 
+void fill_mask(xgrammar::GrammarMatcher& matcher, uint32_t* mask, int64_t words) {
+  DLTensor tensor{};
+  int64_t shape[] = {words};
+  tensor.data = mask;
+  tensor.device = {kDLCPU, 0};
+  tensor.ndim = 1;
+  tensor.dtype = xgrammar::GetBitmaskDLType();
+  tensor.shape = shape;
+  matcher.FillNextTokenBitmask(&tensor);
+}
+
+// The ids of a mask, without those that end a text where there are others.
+std::vector<int32_t> allowed_ids(const std::vector<uint32_t>& mask,
+                                 const std::vector<int32_t>& ends) {
+  std::vector<int32_t> ids, ending;
+  for (size_t id = 0; id < 32 * mask.size(); ++id) {
+    if ((mask[id / 32] >> (id % 32) & 1) == 0) continue;
+    const auto allowed = static_cast<int32_t>(id);
+    (std::count(ends.begin(), ends.end(), allowed) > 0 ? ending : ids).push_back(allowed);
+  }
+  return ids.empty() ? ending : ids;
+}
+
+// Some grammars compile fast and are slow to follow: ((a*)*)* keeps a state for each way to read a
+// text, and there are exponentially many.
+void follow_a_text(const xgrammar::CompiledGrammar& compiled, const xgrammar::TokenizerInfo& info,
+                   int64_t token_ms) {
+  constexpr int kTokens = 32;
+  xgrammar::GrammarMatcher matcher(compiled);
+  std::vector<uint32_t> mask(static_cast<size_t>(info.GetVocabSize() + 31) / 32);
+  uint32_t random = 1;
+  for (int i = 0; i < kTokens && !matcher.IsTerminated(); ++i) {
+    const int64_t begin = megatron::thread_ms();
+    fill_mask(matcher, mask.data(), static_cast<int64_t>(mask.size()));
+    const std::vector<int32_t> ids = allowed_ids(mask, info.GetStopTokenIds());
+    if (ids.empty()) return;
+    random = random * 1664525u + 1013904223u;
+    matcher.AcceptToken(ids[(random >> 8) % ids.size()]);
+    if (megatron::thread_ms() - begin > token_ms)
+      throw std::runtime_error("takes more than " + std::to_string(token_ms) +
+                               " ms for one token of a text");
+  }
+}
+
 }  // namespace
 
 // xgrammar's log (XGRAMMAR_LOG_CUSTOMIZE).
@@ -117,18 +161,19 @@ MEGATRON_GRAMMAR_EXPORT void megatron_grammar_free_vocabulary(void* vocabulary) 
 }
 
 MEGATRON_GRAMMAR_EXPORT bool megatron_grammar_compile(
-    void* vocabulary, int32_t kind, const char* text, int64_t text_bytes,
+    void* vocabulary, int32_t kind, const char* text, int64_t text_bytes, int64_t token_ms,
     void (*write)(void* context, const char* bytes, int64_t count), void* context, char* error,
     int64_t error_bytes) {
   return guarded(false, error, error_bytes, [&] {
     std::string warning;
     left_out = &warning;
-    const std::string result =
-        compile(static_cast<Vocabulary*>(vocabulary)->info, static_cast<GrammarKind>(kind),
-                std::string(text, static_cast<size_t>(text_bytes)))
-            .SerializeJSON();
+    const xgrammar::TokenizerInfo& info = static_cast<Vocabulary*>(vocabulary)->info;
+    const xgrammar::CompiledGrammar compiled = compile(
+        info, static_cast<GrammarKind>(kind), std::string(text, static_cast<size_t>(text_bytes)));
     left_out = nullptr;
     if (!warning.empty()) throw std::runtime_error(warning);
+    follow_a_text(compiled, info, token_ms);
+    const std::string result = compiled.SerializeJSON();
     write(context, result.data(), static_cast<int64_t>(result.size()));
     return true;
   });
@@ -160,14 +205,7 @@ MEGATRON_GRAMMAR_EXPORT void* megatron_grammar_start(void* grammar, char* error,
 MEGATRON_GRAMMAR_EXPORT int32_t megatron_grammar_fill(void* matcher, uint32_t* mask, int64_t words,
                                                       char* error, int64_t error_bytes) {
   return guarded<int32_t>(-1, error, error_bytes, [&] {
-    DLTensor tensor{};
-    int64_t shape[] = {words};
-    tensor.data = mask;
-    tensor.device = {kDLCPU, 0};
-    tensor.ndim = 1;
-    tensor.dtype = xgrammar::GetBitmaskDLType();
-    tensor.shape = shape;
-    static_cast<Matcher*>(matcher)->matcher.FillNextTokenBitmask(&tensor);
+    fill_mask(static_cast<Matcher*>(matcher)->matcher, mask, words);
     return 1;
   });
 }

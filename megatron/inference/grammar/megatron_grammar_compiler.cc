@@ -74,8 +74,9 @@ int main() {
   const auto write_result = [](void*, const char* bytes, int64_t written) {
     write_all(bytes, static_cast<size_t>(written));
   };
-  const bool done = megatron_grammar_compile(vocabulary, job.kind, text.data(), job.text_bytes,
-                                             write_result, nullptr, error, sizeof error);
+  const bool done =
+      megatron_grammar_compile(vocabulary, job.kind, text.data(), job.text_bytes, job.token_ms,
+                               write_result, nullptr, error, sizeof error);
   if (!done) fail(error);
   std::fflush(nullptr);
   _exit(done ? 0 : 1);  // nothing is worth freeing
