@@ -5,14 +5,14 @@
 
 namespace megatron {
 
-Pipeline::Pipeline(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype,
-                   at::Device device)
-    : config_(arguments.pipeline),
+Pipeline::Pipeline(const PipelineConfig& config, StageLayout layout, const ParallelGroups& groups,
+                   at::ScalarType dtype, at::Device device)
+    : config_(config),
       dtype_(dtype),
       device_(device),
       stage_(groups.pp.rank()),
       num_stages_(groups.pp.size()),
-      layout_(make_stage_layout(config_, num_stages_, arguments.transformer.num_layers)) {
+      layout_(std::move(layout)) {
   needs_warm_up_ = num_stages_ > 1;
   forward_needs_warm_up_ = needs_warm_up_ && splits_vocabulary();
   links_ =

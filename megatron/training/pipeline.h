@@ -8,7 +8,6 @@
 #include "megatron/models/model.h"
 #include "megatron/pipeline_parallel/executor.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
-#include "megatron/training/arguments/arguments.h"
 
 namespace megatron {
 
@@ -16,8 +15,8 @@ namespace megatron {
 class Pipeline {
  public:
   // Communication: one element over each link between stages, to establish the connections.
-  Pipeline(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype,
-           at::Device device);
+  Pipeline(const PipelineConfig& config, StageLayout layout, const ParallelGroups& groups,
+           at::ScalarType dtype, at::Device device);
 
   int num_chunks() const { return layout_.num_chunks(); }
   bool splits_vocabulary() const { return config_.pipeline_vocab_parallel && num_stages_ > 1; }

@@ -12,6 +12,7 @@
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/arguments/task_heads.h"
 #include "megatron/training/checkpoint_state.h"
@@ -426,7 +427,9 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
   const std::shared_ptr<PeerRows> expert_rows =
       open_expert_rows(arguments.transformer, groups, device);
   TrainedModel model;
-  model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
+  model.pipeline = std::make_unique<Pipeline>(
+      arguments.pipeline, divide_layers(arguments, vocabulary, task.model_provider), groups, dtype,
+      device);
   model.chunks =
       build_chunks(task, arguments, vocabulary, *model.pipeline, groups, dtype, device, start);
   if (!arguments.training.skip_train) add_optimizer(model, arguments, device);

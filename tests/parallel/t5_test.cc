@@ -171,6 +171,30 @@ TEST(T5, CountsParametersAndWork) {
   }
 }
 
+// Decoder layers of short sequences cost less than encoder layers, and the head as much as several.
+TEST(T5, StagesCostAlikeUnlessFlagsNameTheirLayers) {
+  const auto counts = [](const char* flags) {
+    const Arguments arguments =
+        parse_run(cat(kT5Run, "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 ",
+                      "--pipeline-model-parallel-size 4 --global-batch-size 16 ", flags),
+                  4);
+    const LayoutPlan plan = make_layout_plan(arguments, {32128, 32128}, /*on_gpu=*/true,
+                                             find_task(arguments).model_provider);
+    std::vector<int64_t> layers;
+    for (const StageSlice& segment : plan.stages.segments()) layers.push_back(segment.num_layers);
+    return layers;
+  };
+  using Counts = std::vector<int64_t>;
+  EXPECT_EQ(counts("--seq-length 512 --decoder-seq-length 128"), (Counts{9, 9, 12, 18}));
+  EXPECT_EQ(counts("--seq-length 512 --decoder-seq-length 512"), (Counts{15, 13, 11, 9}));
+  EXPECT_EQ(counts("--seq-length 512 --decoder-seq-length 128 "
+                   "--num-virtual-stages-per-pipeline-rank 2"),
+            (Counts{4, 4, 4, 5, 5, 7, 10, 9}));
+  EXPECT_EQ(counts("--seq-length 512 --decoder-seq-length 128 "
+                   "--decoder-first-pipeline-num-layers 12"),
+            (Counts{12, 12, 12, 12}));
+}
+
 TEST(T5, OutputProjectionsStartByTheDepthOfTheirStack) {
   const Arguments arguments = parse_run(cat(kT5Run, kSmallT5), 1);
   const std::unique_ptr<Model> model =
@@ -258,6 +282,7 @@ const ProvedLayout kT5Stages[] = {
     {"pp2_behind", 2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eeee|ttL"},
     {"pp3_homes", 3, "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout Ee|eet|tL"},
     {"pp2_vpp2", 2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ee|eet|t|L"},
+    {"pp2_by_cost", 2, "--decoder-num-layers 5 --pipeline-model-parallel-size 2"},
     {"pp4_gpipe", 4,
      "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ee|ee|t|tL "
      "--pipeline-schedule gpipe"},

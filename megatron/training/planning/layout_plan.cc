@@ -10,6 +10,7 @@
 #include "megatron/nn/reduction.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/microbatches.h"
 
 namespace megatron {
@@ -160,8 +161,7 @@ LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabu
   plan.on_gpu = on_gpu;
   plan.bytes = element_bytes(arguments);
   plan.sharding = data_sharding(arguments, plan.mesh, {});
-  plan.stages =
-      make_stage_layout(arguments.pipeline, plan.pipeline, arguments.transformer.num_layers);
+  plan.stages = divide_layers(arguments, vocabulary, provider);
   plan.schedule = make_schedule(
       arguments.pipeline.pipeline_schedule,
       arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches));

@@ -1,0 +1,15 @@
+// How the layers of the model that arguments describe are divided over stages and chunks.
+#pragma once
+
+#include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/training/arguments/model_provider.h"
+
+namespace megatron {
+
+// As the flags say. Where they say the number of stages and chunks alone, segments of a model of
+// two stacks cost about the same floating-point operations, output layer included; those of other
+// models have equally many layers.
+StageLayout divide_layers(const Arguments& arguments, const Vocabulary& vocabulary,
+                          const ModelProvider& provider);
+
+}  // namespace megatron
