@@ -30,8 +30,8 @@ class Division {
       const int64_t last = layers_ - (segments_ - segment);
       for (int64_t end = segment == segments_ ? last : segment; end <= last; ++end) {
         for (int64_t from = segment - 1; from < end; ++from) {
-          const double all = join(least[static_cast<size_t>(from)],
-                                  weight(cost(from, end, segment == segments_)));
+          const double all =
+              join(least[static_cast<size_t>(from)], weight(cost(from, end, segment == segments_)));
           if (!(all < next[static_cast<size_t>(end)])) continue;
           next[static_cast<size_t>(end)] = all;
           begin[static_cast<size_t>(end)] = from;
@@ -71,8 +71,7 @@ std::vector<int64_t> divide_by_cost(const std::vector<double>& layers, double he
   division.best([&](double cost) { return cost > most * kRounding ? HUGE_VAL : cost * cost; },
                 [](double a, double b) { return a + b; }, ends);
   std::vector<int64_t> counts;
-  for (size_t i = 0; i < ends.size(); ++i)
-    counts.push_back(ends[i] - (i > 0 ? ends[i - 1] : 0));
+  for (size_t i = 0; i < ends.size(); ++i) counts.push_back(ends[i] - (i > 0 ? ends[i - 1] : 0));
   return counts;
 }
 
