@@ -417,10 +417,16 @@ class RandomCommands {
   int64_t version_ = 1;
 };
 
+int in_environment(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+// MEGATRON_RANDOM_COMMANDS of them, from the seed MEGATRON_RANDOM_SEED on.
 TEST(EngineCommands, RandomSequencesKeepTheTables) {
-  const char* text = std::getenv("MEGATRON_RANDOM_COMMANDS");
-  const int count = text != nullptr ? std::atoi(text) : 2000;
-  for (int seed = 0; seed < count; ++seed) {
+  const int first = in_environment("MEGATRON_RANDOM_SEED", 0);
+  const int last = first + in_environment("MEGATRON_RANDOM_COMMANDS", 2000);
+  for (int seed = first; seed < last; ++seed) {
     SCOPED_TRACE(cat("seed ", seed));
     RandomCommands(static_cast<uint32_t>(seed)).execute();
     if (testing::Test::HasFailure()) return;
