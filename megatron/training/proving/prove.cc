@@ -399,7 +399,9 @@ int rounding_steps(const PretrainTask& task, const Arguments& layout, bool thoro
   return static_cast<int>(std::clamp<double>(steps, kFewestRoundingSteps, kRoundingSteps));
 }
 
+// Elements that are not numbers count as held by no rank, which is a fault.
 bool all_finite(const TrainingTrace& trace) {
+  if (!trace.faults.empty()) return false;
   for (const TracedStep& step : trace.steps)
     for (const auto& [name, grad] : step.grads)
       if (!grad.isfinite().all().item<bool>()) return false;

@@ -232,6 +232,22 @@ TEST(Prove, ScalesAreComparedWhereSumsHaveOneOrder) {
   for (const ProofLine& line : proof.lines) EXPECT_NE(line.quantity, "states");
 }
 
+// A product of an overflow with zero is no number: such a loss scale is too large, too.
+TEST(Prove, Fp16HasALossScaleWithoutOverflowsOfOneRank) {
+  const Arguments whole = parse_line(
+      "prove --tokenizer-type NullTokenizer --vocab-size 46 --make-vocab-size-divisible-by 1 "
+      "--mock-data --num-layers 1 --hidden-size 24 --num-attention-heads 6 --kv-channels 4 "
+      "--ffn-hidden-size 17 --group-query-attention --num-query-groups 1 --geglu --seq-length 28 "
+      "--max-position-embeddings 32 --normalization RMSNorm --norm-placement post "
+      "--disable-bias-linear --untie-embeddings-and-output-weights --init-method-xavier-uniform "
+      "--hidden-dropout 0.1 --attention-dropout 0.2 --micro-batch-size 3 --global-batch-size 9 "
+      "--train-iters 5 --lr 1e-2 --eval-iters 0 --eod-mask-loss --reset-position-ids --seed 732 "
+      "--fp16",
+      1);
+  const Proof proof = prove(gpt_task(), shrink(whole, /*max_axis=*/4).arguments, 1).at(1);
+  EXPECT_THAT(proof.faults, testing::IsEmpty());
+}
+
 // Weights that stayed the same would be quantised in the same way in every step, and scale all its
 // gradients alike. In fp64 they are those of the own type.
 TEST(Prove, StepsWithoutUpdatesHaveWeightsOfTheirOwn) {
