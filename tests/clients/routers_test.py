@@ -67,7 +67,7 @@ class Conversation:
     def hold(self, which):
         messages = []
         for turn in range(TURNS):
-            messages.append({"role": "user", "content": f"Number {self.number} of round {which} asks {turn}: " + "what of it? " * 4})
+            messages.append({"role": "user", "content": f"{which}, {self.number}: the question {turn} is what of it? " + "What of it? " * 3})
             # The second client sends keys, the others leave the choice to what was said.
             key = {"prompt_cache_key": f"{self.number} {which}"} if self.number == 1 else {}
             reply = self.ask({**key, "messages": messages, "temperature": 0, "max_tokens": 8, "cache_salt": self.salt, "ignore_eos": True})
@@ -128,11 +128,14 @@ class RoutersTest(support.FolderTest):
         self.addCleanup(end)
         return process
 
+    def router_log(self):
+        with open(self.path("router.log")) as log:
+            return log.read()[-6000:]
+
     def wait_for_router(self, port):
         deadline = time.monotonic() + 60
         while Conversation(port, 0).post({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})[0] != 200:
-            with open(self.path("router.log")) as log:
-                self.assertLess(time.monotonic(), deadline, log.read())
+            self.assertLess(time.monotonic(), deadline, self.router_log())
             time.sleep(0.2)
 
     def served(self):
@@ -148,7 +151,7 @@ class RoutersTest(support.FolderTest):
         """Until the replica has answered some requests more."""
         begin, deadline = self.served()[which], time.monotonic() + 120
         while self.served()[which] < begin + 2 * CLIENTS:
-            self.assertLess(time.monotonic(), deadline, f"replica {which} is not asked")
+            self.assertLess(time.monotonic(), deadline, f"replica {which} is not asked, served {self.served()}: {self.router_log()}")
             time.sleep(0.1)
 
     def lose_replicas(self):
@@ -168,14 +171,13 @@ class RoutersTest(support.FolderTest):
         self.wait_for_router(port)
         # Nobody is lost: the cache serves as if there were one replica.
         routed = converse(port, 0)
+        self.assertTrue(all(served > 1 for served in self.served()), f"{self.served()}: {self.router_log()}")
         direct = converse(self.ports[0], 0, salt="direct")
         self.assertEqual([conversation.replies for conversation in routed], [conversation.replies for conversation in direct])
-        self.assertTrue(all(served > 0 for served in self.served()), self.served())
         self.assertGreater(cached_share(routed), 0.9 * cached_share(direct))
         held = converse(port, 1, self.lose_replicas)
         lost = [loss for conversation in held for loss in conversation.lost]
-        with open(self.path("router.log")) as log:
-            self.assertEqual(lost[:3], [], log.read()[-3000:])
+        self.assertEqual(lost[:3], [], self.router_log())
         self.assertGreater(cached_share(held), 0.5 * cached_share(direct))
         replies = sum(len(conversation.replies) for conversation in held)
         print(f"\n  {replies} replies while one of two replicas is drained and the other killed, {sum(c.retried for c in held)} retried, none lost;"
