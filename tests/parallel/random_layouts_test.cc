@@ -4,12 +4,14 @@
 //   MEGATRON_RANDOM_LAYOUTS=N  configurations (default 10)
 //   MEGATRON_RANDOM_SEED=S     seed of the first one (default 1)
 //
-// As many with experts follow, from seed kFirstOfExperts + S - 1 on, and as many encoder-decoders
-// from seed kFirstOfStacks + S - 1 on. A configuration is determined by its seed, which a failure
-// message names.
+// As many with experts follow, from seed kFirstOfExperts + S - 1 on, as many encoder-decoders from
+// seed kFirstOfStacks + S - 1 on, and proofs of as many in FP8 with scales of blocks from seed
+// kFirstOfBlocks + S - 1 on. A configuration is determined by its seed, which a failure message
+// names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>
@@ -27,8 +29,9 @@ namespace {
 
 constexpr int kSteps = 3;
 constexpr int kMaxRanks = 8;
-constexpr int64_t kFp8Unit = 16;  // products in FP8 want multiples of it
-constexpr int64_t kFirstOfExperts = 1'000'001, kFirstOfStacks = 2'000'001;
+constexpr int64_t kFp8Unit = 16, kBlock = 128;  // products in FP8 want multiples of it
+constexpr int64_t kFirstOfExperts = 1'000'001, kFirstOfStacks = 2'000'001,
+                  kFirstOfBlocks = 3'000'001;
 constexpr int64_t kEncoders = 3;  // one of so many without experts and FP8 is a BERT
 
 // Draws that are the same with every standard library, which the distributions of <random> are not.
@@ -74,9 +77,9 @@ Mesh draw_mesh(Dice& dice, int64_t max_ranks) {
 // rules refuse the others.
 class Draw {
  public:
-  // `stacks`: an encoder and a decoder.
-  Draw(Dice& dice, const Mesh& mesh, bool fp8, bool with_experts, bool stacks)
-      : dice_(dice), mesh_(mesh), fp8_(fp8), experts_(with_experts), stacks_(stacks) {
+  // `fp8_unit`: 0 without FP8; `stacks`: an encoder and a decoder.
+  Draw(Dice& dice, const Mesh& mesh, int64_t fp8_unit, bool with_experts, bool stacks)
+      : dice_(dice), mesh_(mesh), fp8_unit_(fp8_unit), experts_(with_experts), stacks_(stacks) {
     layers();
     heads();
     positions();
@@ -222,14 +225,16 @@ class Draw {
                                            : dice_.range(1, 12);
     rope_ = dice_.chance(50);
     // Not 2: a LayerNorm of two features is a step function, in which rounding has no bounds.
-    const int64_t head_size = fp8_    ? dice_.pick<int64_t>({8, 16})
-                              : rope_ ? dice_.pick<int64_t>({4, 6, 8})
-                                      : dice_.pick<int64_t>({3, 4, 8});
+    const int64_t head_size = fp8_unit_ == kBlock ? dice_.pick<int64_t>({32, 64, 128})
+                              : fp8_unit_ > 0     ? dice_.pick<int64_t>({8, 16})
+                              : rope_             ? dice_.pick<int64_t>({4, 6, 8})
+                                                  : dice_.pick<int64_t>({3, 4, 8});
     add("--num-attention-heads", heads);
     add("--kv-channels", head_size);
-    const int64_t unit_of_sizes = fp8_ ? kFp8Unit : 8;
+    const int64_t unit_of_sizes = fp8_unit_ > 0 ? fp8_unit_ : 8;
     add("--hidden-size", dice_.chance(60) ? heads * head_size : unit_of_sizes * dice_.range(2, 6));
-    add("--ffn-hidden-size", mesh_.tp * (fp8_ ? kFp8Unit * dice_.range(1, 3) : dice_.range(3, 24)));
+    add("--ffn-hidden-size",
+        mesh_.tp * (fp8_unit_ > 0 ? fp8_unit_ * dice_.range(1, 3) : dice_.range(3, 24)));
     if (!stacks_ && dice_.chance(60))
       add("--group-query-attention --num-query-groups", dice_.divisor(heads));
     if (mesh_.tp > 1) add("--tensor-model-parallel-size", mesh_.tp);
@@ -296,7 +301,7 @@ class Draw {
 
   void sequences() {
     const int64_t cp = mesh_.cp, ranks = 2 * cp * mesh_.tp,
-                  unit = fp8_ ? std::lcm(ranks, kFp8Unit * cp) : ranks;
+                  unit = fp8_unit_ > 0 ? std::lcm(ranks, fp8_unit_ * cp) : ranks;
     const int64_t length = dice_.chance(90) ? unit * dice_.range(1, std::max<int64_t>(1, 32 / unit))
                                             : dice_.range(4, 32);
     add("--seq-length", length);
@@ -358,7 +363,12 @@ class Draw {
 
   // Flags of the proof, which runs in the type that they say.
   void precision() {
-    if (fp8_) {
+    if (fp8_unit_ == kBlock) {
+      precision_ = cat(" --bf16 --fp8-recipe blockwise --fp8-format ",
+                       dice_.pick<const char*>({"hybrid", "e4m3"}));
+      return;
+    }
+    if (fp8_unit_ > 0) {
       precision_ = cat(" --bf16 --fp8-format ", dice_.pick<const char*>({"hybrid", "e4m3"}),
                        " --fp8-recipe ", dice_.pick<const char*>({"delayed", "tensorwise"}));
       if (dice_.chance(30)) precision_ += cat(" --fp8-amax-history-len ", dice_.range(1, 20));
@@ -472,7 +482,8 @@ class Draw {
 
   Dice& dice_;
   const Mesh mesh_;
-  const bool fp8_, experts_, stacks_;
+  const int64_t fp8_unit_;
+  const bool experts_, stacks_;
   std::string flags_, precision_;
   int64_t num_layers_ = 1, num_microbatches_ = 1, num_experts_ = 0, length_ = 0;
   bool rope_ = false;
@@ -492,14 +503,15 @@ struct Configuration {
 // The first attempt that the rules accept.
 Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
   Dice dice(seed);
-  const bool stacks = seed >= kFirstOfStacks, experts = !stacks && seed >= kFirstOfExperts;
+  const bool blocks = seed >= kFirstOfBlocks, stacks = !blocks && seed >= kFirstOfStacks,
+             experts = !blocks && !stacks && seed >= kFirstOfExperts;
   Mesh mesh = draw_mesh(dice, max_ranks);
   while (stacks && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
-  const bool fp8 = !stacks && !experts && dice.chance(34);
+  const bool fp8 = blocks || (!stacks && !experts && dice.chance(34));
   const bool encoder = !stacks && !experts && !fp8 && seed % kEncoders == 0;
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
-    Draw draw(dice, mesh, fp8, experts, stacks);
+    Draw draw(dice, mesh, blocks ? kBlock : fp8 ? kFp8Unit : 0, experts, stacks);
     if (encoder && !draw.becomes_encoder()) continue;
     const Configuration drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
                               draw.precision_flags()};
@@ -542,9 +554,9 @@ std::string outcome(const std::function<std::string()>& check) {
 
 // How to repeat a check.
 std::string again(int64_t seed) {
-  const int64_t number = seed < kFirstOfExperts  ? seed
-                         : seed < kFirstOfStacks ? seed - kFirstOfExperts + 1
-                                                 : seed - kFirstOfStacks + 1;
+  int64_t number = seed;
+  for (const int64_t first : {kFirstOfExperts, kFirstOfStacks, kFirstOfBlocks})
+    if (seed >= first) number = seed - first + 1;
   return cat("again: MEGATRON_RANDOM_SEED=", number, " MEGATRON_RANDOM_LAYOUTS=1, seed ", seed,
              "\n");
 }
@@ -614,11 +626,28 @@ TEST_P(RandomLayouts, ShrinkToWhatIsLegal) {
 
 const int64_t kFirstSeed = number_in_environment("MEGATRON_RANDOM_SEED", 1),
               kSeeds = number_in_environment("MEGATRON_RANDOM_LAYOUTS", 10);
+
+// How many proofs of these seeds run in which type: at least a quarter each in fp32, bf16 and FP8.
+TEST(DrawnTypes, AreDrawnAboutAsOften) {
+  constexpr int64_t kLeast = 200;
+  int64_t fp32 = 0, bf16 = 0, fp16 = 0, fp8 = 0;
+  for (int64_t seed = kFirstSeed; seed < kFirstSeed + std::max(kSeeds, kLeast); ++seed) {
+    const std::string flags = legal_configuration(static_cast<uint64_t>(seed), kMaxRanks).precision;
+    const auto has = [&](const char* flag) { return flags.find(flag) != std::string::npos; };
+    ++(has("--fp8-") ? fp8 : has("--bf16") ? bf16 : has("--fp16") ? fp16 : fp32);
+  }
+  std::printf("fp32 %d, bf16 %d, FP8 %d, fp16 %d\n", static_cast<int>(fp32), static_cast<int>(bf16),
+              static_cast<int>(fp8), static_cast<int>(fp16));
+  const auto all = static_cast<double>(fp32 + bf16 + fp16 + fp8);
+  for (const int64_t count : {fp32, bf16, fp8}) EXPECT_GE(static_cast<double>(count), 0.25 * all);
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
                          [](const auto& info) { return cat(info.param); });
-// Proofs take most of the time: those of three with experts are part of `make test`, and three
-// encoder-decoders.
-const int64_t kFew = std::getenv("MEGATRON_RANDOM_LAYOUTS") != nullptr ? kSeeds : 3;
+// Proofs take most of the time: those of three with experts are part of `make test`, three
+// encoder-decoders, and none with blocks.
+const bool kMany = std::getenv("MEGATRON_RANDOM_LAYOUTS") != nullptr;
+const int64_t kFew = kMany ? kSeeds : 3, kNoneOrAll = kMany ? kSeeds : 0;
 INSTANTIATE_TEST_SUITE_P(Seeds, ProvedLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
                          [](const auto& info) { return cat(info.param); });
 INSTANTIATE_TEST_SUITE_P(Experts, ProvedLayouts,
@@ -632,6 +661,10 @@ INSTANTIATE_TEST_SUITE_P(Experts, RandomLayouts,
 INSTANTIATE_TEST_SUITE_P(Stacks, RandomLayouts,
                          testing::Range(kFirstOfStacks + kFirstSeed - 1,
                                         kFirstOfStacks + kFirstSeed - 1 + kFew),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Blocks, ProvedLayouts,
+                         testing::Range(kFirstOfBlocks + kFirstSeed - 1,
+                                        kFirstOfBlocks + kFirstSeed - 1 + kNoneOrAll),
                          [](const auto& info) { return cat(info.param); });
 INSTANTIATE_TEST_SUITE_P(Stacks, ProvedLayouts,
                          testing::Range(kFirstOfStacks + kFirstSeed - 1,

@@ -234,9 +234,30 @@ TEST(T5, ProofsKeepTheBorderBetweenStages) {
                     "--pipeline-model-parallel-size 4 --global-batch-size 64"),
                 4);
   const Arguments tiny = shrink(arguments, 2, 5).arguments;
-  EXPECT_EQ(own_config<T5Config>(tiny.own).encoder_num_layers, 3);
-  EXPECT_EQ(tiny.transformer.num_layers, 8);
+  EXPECT_EQ(tiny.pipeline.pipeline_model_parallel_layout, "Eee|eett|tt|ttL");
+  EXPECT_EQ(own_config<T5Config>(tiny.own).encoder_num_layers, 4);
+  EXPECT_EQ(tiny.transformer.num_layers, 10);
   EXPECT_EQ(own_config<T5Config>(tiny.own).decoder_seq_length, tiny.transformer.seq_length);
+}
+
+// The real model is divided by cost, and so the border lies on another stage than in halves.
+TEST(T5, ProofsKeepTheBorderOfADivisionByCost) {
+  const auto layout = [](const char* flags) {
+    const Arguments arguments =
+        parse_run(cat(kT5Run,
+                      "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 "
+                      "--seq-length 512 --decoder-seq-length 128 "
+                      "--pipeline-model-parallel-size 4 --global-batch-size 64 ",
+                      flags),
+                  4);
+    return shrink(arguments, 2, 5).arguments.pipeline.pipeline_model_parallel_layout;
+  };
+  EXPECT_EQ(layout(""), "Eee|ee|eett|ttL");
+  EXPECT_EQ(layout("--num-virtual-stages-per-pipeline-rank 2"), "Eee|ee|ee|ee|ee|eett|tt|ttL");
+  EXPECT_EQ(layout("--freeze encoder.layers.3"),
+            "Eeeeeeeeee|eeeeeeeee|eeeeeettttt|tttttttttttttttttttL");
+  EXPECT_EQ(layout("--pipeline-model-parallel-layout Ee*16|e*8|t*12|t*12L"),
+            "Ee*16|e*8|t*12|t*12L");
 }
 
 class T5Layouts : public testing::TestWithParam<ProvedLayout> {};

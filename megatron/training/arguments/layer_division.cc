@@ -4,15 +4,12 @@
 #include "megatron/pipeline_parallel/cost_division.h"
 
 namespace megatron {
-namespace {
 
 bool names_layers_of_stages(const PipelineConfig& p) {
   return !p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers ||
          p.decoder_last_pipeline_num_layers || p.account_for_embedding_in_pipeline_split ||
          p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage;
 }
-
-}  // namespace
 
 StageLayout divide_layers(const Arguments& arguments, const Vocabulary& vocabulary,
                           const ModelProvider& provider) {

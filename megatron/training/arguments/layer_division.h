@@ -6,6 +6,9 @@
 
 namespace megatron {
 
+// Whether flags say how many layers stages or chunks have, and not the number of these alone.
+bool names_layers_of_stages(const PipelineConfig& config);
+
 // As the flags say. Where they say the number of stages and chunks alone, segments of a model of
 // two stacks cost about the same floating-point operations, output layer included; those of other
 // models have equally many layers.

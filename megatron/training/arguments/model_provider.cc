@@ -5,6 +5,14 @@
 
 namespace megatron {
 
+Vocabulary likely_vocabulary(const Arguments& arguments) {
+  constexpr int64_t kTypical = 32000;
+  const TokenizerConfig& t = arguments.tokenizer;
+  const int64_t size = t.vocab_size.value_or(t.padded_vocab_size.value_or(kTypical));
+  return {size,
+          t.padded_vocab_size.value_or(padded_vocab_size(t, size, arguments.vocabulary_ranks()))};
+}
+
 ModelProvider provide_model(std::string type) {
   return [type = std::move(type)](const Arguments& arguments, const Vocabulary& vocabulary,
                                   const ParallelGroups& groups, const StageSlice& slice,

@@ -18,6 +18,9 @@ struct Vocabulary {
   int64_t padded_size = 0;
 };
 
+// As flags say, without the tokenizer's files: 32000 if they give no size.
+Vocabulary likely_vocabulary(const Arguments& arguments);
+
 // Declares the parameters of one segment; `groups` outlives the model. `chunks` are those of this
 // rank that exist already.
 using ModelProvider = std::function<std::unique_ptr<Model>(

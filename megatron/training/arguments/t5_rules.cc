@@ -6,6 +6,8 @@
 #include "megatron/datasets/masked/t5_dataset.h"
 #include "megatron/models/t5/t5_config.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/training/arguments/layer_division.h"
+#include "megatron/training/arguments/model_provider.h"
 
 namespace megatron {
 
@@ -25,12 +27,31 @@ void validate_layout(const Arguments& a, const T5Config& own, Violations& v) {
           "e for each layer of the encoder, then t for each of the decoder");
 }
 
-// The encoder's layers when the row of layers has shrunk: those segments stay before, at and behind
-// the border that were.
-int64_t fewer_encoder_layers(int64_t encoder, int64_t before, int64_t after, int64_t segments) {
-  const int64_t had = before / segments, has = after / segments, whole = encoder / had,
-                rest = encoder % had;
-  return whole * has + (rest == 0 ? 0 : std::clamp<int64_t>(rest * has / had, 1, has - 1));
+// The segments that were before, at and behind the border stay so: of each stack that one has a few
+// layers, or all where the depth has to stay.
+void keep_border(Arguments& a, const Arguments& before, Shrinker& shrinker) {
+  auto& own = own_config<T5Config>(a.own);
+  const int64_t border = own_config<T5Config>(before.own).encoder_num_layers;
+  const bool shrinks = a.transformer.num_layers != before.transformer.num_layers;
+  const StageLayout stages = divide_layers(before, likely_vocabulary(before), provide_model("t5"));
+  std::string layout = "E";
+  const auto add = [&](char letter, int64_t layers) {
+    if (layers > 0)
+      layout.append(static_cast<size_t>(shrinks ? one_or_several(layers) : layers), letter);
+  };
+  for (const StageSlice& segment : stages.segments()) {
+    if (!segment.embedding) layout += '|';
+    const int64_t end = segment.first_layer + segment.num_layers;
+    add('e', std::min(border, end) - segment.first_layer);
+    add('t', end - std::max(border, segment.first_layer));
+  }
+  layout += 'L';
+  shrinker.set("--encoder-num-layers", own.encoder_num_layers, count_layout_letters(layout, 'e'));
+  shrinker.set("--decoder-num-layers", own.decoder_num_layers, count_layout_letters(layout, 't'));
+  a.transformer.num_layers = own.encoder_num_layers + own.decoder_num_layers;
+  a.pipeline.num_virtual_stages_per_pipeline_rank = {};
+  shrinker.note(cat("--pipeline-model-parallel-layout \"", layout, "\""));
+  a.pipeline.pipeline_model_parallel_layout = std::move(layout);
 }
 
 }  // namespace
@@ -89,20 +110,14 @@ void shrink_t5(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   auto& own = own_config<T5Config>(a.own);
   const auto& was = own_config<T5Config>(before.own);
   TransformerConfig& t = a.transformer;
-  const int64_t pp = a.parallel.pipeline_model_parallel_size,
-                layers = before.transformer.num_layers;
-  if (t.num_layers != layers && pp == 1) {
+  if (a.parallel.pipeline_model_parallel_size > 1) {
+    if (!names_layers_of_stages(a.pipeline)) keep_border(a, before, shrinker);
+  } else if (t.num_layers != before.transformer.num_layers) {
     shrinker.set("--encoder-num-layers", own.encoder_num_layers,
                  one_or_several(was.encoder_num_layers));
     shrinker.set("--decoder-num-layers", own.decoder_num_layers,
                  one_or_several(was.decoder_num_layers));
     t.num_layers = own.encoder_num_layers + own.decoder_num_layers;
-  } else if (t.num_layers != layers) {
-    const int64_t segments = pp * make_stage_layout(a.pipeline, pp, t.num_layers).num_chunks();
-    shrinker.set("--encoder-num-layers", own.encoder_num_layers,
-                 fewer_encoder_layers(was.encoder_num_layers, layers, t.num_layers, segments));
-    shrinker.set("--decoder-num-layers", own.decoder_num_layers,
-                 t.num_layers - own.encoder_num_layers);
   }
   const int64_t encoder = before.transformer.seq_length, tp = a.parallel.tensor_model_parallel_size,
                 needed = t5_needs(t.seq_length, a.masked.mask_prob).decoder_positions;

@@ -160,6 +160,7 @@ class TracedRun {
         batches_(device, groups.cp) {
     MEGATRON_CHECK(datasets_.train, "the data has no training split");
     if (!updates_) draw_weights(1);
+    if (options.disturbance > 0) disturb_weights(options.disturbance);
     loader_ = make_train_loader(arguments, groups, datasets_.train, /*consumed=*/0, device);
     if (arguments.parallel.hybrid_context_parallel)
       dynamic_context_ =
@@ -244,6 +245,14 @@ class TracedRun {
         initialize_parameter(parameter, seed, groups_);
         parameter.init = init;
         parameter.value.copy_(parameter.value.to(weights_));
+      });
+  }
+
+  void disturb_weights(double by) {
+    for (const ModelChunk& chunk : model_.chunks)
+      chunk.store->edit_values([&](Parameter& parameter) {
+        const at::Tensor place = at::arange(parameter.value.numel(), parameter.value.options());
+        parameter.value.mul_(1 + by * at::sin(place + 1).sign().view_as(parameter.value));
       });
   }
 
@@ -556,6 +565,27 @@ std::vector<Comparison> compare_traces(const TrainingTrace& trace, const Trainin
   comparer.tensors(Quantity::kStates, "", trace.states, reference.states, kind_of_state);
   comparer.numbers(trace.evaluation, reference.evaluation);
   return comparer.take();
+}
+
+std::vector<GrownRounding> allow_grown_rounding(std::vector<Comparison>& comparisons,
+                                                const TrainingTrace& disturbed,
+                                                const TrainingTrace& reference, double rtol) {
+  // Of the rounding of all operations to that of the weights alone: up to 8 was measured.
+  constexpr double kOfAllOperations = 30;
+  std::map<std::pair<int, Quantity>, double> factors;
+  for (const Comparison& c : compare_traces(disturbed, reference, rtol))
+    if (c.allowed > 0) {
+      double& factor = factors[{c.step, c.quantity}];
+      factor = std::max(factor, kOfAllOperations * c.difference / c.allowed);
+    }
+  for (Comparison& c : comparisons) c.allowed *= std::max(1.0, factors[{c.step, c.quantity}]);
+  std::map<int, double> of_steps;
+  for (const auto& [key, factor] : factors)
+    of_steps[key.first] = std::max(of_steps[key.first], factor);
+  std::vector<GrownRounding> grown;
+  for (const auto& [step, factor] : of_steps)
+    if (factor > 1) grown.push_back({step, factor * rtol});
+  return grown;
 }
 
 }  // namespace megatron

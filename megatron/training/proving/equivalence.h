@@ -64,6 +64,8 @@ struct TraceOptions {
   // Takes the place of accumulate_gradients(); such a trace has no losses and no evaluation.
   std::function<at::Tensor(TrainedModel&, const StepOptions&, int step)> gradients = {};
   const RoutingReplay* routing = nullptr;  // choices of routers to record or impose; null: neither
+  // Of one rank: initial weights are multiplied by 1 + or 1 - this, each element by one of both.
+  double disturbance = 0;
 };
 
 // Trains from new weights on the data of the arguments (--mock-data: synthetic text), on the CPU,
@@ -97,5 +99,22 @@ struct Comparison {
 // must be, infinities too.
 std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference,
                                        double rtol);
+
+// A disturbance of weights in fp64 by their rounding.
+inline constexpr double kRoundingOfWeights = 0x1p-52;
+
+// A step, 0 for what follows the last one, whose rounding has grown beyond a relative band.
+struct GrownRounding {
+  int step = 0;
+  double band = 0;  // that is wide enough for it
+};
+
+// For models that amplify rounding. `disturbed` is the run of `reference` with weights disturbed by
+// their rounding. Where a quantity of some step moves by more than a part of its band, the bands of
+// this quantity and step become as wide as a layout's rounding needs, which is that of all
+// operations. Exact numbers stay equal. Returns the widest bands of each step that grew.
+std::vector<GrownRounding> allow_grown_rounding(std::vector<Comparison>& comparisons,
+                                                const TrainingTrace& disturbed,
+                                                const TrainingTrace& reference, double rtol);
 
 }  // namespace megatron

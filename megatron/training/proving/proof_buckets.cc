@@ -15,14 +15,9 @@ namespace megatron {
 namespace {
 
 constexpr int64_t kBuckets = 3;
-constexpr int64_t kTypicalVocabulary = 32000;
 
 LayoutPlan plan_of(const Arguments& arguments) {
-  const TokenizerConfig& t = arguments.tokenizer;
-  const int64_t size = t.vocab_size.value_or(t.padded_vocab_size.value_or(kTypicalVocabulary));
-  const int64_t padded =
-      t.padded_vocab_size.value_or(padded_vocab_size(t, size, arguments.vocabulary_ranks()));
-  return make_layout_plan(arguments, {size, padded}, /*on_gpu=*/false,
+  return make_layout_plan(arguments, likely_vocabulary(arguments), /*on_gpu=*/false,
                           find_task(arguments).model_provider);
 }
 

@@ -9,8 +9,10 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
+#include "megatron/base/format.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/proving/exact_update.h"
 #include "megatron/training/proving/proof_buckets.h"
@@ -161,9 +163,14 @@ void shrink_documents(Arguments& a, Shrinker& shrinker, int64_t length_before) {
                std::max(*most * length / length_before, (length + widest - 1) / widest));
 }
 
-ProofRanks ranks_of_layers(const ParallelConfig& p) {
+// Samples of a tiny micro-batch.
+int64_t few_samples(const Arguments& a) { return one_or_several(a.training.micro_batch_size); }
+
+ProofRanks ranks_of_layers(const Arguments& a) {
+  const ParallelConfig& p = a.parallel;
   const std::vector<int64_t>& levels = p.hierarchical_context_parallel_sizes;
-  return {p.tensor_model_parallel_size, p.context_parallel_size, levels.empty() ? 1 : levels[0]};
+  return {p.tensor_model_parallel_size, p.context_parallel_size, levels.empty() ? 1 : levels[0],
+          few_samples(a)};
 }
 
 ExpertProofRanks ranks_of_experts(const ParallelConfig& p) {
@@ -182,10 +189,8 @@ bool names_layers(const std::vector<std::string>& patterns) {
 std::optional<int64_t> even_segments(const Arguments& a) {
   const PipelineConfig& p = a.pipeline;
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
-  if (!p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers ||
-      p.decoder_last_pipeline_num_layers || p.account_for_embedding_in_pipeline_split ||
-      p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage ||
-      names_layers(a.training.freeze) || names_layers(a.training.freeze_except))
+  if (names_layers_of_stages(p) || names_layers(a.training.freeze) ||
+      names_layers(a.training.freeze_except))
     return {};
   return pp *
          p.num_virtual_stages_per_pipeline_rank.value_or(
@@ -242,7 +247,7 @@ void shrink_batch(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
   const int64_t group = pp == 1 ? 1 : a.pipeline.microbatch_group_size_per_vp_stage.value_or(pp);
   const int64_t most = most_microbatches(before), microbatches = std::min(most, 2 * group);
-  shrinker.set("--micro-batch-size", t.micro_batch_size, std::min<int64_t>(t.micro_batch_size, 2));
+  shrinker.set("--micro-batch-size", t.micro_batch_size, few_samples(a));
   const int64_t pass = t.micro_batch_size * a.data_parallel_size();
   if (before.microbatches().num_microbatches(0) == most || microbatches <= group) {
     shrinker.set("--global-batch-size", t.global_batch_size, pass * microbatches);
@@ -371,8 +376,19 @@ Proof prove_exactly(const Tracer& tracer, const Arguments& arguments, int num_st
       speaks ? tracer(serial_arguments(layout), options, false) : TrainingTrace{};
   const TrainingTrace trace = tracer(layout, options, true);
   if (!speaks) return {};
-  return summarize(at::kDouble, "exact up to 1e-9", compare_traces(trace, serial, kExactBand),
-                   trace.faults);
+  std::vector<Comparison> comparisons = compare_traces(trace, serial, kExactBand);
+  std::vector<GrownRounding> grown;
+  if (!std::ranges::all_of(comparisons, &Comparison::holds)) {
+    options.disturbance = kRoundingOfWeights;
+    grown = allow_grown_rounding(comparisons, tracer(serial_arguments(layout), options, false),
+                                 serial, kExactBand);
+  }
+  Proof proof = summarize(at::kDouble, "exact up to 1e-9", comparisons, trace.faults);
+  for (const GrownRounding& g : grown)
+    proof.not_proved.push_back(cat("errors below ", format_text("%.0e", g.band),
+                                   g.step > 0 ? cat(" in step ", g.step) : " after the last step",
+                                   ": the model makes as much of a rounding of its weights"));
+  return proof;
 }
 
 // Work is counted in forwards and backwards of a layer so narrow that starting its kernels takes
@@ -544,8 +560,7 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
   shrink_mesh(a, shrinker, max_axis);
   shrink_expert_ranks(a, arguments, shrinker, max_axis);
   shrink_instances(a, arguments, shrinker);
-  shrink_layer(a.transformer, ranks_of_layers(arguments.parallel), ranks_of_layers(a.parallel),
-               shrinker);
+  shrink_layer(a.transformer, ranks_of_layers(arguments), ranks_of_layers(a), shrinker);
   shrink_experts(a.transformer, arguments.transformer, ranks_of_experts(arguments.parallel),
                  ranks_of_experts(a.parallel), shrinker);
   remove_balance_by_rank(

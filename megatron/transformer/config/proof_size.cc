@@ -13,7 +13,7 @@ namespace megatron {
 
 namespace {
 
-constexpr int64_t kTile = kQuantizedTile;
+constexpr int64_t kTile = 32, kBlock = 128;
 constexpr int64_t kMostLoraRank = 4;
 constexpr int64_t kSmallestPattern = 3;  // several windowed layers for one that attends fully
 
@@ -81,16 +81,22 @@ Heads tiny_heads(const Heads& model, const std::vector<Trait>& wanted, int64_t t
   return best->second;
 }
 
+bool has_blocks(const TransformerConfig& t) {
+  return t.is_quantized() && t.fp8_recipe == Fp8Recipe::kBlockwise;
+}
+
 // Few features: 8, or 4 of each head if there are many heads; of quantised products a tile, or half
-// a tile, which these can still be divided into.
+// a tile, which these can still be divided into; all of a rank's heads together are whole blocks.
 int64_t tiny_head_size(const TransformerConfig& t, const Heads& h, int64_t tensor) {
   constexpr int64_t kManyHeads = 16, kManyQuantizedHeads = 4;
   const int64_t step = t.is_quantized() ? (h.heads > kManyQuantizedHeads ? kTile / 2 : kTile)
                                         : (h.heads > kManyHeads ? 4 : 8);
+  const int64_t unit = tensor * (has_blocks(t) ? kBlock : 1);
   int64_t size = step;
   const auto fits = [&] {
     const auto rotated = static_cast<int64_t>(static_cast<double>(size) * t.rotary_percent);
-    return (h.heads + 2 * h.groups) * size % tensor == 0 &&  // ranks of a group split its rows
+    return (h.heads + 2 * h.groups) * size % unit == 0 &&  // ranks of a group split its rows
+           (!has_blocks(t) || h.heads * size % unit == 0) &&
            (t.position_embedding_type != PositionEmbedding::kRope ||
             (rotated > 0 && rotated % 2 == 0));
   };
@@ -98,17 +104,32 @@ int64_t tiny_head_size(const TransformerConfig& t, const Heads& h, int64_t tenso
   return size;
 }
 
-// Widths that differ from each other, values as much narrower or wider than keys as to be so.
-void shrink_latents(TransformerConfig& t, Shrinker& shrinker) {
-  const int64_t before = t.v_head_dim - t.query_head_size();
-  const bool tiles = t.is_quantized();  // of half the size, that widths still differ
+struct Latents {
+  int64_t query, value, head, rotated;
+  int64_t step;  // the least difference of values and keys
+};
+
+// Widths that differ from each other.
+Latents tiny_latents(const TransformerConfig& t, int64_t heads_of_rank) {
+  if (has_blocks(t)) {
+    const int64_t head = kBlock / std::gcd(heads_of_rank, kBlock);
+    return {kBlock, 2 * kBlock, head, kBlock, head};
+  }
   constexpr int64_t kHalf = kTile / 2;
-  if (t.q_lora_rank) shrinker.set("--q-lora-rank", t.q_lora_rank, tiles ? 3 * kHalf : 12);
-  shrinker.set("--kv-lora-rank", t.kv_lora_rank, tiles ? 4 * kHalf : 14);
-  shrinker.set("--qk-head-dim", t.qk_head_dim, tiles ? 2 * kHalf : 6);
-  shrinker.set("--qk-pos-emb-head-dim", t.qk_pos_emb_head_dim, tiles ? kHalf : 4);
+  if (t.is_quantized()) return {3 * kHalf, 4 * kHalf, 2 * kHalf, kHalf, kHalf};
+  return {12, 14, 6, 4, 2};
+}
+
+// Values as much narrower or wider than keys as to be so.
+void shrink_latents(TransformerConfig& t, int64_t heads_of_rank, Shrinker& shrinker) {
+  const int64_t before = t.v_head_dim - t.query_head_size();
+  const Latents tiny = tiny_latents(t, heads_of_rank);
+  if (t.q_lora_rank) shrinker.set("--q-lora-rank", t.q_lora_rank, tiny.query);
+  shrinker.set("--kv-lora-rank", t.kv_lora_rank, tiny.value);
+  shrinker.set("--qk-head-dim", t.qk_head_dim, tiny.head);
+  shrinker.set("--qk-pos-emb-head-dim", t.qk_pos_emb_head_dim, tiny.rotated);
   t.kv_channels = t.query_head_size();
-  const int64_t step = tiles ? kHalf : 2, wider = before > 0 ? step : before < 0 ? -step : 0;
+  const int64_t wider = before > 0 ? tiny.step : before < 0 ? -tiny.step : 0;
   shrinker.set("--v-head-dim", t.v_head_dim, t.query_head_size() + wider);
 }
 
@@ -219,12 +240,12 @@ void Shrinker::keep_several(const char* what, int64_t before, int64_t after) {
     lose(cat(after, " ", what, ", ", before, " in the model"));
 }
 
+int64_t product_tile(const TransformerConfig& t) {
+  return has_blocks(t) ? kBlock : t.is_quantized() ? kTile : 1;
+}
+
 void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRanks& ranks,
                   Shrinker& shrinker) {
-  if (t.is_quantized() && t.fp8_recipe == Fp8Recipe::kBlockwise) {
-    shrinker.lose("no quantisation in blocks of 128, for which the tiny model is too small");
-    t.remove_quantization();
-  }
   const int64_t tp = ranks.tensor, unit = tp * ranks.context;
   const std::vector<int64_t> widths = exchanges(t, ranks);
   const Heads model{t.num_attention_heads, t.query_groups()};
@@ -233,14 +254,16 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
   const std::vector<Trait> found = traits(tiny, tp, widths);
   for (size_t i = 0; i < wanted.size(); ++i)
     shrinker.keep_several(wanted[i].what, wanted[i].count, found[i].count);
-  const int64_t head_size = tiny_head_size(t, tiny, tp), hidden = tiny.heads * head_size;
-  const int64_t tile = t.is_quantized() ? kTile : 1;
+  const int64_t head_size = tiny_head_size(t, tiny, tp), tile = product_tile(t),
+                hidden = has_blocks(t) ? kBlock : tiny.heads * head_size;
+  if (has_blocks(t))
+    shrinker.keep_several("blocks of the hidden size", t.hidden_size / kBlock, hidden / kBlock);
   const double widening =
       static_cast<double>(t.ffn_hidden_size) / static_cast<double>(t.hidden_size);
   shrinker.set("--num-attention-heads", t.num_attention_heads, tiny.heads);
   if (t.group_query_attention) shrinker.set("--num-query-groups", t.num_query_groups, tiny.groups);
   if (t.multi_latent_attention)
-    shrink_latents(t, shrinker);
+    shrink_latents(t, tiny.heads / tp, shrinker);
   else
     shrinker.set("--kv-channels", t.kv_channels, head_size);
   shrinker.set("--hidden-size", t.hidden_size, hidden);
@@ -254,7 +277,8 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
   // Two chunks for each context rank; whole tiles for quantised linears, also for those that
   // multiply the rows of one tensor rank
   const bool undivided = t.multi_latent_attention || t.moe_latent_size;
-  const int64_t quantum = std::lcm(2 * unit, tile * (undivided ? unit : ranks.context));
+  const int64_t rows = has_blocks(t) ? tile / std::gcd(tile, ranks.samples) : tile;
+  const int64_t quantum = std::lcm(2 * unit, rows * (undivided ? unit : ranks.context));
   const int64_t length = std::max<int64_t>(16, 2 * unit * 2);
   shrinker.set("--seq-length", t.seq_length, (length + quantum - 1) / quantum * quantum);
   t.max_position_embeddings = t.seq_length;

@@ -11,8 +11,9 @@
 
 namespace megatron {
 
-// Quantised products in a proof have sizes of whole tiles.
-constexpr int64_t kQuantizedTile = 32;
+// Products in a proof have sizes of whole tiles: 1; quantised ones, 32; with scales of blocks, one
+// block.
+int64_t product_tile(const TransformerConfig& config);
 
 // Changes values and says what it changed, "--hidden-size 4096 -> 64", and what structure was lost.
 class Shrinker {
@@ -39,12 +40,14 @@ inline int64_t one_or_several(int64_t count) { return count < 2 ? count : 2; }
 struct ProofRanks {
   int64_t tensor = 1, context = 1;
   int64_t inner_context = 1;  // exchange heads for tokens with a2a+p2p
+  int64_t samples = 1;        // of a micro-batch, whose tokens context ranks divide
 };
 
 // Sizes of a layer and of its sequence. Where the model has several groups of keys and values per
 // tensor rank, several heads per group, groups that tensor ranks share, or groups that an
 // all-to-all over context ranks copies or deals out, so has the tiny one; values of multi-latent
-// attention stay narrower or wider than its keys; a window keeps its part of the sequence.
+// attention stay narrower or wider than its keys; a window keeps its part of the sequence. With
+// scales of blocks every product of a rank has whole blocks, and the residual stream is one wide.
 void shrink_layer(TransformerConfig& config, const ProofRanks& before, const ProofRanks& ranks,
                   Shrinker& shrinker);
 

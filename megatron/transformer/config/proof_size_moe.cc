@@ -13,7 +13,7 @@ int64_t tiny_width(int64_t width, const TransformerConfig& before, const Transfo
                    int64_t ranks) {
   const double part = static_cast<double>(width) / static_cast<double>(before.hidden_size);
   const int64_t wanted = std::llround(part * static_cast<double>(t.hidden_size));
-  const int64_t unit = ranks * (t.is_quantized() ? kQuantizedTile : 1);
+  const int64_t unit = ranks * product_tile(t);
   return std::max<int64_t>(1, wanted / unit) * unit;
 }
 

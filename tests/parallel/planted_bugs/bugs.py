@@ -143,6 +143,7 @@ PROOFS = {
     "t5 pp4": (4, T5 + BATCH + PP + "4"),
     "t5 pp4 equal lengths": (4, T5 + BATCH + PP + "4 --decoder-seq-length 512"),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
+    "llama tp2 fp8 blocks": (2, LLAMA + BATCH + TP + "2 --bf16 --fp8-format e4m3 --fp8-recipe blockwise"),
     "llama pp2 vpp2 fp8": (2, LLAMA + BATCH + PP + "2 " + VPP + "2 --num-layers 8 " + FP8),
 }
 
@@ -173,6 +174,7 @@ ROWS = "megatron/transformer/moe/token_dispatcher_rows.cc"
 PEER_ROWS = "megatron/comm/peer_rows.cc"
 ALLGATHER = "megatron/transformer/moe/token_dispatcher_allgather.cc"
 LORA = "megatron/tensor_parallel/lora_adapter.cc"
+QUANTIZED_LINEAR = "megatron/tensor_parallel/quantized_linear.cc"
 OVERLAPPED = "megatron/tensor_parallel/overlapped_linear.cc"
 MAILBOX = "megatron/comm/peer_mailbox.cc"
 CROSS_ENTROPY = "megatron/tensor_parallel/cross_entropy.cc"
@@ -977,6 +979,11 @@ BUGS = (
           "  const TransformerConfig& whole = config;\n  for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {\n"
           "    const TransformerConfig& config = edged ? *edged : whole;"),),
         "", "llama pp2 fp8 edges", unmatched="no row leaves layers in bf16"),
+    Bug("fp8_blocks_of_first_scale", "on several tensor ranks all blocks of a saved input are multiplied by the scale of the first",
+        ((QUANTIZED_LINEAR, "return {saved.codes, saved.scale, blocks ?",
+          "return {saved.codes, PLANTED && blocks && state.tp->size() > 1 ? saved.scale.flatten()[0].expand(saved.scale.sizes()) : saved.scale,"
+          " blocks ?"),),
+        "", "llama tp2 fp8 blocks", unmatched="no row scales by blocks"),
     Bug("mtp_repeated_layer_counts_once", "on several stages the gradient of a repeated layer is complete after its first depth",
         ((MTP, "parameter->uses = static_cast<int>(uses);", "parameter->uses = PLANTED && groups.pp.size() > 1 ? 1 : static_cast<int>(uses);"),),
         "pp2_vpp2_mtp_repeated", "llama pp2 mtp repeated"),

@@ -286,6 +286,55 @@ TEST(ShrinkDepth, RecomputationKeepsARemainder) {
   EXPECT_EQ(of("12"), (std::pair<int64_t, int64_t>(4, 4)));
 }
 
+// -- blocks of 128
+
+constexpr const char* kBlocks = "--bf16 --fp8-format e4m3 --fp8-recipe blockwise ";
+
+// The rules that shrink() ends with refuse parts of blocks.
+TEST(ShrinkBlocks, ProductsOfEveryRankHaveWholeOnes) {
+  const auto quantised = [](const std::string& model, const std::string& ranks,
+                            int64_t world_size) {
+    SCOPED_TRACE(model + ranks);
+    const Shrunk small = shrunk(model + kBlocks + ranks, world_size);
+    const TransformerConfig& t = small.arguments.transformer;
+    EXPECT_EQ(t.quantization(1).recipe, QuantizationRecipe::kBlockwise);
+    EXPECT_EQ(t.hidden_size, 128);
+    EXPECT_THAT(small.lost, ElementsAre(HasSubstr("1 blocks of the hidden size, ")));
+    return t;
+  };
+  const TransformerConfig one = quantised(kLlama, "", 2);
+  EXPECT_EQ(one.num_attention_heads * one.kv_channels, 128);
+  EXPECT_EQ(one.seq_length, 128);
+  const TransformerConfig both = quantised(
+      kLlama, "--tensor-model-parallel-size 4 --sequence-parallel --context-parallel-size 2 ", 16);
+  EXPECT_EQ(both.num_attention_heads * both.kv_channels, 4 * 128);
+  EXPECT_EQ(both.seq_length, 2 * 128);
+  // Two samples fill a block together.
+  EXPECT_EQ(quantised(kLlama, "--micro-batch-size 2 ", 2).seq_length, 64);
+  quantised(kLlama, "--tensor-model-parallel-size 4 --num-query-groups 2 ", 4);
+  quantised(kLlama, "--context-parallel-size 4 --cp-comm-type a2a ", 4);
+  quantised(std::string(kGemma) + "--num-layers 34 ", "--tensor-model-parallel-size 2 ", 2);
+}
+
+TEST(ShrinkBlocks, LatentsAndExpertsHaveWholeOnes) {
+  for (const int64_t values : {128, 256, 512})
+    for (const int64_t tp : {1, 2, 4}) {
+      const Shrunk small = shrunk(
+          cat("--num-layers 27 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096 "
+              "--multi-latent-attention --kv-lora-rank 512 --q-lora-rank 1536 --qk-layernorm "
+              "--qk-head-dim 128 --qk-pos-emb-head-dim 128 --position-embedding-type rope "
+              "--rotary-scaling-factor 40 --disable-bias-linear --num-experts 8 "
+              "--moe-router-topk 2 --moe-shared-expert-intermediate-size 1024 --sequence-parallel "
+              "--v-head-dim ",
+              values, " --tensor-model-parallel-size ", tp, " ", kBlocks),
+          4);
+      const TransformerConfig& t = small.arguments.transformer;
+      EXPECT_EQ(t.quantization(1).recipe, QuantizationRecipe::kBlockwise);
+      EXPECT_EQ(t.v_head_dim < t.query_head_size(), values < 256);
+      EXPECT_EQ(t.v_head_dim > t.query_head_size(), values > 256);
+    }
+}
+
 // -- buckets
 
 constexpr const char* kZero1 =

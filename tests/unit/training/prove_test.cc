@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
@@ -248,6 +250,32 @@ TEST(Prove, Fp16HasALossScaleWithoutOverflowsOfOneRank) {
   EXPECT_THAT(proof.faults, testing::IsEmpty());
 }
 
+// The run of one rank and that of the layout are quantised, and that in fp64 is not.
+TEST(Prove, ScalesOfBlocksAreThoseOfTheRun) {
+  const Shrunk small = shrunk(
+      "--num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel --bf16 "
+      "--fp8-format e4m3 --fp8-recipe blockwise --eval-iters 0",
+      2);
+  PretrainTask task = gpt_task();
+  std::set<std::pair<int, QuantizationRecipe>> models;  // by the number of ranks
+  task.model_provider = [&, make = task.model_provider](
+                            const Arguments& a, const Vocabulary& vocabulary,
+                            const ParallelGroups& groups, const StageSlice& slice,
+                            const std::vector<Model*>& chunks) {
+    if (groups.world.rank() == 0)
+      models.emplace(groups.world.size(), a.transformer.quantization(1).recipe);
+    return make(a, vocabulary, groups, slice, chunks);
+  };
+  const std::vector<Proof> proofs = prove(task, small.arguments, /*num_steps=*/1);
+  EXPECT_TRUE(proofs.at(1).holds());
+  EXPECT_EQ(proofs.at(1).dtype, "bf16");
+  EXPECT_GT(proofs.at(1).lines.size(), 1u);
+  EXPECT_THAT(proofs.at(1).not_proved, testing::IsEmpty());
+  constexpr auto kNone = QuantizationRecipe::kNone, kBlocks = QuantizationRecipe::kBlockwise;
+  EXPECT_THAT(models, testing::UnorderedElementsAre(std::pair(1, kNone), std::pair(1, kBlocks),
+                                                    std::pair(2, kNone), std::pair(2, kBlocks)));
+}
+
 // Weights that stayed the same would be quantised in the same way in every step, and scale all its
 // gradients alike. In fp64 they are those of the own type.
 TEST(Prove, StepsWithoutUpdatesHaveWeightsOfTheirOwn) {
@@ -274,6 +302,55 @@ TEST(Prove, StepsWithoutUpdatesHaveWeightsOfTheirOwn) {
       EXPECT_EQ(at::equal(wide[i], wide[i - 1]), i % of_step != 0) << i;
     }
   }
+}
+
+// Twelve layers that norm the outputs of their branches make of 1e-16 in a weight 1e-11 in a
+// gradient, and a thousand times as much in each further step. A layout's rounding grows alike; an
+// error stands out in the first step.
+TEST(Prove, BandsAllowForRoundingThatGrows) {
+  const auto parsed = [](const std::string& ranks, int64_t world_size) {
+    return parse_line(
+        "prove --mock-data --tokenizer-type NullTokenizer --vocab-size 81 --num-workers 0 "
+        "--num-layers 12 --num-attention-heads 5 --kv-channels 16 --hidden-size 96 "
+        "--ffn-hidden-size 48 --position-embedding-type none --normalization RMSNorm "
+        "--apply-layernorm-1p --untie-embeddings-and-output-weights --norm-placement post "
+        "--seq-length 32 --micro-batch-size 3 --global-batch-size 6 --hidden-dropout 0 "
+        "--attention-dropout 0.2 --lr 1e-2 --adam-eps 1e-3 --init-method-std 0.2 "
+        "--train-iters 5 --eval-iters 0 --clip-grad 1 --weight-decay 0 --seed 587 " +
+            ranks,
+        world_size);
+  };
+  const Arguments layout = parsed("--context-parallel-size 2 ", 2), one = serial_arguments(layout);
+  TraceOptions options{at::kDouble, /*num_steps=*/3};
+  const TrainingTrace serial = trace_training(gpt_task(), one, options);
+  options.disturbance = kRoundingOfWeights;
+  const TrainingTrace disturbed = trace_training(gpt_task(), one, options);
+  options.disturbance = 0;
+  const auto beyond = [&](const PretrainTask& task, bool allow) {
+    std::vector<Comparison> comparisons =
+        compare_traces(trace_training(task, layout, options), serial, kExactBand);
+    if (allow) {
+      const std::vector<GrownRounding> grown =
+          allow_grown_rounding(comparisons, disturbed, serial, kExactBand);
+      EXPECT_FALSE(grown.empty());
+      for (const GrownRounding& g : grown) EXPECT_LT(g.band, 0.1) << g.step;
+    }
+    std::set<int> steps;
+    for (const Comparison& c : comparisons)
+      if (!c.holds()) steps.insert(c.step);
+    return steps;
+  };
+  EXPECT_THAT(beyond(gpt_task(), false), testing::AllOf(testing::Not(Contains(1)), Contains(3)));
+  EXPECT_THAT(beyond(gpt_task(), true), testing::IsEmpty());
+  PretrainTask broken = gpt_task();
+  broken.forward_step = [forward = broken.forward_step](Model& model, const Batch& batch,
+                                                        const StageTensors& input,
+                                                        const ForwardContext& context) {
+    StageOutput output = forward(model, batch, input, context);
+    output.loss.sum = output.loss.sum * (1 + 1e-6);
+    return output;
+  };
+  EXPECT_THAT(beyond(broken, true), Contains(1));
 }
 
 // As ranks with an agreement, which a job of processes has, too: only the first rank has proofs,
