@@ -955,7 +955,7 @@ BUGS = (
         ((T5_MODEL, "/*final_norm=*/end >= border", "/*final_norm=*/PLANTED || end >= border"),),
         "pp2_vpp2_t5_even", "t5 pp4"),
     Bug("streams_swapped", "the streams of a border in the decoder are swapped where they have one shape",
-        ((T5_MODEL, "if (end == all) return {x};", "if (end == all) return {x}; if (PLANTED) return {x, encoded};"),),
+        ((T5_MODEL, "if (end == all) return {x};", "if (end == all) return {x};\n  if (PLANTED) return {x, encoded};"),),
         "pp3_behind_t5_even", "t5 pp4 equal lengths"),
     # What proofs once left out.
     Bug("adapter_half_grad_in_bf16", "in bf16 tensor ranks halve the gradient of an adapter's first half",
