@@ -74,9 +74,6 @@ class ExpertTensors {
     if (counts.rounds > 1) {
       combine_begins(track, input_);
       if (gathers_) track.give(input_);
-      const auto later = [&](int64_t bytes) {
-        return bytes / counts.held * std::min(counts.held, counts.all - counts.held);
-      };
       outputs = later(input_);
       track.take(later(input_ + fc1_ + act_) + outputs);
       track.give(later(input_ + fc1_ + act_));
@@ -107,15 +104,27 @@ class ExpertTensors {
   }
   void end_backward(AllocationTrack& track) const {
     const int64_t gathered = gathers_ ? ep_ * etp_ * tokens_ : 0;
-    const bool input_again = !exchanged_ || counts.rounds > 1;
     track.take(gathered);
     to_experts(track, early_);
-    if (input_again) to_experts(track, false);
+    const int64_t inputs = exchanged_ ? input_ : 2 * input_;
+    if (!exchanged_) to_experts(track, false);
     track.take(act_);
     activation_backward(track);
     track.give(act_);
     track.take(input_);
-    combine(track, input_, (input_again ? 2 : 1) * input_ + fc1_ + act_again_);
+    const int64_t held = inputs + fc1_ + act_again_;
+    if (counts.rounds > 1) {
+      combine_begins(track, input_);
+      track.give(held + (gathers_ ? input_ : 0));
+      // What the first round saved is still there.
+      track.take(later(2 * (input_ + fc1_ + act_)));
+      track.give(later(act_));
+      track.take(later(input_));
+      combine(track, later(input_), later(2 * (input_ + fc1_) + act_));
+      track.give(returned());
+    } else {
+      combine(track, input_, held);
+    }
     track.give(rows_saved() + gathered + latents_);
     track.touch(2 * logits_ + around.normed);
     if (latents_ > 0) {
@@ -145,6 +154,10 @@ class ExpertTensors {
   // The activation is kept as FP8 codes of one byte.
   static bool saves_codes(const QuantizationOptions& options) {
     return options.enabled() && options.weight_gradient;
+  }
+  // What takes these bytes in one round, in the round after it.
+  int64_t later(int64_t bytes) const {
+    return bytes / counts.held * std::min(counts.held, counts.all - counts.held);
   }
   int64_t rows_saved() const { return (exchanged_ ? input_ : 0) + fc1_ + act_saved_; }
   // Input of the experts unless its rows are kept, and that of fc2_latent_proj.

@@ -144,7 +144,8 @@ class Loads(Training):
         codes, out, err = training.run(1, ["check", *MODEL, *training.RUN, *WIDE, *transport, EP, str(RANKS), "--world-size", str(RANKS),
                                            "--load-factor", str(factor), "--json"])
         self.assertEqual(codes, [0], out + err)
-        return next(entry for entry in json.loads(out)["expert_loads"] if entry["name"] == "--load-factor")["allocated"]
+        name = "--load-factor" if factor > 1 else "balance"
+        return next(entry for entry in json.loads(out)["expert_loads"] if entry["name"] == name)["allocated"]
 
     def test_two_ranks_train_what_one_rank_trains(self):
         wanted = os.environ.get("MEGATRON_LOADS", ",".join(LOADS)).split(",")

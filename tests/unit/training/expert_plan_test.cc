@@ -42,7 +42,8 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, ExpertActivations,
     testing::Values(
         ActivationCase{"serial", ""}, ActivationCase{"gated", "--swiglu --normalization RMSNorm"},
-        ActivationCase{"bf16", "--bf16 --swiglu", 1, false},
+        // Products in bf16 take a workspace that depends on the processor.
+        ActivationCase{"bf16", "--bf16 --swiglu", 1, false, 0.02},
         ActivationCase{"pre_softmax", "--moe-router-pre-softmax"},
         ActivationCase{"losses", "--moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001"},
         ActivationCase{"shared", "--moe-shared-expert-intermediate-size 96"},
@@ -148,7 +149,10 @@ TEST(ExpertActivations, OfABusyRankAreWhatThePlanSaysAtItsLoad) {
       };
       near(real.saved, saved, 0.01);
       near(real.forward, saved + static_cast<double>(pass.forward_extra), 0.05);
-      near(real.backward, saved + static_cast<double>(pass.backward_extra), 0.05);
+      const double backward = saved + static_cast<double>(pass.backward_extra);
+      near(real.backward, backward, 0.05);
+      // The later round computes again what the first one saved.
+      EXPECT_GT(backward, 0.99 * static_cast<double>(real.backward)) << bounded;
     });
   }
 }
