@@ -56,7 +56,7 @@ if(MEGATRON_TORCH)
   target_compile_definitions(torch_headers INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
   add_library(libtorch INTERFACE IMPORTED GLOBAL)
   target_link_libraries(libtorch INTERFACE torch_headers
-    ${MEGATRON_TORCH_DIR}/lib/libtorch_cpu.so ${MEGATRON_TORCH_DIR}/lib/libc10.so)
+    ${MEGATRON_TORCH_DIR}/lib/libtorch_cpu.so ${MEGATRON_TORCH_DIR}/lib/libc10.so ${MEGATRON_TORCH_DIR}/lib/libgomp.so.1)
   # The libraries that libtorch itself loads are found through its own run path.
   target_link_options(libtorch INTERFACE LINKER:--allow-shlib-undefined)
   # Run path of what is built here; an installed program has its own (cmake/install.cmake).

@@ -158,11 +158,14 @@ at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const Pag
   args.block_table = rows.block_table.const_data_ptr<int32_t>();
   args.table_stride = rows.block_table.size(1);
   args.out = out.data_ptr();
-  launch(
-      q, args.rows * args.groups,
-      work_of_item(rows, (args.key_size + args.value_size) * args.heads / args.groups),
-      [&](int64_t begin, int64_t end) { paged_attention_cpu(args, begin, end); },
-      [&](void* stream) { MEGATRON_CUDA_KERNEL(paged_attention_cuda(args, stream)); });
+  const int64_t work =
+      work_of_item(rows, (args.key_size + args.value_size) * args.heads / args.groups);
+  const auto on_cpu = [&](int64_t begin, int64_t end) { paged_attention_cpu(args, begin, end); };
+  if (q.is_cpu())
+    parallel_rows(args.rows * args.groups, work, on_cpu);
+  else
+    launch(q, args.rows * args.groups, work, on_cpu,
+           [&](void* stream) { MEGATRON_CUDA_KERNEL(paged_attention_cuda(args, stream)); });
   return out;
 }
 

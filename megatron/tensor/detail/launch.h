@@ -1,10 +1,11 @@
-// Runs a kernel on its tensors' device: the CPU version over ranges of rows on ATen's threads, or
-// the CUDA version on the current stream.
+// Runs a kernel on its tensors' device: the CPU version over ranges of rows, or the CUDA version on
+// the current stream.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -19,6 +20,11 @@ int64_t rows_per_task(int64_t row_elements);
 
 // The tensor itself if contiguous and of that type, else a copy.
 at::Tensor as_contiguous(const at::Tensor& tensor, at::ScalarType type);
+
+// Calls body(begin, end) over parts of the rows on ATen's threads; a row costs `row_elements`
+// multiplications and additions.
+void parallel_rows(int64_t rows, int64_t row_elements,
+                   const std::function<void(int64_t begin, int64_t end)>& body);
 
 // Calls cpu(begin, end) over rows of `row_elements`, or cuda(stream), depending on the device of
 // `on`.

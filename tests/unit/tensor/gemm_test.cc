@@ -58,6 +58,25 @@ TEST_P(Gemm, BiasGradientSumsAllRows) {
   EXPECT_TRUE(target.isfinite().all().item<bool>());
 }
 
+// What is decoded in one step, by weights that are large.
+TEST_P(Gemm, ARowDoesNotDependOnTheFewBesideIt) {
+  const at::Tensor x = draw({17, 683}, GetParam()), w = draw({771, 683}, GetParam(), 2),
+                   b = draw({771}, GetParam(), 3);
+  const at::Tensor wide = at::matmul(x.to(at::kDouble), w.to(at::kDouble).t());
+  const at::Tensor all = linear_forward(x.narrow(0, 0, 16), w, {});
+  const bool exact = GetParam() == at::kDouble || GetParam() == at::kFloat;
+  for (const int64_t rows : {1, 2, 3, 7, 16, 17}) {
+    const at::Tensor some = x.narrow(0, 0, rows), expected = wide.narrow(0, 0, rows);
+    const at::Tensor got = linear_forward(some, w, {});
+    EXPECT_LT(relative_error(got, expected), tolerance()) << rows;
+    EXPECT_LT(relative_error(linear_forward(some, w, b), expected + b.to(at::kDouble)), tolerance())
+        << rows;
+    if (exact && rows > 1 && rows < 17) {
+      EXPECT_TRUE(at::equal(got, all.narrow(0, 0, rows))) << rows;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, Gemm,
                          ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
