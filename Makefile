@@ -22,7 +22,7 @@ UNITY ?=
 export UNITY
 CTEST = . .venv/toolchain.sh; "$$CTEST" -j $(JOBS)
 
-.PHONY: help setup build test matrix clients grammars quickstart chat chat-test test-asan test-tsan coverage extension fuzz docs format dist install clean
+.PHONY: help setup build test matrix clients grammars quickstart encoder chat chat-test test-asan test-tsan coverage extension fuzz docs format dist install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -62,6 +62,9 @@ chat-test: build  ## its replies to 50 prompts and chats against those of transf
 
 quickstart: build  ## train a small GPT on this repository's text (two minutes on two cores) and let it write
 	@scripts/quickstart.sh
+
+encoder: build  ## train a small BERT on this repository's text (five minutes on two cores) and tell the languages of its files with it
+	@scripts/encoder.sh
 
 test-asan: setup  ## every test under AddressSanitizer and UBSan
 	@scripts/build.sh asan

@@ -1,6 +1,6 @@
-#include "megatron/kernels/few_rows_product.h"
-
 #include <cstring>
+
+#include "megatron/kernels/few_rows_product.h"
 
 namespace megatron {
 namespace {

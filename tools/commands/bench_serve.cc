@@ -5,6 +5,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/base/value_checks.h"
+#include "megatron/runtime/device.h"
 #include "megatron/serving/bench/load_generator.h"
 #include "tools/support/api_key.h"
 #include "tools/support/served_model_flags.h"
@@ -107,7 +108,13 @@ int bench_serve(int argc, char** argv) {
     set_status_line(cat(ended, " of ", config.num_requests, " requests"));
   });
   set_status_line("");
-  if (service) service->stop();
+  if (service) {
+    service->stop();
+    // The line of the start says what was planned.
+    const int64_t most = memory_use(choose_device(load.device)).max_allocated;
+    if (most > 0)
+      log_info(cat("memory: at most ", format_bytes(static_cast<double>(most)), " allocated"));
+  }
   const LoadSummary summary = summarise(result);
   print_line(config.json ? summary_json(summary, options) : summary_text(summary));
   MEGATRON_CHECK(summary.failed == 0, summary.failed, " of ", config.num_requests,

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cub/block/block_scan.cuh>
 
+#include "megatron/kernels/detail/async_copy.cuh"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/experts/expert_rows.h"
 
@@ -246,11 +247,106 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRows args) {
   }
 }
 
+// Note [Sums through rings]
+// A block adds up the rows of consecutive tokens, one pack of columns per thread. It reads their
+// places first; then the rows come through a ring (Note [Rings of loads]), so that a thread waits
+// for memory once and not once for each token.
+constexpr int kRingThreads = 128, kRingSlots = 4, kRingBlocks = 16;  // blocks per multiprocessor
+constexpr int64_t kRingPlaces = 512;                                 // of a block, at most
+
+template <class T>
+__global__ void __launch_bounds__(kRingThreads)
+    sum_ring_kernel(SumOfRows args, int64_t tokens_of_block) {
+  __shared__ uint4 ring[kRingSlots][kRingThreads];
+  __shared__ int64_t places[kRingPlaces];
+  const int64_t first = blockIdx.x * tokens_of_block,
+                tokens = min(tokens_of_block, args.tokens - first);
+  for (int64_t i = threadIdx.x; i < tokens * args.choices; i += kRingThreads)
+    places[i] = args.places[first * args.choices + i];
+  __syncthreads();
+  const int64_t column =
+      (int64_t{blockIdx.y} * kRingThreads + threadIdx.x) * int64_t{Pack<T>::kSize};
+  if (column >= args.columns) return;
+
+  const T* const rows = static_cast<const T*>(args.rows) + column;
+  const T* base = static_cast<const T*>(args.base);
+  T* to = static_cast<T*>(args.sums) + first * args.columns + column;
+  if (base != nullptr) base += first * args.columns + column;
+  // Of each token its base, if there is one, and its choices: `next` is the one to load, `j` the
+  // one to add.
+  const int begin = base == nullptr ? 0 : -1, choices = static_cast<int>(args.choices);
+  const int items = static_cast<int>(tokens) * (choices - begin);
+  int next = begin, loaded = 0;
+  const int64_t* next_places = places;
+  const auto load = [&] {
+    if (loaded < items) {
+      const T* from = nullptr;
+      if (next < 0) {
+        from = base;
+        base += args.columns;
+      } else if (const int64_t place = next_places[next]; place >= 0) {
+        from = rows + place * args.columns;
+      }
+      if (from != nullptr) copy_async(&ring[loaded % kRingSlots][threadIdx.x], from);
+      if (++next == choices) {
+        next = begin;
+        next_places += choices;
+      }
+      ++loaded;
+    }
+    end_copy_group();
+  };
+#pragma unroll
+  for (int slot = 0; slot < kRingSlots - 1; ++slot) load();
+  AccumulateType<T> total[Pack<T>::kSize] = {};
+  const int64_t* own_places = places;
+  for (int i = 0, j = begin; i < items; ++i) {
+    load();
+    wait_for_copies<kRingSlots - 1>();
+    if (j < 0 || own_places[j] >= 0) {
+      AccumulateType<T> row[Pack<T>::kSize];
+      unpack<T>(ring[i % kRingSlots][threadIdx.x], row);
+#pragma unroll
+      for (int e = 0; e < Pack<T>::kSize; ++e) total[e] += row[e];
+    }
+    if (++j < choices) continue;
+    store_group(to, pack_words<T>(total));
+#pragma unroll
+    for (int e = 0; e < Pack<T>::kSize; ++e) total[e] = 0;
+    to += args.columns;
+    own_places += choices;
+    j = begin;
+  }
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
+  return count;
+}
+
+template <class T>
+void launch_sum_ring(const SumOfRows& args, cudaStream_t stream) {
+  const int64_t columns = int64_t{kRingThreads} * Pack<T>::kSize;
+  const unsigned parts = blocks_of(args.columns, columns);
+  const int64_t at_once = std::max<int64_t>(1, int64_t{multiprocessors()} * kRingBlocks / parts);
+  const int64_t tokens =
+      std::min((args.tokens + at_once - 1) / at_once, kRingPlaces / args.choices);
+  sum_ring_kernel<T>
+      <<<dim3(blocks_of(args.tokens, tokens), parts), kRingThreads, 0, stream>>>(args, tokens);
+}
+
 template <class T, class Sum>
 void launch_sum(const SumOfRows& args, cudaStream_t stream) {
   const bool packs = fits_packs<T>(args.columns, {args.rows, args.base, args.sums});
   const dim3 block = block_for(packs ? args.columns / Pack<T>::kSize : args.columns);
   const unsigned blocks = blocks_of(args.tokens, block.y);
+  if constexpr (std::is_same_v<Sum, T>) {
+    if (packs && args.choices > 0 && args.choices <= kRingPlaces)
+      return launch_sum_ring<T>(args, stream);
+  }
   if (packs) {
     sum_kernel<T, Sum, Pack<T>><<<blocks, block, 0, stream>>>(args);
   } else {
