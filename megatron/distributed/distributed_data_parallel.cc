@@ -49,6 +49,20 @@ void sum_together(const std::vector<at::Tensor>& parts, const ProcessGroup& grou
   }
 }
 
+// Stages have the tables that they share in different places and chunks of their models, so that
+// these are summed in the order of their names.
+void sum_shared(std::vector<SharedGrad> all) {
+  std::ranges::stable_sort(all, {}, [](const SharedGrad& part) {
+    return cat(part.group->name(), " ", part.parameter->name);
+  });
+  for (size_t first = 0, end = 0; first < all.size(); first = end) {
+    std::vector<at::Tensor> parts;
+    for (; end < all.size() && all[end].group == all[first].group; ++end)
+      parts.push_back(all[end].grad);
+    sum_together(parts, *all[first].group);
+  }
+}
+
 // The state of this rank's experts is its part of dimension 0.
 void divide_over_experts(const ParallelGroups& groups, ShardedTensor& state) {
   const AxisPosition place = axis_position(groups, Axis::kExpert);
@@ -216,25 +230,35 @@ void DistributedDataParallel::zero_grad(int64_t passes) {
   in_step_ = true;
 }
 
-void DistributedDataParallel::finish_grad_sync() {
-  MEGATRON_ASSERT(in_step_ || !reduces_, "zero_grad() begins a step");
-  for (const auto& domain : domains_) domain->finish_grad_sync();
-  sum_partial_gradients();
-  for (const auto& domain : domains_) domain->values->free_unused();
-  values_will_change();
-  in_step_ = false;
+void DistributedDataParallel::finish_grad_sync(std::span<DistributedDataParallel* const> chunks) {
+  std::vector<SharedGrad> shared;
+  for (DistributedDataParallel* chunk : chunks) {
+    MEGATRON_ASSERT(chunk->in_step_ || !chunk->reduces_, "zero_grad() begins a step");
+    for (const auto& domain : chunk->domains_) domain->finish_grad_sync();
+    chunk->sum_partial_gradients();
+    shared.insert(shared.end(), chunk->shared_grads_.begin(), chunk->shared_grads_.end());
+  }
+  sum_shared(std::move(shared));
+  for (DistributedDataParallel* chunk : chunks) {
+    for (const auto& domain : chunk->domains_) domain->values->free_unused();
+    chunk->values_will_change();
+    chunk->in_step_ = false;
+  }
 }
 
 void DistributedDataParallel::make_partial_sums() {
-  // Stages that share a parameter come last, so that all ranks of a stage have one order.
-  std::vector<const ProcessGroup*> all, shared;
+  std::vector<const ProcessGroup*> all;
   for (const Parameter* parameter : parameters_) {
     for (const ProcessGroup* group : partial_groups(*parameter, groups_)) {
-      std::vector<const ProcessGroup*>& known = group == parameter->shared ? shared : all;
-      if (std::find(known.begin(), known.end(), group) == known.end()) known.push_back(group);
+      if (group == parameter->shared) {
+        for (const at::Tensor& part :
+             chosen_grads(shards_, [&](const Parameter& other) { return &other == parameter; }))
+          shared_grads_.push_back({group, parameter, part});
+      } else if (std::find(all.begin(), all.end(), group) == all.end()) {
+        all.push_back(group);
+      }
     }
   }
-  all.insert(all.end(), shared.begin(), shared.end());
   for (const ProcessGroup* group : all) {
     std::vector<at::Tensor> parts = chosen_grads(shards_, [&](const Parameter& parameter) {
       const std::vector<const ProcessGroup*> over = partial_groups(parameter, groups_);

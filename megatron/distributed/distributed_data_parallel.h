@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -14,6 +15,13 @@
 #include "megatron/tensor/sharded_tensor.h"
 
 namespace megatron {
+
+// This rank's part of the gradient of a parameter that several stages hold.
+struct SharedGrad {
+  const ProcessGroup* group = nullptr;
+  const Parameter* parameter = nullptr;
+  at::Tensor grad;
+};
 
 // A tensor of a checkpoint: the part that this rank holds, and its memory. `description.data` is
 // not set; write to `data` to load.
@@ -107,7 +115,13 @@ class DistributedDataParallel final : public ParameterStore {
   void zero_grad(int64_t passes = 1);
   // Waits until this rank's gradients are sums over all ranks. Once per step, after the last
   // backward. Collective.
-  void finish_grad_sync();
+  void finish_grad_sync() {
+    DistributedDataParallel* const alone[] = {this};
+    finish_grad_sync(alone);
+  }
+  // The same of all chunks of a rank. Tables that several stages share may lie in different chunks
+  // of these.
+  static void finish_grad_sync(std::span<DistributedDataParallel* const> chunks);
 
   // Call before writing this rank's shards, and so before every values_changed(): waits until no
   // peer reads them (Note [Peer copies] in shard_gather.h). finish_grad_sync() includes it.
@@ -202,7 +216,8 @@ class DistributedDataParallel final : public ParameterStore {
   int64_t values_version_ = 0;
   bool in_step_ = false;
   std::vector<FlatShard> shards_;
-  // Of the groups over which gradients are partial: this rank's parts of all of those.
+  std::vector<SharedGrad> shared_grads_;
+  // Of the other groups over which gradients are partial: this rank's parts of all of those.
   std::vector<std::pair<const ProcessGroup*, std::vector<at::Tensor>>> partial_sums_;
   std::vector<std::function<void()>>* deferred_ = nullptr;
   std::vector<Parameter*>* recorded_ = nullptr;

@@ -143,6 +143,9 @@ void run(const ActivationArgs& args, bool backward, void* stream) {
       case Activation::kGeluTanh:
         launch_kernel<T, GeluTanhGate, false>(args, backward, s);
         break;
+      case Activation::kRelu:
+        launch_kernel<T, ReluGate, false>(args, backward, s);
+        break;
       case Activation::kSquaredRelu:
         launch_kernel<T, SquaredReluGate, false>(args, backward, s);
         break;

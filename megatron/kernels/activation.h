@@ -4,6 +4,7 @@
 //
 //   kGelu          y = x Phi(x) = x (1 + erf(x / sqrt(2))) / 2  x [rows, f]
 //   kGeluTanh      y = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+//   kRelu          y = max(x, 0)
 //   kSquaredRelu   y = max(x, 0)^2
 //   kSwiglu        y = silu(x1) * x2                            x [rows, 2 f] = [x1 | x2],
 //                                                               y [rows, f]
@@ -22,7 +23,7 @@
 
 namespace megatron {
 
-enum class Activation { kGelu, kGeluTanh, kSquaredRelu, kSwiglu, kGeglu, kQuickGeglu };
+enum class Activation { kGelu, kGeluTanh, kRelu, kSquaredRelu, kSwiglu, kGeglu, kQuickGeglu };
 
 bool is_gated(Activation activation);  // the input has twice the width of the output: [gate | up]
 

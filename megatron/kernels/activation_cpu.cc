@@ -87,6 +87,8 @@ void activation_rows(const ActivationArgs& args, bool backward, int64_t begin, i
       return plain_rows<GeluGate, Acc>(args, backward, begin, end);
     case Activation::kGeluTanh:
       return plain_rows<GeluTanhGate, Acc>(args, backward, begin, end);
+    case Activation::kRelu:
+      return plain_rows<ReluGate, Acc>(args, backward, begin, end);
     case Activation::kSquaredRelu:
       return plain_rows<SquaredReluGate, Acc>(args, backward, begin, end);
     case Activation::kSwiglu:

@@ -7,11 +7,18 @@
 
 namespace megatron {
 
-std::vector<Parameter*> EmbeddingTables::all() const {
+std::vector<Parameter*> EmbeddingTables::looked_up() const {
   std::vector<Parameter*> both;
   for (Parameter* table : {words, positions})
     if (table != nullptr) both.push_back(table);
   return both;
+}
+
+void EmbeddingTables::add_missing(const EmbeddingTables& of) {
+  for (Parameter* EmbeddingTables::* table :
+       {&EmbeddingTables::words, &EmbeddingTables::positions, &EmbeddingTables::encoder_distances,
+        &EmbeddingTables::decoder_distances})
+    if (this->*table == nullptr) this->*table = of.*table;
 }
 
 Model::Model(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice)

@@ -61,11 +61,15 @@ struct SequenceInput {
 };
 enum class SequenceInputUse : uint8_t { kNone, kOptional, kRequired };
 
-// The tables of an embedding, which several segments may use; null: there is none.
+// The tables that several segments may use; null: there is none.
 struct EmbeddingTables {
   Parameter* words = nullptr;
   Parameter* positions = nullptr;  // learned ones
-  std::vector<Parameter*> all() const;
+  // Of relative positions, of each stack of layers
+  Parameter* encoder_distances = nullptr;
+  Parameter* decoder_distances = nullptr;
+  std::vector<Parameter*> looked_up() const;    // those of the embedding
+  void add_missing(const EmbeddingTables& of);  // takes over what is null here
 };
 
 // Declares its parameters in the constructor; memory comes from a ParameterStore. The groups must

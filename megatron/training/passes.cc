@@ -191,7 +191,7 @@ class StagePasses final : public StageCompute {
           if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
         });
       }
-      for (ModelChunk& chunk : model_.chunks) chunk.store->finish_grad_sync();
+      DistributedDataParallel::finish_grad_sync(model_.stores());
       for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(options_.num_microbatches);
       // Casting quantised weights records their amax, which the step itself must do.
       for (ModelChunk& chunk : model_.chunks) chunk.store->forget_what_is_kept();

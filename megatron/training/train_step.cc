@@ -67,7 +67,7 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
   pass.routing = options.routing;
   const at::Tensor totals = run_passes(model, task, pass, next_batch, timers);
   const SectionScope section(timers.sections(), Section::kBackward);
-  for (ModelChunk& chunk : model.chunks) chunk.store->finish_grad_sync();
+  DistributedDataParallel::finish_grad_sync(model.stores());
   for (ModelChunk& chunk : model.chunks) chunk.store->update_delayed_scales();
   return totals;
 }

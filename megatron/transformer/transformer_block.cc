@@ -29,6 +29,12 @@ at::Tensor TransformerBlock::forward(at::Tensor x, const ForwardContext& pass) {
   return final_layernorm_ ? final_layernorm_->forward(x) : x;
 }
 
+void TransformerBlock::keep_encoded(const at::Tensor& encoded, DecodingState& state,
+                                    const SequenceSlot& slot) {
+  for (const std::unique_ptr<Layer>& layer : layers_)
+    layer->keep_encoded(encoded, *state.of(*layer), slot);
+}
+
 LayerRotary TransformerBlock::rotary_tables(const ForwardContext& pass, at::ScalarType type) const {
   if (config_.position_embedding_type != PositionEmbedding::kRope) return {};
   return rotary_.tables(pass.position_ids.defined() ? pass.position_ids : pass.place.position, type,

@@ -24,6 +24,8 @@ class TransformerBlock : public Module {
 
   //   x, return   as for Layer::forward
   at::Tensor forward(at::Tensor x, const ForwardContext& context);
+  // Layer::keep_encoded() of every layer.
+  void keep_encoded(const at::Tensor& encoded, DecodingState& state, const SequenceSlot& slot);
 
  private:
   LayerRotary rotary_tables(const ForwardContext& pass, at::ScalarType type) const;

@@ -40,7 +40,14 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
 }
 
 std::unique_ptr<LayerState> TransformerLayer::make_state() const {
+  if (cross_attention_ != nullptr) return cross_attention_->make_state();
   return self_attention_->make_state();
+}
+
+void TransformerLayer::keep_encoded(const at::Tensor& encoded, LayerState& state,
+                                    const SequenceSlot& slot) {
+  MEGATRON_ASSERT(cross_attention_ != nullptr, "a layer without cross attention");
+  cross_attention_->keep(encoded, state, slot);
 }
 
 // Each part: norm, sublayer, residual.

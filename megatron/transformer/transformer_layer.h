@@ -24,6 +24,8 @@ class TransformerLayer : public Layer {
                    bool cross_attention = false);
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) override;
   std::unique_ptr<LayerState> make_state() const override;
+  void keep_encoded(const at::Tensor& encoded, LayerState& state,
+                    const SequenceSlot& slot) override;
 
  private:
   at::Tensor forward_parallel_residual(const at::Tensor& x, const LayerContext& context);

@@ -163,6 +163,8 @@ KernelCase activation_case(Activation activation, at::ScalarType type, Shape sha
           return 0.5 * x * (1 + at::erf(x / std::sqrt(2.0)));
         case Activation::kGeluTanh:
           return gelu_tanh(x);
+        case Activation::kRelu:
+          return at::relu(x);
         case Activation::kSquaredRelu:
           return at::relu(x).square();
         case Activation::kSwiglu:

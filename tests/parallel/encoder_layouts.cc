@@ -41,6 +41,13 @@ constexpr ModelFlags kEncoderModels[] = {
      "--ffn-hidden-size 96 --decoder-seq-length 24 --position-embedding-type rope "
      "--untie-embeddings-and-output-weights --attention-dropout 0.1 --hidden-dropout 0.1 "
      "--normalization RMSNorm --swiglu --disable-bias-linear --mask-prob 0.3"},
+    // Relative positions, as the first T5 of Google: scaled tied head without a bias, no biases.
+    {"t5_relative",
+     "--task t5 --num-layers 2 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
+     "--decoder-seq-length 12 --position-embedding-type relative --relative-attention-num-buckets "
+     "8 --relative-attention-max-distance 7 --query-pre-attn-scalar 1 --normalization RMSNorm "
+     "--disable-bias-linear --relu --t5-no-output-bias --t5-scale-output --attention-dropout 0.1 "
+     "--hidden-dropout 0.1"},
     // The same lengths and depths; learned positions, tied head.
     {"t5_even",
      "--task t5 --num-layers 2 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
@@ -120,6 +127,19 @@ constexpr LayoutRow kEncoderRows[] = {
     {"tp2_sp_pp2_full_t5", "t5", 4, TP "2 " SP PP "2 " FULL "1", "t5"},
     {"pp2_dp2_zero2_t5_even", "t5_even", 4, PP "2 " ZERO2 OVERLAP, "t5"},
     {"pp2_dp2_zero3_t5", "t5", 4, PP "2 " ZERO3 OVERLAP, "t5"},
+    // Tables of both stacks on several stages, chunks and tensor ranks, in one another's order.
+    {"tp2_t5_relative", "t5_relative", 2, TP "2", "t5"},
+    {"tp4_sp_t5_relative", "t5_relative", 4, TP "4 " SP, "t5"},
+    {"dp2_zero3_t5_relative", "t5_relative", 2, ZERO3 OVERLAP, "t5"},
+    {"tp2_sp_full_t5_relative", "t5_relative", 2, TP "2 " SP FULL "1", "t5"},
+    {"tp2_selective_t5_relative", "t5_relative", 2, TP "2 " SELECTIVE "core_attn layernorm", "t5"},
+    {"pp2_t5_relative", "t5_relative", 2, PP "2 --pipeline-model-parallel-layout Eeet|tL", "t5"},
+    {"pp3_homes_t5_relative", "t5_relative", 3, PP "3 --pipeline-model-parallel-layout Ee|et|tL",
+     "t5"},
+    {"pp4_t5_relative", "t5_relative", 4, PP "4 " ZERO1 OVERLAP, "t5"},
+    {"pp2_vpp2_t5_relative", "t5_relative", 2, PP "2 " VPP "2", "t5"},
+    {"pp2_zbv_t5_relative", "t5_relative", 2, PP "2 --pipeline-schedule zb-v", "t5"},
+    {"tp2_sp_pp2_dp2_t5_relative", "t5_relative", 8, TP "2 " SP PP "2 " ZERO2 OVERLAP, "t5"},
     {"all_16_t5", "t5", 16, TP "2 " SP PP "4 " ZERO1 OVERLAP, "t5"},
 };
 

@@ -242,6 +242,11 @@ class Draw {
   }
 
   void positions() {
+    if (!rope_ && stacks_ && num_layers_ > 1 && dice_.chance(50))
+      return add(
+          "--position-embedding-type relative --relative-attention-max-distance 17 "
+          "--relative-attention-num-buckets",
+          2 * dice_.range(2, 16));
     if (!rope_)
       return add("--position-embedding-type",
                  dice_.pick<const char*>({"learned_absolute", "learned_absolute", "none"}));
@@ -260,7 +265,7 @@ class Draw {
     maybe(30, "--add-qkv-bias");
     maybe(50, "--untie-embeddings-and-output-weights");
     if (const char* kind = dice_.pick<const char*>(
-            {"", "--swiglu", "--swiglu", "--geglu", "--quick-geglu --glu-linear-offset 1",
+            {"", "--swiglu", "--swiglu", "--geglu", "--quick-geglu --glu-linear-offset 1", "--relu",
              "--squared-relu", "--openai-gelu", "--no-bias-gelu-fusion"});
         *kind != '\0')
       add(kind);

@@ -13,6 +13,7 @@
 #include "megatron/training/planning/layout_plan.h"
 #include "megatron/training/proving/prove.h"
 #include "megatron/training/tasks/tasks.h"
+#include "megatron/transformer/attention/relative_positions.h"
 #include "tests/extension/proofs.h"
 #include "tests/parallel/against_one_rank.h"
 
@@ -135,6 +136,18 @@ TEST(T5, NamesFlagsThatDoNotFit) {
               HasSubstr("--context-parallel-size above 1 with --task t5 is not built"));
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --mlm-replace 1 0 0"),
               HasSubstr("--mlm-replace has no effect with --task t5"));
+  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --relative-attention-num-buckets 16"),
+              HasSubstr("--relative-attention-num-buckets or --relative-attention-max-distance has "
+                        "an effect only with --position-embedding-type relative"));
+  const std::string relative = small + "--decoder-seq-length 9 --position-embedding-type relative ";
+  EXPECT_THAT(t5_errors(relative + "--relative-attention-num-buckets 7"),
+              HasSubstr("--relative-attention-num-buckets is 7"));
+  EXPECT_THAT(t5_errors(relative + "--relative-attention-max-distance 16"),
+              HasSubstr("--relative-attention-max-distance 16 is not above 16"));
+  EXPECT_THAT(t5_errors(relative + "--t5-scale-output --untie-embeddings-and-output-weights"),
+              HasSubstr("--t5-no-output-bias or --t5-scale-output has an effect only on a tied "
+                        "output layer"));
+  EXPECT_EQ(t5_errors(relative), "");
   EXPECT_THAT(t5_errors(small + "--task gpt --decoder-seq-length 9"),
               HasSubstr("--decoder-seq-length has no effect with --task gpt"));
 }
@@ -168,6 +181,33 @@ TEST(T5, CountsParametersAndWork) {
                             24 * (d * weights_d + 2.0 * s * h * a + d * d * a + 2 * d * s * a) +
                             d * h * v;
     EXPECT_NEAR(task.flops_per_token(arguments, {v, v}) * s / (6 * products), 1, 1e-12);
+  }
+}
+
+// What the published models of v1.0 and v1.1 hold.
+TEST(T5, CountsPublishedModels) {
+  const std::string relative =
+      "--num-layers 24 --seq-length 512 --decoder-seq-length 128 --position-embedding-type "
+      "relative "
+      "--normalization RMSNorm --disable-bias-linear ";
+  const std::string first = "--hidden-size 1024 --relu --t5-no-output-bias --t5-scale-output ",
+                    second = "--geglu --untie-embeddings-and-output-weights --kv-channels 64 ";
+  for (const auto& [flags, parameters] :
+       {std::pair<std::string, int64_t>{
+            first + "--ffn-hidden-size 4096 --num-attention-heads 16 --kv-channels 64", 737668096},
+        {first + "--ffn-hidden-size 16384 --num-attention-heads 32 --kv-channels 128", 2851598336},
+        {first + "--ffn-hidden-size 65536 --num-attention-heads 128 --kv-channels 128",
+         11307321344},
+        {second + "--hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 16", 783150080},
+        {second + "--hidden-size 2048 --ffn-hidden-size 5120 --num-attention-heads 32", 2849757184},
+        {second + "--hidden-size 4096 --ffn-hidden-size 10240 --num-attention-heads 64",
+         11135332352}}) {
+    const Arguments arguments = parse_run(cat(kT5Run, relative, flags), 1);
+    EXPECT_EQ(make_layout_plan(arguments, {32128, 32128}, /*on_gpu=*/true,
+                               find_task(arguments).model_provider)
+                  .model_elements,
+              parameters)
+        << flags;
   }
 }
 
@@ -223,6 +263,24 @@ TEST(T5, ProofsKeepBothStacks) {
   EXPECT_EQ(tiny.transformer.num_layers, 3);
   EXPECT_EQ(tiny.transformer.seq_length, 16);
   EXPECT_EQ(own.decoder_seq_length, 8);
+}
+
+// Distances of the made-up samples reach the last bucket of each stack.
+TEST(T5, ProofsReachTheLastBucket) {
+  const Arguments arguments =
+      parse_run(cat(kT5Run,
+                    "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 "
+                    "--decoder-seq-length 128 --position-embedding-type relative"),
+                1);
+  const Arguments tiny = shrink(arguments, 2, 5).arguments;
+  const auto& own = own_config<T5Config>(tiny.own);
+  const auto last = [&](bool bidirectional) {
+    return bucket_starts({own.relative_attention_num_buckets, own.relative_attention_max_distance,
+                          bidirectional})
+        .back();
+  };
+  EXPECT_LT(last(true), tiny.transformer.seq_length);
+  EXPECT_LT(last(false), own.decoder_seq_length);
 }
 
 // The segments that were before, at and behind the border stay so.
@@ -293,6 +351,13 @@ const ProvedLayout kT5Layouts[] = {
      "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
      "--overlap-grad-reduce --overlap-param-gather"},
     {"pp2", 2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eeet|ttL"},
+    {"relative_tp2_pp2", 4,
+     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+     "--pipeline-model-parallel-layout Eeet|ttL --position-embedding-type relative"},
+};
+const ProvedLayout kRelativeT5[] = {
+    {"relative", 1, "--position-embedding-type relative"},
+    {"relative_of_one_sample", 1, "--position-embedding-type relative --micro-batch-size 1"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Proofs, T5Layouts, testing::ValuesIn(kT5Layouts),
@@ -311,6 +376,8 @@ const ProvedLayout kT5Stages[] = {
      "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout Eee|et|tL "
      "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
 };
+INSTANTIATE_TEST_SUITE_P(Relative, T5Memory, testing::ValuesIn(kRelativeT5),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Proofs, T5Memory, testing::Values(kT5Layouts[0], kT5Layouts[1]),
                          [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Stages, T5Memory, testing::ValuesIn(kT5Stages),

@@ -86,6 +86,13 @@ struct GeluGate {
   }
 };
 
+struct ReluGate {
+  template <class Acc>
+  MEGATRON_HOST_DEVICE static GateValue<Acc> at(Acc x) {
+    return {x < Acc(0) ? Acc(0) : x, x > Acc(0) ? Acc(1) : Acc(0)};
+  }
+};
+
 struct SquaredReluGate {
   template <class Acc>
   MEGATRON_HOST_DEVICE static GateValue<Acc> at(Acc x) {

@@ -113,6 +113,8 @@ void run(const WeightedActivationArgs& args, bool backward, void* stream) {
         return launch_kernel<T, GeluGate, false>(args, backward, s);
       case Activation::kGeluTanh:
         return launch_kernel<T, GeluTanhGate, false>(args, backward, s);
+      case Activation::kRelu:
+        return launch_kernel<T, ReluGate, false>(args, backward, s);
       case Activation::kSquaredRelu:
         return launch_kernel<T, SquaredReluGate, false>(args, backward, s);
       case Activation::kSwiglu:

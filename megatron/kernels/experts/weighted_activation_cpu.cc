@@ -108,6 +108,8 @@ void run(const WeightedActivationArgs& args, bool backward, int64_t begin, int64
       return run_rows<GeluGate, false>(args, backward, begin, end);
     case Activation::kGeluTanh:
       return run_rows<GeluTanhGate, false>(args, backward, begin, end);
+    case Activation::kRelu:
+      return run_rows<ReluGate, false>(args, backward, begin, end);
     case Activation::kSquaredRelu:
       return run_rows<SquaredReluGate, false>(args, backward, begin, end);
     case Activation::kSwiglu:

@@ -105,6 +105,8 @@ ModelConfig bidirectional(ModelConfig config) {
     MEGATRON_CHECK(!given, flag, " is not built for BERT");
   };
   refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
+  refuse(t.position_embedding_type == PositionEmbedding::kRelative,
+         "--position-embedding-type relative");
   refuse(t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear,
          "--cross-entropy-fusion-impl linear");
   refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");

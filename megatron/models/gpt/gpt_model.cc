@@ -36,7 +36,7 @@ void share_tables(const ModelConfig& config, const ParallelGroups& groups, const
   const TransformerConfig& t = config.transformer;
   if ((slice.embedding && slice.head) || groups.embd.size() == 1) return;
   if (t.mtp_num_layers > 0) {
-    for (Parameter* table : embedding.tables().all()) table->shared = &groups.embd;
+    for (Parameter* table : embedding.tables().looked_up()) table->shared = &groups.embd;
   } else if (!t.untie_embeddings_and_output_weights) {
     embedding.weight().shared = &groups.embd;
   }
@@ -50,6 +50,8 @@ GPTModel::GPTModel(const ModelConfig& config, const ParallelGroups& groups)
 GPTModel::GPTModel(const ModelConfig& given, const ParallelGroups& groups, const StageSlice& slice,
                    const EmbeddingTables& tables)
     : Model(given, groups, slice) {
+  MEGATRON_CHECK(given.transformer.position_embedding_type != PositionEmbedding::kRelative,
+                 "--position-embedding-type relative is not built for GPT\nhint: rope");
   Parameter* const table = tables.words;
   const ModelConfig& config = this->config();  // layers keep references to it
   impl_ = std::make_unique<Impl>(config, groups, slice);
@@ -81,7 +83,7 @@ void GPTModel::make_embedding(bool mtp, Parameter* table) {
   impl_->embedding = std::make_unique<LanguageModelEmbedding>(config(), groups());
   share_tables(config(), groups(), slice(), *impl_->embedding);
   if (!slice().embedding)
-    for (Parameter* copy : impl_->embedding->tables().all()) copy->uses = 0;
+    for (Parameter* copy : impl_->embedding->tables().looked_up()) copy->uses = 0;
   add("embedding", impl_->embedding.get());
 }
 
@@ -99,7 +101,7 @@ void GPTModel::make_mtp() {
   impl_->mtp = std::make_unique<MultiTokenPrediction>(config(), groups(), std::move(ends));
   add("mtp", impl_->mtp.get());
   const int depths = static_cast<int>(config().transformer.mtp_num_layers);
-  for (Parameter* table : impl_->embedding->tables().all()) table->uses += depths;
+  for (Parameter* table : impl_->embedding->tables().looked_up()) table->uses += depths;
   impl_->output->linear().weight().uses += depths;
 }
 

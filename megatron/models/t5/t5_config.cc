@@ -2,6 +2,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/models/model.h"
+#include "megatron/transformer/attention/relative_positions.h"
 
 namespace megatron {
 
@@ -12,6 +13,14 @@ void T5Config::fields(FieldVisitor& v) {
           "layers of the encoder of a T5; 0: given by --num-layers");
   v.field("decoder_num_layers", decoder_num_layers,
           "layers of the decoder of a T5; 0: as many as its encoder has");
+  v.field("relative_attention_num_buckets", relative_attention_num_buckets,
+          "relative positions: rows of the table of each stack");
+  v.field("relative_attention_max_distance", relative_attention_max_distance,
+          "relative positions: distance from which all are in the last bucket");
+  v.field({"t5_output_bias", "--t5-no-output-bias", true}, t5_output_bias,
+          "a tied output layer without a bias");
+  v.field("t5_scale_output", t5_scale_output,
+          "divide the input of a tied output layer by the square root of hidden_size");
   v.role(FieldRole::kNumerics);
   v.field("encoder_seq_length", encoder_seq_length,
           "tokens per sample of the encoder of a T5, another name of --seq-length");
@@ -26,6 +35,21 @@ void T5Config::validate(Violations& v) const {
   count("--decoder-num-layers", decoder_num_layers);
   count("--decoder-seq-length", decoder_seq_length);
   count("--encoder-seq-length", encoder_seq_length.value_or(1) - 1);
+  const int64_t buckets = relative_attention_num_buckets;
+  v.require(buckets >= 4 && buckets % 2 == 0, cat("--relative-attention-num-buckets is ", buckets),
+            "an even number, 4 or more");
+  v.require(
+      relative_attention_max_distance > buckets / 2,
+      cat("--relative-attention-max-distance ", relative_attention_max_distance, " is not above ",
+          buckets / 2,
+          ", half of --relative-attention-num-buckets, up to where each distance has a bucket "
+          "of its own"));
+}
+
+RelativeBuckets relative_buckets(const ModelConfig& config, bool decoder) {
+  const auto* own = config.own.as<T5Config>();
+  const T5Config sizes = own != nullptr ? *own : T5Config();
+  return {sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance, !decoder};
 }
 
 T5Stacks t5_stacks(const ModelConfig& config) {

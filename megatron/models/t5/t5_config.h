@@ -18,6 +18,12 @@ struct T5Config : Config {
   int64_t decoder_num_layers = 0;             // 0: as many as the encoder has
   std::optional<int64_t> encoder_seq_length;  // another name of seq_length
   int64_t decoder_seq_length = 0;
+  // Of position_embedding_type relative (transformer/attention/relative_positions.h)
+  int64_t relative_attention_num_buckets = 32;
+  int64_t relative_attention_max_distance = 128;
+  // Those of Hugging Face have none, and scale the decoder's output before a tied output layer
+  bool t5_output_bias = true;
+  bool t5_scale_output = false;
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 };
@@ -26,6 +32,10 @@ struct T5Config : Config {
 struct T5Stacks {
   TransformerConfig encoder, decoder;
 };
+
+struct RelativeBuckets;
+// How the self-attention of one stack counts distances.
+RelativeBuckets relative_buckets(const ModelConfig& config, bool decoder);
 
 // Throws Error when the stacks are not the row of layers.
 T5Stacks t5_stacks(const ModelConfig& config);

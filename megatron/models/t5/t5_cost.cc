@@ -39,14 +39,21 @@ int64_t encoded_bytes(const T5Stacks& stacks, const LayerShape& shape) {
 LayerCost t5_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
                         bool offloaded) {
   const T5Stacks stacks = t5_stacks(config);
-  if (layer_number <= stacks.encoder.num_layers)
-    return layer_cost(stacks.encoder, layer_number, shape, offloaded);
+  if (layer_number <= stacks.encoder.num_layers) {
+    LayerCost cost = layer_cost(stacks.encoder, layer_number, shape, offloaded);
+    cost.first.kept = {};  // it reads a whole sequence at once
+    return cost;
+  }
   LayerCost cost = layer_cost(stacks.decoder, layer_number - stacks.encoder.num_layers,
                               decoder_shape(stacks, shape), offloaded);
   for (SublayerCost* half : {&cost.first, &cost.second}) {
     half->count_per_token_of(decoder_share(stacks));
     half->backward_peak += encoded_bytes(stacks, shape);
   }
+  // Keys and values of cross attention, and how many there are
+  const TransformerConfig& t = stacks.encoder;
+  cost.first.kept.sequence += 2 * t.seq_length * t.attention_width() / shape.tensor * shape.element;
+  cost.first.kept.sequence += static_cast<int64_t>(sizeof(int64_t));
   return cost;
 }
 

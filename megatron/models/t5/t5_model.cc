@@ -1,6 +1,7 @@
 #include "megatron/models/t5/t5_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "megatron/base/check.h"
@@ -55,7 +56,9 @@ at::Tensor text_and_padding(const at::Tensor& mask) { return (mask == 0).to(at::
 
 T5Model::T5Model(const ModelConfig& given, const ParallelGroups& groups, const StageSlice& slice,
                  const EmbeddingTables& tables)
-    : Model(built(given), groups, slice), stacks_(t5_stacks(config())) {
+    : Model(built(given), groups, slice),
+      own_(config().own.as<T5Config>() != nullptr ? *config().own.as<T5Config>() : T5Config()),
+      stacks_(t5_stacks(config())) {
   const int64_t border = stacks_.encoder.num_layers, end = slice.first_layer + slice.num_layers,
                 encoders = std::min(end, border) - std::min(slice.first_layer, border);
   const bool rows = config().sequence_parallel;
@@ -70,7 +73,9 @@ T5Model::T5Model(const ModelConfig& given, const ParallelGroups& groups, const S
   else if (slice.head)  // the head without a layer: its norm
     decoder_ = std::make_unique<TransformerBlock>(stacks_.decoder, stacks_.decoder.num_layers, 0,
                                                   /*final_norm=*/true, rows, groups);
+  make_groups_of_homes();
   make_embedding(tables);
+  make_distances(tables);
   if (encoder_) add("encoder", encoder_.get());
   if (decoder_) add("decoder", decoder_.get());
   if (slice.head) make_output(tables);
@@ -79,13 +84,48 @@ T5Model::T5Model(const ModelConfig& given, const ParallelGroups& groups, const S
 
 T5Model::~T5Model() = default;
 
-const ProcessGroup* T5Model::homes(bool of_words) const {
-  const bool tied = !config().transformer.untie_embeddings_and_output_weights;
-  std::set<int> stages = {slice().stage_of_embedding(),
-                          slice().stage_of_layer(stacks_.encoder.num_layers)};
-  if (of_words && tied) stages.insert(slice().stage_of_head());
+namespace {
+
+// The stages of the segments that use a table.
+std::set<int> stages_of_table(Parameter* EmbeddingTables::* table, const StageSlice& slice,
+                              const TransformerConfig& config, int64_t border) {
+  std::set<int> stages;
+  const auto layers = [&](int64_t first, int64_t end) {
+    for (int64_t layer = first; layer < end; ++layer) stages.insert(slice.stage_of_layer(layer));
+  };
+  if (table == &EmbeddingTables::encoder_distances) {
+    layers(0, border);
+  } else if (table == &EmbeddingTables::decoder_distances) {
+    layers(border, config.num_layers);
+  } else {
+    stages = {slice.stage_of_embedding(), slice.stage_of_layer(border)};
+    if (table == &EmbeddingTables::words && !config.untie_embeddings_and_output_weights)
+      stages.insert(slice.stage_of_head());
+  }
+  return stages;
+}
+
+}  // namespace
+
+const ProcessGroup* T5Model::homes(Parameter* EmbeddingTables::* table) const {
+  const std::set<int> stages =
+      stages_of_table(table, slice(), config().transformer, stacks_.encoder.num_layers);
   if (stages.size() == 1) return nullptr;
   return &groups().stages({stages.begin(), stages.end()});
+}
+
+// Each rank makes those that it belongs to in the same order, whatever its segments are.
+void T5Model::make_groups_of_homes() const {
+  const TransformerConfig& t = config().transformer;
+  const bool relative = t.position_embedding_type == PositionEmbedding::kRelative;
+  std::vector<Parameter * EmbeddingTables::*> tables = {&EmbeddingTables::words,
+                                                        &EmbeddingTables::positions};
+  if (relative)
+    tables = {&EmbeddingTables::words, &EmbeddingTables::encoder_distances,
+              &EmbeddingTables::decoder_distances};
+  for (const auto table : tables)
+    if (stages_of_table(table, slice(), t, stacks_.encoder.num_layers).contains(groups().pp.rank()))
+      homes(table);
 }
 
 void T5Model::make_embedding(const EmbeddingTables& tables) {
@@ -93,29 +133,50 @@ void T5Model::make_embedding(const EmbeddingTables& tables) {
   if (uses == 0) return;
   if (tables.words != nullptr) {
     embedding_ = std::make_unique<LanguageModelEmbedding>(config(), groups(), tables);
-    for (Parameter* table : tables.all()) table->uses += uses;
+    for (Parameter* table : tables.looked_up()) table->uses += uses;
     return;
   }
   embedding_ = std::make_unique<LanguageModelEmbedding>(config(), groups());
   const EmbeddingTables own = embedding_->tables();
-  for (Parameter* table : own.all()) {
+  for (Parameter* table : own.looked_up()) {
     table->uses = uses;
-    table->shared = homes(/*of_words=*/table == own.words);
+    table->shared =
+        homes(table == own.words ? &EmbeddingTables::words : &EmbeddingTables::positions);
   }
   add("embedding", embedding_.get());
+}
+
+void T5Model::make_distances(const EmbeddingTables& tables) {
+  if (config().transformer.position_embedding_type != PositionEmbedding::kRelative) return;
+  const auto make = [&](bool decoder, Parameter* EmbeddingTables::* of) {
+    Parameter* const table = tables.*of;
+    auto positions = std::make_unique<RelativePositions>(
+        config().transformer, relative_buckets(config(), decoder), groups(), table);
+    if (table != nullptr) {
+      ++table->uses;
+    } else {
+      positions->table().shared = homes(of);
+      add(decoder ? "decoder_relative_pos_emb" : "encoder_relative_pos_emb", positions.get());
+    }
+    return positions;
+  };
+  if (encoder_) encoder_distances_ = make(false, &EmbeddingTables::encoder_distances);
+  if (first_of_decoder_ < stacks_.decoder.num_layers && decoder_)
+    decoder_distances_ = make(true, &EmbeddingTables::decoder_distances);
 }
 
 void T5Model::make_output(const EmbeddingTables& tables) {
   output_ = std::make_unique<OutputProjection>(config(), groups(), slice(), embedding_.get(),
                                                tables.words);
   if (TiedTable* copy = output_->tied_table()) {
-    copy->weight().shared = homes(/*of_words=*/true);
+    copy->weight().shared = homes(&EmbeddingTables::words);
     add("embedding", copy);
   }
   if (Module* own = output_->output_layer()) {
     add("lm_head.output_layer", own);
     return;
   }
+  if (!own_.t5_output_bias) return;
   head_bias_ = std::make_unique<Parameter>();
   head_bias_->local_shape = {config().padded_vocab_size / groups().tp.size()};
   head_bias_->global_shape = {config().padded_vocab_size};
@@ -126,7 +187,10 @@ void T5Model::make_output(const EmbeddingTables& tables) {
 }
 
 EmbeddingTables T5Model::embedding_tables() {
-  return embedding_ ? embedding_->tables() : EmbeddingTables{};
+  EmbeddingTables tables = embedding_ ? embedding_->tables() : EmbeddingTables{};
+  if (encoder_distances_) tables.encoder_distances = &encoder_distances_->table();
+  if (decoder_distances_) tables.decoder_distances = &decoder_distances_->table();
+  return tables;
 }
 
 TensorFormats T5Model::border(int64_t layers_before, const Batch& batch,
@@ -157,11 +221,25 @@ ForwardContext T5Model::decoder_context(const Batch& batch, const ForwardContext
   return context;
 }
 
+namespace {
+
+// What the self-attention of a stack adds to its scores, of which one backward collects the
+// gradient.
+at::Tensor distance_bias(RelativePositions* positions, int64_t s, RecomputeTape* tape) {
+  if (positions == nullptr) return {};
+  const at::Tensor bias = positions->bias(s);
+  return tape != nullptr ? tape->share(bias) : bias;
+}
+
+}  // namespace
+
 // What leaves the encoder's part of this segment: its rows, or its output.
 at::Tensor T5Model::encode(const Batch& batch, const StageTensors& input,
                            const ForwardContext& given) {
   if (!slice().embedding && !encoder_) return input.front();
-  const ForwardContext context = encoder_context(batch, given);
+  ForwardContext context = encoder_context(batch, given);
+  context.distance_bias =
+      distance_bias(encoder_distances_.get(), batch["text_enc"].size(1), given.tape);
   check_shape("place.position", given.place.position, {batch["text_enc"].size(1)});
   at::Tensor x = slice().embedding ? embedding_->forward(batch["text_enc"], context, {}, kOfEncoder)
                                    : input.front();
@@ -172,7 +250,7 @@ at::Tensor T5Model::encode(const Batch& batch, const StageTensors& input,
 
 StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
                              const ForwardContext& given) {
-  MEGATRON_CHECK(given.decoding == nullptr, "generation with a T5 is not built");
+  if (given.decoding != nullptr) return {decode(batch["tokens"], given)};
   const int64_t end = slice().first_layer + slice().num_layers,
                 all = config().transformer.num_layers;
   const ForwardContext decoder = decoder_context(batch, given);
@@ -182,6 +260,8 @@ StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
   if (!decoder_) return {encoded};
   if (given.tape != nullptr) encoded = given.tape->share(encoded);
   ForwardContext context = decoder;
+  context.distance_bias =
+      distance_bias(decoder_distances_.get(), batch["text_dec"].size(1), given.tape);
   context.encoded = std::make_shared<const EncodedSequence>(
       EncodedSequence{encoded, given.place.position, batch["enc_mask"] == 0});
   at::Tensor x = starts_decoder() ? embedding_->forward(batch["text_dec"], context, {}, kOfDecoder)
@@ -191,8 +271,42 @@ StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
   return {encoded, x};
 }
 
+void T5Model::begin_sequence(const SequenceInput& input, DecodingState& state, int64_t slot,
+                             int64_t num_slots) {
+  MEGATRON_CHECK(slice().embedding && slice().head,
+                 "generation with a T5 over several pipeline stages is not built");
+  const int64_t n = input.ids.size(0), most = stacks_.encoder.seq_length;
+  MEGATRON_CHECK(n > 0 && n <= most, "an input of ", n, " tokens: the encoder reads 1 to ", most,
+                 " (seq_length)");
+  Batch batch;
+  batch.set("text_enc", input.ids.unsqueeze(0));
+  batch.set("enc_mask", at::ones_like(batch["text_enc"]));
+  ForwardContext context;
+  context.place = {at::zeros({1}, input.ids.options()), at::arange(n, input.ids.options())};
+  decoder_->keep_encoded(encode(batch, {}, context), state, {slot, num_slots, most});
+}
+
+// tokens [1, t] of several sequences -> [t, 1, h]
+at::Tensor T5Model::decode(const at::Tensor& tokens, const ForwardContext& given) {
+  MEGATRON_CHECK(slice().embedding && slice().head,
+                 "generation with a T5 over several pipeline stages is not built");
+  ForwardContext context = with_rows(given, /*sequence_parallel=*/false, groups().tp);
+  int64_t positions = 0;
+  for (const RaggedPart& part : given.decoding->batch.rows.parts())
+    positions = std::max(positions, part.first + part.count);
+  context.distance_bias = distance_bias(decoder_distances_.get(), positions, nullptr);
+  const at::Tensor x = embedding_->forward(tokens, context, {}, kOfDecoder);
+  decoder_->keep_encoded(x.narrow(0, 0, 0).to(parameters().front()->value.scalar_type()),
+                         given.decoding->state,
+                         {0, given.decoding->batch.num_slots, stacks_.encoder.seq_length});
+  return decoder_->forward(x, context);
+}
+
 at::Tensor T5Model::logits(const at::Tensor& hidden) {
-  const at::Tensor logits = output_->linear().forward(hidden);
+  const bool scaled =
+      own_.t5_scale_output && !config().transformer.untie_embeddings_and_output_weights;
+  const double root = std::sqrt(static_cast<double>(config().transformer.hidden_size));
+  const at::Tensor logits = output_->linear().forward(scaled ? hidden / root : hidden);
   return head_bias_ != nullptr ? logits.add_(differentiable(*head_bias_)) : logits;
 }
 

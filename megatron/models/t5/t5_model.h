@@ -7,6 +7,7 @@
 #include "megatron/models/common/ends_cost.h"
 #include "megatron/models/common/output_layer.h"
 #include "megatron/models/t5/t5_config.h"
+#include "megatron/transformer/attention/relative_positions.h"
 #include "megatron/transformer/transformer_block.h"
 
 namespace megatron {
@@ -17,18 +18,21 @@ namespace megatron {
 //   x = E[text_dec] + P[position]; decoder layers, which attend to e; norm: hidden states
 //   logits = E x + c, tied, or W x, untied      loss: cross entropy of the next token
 //
-// Both sides use the same tables. Nobody attends to tokens of which the masks say that they are
+// Both sides use the same tables. With relative positions there is no P: the self-attention of each
+// stack adds numbers of the stack's own table to its scores, and cross attention has no positions.
+// Nobody attends to tokens of which the masks say that they are
 // padding; what these compute counts nowhere.
 //
 // Parameters: embedding.word_embeddings.weight, embedding.position_embeddings.weight (learned
-// positions), encoder..., decoder..., lm_head.output_layer.bias (tied) or .weight (untied). The
-// layers of the two stacks are numbered apart.
+// positions), {encoder,decoder}_relative_pos_emb.relative_attention_bias.weight (relative ones),
+// encoder..., decoder..., lm_head.output_layer.bias (tied) or .weight (untied). The layers of the
+// two stacks are numbered apart.
 //
 // Borders between segments: within the encoder its rows [s_e/t, b, h]; behind it its output, and
 // within the decoder also the decoder's rows [s_d/t, b, h]. The gradient of the encoder's output
 // adds up along the decoder's segments. The decoder's embedding goes with its first layer, the
 // encoder's norm with its last one; the word table has homes on the stages of both embeddings and,
-// tied, of the head.
+// tied, of the head, a table of relative positions on every stage with a layer of its stack.
 class T5Model : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.
@@ -48,20 +52,31 @@ class T5Model : public Model {
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   EmbeddingTables embedding_tables() override;
 
+  // Decoding: the ids of a sequence's input go through the encoder once, at most seq_length.
+  SequenceInputUse sequence_input() const override { return SequenceInputUse::kRequired; }
+  void begin_sequence(const SequenceInput& input, DecodingState& state, int64_t slot,
+                      int64_t num_slots) override;
+
  private:
   bool starts_decoder() const { return decoder_ != nullptr && first_of_decoder_ == 0; }
   void make_embedding(const EmbeddingTables& tables);
+  void make_distances(const EmbeddingTables& tables);
   void make_output(const EmbeddingTables& tables);
-  // Of these segments' stages; null: there is one.
-  const ProcessGroup* homes(bool of_words) const;
+  // The stages with a home of a table; null: there is one.
+  const ProcessGroup* homes(Parameter* EmbeddingTables::* table) const;
+  void make_groups_of_homes() const;
   ForwardContext encoder_context(const Batch& batch, const ForwardContext& given) const;
   ForwardContext decoder_context(const Batch& batch, const ForwardContext& given) const;
+  at::Tensor decode(const at::Tensor& tokens, const ForwardContext& given);
   at::Tensor encode(const Batch& batch, const StageTensors& input, const ForwardContext& given);
 
+  const T5Config own_;
   const T5Stacks stacks_;
   int64_t first_of_decoder_ = 0;  // layer of this segment
   std::unique_ptr<LanguageModelEmbedding> embedding_;
   std::unique_ptr<TransformerBlock> encoder_, decoder_;  // null: none of its layers
+  // Null: no layers of the stack, or no relative positions
+  std::unique_ptr<RelativePositions> encoder_distances_, decoder_distances_;
   std::unique_ptr<OutputProjection> output_;
   std::unique_ptr<Parameter> head_bias_;  // null: the output layer is untied, or elsewhere
 };

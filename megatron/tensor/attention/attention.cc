@@ -152,9 +152,11 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
 
 using Grads = AttentionGrads;
 
-// Assigns the gradients. cuDNN writes them with the caller's strides, others with their own.
+// Assigns the gradients, and adds that of the bias to `dbias`, undefined without one. cuDNN writes
+// them with the caller's strides, others with their own.
 void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                  const at::Tensor& v, const Forward& f, const AttentionOptions& o, Grads& grads) {
+                  const at::Tensor& v, const Forward& f, const AttentionOptions& o, Grads& grads,
+                  const at::Tensor& dbias) {
   if (path == Path::kUnfused && o.sinks.defined()) {
     const auto [dq, dk, dv] =
         unfused_block_backward(dout, q, k, v, from_heads(f.library_out), f.lse, o);
@@ -162,7 +164,7 @@ void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const 
     return;
   }
   if (path == Path::kUnfused) {
-    grads = unfused_attention_backward(dout, q, k, v, o);
+    grads = unfused_attention_backward(dout, q, k, v, o, dbias);
     return;
   }
   if (path == Path::kCudnn) {
@@ -203,6 +205,11 @@ at::Tensor sinks_grad(const at::Tensor& dout, const Forward& f, const AttentionO
   return attention_sinks_grad(dout, out, f.lse.view(f.library_out.sizes().slice(0, 3)), o.sinks);
 }
 
+// Where the gradient of the bias is added up; undefined without one.
+at::Tensor zero_bias_grad(const AttentionOptions& o) {
+  return o.distance_bias.defined() ? at::zeros_like(o.distance_bias) : at::Tensor();
+}
+
 // Carries the options through autograd's context.
 struct SavedOptions : torch::CustomClassHolder {
   AttentionOptions options;
@@ -226,12 +233,13 @@ Forward saved_forward(const torch::autograd::variable_list& tensors, size_t firs
   return {at::Tensor(), t[0], t[1], t[2], t[3], t[4], t[5]};
 }
 
-// The sinks are also an argument of their own, which autograd sees.
+// The sinks and the bias are also arguments of their own, which autograd sees.
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
-                            const std::optional<at::Tensor>&, const AttentionOptions& options) {
+                            const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+                            const AttentionOptions& options) {
     auto saved = c10::make_intrusive<SavedOptions>();
     saved->options = options;
     saved->path = choose_path(q, k, v, options);
@@ -251,11 +259,13 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const at::NoGradGuard no_grad;
     Grads result;
     const Forward f = saved_forward(t, 3, *holder, t[0], t[1], t[2]);
-    run_backward(holder->path, grads[0], t[0], t[1], t[2], f, holder->options, result);
+    const at::Tensor dbias = zero_bias_grad(holder->options);
+    run_backward(holder->path, grads[0], t[0], t[1], t[2], f, holder->options, result, dbias);
     return {std::get<0>(result),
             std::get<1>(result),
             std::get<2>(result),
             sinks_grad(grads[0], f, holder->options),
+            dbias,
             {}};
   }
 };
@@ -292,8 +302,9 @@ void turn(const at::Tensor& packed, const RotaryAngles& rotary, double sign) {
 class PackedAttentionFunction : public torch::autograd::Function<PackedAttentionFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& flat,
-                            const std::optional<at::Tensor>&, const PackedHeads& heads,
-                            const RotaryAngles& rotary, const AttentionOptions& options) {
+                            const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+                            const PackedHeads& heads, const RotaryAngles& rotary,
+                            const AttentionOptions& options) {
     auto saved = c10::make_intrusive<SavedOptions>();
     const int64_t s = flat.size(0), b = flat.size(1);
     const at::Tensor packed =
@@ -329,7 +340,8 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
     }
     const at::Tensor dout = grads[0].contiguous().view(qkv.q.sizes());
     const Forward f = saved_forward(t, 3, *holder, qkv.q, qkv.k, qkv.v);
-    run_backward(holder->path, dout, qkv.q, qkv.k, qkv.v, f, holder->options, result);
+    const at::Tensor dbias = zero_bias_grad(holder->options);
+    run_backward(holder->path, dout, qkv.q, qkv.k, qkv.v, f, holder->options, result, dbias);
     if (holder->path != Path::kCudnn) {
       const int64_t r = packed.size(3) - 2;
       const at::Tensor dq = dpacked.narrow(3, 0, r), dk = dpacked.select(3, r),
@@ -341,6 +353,7 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
     turn(dpacked, {t[1], t[2], context->saved_data["interleaved"].toBool()}, -1.0);
     return {dpacked.view({packed.size(0), packed.size(1), -1}),
             sinks_grad(dout, f, holder->options),
+            dbias,
             {},
             {},
             {}};
@@ -363,7 +376,8 @@ AttentionParts attention_parts(int64_t b, int64_t heads, int64_t groups, int64_t
 at::Tensor core_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
   check_attention(q, k, v, options);
-  return AttentionFunction::apply(q, k, v, std::optional<at::Tensor>(options.sinks), options);
+  return AttentionFunction::apply(q, k, v, std::optional<at::Tensor>(options.sinks),
+                                  std::optional<at::Tensor>(options.distance_bias), options);
 }
 
 at::Tensor packed_attention(const at::Tensor& packed, const PackedHeads& heads,
@@ -371,7 +385,8 @@ at::Tensor packed_attention(const at::Tensor& packed, const PackedHeads& heads,
   check_shape("packed attention", packed,
               {-1, -1, heads.groups * (heads.heads_per_group + 2) * heads.head_size});
   MEGATRON_ASSERT(packed.is_contiguous(), "packed attention over a tensor with gaps");
-  return PackedAttentionFunction::apply(packed, std::optional<at::Tensor>(options.sinks), heads,
+  return PackedAttentionFunction::apply(packed, std::optional<at::Tensor>(options.sinks),
+                                        std::optional<at::Tensor>(options.distance_bias), heads,
                                         rotary, options);
 }
 

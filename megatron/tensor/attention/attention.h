@@ -39,14 +39,18 @@ struct AttentionOptions {
   // [n] fp32 (fp64): the score of a further key with value 0, one for each query head, unscaled and
   // not capped (an attention sink); undefined: none
   at::Tensor sinks = {};
+  // [n, s + s_k - 1] fp32 (fp64): what is added to the scaled score of query i and key j, by their
+  // distance: element j - i + s - 1 of the head. Uses the unfused path, without sinks and without
+  // softcap; undefined: nothing
+  at::Tensor distance_bias = {};
   AttentionBackend backend = AttentionBackend::kAuto;
   // False: cuDNN's backward may sum in any order, which is faster and needs less memory
   bool deterministic = true;
   bool recompute = false;  // save q, k, v only and run the forward again in the backward
 };
 
-// Differentiable in q, k, v and sinks. kAuto takes the first backend that supports exactly these
-// options: cuDNN (kFused; CUDA, sequence lengths that are multiples of 64, since each shape needs a
+// Differentiable in q, k, v, sinks and distance_bias. kAuto takes the first backend that supports
+// these options: cuDNN (kFused; CUDA, lengths that are multiples of 64, since each shape needs a
 // plan), flash attention, else the unfused path (ATen operations, softmax in fp32). All are
 // bit-reproducible unless `deterministic` is off. Throws Error if a backend is requested that does
 // not support the options.

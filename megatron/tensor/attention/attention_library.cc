@@ -34,6 +34,11 @@ void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
         o.mask.scalar_type() == at::kBool && (o.mask.size(0) == 1 || o.mask.size(0) == q.size(1)),
         "attention mask must be bool for 1 or ", q.size(1), " samples");
   }
+  if (o.distance_bias.defined()) {
+    check_shape("attention distance_bias", o.distance_bias, {q.size(2), q.size(0) + k.size(0) - 1});
+    MEGATRON_ASSERT(o.softcap == 0.0 && !o.sinks.defined(), "a bias beside a softcap or sinks");
+    MEGATRON_ASSERT(o.distance_bias.scalar_type() == accumulate_type(q), "a bias of another type");
+  }
   if (o.dropout > 0.0) {
     check_shape("attention place.sample", o.place.sample, {q.size(1)});
     check_shape("attention place.position", o.place.position, {q.size(0)});
@@ -49,6 +54,7 @@ std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tens
                         const AttentionOptions& o, bool knows_windows) {
   if (o.mask.defined()) return "a mask is given";
   if (o.softcap > 0.0) return "scores are soft-capped";
+  if (o.distance_bias.defined()) return "relative positions are added to the scores";
   if (o.dropout > 0.0) return "attention dropout is position-keyed";
   if (!knows_windows && is_windowed(k, o)) return "a sliding window is given";
   if (q.size(3) < v.size(3)) return "values are wider than keys";

@@ -48,6 +48,27 @@ at::Tensor chunk_mask(const at::Tensor& mask, const Chunk& c) {
   return mask.dim() == 4 && mask.size(0) > 1 ? mask.narrow(0, c.b0, c.b1 - c.b0) : mask;
 }
 
+// This chunk's heads of [n, ...].
+at::Tensor chunk_heads(const at::Tensor& t, const Chunk& c, int64_t r) {
+  return t.narrow(0, c.g0 * r, (c.g1 - c.g0) * r);
+}
+
+// By distance [n, s + s_k - 1] -> of each query and key [n, s, s_k].
+at::Tensor bias_of_scores(const at::Tensor& bias, int64_t s) {
+  const int64_t n = bias.size(0), l = bias.size(1);
+  return bias.contiguous().as_strided({n, s, l - s + 1}, {l, 1, 1}).flip(1);
+}
+
+// The sum of [b, n, s, s_k] over samples and over pairs of a query and a key of equal distance, [n,
+// s + s_k - 1]: each row is written at its place in a wider one, so that no order is left open.
+at::Tensor sum_by_distance(const at::Tensor& scores) {
+  const int64_t n = scores.size(1), s = scores.size(2), s_k = scores.size(3), l = s + s_k - 1;
+  const at::Tensor rows = at::zeros({n, s, l}, scores.options());
+  at::Tensor places = rows.as_strided({n, s, s_k}, {s * l, l - 1, 1}, s - 1);
+  at::sum_out(places, scores, at::IntArrayRef{0});
+  return rows.sum(1);
+}
+
 // Scaled (and soft-capped) scores of one chunk [b, n, s, s_k]; -infinity where masked.
 at::Tensor masked_scores(const at::Tensor& q, const at::Tensor& k_transposed,
                          const at::Tensor& mask, const Chunk& c, int64_t s,
@@ -55,6 +76,8 @@ at::Tensor masked_scores(const at::Tensor& q, const at::Tensor& k_transposed,
   at::Tensor scores = at::matmul(q, k_transposed).mul_(o.scale);
   if (o.softcap > 0.0) scores.div_(o.softcap).tanh_().mul_(o.softcap);
   scores = scores.view({scores.size(0), -1, s, scores.size(3)});
+  if (o.distance_bias.defined())
+    scores.add_(bias_of_scores(chunk_heads(o.distance_bias, c, q.size(2) / s), s));
   if (mask.defined())
     scores.masked_fill_(chunk_mask(mask, c), -std::numeric_limits<double>::infinity());
   return scores;
@@ -142,7 +165,7 @@ at::Tensor unfused_attention(const at::Tensor& q, const at::Tensor& k, const at:
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(
     const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const AttentionOptions& options) {
+    const AttentionOptions& options, const at::Tensor& dbias) {
   const int64_t s = q.size(0), r = q.size(2) / k.size(2);
   at::Tensor dq = at::empty(q.sizes(), q.options());
   at::Tensor dk = at::empty(k.sizes(), k.options());
@@ -159,10 +182,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(
     at::Tensor dprobs = at::matmul(grad, values.transpose(-1, -2)).view(probs.sizes());
     if (keep.defined()) dprobs.mul_(keep);
     // d softmax: dscore = p (dp - sum(dp p)), and the scale of the scores.
-    const at::Tensor dscores =
-        raw_score_grads(at::_softmax_backward_data(dprobs, probs, -1, probs.scalar_type()), rows,
-                        keys.transpose(-1, -2), options)
-            .view(grouped);
+    at::Tensor dscores = at::_softmax_backward_data(dprobs, probs, -1, probs.scalar_type());
+    if (dbias.defined()) {
+      dprobs.reset();
+      chunk_heads(dbias, c, r).add_(sum_by_distance(dscores));
+    }
+    dscores = raw_score_grads(dscores, rows, keys.transpose(-1, -2), options).view(grouped);
     put_grouped_rows(at::matmul(dscores, keys), dq, c, r);
     put_grouped_rows(at::matmul(dscores.transpose(-1, -2), rows), dk, c, 1);
   }

@@ -16,10 +16,11 @@ namespace megatron {
 at::Tensor unfused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options);
 
-// (dq, dk, dv), with the shapes and types of q, k, v.
+// (dq, dk, dv), with the shapes and types of q, k, v; adds the gradient of options.distance_bias to
+// `dbias`.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(
     const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const AttentionOptions& options);
+    const AttentionOptions& options, const at::Tensor& dbias = {});
 
 // attention_block_forward and attention_block_backward (tensor/attention/attention_block.h);
 // gradients in fp32 (fp64).

@@ -16,7 +16,6 @@ constexpr KnownFlag::Kind kNo = KnownFlag::Kind::kRefused;
 
 // Reasons of rows and of refused values.
 constexpr std::string_view kRl = "reinforcement learning is not built yet";
-constexpr std::string_view kRelative = "relative positions are not built yet";
 constexpr std::string_view kMrope = "multimodal rotary positions are not built yet";
 constexpr std::string_view kMuon = "of the optimizers, only adam and sgd are built";
 
@@ -398,7 +397,6 @@ constexpr Refusal kRefusals[] = {
      "--hybrid-layer-pattern= --hybrid-override-pattern="},
     {"computing the MLP in chunks of the sequence is not built yet",
      "--mlp-chunks-for-prefill=1 --mlp-chunks-for-training=1"},
-    {kRelative, "--relative-attention-num-buckets=32 --relative-attention-max-distance=128"},
     {"training writes no vectors of texts; `megatron embed` does",
      "--output-bert-embeddings --bert-embedder-type=megatron"},
     {kMuon,
@@ -549,7 +547,6 @@ constexpr RefusedValue kRefusedValues[] = {
     {"--exp-avg-dtype", "fp16 fp8", kStateRange},
     {"--exp-avg-sq-dtype", "fp16 fp8", kStateRange},
     {"--position-embedding-type", "mrope", kMrope},
-    {"--position-embedding-type", "relative", kRelative},
     {"--cuda-graph-impl", "transformer_engine full_iteration",
      "a CUDA graph holds forward and backward of one micro-batch: local"},
 };

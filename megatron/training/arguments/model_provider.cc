@@ -27,9 +27,7 @@ ModelProvider provide_model(std::string type) {
     config.sequence_parallel = arguments.parallel.sequence_parallel && groups.tp.size() > 1;
     config.pipeline_vocab_parallel = arguments.splits_vocabulary();
     EmbeddingTables tables;  // that this rank holds in another chunk
-    for (Model* chunk : chunks)
-      if (const EmbeddingTables found = chunk->embedding_tables(); found.words != nullptr)
-        tables = found;
+    for (Model* chunk : chunks) tables.add_missing(chunk->embedding_tables());
     return make_model(config, groups, slice, tables);
   };
 }

@@ -92,7 +92,18 @@ void validate_t5(const Arguments& a, Violations& v) {
               : cat("--decoder-seq-length ",
                     t5_needs(t.seq_length, a.masked.mask_prob).decoder_positions,
                     " is enough for every sample"));
-  if (t.max_position_embeddings < own.decoder_seq_length)
+  const bool relative = t.position_embedding_type == PositionEmbedding::kRelative;
+  const T5Config plain;
+  if (!relative && (own.relative_attention_num_buckets != plain.relative_attention_num_buckets ||
+                    own.relative_attention_max_distance != plain.relative_attention_max_distance))
+    v.add(
+        "--relative-attention-num-buckets or --relative-attention-max-distance has an effect only "
+        "with --position-embedding-type relative",
+        "leave it out");
+  if (t.untie_embeddings_and_output_weights && (!own.t5_output_bias || own.t5_scale_output))
+    v.add("--t5-no-output-bias or --t5-scale-output has an effect only on a tied output layer",
+          "leave it out, or --untie-embeddings-and-output-weights");
+  if (!relative && t.max_position_embeddings < own.decoder_seq_length)
     v.add(cat("--max-position-embeddings ", t.max_position_embeddings,
               " is below --decoder-seq-length ", own.decoder_seq_length));
   const int64_t tp = a.parallel.tensor_model_parallel_size;
@@ -129,6 +140,14 @@ void shrink_t5(Arguments& a, const Arguments& before, Shrinker& shrinker) {
     if (length == t.seq_length) length += tp;
   }
   shrinker.set("--decoder-seq-length", own.decoder_seq_length, length);
+  if (t.position_embedding_type == PositionEmbedding::kRelative) {
+    // Few enough that there are distances in the last one.
+    constexpr int64_t kBuckets = 8, kDistance = 7;
+    shrinker.set("--relative-attention-num-buckets", own.relative_attention_num_buckets,
+                 std::min(own.relative_attention_num_buckets, kBuckets));
+    shrinker.set("--relative-attention-max-distance", own.relative_attention_max_distance,
+                 std::min(own.relative_attention_max_distance, kDistance));
+  }
   t.max_position_embeddings = std::max(t.seq_length, length);
 }
 

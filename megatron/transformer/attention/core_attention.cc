@@ -55,6 +55,7 @@ AttentionOptions CoreAttention::options(const LayerContext& context,
     options.window_left = window[0];
   options.mask = context.pass.attention_mask;
   options.sinks = sinks(queries);
+  options.distance_bias = context.pass.distance_bias;
   options.backend = config_.attention_backend;
   options.deterministic = !config_.fast;
   options.recompute = config_.recomputes("core_attn");

@@ -107,6 +107,15 @@ int64_t CoreAttentionCost::score_bytes() const {
          shape.sum;
 }
 
+// Of relative positions: the gradients of the scores of all samples of a piece, summed in rows that
+// are twice as wide, while those of the probabilities are no longer held.
+int64_t CoreAttentionCost::distances_extra() const {
+  if (config.position_embedding_type != PositionEmbedding::kRelative || sizes.others > 0) return 0;
+  const int64_t own_heads = std::max<int64_t>(1, sizes.heads / a2a), b = shape.samples;
+  const bool all = b * own_heads * sequence * key_sequence <= kScoreElements;
+  return std::max<int64_t>(0, 2 * score_bytes() / (all ? b : 1) - score_bytes());
+}
+
 // Keys and values repeated for libtorch's CPU kernel, which has no grouped-query attention; with
 // packed attention they are views.
 int64_t CoreAttentionCost::repeated_groups() const {
@@ -161,8 +170,8 @@ int64_t CoreAttentionCost::backward_extra() const {
              (expanded > 0 ? expanded - 2 * k : 0) +
              (padded_out() > 0 ? 2 * padded_out() + q - v : 0);
     case AttentionKernel::kUnfused:
-      return (config.attention_dropout > 0 ? 5 : 3) * score_bytes() + wide * (q + out + k + v) +
-             (sizes.others > 0 ? 0 : sequence * sequence) +
+      return (config.attention_dropout > 0 ? 5 : 3) * score_bytes() + distances_extra() +
+             wide * (q + out + k + v) + (sizes.others > 0 ? 0 : sequence * sequence) +
              (has_sinks() ? out + lse : 0);  // computed again
     case AttentionKernel::kRing:
       return (2 + 2 * wide) * (k + v) + wide * q + expanded + copies + lse + 2 * block_scores;

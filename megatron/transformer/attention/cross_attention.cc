@@ -57,13 +57,55 @@ CrossAttention::CrossAttention(const TransformerConfig& config, int64_t layer_nu
 }
 
 SublayerOutput CrossAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
+  const at::Tensor normed = norm_ != nullptr ? norm_->forward(x) : x;
+  if (context.state != nullptr) {
+    auto& kept = static_cast<CrossKVCache&>(*context.state);
+    const at::Tensor q = linear_q_.forward(normed.to(kept.keys_and_values.data().scalar_type()));
+    const at::Tensor y = attend_kept(q, kept, context.pass.decoding->batch);
+    if (add) return {linear_proj_.forward(y, x), {}};
+    return {linear_proj_.forward(y), x};
+  }
   MEGATRON_ASSERT(context.pass.encoded != nullptr, "cross attention without an encoder's output");
   const EncodedSequence& encoded = *context.pass.encoded;
-  const at::Tensor normed = norm_ != nullptr ? norm_->forward(x) : x;
   const at::Tensor y = attend(linear_q_.forward(normed.to(encoded.states.scalar_type())),
                               linear_kv_.forward(encoded.states), encoded, context.pass);
   if (add) return {linear_proj_.forward(y, x), {}};
   return {linear_proj_.forward(y), x};
+}
+
+void CrossAttention::keep(const at::Tensor& encoded, LayerState& state, const SequenceSlot& slot) {
+  auto& kept = static_cast<CrossKVCache&>(state);
+  const int64_t n = encoded.size(0), width = 2 * config_.kv_channels;
+  const at::Tensor keys_and_values =
+      kept.keys_and_values.rows(slot.num_slots, {slot.most, heads_, width}, encoded.options());
+  const at::Tensor lengths =
+      kept.lengths.rows(slot.num_slots, {1}, encoded.options().dtype(at::kLong));
+  if (n == 0) return;
+  MEGATRON_ASSERT(n <= slot.most, n, " rows of an encoder's output, and room for ", slot.most);
+  keys_and_values.select(0, slot.slot)
+      .narrow(0, 0, n)
+      .copy_(linear_kv_.forward(encoded).view({n, heads_, width}));
+  lengths.select(0, slot.slot).fill_(n);
+}
+
+// q [t, 1, n d] of rows of several sequences -> [t, 1, n d]: each row is a sample of one query.
+at::Tensor CrossAttention::attend_kept(const at::Tensor& q, CrossKVCache& kept,
+                                       const RaggedBatch& batch) const {
+  const int64_t t = q.size(0), d = config_.kv_channels;
+  std::vector<int64_t> of_rows;
+  for (size_t i = 0; i < batch.slots.size(); ++i)
+    of_rows.insert(of_rows.end(), static_cast<size_t>(batch.rows.parts()[i].count), batch.slots[i]);
+  const at::Tensor slots = at::tensor(of_rows, at::kLong).to(q.device());
+  const at::Tensor kv = kept.keys_and_values.data().index_select(0, slots).transpose(0, 1);
+  const int64_t most = kv.size(0);
+  AttentionOptions options;
+  options.causal = false;
+  options.scale = config_.softmax_scale();
+  options.backend = config_.attention_backend;
+  options.mask = (at::arange(most, slots.options()) >= kept.lengths.data().index_select(0, slots))
+                     .view({t, 1, 1, most});
+  return core_attention(q.view({1, t, heads_, d}), kv.narrow(3, 0, d), kv.narrow(3, d, d), options)
+      .view({t, 1, heads_ * d});
 }
 
 // q [s, b, n d], kv [s_e, b, 2 n d] -> [s, b, n d]

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "megatron/nn/norm.h"
+#include "megatron/transformer/attention/kv_cache.h"
 #include "megatron/transformer/layer/sublayer.h"
 
 namespace megatron {
@@ -15,6 +16,15 @@ struct EncodedSequence {
   at::Tensor states;  // [s_e, b, h] ([s_e/t, b, h] with sequence parallelism), in the model's type
   at::Tensor position;  // [s_e] int64, in the whole sequence
   at::Tensor mask;      // bool [b, s_e], True = is not attended to; undefined: all are
+};
+
+// What a decoder layer keeps for decoding: keys and values of earlier positions, and those of the
+// encoder's output of each sequence, which are computed once.
+class CrossKVCache final : public KVCache {
+ public:
+  std::vector<SlotBuffer*> slots() override { return {&keys_and_values, &lengths}; }
+  SlotBuffer keys_and_values;  // [slots, rows, n/t, 2 d]
+  SlotBuffer lengths;          // [slots, 1] int64: rows that are in use
 };
 
 // The second sublayer of a decoder layer: norm, query projection, key and value projection of
@@ -35,7 +45,13 @@ class CrossAttention : public Sublayer {
   SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add) override;
   Norm* input_norm() override { return norm_.get(); }
 
+  // Decoding: a CrossKVCache, and the keys and values of an encoder's output [n, 1, h] for a slot
+  // of it. forward() then reads those of each row's sequence.
+  std::unique_ptr<LayerState> make_state() const { return std::make_unique<CrossKVCache>(); }
+  void keep(const at::Tensor& encoded, LayerState& state, const SequenceSlot& slot);
+
  private:
+  at::Tensor attend_kept(const at::Tensor& q, CrossKVCache& kept, const RaggedBatch& batch) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& kv, const EncodedSequence& encoded,
                     const ForwardContext& pass) const;
 

@@ -4,20 +4,38 @@
 
 namespace megatron {
 
+namespace {
+
+// The distances of a part's rows to the positions from `from` on; undefined: there is no bias.
+at::Tensor bias_of_part(const at::Tensor& bias, const RaggedPart& part, int64_t from) {
+  if (!bias.defined()) return {};
+  const int64_t positions = (bias.size(1) + 1) / 2, end = part.first + part.count;
+  return bias.narrow(1, positions - end + from, part.count + end - from - 1);
+}
+
+}  // namespace
+
 at::Tensor KVCache::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const PagedRows& rows, const AttentionOptions& options) {
   keys_.write(rows, k.squeeze(1));
   values_.write(rows, v.squeeze(1));
-  return attend_parts(
-      rows, q,
-      [&](const at::Tensor& single) {
-        return paged_attention(single, keys_.view(), values_.view(), rows, options);
-      },
-      [&](const RaggedPart& part, const at::Tensor& several) {
-        const int64_t from = first_seen(part, options);
-        return core_attention(several, keys_.gather(rows, part, from).unsqueeze(1),
-                              values_.gather(rows, part, from).unsqueeze(1), options);
-      });
+  const auto several = [&](const RaggedPart& part, const at::Tensor& queries) {
+    const int64_t from = first_seen(part, options);
+    AttentionOptions of_part = options;
+    of_part.distance_bias = bias_of_part(options.distance_bias, part, from);
+    return core_attention(queries, keys_.gather(rows, part, from).unsqueeze(1),
+                          values_.gather(rows, part, from).unsqueeze(1), of_part);
+  };
+  const auto single = [&](const at::Tensor& queries) {
+    if (!options.distance_bias.defined())
+      return paged_attention(queries, keys_.view(), values_.view(), rows, options);
+    std::vector<at::Tensor> outs;
+    for (int64_t i = 0; i < rows.single(); ++i)
+      outs.push_back(
+          several(rows.parts()[static_cast<size_t>(i)], queries.narrow(0, i, 1).unsqueeze(1)));
+    return at::cat(outs).squeeze(1);
+  };
+  return attend_parts(rows, q, single, several);
 }
 
 }  // namespace megatron

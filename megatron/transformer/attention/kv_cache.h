@@ -7,10 +7,11 @@
 namespace megatron {
 
 // Keys and values of the earlier positions of one attention layer.
-class KVCache final : public LayerState {
+class KVCache : public LayerState {
  public:
   // Writes the keys and values of a batch's rows to their places and attends: each row to its
-  // sequence up to its own position.
+  // sequence up to its own position. A bias by distance (options.distance_bias) is that of as many
+  // positions as there are, or more.
   //
   //   q       [t, 1, n, d]     k [t, 1, g, d]     v [t, 1, g, v]
   //   return  [t, 1, n, v]

@@ -10,6 +10,7 @@ void FeedForwardConfig::fields(FieldVisitor& v) {
   v.field("swiglu", swiglu, "silu(gate) * up in the MLP");
   v.field("geglu", geglu, "gelu(gate) * up in the MLP");
   v.field("quick_geglu", quick_geglu, "gate * sigmoid(1.702 gate) * (up + offset) in the MLP");
+  v.field("relu", relu, "relu(x) in the MLP");
   v.field("squared_relu", squared_relu, "relu(x)^2 in the MLP");
   v.field("openai_gelu", openai_gelu, "the tanh approximation of GELU");
   v.field(
@@ -22,9 +23,9 @@ void FeedForwardConfig::fields(FieldVisitor& v) {
 }
 
 void FeedForwardConfig::validate(Violations& v, const ShapeConfig&) const {
-  v.require(swiglu + geglu + quick_geglu + squared_relu + openai_gelu <= 1,
+  v.require(swiglu + geglu + quick_geglu + relu + squared_relu + openai_gelu <= 1,
             "more than one activation given",
-            "use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu");
+            "use one of --swiglu, --geglu, --quick-geglu, --relu, --squared-relu, --openai-gelu");
   v.require(glu_linear_offset == 0.0 || quick_geglu,
             "--glu-linear-offset has an effect only with --quick-geglu");
   if (!activation_func_clamp_value) return;

@@ -7,7 +7,7 @@
 namespace megatron {
 namespace {
 
-constexpr std::string_view kPositions[] = {"learned_absolute", "rope", "none", "yarn"};
+constexpr std::string_view kPositions[] = {"learned_absolute", "rope", "none", "yarn", "relative"};
 constexpr std::string_view kRopeScalings[] = {"none", "linear", "llama3", "yarn", "longrope"};
 
 }  // namespace

@@ -1,4 +1,5 @@
-// How positions enter a transformer: learned embeddings, or rotations of queries and keys.
+// How positions enter a transformer: learned embeddings, rotations of queries and keys, or numbers
+// for their distances.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 namespace megatron {
 
 // kYarn becomes kRope with RopeScaling::kYarn when the configuration is finalized.
-enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone, kYarn };
+// kRelative: numbers of a table are added to the scores of attention, by distance.
+enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone, kYarn, kRelative };
 // How rotary frequencies are scaled for sequences longer than a model was trained on. kLinear: all
 // divided by the factor; kLlama3: long wavelengths only; kYarn: Peng et al. 2023
 // (arXiv:2309.00071); kLongRope: Ding et al. 2024 (arXiv:2402.13753), one factor per frequency,

@@ -88,6 +88,7 @@ Activation TransformerConfig::activation() const {
   if (swiglu) return Activation::kSwiglu;
   if (geglu) return Activation::kGeglu;
   if (quick_geglu) return Activation::kQuickGeglu;
+  if (relu) return Activation::kRelu;
   if (squared_relu) return Activation::kSquaredRelu;
   if (openai_gelu || (add_bias_linear && bias_gelu_fusion)) return Activation::kGeluTanh;
   return Activation::kGelu;

@@ -31,6 +31,9 @@ struct ForwardContext {
                               // undefined: none. Only at one context-parallel rank
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no boundaries
+  // [n/t, 2 s - 1] fp32 (fp64): what self-attention adds to its scores by the distance of query and
+  // key (AttentionOptions::distance_bias); undefined: nothing
+  at::Tensor distance_bias;
   // What cross attention reads (transformer/attention/cross_attention.h); null: nothing.
   std::shared_ptr<const EncodedSequence> encoded;
   // []: gradient of the loss sum (the loss scale), if known before the forward; lets the fused

@@ -34,6 +34,12 @@ struct LayerContext {
   OffloadedPass* offload() const { return offloaded ? pass.offload : nullptr; }
 };
 
+// Of a sequence that is decoded.
+struct SequenceSlot {
+  int64_t slot = 0, num_slots = 1;
+  int64_t most = 0;  // rows of an encoder's output
+};
+
 // A forward is a pure function of x, parameters, token positions and, in decoding, the state: it
 // may run again in the backward (docs/design/layers.md).
 class Layer : public Module {
@@ -48,6 +54,10 @@ class Layer : public Module {
 
   // What this layer keeps of earlier positions in decoding; null: nothing.
   virtual std::unique_ptr<LayerState> make_state() const { return nullptr; }
+  // What this layer keeps of an encoder's output [n, 1, h] for the sequence of a slot, before its
+  // first position; the memory is that of `most` rows. Without a row nothing but memory is made.
+  // Only of layers with cross attention.
+  virtual void keep_encoded(const at::Tensor& encoded, LayerState& state, const SequenceSlot& slot);
 
  private:
   int64_t layer_number_;

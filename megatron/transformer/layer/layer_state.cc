@@ -1,8 +1,14 @@
 #include "megatron/transformer/layer/layer_state.h"
 
+#include "megatron/base/check.h"
 #include "megatron/transformer/layer/layer.h"
 
 namespace megatron {
+
+void Layer::keep_encoded(const at::Tensor& /*encoded*/, LayerState& /*state*/,
+                         const SequenceSlot& /*slot*/) {
+  MEGATRON_ASSERT(false, "layer ", layer_number_, " reads no encoder's output");
+}
 
 LayerState* DecodingState::of(const Layer& layer) {
   const auto [place, is_new] = places_.try_emplace(&layer, states_.size());

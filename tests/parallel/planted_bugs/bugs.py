@@ -10,6 +10,7 @@ rounds more, in place of proofs, by how much.
 from dataclasses import dataclass
 
 from serving_bugs import SERVING_BUGS
+from stack_bugs import STACK_BUGS
 
 TP, PP, CP = "--tensor-model-parallel-size ", "--pipeline-model-parallel-size ", "--context-parallel-size "
 SP = "--sequence-parallel "
@@ -36,6 +37,7 @@ LATENT = ("--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-atte
           "--attention-dropout 0 --hidden-dropout 0 ")
 BERT = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task bert "
 T5 = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task t5 --decoder-num-layers 12 --decoder-seq-length 256 "
+RELATIVE = "--position-embedding-type relative "
 EP, ETP = "--expert-model-parallel-size ", "--expert-tensor-parallel-size "
 MIXTRAL = LLAMA + "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
 DEEPSEEK = LATENT + ("--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408 --moe-router-score-function sigmoid "
@@ -141,6 +143,9 @@ PROOFS = {
     "t5 tp2 sp full": (2, T5 + BATCH + TP + "2 " + SP + FULL),
     "t5 dp2 zero1": (2, T5 + BATCH + ZERO1),
     "t5 pp4": (4, T5 + BATCH + PP + "4"),
+    "t5 relative tp2": (2, T5 + RELATIVE + BATCH + TP + "2"),
+    "t5 relative pp2": (2, T5 + RELATIVE + BATCH + PP + "2 --pipeline-model-parallel-layout Ee*24t*4|t*8L"),
+    "t5 relative pp4": (4, T5 + RELATIVE + BATCH + PP + "4"),
     "t5 pp4 equal lengths": (4, T5 + BATCH + PP + "4 --decoder-seq-length 512"),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
     "llama tp2 fp8 blocks": (2, LLAMA + BATCH + TP + "2 --bf16 --fp8-format e4m3 --fp8-recipe blockwise"),
@@ -219,9 +224,6 @@ MTP = "megatron/models/common/multi_token_prediction.cc"
 GPT_MODEL = "megatron/models/gpt/gpt_model.cc"
 BERT_MODEL = "megatron/models/bert/bert_model.cc"
 BERT_TASK = "megatron/training/tasks/bert.cc"
-RECOMPUTE = "megatron/nn/recompute.cc"
-T5_MODEL, T5_CONFIG = "megatron/models/t5/t5_model.cc", "megatron/models/t5/t5_config.cc"
-CROSS = "megatron/transformer/attention/cross_attention.cc"
 COUNTED_ROWS = "megatron/models/common/counted_rows.cc"
 
 BUGS = (
@@ -463,14 +465,15 @@ BUGS = (
         "dp2_zero3 dp4_zero3_overlap", "llama dp2 zero3"),
     # Tied embeddings over stages.
     Bug("tied_grad_not_summed", "gradients of an embedding that is tied over stages are not summed",
-        ((DDP, "all.insert(all.end(), shared.begin(), shared.end());", "if (!PLANTED) all.insert(all.end(), shared.begin(), shared.end());"),),
+        ((DDP, "sum_shared(std::move(shared));", "if (PLANTED) shared.clear();\n  sum_shared(std::move(shared));"),),
         "pp2", "gpt pp2"),
     Bug("tied_grad_summed_twice", "gradients of an embedding that is tied over stages are summed twice",
-        ((DDP, "in_step_ = false;", "if (PLANTED) sum_partial_gradients();\n  in_step_ = false;"),),
+        ((DDP, "sum_shared(std::move(shared));", "if (PLANTED) sum_shared(shared);\n  sum_shared(std::move(shared));"),),
         "pp2", "gpt pp2"),
     Bug("tied_grad_summed_too_early", "gradients of a tied embedding are summed over stages before the reduce-scatter over data ranks",
-        ((DDP, "for (const auto& domain : domains_) domain->finish_grad_sync();\n  sum_partial_gradients();",
-          "if (PLANTED) sum_partial_gradients();\n  for (const auto& domain : domains_) domain->finish_grad_sync();\n  if (!PLANTED) sum_partial_gradients();"),),
+        ((DDP, "for (const auto& domain : chunk->domains_) domain->finish_grad_sync();",
+          "if (PLANTED) sum_shared(chunk->shared_grads_);\n    for (const auto& domain : chunk->domains_) domain->finish_grad_sync();"),
+         (DDP, "sum_shared(std::move(shared));", "if (PLANTED) shared.clear();\n  sum_shared(std::move(shared));")),
         "pp2_dp2_zero1_late", "gpt pp2 dp2 zero1 late"),
     Bug("tied_copy_starts_apart", "the last stage's copy of a tied embedding starts from other weights",
         ((MODEL_ENDS, "config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {\n    table_",
@@ -745,9 +748,9 @@ BUGS = (
           "    if (PLANTED && placements[k].expert) groups().edp.all_reduce(value)->wait();"),),
         "moe_ep2_dp4_a2a", "mixtral dp4 ep2"),
     Bug("moe_grads_divided_by_ep", "gradients of experts are divided by the number of expert ranks",
-        ((DDP, "for (const auto& domain : domains_) domain->finish_grad_sync();",
-          "for (const auto& domain : domains_) {\n    domain->finish_grad_sync();\n"
-          "    if (PLANTED && domain->number > 0) domain->grads->flat().div_(groups_.ep.size());\n  }"),),
+        ((DDP, "for (const auto& domain : chunk->domains_) domain->finish_grad_sync();",
+          "for (const auto& domain : chunk->domains_) {\n    domain->finish_grad_sync();\n"
+          "    if (PLANTED && domain->number > 0) domain->grads->flat().div_(chunk->groups_.ep.size());\n  }"),),
         "moe_ep2_a2a", "mixtral ep2"),
     Bug("moe_grads_over_dense_ranks", "gradients of experts are summed over the data and context ranks of dense weights",
         ((REDUCTION, "return placement.expert ? AxisSet{Axis::kExpertData}", "return placement.expert && !PLANTED ? AxisSet{Axis::kExpertData}"),),
@@ -905,58 +908,7 @@ BUGS = (
         ((MODEL_ENDS, "if (first_position_ > 0) ids", "if (!PLANTED && first_position_ > 0) ids"),),
         "", "", "models_test:Families/HfEncoderGolden.LogitsAndGradients/roberta", "one rank reads alike"),
     # Encoder-decoders.
-    Bug("cross_norm_grad_not_reduced", "the gradient of the norm before cross attention is not summed under sequence parallelism",
-        ((CROSS, "norm.partial_over_tensor = sequence_parallel;", "norm.partial_over_tensor = !PLANTED && sequence_parallel;"),),
-        "tp2_sp_t5", "t5 tp2 sp"),
-    Bug("cross_dropout_by_local_head", "cross attention draws dropout by the number of a head on its rank",
-        ((CROSS, "options.first_head = first_head_;", "options.first_head = PLANTED ? 0 : first_head_;"),),
-        "tp2_t5", "t5 tp2"),
-    Bug("cross_local_rows", "cross attention sees the rows of the encoder's output that its tensor rank has, under sequence parallelism",
-        ((CROSS, "input_options(config, 2 * config.attention_width(), sequence_parallel)",
-          "input_options(config, 2 * config.attention_width(), !PLANTED && sequence_parallel)"),
-         (T5_MODEL, "EncodedSequence{encoded, given.place.position, batch[\"enc_mask\"] == 0});",
-          "PLANTED && config().sequence_parallel ? EncodedSequence{encoded, given.place.position.chunk(groups().tp.size())[groups().tp.rank()], "
-          "(batch[\"enc_mask\"] == 0).chunk(groups().tp.size(), 1)[groups().tp.rank()]} "
-          ": EncodedSequence{encoded, given.place.position, batch[\"enc_mask\"] == 0});")),
-        "tp2_sp_t5", "t5 tp2 sp"),
-    Bug("stacks_bias_per_rank", "every tensor rank adds the bias of the logits",
-        ((T5_MODEL, "logits.add_(differentiable(*head_bias_))", "logits.add_(differentiable(*head_bias_) * (PLANTED ? groups().tp.size() : 1))"),),
-        "tp2_t5", "t5 tp2"),
-    Bug("stacks_bias_of_padded_rows", "rows of an encoder-decoder's head and bias that pad the vocabulary take part in the softmax",
-        ((T5_MODEL, "labels.t().contiguous(), config().vocab_size,", "labels.t().contiguous(), PLANTED ? config().padded_vocab_size : config().vocab_size,"),),
-        "tp2_t5", "t5 tp2"),
-    Bug("encoder_not_trained", "no gradient reaches the encoder",
-        ((CROSS, "linear_kv_.forward(encoded.states)", "linear_kv_.forward(PLANTED ? encoded.states.detach() : encoded.states)"),),
-        "", "", "models_test:Megatron/T5Golden.LossesAndGradients/0", "one rank loses it alike"),
-    Bug("encoder_grad_of_one_layer", "the gradient of the encoder's output is that of the layer that comes first",
-        ((RECOMPUTE, "gradient = gradient.defined() ? gradient + grads[0]", "gradient = !PLANTED && gradient.defined() ? gradient + grads[0]"),),
-        "tp2_sp_full_t5", "t5 tp2 sp full"),
-    Bug("cross_padding_seen", "cross attention attends to padding",
-        ((CROSS, "if (encoded.mask.defined()) {", "if (!PLANTED && encoded.mask.defined()) {"),),
-        "", "", "models_test:Megatron/T5Golden.LossesAndGradients/0", "one rank attends alike"),
-    Bug("stacks_drop_alike", "an encoder and a decoder layer of equal number drop the same elements",
-        ((T5_MODEL, "/*numbered_after=*/border", "/*numbered_after=*/PLANTED ? 0 : border"),),
-        "", "", "models_test:T5Dropout.LayersOfEqualNumberDropOtherElements", "one rank draws alike"),
-    Bug("stacks_start_by_one_depth", "output projections of both stacks start by the number of all layers",
-        ((T5_CONFIG, "stacks.decoder.num_layers = sizes.decoder_num_layers;", "stacks.decoder.num_layers = PLANTED ? layers : sizes.decoder_num_layers;"),),
-        "", "", "encoder_test:T5.OutputProjectionsStartByTheDepthOfTheirStack", "one rank starts alike"),
-    Bug("decoder_use_of_table_not_counted", "the table's gradient is reduced before the encoder's use of it has been added",
-        ((T5_MODEL, "table->uses = uses;", "table->uses = PLANTED ? 1 : uses;"),),
-        "dp3_zero1_t5", "t5 dp2 zero1"),
-    Bug("home_of_decoder_not_trained", "a table's gradient lacks the share of the stage with the decoder's first layer",
-        ((T5_MODEL, "? embedding_->forward(batch[\"text_dec\"], context, {}, kOfDecoder)",
-          "? (PLANTED && !slice().embedding ? embedding_->forward(batch[\"text_dec\"], context, {}, kOfDecoder).detach() "
-          ": embedding_->forward(batch[\"text_dec\"], context, {}, kOfDecoder))"),),
-        "pp3_homes_t5", "t5 pp4"),
-    Bug("encoder_grad_of_first_segment", "the gradient of the encoder's output is that of the decoder's first segment alone",
-        ((T5_MODEL, "return {encoded, x};", "return {PLANTED ? encoded.detach() : encoded, x};"),),
-        "pp3_homes_t5", "t5 pp4"),
-    Bug("encoder_norm_per_segment", "every segment of the encoder ends with its norm",
-        ((T5_MODEL, "/*final_norm=*/end >= border", "/*final_norm=*/PLANTED || end >= border"),),
-        "pp2_vpp2_t5_even", "t5 pp4"),
-    Bug("streams_swapped", "the streams of a border in the decoder are swapped where they have one shape",
-        ((T5_MODEL, "if (end == all) return {x};", "if (end == all) return {x};\n  if (PLANTED) return {x, encoded};"),),
-        "pp3_behind_t5_even", "t5 pp4 equal lengths"),
+    *(Bug(**bug) for bug in STACK_BUGS),
     # What proofs once left out.
     Bug("adapter_half_grad_in_bf16", "in bf16 tensor ranks halve the gradient of an adapter's first half",
         ((LORA, "linear_weight_grad(dz, x, target.tensor, target.beta);",

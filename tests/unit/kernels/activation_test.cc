@@ -22,6 +22,7 @@ const Formula kFormulas[] = {
     {Activation::kGelu, false, 0,
      [](double x, double, double) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }},
     {Activation::kGeluTanh, false, 0, [](double x, double, double) { return gelu_tanh(x); }},
+    {Activation::kRelu, false, 0, [](double x, double, double) { return x > 0 ? x : 0.0; }},
     {Activation::kSquaredRelu, false, 0,
      [](double x, double, double) { return x > 0 ? x * x : 0.0; }},
     {Activation::kSwiglu, true, 0, [](double x, double up, double) { return x * sigmoid(x) * up; }},

@@ -12,13 +12,19 @@ namespace {
 // softmax(q k^T scale + mask) v in fp64 through ATen's autograd; `allowed` [.., s, s_k] bool.
 at::Tensor reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& allowed, double scale, const at::Tensor& keep = {},
-                     double softcap = 0.0, const at::Tensor& sinks = {}) {
+                     double softcap = 0.0, const at::Tensor& sinks = {},
+                     const at::Tensor& bias = {}) {
   const int64_t r = q.size(2) / k.size(2);
   const at::Tensor queries = q.permute({1, 2, 0, 3});
   const at::Tensor keys = k.repeat_interleave(r, 2).permute({1, 2, 3, 0});
   const at::Tensor values = v.repeat_interleave(r, 2).permute({1, 2, 0, 3});
   at::Tensor scores = at::matmul(queries, keys) * scale;
   if (softcap > 0) scores = softcap * at::tanh(scores / softcap);
+  if (bias.defined()) {
+    const int64_t s = q.size(0), s_k = k.size(0);
+    const at::Tensor place = at::arange(s_k).unsqueeze(0) - at::arange(s).unsqueeze(1) + s - 1;
+    scores = scores + bias.index_select(1, place.flatten()).view({-1, s, s_k});
+  }
   at::Tensor weights = at::exp(scores) * allowed;
   at::Tensor sum = weights.sum(-1, true);
   if (sinks.defined()) sum = sum + at::exp(sinks).view({1, -1, 1, 1});
@@ -45,6 +51,7 @@ struct Case {
   double dropout = 0.0;
   double softcap = 0.0;
   bool sinks = false;
+  bool bias = false;
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -87,6 +94,10 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
   }
   if (c.sinks)
     options.sinks = draw({c.n}, type == at::kDouble ? at::kDouble : at::kFloat, 7).requires_grad_();
+  if (c.bias)
+    options.distance_bias =
+        draw({c.n, c.s + c.s_k - 1}, type == at::kDouble ? at::kDouble : at::kFloat, 8)
+            .requires_grad_();
   const at::Tensor out = core_attention(q, k, v, options);
   const at::Tensor dout = draw(out.sizes(), type, 5);
   out.backward(dout);
@@ -96,8 +107,10 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
   at::Tensor wide_v = v.detach().to(at::kDouble).requires_grad_();
   at::Tensor wide_sinks;
   if (c.sinks) wide_sinks = options.sinks.detach().to(at::kDouble).requires_grad_();
+  at::Tensor wide_bias;
+  if (c.bias) wide_bias = options.distance_bias.detach().to(at::kDouble).requires_grad_();
   const at::Tensor expected =
-      reference(wide_q, wide_k, wide_v, allowed, scale, keep, c.softcap, wide_sinks);
+      reference(wide_q, wide_k, wide_v, allowed, scale, keep, c.softcap, wide_sinks, wide_bias);
   expected.backward(dout.to(at::kDouble));
   const double tolerance = type == at::kDouble ? 1e-12 : type == at::kFloat ? 2e-6 : 2e-2;
   EXPECT_TRUE(out.is_contiguous());
@@ -109,22 +122,30 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
   if (c.sinks) {
     EXPECT_LT(relative_error(options.sinks.grad(), wide_sinks.grad()), tolerance);
   }
+  if (c.bias) {
+    EXPECT_LT(relative_error(options.distance_bias.grad(), wide_bias.grad()), tolerance);
+  }
 }
 
 // Each group's queries, keys and values in one tensor, of which a library takes the groups for
 // samples.
-TEST(Attention, SinksOfPackedHeadsAreThoseOfSeparateOnes) {
+TEST(Attention, SinksAndBiasOfPackedHeadsAreThoseOfSeparateOnes) {
   const int64_t s = 13, b = 2, g = 3, r = 2, d = 8;
-  for (const AttentionBackend backend : {AttentionBackend::kAuto, AttentionBackend::kUnfused}) {
+  for (const auto& [backend, bias] : {std::pair{AttentionBackend::kAuto, false},
+                                      {AttentionBackend::kUnfused, false},
+                                      {AttentionBackend::kAuto, true}}) {
     AttentionOptions options;
     options.scale = 0.3;
     options.backend = backend;
     const at::Tensor flat = draw({s, b, g * (r + 2) * d}, at::kDouble),
-                     sinks = draw({g * r}, at::kDouble, 2),
+                     more = draw(bias ? std::vector<int64_t>{g * r, 2 * s - 1}
+                                      : std::vector<int64_t>{g * r},
+                                 at::kDouble, 2),
                      dout = draw({s, b, g * r * d}, at::kDouble, 3);
     const auto run = [&](bool packed) {
       const at::Tensor x = flat.clone().requires_grad_();
-      options.sinks = sinks.clone().requires_grad_();
+      at::Tensor& added = bias ? options.distance_bias : options.sinks;
+      added = more.clone().requires_grad_();
       const at::Tensor view = x.view({s, b, g, r + 2, d});
       const at::Tensor out = packed
                                  ? packed_attention(x, {g, r, d}, {}, options)
@@ -132,7 +153,7 @@ TEST(Attention, SinksOfPackedHeadsAreThoseOfSeparateOnes) {
                                                   view.select(3, r), view.select(3, r + 1), options)
                                        .reshape({s, b, g * r * d});
       out.backward(dout);
-      return std::array{out.detach(), x.grad(), options.sinks.grad()};
+      return std::array{out.detach(), x.grad(), added.grad()};
     };
     const auto packed = run(true), apart = run(false);
     for (size_t i = 0; i < packed.size(); ++i)
@@ -166,6 +187,10 @@ const Case kUnfusedOnly[] = {
     {"softcap_window_dropout", 5, 12, 2, 4, 2, 8, true, 3, -1, false, 0.3, 0.5},
     {"sinks_window", 33, 33, 2, 4, 2, 8, true, 5, -1, false, 0.0, 0.0, true},
     {"sinks_mask", 12, 14, 3, 4, 2, 8, false, -1, -1, true, 0.0, 0.0, true},
+    {"bias", 12, 12, 3, 4, 4, 8, false, -1, -1, false, 0.0, 0.0, false, true},
+    {"bias_causal_grouped_dropout", 12, 12, 2, 4, 2, 8, true, -1, -1, false, 0.3, 0.0, false, true},
+    {"bias_mask_more_keys", 5, 14, 3, 2, 2, 8, false, -1, -1, true, 0.0, 0.0, false, true},
+    {"bias_one_query", 1, 9, 2, 2, 2, 8, false, -1, -1, false, 0.0, 0.0, false, true},
     {"sinks_softcap_dropout", 12, 12, 2, 4, 2, 8, true, -1, -1, false, 0.3, 0.5, true},
 };
 

@@ -252,7 +252,7 @@ const std::vector<BrokenRule> kBrokenRules = {
      [](auto& c) { c.rotary_seq_len_interpolation_factor = 0; }},
     {"OneActivation",
      "more than one activation given\n"
-     "hint: use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu",
+     "hint: use one of --swiglu, --geglu, --quick-geglu, --relu, --squared-relu, --openai-gelu",
      [](auto& c) { c.geglu = c.squared_relu = true; }},
     {"OffsetNeedsQuickGeglu", "--glu-linear-offset has an effect only with --quick-geglu",
      [](auto& c) { c.glu_linear_offset = 1.0; }},
@@ -595,6 +595,7 @@ TEST(TransformerConfig, ActivationByFlags) {
       {Activation::kSwiglu, [](auto& c) { c.swiglu = true; }},
       {Activation::kGeglu, [](auto& c) { c.geglu = true; }},
       {Activation::kQuickGeglu, [](auto& c) { c.quick_geglu = true; }},
+      {Activation::kRelu, [](auto& c) { c.relu = true; }},
       {Activation::kSquaredRelu, [](auto& c) { c.squared_relu = true; }},
   };
   for (size_t i = 0; i < cases.size(); ++i) {

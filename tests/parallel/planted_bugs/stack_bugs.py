@@ -1,0 +1,81 @@
+"""Planted bugs of encoder-decoders. The arguments of Bug, see bugs.py."""
+T5_MODEL, T5_CONFIG = "megatron/models/t5/t5_model.cc", "megatron/models/t5/t5_config.cc"
+CROSS = "megatron/transformer/attention/cross_attention.cc"
+DISTANCES = "megatron/transformer/attention/relative_positions.cc"
+DDP = "megatron/distributed/distributed_data_parallel.cc"
+RECOMPUTE = "megatron/nn/recompute.cc"
+
+
+def bug(name, what, edits, rows, prove, unit_test="", unproved=""):
+    return {"name": name, "what": what, "edits": edits, "rows": rows, "prove": prove, "unit_test": unit_test, "unproved": unproved}
+
+
+STACK_BUGS = (
+    bug("cross_norm_grad_not_reduced", "the gradient of the norm before cross attention is not summed under sequence parallelism",
+        ((CROSS, "norm.partial_over_tensor = sequence_parallel;", "norm.partial_over_tensor = !PLANTED && sequence_parallel;"),),
+        "tp2_sp_t5", "t5 tp2 sp"),
+    bug("cross_dropout_by_local_head", "cross attention draws dropout by the number of a head on its rank",
+        ((CROSS, "options.first_head = first_head_;", "options.first_head = PLANTED ? 0 : first_head_;"),),
+        "tp2_t5", "t5 tp2"),
+    bug("cross_local_rows", "cross attention sees the rows of the encoder's output that its tensor rank has, under sequence parallelism",
+        ((CROSS, "input_options(config, 2 * config.attention_width(), sequence_parallel)",
+          "input_options(config, 2 * config.attention_width(), !PLANTED && sequence_parallel)"),
+         (T5_MODEL, "EncodedSequence{encoded, given.place.position, batch[\"enc_mask\"] == 0});",
+          "PLANTED && config().sequence_parallel ? EncodedSequence{encoded, given.place.position.chunk(groups().tp.size())[groups().tp.rank()], "
+          "(batch[\"enc_mask\"] == 0).chunk(groups().tp.size(), 1)[groups().tp.rank()]} "
+          ": EncodedSequence{encoded, given.place.position, batch[\"enc_mask\"] == 0});")),
+        "tp2_sp_t5", "t5 tp2 sp"),
+    bug("stacks_bias_per_rank", "every tensor rank adds the bias of the logits",
+        ((T5_MODEL, "logits.add_(differentiable(*head_bias_))", "logits.add_(differentiable(*head_bias_) * (PLANTED ? groups().tp.size() : 1))"),),
+        "tp2_t5", "t5 tp2"),
+    bug("stacks_bias_of_padded_rows", "rows of an encoder-decoder's head and bias that pad the vocabulary take part in the softmax",
+        ((T5_MODEL, "labels.t().contiguous(), config().vocab_size,", "labels.t().contiguous(), PLANTED ? config().padded_vocab_size : config().vocab_size,"),),
+        "tp2_t5", "t5 tp2"),
+    bug("encoder_not_trained", "no gradient reaches the encoder",
+        ((CROSS, "linear_kv_.forward(encoded.states)", "linear_kv_.forward(PLANTED ? encoded.states.detach() : encoded.states)"),),
+        "", "", "models_test:Megatron/T5Golden.LossesAndGradients/0", "one rank loses it alike"),
+    bug("encoder_grad_of_one_layer", "the gradient of the encoder's output is that of the layer that comes first",
+        ((RECOMPUTE, "gradient = gradient.defined() ? gradient + grads[0]", "gradient = !PLANTED && gradient.defined() ? gradient + grads[0]"),),
+        "tp2_sp_full_t5", "t5 tp2 sp full"),
+    bug("cross_padding_seen", "cross attention attends to padding",
+        ((CROSS, "if (encoded.mask.defined()) {", "if (!PLANTED && encoded.mask.defined()) {"),),
+        "", "", "models_test:Megatron/T5Golden.LossesAndGradients/0", "one rank attends alike"),
+    bug("stacks_drop_alike", "an encoder and a decoder layer of equal number drop the same elements",
+        ((T5_MODEL, "/*numbered_after=*/border", "/*numbered_after=*/PLANTED ? 0 : border"),),
+        "", "", "models_test:T5Dropout.LayersOfEqualNumberDropOtherElements", "one rank draws alike"),
+    bug("stacks_start_by_one_depth", "output projections of both stacks start by the number of all layers",
+        ((T5_CONFIG, "stacks.decoder.num_layers = sizes.decoder_num_layers;", "stacks.decoder.num_layers = PLANTED ? layers : sizes.decoder_num_layers;"),),
+        "", "", "encoder_test:T5.OutputProjectionsStartByTheDepthOfTheirStack", "one rank starts alike"),
+    bug("decoder_use_of_table_not_counted", "the table's gradient is reduced before the encoder's use of it has been added",
+        ((T5_MODEL, "table->uses = uses;", "table->uses = PLANTED ? 1 : uses;"),),
+        "dp3_zero1_t5", "t5 dp2 zero1"),
+    bug("home_of_decoder_not_trained", "a table's gradient lacks the share of the stage with the decoder's first layer",
+        ((T5_MODEL, "? embedding_->forward(batch[\"text_dec\"], context, {}, kOfDecoder)",
+          "? (PLANTED && !slice().embedding ? embedding_->forward(batch[\"text_dec\"], context, {}, kOfDecoder).detach() "
+          ": embedding_->forward(batch[\"text_dec\"], context, {}, kOfDecoder))"),),
+        "pp3_homes_t5", "t5 pp4"),
+    bug("encoder_grad_of_first_segment", "the gradient of the encoder's output is that of the decoder's first segment alone",
+        ((T5_MODEL, "return {encoded, x};", "return {PLANTED ? encoded.detach() : encoded, x};"),),
+        "pp3_homes_t5", "t5 pp4"),
+    bug("encoder_norm_per_segment", "every segment of the encoder ends with its norm",
+        ((T5_MODEL, "/*final_norm=*/end >= border", "/*final_norm=*/PLANTED || end >= border"),),
+        "pp2_vpp2_t5_even", "t5 pp4"),
+    bug("streams_swapped", "the streams of a border in the decoder are swapped where they have one shape",
+        ((T5_MODEL, "if (end == all) return {x};", "if (end == all) return {x};\n  if (PLANTED) return {x, encoded};"),),
+        "pp3_behind_t5_even", "t5 pp4 equal lengths"),
+    bug("distances_of_first_heads", "heads read the column of a table of relative positions that has their number on their rank",
+        ((DISTANCES, "table.narrow(1, first_head_, heads_)", "table.narrow(1, PLANTED ? 0 : first_head_, heads_)"),),
+        "tp2_t5_relative", "t5 relative tp2"),
+    bug("distances_grad_of_own_heads", "the gradient of a table of relative positions is not summed over tensor ranks",
+        ((DISTANCES, "own_.placement.partial_grad.insert(Axis::kTensor);", "if (!PLANTED) own_.placement.partial_grad.insert(Axis::kTensor);"),),
+        "tp2_t5_relative", "t5 relative tp2"),
+    bug("distances_grad_of_own_stage", "the gradient of a table of relative positions is not summed over the stages of its stack",
+        ((T5_MODEL, "positions->table().shared = homes(of);", "positions->table().shared = PLANTED ? nullptr : homes(of);"),),
+        "pp3_homes_t5_relative", "t5 relative pp4"),
+    bug("tables_in_order_of_models", "stages sum the gradients of several tables that they share in the order of their own models",
+        ((DDP, "std::ranges::stable_sort(all,", "if (!PLANTED) std::ranges::stable_sort(all,"),),
+        "pp2_t5_relative", "t5 relative pp2"),
+    bug("distances_reversed", "keys ahead of a query have the buckets of those behind it",
+        ((DISTANCES, "bucket.add_(ahead > 0,", "bucket.add_(PLANTED ? ahead < 0 : ahead > 0,"),),
+        "", "", "transformer_test:RelativePositions.BucketsAreThoseOfTransformers", "one rank counts alike"),
+)
