@@ -19,6 +19,7 @@ const std::vector<HfFamily>& families() {
     std::vector<HfFamily> all = dense_hf_families();
     for (HfFamily& family : moe_hf_families()) all.push_back(std::move(family));
     for (HfFamily& family : encoder_hf_families()) all.push_back(std::move(family));
+    for (HfFamily& family : t5_hf_families()) all.push_back(std::move(family));
     return all;
   }();
   return table;
@@ -78,6 +79,10 @@ std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
     case HfLayout::kSeparateQKV:
       part == 0 ? queries(0) : keys_or_values(0, static_cast<int64_t>(part) - 1);
       return runs;
+    case HfLayout::kSeparateKV:
+      for (int64_t head = 0; head < groups; ++head)
+        runs.push_back({head * d, (2 * head + static_cast<int64_t>(part)) * d, d});
+      return runs;
     case HfLayout::kJoinedQKV:
       queries(0);
       keys_or_values(groups * r * d, 0);
@@ -89,7 +94,8 @@ std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
 
 int64_t rows_of_part(HfLayout layout, size_t part, size_t parts, int64_t rows,
                      const TransformerConfig& t) {
-  if (layout == HfLayout::kStacked) return rows / static_cast<int64_t>(parts);
+  if (layout == HfLayout::kStacked || layout == HfLayout::kSeparateKV)
+    return rows / static_cast<int64_t>(parts);
   if (layout != HfLayout::kSeparateQKV) return rows;
   return (part == 0 ? t.num_attention_heads : t.query_groups()) * t.kv_channels;
 }
@@ -259,7 +265,7 @@ std::vector<HfTensor> hf_tensors(const HfFamily& family, const TransformerConfig
     bool found = false;
     for (const Names& candidate : all) {
       const auto indices = indices_of(candidate.ours, name);
-      if (!indices) continue;
+      if (!indices || (candidate.row->of != nullptr && !candidate.row->of(config))) continue;
       std::vector<HfTensor> made = tensors_of(candidate, *indices, name, shape, config);
       found = held && std::any_of(made.begin(), made.end(),
                                   [&](const HfTensor& tensor) { return held(tensor.name); });

@@ -1,8 +1,8 @@
 // The Hugging Face model families that our models can compute: for each a table of tensor names and
 // a list of configuration keys, both used for import and export.
 //
-// A new family is one row of the table in hf_dense_families.cc, hf_moe_families.cc or
-// hf_encoder_families.cc, its names, and its keys.
+// A new family is one row of the table in hf_dense_families.cc, hf_moe_families.cc,
+// hf_encoder_families.cc or hf_t5_families.cc, its names, and its keys.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,7 @@ enum class HfLayout : uint8_t {
   kSame,         // one tensor of the same shape
   kStacked,      // several of equal shape, concatenated by rows: gate, up
   kSeparateQKV,  // query, key and value as separate tensors
+  kSeparateKV,   // key and value as separate tensors, of each head [key | value] in ours
   kJoinedQKV,    // one tensor: [all query heads | all keys | all values]
   kAlternating,  // one tensor of all experts, in which rows of gate and up alternate
 };
@@ -57,6 +58,7 @@ struct HfRow {
   std::vector<std::string_view> theirs;
   HfLayout layout = HfLayout::kSame;
   bool transposed = false;  // the Hugging Face weight is [inputs, outputs], that of every expert
+  bool (*of)(const TransformerConfig& config) = nullptr;  // whether models have it; null: all have
 };
 
 // Whether a folder holds a tensor of this name.

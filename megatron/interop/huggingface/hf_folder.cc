@@ -158,7 +158,7 @@ class HfFolderReader {
         note_expert(tensor.name, missing_experts_))
       return;
     if (found == files_.places().end()) {
-      const bool head = tensor.ours == "output_layer.weight";
+      const bool head = tensor.ours.ends_with("output_layer.weight");
       manifest_.add_problem(
           cat(shown(name), " is not in the files, ",
               head ? cat("although ", source_.described_by,
@@ -212,7 +212,8 @@ class HfFolderReader {
   bool is_head(const std::string& name) const {
     for (const std::span<const HfRow> rows : model_.family->rows)
       for (const HfRow& row : rows)
-        if (row.ours == "output_layer.weight" && name_in_files(row.theirs[0]) == name) return true;
+        if (row.ours.ends_with("output_layer.weight") && name_in_files(row.theirs[0]) == name)
+          return true;
     return false;
   }
 
@@ -338,33 +339,43 @@ StoredFiles origin_files(const Checkpoint& source) {
 
 namespace {
 
-// Of the text of `name`; empty: it says none.
-std::vector<int32_t> eos_of(const std::string& name, const std::string& text) {
+// One or several, under the key of the text of `name`; empty: it says none.
+std::vector<int32_t> ids_under(const char* key, const std::string& name, const std::string& text) {
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   MEGATRON_CHECK(json.is_object(), name, " is not a JSON object");
-  const nlohmann::json eos = json.value("eos_token_id", nlohmann::json());
-  if (eos.is_null()) return {};
+  const nlohmann::json given = json.value(key, nlohmann::json());
+  if (given.is_null()) return {};
   std::vector<int32_t> ids;
-  for (const nlohmann::json& id : eos.is_array() ? eos : nlohmann::json::array({eos})) {
+  for (const nlohmann::json& id : given.is_array() ? given : nlohmann::json::array({given})) {
     const auto as_double = id.is_number_integer() ? id.get<double>() : HUGE_VAL;
-    MEGATRON_CHECK(std::abs(as_double) < 2147483648.0, name, ": eos_token_id is ", eos.dump(),
+    MEGATRON_CHECK(std::abs(as_double) < 2147483648.0, name, ": ", key, " is ", given.dump(),
                    "; expected an id, or a list of ids");
     ids.push_back(id.get<int32_t>());
   }
   return ids;
 }
 
-}  // namespace
-
-std::vector<int32_t> end_of_text_ids(const Checkpoint& source) {
+std::vector<int32_t> stored_ids(const char* key, const Checkpoint& source) {
   const StoredFiles files = origin_files(source);
   for (const auto& [name, kept_as] : {std::pair{kHfGenerationConfig, kKeptHfGenerationConfig},
                                       std::pair{kHfConfig, kKeptHfConfig}})
     for (const auto& [kept, text] : files) {
       if (kept != kept_as) continue;
-      if (std::vector<int32_t> ids = eos_of(name, text); !ids.empty()) return ids;
+      if (std::vector<int32_t> ids = ids_under(key, name, text); !ids.empty()) return ids;
     }
   return {};
+}
+
+}  // namespace
+
+std::vector<int32_t> end_of_text_ids(const Checkpoint& source) {
+  return stored_ids("eos_token_id", source);
+}
+
+std::optional<int32_t> decoder_start_id(const Checkpoint& source) {
+  const std::vector<int32_t> ids = stored_ids("decoder_start_token_id", source);
+  if (ids.empty()) return std::nullopt;
+  return ids.front();
 }
 
 }  // namespace megatron

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -74,6 +75,9 @@ inline constexpr const char* kKeptPeftConfig = "peft/adapter_config.json";
 // eos_token_id (one or several) of generation_config.json, else of config.json, of such a source;
 // empty: in neither. Throws Error where it is not an id.
 std::vector<int32_t> end_of_text_ids(const Checkpoint& source);
+// decoder_start_token_id of these files: what the text of an encoder-decoder begins with; none: in
+// neither.
+std::optional<int32_t> decoder_start_id(const Checkpoint& source);
 
 inline constexpr const char* kHfConfig = "config.json";
 inline constexpr const char* kHfGenerationConfig = "generation_config.json";

@@ -9,11 +9,9 @@ namespace {
 
 // Names of activations; the first one of each kind is the one written.
 constexpr std::pair<std::string_view, Activation> kPlainActivations[] = {
-    {"gelu", Activation::kGelu},
-    {"gelu_pytorch_tanh", Activation::kGeluTanh},
-    {"gelu_new", Activation::kGeluTanh},
-    {"gelu_fast", Activation::kGeluTanh},
-    {"relu2", Activation::kSquaredRelu}};
+    {"gelu", Activation::kGelu},         {"gelu_pytorch_tanh", Activation::kGeluTanh},
+    {"gelu_new", Activation::kGeluTanh}, {"gelu_fast", Activation::kGeluTanh},
+    {"relu", Activation::kRelu},         {"relu2", Activation::kSquaredRelu}};
 
 }  // namespace
 
@@ -73,6 +71,7 @@ void plain_activation(HfFields& f, TransformerConfig& t, std::string_view key,
                  "\" is not built");
   t.bias_gelu_fusion = false;
   t.openai_gelu = row->second == Activation::kGeluTanh;
+  t.relu = row->second == Activation::kRelu;
   t.squared_relu = row->second == Activation::kSquaredRelu;
 }
 

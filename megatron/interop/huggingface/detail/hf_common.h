@@ -17,6 +17,7 @@ namespace megatron {
 std::vector<HfFamily> dense_hf_families();
 std::vector<HfFamily> moe_hf_families();
 std::vector<HfFamily> encoder_hf_families();
+std::vector<HfFamily> t5_hf_families();
 
 namespace hf {
 

@@ -1,0 +1,261 @@
+// T5 of Hugging Face against transformers: logits with padding in the batch and distances beyond
+// the last bucket, the loss and every gradient; the logits on tensor-parallel ranks and from
+// segments; greedy tokens; the same bytes both ways.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/inference/evaluation/served_proof.h"
+#include "megatron/inference/local_links.h"
+#include "megatron/interop/huggingface/hf_convert.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/interop/load_model.h"
+#include "megatron/models/t5/t5_model.h"
+#include "megatron/nn/parameter_store.h"
+#include "megatron/nn/placement.h"
+#include "megatron/nn/recompute.h"
+#include "megatron/tensor/torch.h"
+#include "tests/unit/error_of.h"
+#include "tests/unit/golden_tensors.h"
+#include "tests/unit/models/gpt_golden.h"
+#include "tests/unit/models/hf_golden.h"
+#include "tests/unit/models/their_form.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path t5_folder(const std::string& name) {
+  return fs::path(MEGATRON_SOURCE_DIR "/tests/golden/encoders") / name;
+}
+
+StageSlice whole(const std::string& name) {
+  const HfModel model = read_hf_config(t5_folder(name));
+  return {0, model.config.transformer.num_layers, true, true};
+}
+
+// A golden, and the model of its folder with its weights and gradients in fp32.
+struct HfT5 {
+  HfT5(const std::string& name, const ParallelGroups& groups, const StageSlice& slice,
+       const EmbeddingTables& tables = {})
+      : golden(read_golden_tensors(SafetensorsFile(t5_folder(name) / "golden.safetensors"))),
+        folder(open_hf_folder(t5_folder(name))),
+        model(folder.model.config, groups, slice, tables),
+        store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
+    std::vector<ShardedTensor> wanted;
+    model.visit([&](const std::string& ours, Parameter& parameter) {
+      wanted.push_back(sharded_tensor(parameter, groups, ours, parameter.value));
+    });
+    LoadOptions options;
+    options.convert_dtype = true;
+    if (!slice.embedding || !slice.head) options.wanted_elsewhere = {"*"};
+    folder.checkpoint.load(wanted, options);
+    const at::Tensor labels = golden.at("labels").to(at::kLong);
+    batch.set("text_enc", golden.at("input_ids").to(at::kLong));
+    batch.set("enc_mask", golden.at("attention_mask").to(at::kLong));
+    batch.set("text_dec", golden.at("decoder_input_ids").to(at::kLong));
+    batch.set("dec_mask", (labels >= 0).to(at::kLong));
+    batch.set("labels", labels.clamp_min(0));
+    batch.set("loss_mask", (labels >= 0).to(at::kFloat));
+    context = context_for(batch["text_enc"], /*training=*/false);
+    batch.place = context.place;
+  }
+  // [b, s_d, v] of tokens that are predicted.
+  at::Tensor logits(const at::Tensor& hidden) {
+    return model.logits(hidden).transpose(0, 1) * batch["dec_mask"].unsqueeze(2);
+  }
+
+  std::map<std::string, at::Tensor> golden;
+  const HfFolder folder;
+  T5Model model;
+  PlainParameterStore store;
+  Batch batch;
+  ForwardContext context;
+};
+
+class HfT5Golden : public testing::TestWithParam<std::string> {};
+
+TEST_P(HfT5Golden, LogitsAndGradients) {
+  const ParallelGroups groups;
+  HfT5 t(GetParam(), groups, whole(GetParam()));
+  RecomputeTape tape;
+  t.context.tape = &tape;
+  const StageTensors hidden = t.model.hidden(t.batch, {}, t.context);
+  {
+    const at::NoGradGuard no_grad;
+    expect_close(t.logits(hidden.front()), t.golden.at("logits"), kHfTolerance, 0, "logits");
+  }
+  const Loss loss = t.model.loss(hidden, t.batch, t.context);
+  EXPECT_NEAR((loss.sum / loss.weight).item<double>(), t.golden.at("loss").item<double>(), 1e-5);
+  tape.backward(BackwardRoot(loss.sum), {(1 / loss.weight).to(loss.sum)});
+
+  std::map<std::string, at::Tensor> grads;
+  t.model.visit([&](const std::string& ours, Parameter& parameter) {
+    grads[ours] = t.store.grad(parameter);
+  });
+  double all = 0;
+  size_t compared = 0, given = 0;
+  for (const auto& [name, tensor] : t.golden) {
+    if (!name.starts_with("grad/")) continue;
+    all += tensor.square().sum().item<double>();
+    ++given;
+  }
+  for (const HfTensor& tensor : hf_tensors(*t.folder.model.family, t.folder.model.config)) {
+    expect_close(in_their_form(tensor, grads.at(tensor.ours)), t.golden.at("grad/" + tensor.name),
+                 kHfTolerance, std::sqrt(all), "gradient of " + tensor.name);
+    ++compared;
+  }
+  EXPECT_EQ(compared, given);
+}
+
+TEST_P(HfT5Golden, LogitsOnTwoTensorParallelRanks) {
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+    const at::NoGradGuard no_grad;
+    ParallelGroups groups;
+    groups.tp = ProcessGroup(world, "tp");
+    HfT5 t(GetParam(), groups, whole(GetParam()));
+    const at::Tensor logits = t.logits(t.model.hidden(t.batch, {}, t.context).front());
+    const int64_t own = logits.size(2);
+    expect_close(logits, t.golden.at("logits").narrow(2, groups.tp.rank() * own, own), kHfTolerance,
+                 0, "logits");
+  });
+}
+
+// Cut within the encoder, between the stacks and within the decoder.
+TEST_P(HfT5Golden, LogitsOfTwoSegments) {
+  const at::NoGradGuard no_grad;
+  const ParallelGroups groups;
+  const int64_t layers = whole(GetParam()).num_layers;
+  for (int64_t cut = 1; cut < layers; ++cut) {
+    HfT5 first(GetParam(), groups, {0, cut, true, false}),
+        second(GetParam(), groups, {cut, layers - cut, false, true},
+               first.model.embedding_tables());
+    const StageTensors middle = first.model.hidden(first.batch, {}, first.context);
+    const at::Tensor hidden = second.model.hidden(second.batch, middle, second.context).front();
+    expect_close(second.logits(hidden), second.golden.at("logits"), kHfTolerance, 0, "logits");
+  }
+}
+
+// The samples without a hole, together: the encoder reads each once, their texts have one batch.
+TEST_P(HfT5Golden, GreedyTokensOnOneRankAndOnTwo) {
+  const auto golden =
+      read_golden_tensors(SafetensorsFile(t5_folder(GetParam()) / "golden.safetensors"));
+  const at::Tensor &ids = golden.at("input_ids"), &mask = golden.at("attention_mask"),
+                   &greedy = golden.at("generated");
+  ServedWorkload workload;
+  workload.positions = 1 + greedy.size(1);
+  std::vector<RequestSpec>& requests = workload.waves.emplace_back();
+  for (int64_t i = 1; i < ids.size(0); ++i) {
+    const int64_t length = mask[i].sum().item<int64_t>();
+    const int32_t* first = ids[i].const_data_ptr<int32_t>();
+    RequestSpec spec;
+    spec.prompt = {0};
+    spec.state_input =
+        std::make_shared<const StateInput>(StateInput{{first, first + length}, {}, {}});
+    spec.sampling.temperature = 0.0;
+    spec.stop.max_tokens = greedy.size(1);
+    requests.push_back(spec);
+  }
+  for (const int tensor : {1, 2}) {
+    LocalLinks links(tensor);
+    std::vector<ServedText> texts;
+    run_ranks(tensor, [&](const std::shared_ptr<Backend>& world) {
+      ParallelConfig parallel;
+      parallel.tensor_model_parallel_size = tensor;
+      const ParallelGroups groups = make_parallel_groups(parallel, world);
+      LoadModelRequest request;
+      request.load = t5_folder(GetParam());
+      request.dtype = at::kFloat;
+      const LoadedModel loaded = load_model(request, groups);
+      std::vector<ServedText> got = serve_workload(*loaded.model, workload, links, world->rank());
+      if (world->rank() == 0) texts = std::move(got);
+    });
+    ASSERT_EQ(std::ssize(texts), greedy.size(0) - 1);
+    for (int64_t i = 0; i < std::ssize(texts); ++i) {
+      const int32_t* expected = greedy[i + 1].const_data_ptr<int32_t>();
+      EXPECT_EQ(texts[static_cast<size_t>(i)].tokens,
+                std::vector<int32_t>(expected, expected + greedy.size(1)))
+          << "sample " << i + 1 << " on " << tensor << " ranks";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HfT5Golden, testing::Values("t5_v1_0", "t5_v1_1", "mt5"),
+                         [](const auto& param) { return param.param; });
+
+fs::path t5_work_folder(const std::string& name) {
+  const fs::path folder = fs::path(testing::TempDir()) / ("hf_t5_" + name);
+  fs::remove_all(folder);
+  return folder;
+}
+
+TEST(HfT5s, ThereAndBackAreTheSame) {
+  for (const std::string name : {"t5_v1_0", "t5_v1_1", "mt5"}) {
+    const fs::path root = t5_work_folder(name);
+    import_hf_folder(t5_folder(name), root / "ours");
+    export_hf_folder({root / "ours", {}, root / "theirs", "", 1 << 20});
+    const auto a = read_golden_tensors(SafetensorsFile(t5_folder(name) / "model.safetensors")),
+               b = read_golden_tensors(SafetensorsFile(root / "theirs" / "model.safetensors"));
+    ASSERT_EQ(a.size(), b.size());
+    for (const auto& [tensor, value] : a) {
+      ASSERT_TRUE(b.contains(tensor)) << tensor;
+      EXPECT_TRUE(at::equal(b.at(tensor), value)) << tensor;
+    }
+    // Also without the file that was read.
+    const auto theirs = nlohmann::json::parse(read_file(t5_folder(name) / "config.json"));
+    const HfModel model = read_hf_config(t5_folder(name));
+    for (const std::string& text : {read_file(root / "theirs" / "config.json"),
+                                    write_hf_config(*model.family, model.config, "{}")}) {
+      const auto json = nlohmann::json::parse(text);
+      for (const char* key : {"architectures", "d_model", "d_kv", "d_ff", "num_heads", "num_layers",
+                              "num_decoder_layers", "relative_attention_num_buckets",
+                              "relative_attention_max_distance", "layer_norm_epsilon",
+                              "feed_forward_proj", "tie_word_embeddings", "vocab_size"})
+        EXPECT_EQ(json[key], theirs[key]) << name << " " << key;
+    }
+  }
+}
+
+TEST(HfT5s, WhatIsNotBuiltIsNamed) {
+  const auto text = read_file(t5_folder("t5_v1_0") / "config.json");
+  const auto error = [&](const char* key, const nlohmann::json& value) {
+    auto json = nlohmann::json::parse(text);
+    json[key] = value;
+    return error_of([&] { parse_hf_config(json.dump(), "config.json"); });
+  };
+  EXPECT_EQ(error("architectures", {"T5EncoderModel"}),
+            "config.json: a T5EncoderModel is not built\nhint: expected a model with "
+            "T5ForConditionalGeneration as its architecture");
+  EXPECT_EQ(error("architectures", {"T5WithLMHeadModel"}), "");
+  EXPECT_EQ(error("feed_forward_proj", "gated-relu"),
+            "config.json: feed_forward_proj \"gated-relu\" is not built");
+  EXPECT_EQ(error("tie_word_embeddings", false),
+            "config.json: scale_decoder_outputs with an output layer of its own is not built");
+  EXPECT_NE(error("is_encoder_decoder", false), "");
+  EXPECT_NE(error("model_type", "umt5"), "");
+  ModelConfig config = read_hf_config(t5_folder("t5_v1_0")).config;
+  const auto not_written = [&] {
+    return error_of([&] { write_hf_config(*find_hf_family("t5"), config, "{}"); });
+  };
+  EXPECT_EQ(not_written(), "");
+  config.own.as<T5Config>()->t5_output_bias = true;
+  EXPECT_EQ(
+      not_written(),
+      "models of Hugging Face's T5 have no bias of a tied output layer (--t5-no-output-bias)");
+  config.own.as<T5Config>()->t5_output_bias = false;
+  config.transformer.query_pre_attn_scalar.reset();
+  EXPECT_EQ(not_written(),
+            "a t5 model of Hugging Face cannot express this model: query_pre_attn_scalar is 6, not "
+            "1");
+}
+
+}  // namespace
+}  // namespace megatron
