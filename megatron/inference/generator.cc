@@ -25,6 +25,49 @@ constexpr int64_t kGenerateWaitNs = 1'000'000'000;
 // Nobody waits for a step but the user, who may end the program.
 constexpr int64_t kNoLimitNs = int64_t{1} << 60;
 
+bool reads_input(const Model& model) {
+  return model.sequence_input() == SequenceInputUse::kRequired;
+}
+
+// What the decoder's text begins with.
+int32_t decoder_start(const Tokenizer& tokenizer, const GenerateOptions& options) {
+  const std::optional<int32_t> of_tokenizer = tokenizer.bos() ? tokenizer.bos() : tokenizer.pad(),
+                               start = options.decoder_start ? options.decoder_start : of_tokenizer;
+  MEGATRON_CHECK(start,
+                 "the tokenizer has neither a first token nor a padding token for the decoder to "
+                 "start from");
+  return *start;
+}
+
+std::optional<int32_t> end_of_input(const Tokenizer& tokenizer, const GenerateOptions& options) {
+  return options.end_of_input ? options.end_of_input : tokenizer.eod();
+}
+
+// The prompts of an encoder-decoder: inputs of its encoder.
+std::vector<Generation> inputs_of_encoder(const Model& model, const Tokenizer& tokenizer,
+                                          std::span<const std::string> prompts,
+                                          const GenerateOptions& options) {
+  const ModelConfig& config = model.config();
+  std::vector<Generation> results(prompts.size());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    std::vector<int32_t>& ids = results[i].prompt_tokens;
+    ids = tokenizer.encode(prompts[i]);
+    if (const auto end = end_of_input(tokenizer, options)) ids.push_back(*end);
+    MEGATRON_CHECK(!ids.empty(), "prompt ", i + 1, " has no tokens");
+    for (const int32_t id : ids)
+      MEGATRON_CHECK(id < config.vocab_size, "prompt ", i + 1, " has the token id ", id,
+                     ", the model's vocabulary has ", config.vocab_size);
+    const int64_t most = config.transformer.seq_length;
+    MEGATRON_CHECK(std::ssize(ids) <= most, "prompt ", i + 1, " has ", ids.size(),
+                   " tokens, the encoder reads ", most, "\nhint: shorten the prompt");
+  }
+  const int64_t limit = max_positions(config), tokens = options.tokens_to_generate;
+  MEGATRON_CHECK(limit < 0 || tokens + 1 <= limit, tokens,
+                 " tokens to generate are beyond the model's ", limit, " positions",
+                 "\nhint: --tokens-to-generate ", limit - 1);
+  return results;
+}
+
 std::vector<Generation> encoded(const ModelConfig& config, const Tokenizer& tokenizer,
                                 std::span<const std::string> prompts,
                                 const GenerateOptions& options) {
@@ -55,9 +98,10 @@ std::vector<Generation> encoded(const ModelConfig& config, const Tokenizer& toke
 RunnerOptions runner_options(Model& model, const std::vector<Generation>& texts, int64_t tokens) {
   RunnerOptions options;
   std::vector<int64_t> blocks;
-  for (const Generation& text : texts)
-    blocks.push_back(
-        (static_cast<int64_t>(text.prompt_tokens.size()) + tokens - 1) / options.block_size + 1);
+  for (const Generation& text : texts) {
+    const int64_t before = reads_input(model) ? 1 : std::ssize(text.prompt_tokens);
+    blocks.push_back((before + tokens - 1) / options.block_size + 1);
+  }
   std::ranges::sort(blocks, std::greater());
   blocks.resize(std::min(blocks.size(), kSequences));
   options.slots = static_cast<int32_t>(blocks.size());
@@ -84,15 +128,22 @@ EngineOptions engine_options(const GenerateOptions& options, size_t prompts) {
   return engine;
 }
 
-RequestSpec request_of(const ModelConfig& config, const Tokenizer& tokenizer,
+RequestSpec request_of(const Model& model, const Tokenizer& tokenizer,
                        const GenerateOptions& options, const Generation& text, size_t prompt) {
+  const ModelConfig& config = model.config();
   RequestSpec spec;
   spec.prompt = text.prompt_tokens;
+  if (reads_input(model)) {
+    spec.prompt = {decoder_start(tokenizer, options)};
+    spec.state_input = std::make_shared<const StateInput>(StateInput{text.prompt_tokens, {}, {}});
+  }
   spec.sampling = options.sampling.parameters();
   spec.first_choice = static_cast<int32_t>(prompt);
   spec.stop.max_tokens = options.tokens_to_generate;
   spec.stop.end_tokens = options.stop_tokens;
-  if (options.stop_at_eod && tokenizer.eod()) spec.stop.end_tokens.push_back(*tokenizer.eod());
+  const std::optional<int32_t> end =
+      reads_input(model) ? end_of_input(tokenizer, options) : tokenizer.eod();
+  if (options.stop_at_eod && end) spec.stop.end_tokens.push_back(*end);
   std::erase_if(spec.stop.end_tokens, [&](int32_t id) { return id >= config.vocab_size; });
   spec.stop.stop_texts = options.stop;
   spec.stop.skip_special_tokens = options.skip_special_tokens;
@@ -128,7 +179,9 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
   const ModelConfig& config = model.config();
   MEGATRON_ASSERT(model.groups().tp.size() == 1 && model.groups().pp.size() == 1,
                   "a model that is divided generates by an engine of several ranks");
-  std::vector<Generation> texts = encoded(config, tokenizer, prompts, options);
+  std::vector<Generation> texts = reads_input(model)
+                                      ? inputs_of_encoder(model, tokenizer, prompts, options)
+                                      : encoded(config, tokenizer, prompts, options);
   if (texts.empty() || options.tokens_to_generate <= 0) return texts;
   const MonotonicClock clock;
   ModelRunner runner(model, runner_options(model, texts, options.tokens_to_generate));
@@ -136,7 +189,7 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
   engine.step(0);  // from now on it takes requests
   std::map<RequestId, size_t> unfinished;
   for (size_t i = 0; i < texts.size(); ++i) {
-    const Admission admission = engine.submit(request_of(config, tokenizer, options, texts[i], i));
+    const Admission admission = engine.submit(request_of(model, tokenizer, options, texts[i], i));
     MEGATRON_CHECK(admission.id, "prompt ", i + 1, ": ", admission.refusal->message);
     unfinished[*admission.id] = i;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,12 +21,16 @@ struct GenerateOptions {
   bool stop_at_eod = true;
   std::vector<int32_t> stop_tokens;  // each ends the text, as the end of document does
   bool skip_special_tokens = false;  // special tokens are generated, but not in the text
+  // Of an encoder-decoder: what its text begins with, and what ends the encoder's input and its
+  // text; none: as in training, a first token of the tokenizer's or that of padding, and its end of
+  // document
+  std::optional<int32_t> decoder_start, end_of_input;
 };
 
 struct Generation {
-  std::vector<int32_t> prompt_tokens;
-  std::vector<int32_t> tokens;  // generated, without the end of document or a stop token
-  std::string text;             // of `tokens`, cut before a stop string
+  std::vector<int32_t> prompt_tokens;  // of an encoder-decoder those of its encoder
+  std::vector<int32_t> tokens;         // generated, without the end of document or a stop token
+  std::string text;                    // of `tokens`, cut before a stop string
   FinishReason finish_reason = FinishReason::kLength;  // kLength, kStopText or kEndToken
 };
 
@@ -37,6 +42,9 @@ using StreamCallback = std::function<void(size_t prompt, std::string_view piece)
 // starts from the end-of-document token. Row i draws with (seed, i), so its text does not depend on
 // the other prompts (but for rounding in the batch). Throws Error when a prompt is too long for the
 // model's positions. The model is whole: one rank.
+//
+// An encoder-decoder reads a prompt and the token that ends it in its encoder; its text does not
+// continue the prompt.
 std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream = {});

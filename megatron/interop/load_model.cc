@@ -239,6 +239,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
           ? TemplateSource(stored_tokenizer(checkpoint))
           : TemplateSource(found.tokenizer_texts.config, found.tokenizer_texts.name);
   loaded.end_of_text = end_of_text_ids(checkpoint);
+  loaded.decoder_start = decoder_start_id(checkpoint);
   loaded.warnings = std::move(found.warnings);
   loaded.config = found.config;
   set_vocabulary(loaded.config, found.tokenizer,

@@ -43,8 +43,10 @@ struct LoadedModel {
   std::filesystem::path directory;    // the checkpoint that was read
   std::vector<std::string> warnings;  // damaged checkpoints that were skipped
   ModelConfig config;
-  TemplateSource chat_templates;      // the tokenizer's; empty: none
-  std::vector<int32_t> end_of_text;   // ids from its generation_config.json or config.json
+  TemplateSource chat_templates;     // the tokenizer's; empty: none
+  std::vector<int32_t> end_of_text;  // ids from its generation_config.json or config.json
+  // What the text of an encoder-decoder begins with, from there
+  std::optional<int32_t> decoder_start;
   at::ScalarType dtype = at::kFloat;  // of the weights
   // The Hugging Face family whose names PEFT has for its modules. Throws Error if there is none.
   const HfFamily& family() const;

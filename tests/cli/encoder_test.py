@@ -11,6 +11,7 @@ import shutil
 import parallel_test as ranks
 import support
 
+GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "encoders")
 SAVE_EVERY = 3
 SHARDED = ["--use-megatron-fsdp", "--overlap-grad-reduce", "--overlap-param-gather"]
 T5 = ["--task", "t5", "--encoder-num-layers", "1", "--decoder-num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4",
@@ -119,9 +120,27 @@ class EncoderTest(support.FolderTest):
         # The same flags from the checkpoint; --num-layers, without a spelling of T5's own, would be those of the encoder.
         codes, _, error = self.start(1, "--task", "t5", "--load", saved, "--use-checkpoint-args", "--finetune", model=[])
         self.assertEqual(codes, [0], error)
-        done = support.call("generate", "--load", saved, "--prompt", "Once", "--tokens-to-generate", "4")
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("generation with a T5 is not built", done.stderr)
+        self.assert_error(1, "the tokenizer has neither a first token nor a padding token for the decoder to start from", "generate",
+                          "--load", saved, "--prompt", "Once")
+
+    def test_folders_of_t5_are_read_trained_and_written(self):
+        folder = os.path.join(GOLDEN, "t5_v1_1")
+        # The prompt alone, and beside a longer one.
+        flags = ["--tokens-to-generate", "5", "--greedy", "--ignore-eod", "--json"]
+        alone = json.loads(self.output("generate", "--load", folder, "--prompt", "5 6 7", *flags))[0]["tokens"]
+        both = json.loads(self.output("generate", "--load", folder, "--prompt", "5 6 7", "9 8 7 6 5 4 3", *flags))
+        self.assertEqual(len(alone), 5)
+        self.assertEqual(both[0]["tokens"], alone)
+        self.assertNotEqual(both[1]["tokens"], alone)
+        self.assert_error(1, "prompt 1 has 513 tokens, the encoder reads 512", "generate", "--load", folder, "--prompt", " ".join(["5"] * 512), *flags)
+        run = ["--mock-data", "--seq-length", "32", "--decoder-seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "2",
+               "--train-iters", "2", "--lr", "1e-3", "--eval-iters", "0", "--num-workers", "0", "--device", "cpu", "--num-threads", "1"]
+        done = support.call("pretrain", "--task", "t5", "--load", folder, "--save", self.path("run"), *run)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"starting from the weights of {folder}", done.stdout + done.stderr)
+        self.output("convert-checkpoint", "--load", self.path("run"), "--save", self.path("out"))
+        theirs, ours = (support.read_safetensors(os.path.join(path, "model.safetensors")) for path in (folder, self.path("out")))
+        self.assertEqual({name: tensor[0] for name, tensor in theirs.items()}, {name: tensor[0] for name, tensor in ours.items()})
 
     def test_bad_flags_are_named(self):
         self.assertIn("--mask-prob is 0", self.refused("--task", "bert", "--mask-prob", "0"))

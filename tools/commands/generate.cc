@@ -129,10 +129,12 @@ void print_json(const std::vector<std::string>& prompts, const std::vector<Gener
   print_line(json.text());
 }
 
-void print_text(const std::vector<std::string>& prompts, const std::vector<Generation>& results) {
+// `continues`: the texts go on where the prompts end.
+void print_text(const std::vector<std::string>& prompts, const std::vector<Generation>& results,
+                bool continues) {
   for (size_t i = 0; i < results.size(); ++i) {
     if (i > 0) print_line("---");
-    print_line(prompts[i] + results[i].text);
+    print_line((continues ? prompts[i] : "") + results[i].text);
   }
 }
 
@@ -298,6 +300,8 @@ extern "C" int megatron_generate(int argc, char** argv) {
   options.tokens_to_generate = config.tokens_to_generate;
   options.stop = config.stop;
   options.stop_at_eod = !config.ignore_eod;
+  options.decoder_start = loaded.decoder_start;
+  if (!loaded.end_of_text.empty()) options.end_of_input = loaded.end_of_text.front();
   if (config.chat) {
     ChatRun run(config, loaded, options);
     if (conversations.empty())
@@ -307,20 +311,21 @@ extern "C" int megatron_generate(int argc, char** argv) {
     return 0;
   }
 
-  const bool stream = prompts.size() == 1 && !config.json;
+  const bool continues = loaded.model->sequence_input() != SequenceInputUse::kRequired,
+             stream = prompts.size() == 1 && !config.json;
   bool started = false;  // nothing is printed for a rejected prompt
   const StreamCallback print = [&](size_t, std::string_view piece) {
-    if (!std::exchange(started, true)) print_now(prompts[0]);
+    if (!std::exchange(started, true) && continues) print_now(prompts[0]);
     print_now(piece);
   };
   const std::vector<Generation> results = generate(*loaded.model, *loaded.tokenizer, prompts,
                                                    options, stream ? print : StreamCallback());
   if (stream)
-    print_line(started ? "" : prompts[0]);
+    print_line(started || !continues ? "" : prompts[0]);
   else if (config.json)
     print_json(prompts, results);
   else
-    print_text(prompts, results);
+    print_text(prompts, results, continues);
   return 0;
 }
 
