@@ -121,7 +121,7 @@ class EncoderTest(support.FolderTest):
         codes, _, error = self.start(1, "--task", "t5", "--load", saved, "--use-checkpoint-args", "--finetune", model=[])
         self.assertEqual(codes, [0], error)
         self.assert_error(1, "the tokenizer has neither a first token nor a padding token for the decoder to start from", "generate",
-                          "--load", saved, "--prompt", "Once")
+                          "--load", saved, "--prompt", "Once", "--tokens-to-generate", "4")
 
     def test_folders_of_t5_are_read_trained_and_written(self):
         folder = os.path.join(GOLDEN, "t5_v1_1")
