@@ -302,6 +302,27 @@ TEST(GrammarLibrary, GrammarsThatAreSlowToFollowAreRefused) {
               HasSubstr("takes more than -1 ms for one token of a text"));
 }
 
+// The text that is tried when the grammar is compiled does not come to its slow part.
+TEST(GrammarLibrary, TextsThatBecomeSlowAreGivenUp) {
+  std::string nested = "a";
+  for (int i = 0; i < 32; ++i) nested = cat("(", nested, "|a)*");
+  GrammarLimits limits;
+  limits.token_ms = 20;
+  GrammarCompiler strict(tokenizer(), 640, {kEnd, 600}, limits);
+  const auto grammar = strict.compile({GrammarKind::kRegex, cat("[b-z]{40}|a", nested)});
+  const auto follow = [&](const std::string& text) {
+    const auto matcher = grammar->start();
+    for (const char letter : text) {
+      allowed_ids(*matcher);
+      EXPECT_TRUE(matcher->accept(tokenizer().encode(std::string(1, letter)).at(0)));
+    }
+  };
+  follow(std::string(40, 'b'));
+  // Each letter adds ways to read what came before.
+  EXPECT_EQ(error_of([&] { follow(std::string(200, 'a')); }),
+            "the grammar takes more than 20 ms for one token");
+}
+
 TEST(GrammarLibrary, SurvivesHostileGrammars) {
   const std::vector<GrammarText> all = hostile_grammars();
   ASSERT_GE(all.size(), 500u);
