@@ -572,18 +572,13 @@ std::vector<GrownRounding> allow_grown_rounding(std::vector<Comparison>& compari
                                                 const TrainingTrace& reference, double rtol) {
   // Of the rounding of all operations to that of the weights alone: up to 8 was measured.
   constexpr double kOfAllOperations = 30;
-  std::map<std::pair<int, Quantity>, double> factors;
+  std::map<int, double> factors;
   for (const Comparison& c : compare_traces(disturbed, reference, rtol))
-    if (c.allowed > 0) {
-      double& factor = factors[{c.step, c.quantity}];
-      factor = std::max(factor, kOfAllOperations * c.difference / c.allowed);
-    }
-  for (Comparison& c : comparisons) c.allowed *= std::max(1.0, factors[{c.step, c.quantity}]);
-  std::map<int, double> of_steps;
-  for (const auto& [key, factor] : factors)
-    of_steps[key.first] = std::max(of_steps[key.first], factor);
+    if (c.allowed > 0)
+      factors[c.step] = std::max(factors[c.step], kOfAllOperations * c.difference / c.allowed);
+  for (Comparison& c : comparisons) c.allowed *= std::max(1.0, factors[c.step]);
   std::vector<GrownRounding> grown;
-  for (const auto& [step, factor] : of_steps)
+  for (const auto& [step, factor] : factors)
     if (factor > 1) grown.push_back({step, factor * rtol});
   return grown;
 }

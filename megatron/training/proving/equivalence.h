@@ -103,16 +103,16 @@ std::vector<Comparison> compare_traces(const TrainingTrace& trace, const Trainin
 // A disturbance of weights in fp64 by their rounding.
 inline constexpr double kRoundingOfWeights = 0x1p-52;
 
-// A step, 0 for what follows the last one, whose rounding has grown beyond a relative band.
+// A step, 0 for what follows the last one, and the relative band that its rounding needs.
 struct GrownRounding {
   int step = 0;
-  double band = 0;  // that is wide enough for it
+  double band = 0;
 };
 
-// For models that amplify rounding. `disturbed` is the run of `reference` with weights disturbed by
-// their rounding. Where a quantity of some step moves by more than a part of its band, the bands of
-// this quantity and step become as wide as a layout's rounding needs, which is that of all
-// operations. Exact numbers stay equal. Returns the widest bands of each step that grew.
+// For models that amplify rounding, and steps of which nothing else is left. `disturbed` is the run
+// of `reference` with weights disturbed by their rounding. The bands of a step in which something
+// moves by more than a part of its band become as wide as the rounding of all operations needs: all
+// of them, since a single number may happen to move by less. Exact numbers stay equal.
 std::vector<GrownRounding> allow_grown_rounding(std::vector<Comparison>& comparisons,
                                                 const TrainingTrace& disturbed,
                                                 const TrainingTrace& reference, double rtol);

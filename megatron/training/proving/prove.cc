@@ -384,10 +384,13 @@ Proof prove_exactly(const Tracer& tracer, const Arguments& arguments, int num_st
                                  serial, kExactBand);
   }
   Proof proof = summarize(at::kDouble, "exact up to 1e-9", comparisons, trace.faults);
-  for (const GrownRounding& g : grown)
-    proof.not_proved.push_back(cat("errors below ", format_text("%.0e", g.band),
-                                   g.step > 0 ? cat(" in step ", g.step) : " after the last step",
-                                   ": the model makes as much of a rounding of its weights"));
+  for (const GrownRounding& g : grown) {
+    const std::string where = g.step > 0 ? cat("in step ", g.step) : "after the last step";
+    proof.not_proved.push_back(g.band < 1
+                                   ? cat("errors below ", format_text("%.0e", g.band), " ", where,
+                                         ", where a rounding of the weights has grown so far")
+                                   : cat("what is ", where, ", of which rounding leaves nothing"));
+  }
   return proof;
 }
 

@@ -353,6 +353,38 @@ TEST(Prove, BandsAllowForRoundingThatGrows) {
   EXPECT_THAT(beyond(broken, true), Contains(1));
 }
 
+// Of a step with gradients of rounding alone: their norm may happen to stay where it was.
+TEST(Prove, BandsOfAStepAreWideTogether) {
+  const auto trace = [](double gradient, double norm, double later) {
+    TrainingTrace t;
+    t.steps.resize(2);
+    const auto set = [](TracedStep& step, double grad, double of_all) {
+      step.grads["w"] = at::full({4}, grad, at::kDouble);
+      step.numbers["gradient norm"] = {Quantity::kGradientNorm, of_all};
+      step.numbers["samples"] = {Quantity::kSchedule, 8, /*exact=*/true};
+    };
+    set(t.steps[0], gradient, norm);
+    set(t.steps[1], 1, later);
+    return t;
+  };
+  const TrainingTrace one = trace(1e-18, 2e-18, 2), disturbed = trace(-2e-18, 2e-18, 2);
+  const auto beyond = [&](const TrainingTrace& layout) {
+    std::vector<Comparison> comparisons = compare_traces(layout, one, kExactBand);
+    allow_grown_rounding(comparisons, disturbed, one, kExactBand);
+    std::vector<std::string> names;
+    for (const Comparison& c : comparisons)
+      if (!c.holds()) names.push_back(c.name);
+    return names;
+  };
+  EXPECT_THAT(beyond(trace(2e-18, 4e-18, 2)), testing::IsEmpty());
+  EXPECT_THAT(beyond(trace(2e-18, 4e-18, 2.001)), testing::ElementsAre("step 2 gradient norm"));
+  EXPECT_THAT(beyond(trace(1e-15, 2e-15, 2)),
+              testing::UnorderedElementsAre("step 1 gradient of w", "step 1 gradient norm"));
+  TrainingTrace fewer = trace(2e-18, 4e-18, 2);
+  fewer.steps[0].numbers["samples"].value = 7;
+  EXPECT_THAT(beyond(fewer), testing::ElementsAre("step 1 samples"));
+}
+
 // As ranks with an agreement, which a job of processes has, too: only the first rank has proofs,
 // all have the verdict.
 TEST(Prove, EveryRankLearnsTheVerdict) {
