@@ -30,6 +30,7 @@ const std::string kMessages[] = {
     "1F\r\n0123456789012345678901234567890\r\n0\r\nTrailer: x\r\n\r\nGET / HTTP/1.0\r\n\r\n",
     "\r\n\r\nPUT http://a/api HTTP/1.1\r\nhost: a\r\nX: \t y \r\n\r\n",
     "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
 };
 const std::string kBodies[] = {
     R"({"prompt": ["a", "b"], "max_tokens": 5, "stop": ["x"], "logit_bias": {"5": 1.5}, "stream": true,

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "megatron/base/check.h"
+#include "megatron/serving/http/http_parser.h"
 #include "raw_client.h"
 #include "tests/unit/error_of.h"
 
@@ -141,6 +142,29 @@ TEST_F(HttpServerTest, BodiesComeInAnyPieces) {
     EXPECT_EQ(client.response().body, "POST abcd");
     EXPECT_EQ(client.response().body, "POST abcd");
   }
+}
+
+// Beast's parser would end the process at "0", line end, and half of another.
+TEST(HttpParsers, EmptyBodiesInChunksComeInAnyPieces) {
+  for (const std::string last : {"0\r\n\r\n", "00\r\n\r\n", "0;a=b\r\n\r\n", "0\r\nX: y\r\n\r\n"})
+    for (size_t size = 1; size <= last.size(); ++size) {
+      HttpRequestParser request({});
+      HttpResponseParser response([](std::string_view) { FAIL() << "a body"; });
+      std::string pending = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+      std::string received = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+      request.advance(pending);
+      response.advance(received);
+      for (size_t at = 0; at < last.size(); at += size) {
+        ASSERT_FALSE(request.done() || response.done());
+        pending += last.substr(at, size);
+        received += last.substr(at, size);
+        request.advance(pending);
+        response.advance(received);
+      }
+      EXPECT_TRUE(request.done() && response.done()) << last << " by " << size;
+      EXPECT_EQ(request.request().body, "");
+      EXPECT_EQ(pending + received, "");
+    }
 }
 
 TEST_F(HttpServerTest, OlderClientsAndHead) {
