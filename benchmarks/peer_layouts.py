@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """The peer beside one GPU and our layouts of several: a Llama-like decoder, or with --gpt a GPT-2-like one, in PyTorch under
-torch.compile with cuDNN attention and fused AdamW, with --experts dropless experts (torch._grouped_mm on rows sorted by expert), with DistributedDataParallel, fully sharded parameters (FSDP2: bf16 parameters and
-activations, fp32 shards and reduction) or tensor and sequence parallelism (DTensor). One GPU without torchrun.
+torch.compile with cuDNN attention and fused AdamW, with --experts dropless experts (torch._grouped_mm on rows sorted by expert), with
+--kv-lora-rank latent attention (values padded to the width of keys), with DistributedDataParallel, fully sharded parameters (FSDP2: bf16
+parameters and activations, fp32 shards and reduction) or tensor and sequence parallelism (DTensor). One GPU without torchrun.
 
-    python benchmarks/peer_layouts.py [--gpt] [--layers 8 ...] [--mode reduce-overhead] [--experts 8 --top-k 2]
+    python benchmarks/peer_layouts.py [--gpt] [--layers 8 ...] [--mode reduce-overhead] [--experts 8 --top-k 2 [--dense-layers 1 --dense-ffn 10944]
+        [--shared-ffn 2816]] [--kv-lora-rank 512 --rope-head-size 64 --head-size 128]
     torchrun --nproc-per-node 2 benchmarks/peer_layouts.py --layout ddp|fsdp|tp [--accumulate 4] [--layers 8 ...]
 
 Prints tokens/s/GPU (median of the last steps) and peak memory of the first rank. The shape is that of recipes/llama3_8b_8layers.yaml.
@@ -22,7 +24,8 @@ import torch.nn.functional as F
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--layout", choices=["one", "ddp", "fsdp", "tp"], default="one")
 for name, value in {"layers": 8, "hidden": 4096, "ffn": 14336, "heads": 32, "groups": 8, "vocab": 128256, "seq": 4096,
-                    "micro_batch": 2, "accumulate": 4, "steps": 10, "warmup": 4, "experts": 0, "top_k": 2, "head_size": 0}.items():
+                    "micro_batch": 2, "accumulate": 4, "steps": 10, "warmup": 4, "experts": 0, "top_k": 2, "head_size": 0, "dense_layers": 0, "dense_ffn": 0,
+                    "shared_ffn": 0, "kv_lora_rank": 0, "rope_head_size": 64}.items():
     parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
 parser.add_argument("--gpt", action="store_true", help="LayerNorm, biases, GELU, learned positions and a tied table")
 parser.add_argument("--mode", default="default", help="of torch.compile")
@@ -33,8 +36,11 @@ if ARGS.gpt and ARGS.layout == "tp":
     parser.error("--layout tp is written for the Llama-like decoder")
 if ARGS.experts and (ARGS.gpt or ARGS.layout == "tp"):
     parser.error("--experts are written for the Llama-like decoder without --layout tp")
+if ARGS.kv_lora_rank and (ARGS.gpt or ARGS.layout == "tp"):
+    parser.error("--kv-lora-rank is written for the Llama-like decoder without --layout tp")
 PACKED = ARGS.layout != "tp"  # projections of one input in one product; DTensor splits them one by one
 HEAD = ARGS.head_size or ARGS.hidden // ARGS.heads
+ROTATED = ARGS.rope_head_size if ARGS.kv_lora_rank else HEAD  # features of a head
 RANK, WORLD = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 DEVICE = torch.device("cpu") if ARGS.cpu else torch.device("cuda", RANK)
 
@@ -64,14 +70,36 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).reshape(b, s, -1))
 
 
-class Mlp(nn.Module):
+class LatentAttention(nn.Module):
+    """DeepSeek-V2's without a query rank: keys and values of a head out of one normed latent, a rotated key that all heads share."""
+
     def __init__(self):
         super().__init__()
+        self.q = nn.Linear(ARGS.hidden, ARGS.heads * (HEAD + ROTATED), bias=False)
+        self.kv_down = nn.Linear(ARGS.hidden, ARGS.kv_lora_rank + ROTATED, bias=False)
+        self.kv_norm = nn.RMSNorm(ARGS.kv_lora_rank)
+        self.kv_up = nn.Linear(ARGS.kv_lora_rank, ARGS.heads * 2 * HEAD, bias=False)
+        self.o = nn.Linear(ARGS.heads * HEAD, ARGS.hidden, bias=False)
+
+    def forward(self, x, cos, sin):
+        b, s, _ = x.shape
+        q, rotated_q = self.q(x).view(b, s, ARGS.heads, -1).transpose(1, 2).split([HEAD, ROTATED], -1)
+        latent, rotated_k = self.kv_down(x).split([ARGS.kv_lora_rank, ROTATED], -1)
+        k, v = self.kv_up(self.kv_norm(latent)).view(b, s, ARGS.heads, -1).transpose(1, 2).split([HEAD, HEAD], -1)
+        rotated_k = rotate(rotated_k[:, None], cos, sin).to(k.dtype).expand(-1, ARGS.heads, -1, -1)
+        q = torch.cat((q, rotate(rotated_q, cos, sin).to(q.dtype)), -1)
+        y = F.scaled_dot_product_attention(q, torch.cat((k, rotated_k), -1), F.pad(v, (0, ROTATED)), is_causal=True)[..., :HEAD]
+        return self.o(y.transpose(1, 2).reshape(b, s, -1))
+
+
+class Mlp(nn.Module):
+    def __init__(self, ffn):
+        super().__init__()
         if PACKED:
-            self.gate_up = nn.Linear(ARGS.hidden, ARGS.ffn * (1 if ARGS.gpt else 2), bias=ARGS.gpt)
+            self.gate_up = nn.Linear(ARGS.hidden, ffn * (1 if ARGS.gpt else 2), bias=ARGS.gpt)
         else:
-            self.gate, self.up = (nn.Linear(ARGS.hidden, ARGS.ffn, bias=False) for _ in range(2))
-        self.down = nn.Linear(ARGS.ffn, ARGS.hidden, bias=ARGS.gpt)
+            self.gate, self.up = (nn.Linear(ARGS.hidden, ffn, bias=False) for _ in range(2))
+        self.down = nn.Linear(ffn, ARGS.hidden, bias=ARGS.gpt)
 
     def forward(self, x):
         if ARGS.gpt:
@@ -88,6 +116,7 @@ class Experts(nn.Module):
         self.router = nn.Linear(ARGS.hidden, ARGS.experts, bias=False)
         self.gate_up = nn.Parameter(torch.empty(ARGS.experts, ARGS.hidden, 2 * ARGS.ffn))
         self.down = nn.Parameter(torch.empty(ARGS.experts, ARGS.ffn, ARGS.hidden))
+        self.shared = Mlp(ARGS.shared_ffn) if ARGS.shared_ffn else None
 
     def forward(self, x):
         tokens = x.to(torch.bfloat16).flatten(0, 1)
@@ -100,7 +129,8 @@ class Experts(nn.Module):
         outputs = torch._grouped_mm(F.silu(gate) * up, self.down.to(tokens.dtype), offs=ends)
         outputs = outputs * logits.softmax(-1).flatten()[order, None].to(tokens.dtype)
         row_of_choice = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-        return outputs[row_of_choice].unflatten(0, (-1, ARGS.top_k)).sum(1).view_as(x)
+        y = outputs[row_of_choice].unflatten(0, (-1, ARGS.top_k)).sum(1).view_as(x)
+        return y + self.shared(x) if self.shared else y
 
 
 def norm():
@@ -108,10 +138,11 @@ def norm():
 
 
 class Layer(nn.Module):
-    def __init__(self):
+    def __init__(self, number):
         super().__init__()
         self.attention_norm, self.mlp_norm = norm(), norm()
-        self.attention, self.mlp = Attention(), Experts() if ARGS.experts else Mlp()
+        self.attention = LatentAttention() if ARGS.kv_lora_rank else Attention()
+        self.mlp = Mlp(ARGS.dense_ffn or ARGS.ffn) if number < ARGS.dense_layers or not ARGS.experts else Experts()
 
     def forward(self, x, cos, sin):
         x = x + self.attention(self.attention_norm(x), cos, sin)
@@ -122,7 +153,7 @@ class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(ARGS.vocab, ARGS.hidden)
-        self.layers = nn.ModuleList(Layer() for _ in range(ARGS.layers))
+        self.layers = nn.ModuleList(Layer(number) for number in range(ARGS.layers))
         self.norm, self.head = norm(), nn.Linear(ARGS.hidden, ARGS.vocab, bias=False)
         if ARGS.gpt:
             self.head.weight = self.embedding.weight
@@ -194,10 +225,10 @@ def main():
     if not ARGS.no_compile and ARGS.layout in ("one", "ddp"):
         wrapped = torch.compile(wrapped, mode=ARGS.mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=not ARGS.cpu)
-    position = torch.arange(ARGS.seq, device=DEVICE)[:, None] * 500000.0 ** (-torch.arange(0, HEAD, 2, device=DEVICE) / HEAD)
+    position = torch.arange(ARGS.seq, device=DEVICE)[:, None] * 500000.0 ** (-torch.arange(0, ROTATED, 2, device=DEVICE) / ROTATED)
     cos, sin = position.cos().bfloat16(), position.sin().bfloat16()
     if not ARGS.cpu:
-        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_flash_sdp(bool(ARGS.kv_lora_rank))  # where cuDNN has no kernel for the width
         torch.backends.cuda.enable_mem_efficient_sdp(False)
         torch.backends.cuda.enable_math_sdp(False)  # cuDNN is left
     torch.manual_seed(1 if ARGS.layout == "tp" else 1 + RANK)
