@@ -202,7 +202,10 @@ std::optional<RankFailure> RankGroup::poll(int64_t wait_ns) {
 }
 
 std::optional<RankFailure> RankGroup::handle(const RankMessage& message) {
-  if (message.lost) return RankFailure{message.rank, "its process has ended"};
+  if (message.lost) {
+    if (stopped_) return std::nullopt;  // it left as it was told to
+    return RankFailure{message.rank, "its process has ended"};
+  }
   Rank& rank = ranks_.at(static_cast<size_t>(message.rank));
   ByteReader reader(message.bytes, "a message of a rank");
   FromRank kind{};
@@ -247,6 +250,7 @@ int RankGroup::slowest() const {
 }
 
 void RankGroup::stop() {
+  stopped_ = true;
   if (links_ == nullptr) return;
   ByteWriter writer;
   writer(ToRank::kStop);

@@ -58,7 +58,7 @@ class RankGroup {
   std::string progress() const;
   // The rank whose last ended step is the lowest; -1: several have that one.
   int slowest() const;
-  // Tells the other ranks to leave.
+  // Tells the other ranks to leave, which is no failure from then on.
   void stop();
 
  private:
@@ -80,6 +80,7 @@ class RankGroup {
   // Transitions of rank 0 with their numbers; the first one has begun if `local_began_`.
   std::deque<std::pair<int64_t, RankTransition>> local_;
   bool local_began_ = false;
+  bool stopped_ = false;
   int64_t last_sent_ns_ = 0;
 };
 

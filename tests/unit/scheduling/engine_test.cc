@@ -552,6 +552,29 @@ TEST(Engines, RanksOfOtherBuildsOrModelsAreRefusedByName) {
   }
 }
 
+// A rank that was told to leave may be gone before rank 0 looks again.
+TEST(Engines, RanksThatLeaveAsToldHaveNotFailed) {
+  struct GoneLinks final : FollowerLinks {
+    int num_ranks() const override { return 2; }
+    void send(int, std::string_view) override {}
+    std::optional<RankMessage> receive(int64_t) override {
+      if (std::exchange(told, true)) return std::nullopt;
+      return RankMessage{1, "", true};
+    }
+    bool told = false;
+  } links;
+  FakeClock clock;
+  FakeRunner runner(tiny_model(), clock);
+  RankGroup ranks(runner, &links, clock);
+  const std::optional<RankFailure> failure = ranks.poll(0);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->message, "its process has ended");
+  RankGroup stopped(runner, &links, clock);
+  stopped.stop();
+  links.told = false;
+  EXPECT_FALSE(stopped.poll(0));
+}
+
 TEST(Engines, APlanThatDoesNotFollowEndsTheRank) {
   FakeClock clock;
   FakeRunner runner(tiny_model(), clock), other(tiny_model(), clock);
