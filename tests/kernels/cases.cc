@@ -618,7 +618,7 @@ void add_cases(std::vector<KernelCase>& rows, at::ScalarType type,
     rows.push_back(norm_case(Normalization::kRMSNorm, true, false, type, shape));
     rows.push_back(norm_apply_case(Normalization::kLayerNorm, type, shape));
     rows.push_back(norm_apply_case(Normalization::kRMSNorm, type, shape));
-    for (int i = 0; i < 6; ++i)
+    for (int i = 0; i < 7; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, shape, 2.0));
     rows.push_back(
         rotary_case(false, false, type, {shape.rows, std::max<int64_t>(2, shape.columns)}));
@@ -654,7 +654,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
   }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     add_cases(rows, type, {{1, 1}, {7, 127}, {129, 7}, {130, 1030}});
-    for (int i = 0; i < 6; ++i)
+    for (int i = 0; i < 7; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 64}, 60.0));
     rows.push_back(cross_entropy_case(type, {5, 64}, 3, 300.0, false));
     // Whole packs: rows of one, several and many warps, of one pack a thread and more.
@@ -663,7 +663,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
       rows.push_back(norm_case(Normalization::kRMSNorm, true, false, type, shape, true));
       rows.push_back(norm_case(Normalization::kRMSNorm, false, false, type, shape));
     }
-    for (int i = 3; i < 6; ++i)
+    for (int i = 4; i < 7; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 2056}, 2.0));
     // Ids that come up more often than a warp is wide.
     for (const Shape shape : {Shape{2500, 24}, Shape{300, 1032}})

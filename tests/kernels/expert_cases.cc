@@ -20,6 +20,8 @@ at::Tensor gate_of(const at::Tensor& x, const ExpertActivation& activation) {
       return x * at::sigmoid(1.702 * x);
     case Activation::kGelu:
       return at::gelu(x);
+    case Activation::kRelu:
+      return at::relu(x);
     default:
       return at::relu(x).square();
   }
@@ -160,7 +162,7 @@ void add_expert_cases(std::vector<KernelCase>& rows, bool perf) {
     return;
   }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (int kind = 0; kind < 6; ++kind)
+    for (int kind = 0; kind < 7; ++kind)
       rows.push_back(weighted_activation_case({static_cast<Activation>(kind)}, type, 7, 127));
     rows.push_back(weighted_activation_case({Activation::kQuickGeglu, 1.0, 0.7}, type, 5, 768));
     rows.push_back(weighted_activation_case({Activation::kSwiglu}, type, 3, 7168));
