@@ -133,7 +133,7 @@ KernelCase norm_apply_case(Normalization kind, at::ScalarType type, Shape shape)
 }
 
 KernelCase activation_case(Activation activation, at::ScalarType type, Shape shape, double scale) {
-  static const char* const kNames[] = {"gelu",   "gelu_tanh", "squared_relu",
+  static const char* const kNames[] = {"gelu",   "gelu_tanh", "relu",       "squared_relu",
                                        "swiglu", "geglu",     "quick_geglu"};
   const double offset = activation == Activation::kQuickGeglu ? 1.0 : 0.0;
   const int64_t width = is_gated(activation) ? 2 * shape.columns : shape.columns;
