@@ -49,7 +49,7 @@ Arguments served_arguments(const Arguments& arguments, int64_t tensor, int64_t s
 std::string not_served(const Model& model) {
   const TransformerConfig& t = model.config().transformer;
   if (const ModelType& type = find_model_type(model.config().type); !type.decodes)
-    return cat("serving: a model of type ", type.title, " generates nothing");
+    return cat("serving: a model of type ", type.title, " is not served");
   if (t.moe_expert_capacity_factor || t.moe_expert_rank_capacity_factor)
     return "serving: which tokens an expert drops depends on those beside them, and a server has "
            "others beside them";
