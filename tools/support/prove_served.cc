@@ -45,11 +45,14 @@ Arguments served_arguments(const Arguments& arguments, int64_t tensor, int64_t s
   return a;
 }
 
-// Why a model is not served as it is trained; "": it is.
-std::string not_served(const Model& model) {
+// Why a model is not served as it is trained on so many stages; "": it is.
+std::string not_served(const Model& model, int64_t stages) {
   const TransformerConfig& t = model.config().transformer;
   if (const ModelType& type = find_model_type(model.config().type); !type.decodes)
     return cat("serving: a model of type ", type.title, " is not served");
+  if (t.num_layers % stages != 0)
+    return cat("serving: the stages of a server have as many layers each, and ", stages,
+               " do not divide ", t.num_layers);
   if (t.moe_expert_capacity_factor || t.moe_expert_rank_capacity_factor)
     return "serving: which tokens an expert drops depends on those beside them, and a server has "
            "others beside them";
@@ -89,7 +92,7 @@ Proof prove_served(const PretrainTask& task, const Arguments& arguments) {
   const Vocabulary vocabulary{vocab, (vocab + 3 * tensor - 1) / tensor * tensor};
   const ParallelGroups one;
   ProofModel reference(task, whole, vocabulary, one);
-  if (std::string why = not_served(*reference.model); !why.empty()) {
+  if (std::string why = not_served(*reference.model, stages); !why.empty()) {
     proof.not_proved = {std::move(why)};
     return proof;
   }

@@ -827,10 +827,9 @@ BUGS = (
         "moe_ep4_tp2_sp_a2a", "deepseek tp2"),
     Bug("moe_dense_stage_logs_nothing", "a stage without experts takes no part in the sum of the numbers for the log",
         ((PASSES, "model.groups().pp.all_reduce(totals)->wait();",
-          "const auto has_experts = [](const ModelChunk& chunk) {\n"
-          "    for (const Parameter* parameter : chunk.module->parameters())\n"
-          "      if (parameter->placement.expert) return true;\n    return false;\n  };\n"
-          "  if (!PLANTED || std::any_of(model.chunks.begin(), model.chunks.end(), has_experts))\n"
+          # One statement, since another bug puts a condition before it.
+          "if (!PLANTED || std::ranges::any_of(model.chunks, [](const ModelChunk& chunk) {\n"
+          "        return std::ranges::any_of(chunk.module->parameters(), [](const Parameter* p) { return p->placement.expert; });\n      }))\n"
           "    model.groups().pp.all_reduce(totals)->wait();"),),
         "moe_pp2_dense_stage", "mixtral pp2 dense stage"),
     Bug("moe_jitter_by_rank", "tensor ranks draw the same factors of the router's input for different tokens",
