@@ -265,6 +265,8 @@ void Engine::advance_drain() {
   const int64_t deadline = std::ranges::min(drains_, {}, &Command::deadline_ns).deadline_ns;
   const bool late = clock_.now_ns() >= deadline;
   if (!late && (!scheduler_.empty() || !launched_.empty())) return;
+  // A rank that is lost before it was told to leave has failed.
+  if (const std::optional<RankFailure> failure = ranks_.poll(/*wait_ns=*/0)) return fail(*failure);
   std::vector<RequestId> left;
   for (const auto& sequence : scheduler_.sequences())
     if (left.empty() || left.back() != sequence->request) left.push_back(sequence->request);
