@@ -43,6 +43,12 @@ std::optional<int32_t> end_of_input(const Tokenizer& tokenizer, const GenerateOp
   return options.end_of_input ? options.end_of_input : tokenizer.eod();
 }
 
+void check_ids(const std::vector<int32_t>& ids, size_t prompt, const ModelConfig& config) {
+  for (const int32_t id : ids)
+    MEGATRON_CHECK(id < config.vocab_size, "prompt ", prompt + 1, " has the token id ", id,
+                   ", the model's vocabulary has ", config.vocab_size);
+}
+
 // The prompts of an encoder-decoder: inputs of its encoder.
 std::vector<Generation> inputs_of_encoder(const Model& model, const Tokenizer& tokenizer,
                                           std::span<const std::string> prompts,
@@ -54,9 +60,7 @@ std::vector<Generation> inputs_of_encoder(const Model& model, const Tokenizer& t
     ids = tokenizer.encode(prompts[i]);
     if (const auto end = end_of_input(tokenizer, options)) ids.push_back(*end);
     MEGATRON_CHECK(!ids.empty(), "prompt ", i + 1, " has no tokens");
-    for (const int32_t id : ids)
-      MEGATRON_CHECK(id < config.vocab_size, "prompt ", i + 1, " has the token id ", id,
-                     ", the model's vocabulary has ", config.vocab_size);
+    check_ids(ids, i, config);
     const int64_t most = config.transformer.seq_length;
     MEGATRON_CHECK(std::ssize(ids) <= most, "prompt ", i + 1, " has ", ids.size(),
                    " tokens, the encoder reads ", most, "\nhint: shorten the prompt");
@@ -80,9 +84,7 @@ std::vector<Generation> encoded(const ModelConfig& config, const Tokenizer& toke
                      " has no tokens and the tokenizer has no end-of-document token to start from");
       ids.push_back(*tokenizer.eod());
     }
-    for (const int32_t id : ids)
-      MEGATRON_CHECK(id < config.vocab_size, "prompt ", i + 1, " has the token id ", id,
-                     ", the model's vocabulary has ", config.vocab_size);
+    check_ids(ids, i, config);
     const int64_t limit = max_positions(config);
     const auto needed = static_cast<int64_t>(ids.size()) + options.tokens_to_generate;
     MEGATRON_CHECK(limit < 0 || needed <= limit, "prompt ", i + 1, " has ", ids.size(),

@@ -44,14 +44,7 @@ struct HfEncoder {
         folder(open_hf_folder(encoder_folder(name))),
         model(folder.model.config, groups, slice, tables),
         store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
-    std::vector<ShardedTensor> wanted;
-    model.visit([&](const std::string& ours, Parameter& parameter) {
-      wanted.push_back(sharded_tensor(parameter, groups, ours, parameter.value));
-    });
-    LoadOptions options;
-    options.convert_dtype = true;
-    if (!slice.embedding || !slice.head) options.wanted_elsewhere = {"*"};
-    folder.checkpoint.load(wanted, options);
+    load_hf_values(folder, groups, slice, model);
     const at::Tensor labels = golden.at("labels").to(at::kLong);
     batch.set("text", golden.at("input_ids").to(at::kLong));
     batch.set("types", golden.at("token_type_ids").to(at::kLong));

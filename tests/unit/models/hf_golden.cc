@@ -74,6 +74,18 @@ LoadModelRequest hf_request(const std::string& name, at::Device device) {
   return request;
 }
 
+void load_hf_values(const HfFolder& folder, const ParallelGroups& groups, const StageSlice& slice,
+                    Model& model) {
+  std::vector<ShardedTensor> wanted;
+  model.visit([&](const std::string& ours, Parameter& parameter) {
+    wanted.push_back(sharded_tensor(parameter, groups, ours, parameter.value));
+  });
+  LoadOptions options;
+  options.convert_dtype = true;
+  if (!slice.embedding || !slice.head) options.wanted_elsewhere = {"*"};
+  folder.checkpoint.load(wanted, options);
+}
+
 void expect_hf_logits(const HfGolden& golden,
                       const std::function<at::Tensor(const at::Tensor& tokens)>& forward,
                       const std::string& what) {

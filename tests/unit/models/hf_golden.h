@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/load_model.h"
 
 namespace megatron {
@@ -44,6 +45,10 @@ struct HfGolden {
 
 // A request to load the model in fp32.
 LoadModelRequest hf_request(const std::string& name, at::Device device = at::kCPU);
+
+// Fills the parameters of a slice of the folder's model, whatever type its files have.
+void load_hf_values(const HfFolder& folder, const ParallelGroups& groups, const StageSlice& slice,
+                    Model& model);
 
 // Checks the logits of both sequences. `forward` returns [s, v] on the CPU for tokens [1, s].
 void expect_hf_logits(const HfGolden& golden,
