@@ -22,7 +22,7 @@ UNITY ?=
 export UNITY
 CTEST = . .venv/toolchain.sh; "$$CTEST" -j $(JOBS)
 
-.PHONY: help setup build test matrix clients grammars quickstart encoder chat chat-test test-asan test-tsan coverage extension fuzz docs format dist install clean
+.PHONY: help setup build test matrix clients grammars quickstart learn encoder reversal chat chat-test test-asan test-tsan coverage extension fuzz docs format dist install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -65,6 +65,11 @@ quickstart: build  ## train a small GPT on this repository's text (two minutes o
 
 encoder: build  ## train a small BERT on this repository's text (five minutes on two cores) and tell the languages of its files with it
 	@scripts/encoder.sh
+
+reversal: build  ## train a tiny T5 to reverse texts of 12 symbols (a minute on two cores) and let it reverse others
+	@scripts/reversal.sh
+
+learn: encoder reversal  ## what small models learn here: both of them
 
 test-asan: setup  ## every test under AddressSanitizer and UBSan
 	@scripts/build.sh asan

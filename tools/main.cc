@@ -44,6 +44,8 @@ int main(int argc, char** argv) {
       {"logits", computing<"megatron_logits">, "write the logits of given token ids"},
       {"classify", computing<"megatron_classify">,
        "tell classes of texts, or answer questions, by an encoder"},
+      {"seq2seq", computing<"megatron_seq2seq">,
+       "write texts with an encoder-decoder, and compare them with those of a file"},
       {"embed", computing<"megatron_embed">, "write vectors of texts by an encoder"},
       {"evaluate", computing<"megatron_evaluate">,
        "measure a model on text files and multiple-choice questions"},

@@ -62,6 +62,11 @@ std::vector<Generation> inputs_of_encoder(const Model& model, const Tokenizer& t
     MEGATRON_CHECK(!ids.empty(), "prompt ", i + 1, " has no tokens");
     check_ids(ids, i, config);
     const int64_t most = config.transformer.seq_length;
+    if (options.cut_input && std::ssize(ids) > most) {
+      const int32_t last = ids.back();
+      ids.resize(static_cast<size_t>(most));
+      if (end_of_input(tokenizer, options)) ids.back() = last;
+    }
     MEGATRON_CHECK(std::ssize(ids) <= most, "prompt ", i + 1, " has ", ids.size(),
                    " tokens, the encoder reads ", most, "\nhint: shorten the prompt");
   }

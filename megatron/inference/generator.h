@@ -25,6 +25,7 @@ struct GenerateOptions {
   // text; none: as in training, a first token of the tokenizer's or that of padding, and its end of
   // document
   std::optional<int32_t> decoder_start, end_of_input;
+  bool cut_input = false;  // longer inputs of its encoder lose their end; else an error
 };
 
 struct Generation {

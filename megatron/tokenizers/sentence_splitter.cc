@@ -7,8 +7,8 @@
 #include <cstring>
 #include <string>
 
-#include "megatron/tokenizers/detail/text/python_text.h"
 #include "megatron/tokenizers/detail/text/utf8.h"
+#include "megatron/tokenizers/python_unicode.h"
 
 namespace megatron {
 namespace {

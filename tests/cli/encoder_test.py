@@ -146,7 +146,7 @@ class EncoderTest(support.FolderTest):
         self.assertIn("--mask-prob is 0", self.refused("--task", "bert", "--mask-prob", "0"))
         self.assertIn("--mask-prob has no effect with --task gpt", self.refused("--mask-prob", "0.2"))
         self.assertIn("--bert-no-binary-head has no effect with --task gpt", self.refused("--bert-no-binary-head"))
-        self.assertIn("--eod-mask-loss has no effect on masked sentences", self.refused("--task", "bert", "--eod-mask-loss"))
+        self.assertIn("--eod-mask-loss has no effect with --task bert", self.refused("--task", "bert", "--eod-mask-loss"))
 
     def test_a_plan_counts_the_logits_of_masked_tokens(self):
         flags = ["--world-size", "1", "--task", "bert", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "30521",

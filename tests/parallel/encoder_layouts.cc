@@ -52,6 +52,10 @@ constexpr ModelFlags kEncoderModels[] = {
     {"t5_even",
      "--task t5 --num-layers 2 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
      "--decoder-seq-length 24 --attention-dropout 0.1 --hidden-dropout 0.1"},
+    // Pairs of texts of many lengths.
+    {"t5_pairs",
+     "--task seq2seq --num-layers 2 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
+     "--decoder-seq-length 12 --attention-dropout 0.1 --hidden-dropout 0.1"},
 };
 
 constexpr LayoutRow kEncoderRows[] = {
@@ -140,6 +144,9 @@ constexpr LayoutRow kEncoderRows[] = {
     {"pp2_vpp2_t5_relative", "t5_relative", 2, PP "2 " VPP "2", "t5"},
     {"pp2_zbv_t5_relative", "t5_relative", 2, PP "2 --pipeline-schedule zb-v", "t5"},
     {"tp2_sp_pp2_dp2_t5_relative", "t5_relative", 8, TP "2 " SP PP "2 " ZERO2 OVERLAP, "t5"},
+    {"tp2_sp_t5_pairs", "t5_pairs", 2, TP "2 " SP, "seq2seq"},
+    {"dp2_evaluation_t5_pairs", "t5_pairs", 2, EVALUATE, "seq2seq"},
+    {"tp2_pp2_dp2_t5_pairs", "t5_pairs", 8, TP "2 " PP "2 " ZERO1 OVERLAP, "seq2seq"},
     {"all_16_t5", "t5", 16, TP "2 " SP PP "4 " ZERO1 OVERLAP, "t5"},
 };
 

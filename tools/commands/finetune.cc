@@ -1,5 +1,5 @@
-// megatron finetune: fine-tunes a model on conversations, preferences, classes of texts or
-// multiple-choice questions; see docs/fine_tuning.md and docs/encoders.md.
+// megatron finetune: fine-tunes a model on conversations, preferences, classes of texts,
+// multiple-choice questions or pairs of texts; see docs/fine_tuning.md and docs/encoders.md.
 #include "tools/support/training_run.h"
 
 namespace megatron {
@@ -9,9 +9,8 @@ extern "C" int megatron_finetune(int argc, char** argv) {
       argc, argv, parse_finetune_arguments,
       "megatron finetune --load MODEL --train-data-path CONVERSATIONS --seq-length N "
       "--micro-batch-size N\n"
-      "                  --train-iters N --lr X [--task sft|dpo|classify|multichoice] [--save "
-      "FOLDER]\n"
-      "                  [flags of pretrain]\n\n"
+      "                  --train-iters N --lr X [--task sft|dpo|classify|multichoice|seq2seq]\n"
+      "                  [--save FOLDER] [flags of pretrain]\n\n"
       "MODEL is a folder of checkpoints or of Hugging Face; its model and tokenizer are used "
       "unless "
       "flags say otherwise.\n"

@@ -14,7 +14,7 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/utf8.h"
 #include "megatron/chat/python_text.h"
-#include "megatron/datasets/sampler.h"
+#include "megatron/datasets/tuning/epoch_order.h"
 
 namespace megatron {
 namespace {
@@ -300,27 +300,12 @@ LabelledTextDataset::LabelledTextDataset(std::vector<LabelledTokens> rows, int64
     : Dataset(labelled_columns(config.sequence_length)),
       rows_(std::move(rows)),
       in_order_(num_samples == 0),
-      num_samples_(in_order_ ? std::ssize(rows_) : num_samples),
-      config_(std::move(config)) {
-  MEGATRON_CHECK(!rows_.empty(), "there are no texts");
-  const int64_t each = config_.group, count = std::ssize(rows_) / each;
-  MEGATRON_CHECK(count * each == std::ssize(rows_), "there are ", rows_.size(),
-                 " texts, not a multiple of ", each);
-  for (int64_t epoch = 0; std::ssize(order_) < num_samples_; ++epoch) {
-    std::vector<int64_t> permutation(static_cast<size_t>(count));
-    std::iota(permutation.begin(), permutation.end(), int64_t{0});
-    if (!in_order_)
-      permutation = torch_randperm(count, static_cast<uint64_t>(config_.seed + epoch));
-    for (const int64_t group : permutation)
-      for (int64_t i = 0; i < each && std::ssize(order_) < num_samples_; ++i)
-        order_.push_back(static_cast<int32_t>(group * each + i));
-  }
-}
+      config_(std::move(config)),
+      order_(epoch_order(std::ssize(rows_), num_samples, config_.seed, config_.group)) {}
 
 void LabelledTextDataset::read(int64_t index, const SampleSpans& sample,
                                std::vector<int32_t>& document_starts) const {
-  MEGATRON_CHECK(index >= 0 && index < num_samples_, "there is no sample ", index, " of ",
-                 num_samples_);
+  MEGATRON_CHECK(index >= 0 && index < size(), "there is no sample ", index, " of ", size());
   const LabelledTokens& row = rows_[static_cast<size_t>(order_[static_cast<size_t>(index)])];
   const auto text = sample.get<int64_t>("text"), types = sample.get<int64_t>("types");
   const auto mask = sample.get<uint8_t>("padding_mask");
@@ -338,7 +323,7 @@ void LabelledTextDataset::read(int64_t index, const SampleSpans& sample,
 std::string LabelledTextDataset::description() const {
   JsonWriter json;
   json.begin_object().member("class", "LabelledTextDataset");
-  json.member("texts", std::ssize(rows_)).member("num_samples", num_samples_);
+  json.member("texts", std::ssize(rows_)).member("num_samples", size());
   json.member("in_order", in_order_).member("sequence_length", config_.sequence_length);
   json.member("seed", config_.seed).member("pad", config_.pad);
   if (config_.group > 1) json.member("group", config_.group);

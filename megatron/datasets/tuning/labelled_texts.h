@@ -89,7 +89,7 @@ class LabelledTextDataset final : public Dataset {
   // there are no rows or some are in no whole group.
   LabelledTextDataset(std::vector<LabelledTokens> rows, int64_t num_samples,
                       LabelledDatasetConfig config);
-  int64_t size() const override { return num_samples_; }
+  int64_t size() const override { return std::ssize(order_); }
   void read(int64_t index, const SampleSpans& out,
             std::vector<int32_t>& document_starts) const override;
   std::string description() const override;
@@ -97,9 +97,8 @@ class LabelledTextDataset final : public Dataset {
  private:
   const std::vector<LabelledTokens> rows_;
   const bool in_order_;
-  const int64_t num_samples_;
   const LabelledDatasetConfig config_;
-  std::vector<int32_t> order_;  // rows, epoch after epoch
+  const std::vector<int32_t> order_;  // rows, epoch after epoch
 };
 
 }  // namespace megatron

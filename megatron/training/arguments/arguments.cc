@@ -24,6 +24,7 @@
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/arguments/quantization_rules.h"
+#include "megatron/training/arguments/t5_rules.h"
 #include "megatron/training/arguments/task_heads.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
@@ -138,16 +139,18 @@ void masked_tokens_are_data(const Arguments& a, Violations& v) {
   std::vector<std::string> given = flags_given(read);
   if (task != "bert" && heads_of_task(task).empty())
     std::ranges::copy(flags_given(own_config<BertConfig>(a.own)), std::back_inserter(given));
-  if (task != "t5")
+  if (!trains_t5(task))
     std::ranges::copy(flags_given(own_config<T5Config>(a.own)), std::back_inserter(given));
   if (!given.empty())
     v.add(cat(listed(given), " has no effect with --task ", task),
           "leave it out, or give --task bert or t5");
-  if (masks && (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss))
-    v.add(
-        "--reset-position-ids, --reset-attention-mask or --eod-mask-loss has no effect on masked "
-        "sentences",
-        "leave it out: a sample is from one document");
+  const bool one_document = masks || trains_t5(task) || !heads_of_task(task).empty();
+  if (one_document &&
+      (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss))
+    v.add(cat("--reset-position-ids, --reset-attention-mask or --eod-mask-loss has no effect with "
+              "--task ",
+              task),
+          "leave it out: a sample is from one document");
 }
 
 void learning_rate_is_given(const Arguments& a, Violations& v) {
@@ -436,7 +439,7 @@ void layouts_know_the_stacks(const Arguments& a, Violations& v) {
   Violations others;
   layers_divide_over_stages(a, others);  // reports a layout that cannot be read
   const std::string& task = a.training.task;
-  const bool encodes = task == "t5" || task == "bert" || task == "classify";
+  const bool encodes = trains_t5(task) || task == "bert" || !heads_of_task(task).empty();
   if (encodes || layout.empty() || !others.empty()) return;
   if (count_layout_letters(layout, 'e') > 0)
     v.add(cat("--pipeline-model-parallel-layout \"", layout,

@@ -87,7 +87,8 @@ void validate_t5(const Arguments& a, Violations& v) {
           cat("--seq-length ", kT5MinSequenceLength, " or more"));
   if (own.decoder_seq_length < 2)
     v.add("--decoder-seq-length is not given",
-          t.seq_length < kT5MinSequenceLength
+          a.training.task == "seq2seq" ? "the tokens of the longest target, and its end"
+          : t.seq_length < kT5MinSequenceLength
               ? ""
               : cat("--decoder-seq-length ",
                     t5_needs(t.seq_length, a.masked.mask_prob).decoder_positions,
@@ -113,7 +114,8 @@ void validate_t5(const Arguments& a, Violations& v) {
               ", which --sequence-parallel splits it over"),
           cat("--decoder-seq-length ", (own.decoder_seq_length / tp + 1) * tp));
   if (a.parallel.context_parallel_size > 1)
-    v.add("--context-parallel-size above 1 with --task t5 is not built", "leave one of them out");
+    v.add(cat("--context-parallel-size above 1 with --task ", a.training.task, " is not built"),
+          "leave one of them out");
   validate_layout(a, own, v);
 }
 

@@ -24,6 +24,7 @@ const std::vector<const TaskType*>& task_types() {
       MEGATRON_TASK(classify),
       MEGATRON_TASK(multichoice),
       MEGATRON_TASK(t5),
+      MEGATRON_TASK(seq2seq),
   };
   return types;
 }

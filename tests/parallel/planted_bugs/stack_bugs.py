@@ -2,6 +2,7 @@
 T5_MODEL, T5_CONFIG = "megatron/models/t5/t5_model.cc", "megatron/models/t5/t5_config.cc"
 CROSS = "megatron/transformer/attention/cross_attention.cc"
 DISTANCES = "megatron/transformer/attention/relative_positions.cc"
+PAIRS = "megatron/datasets/tuning/text_to_text.cc"
 DDP = "megatron/distributed/distributed_data_parallel.cc"
 RECOMPUTE = "megatron/nn/recompute.cc"
 
@@ -75,6 +76,9 @@ STACK_BUGS = (
     bug("tables_in_order_of_models", "stages sum the gradients of several tables that they share in the order of their own models",
         ((DDP, "std::ranges::stable_sort(all,", "if (!PLANTED) std::ranges::stable_sort(all,"),),
         "pp2_t5_relative", "t5 relative pp2"),
+    bug("decoder_reads_its_label", "the decoder reads the token of the target that it is to predict",
+        ((PAIRS, "config_.decoder_start : row.target[i - 1];", "config_.decoder_start : row.target[PLANTED ? i : i - 1];"),),
+        "", "", "seq2seq_test:Seq2seq.SamplesAreThoseOfTransformers", "one rank reads it alike"),
     bug("distances_reversed", "keys ahead of a query have the buckets of those behind it",
         ((DISTANCES, "bucket.add_(ahead > 0,", "bucket.add_(PLANTED ? ahead < 0 : ahead > 0,"),),
         "", "", "transformer_test:RelativePositions.BucketsAreThoseOfTransformers", "one rank counts alike"),

@@ -16,7 +16,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
-#include "megatron/tokenizers/detail/text/python_text.h"
+#include "megatron/tokenizers/python_unicode.h"
 #include "tests/unit/error_of.h"
 
 namespace megatron {

@@ -1,4 +1,4 @@
-#include "megatron/tokenizers/detail/text/python_text.h"
+#include "megatron/tokenizers/python_unicode.h"
 
 #include <algorithm>
 #include <memory>
