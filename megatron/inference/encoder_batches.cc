@@ -28,13 +28,13 @@ EncodedTexts encode_batch(BertModel& model, std::span<const PairTokens> texts,
     }
   }
   const at::Device device = model.parameters().front()->value.device();
-  EncodedTexts out{std::move(rows), {}, lengths.to(device)};
+  EncodedTexts out{std::move(rows), {}, lengths.to(device), {}};
   const at::Tensor position = at::arange(s, at::dtype(at::kLong).device(device));
   Batch batch;
   batch.set("text", ids.to(device));
   batch.set("types", types.to(device));
   if (lengths.min().item<int64_t>() < s)
-    batch.set("padding_mask", position < out.lengths.unsqueeze(1));
+    batch.set("padding_mask", out.text = position < out.lengths.unsqueeze(1));
   ForwardContext context;
   context.place.position = position;
   context.place.sample = at::zeros({b}, position.options());
@@ -47,9 +47,10 @@ EncodedTexts encode_batch(BertModel& model, std::span<const PairTokens> texts,
 
 BertModel& encoder_of(Model& model) {
   auto* bert = dynamic_cast<BertModel*>(&model);
-  MEGATRON_CHECK(bert != nullptr, "the model is of type ", model.config().type,
-                 ", whose tokens do not see those after them; this needs an encoder",
-                 "\nhint: a BERT, or a folder of Hugging Face of a model of type bert or roberta");
+  MEGATRON_CHECK(
+      bert != nullptr, "the model is of type ", model.config().type,
+      ", whose tokens do not see those after them; this needs an encoder",
+      "\nhint: a BERT, or a folder of Hugging Face of a model of type bert, roberta or modernbert");
   return *bert;
 }
 

@@ -20,6 +20,7 @@ struct EncodedTexts {
   std::vector<size_t> rows;  // which texts
   at::Tensor hidden;         // [s, b, h]
   at::Tensor lengths;        // [b] int64, on the device
+  at::Tensor text;           // [b, s], 0 for padding; undefined: there is none
 };
 
 // Calls `use` with the hidden states of all texts, those of similar length together; the longest

@@ -23,7 +23,7 @@ at::Tensor classify_texts(Model& model, const Tokenizer& tokenizer,
   for_each_batch(encoder, pairs, options.batch_tokens, [&](const EncodedTexts& batch) {
     const std::vector<int64_t> rows(batch.rows.begin(), batch.rows.end());
     all.index_copy_(0, at::tensor(rows, at::kLong),
-                    encoder.class_logits(batch.hidden).to(at::kFloat).to(at::kCPU));
+                    encoder.class_logits(batch.hidden, batch.text).to(at::kFloat).to(at::kCPU));
   });
   return all;
 }

@@ -49,8 +49,9 @@ PairTokens TextEmbedder::ids_of(const std::string& text) {
   return out;
 }
 
-at::Tensor TextEmbedder::pool(const at::Tensor& hidden, const at::Tensor& lengths) {
-  if (options_.pooling == Pooling::kPooler) return model_.pooled(hidden).to(at::kFloat);
+at::Tensor TextEmbedder::pool(const EncodedTexts& batch) {
+  const at::Tensor &hidden = batch.hidden, &lengths = batch.lengths;
+  if (options_.pooling == Pooling::kPooler) return model_.pooled(hidden, batch.text).to(at::kFloat);
   if (options_.pooling == Pooling::kCls) return hidden[0].to(at::kFloat);
   const at::Tensor position = at::arange(hidden.size(0), lengths.options()),
                    ends = lengths.unsqueeze(1);
@@ -69,7 +70,7 @@ at::Tensor TextEmbedder::embed(std::span<const std::string> texts) {
   at::Tensor all = at::zeros({std::ssize(ids), h}, at::kFloat);
   for_each_batch(model_, ids, options_.batch_tokens, [&](const EncodedTexts& batch) {
     const std::vector<int64_t> rows(batch.rows.begin(), batch.rows.end());
-    all.index_copy_(0, at::tensor(rows, at::kLong), pool(batch.hidden, batch.lengths).to(at::kCPU));
+    all.index_copy_(0, at::tensor(rows, at::kLong), pool(batch).to(at::kCPU));
   });
   if (options_.normalize) all /= all.norm(2, 1, /*keepdim=*/true).clamp_min(kSmallestLength);
   return all;

@@ -39,8 +39,7 @@ class TextEmbedder {
 
  private:
   PairTokens ids_of(const std::string& text);
-  // [b, h] of hidden states [s, b, h]
-  at::Tensor pool(const at::Tensor& hidden, const at::Tensor& lengths);
+  at::Tensor pool(const EncodedTexts& batch);  // [b, h]
 
   BertModel& model_;
   const Tokenizer& tokenizer_;

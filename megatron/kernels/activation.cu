@@ -158,6 +158,9 @@ void run(const ActivationArgs& args, bool backward, void* stream) {
       case Activation::kQuickGeglu:
         launch_kernel<T, QuickGeluGate, true>(args, backward, s);
         break;
+      case Activation::kExactGeglu:
+        launch_kernel<T, GeluGate, true>(args, backward, s);
+        break;
     }
   });
   check_cuda(cudaGetLastError(), "activation");

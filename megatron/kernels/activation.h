@@ -10,6 +10,7 @@
 //                                                               y [rows, f]
 //   kGeglu         y = gelu_tanh(x1) * x2
 //   kQuickGeglu    y = x1 * sigmoid(1.702 x1) * (x2 + offset)
+//   kExactGeglu    y = x1 Phi(x1) * x2
 //
 // A new one: its function and slope in detail/activation_math.h, its value here and in the switches
 // of activation_cpu.cc and activation.cu (gated: is_gated(), fp8/fp8_activation.cu), its flag in
@@ -23,7 +24,16 @@
 
 namespace megatron {
 
-enum class Activation { kGelu, kGeluTanh, kRelu, kSquaredRelu, kSwiglu, kGeglu, kQuickGeglu };
+enum class Activation {
+  kGelu,
+  kGeluTanh,
+  kRelu,
+  kSquaredRelu,
+  kSwiglu,
+  kGeglu,
+  kQuickGeglu,
+  kExactGeglu
+};
 
 bool is_gated(Activation activation);  // the input has twice the width of the output: [gate | up]
 

@@ -97,6 +97,8 @@ void activation_rows(const ActivationArgs& args, bool backward, int64_t begin, i
       return gated_rows<GeluTanhGate, Acc>(args, backward, begin, end);
     case Activation::kQuickGeglu:
       return gated_rows<QuickGeluGate, Acc>(args, backward, begin, end);
+    case Activation::kExactGeglu:
+      return gated_rows<GeluGate, Acc>(args, backward, begin, end);
   }
 }
 
@@ -116,7 +118,7 @@ void measure_rows(const ActivationArgs& args, int64_t columns, int64_t begin, in
 
 bool is_gated(Activation activation) {
   return activation == Activation::kSwiglu || activation == Activation::kGeglu ||
-         activation == Activation::kQuickGeglu;
+         activation == Activation::kQuickGeglu || activation == Activation::kExactGeglu;
 }
 
 void activation_forward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end) {

@@ -16,6 +16,7 @@ struct NormOptions {
   // partial sums.
   bool partial_over_tensor = false;
   ParameterRole role = ParameterRole::kNorm;
+  bool bias = true;  // of a LayerNorm
 };
 
 // The weight and bias of a norm over `size` features. Held by Norm and by linears that contain
@@ -25,7 +26,10 @@ struct NormParameters {
   NormOptions options;
   Parameter weight;  // [size]
   Parameter bias;    // [size]; only LayerNorm
-  Parameter* bias_or_null() { return options.kind == Normalization::kLayerNorm ? &bias : nullptr; }
+  // Null: it has none.
+  Parameter* bias_or_null() {
+    return options.kind == Normalization::kLayerNorm && options.bias ? &bias : nullptr;
+  }
 };
 
 // Forward and backward with the parameters' values and gradient targets, for autograd functions
@@ -37,7 +41,7 @@ at::Tensor norm_backward(NormParameters& norm, const at::Tensor& dy, const at::T
                          const at::Tensor& mean, const at::Tensor& rstd,
                          const at::Tensor& residual_grad = {});
 
-// Parameters: weight, bias (LayerNorm).
+// Parameters: weight, bias (LayerNorm, unless NormOptions says no).
 class Norm : public Module {
  public:
   Norm(int64_t size, const NormOptions& options);

@@ -114,6 +114,21 @@ std::vector<StateTensor> take(std::vector<StateTensor>& tensors, const Chosen& c
   return taken;
 }
 
+// A pooler with a norm has the form of the head of masked tokens, from which it starts where the
+// checkpoint has that head and no pooler, as in `transformers`.
+void take_pooler_from_head(const Checkpoint& checkpoint, std::vector<StateTensor>& tensors) {
+  constexpr std::string_view kPooler = "pooler.", kNorm = "pooler.layer_norm.weight";
+  const auto& held = checkpoint.manifest().tensors;
+  if (std::ranges::none_of(tensors, [&](const auto& t) { return t.description.key == kNorm; }))
+    return;
+  for (StateTensor& tensor : tensors) {
+    std::string& key = tensor.description.key;
+    if (!key.starts_with(kPooler) || held.contains(key)) continue;
+    if (std::string head = cat("lm_head.", key.substr(kPooler.size())); held.contains(head))
+      key = std::move(head);
+  }
+}
+
 // Names of the frozen parameters of this rank.
 std::set<std::string> frozen_names(const TrainedModel& model) {
   std::set<std::string> names;
@@ -158,6 +173,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
       return names.contains(key);
     });
   if (parts.upcycling != nullptr) parts.upcycling->redirect(tensors);
+  if (!parts.heads.empty()) take_pooler_from_head(checkpoint, tensors);
   LoadOptions options;
   options.convert_dtype = !parts.optimizer;
   // A run may resume in another precision: scales that it does not use are ignored, and those that

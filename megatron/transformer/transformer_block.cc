@@ -17,9 +17,8 @@ TransformerBlock::TransformerBlock(const TransformerConfig& config, int64_t firs
     add(cat("layers.", i), layers_.back().get());
   }
   if (!final_norm || !has_final_norm(config)) return;
-  final_layernorm_ = std::make_unique<Norm>(
-      config.hidden_size, NormOptions{config.normalization, config.layernorm_epsilon,
-                                      config.layernorm_zero_centered_gamma, sequence_parallel});
+  final_layernorm_ =
+      std::make_unique<Norm>(config.hidden_size, norm_options(config, sequence_parallel));
   add("final_layernorm", final_layernorm_.get());
 }
 

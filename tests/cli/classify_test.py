@@ -5,13 +5,23 @@ Usage: classify_test.py BINARY [unittest arguments]. Needs nothing but the stand
 """
 import json
 import pathlib
+import struct
 
 import support
 
 SENTENCE = str(pathlib.Path(__file__).resolve().parent.parent / "golden" / "encoders" / "sentence")
+MODERN = SENTENCE.replace("sentence", "modern_sentence")
 RUN = ["finetune", "--task", "classify", "--load", SENTENCE, "--seq-length", "16", "--micro-batch-size", "8", "--global-batch-size", "16",
        "--train-iters", "60", "--lr", "1e-2", "--hidden-dropout", "0", "--attention-dropout", "0", "--eval-iters", "0", "--num-workers", "0",
        "--num-threads", "1", "--device", "cpu"]
+
+
+def tensors_of(folder):
+    """Bytes of the tensors of a folder's safetensors file."""
+    data = pathlib.Path(folder, "model.safetensors").read_bytes()
+    begin = 8 + struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:begin])
+    return {name: data[begin + t["data_offsets"][0]:begin + t["data_offsets"][1]] for name, t in header.items() if name != "__metadata__"}
 
 
 class ClassifyTest(support.FolderTest):
@@ -41,6 +51,22 @@ class ClassifyTest(support.FolderTest):
         self.output(*RUN, "--bert-classes", "1", "--train-data-path", numbers, "--save", self.path("number"))
         metrics = json.loads(self.output("classify", self.path("number"), "--input", numbers, "--device", "cpu"))
         self.assertGreater(metrics["spearman"], 0.8)
+
+    def test_the_head_of_a_modernbert_becomes_the_pooler(self):
+        rows = self.write("train.jsonl", [json.dumps({"text": text, "label": label}) for text, label in (("a cat", 0), ("a dog", 1), ("mats", 2))])
+        saved, written = self.path("saved"), self.path("written")
+        run = [MODERN if arg == SENTENCE else "1" if arg == "60" else "1e-30" if arg == "1e-2" else arg for arg in RUN]
+        self.output(*run, "--bert-classes", "3", "--train-data-path", rows, "--save", saved)
+        self.assertEqual(json.loads(self.output("classify", saved, "--input", rows, "--device", "cpu"))["texts"], 3)
+        self.output("convert-checkpoint", "--load", saved, "--save", written)
+        config = json.loads(pathlib.Path(written, "config.json").read_text())
+        self.assertEqual(config["architectures"], ["ModernBertForSequenceClassification"])
+        self.assertEqual(config["id2label"], {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"})
+        before, after = tensors_of(MODERN), tensors_of(written)
+        for name in ("head.dense.weight", "head.norm.weight", "model.layers.1.attn.Wqkv.weight"):
+            self.assertEqual(before[name], after[name], name)
+        self.assertNotIn("decoder.bias", after)
+        self.assertEqual(len(after["classifier.weight"]), 3 * len(after["head.norm.weight"]))
 
     def test_what_is_refused(self):
         rows = self.write("train.tsv", ["sentence\tlabel", "a cat\t1", "a dog\t2"])

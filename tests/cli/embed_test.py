@@ -11,6 +11,7 @@ import support
 
 GOLDENS = pathlib.Path(__file__).resolve().parent.parent / "golden"
 SENTENCE = str(GOLDENS / "encoders" / "sentence")
+MODERN = str(GOLDENS / "encoders" / "modern_sentence")
 
 
 class EmbedTest(support.FolderTest):
@@ -38,6 +39,13 @@ class EmbedTest(support.FolderTest):
         lines = self.texts("texts.jsonl", [json.dumps({"body": text}) for text in golden["texts"]])
         out = self.output("embed", SENTENCE, "--input", lines, "--json-key", "body", "--pooling", "cls", "--max-length", "16", "--device", "cpu")
         self.assert_vectors([json.loads(line)["embedding"] for line in out.splitlines()], golden["cls"])
+
+    def test_vectors_of_a_modernbert_are_those_of_transformers(self):
+        golden = json.loads(pathlib.Path(MODERN, "vectors.json").read_text(encoding="utf-8"))
+        texts = self.texts("texts.txt", golden["texts"])
+        for kind in ("mean-all", "mean", "cls"):
+            out = self.output("embed", MODERN, "--input", texts, "--pooling", kind, "--max-length", "40", "--device", "cpu")
+            self.assert_vectors([json.loads(line)["embedding"] for line in out.splitlines()], golden[kind])
 
     def test_what_is_refused(self):
         texts = self.texts("texts.txt", ["1 2"])

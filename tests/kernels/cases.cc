@@ -133,8 +133,8 @@ KernelCase norm_apply_case(Normalization kind, at::ScalarType type, Shape shape)
 }
 
 KernelCase activation_case(Activation activation, at::ScalarType type, Shape shape, double scale) {
-  static const char* const kNames[] = {"gelu",   "gelu_tanh", "relu",       "squared_relu",
-                                       "swiglu", "geglu",     "quick_geglu"};
+  static const char* const kNames[] = {"gelu",   "gelu_tanh", "relu",        "squared_relu",
+                                       "swiglu", "geglu",     "quick_geglu", "exact_geglu"};
   const double offset = activation == Activation::kQuickGeglu ? 1.0 : 0.0;
   const int64_t width = is_gated(activation) ? 2 * shape.columns : shape.columns;
   KernelCase row;
@@ -173,6 +173,8 @@ KernelCase activation_case(Activation activation, at::ScalarType type, Shape sha
           return gelu_tanh(half[0]) * half[1];
         case Activation::kQuickGeglu:
           return half[0] * at::sigmoid(1.702 * half[0]) * (half[1] + offset);
+        case Activation::kExactGeglu:
+          return 0.5 * half[0] * (1 + at::erf(half[0] / std::sqrt(2.0))) * half[1];
       }
       return x;
     };
@@ -618,7 +620,7 @@ void add_cases(std::vector<KernelCase>& rows, at::ScalarType type,
     rows.push_back(norm_case(Normalization::kRMSNorm, true, false, type, shape));
     rows.push_back(norm_apply_case(Normalization::kLayerNorm, type, shape));
     rows.push_back(norm_apply_case(Normalization::kRMSNorm, type, shape));
-    for (int i = 0; i < 7; ++i)
+    for (int i = 0; i < 8; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, shape, 2.0));
     rows.push_back(
         rotary_case(false, false, type, {shape.rows, std::max<int64_t>(2, shape.columns)}));
@@ -654,7 +656,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
   }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     add_cases(rows, type, {{1, 1}, {7, 127}, {129, 7}, {130, 1030}});
-    for (int i = 0; i < 7; ++i)
+    for (int i = 0; i < 8; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 64}, 60.0));
     rows.push_back(cross_entropy_case(type, {5, 64}, 3, 300.0, false));
     // Whole packs: rows of one, several and many warps, of one pack a thread and more.
@@ -674,8 +676,8 @@ std::vector<KernelCase> kernel_cases(bool perf) {
       rows.push_back(fp8_cast_case(at::kFloat8_e4m3fn, type, shape));
       rows.push_back(fp8_cast_case(at::kFloat8_e5m2, type, shape));
     }
-    for (const Activation gated :
-         {Activation::kSwiglu, Activation::kGeglu, Activation::kQuickGeglu})
+    for (const Activation gated : {Activation::kSwiglu, Activation::kGeglu, Activation::kQuickGeglu,
+                                   Activation::kExactGeglu})
       for (const Shape shape : {Shape{16, 16}, Shape{144, 208}})
         rows.push_back(fp8_activation_case(gated, false, type, shape));
     for (const Normalization kind : {Normalization::kRMSNorm, Normalization::kLayerNorm})

@@ -19,6 +19,7 @@ at::Tensor gate_of(const at::Tensor& x, const ExpertActivation& activation) {
     case Activation::kQuickGeglu:
       return x * at::sigmoid(1.702 * x);
     case Activation::kGelu:
+    case Activation::kExactGeglu:
       return at::gelu(x);
     case Activation::kRelu:
       return at::relu(x);
@@ -162,7 +163,7 @@ void add_expert_cases(std::vector<KernelCase>& rows, bool perf) {
     return;
   }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (int kind = 0; kind < 7; ++kind)
+    for (int kind = 0; kind < 8; ++kind)
       rows.push_back(weighted_activation_case({static_cast<Activation>(kind)}, type, 7, 127));
     rows.push_back(weighted_activation_case({Activation::kQuickGeglu, 1.0, 0.7}, type, 5, 768));
     rows.push_back(weighted_activation_case({Activation::kSwiglu}, type, 3, 7168));

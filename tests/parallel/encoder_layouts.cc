@@ -22,6 +22,14 @@ constexpr ModelFlags kEncoderModels[] = {
      "--bert-embedding-norm --bert-first-position 2 --num-layers 4 --hidden-size 48 "
      "--num-attention-heads 12 --seq-length 24 --max-position-embeddings 24 "
      "--attention-dropout 0.1 --hidden-dropout 0.1 --no-bias-gelu-fusion"},
+    // As ModernBERT: windows on both sides and a rotary base of their own in some layers, gated MLP
+    // with the exact GELU, no biases of linears and norms, no norm before the first attention.
+    {"bert_modern",
+     "--task bert --bert-no-binary-head --bert-no-head-bias --bert-embedding-norm --num-layers 4 "
+     "--hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 --seq-length 24 "
+     "--position-embedding-type rope --rotary-base 1000 --rotary-base-local 50 --window-size 5 5 "
+     "--window-attn-skip-freq [0,1,1,0] --exact-geglu --disable-bias-linear --disable-norm-bias "
+     "--no-first-input-norm --attention-dropout 0.1 --hidden-dropout 0.1"},
     // Classes of pairs of texts.
     {"bert_classes",
      "--task classify --bert-classes 3 --num-layers 4 --hidden-size 48 --num-attention-heads 12 "
@@ -94,6 +102,19 @@ constexpr LayoutRow kEncoderRows[] = {
     {"dp2_zero3_bert_residual", "bert_residual", 2, ZERO3 OVERLAP, "bert"},
     {"tp2_sp_full_bert_residual", "bert_residual", 2, TP "2 " SP FULL "1", "bert"},
     {"tp2_sp_pp2_dp2_bert_residual", "bert_residual", 8, TP "2 " SP PP "2 " ZERO1 OVERLAP, "bert"},
+    {"tp4_sp_bert_modern", "bert_modern", 4, TP "4 " SP, "bert"},
+    {"pp2_vpp2_bert_modern", "bert_modern", 2, PP "2 " VPP "2", "bert"},
+    {"pp2_zbv_bert_modern", "bert_modern", 2, PP "2 --pipeline-schedule zb-v", "bert"},
+    {"cp2_gather_bert_modern", "bert_modern", 2, CP "2 --cp-comm-type all_gather", "bert"},
+    {"cp3_a2a_bert_modern", "bert_modern", 3, CP "3 --cp-comm-type a2a", "bert"},
+    {"dp2_zero3_bert_modern", "bert_modern", 2, ZERO3 OVERLAP, "bert"},
+    {"tp2_sp_full_bert_modern", "bert_modern", 2, TP "2 " SP FULL "1", "bert"},
+    {"tp2_sp_selective_bert_modern", "bert_modern", 2,
+     TP "2 " SP SELECTIVE "core_attn layernorm mlp", "bert"},
+    {"pp2_offload_bert_modern", "bert_modern", 2,
+     PP "2 " OFFLOAD "attn_norm qkv_linear core_attn mlp_norm mlp_act", "bert"},
+    {"tp2_sp_pp2_cp2_bert_modern", "bert_modern", 8,
+     TP "2 " SP PP "2 " CP "2 --cp-comm-type all_gather " ZERO1 OVERLAP, "bert"},
     {"tp2_bert_classes", "bert_classes", 2, TP "2", "classify"},
     {"pp2_bert_classes", "bert_classes", 2, PP "2", "classify"},
     {"dp2_zero3_bert_classes", "bert_classes", 2, ZERO3 OVERLAP, "classify"},

@@ -39,6 +39,26 @@ TEST(Bert, RefusesWhatIsNotBuilt) {
   refused("--final-logit-softcapping", [](auto&, auto& t) { t.final_logit_softcapping = 30; });
   refused("--mtp-num-layers", [](auto&, auto& t) { t.mtp_num_layers = 1; });
   refused("--lora-rank", [](auto&, auto& t) { t.lora_rank = 4; });
+  ModelConfig one_sided;
+  one_sided.type = "bert";
+  one_sided.transformer.window_size = {4, -1};
+  EXPECT_EQ(error_of([&] { make_model(one_sided, groups); }),
+            "--window-size 4 -1: tokens of a BERT see those before and behind them, and both sides "
+            "of a window have a limit");
+}
+
+TEST(Bert, RefusesTheOrderOfAMean) {
+  BertConfig own;
+  own.bert_pooling = BertPooling::kMean;
+  const auto refusals = [&] {
+    Violations violations;
+    own.validate(violations);
+    return violations.messages();
+  };
+  EXPECT_EQ(refusals(),
+            std::vector<std::string>({"--bert-pooling mean with the binary head is not built"}));
+  own.bert_classes = 2;
+  EXPECT_TRUE(refusals().empty());
 }
 
 // What nothing would train.
@@ -72,6 +92,10 @@ constexpr const char* kRun =
 constexpr const char* kSmall =
     "--hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 4 --seq-length 24 "
     "--hidden-dropout 0.1 --attention-dropout 0.1 ";
+#define MODERN                                                                                     \
+  "--bert-no-binary-head --bert-no-head-bias --bert-embedding-norm --position-embedding-type "     \
+  "rope --rotary-base-local 50 --window-size 5 5 --window-attn-skip-freq [0,1,1,0] --exact-geglu " \
+  "--disable-bias-linear --disable-norm-bias --no-first-input-norm"
 constexpr const char* kMeasured =
     "--hidden-size 128 --num-attention-heads 8 --seq-length 256 --attention-dropout 0 ";
 
@@ -130,6 +154,15 @@ std::vector<ProvedLayout> some_layouts() {
   some.push_back({"tp2_sp_norms_of_sums", 2,
                   "--tensor-model-parallel-size 2 --sequence-parallel --norm-placement residual "
                   "--bert-embedding-norm --bert-first-position 2"});
+  some.push_back(
+      {"tp2_sp_modern", 2, "--tensor-model-parallel-size 2 --sequence-parallel " MODERN});
+  some.push_back(
+      {"pp2_zbh1_modern", 2, "--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 " MODERN});
+  some.push_back(
+      {"cp2_gather_modern", 2, "--context-parallel-size 2 --cp-comm-type all_gather " MODERN});
+  some.push_back({"pp2_offload_modern", 2,
+                  "--pipeline-model-parallel-size 2 --fine-grained-activation-offloading "
+                  "--offload-modules attn_norm qkv_linear core_attn " MODERN});
   return some;
 }
 

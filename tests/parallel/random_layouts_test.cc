@@ -5,14 +5,15 @@
 //   MEGATRON_RANDOM_SEED=S     seed of the first one (default 1)
 //
 // As many with experts follow, from seed kFirstOfExperts + S - 1 on, as many encoder-decoders from
-// seed kFirstOfStacks + S - 1 on, and proofs of as many in FP8 with scales of blocks from seed
-// kFirstOfBlocks + S - 1 on. A configuration is determined by its seed, which a failure message
-// names.
+// seed kFirstOfStacks + S - 1 on, proofs of as many in FP8 with scales of blocks from seed
+// kFirstOfBlocks + S - 1 on and, if N is given, as many encoders from seed kFirstOfEncoders + S - 1
+// on. A configuration is determined by its seed, which a failure message names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <initializer_list>
 #include <numeric>
@@ -31,8 +32,8 @@ constexpr int kSteps = 3;
 constexpr int kMaxRanks = 8;
 constexpr int64_t kFp8Unit = 16, kBlock = 128;  // products in FP8 want multiples of it
 constexpr int64_t kFirstOfExperts = 1'000'001, kFirstOfStacks = 2'000'001,
-                  kFirstOfBlocks = 3'000'001;
-constexpr int64_t kEncoders = 3;  // one of so many without experts and FP8 is a BERT
+                  kFirstOfBlocks = 3'000'001, kFirstOfEncoders = 4'000'001;
+constexpr int64_t kEncoders = 3;  // one of so many others without FP8 is a BERT
 
 // Draws that are the same with every standard library, which the distributions of <random> are not.
 class Dice {
@@ -110,14 +111,30 @@ class Draw {
   // sequence has no room for two texts.
   bool becomes_encoder() {
     if (length_ < 5) return false;
-    for (const char* flag : {"--reset-", "--eod-mask", "document-masking", "--window-size",
+    for (const char* flag : {"--reset-", "--eod-mask", "document-masking",
                              "--pipeline-vocab-parallel", "--mtp-num-layers", "--softmax-type"})
       if (given(flag)) return false;
     add("--task bert");
     maybe(50, "--bert-no-binary-head");
     maybe(30, "--bert-embedding-norm");
     if (dice_.chance(30)) add("--bert-first-position", dice_.range(1, 3));
+    encoder_layers();
     return true;
+  }
+
+  // What layers of encoders have since ModernBERT.
+  void encoder_layers() {
+    maybe(30, "--bert-no-head-bias");
+    if (given("--normalization LayerNorm")) maybe(40, "--disable-norm-bias");
+    if (!given("--norm-placement post") && !given("--norm-placement residual"))
+      maybe(30, "--no-first-input-norm");
+    if (const size_t at = flags_.find(" --geglu"); at != std::string::npos && dice_.chance(50))
+      flags_.replace(at, std::strlen(" --geglu"), " --exact-geglu");
+    const size_t window = flags_.find("--window-size ");
+    if (window == std::string::npos) return;
+    const size_t left = flags_.find(' ', window) + 1, right = flags_.find(' ', left) + 1;
+    flags_.replace(right, 1, std::to_string(dice_.range(0, length_)));  // it was 0
+    if (rope_) maybe(50, "--rotary-base-local 50");
   }
   const std::string& flags() const { return flags_; }
   const std::string& precision_flags() const { return precision_; }
@@ -508,12 +525,13 @@ struct Configuration {
 // The first attempt that the rules accept.
 Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
   Dice dice(seed);
-  const bool blocks = seed >= kFirstOfBlocks, stacks = !blocks && seed >= kFirstOfStacks,
-             experts = !blocks && !stacks && seed >= kFirstOfExperts;
+  const bool encoders = seed >= kFirstOfEncoders, blocks = !encoders && seed >= kFirstOfBlocks,
+             stacks = !encoders && !blocks && seed >= kFirstOfStacks,
+             experts = seed >= kFirstOfExperts && seed < kFirstOfStacks;
   Mesh mesh = draw_mesh(dice, max_ranks);
   while (stacks && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
-  const bool fp8 = blocks || (!stacks && !experts && dice.chance(34));
-  const bool encoder = !stacks && !experts && !fp8 && seed % kEncoders == 0;
+  const bool fp8 = blocks || (!stacks && !experts && !encoders && dice.chance(34));
+  const bool encoder = encoders || (!stacks && !experts && !fp8 && seed % kEncoders == 0);
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
     Draw draw(dice, mesh, blocks ? kBlock : fp8 ? kFp8Unit : 0, experts, stacks);
@@ -560,7 +578,7 @@ std::string outcome(const std::function<std::string()>& check) {
 // How to repeat a check.
 std::string again(int64_t seed) {
   int64_t number = seed;
-  for (const int64_t first : {kFirstOfExperts, kFirstOfStacks, kFirstOfBlocks})
+  for (const int64_t first : {kFirstOfExperts, kFirstOfStacks, kFirstOfBlocks, kFirstOfEncoders})
     if (seed >= first) number = seed - first + 1;
   return cat("again: MEGATRON_RANDOM_SEED=", number, " MEGATRON_RANDOM_LAYOUTS=1, seed ", seed,
              "\n");
@@ -650,7 +668,7 @@ TEST(DrawnTypes, AreDrawnAboutAsOften) {
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
                          [](const auto& info) { return cat(info.param); });
 // Proofs take most of the time: those of three with experts are part of `make test`, three
-// encoder-decoders, and none with blocks.
+// encoder-decoders, and none with blocks and of the seeds of encoders.
 const bool kMany = std::getenv("MEGATRON_RANDOM_LAYOUTS") != nullptr;
 const int64_t kFew = kMany ? kSeeds : 3, kNoneOrAll = kMany ? kSeeds : 0;
 INSTANTIATE_TEST_SUITE_P(Seeds, ProvedLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
@@ -670,6 +688,14 @@ INSTANTIATE_TEST_SUITE_P(Stacks, RandomLayouts,
 INSTANTIATE_TEST_SUITE_P(Blocks, ProvedLayouts,
                          testing::Range(kFirstOfBlocks + kFirstSeed - 1,
                                         kFirstOfBlocks + kFirstSeed - 1 + kNoneOrAll),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Encoders, RandomLayouts,
+                         testing::Range(kFirstOfEncoders + kFirstSeed - 1,
+                                        kFirstOfEncoders + kFirstSeed - 1 + kNoneOrAll),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Encoders, ProvedLayouts,
+                         testing::Range(kFirstOfEncoders + kFirstSeed - 1,
+                                        kFirstOfEncoders + kFirstSeed - 1 + kNoneOrAll),
                          [](const auto& info) { return cat(info.param); });
 INSTANTIATE_TEST_SUITE_P(Stacks, ProvedLayouts,
                          testing::Range(kFirstOfStacks + kFirstSeed - 1,

@@ -51,6 +51,7 @@ TEST(T5, RefusesWhatIsNotBuilt) {
   refused("--fp8-format or --fp4-format",
           [](auto&, auto& t) { t.fp8_format = Fp8Format::kHybrid; });
   refused("--parallel-residual", [](auto&, auto& t) { t.parallel_residual = true; });
+  refused("--no-first-input-norm", [](auto&, auto& t) { t.first_input_norm = false; });
   refused("--norm-placement other than pre",
           [](auto&, auto& t) { t.norm_placement = NormPlacement::kSandwich; });
   refused("offloading of activations",

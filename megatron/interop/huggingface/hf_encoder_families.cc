@@ -63,6 +63,24 @@ const HfRow kRoberta[] = {
     {"output_layer.bias", {"lm_head.bias"}},
     {"pooler.dense.@", {"roberta.pooler.dense.@"}}};
 
+const HfRow kModernBert[] = {
+    {"embedding.word_embeddings.weight", {"model.embeddings.tok_embeddings.weight"}},
+    {"embedding.norm.@", {"model.embeddings.norm.@"}},
+    {".self_attention.linear_qkv.layer_norm_@", {".attn_norm.@"}},
+    {".self_attention.linear_qkv.@", {".attn.Wqkv.@"}, HfLayout::kJoinedQKV},
+    {".self_attention.linear_proj.@", {".attn.Wo.@"}},
+    {".mlp.linear_fc1.layer_norm_@", {".mlp_norm.@"}},
+    {".mlp.linear_fc1.@", {".mlp.Wi.@"}},
+    {".mlp.linear_fc2.@", {".mlp.Wo.@"}},
+    {"encoder.final_layernorm.@", {"model.final_norm.@"}},
+    {"lm_head.dense.@", {"head.dense.@"}},
+    {"lm_head.layer_norm.@", {"head.norm.@"}},
+    {"pooler.dense.@", {"head.dense.@"}},
+    {"pooler.layer_norm.@", {"head.norm.@"}},
+    {"classification_head.@", {"classifier.@"}},
+    {"output_layer.weight", {"decoder.weight"}},
+    {"output_layer.bias", {"decoder.bias"}}};
+
 // -- keys
 
 // The heads that a model of this architecture has.
@@ -171,6 +189,115 @@ void roberta_fields(HfFields& f, ModelConfig& c, const char* name) {
   bert_fields_of(f, c, name, /*has_pretraining=*/false);
 }
 
+// -- ModernBERT
+
+// The head of its architecture: that of masked tokens, or of classes, whose pooler is that head's
+// linear layer and norm, or none.
+void modern_head(HfFields& f, BertConfig& own) {
+  const std::string masked = "ModernBertForMaskedLM", bare = "ModernBertModel",
+                    classes = "ModernBertForSequenceClassification";
+  if (!f.reading()) {
+    const bool has_classes = own.bert_classes > 0;
+    MEGATRON_CHECK(own.bert_choices == 0, "a multiple-choice head is not written as a ModernBERT");
+    MEGATRON_CHECK(has_classes || !(own.bert_binary_head || own.bert_pooler),
+                   "a ModernBERT of Hugging Face has neither a binary head nor a pooler");
+    MEGATRON_CHECK(!has_classes || own.bert_pooler_norm,
+                   "classes of a ModernBERT of Hugging Face read a pooler with a norm "
+                   "(bert_pooler_norm)");
+    f.set("architectures", cat("[\"",
+                               has_classes        ? classes
+                               : own.bert_lm_head ? masked
+                                                  : bare,
+                               "\"]"));
+    if (has_classes) f.num_labels(own.bert_classes);
+    return;
+  }
+  const std::vector<std::string> given = f.texts("architectures");
+  const std::string& architecture = given.empty() ? masked : given.front();
+  MEGATRON_CHECK(architecture == masked || architecture == bare || architecture == classes,
+                 f.name(), ": a ", architecture, " is not built yet\nhint: expected a model with ",
+                 masked, ", ", classes, " or ", bare, " as its architecture");
+  own.bert_lm_head = architecture != bare;
+  own.bert_pooler = own.bert_binary_head = false;
+  own.bert_pooler_norm = true;
+  if (architecture == classes) f.num_labels(own.bert_classes);
+}
+
+// What classes are read from.
+void modern_pooling(HfFields& f, BertConfig& own) {
+  std::string pooling = own.bert_pooling == BertPooling::kMean ? "mean" : "cls";
+  f.text("classifier_pooling", pooling, "cls");
+  MEGATRON_CHECK(pooling == "cls" || pooling == "mean", f.name(), ": classifier_pooling \"",
+                 pooling, "\" is not built, only \"cls\" and \"mean\"");
+  own.bert_pooling = pooling == "mean" ? BertPooling::kMean : BertPooling::kFirst;
+}
+
+// local_attention counts the tokens of both sides. layer_types, or every n-th layer from the first
+// on attends to all tokens.
+void modern_windows(HfFields& f, TransformerConfig& t) {
+  int64_t width = t.window_size.empty() ? 128 : 2 * t.window_size[0];
+  MEGATRON_CHECK(f.reading() || t.window_size.empty() || t.window_size[0] == t.window_size[1],
+                 "windows of a ModernBERT of Hugging Face are as wide to the left as to the right, "
+                 "the model has --window-size ",
+                 t.window_size.empty() ? 0 : t.window_size[0], " ",
+                 t.window_size.empty() ? 0 : t.window_size[1]);
+  f.integer("local_attention", width, 128);
+  const int64_t every = f.reading() ? f.find_integer("global_attn_every_n_layers").value_or(3) : 3;
+  MEGATRON_CHECK(every > 0, f.name(), ": global_attn_every_n_layers ", every, " is not positive");
+  if (!f.reading()) f.erase("global_attn_every_n_layers");
+  const int64_t side = width / 2;
+  layer_windows(f, t, side + 1, [&](int64_t i) { return i % every != 0; });
+  if (!f.reading()) return;
+  if (t.window_size.empty())
+    t.rotary_base_local.reset();
+  else
+    t.window_size = {side, side};
+}
+
+void modern_bert_fields(HfFields& f, ModelConfig& c) {
+  TransformerConfig& t = c.transformer;
+  if (c.own.as<BertConfig>() == nullptr) c.own = OwnConfig(BertConfig());
+  BertConfig& own = *c.own.as<BertConfig>();
+  MEGATRON_CHECK(f.reading() || num_token_types(c) == 0,
+                 "a ModernBERT of Hugging Face has no token types");
+  own.bert_token_types = 0;
+  embeddings_of_family(f, c, /*norm=*/true, /*first_position=*/0);
+  sizes(f, c);
+  f.integer("max_position_embeddings", t.max_position_embeddings, 8192);
+  modern_head(f, own);
+  f.number("norm_eps", t.layernorm_epsilon, 1e-5);
+  f.flag("norm_bias", t.norm_bias, false);
+  f.number("initializer_range", t.init_method_std, 0.02);
+  f.number("embedding_dropout", t.hidden_dropout, 0.0);
+  f.number("attention_dropout", t.attention_dropout, 0.0);
+  f.constant("hidden_activation", "\"gelu\"");
+  bool attention_bias = t.add_bias_linear, mlp_bias = t.add_bias_linear;
+  f.flag("attention_bias", attention_bias, false);
+  f.flag("mlp_bias", mlp_bias, false);
+  MEGATRON_CHECK(attention_bias == mlp_bias, f.name(),
+                 ": attention_bias without mlp_bias, or the reverse, is not built");
+  t.add_bias_linear = attention_bias;
+  f.flag("classifier_bias", own.bert_head_bias, false);
+  f.constant("classifier_activation", "\"gelu\"");
+  f.constant("decoder_bias", "true");
+  modern_pooling(f, own);
+  tied(f, t, true);
+  f.constant("rope_scaling", "null");  // there it scales the positions of windowed layers, too
+  f.rope(t, {.theta = 160000,
+             .legacy_theta = "global_rope_theta",
+             .local_theta = 10000,
+             .legacy_local_theta = "local_rope_theta"});
+  MEGATRON_CHECK(t.rotary_percent == 1.0, f.name(), ": partial_rotary_factor ", t.rotary_percent,
+                 " is not built, only 1");
+  modern_windows(f, t);
+}
+
+void modern_bert_preset(TransformerConfig& t) {
+  t.position_embedding_type = PositionEmbedding::kRope;
+  t.exact_geglu = true;
+  t.first_input_norm = false;
+}
+
 void residual_norms(TransformerConfig& t) { t.norm_placement = kResidualPlacement; }
 
 HfFamily roberta_family(std::string_view type, std::string_view masked, std::string_view bare,
@@ -219,6 +346,15 @@ std::vector<HfFamily> encoder_hf_families() {
            .our_layers = "encoder.layers.*",
            .bare_architecture = "BertModel",
            .fit = heads_of_files},
+          {.model_type = "modernbert",
+           .architecture = "ModernBertForMaskedLM",
+           .rows = {kModernBert},
+           .preset = modern_bert_preset,
+           .fields = modern_bert_fields,
+           .waived = {},
+           .type = "bert",
+           .our_layers = "encoder.layers.*",
+           .bare_architecture = "ModernBertModel"},
           roberta_family("roberta", "RobertaForMaskedLM", "RobertaModel",
                          [](HfFields& f, ModelConfig& c) { roberta_fields(f, c, "Roberta"); }),
           roberta_family("xlm-roberta", "XLMRobertaForMaskedLM", "XLMRobertaModel",

@@ -209,6 +209,24 @@ std::optional<int64_t> HfFields::find_integer(std::string_view key) const {
   return to_integer(name(), key, *found);
 }
 
+void HfFields::num_labels(int64_t& value) {
+  const ordered_json* names = impl_->find("id2label");
+  MEGATRON_CHECK(names == nullptr || names->is_object(), name(), ": id2label is no object");
+  if (reading()) {
+    value = names != nullptr ? std::ssize(*names) : find_integer("num_labels").value_or(2);
+    MEGATRON_CHECK(value > 0, name(), ": id2label and num_labels name no class");
+    return;
+  }
+  if (names != nullptr && std::ssize(*names) == value) return;
+  ordered_json by_id = ordered_json::object(), by_name = ordered_json::object();
+  for (int64_t i = 0; i < value; ++i) {
+    by_id[cat(i)] = cat("LABEL_", i);
+    by_name[cat("LABEL_", i)] = i;
+  }
+  impl_->json["id2label"] = by_id;
+  impl_->json["label2id"] = by_name;
+}
+
 int64_t HfFields::num_experts() const {
   constexpr const char* kKeys[] = {"num_local_experts", "num_experts", "n_routed_experts",
                                    "moe_num_experts", "num_routed_experts"};
@@ -460,7 +478,7 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
     if (config.rotary_percent != 1.0 || rope.percent != 1.0)
       all["partial_rotary_factor"] = config.rotary_percent;
     for (const char* key : {rope.legacy_theta, rope.legacy_percent, "rope_theta", "rope_scaling",
-                            "rope_local_base_freq"})
+                            rope.legacy_local_theta})
       json.erase(key);
     if (rope.local_theta) {
       const double local = config.rotary_base_local.value_or(config.rotary_base);
@@ -487,7 +505,8 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
   if (const ordered_json* theta = impl_->find(rope.legacy_theta)) all["rope_theta"] = *theta;
   if (const ordered_json* percent = impl_->find(rope.legacy_percent))
     all["partial_rotary_factor"] = *percent;
-  if (const ordered_json* theta = impl_->find("rope_local_base_freq")) local["rope_theta"] = *theta;
+  if (const ordered_json* theta = impl_->find(rope.legacy_local_theta))
+    local["rope_theta"] = *theta;
   take(all, "rope_scaling", impl_->find("rope_scaling"));
   if (const ordered_json* given = impl_->find("rope_parameters")) {
     const bool nested = given->is_object() &&

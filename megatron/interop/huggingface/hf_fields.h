@@ -58,6 +58,7 @@ class HfFields {
     const char* legacy_theta = "rope_theta";  // key of transformers 4
     const char* legacy_percent = "partial_rotary_factor";
     std::optional<double> local_theta = {};  // base of windowed layers (Gemma 3)
+    const char* legacy_local_theta = "rope_local_base_freq";
     // original_max_position_embeddings is a top-level key (Phi-3)
     std::optional<int64_t> original_length = {};
     // Of multi-latent attention: default or yarn, with mscale and mscale_all_dim (DeepSeek)
@@ -70,6 +71,9 @@ class HfFields {
 
   // Reading: an integer, or nothing when absent or null.
   std::optional<int64_t> find_integer(std::string_view key) const;
+  // The number of classes, the size of id2label; 2 without it and num_labels. Writing keeps the
+  // names of as many classes.
+  void num_labels(int64_t& value);
   // Reading: the number of experts, by any of its keys; 0: not a mixture of experts.
   int64_t num_experts() const;
   // Reading: quant_method of quantization_config, "fp8" or "mxfp4"; empty: weights are not

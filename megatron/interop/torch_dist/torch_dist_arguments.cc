@@ -293,7 +293,9 @@ void check_expressible(const TransformerConfig& t) {
   check(t.final_logit_softcapping == 0.0, "soft caps of logits (final_logit_softcapping)");
   check(!t.qk_layernorm_over_heads, "a QK norm over all heads (qk_layernorm_over_heads)");
   check(!t.rotary_base_local, "two rotary bases (rotary_base_local)");
-  check(!t.geglu, "a GELU-gated MLP (geglu)");
+  check(!t.geglu && !t.exact_geglu, "a GELU-gated MLP (geglu, exact_geglu)");
+  check(t.norm_bias, "LayerNorms without biases (norm_bias)");
+  check(t.first_input_norm, "no norm before the first layer's attention (first_input_norm)");
   const bool llama3 = t.rope_scaling_type == RopeScaling::kLlama3 &&
                       t.rope_low_freq_factor == 1.0 && t.rope_high_freq_factor == 4.0 &&
                       t.rope_original_max_position_embeddings == 8192 && !t.rope_attention_factor;

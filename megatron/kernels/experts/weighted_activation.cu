@@ -123,6 +123,8 @@ void run(const WeightedActivationArgs& args, bool backward, void* stream) {
         return launch_kernel<T, GeluTanhGate, true>(args, backward, s);
       case Activation::kQuickGeglu:
         return launch_kernel<T, QuickGeluGate, true>(args, backward, s);
+      case Activation::kExactGeglu:
+        return launch_kernel<T, GeluGate, true>(args, backward, s);
     }
   });
   check_cuda(cudaGetLastError(), "weighted activation");

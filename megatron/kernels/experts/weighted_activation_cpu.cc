@@ -118,6 +118,8 @@ void run(const WeightedActivationArgs& args, bool backward, int64_t begin, int64
       return run_rows<GeluTanhGate, true>(args, backward, begin, end);
     case Activation::kQuickGeglu:
       return run_rows<QuickGeluGate, true>(args, backward, begin, end);
+    case Activation::kExactGeglu:
+      return run_rows<GeluGate, true>(args, backward, begin, end);
   }
 }
 

@@ -165,6 +165,8 @@ void launch(const Args& args, void* stream) {
         return launch_gate<T, GeluTanhGate>(args, as_stream(stream));
       case Activation::kQuickGeglu:
         return launch_gate<T, QuickGeluGate>(args, as_stream(stream));
+      case Activation::kExactGeglu:
+        return launch_gate<T, GeluGate>(args, as_stream(stream));
       default:
         MEGATRON_ASSERT(false, "FP8 output of an activation that is not gated");
     }

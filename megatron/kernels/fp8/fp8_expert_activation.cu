@@ -148,6 +148,8 @@ void fp8_expert_activation_cuda(const Fp8ExpertActivation& args, void* stream) {
         return launch_activation<T, GeluTanhGate>(args, as_stream(stream));
       case Activation::kQuickGeglu:
         return launch_activation<T, QuickGeluGate>(args, as_stream(stream));
+      case Activation::kExactGeglu:
+        return launch_activation<T, GeluGate>(args, as_stream(stream));
       default:
         MEGATRON_ASSERT(false, "FP8 output of an activation of experts that is not gated");
     }

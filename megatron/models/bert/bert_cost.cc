@@ -60,6 +60,13 @@ EndCost head_of_first(const ModelConfig& model, const LayerShape& s) {
   EndCost head;
   if (has_final_norm(model.transformer)) head.saved = s.rows * (h * s.residual + 2 * s.sum);
   head.saved += 3 * s.samples * h * s.element;
+  const BertConfig* own = model.own.as<BertConfig>();
+  if (own != nullptr && own->bert_pooler_norm)
+    head.saved += s.samples * (h * s.element + 2 * s.sum);
+  if (own != nullptr && own->bert_pooling == BertPooling::kMean) {
+    head.saved += s.tokens * s.element;  // which tokens count
+    head.forward_peak += s.rows * h * s.element;
+  }
   head.norm_backward_peak = s.rows * h * s.residual;
   return head;
 }

@@ -1,6 +1,7 @@
 #include "megatron/models/bert/bert_model.h"
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/common/counted_rows.h"
 #include "megatron/models/model_table.h"
@@ -9,6 +10,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/cross_entropy.h"
 #include "megatron/transformer/layer/auxiliary_losses.h"
+#include "megatron/transformer/layer/sublayer.h"
 
 namespace megatron {
 
@@ -18,6 +20,7 @@ constexpr int64_t kMostTokenTypes = 1024;
 constexpr int64_t kLastFirstPosition = 1024;
 constexpr int64_t kMostClasses = 100000;
 constexpr int64_t kMostChoices = 1000;
+constexpr std::string_view kPoolings[] = {"first", "mean"};
 
 }  // namespace
 
@@ -31,7 +34,15 @@ void BertConfig::fields(FieldVisitor& v) {
           "else none");
   v.field({"bert_lm_head", "--bert-no-lm-head", true}, bert_lm_head,
           "BERT without the head of masked tokens, as `embed` needs it");
+  v.field({"bert_head_bias", "--bert-no-head-bias", true}, bert_head_bias,
+          "no bias in the linear layer of the head of masked tokens, and in a pooler of "
+          "--bert-pooler-norm; that of the logits stays");
   v.field("bert_pooler", bert_pooler, "a pooler without the binary head, too");
+  v.field("bert_pooler_norm", bert_pooler_norm,
+          "the pooler is a norm of a GELU, as ModernBERT's, in the place of a tanh");
+  v.choice("bert_pooling", bert_pooling, kPoolings,
+           "of classes and choices: what the pooler reads, the first token's hidden state or the "
+           "mean of a text's");
   v.field("bert_classes", bert_classes,
           "outputs of a classification head, in the place of the heads of pretraining; 1 predicts "
           "a number, 0: there is none");
@@ -56,6 +67,9 @@ void BertConfig::validate(Violations& violations) const {
                      cat("--bert-choices is ", bert_choices), cat("0, or 2 to ", kMostChoices));
   violations.require(bert_choices == 0 || bert_classes == 0,
                      "--bert-classes and --bert-choices are given", "a model has one such head");
+  violations.require(bert_pooling == BertPooling::kFirst || bert_classes > 0 || bert_choices > 0 ||
+                         !bert_binary_head,
+                     "--bert-pooling mean with the binary head is not built");
   violations.require(bert_first_position >= 0 && bert_first_position <= kLastFirstPosition,
                      cat("--bert-first-position is ", bert_first_position),
                      cat("0 to ", kLastFirstPosition));
@@ -112,6 +126,10 @@ ModelConfig bidirectional(ModelConfig config) {
   refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
   refuse(t.lora_rank > 0, "--lora-rank");
+  for (const int64_t side : t.window_size)
+    MEGATRON_CHECK(side >= 0, "--window-size ", listed(t.window_size, {}, " "),
+                   ": tokens of a BERT see those before and behind them, and both sides of a "
+                   "window have a limit");
   refuse(config.sequence_parallel && text_head_outputs(config) > 0,
          "--bert-classes or --bert-choices with --sequence-parallel");
   config.transformer.causal = false;
@@ -122,6 +140,21 @@ ModelConfig bidirectional(ModelConfig config) {
 at::Tensor padding_documents(const at::Tensor& padding_mask, const at::Tensor& document_ids) {
   if (!document_ids.defined()) return (padding_mask == 0).to(at::kLong);
   return at::where(padding_mask != 0, document_ids, -1);
+}
+
+bool has_head_bias(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  return own == nullptr || own->bert_head_bias;
+}
+
+bool has_pooler_norm(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  return own != nullptr && own->bert_pooler_norm;
+}
+
+BertPooling pooling_of(const ModelConfig& config) {
+  const BertConfig* own = config.own.as<BertConfig>();
+  return own == nullptr ? BertPooling::kFirst : own->bert_pooling;
 }
 
 // The segment for the output projection, which the head of masked tokens alone needs.
@@ -138,9 +171,11 @@ EmbeddingExtras embedding_extras(const ModelConfig& config) {
 
 // A linear layer of the heads, all of which every tensor rank has.
 std::unique_ptr<ColumnParallelLinear> head_linear(const char* name, const ModelConfig& config,
-                                                  int64_t outputs, const ParallelGroups& groups) {
+                                                  int64_t outputs, const ParallelGroups& groups,
+                                                  bool bias = true) {
   const int64_t h = config.transformer.hidden_size;
   LinearOptions options;
+  options.bias = bias;
   options.divided = false;
   options.sequence_parallel = config.sequence_parallel;
   options.init = config.transformer.weight_init(outputs, h);
@@ -152,12 +187,10 @@ std::unique_ptr<ColumnParallelLinear> head_linear(const char* name, const ModelC
 // Rows of this rank -> the input of the output projection, and the bias of its logits.
 struct BertModel::LMHead : Module {
   LMHead(const ModelConfig& config, const ParallelGroups& groups)
-      : dense(head_linear("lm_head.dense", config, config.transformer.hidden_size, groups)),
+      : dense(head_linear("lm_head.dense", config, config.transformer.hidden_size, groups,
+                          has_head_bias(config))),
         layer_norm(config.transformer.hidden_size,
-                   {.kind = config.transformer.normalization,
-                    .eps = config.transformer.layernorm_epsilon,
-                    .zero_centered = config.transformer.layernorm_zero_centered_gamma,
-                    .partial_over_tensor = config.sequence_parallel}) {
+                   norm_options(config.transformer, config.sequence_parallel)) {
     add("dense", dense.get());
     add("layer_norm", &layer_norm);
     bias.local_shape = {config.padded_vocab_size / groups.tp.size()};
@@ -209,8 +242,14 @@ BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
     add("output_layer.bias", &lm_head_->bias);
   }
   if (slice.head && has_pooler(config())) {
-    pooler_ = head_linear("pooler.dense", config(), h, groups);
+    const bool normed = has_pooler_norm(config());
+    pooler_ = head_linear("pooler.dense", config(), h, groups, !normed || has_head_bias(config()));
     add("pooler.dense", pooler_.get());
+    if (normed) {
+      pooler_norm_ =
+          std::make_unique<Norm>(h, norm_options(config().transformer, config().sequence_parallel));
+      add("pooler.layer_norm", pooler_norm_.get());
+    }
   }
   if (slice.head && has_binary_head(config())) {
     binary_head_ = head_linear("binary_head", config(), 2, groups);
@@ -277,10 +316,20 @@ Loss BertModel::loss(const StageTensors& states, const Batch& batch, const Forwa
   return {(losses * rows.weights).sum(), rows.weights.sum()};
 }
 
-at::Tensor BertModel::pooled(const at::Tensor& hidden) {
+at::Tensor BertModel::pooled(const at::Tensor& hidden, const at::Tensor& text) {
   MEGATRON_ASSERT(pooler_ != nullptr, "this segment has no pooler");
-  const at::Tensor first = hidden.narrow(0, 0, 1).clone();  // a view would keep all rows
-  return at::tanh(pooler_->forward(first)).squeeze(0);
+  at::Tensor x;
+  if (pooling_of(config()) == BertPooling::kFirst) {
+    x = hidden.narrow(0, 0, 1).clone();  // a view would keep all rows
+  } else if (text.defined()) {
+    const at::Tensor counted = (text != 0).to(hidden.scalar_type()).t().unsqueeze(2);  // [s, b, 1]
+    x = (hidden * counted).sum(0, /*keepdim=*/true) / counted.sum(0, /*keepdim=*/true).clamp_min(1);
+  } else {
+    x = hidden.mean(0, /*keepdim=*/true);
+  }
+  const at::Tensor y = pooler_->forward(x);
+  return (pooler_norm_ ? pooler_norm_->forward(activate(y, Activation::kGelu)) : at::tanh(y))
+      .squeeze(0);
 }
 
 at::Tensor BertModel::order_logits(const at::Tensor& hidden) {
@@ -288,9 +337,10 @@ at::Tensor BertModel::order_logits(const at::Tensor& hidden) {
   return binary_head_->forward(pooled(hidden).unsqueeze(0)).squeeze(0);
 }
 
-at::Tensor BertModel::class_logits(const at::Tensor& hidden, const ForwardContext* training) {
+at::Tensor BertModel::class_logits(const at::Tensor& hidden, const at::Tensor& text,
+                                   const ForwardContext* training) {
   MEGATRON_ASSERT(text_head_ != nullptr, "this segment has no head of classes or of choices");
-  at::Tensor x = pooled(hidden).unsqueeze(0);
+  at::Tensor x = pooled(hidden, text).unsqueeze(0);
   if (const TransformerConfig& t = config().transformer; training != nullptr && training->training)
     x = dropout(x, t.hidden_dropout, random_key(t.seed, "classification_dropout"),
                 {training->place.sample, training->place.position.narrow(0, 0, 1)});

@@ -12,11 +12,17 @@
 
 namespace megatron {
 
+// What the pooler reads: the first token's hidden state, or the mean of those of a text.
+enum class BertPooling { kFirst, kMean };
+
 struct BertConfig : Config {
   bool bert_binary_head = true;             // pooler, binary head and the second loss
   std::optional<int64_t> bert_token_types;  // none: two with the binary head, else no table
   bool bert_lm_head = true;                 // the head and the loss of masked tokens
+  bool bert_head_bias = true;               // of the linear of that head, and of bert_pooler_norm
   bool bert_pooler = false;                 // without the binary head, too
+  bool bert_pooler_norm = false;            // the pooler is norm(gelu(W' x + b')), not a tanh
+  BertPooling bert_pooling = BertPooling::kFirst;
   // Outputs of a classification head, in the place of the heads of pretraining; 0: there is none
   int64_t bert_classes = 0;
   // Choices of a question, each a sequence with one score of a multiple-choice head in the place of
@@ -40,6 +46,9 @@ struct BertConfig : Config {
 //   classes = U drop(tanh(W' x_0 + b')) + e   with bert_classes, in the place of the heads above;
 //                                             with bert_choices one number, the score of a choice
 //
+// With bert_pooler_norm it is norm(gelu(W' x + b')) in the place of tanh, with BertPooling::kMean
+// the mean of the tokens of the padding mask in the place of x_0.
+//
 // Token types are there with the binary head, or where BertConfig says so. Tokens attend to those
 // of the padding mask; what others compute counts nowhere. The GELU of the head is the exact one
 // whatever that of the MLP is.
@@ -49,7 +58,7 @@ struct BertConfig : Config {
 // embedding.norm..., encoder..., lm_head.{dense, layer_norm}..., output_layer.bias, untied
 // output_layer.weight; with token types embedding.tokentype_embeddings.weight; with the binary head
 // pooler.dense..., binary_head...; with classes pooler.dense..., classification_head..., with
-// choices pooler.dense..., multichoice_head....
+// choices pooler.dense..., multichoice_head...; with bert_pooler_norm pooler.layer_norm....
 class BertModel : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.
@@ -68,15 +77,17 @@ class BertModel : public Model {
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   EmbeddingTables embedding_tables() override;
 
-  // tanh(W' x_0 + b') [b, h] of the first row of this rank's hidden states. Of use where that row
-  // is position 0. Last segment, with a pooler.
-  at::Tensor pooled(const at::Tensor& hidden);
+  // The pooler's output [b, h] of the first row of this rank's hidden states, of use where that row
+  // is position 0; or of the mean of its rows, of which `text` [b, s] is not 0 in those that count,
+  // undefined: all do. Last segment, with a pooler.
+  at::Tensor pooled(const at::Tensor& hidden, const at::Tensor& text = {});
   // The logits [b, 2] of the order of both halves; class 1: swapped. As pooled(), with the binary
   // head.
   at::Tensor order_logits(const at::Tensor& hidden);
   // The logits [b, classes], or the scores [b, 1]; as pooled(), with a head of classes or of
   // choices. Dropout as `training` says; null: none.
-  at::Tensor class_logits(const at::Tensor& hidden, const ForwardContext* training = nullptr);
+  at::Tensor class_logits(const at::Tensor& hidden, const at::Tensor& text,
+                          const ForwardContext* training = nullptr);
 
  private:
   struct LMHead;
@@ -88,6 +99,7 @@ class BertModel : public Model {
   OutputProjection output_;
   std::unique_ptr<LMHead> lm_head_;
   std::unique_ptr<ColumnParallelLinear> pooler_, binary_head_, text_head_;
+  std::unique_ptr<Norm> pooler_norm_;
 };
 
 bool has_lm_head(const ModelConfig& config);

@@ -6,6 +6,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/layer_state.h"
+#include "megatron/transformer/layer/sublayer.h"
 
 namespace megatron {
 
@@ -29,10 +30,8 @@ LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
                        groups) {
   add("word_embeddings", &word_embeddings_);
   if (extras.norm) {
-    norm_ = std::make_unique<Norm>(
-        config_.hidden_size,
-        NormOptions{config_.normalization, config_.layernorm_epsilon,
-                    config_.layernorm_zero_centered_gamma, config.sequence_parallel});
+    norm_ = std::make_unique<Norm>(config_.hidden_size,
+                                   norm_options(config_, config.sequence_parallel));
     add("norm", norm_.get());
   }
   if (config_.position_embedding_type != PositionEmbedding::kLearnedAbsolute) return;

@@ -6,15 +6,11 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/transformer/layer/auxiliary_losses.h"
+#include "megatron/transformer/layer/sublayer.h"
 #include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 namespace {
-
-NormOptions norm_options(const TransformerConfig& config, bool sequence_parallel) {
-  return {config.normalization, config.layernorm_epsilon, config.layernorm_zero_centered_gamma,
-          sequence_parallel};
-}
 
 LinearOptions projection_options(const TransformerConfig& config, bool sequence_parallel) {
   LinearOptions options;

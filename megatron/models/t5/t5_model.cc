@@ -39,6 +39,7 @@ const ModelConfig& built(const ModelConfig& config) {
   refuse(t.lora_rank > 0, "--lora-rank");
   refuse(t.is_quantized(), "--fp8-format or --fp4-format");
   refuse(t.parallel_residual, "--parallel-residual");
+  refuse(!t.first_input_norm, "--no-first-input-norm");
   refuse(t.norm_placement != NormPlacement::kPre, "--norm-placement other than pre");
   refuse(t.offloads_activations(), "offloading of activations");
   refuse(t.distribute_saved_activations, "--distribute-saved-activations");

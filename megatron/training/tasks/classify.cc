@@ -49,7 +49,8 @@ StageOutput classify_step(Model& model, const Batch& batch, const StageTensors& 
                           const ForwardContext& context) {
   StageTensors hidden = model.hidden(batch, input, context);
   if (!model.slice().head) return {std::move(hidden), {}, {}};
-  const at::Tensor raw = dynamic_cast<BertModel&>(model).class_logits(hidden.front(), &context);
+  const at::Tensor raw = dynamic_cast<BertModel&>(model).class_logits(
+      hidden.front(), batch.find("padding_mask"), &context);
   const at::Tensor logits =
       raw.to(raw.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);  // [b, classes]
   const at::Tensor target = batch["target"], weight = batch["sample_weight"].to(logits.dtype());

@@ -30,7 +30,7 @@ LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
   options.bias = config.qkv_bias();
   options.init = config.weight_init(qkv_rows(config), config.hidden_size);
   options.sequence_parallel = sequence_parallel;
-  options.input_norm = norms_inputs(config);
+  options.input_norm = norms_attention_input(config, layer_number);
   options.norm = norm_options(config);
   options.recompute_norm = config.recomputes("layernorm");
   options.lora = lora_options(config, "linear_qkv");

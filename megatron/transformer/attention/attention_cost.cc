@@ -4,6 +4,7 @@
 
 #include "megatron/transformer/attention/core_attention_cost.h"
 #include "megatron/transformer/attention/multi_latent_attention_cost.h"
+#include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
 
@@ -42,7 +43,7 @@ struct Attention : CoreAttentionCost {
 
 Attention::Attention(const TransformerConfig& c, int64_t layer, const LayerShape& s)
     : CoreAttentionCost(c, layer, s, core_sizes(c, s)),
-      around(c, s),
+      around(c, s, norms_attention_input(c, layer)),
       sharing(std::max<int64_t>(1, s.tensor / c.query_groups())),
       packed(sizes.packed) {
   const int64_t heads = sizes.heads, groups = sizes.groups;
@@ -76,9 +77,11 @@ OffloadedBytes Attention::offloaded() const {
     return offload(config, module, &SavedBytes::attention, bytes, element, count, out);
   };
   offload(config, "attn_norm", &SavedBytes::residual, around.stream, shape.residual, 1, out);
-  offload(config, "qkv_linear", &SavedBytes::norms, around.recompute_norm ? 0 : around.normed, e, 1,
-          out);
-  offload(config, "qkv_linear", &SavedBytes::norms, around.stats, sum, norm_stats, out);
+  if (around.pre_norm) {
+    offload(config, "qkv_linear", &SavedBytes::norms, around.recompute_norm ? 0 : around.normed, e,
+            1, out);
+    offload(config, "qkv_linear", &SavedBytes::norms, around.stats, sum, norm_stats, out);
+  }
   if (config.qk_layernorm) {
     add("core_attn", q, e);
     add("core_attn", k, e);

@@ -15,10 +15,6 @@ std::unique_ptr<AttentionSublayer> make_attention(const TransformerConfig& confi
   return std::make_unique<SelfAttention>(config, layer_number, sequence_parallel, groups);
 }
 
-NormOptions norm_options(const TransformerConfig& config) {
-  return {config.normalization, config.layernorm_epsilon, config.layernorm_zero_centered_gamma};
-}
-
 LinearOptions linear_proj_options(const TransformerConfig& config, int64_t layer_number,
                                   bool sequence_parallel) {
   LinearOptions options;

@@ -19,9 +19,6 @@ std::unique_ptr<AttentionSublayer> make_attention(const TransformerConfig& confi
 
 // -- for its kinds
 
-// Of the norm of its input.
-NormOptions norm_options(const TransformerConfig& config);
-
 // Options of linear_proj, which maps the outputs of all heads back to the residual stream.
 LinearOptions linear_proj_options(const TransformerConfig& config, int64_t layer_number,
                                   bool sequence_parallel);

@@ -51,8 +51,10 @@ AttentionOptions CoreAttention::options(const LayerContext& context,
   options.causal = config_.causal;
   options.scale = config_.softmax_scale();
   options.softcap = config_.attn_logit_softcapping;
-  if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty())
+  if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty()) {
     options.window_left = window[0];
+    if (!config_.causal) options.window_right = window[1];
+  }
   options.mask = context.pass.attention_mask;
   options.sinks = sinks(queries);
   options.distance_bias = context.pass.distance_bias;

@@ -58,8 +58,7 @@ struct OverHeadsFunction : torch::autograd::Function<OverHeadsFunction> {
 }  // namespace
 
 QKNorm::QKNorm(const TransformerConfig& config, int64_t heads, const ProcessGroup& tp) {
-  NormOptions options{config.normalization, config.layernorm_epsilon,
-                      config.layernorm_zero_centered_gamma};
+  NormOptions options = norm_options(config);
   options.role = ParameterRole::kQKNorm;
   if (!config.qk_layernorm_over_heads) {
     options.partial_over_tensor = tp.size() > 1;  // its gradient comes from this rank's heads only

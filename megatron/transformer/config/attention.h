@@ -18,7 +18,8 @@ struct AttentionConfig {
   // Scores are divided by its square root; none: kv_channels
   std::optional<double> query_pre_attn_scalar;
   double attn_logit_softcapping = 0.0;  // c: scores become c tanh(score / c); 0: none
-  std::vector<int64_t> window_size;     // {left, right}; empty: none
+  // {left, right}, of which causal attention has the left; empty: none
+  std::vector<int64_t> window_size;
   // Integer n: every n-th layer attends fully; or a list "[1,0,...]", 1 = windowed; empty: all
   // layers are windowed.
   std::string window_attn_skip_freq;

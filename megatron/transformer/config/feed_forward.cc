@@ -8,7 +8,8 @@ void FeedForwardConfig::fields(FieldVisitor& v) {
   v.role(FieldRole::kArchitecture);
   v.group("network behavior");
   v.field("swiglu", swiglu, "silu(gate) * up in the MLP");
-  v.field("geglu", geglu, "gelu(gate) * up in the MLP");
+  v.field("geglu", geglu, "gelu(gate) * up in the MLP, with the tanh approximation");
+  v.field("exact_geglu", exact_geglu, "gelu(gate) * up in the MLP, with the exact GELU");
   v.field("quick_geglu", quick_geglu, "gate * sigmoid(1.702 gate) * (up + offset) in the MLP");
   v.field("relu", relu, "relu(x) in the MLP");
   v.field("squared_relu", squared_relu, "relu(x)^2 in the MLP");
@@ -23,18 +24,19 @@ void FeedForwardConfig::fields(FieldVisitor& v) {
 }
 
 void FeedForwardConfig::validate(Violations& v, const ShapeConfig&) const {
-  v.require(swiglu + geglu + quick_geglu + relu + squared_relu + openai_gelu <= 1,
+  v.require(swiglu + geglu + exact_geglu + quick_geglu + relu + squared_relu + openai_gelu <= 1,
             "more than one activation given",
-            "use one of --swiglu, --geglu, --quick-geglu, --relu, --squared-relu, --openai-gelu");
+            "use one of --swiglu, --geglu, --exact-geglu, --quick-geglu, --relu, --squared-relu, "
+            "--openai-gelu");
   v.require(glu_linear_offset == 0.0 || quick_geglu,
             "--glu-linear-offset has an effect only with --quick-geglu");
   if (!activation_func_clamp_value) return;
   v.require(
       *activation_func_clamp_value > 0,
       cat("--activation-func-clamp-value ", *activation_func_clamp_value, " must be positive"));
-  v.require(swiglu || geglu || quick_geglu,
+  v.require(swiglu || geglu || exact_geglu || quick_geglu,
             "--activation-func-clamp-value bounds gated activations only",
-            "--quick-geglu, --swiglu or --geglu");
+            "--quick-geglu, --swiglu, --geglu or --exact-geglu");
 }
 
 }  // namespace megatron

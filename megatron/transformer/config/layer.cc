@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
 namespace {
@@ -20,6 +21,7 @@ void LayerConfig::fields(FieldVisitor& v) {
           "added to the variance");
   v.field({"layernorm_zero_centered_gamma", "--apply-layernorm-1p"}, layernorm_zero_centered_gamma,
           "store norm weights as their difference from 1");
+  v.field({"norm_bias", "--disable-norm-bias", true}, norm_bias, "no biases in LayerNorms");
   v.field({"add_bias_linear", "--disable-bias-linear", true}, add_bias_linear,
           "no biases in linear layers");
   v.field("add_qkv_bias", add_qkv_bias, "biases in the query, key and value projection only");
@@ -31,6 +33,9 @@ void LayerConfig::fields(FieldVisitor& v) {
            "normalise the input of attention and MLP (pre), their output before it is added "
            "(post), both (sandwich), or the sum of input and output, without a final norm "
            "(residual)");
+  v.field({"first_input_norm", "--no-first-input-norm", true}, first_input_norm,
+          "the first layer's attention reads its input as it is, where a norm of the embeddings "
+          "comes before (ModernBERT)");
   v.field("parallel_residual", parallel_residual,
           "attention and MLP both read the layer's input: x + attention(norm(x)) + mlp(norm(x))");
   v.field("scale_embeddings", scale_embeddings,
@@ -47,6 +52,12 @@ void LayerConfig::validate(Violations& v, const ShapeConfig&) const {
   v.require(!parallel_residual || norm_placement == NormPlacement::kPre,
             "--parallel-residual with norms on the output of branches is not built",
             "--norm-placement pre");
+  v.require(norm_bias || normalization == Normalization::kLayerNorm,
+            "--disable-norm-bias has an effect only with --normalization LayerNorm");
+  v.require(
+      first_input_norm || (norms_inputs(*this) && !parallel_residual),
+      "--no-first-input-norm with --parallel-residual or without norms of inputs is not built",
+      "--norm-placement pre or sandwich");
   v.require(hidden_dropout >= 0 && hidden_dropout < 1,
             cat("--hidden-dropout ", hidden_dropout, " is outside [0, 1)"));
   v.require(layernorm_epsilon > 0, cat("--norm-epsilon ", layernorm_epsilon, " must be positive"));

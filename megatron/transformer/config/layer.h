@@ -17,11 +17,13 @@ struct LayerConfig {
   Normalization normalization = Normalization::kLayerNorm;
   double layernorm_epsilon = 1e-5;
   bool layernorm_zero_centered_gamma = false;
+  bool norm_bias = true;  // of LayerNorms
   bool add_bias_linear = true;
   bool add_qkv_bias = false;
   bool qk_layernorm = false;
   bool qk_layernorm_over_heads = false;  // one RMS over all heads of a token, not one per head
   NormPlacement norm_placement = NormPlacement::kPre;
+  bool first_input_norm = true;    // of the input of the first layer's attention
   bool parallel_residual = false;  // x + attention(norm(x)) + mlp(norm(x))
   bool scale_embeddings = false;   // by sqrt(hidden_size)
   double hidden_dropout = 0.1;

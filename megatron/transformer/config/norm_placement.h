@@ -17,6 +17,10 @@ inline bool norms_sums(const LayerConfig& config) {
 inline bool norms_inputs(const LayerConfig& config) {
   return config.has_pre_norm() && !norms_sums(config);
 }
+// The input of a layer's attention; layers count from 1.
+inline bool norms_attention_input(const LayerConfig& config, int64_t layer_number) {
+  return norms_inputs(config) && (config.first_input_norm || layer_number > 1);
+}
 // The output of the last layer.
 inline bool has_final_norm(const LayerConfig& config) { return !norms_sums(config); }
 

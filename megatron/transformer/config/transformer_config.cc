@@ -42,6 +42,8 @@ void TransformerConfig::validate(Violations& v) const {
   v.require(lora_rank <= 0 || !is_quantized(),
             "--lora-rank with --fp8-format or --fp4-format is not built", "leave one of them out");
   if (has_adapters()) validate_lora_targets(lora_targets, adaptable_linears(*this), v);
+  v.require(first_input_norm || !multi_latent_attention,
+            "--no-first-input-norm with --multi-latent-attention is not built");
   v.require(!rotary_base_local || !window_size.empty(),
             "--rotary-base-local has an effect only with --window-size");
   v.require(norm_placement != NormPlacement::kPost || !fp32_residual_connection,
@@ -87,6 +89,7 @@ double TransformerConfig::softmax_scale() const {
 Activation TransformerConfig::activation() const {
   if (swiglu) return Activation::kSwiglu;
   if (geglu) return Activation::kGeglu;
+  if (exact_geglu) return Activation::kExactGeglu;
   if (quick_geglu) return Activation::kQuickGeglu;
   if (relu) return Activation::kRelu;
   if (squared_relu) return Activation::kSquaredRelu;

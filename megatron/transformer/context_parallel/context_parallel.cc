@@ -107,12 +107,31 @@ Packed Packed::copy(const std::vector<at::Tensor>& tensors) {
   return packed;
 }
 
+namespace {
+
+// Bool [1, 1, queries, keys], True where the key is outside of the query's window.
+at::Tensor window_mask(const AttentionOptions& options, const at::Tensor& query_position,
+                       const at::Tensor& key_position) {
+  const at::Tensor ahead = key_position.unsqueeze(0) - query_position.unsqueeze(1);
+  at::Tensor outside = at::zeros(ahead.sizes(), ahead.options().dtype(at::kBool));
+  if (options.window_left >= 0) outside = outside.logical_or(ahead < -options.window_left);
+  if (options.window_right >= 0) outside = outside.logical_or(ahead > options.window_right);
+  return outside.unsqueeze(0).unsqueeze(0);
+}
+
+}  // namespace
+
 AttentionOptions ContextParallelPass::block(bool causal, const at::Tensor& query_position,
                                             const at::Tensor& key_position) const {
   AttentionOptions block = options;
   block.sinks.reset();  // added to the combination of all blocks
   block.causal = causal;
   block.mask = document_mask(document_ids, query_position, key_position);
+  if (has_two_sided_window()) {
+    const at::Tensor outside = window_mask(options, query_position, key_position);
+    block.mask = block.mask.defined() ? block.mask.logical_or(outside) : outside;
+    block.window_left = block.window_right = -1;
+  }
   block.place.position = query_position;
   block.key_position = key_position;
   return block;

@@ -148,8 +148,6 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
 at::Tensor all_gather_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const AttentionOptions& options, const at::Tensor& document_ids,
                                 const ProcessGroup& cp) {
-  MEGATRON_ASSERT(options.causal || (options.window_left < 0 && options.window_right < 0),
-                  "a sliding window without causality under context parallelism");
   return AllGatherAttention::apply(q, k, v, std::optional<at::Tensor>(options.sinks),
                                    ContextParallelPass{options, document_ids, cp});
 }

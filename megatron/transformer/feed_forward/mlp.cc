@@ -25,8 +25,7 @@ LinearOptions fc1_options(const TransformerConfig& config, int64_t layer_number,
   if (is_gated(config.activation()))
     options.parts = {config.ffn_hidden_size, config.ffn_hidden_size};
   options.input_norm = norms_inputs(config);
-  options.norm = {config.normalization, config.layernorm_epsilon,
-                  config.layernorm_zero_centered_gamma};
+  options.norm = norm_options(config);
   options.recompute_norm = config.recomputes("layernorm");
   options.lora = lora_options(config, "linear_fc1");
   return options;

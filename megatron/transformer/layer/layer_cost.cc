@@ -176,6 +176,9 @@ void AllocationTrack::take(int64_t bytes) { most_ = std::max(most_, live_ += byt
 void AllocationTrack::touch(int64_t bytes) { most_ = std::max(most_, live_ + bytes); }
 
 StreamCost::StreamCost(const TransformerConfig& c, const LayerShape& shape)
+    : StreamCost(c, shape, norms_inputs(c)) {}
+
+StreamCost::StreamCost(const TransformerConfig& c, const LayerShape& shape, bool normed_input)
     : stream(shape.rows * c.hidden_size * shape.residual),
       normed(shape.rows * c.hidden_size * shape.element),
       cast(shape.residual == shape.element ? 0 : stream),
@@ -184,7 +187,7 @@ StreamCost::StreamCost(const TransformerConfig& c, const LayerShape& shape)
       part(shape.sequence_parallel ? normed : 0),
       stats(shape.rows * (c.normalization == Normalization::kLayerNorm ? 2 : 1) * shape.sum),
       branch(c.hidden_dropout > 0 || cast > 0 ? normed : 0),
-      pre_norm(norms_inputs(c)),
+      pre_norm(normed_input),
       recompute_norm(c.recomputes("layernorm")),
       pre_norm_saved(pre_norm ? stats + (recompute_norm ? 0 : normed) : 0),
       post_norm_saved(c.has_post_norm() ? (part > 0 ? part : product) + stats : 0) {}

@@ -201,6 +201,8 @@ RecomputedLayers recomputed_layers(const TransformerConfig& config, int64_t num_
 // Bytes of the tensors around the linears of a sublayer, and the steps of its passes around them.
 struct StreamCost {
   StreamCost(const TransformerConfig& config, const LayerShape& shape);
+  // `normed_input`: whether the sublayer normalises its input.
+  StreamCost(const TransformerConfig& config, const LayerShape& shape, bool normed_input);
 
   int64_t stream;    // R h x
   int64_t normed;    // R h e

@@ -5,14 +5,20 @@
 
 namespace megatron {
 
+NormOptions norm_options(const TransformerConfig& config, bool partial_over_tensor) {
+  return {.kind = config.normalization,
+          .eps = config.layernorm_epsilon,
+          .zero_centered = config.layernorm_zero_centered_gamma,
+          .partial_over_tensor = partial_over_tensor,
+          .bias = config.norm_bias};
+}
+
 ResidualSublayer::ResidualSublayer(const TransformerConfig& config, Sublayer& sublayer,
                                    RandomKey dropout_key, bool sequence_parallel,
                                    const SublayerNames& names)
     : config_(config), sublayer_(sublayer), dropout_key_(dropout_key), names_(names) {
   if (!config.has_post_norm()) return;
-  post_norm_ = std::make_unique<Norm>(
-      config.hidden_size, NormOptions{config.normalization, config.layernorm_epsilon,
-                                      config.layernorm_zero_centered_gamma, sequence_parallel});
+  post_norm_ = std::make_unique<Norm>(config.hidden_size, norm_options(config, sequence_parallel));
 }
 
 at::Tensor ResidualSublayer::forward(const at::Tensor& x, const LayerContext& context) {

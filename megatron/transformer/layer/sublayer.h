@@ -11,6 +11,9 @@
 
 namespace megatron {
 
+// Of a norm of the residual stream. `partial_over_tensor`: as NormOptions has it.
+NormOptions norm_options(const TransformerConfig& config, bool partial_over_tensor = false);
+
 // The function of one residual connection, with its own input norm.
 class Sublayer : public Module {
  public:

@@ -5,12 +5,17 @@ no token is predicted, next_sentence_label [b]), and what `transformers` compute
   logits [b, s, v], order [b, 2]     of the heads; the order where the model has that head
   loss [1]                           mean cross entropy of the labels, plus that of the order
   grad/<name>                        its gradient
-  hidden [b, s, h], pooled [b, h]    of a model without a head, in the place of those
+  class [b], classes, classes_first [b, c]   of a model that tells classes, in the place of those: its classes, logits of the mean of a
+                                     text's hidden states and of the first one; the loss is that of the mean
+  hidden [b, s, h], pooled [b, h]    of a model without a head, in the place of those; pooled where it has a pooler
 
-Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_hf_goldens.py
+Windows of the ModernBERTs are shorter than the sequences.
+
+Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_hf_goldens.py [CASE]...
 """
 import json
 import os
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -20,18 +25,30 @@ from safetensors.torch import save_file
 HERE = os.path.dirname(os.path.abspath(__file__))
 SMALL = dict(vocab_size=24, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16,
              hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, layer_norm_eps=1e-12, hidden_act="gelu")
+MODERN = dict(vocab_size=24, hidden_size=8, intermediate_size=12, num_hidden_layers=4, num_attention_heads=2, max_position_embeddings=32,
+              local_attention=6, embedding_dropout=0.1, attention_dropout=0.1, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+              cls_token_id=None, sep_token_id=None,
+              rope_parameters={"full_attention": dict(rope_type="default", rope_theta=160.0),
+                               "sliding_attention": dict(rope_type="default", rope_theta=10.0)})
+BIASES = dict(attention_bias=True, mlp_bias=True, norm_bias=True, classifier_bias=True, tie_word_embeddings=False,
+              layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention"])
 CASES = {
     "megatron_bert": ("MegatronBertForPreTraining", dict(type_vocab_size=3)),
     "bert": ("BertForPreTraining", dict(type_vocab_size=2)),
     "roberta": ("RobertaForMaskedLM", dict(type_vocab_size=1, pad_token_id=1, max_position_embeddings=18, layer_norm_eps=1e-5)),
     "bert_model": ("BertModel", dict(type_vocab_size=2)),
+    "modernbert": ("ModernBertForMaskedLM", dict()),
+    "modernbert_biases": ("ModernBertForMaskedLM", BIASES),
+    "modernbert_model": ("ModernBertModel", dict()),
+    "modernbert_classes": ("ModernBertForSequenceClassification", dict(num_labels=3, classifier_pooling="mean", classifier_bias=True)),
 }
 
 
 def make(name, architecture, settings, seed):
     torch.manual_seed(seed)
     cls = getattr(transformers, architecture)
-    model = cls(cls.config_class(**(SMALL | settings))).eval()
+    modern = architecture.startswith("Modern")
+    model = cls(cls.config_class(**((MODERN if modern else SMALL) | settings))).eval()
     with torch.no_grad():
         for key, p in model.named_parameters():
             norm = key.endswith("weight") and p.dim() == 1
@@ -46,16 +63,26 @@ def make(name, architecture, settings, seed):
     ids = torch.randint(1, SMALL["vocab_size"], (b, s))
     if "pad_token_id" in settings:  # positions count the other tokens
         ids = torch.where(torch.arange(s)[None] < torch.tensor(lengths)[:, None], ids.clamp_min(2), 1)
-    types = torch.randint(0, settings["type_vocab_size"], (b, s)) * mask
+    types = torch.randint(0, settings.get("type_vocab_size", 1), (b, s)) * mask
     chosen = (torch.rand(b, s) < 0.4) & (mask == 1)
     labels = torch.where(chosen, torch.randint(0, SMALL["vocab_size"], (b, s)), -100)
     order = torch.randint(0, 2, (b,))
-    out = model(input_ids=ids, token_type_ids=types, attention_mask=mask)
+    out = model(input_ids=ids, attention_mask=mask, **({} if modern else dict(token_type_ids=types)))
     tensors = dict(input_ids=ids, token_type_ids=types, attention_mask=mask, labels=labels, next_sentence_label=order)
     tensors = {key: value.int() for key, value in tensors.items()}
     if architecture.endswith("Model"):
-        tensors |= dict(hidden=out.last_hidden_state * mask[..., None], pooled=out.pooler_output)
+        tensors |= dict(hidden=out.last_hidden_state * mask[..., None])
+        if not modern:
+            tensors |= dict(pooled=out.pooler_output)
         return save(tensors, folder)
+    if architecture.endswith("SequenceClassification"):
+        tensors["class"] = torch.tensor([2, 0, 1], dtype=torch.int32)
+        loss = F.cross_entropy(out.logits, tensors["class"].long())
+        loss.backward()
+        grads = {"grad/" + key: p.grad for key, p in model.named_parameters()}
+        model.config.classifier_pooling = "cls"
+        first = model(input_ids=ids, attention_mask=mask).logits
+        return save(tensors | grads | dict(classes=out.logits, classes_first=first, loss=loss.reshape(1)), folder)
     logits = out.logits if hasattr(out, "logits") else out.prediction_logits
     loss = F.cross_entropy(logits.view(b * s, -1), labels.view(-1))
     if hasattr(out, "seq_relationship_logits"):
@@ -73,6 +100,8 @@ def save(tensors, folder):
 
 if __name__ == "__main__":
     for i, (case, (kind, more)) in enumerate(CASES.items()):
+        if sys.argv[1:] and case not in sys.argv[1:]:
+            continue
         make(case, kind, more, 11 + i)
         for extra in os.listdir(os.path.join(HERE, case)):
             if extra not in ("config.json", "model.safetensors", "golden.safetensors"):

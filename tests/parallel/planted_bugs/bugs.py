@@ -36,6 +36,9 @@ LATENT = ("--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-atte
           "--mscale-all-dim 0.707 --normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
           "--attention-dropout 0 --hidden-dropout 0 ")
 BERT = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task bert "
+MODERN = BERT + ("--bert-no-binary-head --bert-no-head-bias --bert-embedding-norm --position-embedding-type rope --rotary-base-local 10000 "
+                 "--rotary-base 160000 --window-size 64 64 --window-attn-skip-freq [0,1,1]*8 --exact-geglu --disable-bias-linear "
+                 "--disable-norm-bias --no-first-input-norm ")
 T5 = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task t5 --decoder-num-layers 12 --decoder-seq-length 256 "
 RELATIVE = "--position-embedding-type relative "
 EP, ETP = "--expert-model-parallel-size ", "--expert-tensor-parallel-size "
@@ -137,6 +140,7 @@ PROOFS = {
     "bert cp2": (2, BERT + BATCH + CP + "2"),
     "bert pp2": (2, BERT + BATCH + PP + "2"),
     "bert dp2": (2, BERT + BATCH),
+    "modern cp2": (2, MODERN + BATCH + CP + "2 --cp-comm-type all_gather"),
     "choices dp2": (2, BERT.replace("--task bert", "--task multichoice --bert-choices 2") + BATCH),
     "t5 tp2": (2, T5 + BATCH + TP + "2"),
     "t5 tp2 sp": (2, T5 + BATCH + TP + "2 " + SP),
@@ -190,6 +194,8 @@ ATTENTION = "megatron/transformer/attention/attention.cc"
 CORE_ATTENTION = "megatron/transformer/attention/core_attention.cc"
 LATENT_ATTENTION = "megatron/transformer/attention/multi_latent_attention.cc"
 LAYER = "megatron/transformer/transformer_layer.cc"
+ROTARY_EMBEDDING = "megatron/transformer/attention/rotary_embedding.cc"
+ACTIVATION_CPU = "megatron/kernels/activation_cpu.cc"
 SUBLAYER = "megatron/transformer/layer/sublayer.cc"
 BLOCK = "megatron/transformer/transformer_block.cc"
 MLP = "megatron/transformer/feed_forward/mlp.cc"
@@ -233,8 +239,7 @@ BUGS = (
           "norm.partial_over_tensor = !PLANTED && options.sequence_parallel;"),),
         "tp4_sp tp3_sp_llama", "gpt tp2 sp"),
     Bug("final_norm_grad_not_reduced", "the gradient of the final norm is not summed under sequence parallelism",
-        ((BLOCK, "config.layernorm_zero_centered_gamma, sequence_parallel}",
-          "config.layernorm_zero_centered_gamma, !PLANTED && sequence_parallel}"),),
+        ((BLOCK, "norm_options(config, sequence_parallel)", "norm_options(config, !PLANTED && sequence_parallel)"),),
         "tp4_sp", "gpt tp2 sp"),
     Bug("qk_norm_grad_not_reduced", "gradients of query and key norms, which see the heads of one rank, are not summed",
         ((QK_NORM, "options.partial_over_tensor = tp.size() > 1;", "options.partial_over_tensor = !PLANTED && tp.size() > 1;"),),
@@ -897,7 +902,7 @@ BUGS = (
         ((SAMPLER, "config_.data_parallel_rank * size + i;", "(PLANTED ? config_.data_parallel_rank + config_.data_parallel_size * i : config_.data_parallel_rank * size + i);"),),
         "dp2_evaluation_bert_choices", "choices dp2"),
     Bug("embedding_norm_grad_not_summed", "gradients of the norm of the embeddings are not summed under sequence parallelism",
-        ((MODEL_ENDS, "config_.layernorm_zero_centered_gamma, config.sequence_parallel}", "config_.layernorm_zero_centered_gamma, !PLANTED && config.sequence_parallel}"),),
+        ((MODEL_ENDS, "norm_options(config_, config.sequence_parallel)", "norm_options(config_, !PLANTED && config.sequence_parallel)"),),
         "tp2_sp_bert_residual", "bert residual tp2 sp"),
     Bug("norm_of_branch_alone", "layers whose norms take sums norm the output of the branch alone",
         ((SUBLAYER, "(!config_.has_post_norm() || norms_sums(config_))", "(!config_.has_post_norm() || (!PLANTED && norms_sums(config_)))"),
@@ -906,6 +911,19 @@ BUGS = (
     Bug("first_position_lost", "position 0 has row 0 of the table, where the first rows are those of padding",
         ((MODEL_ENDS, "if (first_position_ > 0) ids", "if (!PLANTED && first_position_ > 0) ids"),),
         "", "", "models_test:Families/HfEncoderGolden.LogitsAndGradients/roberta", "one rank reads alike"),
+    Bug("window_without_a_right_side", "windows of encoders have no limit behind the token",
+        ((CORE_ATTENTION, "if (!config_.causal) options.window_right", "if (!PLANTED && !config_.causal) options.window_right"),),
+        "", "", "models_test:Families/HfEncoderGolden.LogitsAndGradients/modernbert", "one rank computes alike"),
+    Bug("window_of_gathered_keys", "over context ranks windows of encoders count from the end of the gathered keys",
+        ((CONTEXT, "if (has_two_sided_window()) {", "if (!PLANTED && has_two_sided_window()) {"),),
+        "cp2_gather_bert_modern", "modern cp2"),
+    Bug("local_base_lost", "windowed layers turn queries and keys as those do that attend to everything",
+        ((ROTARY_EMBEDDING, "powers(*config_.rotary_base_local,", "powers(PLANTED ? config_.rotary_base : *config_.rotary_base_local,"),),
+        "", "", "models_test:Families/HfEncoderGolden.LogitsAndGradients/modernbert", "one rank computes alike"),
+    Bug("exact_gate_approximated", "the exact GELU of a gated MLP is the approximation",
+        ((ACTIVATION_CPU, "return gated_rows<GeluGate, Acc>(args, backward, begin, end);",
+          "return PLANTED ? gated_rows<GeluTanhGate, Acc>(args, backward, begin, end) : gated_rows<GeluGate, Acc>(args, backward, begin, end);"),),
+        "", "", "models_test:Families/HfEncoderGolden.LogitsAndGradients/modernbert", "one rank computes alike"),
     # Encoder-decoders.
     *(Bug(**bug) for bug in STACK_BUGS),
     # What proofs once left out.

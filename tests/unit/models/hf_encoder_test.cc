@@ -36,12 +36,27 @@ std::filesystem::path encoder_folder(const std::string& name) {
   return std::filesystem::path(MEGATRON_SOURCE_DIR "/tests/golden/encoders") / name;
 }
 
+HfFolder opened(const std::string& name, const char* cp_comm_type) {
+  HfFolder folder = open_hf_folder(encoder_folder(name));
+  folder.model.config.transformer.cp_comm_type = {cp_comm_type};
+  return folder;
+}
+
+int64_t num_layers(const std::string& name) {
+  return read_hf_config(encoder_folder(name)).config.transformer.num_layers;
+}
+
 // A golden, and the model of its folder with its weights and gradients in fp32.
 struct HfEncoder {
-  HfEncoder(const std::string& name, const ParallelGroups& groups,
-            const StageSlice& slice = {0, 2, true, true}, const EmbeddingTables& tables = {})
+  HfEncoder(const std::string& name, const ParallelGroups& groups, const char* cp_comm_type = "p2p")
+      : HfEncoder(name, groups, {0, num_layers(name), true, true}, {}, cp_comm_type) {}
+  HfEncoder(const std::string& name, const ParallelGroups& groups, const StageSlice& slice,
+            const EmbeddingTables& tables, const char* cp_comm_type = "p2p")
+      : HfEncoder(name, groups, slice, tables, opened(name, cp_comm_type)) {}
+  HfEncoder(const std::string& name, const ParallelGroups& groups, const StageSlice& slice,
+            const EmbeddingTables& tables, HfFolder opened_folder)
       : golden(read_golden_tensors(SafetensorsFile(encoder_folder(name) / "golden.safetensors"))),
-        folder(open_hf_folder(encoder_folder(name))),
+        folder(std::move(opened_folder)),
         model(folder.model.config, groups, slice, tables),
         store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
     load_hf_values(folder, groups, slice, model);
@@ -68,6 +83,20 @@ struct HfEncoder {
   Batch batch;
   ForwardContext context;
 };
+
+// Every gradient of the golden, after the backward.
+void expect_gradients(HfEncoder& e) {
+  std::map<std::string, at::Tensor> grads;
+  e.model.visit([&](const std::string& ours, Parameter& parameter) {
+    grads[ours] = e.store.grad(parameter);
+  });
+  double all = 0;
+  for (const auto& [name, tensor] : e.golden)
+    if (name.starts_with("grad/")) all += tensor.square().sum().item<double>();
+  for (const HfTensor& tensor : hf_tensors(*e.folder.model.family, e.folder.model.config))
+    expect_close(in_their_form(tensor, grads.at(tensor.ours)), e.golden.at("grad/" + tensor.name),
+                 kHfTolerance, std::sqrt(all), "gradient of " + tensor.name);
+}
 
 class HfEncoderGolden : public testing::TestWithParam<std::string> {};
 
@@ -98,16 +127,7 @@ TEST_P(HfEncoderGolden, LogitsAndGradients) {
   EXPECT_NEAR(mean, e.golden.at("loss").item<double>(), 1e-5);
   tape.backward(BackwardRoot(loss.sum), {(1 / loss.weight).to(loss.sum)});
 
-  std::map<std::string, at::Tensor> grads;
-  e.model.visit([&](const std::string& ours, Parameter& parameter) {
-    grads[ours] = e.store.grad(parameter);
-  });
-  double all = 0;
-  for (const auto& [name, tensor] : e.golden)
-    if (name.starts_with("grad/")) all += tensor.square().sum().item<double>();
-  for (const HfTensor& tensor : hf_tensors(*e.folder.model.family, e.folder.model.config))
-    expect_close(in_their_form(tensor, grads.at(tensor.ours)), e.golden.at("grad/" + tensor.name),
-                 kHfTolerance, std::sqrt(all), "gradient of " + tensor.name);
+  expect_gradients(e);
 }
 
 TEST_P(HfEncoderGolden, LogitsOnTwoTensorParallelRanks) {
@@ -123,12 +143,12 @@ TEST_P(HfEncoderGolden, LogitsOnTwoTensorParallelRanks) {
   });
 }
 
-TEST_P(HfEncoderGolden, LogitsOnTwoContextParallelRanks) {
+void expect_logits_on_context_parallel_ranks(const std::string& name, const char* cp_comm_type) {
   run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
     const at::NoGradGuard no_grad;
     ParallelGroups groups;
     groups.cp = ProcessGroup(world, "cp");
-    HfEncoder e(GetParam(), groups);
+    HfEncoder e(name, groups, cp_comm_type);
     for (const char* column : {"text", "types"})
       e.batch.set(column, zigzag_slice(e.batch[column], 1, groups.cp));
     e.context.place.position = zigzag_slice(e.context.place.position, 0, groups.cp);
@@ -139,11 +159,21 @@ TEST_P(HfEncoderGolden, LogitsOnTwoContextParallelRanks) {
   });
 }
 
+// A ring has no windows.
+TEST_P(HfEncoderGolden, LogitsOnTwoContextParallelRanks) {
+  const bool windows =
+      !read_hf_config(encoder_folder(GetParam())).config.transformer.window_size.empty();
+  if (!windows) expect_logits_on_context_parallel_ranks(GetParam(), "p2p");
+  for (const char* type : {"all_gather", "a2a"})
+    expect_logits_on_context_parallel_ranks(GetParam(), type);
+}
+
 TEST_P(HfEncoderGolden, LogitsOfTwoSegments) {
   const at::NoGradGuard no_grad;
   const ParallelGroups groups;
-  HfEncoder first(GetParam(), groups, {0, 1, true, false}),
-      second(GetParam(), groups, {1, 1, false, true}, first.model.embedding_tables());
+  const int64_t half = num_layers(GetParam()) / 2;
+  HfEncoder first(GetParam(), groups, {0, half, true, false}, {}),
+      second(GetParam(), groups, {half, half, false, true}, first.model.embedding_tables());
   const StageTensors middle = first.model.hidden(first.batch, {}, first.context);
   const at::Tensor hidden = second.model.hidden(second.batch, middle, second.context).front();
   expect_close(second.logits(hidden), second.golden.at("logits"), kHfTolerance, 0, "logits");
@@ -152,17 +182,45 @@ TEST_P(HfEncoderGolden, LogitsOfTwoSegments) {
 TEST(HfEncoderGolden, HiddenStatesOfAModelWithoutAHead) {
   const at::NoGradGuard no_grad;
   const ParallelGroups groups;
-  HfEncoder e("bert_model", groups);
+  for (const char* name : {"bert_model", "modernbert_model"}) {
+    HfEncoder e(name, groups);
+    const at::Tensor hidden = e.model.hidden(e.batch, {}, e.context).front();
+    expect_close(hidden.transpose(0, 1) * e.batch["padding_mask"].unsqueeze(2),
+                 e.golden.at("hidden"), kHfTolerance, 0, "hidden states");
+    EXPECT_EQ(has_pooler(e.model.config()), e.golden.contains("pooled")) << name;
+    if (has_pooler(e.model.config()))
+      expect_close(e.model.pooled(hidden), e.golden.at("pooled"), kHfTolerance, 0, "pooled");
+    EXPECT_EQ(error_of([&] { e.model.logits(hidden); }),
+              "this BERT has no head of masked tokens (bert_lm_head)");
+  }
+}
+
+TEST(HfEncoderGolden, ClassesOfAModernBert) {
+  const ParallelGroups groups;
+  HfEncoder e("modernbert_classes", groups);
+  ASSERT_EQ(num_classes(e.model.config()), 3);
+  RecomputeTape tape;
+  e.context.tape = &tape;
   const at::Tensor hidden = e.model.hidden(e.batch, {}, e.context).front();
-  expect_close(hidden.transpose(0, 1) * e.batch["padding_mask"].unsqueeze(2), e.golden.at("hidden"),
-               kHfTolerance, 0, "hidden states");
-  expect_close(e.model.pooled(hidden), e.golden.at("pooled"), kHfTolerance, 0, "pooled");
-  EXPECT_EQ(error_of([&] { e.model.logits(hidden); }),
-            "this BERT has no head of masked tokens (bert_lm_head)");
+  const at::Tensor logits = e.model.class_logits(hidden, e.batch["padding_mask"]);
+  expect_close(logits.detach(), e.golden.at("classes"), kHfTolerance, 0, "classes");
+  const at::Tensor loss = at::cross_entropy_loss(logits, e.golden.at("class").to(at::kLong));
+  EXPECT_NEAR(loss.item<double>(), e.golden.at("loss").item<double>(), 1e-5);
+  tape.backward(BackwardRoot(loss), {at::ones_like(loss)});
+  expect_gradients(e);
+
+  HfFolder folder = opened("modernbert_classes", "p2p");
+  folder.model.config.own.as<BertConfig>()->bert_pooling = BertPooling::kFirst;
+  HfEncoder first("modernbert_classes", groups, {0, 4, true, true}, {}, std::move(folder));
+  const at::NoGradGuard no_grad;
+  expect_close(first.model.class_logits(first.model.hidden(first.batch, {}, first.context).front(),
+                                        first.batch["padding_mask"]),
+               first.golden.at("classes_first"), kHfTolerance, 0, "classes of the first token");
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, HfEncoderGolden,
-                         testing::Values("megatron_bert", "bert", "roberta"),
+                         testing::Values("megatron_bert", "bert", "roberta", "modernbert",
+                                         "modernbert_biases"),
                          [](const auto& param) { return param.param; });
 
 namespace fs = std::filesystem;
@@ -181,9 +239,12 @@ void expect_there_and_back(const fs::path& folder, const fs::path& root, const s
   }
   const auto json = nlohmann::json::parse(read_file(root / "theirs" / "config.json"));
   const auto theirs = nlohmann::json::parse(read_file(encoder_folder(name) / "config.json"));
-  for (const char* key : {"architectures", "type_vocab_size", "hidden_act", "layer_norm_eps",
-                          "max_position_embeddings", "pad_token_id"})
-    EXPECT_EQ(json[key], theirs[key]) << key;
+  for (const char* key :
+       {"architectures", "type_vocab_size", "hidden_act", "layer_norm_eps",
+        "max_position_embeddings", "pad_token_id", "hidden_activation", "norm_eps", "norm_bias",
+        "attention_bias", "mlp_bias", "local_attention", "layer_types", "rope_parameters",
+        "embedding_dropout", "attention_dropout", "tie_word_embeddings"})
+    EXPECT_EQ(json.value(key, nlohmann::json()), theirs.value(key, nlohmann::json())) << key;
 }
 
 fs::path empty_folder(const std::string& name) {
@@ -194,7 +255,8 @@ fs::path empty_folder(const std::string& name) {
 }
 
 TEST(HfEncoders, ThereAndBackAreTheSame) {
-  for (const char* name : {"megatron_bert", "bert", "roberta", "bert_model"})
+  for (const char* name : {"megatron_bert", "bert", "roberta", "bert_model", "modernbert",
+                           "modernbert_biases", "modernbert_model", "modernbert_classes"})
     expect_there_and_back(encoder_folder(name), empty_folder(name), name);
 }
 
@@ -235,6 +297,94 @@ TEST(HfEncoders, WhatIsNotBuiltIsNamed) {
             "config.json: tie_word_embeddings false is not built");
   EXPECT_NE(error("position_embedding_type", "relative_key"), "");
   EXPECT_NE(error("is_decoder", true), "");
+}
+
+// As folders that were written before transformers 5 have them.
+TEST(HfEncoders, ReadsOldKeysOfModernBert) {
+  auto json = nlohmann::json::parse(read_file(encoder_folder("modernbert") / "config.json"));
+  const HfModel now = parse_hf_config(json.dump(), "config.json");
+  for (const char* key : {"rope_parameters", "layer_types"}) json.erase(key);
+  json["global_rope_theta"] = 160.0;
+  json["local_rope_theta"] = 10.0;
+  json["global_attn_every_n_layers"] = 3;
+  const auto old = [&] { return parse_hf_config(json.dump(), "config.json").config.transformer; };
+  EXPECT_EQ(architecture_difference(now.config.transformer, old()), "");
+  EXPECT_EQ(old().window_size, (std::vector<int64_t>{3, 3}));
+  EXPECT_TRUE(old().window(1).empty() && !old().window(2).empty() && old().window(4).empty());
+  json["global_attn_every_n_layers"] = 2;
+  EXPECT_TRUE(old().window(1).empty() && !old().window(2).empty() && !old().window(4).empty());
+  for (const char* key : {"global_rope_theta", "local_rope_theta", "local_attention"})
+    json.erase(key);
+  EXPECT_EQ(old().rotary_base, 160000);
+  EXPECT_EQ(old().rotary_base_local, 10000);
+  EXPECT_EQ(old().window_size, (std::vector<int64_t>{64, 64}));
+}
+
+TEST(HfEncoders, WhatIsNotBuiltOfModernBertIsNamed) {
+  const auto text = read_file(encoder_folder("modernbert") / "config.json");
+  const auto error = [&](const char* key, const nlohmann::json& value) {
+    auto json = nlohmann::json::parse(text);
+    json[key] = value;
+    return error_of([&] { parse_hf_config(json.dump(), "config.json"); });
+  };
+  EXPECT_EQ(error("architectures", {"ModernBertForTokenClassification"}),
+            "config.json: a ModernBertForTokenClassification is not built yet\nhint: expected a "
+            "model with ModernBertForMaskedLM, ModernBertForSequenceClassification or "
+            "ModernBertModel as its architecture");
+  EXPECT_EQ(error("hidden_activation", "silu"),
+            "config.json: hidden_activation \"silu\" is not built, only \"gelu\"");
+  EXPECT_EQ(error("classifier_activation", "relu"),
+            "config.json: classifier_activation \"relu\" is not built, only \"gelu\"");
+  EXPECT_EQ(error("decoder_bias", false),
+            "config.json: decoder_bias false is not built, only true");
+  EXPECT_EQ(error("attention_bias", true),
+            "config.json: attention_bias without mlp_bias, or the reverse, is not built");
+  EXPECT_EQ(error("classifier_pooling", "max"),
+            "config.json: classifier_pooling \"max\" is not built, only \"cls\" and \"mean\"");
+  EXPECT_EQ(error("local_attention", -2),
+            "config.json: local_attention is -2, expected 0 to 2147483647");
+  EXPECT_EQ(error("layer_types", {"full_attention", "chunked", "chunked", "full_attention"}),
+            "config.json: layers of the type \"chunked\" are not built");
+  EXPECT_EQ(error("rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}).substr(0, 26),
+            "config.json: rope_scaling ");
+  auto rope = nlohmann::json::parse(text)["rope_parameters"];
+  rope["sliding_attention"]["rope_type"] = "linear";
+  rope["sliding_attention"]["factor"] = 2.0;
+  EXPECT_EQ(error("rope_parameters", rope),
+            "config.json: scaled rotary positions of sliding layers are not built");
+  rope = nlohmann::json::parse(text)["rope_parameters"];
+  rope["full_attention"]["partial_rotary_factor"] = 0.5;
+  EXPECT_EQ(error("rope_parameters", rope),
+            "config.json: partial_rotary_factor 0.5 is not built, only 1");
+}
+
+TEST(HfEncoders, AModernBertThatIsNoneIsNotWritten) {
+  const HfModel model = read_hf_config(encoder_folder("modernbert"));
+  const auto error = [&](const auto& change) {
+    ModelConfig config = model.config;
+    change(config, config.transformer, *config.own.as<BertConfig>());
+    return error_of([&] { write_hf_config(*model.family, config, "{}"); });
+  };
+  EXPECT_EQ(error([](auto&, auto&, auto&) {}), "");
+  EXPECT_EQ(error([](auto&, auto& t, auto&) { t.window_size = {3, 2}; }),
+            "windows of a ModernBERT of Hugging Face are as wide to the left as to the right, the "
+            "model has --window-size 3 2");
+  EXPECT_EQ(error([](auto&, auto&, auto& own) { own.bert_token_types = 2; }),
+            "a ModernBERT of Hugging Face has no token types");
+  EXPECT_EQ(error([](auto&, auto&, auto& own) { own.bert_pooler = true; }),
+            "a ModernBERT of Hugging Face has neither a binary head nor a pooler");
+  EXPECT_EQ(error([](auto&, auto&, auto& own) { own.bert_choices = 4; }),
+            "a multiple-choice head is not written as a ModernBERT");
+  EXPECT_EQ(
+      error([](auto&, auto&, auto& own) { own.bert_classes = 3, own.bert_pooler_norm = false; }),
+      "classes of a ModernBERT of Hugging Face read a pooler with a norm (bert_pooler_norm)");
+  EXPECT_EQ(error([](auto&, auto& t, auto&) { t.first_input_norm = true; }),
+            "a modernbert model of Hugging Face cannot express this model: first_input_norm is "
+            "true, not false");
+  EXPECT_EQ(error([](auto&, auto& t, auto&) { t.exact_geglu = false, t.geglu = true; }),
+            "a modernbert model of Hugging Face cannot express this model: exact_geglu is false, "
+            "not true");
+  EXPECT_NE(error([](auto&, auto& t, auto&) { t.kv_channels = 6; }), "");
 }
 
 TEST(HfEncoders, AFamilyThatDoesNotFitIsNotWritten) {

@@ -83,6 +83,7 @@ at::Tensor plain_activation(const at::Tensor& x, const ExpertActivation& activat
     up = up.clamp(-*activation.clamp, *activation.clamp);
   }
   if (activation.kind == Activation::kGeglu) return at::gelu(gate, "tanh") * up;
+  if (activation.kind == Activation::kExactGeglu) return at::gelu(gate) * up;
   const double slope = activation.kind == Activation::kQuickGeglu ? 1.702 : 1.0;
   return gate * at::sigmoid(slope * gate) * (up + activation.offset);
 }
@@ -92,7 +93,7 @@ TEST(WeightedActivation, EqualsAutograd) {
       {Activation::kSwiglu},           {Activation::kGeglu},
       {Activation::kQuickGeglu, 1.0},  {Activation::kQuickGeglu, 1.0, 0.7},
       {Activation::kSwiglu, 0.0, 0.5}, {Activation::kGelu},
-      {Activation::kSquaredRelu}};
+      {Activation::kSquaredRelu},      {Activation::kExactGeglu}};
   for (const ExpertActivation& activation : all) {
     const std::string what = "activation " + std::to_string(static_cast<int>(activation.kind));
     const int64_t f = 5, columns = is_gated(activation.kind) ? 2 * f : f;

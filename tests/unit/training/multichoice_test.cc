@@ -88,7 +88,7 @@ TEST(Multichoice, ScoresLossAccuracyAndGradientsAreThoseOfTransformers) {
   {
     const at::NoGradGuard no_grad;
     const at::Tensor hidden = golden.model.hidden(golden.batch, {}, golden.context).front();
-    const at::Tensor scores = golden.model.class_logits(hidden).view_as(expected);
+    const at::Tensor scores = golden.model.class_logits(hidden, {}).view_as(expected);
     EXPECT_LE((scores - expected).norm().item<double>(), 1e-5 * expected.norm().item<double>());
   }
   const StageOutput output =

@@ -252,7 +252,8 @@ const std::vector<BrokenRule> kBrokenRules = {
      [](auto& c) { c.rotary_seq_len_interpolation_factor = 0; }},
     {"OneActivation",
      "more than one activation given\n"
-     "hint: use one of --swiglu, --geglu, --quick-geglu, --relu, --squared-relu, --openai-gelu",
+     "hint: use one of --swiglu, --geglu, --exact-geglu, --quick-geglu, --relu, --squared-relu, "
+     "--openai-gelu",
      [](auto& c) { c.geglu = c.squared_relu = true; }},
     {"OffsetNeedsQuickGeglu", "--glu-linear-offset has an effect only with --quick-geglu",
      [](auto& c) { c.glu_linear_offset = 1.0; }},
@@ -264,6 +265,13 @@ const std::vector<BrokenRule> kBrokenRules = {
      [](auto& c) { c.attention_dropout = std::nan(""); }},
     {"NormEpsilonIsPositive", "--norm-epsilon 0 must be positive",
      [](auto& c) { c.layernorm_epsilon = 0.0; }},
+    {"NormBiasesAreThoseOfLayerNorms",
+     "--disable-norm-bias has an effect only with --normalization LayerNorm",
+     [](auto& c) { c.norm_bias = false, c.normalization = Normalization::kRMSNorm; }},
+    {"FirstInputNormIsOneOfInputs",
+     "--no-first-input-norm with --parallel-residual or without norms of inputs is not built\n"
+     "hint: --norm-placement pre or sandwich",
+     [](auto& c) { c.first_input_norm = false, c.norm_placement = NormPlacement::kPost; }},
     {"InitStdIsPositive", "--init-method-std 0 must be positive",
      [](auto& c) { c.init_method_std = 0.0; }},
     {"EmbeddingInitStdIsPositive", "--embedding-init-method-std -1 must be positive",
@@ -595,6 +603,7 @@ TEST(TransformerConfig, ActivationByFlags) {
       {Activation::kSwiglu, [](auto& c) { c.swiglu = true; }},
       {Activation::kGeglu, [](auto& c) { c.geglu = true; }},
       {Activation::kQuickGeglu, [](auto& c) { c.quick_geglu = true; }},
+      {Activation::kExactGeglu, [](auto& c) { c.exact_geglu = true; }},
       {Activation::kRelu, [](auto& c) { c.relu = true; }},
       {Activation::kSquaredRelu, [](auto& c) { c.squared_relu = true; }},
   };

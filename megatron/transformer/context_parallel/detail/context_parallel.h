@@ -55,8 +55,15 @@ struct ContextParallelPass {
   at::Tensor document_ids;
   ProcessGroup cp;
 
-  // Whether masking or dropout depends on token positions, apart from the causal mask.
-  bool by_place() const { return document_ids.defined() || options.dropout > 0.0; }
+  // Whether masking or dropout depends on token positions, apart from the causal mask and its
+  // window.
+  bool by_place() const {
+    return document_ids.defined() || options.dropout > 0.0 || has_two_sided_window();
+  }
+  // A window of attention that is not causal.
+  bool has_two_sided_window() const {
+    return !options.causal && (options.window_left >= 0 || options.window_right >= 0);
+  }
   // Options for one block of queries and keys at these positions of the whole sequence (may be
   // undefined unless by_place()). `causal`: the last query and the last key are the same token.
   AttentionOptions block(bool causal, const at::Tensor& query_position,
