@@ -56,18 +56,23 @@ void PeerMailbox::run_postponed() {
   for (const std::function<void()>& work : std::exchange(postponed_, {})) work();
 }
 
+int64_t PeerMailbox::open_exchange() {
+  if (opened_ >= closed_ + kSlots) run_postponed();
+  MEGATRON_ASSERT(opened_ < closed_ + kSlots, "exchange ", opened_, " was opened before ",
+                  opened_ - kSlots, " was closed");
+  return opened_++;
+}
+
 PeerExchange::PeerExchange(PeerMailbox& mailbox, const at::Tensor& part)
     : mailbox_(mailbox),
       shape_(part.sizes().vec()),
       type_(part.scalar_type()),
       words_(static_cast<int64_t>(part.nbytes()) / kWordBytes),
-      number_(mailbox.opened_++),
+      number_(mailbox.open_exchange()),
       slot_(static_cast<int>(number_ % PeerMailbox::kSlots)),
       arrived_(static_cast<size_t>(mailbox.group_.size()), false) {
   MEGATRON_ASSERT(mailbox.fits(part), "a part of ", part.nbytes(), " bytes in a mailbox for ",
                   mailbox.part_words_ * kWordBytes);
-  MEGATRON_ASSERT(number_ < mailbox.closed_ + PeerMailbox::kSlots, "exchange ", number_,
-                  " was opened before ", number_ - PeerMailbox::kSlots, " was closed");
 }
 
 PeerExchange::~PeerExchange() {

@@ -51,14 +51,18 @@ class PeerMailbox {
   int64_t exchanges() const { return opened_; }              // number so far
 
   // Queues work for the current stream that is off the critical path, of `flops` floating-point
-  // operations. It runs when an exchange first waits for a part, to overlap with the transfer, or
-  // in run_postponed(), which the caller must arrange. It may hold one exchange open.
+  // operations. It runs when an exchange first waits for a part, to overlap with the transfer, when
+  // one opens kSlots exchanges after one that it holds, or in run_postponed(), which the caller
+  // must arrange. It may hold one exchange open.
   void postpone(double flops, std::function<void()> work);
   double postponed_flops() const { return postponed_flops_; }
   void run_postponed();
 
  private:
   friend class PeerExchange;
+
+  // Takes the next number.
+  int64_t open_exchange();
 
   const ProcessGroup group_;
   std::shared_ptr<PeerMemory> peers_;

@@ -18,9 +18,10 @@ std::vector<int64_t> with_first(const at::Tensor& like, int64_t first, int64_t l
   return shape;
 }
 
-// Output columns of a product that take as long to compute as one row of its input to copy: 700
-// TFLOP/s of bf16 over 370 GB/s between two H200s.
-constexpr int64_t kColumnsOfCopy = 1900;
+// Output columns of a product that take as long to compute as one row of its input to copy: on GPUs
+// 700 TFLOP/s of bf16 over 370 GB/s between two H200s. Between threads on a CPU, where nothing
+// overlaps, a number among the widths of small models, which then take every path of large ones.
+int64_t columns_of_copy(const at::Tensor& rows) { return rows.is_cpu() ? 32 : 1900; }
 
 // Calls multiply(rows, first row, number of rows) for this rank's rows, then for the others'. Rows
 // that arrive rank by rank are multiplied as they arrive, unless this rank's product alone takes as
@@ -32,7 +33,7 @@ void own_rows_first(GatheredRows& rows, const ProcessGroup& tp, int64_t columns,
   const int64_t count = rows.own().size(0), begin = own * count;
   if (rows.hidden()) return multiply(rows.wait(), 0, count * t);
   multiply(rows.own(), begin, count);
-  if (rows.in_parts() && columns < kColumnsOfCopy * (t - 1)) {
+  if (rows.in_parts() && columns < columns_of_copy(rows.own()) * (t - 1)) {
     for (int step = 1; step < t; ++step) {
       const int from = (own + t - step) % t;
       multiply(rows.wait(from, 1), from * count, count);
@@ -46,8 +47,9 @@ void own_rows_first(GatheredRows& rows, const ProcessGroup& tp, int64_t columns,
 }  // namespace
 
 bool hides_exchange(const PeerMailbox& mailbox, const at::Tensor& part, const ProcessGroup& tp) {
-  return mailbox.postponed_flops() >= 2.0 * static_cast<double>(kColumnsOfCopy * (tp.size() - 1)) *
-                                          static_cast<double>(part.numel());
+  return mailbox.postponed_flops() >=
+         2.0 * static_cast<double>(columns_of_copy(part) * (tp.size() - 1)) *
+             static_cast<double>(part.numel());
 }
 
 GatheredRows::GatheredRows(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox,

@@ -49,6 +49,36 @@ TEST(PeerMailbox, RefusesMoreExchangesThanSlots) {
                InternalError);
 }
 
+// Work that is postponed may hold an exchange whose slot others need before one of them waits.
+TEST(PeerMailbox, PostponedWorkRunsBeforeItsSlotIsNeeded) {
+  run_ranks(2, [](const std::shared_ptr<Backend>& backend) {
+    const ProcessGroup group(backend, "tp");
+    PeerMailbox mailbox(group);
+    mailbox.open(at::kCPU, 1024);
+    const int own = group.rank(), peer = 1 - own;
+    at::Tensor late;
+    auto held = std::make_shared<PeerExchange>(mailbox, at::full({16}, own, at::kFloat));
+    held->post(peer, at::full({16}, own, at::kFloat));
+    mailbox.postpone(1.0, [&late, peer, held] { late = held->part(peer).clone(); });
+    std::weak_ptr<PeerExchange> watched = held;
+    held.reset();
+    std::vector<std::unique_ptr<PeerExchange>> open;
+    for (int n = 0; n < PeerMailbox::kSlots; ++n) {
+      EXPECT_FALSE(late.defined()) << "before exchange " << n;
+      open.push_back(std::make_unique<PeerExchange>(mailbox, at::full({16}, n, at::kFloat)));
+      open.back()->post(peer, at::full({16}, own + n, at::kFloat));
+    }
+    ASSERT_TRUE(late.defined());
+    EXPECT_TRUE(watched.expired());
+    EXPECT_EQ(late[0].item<float>(), static_cast<float>(peer));
+    for (int n = 0; n < PeerMailbox::kSlots; ++n)
+      EXPECT_EQ(open[static_cast<size_t>(n)]->part(peer)[0].item<float>(),
+                static_cast<float>(peer + n));
+    open.clear();
+    group.barrier();
+  });
+}
+
 // A rank that fails in the middle of an exchange frees those that wait for its part.
 TEST(PeerMailbox, AFailingRankFreesItsPeers) {
   try {
