@@ -6,6 +6,7 @@
 #include "megatron/tensor/attention/attention.h"
 #include "megatron/tensor/attention/attention_block.h"
 #include "megatron/tensor/torch.h"
+#include "tests/gpu/timing.h"
 #include "tests/kernels/cases.h"
 
 namespace megatron {
@@ -18,6 +19,7 @@ struct AttentionCase {
   int64_t window_left = -1;
   double dropout = 0.0;
   bool sinks = false;
+  bool bias = false;  // by distance
 };
 
 void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
@@ -36,6 +38,11 @@ AttentionOptions make_options(const AttentionCase& c, AttentionBackend backend, 
   o.recompute = recompute;
   if (c.sinks)
     o.sinks = at::linspace(-2, 2, c.n, device == at::kCPU ? at::kDouble : at::kFloat).to(device);
+  if (c.bias) {
+    at::manual_seed(8);
+    o.distance_bias = at::randn({c.n, c.s + c.s_k - 1}).to(device);
+    if (device == at::kCPU) o.distance_bias = o.distance_bias.to(at::kDouble);
+  }
   if (c.dropout > 0) {
     o.dropout = c.dropout;
     o.key = random_key(1, "attention");
@@ -50,10 +57,12 @@ Tensors attend(Tensors qkv, const at::Tensor& dout, const AttentionOptions& opti
   for (at::Tensor& t : qkv) t = t.detach().requires_grad_();
   AttentionOptions own = options;
   if (own.sinks.defined()) own.sinks = own.sinks.detach().requires_grad_();
+  if (own.distance_bias.defined()) own.distance_bias = own.distance_bias.detach().requires_grad_();
   const at::Tensor out = core_attention(qkv[0], qkv[1], qkv[2], own);
   out.backward(dout);
   Tensors all = {out.detach().cpu(), qkv[0].grad().cpu(), qkv[1].grad().cpu(), qkv[2].grad().cpu()};
   if (own.sinks.defined()) all.push_back(own.sinks.grad().cpu());
+  if (own.distance_bias.defined()) all.push_back(own.distance_bias.grad().cpu());
   return all;
 }
 
@@ -78,7 +87,7 @@ TEST_P(GpuAttention, MatchesFp64) {
     FAIL() << c.name << " on CUDA threw: " << error.what();
   }
   const double tolerance = type == at::kFloat ? 1e-5 : type == at::kHalf ? 4e-3 : 2e-2;
-  const char* const names[] = {"out", "dq", "dk", "dv", "dsinks"};
+  const char* const names[] = {"out", "dq", "dk", "dv", c.bias ? "dbias" : "dsinks"};
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_LT(relative_error(got[i], exact[i]), tolerance) << names[i] << " of " << c.name;
   }
@@ -95,6 +104,14 @@ const AttentionCase kCases[] = {
     {"dropout", 64, 64, 2, 4, 2, 64, true, -1, 0.2},
     {"odd_head", 33, 33, 2, 2, 2, 20},
     {"wide_head", 64, 64, 1, 2, 2, 192},
+    {"bias", 128, 128, 2, 4, 4, 64, false, -1, 0.0, false, true},
+    {"bias_causal", 128, 128, 2, 4, 4, 64, true, -1, 0.0, false, true},
+    {"bias_odd", 333, 333, 2, 3, 3, 64, false, -1, 0.0, false, true},
+    {"bias_odd_causal", 333, 333, 2, 3, 3, 64, true, -1, 0.0, false, true},
+    {"bias_cross", 45, 197, 3, 2, 2, 64, false, -1, 0.0, false, true},
+    {"bias_wide", 200, 200, 2, 2, 2, 128, false, -1, 0.0, false, true},
+    {"bias_wide_causal", 129, 129, 2, 2, 2, 128, true, -1, 0.0, false, true},
+    {"bias_dropout", 64, 64, 2, 4, 4, 64, false, -1, 0.2, false, true},
     {"sinks_window", 128, 128, 2, 8, 2, 64, true, 31, 0.0, true},
     {"sinks", 128, 128, 2, 8, 2, 64, true, -1, 0.0, true},
 };
@@ -229,6 +246,79 @@ TEST(GpuAttentionMode, BackwardIsBitEqualInEveryRun) {
   }
   EXPECT_FALSE(at::globalContext().deterministicAlgorithms())
       << "the setting of the process is restored";
+}
+
+// Queries, keys and values in one tensor, whose gradients are written into its gradient.
+TEST(GpuAttentionMode, BiasByDistanceOfPackedHeads) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const at::Device gpu(at::kCUDA, 0);
+  const int64_t s = 150, b = 2, n = 3, d = 64;
+  at::manual_seed(3);
+  const at::Tensor packed = at::randn({s, b, n * 3 * d}).to(at::kBFloat16),
+                   bias = at::randn({n, 2 * s - 1}), dout = at::randn({s, b, n * d});
+  const auto run = [&](const at::Device& device, at::ScalarType type) {
+    const at::Tensor in = packed.to(device, type).requires_grad_();
+    AttentionOptions options;
+    options.causal = false;
+    options.scale = 0.125;
+    options.distance_bias =
+        bias.to(device, type == at::kDouble ? at::kDouble : at::kFloat).requires_grad_();
+    const at::Tensor out = packed_attention(in.clone(), {n, 1, d}, {}, options);
+    out.backward(dout.to(device, type));
+    return Tensors{out.detach().cpu(), in.grad().cpu(), options.distance_bias.grad().cpu()};
+  };
+  const Tensors exact = run(at::kCPU, at::kDouble), got = run(gpu, at::kBFloat16),
+                again = run(gpu, at::kBFloat16);
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_LT(relative_error(got[i], exact[i]), 2e-2) << "result " << i;
+    EXPECT_TRUE(at::equal(got[i], again[i])) << "result " << i << ": another run gave other bits";
+  }
+}
+
+// Times beside what stands in the place of the kernel: attention that stores scores, and cuDNN's
+// without a bias.
+TEST(GpuAttentionMode, RatesOfABiasByDistance) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const at::Device gpu(at::kCUDA, 0);
+  struct Shape {
+    int64_t s, b, n, d;
+    bool causal;
+  };
+  for (const Shape& shape : {Shape{512, 32, 16, 64, false}, Shape{128, 32, 16, 64, true},
+                             Shape{512, 16, 32, 64, false}, Shape{2048, 4, 16, 128, false}}) {
+    const auto [s, b, n, d, causal] = shape;
+    const at::Tensor qkv = at::randn({s, b, n, 3 * d}, at::dtype(at::kBFloat16).device(gpu));
+    const at::Tensor dout = at::randn({s, b, n, d}, qkv.options());
+    const at::Tensor q = qkv.narrow(3, 0, d).detach().requires_grad_(),
+                     k = qkv.narrow(3, d, d).detach().requires_grad_(),
+                     v = qkv.narrow(3, 2 * d, d).detach().requires_grad_();
+    std::vector<std::function<void()>> works;
+    for (const auto& [backend, with_bias] : {std::pair{AttentionBackend::kAuto, true},
+                                             {AttentionBackend::kAuto, false},
+                                             {AttentionBackend::kUnfused, true}}) {
+      AttentionOptions options;
+      options.causal = causal;
+      options.backend = backend;
+      options.scale = 1.0 / std::sqrt(static_cast<double>(d));
+      if (with_bias)
+        options.distance_bias =
+            at::randn({n, 2 * s - 1}, at::dtype(at::kFloat).device(gpu)).requires_grad_();
+      works.push_back([=] {
+        const at::NoGradGuard no_grad;
+        core_attention(q, k, v, options);
+      });
+      works.push_back([=] { core_attention(q, k, v, options).backward(dout); });
+    }
+    const std::vector<double> times = milliseconds(dout, works);
+    const double products = 4.0 * static_cast<double>(b * n * s * s * d) * (causal ? 0.5 : 1.0);
+    const char* const names[] = {"bias", "no bias", "unfused, bias"};
+    for (size_t i = 0; i < 3; ++i)
+      std::printf(
+          "s %ld b %ld n %ld d %ld %s: %s %.3f ms (%.0f TFLOP/s), with backward %.3f (%.0f)\n", s,
+          b, n, d, causal ? "causal" : "full", names[i], times[2 * i],
+          products / times[2 * i] * 1e-9, times[2 * i + 1],
+          3.5 * products / times[2 * i + 1] * 1e-9);
+  }
 }
 
 // A group's scores are too many to differentiate at once (attention_parts): heads go by twos.

@@ -17,6 +17,12 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
                "l"(from)
                : "memory");
 }
+// The same to an address of shared memory; zeros where not `inside`, `from` being valid anyway.
+__device__ __forceinline__ void copy_async_or_zero(uint32_t to, const void* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(inside ? 16 : 0)
+               : "memory");
+}
 // Closes the group of this thread's copies since the last call; a group may be empty.
 __device__ __forceinline__ void end_copy_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -6,6 +6,7 @@
 #include "megatron/base/check.h"
 #include "megatron/tensor/attention/attention_block.h"
 #include "megatron/tensor/detail/attention_cudnn.h"
+#include "megatron/tensor/detail/attention_distance.h"
 #include "megatron/tensor/detail/attention_library.h"
 #include "megatron/tensor/detail/attention_unfused.h"
 #include "megatron/tensor/rotary.h"
@@ -15,7 +16,10 @@
 namespace megatron {
 namespace {
 
-enum class Path { kFlashCpu, kFlashCuda, kCudnn, kUnfused };
+enum class Path { kFlashCpu, kFlashCuda, kCudnn, kDistance, kUnfused };
+
+// Whether the backward writes gradients with the strides that it is given.
+bool writes_views(Path path) { return path == Path::kCudnn || path == Path::kDistance; }
 
 // What the backward needs of its forward; empty for the unfused path without sinks, which computes
 // probabilities again.
@@ -62,6 +66,7 @@ Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
       break;
   }
   if (q.is_cuda() && why_not_fused(q, k, v, o, /*by_name=*/false).empty()) return Path::kCudnn;
+  if (why_not_distance_kernel(q, k, v, o).empty()) return Path::kDistance;
   if (!why_unfused(q, k, v, o).empty()) return Path::kUnfused;
   return q.is_cuda() ? Path::kFlashCuda : Path::kFlashCpu;
 }
@@ -135,6 +140,12 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       f.offset = std::get<7>(r);
       break;
     }
+    case Path::kDistance: {
+      f.out = at::empty(q.sizes(), q.options());
+      f.lse = distance_attention_forward(q, k, v, f.out, o);
+      f.library_out = to_heads(f.out);
+      return f;
+    }
     case Path::kCudnn: {
       f.out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
       f.library_out = to_heads(f.out);
@@ -152,8 +163,8 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
 
 using Grads = AttentionGrads;
 
-// Assigns the gradients, and adds that of the bias to `dbias`, undefined without one. cuDNN writes
-// them with the caller's strides, others with their own.
+// Assigns the gradients, and adds that of the bias to `dbias`, undefined without one. Where
+// writes_views(), with the caller's strides, else with their own.
 void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                   const at::Tensor& v, const Forward& f, const AttentionOptions& o, Grads& grads,
                   const at::Tensor& dbias) {
@@ -167,11 +178,14 @@ void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const 
     grads = unfused_attention_backward(dout, q, k, v, o, dbias);
     return;
   }
-  if (path == Path::kCudnn) {
+  if (writes_views(path)) {
     auto& [dq, dk, dv] = grads;
     for (auto [grad, input] : {std::pair{&dq, &q}, {&dk, &k}, {&dv, &v}}) {
       if (!grad->defined()) *grad = at::empty(input->sizes(), input->options());
     }
+    if (path == Path::kDistance)
+      return distance_attention_backward(dout, q, k, v, from_heads(f.library_out), f.lse, grads,
+                                         dbias, o);
     const at::Tensor last_contiguous = dout.stride(-1) == 1 ? dout : dout.contiguous();
     cudnn_attention_backward(to_heads(last_contiguous), to_heads(q), to_heads(k), to_heads(v),
                              f.library_out, f.lse, to_heads(dq), to_heads(dk), to_heads(dv), o);
@@ -271,13 +285,13 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
 };
 
 // Views of the queries, keys and values of [s, b, g, r + 2, d]. Library kernels treat each group as
-// a separate sample, [s, b * g, r, d], whose strides are regular; the unfused path numbers heads
-// for its dropout and takes [s, b, g * r, d].
+// a separate sample, [s, b * g, r, d], whose strides are regular; paths that number heads, for
+// dropout or a bias of each, take [s, b, g * r, d].
 struct QKV {
   QKV(const at::Tensor& packed, Path path) {
     const int64_t s = packed.size(0), b = packed.size(1), g = packed.size(2),
                   r = packed.size(3) - 2, d = packed.size(4);
-    if (path == Path::kUnfused) {
+    if (path == Path::kUnfused || path == Path::kDistance) {
       q = packed.narrow(3, 0, r).reshape({s, b, g * r, d});
       k = packed.select(3, r);
       v = packed.select(3, r + 1);
@@ -334,7 +348,7 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
     const QKV qkv(packed, holder->path);
     at::Tensor dpacked = at::empty_like(packed);
     Grads result;
-    if (holder->path == Path::kCudnn) {  // writes into the views
+    if (writes_views(holder->path)) {
       const QKV into(dpacked, holder->path);
       result = {into.q, into.k, into.v};
     }
@@ -342,7 +356,7 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
     const Forward f = saved_forward(t, 3, *holder, qkv.q, qkv.k, qkv.v);
     const at::Tensor dbias = zero_bias_grad(holder->options);
     run_backward(holder->path, dout, qkv.q, qkv.k, qkv.v, f, holder->options, result, dbias);
-    if (holder->path != Path::kCudnn) {
+    if (!writes_views(holder->path)) {
       const int64_t r = packed.size(3) - 2;
       const at::Tensor dq = dpacked.narrow(3, 0, r), dk = dpacked.select(3, r),
                        dv = dpacked.select(3, r + 1);

@@ -40,8 +40,7 @@ struct AttentionOptions {
   // not capped (an attention sink); undefined: none
   at::Tensor sinks = {};
   // [n, s + s_k - 1] fp32 (fp64): what is added to the scaled score of query i and key j, by their
-  // distance: element j - i + s - 1 of the head. Uses the unfused path, without sinks and without
-  // softcap; undefined: nothing
+  // distance: element j - i + s - 1 of the head. Without sinks and softcap; undefined: nothing
   at::Tensor distance_bias = {};
   AttentionBackend backend = AttentionBackend::kAuto;
   // False: cuDNN's backward may sum in any order, which is faster and needs less memory
@@ -51,9 +50,9 @@ struct AttentionOptions {
 
 // Differentiable in q, k, v, sinks and distance_bias. kAuto takes the first backend that supports
 // these options: cuDNN (kFused; CUDA, lengths that are multiples of 64, since each shape needs a
-// plan), flash attention, else the unfused path (ATen operations, softmax in fp32). All are
-// bit-reproducible unless `deterministic` is off. Throws Error if a backend is requested that does
-// not support the options.
+// plan), with a bias by distance a kernel of our own (CUDA, 16-bit types), flash attention, else
+// the unfused path (ATen operations, softmax in fp32). All are bit-reproducible unless
+// `deterministic` is off. Throws Error if a backend is requested that does not support the options.
 //
 //   q       [s, b, n, d]       any strides with a contiguous last dimension
 //   k       [s_k, b, g, d]     g divides n

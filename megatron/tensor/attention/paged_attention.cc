@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
-#include "megatron/kernels/paged_attention.h"
+#include "megatron/kernels/attention/paged_attention.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"

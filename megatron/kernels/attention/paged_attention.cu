@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "megatron/kernels/attention/paged_attention.h"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/fp8_math.h"
-#include "megatron/kernels/paged_attention.h"
 
 namespace megatron {
 namespace {

@@ -2,10 +2,10 @@
 #include <cmath>
 #include <vector>
 
+#include "megatron/kernels/attention/paged_attention.h"
 #include "megatron/kernels/detail/block_io.h"
 #include "megatron/kernels/detail/fp8_math.h"
 #include "megatron/kernels/detail/lanes.h"
-#include "megatron/kernels/paged_attention.h"
 
 namespace megatron {
 namespace {

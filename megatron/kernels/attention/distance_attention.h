@@ -1,0 +1,55 @@
+// Attention whose scores have a bias by the distance of query and key (relative positions of T5),
+// forward and backward. CUDA alone; tensor/attention's ATen operations compute the same elsewhere.
+//
+//   score(i, j) = scale q_i . k_j + bias[j - i + s - 1]        out_i = sum_j softmax_j(score) v_j
+//
+// Scores are computed in fp32 in tiles and never stored; probabilities are rounded to the type of q
+// for the product with v, as in flash attention (Dao 2023, arXiv:2307.08691). Deterministic: the
+// backward computes scores twice, once by keys for dk and dv, once by queries for dq and the
+// gradient of the bias, whose sums along the diagonals have a fixed order.
+#pragma once
+
+#include <cstdint>
+
+#include "megatron/base/dtype.h"
+
+namespace megatron {
+
+// Rows of [s, b, n, d], or of samples of various lengths one after another, [R, n, d], with 0 as
+// the sample's stride; d is contiguous, strides are in elements and multiples of 8, data is 16-byte
+// aligned.
+struct AttentionRows {
+  void* data = nullptr;
+  int64_t position = 0, sample = 0, head = 0;  // strides
+};
+
+struct DistanceAttentionArgs {
+  DType dtype = DType::kBFloat16;  // or fp16
+  int64_t samples = 1, heads = 1;  // b, n
+  int64_t queries = 0, keys = 0;   // s, s_k: of each sample, or at most
+  // [b + 1] on the device: the first row of each sample, and the end of the last; null: every
+  // sample has s (s_k). Both or none; rows outside of all samples are not touched.
+  const int32_t* query_offsets = nullptr;
+  const int32_t* key_offsets = nullptr;
+  int64_t head_size = 64;          // 64 or 128
+  bool causal = false;             // query i sees keys <= i; needs as many queries as keys
+  double scale = 1.0;
+  AttentionRows q, k, v, out;
+  const float* bias = nullptr;  // [n, s + s_k - 1], or null: none
+  float* lse = nullptr;         // [b, n, s]: log sum exp of the scores; assigned by the forward
+
+  // The backward's; `out` and `lse` are those of the forward.
+  AttentionRows dout, dq, dk, dv;
+  float* dbias = nullptr;     // [n, s + s_k - 1], added to; or null
+  void* workspace = nullptr;  // distance_attention_workspace() bytes
+};
+
+constexpr bool distance_attention_supports(int64_t head_size) {
+  return head_size == 64 || head_size == 128;
+}
+// About s_k / 32 of the bytes of q, and a float per query and head.
+int64_t distance_attention_workspace(const DistanceAttentionArgs& args);
+void distance_attention_forward_cuda(const DistanceAttentionArgs& args, void* stream);
+void distance_attention_backward_cuda(const DistanceAttentionArgs& args, void* stream);
+
+}  // namespace megatron

@@ -1,0 +1,111 @@
+#include "megatron/tensor/detail/attention_distance.h"
+
+#include "megatron/base/check.h"
+#include "megatron/kernels/attention/distance_attention.h"
+#include "megatron/tensor/detail/launch.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+#ifdef MEGATRON_CUDA
+AttentionRows rows_of(const at::Tensor& t) {
+  return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+DistanceAttentionArgs make_args(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const at::Tensor& out, const at::Tensor& lse,
+                                const at::Tensor& bias, const AttentionOptions& options) {
+  DistanceAttentionArgs args;
+  args.dtype = to_dtype(q.scalar_type());
+  args.samples = q.size(1);
+  args.heads = q.size(2);
+  args.queries = q.size(0);
+  args.keys = k.size(0);
+  args.head_size = q.size(3);
+  args.causal = options.causal;
+  args.scale = options.scale;
+  args.q = rows_of(q);
+  args.k = rows_of(k);
+  args.v = rows_of(v);
+  args.out = rows_of(out);
+  args.bias = bias.const_data_ptr<float>();
+  args.lse = lse.data_ptr<float>();
+  return args;
+}
+#endif
+
+// A row's strides are whole groups of 16 bytes.
+bool is_aligned(const at::Tensor& t) {
+  bool aligned =
+      reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 && t.stride(3) == 1;
+  for (int64_t i = 0; i < 3; ++i) aligned = aligned && (t.size(i) == 1 || t.stride(i) % 8 == 0);
+  return aligned;
+}
+
+}  // namespace
+
+std::string why_not_distance_kernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const AttentionOptions& o) {
+  if (!q.is_cuda()) return "it needs a CUDA device";
+  if (!o.distance_bias.defined()) return "there is no bias by distance";
+  if (o.mask.defined()) return "a mask is given";
+  if (o.dropout > 0.0) return "attention dropout is position-keyed";
+  if (o.softcap > 0.0 || o.sinks.defined()) return "scores are soft-capped or have sinks";
+  if (o.window_left >= 0 || (!o.causal && o.window_right >= 0)) return "a sliding window is given";
+  if (q.scalar_type() != at::kBFloat16 && q.scalar_type() != at::kHalf)
+    return "the type is not bf16 or fp16";
+  if (!distance_attention_supports(q.size(3)) || v.size(3) != q.size(3))
+    return "the head size is not 64 or 128";
+  if (k.size(2) != q.size(2)) return "heads share keys";
+  if (o.causal && q.size(0) != k.size(0)) return "queries and keys differ in number";
+  if (q.numel() == 0 || k.numel() == 0) return "there is nothing to attend to";
+  if (!is_aligned(q) || !is_aligned(k) || !is_aligned(v)) return "rows are not aligned";
+  return "";
+}
+
+#ifdef MEGATRON_CUDA
+at::Tensor distance_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& out, const AttentionOptions& options) {
+  const at::Tensor bias = options.distance_bias.contiguous(),
+                   lse = at::empty({q.size(1), q.size(2), q.size(0)}, bias.options());
+  distance_attention_forward_cuda(make_args(q, k, v, out, lse, bias, options), current_stream(q));
+  return lse;
+}
+
+void distance_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                 const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                                 const AttentionGrads& grads, const at::Tensor& dbias,
+                                 const AttentionOptions& options) {
+  const auto& [dq, dk, dv] = grads;
+  const at::Tensor bias = options.distance_bias.contiguous(),
+                   dout_rows = is_aligned(dout) ? dout : dout.contiguous();
+  MEGATRON_ASSERT(is_aligned(dq) && is_aligned(dk) && is_aligned(dv) && dbias.is_contiguous(),
+                  "gradients of attention by distance that are not aligned");
+  DistanceAttentionArgs args = make_args(q, k, v, out, lse, bias, options);
+  args.dout = rows_of(dout_rows);
+  args.dq = rows_of(dq);
+  args.dk = rows_of(dk);
+  args.dv = rows_of(dv);
+  args.dbias = dbias.data_ptr<float>();
+  // From the caching allocator: the stream orders its reuse.
+  const at::Tensor workspace =
+      at::empty({distance_attention_workspace(args)}, q.options().dtype(at::kByte));
+  args.workspace = workspace.data_ptr();
+  distance_attention_backward_cuda(args, current_stream(q));
+}
+#else
+at::Tensor distance_attention_forward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                      const at::Tensor&, const AttentionOptions&) {
+  MEGATRON_ASSERT(false, "attention by distance in a build without CUDA");
+}
+void distance_attention_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const AttentionGrads&, const at::Tensor&,
+                                 const AttentionOptions&) {
+  MEGATRON_ASSERT(false, "attention by distance in a build without CUDA");
+}
+#endif
+
+}  // namespace megatron
