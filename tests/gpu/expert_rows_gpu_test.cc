@@ -51,7 +51,7 @@ TEST(ExpertRowsGpu, Rates) {
                [&] { sum_rows(moved, order.rows); });
     print_rate(s, "activation", 3 * rows * s.ffn, [&] { weighted_activation(fc1, weights, {}); });
     print_rate(s, "activation, backward", 5 * rows * s.ffn,
-               [&] { weighted_activation_backward(dy, fc1, weights, {}, false); });
+               [&] { weighted_activation_backward(dy, fc1, weights, {}, {}); });
     print_rate(s, "order", 4 * rows, [&] { order_by_expert(choices, 0, s.experts); });
   }
 }

@@ -213,6 +213,25 @@ TEST_P(GroupedFp8Gpu, ActivationsAreThatOfTwoKernels) {
   }
 }
 
+// Where the largest magnitude of each row is known, scales follow from it.
+TEST_P(GroupedFp8Gpu, ScalesFollowMagnitudesThatAreKnown) {
+  if (blocks() || GetParam().scales_known) return;
+  for (const Case& one : cases(false)) {
+    const at::Tensor x = draw({one.sum() + kBeyond, one.n}, 2).to(kGpu),
+                     counts = one.counts().to(kGpu), with_rows = counts > 0;
+    const auto codes = [&](const at::Tensor& row_amax) {
+      return quantize_expert_rows(x, counts, OperandRole::kGradient, options_, kBoth,
+                                  {{}, {}, row_amax});
+    };
+    const at::Tensor known = x.abs().amax(1).to(at::kFloat);
+    expect_same_codes(codes(known), codes({}), one, one.n, 16, "known magnitudes");
+    const auto scales = [&](const at::Tensor& row_amax) {
+      return codes(row_amax).rows.scale.select(1, 0).index({with_rows});
+    };
+    EXPECT_TRUE(at::equal(scales(known * 2), scales({}) / 2));
+  }
+}
+
 TEST_P(GroupedFp8Gpu, ProductsAreTheCpus) {
   for (const Case& one : cases(blocks())) {
     const Results here = compute(one, at::kCPU), there = compute(one, kGpu),

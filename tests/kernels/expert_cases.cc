@@ -52,14 +52,17 @@ KernelCase weighted_activation_case(const ExpertActivation& activation, at::Scal
                    normal({rows, features}, type, 3)};
   };
   row.run = [=](const Tensors& t) {
-    const auto grads = weighted_activation_backward(t[2], t[0], t[1], activation, true);
-    return Tensors{weighted_activation(t[0], t[1], activation), grads.dx, grads.dweights, grads.y};
+    const auto grads =
+        weighted_activation_backward(t[2], t[0], t[1], activation, {.y = true, .amax = true});
+    return Tensors{weighted_activation(t[0], t[1], activation), grads.dx, grads.dweights, grads.y,
+                   grads.amax};
   };
   row.reference = [=](const Tensors& t) {
     const at::Tensor x = t[0].detach().requires_grad_(), weights = t[1].detach().requires_grad_();
     const at::Tensor y = activation_of(x, activation) * weights.unsqueeze(1);
     y.backward(t[2]);
-    return Tensors{y.detach(), x.grad(), weights.grad(), y.detach()};
+    return Tensors{y.detach(), x.grad(), weights.grad(), y.detach(),
+                   x.grad().abs().amax(1).to(at::kFloat)};
   };
   row.tolerance = tolerance_of(type);
   row.bytes = rows * (4 * width + 4 * features) * static_cast<int64_t>(c10::elementSize(type));

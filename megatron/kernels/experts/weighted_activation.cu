@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "megatron/kernels/detail/amax.cuh"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/weighted_activation_math.h"
 #include "megatron/kernels/experts/weighted_activation.h"
@@ -40,6 +41,7 @@ template <class T, class Gate, bool Gated, class Group>
 __global__ void __launch_bounds__(kThreads) backward_kernel(WeightedActivationArgs args) {
   using Acc = AccumulateType<T>;
   __shared__ Acc shared[33];
+  __shared__ float shared_amax[33];
   const int64_t row = reverse_block(), f = args.features, x_row = row * (Gated ? 2 * f : f);
   const T* x = static_cast<const T*>(args.x) + x_row;
   const T* dy = static_cast<const T*>(args.dy) + row * f;
@@ -48,6 +50,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(WeightedActivationAr
   const Acc weight = static_cast<const Acc*>(args.weights)[row];
   const Acc offset = static_cast<Acc>(args.offset), limit = static_cast<Acc>(args.limit);
   Acc dweight = 0;
+  float amax = 0.0f;
   for (int64_t i = int64_t{threadIdx.x} * Group::kSize; i < f;
        i += int64_t{blockDim.x} * Group::kSize) {
     const Group in = load_group<Group>(x + i), grads = load_group<Group>(dy + i);
@@ -75,9 +78,18 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(WeightedActivationAr
     store_group(dx + i, dgates);
     if constexpr (Gated) store_group(dx + f + i, dups);
     if (args.y != nullptr) store_group(y + i, out);
+    if (args.dx_amax == nullptr) continue;
+#pragma unroll
+    for (int j = 0; j < Group::kSize; ++j) {
+      amax = larger(amax, static_cast<float>(load_as<Acc>(dgates.at[j])));
+      if constexpr (Gated) amax = larger(amax, static_cast<float>(load_as<Acc>(dups.at[j])));
+    }
   }
   dweight = reduce_block(dweight, AddOp(), shared);
   if (threadIdx.x == 0) static_cast<Acc*>(args.dweights)[row] = dweight;
+  if (args.dx_amax == nullptr) return;
+  amax = reduce_block(amax, MaxOp(), shared_amax);
+  if (threadIdx.x == 0) args.dx_amax[row] = amax;
 }
 
 // As many threads as divide a row evenly, in whole warps.

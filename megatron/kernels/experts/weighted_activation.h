@@ -28,6 +28,7 @@ struct WeightedActivationArgs {
   void* y = nullptr;              // [rows, f]; in the backward null, or assigned once more
   void* dx = nullptr;             // shaped as x, backward only
   void* dweights = nullptr;       // [rows] fp32 (fp64), backward only
+  float* dx_amax = nullptr;       // [rows], backward only: largest |dx| of the row, or null
 };
 void weighted_activation_forward_cpu(const WeightedActivationArgs& args, int64_t row_begin,
                                      int64_t row_end);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "megatron/kernels/detail/block_io.h"
 #include "megatron/kernels/detail/lanes.h"
@@ -56,6 +57,14 @@ void backward_row(const WeightedActivationArgs& args, int64_t row) {
   const Acc offset = static_cast<Acc>(args.offset), limit = static_cast<Acc>(args.limit);
   const int64_t features = args.features, x_row = row * (Gated ? 2 * features : features);
   Acc dweight = 0;
+  float amax = 0.0f;
+  // Of what was stored, which is rounded.
+  const auto raise = [&](int64_t at, int64_t n) {
+    if (args.dx_amax == nullptr) return;
+    Acc stored[kRun];
+    const Acc* dx = load_run(args.dtype, args.dx, at, n, stored);
+    for (int64_t j = 0; j < n; ++j) amax = std::fmax(amax, std::fabs(static_cast<float>(dx[j])));
+  };
   for_runs<Gated, Acc>(args, row, [&](const Run<Acc>& run, int64_t i, int64_t n) {
     Acc dx_run[kRun], dup_run[kRun], y_run[kRun], act[kRun];
     Acc* dx = output_run(args.dtype, args.dx, x_row + i, dx_run);
@@ -73,11 +82,13 @@ void backward_row(const WeightedActivationArgs& args, int64_t row) {
       }
     }
     store_run(args.dtype, args.dx, x_row + i, n, dx);
+    raise(x_row + i, n);
     if constexpr (Gated) {
       const int64_t at = x_row + features + i;
       Acc* dup = output_run(args.dtype, args.dx, at, y_run);
       std::copy_n(dup_run, n, dup);
       store_run(args.dtype, args.dx, at, n, dup);
+      raise(at, n);
     }
     dweight += sum_over<Acc>(n, [&](int64_t j) { return act[j] * run.dy[j]; });
     if (args.y == nullptr) return;
@@ -86,6 +97,7 @@ void backward_row(const WeightedActivationArgs& args, int64_t row) {
     store_run(args.dtype, args.y, row * features + i, n, y);
   });
   static_cast<Acc*>(args.dweights)[row] = dweight;
+  if (args.dx_amax != nullptr) args.dx_amax[row] = amax;
 }
 
 template <class Gate, bool Gated>

@@ -118,6 +118,16 @@ __global__ void __launch_bounds__(256) amax_kernel(Fp8ExpertCast args, const Exp
   raise_amax(to + tile.expert * stride, amax_of_rows<T>(in), shared);
 }
 
+// The same from the largest magnitudes of the rows; a block takes a tile.
+__global__ void __launch_bounds__(kTileRows)
+    amax_of_tiles_kernel(Fp8ExpertCast args, const ExpertRowTile* tiles, float* to) {
+  __shared__ float shared[33];
+  const ExpertRowTile tile = tiles[blockIdx.x];
+  if (tile.expert < 0 || given_scale(args, tile.expert) != 0.0f) return;
+  const int row = tile.tile * kTileRows + static_cast<int>(threadIdx.x);
+  raise_amax(to + tile.expert, row < tile.count ? args.row_amax[tile.first + row] : 0.0f, shared);
+}
+
 template <class T, Fp8Type Type>
 __global__ void __launch_bounds__(256)
     expert_cast_kernel(Fp8ExpertCast args, const ExpertRowTile* tiles, const float* amax) {
@@ -204,7 +214,12 @@ void fp8_expert_cast_cuda(const Fp8ExpertCast& args, void* stream) {
   if (args.rows == 0 || args.columns == 0) return;
   const ExpertPlan plan = plan_expert_tiles(args, num_tiles, stream);
   const dim3 grid = grid_of(args, num_tiles);
-  if (!args.blocks) launch_amax(args, plan, grid, plan.amax, 1, /*all=*/false, stream);
+  if (!args.blocks && args.row_amax != nullptr) {
+    amax_of_tiles_kernel<<<static_cast<unsigned>(num_tiles), kTileRows, 0, as_stream(stream)>>>(
+        args, plan.tiles, plan.amax);
+  } else if (!args.blocks) {
+    launch_amax(args, plan, grid, plan.amax, 1, /*all=*/false, stream);
+  }
   with_cast_type(args.dtype, [&](auto x) {
     with_fp8_type(args.type, [&](auto type) {
       using T = decltype(x);

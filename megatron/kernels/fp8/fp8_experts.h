@@ -29,9 +29,10 @@ struct Fp8ExpertCast {
 
   bool blocks = false;
   // One scale per expert: the given one, unless there is none or it is 0; else from the largest
-  // |x| of the expert's rows.
+  // |x| of the expert's rows, which `row_amax` says if it is known.
   const float* given_scale = nullptr;  // [experts], given_stride apart, or null
   int64_t given_stride = 1;
+  const float* row_amax = nullptr;  // [rows], or null: the largest |x| of each row
   float* new_amax = nullptr;  // [experts], amax_stride apart, or null: raised to the largest |x|
   int64_t amax_stride = 1;
   float* scale = nullptr;  // [experts, kFp8ScaleElements], assigned

@@ -68,6 +68,10 @@ ExpertCastLaunch expert_cast_into(const QuantizedTensor& out, at::ScalarType typ
   }
   strided(by.scale, cast.given_scale, cast.given_stride);
   strided(by.new_amax, cast.new_amax, cast.amax_stride);
+  if (by.row_amax.defined()) {
+    check_shape("largest magnitudes of rows of experts", by.row_amax, {cast.rows});
+    cast.row_amax = by.row_amax.const_data_ptr<float>();
+  }
   const QuantizedMatrix& one = out.rows.defined() ? out.rows : out.columns;
   cast.blocks = one.defined() && one.layout != ScaleLayout::kTensor;
   if (out.rows.defined()) cast.in_rows = static_cast<uint8_t*>(out.rows.codes.data_ptr());

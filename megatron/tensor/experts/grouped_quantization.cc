@@ -38,7 +38,7 @@ at::Tensor with_zero_rows(const at::Tensor& x, int64_t padded) {
 // The scale of one expert's tensor, as quantize_tensor() takes it; raises the amax to record.
 TensorScale scale_of_expert(const at::Tensor& x, const ExpertScales& by, int64_t expert) {
   TensorScale scale;
-  scale.amax = largest_magnitude(x);
+  scale.amax = by.row_amax.defined() ? by.row_amax.max().view({1}) : largest_magnitude(x);
   if (by.new_amax.defined()) {
     at::Tensor slot = by.new_amax.narrow(0, expert, 1);
     at::maximum_out(slot, slot, scale.amax);
@@ -232,7 +232,9 @@ QuantizedTensor quantize_expert_rows(const at::Tensor& x, const at::Tensor& coun
       [&](int64_t expert, int64_t first, int64_t count, int64_t padded, int64_t before) {
         if (count == 0) return;
         const at::Tensor rows = with_zero_rows(x.narrow(0, first, count), padded);
-        place_part(quantize_part(rows, role, options, wanted, by, expert),
+        ExpertScales part = by;
+        if (by.row_amax.defined()) part.row_amax = by.row_amax.narrow(0, first, count);
+        place_part(quantize_part(rows, role, options, wanted, part, expert),
                    {expert, first, count, padded, before}, x.size(1), out);
       });
   return out;

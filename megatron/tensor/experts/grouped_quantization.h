@@ -24,6 +24,8 @@ struct ExpertScales {
   // Undefined, or 0 for an expert: the scale follows from the largest magnitude of its rows here.
   at::Tensor scale = {};
   at::Tensor new_amax = {};  // raised to the largest magnitude, unless undefined
+  // [R] fp32 contiguous: the largest magnitude of each row, if it is known; rows of experts alone.
+  at::Tensor row_amax = {};
 };
 
 // Quantises rows x [R, c] of experts. The result's matrices lie as follows.

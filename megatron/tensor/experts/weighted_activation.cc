@@ -53,18 +53,20 @@ at::Tensor weighted_activation(const at::Tensor& x, const at::Tensor& weights,
 WeightedActivationGrads weighted_activation_backward(const at::Tensor& dy, const at::Tensor& x,
                                                      const at::Tensor& weights,
                                                      const ExpertActivation& activation,
-                                                     bool with_y) {
+                                                     WeightedActivationExtras wanted) {
   const at::NoGradGuard no_grad;
   check_rows(x, weights, activation);
   const at::Tensor in = x.contiguous(), factors = weights.contiguous(), grad = dy.contiguous();
   WeightedActivationArgs args = make_args(in, factors, activation);
   check_shape("gradient of the activation of experts", grad, {args.rows, args.features});
-  WeightedActivationGrads result{at::empty_like(in), at::empty_like(factors), {}};
-  if (with_y) result.y = at::empty_like(grad);
+  WeightedActivationGrads result{at::empty_like(in), at::empty_like(factors), {}, {}};
+  if (wanted.y) result.y = at::empty_like(grad);
+  if (wanted.amax) result.amax = at::empty({args.rows}, in.options().dtype(at::kFloat));
   args.dy = grad.const_data_ptr();
   args.dx = result.dx.data_ptr();
   args.dweights = result.dweights.data_ptr();
-  if (with_y) args.y = result.y.data_ptr();
+  if (wanted.y) args.y = result.y.data_ptr();
+  if (wanted.amax) args.dx_amax = result.amax.data_ptr<float>();
   launch(
       in, args.rows, 2 * in.size(1),
       [&](int64_t begin, int64_t end) { weighted_activation_backward_cpu(args, begin, end); },

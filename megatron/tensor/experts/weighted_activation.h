@@ -28,10 +28,14 @@ struct WeightedActivationGrads {
   at::Tensor dx;        // shaped like x
   at::Tensor dweights;  // [n]: the sum of act(x) * dy over the features
   at::Tensor y;         // the forward's result again, if asked for
+  at::Tensor amax;      // [n] fp32: the largest magnitude of each row of dx, if asked for
+};
+struct WeightedActivationExtras {
+  bool y = false, amax = false;
 };
 WeightedActivationGrads weighted_activation_backward(const at::Tensor& dy, const at::Tensor& x,
                                                      const at::Tensor& weights,
                                                      const ExpertActivation& activation,
-                                                     bool with_y);
+                                                     WeightedActivationExtras wanted);
 
 }  // namespace megatron

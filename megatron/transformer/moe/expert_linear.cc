@@ -37,12 +37,16 @@ ExpertScales ExpertLinear::scales(OperandRole role, bool record) const {
   if (kept == nullptr) return {};
   const auto slot = static_cast<int64_t>(role);
   return {kept->state.select(1, slot).select(1, 0),
-          record ? kept->amax.select(1, slot) : at::Tensor()};
+          record ? kept->amax.select(1, slot) : at::Tensor(),
+          {}};
 }
 
 QuantizedTensor ExpertLinear::quantize(const at::Tensor& x, const ExpertCounts& counts,
-                                       OperandRole role, Orientations wanted, bool record) const {
-  return quantize_expert_rows(x, counts.rows, role, options_, wanted, scales(role, record));
+                                       OperandRole role, Orientations wanted, bool record,
+                                       const at::Tensor& amax) const {
+  ExpertScales by = scales(role, record);
+  by.row_amax = amax;
+  return quantize_expert_rows(x, counts.rows, role, options_, wanted, by);
 }
 
 ExpertOperand ExpertLinear::input(const at::Tensor& x, const ExpertCounts& counts) const {
@@ -78,11 +82,12 @@ ExpertOperand ExpertLinear::saved_input(const ExpertOperand& x, const ExpertCoun
   return x;
 }
 
-ExpertOperand ExpertLinear::gradient(const at::Tensor& dy, const ExpertCounts& counts) const {
+ExpertOperand ExpertLinear::gradient(const at::Tensor& dy, const ExpertCounts& counts,
+                                     const at::Tensor& amax) const {
   if (!options_.enabled()) return {dy, {}};
   const bool both = quantizes_weight_grad();
-  return {both ? at::Tensor() : dy,
-          quantize(dy, counts, OperandRole::kGradient, both ? kBoth : kInRows, /*record=*/true)};
+  return {both ? at::Tensor() : dy, quantize(dy, counts, OperandRole::kGradient,
+                                             both ? kBoth : kInRows, /*record=*/true, amax)};
 }
 
 QuantizedTensor ExpertLinear::weight_codes(const at::Tensor& value, Orientations wanted,

@@ -48,8 +48,11 @@ class ExpertLinear {
                                 const ExpertCounts& counts) const;
   // The input of dW, from x or from what activated_input() left; records its largest magnitudes.
   ExpertOperand saved_input(const ExpertOperand& x, const ExpertCounts& counts) const;
-  // The output gradient, for dx and dW; records its and the weight's largest magnitudes.
-  ExpertOperand gradient(const at::Tensor& dy, const ExpertCounts& counts) const;
+  // The output gradient, for dx and dW; records its and the weight's largest magnitudes. `amax`
+  // [n] fp32, where uses_row_amax() says so: the largest magnitude of each row.
+  bool uses_row_amax() const { return options_.recipe == QuantizationRecipe::kTensorwise; }
+  ExpertOperand gradient(const at::Tensor& dy, const ExpertCounts& counts,
+                         const at::Tensor& amax = {}) const;
 
   // `value`: of the weight.
   at::Tensor forward(const ExpertOperand& x, const at::Tensor& value,
@@ -63,7 +66,7 @@ class ExpertLinear {
   bool quantizes_weight_grad() const;
   ExpertScales scales(OperandRole role, bool record) const;
   QuantizedTensor quantize(const at::Tensor& x, const ExpertCounts& counts, OperandRole role,
-                           Orientations wanted, bool record) const;
+                           Orientations wanted, bool record, const at::Tensor& amax = {}) const;
   QuantizedTensor weight_codes(const at::Tensor& value, Orientations wanted, bool record) const;
 
   // Quantised copies of the weight, reused as long as its value does not change.

@@ -134,11 +134,12 @@ GroupedMlp::Backward GroupedMlp::backward(const Values& values, const at::Tensor
   const ExpertOperand fc2_grad = fc2_.gradient(dy, counts);
   at::Tensor dactivation = fc2_.input_grad(fc2_grad, values.fc2_weight_->value(), counts);
   const bool kept = rows.activation.defined();
-  WeightedActivationGrads act = weighted_activation_backward(dactivation, rows.fc1, rows.weights,
-                                                             options_.activation, /*with_y=*/!kept);
+  WeightedActivationGrads act =
+      weighted_activation_backward(dactivation, rows.fc1, rows.weights, options_.activation,
+                                   {.y = !kept, .amax = fc1_.uses_row_amax()});
   dactivation.reset();
   Backward result;
-  const ExpertOperand fc1_grad = fc1_.gradient(act.dx, counts);
+  const ExpertOperand fc1_grad = fc1_.gradient(act.dx, counts, act.amax);
   const at::Tensor du = options_.bias ? act.dx : at::Tensor();
   act.dx.reset();
   result.rows.rows = fc1_.input_grad(fc1_grad, values.fc1_weight_->value(), counts);

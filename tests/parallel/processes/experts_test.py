@@ -4,7 +4,7 @@
 Usage: experts_test.py MEGATRON [unittest arguments]. Python's standard library only; this script sets the variables that torchrun sets.
 With MEGATRON_MATRIX=whole `megatron prove` compares every row too, which takes minutes, and two ranks train under each of the loads of
 expert_loads_test.cc. MEGATRON_DEVICE=cuda trains under those loads on two GPUs, with a wider model, and compares their peak of memory with what
-`megatron check` said. MEGATRON_LOADS=zipf,even takes some of them.
+`megatron check` said. MEGATRON_LOADS=zipf,even takes some of them, MEGATRON_RANKS=4 takes four ranks.
 """
 import json
 import os
@@ -65,7 +65,7 @@ class Experts(Training):
                 self.assertIn("the layout changes nothing but rounding", out)
 
 
-EXPERTS, RANKS, STEPS = 8, 2, 3
+EXPERTS, RANKS, STEPS = 8, int(os.environ.get("MEGATRON_RANKS", "2")), 3
 ON_GPUS = os.environ.get("MEGATRON_DEVICE") == "cuda"
 LENGTH, BATCH = (1024, 16) if ON_GPUS else (16, 8)
 # On GPUs rows of experts are most of what a step allocates.
@@ -90,7 +90,7 @@ LOADS = {
     "zipf": zipf,
     "one expert": lambda sample, token: (3, token % 3),
     "one rank": in_turn(PER_RANK, PER_RANK),
-    "idle rank": in_turn(0, PER_RANK),
+    "idle rank": in_turn(0, EXPERTS - PER_RANK),
     "idle experts": in_turn(3, 2),
     "wandering rank": lambda sample, token: in_turn(sample // 4 % RANKS * PER_RANK, PER_RANK)(sample, token),
 }
@@ -124,8 +124,8 @@ def write_choices(folder, load):
 
 
 def rows_of_the_fullest_rank(load):
-    """In the fullest micro-batch of both ranks, over a balanced share."""
-    most, samples = 0, 8 if ON_GPUS else 2
+    """In the fullest micro-batch of all ranks, over a balanced share."""
+    most, samples = 0, RANKS * (4 if ON_GPUS else 1)
     for first in range(0, BATCH * STEPS, samples):
         counts = [0] * RANKS
         for sample in range(first, first + samples):
@@ -147,7 +147,7 @@ class Loads(Training):
         name = "--load-factor" if factor > 1 else "balance"
         return next(entry for entry in json.loads(out)["expert_loads"] if entry["name"] == name)["allocated"]
 
-    def test_two_ranks_train_what_one_rank_trains(self):
+    def test_ranks_train_what_one_rank_trains(self):
         wanted = os.environ.get("MEGATRON_LOADS", ",".join(LOADS)).split(",")
         for name in wanted:
             load = LOADS[name]

@@ -103,11 +103,25 @@ TEST(WeightedActivation, EqualsAutograd) {
     const at::Tensor y = plain_activation(x, activation) * weights.unsqueeze(1);
     torch::autograd::backward({y}, {dy});
     EXPECT_LT(relative_error(weighted_activation(x, weights, activation), y), 1e-14) << what;
-    const auto grads = weighted_activation_backward(dy, x, weights, activation, true);
+    const auto grads =
+        weighted_activation_backward(dy, x, weights, activation, {.y = true, .amax = true});
     EXPECT_LT(relative_error(grads.dx, x.grad()), 1e-13) << what;
     EXPECT_LT(relative_error(grads.dweights, weights.grad()), 1e-13) << what;
     EXPECT_LT(relative_error(grads.y, y), 1e-14) << what;
-    EXPECT_FALSE(weighted_activation_backward(dy, x, weights, activation, false).y.defined());
+    EXPECT_FALSE(weighted_activation_backward(dy, x, weights, activation, {}).y.defined());
+  }
+}
+
+// Of the rounded gradient, since a scale of FP8 follows from it.
+TEST(WeightedActivation, LargestMagnitudesAreThoseOfTheResult) {
+  for (const Activation kind : {Activation::kSwiglu, Activation::kGelu}) {
+    const int64_t f = 1100, columns = is_gated(kind) ? 2 * f : f;
+    const at::Tensor x = draw({7, columns}, at::kBFloat16), dy = draw({7, f}, at::kBFloat16, 3),
+                     weights = draw({7}, at::kFloat, 2);
+    const auto grads = weighted_activation_backward(dy, x, weights, {kind}, {.amax = true});
+    EXPECT_TRUE(at::equal(grads.amax, grads.dx.to(at::kFloat).abs().amax(1)));
+    EXPECT_FALSE(grads.y.defined());
+    EXPECT_FALSE(weighted_activation_backward(dy, x, weights, {kind}, {}).amax.defined());
   }
 }
 

@@ -192,6 +192,23 @@ TEST(GroupedFp8Blocks, RowsAreIndependentOfCalls) {
 }
 
 // A scale of 0 was never measured: the rows' own largest magnitude takes its place.
+// Twice the magnitudes give half of the scales, exactly.
+TEST(GroupedFp8Tensorwise, ScalesFollowMagnitudesThatAreKnown) {
+  const QuantizationOptions options =
+      options_of({"tensorwise", QuantizationRecipe::kTensorwise, true});
+  const Inputs in = inputs_of({20, 0, 30});
+  const auto scales = [&](const at::Tensor& row_amax) {
+    ExpertScales by;
+    by.row_amax = row_amax;
+    const auto codes =
+        quantize_expert_rows(in.dy, in.counts, OperandRole::kGradient, options, kBoth, by);
+    return codes.rows.scale.select(1, 0).index({at::tensor({0, 2})});
+  };
+  const at::Tensor known = in.dy.abs().amax(1).to(at::kFloat);
+  EXPECT_TRUE(at::equal(scales(known), scales({})));
+  EXPECT_TRUE(at::equal(scales(known * 2), scales({}) / 2));
+}
+
 TEST(GroupedFp8Delayed, ScalesAndWhatIsMeasured) {
   const QuantizationOptions options = options_of({"delayed", QuantizationRecipe::kDelayed, true});
   Inputs in = inputs_of({20, 0, 30});
