@@ -1,6 +1,11 @@
 #include "megatron/comm/collective_history.h"
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -14,6 +19,8 @@ namespace {
 
 // How often begin() looks for calls that have finished in the meantime, when nobody else asks.
 constexpr int64_t kSettleEvery = 64;
+// How long others wait for who asks the driver.
+constexpr std::chrono::milliseconds kMostWait{100};
 
 class RecordedBackend final : public Backend {
  public:
@@ -144,59 +151,129 @@ std::string group_text(const std::string& name, const std::vector<int>& members)
   return text + "}";
 }
 
+struct CollectiveHistory::State {
+  explicit State(size_t kept) : keep(kept) {}
+
+  struct Entry {
+    CollectiveCall call;
+    std::shared_ptr<const Progress> progress;
+  };
+
+  // Moves calls that have finished to the finished ones. Asks, and lets go of what it asked,
+  // without the lock.
+  void settle();
+  void settle_when_asked();
+  // Waits for that, but not for long. Requires the lock.
+  void ask(std::unique_lock<std::mutex>& lock);
+  void finish(Entry& entry);
+
+  const size_t keep;
+  std::mutex mutex;
+  int64_t next_id = 0;
+  std::map<int64_t, Entry> under_way;
+  std::deque<CollectiveCall> finished;
+  std::map<std::string, int64_t> issued;
+
+  std::condition_variable asked, settled;
+  int64_t requests = 0, answered = 0;
+  bool leaving = false;
+};
+
+void CollectiveHistory::State::finish(Entry& entry) {
+  entry.call.finished = steady_seconds();
+  finished.push_back(std::move(entry.call));
+  if (finished.size() > keep) finished.pop_front();
+}
+
+void CollectiveHistory::State::settle() {
+  std::vector<std::pair<int64_t, std::shared_ptr<const Progress>>> open;
+  {
+    const std::lock_guard lock(mutex);
+    for (const auto& [id, entry] : under_way)
+      if (entry.progress) open.emplace_back(id, entry.progress);
+  }
+  std::erase_if(open, [](const auto& call) { return !call.second->finished(); });
+  const std::lock_guard lock(mutex);
+  for (const auto& [id, progress] : open) {
+    const auto entry = under_way.find(id);
+    if (entry == under_way.end()) continue;  // by another thread
+    finish(entry->second);
+    under_way.erase(entry);
+  }
+}
+
+void CollectiveHistory::State::settle_when_asked() {
+  std::unique_lock lock(mutex);
+  for (;;) {
+    asked.wait(lock, [&] { return leaving || requests > answered; });
+    if (leaving) return;
+    const int64_t now = requests;
+    lock.unlock();
+    settle();
+    lock.lock();
+    answered = now;
+    settled.notify_all();
+  }
+}
+
+void CollectiveHistory::State::ask(std::unique_lock<std::mutex>& lock) {
+  const int64_t own = ++requests;
+  asked.notify_one();
+  settled.wait_for(lock, kMostWait, [&] { return answered >= own; });
+}
+
+CollectiveHistory::CollectiveHistory(size_t keep) : state_(std::make_shared<State>(keep)) {
+  std::thread([state = state_] { state->settle_when_asked(); }).detach();
+}
+
+CollectiveHistory::~CollectiveHistory() {
+  const std::lock_guard lock(state_->mutex);
+  state_->leaving = true;
+  state_->asked.notify_one();
+}
+
 int64_t CollectiveHistory::begin(CollectiveCall call) {
-  std::lock_guard lock(mutex_);
-  call.sequence = ++issued_[call.channel];
+  State& state = *state_;
+  std::unique_lock lock(state.mutex);
+  if (state.next_id % kSettleEvery == 0) {
+    lock.unlock();
+    state.settle();
+    lock.lock();
+  }
+  call.sequence = ++state.issued[call.channel];
   call.started = steady_seconds();
-  if (next_id_ % kSettleEvery == 0) settle(call.started);
-  under_way_[next_id_].call = std::move(call);
-  return next_id_++;
+  state.under_way[state.next_id].call = std::move(call);
+  return state.next_id++;
 }
 
 void CollectiveHistory::issued(int64_t id, std::shared_ptr<const Progress> progress) {
-  std::lock_guard lock(mutex_);
-  const auto entry = under_way_.find(id);
-  if (entry == under_way_.end()) return;
+  const std::lock_guard lock(state_->mutex);
+  const auto entry = state_->under_way.find(id);
+  if (entry == state_->under_way.end()) return;
   if (progress) {
     entry->second.progress = std::move(progress);
     return;
   }
-  entry->second.call.finished = steady_seconds();
-  finished_.push_back(std::move(entry->second.call));
-  under_way_.erase(entry);
-  if (finished_.size() > keep_) finished_.pop_front();
-}
-
-// Moves calls that have finished to the finished ones. Requires the lock.
-void CollectiveHistory::settle(double now) {
-  for (auto entry = under_way_.begin(); entry != under_way_.end();) {
-    if (!entry->second.progress || !entry->second.progress->finished()) {
-      ++entry;
-      continue;
-    }
-    entry->second.call.finished = now;
-    finished_.push_back(std::move(entry->second.call));
-    entry = under_way_.erase(entry);
-    if (finished_.size() > keep_) finished_.pop_front();
-  }
+  state_->finish(entry->second);
+  state_->under_way.erase(entry);
 }
 
 HistorySnapshot CollectiveHistory::snapshot() {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(state_->mutex);
+  state_->ask(lock);
   HistorySnapshot snapshot;
   snapshot.now = steady_seconds();
-  settle(snapshot.now);
-  for (const auto& [id, entry] : under_way_) snapshot.under_way.push_back(entry.call);
-  snapshot.finished.assign(finished_.begin(), finished_.end());
-  snapshot.issued = issued_;
+  for (const auto& [id, entry] : state_->under_way) snapshot.under_way.push_back(entry.call);
+  snapshot.finished.assign(state_->finished.begin(), state_->finished.end());
+  snapshot.issued = state_->issued;
   return snapshot;
 }
 
 double CollectiveHistory::oldest_age() {
-  std::lock_guard lock(mutex_);
-  const double now = steady_seconds();
-  settle(now);
-  return under_way_.empty() ? 0 : now - under_way_.begin()->second.call.started;
+  std::unique_lock lock(state_->mutex);
+  state_->ask(lock);
+  const auto oldest = state_->under_way.begin();
+  return oldest == state_->under_way.end() ? 0 : steady_seconds() - oldest->second.call.started;
 }
 
 std::shared_ptr<Backend> record_calls(std::shared_ptr<Backend> world,

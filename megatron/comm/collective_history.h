@@ -3,10 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,32 +44,28 @@ struct HistorySnapshot {
   std::map<std::string, int64_t> issued;  // calls made in each channel
 };
 
-// Thread safe.
+// Thread safe. Whether calls have finished is found out by a thread of its own: the driver of a GPU
+// may hold up whoever asks for as long as another thread waits in it for a rank that is lost.
 class CollectiveHistory {
  public:
   // `keep`: number of finished calls to keep.
-  explicit CollectiveHistory(size_t keep = 32) : keep_(keep) {}
+  explicit CollectiveHistory(size_t keep = 32);
+  ~CollectiveHistory();
+  CollectiveHistory(const CollectiveHistory&) = delete;
+  CollectiveHistory& operator=(const CollectiveHistory&) = delete;
 
   int64_t begin(CollectiveCall call);  // sets sequence and started; returns an id
   // `progress` tells when the call has finished; null: it has.
   void issued(int64_t id, std::shared_ptr<const Progress> progress);
+  // Calls count as in flight until it is known that they have finished; both return within a
+  // fraction of a second.
   HistorySnapshot snapshot();
   // Seconds since the oldest call in flight was issued; 0 if there is none.
   double oldest_age();
 
  private:
-  struct Entry {
-    CollectiveCall call;
-    std::shared_ptr<const Progress> progress;
-  };
-  void settle(double now);
-
-  const size_t keep_;
-  std::mutex mutex_;
-  int64_t next_id_ = 0;
-  std::map<int64_t, Entry> under_way_;
-  std::deque<CollectiveCall> finished_;
-  std::map<std::string, int64_t> issued_;
+  struct State;
+  std::shared_ptr<State> state_;  // the thread's, too
 };
 
 // Wraps a backend and all subgroups made from it: every call is recorded in `history`.
