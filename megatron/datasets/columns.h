@@ -33,6 +33,10 @@ struct Column {
   bool is_loss_weight = false;
   // Of a loss weight: elements of a sample that are not 0, at most; 0: not known
   int64_t most_counted = 0;
+  // uint8 [s]: 0 behind the end of a sample's text, where nothing needs to be computed
+  bool marks_text = false;
+  // float32 [s]: texts that the named column marks go on up to the last element that is not 0
+  std::string extends = {};
   // 0, 1, 2, ... in every sample: not copied to the device
   bool is_counted = false;
   // Elements beyond the end of a sequence that is lengthened to divide over ranks

@@ -9,6 +9,17 @@
 namespace megatron {
 namespace {
 
+std::shared_ptr<UnpaddedRows> rows_of_texts(const at::Tensor& lengths, int64_t s,
+                                            at::Device device) {
+  const at::Tensor mask =
+      (at::arange(s, at::kLong) < lengths.unsqueeze(1)).to(at::kByte).contiguous();
+  const std::vector<int64_t> samples(static_cast<size_t>(lengths.size(0)));
+  auto rows = std::make_shared<UnpaddedRows>(make_unpadded_rows(
+      {{mask.const_data_ptr<uint8_t>(), static_cast<size_t>(mask.numel())}}, samples, 1));
+  for (at::Tensor* tensor : rows->tensors()) *tensor = tensor->to(device);
+  return rows;
+}
+
 EncodedTexts encode_batch(BertModel& model, std::span<const PairTokens> texts,
                           std::vector<size_t> rows) {
   const int64_t vocabulary = model.config().vocab_size;
@@ -30,16 +41,21 @@ EncodedTexts encode_batch(BertModel& model, std::span<const PairTokens> texts,
   const at::Device device = model.parameters().front()->value.device();
   EncodedTexts out{std::move(rows), {}, lengths.to(device), {}};
   const at::Tensor position = at::arange(s, at::dtype(at::kLong).device(device));
+  std::shared_ptr<UnpaddedRows> unpadded;  // null: all texts are as long, or experts see padding
   Batch batch;
   batch.set("text", ids.to(device));
   batch.set("types", types.to(device));
-  if (lengths.min().item<int64_t>() < s)
+  if (lengths.min().item<int64_t>() < s) {
     batch.set("padding_mask", out.text = position < out.lengths.unsqueeze(1));
+    if (!model.config().transformer.has_moe()) unpadded = rows_of_texts(lengths, s, device);
+  }
+  if (unpadded != nullptr) batch.unpadded.emplace_back("padding_mask", unpadded);
   ForwardContext context;
   context.place.position = position;
   context.place.sample = at::zeros({b}, position.options());
   batch.place = context.place;
   out.hidden = model.hidden(batch, {}, context).front();
+  if (unpadded != nullptr) out.hidden = unpadded->with_padding(out.hidden.squeeze(1));
   return out;
 }
 

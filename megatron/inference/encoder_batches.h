@@ -18,7 +18,7 @@ BertModel& encoder_of(Model& model);
 
 struct EncodedTexts {
   std::vector<size_t> rows;  // which texts
-  at::Tensor hidden;         // [s, b, h]
+  at::Tensor hidden;         // [s, b, h]; anything behind the end of a text
   at::Tensor lengths;        // [b] int64, on the device
   at::Tensor text;           // [b, s], 0 for padding; undefined: there is none
 };

@@ -58,7 +58,7 @@ __global__ void dropout_kernel(Dropout d, uint64_t threshold, Acc scale, int64_t
                 step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < total; item += step) {
     const int64_t row = item / blocks_per_row, block = item % blocks_per_row;
-    const uint64_t sample = static_cast<uint64_t>(d.sample[row % d.batch]);
+    const uint64_t sample = static_cast<uint64_t>(d.sample[d.sample_of_row ? row : row % d.batch]);
     const uint64_t base = static_cast<uint64_t>(d.position[row / d.batch]) << 32;
     const Words words =
         words_of_block(d.key, base + static_cast<uint64_t>(block), static_cast<uint32_t>(sample),

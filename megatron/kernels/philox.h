@@ -48,7 +48,8 @@ struct Dropout {
   int64_t sequence = 0;               // s
   int64_t batch = 0;                  // b
   int64_t features = 0;               // h
-  const int64_t* sample = nullptr;    // [b]
+  const int64_t* sample = nullptr;    // [b], or [s b] of each row
+  bool sample_of_row = false;         // the latter
   const int64_t* position = nullptr;  // [s]
   DType x_dtype = DType::kFloat32;
   const void* x = nullptr;  // [s, b, h]

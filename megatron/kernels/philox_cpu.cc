@@ -81,7 +81,7 @@ void dropout_row(const Dropout& d, int64_t row) {
   uint32_t scratch[kRun + 4 * kBlocksAtOnce];
   Acc x_run[kRun], residual_run[kRun], out_run[kRun];
   const uint64_t base = static_cast<uint64_t>(d.position[row / d.batch]) << 32;
-  const uint64_t sample = static_cast<uint64_t>(d.sample[row % d.batch]);
+  const uint64_t sample = static_cast<uint64_t>(d.sample[d.sample_of_row ? row : row % d.batch]);
   const uint64_t threshold = drop_threshold(d.p);
   const Acc scale = static_cast<Acc>(1.0 / (1.0 - d.p));
   for (int64_t i = 0; i < d.features; i += kRun) {

@@ -12,7 +12,7 @@ namespace {
 template <class Columns>
 auto column_of(Columns& columns, std::string_view name) {
   return std::find_if(columns.begin(), columns.end(),
-                      [&](const Batch::NamedTensor& column) { return column.first == name; });
+                      [&](const auto& column) { return column.first == name; });
 }
 
 }  // namespace
@@ -27,6 +27,11 @@ const at::Tensor& Batch::operator[](std::string_view column) const {
 at::Tensor Batch::find(std::string_view column) const {
   const auto found = column_of(columns_, column);
   return found != columns_.end() ? found->second : at::Tensor();
+}
+
+std::shared_ptr<const UnpaddedRows> Batch::rows_of(std::string_view column) const {
+  const auto found = column_of(unpadded, column);
+  return found != unpadded.end() ? found->second : nullptr;
 }
 
 void Batch::set(std::string_view column, at::Tensor tensor) {

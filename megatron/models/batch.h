@@ -3,11 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "megatron/tensor/attention/unpadded_rows.h"
 #include "megatron/tensor/random.h"
 #include "megatron/transformer/layer/token_weights.h"
 
@@ -28,6 +30,11 @@ class Batch {
   using NamedTensor = std::pair<std::string, at::Tensor>;
   const std::vector<NamedTensor>& columns() const { return columns_; }
   std::vector<NamedTensor>& columns() { return columns_; }
+
+  // The rows of the texts that a column marks (Column::marks_text); null: padding is computed, too.
+  std::shared_ptr<const UnpaddedRows> rows_of(std::string_view column) const;
+  using NamedRows = std::pair<std::string, std::shared_ptr<UnpaddedRows>>;
+  std::vector<NamedRows> unpadded;
 
   // [b, s] int64 of the whole sequence: tokens attend within their document only; undefined: no
   // boundaries

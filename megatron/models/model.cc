@@ -29,11 +29,16 @@ Model::Model(const ModelConfig& config, const ParallelGroups& groups, const Stag
 }
 
 TensorFormats Model::border(int64_t, const Batch& batch, at::ScalarType dtype) const {
+  return {rows_format(batch, nullptr, dtype)};
+}
+
+TensorFormat Model::rows_format(const Batch& batch, const UnpaddedRows* rows,
+                                at::ScalarType dtype) const {
   const bool wide = config_.transformer.fp32_residual_connection && dtype != at::kDouble;
-  const int64_t rows =
-      batch.place.position.size(0) / (config_.sequence_parallel ? groups_.tp.size() : 1);
-  return {{{rows, batch.place.sample.size(0), config_.transformer.hidden_size},
-           wide ? at::kFloat : dtype}};
+  const int64_t s = rows != nullptr ? rows->rows : batch.place.position.size(0),
+                b = rows != nullptr ? 1 : batch.place.sample.size(0),
+                ranks = config_.sequence_parallel ? groups_.tp.size() : 1;
+  return {{s / ranks, b, config_.transformer.hidden_size}, wide ? at::kFloat : dtype};
 }
 
 void Model::begin_sequence(const SequenceInput& /*input*/, DecodingState& /*state*/,

@@ -132,6 +132,9 @@ class Model : public Module {
   bool outputs_hidden_states() const;
 
  protected:
+  // Of activations between layers, [s/t, b, h]; with rows without padding [R/t, 1, h].
+  TensorFormat rows_format(const Batch& batch, const UnpaddedRows* rows,
+                           at::ScalarType dtype) const;
   // Throws Error when the vocabulary does not fit its rows.
   Model(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice);
 

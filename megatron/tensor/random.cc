@@ -13,14 +13,24 @@ void check_probability(std::string_view what, double p) {
   MEGATRON_ASSERT(p >= 0.0 && p < 1.0, what, " has probability ", p, ", expected 0 <= p < 1");
 }
 
-void check_place(std::string_view what, const TokenPositions& place, int64_t s, int64_t b,
+void check_place(std::string_view what, const TokenPositions& place, int64_t s, int64_t samples,
                  const at::Device& device) {
   check_shape(cat(what, " place.position"), place.position, {s});
-  check_shape(cat(what, " place.sample"), place.sample, {b});
+  check_shape(cat(what, " place.sample"), place.sample, {samples});
   for (const at::Tensor& t : {place.position, place.sample}) {
     MEGATRON_ASSERT(t.scalar_type() == at::kLong && t.is_contiguous() && t.device() == device, what,
                     " needs contiguous int64 places on ", device.str());
   }
+}
+
+// Whether an activation [s, b, h] has a sample for each of its rows.
+bool has_sample_of_row(const at::Tensor& sample, const at::Tensor& x) {
+  return x.size(1) == 1 && sample.numel() == x.size(0);
+}
+
+void check_dropout_place(std::string_view what, const TokenPositions& place, const at::Tensor& x) {
+  check_place(what, place, x.size(0), has_sample_of_row(place.sample, x) ? x.size(0) : x.size(1),
+              x.device());
 }
 
 // residual + mask * x / (1 - p), in out_type; residual may be undefined.
@@ -37,6 +47,7 @@ at::Tensor run_dropout(const at::Tensor& x, const at::Tensor& residual, at::Scal
   args.batch = in.size(1);
   args.features = in.size(2);
   args.sample = sample.const_data_ptr<int64_t>();
+  args.sample_of_row = has_sample_of_row(sample, in);
   args.position = position.const_data_ptr<int64_t>();
   args.x_dtype = to_dtype(in.scalar_type());
   args.x = in.const_data_ptr();
@@ -149,7 +160,7 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const TokenPosi
   check_probability("dropout", p);
   if (p == 0.0) return x;
   check_shape("dropout x", x, {-1, -1, -1});
-  check_place("dropout", place, x.size(0), x.size(1), x.device());
+  check_dropout_place("dropout", place, x);
   return DropoutFunction::apply(x, std::optional<at::Tensor>(), p, static_cast<int64_t>(key.value),
                                 place.sample, place.position);
 }
@@ -163,7 +174,7 @@ at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p
     const bool same = x.scalar_type() == residual.scalar_type();
     return residual + (same ? x : x.to(residual.scalar_type()));
   }
-  check_place("dropout_add", place, x.size(0), x.size(1), x.device());
+  check_dropout_place("dropout_add", place, x);
   return DropoutFunction::apply(x, std::optional<at::Tensor>(residual), p,
                                 static_cast<int64_t>(key.value), place.sample, place.position);
 }

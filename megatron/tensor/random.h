@@ -29,11 +29,14 @@ RandomKey random_key(int64_t seed, std::string_view purpose, int64_t layer = 0);
 
 // Where the elements of an activation [s, b, ...] lie. Tensors live on the activation's device.
 struct TokenPositions {
-  at::Tensor sample;    // [b] int64: consumed samples + index in the global batch
+  // [b] int64: consumed samples + index in the global batch; without padding (b = 1) that of each
+  // row, [s] (attention/unpadded_rows.h)
+  at::Tensor sample;
   at::Tensor position;  // [s] int64: token position in the whole sequence
 };
 
-// Zeroes elements with probability p and scales the rest by 1/(1-p). Differentiable.
+// Zeroes elements with probability p and scales the rest by 1/(1-p). Differentiable. Samples may be
+// those of each row.
 //
 //   x       [s, b, h], any floating type
 //   return  [s, b, h]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 
 #include "megatron/base/check.h"
@@ -21,6 +22,27 @@ at::Tensor document_tensor(const MicroBatch& source) {
     std::copy(row.begin(), row.end(), ids.data_ptr<int64_t>() + i * length);
   }
   return ids;
+}
+
+// The texts that column i marks.
+TextMask texts_of(const MicroBatch& source, size_t i) {
+  const auto elements = [&](size_t column) {
+    return static_cast<size_t>(source.micro_batch_size * source.columns[column].shape[0]);
+  };
+  TextMask texts{{static_cast<const uint8_t*>(source.data().data(i)), elements(i)}};
+  for (size_t j = 0; j < source.columns.size(); ++j)
+    if (source.columns[j].extends == source.columns[i].name)
+      texts.counts = {static_cast<const float*>(source.data().data(j)), elements(j)};
+  return texts;
+}
+
+// Of the texts that column i marks.
+std::shared_ptr<UnpaddedRows> unpadded_rows(const MicroBatch& source, size_t i, int64_t multiple_of,
+                                            c10::Device device) {
+  auto rows = std::make_shared<UnpaddedRows>(
+      make_unpadded_rows(texts_of(source, i), source.ordinals, multiple_of));
+  for (at::Tensor* tensor : rows->tensors()) *tensor = to_device(*tensor, device);
+  return rows;
 }
 
 }  // namespace
@@ -69,6 +91,8 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
       batch.totals = sequence_totals(whole, s);
       batch.most_counted = column.most_counted;
     }
+    if (column.marks_text && row_multiple_ > 0 && source->crosses_documents)
+      batch.unpadded.emplace_back(column.name, unpadded_rows(*source, i, row_multiple_, device_));
     batch.set(column.name, column.split ? zigzag_slice(whole, 1, cp_) : whole);
   }
   if (!source->crosses_documents) batch.document_ids = to_device(document_tensor(*source), device_);
@@ -80,6 +104,15 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
   batch.place.sample = to_device(at::tensor(source->ordinals, at::kLong), device_);
   if (!on_host) held_.push_back(source);
   return batch;
+}
+
+int64_t text_tokens(const MicroBatch& source) {
+  int64_t tokens = 0;
+  for (size_t i = 0; i < source.columns.size(); ++i)
+    if (source.columns[i].marks_text)
+      for (const int64_t length : text_lengths(texts_of(source, i), source.micro_batch_size))
+        tokens += length;
+  return tokens;
 }
 
 HostAllocator host_allocator(const c10::Device& device) {

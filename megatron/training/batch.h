@@ -28,18 +28,24 @@ at::ScalarType scalar_type(ElementType type);
 // copies have completed.
 class BatchMaker {
  public:
-  // `cp` must outlive it.
-  BatchMaker(c10::Device device, const ProcessGroup& cp) : device_(device), cp_(cp) {}
+  // `cp` must outlive it. `row_multiple` > 0: batches have the rows of texts without padding, a
+  // multiple of it (Batch::rows_of); 0: they have not.
+  BatchMaker(c10::Device device, const ProcessGroup& cp, int64_t row_multiple = 0)
+      : device_(device), cp_(cp), row_multiple_(row_multiple) {}
   Batch make(const std::shared_ptr<const MicroBatch>& source);
   std::vector<std::shared_ptr<const MicroBatch>> take_held() { return std::exchange(held_, {}); }
 
  private:
   c10::Device device_;
   const ProcessGroup& cp_;
+  int64_t row_multiple_;
   int64_t length_ = 0;    // length of the whole sequences of the last batch
   at::Tensor positions_;  // [s]
   std::vector<std::shared_ptr<const MicroBatch>> held_;
 };
+
+// Tokens of the texts that columns mark (Column::marks_text), padding left out; 0: none does.
+int64_t text_tokens(const MicroBatch& source);
 
 // Page-locked memory for batches that go to a GPU; the heap otherwise.
 HostAllocator host_allocator(const c10::Device& device);

@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/padding_rules.h"
 #include "megatron/training/passes.h"
 
 namespace megatron {
@@ -49,7 +50,7 @@ std::optional<Evaluator::Result> Evaluator::run(const PretrainTask& task, Traine
       options_.full ? 1 : static_cast<int>(options_.global_batch_size / per_pass);
   const int64_t rounds =
       options_.full ? (dataset_->size() + per_pass - 1) / per_pass : options_.eval_iters;
-  BatchMaker maker(device_, model.groups().cp);
+  BatchMaker maker(device_, model.groups().cp, options_.row_multiple);
   Timers timers(0);
   at::Tensor totals = at::zeros({2 + static_cast<int64_t>(task.metrics.size())},
                                 at::TensorOptions().dtype(at::kDouble).device(device_));
@@ -80,6 +81,7 @@ Evaluator::Options evaluation_options(const Arguments& arguments, const Parallel
   options.data_parallel_rank = groups.dp.rank();
   options.data_parallel_size = groups.dp.size();
   options.num_workers = std::min<int64_t>(arguments.data.num_workers, 1);
+  options.row_multiple = unpadded_row_multiple(arguments);
   return options;
 }
 

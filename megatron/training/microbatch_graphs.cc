@@ -16,6 +16,8 @@ auto tensors_of(B& batch) {
       &batch.document_ids,       &batch.place.sample,  &batch.place.position,
       &batch.totals.loss_weight, &batch.totals.tokens, &batch.padding};
   for (auto& [name, tensor] : batch.columns()) all.push_back(&tensor);
+  for (auto& [name, rows] : batch.unpadded)
+    for (at::Tensor* tensor : rows->tensors()) all.push_back(tensor);
   return all;
 }
 
@@ -27,6 +29,11 @@ bool same_kind(const at::Tensor& x, const at::Tensor& y) {
 bool same_kind(const Batch& x, const Batch& y) {
   const auto same_name = [](const auto& a, const auto& b) { return a.first == b.first; };
   if (!std::ranges::equal(x.columns(), y.columns(), same_name)) return false;
+  // Samples with holes take another kernel.
+  const auto same_rows = [&](const auto& a, const auto& b) {
+    return same_name(a, b) && a.second->has_holes() == b.second->has_holes();
+  };
+  if (!std::ranges::equal(x.unpadded, y.unpadded, same_rows)) return false;
   return std::ranges::equal(tensors_of(x), tensors_of(y),
                             [](const auto* a, const auto* b) { return same_kind(*a, *b); });
 }
@@ -54,6 +61,7 @@ MicrobatchGraphs::Recorded& MicrobatchGraphs::find(const Batch& batch, const at:
   if (!inputs) {
     inputs = std::make_shared<Inputs>();
     inputs->batch = batch;
+    for (auto& [name, rows] : inputs->batch.unpadded) rows = std::make_shared<UnpaddedRows>(*rows);
     for (at::Tensor* tensor : tensors_of(inputs->batch))
       if (tensor->defined()) *tensor = at::empty_like(*tensor, {}, at::MemoryFormat::Contiguous);
     inputs->loss_scale = at::empty_like(loss_scale);

@@ -22,6 +22,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/configuration_changes.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/arguments/padding_rules.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/dynamic_context/dynamic_context_batches.h"
 #include "megatron/training/evaluation.h"
@@ -182,7 +183,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
                     checkpoint_files(arguments, *tokenizer_,
                                      start_.checkpoint ? &*start_.checkpoint : nullptr),
                     /*replace_existing=*/start_.continues(), job.agreement),
-      batches_(device_, groups_.cp),
+      batches_(device_, groups_.cp, unpadded_row_multiple(arguments)),
       routing_(config_.moe_routing_record, config_.moe_routing_replay, groups_.world.rank()),
       outcomes_(device_),
       // With several ranks, the decision is part of a step's outcome, which the host may read two

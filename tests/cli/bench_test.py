@@ -59,7 +59,19 @@ def main():
     got = (tensorwise - plain) / (delayed - plain)
     assert abs(got - of_tensorwise / of_delayed) < 1e-6 * got, (got, of_tensorwise / of_delayed)
 
-    for arguments, words in ((["kernels", "--bench-floor", *MODEL], "--bench-floor belongs to megatron bench train"),
+    # Samples of the task, whose texts are counted without padding, computed or not.
+    lengths = ("--mock-lengths", "8", "40")
+    bert = [measured("train", "--task", "bert", "--num-layers", "1", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "64",
+                     "--max-position-embeddings", "64", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500", "--micro-batch-size", "8",
+                     "--global-batch-size", "8", "--num-threads", "1", "--device", "cpu", "--bench-warmup", "1", "--bench-steps", "3",
+                     *lengths, "--remove-padding", padding) for padding in ("true", "false")]
+    texts = [one["text_tokens_per_step_and_rank"] for one in bert]
+    assert texts[0] == texts[1] and 8 * 11 < texts[0] < 8 * 43, texts
+    assert all(one["text_tokens_per_second_and_rank"] > 0 and one["tokens_per_step_and_rank"] == 8 * 64 for one in bert), bert
+    assert abs(bert[0]["last_loss"] - bert[1]["last_loss"]) < 1e-4, bert
+
+    for arguments, words in ((["train", *MODEL, "--mock-lengths", "8", "40"], "--mock-lengths has no effect with --task gpt"),
+                             (["kernels", "--bench-floor", *MODEL], "--bench-floor belongs to megatron bench train"),
                              (["kernels", "--bench-timeline", "t.json", *MODEL], "--bench-timeline belongs to megatron bench train"),
                              ([], "megatron bench needs to know what to measure"),
                              (["machine", "--bench-seconds", "0"], "--bench-seconds 0 must be positive"),

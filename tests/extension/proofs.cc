@@ -7,6 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/padding_rules.h"
 #include "megatron/training/planning/memory_estimate.h"
 #include "megatron/training/proving/prove.h"
 #include "megatron/training/tasks/tasks.h"
@@ -25,7 +26,7 @@ int64_t metered_peak(const Arguments& arguments, const ParallelGroups& groups) {
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
   const TrainValidTestDatasets datasets = build_datasets(task, arguments, *tokenizer);
   const auto loader = make_train_loader(arguments, groups, datasets.train, 0, at::kCPU);
-  BatchMaker batches(at::kCPU, groups.cp);
+  BatchMaker batches(at::kCPU, groups.cp, unpadded_row_multiple(arguments));
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   TrainedModel model = build_model(task, arguments, vocabulary_of(arguments, *tokenizer), groups,

@@ -122,6 +122,10 @@ constexpr LayoutRow kEncoderRows[] = {
     {"tp2_bert_choices", "bert_choices", 2, TP "2", "multichoice"},
     {"dp2_evaluation_bert_choices", "bert_choices", 2, EVALUATE, "multichoice"},
     {"tp2_pp2_dp2_bert_choices", "bert_choices", 8, TP "2 " PP "2 " ZERO1 OVERLAP, "multichoice"},
+    // Layouts that compute padding, against one rank that does so, too; all others leave it out.
+    {"tp2_sp_padded_bert", "bert", 2, TP "2 " SP "--remove-padding false", "bert"},
+    {"pp2_dp2_padded_bert_residual", "bert_residual", 4,
+     PP "2 " ZERO1 OVERLAP "--remove-padding false", "bert"},
     {"all_16_bert", "bert", 16, TP "2 " SP PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP, "bert"},
     {"tp2_t5", "t5", 2, TP "2", "t5"},
     {"tp2_sp_t5", "t5", 2, TP "2 " SP, "t5"},
@@ -168,6 +172,8 @@ constexpr LayoutRow kEncoderRows[] = {
     {"tp2_sp_t5_pairs", "t5_pairs", 2, TP "2 " SP, "seq2seq"},
     {"dp2_evaluation_t5_pairs", "t5_pairs", 2, EVALUATE, "seq2seq"},
     {"tp2_pp2_dp2_t5_pairs", "t5_pairs", 8, TP "2 " PP "2 " ZERO1 OVERLAP, "seq2seq"},
+    {"tp2_sp_padded_t5", "t5", 2, TP "2 " SP "--remove-padding false", "t5"},
+    {"tp2_pp2_padded_t5_relative", "t5_relative", 4, TP "2 " PP "2 --remove-padding false", "t5"},
     {"all_16_t5", "t5", 16, TP "2 " SP PP "4 " ZERO1 OVERLAP, "t5"},
 };
 

@@ -119,6 +119,7 @@ class Draw {
     maybe(30, "--bert-embedding-norm");
     if (dice_.chance(30)) add("--bert-first-position", dice_.range(1, 3));
     encoder_layers();
+    maybe(20, "--remove-padding false");
     return true;
   }
 

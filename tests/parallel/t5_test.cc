@@ -332,8 +332,8 @@ class T5Memory : public T5Layouts {};
 
 // Transfers between stages that have ended early weigh more where the stage holds little.
 TEST_P(T5Memory, IsThatOfThePlan) {
-  const std::vector<RankMemory> ranks =
-      memory_of_ranks(cat(kT5Run, kMeasuredT5, GetParam().flags), GetParam().ranks);
+  const std::vector<RankMemory> ranks = memory_of_ranks(
+      cat(kT5Run, kMeasuredT5, "--remove-padding false ", GetParam().flags), GetParam().ranks);
   const int64_t fullest = std::ranges::max(ranks, {}, &RankMemory::metered).metered;
   for (const RankMemory& rank : ranks) {
     const double planned = static_cast<double>(rank.planned) / static_cast<double>(rank.metered);

@@ -18,6 +18,7 @@
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/flag_table.h"
+#include "megatron/training/arguments/padding_rules.h"
 #include "megatron/training/benchmarking/ceilings.h"
 #include "megatron/training/benchmarking/kernel_profile.h"
 #include "megatron/training/rank_reports.h"
@@ -130,7 +131,55 @@ Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device d
   return batch;
 }
 
+// The micro-batches of a rank: of random tokens, or of the task's own samples, made up.
+class BenchBatches {
+ public:
+  BenchBatches(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
+               const ParallelGroups& groups, c10::Device device)
+      : arguments_(arguments),
+        vocab_size_(vocabulary.size),
+        groups_(groups),
+        device_(device),
+        sample_(groups.dp.rank() * arguments.training.micro_batch_size),
+        maker_(device, groups.cp, unpadded_row_multiple(arguments)) {
+    if (!pads_samples(task.name)) return;
+    tokenizer_ = make_tokenizer(arguments.tokenizer);
+    datasets_ = build_datasets(task, arguments, *tokenizer_);
+    loader_ = make_train_loader(arguments, groups, datasets_.train, /*consumed=*/0, device);
+  }
+  Batch next() {
+    if (loader_ == nullptr) {
+      const int64_t step = arguments_.training.micro_batch_size * groups_.dp.size();
+      return random_batch(arguments_, vocab_size_, device_, groups_.cp,
+                          std::exchange(sample_, sample_ + step));
+    }
+    const std::shared_ptr<const MicroBatch> source = loader_->next();
+    MEGATRON_CHECK(source != nullptr, "--train-iters has fewer steps than are timed");
+    tokens_ += text_tokens(*source);
+    return maker_.make(source);
+  }
+  // Tokens of texts without padding since the last call, a rank's share of those of its data rank;
+  // 0: not known. Copies to the device have ended.
+  double take_tokens() {
+    maker_.take_held();
+    return static_cast<double>(std::exchange(tokens_, 0)) * static_cast<double>(groups_.dp.size()) /
+           static_cast<double>(groups_.world.size());
+  }
+
+ private:
+  const Arguments& arguments_;
+  int64_t vocab_size_;
+  const ParallelGroups& groups_;
+  c10::Device device_;
+  int64_t sample_, tokens_ = 0;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  TrainValidTestDatasets datasets_;
+  std::unique_ptr<DataLoader> loader_;  // null: random tokens
+  BatchMaker maker_;
+};
+
 struct Measured {
+  double text_tokens = 0.0;        // of a rank in a timed step, without padding; 0: not known
   double step_ms = 0.0;            // median
   double timed_step_ms = 0.0;      // median of steps whose sections are timed
   SectionTimes sections{};         // sections of this rank
@@ -214,12 +263,10 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
   if (clock != nullptr && !config.bench_slow.empty())
     watch.emplace(groups, device, config.bench_steps);
   const int64_t compared = arguments.training.replica_hash_interval();
-  int64_t sample = groups.dp.rank() * arguments.training.micro_batch_size;
+  BenchBatches batches(plain_task, arguments, vocabulary, groups, device);
   const auto next_batch = [&] {
     slowdown.in_data();
-    Batch batch = random_batch(arguments, vocabulary.size, device, groups.cp, sample);
-    sample += arguments.training.micro_batch_size * groups.dp.size();
-    return batch;
+    return batches.next();
   };
   Measured measured;
   StepNumbers numbers;
@@ -248,6 +295,9 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
         measured.named.push_back(*line);
     }
     if (step == 0) measured.first_step_ms = ms;
+    const double texts = batches.take_tokens();
+    if (step >= config.bench_warmup)
+      measured.text_tokens += texts / static_cast<double>(config.bench_steps);
     if (step >= config.bench_warmup) (timed ? timed_times : times).push_back(ms);
     if (step + 1 == config.bench_warmup && config.bench_warmup > 1) slowdown.set_step(ms);
   }
@@ -273,7 +323,7 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
 // Rates are per rank: `tokens` and `flops` are those of a step divided by the number of ranks.
 void print_result(const BenchConfig& config, const Measured& measured, double tokens, double flops,
                   int64_t num_parameters, int ranks, c10::Device device) {
-  const double seconds = measured.step_ms / 1e3;
+  const double seconds = measured.step_ms / 1e3, text_tokens = measured.text_tokens;
   const double peak = peak_bf16_flops(device_name(device));
   const MemoryUse memory = memory_use(device);
   JsonWriter json(2);
@@ -282,6 +332,9 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
       .member("tokens_per_step_and_rank", tokens)
       .member("step_ms", measured.step_ms)
       .member("first_step_ms", measured.first_step_ms);
+  if (text_tokens > 0)
+    json.member("text_tokens_per_step_and_rank", text_tokens)
+        .member("text_tokens_per_second_and_rank", text_tokens / seconds);
   json.member("tokens_per_second_and_rank", tokens / seconds)
       .member("tflops", flops / seconds / 1e12);
   json.member("mfu", peak > 0 ? flops / seconds / peak : 0.0)
@@ -314,6 +367,8 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   if (peak > 0)
     text += format_text(" | %.1f%% of %.0f | peak %.1f GiB", 100 * flops / seconds / peak,
                         peak / 1e12, static_cast<double>(memory.max_allocated) / (1 << 30));
+  if (text_tokens > 0)
+    text += format_text(" | %.0f tokens/s/rank without padding", text_tokens / seconds);
   print_line(cat(text, " | loss ", measured.last_loss));
   if (measured.timed_step_ms > 0) {
     text = format_text("with timed sections %.2f ms, without %.2f ms (%+.2f%%)",
@@ -399,7 +454,9 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
       "bench trains on sequences of one length; --hybrid-context-parallel divides documents");
   const c10::Device device = prepare_device(arguments, job);
   const Vocabulary vocabulary = vocabulary_of(arguments, *make_tokenizer(arguments.tokenizer));
-  const PretrainTask task = gpt_task();
+  // Other tasks have the model and the costs of gpt.
+  const PretrainTask task =
+      pads_samples(arguments.training.task) ? find_task(arguments) : gpt_task();
   TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
                                    model_dtype(arguments.optimizer), device, StartPoint{});
   const bool sections = config.bench_sections || !config.bench_slow.empty();

@@ -24,23 +24,26 @@ SentenceSourceOptions bert_sentences(int64_t sequence_length, bool binary_head,
 
 Columns bert_columns(int64_t sequence_length, int64_t most_masked) {
   const std::vector<int64_t> shape = {sequence_length};
-  return Columns(
-      {{.name = "text", .shape = shape},
-       {.name = "types", .shape = shape},
-       {.name = "labels", .shape = shape, .padding = -1},
-       {.name = "loss_mask",
-        .type = ElementType::kFloat32,
-        .shape = shape,
-        .is_loss_weight = true,
-        .most_counted = most_masked},
-       {.name = "padding_mask", .type = ElementType::kUInt8, .shape = shape, .split = false},
-       {.name = "is_random", .shape = {1}, .split = false},
-       {.name = "truncated", .shape = {1}, .split = false},
-       {.name = "sample_weight",
-        .type = ElementType::kFloat32,
-        .shape = {1},
-        .split = false,
-        .is_loss_weight = true}});
+  return Columns({{.name = "text", .shape = shape},
+                  {.name = "types", .shape = shape},
+                  {.name = "labels", .shape = shape, .padding = -1},
+                  {.name = "loss_mask",
+                   .type = ElementType::kFloat32,
+                   .shape = shape,
+                   .is_loss_weight = true,
+                   .most_counted = most_masked},
+                  {.name = "padding_mask",
+                   .type = ElementType::kUInt8,
+                   .shape = shape,
+                   .split = false,
+                   .marks_text = true},
+                  {.name = "is_random", .shape = {1}, .split = false},
+                  {.name = "truncated", .shape = {1}, .split = false},
+                  {.name = "sample_weight",
+                   .type = ElementType::kFloat32,
+                   .shape = {1},
+                   .split = false,
+                   .is_loss_weight = true}});
 }
 
 int64_t most_masked_by_bert(const MaskingOptions& masking, int64_t sequence_length) {

@@ -29,6 +29,9 @@ void MaskedDataConfig::fields(FieldVisitor& v) {
            "lengths of masked n-grams follow a geometric distribution; auto: for T5");
   v.field("mlm_replace", mlm_replace,
           "shares of the masked tokens of BERT that become [MASK], a random token, and stay");
+  v.field("mock_lengths", mock_lengths,
+          "LEAST MOST: texts of --mock-data have so many tokens, each number as often, and no "
+          "tokens inside that are padding");
 }
 
 void MaskedDataConfig::validate(Violations& violations) const {
@@ -41,6 +44,10 @@ void MaskedDataConfig::validate(Violations& violations) const {
   violations.require(!masking_longer_ngrams || masking_geometric != MaskingGeometric::kTrue,
                      "--masking-longer-ngrams has no effect with --masking-geometric true",
                      "leave one of them out");
+  violations.require(mock_lengths.empty() || (mock_lengths.size() == 2 && mock_lengths[0] >= 2 &&
+                                              mock_lengths[0] <= mock_lengths[1]),
+                     cat("--mock-lengths is ", listed(mock_lengths, {}, " ")),
+                     "the least and the most tokens of a text, 2 or more: 64 512");
   const bool shares =
       mlm_replace.size() == 3 &&
       std::all_of(mlm_replace.begin(), mlm_replace.end(), [](double x) { return x >= 0; }) &&

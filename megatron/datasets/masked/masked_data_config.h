@@ -21,6 +21,7 @@ struct MaskedDataConfig : Config {
   bool masking_longer_ngrams = false;
   MaskingGeometric masking_geometric = MaskingGeometric::kAuto;
   std::vector<double> mlm_replace = {0.8, 0.1, 0.1};
+  std::vector<int64_t> mock_lengths;  // [least, most]; empty: of all kinds
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;

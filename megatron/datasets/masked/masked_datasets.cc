@@ -45,7 +45,7 @@ MakeMasked make_t5(const MaskedModel& model, const MaskedDataConfig& masked,
 }
 
 // Ids between the special tokens and the sentinels.
-MockSentenceIds mock_ids(const MaskedTokens& tokens) {
+MockSentenceIds mock_ids(const MaskedTokens& tokens, const std::vector<int64_t>& lengths) {
   const int64_t specials = 1 + std::max({tokens.pad, tokens.cls, tokens.sep, tokens.mask});
   MockSentenceIds ids;
   ids.hole = tokens.pad;
@@ -54,6 +54,11 @@ MockSentenceIds mock_ids(const MaskedTokens& tokens) {
                  ? tokens.vocab_size
                  : *std::min_element(tokens.sentinels.begin(), tokens.sentinels.end());
   if (ids.last <= ids.first) ids.last = tokens.vocab_size;
+  if (!lengths.empty()) {
+    ids.hole = -1;
+    ids.least = lengths[0];
+    ids.most = lengths[1];
+  }
   return ids;
 }
 
@@ -80,9 +85,10 @@ TrainValidTestDatasets build_masked_datasets(const MaskedModel& model, const Dat
                                member.num_samples, options);
     });
   };
-  request.make_mock = [make, tokens](Split split, int64_t num_samples) {
+  request.make_mock = [make, tokens, lengths = masked.mock_lengths](Split split,
+                                                                    int64_t num_samples) {
     return make(tokens, [&](const SentenceSourceOptions& options) {
-      return mock_sentences(split, num_samples, mock_ids(*tokens), options);
+      return mock_sentences(split, num_samples, mock_ids(*tokens, lengths), options);
     });
   };
   return build_train_valid_test_datasets(data, request);

@@ -213,14 +213,31 @@ class MockSentences final : public SentenceSource {
     json.member("max_length", options_.max_length)
         .member("min_sentences", options_.min_sentences)
         .member("random_seed", options_.seed);
+    if (ids_.most > 0) json.member("least", ids_.least).member("most", ids_.most);
   }
 
  private:
+  // A run of `length` tokens in sentences of about a third of it.
+  void fill(int64_t length, CounterHash& hash, SentenceRun& out) const;
+
   Split split_;
   int64_t num_samples_;
   MockSentenceIds ids_;
   SentenceSourceOptions options_;
 };
+
+void MockSentences::fill(int64_t length, CounterHash& hash, SentenceRun& out) const {
+  out.tokens.clear();
+  out.ends.clear();
+  int64_t id = hash.below(ids_.last - ids_.first);
+  for (int64_t i = 0; i < length; ++i) {
+    out.tokens.push_back(ids_.first + id);
+    id = (id + 1) % (ids_.last - ids_.first);
+  }
+  const int64_t step = std::max<int64_t>(1, length / std::max<int64_t>(3, options_.min_sentences));
+  for (int64_t end = step; end < length; end += step) out.ends.push_back(static_cast<size_t>(end));
+  out.ends.push_back(static_cast<size_t>(length));
+}
 
 // Of eight runs about two are full, one is more than full, one has a short target, and one has a
 // single sentence, where that is legal; a quarter of them has holes.
@@ -230,7 +247,13 @@ void MockSentences::read(int64_t index, SentenceRun& out) const {
   CounterHash hash(static_cast<uint64_t>((options_.seed * kNumSplits + static_cast<int>(split_)) *
                                          (int64_t{1} << 40)) +
                    static_cast<uint64_t>(index));
-  const int64_t kind = hash.below(8), longest = options_.max_length;
+  const int64_t longest = options_.max_length;
+  if (ids_.most > 0) {
+    out.target = longest;
+    const int64_t length = ids_.least + hash.below(ids_.most - ids_.least + 1);
+    return fill(std::max(options_.min_sentences, std::min(length, longest)), hash, out);
+  }
+  const int64_t kind = hash.below(8);
   out.target = kind == 0 ? 2 + hash.below(std::max<int64_t>(1, longest - 1)) : longest;
   out.target = std::min(out.target, longest);
   const int64_t wanted = kind <= 2   ? out.target

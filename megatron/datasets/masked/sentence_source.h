@@ -54,9 +54,11 @@ std::unique_ptr<const SentenceSource> sentences_of_file(std::shared_ptr<const In
 
 // Documents that are made up for --mock-data, a function of (seed, split, index): sentences that
 // count upwards through the ids [first_id, last_id), runs that are shorter than their target, and
-// with `hole` >= 0 that id here and there in the text.
+// with `hole` >= 0 that id here and there in the text. With `most` > 0 runs have `least` to `most`
+// tokens, each number as often, but no more than the largest target.
 struct MockSentenceIds {
   int64_t first = 0, last = 0, hole = -1;
+  int64_t least = 0, most = 0;
 };
 std::unique_ptr<const SentenceSource> mock_sentences(Split split, int64_t num_samples,
                                                      const MockSentenceIds& ids,

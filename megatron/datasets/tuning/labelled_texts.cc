@@ -244,16 +244,19 @@ PairTokens encode_pair(const Tokenizer& tokenizer, const LabelledText& text, int
 }
 
 Columns labelled_columns(int64_t s) {
-  return Columns(
-      {{.name = "text", .shape = {s}},
-       {.name = "types", .shape = {s}},
-       {.name = "padding_mask", .type = ElementType::kUInt8, .shape = {s}, .split = false},
-       {.name = "target", .type = ElementType::kFloat32, .shape = {1}, .split = false},
-       {.name = "sample_weight",
-        .type = ElementType::kFloat32,
-        .shape = {1},
-        .split = false,
-        .is_loss_weight = true}});
+  return Columns({{.name = "text", .shape = {s}},
+                  {.name = "types", .shape = {s}},
+                  {.name = "padding_mask",
+                   .type = ElementType::kUInt8,
+                   .shape = {s},
+                   .split = false,
+                   .marks_text = true},
+                  {.name = "target", .type = ElementType::kFloat32, .shape = {1}, .split = false},
+                  {.name = "sample_weight",
+                   .type = ElementType::kFloat32,
+                   .shape = {1},
+                   .split = false,
+                   .is_loss_weight = true}});
 }
 
 std::vector<LabelledTokens> encode_labelled(const Tokenizer& tokenizer,

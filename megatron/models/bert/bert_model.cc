@@ -7,6 +7,7 @@
 #include "megatron/models/model_table.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/activation.h"
+#include "megatron/tensor/attention/unpadded_rows.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/cross_entropy.h"
 #include "megatron/transformer/layer/auxiliary_losses.h"
@@ -136,10 +137,12 @@ ModelConfig bidirectional(ModelConfig config) {
   return config;
 }
 
-// The document of each token: that of the text, or for padding another one.
+constexpr const char* kPaddingMask = "padding_mask";
+
+// The document of each token: that of the text, and others for holes of it and for padding.
 at::Tensor padding_documents(const at::Tensor& padding_mask, const at::Tensor& document_ids) {
-  if (!document_ids.defined()) return (padding_mask == 0).to(at::kLong);
-  return at::where(padding_mask != 0, document_ids, -1);
+  const at::Tensor kinds = kinds_of_mask(padding_mask);
+  return document_ids.defined() ? at::where(padding_mask != 0, document_ids, -kinds) : kinds;
 }
 
 bool has_head_bias(const ModelConfig& config) {
@@ -279,18 +282,26 @@ StageTensors BertModel::hidden(const Batch& batch, const StageTensors& input,
                                const ForwardContext& given) {
   MEGATRON_CHECK(given.decoding == nullptr,
                  "an encoder continues no text: every token sees those after it");
-  ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
-  if (const at::Tensor mask = batch.find("padding_mask"); mask.defined())
+  const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kPaddingMask);
+  ForwardContext context =
+      with_rows(without_padding(given, rows), config().sequence_parallel, groups().tp);
+  if (const at::Tensor mask = batch.find(kPaddingMask); mask.defined() && rows == nullptr)
     context.document_ids = padding_documents(mask, given.document_ids);
   if (!embedding_) return {encoder_.forward(input.front(), context)};
-  const at::Tensor text = batch.find("text"), tokens = text.defined() ? text : batch["tokens"];
+  const at::Tensor text = batch.find("text"), padded = text.defined() ? text : batch["tokens"];
+  const at::Tensor tokens = rows != nullptr ? rows->column(padded) : padded;
   at::Tensor types;
   if (token_types_) {
-    const at::Tensor given = batch.find("types");
+    at::Tensor kinds = batch.find("types");
+    if (kinds.defined() && rows != nullptr) kinds = rows->column(kinds);
     types =
-        token_types_->forward(own_rows(given.defined() ? given : at::zeros_like(tokens), context));
+        token_types_->forward(own_rows(kinds.defined() ? kinds : at::zeros_like(tokens), context));
   }
   return {encoder_.forward(embedding_->forward(tokens, context, types), context)};
+}
+
+TensorFormats BertModel::border(int64_t, const Batch& batch, at::ScalarType dtype) const {
+  return {rows_format(batch, batch.rows_of(kPaddingMask).get(), dtype)};
 }
 
 at::Tensor BertModel::logits(const at::Tensor& hidden) {
@@ -307,23 +318,32 @@ Loss BertModel::loss(const StageTensors& states, const Batch& batch, const Forwa
   const at::Tensor& hidden = states.front();
   if (binary_head_ && given.auxiliary_losses != nullptr)
     add_order_loss(hidden, batch, with_rows(given, config().sequence_parallel, groups().tp));
-  const CountedRows rows =
-      counted_rows(hidden, batch["labels"], batch["loss_mask"], batch.most_counted,
-                   config().sequence_parallel, groups().tp);
+  at::Tensor labels = batch["labels"], mask = batch["loss_mask"];
+  int64_t most = batch.most_counted;
+  if (const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kPaddingMask)) {
+    labels = rows->column(labels);
+    mask = rows->column(mask);
+    most *= rows->samples;
+  }
+  const CountedRows counted =
+      counted_rows(hidden, labels, mask, most, config().sequence_parallel, groups().tp);
   const at::Tensor losses =
-      vocab_parallel_cross_entropy(logits(rows.hidden), rows.labels, config().vocab_size,
+      vocab_parallel_cross_entropy(logits(counted.hidden), counted.labels, config().vocab_size,
                                    config().transformer.z_loss_coeff, groups().tp);
-  return {(losses * rows.weights).sum(), rows.weights.sum()};
+  return {(losses * counted.weights).sum(), counted.weights.sum()};
 }
 
-at::Tensor BertModel::pooled(const at::Tensor& hidden, const at::Tensor& text) {
+at::Tensor BertModel::pooled(const at::Tensor& hidden, const at::Tensor& text,
+                             const UnpaddedRows* rows) {
   MEGATRON_ASSERT(pooler_ != nullptr, "this segment has no pooler");
   at::Tensor x;
   if (pooling_of(config()) == BertPooling::kFirst) {
-    x = hidden.narrow(0, 0, 1).clone();  // a view would keep all rows
+    x = rows == nullptr ? hidden.narrow(0, 0, 1).clone()  // a view would keep all rows
+                        : first_rows(hidden, *rows);
   } else if (text.defined()) {
     const at::Tensor counted = (text != 0).to(hidden.scalar_type()).t().unsqueeze(2);  // [s, b, 1]
-    x = (hidden * counted).sum(0, /*keepdim=*/true) / counted.sum(0, /*keepdim=*/true).clamp_min(1);
+    const at::Tensor all = rows == nullptr ? hidden : rows->with_padding(hidden.squeeze(1));
+    x = (all * counted).sum(0, /*keepdim=*/true) / counted.sum(0, /*keepdim=*/true).clamp_min(1);
   } else {
     x = hidden.mean(0, /*keepdim=*/true);
   }
@@ -332,32 +352,49 @@ at::Tensor BertModel::pooled(const at::Tensor& hidden, const at::Tensor& text) {
       .squeeze(0);
 }
 
-at::Tensor BertModel::order_logits(const at::Tensor& hidden) {
+at::Tensor BertModel::own_first(const UnpaddedRows& rows, int64_t count) const {
+  return count == rows.rows ? rows.first : rows.first - groups().tp.rank() * count;
+}
+
+at::Tensor BertModel::holds_first(const UnpaddedRows& rows, int64_t count) const {
+  const at::Tensor own = own_first(rows, count);
+  return (own >= 0).logical_and(own < count);
+}
+
+at::Tensor BertModel::first_rows(const at::Tensor& hidden, const UnpaddedRows& rows) const {
+  const int64_t n = hidden.size(0);
+  return take_rows(hidden.squeeze(1), at::where(holds_first(rows, n), own_first(rows, n), n))
+      .unsqueeze(0);
+}
+
+at::Tensor BertModel::order_logits(const at::Tensor& hidden, const UnpaddedRows* rows) {
   MEGATRON_ASSERT(binary_head_ != nullptr, "this segment has no binary head");
-  return binary_head_->forward(pooled(hidden).unsqueeze(0)).squeeze(0);
+  return binary_head_->forward(pooled(hidden, {}, rows).unsqueeze(0)).squeeze(0);
 }
 
 at::Tensor BertModel::class_logits(const at::Tensor& hidden, const at::Tensor& text,
-                                   const ForwardContext* training) {
+                                   const ForwardContext* training, const UnpaddedRows* rows) {
   MEGATRON_ASSERT(text_head_ != nullptr, "this segment has no head of classes or of choices");
-  at::Tensor x = pooled(hidden, text).unsqueeze(0);
+  at::Tensor x = pooled(hidden, text, rows).unsqueeze(0);
   if (const TransformerConfig& t = config().transformer; training != nullptr && training->training)
     x = dropout(x, t.hidden_dropout, random_key(t.seed, "classification_dropout"),
                 {training->place.sample, training->place.position.narrow(0, 0, 1)});
   return text_head_->forward(x).squeeze(0);
 }
 
-// Every rank computes the head on the first of its rows, and that of position 0 counts: so nothing
-// is sent.
+// Every rank computes the head on the first of its rows, and that of position 0 counts; without
+// padding those of the samples whose first row it holds count. So nothing is sent.
 void BertModel::add_order_loss(const at::Tensor& hidden, const Batch& batch,
                                const ForwardContext& context) {
-  const at::Tensor order = order_logits(hidden);
+  const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kPaddingMask);
+  const at::Tensor order = order_logits(hidden, rows.get());
   const at::Tensor losses = -order.to(order.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
                                  .log_softmax(1)
                                  .gather(1, batch["is_random"])
                                  .squeeze(1);
-  const at::Tensor weight =
-      batch["sample_weight"].squeeze(1).to(losses.scalar_type()) * (context.rows.position[0] == 0);
+  const at::Tensor counts =
+      rows != nullptr ? holds_first(*rows, hidden.size(0)) : context.rows.position[0] == 0;
+  const at::Tensor weight = batch["sample_weight"].squeeze(1).to(losses.scalar_type()) * counts;
   context.auxiliary_losses->add("sop loss", (losses * weight).sum(), weight.sum(),
                                 config().sequence_parallel ? LossRows::kOwn : LossRows::kAll);
 }

@@ -49,8 +49,12 @@ struct BertConfig : Config {
 // With bert_pooler_norm it is norm(gelu(W' x + b')) in the place of tanh, with BertPooling::kMean
 // the mean of the tokens of the padding mask in the place of x_0.
 //
+// Of samples without padding (Batch::rows_of) hidden states are those of the rows, [R, 1, h]
+// ([R/t, 1, h]).
+//
 // Token types are there with the binary head, or where BertConfig says so. Tokens attend to those
-// of the padding mask; what others compute counts nowhere. The GELU of the head is the exact one
+// of the padding mask, those inside of a text that it leaves out to one another, and padding to
+// padding. The GELU of the head is the exact one
 // whatever that of the MLP is.
 // Logits are computed at masked positions only.
 //
@@ -70,6 +74,8 @@ class BertModel : public Model {
   using Model::loss;
   StageTensors hidden(const Batch& batch, const StageTensors& input,
                       const ForwardContext& context) override;
+  TensorFormats border(int64_t layers_before, const Batch& batch,
+                       at::ScalarType dtype) const override;
   at::Tensor logits(const at::Tensor& hidden) override;
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) override;
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
@@ -79,19 +85,28 @@ class BertModel : public Model {
 
   // The pooler's output [b, h] of the first row of this rank's hidden states, of use where that row
   // is position 0; or of the mean of its rows, of which `text` [b, s] is not 0 in those that count,
-  // undefined: all do. Last segment, with a pooler.
-  at::Tensor pooled(const at::Tensor& hidden, const at::Tensor& text = {});
+  // undefined: all do. Last segment, with a pooler. With `rows` that of each sample's first row, of
+  // use on the tensor rank that holds it, or of the mean of its rows.
+  at::Tensor pooled(const at::Tensor& hidden, const at::Tensor& text = {},
+                    const UnpaddedRows* rows = nullptr);
   // The logits [b, 2] of the order of both halves; class 1: swapped. As pooled(), with the binary
   // head.
-  at::Tensor order_logits(const at::Tensor& hidden);
+  at::Tensor order_logits(const at::Tensor& hidden, const UnpaddedRows* rows = nullptr);
   // The logits [b, classes], or the scores [b, 1]; as pooled(), with a head of classes or of
-  // choices. Dropout as `training` says; null: none.
+  // choices. Dropout as `training` says, the context of samples with padding; null: none.
   at::Tensor class_logits(const at::Tensor& hidden, const at::Tensor& text,
-                          const ForwardContext* training = nullptr);
+                          const ForwardContext* training = nullptr,
+                          const UnpaddedRows* rows = nullptr);
 
  private:
   struct LMHead;
   void add_order_loss(const at::Tensor& hidden, const Batch& batch, const ForwardContext& context);
+  // The first rows [b] of the samples, counted from the first of the `count` rows of this rank, and
+  // whether they are among them.
+  at::Tensor own_first(const UnpaddedRows& rows, int64_t count) const;
+  at::Tensor holds_first(const UnpaddedRows& rows, int64_t count) const;
+  // Those rows of hidden states, [1, b, h], zeros where another rank holds them.
+  at::Tensor first_rows(const at::Tensor& hidden, const UnpaddedRows& rows) const;
 
   std::unique_ptr<LanguageModelEmbedding> embedding_;
   std::unique_ptr<Embedding> token_types_;

@@ -2,36 +2,13 @@
 
 #include <algorithm>
 
+#include "megatron/tensor/attention/unpadded_rows.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/mappings.h"
 
 namespace megatron {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-// Rows `index` [k] of x [n, h]; zeros where index is n. No other row is taken twice, so that the
-// backward writes each gradient once.
-struct TakeRows : torch::autograd::Function<TakeRows> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& index) {
-    const int64_t rows = x.size(0);
-    context->saved_data["rows"] = rows;
-    context->save_for_backward({index});
-    const at::Tensor taken = x.index_select(0, index.clamp_max(rows - 1));
-    return taken.masked_fill_((index == rows).unsqueeze(1), 0.0);
-  }
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const int64_t rows = context->saved_data["rows"].toInt();
-    const at::Tensor index = context->get_saved_variables()[0];
-    // A row behind the last one takes what belongs to none.
-    const at::Tensor dx = at::zeros({rows + 1, grads[0].size(1)}, grads[0].options());
-    dx.index_copy_(0, index, grads[0]);
-    return {dx.narrow(0, 0, rows), at::Tensor()};
-  }
-};
 
 // The positions [b, m] that count, in order, and behind them others.
 at::Tensor counted_positions(const at::Tensor& loss_mask, int64_t m) {
@@ -63,7 +40,7 @@ CountedRows counted_rows(const at::Tensor& hidden, const at::Tensor& labels,
   const at::Tensor samples = at::arange(b, own.options());
   const at::Tensor index =
       at::where((own >= 0).logical_and(own < rows), own * b + samples, rows * b).reshape({-1});
-  out.hidden = TakeRows::apply(hidden.reshape({rows * b, h}), index).view({m, b, h});
+  out.hidden = take_rows(hidden.reshape({rows * b, h}), index).view({m, b, h});
   if (ranks > 1) out.hidden = reduce_scatter_to_sequence_parallel_region(out.hidden, tp);
   return out;
 }

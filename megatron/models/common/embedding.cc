@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/tensor/attention/unpadded_rows.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/layer_state.h"
 #include "megatron/transformer/layer/sublayer.h"
@@ -89,6 +90,17 @@ TiedTable::TiedTable(const ModelConfig& config, const ParallelGroups& groups)
   add("word_embeddings", &table_);
 }
 
+ForwardContext without_padding(const ForwardContext& context,
+                               std::shared_ptr<const UnpaddedRows> rows) {
+  ForwardContext out = context;
+  if (rows == nullptr) return out;
+  MEGATRON_ASSERT(!context.document_ids.defined() && !context.attention_mask.defined(),
+                  "a mask or document ids beside rows without padding");
+  out.place = rows->place();
+  out.unpadded = std::move(rows);
+  return out;
+}
+
 ForwardContext with_rows(const ForwardContext& context, bool sequence_parallel,
                          const ProcessGroup& tp) {
   ForwardContext out = context;
@@ -97,8 +109,11 @@ ForwardContext with_rows(const ForwardContext& context, bool sequence_parallel,
   const int64_t s = context.place.position.size(0);
   MEGATRON_CHECK(s % tp.size() == 0, "a sequence of ", s, " tokens is not divisible by ", tp.size(),
                  " tensor-parallel ranks, which --sequence-parallel splits it over");
-  out.rows.position = context.place.position.narrow(0, tp.rank() * (s / tp.size()), s / tp.size());
-  out.first_row = tp.rank() * (s / tp.size());
+  const int64_t own = s / tp.size();
+  out.first_row = tp.rank() * own;
+  out.rows.position = context.place.position.narrow(0, out.first_row, own);
+  if (context.unpadded != nullptr)
+    out.rows.sample = context.place.sample.narrow(0, out.first_row, own);
   return out;
 }
 

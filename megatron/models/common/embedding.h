@@ -60,6 +60,11 @@ class TiedTable : public Module {
 // ...]). `context` as with_rows() returns it.
 at::Tensor own_rows(const at::Tensor& column, const ForwardContext& context);
 
+// The context of rows without padding, in which tokens attend within their sample. `rows` may be
+// null: the context as it is.
+ForwardContext without_padding(const ForwardContext& context,
+                               std::shared_ptr<const UnpaddedRows> rows);
+
 // The context with the positions of this rank's rows of the activations between layers. Throws
 // Error when the sequence does not divide over the ranks.
 ForwardContext with_rows(const ForwardContext& context, bool sequence_parallel,

@@ -9,6 +9,7 @@
 #include "megatron/models/model_table.h"
 #include "megatron/nn/functional.h"
 #include "megatron/nn/recompute.h"
+#include "megatron/tensor/attention/unpadded_rows.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/cross_entropy.h"
@@ -50,8 +51,14 @@ const ModelConfig& built(const ModelConfig& config) {
   return config;
 }
 
-// The document of each token: 0 for the text, 1 for padding, so that nothing attends across.
-at::Tensor text_and_padding(const at::Tensor& mask) { return (mask == 0).to(at::kLong); }
+// The columns that mark the texts of the stacks.
+constexpr const char *kEncoderMask = "enc_mask", *kDecoderMask = "dec_mask";
+
+// A column of one stack, of its rows if it is computed without padding.
+at::Tensor column_of(const Batch& batch, const char* column, const char* mask) {
+  const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(mask);
+  return rows != nullptr ? rows->column(batch[column]) : batch[column];
+}
 
 }  // namespace
 
@@ -196,29 +203,35 @@ EmbeddingTables T5Model::embedding_tables() {
 
 TensorFormats T5Model::border(int64_t layers_before, const Batch& batch,
                               at::ScalarType dtype) const {
-  const TensorFormat encoder = Model::border(layers_before, batch, dtype).front();
+  const TensorFormat encoder = rows_format(batch, batch.rows_of(kEncoderMask).get(), dtype);
   if (layers_before < stacks_.encoder.num_layers) return {encoder};
   const TensorFormat encoded = {encoder.shape, dtype};
   if (layers_before == stacks_.encoder.num_layers) return {encoded};
-  TensorFormat decoder = encoder;
-  decoder.shape[0] =
-      stacks_.decoder.seq_length / (config().sequence_parallel ? groups().tp.size() : 1);
+  const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kDecoderMask);
+  TensorFormat decoder = rows_format(batch, rows.get(), dtype);
+  if (rows == nullptr)
+    decoder.shape[0] =
+        stacks_.decoder.seq_length / (config().sequence_parallel ? groups().tp.size() : 1);
   if (layers_before == config().transformer.num_layers) return {decoder};
   return {encoded, decoder};
 }
 
 ForwardContext T5Model::encoder_context(const Batch& batch, const ForwardContext& given) const {
-  ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
-  context.document_ids = text_and_padding(batch["enc_mask"]);
+  const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kEncoderMask);
+  ForwardContext context =
+      with_rows(without_padding(given, rows), config().sequence_parallel, groups().tp);
+  if (rows == nullptr) context.document_ids = kinds_of_mask(batch[kEncoderMask]);
   return context;
 }
 
 ForwardContext T5Model::decoder_context(const Batch& batch, const ForwardContext& given) const {
-  const at::Tensor& mask = batch["dec_mask"];
-  ForwardContext context = given;
-  context.place.position = at::arange(mask.size(1), given.place.position.options());
+  const at::Tensor& mask = batch[kDecoderMask];
+  const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kDecoderMask);
+  ForwardContext context = without_padding(given, rows);
+  if (rows == nullptr)
+    context.place.position = at::arange(mask.size(1), given.place.position.options());
   context = with_rows(context, config().sequence_parallel, groups().tp);
-  context.document_ids = text_and_padding(mask);
+  if (rows == nullptr) context.document_ids = kinds_of_mask(mask, batch.find("loss_mask"));
   return context;
 }
 
@@ -242,11 +255,16 @@ at::Tensor T5Model::encode(const Batch& batch, const StageTensors& input,
   context.distance_bias =
       distance_bias(encoder_distances_.get(), batch["text_enc"].size(1), given.tape);
   check_shape("place.position", given.place.position, {batch["text_enc"].size(1)});
-  at::Tensor x = slice().embedding ? embedding_->forward(batch["text_enc"], context, {}, kOfEncoder)
+  at::Tensor x = slice().embedding ? embedding_->forward(column_of(batch, "text_enc", kEncoderMask),
+                                                         context, {}, kOfEncoder)
                                    : input.front();
   if (encoder_) x = encoder_->forward(x, context);
   const bool ends = slice().first_layer + slice().num_layers >= stacks_.encoder.num_layers;
   return ends ? x.to(parameters().front()->value.scalar_type()) : x;
+}
+
+at::Tensor t5_decoder_column(const Batch& batch, const char* column) {
+  return column_of(batch, column, kDecoderMask);
 }
 
 StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
@@ -263,10 +281,12 @@ StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
   ForwardContext context = decoder;
   context.distance_bias =
       distance_bias(decoder_distances_.get(), batch["text_dec"].size(1), given.tape);
-  context.encoded = std::make_shared<const EncodedSequence>(
-      EncodedSequence{encoded, given.place.position, batch["enc_mask"] == 0});
-  at::Tensor x = starts_decoder() ? embedding_->forward(batch["text_dec"], context, {}, kOfDecoder)
-                                  : input.back();
+  context.encoded = std::make_shared<const EncodedSequence>(EncodedSequence{
+      encoded, given.place.position, batch[kEncoderMask] == 0, batch.rows_of(kEncoderMask)});
+  const auto embedded = [&] {
+    return embedding_->forward(t5_decoder_column(batch, "text_dec"), context, {}, kOfDecoder);
+  };
+  at::Tensor x = starts_decoder() ? embedded() : input.back();
   x = decoder_->forward(std::move(x), context);
   if (end == all) return {x};
   return {encoded, x};
@@ -281,7 +301,7 @@ void T5Model::begin_sequence(const SequenceInput& input, DecodingState& state, i
                  " (seq_length)");
   Batch batch;
   batch.set("text_enc", input.ids.unsqueeze(0));
-  batch.set("enc_mask", at::ones_like(batch["text_enc"]));
+  batch.set(kEncoderMask, at::ones_like(batch["text_enc"]));
   ForwardContext context;
   context.place = {at::zeros({1}, input.ids.options()), at::arange(n, input.ids.options())};
   decoder_->keep_encoded(encode(batch, {}, context), state, {slot, num_slots, most});
@@ -317,8 +337,8 @@ at::Tensor T5Model::token_losses(const at::Tensor& hidden, const at::Tensor& lab
 }
 
 Loss T5Model::loss(const StageTensors& states, const Batch& batch, const ForwardContext&) {
-  const at::Tensor losses = token_losses(states.front(), batch["labels"]);
-  const at::Tensor mask = batch["loss_mask"].t().to(losses.scalar_type());
+  const at::Tensor losses = token_losses(states.front(), t5_decoder_column(batch, "labels"));
+  const at::Tensor mask = t5_decoder_column(batch, "loss_mask").t().to(losses.scalar_type());
   return {(losses * mask).sum(), mask.sum()};
 }
 

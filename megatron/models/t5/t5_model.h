@@ -28,6 +28,9 @@ namespace megatron {
 // encoder..., decoder..., lm_head.output_layer.bias (tied) or .weight (untied). The layers of the
 // two stacks are numbered apart.
 //
+// Of samples without padding (Batch::rows_of) rows are those of the texts, [R, 1, h] of each stack
+// in the place of [s, b, h].
+//
 // Borders between segments: within the encoder its rows [s_e/t, b, h]; behind it its output, and
 // within the decoder also the decoder's rows [s_d/t, b, h]. The gradient of the encoder's output
 // adds up along the decoder's segments. The decoder's embedding goes with its first layer, the
@@ -80,6 +83,9 @@ class T5Model : public Model {
   std::unique_ptr<OutputProjection> output_;
   std::unique_ptr<Parameter> head_bias_;  // null: the output layer is untied, or elsewhere
 };
+
+// A column of the decoder, [b, s_d]; without padding that of its rows, [1, R].
+at::Tensor t5_decoder_column(const Batch& batch, const char* column);
 
 // Columns of model_table.h.
 EndsCost t5_ends_cost(const ModelConfig& config, const EndsShape& shape);

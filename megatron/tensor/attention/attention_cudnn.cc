@@ -32,7 +32,9 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-enum Id : int64_t { kQ = 1, kK, kV, kOut, kLse, kDOut, kDQ, kDK, kDV };
+enum Id : int64_t { kQ = 1, kK, kV, kOut, kLse, kDOut, kDQ, kDK, kDV, kCounts, kKeyCounts };
+// The offsets of a tensor over ranges of rows have its id and this.
+constexpr int64_t kOffsetsOf = 32;
 
 struct Plan {
   fe::graph::Graph graph;
@@ -79,12 +81,12 @@ Node input(fe::graph::Graph& graph, Id id, const at::Tensor& t) {
 
 // Causal mask and window, for the attributes of forward and backward.
 template <class Attributes>
-void set_mask(Attributes& attributes, const at::Tensor& q, const at::Tensor& k,
+void set_mask(Attributes& attributes, int64_t num_queries, int64_t num_keys,
               const AttentionOptions& o) {
-  const int64_t last = k.size(2) - 1;
+  const int64_t last = num_keys - 1;
   attributes.set_attn_scale(static_cast<float>(o.scale))
       .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT);
-  if (o.causal && q.size(2) > 1) {  // one query sees every key
+  if (o.causal && num_queries > 1) {  // one query sees every key
     attributes.set_diagonal_band_right_bound(0);
   } else if (!o.causal && o.window_right >= 0 && o.window_right < last) {
     attributes.set_diagonal_band_right_bound(static_cast<int>(o.window_right));
@@ -94,10 +96,10 @@ void set_mask(Attributes& attributes, const at::Tensor& q, const at::Tensor& k,
   }
 }
 
-PlanKey make_key(bool backward, const AttentionOptions& o,
+PlanKey make_key(int64_t kind, const AttentionOptions& o,
                  std::initializer_list<at::Tensor> tensors) {
   const at::Tensor& first = *tensors.begin();
-  PlanKey key = {backward,
+  PlanKey key = {kind,
                  first.get_device(),
                  static_cast<int64_t>(first.scalar_type()),
                  o.causal,
@@ -111,6 +113,8 @@ PlanKey make_key(bool backward, const AttentionOptions& o,
   }
   return key;
 }
+
+constexpr int64_t kForward = 0, kBackward = 1, kRangesForward = 2, kRangesBackward = 3;
 
 // The plan of a key; `describe_graph` fills in the graph the first time.
 template <class F>
@@ -137,10 +141,10 @@ at::Tensor like_lse(const at::Tensor& q) {
 
 Plan& forward_plan(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& o) {
-  return find_plan(make_key(false, o, {q, k, v, out}), [&](fe::graph::Graph& graph) {
+  return find_plan(make_key(kForward, o, {q, k, v, out}), [&](fe::graph::Graph& graph) {
     fe::graph::SDPA_attributes attributes;
     attributes.set_name("attention").set_generate_stats(true);
-    set_mask(attributes, q, k, o);
+    set_mask(attributes, q.size(2), k.size(2), o);
     auto [out_node, lse_node] =
         graph.sdpa(input(graph, kQ, q), input(graph, kK, k), input(graph, kV, v), attributes);
     describe(out_node, kOut, out);
@@ -155,10 +159,10 @@ Plan& backward_plan(const at::Tensor& dout, const at::Tensor& q, const at::Tenso
                     const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
                     const AttentionOptions& o) {
   return find_plan(
-      make_key(true, o, {q, k, v, out, dout, dq, dk, dv}), [&](fe::graph::Graph& graph) {
+      make_key(kBackward, o, {q, k, v, out, dout, dq, dk, dv}), [&](fe::graph::Graph& graph) {
         fe::graph::SDPA_backward_attributes attributes;
         attributes.set_name("attention backward").set_deterministic_algorithm(o.deterministic);
-        set_mask(attributes, q, k, o);
+        set_mask(attributes, q.size(2), k.size(2), o);
         auto [dq_node, dk_node, dv_node] = graph.sdpa_backward(
             input(graph, kQ, q), input(graph, kK, k), input(graph, kV, v), input(graph, kOut, out),
             input(graph, kDOut, dout), input(graph, kLse, lse), attributes);
@@ -169,7 +173,9 @@ Plan& backward_plan(const at::Tensor& dout, const at::Tensor& q, const at::Tenso
       });
 }
 
-void execute(Plan& plan, std::initializer_list<std::pair<Id, at::Tensor>> tensors) {
+using Bindings = std::vector<std::pair<int64_t, at::Tensor>>;
+
+void execute(Plan& plan, const Bindings& tensors) {
   MEGATRON_CHECK(plan.failure.empty(), "attention through cuDNN: ", plan.failure,
                  "\nhint: --attention-backend flash; CUDNN_LOGLEVEL_DBG=2 makes cuDNN print why");
   std::unordered_map<int64_t, void*> pointers;
@@ -243,6 +249,202 @@ void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const
       rows(dk).add_(dkeys);
       rows(dv).add_(dvalues);
     }
+  }
+}
+
+// -- ranges of rows
+
+namespace {
+
+// A tensor [rows, n, d] whose ranges of rows are the samples of [b, n, most, d].
+struct Ranged {
+  Id id;
+  at::Tensor rows;
+  const RowRanges& ranges;
+};
+
+void describe(const Node& node, fe::graph::Graph& graph, const Ranged& t) {
+  const int64_t b = t.ranges.counts.size(0), row = t.rows.stride(0);
+  const Node offsets = graph.tensor(fe::graph::Tensor_attributes()
+                                        .set_uid(t.id + kOffsetsOf)
+                                        .set_dim({b + 1, 1, 1, 1})
+                                        .set_stride({1, 1, 1, 1})
+                                        .set_data_type(fe::DataType_t::INT32));
+  node->set_uid(t.id)
+      .set_dim({b, t.rows.size(1), t.ranges.most, t.rows.size(2)})
+      .set_stride({t.ranges.most * row, t.rows.stride(1), row, 1})
+      .set_data_type(data_type(t.rows))
+      .set_ragged_offset(offsets);
+}
+
+Node input(fe::graph::Graph& graph, const Ranged& t) {
+  const Node node = graph.tensor(fe::graph::Tensor_attributes());
+  describe(node, graph, t);
+  return node;
+}
+
+Node counts(fe::graph::Graph& graph, Id id, int64_t b) {
+  return graph.tensor(fe::graph::Tensor_attributes()
+                          .set_uid(id)
+                          .set_dim({b, 1, 1, 1})
+                          .set_stride({1, 1, 1, 1})
+                          .set_data_type(fe::DataType_t::INT32));
+}
+
+// Samples, heads, lengths and strides, but not the number of rows.
+PlanKey make_ranges_key(int64_t kind, const AttentionOptions& o, const RowRanges& queries,
+                        const RowRanges& keys, std::initializer_list<at::Tensor> tensors) {
+  PlanKey key = make_key(kind, o, {tensors.begin()->narrow(0, 0, 0)});
+  key.insert(key.end(), {queries.counts.size(0), queries.most, keys.most});
+  for (const at::Tensor& t : tensors)
+    key.insert(key.end(), {t.size(1), t.size(2), t.stride(0), t.stride(1)});
+  return key;
+}
+
+at::Tensor like_lse(const at::Tensor& q, const RowRanges& queries) {
+  return at::empty({queries.counts.size(0), q.size(1), queries.most, 1},
+                   q.options().dtype(at::kFloat));
+}
+
+template <class Attributes>
+void set_ranges(Attributes& attributes, fe::graph::Graph& graph, const RowRanges& queries,
+                const RowRanges& keys, const AttentionOptions& o) {
+  set_mask(attributes, queries.most, keys.most, o);
+  const int64_t b = queries.counts.size(0);
+  attributes.set_padding_mask(true)
+      .set_seq_len_q(counts(graph, kCounts, b))
+      .set_seq_len_kv(counts(graph, kKeyCounts, b));
+}
+
+Plan& ranges_forward_plan(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const at::Tensor& out, const at::Tensor& lse, const RowRanges& queries,
+                          const RowRanges& keys, const AttentionOptions& o) {
+  return find_plan(make_ranges_key(kRangesForward, o, queries, keys, {q, k, v, out}),
+                   [&](fe::graph::Graph& graph) {
+                     fe::graph::SDPA_attributes attributes;
+                     attributes.set_name("attention over ranges").set_generate_stats(true);
+                     set_ranges(attributes, graph, queries, keys, o);
+                     auto [out_node, lse_node] =
+                         graph.sdpa(input(graph, {kQ, q, queries}), input(graph, {kK, k, keys}),
+                                    input(graph, {kV, v, keys}), attributes);
+                     describe(out_node, graph, {kOut, out, queries});
+                     describe(lse_node, kLse, lse);
+                     out_node->set_output(true);
+                     lse_node->set_output(true);
+                   });
+}
+
+Plan& ranges_backward_plan(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                           const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+                           const RowRanges& queries, const RowRanges& keys,
+                           const AttentionOptions& o) {
+  return find_plan(
+      make_ranges_key(kRangesBackward, o, queries, keys, {q, k, v, out, dout, dq, dk, dv}),
+      [&](fe::graph::Graph& graph) {
+        fe::graph::SDPA_backward_attributes attributes;
+        attributes.set_name("attention over ranges, backward")
+            .set_deterministic_algorithm(o.deterministic);
+        set_ranges(attributes, graph, queries, keys, o);
+        auto [dq_node, dk_node, dv_node] = graph.sdpa_backward(
+            input(graph, {kQ, q, queries}), input(graph, {kK, k, keys}),
+            input(graph, {kV, v, keys}), input(graph, {kOut, out, queries}),
+            input(graph, {kDOut, dout, queries}), input(graph, kLse, lse), attributes);
+        describe(dq_node, graph, {kDQ, dq, queries});
+        describe(dk_node, graph, {kDK, dk, keys});
+        describe(dv_node, graph, {kDV, dv, keys});
+        for (const Node& node : {dq_node, dk_node, dv_node}) node->set_output(true);
+      });
+}
+
+// The tensors and their offsets, in elements.
+Bindings bindings(std::initializer_list<Ranged> tensors, const RowRanges& queries,
+                  const RowRanges& keys) {
+  Bindings all;
+  for (const Ranged& t : tensors) {
+    all.emplace_back(t.id, t.rows);
+    all.emplace_back(t.id + kOffsetsOf, t.ranges.offsets.mul(t.rows.stride(0)));
+  }
+  all.emplace_back(kCounts, queries.counts);
+  all.emplace_back(kKeyCounts, keys.counts);
+  return all;
+}
+
+RowRanges some_samples(const RowRanges& all, int64_t first, int64_t count) {
+  if (count == all.counts.size(0)) return all;
+  return {all.offsets.narrow(0, first, count + 1), all.counts.narrow(0, first, count).clone(),
+          all.most};
+}
+
+AttentionParts parts_of_ranges(const at::Tensor& q, const at::Tensor& k, const RowRanges& queries,
+                               const RowRanges& keys, bool deterministic) {
+  return attention_parts(queries.counts.size(0), q.size(1), k.size(1), queries.most, keys.most,
+                         deterministic);
+}
+
+}  // namespace
+
+std::string why_not_cudnn_ranges(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const RowRanges& queries, const RowRanges& keys,
+                                 const AttentionOptions& options) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  for (const at::Tensor& t : {q, k, v})
+    if (t.size(0) * t.stride(0) >= kMost) return "offsets of rows do not fit in 32 bits";
+  const AttentionParts parts = parts_of_ranges(q, k, queries, keys, options.deterministic);
+  if (parts.heads < q.size(1)) return "the scores of a sample need more than 4 GiB";
+  const at::Tensor lse = at::empty({queries.counts.size(0), q.size(1), queries.most, 1},
+                                   q.options().dtype(at::kFloat));
+  const at::Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
+  const Plan& forward = ranges_forward_plan(q, k, v, out, lse, queries, keys, options);
+  if (!forward.failure.empty()) return forward.failure;
+  const int64_t b = queries.counts.size(0);
+  const std::vector<int64_t> sizes = b % parts.samples == 0
+                                         ? std::vector<int64_t>{parts.samples}
+                                         : std::vector<int64_t>{parts.samples, b % parts.samples};
+  for (const int64_t count : sizes) {
+    const Plan& backward = ranges_backward_plan(out, q, k, v, out, lse.narrow(0, 0, count), q, k, v,
+                                                some_samples(queries, 0, count),
+                                                some_samples(keys, 0, count), options);
+    if (!backward.failure.empty()) return backward.failure;
+  }
+  return "";
+}
+
+at::Tensor cudnn_ranges_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const at::Tensor& out, const RowRanges& queries,
+                                const RowRanges& keys, const AttentionOptions& options) {
+  const at::Tensor lse = like_lse(q, queries);
+  Bindings all = bindings({{kQ, q, queries}, {kK, k, keys}, {kV, v, keys}, {kOut, out, queries}},
+                          queries, keys);
+  all.emplace_back(kLse, lse);
+  execute(ranges_forward_plan(q, k, v, out, lse, queries, keys, options), all);
+  return lse;
+}
+
+void cudnn_ranges_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                           const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+                           const RowRanges& queries, const RowRanges& keys,
+                           const AttentionOptions& options) {
+  const AttentionParts parts = parts_of_ranges(q, k, queries, keys, options.deterministic);
+  const int64_t b = queries.counts.size(0);
+  for (int64_t first = 0; first < b; first += parts.samples) {
+    const int64_t count = std::min(parts.samples, b - first);
+    const RowRanges some = some_samples(queries, first, count),
+                    some_keys = some_samples(keys, first, count);
+    const at::Tensor sums = lse.narrow(0, first, count);
+    Bindings all = bindings({{kQ, q, some},
+                             {kK, k, some_keys},
+                             {kV, v, some_keys},
+                             {kOut, out, some},
+                             {kDOut, dout, some},
+                             {kDQ, dq, some},
+                             {kDK, dk, some_keys},
+                             {kDV, dv, some_keys}},
+                            some, some_keys);
+    all.emplace_back(kLse, sums);
+    execute(ranges_backward_plan(dout, q, k, v, out, sums, dq, dk, dv, some, some_keys, options),
+            all);
   }
 }
 

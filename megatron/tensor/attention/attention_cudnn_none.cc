@@ -21,4 +21,22 @@ void cudnn_attention_backward(const at::Tensor&, const at::Tensor&, const at::Te
   throw_error("internal error: cuDNN attention in a build without CUDA");
 }
 
+std::string why_not_cudnn_ranges(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const RowRanges&, const RowRanges&, const AttentionOptions&) {
+  return "this build has no CUDA";
+}
+
+at::Tensor cudnn_ranges_forward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                const at::Tensor&, const RowRanges&, const RowRanges&,
+                                const AttentionOptions&) {
+  throw_error("internal error: cuDNN attention in a build without CUDA");
+}
+
+void cudnn_ranges_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                           const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                           const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                           const RowRanges&, const RowRanges&, const AttentionOptions&) {
+  throw_error("internal error: cuDNN attention in a build without CUDA");
+}
+
 }  // namespace megatron

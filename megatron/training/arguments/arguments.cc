@@ -23,6 +23,7 @@
 #include "megatron/training/arguments/expert_rules.h"
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/arguments/padding_rules.h"
 #include "megatron/training/arguments/quantization_rules.h"
 #include "megatron/training/arguments/t5_rules.h"
 #include "megatron/training/arguments/task_heads.h"
@@ -533,6 +534,7 @@ constexpr Rule kRules[] = {world_divides,
                            documents_can_have_their_own_width,
                            microbatches_feed_the_pipeline,
                            validate_quantization,
+                           validate_padding,
                            batch_sizes_divide,
                            evaluation_batch_divides,
                            data_is_given,

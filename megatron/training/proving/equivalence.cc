@@ -11,6 +11,7 @@
 #include "megatron/nn/functional.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/padding_rules.h"
 #include "megatron/training/dynamic_context/dynamic_context_batches.h"
 #include "megatron/training/evaluation.h"
 #include "megatron/training/proving/proof_data.h"
@@ -157,7 +158,7 @@ class TracedRun {
         datasets_(proof_datasets(build_datasets(task, arguments, *tokenizer_), arguments)),
         model_(
             build_model(task, arguments, vocabulary_, groups, options.dtype, device, StartPoint{})),
-        batches_(device, groups.cp) {
+        batches_(device, groups.cp, unpadded_row_multiple(arguments)) {
     MEGATRON_CHECK(datasets_.train, "the data has no training split");
     if (!updates_) draw_weights(1);
     if (options.disturbance > 0) disturb_weights(options.disturbance);

@@ -547,6 +547,8 @@ Arguments serial_arguments(Arguments arguments) {
   static_cast<RecomputeConfig&>(arguments.transformer) = {};
   static_cast<OffloadConfig&>(arguments.transformer) = {};
   arguments.optimizer.optimizer_cpu_offload = false;
+  // One rank computes padding, too: leaving it out is proved with the layout.
+  arguments.training.remove_padding = RemovePadding::kFalse;
   forget_graphs(arguments.training);
   arguments.transformer.cross_entropy_fusion_impl = CrossEntropyFusion::kNative;
   arguments.world_size = 1;

@@ -50,7 +50,7 @@ StageOutput classify_step(Model& model, const Batch& batch, const StageTensors& 
   StageTensors hidden = model.hidden(batch, input, context);
   if (!model.slice().head) return {std::move(hidden), {}, {}};
   const at::Tensor raw = dynamic_cast<BertModel&>(model).class_logits(
-      hidden.front(), batch.find("padding_mask"), &context);
+      hidden.front(), batch.find("padding_mask"), &context, batch.rows_of("padding_mask").get());
   const at::Tensor logits =
       raw.to(raw.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);  // [b, classes]
   const at::Tensor target = batch["target"], weight = batch["sample_weight"].to(logits.dtype());

@@ -41,7 +41,7 @@ StageOutput multichoice_step(Model& model, const Batch& batch, const StageTensor
   if (!model.slice().head) return {std::move(hidden), {}, {}};
   const int64_t choices = num_choices(model.config());
   const at::Tensor raw = dynamic_cast<BertModel&>(model).class_logits(
-      hidden.front(), batch.find("padding_mask"), &context);
+      hidden.front(), batch.find("padding_mask"), &context, batch.rows_of("padding_mask").get());
   const at::Tensor scores = raw.to(raw.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
                                 .reshape({-1, choices});  // [questions, choices]
   const at::Tensor answer = batch["target"].view({-1, choices}).narrow(1, 0, 1).to(at::kLong);

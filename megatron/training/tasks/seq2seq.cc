@@ -2,7 +2,7 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/datasets/tuning/text_to_text.h"
-#include "megatron/models/t5/t5_config.h"
+#include "megatron/models/t5/t5_model.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/cross_entropy.h"
 #include "megatron/training/arguments/t5_rules.h"
@@ -62,9 +62,9 @@ StageOutput seq2seq_step(Model& model, const Batch& batch, const StageTensors& i
   const ModelConfig& config = model.config();
   at::Tensor hits;  // [s_d, b]
   const at::Tensor losses = vocab_parallel_cross_entropy(
-      model.logits(hidden.front()), batch["labels"].t().contiguous(), config.vocab_size,
-      config.transformer.z_loss_coeff, model.groups().tp, &hits);
-  const at::Tensor mask = batch["loss_mask"].t().to(losses.scalar_type());
+      model.logits(hidden.front()), t5_decoder_column(batch, "labels").t().contiguous(),
+      config.vocab_size, config.transformer.z_loss_coeff, model.groups().tp, &hits);
+  const at::Tensor mask = t5_decoder_column(batch, "loss_mask").t().to(losses.scalar_type());
   return {{}, {(losses * mask).sum(), mask.sum()}, (hits * mask).sum(at::kDouble).reshape({1})};
 }
 

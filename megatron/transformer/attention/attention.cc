@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
+#include "megatron/tensor/attention/unpadded_attention.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -161,13 +162,15 @@ at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
     return config_.offloads(is_alias(saved, mixed) ? "core_attn" : "attn_proj");
   });
   AttentionOptions core = core_.options(context, mixed.options(), mixed.size(0), mixed.size(0));
+  const RotaryAngles angles{rotary.cos, rotary.sin, rotary.interleaved};
+  if (context.pass.unpadded != nullptr)
+    return unpadded_packed_attention(mixed, packed_heads(), angles, {context.pass.unpadded}, core);
   if (context.pass.document_ids.defined()) {
     MEGATRON_ASSERT(!core.mask.defined(), "document ids beside a mask");
     const at::Tensor positions = zigzag_positions(mixed.size(0), 1, 0, mixed.device());
     core.mask = document_mask(context.pass.document_ids, positions, positions);
   }
-  return packed_attention(mixed, {groups_, heads_ / groups_, config_.kv_channels},
-                          {rotary.cos, rotary.sin, rotary.interleaved}, core);
+  return packed_attention(mixed, packed_heads(), angles, core);
 }
 
 SublayerOutput SelfAttention::project_back(const at::Tensor& y, const at::Tensor& x, bool add,

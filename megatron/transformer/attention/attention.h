@@ -30,6 +30,7 @@ class SelfAttention : public AttentionSublayer {
  private:
   // Output of linear_qkv, gathered from the ranks that share one key/value group.
   SublayerOutput project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input);
+  PackedHeads packed_heads() const { return {groups_, heads_ / groups_, config_.kv_channels}; }
   // Core attention on views of the fused QKV tensor, without copying queries, keys and values.
   at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
   SublayerOutput project_back(const at::Tensor& y, const at::Tensor& x, bool add,

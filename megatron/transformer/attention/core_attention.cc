@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/nn/functional.h"
+#include "megatron/tensor/attention/unpadded_attention.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
@@ -93,6 +94,12 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
     return config_.offloads(input ? "core_attn" : "attn_proj");
   });
   const AttentionOptions core = options(context, q.options(), q.size(0), k.size(0));
+  if (pass.unpadded != nullptr) {
+    check_whole_sequences("attention without padding", cp);
+    MEGATRON_ASSERT(!pass.attention_mask.defined() && !pass.document_ids.defined(),
+                    "a mask or document ids beside rows without padding");
+    return unpadded_attention(q, k, v, {pass.unpadded}, core);
+  }
   if (pass.attention_mask.defined()) {
     check_whole_sequences("an attention mask", cp);
     MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask");

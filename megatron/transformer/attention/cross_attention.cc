@@ -2,6 +2,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/attention/attention.h"
+#include "megatron/tensor/attention/unpadded_attention.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
@@ -113,11 +114,15 @@ at::Tensor CrossAttention::attend(const at::Tensor& q, const at::Tensor& kv,
                                   const EncodedSequence& encoded,
                                   const ForwardContext& pass) const {
   const int64_t s = q.size(0), b = q.size(1), s_e = kv.size(0), d = config_.kv_channels;
-  check_shape("the encoder's output", kv, {encoded.position.size(0), b, 2 * heads_ * d});
+  const std::shared_ptr<const UnpaddedRows>& rows = encoded.rows;
+  MEGATRON_ASSERT((rows == nullptr) == (pass.unpadded == nullptr),
+                  "one of encoder and decoder has padding");
+  check_shape("the encoder's output", kv,
+              {rows != nullptr ? rows->rows : encoded.position.size(0), b, 2 * heads_ * d});
   AttentionOptions options;
   options.causal = false;
   options.scale = config_.softmax_scale();
-  if (encoded.mask.defined()) {
+  if (encoded.mask.defined() && rows == nullptr) {
     check_shape("the encoder's mask", encoded.mask, {b, s_e});
     options.mask = encoded.mask.view({b, 1, 1, s_e}).expand({b, 1, s, s_e});
   }
@@ -132,7 +137,10 @@ at::Tensor CrossAttention::attend(const at::Tensor& q, const at::Tensor& kv,
     options.first_head = first_head_;
   }
   const variable_list parts = SplitKeysAndValues::apply(kv.view({s_e, b, heads_, 2 * d}));
-  return core_attention(q.view({s, b, heads_, d}), parts[0], parts[1], options)
+  const at::Tensor queries = q.view({s, b, heads_, d});
+  return (rows != nullptr
+              ? unpadded_attention(queries, parts[0], parts[1], {pass.unpadded, rows}, options)
+              : core_attention(queries, parts[0], parts[1], options))
       .reshape({s, b, heads_ * d});
 }
 

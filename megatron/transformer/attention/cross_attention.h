@@ -16,6 +16,9 @@ struct EncodedSequence {
   at::Tensor states;  // [s_e, b, h] ([s_e/t, b, h] with sequence parallelism), in the model's type
   at::Tensor position;  // [s_e] int64, in the whole sequence
   at::Tensor mask;      // bool [b, s_e], True = is not attended to; undefined: all are
+  // Without padding: states are [R_e, 1, h], those of the decoder ForwardContext::unpadded; null:
+  // both have padding, or none
+  std::shared_ptr<const UnpaddedRows> rows = nullptr;
 };
 
 // What a decoder layer keeps for decoding: keys and values of earlier positions, and those of the

@@ -17,10 +17,12 @@ class RecomputeTape;
 struct DecodingPass;
 struct EncodedSequence;
 struct RoutingReplay;
+struct UnpaddedRows;
 
 struct ForwardContext {
   bool training = false;  // dropout is on
-  // Sample [b] and position [s] of the tokens, for attention and the default position ids.
+  // Sample [b] (without padding [R]) and position [s] of the tokens, for attention and the default
+  // position ids.
   TokenPositions place;
   // The same for activations between layers, [s/t] with sequence parallelism. Undefined: the
   // same as `place`.
@@ -31,6 +33,10 @@ struct ForwardContext {
                               // undefined: none. Only at one context-parallel rank
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no boundaries
+  // The rows of the samples without padding, [R, 1, ...] in the place of [s, b, ...]: tokens attend
+  // within their sample. With it places of rows, and neither a mask nor document ids, at one
+  // context-parallel rank. Null: samples have padding, or none.
+  std::shared_ptr<const UnpaddedRows> unpadded;
   // [n/t, 2 s - 1] fp32 (fp64): what self-attention adds to its scores by the distance of query and
   // key (AttentionOptions::distance_bias); undefined: nothing
   at::Tensor distance_bias;

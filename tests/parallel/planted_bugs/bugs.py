@@ -9,6 +9,7 @@ rounds more, in place of proofs, by how much.
 """
 from dataclasses import dataclass
 
+from padding_bugs import PADDING_BUGS, UNPADDED_ROWS
 from serving_bugs import SERVING_BUGS
 from stack_bugs import STACK_BUGS
 
@@ -144,6 +145,7 @@ PROOFS = {
     "choices dp2": (2, BERT.replace("--task bert", "--task multichoice --bert-choices 2") + BATCH),
     "t5 tp2": (2, T5 + BATCH + TP + "2"),
     "t5 tp2 sp": (2, T5 + BATCH + TP + "2 " + SP),
+    "t5 tp2 sp padded": (2, T5 + BATCH + TP + "2 " + SP + "--remove-padding false"),
     "t5 tp2 sp full": (2, T5 + BATCH + TP + "2 " + SP + FULL),
     "t5 dp2 zero1": (2, T5 + BATCH + ZERO1),
     "t5 pp4": (4, T5 + BATCH + PP + "4"),
@@ -317,7 +319,7 @@ BUGS = (
           "position_embeddings_->set_sequence_parallel(!PLANTED && config.sequence_parallel);"),),
         "tp4_sp", "gpt tp2 sp"),
     Bug("position_rows_of_first_rank", "under sequence parallelism positions that documents restart are those of the first tensor rank",
-        ((MODEL_ENDS, "out.first_row = tp.rank() * (s / tp.size());", "out.first_row = (PLANTED ? 0 : tp.rank()) * (s / tp.size());"),),
+        ((MODEL_ENDS, "out.first_row = tp.rank() * own;", "out.first_row = (PLANTED ? 0 : tp.rank()) * own;"),),
         "tp2_sp_positions", "gpt tp2 sp documents"),
     # Dropout.
     Bug("hidden_dropout_equal_over_sequence", "under sequence parallelism all tensor ranks drop the same places of different tokens",
@@ -865,7 +867,7 @@ BUGS = (
         "moe_ep2_tp2_sp_latent_lora", "latent tp2 lora"),
     # Encoders.
     Bug("bert_order_of_every_rank", "the order of two halves is read from the first row of every rank, not from position 0 alone",
-        ((BERT_MODEL, "(context.rows.position[0] == 0);", "(context.rows.position[0] == 0).logical_or(at::full({}, PLANTED, at::kBool));"),),
+        ((BERT_MODEL, "to(losses.scalar_type()) * counts;", "to(losses.scalar_type()) * (PLANTED ? at::ones_like(counts) : counts);"),),
         "tp2_sp_bert cp2_bert", "bert tp2 sp"),
     Bug("bert_head_grads_summed", "gradients of the heads that every tensor rank has are summed over these ranks",
         ((BERT_MODEL, "options.sequence_parallel = config.sequence_parallel;",
@@ -883,11 +885,11 @@ BUGS = (
           "token_types_->set_sequence_parallel(!PLANTED && config().sequence_parallel);"),),
         "tp2_sp_bert", "bert tp2 sp"),
     Bug("bert_padding_seen_over_ranks", "over context ranks padding is attended to",
-        ((BERT_MODEL, "mask.defined()) context.document_ids", "mask.defined() && !(PLANTED && groups().cp.size() > 1)) context.document_ids"),),
+        ((BERT_MODEL, "mask.defined() && rows == nullptr)", "mask.defined() && rows == nullptr && !(PLANTED && groups().cp.size() > 1))"),),
         "cp2_bert", "bert cp2"),
     Bug("bert_mask_as_length", "the padding mask is read as a length, although tokens inside of the text may be padding",
-        ((BERT_MODEL, "return (padding_mask == 0).to(at::kLong);",
-          "return ((PLANTED ? padding_mask.flip({1}).cumsum(1).flip({1}) : padding_mask) == 0).to(at::kLong);"),),
+        ((UNPADDED_ROWS, "const at::Tensor text = mask != 0,",
+          "const at::Tensor text = (PLANTED ? mask.flip({1}).cumsum(1).flip({1}) : mask) != 0,"),),
         "", "", "models_test:Megatron/BertGolden.LossesLogitsAndGradients/0", "one rank reads it alike"),
     Bug("bert_table_grad_of_one_stage", "the gradient of a tied table is not summed over the stages with the embedding and the head",
         ((BERT_MODEL, "if (tied && !slice.head && groups.embd.size() > 1)", "if (!PLANTED && tied && !slice.head && groups.embd.size() > 1)"),),
@@ -930,6 +932,7 @@ BUGS = (
         "", "", "models_test:Families/HfEncoderGolden.LogitsAndGradients/modernbert", "one rank computes alike"),
     # Encoder-decoders.
     *(Bug(**bug) for bug in STACK_BUGS),
+    *(Bug(**bug) for bug in PADDING_BUGS),
     # What proofs once left out.
     Bug("adapter_half_grad_in_bf16", "in bf16 tensor ranks halve the gradient of an adapter's first half",
         ((LORA, "linear_weight_grad(dz, x, target.tensor, target.beta);",

@@ -447,7 +447,8 @@ TEST_F(SentenceFileTest, NamesTokensOutsideOfTheVocabulary) {
 
 // The training split of mock data.
 std::shared_ptr<const Dataset> mock_data(const MaskedModel& model,
-                                         const TokenizerConfig& tokenizer_config, int64_t length) {
+                                         const TokenizerConfig& tokenizer_config, int64_t length,
+                                         const MaskedDataConfig& masked = {}) {
   DataConfig data;
   data.mock_data = true;
   const auto tokenizer = make_tokenizer(tokenizer_config);
@@ -456,7 +457,7 @@ std::shared_ptr<const Dataset> mock_data(const MaskedModel& model,
   request.targets = {.train = 400, .valid = 0, .test = 0};
   request.tokenizer = facts_of(*tokenizer, tokenizer_config.tokenizer_type);
   request.text_tokenizer = tokenizer.get();
-  return build_masked_datasets(model, data, {}, request).train;
+  return build_masked_datasets(model, data, masked, request).train;
 }
 
 TokenizerConfig null_tokenizer(int64_t vocab_size) {
@@ -494,6 +495,23 @@ TEST(MockMaskedData, HasPaddingHolesAndShortSamples) {
     EXPECT_GT(empty, 0) << "samples without a masked token";
     EXPECT_EQ(get(dataset->sample(7), "text"), get(dataset->sample(7), "text"));
   }
+}
+
+// Each length as often, up to the longest that fits, and texts without holes.
+TEST(MockMaskedData, HasTextsOfGivenLengths) {
+  MaskedDataConfig masked;
+  masked.mock_lengths = {4, 40};
+  const auto dataset = mock_data({MaskedKind::kBert, true}, null_tokenizer(64), 32, masked);
+  std::vector<int> found(33);
+  for (int64_t i = 0; i < dataset->size(); ++i) {
+    const auto mask = dataset->sample(i).get<uint8_t>("padding_mask");
+    const auto end = std::find(mask.begin(), mask.end(), 0);
+    EXPECT_EQ(std::count(end, mask.end(), 1), 0);
+    ++found[static_cast<size_t>(end - mask.begin())];
+  }
+  EXPECT_EQ(std::accumulate(found.begin(), found.begin() + 7, 0), 0) << "4 tokens and 3 around";
+  for (size_t length = 7; length < 32; ++length) EXPECT_GT(found[length], 0) << length;
+  EXPECT_NEAR(found[32], 400.0 * 12 / 37, 40) << "29 to 40 tokens";
 }
 
 TEST(MockMaskedData, GivesSamplesOfT5) {

@@ -32,6 +32,18 @@ TEST(Dropout, DoesNotDependOnHowTheBatchIsCut) {
       at::equal(whole, dropout(x, 0.3, random_key(7, "hidden", 2), make_place(10, 4, 5, 6))));
 }
 
+TEST(Dropout, RowsMayHaveSamplesOfTheirOwn) {
+  const RandomKey key = random_key(7, "hidden", 1);
+  const at::Tensor x = draw({6, 4, 37}, at::kFloat);
+  const at::Tensor whole = dropout(x, 0.3, key, make_place(10, 4, 5, 6));
+  // Positions 5 and 7 of sample 12, then position 6 of sample 10.
+  const at::Tensor rows = at::stack({x[0][2], x[2][2], x[1][0]}).unsqueeze(1);
+  const TokenPositions place = {at::tensor({12, 12, 10}, at::kLong),
+                                at::tensor({5, 7, 6}, at::kLong)};
+  const at::Tensor expected = at::stack({whole[0][2], whole[2][2], whole[1][0]}).unsqueeze(1);
+  EXPECT_TRUE(at::equal(dropout(rows, 0.3, key, place), expected));
+}
+
 TEST(Dropout, DoesNotDependOnThreads) {
   const RandomKey key = random_key(7, "hidden", 1);
   const at::Tensor x = draw({64, 4, 640}, at::kFloat);

@@ -9,6 +9,7 @@ namespace {
 // The last three: that model of GPU
 constexpr std::string_view kDevices[] = {"auto", "cpu", "cuda", "h100", "h200", "b200"};
 constexpr std::string_view kGraphImpls[] = {"none", "local"};
+constexpr std::string_view kRemovePadding[] = {"auto", "true", "false"};
 
 }  // namespace
 
@@ -26,6 +27,9 @@ void ExecutionConfig::fields(FieldVisitor& v) {
   v.field("enable_cuda_graph", enable_cuda_graph, "--cuda-graph-impl local");
   v.field("cuda_graph_warmup_steps", cuda_graph_warmup_steps,
           "iterations without CUDA graphs at the start of a run");
+  v.choice("remove_padding", remove_padding, kRemovePadding,
+           "compute only the rows of the texts of encoders and encoder-decoders, not the padding "
+           "behind them; auto: where that is built; false: all rows");
 }
 
 void ExecutionConfig::validate(Violations& v) const {

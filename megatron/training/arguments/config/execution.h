@@ -9,6 +9,7 @@
 namespace megatron {
 
 enum class CudaGraphImpl { kNone, kLocal };
+enum class RemovePadding { kAuto, kTrue, kFalse };
 
 struct ExecutionConfig {
   DeviceChoice device = DeviceChoice::kAuto;
@@ -17,6 +18,7 @@ struct ExecutionConfig {
   CudaGraphImpl cuda_graph_impl = CudaGraphImpl::kNone;
   bool enable_cuda_graph = false;  // old spelling of --cuda-graph-impl local
   int64_t cuda_graph_warmup_steps = 3;
+  RemovePadding remove_padding = RemovePadding::kAuto;
 
   void fields(FieldVisitor& visitor);
   void validate(Violations& v) const;
