@@ -71,14 +71,24 @@ std::string agree(const std::string& obstacle, const at::Tensor& buffer,
   return {};
 }
 
+void check_local(const at::Tensor& local, const at::Tensor& own) {
+  MEGATRON_ASSERT(local.is_contiguous() && local.scalar_type() == own.scalar_type(), "a copy of ",
+                  local.toString(), " with a buffer of ", own.toString());
+}
+void check_place(int rank, int64_t begin, int64_t count, const std::vector<int64_t>& elements) {
+  MEGATRON_ASSERT(rank >= 0 && rank < static_cast<int>(elements.size()), "a copy from rank ", rank);
+  MEGATRON_ASSERT(begin >= 0 && begin + count <= elements[rank], "a copy of ", count,
+                  " elements at ", begin, " of ", elements[rank]);
+}
+void check_part(const PeerPart& part, const at::Tensor& local,
+                const std::vector<int64_t>& elements) {
+  check_place(part.rank, part.begin, part.count, elements);
+  MEGATRON_ASSERT(part.from >= 0 && part.from + part.count <= local.numel(), "a copy of ",
+                  part.count, " elements from ", part.from, " of ", local.numel());
+}
 void check_copy(const PeerCopy& copy, const at::Tensor& own, const std::vector<int64_t>& elements) {
-  MEGATRON_ASSERT(copy.rank >= 0 && copy.rank < static_cast<int>(elements.size()),
-                  "a copy from rank ", copy.rank);
-  MEGATRON_ASSERT(copy.local.is_contiguous() && copy.local.scalar_type() == own.scalar_type(),
-                  "a copy of ", copy.local.toString(), " with a buffer of ", own.toString());
-  MEGATRON_ASSERT(copy.begin >= 0 && copy.begin + copy.local.numel() <= elements[copy.rank],
-                  "a copy of ", copy.local.numel(), " elements at ", copy.begin, " of ",
-                  elements[copy.rank]);
+  check_local(copy.local, own);
+  check_place(copy.rank, copy.begin, copy.local.numel(), elements);
 }
 
 // -- threads
@@ -145,6 +155,18 @@ class ThreadPeers final : public PeerMemory {
       there(copy).copy_(copy.local.view({-1}));
       under_way().keep(copy.local);
     }
+  }
+  void write_parts(const at::Tensor& local, const std::vector<PeerPart>& parts) override {
+    check_local(local, buffers_[rank_]);
+    const at::Tensor all = local.view({-1});
+    for (const PeerPart& part : parts) {
+      check_part(part, local, elements_);
+      buffers_[part.rank]
+          .view({-1})
+          .narrow(0, part.begin, part.count)
+          .copy_(all.narrow(0, part.from, part.count));
+    }
+    under_way().keep(local);
   }
   // Signals are sent as messages, which the receiver consumes in order until the one it waits for
   // arrives. Leftover messages of shared memory that no longer exists are skipped.
@@ -283,6 +305,18 @@ class DevicePeers final : public PeerMemory {
   void write(std::vector<PeerCopy> copies) override {
     for (PeerCopy& copy : copies) start(copy, address(copy), copy.local.const_data_ptr());
   }
+  void write_parts(const at::Tensor& local, const std::vector<PeerPart>& parts) override {
+    check_local(local, own_);
+    check_device(local);
+    const auto element = static_cast<int64_t>(own_.element_size());
+    const auto* from = static_cast<const char*>(local.const_data_ptr());
+    for (const PeerPart& part : parts) {
+      check_part(part, local, elements_);
+      copy(part.rank, addresses_[part.rank] + part.begin * element, from + part.from * element,
+           part.count * element);
+    }
+    tensors_.push_back(local);
+  }
   void signal(int to, int64_t word, uint32_t value) override {
     operate(stream_words().write, to, word, value, CU_STREAM_WRITE_VALUE_DEFAULT);
   }
@@ -305,14 +339,20 @@ class DevicePeers final : public PeerMemory {
     check_copy(copy, own_, elements_);
     return addresses_[copy.rank] + copy.begin * static_cast<int64_t>(own_.element_size());
   }
-  void start(PeerCopy& copy, void* to, const void* from) {
-    MEGATRON_ASSERT(copy.local.device() == own_.device(), "a copy to or from another device than ",
-                    own_.device().str(), " on ", copy.local.device().str());
+  void check_device(const at::Tensor& local) const {
+    MEGATRON_ASSERT(local.device() == own_.device(), "a copy to or from another device than ",
+                    own_.device().str(), " on ", local.device().str());
+  }
+  void copy(int rank, void* to, const void* from, int64_t bytes) const {
     const cudaError_t error =
-        cudaMemcpyAsync(to, from, copy.local.nbytes(), cudaMemcpyDefault, stream_.stream());
-    MEGATRON_CHECK(error == cudaSuccess, "a copy to or from the memory of rank ", copy.rank,
+        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_.stream());
+    MEGATRON_CHECK(error == cudaSuccess, "a copy to or from the memory of rank ", rank,
                    " of a group could not be started: ", cudaGetErrorString(error));
-    tensors_.push_back(std::move(copy.local));
+  }
+  void start(PeerCopy& copied, void* to, const void* from) {
+    check_device(copied.local);
+    copy(copied.rank, to, from, static_cast<int64_t>(copied.local.nbytes()));
+    tensors_.push_back(std::move(copied.local));
   }
 
   at::Tensor own_;

@@ -27,6 +27,13 @@ struct PeerCopy {
   at::Tensor local;
 };
 
+// The same of `count` elements of a tensor from `from` on. A tensor of its own for each of thousands
+// of parts would cost more than the copies.
+struct PeerPart {
+  int rank = 0;
+  int64_t begin = 0, from = 0, count = 0;
+};
+
 // Keeps this rank's buffer alive; between threads also the peers'. Between processes, free it only
 // after a barrier that follows the peers' last copies, and before the groups themselves are
 // destroyed. Not thread safe.
@@ -40,6 +47,7 @@ class PeerMemory {
   // Inside run(): copies from, or to, the ranks' buffers, in this order.
   virtual void read(std::vector<PeerCopy> copies) = 0;
   virtual void write(std::vector<PeerCopy> copies) = 0;
+  virtual void write_parts(const at::Tensor& local, const std::vector<PeerPart>& parts) = 0;
   // Signals are numbers in 4-byte words of the shared buffers: zero at first, increasing, each
   // written by one rank of the group. Writes `value` into word `word` of rank `to`'s buffer once
   // all work on the current stream has completed and is visible.

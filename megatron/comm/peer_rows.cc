@@ -44,7 +44,7 @@ void PeerRows::reserve(at::Device device, int64_t slot_bytes) {
   opened_ = closed_ = 0;
 }
 
-PeerRowExchange::PeerRowExchange(PeerRows& rows, const std::vector<Piece>& pieces)
+PeerRowExchange::PeerRowExchange(PeerRows& rows, const std::vector<Source>& sources)
     : rows_(rows), number_(rows.opened_++), slot_(static_cast<int>(number_ % PeerRows::kSlots)) {
   MEGATRON_ASSERT(number_ < rows.closed_ + PeerRows::kSlots, "exchange ", number_,
                   " was opened before ", number_ - PeerRows::kSlots, " was closed");
@@ -57,15 +57,17 @@ PeerRowExchange::PeerRowExchange(PeerRows& rows, const std::vector<Piece>& piece
       if (to != own && number_ >= PeerRows::kSlots)
         peers.await(to, word(/*free=*/true, to),
                     static_cast<uint32_t>(number_ - PeerRows::kSlots + 1));
-      std::vector<PeerCopy> copies;
-      for (const Piece& piece : pieces) {
-        if (piece.to != to || piece.rows.numel() == 0) continue;
-        const auto bytes = static_cast<int64_t>(piece.rows.nbytes());
-        MEGATRON_ASSERT(piece.byte >= 0 && piece.byte + bytes <= rows.slot_bytes_, bytes,
-                        " bytes at ", piece.byte, " of a slot of ", rows.slot_bytes_);
-        copies.push_back({to, begin + piece.byte, piece.rows.view({-1}).view(at::kByte)});
+      for (const Source& source : sources) {
+        std::vector<PeerPart> parts;
+        for (const Piece& piece : source.pieces) {
+          if (piece.to != to || piece.bytes == 0) continue;
+          MEGATRON_ASSERT(piece.byte >= 0 && piece.byte + piece.bytes <= rows.slot_bytes_,
+                          piece.bytes, " bytes at ", piece.byte, " of a slot of ",
+                          rows.slot_bytes_);
+          parts.push_back({to, begin + piece.byte, piece.from, piece.bytes});
+        }
+        if (!parts.empty()) peers.write_parts(source.rows.view({-1}).view(at::kByte), parts);
       }
-      if (!copies.empty()) peers.write(std::move(copies));
       if (to != own)
         peers.signal(to, word(/*free=*/false, own), static_cast<uint32_t>(number_ + 1));
     }

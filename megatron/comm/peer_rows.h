@@ -50,15 +50,18 @@ class PeerRows {
 // Works on the current stream. Not thread safe.
 class PeerRowExchange {
  public:
-  // Rows for a rank, this one included, and where they lie in its slot.
+  // Bytes for a rank, this one included: where they lie in its slot, and in the rows here.
   struct Piece {
     int to = 0;
-    int64_t byte = 0;
+    int64_t byte = 0, from = 0, bytes = 0;
+  };
+  struct Source {
     at::Tensor rows;  // contiguous; must not change before close()
+    std::vector<Piece> pieces;
   };
 
   // Starts to send the pieces.
-  PeerRowExchange(PeerRows& rows, const std::vector<Piece>& pieces);
+  PeerRowExchange(PeerRows& rows, const std::vector<Source>& sources);
   ~PeerRowExchange();  // closes
   PeerRowExchange(const PeerRowExchange&) = delete;
   PeerRowExchange& operator=(const PeerRowExchange&) = delete;

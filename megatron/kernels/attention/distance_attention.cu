@@ -1,15 +1,14 @@
-#include "megatron/kernels/attention/distance_attention.h"
-
 #include <cmath>
 
+#include "megatron/kernels/attention/distance_attention.h"
 #include "megatron/kernels/detail/mma_tiles.cuh"
 
 namespace megatron {
 namespace {
 
 constexpr int kWarps = 4, kBlock = kWarps * kWarpThreads;
-constexpr int kTile = 64;      // rows of the tiles that a block goes through
-constexpr int kHalf = 32;      // columns of scores at a time in the backward
+constexpr int kTile = 64;           // rows of the tiles that a block goes through
+constexpr int kHalf = 32;           // columns of scores at a time in the backward
 constexpr int kWindow = 2 * kHalf;  // distances of kHalf x kHalf scores, and one
 constexpr float kLog2E = 1.4426950408889634f;
 
@@ -246,8 +245,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(DistanceAttentionArgs a
     sum += load_as<float>(grad[i * kWarpThreads + lane]) *
            load_as<float>(out[i * kWarpThreads + lane]);
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   if (lane == 0) delta[(p.sample * args.heads + p.head) * args.queries + position] = sum;
 }
 
@@ -284,8 +282,7 @@ __device__ __forceinline__ void multiply_rows(float (&d)[M][kHalf / 8][4],
 
 // d += a b for the warp's rows of a, rounded to T, and kHalf rows of `b`.
 template <class T, int D, int M>
-__device__ __forceinline__ void multiply(float (&d)[M][D / 8][4],
-                                         const float (&a)[M][kHalf / 8][4],
+__device__ __forceinline__ void multiply(float (&d)[M][D / 8][4], const float (&a)[M][kHalf / 8][4],
                                          const SharedTile<T, D>& b, int b_row) {
 #pragma unroll
   for (int step = 0; step < kHalf / 16; ++step) {
@@ -294,7 +291,7 @@ __device__ __forceinline__ void multiply(float (&d)[M][D / 8][4],
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float(&from)[4] = a[m][2 * step + i / 2];
+        const float (&from)[4] = a[m][2 * step + i / 2];
         left[m][i] = pack_two<T>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
       }
 #pragma unroll
@@ -341,10 +338,10 @@ __global__ void __launch_bounds__(kBlock, 2)
   const int tiles = (p.queries.count + kTile - 1) / kTile;
   const int begin = args.causal ? p.first / kTile : 0;
 
-  SharedTile<T, D>(memory.k).template copy<kRows, kBlock>(
-      row_of<T>(args.k, p, p.keys, p.first), args.k.position, p.keys.count - p.first);
-  SharedTile<T, D>(memory.v).template copy<kRows, kBlock>(
-      row_of<T>(args.v, p, p.keys, p.first), args.v.position, p.keys.count - p.first);
+  SharedTile<T, D>(memory.k).template copy<kRows, kBlock>(row_of<T>(args.k, p, p.keys, p.first),
+                                                          args.k.position, p.keys.count - p.first);
+  SharedTile<T, D>(memory.v).template copy<kRows, kBlock>(row_of<T>(args.v, p, p.keys, p.first),
+                                                          args.v.position, p.keys.count - p.first);
   const int64_t statistics = (p.sample * args.heads + p.head) * args.queries;
   const auto fetch = [&](int tile) {
     const int first = tile * kTile;
@@ -353,8 +350,8 @@ __global__ void __launch_bounds__(kBlock, 2)
         .template copy<kTile, kBlock>(row_of<T>(args.q, p, p.queries, first), args.q.position,
                                       p.queries.count - first);
     SharedTile<T, D>(memory.dout[slot])
-        .template copy<kTile, kBlock>(row_of<T>(args.dout, p, p.queries, first),
-                                      args.dout.position, p.queries.count - first);
+        .template copy<kTile, kBlock>(row_of<T>(args.dout, p, p.queries, first), args.dout.position,
+                                      p.queries.count - first);
     for (int i = static_cast<int>(threadIdx.x); i < kTile; i += kBlock) {
       const bool inside = first + i < p.queries.count;
       memory.lse[slot][i] = inside ? args.lse[statistics + first + i] * kLog2E : INFINITY;
@@ -393,7 +390,7 @@ __global__ void __launch_bounds__(kBlock, 2)
                       column = part + 8 * n + p.pair + e % 2;
             float& score = scores[m][n][e];
             score = power_of_two(score * scale + memory.biases[slot][row - column + kTile - 1] -
-                          memory.lse[slot][column]);
+                                 memory.lse[slot][column]);
             if (!whole && p.first + row > first + column) score = 0.0f;
           }
         }
@@ -450,8 +447,9 @@ __global__ void __launch_bounds__(kBlock, 2)
 
   SharedTile<T, D>(memory.q).template copy<kRows, kBlock>(
       row_of<T>(args.q, p, p.queries, p.first), args.q.position, p.queries.count - p.first);
-  SharedTile<T, D>(memory.dout).template copy<kRows, kBlock>(
-      row_of<T>(args.dout, p, p.queries, p.first), args.dout.position, p.queries.count - p.first);
+  SharedTile<T, D>(memory.dout)
+      .template copy<kRows, kBlock>(row_of<T>(args.dout, p, p.queries, p.first), args.dout.position,
+                                    p.queries.count - p.first);
   const auto fetch = [&](int tile) {
     const int first = tile * kTile;
     const int slot = tile % 2;
@@ -481,9 +479,9 @@ __global__ void __launch_bounds__(kBlock, 2)
     }
   }
   const int64_t length = diagonals_of(args.keys);
-  float* sums = partial + (((p.sample * args.heads + p.head) * gridDim.x + blockIdx.x) * kWarps +
-                           p.warp) *
-                              length;
+  float* sums =
+      partial +
+      (((p.sample * args.heads + p.head) * gridDim.x + blockIdx.x) * kWarps + p.warp) * length;
   float carry = 0.0f;  // of the distance that a lane adds next
   float dq[kM][D / 8][4] = {};
 
@@ -511,8 +509,8 @@ __global__ void __launch_bounds__(kBlock, 2)
                       column = part + 8 * n + p.pair + e % 2;
             const float bias = memory.biases[slot][column - row + kRows - 1];
             float probability = power_of_two(scores[m][n][e] * scale + bias - lse[m][e / 2]);
-            if (!whole && (first + column >= p.keys.count ||
-                           (args.causal && first + column > p.first + row)))
+            if (!whole &&
+                (first + column >= p.keys.count || (args.causal && first + column > p.first + row)))
               probability = 0.0f;
             grads[m][n][e] = probability * (grads[m][n][e] - deltas[m][e / 2]);
           }
@@ -562,8 +560,7 @@ __global__ void __launch_bounds__(256)
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads,
             part = static_cast<int>(threadIdx.x) / kWarpThreads;
   const int64_t head = blockIdx.y, entries = args.queries + args.keys - 1,
-                entry = int64_t{blockIdx.x} * kWarpThreads + lane,
-                length = diagonals_of(args.keys);
+                entry = int64_t{blockIdx.x} * kWarpThreads + lane, length = diagonals_of(args.keys);
   const int64_t distance = entry - (args.queries - 1);
   float sum = 0.0f;
   for (int64_t i = part; i < args.samples * warps; i += 8) {
@@ -611,9 +608,8 @@ void launch_over(Kernel* kernel, int64_t rows, int owned, const DistanceAttentio
 }
 
 void check_args(const DistanceAttentionArgs& args) {
-  MEGATRON_ASSERT(!args.causal || args.queries == args.keys,
-                  "causal attention by distance of ", args.queries, " queries over ", args.keys,
-                  " keys");
+  MEGATRON_ASSERT(!args.causal || args.queries == args.keys, "causal attention by distance of ",
+                  args.queries, " queries over ", args.keys, " keys");
   MEGATRON_ASSERT(args.queries > 0 && args.keys > 0, "attention over nothing");
 }
 

@@ -31,8 +31,8 @@ struct DistanceAttentionArgs {
   // sample has s (s_k). Both or none; rows outside of all samples are not touched.
   const int32_t* query_offsets = nullptr;
   const int32_t* key_offsets = nullptr;
-  int64_t head_size = 64;          // 64 or 128
-  bool causal = false;             // query i sees keys <= i; needs as many queries as keys
+  int64_t head_size = 64;  // 64 or 128
+  bool causal = false;     // query i sees keys <= i; needs as many queries as keys
   double scale = 1.0;
   AttentionRows q, k, v, out;
   const float* bias = nullptr;  // [n, s + s_k - 1], or null: none

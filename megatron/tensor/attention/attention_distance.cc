@@ -38,8 +38,7 @@ DistanceAttentionArgs make_args(const at::Tensor& q, const at::Tensor& k, const 
 
 // A row's strides are whole groups of 16 bytes.
 bool is_aligned(const at::Tensor& t) {
-  bool aligned =
-      reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 && t.stride(3) == 1;
+  bool aligned = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 && t.stride(3) == 1;
   for (int64_t i = 0; i < 3; ++i) aligned = aligned && (t.size(i) == 1 || t.stride(i) % 8 == 0);
   return aligned;
 }

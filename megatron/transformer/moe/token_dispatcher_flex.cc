@@ -13,8 +13,6 @@
 namespace megatron {
 namespace {
 
-using Piece = PeerRowExchange::Piece;
-
 // Bytes of a slot before its rows: a number for each of them.
 int64_t bytes_of_numbers(int64_t most_rows) {
   constexpr int64_t kWidest = 8, kAlignment = 256;
@@ -47,11 +45,12 @@ class FlexTransport final : public RowTransport {
     const int64_t row_bytes = rows.size(1) * static_cast<int64_t>(rows.element_size());
     const int64_t begin = bytes_of_numbers(most_rows_);
     memory_->reserve(rows.device(), flex_slot_bytes(most_rows_, row_bytes));
-    std::vector<Piece> pieces;
+    std::vector<PeerRowExchange::Source> sources;
     const auto add = [&](const at::Tensor& all, int64_t first_byte, int64_t bytes) {
+      sources.push_back({all, {}});
       for (const SentRows& run : runs)
-        pieces.push_back(
-            {run.rank, first_byte + run.to * bytes, all.narrow(0, run.from, run.rows)});
+        sources.back().pieces.push_back(
+            {run.rank, first_byte + run.to * bytes, run.from * bytes, run.rows * bytes});
     };
     std::optional<at::ScalarType> numbers;
     if (from.weights.defined()) {
@@ -59,7 +58,7 @@ class FlexTransport final : public RowTransport {
       add(from.weights.contiguous(), 0, static_cast<int64_t>(from.weights.element_size()));
     }
     add(rows, begin, row_bytes);
-    const auto open = std::make_shared<PeerRowExchange>(*memory_, pieces);
+    const auto open = std::make_shared<PeerRowExchange>(*memory_, sources);
     return [open, begin, received, parts, numbers, columns = rows.size(1),
             type = rows.scalar_type()] {
       ExpertRows result;

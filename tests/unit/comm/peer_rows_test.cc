@@ -14,26 +14,27 @@
 namespace megatron {
 namespace {
 
-using Piece = PeerRowExchange::Piece;
+using Source = PeerRowExchange::Source;
 
 // In exchange n rank r has (r + n) mod 3 rows for rank `to`, which lie there by sender, those of
 // each sender in two pieces that change places.
 int64_t rows_of(int from, int to, int n) { return 2 * ((from + 2 * to + n) % 3); }
 float value_of(int from, int to, int n) { return static_cast<float>(100 * n + 10 * from + to); }
 
-std::vector<Piece> pieces_of(int own, int size, int n, int64_t columns) {
+std::vector<Source> sources_of(int own, int size, int n, int64_t columns) {
   const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(float));
-  std::vector<Piece> pieces;
+  std::vector<Source> sources;
   for (int to = 0; to < size; ++to) {
     int64_t first = 0;
     for (int from = 0; from < own; ++from) first += rows_of(from, to, n);
     const int64_t half = rows_of(own, to, n) / 2;
     const at::Tensor rows = at::full({2 * half, columns}, value_of(own, to, n));
     rows.narrow(0, half, half).add_(0.5);
-    pieces.push_back({to, (first + half) * row_bytes, rows.narrow(0, 0, half)});
-    pieces.push_back({to, first * row_bytes, rows.narrow(0, half, half)});
+    const int64_t bytes = half * row_bytes;
+    sources.push_back(
+        {rows, {{to, first * row_bytes + bytes, 0, bytes}, {to, first * row_bytes, bytes, bytes}}});
   }
-  return pieces;
+  return sources;
 }
 
 at::Tensor expected_rows(int own, int size, int n, int64_t columns) {
@@ -64,7 +65,7 @@ TEST(PeerRows, ArriveAtTheirPlaces) {
         for (int i = 0; i < count; ++i, ++n) {
           if (open.size() == PeerRows::kSlots) end();
           open.emplace_back(n, std::make_unique<PeerRowExchange>(
-                                   rows, pieces_of(group.rank(), size, n, columns)));
+                                   rows, sources_of(group.rank(), size, n, columns)));
         }
         while (!open.empty()) end();
       };
@@ -88,7 +89,7 @@ TEST(PeerRows, ASlotIsNotWrittenWhileItIsRead) {
     rows.reserve(at::kCPU, 512);
     const auto open = [&](float value) {
       return std::make_unique<PeerRowExchange>(
-          rows, std::vector<Piece>{{1 - group.rank(), 0, at::full({64}, value)}});
+          rows, std::vector<Source>{{at::full({64}, value), {{1 - group.rank(), 0, 0, 256}}}});
     };
     std::vector<std::unique_ptr<PeerRowExchange>> exchanges;
     for (int n = 0; n < PeerRows::kSlots; ++n) exchanges.push_back(open(static_cast<float>(n)));
@@ -117,7 +118,7 @@ TEST(PeerRows, RefuseMoreExchangesThanSlotsAndMoreBytesThanRoom) {
       std::vector<std::unique_ptr<PeerRowExchange>> open;
       for (int i = 0; i < exchanges; ++i)
         open.push_back(std::make_unique<PeerRowExchange>(
-            rows, std::vector<Piece>{{1 - group.rank(), byte, at::zeros({64})}}));
+            rows, std::vector<Source>{{at::zeros({64}), {{1 - group.rank(), byte, 0, 256}}}}));
     });
   };
   EXPECT_THROW(opened(PeerRows::kSlots + 1, 0), InternalError);
