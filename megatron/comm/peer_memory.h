@@ -27,8 +27,8 @@ struct PeerCopy {
   at::Tensor local;
 };
 
-// The same of `count` elements of a tensor from `from` on. A tensor of its own for each of thousands
-// of parts would cost more than the copies.
+// The same of `count` elements of a tensor from `from` on. A tensor of its own for each of
+// thousands of parts would cost more than the copies.
 struct PeerPart {
   int rank = 0;
   int64_t begin = 0, from = 0, count = 0;
