@@ -27,8 +27,11 @@ class Product {
         w_(static_cast<const T*>(args.w)),
         out_(static_cast<T*>(args.out)) {}
 
+  // One or two rows take as long as reading the weights, which is fastest in one stream; more rows
+  // want their own numbers in registers for several columns.
   void run(int64_t begin, int64_t end) const {
-    for (; begin + 3 <= end; begin += 3) all_rows<3>(begin);
+    if (rows_ > 2)
+      for (; begin + 3 <= end; begin += 3) all_rows<3>(begin);
     for (; begin < end; ++begin) all_rows<1>(begin);
   }
 
@@ -53,12 +56,16 @@ class Product {
   template <int kColumns>
   void all_rows(int64_t column) const {
     int64_t row = 0;
+    if (kColumns > 1 && rows_ >= 4) {  // the first tile brings the next columns into the cache
+      tile<4, kColumns, /*kAhead=*/true>(row, column);
+      row = 4;
+    }
     for (; row + 4 <= rows_; row += 4) tile<4, kColumns>(row, column);
     for (; row + 2 <= rows_; row += 2) tile<2, kColumns>(row, column);
     if (row < rows_) tile<1, kColumns>(row, column);
   }
 
-  template <int kRows, int kColumns>
+  template <int kRows, int kColumns, bool kAhead = false>
   void tile(int64_t row, int64_t column) const {
     const T* x = x_ + row * inner_;
     const T* w = w_ + column * inner_;
@@ -68,6 +75,7 @@ class Product {
       Vector own[kRows];
       for (int r = 0; r < kRows; ++r) own[r] = load(x + r * inner_ + i);
       for (int c = 0; c < kColumns; ++c) {
+        if (kAhead) __builtin_prefetch(w + (c + kColumns) * inner_ + i);
         const Vector weight = load(w + c * inner_ + i);
         for (int r = 0; r < kRows; ++r) sums[r][c] += own[r] * weight;
       }

@@ -18,14 +18,14 @@ namespace {
 // [..., n] as [rows, n].
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// What one step decodes: more than the row for which BLAS reads the weights as they lie, and few
-// enough that packing them costs more than the product.
+// What one step decodes: so few that packing the weights costs more than the product. For one row
+// BLAS does not pack them, and uses one thread.
 constexpr int64_t kMostFewRows = 16;
 // Smaller weights stay in the cache, where packing is cheap.
 constexpr int64_t kFewRowsWeights = int64_t{1} << 19;
 
 bool few_rows_forward(const at::Tensor& rows, const at::Tensor& w, at::Tensor& out) {
-  if (!rows.is_cpu() || rows.size(0) < 2 || rows.size(0) > kMostFewRows ||
+  if (!rows.is_cpu() || rows.size(0) < 1 || rows.size(0) > kMostFewRows ||
       w.numel() < kFewRowsWeights || rows.scalar_type() != w.scalar_type() ||
       (w.scalar_type() != at::kFloat && w.scalar_type() != at::kDouble) || !w.is_contiguous())
     return false;
