@@ -7,6 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/datasets/tuning/text_to_text.h"
 #include "megatron/inference/engine.h"
 #include "megatron/inference/memory_plan.h"
 #include "megatron/inference/model_runner.h"
@@ -27,16 +28,6 @@ constexpr int64_t kNoLimitNs = int64_t{1} << 60;
 
 bool reads_input(const Model& model) {
   return model.sequence_input() == SequenceInputUse::kRequired;
-}
-
-// What the decoder's text begins with.
-int32_t decoder_start(const Tokenizer& tokenizer, const GenerateOptions& options) {
-  const std::optional<int32_t> of_tokenizer = tokenizer.bos() ? tokenizer.bos() : tokenizer.pad(),
-                               start = options.decoder_start ? options.decoder_start : of_tokenizer;
-  MEGATRON_CHECK(start,
-                 "the tokenizer has neither a first token nor a padding token for the decoder to "
-                 "start from");
-  return *start;
 }
 
 std::optional<int32_t> end_of_input(const Tokenizer& tokenizer, const GenerateOptions& options) {
@@ -141,7 +132,7 @@ RequestSpec request_of(const Model& model, const Tokenizer& tokenizer,
   RequestSpec spec;
   spec.prompt = text.prompt_tokens;
   if (reads_input(model)) {
-    spec.prompt = {decoder_start(tokenizer, options)};
+    spec.prompt = {options.decoder_start ? *options.decoder_start : decoder_start_of(tokenizer)};
     spec.state_input = std::make_shared<const StateInput>(StateInput{text.prompt_tokens, {}, {}});
   }
   spec.sampling = options.sampling.parameters();
@@ -212,7 +203,25 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
   return texts;
 }
 
-at::Tensor full_logits(Model& model, std::span<const int32_t> ids) {
+namespace {
+
+// The columns of an encoder-decoder, and places of the encoder in the context.
+Batch pair_of(std::span<const int32_t> input, const at::Tensor& tokens, ForwardContext& context) {
+  const std::vector<int64_t> wide(input.begin(), input.end());
+  const at::Tensor ids = at::tensor(wide, tokens.options()).unsqueeze(0);
+  context.place.position = at::arange(ids.size(1), tokens.options());
+  Batch batch;
+  batch.set("text_enc", ids);
+  batch.set("enc_mask", at::ones_like(ids));
+  batch.set("text_dec", tokens);
+  batch.set("dec_mask", at::ones_like(tokens));
+  batch.place = context.place;
+  return batch;
+}
+
+}  // namespace
+
+at::Tensor full_logits(Model& model, std::span<const int32_t> ids, std::span<const int32_t> input) {
   const at::NoGradGuard no_grad;
   MEGATRON_CHECK(!ids.empty(), "no token ids were given");
   const ModelConfig& config = model.config();
@@ -229,7 +238,13 @@ at::Tensor full_logits(Model& model, std::span<const int32_t> ids) {
   ForwardContext context;
   context.place.position = at::arange(length, at::kLong).to(device);
   context.place.sample = at::zeros({1}, at::dtype(at::kLong).device(device));
-  const at::Tensor logits = model.forward(tokens, context);
+  at::Tensor logits;
+  if (input.empty()) {
+    logits = model.forward(tokens, context);
+  } else {
+    const Batch pair = pair_of(input, tokens, context);
+    logits = model.logits(model.hidden(pair, {}, context).front());
+  }
   const at::Tensor valid = logits.select(1, 0).narrow(-1, 0, config.vocab_size);
   return valid.to(at::kCPU)
       .to(valid.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)

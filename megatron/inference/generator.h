@@ -52,7 +52,9 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
 
 // Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on
 // the CPU
-at::Tensor full_logits(Model& model, std::span<const int32_t> ids);
+// `input`: of an encoder-decoder, whose decoder reads `ids`, what its encoder reads.
+at::Tensor full_logits(Model& model, std::span<const int32_t> ids,
+                       std::span<const int32_t> input = {});
 
 // The longest run of positions the model can hold; -1: no limit.
 int64_t max_positions(const ModelConfig& config);

@@ -203,7 +203,11 @@ void ModelRunner::start(const StepPlan& plan) {
       input.values = at::tensor(start.state_input->values, at::kFloat)
                          .view(start.state_input->shape)
                          .to(device_);
-    model_.begin_sequence(input, state_, start.slot, facts_.slots);
+    StageTensors before;
+    if (!is_first())
+      before =
+          from_previous_stage(model_.sequence_border(model_.slice().first_layer, input, dtype_));
+    pass_on(model_.begin_sequence(input, before, state_, start.slot, facts_.slots));
   }
 }
 
@@ -266,12 +270,17 @@ at::Tensor ModelRunner::forward(const at::Tensor& tokens, const RaggedBatch& bat
   if (!is_first()) input = from_previous_stage(model_.border(slice.first_layer, inputs, dtype_));
   StageTensors output = model_.hidden(inputs, input, context);
   if (is_last()) return output.front();
-  wait_for_passed(static_cast<size_t>(pp_.size()) * output.size());
-  for (const at::Tensor& tensor : output) {
+  pass_on(output);
+  return {};
+}
+
+void ModelRunner::pass_on(const StageTensors& tensors) {
+  if (tensors.empty()) return;
+  wait_for_passed(static_cast<size_t>(pp_.size()) * tensors.size());
+  for (const at::Tensor& tensor : tensors) {
     const at::Tensor whole = tensor.contiguous();
     passed_.push_back({whole, pp_.send(whole, pp_.rank() + 1)});
   }
-  return {};
 }
 
 void ModelRunner::wait_for_passed(size_t most) {

@@ -97,6 +97,7 @@ class ModelRunner final : public StepRunner {
   // Until at most so many tensors are on their way to other stages.
   void wait_for_passed(size_t most);
   StageTensors from_previous_stage(const TensorFormats& formats);
+  void pass_on(const StageTensors& tensors);  // to the next one
   Flight flight_of(const StepPlan& plan) const;
   void finish(const StepPlan& plan, const at::Tensor& hidden, Flight& flight);
   at::Tensor score(const StepPlan& plan, const at::Tensor& hidden, const Flight& flight);

@@ -8,6 +8,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
+#include "megatron/datasets/tuning/text_to_text.h"
 #include "megatron/reporting/build_commit.h"
 
 namespace megatron {
@@ -52,6 +53,7 @@ void ModelService::describe(const ModelServiceOptions& options) {
   served_.created = std::time(nullptr);
   served_.tokenizer = &tokenizer;
   served_.limits = engine_.limits();
+  if (loaded.model->sequence_input() == SequenceInputUse::kRequired) describe_encoder();
   std::set<int32_t> ends(loaded.end_of_text.begin(), loaded.end_of_text.end());
   if (const auto eod = tokenizer.eod()) ends.insert(*eod);
   for (const int32_t id : ends)
@@ -66,6 +68,16 @@ void ModelService::describe(const ModelServiceOptions& options) {
   grammars_.emplace(tokenizer, served_.limits.vocab_size,
                     std::vector<int32_t>(ends.begin(), ends.end()));
   served_.grammars = &*grammars_;
+}
+
+void ModelService::describe_encoder() {
+  const LoadedModel& loaded = rank_->loaded();
+  const Tokenizer& tokenizer = *loaded.tokenizer;
+  EncoderPrompts& encoder = served_.encoder.emplace();
+  encoder.decoder_start =
+      loaded.decoder_start ? *loaded.decoder_start : decoder_start_of(tokenizer);
+  encoder.end = loaded.end_of_text.empty() ? tokenizer.eod() : loaded.end_of_text.front();
+  encoder.max_tokens = loaded.config.transformer.seq_length;
 }
 
 void ModelService::describe_chat(const ModelServiceOptions& options) {

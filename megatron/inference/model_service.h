@@ -46,6 +46,7 @@ class ModelService {
 
  private:
   void describe(const ModelServiceOptions& options);
+  void describe_encoder();
   void describe_chat(const ModelServiceOptions& options);
 
   const std::unique_ptr<ServedRank> rank_;

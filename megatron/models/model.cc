@@ -41,9 +41,15 @@ TensorFormat Model::rows_format(const Batch& batch, const UnpaddedRows* rows,
   return {{s / ranks, b, config_.transformer.hidden_size}, wide ? at::kFloat : dtype};
 }
 
-void Model::begin_sequence(const SequenceInput& /*input*/, DecodingState& /*state*/,
-                           int64_t /*slot*/, int64_t /*num_slots*/) {
+StageTensors Model::begin_sequence(const SequenceInput& /*input*/, const StageTensors& /*before*/,
+                                   DecodingState& /*state*/, int64_t /*slot*/,
+                                   int64_t /*num_slots*/) {
   MEGATRON_ASSERT(false, "a model of type ", config_.type, " makes no state from an input");
+  return {};
+}
+
+TensorFormats Model::sequence_border(int64_t, const SequenceInput&, at::ScalarType) const {
+  return {};
 }
 
 at::Tensor Model::hidden(const at::Tensor& tokens, const at::Tensor& input,

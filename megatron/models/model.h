@@ -112,10 +112,13 @@ class Model : public Module {
   virtual EmbeddingTables embedding_tables() = 0;  // of this segment
 
   // Decoding: whether sequences bring an input, and what this segment makes of one before the first
-  // position of the sequence in `slot`: states of its layers, of fixed size.
+  // position of the sequence in `slot`: states of its layers, of fixed size. As with hidden(),
+  // segments pass tensors on, in the formats that both sides of a border state; default: none.
   virtual SequenceInputUse sequence_input() const { return SequenceInputUse::kNone; }
-  virtual void begin_sequence(const SequenceInput& input, DecodingState& state, int64_t slot,
-                              int64_t num_slots);
+  virtual StageTensors begin_sequence(const SequenceInput& input, const StageTensors& before,
+                                      DecodingState& state, int64_t slot, int64_t num_slots);
+  virtual TensorFormats sequence_border(int64_t layers_before, const SequenceInput& input,
+                                        at::ScalarType dtype) const;
 
   // Language models, without a Batch: a segment; the whole model's logits or loss.
   at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input,

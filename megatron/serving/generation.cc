@@ -176,7 +176,8 @@ void RunningGeneration::take_text(Choice& choice, size_t prompt, Event event) {
     const Usage& usage = choice.finish->usage;
     // A prompt counts once, however many texts it has.
     if (open_choices_[prompt] == request_.spec.choices) {
-      usage_.prompt_tokens += usage.prompt_tokens;
+      usage_.prompt_tokens +=
+          request_.decoder_start ? std::ssize(request_.prompts[prompt].ids) : usage.prompt_tokens;
       usage_.cached_tokens += usage.cached_tokens;
     }
     usage_.output_tokens += usage.output_tokens;

@@ -1,6 +1,7 @@
 #include "megatron/serving/generation_request.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "megatron/serving/detail/request_members.h"
 
@@ -67,6 +68,34 @@ void encode_prompt(PromptInput& prompt, bool add_special_tokens, const ServedMod
     throw ApiError(400, "prompt",
                    "the prompt is empty, and the model has no token that begins a text");
   prompt.ids.push_back(*start);
+}
+
+// A prompt of an encoder has no token of a language model before it.
+void encode_input(PromptInput& prompt, const GenerationRequest& request, const ServedModel& model) {
+  const char* const member = request.endpoint == Endpoint::kChat ? "messages" : "prompt";
+  if (prompt.is_text) {
+    model.tokenizer->encode_append(prompt.text, prompt.ids);
+    if (model.encoder->end) prompt.ids.push_back(*model.encoder->end);
+  }
+  if (prompt.ids.empty()) throw ApiError(400, member, "the prompt is empty");
+  if (std::ssize(prompt.ids) > model.encoder->max_tokens)
+    throw ApiError(400, member,
+                   cat("the prompt has ", prompt.ids.size(), " tokens, the encoder reads ",
+                       model.encoder->max_tokens));
+  for (const int32_t id : prompt.ids)
+    if (id >= model.limits.vocab_size)
+      throw ApiError(400, member,
+                     cat("the prompt has the token id ", id, ", the model's vocabulary has ",
+                         model.limits.vocab_size));
+}
+
+void refuse_echo(const GenerationRequest& request) {
+  if (!request.echo && request.prompt_logprobs < 0) return;
+  throw ApiError(400,
+                 request.endpoint == Endpoint::kApi ? "prompts"
+                 : request.echo                     ? "echo"
+                                                    : "prompt_logprobs",
+                 "the model's encoder reads the prompts, which its texts do not continue");
 }
 
 void render_conversation(GenerationRequest& request, const ServedModel& model) {
@@ -193,9 +222,14 @@ GenerationRequest parse_api(std::string_view body, const ServedModel& model,
 
 void prepare(GenerationRequest& request, const ServedModel& model, int64_t default_max_tokens) {
   if (request.endpoint == Endpoint::kChat) render_conversation(request, model);
+  if (model.encoder) {
+    refuse_echo(request);
+    request.decoder_start = model.encoder->decoder_start;
+  }
   for (PromptInput& prompt : request.prompts) {
-    encode_prompt(prompt, request.add_special_tokens, model);
-    const int64_t length = static_cast<int64_t>(prompt.ids.size());
+    model.encoder ? encode_input(prompt, request, model)
+                  : encode_prompt(prompt, request.add_special_tokens, model);
+    const int64_t length = model.encoder ? 1 : static_cast<int64_t>(prompt.ids.size());
     if (!request.max_tokens && request.endpoint == Endpoint::kChat) {
       request.max_tokens = std::max<int64_t>(1, model.limits.max_positions - length);
       if (default_max_tokens > 0)
@@ -217,6 +251,9 @@ void prepare(GenerationRequest& request, const ServedModel& model, int64_t defau
 RequestSpec spec_of(const GenerationRequest& request, size_t prompt) {
   RequestSpec spec = request.spec;
   spec.prompt = request.prompts[prompt].ids;
+  if (request.decoder_start)
+    spec.state_input = std::make_shared<const StateInput>(
+        StateInput{std::exchange(spec.prompt, {*request.decoder_start}), {}, {}});
   spec.stop.max_tokens = request.max_tokens.value_or(16);
   return spec;
 }

@@ -35,6 +35,7 @@ struct GenerationRequest {
   std::string model;  // as responses name it
   RequestSpec spec;   // for each prompt; its prompt and max_tokens are set by prepare()
   std::vector<PromptInput> prompts;
+  std::optional<int32_t> decoder_start;  // the prompts are an encoder's; set by prepare()
   std::optional<int64_t> max_tokens;
   std::string max_tokens_member = "max_tokens";  // how the request spells it
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,13 @@
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
+
+// Of an encoder-decoder, whose encoder reads the prompts.
+struct EncoderPrompts {
+  int32_t decoder_start = 0;   // what its texts begin with
+  std::optional<int32_t> end;  // what ends a prompt that is a text; none: nothing
+  int64_t max_tokens = 0;      // of a prompt, with its end
+};
 
 struct ServedModel {
   std::string name;                   // in "model"
@@ -24,8 +32,9 @@ struct ServedModel {
   ToolFormat tool_format = ToolFormat::kNone;
   // Ends of a text, and of a turn of a conversation.
   std::vector<int32_t> end_tokens, chat_end_tokens;
-  GrammarSource* grammars = nullptr;  // null: the engine follows none
-  RequestLimits limits;               // of the engine, for requests
+  std::optional<EncoderPrompts> encoder;  // none: texts continue their prompts
+  GrammarSource* grammars = nullptr;      // null: the engine follows none
+  RequestLimits limits;                   // of the engine, for requests
 };
 
 }  // namespace megatron

@@ -104,7 +104,7 @@ class CheckServingTest(unittest.TestCase):
                             ([MODEL, "--tensor-model-parallel-size", "3"], "3"),
                             ([MODEL, "--inference-max-requests", "0"], "--inference-max-requests 0 is outside"),
                             ([self.folder], "--dtype"),
-                            ([ENCODER], "a model of type BERT generates nothing, so that it is not served"),
+                            ([ENCODER], "the memory of a server is planned for decoders, and a model of type BERT is none"),
                             ([MODEL, "--inference-dynamic-batching-buffer-size-gb", "1e-9"], "holds 0 blocks of 64 tokens, and 1 is needed")):
             result = check(*flags)
             self.assertNotEqual(result.returncode, 0, flags)

@@ -8,10 +8,12 @@ import pathlib
 
 import parallel_test as ranks
 import support
+from serving import Ranks, Server
 
+CPU = ["--device", "cpu", "--num-threads", "1"]
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden" / "encoders"
 TOKENIZER = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "40", "--null-tokenizer-eod-id", "1", "--null-tokenizer-pad-id", "0"]
-RUN = ["finetune", "--task", "seq2seq", "--load", str(GOLDEN / "t5_v1_1"), *TOKENIZER, "--seq-length", "8", "--decoder-seq-length", "4",
+RUN = ["finetune", "--task", "seq2seq", "--load", str(GOLDEN / "t5_v1_0"), *TOKENIZER, "--seq-length", "8", "--decoder-seq-length", "4",
        "--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "60", "--lr", "2e-2", "--hidden-dropout", "0",
        "--attention-dropout", "0", "--eval-iters", "0", "--log-interval", "1", "--num-workers", "0", "--num-threads", "1", "--device", "cpu"]
 # The last two tokens in reverse
@@ -47,8 +49,24 @@ class Seq2seqTest(support.FolderTest):
         self.assertEqual(accuracy == 1, metrics["exact_match"] == 1)
         unanswered = self.write("test.jsonl", [{"input": pair["input"]} for pair in PAIRS])
         self.assertEqual(self.answers(saved, unanswered), {"texts": len(PAIRS)})
+        self.served_texts_are_those(saved, [row["prediction"] for row in logged])
         # Longer inputs lose their end, as in training.
         self.assertEqual(self.answers(saved, self.write("long.jsonl", [{"input": "2 " * 20}])), {"texts": 1})
+
+    def served_texts_are_those(self, model, predictions):
+        flags = ["--inference-max-requests", "4"]
+        for start in (lambda: Server(model, *flags, exact=CPU), lambda: Ranks(2, model, *flags, "--pipeline-model-parallel-size", "2")):
+            server = start()
+            self.addCleanup(server.close)
+            body = {"prompt": [pair["input"] for pair in PAIRS], "max_tokens": 4, "temperature": 0}
+            answer = server.ok("/v1/completions", body)
+            self.assertEqual([choice["text"].strip() for choice in answer["choices"]], [text.strip() for text in predictions])
+            self.assertEqual(answer["usage"]["prompt_tokens"], len(PAIRS) * 4)
+            for members, message in (({"echo": True}, "the model's encoder reads the prompts, which its texts do not continue"),
+                                     ({"prompt": "2 " * 20}, "the prompt has 21 tokens, the encoder reads 8")):
+                status, error = server.ask("/v1/completions", {**body, **members})
+                self.assertEqual((status, error["error"]["message"]), (400, message))
+            server.stop()
 
     def test_layouts_train_alike(self):
         rows = self.write("train.jsonl", PAIRS)
@@ -57,8 +75,7 @@ class Seq2seqTest(support.FolderTest):
                                    ("pp2", 2, ["--pipeline-model-parallel-size", "2"])):
             saved = self.path(name)
             ranks.BINARY = support.BINARY
-            codes, out, error = ranks.finish(ranks.start(count, [*RUN, "--load", str(GOLDEN / "t5_v1_0"), "--train-data-path", rows, "--train-iters", "3",
-                                                             "--save", saved, *flags]))
+            codes, out, error = ranks.finish(ranks.start(count, [*RUN, "--train-data-path", rows, "--train-iters", "3", "--save", saved, *flags]))
             self.assertEqual(set(codes), {0}, error + out)
             losses[name] = [ranks.records(saved)[i]["lm loss"] for i in (1, 2, 3)]
         for name, values in losses.items():

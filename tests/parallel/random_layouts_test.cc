@@ -221,11 +221,13 @@ class Draw {
 
   // Divides the layers over an encoder and a decoder, whose sequences may be shorter or longer.
   void divide_stacks() {
-    if (num_layers_ < 2) return add("--task t5 --decoder-num-layers 1 --decoder-seq-length 64");
+    const std::string task = dice_.chance(30) ? "--task seq2seq" : "--task t5";
+    if (num_layers_ < 2)
+      return add((task + " --decoder-num-layers 1 --decoder-seq-length 64").c_str());
     const int64_t encoder = dice_.range(1, num_layers_ - 1);
     const std::string layers = cat(" --num-layers ", num_layers_);
     flags_.replace(flags_.find(layers), layers.size(),
-                   cat(" --task t5 --encoder-num-layers ", encoder, " --decoder-num-layers ",
+                   cat(" ", task, " --encoder-num-layers ", encoder, " --decoder-num-layers ",
                        num_layers_ - encoder));
     if (size_t at = flags_.find("--pipeline-model-parallel-layout"); at != std::string::npos) {
       at = flags_.find('E', at);

@@ -70,8 +70,9 @@ ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig&
   described.device = DeviceChoice::kCpu;
   plan.model = describe_model(load_model_request(described), ranks.tensor_model_parallel_size);
   const ModelType& type = find_model_type(plan.model.config.type);
-  MEGATRON_CHECK(type.decodes, config.load, ": a model of type ", type.title,
-                 " generates nothing, so that it is not served");
+  MEGATRON_CHECK(type.decodes, config.load,
+                 ": the memory of a server is planned for decoders, and a model of type ",
+                 type.title, " is none");
   plan.shape = served_shape(engine, plan.model.config, plan.model.dtype,
                             /*on_gpu=*/named || !device.is_cpu());
   plan.shape.tensor_ranks = ranks.tensor_model_parallel_size;

@@ -48,7 +48,8 @@ Arguments served_arguments(const Arguments& arguments, int64_t tensor, int64_t s
 // Why a model is not served as it is trained on so many stages; "": it is.
 std::string not_served(const Model& model, int64_t stages) {
   const TransformerConfig& t = model.config().transformer;
-  if (const ModelType& type = find_model_type(model.config().type); !type.decodes)
+  const bool reads_input = model.sequence_input() == SequenceInputUse::kRequired;
+  if (const ModelType& type = find_model_type(model.config().type); !type.decodes && !reads_input)
     return cat("serving: a model of type ", type.title, " is not served");
   if (t.num_layers % stages != 0)
     return cat("serving: the stages of a server have as many layers each, and ", stages,
@@ -96,8 +97,10 @@ Proof prove_served(const PretrainTask& task, const Arguments& arguments) {
     proof.not_proved = {std::move(why)};
     return proof;
   }
-  const ServedWorkload workload =
-      served_workload(vocab, std::min(kProofPositions, whole.transformer.seq_length), kProofSeed);
+  const bool reads_input = reference.model->sequence_input() == SequenceInputUse::kRequired;
+  const int64_t length = whole.transformer.seq_length;
+  const ServedWorkload workload = served_workload(vocab, std::min(kProofPositions, length),
+                                                  kProofSeed, reads_input ? length : 0);
   try {
     const std::vector<ServedText> texts =
         served_texts(task, served_arguments(arguments, tensor, stages), vocabulary, workload);

@@ -80,7 +80,7 @@ TextToTextFile encode_text_to_text(const std::string& path, const Tokenizer& tok
   return file;
 }
 
-int64_t decoder_start_of(const Tokenizer& tokenizer) {
+int32_t decoder_start_of(const Tokenizer& tokenizer) {
   const std::optional<int32_t> start = tokenizer.bos() ? tokenizer.bos() : tokenizer.pad();
   MEGATRON_CHECK(start,
                  "the tokenizer has neither a first token nor a padding token for the decoder to "

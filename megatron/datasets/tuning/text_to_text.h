@@ -47,7 +47,7 @@ TextToTextFile encode_text_to_text(const std::string& path, const Tokenizer& tok
 
 // What the decoder's inputs begin with: the tokenizer's first token, else its padding token. Throws
 // Error if it has neither.
-int64_t decoder_start_of(const Tokenizer& tokenizer);
+int32_t decoder_start_of(const Tokenizer& tokenizer);
 
 // Random tokens of many lengths; other rows for each split.
 std::vector<TextToTextTokens> mock_text_to_text(const DatasetRequest& request, Split split,

@@ -82,7 +82,9 @@ class Wave {
 // Natural logarithms of the probabilities of each id, by how much of a text is known.
 class TrainedText {
  public:
-  TrainedText(Model& model, std::vector<int32_t> ids) : model_(model), ids_(std::move(ids)) {
+  // `input`: what the encoder of an encoder-decoder reads.
+  TrainedText(Model& model, std::vector<int32_t> ids, std::vector<int32_t> input)
+      : model_(model), ids_(std::move(ids)), input_(std::move(input)) {
     const TransformerConfig& t = model.config().transformer;
     if (t.rope_scaling_type == RopeScaling::kLongRope)
       border_ = t.rope_original_max_position_embeddings;
@@ -96,13 +98,15 @@ class TrainedText {
     at::Tensor& table = tables_[end];
     if (!table.defined())
       table = at::log_softmax(
-          full_logits(model_, std::span(ids_).first(static_cast<size_t>(end))).to(at::kDouble), -1);
+          full_logits(model_, std::span(ids_).first(static_cast<size_t>(end)), input_)
+              .to(at::kDouble),
+          -1);
     return table[count - 1];
   }
 
  private:
   Model& model_;
-  std::vector<int32_t> ids_;
+  std::vector<int32_t> ids_, input_;
   int64_t border_ = 0;
   std::map<int64_t, at::Tensor> tables_;  // [end, v]
 };
@@ -114,7 +118,8 @@ class ServedComparer {
   void add(const ServedText& text, size_t number) {
     std::vector<int32_t> ids = text.spec.prompt;
     ids.insert(ids.end(), text.tokens.begin(), text.tokens.end());
-    TrainedText trained(model_, ids);
+    TrainedText trained(
+        model_, ids, text.spec.state_input ? text.spec.state_input->ids : std::vector<int32_t>());
     const auto prompt = static_cast<int64_t>(text.spec.prompt.size());
     const int64_t from = std::max<int64_t>(1, text.spec.log_probabilities.prompt_from);
     for (size_t i = 0; i < text.prompt.size(); ++i) {
@@ -173,7 +178,8 @@ class ServedComparer {
 
 }  // namespace
 
-ServedWorkload served_workload(int64_t vocab_size, int64_t positions, uint32_t seed) {
+ServedWorkload served_workload(int64_t vocab_size, int64_t positions, uint32_t seed,
+                               int64_t input_tokens) {
   std::mt19937 random(seed);
   const auto number = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
@@ -204,6 +210,9 @@ ServedWorkload served_workload(int64_t vocab_size, int64_t positions, uint32_t s
         spec.log_probabilities.prompt_top = i % 2;
         spec.log_probabilities.prompt_from = i == 3 ? longest / 2 - 1 : 0;
       }
+      if (input_tokens > 0)
+        spec.state_input = std::make_shared<const StateInput>(
+            StateInput{ids(i == 0 ? input_tokens : number(1, input_tokens)), {}, {}});
       specs.push_back(std::move(spec));
     }
     workload.waves.push_back(std::move(specs));

@@ -30,7 +30,10 @@ struct ServedWorkload {
   std::vector<std::vector<RequestSpec>> waves;
   int64_t positions = 0;
 };
-ServedWorkload served_workload(int64_t vocab_size, int64_t positions, uint32_t seed);
+// `input_tokens`: most that the encoder of an encoder-decoder reads, of which each request has its
+// own; 0: the model has none.
+ServedWorkload served_workload(int64_t vocab_size, int64_t positions, uint32_t seed,
+                               int64_t input_tokens = 0);
 
 // The workload through an engine with few blocks, so that texts wait for each other, and few tokens
 // a step, so that prompts come in chunks. Called by every rank of the model, each with its part of

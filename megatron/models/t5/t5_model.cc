@@ -204,6 +204,10 @@ EmbeddingTables T5Model::embedding_tables() {
 TensorFormats T5Model::border(int64_t layers_before, const Batch& batch,
                               at::ScalarType dtype) const {
   const TensorFormat encoder = rows_format(batch, batch.rows_of(kEncoderMask).get(), dtype);
+  if (batch.find("tokens").defined())  // decoding
+    return {layers_before > stacks_.encoder.num_layers
+                ? encoder
+                : TensorFormat{{1, batch.place.position.size(0)}, at::kLong}};
   if (layers_before < stacks_.encoder.num_layers) return {encoder};
   const TensorFormat encoded = {encoder.shape, dtype};
   if (layers_before == stacks_.encoder.num_layers) return {encoded};
@@ -269,7 +273,7 @@ at::Tensor t5_decoder_column(const Batch& batch, const char* column) {
 
 StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
                              const ForwardContext& given) {
-  if (given.decoding != nullptr) return {decode(batch["tokens"], given)};
+  if (given.decoding != nullptr) return decode(batch, input, given);
   const int64_t end = slice().first_layer + slice().num_layers,
                 all = config().transformer.num_layers;
   const ForwardContext decoder = decoder_context(batch, given);
@@ -292,10 +296,18 @@ StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
   return {encoded, x};
 }
 
-void T5Model::begin_sequence(const SequenceInput& input, DecodingState& state, int64_t slot,
-                             int64_t num_slots) {
-  MEGATRON_CHECK(slice().embedding && slice().head,
-                 "generation with a T5 over several pipeline stages is not built");
+TensorFormats T5Model::sequence_border(int64_t layers_before, const SequenceInput& input,
+                                       at::ScalarType dtype) const {
+  if (layers_before == config().transformer.num_layers) return {};
+  Batch batch;
+  batch.place = {at::zeros({1}, at::kLong), at::zeros({input.ids.size(0)}, at::kLong)};
+  return {border(layers_before, batch, dtype).front()};
+}
+
+StageTensors T5Model::begin_sequence(const SequenceInput& input, const StageTensors& before,
+                                     DecodingState& state, int64_t slot, int64_t num_slots) {
+  const int64_t all = config().transformer.num_layers;
+  if (slice().first_layer == all && !slice().embedding) return {};  // the head alone
   const int64_t n = input.ids.size(0), most = stacks_.encoder.seq_length;
   MEGATRON_CHECK(n > 0 && n <= most, "an input of ", n, " tokens: the encoder reads 1 to ", most,
                  " (seq_length)");
@@ -304,23 +316,27 @@ void T5Model::begin_sequence(const SequenceInput& input, DecodingState& state, i
   batch.set(kEncoderMask, at::ones_like(batch["text_enc"]));
   ForwardContext context;
   context.place = {at::zeros({1}, input.ids.options()), at::arange(n, input.ids.options())};
-  decoder_->keep_encoded(encode(batch, {}, context), state, {slot, num_slots, most});
+  at::Tensor encoded = encode(batch, before, context);
+  if (decoder_) decoder_->keep_encoded(encoded, state, {slot, num_slots, most});
+  if (slice().first_layer + slice().num_layers == all) return {};
+  return {std::move(encoded)};
 }
 
-// tokens [1, t] of several sequences -> [t, 1, h]
-at::Tensor T5Model::decode(const at::Tensor& tokens, const ForwardContext& given) {
-  MEGATRON_CHECK(slice().embedding && slice().head,
-                 "generation with a T5 over several pipeline stages is not built");
+// Tokens [1, t] of several sequences, which segments of the encoder pass on, -> [t, 1, h]
+StageTensors T5Model::decode(const Batch& batch, const StageTensors& input,
+                             const ForwardContext& given) {
+  const at::Tensor rows = slice().embedding ? batch["tokens"] : input.front();
+  if (!decoder_) return {rows};
   ForwardContext context = with_rows(given, /*sequence_parallel=*/false, groups().tp);
   int64_t positions = 0;
   for (const RaggedPart& part : given.decoding->batch.rows.parts())
     positions = std::max(positions, part.first + part.count);
   context.distance_bias = distance_bias(decoder_distances_.get(), positions, nullptr);
-  const at::Tensor x = embedding_->forward(tokens, context, {}, kOfDecoder);
+  const at::Tensor x = starts_decoder() ? embedding_->forward(rows, context, {}, kOfDecoder) : rows;
   decoder_->keep_encoded(x.narrow(0, 0, 0).to(parameters().front()->value.scalar_type()),
                          given.decoding->state,
                          {0, given.decoding->batch.num_slots, stacks_.encoder.seq_length});
-  return decoder_->forward(x, context);
+  return {decoder_->forward(x, context)};
 }
 
 at::Tensor T5Model::logits(const at::Tensor& hidden) {

@@ -55,10 +55,14 @@ class T5Model : public Model {
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   EmbeddingTables embedding_tables() override;
 
-  // Decoding: the ids of a sequence's input go through the encoder once, at most seq_length.
+  // Decoding: the ids of a sequence's input go through the encoder once, at most seq_length, and
+  // its rows, later its output, from segment to segment. Then segments of the encoder pass on the
+  // decoder's tokens, [1, t] int64, those of the decoder its rows alone.
   SequenceInputUse sequence_input() const override { return SequenceInputUse::kRequired; }
-  void begin_sequence(const SequenceInput& input, DecodingState& state, int64_t slot,
-                      int64_t num_slots) override;
+  StageTensors begin_sequence(const SequenceInput& input, const StageTensors& before,
+                              DecodingState& state, int64_t slot, int64_t num_slots) override;
+  TensorFormats sequence_border(int64_t layers_before, const SequenceInput& input,
+                                at::ScalarType dtype) const override;
 
  private:
   bool starts_decoder() const { return decoder_ != nullptr && first_of_decoder_ == 0; }
@@ -70,7 +74,8 @@ class T5Model : public Model {
   void make_groups_of_homes() const;
   ForwardContext encoder_context(const Batch& batch, const ForwardContext& given) const;
   ForwardContext decoder_context(const Batch& batch, const ForwardContext& given) const;
-  at::Tensor decode(const at::Tensor& tokens, const ForwardContext& given);
+  StageTensors decode(const Batch& batch, const StageTensors& input,
+                      const ForwardContext& given);
   at::Tensor encode(const Batch& batch, const StageTensors& input, const ForwardContext& given);
 
   const T5Config own_;

@@ -130,12 +130,13 @@ class ToyModel final : public Model {
   EmbeddingTables embedding_tables() override { return {&embedding_.weight()}; }
 
   SequenceInputUse sequence_input() const override { return SequenceInputUse::kRequired; }
-  void begin_sequence(const SequenceInput& input, DecodingState& state, int64_t slot,
-                      int64_t num_slots) override {
+  StageTensors begin_sequence(const SequenceInput& input, const StageTensors&, DecodingState& state,
+                              int64_t slot, int64_t num_slots) override {
     const at::Tensor summary = toy_->summary(input);
     static_cast<ToyState*>(state.of(*toy_))
         ->inputs.rows(num_slots, {summary.size(0)}, summary.options())[slot]
         .copy_(summary);
+    return {};
   }
 
   void set_input(const SequenceInput& input) { toy_->whole_input = toy_->summary(input); }

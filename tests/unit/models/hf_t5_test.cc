@@ -138,7 +138,8 @@ TEST_P(HfT5Golden, LogitsOfTwoSegments) {
 }
 
 // The samples without a hole, together: the encoder reads each once, their texts have one batch.
-TEST_P(HfT5Golden, GreedyTokensOnOneRankAndOnTwo) {
+// Stages cut within the encoder, at its end and within the decoder.
+TEST_P(HfT5Golden, GreedyTokensOnOneRankAndOnSeveral) {
   const auto golden =
       read_golden_tensors(SafetensorsFile(t5_folder(GetParam()) / "golden.safetensors"));
   const at::Tensor &ids = golden.at("input_ids"), &mask = golden.at("attention_mask"),
@@ -157,12 +158,18 @@ TEST_P(HfT5Golden, GreedyTokensOnOneRankAndOnTwo) {
     spec.stop.max_tokens = greedy.size(1);
     requests.push_back(spec);
   }
-  for (const int tensor : {1, 2}) {
-    LocalLinks links(tensor);
+  std::vector<std::pair<int, int>> ranks = {{1, 1}, {2, 1}};
+  const int64_t layers = whole(GetParam()).num_layers;
+  for (int stages = 2; stages <= layers; ++stages)
+    if (layers % stages == 0) ranks.insert(ranks.end(), {{1, stages}, {2, stages}});
+  for (const auto& [tensor, stages] : ranks) {
+    LocalLinks links(tensor * stages);
     std::vector<ServedText> texts;
-    run_ranks(tensor, [&](const std::shared_ptr<Backend>& world) {
+    const int64_t tensor_ranks = tensor, num_stages = stages;
+    run_ranks(tensor * stages, [&](const std::shared_ptr<Backend>& world) {
       ParallelConfig parallel;
-      parallel.tensor_model_parallel_size = tensor;
+      parallel.tensor_model_parallel_size = tensor_ranks;
+      parallel.pipeline_model_parallel_size = num_stages;
       const ParallelGroups groups = make_parallel_groups(parallel, world);
       LoadModelRequest request;
       request.load = t5_folder(GetParam());
@@ -176,7 +183,7 @@ TEST_P(HfT5Golden, GreedyTokensOnOneRankAndOnTwo) {
       const int32_t* expected = greedy[i + 1].const_data_ptr<int32_t>();
       EXPECT_EQ(texts[static_cast<size_t>(i)].tokens,
                 std::vector<int32_t>(expected, expected + greedy.size(1)))
-          << "sample " << i + 1 << " on " << tensor << " ranks";
+          << "sample " << i + 1 << " on " << tensor << " tensor ranks and " << stages << " stages";
     }
   }
 }
