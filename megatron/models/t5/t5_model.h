@@ -74,8 +74,7 @@ class T5Model : public Model {
   void make_groups_of_homes() const;
   ForwardContext encoder_context(const Batch& batch, const ForwardContext& given) const;
   ForwardContext decoder_context(const Batch& batch, const ForwardContext& given) const;
-  StageTensors decode(const Batch& batch, const StageTensors& input,
-                      const ForwardContext& given);
+  StageTensors decode(const Batch& batch, const StageTensors& input, const ForwardContext& given);
   at::Tensor encode(const Batch& batch, const StageTensors& input, const ForwardContext& given);
 
   const T5Config own_;

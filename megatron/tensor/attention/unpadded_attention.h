@@ -17,9 +17,9 @@ struct AttendedRows {
 };
 
 // As core_attention(). Empty rows attend to nothing: they get zeros, and no gradient. On CPUs each
-// sample is computed by itself. On GPUs cuDNN computes ranges of rows, where it can and no sample
-// has holes; else samples are padded, for the attention alone. Except by cuDNN, the backward runs
-// the forward again.
+// sample is computed by itself. On GPUs samples are padded, for the attention alone; by name
+// (kFused) cuDNN computes ranges of rows, where no sample has holes. Except by cuDNN, the backward
+// runs the forward again.
 //
 //   q       [R, 1, n, d]      k [R_k, 1, g, d]      v [R_k, 1, g, v]
 //   return  [R, 1, n, v]
