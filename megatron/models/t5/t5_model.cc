@@ -348,8 +348,13 @@ at::Tensor T5Model::logits(const at::Tensor& hidden) {
 }
 
 at::Tensor T5Model::token_losses(const at::Tensor& hidden, const at::Tensor& labels) {
+  return token_losses_and_hits(hidden, labels, nullptr);
+}
+
+at::Tensor T5Model::token_losses_and_hits(const at::Tensor& hidden, const at::Tensor& labels,
+                                          at::Tensor* hits) {
   return vocab_parallel_cross_entropy(logits(hidden), labels.t().contiguous(), config().vocab_size,
-                                      config().transformer.z_loss_coeff, groups().tp);
+                                      config().transformer.z_loss_coeff, groups().tp, hits);
 }
 
 Loss T5Model::loss(const StageTensors& states, const Batch& batch, const ForwardContext&) {

@@ -51,6 +51,9 @@ class T5Model : public Model {
                        at::ScalarType dtype) const override;
   at::Tensor logits(const at::Tensor& hidden) override;
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) override;
+  // The same; `hits` [s_d, b], unless null: 1 where the label has the largest logit.
+  at::Tensor token_losses_and_hits(const at::Tensor& hidden, const at::Tensor& labels,
+                                   at::Tensor* hits);
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   EmbeddingTables embedding_tables() override;

@@ -4,7 +4,6 @@
 #include "megatron/datasets/tuning/text_to_text.h"
 #include "megatron/models/t5/t5_model.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/tensor_parallel/cross_entropy.h"
 #include "megatron/training/arguments/t5_rules.h"
 #include "megatron/training/tasks/row_sets.h"
 #include "megatron/training/tasks/tasks.h"
@@ -40,9 +39,8 @@ TrainValidTestDatasets make_pair_datasets(const Arguments& arguments,
   };
   source.make = [&](std::vector<TextToTextTokens> rows, const std::vector<std::string>& files,
                     int64_t num_samples) {
-    TextToTextConfig config{.lengths = lengths,
-                            .seed = request.seed,
-                            .pad = std::max<int64_t>(0, request.tokenizer.pad)};
+    TextToTextConfig config{lengths, request.seed};
+    config.pad = std::max<int64_t>(0, request.tokenizer.pad);
     if (!arguments.data.mock_data) config.decoder_start = decoder_start_of(*request.text_tokenizer);
     JsonWriter description;
     description.begin_object().member("files", files);
@@ -59,11 +57,9 @@ StageOutput seq2seq_step(Model& model, const Batch& batch, const StageTensors& i
                          const ForwardContext& context) {
   StageTensors hidden = model.hidden(batch, input, context);
   if (!model.slice().head) return {std::move(hidden), {}, {}};
-  const ModelConfig& config = model.config();
   at::Tensor hits;  // [s_d, b]
-  const at::Tensor losses = vocab_parallel_cross_entropy(
-      model.logits(hidden.front()), t5_decoder_column(batch, "labels").t().contiguous(),
-      config.vocab_size, config.transformer.z_loss_coeff, model.groups().tp, &hits);
+  const at::Tensor losses = dynamic_cast<T5Model&>(model).token_losses_and_hits(
+      hidden.front(), t5_decoder_column(batch, "labels"), &hits);
   const at::Tensor mask = t5_decoder_column(batch, "loss_mask").t().to(losses.scalar_type());
   return {{}, {(losses * mask).sum(), mask.sum()}, (hits * mask).sum(at::kDouble).reshape({1})};
 }
