@@ -497,10 +497,12 @@ TEST(MockMaskedData, HasPaddingHolesAndShortSamples) {
   }
 }
 
-// Each length as often, up to the longest that fits, and texts without holes.
+// Each length as often, up to the longest that fits, and texts without holes, but for masked tokens
+// that a random one replaces, which may be the padding token.
 TEST(MockMaskedData, HasTextsOfGivenLengths) {
   MaskedDataConfig masked;
   masked.mock_lengths = {4, 40};
+  masked.mlm_replace = {1.0, 0.0, 0.0};
   const auto dataset = mock_data({MaskedKind::kBert, true}, null_tokenizer(64), 32, masked);
   std::vector<int> found(33);
   for (int64_t i = 0; i < dataset->size(); ++i) {
