@@ -74,6 +74,34 @@ __device__ __forceinline__ void copy_biases(float (&to)[Count], const DistanceAt
   }
 }
 
+// Starts the copy of `Rows` rows of a sample from `first` on into a tile.
+template <int Rows, int D, class T>
+__device__ __forceinline__ void copy_rows(T* to, const AttentionRows& rows, const Place& p,
+                                          const Span& span, int first) {
+  SharedTile<T, D>(to).template copy<Rows, kBlock>(row_of<T>(rows, p, span, first), rows.position,
+                                                   span.count - first);
+}
+
+// Tiles of keys that some query of the block sees.
+template <int D>
+__device__ __forceinline__ int tiles_of_keys(const DistanceAttentionArgs& args, const Place& p) {
+  const int last = min(p.first + kOwned<D>, p.queries.count) - 1;
+  const int seen = args.causal ? min(p.keys.count, last + 1) : p.keys.count;
+  return (seen + kTile - 1) / kTile;
+}
+
+// Starts the copy of a tile of keys and their values, and of their biases.
+template <int D, class Memory>
+__device__ __forceinline__ void fetch_keys(Memory& memory, const DistanceAttentionArgs& args,
+                                           const Place& p, int tile) {
+  const int first = tile * kTile;
+  const int slot = tile % 2;
+  copy_rows<kTile, D>(memory.k[slot], args.k, p, p.keys, first);
+  copy_rows<kTile, D>(memory.v[slot], args.v, p, p.keys, first);
+  copy_biases(memory.biases[slot], args, p.head, first - p.first - (kOwned<D> - 1));
+  end_copy_group();
+}
+
 template <class T, int D>
 struct ForwardMemory {
   T q[kOwned<D> * D];
@@ -89,25 +117,10 @@ __global__ void __launch_bounds__(kBlock, 2) forward_kernel(DistanceAttentionArg
   constexpr int kRows = kOwned<D>, kM = kBlocks<D>;
   const Place p = place<D>(args);
   if (p.first >= p.queries.count) return;
-  const int last = min(p.first + kRows, p.queries.count) - 1;
-  const int seen = args.causal ? min(p.keys.count, last + 1) : p.keys.count;
-  const int tiles = (seen + kTile - 1) / kTile;
+  const int tiles = tiles_of_keys<D>(args, p);
 
-  SharedTile<T, D>(memory.q).template copy<kRows, kBlock>(
-      row_of<T>(args.q, p, p.queries, p.first), args.q.position, p.queries.count - p.first);
-  const auto fetch = [&](int tile) {
-    const int first = tile * kTile;
-    const int slot = tile % 2;
-    SharedTile<T, D>(memory.k[slot])
-        .template copy<kTile, kBlock>(row_of<T>(args.k, p, p.keys, first), args.k.position,
-                                      p.keys.count - first);
-    SharedTile<T, D>(memory.v[slot])
-        .template copy<kTile, kBlock>(row_of<T>(args.v, p, p.keys, first), args.v.position,
-                                      p.keys.count - first);
-    copy_biases(memory.biases[slot], args, p.head, first - p.first - (kRows - 1));
-    end_copy_group();
-  };
-  fetch(0);
+  copy_rows<kRows, D>(memory.q, args.q, p, p.queries, p.first);
+  fetch_keys<D>(memory, args, p, 0);
 
   const float scale = static_cast<float>(args.scale) * kLog2E;
   float out[kM][D / 8][4] = {};
@@ -119,7 +132,7 @@ __global__ void __launch_bounds__(kBlock, 2) forward_kernel(DistanceAttentionArg
   for (int tile = 0; tile < tiles; ++tile) {
     wait_for_copies<0>();
     __syncthreads();
-    if (tile + 1 < tiles) fetch(tile + 1);
+    if (tile + 1 < tiles) fetch_keys<D>(memory, args, p, tile + 1);
     const SharedTile<T, D> q(memory.q), k(memory.k[tile % 2]), v(memory.v[tile % 2]);
     const float* biases = memory.biases[tile % 2];
     const int first = tile * kTile;
@@ -338,20 +351,14 @@ __global__ void __launch_bounds__(kBlock, 2)
   const int tiles = (p.queries.count + kTile - 1) / kTile;
   const int begin = args.causal ? p.first / kTile : 0;
 
-  SharedTile<T, D>(memory.k).template copy<kRows, kBlock>(row_of<T>(args.k, p, p.keys, p.first),
-                                                          args.k.position, p.keys.count - p.first);
-  SharedTile<T, D>(memory.v).template copy<kRows, kBlock>(row_of<T>(args.v, p, p.keys, p.first),
-                                                          args.v.position, p.keys.count - p.first);
+  copy_rows<kRows, D>(memory.k, args.k, p, p.keys, p.first);
+  copy_rows<kRows, D>(memory.v, args.v, p, p.keys, p.first);
   const int64_t statistics = (p.sample * args.heads + p.head) * args.queries;
   const auto fetch = [&](int tile) {
     const int first = tile * kTile;
     const int slot = tile % 2;
-    SharedTile<T, D>(memory.q[slot])
-        .template copy<kTile, kBlock>(row_of<T>(args.q, p, p.queries, first), args.q.position,
-                                      p.queries.count - first);
-    SharedTile<T, D>(memory.dout[slot])
-        .template copy<kTile, kBlock>(row_of<T>(args.dout, p, p.queries, first), args.dout.position,
-                                      p.queries.count - first);
+    copy_rows<kTile, D>(memory.q[slot], args.q, p, p.queries, first);
+    copy_rows<kTile, D>(memory.dout[slot], args.dout, p, p.queries, first);
     for (int i = static_cast<int>(threadIdx.x); i < kTile; i += kBlock) {
       const bool inside = first + i < p.queries.count;
       memory.lse[slot][i] = inside ? args.lse[statistics + first + i] * kLog2E : INFINITY;
@@ -441,28 +448,11 @@ __global__ void __launch_bounds__(kBlock, 2)
   constexpr int kGroups = kHalf / 8 + 2 * kM - 1;
   const Place p = place<D>(args);
   if (p.first >= p.queries.count) return;
-  const int last = min(p.first + kRows, p.queries.count) - 1;
-  const int seen = args.causal ? min(p.keys.count, last + 1) : p.keys.count;
-  const int tiles = (seen + kTile - 1) / kTile;
+  const int tiles = tiles_of_keys<D>(args, p);
 
-  SharedTile<T, D>(memory.q).template copy<kRows, kBlock>(
-      row_of<T>(args.q, p, p.queries, p.first), args.q.position, p.queries.count - p.first);
-  SharedTile<T, D>(memory.dout)
-      .template copy<kRows, kBlock>(row_of<T>(args.dout, p, p.queries, p.first), args.dout.position,
-                                    p.queries.count - p.first);
-  const auto fetch = [&](int tile) {
-    const int first = tile * kTile;
-    const int slot = tile % 2;
-    SharedTile<T, D>(memory.k[slot])
-        .template copy<kTile, kBlock>(row_of<T>(args.k, p, p.keys, first), args.k.position,
-                                      p.keys.count - first);
-    SharedTile<T, D>(memory.v[slot])
-        .template copy<kTile, kBlock>(row_of<T>(args.v, p, p.keys, first), args.v.position,
-                                      p.keys.count - first);
-    copy_biases(memory.biases[slot], args, p.head, first - p.first - (kRows - 1));
-    end_copy_group();
-  };
-  fetch(0);
+  copy_rows<kRows, D>(memory.q, args.q, p, p.queries, p.first);
+  copy_rows<kRows, D>(memory.dout, args.dout, p, p.queries, p.first);
+  fetch_keys<D>(memory, args, p, 0);
 
   const float scale = static_cast<float>(args.scale) * kLog2E;
   const int own = p.warp * kOwn;
@@ -488,7 +478,7 @@ __global__ void __launch_bounds__(kBlock, 2)
   for (int tile = 0; tile < tiles; ++tile) {
     wait_for_copies<0>();
     __syncthreads();
-    if (tile + 1 < tiles) fetch(tile + 1);
+    if (tile + 1 < tiles) fetch_keys<D>(memory, args, p, tile + 1);
     const int slot = tile % 2;
     const SharedTile<T, D> q(memory.q), dout(memory.dout), k(memory.k[slot]), v(memory.v[slot]);
     const int first = tile * kTile;
