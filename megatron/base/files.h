@@ -2,6 +2,7 @@
 // all. Every error names the path and the system's reason.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -44,6 +45,18 @@ void check_input_file(const std::filesystem::path& path);
 // The whole content of anything that open_input_file() accepts, as bytes. Throws Error if it is
 // longer than `most_bytes`, without reading more than that.
 std::string read_file(const std::filesystem::path& path, uint64_t most_bytes = uint64_t{1} << 40);
+
+// Calls use(line, number) for each line of a text, without its line feed; numbers count from 1. No
+// line follows a line feed at the end.
+template <class F>
+void for_each_line_of(std::string_view text, F&& use) {
+  int64_t number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    use(text.substr(begin, end - begin), ++number);
+    begin = end + 1;
+  }
+}
 
 // A buffered writer to `<path>.tmp-<pid>-<n>` that is renamed to `path` by commit(). If destroyed
 // without commit() it removes the temporary file, so that no partial file is left. Not thread safe.

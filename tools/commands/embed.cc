@@ -64,17 +64,13 @@ struct EmbedConfig : Config {
 };
 
 std::vector<std::string> read_texts(const EmbedConfig& config) {
-  const std::string content = read_file(input_path(config.input));
   const bool objects = config.input.ends_with(".jsonl");
   std::vector<std::string> texts;
-  for (size_t begin = 0, number = 1; begin < content.size(); ++number) {
-    const size_t end = std::min(content.find('\n', begin), content.size());
-    std::string line = content.substr(begin, end - begin);
-    if (line.ends_with('\r')) line.pop_back();
-    begin = end + 1;
+  const auto add = [&](std::string_view line, int64_t number) {
+    if (line.ends_with('\r')) line.remove_suffix(1);
     if (!objects) {
-      texts.push_back(std::move(line));
-      continue;
+      texts.emplace_back(line);
+      return;
     }
     const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     MEGATRON_CHECK(object.is_object(), config.input, ":", number, ": expected a JSON object");
@@ -82,7 +78,8 @@ std::vector<std::string> read_texts(const EmbedConfig& config) {
                    config.input, ":", number, ": no string under \"", config.json_key,
                    "\"\nhint: --json-key names another member");
     texts.push_back(object[config.json_key]);
-  }
+  };
+  for_each_line_of(read_file(input_path(config.input)), add);
   MEGATRON_CHECK(!texts.empty(), config.input, " holds no texts");
   return texts;
 }

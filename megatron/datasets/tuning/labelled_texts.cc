@@ -59,17 +59,13 @@ class LabelledReader {
       : path_(path), options_(options) {}
 
   LabelledFile run() {
-    const std::string content = read_file(path_);
     const bool tsv = path_.ends_with(".tsv");
-    for (size_t begin = 0; begin < content.size();) {
-      const size_t end = std::min(content.find('\n', begin), content.size());
-      std::string_view line = std::string_view(content).substr(begin, end - begin);
+    for_each_line_of(read_file(path_), [&](std::string_view line, int64_t number) {
+      number_ = number;
       if (line.ends_with('\r')) line.remove_suffix(1);
-      begin = end + 1;
-      ++number_;
-      if (line.find_first_not_of(" \t") == std::string_view::npos) continue;
+      if (line.find_first_not_of(" \t") == std::string_view::npos) return;
       tsv ? add_row(line) : add_object(line);
-    }
+    });
     MEGATRON_CHECK(!file_.texts.empty(), path_, ": holds no texts");
     return std::move(file_);
   }

@@ -17,14 +17,10 @@ class ChoiceReader {
   ChoiceReader(const std::string& path, int64_t choices) : path_(path), choices_(choices) {}
 
   std::vector<ChoiceQuestion> run() {
-    const std::string content = read_file(path_);
-    for (size_t begin = 0; begin < content.size();) {
-      const size_t end = std::min(content.find('\n', begin), content.size());
-      const std::string_view line = std::string_view(content).substr(begin, end - begin);
-      begin = end + 1;
-      ++number_;
+    for_each_line_of(read_file(path_), [&](std::string_view line, int64_t number) {
+      number_ = number;
       if (line.find_first_not_of(" \t\r") != std::string_view::npos) add_article(line);
-    }
+    });
     MEGATRON_CHECK(!questions_.empty(), path_, ": holds no questions");
     return std::move(questions_);
   }

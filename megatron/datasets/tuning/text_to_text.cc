@@ -34,18 +34,12 @@ TextToText text_of_line(std::string_view line, const std::string& where) {
 }  // namespace
 
 std::vector<TextToText> read_text_to_text(const std::string& path) {
-  const std::string content = read_file(path);
   std::vector<TextToText> texts;
-  int64_t number = 0;
-  for (size_t begin = 0; begin < content.size();) {
-    const size_t end = std::min(content.find('\n', begin), content.size());
-    const std::string_view line = std::string_view(content).substr(begin, end - begin);
-    begin = end + 1;
-    ++number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+  for_each_line_of(read_file(path), [&](std::string_view line, int64_t number) {
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     texts.push_back(text_of_line(line, cat(path, ":", number)));
     texts.back().line = number;
-  }
+  });
   MEGATRON_CHECK(!texts.empty(), path, ": holds no texts");
   return texts;
 }
