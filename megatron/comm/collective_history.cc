@@ -234,16 +234,16 @@ CollectiveHistory::~CollectiveHistory() {
 
 int64_t CollectiveHistory::begin(CollectiveCall call) {
   State& state = *state_;
-  std::unique_lock lock(state.mutex);
-  if (state.next_id % kSettleEvery == 0) {
-    lock.unlock();
-    state.settle();
-    lock.lock();
+  int64_t id = 0;
+  {
+    const std::lock_guard lock(state.mutex);
+    id = state.next_id++;
+    call.sequence = ++state.issued[call.channel];
+    call.started = steady_seconds();
+    state.under_way[id].call = std::move(call);
   }
-  call.sequence = ++state.issued[call.channel];
-  call.started = steady_seconds();
-  state.under_way[state.next_id].call = std::move(call);
-  return state.next_id++;
+  if (id % kSettleEvery == 0) state.settle();
+  return id;
 }
 
 void CollectiveHistory::issued(int64_t id, std::shared_ptr<const Progress> progress) {

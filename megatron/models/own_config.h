@@ -29,6 +29,19 @@ class OwnConfig {
   const C* as() const {
     return std::any_cast<C>(&value_);
   }
+  // The defaults of C, if it is of another type.
+  template <class C>
+  const C& as_or_default() const {
+    static const C kDefaults;
+    const C* own = as<C>();
+    return own != nullptr ? *own : kDefaults;
+  }
+  // Becomes the defaults of C first, if it is of another type.
+  template <class C>
+  C& ensure() {
+    if (as<C>() == nullptr) *this = OwnConfig(C());
+    return *as<C>();
+  }
   bool same_type(const OwnConfig& other) const { return value_.type() == other.value_.type(); }
 
  private:

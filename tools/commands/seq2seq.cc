@@ -44,8 +44,7 @@ constexpr int64_t kUsualTokens = 128;
 
 int64_t tokens_of_text(const ModelConfig& model, const TextToTextCommandConfig& config) {
   if (config.tokens_to_generate) return *config.tokens_to_generate;
-  const auto* own = model.own.as<T5Config>();
-  const int64_t trained = own != nullptr ? own->decoder_seq_length : 0,
+  const int64_t trained = model.own.as_or_default<T5Config>().decoder_seq_length,
                 limit = max_positions(model), usual = trained > 0 ? trained : kUsualTokens;
   return limit < 0 ? usual : std::min(usual, limit - 1);
 }

@@ -68,12 +68,7 @@ void llama_fields(HfFields& f, ModelConfig& c) {
   common(f, c, {.norm_eps = 1e-6});
   head_dim(f, t);
   f.constant("hidden_act", "\"silu\"");
-  bool attention_bias = t.add_bias_linear, mlp_bias = t.add_bias_linear;
-  f.flag("attention_bias", attention_bias, false);
-  f.flag("mlp_bias", mlp_bias, false);
-  MEGATRON_CHECK(attention_bias == mlp_bias, f.name(),
-                 ": attention_bias without mlp_bias, or the reverse, is not built");
-  t.add_bias_linear = attention_bias;
+  linear_biases(f, t);
   f.rope(t, {});
 }
 

@@ -119,8 +119,7 @@ void heads_of_files(const HfFamily& family, const HfNames& held, ModelConfig& c)
 
 void bert_fields_of(HfFields& f, ModelConfig& c, const std::string& name, bool has_pretraining) {
   TransformerConfig& t = c.transformer;
-  if (c.own.as<BertConfig>() == nullptr) c.own = OwnConfig(BertConfig());
-  BertConfig& own = *c.own.as<BertConfig>();
+  BertConfig& own = c.own.ensure<BertConfig>();
   int64_t types = num_token_types(c),
           positions = t.max_position_embeddings + own.bert_first_position;
   MEGATRON_CHECK(f.reading() || types > 0, "a ", name, " of Hugging Face has token types");
@@ -154,8 +153,7 @@ void bert_fields_of(HfFields& f, ModelConfig& c, const std::string& name, bool h
 
 // The embeddings' norm and the positions of a family, which are no keys.
 void embeddings_of_family(HfFields& f, ModelConfig& c, bool norm, int64_t first_position) {
-  if (c.own.as<BertConfig>() == nullptr) c.own = OwnConfig(BertConfig());
-  BertConfig& own = *c.own.as<BertConfig>();
+  BertConfig& own = c.own.ensure<BertConfig>();
   if (f.reading()) {
     own.bert_embedding_norm = norm;
     own.bert_first_position = first_position;
@@ -256,8 +254,7 @@ void modern_windows(HfFields& f, TransformerConfig& t) {
 
 void modern_bert_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
-  if (c.own.as<BertConfig>() == nullptr) c.own = OwnConfig(BertConfig());
-  BertConfig& own = *c.own.as<BertConfig>();
+  BertConfig& own = c.own.ensure<BertConfig>();
   MEGATRON_CHECK(f.reading() || num_token_types(c) == 0,
                  "a ModernBERT of Hugging Face has no token types");
   own.bert_token_types = 0;
@@ -271,12 +268,7 @@ void modern_bert_fields(HfFields& f, ModelConfig& c) {
   f.number("embedding_dropout", t.hidden_dropout, 0.0);
   f.number("attention_dropout", t.attention_dropout, 0.0);
   f.constant("hidden_activation", "\"gelu\"");
-  bool attention_bias = t.add_bias_linear, mlp_bias = t.add_bias_linear;
-  f.flag("attention_bias", attention_bias, false);
-  f.flag("mlp_bias", mlp_bias, false);
-  MEGATRON_CHECK(attention_bias == mlp_bias, f.name(),
-                 ": attention_bias without mlp_bias, or the reverse, is not built");
-  t.add_bias_linear = attention_bias;
+  linear_biases(f, t);
   f.flag("classifier_bias", own.bert_head_bias, false);
   f.constant("classifier_activation", "\"gelu\"");
   f.constant("decoder_bias", "true");

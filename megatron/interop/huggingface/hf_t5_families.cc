@@ -140,8 +140,7 @@ void t5_fields_of(HfFields& f, ModelConfig& c, const std::string& architecture,
     MEGATRON_CHECK(given.front() == architecture || given.front() == kOldArchitecture, f.name(),
                    ": a ", given.front(), " is not built\nhint: expected a model with ",
                    architecture, " as its architecture");
-  if (c.own.as<T5Config>() == nullptr) c.own = OwnConfig(T5Config());
-  T5Config& own = *c.own.as<T5Config>();
+  T5Config& own = c.own.ensure<T5Config>();
   f.integer("vocab_size", c.vocab_size);
   f.integer("d_model", t.hidden_size);
   f.integer("d_kv", t.kv_channels, 64);

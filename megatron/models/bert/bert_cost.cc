@@ -60,10 +60,9 @@ EndCost head_of_first(const ModelConfig& model, const LayerShape& s) {
   EndCost head;
   if (has_final_norm(model.transformer)) head.saved = s.rows * (h * s.residual + 2 * s.sum);
   head.saved += 3 * s.samples * h * s.element;
-  const BertConfig* own = model.own.as<BertConfig>();
-  if (own != nullptr && own->bert_pooler_norm)
-    head.saved += s.samples * (h * s.element + 2 * s.sum);
-  if (own != nullptr && own->bert_pooling == BertPooling::kMean) {
+  const BertConfig& own = model.own.as_or_default<BertConfig>();
+  if (own.bert_pooler_norm) head.saved += s.samples * (h * s.element + 2 * s.sum);
+  if (own.bert_pooling == BertPooling::kMean) {
     head.saved += s.tokens * s.element;  // which tokens count
     head.forward_peak += s.rows * h * s.element;
   }
@@ -74,10 +73,10 @@ EndCost head_of_first(const ModelConfig& model, const LayerShape& s) {
 }  // namespace
 
 EndsCost bert_ends_cost(const ModelConfig& model, const EndsShape& shape) {
-  const BertConfig* own = model.own.as<BertConfig>();
+  const BertConfig& own = model.own.as_or_default<BertConfig>();
   const LayerShape& s = shape.layer;
   const int64_t h = model.transformer.hidden_size, row = h * s.element;
-  const EndsShape counted = counted_shape(shape, own == nullptr ? 0 : own->most_counted);
+  const EndsShape counted = counted_shape(shape, own.most_counted);
   EndsCost cost = language_ends_cost(model, shape);
   if (has_lm_head(model)) {
     cost.head = head_of_counted(model, shape, counted);
@@ -93,7 +92,7 @@ EndsCost bert_ends_cost(const ModelConfig& model, const EndsShape& shape) {
   cost.batch += s.tokens + s.samples * (2 * kBertIdBytes + 4);
   cost.batch += s.tokens * kBertIdBytes;  // token types
   if (num_token_types(model) > 0) cost.embedding.saved += s.rows * kBertIdBytes;
-  if (own != nullptr && own->bert_embedding_norm)
+  if (own.bert_embedding_norm)
     cost.embedding.saved += s.rows * (h * s.residual + 2 * s.sum);
   if (has_binary_head(model)) cost.head.saved += 3 * s.samples * row;
   return cost;

@@ -76,40 +76,37 @@ void BertConfig::validate(Violations& violations) const {
                      cat("0 to ", kLastFirstPosition));
 }
 
-int64_t num_classes(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  return own == nullptr ? 0 : own->bert_classes;
+namespace {
+
+const BertConfig& own_of(const ModelConfig& config) {
+  return config.own.as_or_default<BertConfig>();
 }
 
-int64_t num_choices(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  return own == nullptr ? 0 : own->bert_choices;
-}
+}  // namespace
+
+int64_t num_classes(const ModelConfig& config) { return own_of(config).bert_classes; }
+
+int64_t num_choices(const ModelConfig& config) { return own_of(config).bert_choices; }
 
 int64_t text_head_outputs(const ModelConfig& config) {
   return num_choices(config) > 0 ? 1 : num_classes(config);
 }
 
 bool has_lm_head(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  return own == nullptr || (own->bert_lm_head && text_head_outputs(config) == 0);
+  return own_of(config).bert_lm_head && text_head_outputs(config) == 0;
 }
 
 bool has_binary_head(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  return own == nullptr || (own->bert_binary_head && text_head_outputs(config) == 0);
+  return own_of(config).bert_binary_head && text_head_outputs(config) == 0;
 }
 
 bool has_pooler(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  return has_binary_head(config) || text_head_outputs(config) > 0 ||
-         (own != nullptr && own->bert_pooler);
+  return has_binary_head(config) || text_head_outputs(config) > 0 || own_of(config).bert_pooler;
 }
 
 int64_t num_token_types(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  const int64_t usual = own == nullptr || own->bert_binary_head ? 2 : 0;
-  return own == nullptr ? usual : own->bert_token_types.value_or(usual);
+  const BertConfig& own = own_of(config);
+  return own.bert_token_types.value_or(own.bert_binary_head ? 2 : 0);
 }
 
 namespace {
@@ -145,21 +142,6 @@ at::Tensor padding_documents(const at::Tensor& padding_mask, const at::Tensor& d
   return document_ids.defined() ? at::where(padding_mask != 0, document_ids, -kinds) : kinds;
 }
 
-bool has_head_bias(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  return own == nullptr || own->bert_head_bias;
-}
-
-bool has_pooler_norm(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  return own != nullptr && own->bert_pooler_norm;
-}
-
-BertPooling pooling_of(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  return own == nullptr ? BertPooling::kFirst : own->bert_pooling;
-}
-
 // The segment for the output projection, which the head of masked tokens alone needs.
 StageSlice slice_of_output(StageSlice slice, const ModelConfig& config) {
   slice.head = slice.head && has_lm_head(config);
@@ -167,9 +149,7 @@ StageSlice slice_of_output(StageSlice slice, const ModelConfig& config) {
 }
 
 EmbeddingExtras embedding_extras(const ModelConfig& config) {
-  const BertConfig* own = config.own.as<BertConfig>();
-  if (own == nullptr) return {};
-  return {own->bert_first_position, own->bert_embedding_norm};
+  return {own_of(config).bert_first_position, own_of(config).bert_embedding_norm};
 }
 
 // A linear layer of the heads, all of which every tensor rank has.
@@ -191,7 +171,7 @@ std::unique_ptr<ColumnParallelLinear> head_linear(const char* name, const ModelC
 struct BertModel::LMHead : Module {
   LMHead(const ModelConfig& config, const ParallelGroups& groups)
       : dense(head_linear("lm_head.dense", config, config.transformer.hidden_size, groups,
-                          has_head_bias(config))),
+                          own_of(config).bert_head_bias)),
         layer_norm(config.transformer.hidden_size,
                    norm_options(config.transformer, config.sequence_parallel)) {
     add("dense", dense.get());
@@ -245,10 +225,11 @@ BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
     add("output_layer.bias", &lm_head_->bias);
   }
   if (slice.head && has_pooler(config())) {
-    const bool normed = has_pooler_norm(config());
-    pooler_ = head_linear("pooler.dense", config(), h, groups, !normed || has_head_bias(config()));
+    const BertConfig& own = own_of(config());
+    pooler_ = head_linear("pooler.dense", config(), h, groups,
+                          !own.bert_pooler_norm || own.bert_head_bias);
     add("pooler.dense", pooler_.get());
-    if (normed) {
+    if (own.bert_pooler_norm) {
       pooler_norm_ =
           std::make_unique<Norm>(h, norm_options(config().transformer, config().sequence_parallel));
       add("pooler.layer_norm", pooler_norm_.get());
@@ -337,7 +318,7 @@ at::Tensor BertModel::pooled(const at::Tensor& hidden, const at::Tensor& text,
                              const UnpaddedRows* rows) {
   MEGATRON_ASSERT(pooler_ != nullptr, "this segment has no pooler");
   at::Tensor x;
-  if (pooling_of(config()) == BertPooling::kFirst) {
+  if (own_of(config()).bert_pooling == BertPooling::kFirst) {
     x = rows == nullptr ? hidden.narrow(0, 0, 1).clone()  // a view would keep all rows
                         : first_rows(hidden, *rows);
   } else if (text.defined()) {

@@ -54,8 +54,7 @@ struct BertConfig : Config {
 //
 // Token types are there with the binary head, or where BertConfig says so. Tokens attend to those
 // of the padding mask, those inside of a text that it leaves out to one another, and padding to
-// padding. The GELU of the head is the exact one
-// whatever that of the MLP is.
+// padding. The GELU of the head is the exact one whatever that of the MLP is.
 // Logits are computed at masked positions only.
 //
 // Parameters: embedding.word_embeddings.weight, embedding.position_embeddings.weight,

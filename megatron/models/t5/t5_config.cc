@@ -47,14 +47,12 @@ void T5Config::validate(Violations& v) const {
 }
 
 RelativeBuckets relative_buckets(const ModelConfig& config, bool decoder) {
-  const auto* own = config.own.as<T5Config>();
-  const T5Config sizes = own != nullptr ? *own : T5Config();
+  const auto& sizes = config.own.as_or_default<T5Config>();
   return {sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance, !decoder};
 }
 
 T5Stacks t5_stacks(const ModelConfig& config) {
-  const auto* own = config.own.as<T5Config>();
-  const T5Config sizes = own != nullptr ? *own : T5Config();
+  const auto& sizes = config.own.as_or_default<T5Config>();
   const int64_t layers = config.transformer.num_layers;
   MEGATRON_CHECK(sizes.encoder_num_layers > 0 && sizes.decoder_num_layers > 0 &&
                      sizes.encoder_num_layers + sizes.decoder_num_layers == layers,

@@ -65,7 +65,7 @@ at::Tensor column_of(const Batch& batch, const char* column, const char* mask) {
 T5Model::T5Model(const ModelConfig& given, const ParallelGroups& groups, const StageSlice& slice,
                  const EmbeddingTables& tables)
     : Model(built(given), groups, slice),
-      own_(config().own.as<T5Config>() != nullptr ? *config().own.as<T5Config>() : T5Config()),
+      own_(config().own.as_or_default<T5Config>()),
       stacks_(t5_stacks(config())) {
   const int64_t border = stacks_.encoder.num_layers, end = slice.first_layer + slice.num_layers,
                 encoders = std::min(end, border) - std::min(slice.first_layer, border);

@@ -37,9 +37,18 @@ class RowSets {
     TrainValidTestDatasets sets;
     if (!data_.data_path.empty()) {
       const std::vector<Row> all = read(data_.data_path);
-      sets.train = part(all, Split::kTrain, targets_.train);
-      add_valid(part(all, Split::kValid, targets_.valid), sets);
-      sets.test = part(all, Split::kTest, targets_.test);
+      const SplitMatrix split = parse_split(data_.split.empty() ? "969, 30, 1" : data_.split);
+      const auto part = [&](Split which, std::optional<int64_t> target) {
+        const auto& bounds = split[static_cast<size_t>(which)];
+        std::pair<int64_t, int64_t> range;
+        if (bounds) range = split_range(*bounds, std::ssize(all) / source_.group);
+        return make(
+            {all.begin() + range.first * source_.group, all.begin() + range.second * source_.group},
+            data_.data_path, target);
+      };
+      sets.train = part(Split::kTrain, targets_.train);
+      add_valid(part(Split::kValid, targets_.valid), sets);
+      sets.test = part(Split::kTest, targets_.test);
       return sets;
     }
     sets.train = make(read(data_.train_data_path), data_.train_data_path, targets_.train);
@@ -60,17 +69,6 @@ class RowSets {
     for (const std::string& path : files)
       for (Row& row : source_.read(path)) all.push_back(std::move(row));
     return all;
-  }
-
-  std::shared_ptr<const Dataset> part(const std::vector<Row>& all, Split which,
-                                      std::optional<int64_t> target) const {
-    const SplitMatrix split = parse_split(data_.split.empty() ? "969, 30, 1" : data_.split);
-    const auto& bounds = split[static_cast<size_t>(which)];
-    std::pair<int64_t, int64_t> range;
-    if (bounds) range = split_range(*bounds, std::ssize(all) / source_.group);
-    return make(
-        {all.begin() + range.first * source_.group, all.begin() + range.second * source_.group},
-        data_.data_path, target);
   }
 
   std::shared_ptr<const Dataset> make(std::vector<Row> rows, const std::vector<std::string>& files,

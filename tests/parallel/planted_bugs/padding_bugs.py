@@ -1,12 +1,9 @@
 """Planted bugs of rows without padding. The arguments of Bug, see bugs.py."""
+from stack_bugs import bug
+
 UNPADDED_ROWS, UNPADDED_ATTENTION = "megatron/tensor/attention/unpadded_rows.cc", "megatron/tensor/attention/unpadded_attention.cc"
 PHILOX, MODEL_ENDS = "megatron/kernels/philox_cpu.cc", "megatron/models/common/embedding.cc"
 BERT_MODEL = "megatron/models/bert/bert_model.cc"
-
-
-def bug(name, what, edits, rows, prove, unit_test="", unproved=""):
-    return {"name": name, "what": what, "edits": edits, "rows": rows, "prove": prove, "unit_test": unit_test, "unproved": unproved}
-
 
 PADDING_BUGS = (
     bug("unpadded_dropout_of_first_sample", "without padding all samples of a micro-batch drop what the first one drops",

@@ -44,6 +44,15 @@ void head_dim(HfFields& f, TransformerConfig& t, bool always, std::optional<int6
             missing.value_or(t.hidden_size / std::max<int64_t>(1, t.num_attention_heads)));
 }
 
+void linear_biases(HfFields& f, TransformerConfig& t) {
+  bool attention_bias = t.add_bias_linear, mlp_bias = t.add_bias_linear;
+  f.flag("attention_bias", attention_bias, false);
+  f.flag("mlp_bias", mlp_bias, false);
+  MEGATRON_CHECK(attention_bias == mlp_bias, f.name(),
+                 ": attention_bias without mlp_bias, or the reverse, is not built");
+  t.add_bias_linear = attention_bias;
+}
+
 void tied(HfFields& f, TransformerConfig& t, bool missing) {
   bool is_tied = !t.untie_embeddings_and_output_weights;
   f.flag("tie_word_embeddings", is_tied, missing);

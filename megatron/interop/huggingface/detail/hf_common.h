@@ -62,6 +62,8 @@ void query_groups(HfFields& f, TransformerConfig& t, std::optional<int64_t> miss
 void head_dim(HfFields& f, TransformerConfig& t, bool always = true,
               std::optional<int64_t> missing = {});
 void tied(HfFields& f, TransformerConfig& t, bool missing);
+// attention_bias and mlp_bias, of which a model has both or none.
+void linear_biases(HfFields& f, TransformerConfig& t);
 void plain_activation(HfFields& f, TransformerConfig& t, std::string_view key, const char* missing);
 
 // In `windowed` layers a token attends to the last `width` tokens, itself included.
