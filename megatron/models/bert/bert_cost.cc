@@ -92,8 +92,7 @@ EndsCost bert_ends_cost(const ModelConfig& model, const EndsShape& shape) {
   cost.batch += s.tokens + s.samples * (2 * kBertIdBytes + 4);
   cost.batch += s.tokens * kBertIdBytes;  // token types
   if (num_token_types(model) > 0) cost.embedding.saved += s.rows * kBertIdBytes;
-  if (own.bert_embedding_norm)
-    cost.embedding.saved += s.rows * (h * s.residual + 2 * s.sum);
+  if (own.bert_embedding_norm) cost.embedding.saved += s.rows * (h * s.residual + 2 * s.sum);
   if (has_binary_head(model)) cost.head.saved += 3 * s.samples * row;
   return cost;
 }
