@@ -1,0 +1,58 @@
+#include "megatron/transformer/ssm/gated_norm.h"
+
+#include "megatron/comm/process_group.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+// [s, b, d] -> [s, b, groups, d / groups]
+at::Tensor by_group(const at::Tensor& x, const NormGroups& groups) {
+  return x.view({x.size(0), x.size(1), groups.count, -1});
+}
+
+// Mean over the channels of each group, [s, b, groups, 1].
+at::Tensor group_mean(const at::Tensor& x, const NormGroups& groups) {
+  const at::Tensor sums = by_group(x, groups).sum(-1, /*keepdim=*/true);
+  const int64_t channels = x.size(2) / groups.count;
+  if (groups.shared == nullptr || groups.shared->size() == 1)
+    return sums / static_cast<double>(channels);
+  const int ranks = groups.shared->size();
+  at::Tensor of_ranks = at::empty({ranks, sums.numel()}, sums.options());
+  groups.shared->all_gather(of_ranks, sums)->wait();
+  at::Tensor total = of_ranks[0];
+  for (int rank = 1; rank < ranks; ++rank) total = total + of_ranks[rank];
+  return total.view(sums.sizes()) / static_cast<double>(ranks * channels);
+}
+
+}  // namespace
+
+GatedNormResult gated_norm(const at::Tensor& y, const at::Tensor& z, const at::Tensor& w,
+                           const NormGroups& groups) {
+  const at::NoGradGuard no_grad;
+  const at::ScalarType type = accumulate_type(y);
+  const at::Tensor v = y.to(type) * at::silu(z.to(type));
+  const at::Tensor rstd = at::rsqrt(group_mean(v * v, groups) + groups.eps);
+  const at::Tensor o = (by_group(v, groups) * rstd).view(v.sizes()) * w.to(type);
+  return {o.to(y.scalar_type()), rstd.squeeze(-1)};
+}
+
+GatedNormGrads gated_norm_backward(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& z,
+                                   const at::Tensor& w, const at::Tensor& rstd,
+                                   const NormGroups& groups) {
+  const at::NoGradGuard no_grad;
+  const at::ScalarType type = accumulate_type(y);
+  const at::Tensor yf = y.to(type), zf = z.to(type), sigma = at::sigmoid(zf), gate = zf * sigma;
+  const at::Tensor v = yf * gate, scale = rstd.to(type).unsqueeze(-1);
+  const at::Tensor normed = (by_group(v, groups) * scale).view(v.sizes());
+  const at::Tensor g = grad.to(type) * w.to(type);
+  const at::Tensor along = group_mean(g * normed, groups);
+  const at::Tensor dv =
+      ((by_group(g, groups) - by_group(normed, groups) * along) * scale).view(v.sizes());
+  return {(dv * gate).to(y.scalar_type()),
+          (dv * yf * sigma * (1.0 + zf * (1.0 - sigma))).to(z.scalar_type()),
+          (grad.to(type) * normed).sum(at::IntArrayRef({0, 1}))};
+}
+
+}  // namespace megatron
