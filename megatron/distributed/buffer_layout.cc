@@ -30,71 +30,100 @@ class Planner {
 
   void append(int index, const BufferParameter& parameter) {
     const bool own = parameter.own_bucket && !parameter.frozen;
-    if (own || parameter.unit != unit_) close();
+    if (own || parameter.unit != unit_) close_all();
     unit_ = parameter.unit;
-    const int64_t begin = round_up(end_, kParameterAlignment);
-    end_ = begin + parameter.num_elements;
-    layout_.slots[index] = {begin, end_, static_cast<int>(layout_.buckets.size())};
-    table_ = (open_.empty() || table_) && parameter.embedding;
-    open_.push_back(index);
-    const bool full = bucket_size_ > 0 && end_ - bucket_begin_ >= bucket_size_;
-    if (full || own) close(own);
+    Open& open = parameter.wide ? wide_ : narrow_;
+    const int64_t begin = round_up(open.size, kParameterAlignment);
+    open.size = begin + parameter.num_elements;
+    layout_.slots[index] = {begin, open.size, 0};  // close() makes it a place in the buffer
+    open.table = (open.parameters.empty() || open.table) && parameter.embedding;
+    open.parameters.push_back(index);
+    const bool full = bucket_size_ > 0 && open.size >= bucket_size_;
+    if (full || own) close(open, own);
   }
 
   // The parameters that follow are frozen.
   void end_trained() {
-    close();
+    close_all();
     frozen_ = true;
     layout_.num_trained_elements = end_;
     layout_.num_trained_buckets = static_cast<int>(layout_.buckets.size());
   }
 
   BufferLayout finish() {
-    close();
-    layout_.num_elements = layout_.buckets.empty() ? 0 : layout_.buckets.back().end;
+    close_all();
+    layout_.num_elements = end_;
+    layout_.num_value_elements = value_end_;
     return std::move(layout_);
   }
 
  private:
-  void close(bool own = false) {
-    if (open_.empty()) return;
+  // A bucket that fills. Its slots count from its start.
+  struct Open {
+    std::vector<int> parameters;
+    int64_t size = 0;
+    bool table = false;  // so far only embeddings
+  };
+
+  void close_all() {
+    close(narrow_);
+    close(wide_);
+  }
+
+  void close(Open& open, bool own = false) {
+    if (open.parameters.empty()) return;
     const int64_t unit = options_.num_shards > 1
                              ? std::lcm(options_.num_shards, options_.shard_alignment)
                              : kParameterAlignment;
-    end_ = round_up(end_, unit);
-    const bool whole = std::any_of(open_.begin(), open_.end(),
+    open.size = round_up(open.size, unit);
+    const bool whole = std::any_of(open.parameters.begin(), open.parameters.end(),
                                    [&](int index) { return parameters_[index].whole; });
-    if (whole && options_.num_shards > 1) keep_whole(unit);
-    layout_.buckets.push_back({bucket_begin_, end_, std::move(open_), own, unit_, frozen_, table_});
-    open_.clear();
-    bucket_begin_ = end_;
+    if (whole && options_.num_shards > 1) keep_whole(open, unit);
+    for (const int index : open.parameters) {
+      BufferSlot& slot = layout_.slots[index];
+      slot = {end_ + slot.begin, end_ + slot.end, static_cast<int>(layout_.buckets.size())};
+    }
+    BufferBucket bucket;
+    bucket.begin = end_;
+    bucket.end = end_ += open.size;
+    bucket.own = own;
+    bucket.unit = unit_;
+    bucket.frozen = frozen_;
+    bucket.table = open.table;
+    bucket.wide = &open == &wide_;
+    bucket.value_begin = value_end_;
+    bucket.value_elements = open.size * (bucket.wide ? options_.wide_elements : 1);
+    value_end_ += bucket.value_elements;
+    bucket.parameters = std::move(open.parameters);
+    layout_.buckets.push_back(std::move(bucket));
+    open = {};
   }
 
   // Moves the parameters of the open bucket so that no border of its slices cuts a whole one. A
   // slice in which they fit is followed only by slices in which they fit, so the smallest one is
   // found by halving.
-  void keep_whole(int64_t unit) {
+  void keep_whole(Open& open, int64_t unit) {
     const int64_t step = std::lcm(unit / options_.num_shards, kParameterAlignment);
-    int64_t fits = round_up(end_ - bucket_begin_, step) / step, too_small = 0;
+    int64_t fits = round_up(open.size, step) / step, too_small = 0;
     while (fits - too_small > 1) {
       const int64_t middle = too_small + (fits - too_small) / 2;
-      (place(middle * step) ? fits : too_small) = middle;
+      (place(open, middle * step) ? fits : too_small) = middle;
     }
-    place(fits * step);
-    end_ = bucket_begin_ + options_.num_shards * fits * step;
+    place(open, fits * step);
+    open.size = options_.num_shards * fits * step;
   }
 
   // Places them for slices of that size; false if they need more slices than there are shards.
-  bool place(int64_t slice) {
+  bool place(const Open& open, int64_t slice) {
     int64_t end = 0;
-    for (const int index : open_) {
+    for (const int index : open.parameters) {
       const int64_t size = parameters_[index].num_elements;
       int64_t begin = round_up(end, kParameterAlignment);
       if (parameters_[index].whole && begin % slice + size > slice) begin = round_up(begin, slice);
       if (parameters_[index].whole && size > slice) return false;
       end = begin + size;
-      layout_.slots[index].begin = bucket_begin_ + begin;
-      layout_.slots[index].end = bucket_begin_ + end;
+      layout_.slots[index].begin = begin;
+      layout_.slots[index].end = end;
     }
     return end <= options_.num_shards * slice;
   }
@@ -103,12 +132,11 @@ class Planner {
   const BufferOptions options_;
   int64_t bucket_size_ = 0;
   BufferLayout layout_;
-  std::vector<int> open_;
+  Open narrow_, wide_;
   int unit_ = 0;
   bool frozen_ = false;
-  bool table_ = false;  // so far only embeddings
-  int64_t bucket_begin_ = 0;
-  int64_t end_ = 0;
+  int64_t end_ = 0;        // of the closed buckets
+  int64_t value_end_ = 0;  // of their values
 };
 
 }  // namespace
@@ -143,7 +171,7 @@ std::vector<int> sharding_units(const std::vector<std::string>& names,
 BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters,
                          const BufferOptions& options) {
   MEGATRON_ASSERT(options.bucket_size >= 0 && options.num_shards >= 1 &&
-                  options.shard_alignment >= 1);
+                  options.shard_alignment >= 1 && options.wide_elements >= 1);
   Planner planner(parameters, options);
   for (const bool frozen : {false, true}) {
     if (frozen) planner.end_trained();

@@ -14,6 +14,7 @@ struct BufferParameter {
   bool frozen = false;      // has no gradient
   bool embedding = false;
   bool whole = false;  // no shard border cuts it
+  bool wide = false;   // its values are fp32 in any model; in buckets apart
 };
 
 struct BufferOptions {
@@ -21,6 +22,8 @@ struct BufferOptions {
   // Above 1, bucket ends are rounded up to lcm(num_shards, shard_alignment)
   int64_t num_shards = 1;
   int64_t shard_alignment = 128;  // elements
+  // Elements of the model's type that a wide value takes: 2 in bf16 and fp16, 1 in others
+  int64_t wide_elements = 1;
 };
 
 struct BufferSlot {
@@ -38,6 +41,11 @@ struct BufferBucket {
   bool frozen = false;          // all its parameters are frozen
   // Contains only embeddings; with sharded gradients it is reduced once, after the last pass
   bool table = false;
+  bool wide = false;  // of wide parameters alone
+  // Where its values begin among those of all buckets, and how many elements of the model's type
+  // they take
+  int64_t value_begin = 0;
+  int64_t value_elements = 0;
 };
 
 struct BufferLayout {
@@ -46,6 +54,7 @@ struct BufferLayout {
   int64_t num_elements = 0;
   int64_t num_trained_elements = 0;  // elements with gradients; they come first
   int num_trained_buckets = 0;       // they come first
+  int64_t num_value_elements = 0;    // of the model's type, for the values of all buckets
 };
 
 // The part of the model that a parameter belongs to by its name: a layer, "decoder.layers.3" of
@@ -65,7 +74,8 @@ std::vector<int> sharding_units(const std::vector<std::string>& names,
                                 const std::vector<bool>& norms);
 
 // Parameters are given in model order and placed in reverse, because backward completes the last
-// ones first. Frozen ones follow all others, in separate buckets.
+// ones first. Frozen ones follow all others, in separate buckets. So do wide ones inside a unit,
+// whose buckets fill beside the others.
 //
 // With several shards a bucket's slice is the smallest in which its parameters fit in this order
 // without a cut through a whole one; the gaps at the end of slices belong to no parameter. So that
@@ -75,7 +85,7 @@ BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters,
                          const BufferOptions& options);
 
 // By bucket, the first bucket of those that are gathered together with it: the buckets of a unit,
-// and each with own_bucket apart.
+// wide ones included, and each with own_bucket apart.
 std::vector<int> gathered_together(const BufferLayout& layout);
 
 }  // namespace megatron

@@ -284,7 +284,7 @@ void DistributedDataParallel::initialize(int64_t seed) {
 
 std::vector<StateTensor> DistributedDataParallel::state() const {
   std::vector<StateTensor> all = describe(
-      "", dtype_, [](const Parameter&) { return true; },
+      "", [this](const Parameter& parameter) { return value_type(parameter, dtype_); },
       [this](size_t shard, const FlatSlot& slot) {
         return shards_[shard].values.narrow(0, slot.begin, slot.num_elements());
       });
@@ -301,17 +301,17 @@ std::vector<StateTensor> DistributedDataParallel::state() const {
 }
 
 std::vector<StateTensor> DistributedDataParallel::describe(
-    const std::string& prefix, at::ScalarType type,
-    const std::function<bool(const Parameter&)>& wanted,
+    const std::string& prefix,
+    const std::function<std::optional<at::ScalarType>(const Parameter&)>& type_of,
     const std::function<at::Tensor(size_t, const FlatSlot&)>& part) const {
   std::vector<StateTensor> all;
-  const at::Tensor nothing = at::empty({0}, flat_values().options().dtype(type));
   std::vector<int> entry_of(parameters_.size(), -1);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = *parameters_[i];
-    if (!wanted(parameter)) continue;
+    const std::optional<at::ScalarType> type = type_of(parameter);
+    if (!type) continue;
     StateTensor entry;
-    entry.data = nothing;
+    entry.data = at::empty({0}, flat_values().options().dtype(*type));
     entry.description = sharded_tensor(parameter, groups_, prefix + parameter.name, entry.data);
     entry.description.data = nullptr;
     entry.description.flat_begin = entry.description.flat_end = 0;

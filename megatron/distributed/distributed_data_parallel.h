@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -44,6 +45,9 @@ struct StateTensor {
 // so that every rank issues the same collectives even if it used other parameters.
 //
 // Frozen parameters (Parameter::trainable, read by the constructor) have values but no gradients.
+//
+// Parameters that keep fp32 values (Parameter::keeps_fp32) have buckets of their own, and no master
+// weights beside the values.
 //
 // What is sharded over a group of s ranks, and bytes per parameter with bf16 values and fp32 Adam
 // states:
@@ -160,12 +164,12 @@ class DistributedDataParallel final : public ParameterStore {
   // The model's weights as checkpoints store them: one entry per parameter, of which this rank may
   // hold nothing; then the module's state that is no parameter. Call values_changed() after a load.
   std::vector<StateTensor> state() const;
-  // The same for other tensors of one type laid out like the values of the parameters that `wanted`
-  // chooses: keys are prefix + name, and `part` returns the elements of a slot of the shard with
-  // that index.
+  // The same for other tensors, laid out like the values, of the parameters for which `type_of`
+  // gives a type: keys are prefix + name, and `part` returns the elements of a slot of the shard
+  // with that index.
   std::vector<StateTensor> describe(
-      const std::string& prefix, at::ScalarType type,
-      const std::function<bool(const Parameter&)>& wanted,
+      const std::string& prefix,
+      const std::function<std::optional<at::ScalarType>(const Parameter&)>& type_of,
       const std::function<at::Tensor(size_t shard, const FlatSlot&)>& part) const;
 
   // The gradient of a parameter, shaped like its value: a view. Not with sharded gradients.

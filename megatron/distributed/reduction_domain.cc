@@ -20,7 +20,7 @@ ReductionDomain::ReductionDomain(int number, std::vector<Parameter*> parameters,
   shard_values = sharded && config.strategy() == ShardingStrategy::kOptimGradsParams;
   overlap_grads = config.overlap_grad_reduce;
   overlap_values = sharded && config.overlap_param_gather;
-  plan(config);
+  plan(config, dtype);
 
   const auto value_options = at::TensorOptions().dtype(dtype).device(device);
   const auto grad_options = value_options.dtype(dtype == at::kDouble ? at::kDouble : at::kFloat);
@@ -41,9 +41,10 @@ ReductionDomain::ReductionDomain(int number, std::vector<Parameter*> parameters,
   }
 }
 
-void ReductionDomain::plan(const DistributedDataParallelConfig& config) {
-  layout.buffer = plan_buffer_of(layout.parameters, layout.groups.shard.size(),
-                                 layout.groups.replica.size(), config);
+void ReductionDomain::plan(const DistributedDataParallelConfig& config, at::ScalarType dtype) {
+  layout.buffer =
+      plan_buffer_of(layout.parameters, layout.groups.shard.size(), layout.groups.replica.size(),
+                     config, static_cast<int64_t>(at::elementSize(dtype)));
   sequence = std::make_unique<BucketSequence>(reduction_order(layout.buffer, layout.parameters));
 }
 
@@ -71,23 +72,26 @@ void ReductionDomain::finish_grad_sync() {
 }
 
 void ReductionDomain::add_shards(bool frozen, std::vector<FlatShard>& shards) const {
-  bool first_of_domain = true;
+  bool first_of_domain = true, wide = false;
   int64_t value_end = -1, grad_end = -1;
   for (int bucket = 0; bucket < layout.num_buckets(); ++bucket) {
     if (layout.buffer.buckets[bucket].frozen != frozen) continue;
     const int64_t count = layout.shard_elements(bucket);
     const int64_t value_begin = values->own_begin(bucket);
     const int64_t grad_begin = frozen ? -1 : grads->own_begin(bucket);
-    const bool continues =
-        !first_of_domain && value_begin == value_end && (frozen || grad_begin == grad_end);
+    const bool continues = !first_of_domain && layout.buffer.buckets[bucket].wide == wide &&
+                           value_begin == value_end && (frozen || grad_begin == grad_end);
     if (!continues) shards.emplace_back();
     first_of_domain = false;
     FlatShard& shard = shards.back();
     shard.domain = number;
     const int64_t before = continues ? shard.values.numel() : 0;
-    value_end = value_begin + count;
+    wide = layout.buffer.buckets[bucket].wide;
+    const int64_t value_count = layout.value_shard_elements(bucket), width = value_count / count;
+    value_end = value_begin + value_count;
     grad_end = grad_begin + count;
-    shard.values = values->flat().narrow(0, value_begin - before, before + count);
+    shard.values = layout.as_values(
+        values->flat().narrow(0, value_begin - before * width, (before + count) * width), bucket);
     if (!frozen) shard.grads = grads->flat().narrow(0, grad_begin - before, before + count);
     const int64_t first =
         layout.bucket_begin(bucket) + layout.shard_begin(bucket);  // offset in the buffer

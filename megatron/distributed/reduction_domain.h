@@ -25,11 +25,11 @@ struct FlatSlot {
   int64_t num_elements() const { return flat_end - flat_begin; }
 };
 
-// A piece of this rank's shard that is contiguous in values and in gradients: everything in one
-// piece, or one slice per bucket. A piece is either all trained or all frozen. An element has the
-// same offset in both tensors.
+// A piece of this rank's shard that is contiguous in values and in gradients: everything of one
+// type in one piece, or one slice per bucket. A piece is either all trained or all frozen. An
+// element has the same offset in both tensors.
 struct FlatShard {
-  at::Tensor values;  // [n] in the model's type, a view
+  at::Tensor values;  // [n] in the model's type, or fp32 if all its parameters keep that; a view
   at::Tensor grads;   // [n] fp32 (fp64), a view; sums over the data ranks after finish_grad_sync().
                       // Undefined: frozen
   std::vector<FlatSlot> slots;
@@ -72,7 +72,7 @@ struct ReductionDomain {
   }
 
  private:
-  void plan(const DistributedDataParallelConfig& config);
+  void plan(const DistributedDataParallelConfig& config, at::ScalarType dtype);
 };
 
 }  // namespace megatron

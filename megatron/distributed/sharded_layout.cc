@@ -61,7 +61,8 @@ int64_t num_elements(const Parameter& parameter) {
 }
 
 BufferLayout plan_buffer_of(const std::vector<Parameter*>& parameters, int num_shards,
-                            int num_replicas, const DistributedDataParallelConfig& config) {
+                            int num_replicas, const DistributedDataParallelConfig& config,
+                            int64_t element) {
   const ShardingStrategy strategy = num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
   std::vector<BufferParameter> sizes;
   std::vector<std::string> names;
@@ -79,11 +80,12 @@ BufferLayout plan_buffer_of(const std::vector<Parameter*>& parameters, int num_s
                    config.whole_matrices && parameter->trainable && is_hidden_matrix(*parameter);
     sizes.push_back({num_elements(*parameter), tied || is_shared(*parameter),
                      strategy == ShardingStrategy::kOptimGradsParams ? units[sizes.size()] : 0,
-                     !parameter->trainable, embedding, whole});
+                     !parameter->trainable, embedding, whole, parameter->keeps_fp32});
     if (parameter->trainable) trained_elements += sizes.back().num_elements;
   }
   BufferOptions options;
   options.num_shards = num_shards;
+  options.wide_elements = std::max<int64_t>(1, int64_t{sizeof(float)} / element);
   options.shard_alignment = config.ddp_pad_buckets_for_high_nccl_busbw ? 65536 : 128;
   options.bucket_size = bucket_size(config, strategy, num_shards * num_replicas, trained_elements);
   return plan_buffer(sizes, options);
@@ -109,6 +111,15 @@ at::Tensor ShardedLayout::view_in_bucket(const at::Tensor& bucket, int index) co
   const BufferSlot& slot = buffer.slots.at(index);
   return bucket.narrow(0, slot.begin - bucket_begin(slot.bucket), slot.end - slot.begin)
       .view(parameters[index]->local_shape);
+}
+
+at::Tensor ShardedLayout::as_values(const at::Tensor& elements, int bucket) const {
+  const bool narrow = elements.element_size() < static_cast<int64_t>(sizeof(float));
+  return buffer.buckets[bucket].wide && narrow ? elements.view(at::kFloat) : elements;
+}
+
+at::Tensor ShardedLayout::value_in_bucket(const at::Tensor& values, int index) const {
+  return view_in_bucket(as_values(values, buffer.slots.at(index).bucket), index);
 }
 
 at::Tensor ShardedLayout::view_in_buffer(const at::Tensor& flat, int index) const {

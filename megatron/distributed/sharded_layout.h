@@ -37,9 +37,11 @@ bool is_hidden_matrix(const Parameter& parameter);
 int64_t num_elements(const Parameter& parameter);
 
 // Where the parameters of one reduction domain, in model order, lie in flat buffers that
-// `num_shards` ranks divide and each of `num_replicas` such sets of ranks holds.
+// `num_shards` ranks divide and each of `num_replicas` such sets of ranks holds. `element`: bytes
+// of an element of the model's type.
 BufferLayout plan_buffer_of(const std::vector<Parameter*>& parameters, int num_shards,
-                            int num_replicas, const DistributedDataParallelConfig& config);
+                            int num_replicas, const DistributedDataParallelConfig& config,
+                            int64_t element);
 
 // The order in which their gradients are reduced: that of the buffer, then the buckets of a single
 // parameter that others than its layer use, too.
@@ -63,15 +65,28 @@ struct ShardedLayout {
   // this rank's shards of all buckets.
   int64_t shard_begin(int bucket) const { return groups.shard.rank() * shard_elements(bucket); }
   int64_t packed_begin(int bucket) const { return bucket_begin(bucket) / groups.shard.size(); }
-  int64_t packed_elements() const { return buffer.num_elements / groups.shard.size(); }
   int64_t packed_trained_elements() const {
     return buffer.num_trained_elements / groups.shard.size();
   }
 
   // A view, shaped like parameter `index`, of a tensor that holds its whole bucket, or the whole
-  // buffer.
+  // buffer, one element for each of its elements.
   at::Tensor view_in_bucket(const at::Tensor& bucket, int index) const;
   at::Tensor view_in_buffer(const at::Tensor& flat, int index) const;
+
+  // Values of all buckets lie in one tensor of the model's type, in which those of a wide bucket
+  // are fp32 numbers. The same as above in these elements.
+  int64_t value_begin(int bucket) const { return buffer.buckets[bucket].value_begin; }
+  int64_t value_elements(int bucket) const { return buffer.buckets[bucket].value_elements; }
+  int64_t value_shard_elements(int bucket) const {
+    return value_elements(bucket) / groups.shard.size();
+  }
+  int64_t packed_value_begin(int bucket) const { return value_begin(bucket) / groups.shard.size(); }
+  int64_t packed_value_elements() const { return buffer.num_value_elements / groups.shard.size(); }
+  // A view of values of this bucket, given in the model's type, with one element for each value.
+  at::Tensor as_values(const at::Tensor& elements, int bucket) const;
+  // A view, shaped like parameter `index`, of the values of its bucket.
+  at::Tensor value_in_bucket(const at::Tensor& values, int index) const;
 };
 
 }  // namespace megatron

@@ -19,11 +19,14 @@ class WholeValues final : public ValueBuffer {
               const ValueGathering& gathering)
       : layout_(layout),
         overlap_(gathering.overlap),
-        values_(at::zeros({layout.buffer.num_elements}, options)),
+        values_(at::zeros({layout.buffer.num_value_elements}, options)),
         gather_(layout.groups.shard, values_, gathering.peer_copies),
         gathers_(layout.buffer.buckets.size()) {
-    for (size_t i = 0; i < layout.parameters.size(); ++i)
-      layout.parameters[i]->value = layout.view_in_buffer(values_, static_cast<int>(i));
+    for (size_t i = 0; i < layout.parameters.size(); ++i) {
+      const int index = static_cast<int>(i);
+      layout.parameters[i]->value =
+          layout.value_in_bucket(whole(layout.buffer.slots[i].bucket), index);
+    }
   }
 
   at::Tensor acquire(int parameter) override {
@@ -33,7 +36,8 @@ class WholeValues final : public ValueBuffer {
   void release(int) override {}
   const at::Tensor& flat() const override { return values_; }
   int64_t own_begin(int bucket) const override {
-    return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);
+    return layout_.value_begin(bucket) +
+           layout_.groups.shard.rank() * layout_.value_shard_elements(bucket);
   }
 
   const ShardGather& gather() const override { return gather_; }
@@ -50,10 +54,8 @@ class WholeValues final : public ValueBuffer {
     gathering_ = true;
     const int end = frozen_too ? layout_.num_buckets() : layout_.buffer.num_trained_buckets;
     for (int bucket = end; bucket-- > 0;) {  // the forward needs the last bucket first
-      const at::Tensor whole =
-          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
-      gathers_[bucket] =
-          gather_.gather(whole, {layout_.bucket_begin(bucket), layout_.shard_elements(bucket)});
+      gathers_[bucket] = gather_.gather(
+          whole(bucket), {layout_.value_begin(bucket), layout_.value_shard_elements(bucket)});
     }
     if (!overlap_) finish();
   }
@@ -70,6 +72,10 @@ class WholeValues final : public ValueBuffer {
   }
 
  private:
+  at::Tensor whole(int bucket) const {
+    return values_.narrow(0, layout_.value_begin(bucket), layout_.value_elements(bucket));
+  }
+
   void wait(int bucket) {
     if (!gathers_[bucket]) return;
     gathers_[bucket]->wait();
@@ -90,12 +96,13 @@ class ShardedValues final : public ValueBuffer {
                 const ValueGathering& gathering)
       : layout_(layout),
         overlap_(gathering.overlap),
-        shard_(at::zeros({layout.packed_elements()}, options)),
+        shard_(at::zeros({layout.packed_value_elements()}, options)),
         gather_(layout.groups.shard, shard_, gathering.peer_copies),
         nothing_(at::empty({0}, options)),
         gathered_(layout.buffer.buckets.size()),
         layer_of_(gathered_together(layout.buffer)) {
-    for (Parameter* parameter : layout.parameters) parameter->value = nothing_;
+    for (size_t i = 0; i < layout.parameters.size(); ++i)
+      layout.parameters[i]->value = nothing_of(static_cast<int>(i));
     layers_.resize(layout.buffer.buckets.size());
     for (int bucket = 0; bucket < layout.num_buckets(); ++bucket)
       layers_[layer_of_[bucket]].buckets.push_back(bucket);
@@ -111,7 +118,7 @@ class ShardedValues final : public ValueBuffer {
     wait(bucket);
     if (predicted) gather_layer(*predicted);
     ++layers_[layer].users;
-    return layout_.view_in_bucket(gathered_[bucket].whole, parameter);
+    return layout_.value_in_bucket(gathered_[bucket].whole, parameter);
   }
 
   void release(int parameter) override {
@@ -152,16 +159,16 @@ class ShardedValues final : public ValueBuffer {
         const std::vector<int>& members = layout_.buffer.buckets[bucket].parameters;
         for (auto index = members.rbegin(); index != members.rend(); ++index) {
           Parameter& parameter = *layout_.parameters[*index];
-          parameter.value = layout_.view_in_bucket(whole, *index);
+          parameter.value = layout_.value_in_bucket(whole, *index);
           visitor(parameter);
-          parameter.value = nothing_;
+          parameter.value = nothing_of(*index);
         }
       }
       will_change();
       for (const int bucket : layers_[layer].buckets) {
         const at::Tensor& whole = gathered_[bucket].whole;
-        own(bucket).copy_(
-            whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket)));
+        const int64_t count = layout_.value_shard_elements(bucket);
+        own(bucket).copy_(whole.narrow(0, layout_.groups.shard.rank() * count, count));
       }
       free_unused();
     }
@@ -170,7 +177,7 @@ class ShardedValues final : public ValueBuffer {
 
   int take_peak_gathered() override { return std::exchange(peak_gathered_, num_gathered_); }
   const at::Tensor& flat() const override { return shard_; }
-  int64_t own_begin(int bucket) const override { return layout_.packed_begin(bucket); }
+  int64_t own_begin(int bucket) const override { return layout_.packed_value_begin(bucket); }
 
  private:
   struct Gathered {
@@ -184,8 +191,13 @@ class ShardedValues final : public ValueBuffer {
     int users = 0;
   };
 
+  // [0], of the type of the parameter's value
+  at::Tensor nothing_of(int parameter) const {
+    return layout_.as_values(nothing_, layout_.buffer.slots[parameter].bucket);
+  }
+
   at::Tensor own(int bucket) const {
-    return shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket));
+    return shard_.narrow(0, own_begin(bucket), layout_.value_shard_elements(bucket));
   }
 
   void wait(int bucket) {
@@ -198,7 +210,7 @@ class ShardedValues final : public ValueBuffer {
     if (std::exchange(layers_[layer].gathered, true)) return;
     for (const int bucket : layers_[layer].buckets) {
       Gathered& gathered = gathered_[bucket];
-      gathered.whole = at::empty({layout_.bucket_elements(bucket)}, shard_.options());
+      gathered.whole = at::empty({layout_.value_elements(bucket)}, shard_.options());
       gathered.work = gather_.gather(gathered.whole, {own_begin(bucket), 0});
     }
     peak_gathered_ = std::max(peak_gathered_, ++num_gathered_);
@@ -223,7 +235,7 @@ class ShardedValues final : public ValueBuffer {
   const bool overlap_;
   at::Tensor shard_;
   ShardGather gather_;
-  at::Tensor nothing_;              // [0]; type and device of a value
+  at::Tensor nothing_;              // [0]; type and device of the model's values
   std::vector<Gathered> gathered_;  // by bucket
   std::vector<Layer> layers_;
   std::vector<int> layer_of_;  // by bucket

@@ -13,7 +13,7 @@ namespace megatron {
 class ShardGather;
 
 // This rank's shard of a bucket lies in flat() at own_begin(bucket) and has
-// layout.shard_elements(bucket) elements.
+// layout.value_shard_elements(bucket) elements, both counted in the model's type.
 class ValueBuffer {
  public:
   virtual ~ValueBuffer() = default;

@@ -288,7 +288,8 @@ std::vector<at::Tensor> read_weights(const LoadModelRequest& request, Model& mod
   check_architecture(request.load, found.config, model.config());
   std::vector<at::Tensor> values;
   model.visit([&](const std::string&, Parameter& parameter) {
-    values.push_back(at::zeros(parameter.local_shape, at::dtype(*request.dtype)));
+    values.push_back(
+        at::zeros(parameter.local_shape, at::dtype(value_type(parameter, *request.dtype))));
   });
   model.visit_state([&](const std::string&, at::Tensor& state) {
     values.push_back(at::empty_like(state, state.options().device(at::kCPU)));

@@ -19,7 +19,7 @@ ForwardParameterStore::ForwardParameterStore(Module& module, at::ScalarType dtyp
                                              at::Device device)
     : module_(module), device_(device) {
   module.visit([&](const std::string&, Parameter& parameter) {
-    parameter.value = at::zeros(parameter.local_shape, at::dtype(dtype));
+    parameter.value = at::zeros(parameter.local_shape, at::dtype(value_type(parameter, dtype)));
     parameter.store = this;
   });
 }

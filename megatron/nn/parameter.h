@@ -53,7 +53,7 @@ struct QuantizedTensor;
 struct Parameter {
   // Full logical name, "decoder.layers.3.mlp.linear_fc1.weight"; set by Module::name_parameters
   std::string name;
-  // This rank's shard in the model's type; undefined until a store has allocated it
+  // This rank's shard, of value_type(); undefined until a store has allocated it
   at::Tensor value;
   std::vector<int64_t> local_shape;   // of value
   std::vector<int64_t> global_shape;  // of the logical tensor, with vocabulary padding
@@ -63,6 +63,10 @@ struct Parameter {
   Init init;
   ParameterRole role = ParameterRole::kWeight;
   bool trainable = true;
+  // The value is fp32 in models of narrower types, too: where rounding it would change what the
+  // layer computes by more than its other roundings. Its value is its master weight. Never
+  // quantised.
+  bool keeps_fp32 = false;
   // The stages that hold copies of it (a tied embedding over pipeline stages), or null. Copies have
   // the same name and initialisation; their gradients are summed over this group before any other
   // reduction, and only the first copy counts in norms and is stored.
@@ -78,6 +82,12 @@ struct Parameter {
   int uses = 1;                     // uses per pass: 2 for a tied embedding
   ParameterStore* store = nullptr;  // owner of value and gradient; outlives the parameter's use
 };
+
+// The type of the value in a model of this type.
+inline at::ScalarType value_type(const Parameter& parameter, at::ScalarType model) {
+  const bool narrow = model == at::kBFloat16 || model == at::kHalf;
+  return parameter.keeps_fp32 && narrow ? at::kFloat : model;
+}
 
 // Where and how a weight gradient is accumulated: tensor = beta * tensor + gradient. Beta is 0 or
 // 1; 0 assigns, whatever the tensor holds.

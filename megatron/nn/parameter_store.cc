@@ -9,7 +9,8 @@ PlainParameterStore::PlainParameterStore(Module& module, at::ScalarType dtype, a
                                          bool gradients) {
   const auto grad_type = dtype == at::kDouble ? at::kDouble : at::kFloat;
   module.visit([&](const std::string&, Parameter& parameter) {
-    parameter.value = at::zeros(parameter.local_shape, at::dtype(dtype).device(device));
+    parameter.value =
+        at::zeros(parameter.local_shape, at::dtype(value_type(parameter, dtype)).device(device));
     parameter.store = this;
     if (gradients)
       grads_[&parameter] = at::zeros(parameter.local_shape, at::dtype(grad_type).device(device));

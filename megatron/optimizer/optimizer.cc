@@ -45,6 +45,8 @@ at::ScalarType scalar_type(StateType type) {
 
 constexpr UpdateKind kUpdateKinds[] = {UpdateKind::kElementwise, UpdateKind::kMatrix};
 
+bool is_half(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
+
 UpdateKind kind_of(const UpdateRule& rule, const Parameter& parameter) {
   return rule.kind_of(is_hidden_matrix(parameter));
 }
@@ -149,22 +151,26 @@ struct Optimizer::Impl {
     int64_t resident = 0;
     size_t run = 0;  // index in `host`, for elements [resident, n)
     bool on_host() const { return resident < shard->values.numel(); }
+    bool half() const { return is_half(shard->values.scalar_type()); }
   };
 
   Impl(const UpdateRule& rule, const OptimizerConfig& config, const ParameterSchedule& schedule,
        std::vector<DistributedDataParallel*> models);
   void add_part(const FlatShard& shard, int64_t resident);
   void add_run(Part& part, int64_t begin, int64_t end, const Parameter* matrix) const;
-  std::vector<at::ScalarType> state_types(UpdateKind kind) const;
+  std::vector<at::ScalarType> state_types(UpdateKind kind) const;  // of the rule
   void step(const at::Tensor& weight, int64_t samples);
   void update(FlatUpdate& part, const at::Tensor& record) const;
   void update_matrix(Run& run) const;
   at::ScalarType scalar_type_of(const OptimizerState& state) const;
-  // The states of parameters of a kind: master weights if these are kept, then those of the rule.
-  std::vector<OptimizerState> kept(UpdateKind kind) const {
-    return optimizer_states(rule, config, half_model, kind);
+  // The states of parameters of a kind, with values of a half-precision type or not: master weights
+  // if these are kept, then those of the rule.
+  std::vector<OptimizerState> kept(UpdateKind kind, bool half) const {
+    return optimizer_states(rule, config, half, kind);
   }
-  // The elements of a slot in the state kept(kind)[index].
+  // Whether there are master weights beside such values.
+  bool keeps_masters(bool half) const { return megatron::keeps_masters(config, half); }
+  // The elements of a slot in the state kept()[index].
   at::Tensor state_of(const Part& part, size_t index, const FlatSlot& slot) const;
   // The sum of the parts' sums, over every rank that holds other elements.
   void add_sums();
@@ -177,8 +183,6 @@ struct Optimizer::Impl {
   ParameterSchedule schedule;
   const StepRules rules;
   const std::vector<DistributedDataParallel*> models;
-  const bool half_model;
-  const bool masters;       // master weights beside the values
   std::vector<Part> parts;  // of all models, in their order
   HostStates host;
   at::Tensor state;      // the record (StepState), on the device
@@ -195,8 +199,6 @@ Optimizer::Impl::Impl(const UpdateRule& rule, const OptimizerConfig& config,
       schedule(schedule),
       rules(make_step_rules(config)),
       models(std::move(chunks)),
-      half_model(models.front()->dtype() != at::kDouble && models.front()->dtype() != at::kFloat),
-      masters(keeps_masters(config, half_model)),
       host(models.front()->flat_values().device()) {
   MEGATRON_ASSERT(!models.empty(), "an optimizer without a model");
   const at::ScalarType dtype = models.front()->dtype();
@@ -204,7 +206,7 @@ Optimizer::Impl::Impl(const UpdateRule& rule, const OptimizerConfig& config,
                  "optimizer states of a model in fp64 are fp64");
   MEGATRON_CHECK(config.main_params_dtype == StateType::kFp32 || dtype == at::kBFloat16,
                  "--main-params-dtype bf16 needs a model in bf16");
-  MEGATRON_CHECK(!half_model || dtype == at::kBFloat16 || dtype == at::kHalf,
+  MEGATRON_CHECK(is_half(dtype) || dtype == at::kFloat || dtype == at::kDouble,
                  "the optimizer does not support a model in ", at::toString(dtype),
                  ", expected fp64, fp32, bf16 or fp16");
   MEGATRON_CHECK(!rule.needs_whole_matrices() || !config.optimizer_cpu_offload,
@@ -238,10 +240,9 @@ at::ScalarType Optimizer::Impl::scalar_type_of(const OptimizerState& state) cons
 }
 
 std::vector<at::ScalarType> Optimizer::Impl::state_types(UpdateKind kind) const {
-  const std::vector<OptimizerState> states = kept(kind);
   std::vector<at::ScalarType> types;
-  for (size_t i = masters ? 1 : 0; i < states.size(); ++i)
-    types.push_back(scalar_type_of(states[i]));
+  for (const OptimizerState& state : kept(kind, /*half=*/false))
+    types.push_back(scalar_type_of(state));
   return types;
 }
 
@@ -255,6 +256,7 @@ void Optimizer::Impl::add_part(const FlatShard& shard, int64_t resident) {
   upload_blocks(part.norm, make_blocks(shard, 0, all, groups(), config, narrow));
   const at::Tensor values = shard.values.narrow(0, 0, resident);
   part.update.grad = shard.grads.narrow(0, 0, resident);
+  const bool masters = keeps_masters(part.half());
   part.update.master = masters ? values.to(at::kFloat) : values;
   if (masters) part.update.value = values;
   int64_t done = 0;
@@ -353,7 +355,7 @@ at::Tensor Optimizer::Impl::state_of(const Part& part, size_t index, const FlatS
     flat = &std::prev(after)->update;
     begin = std::prev(after)->begin;
   }
-  const size_t first_state = masters ? 1 : 0;
+  const size_t first_state = keeps_masters(part.half()) ? 1 : 0;
   const at::Tensor& all = index < first_state ? flat->master : flat->states[index - first_state];
   return all.narrow(0, slot.begin - begin, slot.num_elements());
 }
@@ -435,17 +437,23 @@ std::vector<StateTensor> Optimizer::tensors() const {
   for (const DistributedDataParallel* model : impl.models) {
     std::map<std::string, std::vector<StateTensor>> of;  // by the name of the parameter
     for (const UpdateKind kind : kUpdateKinds) {
-      const std::vector<OptimizerState> kept = impl.kept(kind);
-      for (size_t index = 0; index < kept.size(); ++index) {
-        const std::string prefix = cat("optimizer.state.", kept[index].name, ".");
-        std::vector<StateTensor> entries = model->describe(
-            prefix, impl.scalar_type_of(kept[index]),
-            [&](const Parameter& p) { return p.trainable && kind_of(impl.rule, p) == kind; },
-            [&](size_t shard, const FlatSlot& slot) {
-              return impl.state_of(impl.parts[first_part + shard], index, slot);
-            });
-        for (StateTensor& entry : entries)
-          of[entry.description.key.substr(prefix.size())].push_back(std::move(entry));
+      for (const bool half : {false, true}) {
+        const std::vector<OptimizerState> kept = impl.kept(kind, half);
+        for (size_t index = 0; index < kept.size(); ++index) {
+          const std::string prefix = cat("optimizer.state.", kept[index].name, ".");
+          std::vector<StateTensor> entries = model->describe(
+              prefix,
+              [&](const Parameter& p) {
+                const bool chosen = p.trainable && kind_of(impl.rule, p) == kind &&
+                                    is_half(value_type(p, model->dtype())) == half;
+                return chosen ? std::optional(impl.scalar_type_of(kept[index])) : std::nullopt;
+              },
+              [&](size_t shard, const FlatSlot& slot) {
+                return impl.state_of(impl.parts[first_part + shard], index, slot);
+              });
+          for (StateTensor& entry : entries)
+            of[entry.description.key.substr(prefix.size())].push_back(std::move(entry));
+        }
       }
     }
     for (const Parameter* parameter : model->parameters())
@@ -457,8 +465,8 @@ std::vector<StateTensor> Optimizer::tensors() const {
 
 void Optimizer::reload_masters() {
   impl_->host.load_values(/*masters_too=*/true);
-  if (!impl_->masters) return;
-  for (Impl::Part& part : impl_->parts) part.update.master.copy_(part.update.value);
+  for (Impl::Part& part : impl_->parts)
+    if (part.update.value.defined()) part.update.master.copy_(part.update.value);
 }
 
 void Optimizer::reload_values() { impl_->host.load_values(/*masters_too=*/false); }

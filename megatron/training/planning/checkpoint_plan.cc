@@ -20,8 +20,9 @@ std::vector<int64_t> state_bytes(const LayoutPlan& plan, const Parameter& p) {
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
   if (plan.arguments.training.no_save_optim || plan.arguments.training.skip_train) return state;
   const UpdateRule& rule = update_rule(optimizer);
+  const bool half = plan.bytes.model == 2 && !p.keeps_fp32;
   for (const OptimizerState& kept :
-       optimizer_states(rule, optimizer, plan.bytes.model == 2, rule.kind_of(is_hidden_matrix(p))))
+       optimizer_states(rule, optimizer, half, rule.kind_of(is_hidden_matrix(p))))
     state.push_back(kept.bytes());
   return state;
 }
@@ -65,7 +66,8 @@ void add_buffer(const LayoutPlan& plan, const PlannedBuffer& buffer, int first_r
                       limit = bucket.begin + (shard + 1) * part;
         const int64_t whole = std::min(slot.end, limit) - from;
         const int64_t valid_part = std::min(slot.begin + valid_of[i], limit) - from;
-        for (const int64_t bytes : pass == 0 ? std::vector<int64_t>{plan.bytes.model} : states[i]) {
+        const int64_t value = parameters[i]->keeps_fp32 ? plan.bytes.sum : plan.bytes.model;
+        for (const int64_t bytes : pass == 0 ? std::vector<int64_t>{value} : states[i]) {
           held.push_back({std::max<int64_t>(0, whole), bytes});
           valid.push_back(std::max<int64_t>(0, valid_part));
         }

@@ -83,7 +83,9 @@ GroupTraffic data_traffic(const LayoutPlan& plan, const PlannedBuffer& planned) 
   const double of_gradient =
       plan.arguments.ddp.grad_reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum);
   const double gradients = static_cast<double>(buffer.num_trained_elements) * of_gradient;
-  const int64_t moved = sharding.values ? buffer.num_elements : buffer.num_trained_elements;
+  int64_t moved = 0;
+  for (const BufferBucket& bucket : buffer.buckets)
+    if (sharding.values || !bucket.frozen) moved += bucket.value_elements;
   const double values = static_cast<double>(moved) * static_cast<double>(plan.bytes.model);
   GroupTraffic traffic{"dp", sharding.ranks};
   if (sharding.gradients) {

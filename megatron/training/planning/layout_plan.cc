@@ -51,8 +51,9 @@ std::vector<PlannedBuffer> make_buffers(const LayoutPlan& plan, const ParallelGr
   for (Parameter* parameter : chunk.parameters())
     buffers.at(domain_of(parameter->placement, groups)).parameters.push_back(parameter);
   for (PlannedBuffer& buffer : buffers)
-    buffer.layout = plan_buffer_of(buffer.parameters, static_cast<int>(buffer.sharding.shards),
-                                   static_cast<int>(buffer.sharding.replicas()), config);
+    buffer.layout =
+        plan_buffer_of(buffer.parameters, static_cast<int>(buffer.sharding.shards),
+                       static_cast<int>(buffer.sharding.replicas()), config, plan.bytes.model);
   return buffers;
 }
 

@@ -30,7 +30,7 @@ struct DataSharding {
 
 // Bytes of one element.
 struct ElementBytes {
-  int64_t model = 4;     // weights and most activations
+  int64_t model = 4;     // weights and most activations; weights that keep fp32 take `sum`
   int64_t residual = 4;  // residual stream; fp32 with --fp32-residual-connection
   int64_t sum = 4;       // main gradients, master weights, statistics
 };

@@ -46,18 +46,37 @@ int64_t matrix_state_bytes(const LayoutPlan& plan, const PlannedBuffer& buffer) 
   return more * (more > 0 ? *most : *least);
 }
 
-void add_optimizer(const LayoutPlan& plan, const PlannedBuffer& buffer, StageMemory& memory) {
-  const int64_t shards = buffer.sharding.shards,
-                elements = buffer.layout.num_trained_elements / shards;
+// Bytes of the elements of a shard's trained buckets: of its values, and of their states.
+struct TrainedBytes {
+  int64_t values = 0, states = 0;
+};
+
+TrainedBytes trained_bytes(const LayoutPlan& plan, const PlannedBuffer& buffer) {
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
-  const int64_t per_element = optimizer_state_bytes(optimizer, plan.bytes.model == 2);
+  TrainedBytes bytes;
+  for (const BufferBucket& bucket : buffer.layout.buckets) {
+    if (bucket.frozen) continue;
+    const bool half = plan.bytes.model == 2 && !bucket.wide;
+    bytes.values += bucket.value_elements * plan.bytes.model / buffer.sharding.shards;
+    bytes.states += optimizer_state_bytes(optimizer, half) * (bucket.end - bucket.begin) /
+                    buffer.sharding.shards;
+  }
+  return bytes;
+}
+
+void add_optimizer(const LayoutPlan& plan, const PlannedBuffer& buffer, StageMemory& memory) {
+  const int64_t shards = buffer.sharding.shards;
+  const OptimizerConfig& optimizer = plan.arguments.optimizer;
+  const TrainedBytes bytes = trained_bytes(plan, buffer);
   const double offloaded =
       optimizer.optimizer_cpu_offload ? optimizer.optimizer_offload_fraction : 0.0;
-  const auto in_host_memory = static_cast<int64_t>(offloaded * static_cast<double>(elements));
+  const auto in_host_memory = [&](int64_t all) {
+    return static_cast<int64_t>(offloaded * static_cast<double>(all));
+  };
   memory.optimizer_states +=
-      per_element * (elements - in_host_memory) + matrix_state_bytes(plan, buffer);
+      bytes.states - in_host_memory(bytes.states) + matrix_state_bytes(plan, buffer);
   // In host memory, values have a copy or are the master weights.
-  memory.host_optimizer_states += (per_element + plan.bytes.model) * in_host_memory;
+  memory.host_optimizer_states += in_host_memory(bytes.states + bytes.values);
   int64_t blocks = 0;  // per block a record and a partial sum; a shard has its part of them
   for (const Parameter* p : buffer.parameters)
     if (p->trainable)
@@ -67,7 +86,7 @@ void add_optimizer(const LayoutPlan& plan, const PlannedBuffer& buffer, StageMem
   memory.optimizer_states += records;
   // The norm and the update then each have their own blocks; those of an update in host memory are
   // in host memory.
-  const double more = in_host_memory == 0 ? 0.0 : plan.on_gpu ? 1.0 - offloaded : 1.0;
+  const double more = offloaded == 0 ? 0.0 : plan.on_gpu ? 1.0 - offloaded : 1.0;
   memory.optimizer_states += static_cast<int64_t>(more * static_cast<double>(records));
 }
 
@@ -84,7 +103,7 @@ int64_t code_bytes(const std::vector<Parameter*>& parameters) {
 void add_buffer(const LayoutPlan& plan, const PlannedBuffer& planned, StageMemory& memory) {
   const BufferLayout& buffer = planned.layout;
   const DataSharding& sharding = planned.sharding;
-  const int64_t all = buffer.num_elements, own = all / sharding.shards;
+  const int64_t all = buffer.num_value_elements, own = all / sharding.shards;
   const int64_t trained = buffer.num_trained_elements, own_trained = trained / sharding.shards;
   for (const Parameter* p : planned.parameters) memory.parameters += num_elements(*p);
   memory.weights += plan.bytes.model * (sharding.values ? own : all);

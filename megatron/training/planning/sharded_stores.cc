@@ -51,8 +51,8 @@ class ShardedStores::Domain {
         sequence_(reduction_order(buffer.layout, buffer.parameters)) {
     const std::vector<int> units = gathered_together(buffer.layout);
     for (const BufferBucket& bucket : buffer.layout.buckets)
-      buckets_.push_back(
-          {bucket.end - bucket.begin, units[buckets_.size()], bucket.frozen, bucket.table});
+      buckets_.push_back({bucket.end - bucket.begin, bucket.value_elements * plan.bytes.model,
+                          units[buckets_.size()], bucket.frozen, bucket.table});
   }
 
   void begin_step(int64_t passes) {
@@ -87,7 +87,7 @@ class ShardedStores::Domain {
 
  private:
   struct Bucket {
-    int64_t elements;
+    int64_t elements, value_bytes;
     int unit;
     bool frozen, table;
     bool gathered = false, fills = false;
@@ -103,7 +103,7 @@ class ShardedStores::Domain {
       for (Bucket& bucket : buckets_) {
         const bool now = bucket.unit == unit || bucket.unit == next;
         if (now != wanted || std::exchange(bucket.gathered, now) == now) continue;
-        held_.add_weights((now ? bytes_.model : -bytes_.model) * bucket.elements);
+        held_.add_weights(now ? bucket.value_bytes : -bucket.value_bytes);
       }
     }
   }

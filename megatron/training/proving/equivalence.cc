@@ -325,7 +325,9 @@ class TracedRun {
       };
       const at::ScalarType type = chunk.store->flat_grads().scalar_type();
       for (const StateTensor& grad : chunk.store->describe(
-               prefix, type, [](const Parameter& p) { return p.trainable; }, part))
+               prefix,
+               [&](const Parameter& p) { return p.trainable ? std::optional(type) : std::nullopt; },
+               part))
         add(grad.description.key, grad, factor, parts);
     }
   }

@@ -31,10 +31,12 @@ LayoutPlan plan_of_model(Arguments model, const Arguments& tiny) {
   return plan_of(model);
 }
 
-// Buckets that fill one after the other; a tied table has one of its own in any model.
+// Buckets that fill one after the other; a tied table, and what keeps fp32, have theirs in any
+// model.
 int64_t num_buckets(const BufferLayout& layout) {
-  return std::count_if(layout.buckets.begin(), layout.buckets.end(),
-                       [](const BufferBucket& bucket) { return !bucket.frozen && !bucket.own; });
+  return std::ranges::count_if(layout.buckets, [](const BufferBucket& bucket) {
+    return !bucket.frozen && !bucket.own && !bucket.wide;
+  });
 }
 
 struct ChunkBuckets {
@@ -63,7 +65,7 @@ int64_t missing_buckets(const std::vector<ChunkBuckets>& chunks,
     const DataSharding& sharding = chunk.tiny->sharding;
     const BufferLayout layout =
         plan_buffer_of(chunk.tiny->parameters, static_cast<int>(sharding.shards),
-                       static_cast<int>(sharding.replicas()), config);
+                       static_cast<int>(sharding.replicas()), config, sizeof(float));
     missing += std::max<int64_t>(0, chunk.wanted - num_buckets(layout));
   }
   return missing;

@@ -185,6 +185,38 @@ TEST(BufferLayout, WholeParametersOfAnySize) {
   }
 }
 
+// Of fp32 values in a model of 2-byte ones.
+TEST(BufferLayout, WideParametersFillBucketsBesideTheOthers) {
+  std::vector<BufferParameter> parameters = sizes({64, 10, 64, 10, 64, 10});
+  for (const int i : {1, 3, 5}) parameters[i].wide = true;
+  parameters[4].unit = parameters[5].unit = 1;
+  BufferOptions options{0, 2, 128};
+  options.wide_elements = 2;
+  const BufferLayout layout = plan_buffer(parameters, options);
+  ASSERT_EQ(layout.buckets.size(), 4u);
+  const std::vector<std::vector<int>> expected = {{4}, {5}, {2, 0}, {3, 1}};
+  int64_t value_begin = 0;
+  for (int i = 0; i < 4; ++i) {
+    const BufferBucket& bucket = layout.buckets[i];
+    EXPECT_EQ(bucket.parameters, expected[i]);
+    EXPECT_EQ(bucket.wide, i % 2 == 1);
+    EXPECT_EQ(bucket.begin, 128 * i) << "of gradients, of one type";
+    EXPECT_EQ(bucket.value_begin, value_begin);
+    EXPECT_EQ(bucket.value_elements, bucket.wide ? 256 : 128);
+    value_begin += bucket.value_elements;
+  }
+  EXPECT_EQ(layout.num_value_elements, value_begin);
+  EXPECT_EQ(layout.slots[1].begin, 3 * 128 + 64);
+  EXPECT_EQ(gathered_together(layout), (std::vector<int>{0, 0, 2, 2}));
+  // They close at their own size, and each type at its own time.
+  options.bucket_size = 20;
+  for (BufferParameter& parameter : parameters) parameter.unit = 0;
+  std::vector<std::vector<int>> buckets;
+  for (const BufferBucket& bucket : plan_buffer(parameters, options).buckets)
+    buckets.push_back(bucket.parameters);
+  EXPECT_EQ(buckets, (std::vector<std::vector<int>>{{4}, {5, 3}, {2}, {0}, {1}}));
+}
+
 TEST(BufferLayout, NothingIsLegal) {
   const BufferLayout layout = plan_buffer({}, {});
   EXPECT_EQ(layout.num_elements, 0);

@@ -28,7 +28,7 @@ constexpr int kParallelSteps = 3;
 
 // Layers [first, last) of a chain. The first chunk has the embedding, the last one the head, which
 // uses the embedding's table too: the same parameter, of this chunk or of `tied`, or a copy on
-// another stage.
+// another stage. Every layer has a parameter that keeps fp32.
 class ChainModel : public TestModel {
  public:
   ChainModel(int64_t first, int64_t last, const ParallelGroups& groups, const ProcessGroup* shared,
@@ -47,7 +47,13 @@ class ChainModel : public TestModel {
       Parameter& proj = parameter(layer + "proj.weight", {6, 10});
       proj.placement.shards.push_back({1, Axis::kTensor, {}});
       proj.local_shape[1] /= groups.tp.size();
+      parameter(layer + "decay", {10}, ParameterRole::kWeight, {6, 4}).keeps_fp32 = true;
       if (i == 1) parameter(layer + "frozen", {5, 5}).trainable = false;
+      if (i == 3) {
+        Parameter& frozen = parameter(layer + "frozen_decay", {5});
+        frozen.keeps_fp32 = true;
+        frozen.trainable = false;
+      }
       if (i == 2) parameter(layer + "unused", {3, 3});
     }
     if (head) {
@@ -436,7 +442,8 @@ TEST(DataParallel, StateMovesBetweenLayouts) {
       before->write(run.state());
     });
     before->expect_each_element_once();
-    EXPECT_EQ(before->size(), dtype == at::kDouble ? 21u + 2 * 20 : 21u + 3 * 20);
+    EXPECT_EQ(before->size(), dtype == at::kDouble ? 26u + 2 * 24 : 26u + 3 * 20 + 2 * 4)
+        << "what keeps fp32 has no second master weight";
     for (const Layout& layout : {three, four, tensor, stages, Layout()}) {
       SCOPED_TRACE(cat("tp ", layout.tp, " pp ", layout.pp, " dp ", layout.dp));
       auto after = std::make_unique<Stored>();
@@ -550,10 +557,78 @@ TEST(DataParallel, AnOffloadedOptimizerGivesTheSameBits) {
   }
 }
 
+// The gradient of each counts once on one rank, and expect_serial() holds the norms of others
+// against that.
+TEST(DataParallel, WhatKeepsFp32CountsInTheNorm) {
+  TrainingRank run({}, nullptr);
+  double sum = 0;
+  run.stores[0]->zero_grad(1);
+  run.models[0]->pass(3);
+  for (Parameter* parameter : run.models[0]->parameters())
+    if (parameter->trainable) sum += run.stores[0]->grad(*parameter).square().sum().item<double>();
+  run.stores[0]->finish_grad_sync();
+  run.optimizer->step(1.0, 1);
+  EXPECT_NEAR(run.optimizer->read_state().grad_norm, std::sqrt(sum), 1e-12 * std::sqrt(sum));
+}
+
+// In a model in bf16 they are trained as in one in fp32, to the bit, on one rank and on many, and
+// survive the way through the state; there, a value that bf16 could hold would be chance.
+TEST(DataParallel, WhatKeepsFp32IsNeverRounded) {
+  OptimizerConfig config = optimizer_config();
+  config.clip_grad = 0;  // the norm has parts in bf16
+  const auto decays = [&](const Layout& layout, at::ScalarType dtype) {
+    std::map<std::string, at::Tensor> found;
+    std::mutex mutex;
+    run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
+      TrainingRank run(layout, world, dtype, config);
+      for (int step = 0; step < 3; ++step) run.train_step(step);
+      for (const auto& [name, value] : run.values()) {
+        if (!run.named(name).keeps_fp32) {
+          EXPECT_EQ(value.scalar_type(), dtype) << name;
+          continue;
+        }
+        EXPECT_EQ(run.named(name).value.scalar_type(), at::kFloat) << name;
+        const std::lock_guard lock(mutex);
+        if (run.groups.tp.rank() == 0) found[name] = value;
+      }
+      for (const StateTensor& entry : run.state()) {
+        const std::string& key = entry.description.key;
+        EXPECT_TRUE(!key.ends_with("decay") || entry.description.dtype == DType::kFloat32) << key;
+      }
+    });
+    return found;
+  };
+  for (const bool tensor : {false, true}) {
+    Layout serial = mesh(tensor ? 2 : 1, 1, 1);
+    serial.data.ddp_bucket_size = 100;
+    const auto expected = decays(serial, at::kFloat);
+    EXPECT_EQ(expected.size(), 5u);
+    bool rounding_shows = false;
+    for (const auto& [name, value] : expected)
+      rounding_shows |= !at::equal(value, value.to(at::kBFloat16).to(at::kFloat));
+    EXPECT_TRUE(rounding_shows);
+    for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+      for (const auto& [name, value] : decays(serial, dtype))
+        EXPECT_TRUE(at::equal(value, expected.at(name))) << name;
+    }
+  }
+  for (const ShardingStrategy sharding : kStrategies) {
+    for (const bool peer_copies : {false, true}) {
+      Layout layout = mesh(1, 1, 2);
+      layout.data = strategy(sharding, true);
+      layout.data.peer_copies = peer_copies;
+      const auto expected = decays(layout, at::kFloat);
+      EXPECT_EQ(expected.size(), 5u);
+      for (const auto& [name, value] : decays(layout, at::kBFloat16))
+        EXPECT_TRUE(at::equal(value, expected.at(name))) << name;
+    }
+  }
+}
+
 TEST(DataParallel, RoundingByChanceDoesNotDependOnTensorRanksOrChunks) {
   const OptimizerConfig config = narrow_config();
   const std::unique_ptr<Stored> one = three_steps(Layout(), config);
-  EXPECT_EQ(one->size(), 21u + 2 * 20) << "no master weights";
+  EXPECT_EQ(one->size(), 26u + 2 * 24) << "no master weights";
   EXPECT_TRUE(*one == *three_steps(mesh(2, 1, 1), config));
   EXPECT_FALSE(*one == *three_steps(Layout(), optimizer_config()));
   EXPECT_TRUE(*one == *three_steps(mesh(1, 1, 1, 1, 2), config));
@@ -742,15 +817,20 @@ TEST(DataParallel, StatesFollowTheKindOfTheParameter) {
         if (entry.data.numel() > 0)
           memory[entry.data.storage().data()] = entry.data.storage().nbytes();
       }
-      int64_t elements = 0, in_matrices = 0, others = 0;
+      int64_t elements = 0, in_matrices = 0, others = 0, in_fp32 = 0;
       for (const FlatShard& shard : run.stores[0]->shards()) {
         if (!shard.trained()) continue;
+        if (shard.values.scalar_type() == at::kFloat) {
+          in_fp32 += shard.values.numel();
+          continue;
+        }
         elements += shard.values.numel();
         for (const FlatSlot& slot : shard.slots)
           (is_hidden_matrix(*slot.parameter) ? in_matrices : others) += slot.num_elements();
       }
       for (const Parameter* parameter : run.models[0]->parameters()) {
         const char* expected = !parameter->trainable          ? ""
+                               : parameter->keeps_fp32        ? "exp_avg exp_avg_sq "
                                : is_hidden_matrix(*parameter) ? "fp32_param momentum_buffer "
                                                               : "fp32_param exp_avg exp_avg_sq ";
         EXPECT_EQ(states[parameter->name], expected) << parameter->name;
@@ -763,10 +843,12 @@ TEST(DataParallel, StatesFollowTheKindOfTheParameter) {
       EXPECT_GT(in_matrices, 0);
       EXPECT_EQ(bytes_of(UpdateKind::kMatrix), 4 + 4);
       EXPECT_EQ(bytes_of(UpdateKind::kElementwise), 4 + 8);
+      EXPECT_GT(in_fp32, 0);
       // The shard's padding counts as elements of the other parameters, at most.
       const int64_t padding = elements - in_matrices - others;
       const int64_t planned = bytes_of(UpdateKind::kMatrix) * in_matrices +
-                              bytes_of(UpdateKind::kElementwise) * (elements - in_matrices);
+                              bytes_of(UpdateKind::kElementwise) * (elements - in_matrices) +
+                              8 * in_fp32;
       EXPECT_LE(static_cast<int64_t>(bytes), planned);
       EXPECT_GE(static_cast<int64_t>(bytes), planned - 8 * padding);
     });
@@ -931,9 +1013,9 @@ TEST(DataParallel, GatheredLayersAreBounded) {
     layout.data = strategy(ShardingStrategy::kOptimGradsParams, overlap);
     run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
       TrainingRank run(layout, world);
-      EXPECT_EQ(run.stores[0]->layout().buckets.size(), static_cast<size_t>(kLayers) + 3)
-          << "layers, the last one with the final norm, the frozen part of one, the tied table, "
-             "positions";
+      EXPECT_EQ(run.stores[0]->layout().buckets.size(), static_cast<size_t>(2 * kLayers) + 4)
+          << "layers, the last one with the final norm, what keeps fp32 in each, the frozen parts "
+             "of two, the tied table, positions";
       EXPECT_EQ(run.named("decoder.layers.0.fc.weight").value.numel(), 0);
       run.stores[0]->take_peak_gathered();
       run.train(0, 2);
