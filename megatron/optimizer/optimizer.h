@@ -16,7 +16,7 @@ namespace megatron {
 struct UpdateRule;
 
 // Master weights and moments are fp32 (fp64 for fp64 models). When the value itself is fp32 or
-// fp64, by the model's type or as the parameter's own, it is the master weight and there is no copy.
+// fp64, by the model's type or as the parameter's own, it is the master weight; there is no copy.
 // With a precision-aware optimizer each may be bf16, rounded by chance: master weights then are the
 // bf16 values themselves. A draw depends on the parameter's name, the place of the element in the
 // global tensor and the step, so that no layout changes it. Bytes per parameter with all of them in
