@@ -34,13 +34,21 @@ struct Placement {
 // How a parameter is initialised. Random numbers are position-keyed: by index in the global
 // unpadded tensor.
 struct Init {
-  enum class Kind : uint8_t { kZero, kOne, kNormal, kUniform };
+  enum class Kind : uint8_t { kZero, kOne, kNormal, kUniform, kFunction };
+  using Function = at::Tensor (*)(const at::Tensor&);
   Kind kind = Kind::kZero;
-  double std = 0.0;  // kNormal: the standard deviation; kUniform: the bound
+  // kNormal: the standard deviation; kUniform, kFunction: the largest number drawn
+  double std = 0.0;
+  double least = 0.0;           // kFunction: the least number drawn
+  Function function = nullptr;  // kFunction: of what is drawn, in fp64
   static Init zero() { return {}; }
   static Init one() { return {Kind::kOne, 0.0}; }
   static Init normal(double std) { return {Kind::kNormal, std}; }
   static Init uniform(double bound) { return {Kind::kUniform, bound}; }
+  // function(uniform in [least, most))
+  static Init uniform_through(Function function, double least, double most) {
+    return {Kind::kFunction, most, least, function};
+  }
 };
 
 // Kinds of parameters that the optimizer may treat differently.

@@ -47,6 +47,12 @@ std::vector<Segment> segments_of(const Parameter& parameter, size_t dim,
 // is not contiguous is drawn into a temporary and copied.
 void draw_rows(const Init& init, const at::Tensor& view, RandomKey key, int64_t first_row,
                int64_t row_elements, int64_t column_offset) {
+  if (init.kind == Init::Kind::kFunction) {
+    const at::Tensor drawn = at::empty(view.sizes(), view.options().dtype(at::kDouble));
+    uniform_(drawn, init.least, init.std, key, first_row, row_elements, column_offset);
+    view.copy_(init.function(drawn));
+    return;
+  }
   at::Tensor out = view.is_contiguous() ? view : at::empty(view.sizes(), view.options());
   if (init.kind == Init::Kind::kNormal)
     normal_(out, init.std, key, first_row, row_elements, column_offset);

@@ -11,7 +11,8 @@ constexpr std::string_view kMethods[] = {"uniform", "block"};
 
 // Values of --recompute-modules that are built, and those of layers that are not built.
 constexpr std::string_view kRecomputeModules[] = {
-    "core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts", "mla_up_proj"};
+    "core_attn", "layernorm",      "mlp",         "mlp_act", "moe",
+    "moe_act",   "shared_experts", "mla_up_proj", "mamba",   "mamba_norm"};
 constexpr std::pair<std::string_view, std::string_view> kLaterRecomputeModules[] = {
     {"gdn_norm_out", "gated-delta attention"},
     {"gdp_in_proj", "gated-delta attention"},
@@ -33,7 +34,8 @@ void RecomputeConfig::fields(FieldVisitor& v) {
           "parts for selective recomputation: core_attn, layernorm, mlp (all of it, from its "
           "input), mlp_act (the output of its activation), moe and moe_act (the same of layers of "
           "experts), shared_experts (all of the shared expert, from its input), mla_up_proj "
-          "(queries, keys and values, from their latents)");
+          "(queries, keys and values, from their latents), mamba (all of a Mamba-2 layer, from its "
+          "input), mamba_norm (the output of its gated norm)");
   v.field("recompute_activations", recompute_activations,
           "short for --recompute-granularity selective");
   v.field("moe_layer_recompute", moe_layer_recompute,
@@ -65,7 +67,7 @@ void RecomputeConfig::validate(Violations& v, const ShapeConfig& shape) const {
     v.require(contains_name(kRecomputeModules, module),
               cat("--recompute-modules ", module, why_unknown(module, kLaterRecomputeModules)),
               "parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, shared_experts, "
-              "mla_up_proj");
+              "mla_up_proj, mamba, mamba_norm");
   v.require(!recomputes("mlp") || !recomputes("mlp_act"),
             "--recompute-modules mlp_act has no effect together with mlp",
             "mlp recomputes the activation too; give one of them");
@@ -75,6 +77,9 @@ void RecomputeConfig::validate(Violations& v, const ShapeConfig& shape) const {
   v.require(!recomputes("moe") || !recomputes("shared_experts"),
             "--recompute-modules shared_experts has no effect together with moe",
             "moe recomputes the shared expert too; give one of them");
+  v.require(!recomputes("mamba") || !recomputes("mamba_norm"),
+            "--recompute-modules mamba_norm has no effect together with mamba",
+            "mamba recomputes the norm too; give one of them");
   v.require(!recompute_activations || recompute_granularity != RecomputeGranularity::kFull,
             "--recompute-activations asks for selective recomputation, but --recompute-granularity "
             "is full",

@@ -17,8 +17,8 @@ struct RecomputeConfig {
   RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
   RecomputeMethod recompute_method = RecomputeMethod::kUniform;
   int64_t recompute_num_layers = 1;
-  // core_attn, layernorm, mlp, mlp_act, moe, moe_act, shared_experts, mla_up_proj; empty with
-  // selective: core_attn.
+  // core_attn, layernorm, mlp, mlp_act, moe, moe_act, shared_experts, mla_up_proj, mamba,
+  // mamba_norm; empty with selective: core_attn.
   // Megatron has no mlp_act; it does for the MLP what moe_act does for experts.
   std::vector<std::string> recompute_modules;
   bool recompute_activations = false;  // old spelling of --recompute-granularity selective

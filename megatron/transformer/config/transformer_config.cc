@@ -32,6 +32,7 @@ void TransformerConfig::validate(Violations& v) const {
   validate_topics(v, *this);
   // Between topics
   if (multi_latent_attention) validate_multi_latent_attention(*this, v);
+  validate_mamba(*this, v);
   if (!has_moe())
     for (const std::string& flag : given_dispatch_flags())
       v.add(cat(flag, " has no effect without --num-experts"));
@@ -95,6 +96,12 @@ Activation TransformerConfig::activation() const {
   if (squared_relu) return Activation::kSquaredRelu;
   if (openai_gelu || (add_bias_linear && bias_gelu_fusion)) return Activation::kGeluTanh;
   return Activation::kGelu;
+}
+
+bool TransformerConfig::has_letter(char letter) const {
+  for (int64_t layer = 1; layer <= num_layers; ++layer)
+    if (layer_letters(layer).find(letter) != std::string_view::npos) return true;
+  return false;
 }
 
 Init TransformerConfig::weight_init(int64_t rows, int64_t columns, bool output) const {

@@ -11,6 +11,7 @@
 #include "megatron/transformer/config/initialization.h"
 #include "megatron/transformer/config/layer.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/config/mamba.h"
 #include "megatron/transformer/config/moe.h"
 #include "megatron/transformer/config/moe_dispatch.h"
 #include "megatron/transformer/config/multi_latent_attention.h"
@@ -30,7 +31,7 @@ using TransformerTopics =
     TopicList<PositionConfig, LayerConfig, AttentionConfig, MultiLatentAttentionConfig,
               FeedForwardConfig, MoEConfig, MoEDispatchConfig, PrecisionConfig, LoraConfig,
               InitializationConfig, OutputConfig, RecomputeConfig, OffloadConfig,
-              AttentionBackendConfig, MultiTokenPredictionConfig>;
+              AttentionBackendConfig, MultiTokenPredictionConfig, MambaConfig>;
 
 struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   void fields(FieldVisitor& visitor) override;
@@ -62,6 +63,8 @@ struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   std::string_view layer_letters(int64_t layer_number) const {
     return is_moe_layer(layer_number) ? "*E" : LayerConfig::layer_letters(layer_number);
   }
+  // Whether a layer has this letter.
+  bool has_letter(char letter) const;
   // Initialisation of a weight [rows, columns]; `output` is for linear_proj and linear_fc2, whose
   // std is divided by sqrt(2 num_layers).
   Init weight_init(int64_t rows, int64_t columns, bool output = false) const;

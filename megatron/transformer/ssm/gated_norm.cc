@@ -26,16 +26,30 @@ at::Tensor group_mean(const at::Tensor& x, const NormGroups& groups) {
   return total.view(sums.sizes()) / static_cast<double>(ranks * channels);
 }
 
+at::Tensor gated(const at::Tensor& y, const at::Tensor& z) {
+  const at::ScalarType type = accumulate_type(y);
+  return y.to(type) * at::silu(z.to(type));
+}
+
+at::Tensor scaled(const at::Tensor& v, const at::Tensor& w, const at::Tensor& rstd) {
+  const NormGroups groups{.count = rstd.size(2)};
+  return (by_group(v, groups) * rstd.unsqueeze(-1)).view(v.sizes()) * w.to(v.scalar_type());
+}
+
 }  // namespace
 
 GatedNormResult gated_norm(const at::Tensor& y, const at::Tensor& z, const at::Tensor& w,
                            const NormGroups& groups) {
   const at::NoGradGuard no_grad;
-  const at::ScalarType type = accumulate_type(y);
-  const at::Tensor v = y.to(type) * at::silu(z.to(type));
-  const at::Tensor rstd = at::rsqrt(group_mean(v * v, groups) + groups.eps);
-  const at::Tensor o = (by_group(v, groups) * rstd).view(v.sizes()) * w.to(type);
-  return {o.to(y.scalar_type()), rstd.squeeze(-1)};
+  const at::Tensor v = gated(y, z);
+  const at::Tensor rstd = at::rsqrt(group_mean(v * v, groups) + groups.eps).squeeze(-1);
+  return {scaled(v, w, rstd).to(y.scalar_type()), rstd};
+}
+
+at::Tensor gated_norm_apply(const at::Tensor& y, const at::Tensor& z, const at::Tensor& w,
+                            const at::Tensor& rstd) {
+  const at::NoGradGuard no_grad;
+  return scaled(gated(y, z), w, rstd).to(y.scalar_type());
 }
 
 GatedNormGrads gated_norm_backward(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& z,

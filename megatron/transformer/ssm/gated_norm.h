@@ -28,6 +28,10 @@ struct GatedNormResult {
 GatedNormResult gated_norm(const at::Tensor& y, const at::Tensor& z, const at::Tensor& w,
                            const NormGroups& groups);
 
+// o again from the statistics, with the same bits.
+at::Tensor gated_norm_apply(const at::Tensor& y, const at::Tensor& z, const at::Tensor& w,
+                            const at::Tensor& rstd);
+
 struct GatedNormGrads {
   at::Tensor y, z;  // as y, z
   at::Tensor w;     // [d] fp32 (fp64)

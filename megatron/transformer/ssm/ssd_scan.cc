@@ -235,16 +235,23 @@ ScanGrads ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate, cons
   return grads;
 }
 
-ScanSummary ssd_summary(const ScanOperands& o, const at::Tensor& run, int64_t chunk_rows) {
+at::Tensor ssd_decay(const ScanOperands& o, const at::Tensor& run) {
+  const at::NoGradGuard no_grad;
+  at::Tensor decay = at::exp((o.dt * o.A).sum(0));
+  if (!o.runs.defined()) return decay;
+  const at::Tensor last = o.runs.select(0, o.runs.size(0) - 1);
+  return decay.masked_fill(last.ne(run.defined() ? run : o.runs.select(0, 0)).unsqueeze(1), 0.0);
+}
+
+at::Tensor ssd_state(const ScanOperands& o, const at::Tensor& run, int64_t chunk_rows) {
   const at::NoGradGuard no_grad;
   const Scan scan(o, run, chunk_rows);
-  at::Tensor state = scan.zero_state(), decay;
+  at::Tensor state = scan.zero_state();
   for (int64_t c = 0; c < scan.num_chunks(); ++c) {
     const Scan::Chunk chunk = scan.chunk(c);
     state = scan.next_state(chunk, scan.weighted(chunk, c), c, state);
-    decay = c == 0 ? chunk.decay() : decay * chunk.decay();
   }
-  return {decay.reshape({scan.sizes().b, scan.sizes().H}), scan.by_head(state)};
+  return scan.by_head(state);
 }
 
 at::Tensor ssd_state_grad(const at::Tensor& dy, const ScanOperands& o, const at::Tensor& run,

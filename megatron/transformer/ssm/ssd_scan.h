@@ -12,15 +12,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <limits>
+#include "megatron/transformer/config/mamba.h"
 
 namespace megatron {
-
-// Limits of a time step; the defaults limit nothing.
-struct TimeStepLimits {
-  double least = 0.0;
-  double most = std::numeric_limits<double>::infinity();
-};
 
 // clip(softplus(r + bias)) in fp32 (fp64); softplus(v) = v above 20, else log1p(exp(v)).
 //   r [s, b, H], bias [H]
@@ -73,12 +67,10 @@ ScanGrads ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate,
 // -- a part of a sequence as a map of states, for what is composed over parts
 
 // The state after the part is decay * (state before it) + state.
-struct ScanSummary {
-  at::Tensor decay;  // [b, H]; 0 where a document starts in the part
-  at::Tensor state;  // [b, H, P, N]
-};
-// `run`: [b], as ScanState::run.
-ScanSummary ssd_summary(const ScanOperands& operands, const at::Tensor& run, int64_t chunk);
+//
+// decay [b, H] fp32 (fp64); 0 where a document starts in the part. `run`: [b], as ScanState::run.
+at::Tensor ssd_decay(const ScanOperands& operands, const at::Tensor& run);
+at::Tensor ssd_state(const ScanOperands& operands, const at::Tensor& run, int64_t chunk);
 
 // The gradient [b, H, P, N] of the state before the part from the part's own outputs.
 at::Tensor ssd_state_grad(const at::Tensor& dy, const ScanOperands& operands, const at::Tensor& run,

@@ -1,0 +1,418 @@
+#include "megatron/transformer/ssm/mamba_core.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "megatron/base/check.h"
+#include "megatron/nn/functional.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/causal_conv.h"
+#include "megatron/transformer/ssm/segments.h"
+
+namespace megatron {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Initial values: heads whose time steps begin between 1/1000 and 1/10, and forget at rates of 1 to
+// 16 for each unit of time.
+at::Tensor initial_dt_bias(const at::Tensor& log_dt) {
+  const at::Tensor dt = at::exp(log_dt).clamp_min(1e-4);
+  return dt + at::log(-at::expm1(-dt));
+}
+
+at::Tensor initial_A_log(const at::Tensor& rate) { return at::log(rate); }
+
+void divide(Parameter& parameter, int64_t t, std::vector<int64_t> global,
+            std::vector<int64_t> parts = {}) {
+  parameter.local_shape = global;
+  parameter.local_shape[0] /= t;
+  parameter.global_shape = std::move(global);
+  parameter.placement.shards = {{0, Axis::kTensor, std::move(parts)}};
+}
+
+void accumulate(Parameter& parameter, const at::Tensor& grad) {
+  if (!parameter.trainable) return;
+  const GradTarget target = parameter.store->grad_target(parameter);
+  target.to_add_to().add_(grad.view(target.tensor.sizes()));
+  parameter.store->grad_ready(parameter);
+}
+
+}  // namespace
+
+MambaShape::MambaShape(const TransformerConfig& c, int64_t t)
+    : heads(c.mamba_heads(c) / t),
+      head_size(c.mamba_head_dim),
+      groups(std::max<int64_t>(1, c.mamba_num_groups / t)),
+      state(c.mamba_state_dim),
+      sharing(std::max<int64_t>(1, t / c.mamba_num_groups)) {
+  Violations violations;
+  validate_mamba(c, violations);
+  validate_mamba_ranks(c, t, violations);
+  violations.throw_if_any();
+}
+
+MambaParameters::MambaParameters(const TransformerConfig& c, int64_t t) {
+  const int64_t width = c.mamba_width(c), states = c.mamba_states(), heads = c.mamba_heads(c),
+                channels = width + 2 * states;
+  const double bound = 1.0 / std::sqrt(static_cast<double>(kMambaConvWidth));
+  divide(conv_weight, t, {channels, 1, kMambaConvWidth}, {width, states, states});
+  divide(conv_bias, t, {channels}, {width, states, states});
+  for (Parameter* parameter : {&dt_bias, &A_log, &D}) divide(*parameter, t, {heads});
+  divide(norm, t, {width});
+  conv_weight.init = conv_bias.init = Init::uniform(bound);
+  dt_bias.init = Init::uniform_through(initial_dt_bias, std::log(1e-3), std::log(0.1));
+  A_log.init = Init::uniform_through(initial_A_log, 1.0, 16.0);
+  D.init = norm.init = Init::one();
+  conv_bias.role = dt_bias.role = A_log.role = D.role = ParameterRole::kBias;
+  norm.role = ParameterRole::kNorm;
+}
+
+// The parameters' values during one pass.
+struct MambaCore::Values {
+  explicit Values(MambaParameters& p)
+      : held_{AcquiredValue(&p.conv_weight), AcquiredValue(&p.conv_bias), AcquiredValue(&p.dt_bias),
+              AcquiredValue(&p.A_log),       AcquiredValue(&p.D),         AcquiredValue(&p.norm)},
+        conv_weight(held_[0].value().view(p.conv_weight.local_shape)),
+        conv_bias(held_[1].value().view({-1})),
+        dt_bias(held_[2].value().view({-1})),
+        A(-at::exp(wide(held_[3]))),
+        D(wide(held_[4])),
+        norm(held_[5].value().view({-1})) {}
+
+ private:
+  static at::Tensor wide(const AcquiredValue& held) {
+    return held.value().view({-1}).to(accumulate_type(held.value()));
+  }
+  const AcquiredValue held_[6];
+
+ public:
+  const at::Tensor conv_weight, conv_bias, dt_bias, A, D, norm;
+};
+
+// Views of `mixed`, and what the scan reads.
+struct MambaCore::Operands {
+  Operands(const MambaShape& shape, const at::Tensor& mixed)
+      : z(mixed.narrow(2, 0, shape.width())),
+        u(mixed.narrow(2, shape.width(), shape.conv_channels())),
+        r(mixed.narrow(2, shape.width() + shape.conv_channels(), shape.heads)) {}
+  at::Tensor z, u, r;
+};
+
+namespace {
+
+ScanOperands rows_of(const Segments::Segment& segment, const ScanOperands& whole) {
+  return {segment.rows_of(whole.x),
+          segment.rows_of(whole.dt),
+          whole.A,
+          segment.rows_of(whole.B),
+          segment.rows_of(whole.C),
+          whole.D,
+          segment.runs};
+}
+
+ConvBorders borders_of(const Segments::Segment& segment, const at::Tensor& before) {
+  return {before, segment.runs, segment.runs_before};
+}
+
+// With decay [b, H] and a state [b, H, P, N] of each own segment, those of all segments.
+struct StateMaps {
+  StateMaps(const Segments& segments, const std::vector<at::Tensor>& own_decay,
+            const std::vector<at::Tensor>& own_states) {
+    std::vector<at::Tensor> packed;
+    for (size_t i = 0; i < own_states.size(); ++i)
+      packed.push_back(at::cat({own_decay[i].unsqueeze(-1), own_states[i].flatten(2)}, /*dim=*/2));
+    for (const at::Tensor& map : segments.of_all(packed)) {
+      decay.push_back(map.narrow(2, 0, 1).unsqueeze(-1));
+      states.push_back(map.narrow(2, 1, map.size(2) - 1).view(own_states.front().sizes()));
+    }
+  }
+  std::vector<at::Tensor> decay, states;
+};
+
+std::vector<at::Tensor> of_own(const Segments& segments, const std::vector<at::Tensor>& all) {
+  std::vector<at::Tensor> own;
+  for (const Segments::Segment& segment : segments.own())
+    own.push_back(all[static_cast<size_t>(segment.index)]);
+  return own;
+}
+
+at::Tensor convolve(const Segments& segments, const at::Tensor& u,
+                    const std::vector<at::Tensor>& before, const at::Tensor& weight,
+                    const at::Tensor& bias) {
+  std::vector<at::Tensor> parts;
+  for (const Segments::Segment& segment : segments.own())
+    parts.push_back(
+        causal_conv(segment.rows_of(u), weight, bias, borders_of(segment, before[parts.size()])));
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+struct SavedMamba : torch::CustomClassHolder {
+  SavedMamba(MambaCore* core, std::shared_ptr<const Segments> segments)
+      : core(core), segments(std::move(segments)) {}
+  MambaCore* core;
+  std::shared_ptr<const Segments> segments;
+};
+
+}  // namespace
+
+MambaCore::MambaCore(const TransformerConfig& config, const ParallelGroups& groups)
+    : parameters(config, groups.tp.size()),
+      groups_(groups),
+      shape_(config, groups.tp.size()),
+      limits_(config.time_step_limits()),
+      eps_(config.mamba_norm_epsilon),
+      sharing_(groups.block({Axis::kTensor}, static_cast<int>(shape_.sharing), "mamba")) {}
+
+NormGroups MambaCore::norm_groups() const { return {shape_.groups, &sharing_, eps_}; }
+
+at::Tensor MambaCore::gather_groups(const at::Tensor& own) const {
+  if (sharing_.size() == 1) return own;
+  const int64_t s = own.size(0), b = own.size(1), n = shape_.states();
+  const at::Tensor all = at::empty({shape_.sharing, s, b, 2, n}, own.options());
+  sharing_.all_gather(all, own.contiguous())->wait();
+  return all.permute({1, 2, 3, 0, 4}).reshape({s, b, 2 * shape_.sharing * n});
+}
+
+at::Tensor MambaCore::scatter_groups(const at::Tensor& grad) const {
+  if (sharing_.size() == 1) return grad;
+  const int64_t s = grad.size(0), b = grad.size(1), n = shape_.states();
+  const at::Tensor all = grad.to(accumulate_type(grad))
+                             .view({s, b, 2, shape_.sharing, n})
+                             .permute({3, 0, 1, 2, 4})
+                             .contiguous();
+  const at::Tensor own = at::empty({s, b, 2 * n}, all.options());
+  sharing_.reduce_scatter(own, all)->wait();
+  return own.to(grad.scalar_type());
+}
+
+ScanOperands MambaCore::operands(const at::Tensor& x, const at::Tensor& bc, const at::Tensor& dt,
+                                 const Values& values) const {
+  const int64_t s = x.size(0), b = x.size(1), states = shape_.groups * shape_.state;
+  const auto grouped = [&](int64_t first) {
+    return bc.narrow(2, first, states).view({s, b, shape_.groups, shape_.state});
+  };
+  return {x.narrow(2, 0, shape_.width()).view({s, b, shape_.heads, shape_.head_size}),
+          dt,
+          values.A,
+          grouped(0),
+          grouped(states),
+          values.D,
+          {}};
+}
+
+struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& mixed, const at::Tensor&,
+                               MambaCore* core, const std::shared_ptr<const Segments>& segments) {
+    const MambaShape& shape = core->shape_;
+    const Values values(core->parameters);
+    const Operands parts(shape, mixed);
+    const std::vector<at::Tensor> before = segments->rows_before(parts.u);
+    const at::Tensor convolved =
+        convolve(*segments, parts.u, before, values.conv_weight, values.conv_bias);
+    const at::Tensor bc =
+        core->gather_groups(convolved.narrow(2, shape.width(), 2 * shape.states()));
+    const ScanOperands whole =
+        core->operands(convolved, bc, time_steps(parts.r, values.dt_bias, core->limits_), values);
+    const std::vector<at::Tensor> incoming = core->incoming_states(*segments, whole);
+    std::vector<at::Tensor> outputs;
+    for (const Segments::Segment& segment : segments->own())
+      outputs.push_back(
+          ssd_scan(rows_of(segment, whole), {incoming[outputs.size()], segment.run}, kMambaChunk)
+              .y);
+    const at::Tensor y = (outputs.size() == 1 ? outputs.front() : at::cat(outputs)).flatten(2);
+    const GatedNormResult normed = gated_norm(y, parts.z, values.norm, core->norm_groups());
+    variable_list saved = {mixed, y, normed.rstd, shape.sharing > 1 ? bc : at::Tensor()};
+    saved.insert(saved.end(), before.begin(), before.end());
+    saved.insert(saved.end(), incoming.begin(), incoming.end());
+    context->save_for_backward(saved);
+    context->saved_data["mamba"] =
+        c10::IValue::make_capsule(c10::make_intrusive<SavedMamba>(core, segments));
+    context->mark_non_differentiable({y, normed.rstd});
+    return {normed.o, y, normed.rstd};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto held =
+        c10::static_intrusive_pointer_cast<SavedMamba>(context->saved_data["mamba"].toCapsule());
+    const Segments& segments = *held->segments;
+    MambaCore& core = *held->core;
+    const MambaShape& shape = core.shape_;
+    const variable_list saved = context->get_saved_variables();
+    const auto after = saved.begin() + 4, states = after + segments.own().size();
+    const std::vector<at::Tensor> before(after, states), incoming(states, saved.end());
+    const at::Tensor &mixed = saved[0], &y = saved[1];
+    const Values values(core.parameters);
+    const Operands parts(shape, mixed);
+    const at::Tensor convolved =
+        convolve(segments, parts.u, before, values.conv_weight, values.conv_bias);
+    const at::Tensor bc =
+        saved[3].defined() ? saved[3] : convolved.narrow(2, shape.width(), 2 * shape.states());
+    const ScanOperands whole =
+        core.operands(convolved, bc, time_steps(parts.r, values.dt_bias, core.limits_), values);
+
+    const at::Tensor dmixed = at::empty_like(mixed);
+    const Operands dparts(shape, dmixed);
+    const GatedNormGrads norm =
+        gated_norm_backward(grads[0], y, parts.z, values.norm, saved[2], core.norm_groups());
+    dparts.z.copy_(norm.z);
+    const at::Tensor dy = norm.y.view(whole.x.sizes());
+    const std::vector<at::Tensor> dstates = core.state_grads(segments, whole, dy);
+    const at::Tensor dconvolved = at::empty_like(convolved),
+                     dbc = at::empty(bc.sizes(), bc.options()), ddt = at::empty_like(whole.dt);
+    const ScanOperands dwhole = core.operands(dconvolved, dbc, ddt, values);
+    at::Tensor dA, dD;
+    size_t i = 0;
+    for (const Segments::Segment& segment : segments.own()) {
+      const ScanGrads scan =
+          ssd_scan_backward(segment.rows_of(dy), dstates[i], rows_of(segment, whole),
+                            {incoming[i], segment.run}, kMambaChunk);
+      segment.rows_of(dwhole.x).copy_(scan.x);
+      segment.rows_of(dwhole.B).copy_(scan.B);
+      segment.rows_of(dwhole.C).copy_(scan.C);
+      segment.rows_of(dwhole.dt).copy_(scan.dt);
+      dA = i == 0 ? scan.A : dA + scan.A;
+      dD = i == 0 ? scan.D : dD + scan.D;
+      ++i;
+    }
+    dconvolved.narrow(2, shape.width(), 2 * shape.states()).copy_(core.scatter_groups(dbc));
+    const TimeStepGrads steps = time_steps_backward(ddt, parts.r, values.dt_bias, core.limits_);
+    dparts.r.copy_(steps.r);
+
+    at::Tensor dweight, dbias;
+    std::vector<at::Tensor> dbefore;
+    for (const Segments::Segment& segment : segments.own()) {
+      const size_t at = dbefore.size();
+      const CausalConvGrads conv = causal_conv_backward(
+          segment.rows_of(dconvolved), segment.rows_of(parts.u), values.conv_weight,
+          values.conv_bias, borders_of(segment, before[at]));
+      segment.rows_of(dparts.u).copy_(conv.u);
+      dweight = at == 0 ? conv.weight : dweight + conv.weight;
+      dbias = at == 0 ? conv.bias : dbias + conv.bias;
+      dbefore.push_back(conv.before);
+    }
+    segments.return_row_grads(dbefore, dparts.u);
+
+    MambaParameters& p = core.parameters;
+    accumulate(p.conv_weight, dweight);
+    accumulate(p.conv_bias, dbias);
+    accumulate(p.dt_bias, steps.bias);
+    accumulate(p.A_log, dA * values.A);
+    accumulate(p.D, dD);
+    accumulate(p.norm, norm.w);
+    return {dmixed, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+std::vector<at::Tensor> MambaCore::incoming_states(const Segments& segments,
+                                                   const ScanOperands& whole) const {
+  if (!segments.exchanges()) return {at::Tensor()};
+  std::vector<at::Tensor> decay, added;
+  for (const Segments::Segment& segment : segments.own()) {
+    const ScanOperands own = rows_of(segment, whole);
+    decay.push_back(ssd_decay(own, segment.run));
+    added.push_back(ssd_state(own, segment.run, kMambaChunk));
+  }
+  const StateMaps maps(segments, decay, added);
+  return of_own(segments, states_before(maps.decay, maps.states));
+}
+
+std::vector<at::Tensor> MambaCore::state_grads(const Segments& segments, const ScanOperands& whole,
+                                               const at::Tensor& dy) const {
+  if (!segments.exchanges()) return {at::Tensor()};
+  std::vector<at::Tensor> decay, own_grads;
+  for (const Segments::Segment& segment : segments.own()) {
+    const ScanOperands own = rows_of(segment, whole);
+    decay.push_back(ssd_decay(own, segment.run));
+    own_grads.push_back(ssd_state_grad(segment.rows_of(dy), own, segment.run, kMambaChunk));
+  }
+  const StateMaps maps(segments, decay, own_grads);
+  return of_own(segments, state_grads_after(maps.decay, maps.states));
+}
+
+MambaOutput MambaCore::forward(const at::Tensor& mixed, const ForwardContext& pass) {
+  check_shape("input of a Mamba-2 mixer", mixed, {-1, -1, shape_.mixed()});
+  MEGATRON_ASSERT(pass.unpadded == nullptr && !pass.attention_mask.defined(),
+                  "a Mamba-2 layer takes document ids, no mask and no rows without padding");
+  const ProcessGroup& cp = pass.cp != nullptr ? *pass.cp : groups_.cp;
+  const variable_list out = Function::apply(
+      mixed, anchor(), this,
+      std::make_shared<const Segments>(mixed.size(0), pass.document_ids, kMambaConvWidth, cp));
+  return {out[0], out[1], out[2]};
+}
+
+at::Tensor MambaCore::norm_again(const at::Tensor& mixed, const at::Tensor& y,
+                                 const at::Tensor& rstd) {
+  const Values values(parameters);
+  return gated_norm_apply(y, Operands(shape_, mixed).z, values.norm, rstd);
+}
+
+at::Tensor MambaCore::decode(const at::Tensor& mixed, MambaState& state, const RaggedBatch& batch) {
+  const at::NoGradGuard no_grad;
+  const int64_t t = mixed.size(0), back = kMambaConvWidth - 1;
+  const Values values(parameters);
+  const Operands parts(shape_, mixed);
+  const at::Tensor conv_rows = state.conv.rows(batch.num_slots, {back, shape_.conv_channels()},
+                                               mixed.options()),
+                   states = state.heads.rows(batch.num_slots,
+                                             {shape_.heads, shape_.head_size, shape_.state},
+                                             mixed.options().dtype(accumulate_type(mixed)));
+  // Parts of one token together, as sequences of one row; then each of the others.
+  struct Step {
+    int64_t first, count, sequences;  // rows
+    at::Tensor slots;                 // [sequences]
+    at::Tensor begins;                // [sequences] whether at position 0
+  };
+  std::vector<Step> steps;
+  const std::vector<RaggedPart>& ragged = batch.rows.parts();
+  const int64_t single = batch.rows.single();
+  const auto add_step = [&](size_t part, size_t parts_of, int64_t first, int64_t count) {
+    std::vector<int64_t> slots, begins;
+    for (size_t i = part; i < part + parts_of; ++i) {
+      slots.push_back(batch.slots[i]);
+      begins.push_back(ragged[i].first == 0 ? 1 : 0);
+    }
+    steps.push_back({first, count, static_cast<int64_t>(parts_of),
+                     at::tensor(slots, at::kLong).to(mixed.device()),
+                     at::tensor(begins, at::kLong).to(mixed.device(), at::kBool)});
+  };
+  if (single > 0) add_step(0, static_cast<size_t>(single), 0, 1);
+  int64_t row = single;
+  for (size_t i = static_cast<size_t>(single); i < ragged.size(); ++i) {
+    add_step(i, 1, row, ragged[i].count);
+    row += ragged[i].count;
+  }
+  const auto rows_of_step = [](const Step& step, const at::Tensor& x) {  // [count, sequences, n]
+    return x.narrow(0, step.first, step.count * step.sequences)
+        .view({step.count, step.sequences, x.size(2)});
+  };
+  const at::Tensor convolved = at::empty({t, 1, shape_.conv_channels()}, mixed.options());
+  for (const Step& step : steps) {
+    const at::Tensor u = rows_of_step(step, parts.u),
+                     before = conv_rows.index_select(0, step.slots)
+                                  .masked_fill(step.begins.view({-1, 1, 1}), 0.0)
+                                  .transpose(0, 1);
+    rows_of_step(step, convolved)
+        .copy_(causal_conv(u, values.conv_weight, values.conv_bias, {.before = before}));
+    conv_rows.index_copy_(0, step.slots,
+                          last_conv_rows(before, u, kMambaConvWidth).transpose(0, 1));
+  }
+  const at::Tensor bc = gather_groups(convolved.narrow(2, shape_.width(), 2 * shape_.states()));
+  const at::Tensor dt = time_steps(parts.r, values.dt_bias, limits_),
+                   y = at::empty({t, 1, shape_.width()}, mixed.options());
+  for (const Step& step : steps) {
+    const ScanOperands own = operands(rows_of_step(step, convolved), rows_of_step(step, bc),
+                                      rows_of_step(step, dt), values);
+    const ScanState initial{
+        states.index_select(0, step.slots).masked_fill(step.begins.view({-1, 1, 1, 1}), 0.0)};
+    const ScanResult result =
+        step.count == 1 ? ssd_steps(own, initial) : ssd_scan(own, initial, kMambaChunk);
+    rows_of_step(step, y).copy_(result.y.flatten(2));
+    states.index_copy_(0, step.slots, result.state);
+  }
+  return gated_norm(y, parts.z, values.norm, norm_groups()).o;
+}
+
+}  // namespace megatron

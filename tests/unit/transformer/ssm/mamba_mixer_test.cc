@@ -1,0 +1,393 @@
+// The Mamba-2 sublayer: a published vector; tensor, sequence and context parallelism against one
+// rank; packed documents; decoding in slices; recomputation; what its sizes refuse.
+#include "megatron/transformer/ssm/mamba_mixer.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "megatron/comm/thread_backend.h"
+#include "megatron/nn/placement.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
+#include "tests/unit/error_of.h"
+#include "tests/unit/transformer/block_pass.h"
+#include "tests/unit/transformer/ragged_steps.h"
+#include "tests/unit/transformer/ssm/vectors.h"
+
+namespace megatron {
+namespace {
+
+TransformerConfig mixer_config(int64_t heads, int64_t groups) {
+  TransformerConfig config;
+  config.num_layers = 1;
+  config.layer_pattern = "M";
+  config.hidden_size = 8;
+  config.num_attention_heads = 1;
+  config.seq_length = 16;
+  config.mamba_num_heads = heads;
+  config.mamba_head_dim = 2;
+  config.mamba_state_dim = 8;
+  config.mamba_num_groups = groups;
+  config.normalization = Normalization::kRMSNorm;
+  config.init_method_std = 0.4;
+  config.hidden_dropout = 0.0;
+  config.finalize();
+  return config;
+}
+
+struct MixerPass {
+  at::Tensor y, dx;
+  std::map<std::string, at::Tensor> grads;
+};
+
+struct MixerRun {
+  TransformerConfig config;
+  at::Tensor x, dy;         // [s, b, h] of the whole sequences
+  at::Tensor document_ids;  // [b, s]; undefined: one document
+};
+
+// Forward and backward of one sublayer. `values` may change the parameters first.
+MixerPass run(const MixerRun& what, const ParallelGroups& groups, bool sequence_parallel,
+              const std::function<void(const std::string&, Parameter&)>& values = {}) {
+  MambaMixer mixer(what.config, 1, sequence_parallel, groups);
+  PlainParameterStore store(mixer, at::kDouble, at::kCPU, true);
+  mixer.visit([](const std::string&, Parameter& parameter) {
+    if (parameter.init.kind == Init::Kind::kOne) parameter.init = Init::uniform(1.5);
+  });
+  initialize_parameters(mixer, 3, groups);
+  if (values) mixer.visit(values);
+  const auto own = [&](const at::Tensor& t) {
+    const at::Tensor part = zigzag_slice(t, 0, groups.cp);
+    if (!sequence_parallel) return part.clone();
+    const int64_t rows = part.size(0) / groups.tp.size();
+    return part.narrow(0, groups.tp.rank() * rows, rows).clone();
+  };
+  const at::Tensor x = own(what.x).set_requires_grad(true);
+  ForwardContext pass = context_of(what.x.size(0), what.x.size(1));
+  pass.training = true;
+  pass.document_ids = what.document_ids;
+  const SublayerOutput result = mixer.forward(x, LayerContext{pass, {}}, /*add=*/false);
+  result.output.backward(own(what.dy));
+  MixerPass out{result.output.detach(), x.grad(), {}};
+  mixer.visit([&](const std::string& name, Parameter& parameter) {
+    out.grads[name] = store.grad(parameter).clone();
+    groups.cp.all_reduce(out.grads[name])->wait();
+    if (parameter.placement.partial_grad.contains(Axis::kTensor))
+      groups.tp.all_reduce(out.grads[name])->wait();
+  });
+  return out;
+}
+
+// A part of the serial pass is what a rank computes.
+void expect_part(const MixerRun& what, const MixerPass& serial, const ParallelGroups& groups,
+                 bool sequence_parallel, const std::string& label) {
+  const MixerPass pass = run(what, groups, sequence_parallel);
+  const auto own = [&](const at::Tensor& t) {
+    const at::Tensor part = zigzag_slice(t, 0, groups.cp);
+    if (!sequence_parallel) return part;
+    const int64_t rows = part.size(0) / groups.tp.size();
+    return part.narrow(0, groups.tp.rank() * rows, rows);
+  };
+  EXPECT_LT(largest(pass.y - own(serial.y)), 1e-12) << label;
+  EXPECT_LT(largest(pass.dx - own(serial.dx)), 1e-12) << label;
+  MambaMixer mixer(what.config, 1, sequence_parallel, groups);
+  mixer.visit([&](const std::string& name, Parameter& parameter) {
+    for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
+      at::Tensor a = pass.grads.at(name), b = serial.grads.at(name);
+      for (size_t d = 0; d < piece.local_offset.size(); ++d) {
+        const auto dim = static_cast<int64_t>(d);
+        a = a.narrow(dim, piece.local_offset[d], piece.global.shape[d]);
+        b = b.narrow(dim, piece.global.offset[d], piece.global.shape[d]);
+      }
+      EXPECT_LT(largest(a - b), 1e-12) << label << ": " << name;
+    }
+  });
+}
+
+void set(Parameter& parameter, const at::Tensor& value) {
+  parameter.value.copy_(value.view(parameter.local_shape));
+}
+
+MixerRun vector_case() {
+  TransformerConfig config = mixer_config(4, 2);
+  config.hidden_size = 4;
+  config.mamba_state_dim = 3;
+  config.norm_placement = NormPlacement::kPost;  // no norm of the input
+  return {config, u(30, {7, 4}).unsqueeze(1), u(40, {7, 4}).unsqueeze(1),
+          ids({0, 0, 0, 1, 1, 1, 1})};
+}
+
+void set_vector(const std::string& name, Parameter& parameter) {
+  if (name == "in_proj.weight") set(parameter, 0.5 * u(21, {32, 4}));
+  if (name == "conv1d_weight") set(parameter, 0.5 * u(22, {20, 4}));
+  if (name == "conv1d_bias") set(parameter, 0.1 * u(23, {20}));
+  if (name == "dt_bias") set(parameter, 0.5 * u(24, {4}) - 1);
+  if (name == "A_log") set(parameter, 0.5 + 0.5 * u(25, {4}));
+  if (name == "D") set(parameter, 1 + 0.25 * u(26, {4}));
+  if (name == "norm.weight") set(parameter, 1 + 0.1 * u(27, {8}));
+  if (name == "out_proj.weight") set(parameter, 0.5 * u(28, {4, 8}));
+}
+
+TEST(MambaMixer, Vector) {
+  const MixerRun what = vector_case();
+  const MixerPass pass = run(what, ParallelGroups(), false, set_vector);
+  expect_vector(pass.y[6], {0.278244959546, 0.700095958119, 0.807696114054, 0.552747134412},
+                "out of token 6");
+  const auto summary = [](const at::Tensor& t) {
+    const at::Tensor flat = t.reshape({-1});
+    return at::stack({flat.sum(), (flat * flat).sum(), flat[0], flat[flat.numel() - 1]});
+  };
+  const at::Tensor loss = (pass.y * what.dy).sum();
+  expect_vector(at::stack({pass.y.sum(), (pass.y * pass.y).sum(), loss}),
+                {2.01169332088, 13.1540119066, 9.76603071582}, "out");
+  const std::map<std::string, std::vector<double>> expected = {
+      {"in_proj.weight", {26.2315181797, 195.357685083, 0.93588110649, -0.0042355823382}},
+      {"conv1d_weight", {12.0725113128, 540.320880738, -0.583836316733, -0.0185636947961}},
+      {"conv1d_bias", {20.3642662915, 1624.28920503, 14.2756551001, 0.0769981279302}},
+      {"dt_bias", {0.00281014941857, 0.000160086275618, -0.00642147216611, -0.000572422282273}},
+      {"A_log", {0.0120868668114, 0.000346549739076, -0.00410621384002, 0.0173823469537}},
+      {"D", {0.386617806955, 2.29227690715, 0.439315732154, 1.09723416438}},
+      {"norm.weight", {9.76396972415, 37.8543143176, 0.816471118561, -1.95895325487}},
+      {"out_proj.weight", {7.47897184357, 98.7840104731, -0.441948355516, -2.19986799914}}};
+  ASSERT_EQ(pass.grads.size(), expected.size());
+  for (const auto& [name, numbers] : expected)
+    expect_vector(summary(pass.grads.at(name)), numbers, name);
+  expect_vector(summary(pass.dx), {3.37734404838, 41.3366230743, 0.556770252021, 0.80747958928},
+                "X");
+}
+
+// Tokens 3 to 6 of the vector are a document: decoded, they leave the state that the vector says.
+TEST(MambaMixer, StateOfTheVectorByDecoding) {
+  const MixerRun what = vector_case();
+  const ParallelGroups one;
+  const at::NoGradGuard no_grad;
+  MambaMixer mixer(what.config, 1, false, one);
+  PlainParameterStore store(mixer, at::kDouble, at::kCPU, false);
+  mixer.visit(set_vector);
+  MambaState state;
+  RaggedSteps steps(1, 4, 4);
+  at::Tensor last;
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 2}, {2, 1}, {3, 1}}) {
+    const RaggedBatch batch = steps.batch({{0, first, count}});
+    const DecodingPass decoding{steps.state, batch};
+    const ForwardContext pass = RaggedSteps::context_of(decoding);
+    last = mixer
+               .forward(what.x.narrow(0, 3 + first, count), LayerContext{pass, {}, false, &state},
+                        false)
+               .output;
+  }
+  expect_vector(last, {0.278244959546, 0.700095958119, 0.807696114054, 0.552747134412},
+                "out of token 6");
+  expect_vector(state.heads.data()[0][3],
+                {-0.00956584081083, 5.26288968595e-05, 0.014781614037, -0.00640035405176,
+                 5.52925873862e-05, 0.0100990431685},
+                "S_7 of head 3");
+}
+
+MixerRun drawn(int64_t heads, int64_t groups, int64_t s = 16) {
+  return {mixer_config(heads, groups), draw({s, 2, 8}, 1), draw({s, 2, 8}, 2), {}};
+}
+
+// Ids with a one-token document; the other sequence has other borders.
+at::Tensor two_rows_of_ids(int64_t s, int64_t border) {
+  at::Tensor of_tokens = at::zeros({2, s}, at::kLong);
+  of_tokens[0].narrow(0, border, s - border) += 1;
+  if (border + 1 < s) of_tokens[0].narrow(0, border + 1, s - border - 1) += 1;
+  of_tokens[1].narrow(0, s / 3, s - s / 3) += 1;
+  return of_tokens;
+}
+
+// Groups of the norm, of B and of C that lie whole on ranks, or on several of them.
+TEST(MambaMixer, HeadsOverTensorRanks) {
+  for (const int64_t groups : {1, 2, 8}) {
+    MixerRun what = drawn(8, groups);
+    what.document_ids = two_rows_of_ids(16, 5);
+    const MixerPass serial = run(what, ParallelGroups(), false);
+    for (const int t : {2, 4, 8})
+      for (const bool sequence_parallel : {false, true})
+        run_ranks(t, [&](const std::shared_ptr<Backend>& world) {
+          ParallelConfig parallel;
+          parallel.tensor_model_parallel_size = t;
+          parallel.sequence_parallel = sequence_parallel;
+          expect_part(what, serial, make_parallel_groups(parallel, world), sequence_parallel,
+                      cat("groups ", groups, ", ranks ", t, ", sequence ", sequence_parallel));
+        });
+  }
+}
+
+TEST(MambaMixer, SegmentsOverContextRanks) {
+  for (const int c : {2, 3})
+    for (const int64_t border : {0, 1, 3, 4, 7, 9, 12, 23}) {
+      MixerRun what = drawn(4, 2, 24);
+      if (border > 0) what.document_ids = two_rows_of_ids(24, border);
+      const MixerPass serial = run(what, ParallelGroups(), false);
+      run_ranks(c, [&](const std::shared_ptr<Backend>& world) {
+        ParallelConfig parallel;
+        parallel.context_parallel_size = c;
+        expect_part(what, serial, make_parallel_groups(parallel, world), false,
+                    cat("context ", c, ", border ", border));
+      });
+    }
+}
+
+// Segments of two rows, shorter than what a convolution reads; with tensor ranks that share groups.
+TEST(MambaMixer, ShortSegmentsAndSharedGroups) {
+  MixerRun what = drawn(4, 1, 8);
+  what.document_ids = two_rows_of_ids(8, 3);
+  const MixerPass serial = run(what, ParallelGroups(), false);
+  run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
+    ParallelConfig parallel;
+    parallel.tensor_model_parallel_size = 2;
+    parallel.context_parallel_size = 2;
+    expect_part(what, serial, make_parallel_groups(parallel, world), true, "2 x 2");
+  });
+}
+
+TEST(MambaMixer, PackedDocumentsAreDocumentsAlone) {
+  MixerRun packed = drawn(4, 2, 20);
+  packed.x = packed.x.narrow(1, 0, 1).contiguous();
+  packed.dy = packed.dy.narrow(1, 0, 1).contiguous();
+  packed.document_ids = two_rows_of_ids(20, 6).narrow(0, 0, 1);
+  const ParallelGroups one;
+  const MixerPass all = run(packed, one, false);
+  std::map<std::string, at::Tensor> sums;
+  int64_t begin = 0;
+  for (const int64_t end : {6, 7, 20}) {
+    const auto part = [&](const at::Tensor& t) { return t.narrow(0, begin, end - begin); };
+    const MixerPass alone = run({packed.config, part(packed.x), part(packed.dy), {}}, one, false);
+    EXPECT_LT(largest(part(all.y) - alone.y), 1e-12);
+    EXPECT_LT(largest(part(all.dx) - alone.dx), 1e-12);
+    for (const auto& [name, grad] : alone.grads)
+      sums[name] = sums.contains(name) ? sums[name] + grad : grad;
+    begin = end;
+  }
+  for (const auto& [name, grad] : all.grads) EXPECT_LT(largest(grad - sums[name]), 1e-12) << name;
+}
+
+// Prompts in slices that end anywhere, beside sequences of single tokens; slots change hands.
+TEST(MambaMixer, DecodingInSlicesIsOnePass) {
+  MixerRun what = drawn(4, 1, 12);
+  what.config.mamba_dt_limit = {"0.02", "0.06"};
+  const ParallelGroups one;
+  const at::NoGradGuard no_grad;
+  MambaMixer mixer(what.config, 1, false, one);
+  PlainParameterStore store(mixer, at::kDouble, at::kCPU, false);
+  initialize_parameters(mixer, 3, one);
+  const ForwardContext whole_pass = context_of(12, 2);
+  const at::Tensor whole = mixer.forward(what.x, LayerContext{whole_pass, {}}, false).output;
+  MambaState state;
+  RaggedSteps steps(2, 12, 4);
+  const std::vector<std::vector<StepPart>> plan = {{{0, 0, 1}, {1, 0, 2}},
+                                                   {{0, 1, 1}, {1, 2, 1}},
+                                                   {{0, 2, 3}, {1, 3, 5}},
+                                                   {{0, 5, 1}},
+                                                   {{0, 6, 1}, {1, 8, 4}},
+                                                   {{0, 7, 5}},
+                                                   {{0, 0, 3}},
+                                                   {{0, 3, 1}}};
+  for (const std::vector<StepPart>& parts : plan) {
+    const RaggedBatch batch = steps.batch(parts);
+    const DecodingPass decoding{steps.state, batch};
+    const ForwardContext pass = RaggedSteps::context_of(decoding);
+    std::vector<at::Tensor> in, expected;
+    for (const StepPart& part : parts) {
+      in.push_back(what.x.narrow(1, part.sequence, 1).narrow(0, part.first, part.count));
+      expected.push_back(whole.narrow(1, part.sequence, 1).narrow(0, part.first, part.count));
+    }
+    const at::Tensor y =
+        mixer.forward(at::cat(in), LayerContext{pass, {}, false, &state}, false).output;
+    EXPECT_LT(largest(y - at::cat(expected)), 1e-12);
+  }
+}
+
+// The norm's output is made again in the backward, with the same bits.
+TEST(MambaMixer, RecomputedNorm) {
+  for (const int t : {1, 2}) {
+    MixerRun kept = drawn(4, 1), again = kept;
+    again.config.recompute_granularity = RecomputeGranularity::kSelective;
+    again.config.recompute_modules = {"mamba_norm"};
+    run_ranks(t, [&](const std::shared_ptr<Backend>& world) {
+      ParallelConfig parallel;
+      parallel.tensor_model_parallel_size = t;
+      const ParallelGroups groups = make_parallel_groups(parallel, world);
+      const MixerPass a = run(kept, groups, false), b = run(again, groups, false);
+      EXPECT_TRUE(at::equal(a.dx, b.dx));
+      for (const auto& [name, grad] : a.grads) EXPECT_TRUE(at::equal(grad, b.grads.at(name)));
+    });
+  }
+}
+
+TEST(MambaMixer, InitialValues) {
+  const ParallelGroups one;
+  const TransformerConfig config = mixer_config(512, 2);
+  MambaMixer mixer(config, 1, false, one);
+  PlainParameterStore store(mixer, at::kFloat, at::kCPU, false);
+  initialize_parameters(mixer, 3, one);
+  const auto between = [](const at::Tensor& t, double low, double high, double middle) {
+    EXPECT_GE(t.min().item<double>(), low - 1e-6);
+    EXPECT_LE(t.max().item<double>(), high + 1e-6);
+    EXPECT_NEAR(t.mean().item<double>(), middle, (high - low) / 15 + 1e-6);
+  };
+  mixer.visit([&](const std::string& name, Parameter& parameter) {
+    const at::Tensor& value = parameter.value;
+    if (name == "conv1d_weight" || name == "conv1d_bias") between(value, -0.5, 0.5, 0.0);
+    if (name == "A_log") between(at::exp(value), 1.0, 16.0, 8.5);
+    if (name == "dt_bias")
+      between(at::log(at::softplus(value)), std::log(1e-3), std::log(0.1), std::log(1e-2));
+    if (name == "D" || name == "norm.weight") between(value, 1.0, 1.0, 1.0);
+  });
+}
+
+TEST(MambaMixer, RefusesSizesThatDoNotDivide) {
+  const auto error = [](int64_t heads, int64_t groups, int64_t t) {
+    Violations violations;
+    const TransformerConfig config = mixer_config(heads, groups);
+    validate_mamba(config, violations);
+    validate_mamba_ranks(config, t, violations);
+    return violations.empty() ? "" : violations.messages().front();
+  };
+  EXPECT_EQ(error(6, 3, 3), "");
+  EXPECT_THAT(error(6, 3, 2), testing::HasSubstr("neither divides the other"));
+  EXPECT_THAT(error(15, 3, 5), testing::HasSubstr("neither divides the other"));
+  EXPECT_THAT(error(6, 4, 1), testing::HasSubstr("not divisible by --mamba-num-groups 4"));
+  EXPECT_THAT(error(6, 2, 4),
+              testing::HasSubstr("not divisible by --tensor-model-parallel-size 4"));
+  EXPECT_THAT(error(48, 1, 16), testing::HasSubstr("--mamba-state-dim 8 is not divisible"));
+  TransformerConfig none = mixer_config(6, 3);
+  none.layer_pattern.clear();
+  Violations violations;
+  validate_mamba(none, violations);
+  ASSERT_EQ(violations.messages().size(), 1u);
+  EXPECT_THAT(violations.messages()[0], testing::HasSubstr("only on Mamba-2 layers"));
+}
+
+TEST(MambaMixer, LimitsOfTimeSteps) {
+  const auto parsed = [](const std::vector<std::string>& given, double least, double most) {
+    MambaConfig config;
+    config.mamba_dt_limit = given;
+    Violations violations;
+    config.validate(violations, ShapeConfig());
+    EXPECT_TRUE(violations.empty());
+    EXPECT_EQ(config.time_step_limits().least, least);
+    EXPECT_EQ(config.time_step_limits().most, most);
+  };
+  parsed({}, 0.0, std::numeric_limits<double>::infinity());
+  parsed({"0.001", "inf"}, 0.001, std::numeric_limits<double>::infinity());
+  parsed({"1e-3", "0.5"}, 0.001, 0.5);
+  for (const std::vector<std::string>& wrong :
+       {std::vector<std::string>{"0.1"}, {"0.2", "0.1"}, {"-1", "1"}, {"0", "x"}, {"0", "nan"}}) {
+    MambaConfig config;
+    config.mamba_dt_limit = wrong;
+    Violations violations;
+    config.validate(violations, ShapeConfig());
+    EXPECT_EQ(violations.messages().size(), 1u) << wrong.back();
+  }
+}
+
+}  // namespace
+}  // namespace megatron
