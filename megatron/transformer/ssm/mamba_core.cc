@@ -60,7 +60,10 @@ MambaParameters::MambaParameters(const TransformerConfig& c, int64_t t) {
   const double bound = 1.0 / std::sqrt(static_cast<double>(kMambaConvWidth));
   divide(conv_weight, t, {channels, 1, kMambaConvWidth}, {width, states, states});
   divide(conv_bias, t, {channels}, {width, states, states});
-  for (Parameter* parameter : {&dt_bias, &A_log, &D}) divide(*parameter, t, {heads});
+  for (Parameter* parameter : {&dt_bias, &A_log, &D}) {
+    divide(*parameter, t, {heads});
+    parameter->keeps_fp32 = true;
+  }
   divide(norm, t, {width});
   conv_weight.init = conv_bias.init = Init::uniform(bound);
   dt_bias.init = Init::uniform_through(initial_dt_bias, std::log(1e-3), std::log(0.1));

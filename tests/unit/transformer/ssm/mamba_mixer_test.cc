@@ -343,6 +343,42 @@ TEST(MambaMixer, InitialValues) {
   });
 }
 
+// A model in bf16 keeps rates and time steps in fp32; its result is that of fp64 with the same
+// weights, up to roundings of activations.
+TEST(MambaMixer, Bf16) {
+  const MixerRun what = drawn(8, 2, 64);
+  const ParallelGroups one;
+  MambaMixer narrow(what.config, 1, false, one), wide(what.config, 1, false, one);
+  PlainParameterStore narrow_store(narrow, at::kBFloat16, at::kCPU, true),
+      wide_store(wide, at::kDouble, at::kCPU, true);
+  initialize_parameters(narrow, 3, one);
+  std::map<std::string, at::Tensor> values;
+  narrow.visit([&](const std::string& name, Parameter& parameter) {
+    const bool fp32 = name == "A_log" || name == "dt_bias" || name == "D";
+    EXPECT_EQ(parameter.value.scalar_type(), fp32 ? at::kFloat : at::kBFloat16) << name;
+    values[name] = parameter.value.to(at::kDouble);
+  });
+  wide.visit([&](const std::string& name, Parameter& parameter) {
+    parameter.value.copy_(values.at(name));
+  });
+  const at::Tensor x = what.x.to(at::kBFloat16);
+  const ForwardContext pass = context_of(64, 2);
+  const at::Tensor y = narrow.forward(x, LayerContext{pass, {}}, false).output,
+                   expected = wide.forward(x.to(at::kDouble), LayerContext{pass, {}}, false).output;
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  EXPECT_LT((y.to(at::kDouble) - expected).norm().item<double>(),
+            0.02 * expected.norm().item<double>());
+  y.backward(at::ones_like(y));
+  expected.backward(at::ones_like(expected));
+  std::map<std::string, at::Tensor> grads;
+  wide.visit([&](const std::string& name, Parameter& p) { grads[name] = wide_store.grad(p); });
+  narrow.visit([&](const std::string& name, Parameter& p) {
+    const at::Tensor grad = narrow_store.grad(p).to(at::kDouble);
+    EXPECT_LT((grad - grads[name]).norm().item<double>(), 0.03 * grads[name].norm().item<double>())
+        << name;
+  });
+}
+
 TEST(MambaMixer, RefusesSizesThatDoNotDivide) {
   const auto error = [](int64_t heads, int64_t groups, int64_t t) {
     Violations violations;
