@@ -364,6 +364,37 @@ TEST(SsdScan, ExtremeNumbersStayFinite) {
                   .item<bool>());
 }
 
+// 16384 single steps with an fp32 state lose no more than the scan in chunks does.
+TEST(SsdScan, LongDecodingIsAsExactAsTheScan) {
+  constexpr int64_t s = 16384;
+  const auto bf16 = [](const at::Tensor& t) { return t.to(at::kBFloat16); };
+  const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble); };
+  const auto single = [](const at::Tensor& t) { return t.to(at::kFloat); };
+  const at::Tensor bias = at::tensor({-3.0, -5.0}, at::kDouble);
+  const ScanOperands narrow{bf16(u(1, {s, 1, 2, 4})),
+                            single(time_steps(u(2, {s, 1, 2}), bias, {})),
+                            at::tensor({-1.0f, -8.0f}),
+                            bf16(u(4, {s, 1, 1, 8})),
+                            bf16(u(5, {s, 1, 1, 8})),
+                            single(u(6, {2})),
+                            {}};
+  const ScanOperands exact{wide(narrow.x),
+                           wide(narrow.dt),
+                           wide(narrow.A),
+                           wide(narrow.B),
+                           wide(narrow.C),
+                           wide(narrow.D),
+                           {}};
+  const at::Tensor expected = ssd_scan(exact, {}, 128).y;
+  const auto error = [&](const at::Tensor& y) {
+    return (wide(y) - expected).narrow(0, s / 2, s / 2).norm().item<double>();
+  };
+  const double of_steps = error(ssd_steps(narrow, {}).y),
+               of_scan = error(ssd_scan(narrow, {}, 128).y);
+  EXPECT_LT(of_steps, 1.1 * of_scan);
+  EXPECT_LT(of_scan, 0.003 * expected.narrow(0, s / 2, s / 2).norm().item<double>());
+}
+
 // Two runs have the same bits, and so has a sequence beside another one.
 TEST(SsdScan, BitsDoNotDependOnTheBatch) {
   const ScanCase c;
