@@ -344,9 +344,8 @@ constexpr Refusal kRefusals[] = {
      "--dsa-indexer-topk= --dsa-indexer-topk-freq=1 --dsa-indexer-skip-topk-offset=0 "
      "--dsa-indexer-loss-coeff= --dsa-indexer-use-sparse-loss --dsa-kernel-backend=none "
      "--dsa-indexer-rope-interleaved --dsa-indexer-k-norm-epsilon= --dsa-indexer-k-norm-fp32 "
-     "--linear-conv-kernel-dim=4 --linear-key-head-dim=128 --linear-value-head-dim=128 "
-     "--linear-num-key-heads=16 --linear-num-value-heads=32 --gdp-num-householder=3 "
-     "--gdp-cutedsl-kernel --gdp-num-chunk-states-to-recompute=2 --linear-attention-freq="},
+     "--gdp-num-householder=3 --gdp-cutedsl-kernel --gdp-num-chunk-states-to-recompute=2 "
+     "--linear-attention-freq="},
     {"the maximal update parametrisation (muP) is not built yet",
      "--use-mup --mup-width-mult=1.0 --mup-base-hidden-size= --mup-embedding-mult=1.0 "
      "--mup-output-mult=1.0 --mup-base-head-dim= --mup-attn-scale-power=1.0"},

@@ -33,6 +33,7 @@ void TransformerConfig::validate(Violations& v) const {
   // Between topics
   if (multi_latent_attention) validate_multi_latent_attention(*this, v);
   validate_mamba(*this, v);
+  validate_linear_attention(*this, v);
   if (!has_moe())
     for (const std::string& flag : given_dispatch_flags())
       v.add(cat(flag, " has no effect without --num-experts"));

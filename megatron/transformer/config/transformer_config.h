@@ -10,6 +10,7 @@
 #include "megatron/transformer/config/feed_forward.h"
 #include "megatron/transformer/config/initialization.h"
 #include "megatron/transformer/config/layer.h"
+#include "megatron/transformer/config/ssm/linear_attention.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/config/mamba.h"
 #include "megatron/transformer/config/moe.h"
@@ -31,7 +32,8 @@ using TransformerTopics =
     TopicList<PositionConfig, LayerConfig, AttentionConfig, MultiLatentAttentionConfig,
               FeedForwardConfig, MoEConfig, MoEDispatchConfig, PrecisionConfig, LoraConfig,
               InitializationConfig, OutputConfig, RecomputeConfig, OffloadConfig,
-              AttentionBackendConfig, MultiTokenPredictionConfig, MambaConfig>;
+              AttentionBackendConfig, MultiTokenPredictionConfig, MambaConfig,
+              LinearAttentionConfig>;
 
 struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   void fields(FieldVisitor& visitor) override;

@@ -18,79 +18,11 @@
 #include "tests/unit/transformer/block_pass.h"
 #include "tests/unit/transformer/ragged_steps.h"
 #include "tests/unit/transformer/ssm/mixer_config.h"
+#include "tests/unit/transformer/ssm/mixer_pass.h"
 #include "tests/unit/transformer/ssm/vectors.h"
 
 namespace megatron {
 namespace {
-
-struct MixerPass {
-  at::Tensor y, dx;
-  std::map<std::string, at::Tensor> grads;
-};
-
-struct MixerRun {
-  TransformerConfig config;
-  at::Tensor x, dy;         // [s, b, h] of the whole sequences
-  at::Tensor document_ids;  // [b, s]; undefined: one document
-};
-
-// Forward and backward of one sublayer. `values` may change the parameters first.
-MixerPass run(const MixerRun& what, const ParallelGroups& groups, bool sequence_parallel,
-              const std::function<void(const std::string&, Parameter&)>& values = {}) {
-  MambaMixer mixer(what.config, 1, sequence_parallel, groups);
-  PlainParameterStore store(mixer, at::kDouble, at::kCPU, true);
-  mixer.visit([](const std::string&, Parameter& parameter) {
-    if (parameter.init.kind == Init::Kind::kOne) parameter.init = Init::uniform(1.5);
-  });
-  initialize_parameters(mixer, 3, groups);
-  if (values) mixer.visit(values);
-  const auto own = [&](const at::Tensor& t) {
-    const at::Tensor part = zigzag_slice(t, 0, groups.cp);
-    if (!sequence_parallel) return part.clone();
-    const int64_t rows = part.size(0) / groups.tp.size();
-    return part.narrow(0, groups.tp.rank() * rows, rows).clone();
-  };
-  const at::Tensor x = own(what.x).set_requires_grad(true);
-  ForwardContext pass = context_of(what.x.size(0), what.x.size(1));
-  pass.training = true;
-  pass.document_ids = what.document_ids;
-  const SublayerOutput result = mixer.forward(x, LayerContext{pass, {}}, /*add=*/false);
-  result.output.backward(own(what.dy));
-  MixerPass out{result.output.detach(), x.grad(), {}};
-  mixer.visit([&](const std::string& name, Parameter& parameter) {
-    out.grads[name] = store.grad(parameter).clone();
-    groups.cp.all_reduce(out.grads[name])->wait();
-    if (parameter.placement.partial_grad.contains(Axis::kTensor))
-      groups.tp.all_reduce(out.grads[name])->wait();
-  });
-  return out;
-}
-
-// A part of the serial pass is what a rank computes.
-void expect_part(const MixerRun& what, const MixerPass& serial, const ParallelGroups& groups,
-                 bool sequence_parallel, const std::string& label) {
-  const MixerPass pass = run(what, groups, sequence_parallel);
-  const auto own = [&](const at::Tensor& t) {
-    const at::Tensor part = zigzag_slice(t, 0, groups.cp);
-    if (!sequence_parallel) return part;
-    const int64_t rows = part.size(0) / groups.tp.size();
-    return part.narrow(0, groups.tp.rank() * rows, rows);
-  };
-  EXPECT_LT(largest(pass.y - own(serial.y)), 1e-12) << label;
-  EXPECT_LT(largest(pass.dx - own(serial.dx)), 1e-12) << label;
-  MambaMixer mixer(what.config, 1, sequence_parallel, groups);
-  mixer.visit([&](const std::string& name, Parameter& parameter) {
-    for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
-      at::Tensor a = pass.grads.at(name), b = serial.grads.at(name);
-      for (size_t d = 0; d < piece.local_offset.size(); ++d) {
-        const auto dim = static_cast<int64_t>(d);
-        a = a.narrow(dim, piece.local_offset[d], piece.global.shape[d]);
-        b = b.narrow(dim, piece.global.offset[d], piece.global.shape[d]);
-      }
-      EXPECT_LT(largest(a - b), 1e-12) << label << ": " << name;
-    }
-  });
-}
 
 void set(Parameter& parameter, const at::Tensor& value) {
   parameter.value.copy_(value.view(parameter.local_shape));
@@ -118,7 +50,7 @@ void set_vector(const std::string& name, Parameter& parameter) {
 
 TEST(MambaMixer, Vector) {
   const MixerRun what = vector_case();
-  const MixerPass pass = run(what, ParallelGroups(), false, set_vector);
+  const MixerPass pass = run_mixer<MambaMixer>(what, ParallelGroups(), false, set_vector);
   expect_vector(pass.y[6], {0.278244959546, 0.700095958119, 0.807696114054, 0.552747134412},
                 "out of token 6");
   const auto summary = [](const at::Tensor& t) {
@@ -176,29 +108,21 @@ MixerRun drawn(int64_t heads, int64_t groups, int64_t s = 16) {
   return {mixer_config(heads, groups), draw({s, 2, 8}, 1), draw({s, 2, 8}, 2), {}};
 }
 
-// Ids with a one-token document; the other sequence has other borders.
-at::Tensor two_rows_of_ids(int64_t s, int64_t border) {
-  at::Tensor of_tokens = at::zeros({2, s}, at::kLong);
-  of_tokens[0].narrow(0, border, s - border) += 1;
-  if (border + 1 < s) of_tokens[0].narrow(0, border + 1, s - border - 1) += 1;
-  of_tokens[1].narrow(0, s / 3, s - s / 3) += 1;
-  return of_tokens;
-}
-
 // Groups of the norm, of B and of C that lie whole on ranks, or on several of them.
 TEST(MambaMixer, HeadsOverTensorRanks) {
   for (const int64_t groups : {1, 2, 8}) {
     MixerRun what = drawn(8, groups);
     what.document_ids = two_rows_of_ids(16, 5);
-    const MixerPass serial = run(what, ParallelGroups(), false);
+    const MixerPass serial = run_mixer<MambaMixer>(what, ParallelGroups(), false);
     for (const int t : {2, 4, 8})
       for (const bool sequence_parallel : {false, true})
         run_ranks(t, [&](const std::shared_ptr<Backend>& world) {
           ParallelConfig parallel;
           parallel.tensor_model_parallel_size = t;
           parallel.sequence_parallel = sequence_parallel;
-          expect_part(what, serial, make_parallel_groups(parallel, world), sequence_parallel,
-                      cat("groups ", groups, ", ranks ", t, ", sequence ", sequence_parallel));
+          expect_part<MambaMixer>(
+              what, serial, make_parallel_groups(parallel, world), sequence_parallel,
+              cat("groups ", groups, ", ranks ", t, ", sequence ", sequence_parallel));
         });
   }
 }
@@ -208,12 +132,12 @@ TEST(MambaMixer, SegmentsOverContextRanks) {
     for (const int64_t border : {0, 1, 3, 4, 7, 9, 12, 23}) {
       MixerRun what = drawn(4, 2, 24);
       if (border > 0) what.document_ids = two_rows_of_ids(24, border);
-      const MixerPass serial = run(what, ParallelGroups(), false);
+      const MixerPass serial = run_mixer<MambaMixer>(what, ParallelGroups(), false);
       run_ranks(c, [&](const std::shared_ptr<Backend>& world) {
         ParallelConfig parallel;
         parallel.context_parallel_size = c;
-        expect_part(what, serial, make_parallel_groups(parallel, world), false,
-                    cat("context ", c, ", border ", border));
+        expect_part<MambaMixer>(what, serial, make_parallel_groups(parallel, world), false,
+                                cat("context ", c, ", border ", border));
       });
     }
 }
@@ -222,12 +146,12 @@ TEST(MambaMixer, SegmentsOverContextRanks) {
 TEST(MambaMixer, ShortSegmentsAndSharedGroups) {
   MixerRun what = drawn(4, 1, 8);
   what.document_ids = two_rows_of_ids(8, 3);
-  const MixerPass serial = run(what, ParallelGroups(), false);
+  const MixerPass serial = run_mixer<MambaMixer>(what, ParallelGroups(), false);
   run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
     ParallelConfig parallel;
     parallel.tensor_model_parallel_size = 2;
     parallel.context_parallel_size = 2;
-    expect_part(what, serial, make_parallel_groups(parallel, world), true, "2 x 2");
+    expect_part<MambaMixer>(what, serial, make_parallel_groups(parallel, world), true, "2 x 2");
   });
 }
 
@@ -237,12 +161,13 @@ TEST(MambaMixer, PackedDocumentsAreDocumentsAlone) {
   packed.dy = packed.dy.narrow(1, 0, 1).contiguous();
   packed.document_ids = two_rows_of_ids(20, 6).narrow(0, 0, 1);
   const ParallelGroups one;
-  const MixerPass all = run(packed, one, false);
+  const MixerPass all = run_mixer<MambaMixer>(packed, one, false);
   std::map<std::string, at::Tensor> sums;
   int64_t begin = 0;
   for (const int64_t end : {6, 7, 20}) {
     const auto part = [&](const at::Tensor& t) { return t.narrow(0, begin, end - begin); };
-    const MixerPass alone = run({packed.config, part(packed.x), part(packed.dy), {}}, one, false);
+    const MixerPass alone =
+        run_mixer<MambaMixer>({packed.config, part(packed.x), part(packed.dy), {}}, one, false);
     EXPECT_LT(largest(part(all.y) - alone.y), 1e-12);
     EXPECT_LT(largest(part(all.dx) - alone.dx), 1e-12);
     for (const auto& [name, grad] : alone.grads)
@@ -298,7 +223,8 @@ TEST(MambaMixer, RecomputedNorm) {
       ParallelConfig parallel;
       parallel.tensor_model_parallel_size = t;
       const ParallelGroups groups = make_parallel_groups(parallel, world);
-      const MixerPass a = run(kept, groups, false), b = run(again, groups, false);
+      const MixerPass a = run_mixer<MambaMixer>(kept, groups, false),
+                      b = run_mixer<MambaMixer>(again, groups, false);
       EXPECT_TRUE(at::equal(a.dx, b.dx));
       for (const auto& [name, grad] : a.grads) EXPECT_TRUE(at::equal(grad, b.grads.at(name)));
     });

@@ -1,0 +1,62 @@
+#include "megatron/transformer/config/ssm/linear_attention.h"
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+#include "megatron/transformer/config/transformer_config.h"
+
+namespace megatron {
+
+void LinearAttentionConfig::fields(FieldVisitor& v) {
+  v.role(FieldRole::kArchitecture);
+  v.group("state-space layers");
+  v.field("linear_num_key_heads", linear_num_key_heads,
+          "gated delta nets: heads of queries and keys");
+  v.field("linear_num_value_heads", linear_num_value_heads, "gated delta nets: heads of values");
+  v.field("linear_key_head_dim", linear_key_head_dim,
+          "gated delta nets: width of a head of queries or keys");
+  v.field("linear_value_head_dim", linear_value_head_dim,
+          "gated delta nets: width of a head of values");
+  v.field("linear_conv_kernel_dim", linear_conv_kernel_dim,
+          "gated delta nets: tokens that the convolution reads");
+}
+
+void LinearAttentionConfig::validate(Violations& v, const ShapeConfig&) const {
+  const auto positive = [&](const char* flag, int64_t value) {
+    v.require(value > 0, cat(flag, " ", value, " must be positive"));
+  };
+  positive("--linear-num-key-heads", linear_num_key_heads);
+  positive("--linear-num-value-heads", linear_num_value_heads);
+  positive("--linear-key-head-dim", linear_key_head_dim);
+  positive("--linear-value-head-dim", linear_value_head_dim);
+  v.require(linear_conv_kernel_dim > 1,
+            cat("--linear-conv-kernel-dim ", linear_conv_kernel_dim, " must be at least 2"));
+}
+
+void validate_linear_attention(const TransformerConfig& c, Violations& v) {
+  if (!c.has_letter('G')) {
+    v.require(static_cast<const LinearAttentionConfig&>(c) == LinearAttentionConfig(),
+              "--linear-num-key-heads, --linear-num-value-heads, --linear-key-head-dim, "
+              "--linear-value-head-dim and --linear-conv-kernel-dim have an effect only on gated "
+              "delta nets, the letter G of a pattern");
+    v.require(!c.recomputes("gdn_norm_out"),
+              "--recompute-modules gdn_norm_out has an effect only on gated delta nets, the letter "
+              "G of a pattern");
+    return;
+  }
+  if (c.linear_num_key_heads <= 0) return;  // reported already
+  v.require(c.linear_num_value_heads % c.linear_num_key_heads == 0,
+            cat("--linear-num-value-heads ", c.linear_num_value_heads,
+                " is not divisible by --linear-num-key-heads ", c.linear_num_key_heads),
+            cat("numbers that divide it: ", format_divisors(c.linear_num_value_heads)));
+}
+
+void validate_linear_attention_ranks(const TransformerConfig& c, int64_t t, Violations& v) {
+  if (t <= 1 || c.linear_num_key_heads <= 0 || !c.has_letter('G')) return;
+  // Heads of values are a multiple of these.
+  v.require(c.linear_num_key_heads % t == 0,
+            cat("--linear-num-key-heads ", c.linear_num_key_heads,
+                " is not divisible by --tensor-model-parallel-size ", t),
+            cat("sizes that divide it: ", format_divisors(c.linear_num_key_heads)));
+}
+
+}  // namespace megatron

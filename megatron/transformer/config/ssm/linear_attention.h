@@ -1,0 +1,38 @@
+// Gated delta nets, the letter G of a pattern (Yang et al. 2024, arXiv:2412.06464).
+#pragma once
+
+#include <cstdint>
+
+#include "megatron/transformer/config/shape.h"
+
+namespace megatron {
+
+struct TransformerConfig;
+
+struct LinearAttentionConfig {
+  int64_t linear_num_key_heads = 16;  // of queries and keys
+  int64_t linear_num_value_heads = 32;
+  int64_t linear_key_head_dim = 128;
+  int64_t linear_value_head_dim = 128;
+  int64_t linear_conv_kernel_dim = 4;  // tokens that the convolution reads, its own included
+
+  void fields(FieldVisitor& visitor);
+  void validate(Violations& v, const ShapeConfig& shape) const;
+
+  bool operator==(const LinearAttentionConfig&) const = default;
+
+  // Channels of all heads of queries or keys, and of values.
+  int64_t linear_key_width() const { return linear_num_key_heads * linear_key_head_dim; }
+  int64_t linear_value_width() const { return linear_num_value_heads * linear_value_head_dim; }
+};
+
+// Rows of a chunk of the rule.
+inline constexpr int64_t kDeltaChunk = 64;
+
+// Rules of a model: without layers of gated delta nets their flags are refused.
+void validate_linear_attention(const TransformerConfig& config, Violations& v);
+
+// Of a model with such layers: heads over t tensor-parallel ranks.
+void validate_linear_attention_ranks(const TransformerConfig& config, int64_t t, Violations& v);
+
+}  // namespace megatron

@@ -1,0 +1,90 @@
+#include "megatron/transformer/ssm/mixer_parts.h"
+
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/causal_conv.h"
+
+namespace megatron {
+
+void divide_over_heads(Parameter& parameter, int64_t t, std::vector<int64_t> global,
+                       std::vector<int64_t> parts) {
+  parameter.local_shape = global;
+  parameter.local_shape[0] /= t;
+  parameter.global_shape = std::move(global);
+  parameter.placement.shards = {{0, Axis::kTensor, std::move(parts)}};
+}
+
+void add_gradient(Parameter& parameter, const at::Tensor& grad) {
+  if (!parameter.trainable) return;
+  const GradTarget target = parameter.store->grad_target(parameter);
+  target.to_add_to().add_(grad.view(target.tensor.sizes()));
+  parameter.store->grad_ready(parameter);
+}
+
+at::Tensor conv_over_segments(const Segments& segments, const at::Tensor& u,
+                              const std::vector<at::Tensor>& before, const at::Tensor& weight) {
+  std::vector<at::Tensor> parts;
+  for (const Segments::Segment& segment : segments.own())
+    parts.push_back(causal_conv(segment.rows_of(u), weight, {},
+                                {before[parts.size()], segment.runs, segment.runs_before}));
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+at::Tensor conv_over_segments_backward(const Segments& segments, const at::Tensor& dy,
+                                       const at::Tensor& u, const std::vector<at::Tensor>& before,
+                                       const at::Tensor& weight, const at::Tensor& du) {
+  at::Tensor dweight;
+  std::vector<at::Tensor> dbefore;
+  for (const Segments::Segment& segment : segments.own()) {
+    const CausalConvGrads grads =
+        causal_conv_backward(segment.rows_of(dy), segment.rows_of(u), weight, {},
+                             {before[dbefore.size()], segment.runs, segment.runs_before});
+    segment.rows_of(du).copy_(grads.u);
+    dweight = dweight.defined() ? dweight + grads.weight : grads.weight;
+    dbefore.push_back(grads.before);
+  }
+  segments.return_row_grads(dbefore, du);
+  return dweight;
+}
+
+DecodingSteps::DecodingSteps(const RaggedBatch& batch, at::Device device) {
+  const std::vector<RaggedPart>& parts = batch.rows.parts();
+  const int64_t single = batch.rows.single();
+  const auto add = [&](size_t part, size_t num_parts, int64_t first, int64_t count) {
+    std::vector<int64_t> slots, begins;
+    for (size_t i = part; i < part + num_parts; ++i) {
+      slots.push_back(batch.slots[i]);
+      begins.push_back(parts[i].first == 0 ? 1 : 0);
+    }
+    steps_.push_back({first, count, static_cast<int64_t>(num_parts),
+                      at::tensor(slots, at::kLong).to(device),
+                      at::tensor(begins, at::kLong).to(device, at::kBool)});
+  };
+  if (single > 0) add(0, static_cast<size_t>(single), 0, 1);
+  int64_t row = single;
+  for (size_t i = static_cast<size_t>(single); i < parts.size(); ++i) {
+    add(i, 1, row, parts[i].count);
+    row += parts[i].count;
+  }
+}
+
+at::Tensor DecodingSteps::Step::rows_of(const at::Tensor& x) const {
+  return x.narrow(0, first, count * sequences).squeeze(1).unflatten(0, {count, sequences});
+}
+
+at::Tensor DecodingSteps::Step::states_of(const at::Tensor& kept) const {
+  const at::Tensor states = kept.index_select(0, slots);
+  std::vector<int64_t> shape(static_cast<size_t>(states.dim()), 1);
+  shape[0] = -1;
+  return states.masked_fill(begins.view(shape), 0.0);
+}
+
+void DecodingSteps::convolve(const at::Tensor& u, const at::Tensor& weight, const at::Tensor& bias,
+                             const at::Tensor& kept, const at::Tensor& out) const {
+  for (const Step& step : steps_) {
+    const at::Tensor rows = step.rows_of(u), before = step.states_of(kept).transpose(0, 1);
+    step.rows_of(out).copy_(causal_conv(rows, weight, bias, {.before = before}));
+    kept.index_copy_(0, step.slots, last_conv_rows(before, rows, weight.size(2)).transpose(0, 1));
+  }
+}
+
+}  // namespace megatron

@@ -1,0 +1,68 @@
+"""Writes the golden of a gated delta net: output and every gradient of Qwen 3.5's layer.
+
+The reference is the Qwen3_5GatedDeltaNet of Hugging Face transformers with autograd. Where it computes in fp32 whatever the model's type
+(the rule, its decay, the norm), fp64 is put in place. Element i of the tensor u(c), row major from 0, is sin(1.3 c + 0.7 i).
+
+Made with torch 2.11.0, transformers 5.23.0, safetensors. Run: python make_goldens.py
+"""
+import os
+
+import torch
+from safetensors.torch import save_file
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOKENS, SAMPLES, HIDDEN = 150, 2, 8
+
+
+class Fp64Torch:
+    """torch, in which fp32 is fp64."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def u(c, *shape):
+    n = torch.Size(shape).numel()
+    return torch.sin(1.3 * c + 0.7 * torch.arange(n, dtype=torch.float64)).view(shape)
+
+
+def main():
+    qwen.torch = Fp64Torch()
+    torch.Tensor.float = torch.Tensor.double
+    config = Qwen3_5TextConfig(hidden_size=HIDDEN, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=4,
+                               linear_value_head_dim=6, linear_conv_kernel_dim=4, rms_norm_eps=1e-6, num_hidden_layers=1,
+                               layer_types=["linear_attention"], num_attention_heads=2, num_key_value_heads=1, head_dim=4)
+    layer = qwen.Qwen3_5GatedDeltaNet(config, 0).double()
+    parts = [layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a]
+    rows = [part.weight.shape[0] for part in parts]
+    with torch.no_grad():
+        for part, weight in zip(parts, (0.5 * u(21, sum(rows), HIDDEN)).split(rows)):
+            part.weight.copy_(weight)
+        layer.conv1d.weight.copy_(0.5 * u(22, *layer.conv1d.weight.shape))
+        layer.dt_bias.copy_(u(24, 4))
+        layer.A_log.copy_(0.5 + 0.5 * u(25, 4))
+        layer.norm.weight.copy_(1 + 0.1 * u(27, 6))
+        layer.out_proj.weight.copy_(0.5 * u(28, HIDDEN, 24))
+    x = u(30, TOKENS, SAMPLES, HIDDEN).requires_grad_(True)
+    y = layer(x.transpose(0, 1)).transpose(0, 1)
+    (y * u(40, TOKENS, SAMPLES, HIDDEN)).sum().backward()
+    assert y.dtype == torch.float64
+    tensors = {
+        "y": y.detach(),
+        "dx": x.grad,
+        "in_proj.weight": torch.cat([part.weight.grad for part in parts]),
+        "conv1d.weight": layer.conv1d.weight.grad,
+        "dt_bias": layer.dt_bias.grad,
+        "A_log": layer.A_log.grad,
+        "out_norm.weight": layer.norm.weight.grad,
+        "out_proj.weight": layer.out_proj.weight.grad,
+    }
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, os.path.join(HERE, "qwen3_5.safetensors"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+// The gated delta net: Qwen 3.5's layer in transformers; tensor, sequence and context parallelism
+// against one rank; packed documents; decoding in slices; recomputation; what its sizes refuse.
+#include "megatron/transformer/ssm/gated_delta_net.h"
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "megatron/comm/thread_backend.h"
+#include "megatron/transformer/ssm/normed_gate.h"
+#include "tests/unit/error_of.h"
+#include "tests/unit/golden_tensors.h"
+#include "tests/unit/transformer/ragged_steps.h"
+#include "tests/unit/transformer/ssm/mixer_pass.h"
+
+namespace megatron {
+namespace {
+
+TransformerConfig delta_config(int64_t key_heads, int64_t value_heads) {
+  TransformerConfig config;
+  config.num_layers = 1;
+  config.layer_pattern = "G";
+  config.hidden_size = 8;
+  config.num_attention_heads = 1;
+  config.seq_length = 16;
+  config.linear_num_key_heads = key_heads;
+  config.linear_num_value_heads = value_heads;
+  config.linear_key_head_dim = 4;
+  config.linear_value_head_dim = 6;
+  config.normalization = Normalization::kRMSNorm;
+  config.layernorm_epsilon = 1e-6;
+  config.init_method_std = 0.4;
+  config.hidden_dropout = 0.0;
+  config.finalize();
+  return config;
+}
+
+MixerRun drawn_delta(int64_t key_heads, int64_t value_heads, int64_t s = 16) {
+  return {delta_config(key_heads, value_heads), draw({s, 2, 8}, 1), draw({s, 2, 8}, 2), {}};
+}
+
+TEST(GatedDeltaNet, EqualsTransformers) {
+  const SafetensorsFile file(MEGATRON_SOURCE_DIR "/tests/golden/gated_delta/qwen3_5.safetensors");
+  const std::map<std::string, at::Tensor> golden = read_golden_tensors(file);
+  MixerRun what{delta_config(2, 4), u(30, {150, 2, 8}), u(40, {150, 2, 8}), {}};
+  what.config.norm_placement = NormPlacement::kPost;  // no norm of the input
+  const MixerPass pass = run_mixer<GatedDeltaNet>(
+      what, ParallelGroups(), false, [](const std::string& name, Parameter& parameter) {
+        const auto set = [&](const at::Tensor& value) {
+          parameter.value.copy_(value.view(parameter.local_shape));
+        };
+        if (name == "in_proj.weight") set(0.5 * u(21, {72, 8}));
+        if (name == "conv1d.weight") set(0.5 * u(22, {40, 4}));
+        if (name == "dt_bias") set(u(24, {4}));
+        if (name == "A_log") set(0.5 + 0.5 * u(25, {4}));
+        if (name == "out_norm.weight") set(1 + 0.1 * u(27, {6}));
+        if (name == "out_proj.weight") set(0.5 * u(28, {8, 24}));
+      });
+  EXPECT_LT(largest(pass.y - golden.at("y")), 1e-11);
+  EXPECT_LT(largest(pass.dx - golden.at("dx")), 1e-11);
+  ASSERT_EQ(pass.grads.size() + 2, golden.size());
+  for (const auto& [name, grad] : pass.grads)
+    EXPECT_LT(largest(grad - golden.at(name).view(grad.sizes())), 1e-9) << name;
+}
+
+// The published vector of a norm before its gate.
+TEST(GatedDeltaNet, NormAndGate) {
+  const at::Tensor y = u(14, {2, 4}).view({2, 1, 1, 4}), z = u(15, {2, 4}).view({2, 1, 1, 4}),
+                   w = 1 + 0.1 * u(16, {4}), grad = u(19, {2, 4}).view({2, 1, 1, 4});
+  const NormedGateResult result = normed_gate(y, z, w, 1e-6);
+  expect_vector(result.o,
+                {-0.383983889525, 0.055491157648, 0.622289153575, 0.307183674867, -0.178829997902,
+                 -0.115728006993, 0.158252855759, 0.283136310187},
+                "o");
+  const NormedGateGrads grads = normed_gate_backward(grad, y, z, w, result.rstd);
+  const auto f = [&] { return normed_gate(y, z, w, 1e-6).o; };
+  EXPECT_LT(slope_error(y, grads.y, grad, f), 1e-8);
+  EXPECT_LT(slope_error(z, grads.z, grad, f), 1e-8);
+  EXPECT_LT(slope_error(w, grads.w, grad, f), 1e-8);
+}
+
+TEST(GatedDeltaNet, HeadsOverTensorRanks) {
+  MixerRun what = drawn_delta(4, 8);
+  what.document_ids = two_rows_of_ids(16, 5);
+  const MixerPass serial = run_mixer<GatedDeltaNet>(what, ParallelGroups(), false);
+  for (const int t : {2, 4})
+    for (const bool sequence_parallel : {false, true})
+      run_ranks(t, [&](const std::shared_ptr<Backend>& world) {
+        ParallelConfig parallel;
+        parallel.tensor_model_parallel_size = t;
+        parallel.sequence_parallel = sequence_parallel;
+        expect_part<GatedDeltaNet>(what, serial, make_parallel_groups(parallel, world),
+                                   sequence_parallel,
+                                   cat("ranks ", t, ", sequence ", sequence_parallel));
+      });
+}
+
+TEST(GatedDeltaNet, SegmentsOverContextRanks) {
+  for (const int c : {2, 3})
+    for (const int64_t border : {0, 1, 3, 4, 7, 9, 12, 23}) {
+      MixerRun what = drawn_delta(2, 4, 24);
+      if (border > 0) what.document_ids = two_rows_of_ids(24, border);
+      const MixerPass serial = run_mixer<GatedDeltaNet>(what, ParallelGroups(), false);
+      run_ranks(c, [&](const std::shared_ptr<Backend>& world) {
+        ParallelConfig parallel;
+        parallel.context_parallel_size = c;
+        expect_part<GatedDeltaNet>(what, serial, make_parallel_groups(parallel, world), false,
+                                   cat("context ", c, ", border ", border));
+      });
+    }
+}
+
+// Segments of two rows, shorter than what a convolution reads.
+TEST(GatedDeltaNet, ShortSegments) {
+  MixerRun what = drawn_delta(2, 2, 8);
+  what.document_ids = two_rows_of_ids(8, 3);
+  const MixerPass serial = run_mixer<GatedDeltaNet>(what, ParallelGroups(), false);
+  run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
+    ParallelConfig parallel;
+    parallel.tensor_model_parallel_size = 2;
+    parallel.context_parallel_size = 2;
+    expect_part<GatedDeltaNet>(what, serial, make_parallel_groups(parallel, world), true, "2 x 2");
+  });
+}
+
+TEST(GatedDeltaNet, PackedDocumentsAreDocumentsAlone) {
+  MixerRun packed = drawn_delta(2, 4, 20);
+  packed.x = packed.x.narrow(1, 0, 1).contiguous();
+  packed.dy = packed.dy.narrow(1, 0, 1).contiguous();
+  packed.document_ids = two_rows_of_ids(20, 6).narrow(0, 0, 1);
+  const ParallelGroups one;
+  const MixerPass all = run_mixer<GatedDeltaNet>(packed, one, false);
+  std::map<std::string, at::Tensor> sums;
+  int64_t begin = 0;
+  for (const int64_t end : {6, 7, 20}) {
+    const auto part = [&](const at::Tensor& t) { return t.narrow(0, begin, end - begin); };
+    const MixerPass alone =
+        run_mixer<GatedDeltaNet>({packed.config, part(packed.x), part(packed.dy), {}}, one, false);
+    EXPECT_LT(largest(part(all.y) - alone.y), 1e-12);
+    EXPECT_LT(largest(part(all.dx) - alone.dx), 1e-12);
+    for (const auto& [name, grad] : alone.grads)
+      sums[name] = sums.contains(name) ? sums[name] + grad : grad;
+    begin = end;
+  }
+  for (const auto& [name, grad] : all.grads) EXPECT_LT(largest(grad - sums[name]), 1e-12) << name;
+}
+
+// Prompts in slices that end anywhere, beside sequences of single tokens; slots change hands.
+TEST(GatedDeltaNet, DecodingInSlicesIsOnePass) {
+  const MixerRun what = drawn_delta(2, 4, 12);
+  const ParallelGroups one;
+  const at::NoGradGuard no_grad;
+  GatedDeltaNet net(what.config, 1, false, one);
+  PlainParameterStore store(net, at::kDouble, at::kCPU, false);
+  initialize_parameters(net, 3, one);
+  const ForwardContext whole_pass = context_of(12, 2);
+  const at::Tensor whole = net.forward(what.x, LayerContext{whole_pass, {}}, false).output;
+  GatedDeltaState state;
+  RaggedSteps steps(2, 12, 4);
+  const std::vector<std::vector<StepPart>> plan = {{{0, 0, 1}, {1, 0, 2}},
+                                                   {{0, 1, 1}, {1, 2, 1}},
+                                                   {{0, 2, 3}, {1, 3, 5}},
+                                                   {{0, 5, 1}},
+                                                   {{0, 6, 1}, {1, 8, 4}},
+                                                   {{0, 7, 5}},
+                                                   {{0, 0, 3}},
+                                                   {{0, 3, 1}}};
+  for (const std::vector<StepPart>& parts : plan) {
+    const RaggedBatch batch = steps.batch(parts);
+    const DecodingPass decoding{steps.state, batch};
+    const ForwardContext pass = RaggedSteps::context_of(decoding);
+    std::vector<at::Tensor> in, expected;
+    for (const StepPart& part : parts) {
+      in.push_back(what.x.narrow(1, part.sequence, 1).narrow(0, part.first, part.count));
+      expected.push_back(whole.narrow(1, part.sequence, 1).narrow(0, part.first, part.count));
+    }
+    const at::Tensor y =
+        net.forward(at::cat(in), LayerContext{pass, {}, false, &state}, false).output;
+    EXPECT_LT(largest(y - at::cat(expected)), 1e-12);
+  }
+}
+
+// The norm's output is made again in the backward, with the same bits.
+TEST(GatedDeltaNet, RecomputedNorm) {
+  MixerRun kept = drawn_delta(2, 4), again = kept;
+  again.config.recompute_granularity = RecomputeGranularity::kSelective;
+  again.config.recompute_modules = {"gdn_norm_out"};
+  const ParallelGroups one;
+  const MixerPass a = run_mixer<GatedDeltaNet>(kept, one, false),
+                  b = run_mixer<GatedDeltaNet>(again, one, false);
+  EXPECT_TRUE(at::equal(a.dx, b.dx));
+  for (const auto& [name, grad] : a.grads) EXPECT_TRUE(at::equal(grad, b.grads.at(name)));
+}
+
+TEST(GatedDeltaNet, InitialValuesAndTypes) {
+  const ParallelGroups one;
+  const TransformerConfig config = delta_config(2, 512);
+  GatedDeltaNet net(config, 1, false, one);
+  PlainParameterStore store(net, at::kBFloat16, at::kCPU, false);
+  initialize_parameters(net, 3, one);
+  net.visit([&](const std::string& name, Parameter& parameter) {
+    const bool fp32 = name == "A_log" || name == "dt_bias";
+    EXPECT_EQ(parameter.value.scalar_type(), fp32 ? at::kFloat : at::kBFloat16) << name;
+    const at::Tensor value = parameter.value.to(at::kDouble);
+    if (name == "conv1d.weight") {
+      EXPECT_LE(largest(value), 0.5);
+      EXPECT_NEAR(value.square().mean().item<double>(), 0.25 / 3, 0.005);
+    }
+    if (name == "A_log") {
+      EXPECT_GE(value.min().item<double>(), 0.0);
+      EXPECT_NEAR(at::exp(value).mean().item<double>(), 8.5, 0.7);
+    }
+    if (name == "dt_bias" || name == "out_norm.weight") {
+      EXPECT_TRUE(value.eq(1.0).all().item<bool>());
+    }
+  });
+}
+
+TEST(GatedDeltaNet, RefusesSizesThatDoNotDivide) {
+  const auto error = [](int64_t keys, int64_t values, int64_t t) {
+    Violations violations;
+    const TransformerConfig config = delta_config(keys, values);
+    validate_linear_attention(config, violations);
+    validate_linear_attention_ranks(config, t, violations);
+    return violations.empty() ? "" : violations.messages().front();
+  };
+  EXPECT_EQ(error(2, 4, 2), "");
+  EXPECT_THAT(error(4, 6, 1), testing::HasSubstr("not divisible by --linear-num-key-heads 4"));
+  EXPECT_THAT(error(2, 4, 4),
+              testing::HasSubstr("not divisible by --tensor-model-parallel-size 4"));
+  TransformerConfig none = delta_config(2, 4);
+  none.layer_pattern.clear();
+  Violations violations;
+  validate_linear_attention(none, violations);
+  ASSERT_EQ(violations.messages().size(), 1u);
+  EXPECT_THAT(violations.messages()[0], testing::HasSubstr("only on gated delta nets"));
+}
+
+}  // namespace
+}  // namespace megatron
