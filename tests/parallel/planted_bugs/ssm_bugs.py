@@ -1,0 +1,33 @@
+"""Planted bugs of state-space layers that goldens and unit tests catch: all layouts compute alike. The arguments of Bug, see bugs.py."""
+from stack_bugs import bug
+
+SSM = "megatron/transformer/ssm/"
+CORE, CONV, SCAN, NORM = SSM + "mamba_core.cc", SSM + "causal_conv.cc", SSM + "ssd_scan.cc", SSM + "gated_norm.cc"
+
+SSM_BUGS = (
+    bug("mamba_conv_crosses_documents", "the convolution reads tokens of the document before",
+        ((CONV, "if (!runs_.defined() || k == width_ - 1) return x;", "if (PLANTED || !runs_.defined() || k == width_ - 1) return x;"),),
+        "", "", "ssm_test:MambaMixer.PackedDocumentsAreDocumentsAlone", "all layouts compute alike"),
+    bug("mamba_gate_after_norm", "the gate multiplies the output of the norm, not its input",
+        ((NORM, "const at::Tensor v = gated(y, z);",
+          "if (PLANTED) {\n    const at::Tensor plain = y.to(accumulate_type(y)), r = at::rsqrt(group_mean(plain * plain, groups) + groups.eps)"
+          ".squeeze(-1);\n    return {(scaled(plain, w, r) * at::silu(z.to(accumulate_type(y)))).to(y.scalar_type()), r};\n  }\n"
+          "  const at::Tensor v = gated(y, z);"),),
+        "", "", "ssm_test:GatedNorm.Vectors", "all layouts compute alike"),
+    bug("mamba_log_of_sum", "softplus is log(1 + exp(v)), 0 in fp32 below -17",
+        ((SCAN, "return at::softplus(r.to(type) + bias.to(type), 1, 20).clamp(limits.least, limits.most);",
+          "if (PLANTED) return at::log(1 + at::exp(r.to(type) + bias.to(type))).clamp(limits.least, limits.most);\n"
+          "  return at::softplus(r.to(type) + bias.to(type), 1, 20).clamp(limits.least, limits.most);"),),
+        "", "", "ssm_test:SsdScan.TimeSteps", "all layouts compute alike"),
+    bug("mamba_steps_without_limits", "time steps are not limited while decoding",
+        ((CORE, "const at::Tensor dt = time_steps(parts.r, values.dt_bias, limits_),",
+          "const at::Tensor dt = time_steps(parts.r, values.dt_bias, PLANTED ? TimeStepLimits() : limits_),"),),
+        "", "", "ssm_test:MambaMixer.DecodingInSlicesIsOnePass", "proofs of trained weights decode nothing"),
+    bug("mamba_short_slices_lose_rows", "a slice shorter than the convolution forgets the rows before it",
+        ((CONV, "return with_rows_before(before, u, width - 1).narrow(0, u.size(0), width - 1).contiguous();",
+          "return with_rows_before(PLANTED ? at::Tensor() : before, u, width - 1).narrow(0, u.size(0), width - 1).contiguous();"),),
+        "", "", "ssm_test:MambaMixer.DecodingInSlicesIsOnePass", "proofs of trained weights decode nothing"),
+    bug("mamba_rates_in_model_type", "rates, time steps and skips are stored in the model's type",
+        ((CORE, "parameter->keeps_fp32 = true;", "parameter->keeps_fp32 = !PLANTED;"),),
+        "", "", "ssm_test:MambaMixer.Bf16", "both sides of a proof store them alike"),
+)
