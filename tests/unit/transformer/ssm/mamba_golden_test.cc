@@ -10,28 +10,22 @@
 #include "tests/unit/golden_tensors.h"
 #include "tests/unit/transformer/block_pass.h"
 #include "tests/unit/transformer/ragged_steps.h"
+#include "tests/unit/transformer/ssm/mixer_config.h"
 
 namespace megatron {
 namespace {
 
 struct MambaGolden {
   MambaGolden(const std::string& name, int64_t groups)
-      : tensors(read_golden_tensors(
+      : config(mixer_config(6, groups)),
+        tensors(read_golden_tensors(
             SafetensorsFile(MEGATRON_SOURCE_DIR "/tests/golden/mamba/" + name + ".safetensors"))) {
-    config.num_layers = 1;
-    config.layer_pattern = "M";
     config.hidden_size = 12;
-    config.num_attention_heads = 1;
     config.seq_length = 29;
-    config.mamba_num_heads = 6;
     config.mamba_head_dim = 4;
     config.mamba_state_dim = 5;
-    config.mamba_num_groups = groups;
     if (name == "mamba2") config.mamba_dt_limit = {"0.3", "0.9"};
-    config.normalization = Normalization::kRMSNorm;
     config.norm_placement = NormPlacement::kPost;  // the layer's norm is not part of the golden
-    config.hidden_dropout = 0.0;
-    config.finalize();
   }
   // [b, s, h] there, [s, b, h] here
   at::Tensor activation(const std::string& name, at::ScalarType type) const {
