@@ -31,6 +31,28 @@ std::vector<std::string_view> given_flags(const PipelineConfig& c) {
   return flags;
 }
 
+// A pattern of layers divides them by `|` or by cost.
+void refuse_beside_pattern(const PipelineConfig& c, Violations& v) {
+  const auto refuse = [&](bool given, std::string_view flag, const std::string& instead) {
+    if (given) v.add(cat(flag, " cannot be combined with --hybrid-layer-pattern"), instead);
+  };
+  const std::string bars = "| in the pattern ends a segment";
+  refuse(!c.pipeline_model_parallel_layout.empty(), "--pipeline-model-parallel-layout", bars);
+  refuse(c.num_layers_per_virtual_pipeline_stage.has_value(),
+         "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank");
+  refuse(c.account_for_embedding_in_pipeline_split, "--account-for-embedding-in-pipeline-split",
+         "layers are divided by cost, with that of the embedding");
+  refuse(c.account_for_loss_in_pipeline_split, "--account-for-loss-in-pipeline-split",
+         "layers are divided by cost, with that of the output layer");
+  if (!c.hybrid_segments.empty())
+    for (const auto& [count, flag] :
+         {std::pair(c.decoder_first_pipeline_num_layers, "--decoder-first-pipeline-num-layers"),
+          {c.decoder_last_pipeline_num_layers, "--decoder-last-pipeline-num-layers"}})
+      if (count)
+        v.add(cat(flag, " cannot be combined with | in --hybrid-layer-pattern"),
+              "leave one of them out");
+}
+
 void validate_pass_times(const PipelineConfig& c, Violations& v) {
   const std::vector<double>& times = c.zero_bubble_pass_times;
   v.require(
@@ -148,9 +170,24 @@ ScheduleShape PipelineConfig::shape(int64_t pipeline_model_parallel_size, int64_
   return shape;
 }
 
+ScheduleShape PipelineConfig::shape(const StageLayout& stages, int64_t num_microbatches) const {
+  ScheduleShape out = shape(stages.num_stages(), stages.num_chunks(), num_microbatches);
+  if (stages.costs().empty() || !zero_bubble_pass_times.empty()) return out;
+  out.costs.passes.assign(static_cast<size_t>(out.num_stages),
+                          std::vector<PassCosts>(static_cast<size_t>(out.num_chunks)));
+  for (size_t i = 0; i < stages.costs().size(); ++i) {
+    const SegmentPlace at =
+        place_of(schedule_placement(pipeline_schedule), out.num_stages, static_cast<int>(i));
+    out.costs.passes[static_cast<size_t>(at.stage)][static_cast<size_t>(at.chunk)] =
+        stages.costs()[i];
+  }
+  return out;
+}
+
 void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
                        int64_t num_layers, Violations& violations) {
   if (pipeline_model_parallel_size < 1 || num_layers < 1) return;  // reported by their owners
+  if (config.hybrid) refuse_beside_pattern(config, violations);
   if (pipeline_model_parallel_size == 1) {
     for (std::string_view flag : given_flags(config))
       violations.add(cat(flag, " has no effect with --pipeline-model-parallel-size 1"),

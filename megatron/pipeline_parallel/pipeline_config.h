@@ -12,6 +12,8 @@
 
 namespace megatron {
 
+class StageLayout;
+
 struct PipelineConfig : Config {
   // -- order of work
   ScheduleKind pipeline_schedule = ScheduleKind::k1F1B;
@@ -29,6 +31,10 @@ struct PipelineConfig : Config {
   bool account_for_embedding_in_pipeline_split = false;
   bool account_for_loss_in_pipeline_split = false;
 
+  // -- derived from --hybrid-layer-pattern, whose layers differ in cost; no flags
+  bool hybrid = false;
+  std::vector<int64_t> hybrid_segments;  // layers of each that its `|` end; empty: it has none
+
   // -- transfers
   bool overlap_p2p_communication = true;
 
@@ -39,6 +45,9 @@ struct PipelineConfig : Config {
   // make_stage_layout() chose, assuming equal stages.
   ScheduleShape shape(int64_t pipeline_model_parallel_size, int64_t num_chunks,
                       int64_t num_microbatches) const;
+  // The same for a layout, with the costs of its segments unless --zero-bubble-pass-times gives
+  // some.
+  ScheduleShape shape(const StageLayout& stages, int64_t num_microbatches) const;
 };
 
 // Rules that need the mesh and the model: adds one violation for each broken rule. A pipeline of

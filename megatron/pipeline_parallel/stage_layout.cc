@@ -192,6 +192,37 @@ std::vector<int64_t> counts_with_ends(const Question& q, int64_t chunks) {
   return counts;
 }
 
+// Layers of the segments of a pattern with `|`.
+const std::vector<int64_t>& counts_of_pattern(const Question& q) {
+  const auto count = std::ssize(q.config.hybrid_segments);
+  const bool v_shaped = schedule_placement(q.config.pipeline_schedule) == ChunkPlacement::kVShaped;
+  const std::string pattern = cat("--hybrid-layer-pattern has ", count, " segments");
+  if (v_shaped ? count != 2 * q.stages : count % q.stages != 0)
+    refuse(cat(pattern, v_shaped ? ", the schedule takes 2 x" : ", which is not divisible by",
+               " --pipeline-model-parallel-size ", q.stages),
+           cat(v_shaped ? cat(2 * q.stages) : around(count, q.stages),
+               " segments, or no |: layers are then divided by cost"));
+  const auto& chunks = q.config.num_virtual_stages_per_pipeline_rank;
+  if (chunks && *chunks * q.stages != count)
+    refuse(cat(pattern, ", --num-virtual-stages-per-pipeline-rank ", *chunks,
+               " x --pipeline-model-parallel-size ", q.stages, " asks for ", *chunks * q.stages),
+           cat("leave --num-virtual-stages-per-pipeline-rank out: it is ", count / q.stages));
+  return q.config.hybrid_segments;
+}
+
+// Layers of each segment of a pattern without `|`, before they are divided by cost.
+std::vector<int64_t> counts_of_letters(const Question& q, int64_t chunks) {
+  const int64_t segments = q.stages * chunks;
+  if (q.num_layers < segments)
+    refuse(cat("--hybrid-layer-pattern has ", q.num_layers, " layers for ", segments,
+               " segments of the pipeline"),
+           "fewer stages or virtual stages, or | around segments without layers");
+  std::vector<int64_t> counts;
+  for (int64_t i = 0; i < segments; ++i)
+    counts.push_back((i + 1) * q.num_layers / segments - i * q.num_layers / segments);
+  return counts;
+}
+
 std::vector<StageSlice> to_slices(const std::vector<int64_t>& counts) {
   std::vector<StageSlice> slices;
   int64_t next = 0;
@@ -223,6 +254,18 @@ int64_t StageLayout::num_layers() const {
   return segments_.back().first_layer + segments_.back().num_layers;
 }
 
+std::vector<int64_t> StageLayout::layer_counts() const {
+  std::vector<int64_t> counts;
+  for (const StageSlice& segment : segments_) counts.push_back(segment.num_layers);
+  return counts;
+}
+
+void StageLayout::set_costs(std::vector<PassCosts> costs) {
+  MEGATRON_ASSERT(costs.size() == segments_.size(), costs.size(), " costs of ", segments_.size(),
+                  " segments");
+  costs_ = std::move(costs);
+}
+
 StageSlice StageLayout::slice(int stage, int chunk) const {
   StageSlice slice =
       segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));
@@ -242,6 +285,8 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
   const ChunkPlacement placement = schedule_placement(config.pipeline_schedule);
   if (q.stages == 1) return StageLayout(num_layers);
   std::vector<StageSlice> segments;
+  if (!config.hybrid_segments.empty())
+    return {to_slices(counts_of_pattern(q)), static_cast<int>(q.stages), placement};
   if (!config.pipeline_model_parallel_layout.empty()) {
     segments = parse_layout(config.pipeline_model_parallel_layout, num_layers);
     const auto count = static_cast<int64_t>(segments.size());
@@ -255,7 +300,9 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
     const int64_t chunks = number_of_chunks(q);
     const bool ends =
         config.decoder_first_pipeline_num_layers || config.decoder_last_pipeline_num_layers;
-    segments = to_slices(ends ? counts_with_ends(q, chunks) : even_counts(q, chunks));
+    segments = to_slices(ends            ? counts_with_ends(q, chunks)
+                         : config.hybrid ? counts_of_letters(q, chunks)
+                                         : even_counts(q, chunks));
   }
   for (size_t i = 0; i < segments.size(); ++i) {
     const StageSlice& s = segments[i];

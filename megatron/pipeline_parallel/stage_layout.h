@@ -45,12 +45,17 @@ class StageLayout {
   int num_chunks() const { return static_cast<int>(segments_.size()) / num_stages_; }
   int64_t num_layers() const;
   const std::vector<StageSlice>& segments() const { return segments_; }
+  std::vector<int64_t> layer_counts() const;  // of the segments
   StageSlice slice(int stage, int chunk) const;
+  // Times of the segments' passes, where the schedule knows that they differ; empty: they do not.
+  const std::vector<PassCosts>& costs() const { return costs_; }
+  void set_costs(std::vector<PassCosts> costs);
 
  private:
   std::vector<StageSlice> segments_;
   int num_stages_;
   ChunkPlacement placement_;
+  std::vector<PassCosts> costs_;
 };
 
 // The layout that the configuration asks for; it always covers num_layers layers. Throws UsageError

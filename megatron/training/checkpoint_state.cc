@@ -19,6 +19,7 @@
 #include "megatron/models/model_table.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/experts/upcycling.h"
+#include "megatron/training/hybrid_start.h"
 #include "megatron/training/replicated_state.h"
 #include "megatron/transformer/config/lora.h"
 
@@ -173,6 +174,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
       return names.contains(key);
     });
   if (parts.upcycling != nullptr) parts.upcycling->redirect(tensors);
+  read_as_letters(checkpoint, model.chunks.front().module->config().transformer, tensors);
   if (!parts.heads.empty()) take_pooler_from_head(checkpoint, tensors);
   LoadOptions options;
   options.convert_dtype = !parts.optimizer;

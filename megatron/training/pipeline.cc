@@ -23,7 +23,7 @@ Pipeline::Pipeline(const PipelineConfig& config, StageLayout layout, const Paral
 const Schedule& Pipeline::schedule(int num_microbatches, bool training) {
   const auto [found, inserted] = schedules_.try_emplace({num_microbatches, training});
   if (inserted) {
-    const ScheduleShape shape = config_.shape(num_stages_, num_chunks(), num_microbatches);
+    const ScheduleShape shape = config_.shape(layout_, num_microbatches);
     found->second = training ? make_schedule(config_.pipeline_schedule, shape)
                              : make_forward_schedule(config_.pipeline_schedule, shape);
   }

@@ -4,6 +4,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/norm_placement.h"
+#include "megatron/transformer/layer/sublayer.h"
 
 namespace megatron {
 
@@ -19,7 +20,7 @@ TransformerBlock::TransformerBlock(const TransformerConfig& config, int64_t firs
   if (!final_norm || !has_final_norm(config)) return;
   final_layernorm_ =
       std::make_unique<Norm>(config.hidden_size, norm_options(config, sequence_parallel));
-  add("final_layernorm", final_layernorm_.get());
+  add(config.is_hybrid() ? "final_norm" : "final_layernorm", final_layernorm_.get());
 }
 
 at::Tensor TransformerBlock::forward(at::Tensor x, const ForwardContext& pass) {

@@ -13,7 +13,8 @@ namespace megatron {
 
 // Keeps references to config and groups, which must outlive it.
 //
-// Parameters: layers.N... with N the global layer index from 0, final_layernorm.{weight, bias}.
+// Parameters: layers.N... with N the global layer index from 0, final_layernorm.{weight, bias}, of
+// hybrid models final_norm.{weight, bias}.
 class TransformerBlock : public Module {
  public:
   // Layers [first_layer, first_layer + num_layers), counted from 0. `numbered_after`: layers of

@@ -67,6 +67,11 @@ INSTANTIATE_TEST_SUITE_P(Experts, RoundedLayouts, testing::ValuesIn(rows_in_fp32
                          [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Encoders, RoundedLayouts, testing::ValuesIn(rows_in_fp32(encoder_rows())),
                          [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Hybrids, RoundedLayouts, testing::ValuesIn(rows_in_fp32(hybrid_rows())),
+                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Hybrids, Layouts,
+                         testing::ValuesIn(hybrid_rows().begin(), hybrid_rows().end()),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Encoders, Layouts,
                          testing::ValuesIn(encoder_rows().begin(), encoder_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -36,6 +36,10 @@ std::span<const ModelFlags> expert_models();
 std::span<const LayoutRow> encoder_rows();
 std::span<const ModelFlags> encoder_models();
 
+// Those of models whose layers are letters of a pattern.
+std::span<const LayoutRow> hybrid_rows();
+std::span<const ModelFlags> hybrid_models();
+
 // The flags of a model of the matrix.
 const char* model_flags(const char* model);
 

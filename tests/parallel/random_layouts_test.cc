@@ -7,7 +7,8 @@
 // As many with experts follow, from seed kFirstOfExperts + S - 1 on, as many encoder-decoders from
 // seed kFirstOfStacks + S - 1 on, proofs of as many in FP8 with scales of blocks from seed
 // kFirstOfBlocks + S - 1 on and, if N is given, as many encoders from seed kFirstOfEncoders + S - 1
-// on. A configuration is determined by its seed, which a failure message names.
+// on; as many models of letters from seed kFirstOfHybrids + S - 1 on. A configuration is determined
+// by its seed, which a failure message names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,8 +33,10 @@ constexpr int kSteps = 3;
 constexpr int kMaxRanks = 8;
 constexpr int64_t kFp8Unit = 16, kBlock = 128;  // products in FP8 want multiples of it
 constexpr int64_t kFirstOfExperts = 1'000'001, kFirstOfStacks = 2'000'001,
-                  kFirstOfBlocks = 3'000'001, kFirstOfEncoders = 4'000'001;
-constexpr int64_t kEncoders = 3;  // one of so many others without FP8 is a BERT
+                  kFirstOfBlocks = 3'000'001, kFirstOfEncoders = 4'000'001,
+                  kFirstOfHybrids = 5'000'001;
+constexpr int64_t kHybridsWithExperts = 3;  // one of so many models of letters
+constexpr int64_t kEncoders = 3;            // one of so many others without FP8 is a BERT
 
 // Draws that are the same with every standard library, which the distributions of <random> are not.
 class Dice {
@@ -120,6 +123,48 @@ class Draw {
     if (dice_.chance(30)) add("--bert-first-position", dice_.range(1, 3));
     encoder_layers();
     maybe(20, "--remove-padding false");
+    return true;
+  }
+
+  // Of a decoder, one whose layers are letters; false: it has flags that none of those may have.
+  bool becomes_hybrid() {
+    for (const char* flag : {"--pipeline-model-parallel-layout", "--account-for-",
+                             "--num-layers-per-virtual", "--decoder-first", "--decoder-last",
+                             "--moe-layer-freq", "--mtp-num-layers", "--norm-placement"})
+      if (given(flag)) return false;
+    // Products in FP8 want sizes that steps of heads do not have.
+    const std::string letters = cat(experts_ ? "*-E" : "*-", fp8_unit_ > 0 ? "" : "MG");
+    const auto draw = [&](int64_t count) {
+      std::string text;
+      for (int64_t i = 0; i < count; ++i)
+        text += letters[static_cast<size_t>(dice_.range(0, std::ssize(letters) - 1))];
+      return text;
+    };
+    std::string pattern = draw(num_layers_ + dice_.range(0, 3));
+    if (mesh_.pp > 1 && dice_.chance(50)) {
+      const int64_t chunks = given("--pipeline-schedule zb-v") ? 2 : dice_.range(1, 2);
+      pattern.clear();
+      for (int64_t segment = 0; segment < mesh_.pp * chunks; ++segment)
+        pattern += (segment > 0 ? "|" : "") + draw(dice_.range(0, 3));
+    }
+    const std::string layers = cat(" --num-layers ", num_layers_);
+    flags_.replace(flags_.find(layers), layers.size(), cat(" --hybrid-layer-pattern ", pattern));
+    if (pattern.find('M') != std::string::npos) {
+      const int64_t heads = mesh_.tp * dice_.range(1, 3);
+      add("--mamba-num-heads", heads);
+      add("--mamba-num-groups", dice_.divisor(heads));
+      add("--mamba-head-dim", dice_.range(2, 5));
+      add("--mamba-state-dim", mesh_.tp * dice_.range(1, 3));
+      add("--mamba-chunk-size", dice_.range(1, 9));
+    }
+    if (pattern.find('G') != std::string::npos) {
+      const int64_t keys = mesh_.tp * dice_.range(1, 2);
+      add("--linear-num-key-heads", keys);
+      add("--linear-num-value-heads", keys * dice_.range(1, 2));
+      add("--linear-key-head-dim", dice_.range(2, 6));
+      add("--linear-value-head-dim", dice_.range(2, 6));
+      add("--linear-conv-kernel-dim", dice_.range(2, 4));
+    }
     return true;
   }
 
@@ -528,17 +573,21 @@ struct Configuration {
 // The first attempt that the rules accept.
 Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
   Dice dice(seed);
-  const bool encoders = seed >= kFirstOfEncoders, blocks = !encoders && seed >= kFirstOfBlocks,
-             stacks = !encoders && !blocks && seed >= kFirstOfStacks,
-             experts = seed >= kFirstOfExperts && seed < kFirstOfStacks;
+  const bool hybrids = seed >= kFirstOfHybrids, encoders = !hybrids && seed >= kFirstOfEncoders,
+             blocks = !hybrids && !encoders && seed >= kFirstOfBlocks,
+             stacks = !hybrids && !encoders && !blocks && seed >= kFirstOfStacks,
+             experts = (seed >= kFirstOfExperts && seed < kFirstOfStacks) ||
+                       (hybrids && seed % kHybridsWithExperts == 0);
   Mesh mesh = draw_mesh(dice, max_ranks);
   while (stacks && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
   const bool fp8 = blocks || (!stacks && !experts && !encoders && dice.chance(34));
-  const bool encoder = encoders || (!stacks && !experts && !fp8 && seed % kEncoders == 0);
+  const bool encoder =
+      encoders || (!stacks && !experts && !hybrids && !fp8 && seed % kEncoders == 0);
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
     Draw draw(dice, mesh, blocks ? kBlock : fp8 ? kFp8Unit : 0, experts, stacks);
     if (encoder && !draw.becomes_encoder()) continue;
+    if (hybrids && !draw.becomes_hybrid()) continue;
     const Configuration drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
                               draw.precision_flags()};
     try {
@@ -581,7 +630,8 @@ std::string outcome(const std::function<std::string()>& check) {
 // How to repeat a check.
 std::string again(int64_t seed) {
   int64_t number = seed;
-  for (const int64_t first : {kFirstOfExperts, kFirstOfStacks, kFirstOfBlocks, kFirstOfEncoders})
+  for (const int64_t first :
+       {kFirstOfExperts, kFirstOfStacks, kFirstOfBlocks, kFirstOfEncoders, kFirstOfHybrids})
     if (seed >= first) number = seed - first + 1;
   return cat("again: MEGATRON_RANDOM_SEED=", number, " MEGATRON_RANDOM_LAYOUTS=1, seed ", seed,
              "\n");
@@ -671,7 +721,7 @@ TEST(DrawnTypes, AreDrawnAboutAsOften) {
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
                          [](const auto& info) { return cat(info.param); });
 // Proofs take most of the time: those of three with experts are part of `make test`, three
-// encoder-decoders, and none with blocks and of the seeds of encoders.
+// encoder-decoders and models of letters, and none with blocks and of the seeds of encoders.
 const bool kMany = std::getenv("MEGATRON_RANDOM_LAYOUTS") != nullptr;
 const int64_t kFew = kMany ? kSeeds : 3, kNoneOrAll = kMany ? kSeeds : 0;
 INSTANTIATE_TEST_SUITE_P(Seeds, ProvedLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
@@ -699,6 +749,14 @@ INSTANTIATE_TEST_SUITE_P(Encoders, RandomLayouts,
 INSTANTIATE_TEST_SUITE_P(Encoders, ProvedLayouts,
                          testing::Range(kFirstOfEncoders + kFirstSeed - 1,
                                         kFirstOfEncoders + kFirstSeed - 1 + kNoneOrAll),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Hybrids, RandomLayouts,
+                         testing::Range(kFirstOfHybrids + kFirstSeed - 1,
+                                        kFirstOfHybrids + kFirstSeed - 1 + kFew),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Hybrids, ProvedLayouts,
+                         testing::Range(kFirstOfHybrids + kFirstSeed - 1,
+                                        kFirstOfHybrids + kFirstSeed - 1 + kFew),
                          [](const auto& info) { return cat(info.param); });
 INSTANTIATE_TEST_SUITE_P(Stacks, ProvedLayouts,
                          testing::Range(kFirstOfStacks + kFirstSeed - 1,

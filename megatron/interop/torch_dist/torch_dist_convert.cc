@@ -60,6 +60,8 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   // Ours, by the keys that they are in, and their indices there
   std::map<std::string, std::vector<std::pair<std::string, std::optional<int64_t>>>> stacks;
   std::vector<std::string> order;
+  MEGATRON_CHECK(!config.transformer.is_hybrid(), source.checkpoint.directory().string(),
+                 ": a model of --hybrid-layer-pattern is not written as torch_dist yet");
   for (const auto& [name, shape] : parameter_shapes(config)) {
     const auto found = manifest.tensors.find(name);
     MEGATRON_CHECK(found != manifest.tensors.end(), source.checkpoint.directory().string(), ": ",

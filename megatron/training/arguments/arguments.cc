@@ -475,6 +475,21 @@ void tokens_ahead_can_be_predicted(const Arguments& a, Violations& v) {
         "--position-embedding-type rope, or another schedule");
 }
 
+void states_divide(const Arguments& a, Violations& v) {
+  if (!a.transformer.is_given()) return;
+  validate_mamba_ranks(a.transformer, a.parallel.tensor_model_parallel_size, v);
+  validate_linear_attention_ranks(a.transformer, a.parallel.tensor_model_parallel_size, v);
+}
+
+// Models of other tasks have layers of their own.
+void layers_of_a_pattern_can_be_trained(const Arguments& a, Violations& v) {
+  if (!a.transformer.is_hybrid()) return;
+  const std::string& task = a.training.task;
+  if (trains_t5(task) || task == "bert" || !heads_of_task(task).empty())
+    v.add(cat("--hybrid-layer-pattern with --task ", task, " is not built"),
+          "leave one of them out");
+}
+
 void stages_can_share_the_vocabulary(const Arguments& a, Violations& v) {
   if (!a.splits_vocabulary()) return;
   if (!a.transformer.untie_embeddings_and_output_weights)
@@ -523,6 +538,8 @@ constexpr Rule kRules[] = {world_divides,
                            fused_loss_knows_its_gradient,
                            layouts_know_the_stacks,
                            tokens_ahead_can_be_predicted,
+                           layers_of_a_pattern_can_be_trained,
+                           states_divide,
                            preferences_fit,
                            stages_can_share_the_vocabulary,
                            documents_can_have_their_own_width,
@@ -588,6 +605,8 @@ int64_t Arguments::most_masked_by_bert() const {
 void Arguments::finalize() {
   finalize_task(*this);
   transformer.finalize();
+  pipeline.hybrid = transformer.is_hybrid();
+  pipeline.hybrid_segments = transformer.hybrid_segments();
   if (parallel.tensor_model_parallel_size == 1) parallel.sequence_parallel = false;
   if (training.step_batch_size_schedule.empty() && !training.global_batch_size &&
       training.micro_batch_size > 0)

@@ -275,7 +275,8 @@ constexpr KnownFlag kRows[] = {
      1, 1},
     // -- experimental
     so("--enable-experimental", kNothingHidden),
-    {"--spec", kNo, "layers are described by flags, not by Python objects", 0, -1},
+    so("--spec", kHybridSpec, 0, -1),
+    so("--is-hybrid-model", kHybridModel),
     {"--yaml-cfg", kNo, "give --config FILE", 1, 1},
     {"--megatron-fsdp-main-params-dtype", kNo,
      "--main-params-dtype is the setting for every kind of sharding", 1, 1, "fp32"},
@@ -339,13 +340,16 @@ constexpr Refusal kRefusals[] = {
     {"the hidden states of multi-token prediction are those of the layer before", "--mtp-hsm"},
     {"clipping of queries and keys is not built yet",
      "--qk-clip --qk-clip-alpha=0.5 --qk-clip-threshold=100"},
-    {"sparse, gated-delta and linear attention are not built yet",
-     "--experimental-attention-variant= --dsa-indexer-n-heads= --dsa-indexer-head-dim= "
-     "--dsa-indexer-topk= --dsa-indexer-topk-freq=1 --dsa-indexer-skip-topk-offset=0 "
-     "--dsa-indexer-loss-coeff= --dsa-indexer-use-sparse-loss --dsa-kernel-backend=none "
-     "--dsa-indexer-rope-interleaved --dsa-indexer-k-norm-epsilon= --dsa-indexer-k-norm-fp32 "
-     "--gdp-num-householder=3 --gdp-cutedsl-kernel --gdp-num-chunk-states-to-recompute=2 "
-     "--linear-attention-freq="},
+    {"sparse attention is not built yet",
+     "--dsa-indexer-n-heads= --dsa-indexer-head-dim= --dsa-indexer-topk= --dsa-indexer-topk-freq=1 "
+     "--dsa-indexer-skip-topk-offset=0 --dsa-indexer-loss-coeff= --dsa-indexer-use-sparse-loss "
+     "--dsa-kernel-backend=none --dsa-indexer-rope-interleaved --dsa-indexer-k-norm-epsilon= "
+     "--dsa-indexer-k-norm-fp32"},
+    {"gated delta nets are the letter G of a pattern: gdn with --linear-attention-freq 4 is "
+     "--hybrid-layer-pattern G-G-G-*- over and over; gdn2 and sparse attention are not built",
+     "--experimental-attention-variant= --linear-attention-freq="},
+    {"gated delta products are not built",
+     "--gdp-num-householder=3 --gdp-cutedsl-kernel --gdp-num-chunk-states-to-recompute=2"},
     {"the maximal update parametrisation (muP) is not built yet",
      "--use-mup --mup-width-mult=1.0 --mup-base-hidden-size= --mup-embedding-mult=1.0 "
      "--mup-output-mult=1.0 --mup-base-head-dim= --mup-attn-scale-power=1.0"},
@@ -389,11 +393,11 @@ constexpr Refusal kRefusals[] = {
      "--inference-shards="},
     {"batch-invariant kernels are not built yet",
      "--batch-invariant-mode --batch-invariant-backend=te_native"},
-    {"Mamba and hybrid models are not built yet",
-     "--is-hybrid-model --mamba-state-dim=128 --mamba-head-dim=64 --mamba-num-groups=8 "
-     "--mamba-num-heads= --disable-mamba-mem-eff-path --mamba-training-ssm-states-dtype= "
-     "--mamba-inference-conv-states-dtype=bf16 --mamba-inference-ssm-states-dtype=bf16 "
-     "--hybrid-layer-pattern= --hybrid-override-pattern="},
+    {"Mamba-2 layers have one path, which keeps states in fp32 and rows of convolutions in the "
+     "type of "
+     "the model",
+     "--disable-mamba-mem-eff-path --mamba-training-ssm-states-dtype= "
+     "--mamba-inference-conv-states-dtype= --mamba-inference-ssm-states-dtype=fp32"},
     {"computing the MLP in chunks of the sequence is not built yet",
      "--mlp-chunks-for-prefill=1 --mlp-chunks-for-training=1"},
     {"training writes no vectors of texts; `megatron embed` does",

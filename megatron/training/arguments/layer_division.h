@@ -10,8 +10,10 @@ namespace megatron {
 bool names_layers_of_stages(const PipelineConfig& config);
 
 // As the flags say. Where they say the number of stages and chunks alone, segments of a model of
-// two stacks cost about the same floating-point operations, output layer included; those of other
-// models have equally many layers.
+// two stacks cost about the same floating-point operations, output layer included; stages of a
+// hybrid model take about the same time on an H100 (divide_over_stages), embedding, output layer
+// and recomputation included; segments of other models have equally many layers. Schedules
+// that plan with the costs of a hybrid model's segments find them in the layout.
 StageLayout divide_layers(const Arguments& arguments, const Vocabulary& vocabulary,
                           const ModelProvider& provider);
 

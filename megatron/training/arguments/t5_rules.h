@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "megatron/training/arguments/arguments.h"
-#include "megatron/transformer/config/proof_size.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 
 namespace megatron {
 

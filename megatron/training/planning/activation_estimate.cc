@@ -18,9 +18,9 @@ class OffloadedHalves {
   }
   int64_t count() const { return static_cast<int64_t>(given_.size()); }
 
-  // Bytes in transfer to the host while half layer `half` runs, without those of the other half of
-  // the same layer.
-  int64_t leaving(int64_t half) const { return given(half - in_flight_, half / 2 * 2); }
+  // Bytes in transfer to the host while half layer `half` runs, without those of the same layer,
+  // which begins with `first`.
+  int64_t leaving(int64_t half, int64_t first) const { return given(half - in_flight_, first); }
   int64_t leaving_at_the_end() const { return given(count() - in_flight_, count()); }
   // While the output layer runs
   int64_t leaving_at_the_head() const { return given(count() - 1 - in_flight_, count() - 1); }
@@ -82,6 +82,7 @@ class ChunkPass {
   const int64_t arrived_;
   std::vector<int64_t> streams_;  // of the outputs of embedding and layers, one for each moment
   OffloadedHalves halves_;
+  std::vector<int64_t> first_half_;  // of each layer that is recorded
   PassBytes pass_;
   int64_t saved_ = 0;        // by recorded layers, on the device
   int64_t at_the_head_ = 0;  // held in addition while the output layer runs
@@ -109,8 +110,9 @@ PassBytes ChunkPass::run() {
     layers.push_back(
         plan_.layer_cost(slice_.first_layer + i + 1, i >= again_.layers && i < num_offloaded_));
     if (i < again_.layers) continue;
+    first_half_.push_back(halves_.count());
     halves_.add(layers.back().first.offloaded);
-    halves_.add(layers.back().second.offloaded);
+    if (!layers.back().one_half) halves_.add(layers.back().second.offloaded);
   }
   pass_.moments.resize(layers.size() + 3);
   for (const LayerCost& layer : layers) streams_.push_back(layer.stream);
@@ -160,13 +162,13 @@ ChunkPass::RecomputedLayer ChunkPass::in_unit(int64_t unit) const {
 }
 
 void ChunkPass::add_layer(int64_t index, const LayerCost& layer) {
-  const int64_t half = 2 * (index - again_.layers);
+  const int64_t half = first_half_[static_cast<size_t>(index - again_.layers)];
   const bool offloaded = index < num_offloaded_;
   SavedBytes saved = layer.saved();
   const int64_t whole = saved.total();
   PassMoment& moment = pass_.moments[static_cast<size_t>(index) + 1];
-  moment.forward =
-      saved_ + layer.stream + layer.forward_peak(halves_.leaving(half), halves_.leaving(half + 1));
+  moment.forward = saved_ + layer.stream +
+                   layer.forward_peak(halves_.leaving(half, half), halves_.leaving(half + 1, half));
   const bool grad_is_held = !slice_.head && index + 1 == slice_.num_layers;
   // Both halves of an offloaded layer are reloaded before the first is used.
   const LayerCost::Backward backward = layer.backward_peak(
@@ -175,7 +177,7 @@ void ChunkPass::add_layer(int64_t index, const LayerCost& layer) {
   moment.backward = before + backward.most;
   if (halves_.may_be_leaving(half)) {
     moment.backward_first = before + backward.most;
-  } else if (halves_.may_be_leaving(half + 1)) {
+  } else if (!layer.one_half && halves_.may_be_leaving(half + 1)) {
     moment.backward_first = before + backward.second_half;
   }
   saved -= layer.offloaded();

@@ -60,6 +60,12 @@ std::string layers_text(const LayoutPlan& plan, int stage) {
   return text;
 }
 
+// The letters of a hybrid model's layers, with | between the segments; empty: it is none.
+std::string pattern_of(const LayoutPlan& plan) {
+  if (!plan.model().is_hybrid()) return {};
+  return pattern_of_segments(plan.model().hybrid_letters(), plan.stages.layer_counts());
+}
+
 std::string heading(const LayoutPlan& plan, const LayoutReport& report) {
   const Arguments& a = plan.arguments;
   std::string out = cat(a.world_size, " ranks = tp ", plan.tensor, " x cp ", plan.context, " x pp ",
@@ -69,6 +75,8 @@ std::string heading(const LayoutPlan& plan, const LayoutReport& report) {
              plan.bytes.model == 2 ? (a.optimizer.bf16 ? "bf16" : "fp16") : "fp32", "; ",
              plan.num_microbatches, " micro-batches of ", a.training.micro_batch_size, " x ",
              plan.model().seq_length, " tokens per step and data rank\n");
+  if (const std::string pattern = pattern_of(plan); !pattern.empty())
+    out += cat("--hybrid-layer-pattern \"", pattern, "\" divides the layers so\n");
   out += cat("the stages hold ", report.stage_layers, " of ", report.layers, " layers and ",
              format_count(static_cast<uint64_t>(report.stage_parameters)), " of ",
              format_count(static_cast<uint64_t>(report.parameters)), " parameters\n");
@@ -225,9 +233,8 @@ Schedule shown_schedule(const LayoutPlan& plan) {
   const int64_t wanted = std::max<int64_t>(8, 2 * plan.pipeline);
   const int64_t shown = (wanted + unit - 1) / unit * unit;
   if (shown >= plan.num_microbatches) return plan.schedule;
-  return make_schedule(
-      plan.arguments.pipeline.pipeline_schedule,
-      plan.arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), shown));
+  return make_schedule(plan.arguments.pipeline.pipeline_schedule,
+                       plan.arguments.pipeline.shape(plan.stages, shown));
 }
 
 void add_json(JsonWriter& json, const StageMemory& m) {
@@ -459,6 +466,8 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
   json.member("schedule", plan.schedule.name)
       .member("idle", report.idle)
       .member("parameters", report.parameters);
+  if (const std::string pattern = pattern_of(plan); !pattern.empty())
+    json.member("hybrid_layer_pattern", pattern);
   json.member("layers", report.stage_layers).member("fullest_stage", report.fullest);
   json.member("cuda_context", report.outside.context)
       .member("nccl_buffers", report.outside.communicators);

@@ -163,9 +163,8 @@ LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabu
   plan.bytes = element_bytes(arguments);
   plan.sharding = data_sharding(arguments, plan.mesh, {});
   plan.stages = divide_layers(arguments, vocabulary, provider);
-  plan.schedule = make_schedule(
-      arguments.pipeline.pipeline_schedule,
-      arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches));
+  plan.schedule = make_schedule(arguments.pipeline.pipeline_schedule,
+                                arguments.pipeline.shape(plan.stages, plan.num_microbatches));
   plan.transfers = plan_transfers(plan.schedule);
   for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage)
     plan.held.push_back(hold(plan, stage, provider));

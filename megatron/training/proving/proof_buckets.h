@@ -2,7 +2,7 @@
 #pragma once
 
 #include "megatron/training/arguments/arguments.h"
-#include "megatron/transformer/config/proof_size.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 
 namespace megatron {
 

@@ -18,7 +18,7 @@
 #include "megatron/training/proving/proof_buckets.h"
 #include "megatron/training/proving/rounding_band.h"
 #include "megatron/training/tasks/tasks.h"
-#include "megatron/transformer/config/proof_size.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 #include "megatron/transformer/moe/routing_replay.h"
 
 namespace megatron {
@@ -242,6 +242,15 @@ int64_t most_microbatches(const Arguments& a) {
 }
 
 // A batch that grows does so after the first step, if it has several micro-batches then.
+// The tiny pattern names its segments, which cost may have divided.
+void shrink_letters(Arguments& a, const Arguments& before, Shrinker& shrinker) {
+  if (names_layers(a.training.freeze) || names_layers(a.training.freeze_except)) return;
+  const StageLayout stages = divide_layers(before, likely_vocabulary(before), provide_model());
+  shrink_pattern(a.transformer, stages.layer_counts(), shrinker);
+  a.pipeline.decoder_first_pipeline_num_layers = {};
+  a.pipeline.decoder_last_pipeline_num_layers = {};
+}
+
 void shrink_batch(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   TrainingConfig& t = a.training;
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
@@ -575,7 +584,9 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
        a.data_parallel_size(), a.training.calculate_per_token_loss},
       shrinker);
   shrink_documents(a, shrinker, arguments.transformer.seq_length);
-  if (const std::optional<int64_t> segments = even_segments(a))
+  if (a.transformer.is_hybrid())
+    shrink_letters(a, arguments, shrinker);
+  else if (const std::optional<int64_t> segments = even_segments(a))
     shrink_depth(a.transformer, *segments, a.parallel.pipeline_model_parallel_size, shrinker);
   shrink_task(a, arguments, shrinker);
   shrink_run(a, arguments, shrinker, num_steps, on_gpu);

@@ -4,7 +4,7 @@
 #include "megatron/models/bert/bert_model.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/tasks/tasks.h"
-#include "megatron/transformer/config/proof_size.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 
 namespace megatron {
 namespace {

@@ -6,7 +6,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/tasks/labelled_sets.h"
 #include "megatron/training/tasks/tasks.h"
-#include "megatron/transformer/config/proof_size.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 
 namespace megatron {
 

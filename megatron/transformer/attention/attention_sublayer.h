@@ -5,11 +5,7 @@
 
 namespace megatron {
 
-class AttentionSublayer : public Sublayer {
- public:
-  // As Layer::make_state.
-  virtual std::unique_ptr<LayerState> make_state() const = 0;
-};
+class AttentionSublayer : public Sublayer {};
 
 // Self attention, or what the configuration puts in its place. `layer_number` is global and counts
 // from 1. Config and groups must outlive it.

@@ -26,7 +26,7 @@ CoreAttention::CoreAttention(const TransformerConfig& config, int64_t layer_numb
       layer_number_(layer_number),
       first_head_(groups.tp.rank() * heads),
       context_parallel_type_(config.context_parallel_type(layer_number)),
-      dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
+      dropout_key_(random_key(config.seed, "attention_dropout", config.draw_number(layer_number))),
       heads_(heads) {
   if (config.softmax_type != SoftmaxType::kLearnable) return;
   softmax_offset_ = std::make_unique<Parameter>();

@@ -46,7 +46,9 @@ void AttentionBackendConfig::validate(Violations& v, const ShapeConfig& shape) c
 }
 
 ContextParallelType AttentionBackendConfig::context_parallel_type(int64_t layer_number) const {
-  const size_t index = cp_comm_type.size() == 1 ? 0 : static_cast<size_t>(layer_number - 1);
+  // validate() reports lists of another length.
+  const auto place = static_cast<size_t>(layer_number - 1);
+  const size_t index = place < cp_comm_type.size() ? place : 0;
   const auto type = parse_context_parallel_type(cp_comm_type.at(index));
   MEGATRON_CHECK(type.has_value(), "--cp-comm-type ", cp_comm_type[index], " is not known",
                  "\nhint: types: p2p, all_gather, a2a, a2a+p2p");

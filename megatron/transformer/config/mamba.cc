@@ -39,6 +39,9 @@ void MambaConfig::fields(FieldVisitor& v) {
           "limited");
   v.field("mamba_norm_epsilon", mamba_norm_epsilon,
           "Mamba-2: added to the mean of squares in the gated norm");
+  v.role(FieldRole::kNumerics);
+  v.field("mamba_chunk_size", mamba_chunk_size,
+          "Mamba-2: tokens whose states the scan computes together");
 }
 
 void MambaConfig::validate(Violations& v, const ShapeConfig&) const {
@@ -48,6 +51,7 @@ void MambaConfig::validate(Violations& v, const ShapeConfig&) const {
   positive("--mamba-state-dim", mamba_state_dim);
   positive("--mamba-head-dim", mamba_head_dim);
   positive("--mamba-num-groups", mamba_num_groups);
+  positive("--mamba-chunk-size", mamba_chunk_size);
   positive("--mamba-num-heads", mamba_num_heads.value_or(1));
   v.require(mamba_norm_epsilon > 0,
             cat("--mamba-norm-epsilon ", mamba_norm_epsilon, " must be positive"));
@@ -64,7 +68,8 @@ void validate_mamba(const TransformerConfig& c, Violations& v) {
   if (!c.has_letter('M')) {
     v.require(static_cast<const MambaConfig&>(c) == MambaConfig(),
               "--mamba-state-dim, --mamba-head-dim, --mamba-num-groups, --mamba-num-heads, "
-              "--mamba-dt-limit and --mamba-norm-epsilon have an effect only on Mamba-2 layers, "
+              "--mamba-dt-limit, --mamba-norm-epsilon and --mamba-chunk-size have an effect only "
+              "on Mamba-2 layers, "
               "the letter M of a pattern");
     v.require(!c.recomputes("mamba") && !c.recomputes("mamba_norm"),
               "--recompute-modules mamba and mamba_norm have an effect only on Mamba-2 layers, the "

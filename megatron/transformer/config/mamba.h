@@ -26,6 +26,7 @@ struct MambaConfig {
   // The least and the largest time step, numbers or "inf"; empty: not limited.
   std::vector<std::string> mamba_dt_limit;
   double mamba_norm_epsilon = 1e-5;  // of the gated norm
+  int64_t mamba_chunk_size = 128;    // rows of a chunk of the scan
 
   void fields(FieldVisitor& visitor);
   void validate(Violations& v, const ShapeConfig& shape) const;
@@ -46,8 +47,6 @@ struct MambaConfig {
 
 // Tokens that a Mamba-2 convolution reads, its own included.
 inline constexpr int64_t kMambaConvWidth = 4;
-// Rows of a chunk of the scan.
-inline constexpr int64_t kMambaChunk = 128;
 
 // Rules of a model: heads and groups of its Mamba-2 layers; without such layers its flags are
 // refused.

@@ -26,7 +26,7 @@ void ShapeConfig::fields(FieldVisitor& v) {
           "give the output layer its own weight");
 }
 
-void ShapeConfig::validate(Violations& v) const {
+void ShapeConfig::validate(Violations& v, bool attends) const {
   const auto positive = [&](const char* flag, int64_t value) {
     v.require(
         value > 0,
@@ -35,13 +35,14 @@ void ShapeConfig::validate(Violations& v) const {
   };
   positive("--num-layers", num_layers);
   positive("--hidden-size", hidden_size);
-  positive("--num-attention-heads", num_attention_heads);
+  if (attends) positive("--num-attention-heads", num_attention_heads);
   positive("--seq-length", seq_length);
-  if (!is_given()) return;
+  if (!is_given(attends)) return;
   v.require(
-      kv_channels > 0 && (kv_channels * num_attention_heads == hidden_size ||
-                          hidden_size % num_attention_heads == 0 ||
-                          kv_channels != hidden_size / num_attention_heads),
+      num_attention_heads == 0 ||
+          (kv_channels > 0 && (kv_channels * num_attention_heads == hidden_size ||
+                               hidden_size % num_attention_heads == 0 ||
+                               kv_channels != hidden_size / num_attention_heads)),
       cat("--hidden-size ", hidden_size, " is not divisible by --num-attention-heads ",
           num_attention_heads),
       cat("give --kv-channels, or a number of heads that divides: ", format_divisors(hidden_size)));

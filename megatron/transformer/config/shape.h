@@ -22,11 +22,13 @@ struct ShapeConfig {
   bool untie_embeddings_and_output_weights = false;
 
   void fields(FieldVisitor& visitor);
-  void validate(Violations& v) const;
+  // `attends`: some layer has attention, and with it heads.
+  void validate(Violations& v, bool attends = true) const;
 
   // Whether the sizes without defaults are given; validate() checks the others only then.
-  bool is_given() const {
-    return num_layers > 0 && hidden_size > 0 && num_attention_heads > 0 && seq_length > 0;
+  bool is_given(bool attends = true) const {
+    return num_layers > 0 && hidden_size > 0 && (num_attention_heads > 0 || !attends) &&
+           seq_length > 0;
   }
   // For the record of a run.
   std::vector<std::pair<const char*, int64_t>> sizes() const {

@@ -6,6 +6,49 @@
 #include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
+namespace {
+
+// The list of --moe-layer-freq that says the same as the letters.
+std::string moe_layers_of(const std::string& letters) {
+  std::string list;
+  for (const char letter : letters) list += cat(list.empty() ? "[" : ",", letter == 'E' ? 1 : 0);
+  return list + "]";
+}
+
+// What a pattern needs of the other flags, and what is not built beside it.
+void validate_hybrid(const TransformerConfig& t, Violations& v) {
+  const auto refuse = [&](bool given, std::string_view flag) {
+    if (given)
+      v.add(cat(flag, " with --hybrid-layer-pattern is not built"), "leave one of them out");
+  };
+  refuse(t.parallel_residual, "--parallel-residual");
+  refuse(t.norm_placement != NormPlacement::kPre, "--norm-placement other than pre");
+  refuse(!t.first_input_norm, "--no-first-input-norm");
+  refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
+  if (!t.attends() && t.position_embedding_type == PositionEmbedding::kRope)
+    v.add(
+        "--position-embedding-type rope has no effect on a --hybrid-layer-pattern without "
+        "attention",
+        "--position-embedding-type none");
+  const auto count = [&](char letter) { return t.count_hybrid_letter(letter); };
+  if (count('E') > 0 && !t.has_moe())
+    v.add("--hybrid-layer-pattern has E, experts, without --num-experts");
+  if (count('E') == 0 && t.has_moe())
+    v.add("--num-experts has no effect on a --hybrid-layer-pattern without E, experts");
+  if (count('E') > 0 && t.has_moe() && t.moe_layer_freq != moe_layers_of(t.hybrid_letters()))
+    v.add(cat("--moe-layer-freq ", t.moe_layer_freq,
+              " with --hybrid-layer-pattern, whose E say which layers have experts"),
+          "leave --moe-layer-freq out");
+  if (count('+') > 0 && !t.multi_latent_attention)
+    v.add("--hybrid-layer-pattern has +, latent attention, without --multi-latent-attention");
+  if (count('*') > 0 && t.multi_latent_attention)
+    v.add("--hybrid-layer-pattern has *, attention, but --multi-latent-attention is given",
+          count('+') > 0 ? "both in one model are not built" : "+ is latent attention");
+  if (count('+') == 0 && count('*') == 0 && t.multi_latent_attention)
+    v.add("--multi-latent-attention has no effect on a --hybrid-layer-pattern without +");
+}
+
+}  // namespace
 
 void TransformerConfig::fields(FieldVisitor& visitor) {
   ShapeConfig::fields(visitor);
@@ -15,6 +58,9 @@ void TransformerConfig::fields(FieldVisitor& visitor) {
 void TransformerConfig::finalize() {
   PositionConfig::finalize();
   RecomputeConfig::finalize();
+  if (num_layers == 0) num_layers = static_cast<int64_t>(hybrid_letters().size());
+  if (is_hybrid() && has_moe() && moe_layer_freq == MoEConfig().moe_layer_freq)
+    moe_layer_freq = moe_layers_of(hybrid_letters());
   if (ffn_hidden_size == 0)
     ffn_hidden_size = swiglu ? hidden_size * 8 / 3 / 64 * 64 : 4 * hidden_size;
   if (kv_channels == 0 && multi_latent_attention) kv_channels = query_head_size();
@@ -27,11 +73,13 @@ void TransformerConfig::finalize() {
 }
 
 void TransformerConfig::validate(Violations& v) const {
-  ShapeConfig::validate(v);
+  if (is_hybrid() && num_layers == 0) return HybridConfig::validate(v, *this);  // it has no letters
+  ShapeConfig::validate(v, attends());
   if (!is_given()) return;
   validate_topics(v, *this);
   // Between topics
   if (multi_latent_attention) validate_multi_latent_attention(*this, v);
+  if (is_hybrid()) validate_hybrid(*this, v);
   validate_mamba(*this, v);
   validate_linear_attention(*this, v);
   if (!has_moe())
@@ -67,8 +115,9 @@ void TransformerConfig::validate(Violations& v) const {
             "--mtp-num-layers with --fp32-residual-connection is not built");
   v.require(softmax_type == SoftmaxType::kVanilla || !multi_latent_attention,
             "--softmax-type with --multi-latent-attention is not built", "--softmax-type vanilla");
-  const bool only_experts =
-      num_moe_layers(num_layers) == num_layers && !moe_shared_expert_intermediate_size;
+  const bool no_mlp =
+      is_hybrid() ? count_hybrid_letter('-') == 0 : num_moe_layers(num_layers) == num_layers;
+  const bool only_experts = no_mlp && has_moe() && !moe_shared_expert_intermediate_size;
   v.require(!activation_func_clamp_value || only_experts,
             "--activation-func-clamp-value is built for experts, not for MLPs and shared experts",
             "--num-experts with --moe-layer-freq 1 and without a shared expert");
@@ -99,7 +148,16 @@ Activation TransformerConfig::activation() const {
   return Activation::kGelu;
 }
 
+int64_t TransformerConfig::draw_number(int64_t layer_number) const {
+  if (!is_hybrid()) return layer_number;
+  int64_t number = 0;
+  for (int64_t layer = 1; layer <= layer_number; ++layer)
+    number += hybrid_letter(layer) == hybrid_letter(layer_number);
+  return number;
+}
+
 bool TransformerConfig::has_letter(char letter) const {
+  if (is_hybrid()) return count_hybrid_letter(letter) > 0;
   for (int64_t layer = 1; layer <= num_layers; ++layer)
     if (layer_letters(layer).find(letter) != std::string_view::npos) return true;
   return false;
@@ -108,8 +166,8 @@ bool TransformerConfig::has_letter(char letter) const {
 Init TransformerConfig::weight_init(int64_t rows, int64_t columns, bool output) const {
   if (init_method_xavier_uniform)
     return Init::uniform(std::sqrt(6.0 / static_cast<double>(rows + columns)));
-  return Init::normal(output ? init_method_std / std::sqrt(2.0 * static_cast<double>(num_layers))
-                             : init_method_std);
+  const double connections = (is_hybrid() ? 1.0 : 2.0) * static_cast<double>(num_layers);
+  return Init::normal(output ? init_method_std / std::sqrt(connections) : init_method_std);
 }
 
 Init TransformerConfig::embedding_init(int64_t rows) const {

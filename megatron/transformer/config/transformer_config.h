@@ -8,13 +8,13 @@
 #include "megatron/transformer/config/attention.h"
 #include "megatron/transformer/config/attention_backend.h"
 #include "megatron/transformer/config/feed_forward.h"
+#include "megatron/transformer/config/hybrid.h"
 #include "megatron/transformer/config/initialization.h"
 #include "megatron/transformer/config/layer.h"
-#include "megatron/transformer/config/ssm/linear_attention.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/config/mamba.h"
-#include "megatron/transformer/config/moe.h"
-#include "megatron/transformer/config/moe_dispatch.h"
+#include "megatron/transformer/config/moe/moe.h"
+#include "megatron/transformer/config/moe/moe_dispatch.h"
 #include "megatron/transformer/config/multi_latent_attention.h"
 #include "megatron/transformer/config/multi_token_prediction.h"
 #include "megatron/transformer/config/offload.h"
@@ -23,6 +23,7 @@
 #include "megatron/transformer/config/precision.h"
 #include "megatron/transformer/config/recompute.h"
 #include "megatron/transformer/config/shape.h"
+#include "megatron/transformer/config/ssm/linear_attention.h"
 
 namespace megatron {
 
@@ -32,7 +33,7 @@ using TransformerTopics =
     TopicList<PositionConfig, LayerConfig, AttentionConfig, MultiLatentAttentionConfig,
               FeedForwardConfig, MoEConfig, MoEDispatchConfig, PrecisionConfig, LoraConfig,
               InitializationConfig, OutputConfig, RecomputeConfig, OffloadConfig,
-              AttentionBackendConfig, MultiTokenPredictionConfig, MambaConfig,
+              AttentionBackendConfig, MultiTokenPredictionConfig, HybridConfig, MambaConfig,
               LinearAttentionConfig>;
 
 struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
@@ -63,12 +64,19 @@ struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   }
   // The letters of a layer's kind (transformer/layer_kinds.h); layers count from 1.
   std::string_view layer_letters(int64_t layer_number) const {
+    if (is_hybrid()) return hybrid_letter(layer_number);
     return is_moe_layer(layer_number) ? "*E" : LayerConfig::layer_letters(layer_number);
   }
+  // The layer's number in keys of dropout: that among the layers of its letter, so that the pattern
+  // *-*- drops what two layers of attention and MLP drop.
+  int64_t draw_number(int64_t layer_number) const;
+  // Whether some layer has attention.
+  bool attends() const { return !is_hybrid() || has_letter('*') || has_letter('+'); }
+  bool is_given() const { return ShapeConfig::is_given(attends()); }
   // Whether a layer has this letter.
   bool has_letter(char letter) const;
-  // Initialisation of a weight [rows, columns]; `output` is for linear_proj and linear_fc2, whose
-  // std is divided by sqrt(2 num_layers).
+  // Initialisation of a weight [rows, columns]; `output` is for those whose product is added to the
+  // residual stream: std is divided by the square root of the number of residual connections.
   Init weight_init(int64_t rows, int64_t columns, bool output = false) const;
   Init embedding_init(int64_t rows) const;
 };

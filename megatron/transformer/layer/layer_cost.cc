@@ -107,7 +107,17 @@ SavedBytes LayerCost::offloaded() const {
   return all += second.offloaded.given;
 }
 
+LayerCost one_branch_cost(SublayerCost branch) {
+  LayerCost cost;
+  cost.one_half = true;
+  cost.stream = branch.saved.residual;
+  cost.not_reloaded = branch.offloaded.given.total() - branch.offloaded.taken;
+  cost.first = std::move(branch);
+  return cost;
+}
+
 int64_t LayerCost::unrecorded_peak() const {
+  if (one_half) return first.unrecorded_peak;
   return std::max(first.unrecorded_peak, stream + second.unrecorded_peak);
 }
 
@@ -143,6 +153,7 @@ KeptBytes LayerCost::kept() const {
 }
 
 int64_t LayerCost::forward_peak(int64_t leaving_first, int64_t leaving_second) const {
+  if (one_half) return leaving_first + first.forward_peak;
   return std::max(leaving_first + first.forward_peak,
                   first.forward_end + leaving_second + second.forward_peak);
 }
@@ -151,6 +162,12 @@ LayerCost::Backward LayerCost::backward_peak(bool grad_is_held, int64_t reloadin
                                              int64_t reloading_first) const {
   const int64_t before = reloading_second - not_reloaded, held = grad_is_held ? stream : 0;
   Backward peaks{};
+  if (one_half) {
+    const int64_t start = reloading_first - not_reloaded;
+    peaks.most =
+        std::max<int64_t>({0, start + first.backward_peak, start + first.backward_end + held});
+    return peaks;
+  }
   peaks.second_half =
       std::max<int64_t>({0, before + second.backward_peak, before + second.backward_end + held});
   const int64_t between =

@@ -150,10 +150,11 @@ struct SublayerCost {
   KeptBytes kept;
 };
 
-// A layer of two halves, each the unit of offloading.
+// A layer of two halves, each the unit of offloading, or of one.
 struct LayerCost {
   SublayerCost first, second;
-  int64_t stream = 0;  // bytes of its input, and of its output: R h x
+  bool one_half = false;  // `second` is empty
+  int64_t stream = 0;     // bytes of its input, and of its output: R h x
   // Bytes of `first` that stay in host memory in the backward
   int64_t not_reloaded = 0;
 
@@ -184,9 +185,19 @@ struct LayerCost {
                          int64_t reloading_first = 0) const;
 };
 
+// Of a layer with one residual connection.
+LayerCost one_branch_cost(SublayerCost branch);
+
 // `offloaded`: its saved activations go to host memory. Layers count from 1.
 using LayerCostFunction = LayerCost (*)(const TransformerConfig& config, int64_t layer_number,
                                         const LayerShape& shape, bool offloaded);
+
+// The LayerCostFunction of a layer that is this sublayer alone.
+template <SublayerCost (*cost)(const TransformerConfig&, int64_t, const LayerShape&, bool)>
+LayerCost one_branch(const TransformerConfig& config, int64_t layer_number, const LayerShape& shape,
+                     bool offloaded) {
+  return one_branch_cost(cost(config, layer_number, shape, offloaded));
+}
 
 // What full recomputation covers in a chunk, from its first layer.
 struct RecomputedLayers {

@@ -24,6 +24,8 @@ class Sublayer : public Module {
   virtual SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add) = 0;
   // The norm of its input, for the layer to register; null: a linear contains it, or there is none.
   virtual Norm* input_norm() { return nullptr; }
+  // As Layer::make_state.
+  virtual std::unique_ptr<LayerState> make_state() const { return nullptr; }
 };
 
 // x + dropout(sublayer(x)), or x + dropout(norm(sublayer(x))) with norms on the output of sublayers

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "megatron/transformer/config/moe.h"
+#include "megatron/transformer/config/moe/moe.h"
 #include "megatron/transformer/moe/routing.h"
 
 namespace megatron {

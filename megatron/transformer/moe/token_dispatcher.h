@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "megatron/comm/process_group.h"
-#include "megatron/transformer/config/moe_dispatch.h"
+#include "megatron/transformer/config/moe/moe_dispatch.h"
 
 namespace megatron {
 

@@ -166,6 +166,7 @@ MambaCore::MambaCore(const TransformerConfig& config, const ParallelGroups& grou
       groups_(groups),
       shape_(config, groups.tp.size()),
       limits_(config.time_step_limits()),
+      chunk_(config.mamba_chunk_size),
       eps_(config.mamba_norm_epsilon),
       sharing_(groups.block({Axis::kTensor}, static_cast<int>(shape_.sharing), "mamba")) {}
 
@@ -223,7 +224,7 @@ struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
     std::vector<at::Tensor> outputs;
     for (const Segments::Segment& segment : segments->own())
       outputs.push_back(
-          ssd_scan(rows_of(segment, whole), {incoming[outputs.size()], segment.run}, kMambaChunk)
+          ssd_scan(rows_of(segment, whole), {incoming[outputs.size()], segment.run}, core->chunk_)
               .y);
     const at::Tensor y = (outputs.size() == 1 ? outputs.front() : at::cat(outputs)).flatten(2);
     const GatedNormResult normed = gated_norm(y, parts.z, values.norm, core->norm_groups());
@@ -271,7 +272,7 @@ struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
     for (const Segments::Segment& segment : segments.own()) {
       const ScanGrads scan =
           ssd_scan_backward(segment.rows_of(dy), dstates[i], rows_of(segment, whole),
-                            {incoming[i], segment.run}, kMambaChunk);
+                            {incoming[i], segment.run}, core.chunk_);
       segment.rows_of(dwhole.x).copy_(scan.x);
       segment.rows_of(dwhole.B).copy_(scan.B);
       segment.rows_of(dwhole.C).copy_(scan.C);
@@ -316,7 +317,7 @@ std::vector<at::Tensor> MambaCore::incoming_states(const Segments& segments,
   for (const Segments::Segment& segment : segments.own()) {
     const ScanOperands own = rows_of(segment, whole);
     decay.push_back(ssd_decay(own, segment.run));
-    added.push_back(ssd_state(own, segment.run, kMambaChunk));
+    added.push_back(ssd_state(own, segment.run, chunk_));
   }
   const StateMaps maps(segments, decay, added);
   return of_own(segments, states_before(maps.decay, maps.states));
@@ -329,7 +330,7 @@ std::vector<at::Tensor> MambaCore::state_grads(const Segments& segments, const S
   for (const Segments::Segment& segment : segments.own()) {
     const ScanOperands own = rows_of(segment, whole);
     decay.push_back(ssd_decay(own, segment.run));
-    own_grads.push_back(ssd_state_grad(segment.rows_of(dy), own, segment.run, kMambaChunk));
+    own_grads.push_back(ssd_state_grad(segment.rows_of(dy), own, segment.run, chunk_));
   }
   const StateMaps maps(segments, decay, own_grads);
   return of_own(segments, state_grads_after(maps.decay, maps.states));
@@ -411,7 +412,7 @@ at::Tensor MambaCore::decode(const at::Tensor& mixed, MambaState& state, const R
     const ScanState initial{
         states.index_select(0, step.slots).masked_fill(step.begins.view({-1, 1, 1, 1}), 0.0)};
     const ScanResult result =
-        step.count == 1 ? ssd_steps(own, initial) : ssd_scan(own, initial, kMambaChunk);
+        step.count == 1 ? ssd_steps(own, initial) : ssd_scan(own, initial, chunk_);
     rows_of_step(step, y).copy_(result.y.flatten(2));
     states.index_copy_(0, step.slots, result.state);
   }

@@ -97,6 +97,7 @@ class MambaCore {
   const ParallelGroups& groups_;
   const MambaShape shape_;
   const TimeStepLimits limits_;
+  const int64_t chunk_;  // rows of a chunk of the scan
   const double eps_;
   const ProcessGroup& sharing_;  // the ranks that hold one group
 };

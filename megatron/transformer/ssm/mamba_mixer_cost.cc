@@ -21,8 +21,8 @@ struct MambaTensors {
         state(s.samples * rank.heads * rank.head_size * rank.state * s.sum),
         rows(s.samples * (kMambaConvWidth - 1) * rank.conv_channels() * s.element),
         steps(s.tokens * rank.heads * s.sum),
-        chunk_states((s.tokens / s.samples + kMambaChunk - 1) / kMambaChunk * state / s.sum *
-                     s.element),
+        chunk_states((s.tokens / s.samples + c.mamba_chunk_size - 1) / c.mamba_chunk_size * state /
+                     s.sum * s.element),
         o_saved(c.recomputes("mamba_norm") ? 0 : y),
         saved(mixed + y + stats + bc + (s.context > 1 ? 2 * (state + rows) : 0)) {}
 

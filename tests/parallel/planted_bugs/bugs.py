@@ -9,6 +9,7 @@ rounds more, in place of proofs, by how much.
 """
 from dataclasses import dataclass
 
+from hybrid_bugs import HYBRID_BUGS
 from padding_bugs import PADDING_BUGS, UNPADDED_ROWS
 from serving_bugs import SERVING_BUGS
 from ssm_bugs import SSM_BUGS
@@ -43,6 +44,12 @@ MODERN = BERT + ("--bert-no-binary-head --bert-no-head-bias --bert-embedding-nor
                  "--disable-norm-bias --no-first-input-norm ")
 T5 = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task t5 --decoder-num-layers 12 --decoder-seq-length 256 "
 RELATIVE = "--position-embedding-type relative "
+LETTERS = GPT.replace("--num-layers 24", "--hybrid-layer-pattern *-*--*|-*--*-*-|--*-*-|*-*-")
+NEMOTRON = ("--hybrid-layer-pattern M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M- --hidden-size 4096 --ffn-hidden-size 21504 "
+            "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --mamba-num-heads 128 --seq-length 8192 "
+            "--position-embedding-type none --normalization RMSNorm --squared-relu --disable-bias-linear "
+            "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --reset-position-ids --reset-attention-mask "
+            "--eod-mask-loss ")
 EP, ETP = "--expert-model-parallel-size ", "--expert-tensor-parallel-size "
 MIXTRAL = LLAMA + "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
 DEEPSEEK = LATENT + ("--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408 --moe-router-score-function sigmoid "
@@ -59,6 +66,10 @@ PROOFS = {
     "gpt tp2 sp": (2, GPT + BATCH + TP + "2 " + SP),
     "gpt tp2 sp documents": (2, GPT + BATCH + TP + "2 " + SP + "--reset-position-ids --reset-attention-mask"),
     "gpt pp2": (2, GPT + BATCH + PP + "2"),
+    "mamba tp2": (2, NEMOTRON + BATCH + TP + "2"),
+    "mamba tp4 group": (4, NEMOTRON + BATCH + TP + "4 --mamba-num-groups 1"),
+    "mamba cp2": (2, NEMOTRON + BATCH + CP + "2"),
+    "letters pp2 vpp2": (2, LETTERS + BATCH + PP + "2"),
     "gpt pp2 zb-h1": (2, GPT + BATCH + PP + "2 --pipeline-schedule zb-h1"),
     "gpt pp2 dp2 zero1": (4, GPT + BATCH + PP + "2 " + ZERO1),
     "gpt pp2 dp2 zero1 late": (4, GPT + BATCH + PP + "2 --use-distributed-optimizer"),
@@ -449,16 +460,15 @@ BUGS = (
           "const int64_t first = layout.bucket_begin(bucket) + layout.shard_begin(bucket) + (PLANTED && layout.shard_begin(bucket) > 0 ? 1 : 0);"),),
         "dp4_zero1", "gpt pp2 dp2 zero1"),
     Bug("shards_merged", "slices of several buckets are taken for one piece",
-        ((DOMAIN, "!first_of_domain && value_begin == value_end && (frozen || grad_begin == grad_end);",
-          "!first_of_domain && (PLANTED || (value_begin == value_end && (frozen || grad_begin == grad_end)));"),),
+        ((DOMAIN, "buckets[bucket].wide == wide && value_begin == value_end && (frozen || grad_begin == grad_end);",
+          "buckets[bucket].wide == wide && (PLANTED || (value_begin == value_end && (frozen || grad_begin == grad_end)));"),),
         "dp4_zero1_overlap", "llama dp4 zero1, llama dp2 zero2"),
     Bug("sharded_buckets_overlap", "sharded gradients of a bucket are kept where those of the one before it are, from the third on",
         ((GRADS, "return layout_.packed_begin(bucket);", "return layout_.packed_begin(PLANTED && bucket > 1 ? bucket - 1 : bucket);"),),
         "dp2_zero2_buckets", "llama dp2 zero2"),
     Bug("middle_bucket_not_gathered", "updated weights of the first and the last bucket are gathered, but of none between them",
-        ((VALUES, "      const at::Tensor whole =\n          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));\n      gathers_[bucket] =",
-          "      if (PLANTED && bucket > 0 && bucket + 1 < end) continue;\n      const at::Tensor whole =\n"
-          "          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));\n      gathers_[bucket] ="),),
+        ((VALUES, "gathers_[bucket] = gather_.gather(",
+          "if (PLANTED && bucket > 0 && bucket + 1 < end) continue;\n      gathers_[bucket] = gather_.gather("),),
         "dp4_zero1_overlap", "llama dp4 zero1"),
     Bug("bucket_not_gathered", "updated weights of one bucket are never gathered",
         ((VALUES, "bucket-- > 0;) {  // the forward needs the last bucket first", "bucket-- > (PLANTED ? 1 : 0);) {  // the forward needs the last bucket first"),),
@@ -578,9 +588,9 @@ BUGS = (
           "        PLANTED && !parts.empty() && type == at::kBFloat16 ? at::kFloat : type)));"),),
         "", "llama tp2 dp2 zero1 narrow", unit_test="exact_update_test:Layouts/ExactUpdate.IsThatOfOneRank/dp4_zero1_overlap_SumsInBf16"),
     Bug("half_bucket_not_gathered", "models in half precision go on with the old values of their first bucket",
-        ((VALUES, "const at::Tensor whole =\n          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));",
-          "if (PLANTED && bucket == 0 && !frozen_too && values_.element_size() == 2) continue;\n"
-          "      const at::Tensor whole =\n          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));"),),
+        ((VALUES, "whole(bucket), {layout_.value_begin(bucket),",
+          "PLANTED && bucket == 0 && !frozen_too && values_.element_size() == 2 ? whole(bucket).clone() : whole(bucket),"
+          " {layout_.value_begin(bucket),"),),
         "", "llama dp2 zero1 bf16", unit_test="exact_update_test:Layouts/ExactUpdate.IsThatOfOneRank/dp4_zero1_overlap_Bf16"),
     Bug("instances_lost_in_bf16", "sums in bf16 between instances are dropped where gradients are sharded",
         ((GRADS, "shard_.copy_(rounded);", "if (!PLANTED) shard_.copy_(rounded);"),),
@@ -934,6 +944,7 @@ BUGS = (
     # Encoder-decoders.
     *(Bug(**bug) for bug in STACK_BUGS),
     *(Bug(**bug) for bug in PADDING_BUGS),
+    *(Bug(**bug) for bug in HYBRID_BUGS),
     # What proofs once left out.
     Bug("adapter_half_grad_in_bf16", "in bf16 tensor ranks halve the gradient of an adapter's first half",
         ((LORA, "linear_weight_grad(dz, x, target.tensor, target.beta);",

@@ -48,6 +48,7 @@ constexpr Way kWays[] = {
 // Runs in which a claim with a condition does not hold.
 constexpr Way kOtherWays[] = {
     {"experts", "--num-experts 4", 1},
+    {"letters", "--hybrid-layer-pattern *-*-", 1},
     {"experts on two ranks",
      "--num-experts 4 --expert-model-parallel-size 2 --moe-token-dispatcher-type flex", 2},
     {"fast", "--fast", 1},

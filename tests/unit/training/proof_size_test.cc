@@ -1,5 +1,5 @@
 // What `prove` keeps of a model's structure when it makes it small.
-#include "megatron/transformer/config/proof_size.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -141,9 +141,11 @@ TEST(LayerKinds, AreFoundByTheirLetters) {
     find_layer_kind("Q");
     FAIL() << "no error";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "a layer of kind Q is unknown\nhint: known kinds: *- (attention and MLP), *x- "
-                 "(attention, cross attention and MLP), *E (attention and experts)");
+    EXPECT_STREQ(
+        error.what(),
+        "a layer of kind Q is unknown\nhint: known kinds: *- (attention and MLP), *x- "
+        "(attention, cross attention and MLP), *E (attention and experts), * (attention), + "
+        "(latent attention), G (gated delta net), M (Mamba-2), - (MLP), E (experts)");
   }
 }
 

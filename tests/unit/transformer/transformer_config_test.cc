@@ -324,15 +324,16 @@ const std::vector<BrokenRule> kBrokenRules = {
     {"RecomputeModulesNeedSelective", "--recompute-modules needs --recompute-granularity selective",
      [](auto& c) { c.recompute_modules = {"layernorm"}; }},
     {"RecomputeModuleWaits",
-     "--recompute-modules gdn_norm_out waits for gated-delta attention, which is not built yet\n"
-     "hint: parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, shared_experts, mla_up_proj",
+     "--recompute-modules mhc waits for multi-stream residual connections, which is not built "
+     "yet\nhint: parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, shared_experts, "
+     "mla_up_proj, mamba, mamba_norm, gdn_norm_out",
      [](auto& c) {
        c.recompute_granularity = RecomputeGranularity::kSelective,
-       c.recompute_modules = {"mlp", "gdn_norm_out"};
+       c.recompute_modules = {"mlp", "mhc"};
      }},
     {"RecomputeModuleIsKnown",
      "--recompute-modules attention is not known\nhint: parts: core_attn, layernorm, mlp, "
-     "mlp_act, moe, moe_act, shared_experts, mla_up_proj",
+     "mlp_act, moe, moe_act, shared_experts, mla_up_proj, mamba, mamba_norm, gdn_norm_out",
      [](auto& c) {
        c.recompute_granularity = RecomputeGranularity::kSelective,
        c.recompute_modules = {"attention"};

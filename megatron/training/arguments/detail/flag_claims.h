@@ -236,6 +236,14 @@ constexpr FlagClaim kSignals{
 // -- switches of features that are not built: the flags that switch them on are refused
 constexpr FlagClaim kRlOff{"reinforcement learning is not built", "refused"};
 constexpr FlagClaim kServeOff{"the batching inference engine is not built", "refused"};
+inline bool is_hybrid(const Arguments& a) { return a.transformer.is_hybrid(); }
+constexpr FlagClaim kHybridModel{
+    "a model with --hybrid-layer-pattern is one", "field hybrid_layer_pattern", is_hybrid,
+    "with --hybrid-layer-pattern", "which layers it has is said by --hybrid-layer-pattern"};
+constexpr FlagClaim kHybridSpec{
+    "layers are described by --hybrid-layer-pattern, as hybrid_stack_spec and mamba_stack_spec ask",
+    "field hybrid_layer_pattern", is_hybrid, "with --hybrid-layer-pattern",
+    "layers are described by flags, not by Python objects"};
 constexpr FlagClaim kDsaOff{"sparse attention is not built", "refused --dsa-indexer-topk"};
 constexpr FlagClaim kMuonOff{"Muon is not built", "refused --muon-nesterov"};
 constexpr FlagClaim kLayerWiseOff{"there is no optimizer that works layer by layer",

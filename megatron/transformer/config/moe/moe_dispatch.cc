@@ -1,4 +1,4 @@
-#include "megatron/transformer/config/moe_dispatch.h"
+#include "megatron/transformer/config/moe/moe_dispatch.h"
 
 #include "megatron/base/check.h"
 #include "megatron/transformer/config/detail/given_flags.h"

@@ -77,6 +77,22 @@ void remove_balance_by_rank(TransformerConfig& config, const BalancedRows& rows,
 // remainder if it had one; the depth as it is if there is no smaller one.
 void shrink_depth(TransformerConfig& config, int64_t segments, int64_t stages, Shrinker& shrinker);
 
+// Mamba-2 layers: several heads and groups per tensor rank, several heads per group and several
+// ranks that share a group where the model has them.
+void shrink_mamba(TransformerConfig& config, int64_t tensor_before, int64_t tensor,
+                  Shrinker& shrinker);
+
+// Gated delta nets: several heads of keys per tensor rank, and several of values for each.
+void shrink_gated_delta(TransformerConfig& config, int64_t tensor_before, int64_t tensor,
+                        Shrinker& shrinker);
+
+// As shrink_depth() for a hybrid model, whose pattern has so many layers in each segment: the
+// shortest pattern with `|` whose segments begin and end with the letters that they began and ended
+// with and have every pair of neighbours that they had. Where more than letters tells layers apart,
+// all stay.
+void shrink_pattern(TransformerConfig& config, const std::vector<int64_t>& segments,
+                    Shrinker& shrinker);
+
 // What a sample of a tiny model passes through, and how long it is. In layers that take as long:
 // the ends of the model are one, latent attention makes two of one, experts add two.
 struct SampleSize {

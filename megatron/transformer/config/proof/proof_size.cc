@@ -1,4 +1,4 @@
-#include "megatron/transformer/config/proof_size.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 
 #include <algorithm>
 #include <cmath>
@@ -248,7 +248,7 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
                   Shrinker& shrinker) {
   const int64_t tp = ranks.tensor, unit = tp * ranks.context;
   const std::vector<int64_t> widths = exchanges(t, ranks);
-  const Heads model{t.num_attention_heads, t.query_groups()};
+  const Heads model = t.attends() ? Heads{t.num_attention_heads, t.query_groups()} : Heads{tp, tp};
   const std::vector<Trait> wanted = traits(model, before.tensor, exchanges(t, before));
   const Heads tiny = tiny_heads(model, wanted, tp, widths);
   const std::vector<Trait> found = traits(tiny, tp, widths);
@@ -260,11 +260,12 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
     shrinker.keep_several("blocks of the hidden size", t.hidden_size / kBlock, hidden / kBlock);
   const double widening =
       static_cast<double>(t.ffn_hidden_size) / static_cast<double>(t.hidden_size);
-  shrinker.set("--num-attention-heads", t.num_attention_heads, tiny.heads);
-  if (t.group_query_attention) shrinker.set("--num-query-groups", t.num_query_groups, tiny.groups);
+  if (t.attends()) shrinker.set("--num-attention-heads", t.num_attention_heads, tiny.heads);
+  if (t.attends() && t.group_query_attention)
+    shrinker.set("--num-query-groups", t.num_query_groups, tiny.groups);
   if (t.multi_latent_attention)
     shrink_latents(t, tiny.heads / tp, shrinker);
-  else
+  else if (t.attends())
     shrinker.set("--kv-channels", t.kv_channels, head_size);
   shrinker.set("--hidden-size", t.hidden_size, hidden);
   shrinker.set(
@@ -273,6 +274,8 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
           tp * tile);
   for (std::vector<double>* factors : {&t.longrope_short_factor, &t.longrope_long_factor})
     if (!factors->empty()) factors->resize(static_cast<size_t>(t.rotary_width() / 2), 1.0);
+  if (t.has_letter('M')) shrink_mamba(t, before.tensor, tp, shrinker);
+  if (t.has_letter('G')) shrink_gated_delta(t, before.tensor, tp, shrinker);
   const int64_t length_before = t.seq_length;
   // Two chunks for each context rank; whole tiles for quantised linears, also for those that
   // multiply the rows of one tensor rank

@@ -1,4 +1,4 @@
-#include "megatron/transformer/config/moe.h"
+#include "megatron/transformer/config/moe/moe.h"
 
 #include <algorithm>
 #include <cmath>

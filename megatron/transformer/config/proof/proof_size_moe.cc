@@ -2,7 +2,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "megatron/transformer/config/proof_size.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 
 namespace megatron {
 namespace {

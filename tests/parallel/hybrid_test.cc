@@ -1,0 +1,327 @@
+// Models whose layers are letters of --hybrid-layer-pattern.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "against_one_rank.h"
+#include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/interop/torch_dist/torch_dist_convert.h"
+#include "megatron/training/planning/layout_plan.h"
+#include "megatron/training/pretrain.h"
+#include "megatron/training/proving/prove.h"
+#include "megatron/training/tasks/tasks.h"
+#include "tests/unit/error_of.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+constexpr const char* kCommon =
+    "--hidden-size 24 --ffn-hidden-size 36 --num-attention-heads 4 --seq-length 16 "
+    "--tokenizer-type NullTokenizer --vocab-size 101 --mock-data --num-workers 0 "
+    "--micro-batch-size 2 --global-batch-size 4 --lr 1e-2 --clip-grad 1.0 --eval-iters 0 "
+    "--attention-dropout 0.1 --hidden-dropout 0.1 --device cpu --train-samples 1000 --log-interval "
+    "1 ";
+
+fs::path folder(const std::string& name) {
+  const fs::path path = fs::path(testing::TempDir()) / ("hybrid_" + name);
+  fs::remove_all(path);
+  return path;
+}
+
+struct TrainedRun {
+  // Losses and gradient norms as they were written, by iteration.
+  std::vector<std::string> records;
+  fs::path checkpoint;
+};
+
+TrainedRun train(const std::string& name, const std::string& flags) {
+  const fs::path saved = folder(name), log = folder(name + "_log");
+  const Arguments arguments = parse_run(
+      cat(kCommon, flags, " --save ", saved.string(), " --run-dir ", log.string()), /*ranks=*/1);
+  set_quiet(true);
+  testing::internal::CaptureStdout();
+  try {
+    pretrain(find_task(arguments), arguments);
+  } catch (const Error&) {
+    testing::internal::GetCapturedStdout();
+    throw;
+  }
+  testing::internal::GetCapturedStdout();
+  set_quiet(false);
+  TrainedRun run;
+  std::ifstream file(log / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const auto record = nlohmann::json::parse(line);
+    if (record["type"] == "train")
+      run.records.push_back(cat(record["iteration"].dump(), " ", record["lm loss"].dump(), " ",
+                                record["grad_norm"].dump()));
+  }
+  run.checkpoint = find_checkpoints(saved).at(0).directory;
+  return run;
+}
+
+// Every tensor of a checkpoint, optimizer states included.
+std::map<std::string, std::string> tensors_of(const fs::path& directory) {
+  const Checkpoint checkpoint(directory);
+  std::map<std::string, std::string> out;
+  for (const auto& [name, held] : checkpoint.manifest().tensors) {
+    ShardedTensor wanted;
+    wanted.key = name;
+    wanted.dtype = held.dtype;
+    wanted.global_shape = held.shape;
+    int64_t elements = 1;
+    for (const int64_t size : held.shape) elements *= size;
+    std::string& bytes = out[name];
+    bytes.resize(static_cast<size_t>(elements * size_of(held.dtype)));
+    wanted.data = bytes.data();
+    LoadOptions options;
+    options.allow_unexpected = {"*"};
+    checkpoint.load({&wanted, 1}, options);
+  }
+  return out;
+}
+
+// The name of a tensor of a GPT in the model of the letters *- over and over.
+std::string in_letters(const std::string& name) {
+  std::smatch found;
+  static const std::regex layer("decoder\\.layers\\.([0-9]+)\\.(self_attention|mlp)");
+  if (std::regex_search(name, found, layer)) {
+    const int number = 2 * std::stoi(found[1]) + (found[2] == "mlp");
+    return cat(found.prefix().str(), "decoder.layers.", number, ".", found[2].str(),
+               found.suffix().str());
+  }
+  return std::regex_replace(name, std::regex("final_layernorm"), "final_norm");
+}
+
+// A GPT and the pattern *-*- go on from the same checkpoint, weights and moments.
+TEST(Hybrid, PairsOfLettersTrainAsAGPTInEveryBit) {
+  const std::string gpt = "--num-layers 2 ", letters = "--hybrid-layer-pattern *-*- ";
+  const TrainedRun start = train("start", gpt + "--exit-interval 3");
+  const std::string load =
+      cat("--exit-interval 6 --load ", start.checkpoint.parent_path().string());
+  const TrainedRun as_gpt = train("gpt", gpt + load), as_letters = train("letters", letters + load);
+  ASSERT_EQ(as_gpt.records.size(), 3u);
+  EXPECT_EQ(as_gpt.records, as_letters.records);
+  const auto before = tensors_of(as_gpt.checkpoint), after = tensors_of(as_letters.checkpoint);
+  EXPECT_EQ(before.size(), after.size());
+  for (const auto& [name, bytes] : before) {
+    const auto found = after.find(in_letters(name));
+    ASSERT_NE(found, after.end()) << name;
+    EXPECT_TRUE(bytes == found->second) << name;
+  }
+  // The test compares something: the steps changed the weights.
+  EXPECT_NE(before.at("decoder.final_layernorm.weight"),
+            tensors_of(start.checkpoint).at("decoder.final_layernorm.weight"));
+}
+
+TEST(Hybrid, ChecksWhichLettersACheckpointHas) {
+  const TrainedRun gpt = train("of_gpt", "--num-layers 2 --exit-interval 1");
+  const std::string from_gpt =
+      cat("--exit-interval 2 --load ", gpt.checkpoint.parent_path().string());
+  const auto error = [&](const std::string& flags) {
+    return error_of([&] { train("refused", flags); });
+  };
+  EXPECT_THAT(error("--hybrid-layer-pattern *-*-- " + from_gpt),
+              HasSubstr("is of a GPT of 2 layers, but --hybrid-layer-pattern *-*-- has 2 layers of "
+                        "attention and 3 of MLPs or experts\nhint: 2 of each, in any order"));
+  // In any order.
+  const TrainedRun letters = train("of_letters", "--hybrid-layer-pattern -**- " + from_gpt);
+  const std::string from_letters =
+      cat("--exit-interval 3 --load ", letters.checkpoint.parent_path().string());
+  EXPECT_THAT(error("--hybrid-layer-pattern -*-* " + from_letters),
+              HasSubstr("is of the layers -**-, the run has -*-*: at position 3 '*' and '-'\nhint: "
+                        "--hybrid-layer-pattern -**-"));
+  EXPECT_THAT(error("--num-layers 2 " + from_letters),
+              HasSubstr("is of the layers -**-, the run has no --hybrid-layer-pattern"));
+  ExportRequest request;
+  request.load = letters.checkpoint.parent_path();
+  request.folder = folder("torch_dist");
+  EXPECT_THAT(error_of([&] { export_torch_dist(request); }),
+              HasSubstr("a model of --hybrid-layer-pattern is not written as torch_dist yet"));
+  // Segments of the pipeline are no difference.
+  train("other_segments", "--hybrid-layer-pattern -*|*- " + from_letters);
+}
+
+// What zero-bubble schedules plan with.
+TEST(Hybrid, SchedulesKnowTheCostsOfSegments) {
+  const Arguments arguments =
+      parse_run(cat(kCommon, "--pipeline-model-parallel-size 2 --hybrid-layer-pattern *-*-*-|- ",
+                    "--pipeline-schedule zb-auto"),
+                2);
+  const LayoutPlan plan = make_layout_plan(arguments, {101, 128}, /*on_gpu=*/false,
+                                           find_task(arguments).model_provider);
+  const ScheduleCosts costs = arguments.pipeline.shape(plan.stages, 4).costs;
+  ASSERT_EQ(costs.passes.size(), 2u);
+  EXPECT_EQ(costs.passes[0][0].forward, 1.0);
+  EXPECT_LT(costs.passes[1][0].forward, 0.75);  // one MLP of four, and the output layer
+}
+
+// As many residual connections in one model as in the other.
+TEST(Hybrid, OutputsStartAsThoseOfAGPT) {
+  TransformerConfig gpt, letters;
+  gpt.num_layers = 3;
+  letters.hybrid_layer_pattern = "*-*|-*-";
+  letters.finalize();
+  EXPECT_EQ(letters.num_layers, 6);
+  EXPECT_EQ(letters.weight_init(8, 8, /*output=*/true).std,
+            gpt.weight_init(8, 8, /*output=*/true).std);
+}
+
+// Every pair of neighbours of each segment, and its ends.
+TEST(Hybrid, AProofHasTheSameNeighbours) {
+  const auto tiny = [](const std::string& pattern, const std::string& flags, int ranks) {
+    const Arguments whole = parse_run(
+        cat("--tokenizer-type NullTokenizer --vocab-size 101 --mock-data --lr 1e-3 --train-iters 5 "
+            "--hidden-size 1024 --num-attention-heads 16 --seq-length 512 --micro-batch-size 1 "
+            "--max-position-embeddings 512 --global-batch-size 8 --hybrid-layer-pattern ",
+            pattern, " ", flags),
+        ranks);
+    return shrink(whole, /*max_axis=*/4, /*num_steps=*/2).arguments.transformer;
+  };
+  EXPECT_EQ(tiny("*-*-*-*-*-*-*-*-", "", 1).hybrid_layer_pattern, "*-*-");
+  EXPECT_EQ(tiny("*-*-*-*-----", "", 1).hybrid_layer_pattern, "*-*--");
+  EXPECT_EQ(tiny("**-*-*-||----|*-*", "--pipeline-model-parallel-size 2", 2).hybrid_layer_pattern,
+            "**-*-||--|*-*");
+  // Those that cost has divided are named.
+  EXPECT_EQ(tiny("*-*-*-*-*-*-", "--pipeline-model-parallel-size 2", 2).hybrid_layer_pattern,
+            "*-*-|*-*-");
+  const TransformerConfig experts =
+      tiny("*E*E*-*-*E", "--num-experts 4 --pipeline-model-parallel-size 2", 2);
+  EXPECT_EQ(experts.num_layers, std::ssize(experts.hybrid_letters()));
+  EXPECT_EQ(experts.num_moe_layers(experts.num_layers), experts.count_hybrid_letter('E'));
+}
+
+// Megatron-LM's numbers for a sample of 8192 tokens, with H P channels where it takes 2 h.
+TEST(Hybrid, CountsTheOperationsOfLetters) {
+  const auto flops = [](const std::string& flags, int64_t vocabulary) {
+    const Arguments arguments = parse_run(
+        cat("--tokenizer-type NullTokenizer --mock-data --lr 1e-3 --train-iters 5 --seq-length "
+            "8192 "
+            "--position-embedding-type none --micro-batch-size 1 --global-batch-size 1 "
+            "--disable-bias-linear --normalization RMSNorm "
+            "--untie-embeddings-and-output-weights --group-query-attention --kv-channels 128 "
+            "--vocab-size 1000 ",
+            flags),
+        1);
+    return 8192 * model_flops_per_token(find_task(arguments).model_provider, arguments,
+                                        {vocabulary, vocabulary});
+  };
+  // Nemotron-H 8B.
+  EXPECT_EQ(flops("--hybrid-layer-pattern M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M- "
+                  "--hidden-size 4096 --ffn-hidden-size 21504 --num-attention-heads 32 "
+                  "--num-query-groups 8 --mamba-num-heads 128 --squared-relu",
+                  131072),
+            382630046466048);
+  EXPECT_EQ(flops("--hybrid-layer-pattern M-M*M-M- --hidden-size 2688 --ffn-hidden-size 1856 "
+                  "--num-attention-heads 32 --num-query-groups 2 --mamba-num-heads 64 "
+                  "--squared-relu",
+                  131072),
+            29558770237440);
+  EXPECT_EQ(flops("--hybrid-layer-pattern G-G-G-*- --hidden-size 4096 --ffn-hidden-size 12288 "
+                  "--num-attention-heads 16 --num-query-groups 4 --kv-channels 256 --swiglu",
+                  248320),
+            93639413858304);
+}
+
+Arguments parse_letters(const std::string& flags, int ranks) {
+  return parse_run(cat(kCommon, flags), ranks);
+}
+
+std::string stages_of(const std::string& flags, int ranks) {
+  const Arguments arguments = parse_letters(flags, ranks);
+  const StageLayout layout =
+      make_layout_plan(arguments, {101, 128}, /*on_gpu=*/false, find_task(arguments).model_provider)
+          .stages;
+  return pattern_of_segments(arguments.transformer.hybrid_letters(), layout.layer_counts());
+}
+
+TEST(Hybrid, DividesLayersByBarsOrByCost) {
+  const std::string pp2 = "--pipeline-model-parallel-size 2 --hybrid-layer-pattern ";
+  EXPECT_EQ(stages_of(pp2 + "*|---*-", 2), "*|---*-");
+  EXPECT_EQ(stages_of(pp2 + "*||---*|-", 2), "*||---*|-");
+  // An MLP of width 2400 takes longer than seven layers of attention.
+  EXPECT_EQ(stages_of("--ffn-hidden-size 2400 " + pp2 + "-*******", 2), "-|*******");
+  EXPECT_THAT(stages_of("--ffn-hidden-size 2400 --num-virtual-stages-per-pipeline-rank 2 "
+                        "--pipeline-model-parallel-size 2 --hybrid-layer-pattern=--*****",
+                        2),
+              testing::StartsWith("-|-"));
+}
+
+TEST(Hybrid, RefusesWhatItCannotTrain) {
+  const auto error = [](const std::string& flags, int ranks = 1) {
+    return error_of([&] { parse_letters(flags, ranks); });
+  };
+  const auto pattern = [&](const std::string& text) {
+    return error("--hybrid-layer-pattern " + text);
+  };
+  EXPECT_THAT(pattern("*-X-"),
+              HasSubstr("--hybrid-layer-pattern \"*-X-\": 'X' at position 3 is no letter of a layer"
+                        "\nhint: letters of layers: M Mamba-2, G gated delta net, * attention, - "
+                        "MLP, E experts, + latent attention; | ends a segment of the pipeline"));
+  EXPECT_THAT(pattern("*D"), HasSubstr("'D' at position 2: sparse attention is not built"));
+  EXPECT_THAT(pattern("*-/*-"),
+              HasSubstr("'/' at position 3: layers of multi-token prediction in a pattern are not "
+                        "built"));
+  EXPECT_THAT(pattern("|"), HasSubstr("has no layers"));
+  EXPECT_THAT(pattern("*-- --num-layers 2"),
+              HasSubstr("--num-layers 2 is not the number of letters of --hybrid-layer-pattern "
+                        "\"*--\", 3\nhint: leave --num-layers out"));
+  EXPECT_THAT(pattern("*E"), HasSubstr("has E, experts, without --num-experts"));
+  EXPECT_THAT(pattern("*- --num-experts 4"),
+              HasSubstr("--num-experts has no effect on a --hybrid-layer-pattern without E"));
+  EXPECT_THAT(pattern("*E --num-experts 4 --moe-layer-freq 2"),
+              HasSubstr("--moe-layer-freq 2 with --hybrid-layer-pattern"));
+  EXPECT_THAT(pattern("+-"),
+              HasSubstr("has +, latent attention, without --multi-latent-attention"));
+  EXPECT_THAT(pattern("*- --parallel-residual"),
+              HasSubstr("--parallel-residual with --hybrid-layer-pattern is not built"));
+  EXPECT_THAT(pattern("*- --norm-placement post"),
+              HasSubstr("--norm-placement other than pre with --hybrid-layer-pattern"));
+  EXPECT_THAT(pattern("*- --mtp-num-layers 1"), HasSubstr("--mtp-num-layers with"));
+  EXPECT_THAT(pattern("*- --task bert"), HasSubstr("--hybrid-layer-pattern with --task bert"));
+  EXPECT_THAT(error("--num-layers 2 --is-hybrid-model"),
+              HasSubstr("which layers it has is said by --hybrid-layer-pattern"));
+  parse_letters(
+      "--hybrid-override-pattern *- --is-hybrid-model --spec "
+      "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
+      1);
+
+  const std::string pp2 = "--pipeline-model-parallel-size 2 --hybrid-layer-pattern ";
+  EXPECT_THAT(error(pp2 + "*-|*-|-", 2),
+              HasSubstr("--hybrid-layer-pattern has 3 segments, which is not divisible by "
+                        "--pipeline-model-parallel-size 2\nhint: 2 or 4 segments"));
+  EXPECT_THAT(error(pp2 + "*-|*- --decoder-first-pipeline-num-layers 1", 2),
+              HasSubstr("--decoder-first-pipeline-num-layers cannot be combined with | in "
+                        "--hybrid-layer-pattern"));
+  EXPECT_THAT(error(pp2 + "*-*- --pipeline-model-parallel-layout Ett|ttL", 2),
+              HasSubstr("--pipeline-model-parallel-layout cannot be combined with"));
+  EXPECT_THAT(error(pp2 + "*-*- --account-for-loss-in-pipeline-split", 2),
+              HasSubstr("--account-for-loss-in-pipeline-split cannot be combined with"));
+  EXPECT_THAT(error(pp2 + "*-*- --num-layers-per-virtual-pipeline-stage 1", 2),
+              HasSubstr("--num-layers-per-virtual-pipeline-stage cannot be combined with"));
+  EXPECT_THAT(error(pp2 + "*|-|*|- --num-virtual-stages-per-pipeline-rank 3", 2),
+              HasSubstr("--hybrid-layer-pattern has 4 segments, "
+                        "--num-virtual-stages-per-pipeline-rank 3 x --pipeline-model-parallel-size "
+                        "2 asks for 6"));
+  EXPECT_THAT(
+      error("--context-parallel-size 2 --cp-comm-type p2p a2a --hybrid-layer-pattern *-*", 2),
+      HasSubstr("--cp-comm-type has 2 values, expected 1 or one per layer, 3"));
+  EXPECT_THAT(error(pp2 + "*", 2),
+              HasSubstr("--hybrid-layer-pattern has 1 layers for 2 segments of the pipeline"));
+}
+
+}  // namespace
+}  // namespace megatron
