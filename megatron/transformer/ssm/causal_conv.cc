@@ -1,6 +1,7 @@
 #include "megatron/transformer/ssm/causal_conv.h"
 
 #include "megatron/tensor/shape.h"
+#include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -68,6 +69,9 @@ at::Tensor document_runs(const at::Tensor& document_ids) {
 at::Tensor causal_conv(const at::Tensor& u, const at::Tensor& weight, const at::Tensor& bias,
                        const ConvBorders& borders) {
   const at::NoGradGuard no_grad;
+  if (const auto y = ssm_kernels::causal_conv(
+          {u, weight, bias, borders.before, borders.runs, borders.runs_before}))
+    return *y;
   return at::silu(ConvTaps(u, weight, borders).sum(bias)).to(u.scalar_type());
 }
 
@@ -75,6 +79,9 @@ CausalConvGrads causal_conv_backward(const at::Tensor& dy, const at::Tensor& u,
                                      const at::Tensor& weight, const at::Tensor& bias,
                                      const ConvBorders& borders) {
   const at::NoGradGuard no_grad;
+  if (const auto grads = ssm_kernels::causal_conv_backward(
+          dy, {u, weight, bias, borders.before, borders.runs, borders.runs_before}))
+    return {grads->u, grads->weight, grads->bias, grads->before};
   const ConvTaps taps(u, weight, borders);
   const at::Tensor a = taps.sum(bias), gate = at::sigmoid(a);
   const at::Tensor da = dy.to(taps.type()) * gate * (1.0 + a * (1.0 - gate));

@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/shape.h"
+#include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
 
 // Note [Chunks of a scan]
@@ -140,6 +141,10 @@ class Scan {
   at::Tensor A_, D_, run_;
 };
 
+ssm_kernels::ScanTensors scan_tensors(const ScanOperands& o, const ScanState& initial) {
+  return {o.x, o.dt, o.A, o.B, o.C, o.D, o.runs, initial.state, initial.run};
+}
+
 }  // namespace
 
 at::Tensor time_steps(const at::Tensor& r, const at::Tensor& bias, const TimeStepLimits& limits) {
@@ -158,6 +163,8 @@ TimeStepGrads time_steps_backward(const at::Tensor& grad, const at::Tensor& r,
 
 ScanResult ssd_scan(const ScanOperands& o, const ScanState& initial, int64_t chunk_rows) {
   const at::NoGradGuard no_grad;
+  if (const auto result = ssm_kernels::ssd_scan(scan_tensors(o, initial)))
+    return {result->y, result->state};
   const Scan scan(o, initial.run, chunk_rows);
   at::Tensor state = scan.grouped(initial.state), y = at::empty(o.x.sizes(), o.x.options());
   for (int64_t c = 0; c < scan.num_chunks(); ++c) {
@@ -174,6 +181,8 @@ ScanResult ssd_scan(const ScanOperands& o, const ScanState& initial, int64_t chu
 
 ScanResult ssd_steps(const ScanOperands& o, const ScanState& initial) {
   const at::NoGradGuard no_grad;
+  if (const auto result = ssm_kernels::ssd_step(scan_tensors(o, initial)))
+    return {result->y, result->state};
   const Scan scan(o, initial.run, /*chunk=*/1);
   at::Tensor state = scan.grouped(initial.state), y = at::empty(o.x.sizes(), o.x.options());
   for (int64_t t = 0; t < scan.sizes().s; ++t) {

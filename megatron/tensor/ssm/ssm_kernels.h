@@ -1,0 +1,65 @@
+// The kernels of state-space layers (kernels/ssm) on tensors. Each function returns nothing where
+// there is no kernel: on a CPU, for other types than bf16, for sizes or strides that a kernel does
+// not have, and for scans on a GPU that is no Hopper. Then tensor operations compute
+// (transformer/ssm). Results are contiguous; they run on the current stream.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace megatron::ssm_kernels {
+
+// ---- causal convolution and SiLU
+
+struct ConvOperands {
+  at::Tensor u;            // [s, b, C]
+  at::Tensor weight;       // [C, 1, K]
+  at::Tensor bias;         // [C]; undefined: none
+  at::Tensor before;       // [K - 1, b, C] rows before the first; undefined: zeros
+  at::Tensor runs;         // [s, b] int64, another number where a document starts; undefined: one
+  at::Tensor runs_before;  // [K - 1, b] of the rows before; undefined: as the first row
+};
+struct ConvGrads {
+  at::Tensor u, weight, bias, before;  // weight and bias in fp32
+};
+std::optional<at::Tensor> causal_conv(const ConvOperands& operands);
+std::optional<ConvGrads> causal_conv_backward(const at::Tensor& dy, const ConvOperands& operands);
+
+// ---- norm of y silu(z) over groups of neighbouring channels
+
+struct NormOperands {
+  at::Tensor y, z;  // [s, b, d]
+  at::Tensor w;     // [d]
+};
+struct NormResult {
+  at::Tensor o, rstd;  // [s, b, d]; [s, b, groups] fp32
+};
+struct NormGrads {
+  at::Tensor y, z, w;  // w in fp32
+};
+std::optional<NormResult> gated_norm(const NormOperands& operands, int64_t groups, double eps);
+// With rstd [s, b, groups] as given: of the same rstd the same bits.
+std::optional<at::Tensor> gated_norm_apply(const NormOperands& operands, const at::Tensor& rstd);
+std::optional<NormGrads> gated_norm_backward(const at::Tensor& grad, const NormOperands& operands,
+                                             int64_t groups, double eps);
+
+// ---- the scan of Mamba-2
+
+struct ScanTensors {
+  at::Tensor x;           // [s, b, H, P]
+  at::Tensor dt;          // [s, b, H] fp32
+  at::Tensor A;           // [H] fp32
+  at::Tensor B, C;        // [s, b, G, N]
+  at::Tensor D;           // [H] fp32
+  at::Tensor runs;        // [s, b] int64; undefined: one document
+  at::Tensor state = {};  // [b, H, P, N] fp32 before the first row; undefined: zero
+  at::Tensor run = {};    // [b] the run that it belongs to; undefined: that of the first row
+};
+struct ScanOutputs {
+  at::Tensor y, state;  // the state after the last row
+};
+std::optional<ScanOutputs> ssd_scan(const ScanTensors& operands);
+std::optional<ScanOutputs> ssd_step(const ScanTensors& operands);  // s = 1, without runs
+
+}  // namespace megatron::ssm_kernels

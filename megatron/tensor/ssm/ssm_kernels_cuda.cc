@@ -1,0 +1,243 @@
+#include "megatron/kernels/ssm/conv_silu.h"
+#include "megatron/kernels/ssm/gated_norm.h"
+#include "megatron/kernels/ssm/ssd_scan.h"
+#include "megatron/kernels/ssm/ssd_step.h"
+#include "megatron/tensor/detail/launch.h"
+#include "megatron/tensor/ssm/ssm_kernels.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron::ssm_kernels {
+
+namespace {
+
+// [tokens, samples, ...] in bf16 on a GPU, what a token holds contiguous, 16-byte aligned.
+bool has_rows(const at::Tensor& t) {
+  if (!t.is_cuda() || t.scalar_type() != at::kBFloat16 || t.numel() == 0) return false;
+  int64_t inner = 1;
+  for (int64_t i = t.dim() - 1; i >= 2; --i) {
+    if (t.size(i) > 1 && t.stride(i) != inner) return false;
+    inner *= t.size(i);
+  }
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 && inner % 8 == 0 &&
+         (t.size(0) == 1 || t.stride(0) % 8 == 0) && (t.size(1) == 1 || t.stride(1) % 8 == 0);
+}
+ScanRows rows(const at::Tensor& t) {
+  const int64_t least = t.numel() / (t.size(0) * t.size(1));
+  return {t.data_ptr(), t.size(0) == 1 ? least * t.size(1) : t.stride(0),
+          t.size(1) == 1 ? least : t.stride(1)};
+}
+ScanDocuments documents(const at::Tensor& runs) {
+  if (!runs.defined()) return {};
+  return {runs.const_data_ptr<int64_t>(), runs.stride(0), runs.stride(1)};
+}
+const float* floats(const at::Tensor& t) {
+  return t.defined() ? t.const_data_ptr<float>() : nullptr;
+}
+at::Tensor empty_floats(at::IntArrayRef sizes, const at::Tensor& like) {
+  return at::empty(sizes, like.options().dtype(at::kFloat));
+}
+// Contiguous bf16 parameters, aligned.
+bool is_parameter(const at::Tensor& t) {
+  return t.scalar_type() == at::kBFloat16 && t.is_contiguous() &&
+         reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+
+// ---- convolution
+
+bool fits_conv(const ConvOperands& o) {
+  return has_rows(o.u) && is_parameter(o.weight) && (!o.bias.defined() || is_parameter(o.bias)) &&
+         conv_silu_supports(o.u.size(2), o.weight.size(2)) &&
+         (!o.before.defined() || has_rows(o.before));
+}
+// What the tensors of the borders hold must live until the kernel is launched.
+ConvSiluArgs conv_args(const ConvOperands& o, at::Tensor& runs_before) {
+  ConvSiluArgs args;
+  args.tokens = o.u.size(0);
+  args.samples = o.u.size(1);
+  args.channels = o.u.size(2);
+  args.width = o.weight.size(2);
+  args.u = rows(o.u);
+  args.weight = o.weight.const_data_ptr();
+  args.bias = o.bias.defined() ? o.bias.const_data_ptr() : nullptr;
+  if (o.before.defined()) args.before = rows(o.before);
+  args.documents = documents(o.runs);
+  if (o.runs.defined() && o.runs_before.defined()) {
+    runs_before =
+        at::empty_strided(o.runs_before.sizes(), o.runs.strides(), o.runs_before.options());
+    runs_before.copy_(o.runs_before);
+    args.documents_before = runs_before.const_data_ptr<int64_t>();
+  }
+  return args;
+}
+
+// ---- norm
+
+bool fits_norm(const NormOperands& o, int64_t groups) {
+  return has_rows(o.y) && has_rows(o.z) && is_parameter(o.w) &&
+         gated_norm_supports(o.y.size(2) / groups);
+}
+GatedNormArgs norm_args(const NormOperands& o, int64_t groups, double epsilon) {
+  GatedNormArgs args;
+  args.tokens = o.y.size(0);
+  args.samples = o.y.size(1);
+  args.groups = groups;
+  args.group_size = o.y.size(2) / groups;
+  args.epsilon = static_cast<float>(epsilon);
+  args.y = rows(o.y);
+  args.z = rows(o.z);
+  args.weight = o.w.const_data_ptr();
+  return args;
+}
+// ---- scan
+
+bool fits_scan(const ScanTensors& o) {
+  return has_rows(o.x) && has_rows(o.B) && has_rows(o.C) && o.dt.scalar_type() == at::kFloat &&
+         o.A.scalar_type() == at::kFloat && o.D.scalar_type() == at::kFloat &&
+         ssd_scan_supports(o.x.size(3), o.B.size(3)) && has_ssd_scan() &&
+         (!o.state.defined() || o.state.scalar_type() == at::kFloat);
+}
+// The operands, with what the kernels need contiguous.
+struct HeldScan {
+  at::Tensor dt, a, d, initial_state, initial_run;
+  SsdScanArgs args;
+
+  explicit HeldScan(const ScanTensors& o)
+      : dt(o.dt.contiguous()), a(o.A.contiguous()), d(o.D.contiguous()) {
+    args.tokens = o.x.size(0);
+    args.samples = o.x.size(1);
+    args.heads = o.x.size(2);
+    args.head_size = o.x.size(3);
+    args.groups = o.B.size(2);
+    args.state_size = o.B.size(3);
+    args.x = rows(o.x);
+    args.b = rows(o.B);
+    args.c = rows(o.C);
+    args.dt = floats(dt);
+    args.a = floats(a);
+    args.d = floats(d);
+    args.documents = documents(o.runs);
+    if (o.state.defined()) {
+      initial_state = o.state.contiguous();
+      args.initial_state = floats(initial_state);
+    }
+    if (o.runs.defined() && o.run.defined()) {
+      initial_run = o.run.contiguous();
+      args.initial_document = initial_run.const_data_ptr<int64_t>();
+    }
+  }
+};
+at::Tensor empty_state(const ScanTensors& o) {
+  return empty_floats({o.x.size(1), o.x.size(2), o.x.size(3), o.B.size(3)}, o.x);
+}
+
+}  // namespace
+
+std::optional<at::Tensor> causal_conv(const ConvOperands& o) {
+  if (!fits_conv(o)) return std::nullopt;
+  at::Tensor runs_before;
+  ConvSiluArgs args = conv_args(o, runs_before);
+  const at::Tensor y = at::empty(o.u.sizes(), o.u.options());
+  args.y = rows(y);
+  conv_silu_forward_cuda(args, current_stream(o.u));
+  return y;
+}
+
+std::optional<ConvGrads> causal_conv_backward(const at::Tensor& dy, const ConvOperands& o) {
+  if (!fits_conv(o) || !has_rows(dy)) return std::nullopt;
+  at::Tensor runs_before;
+  ConvSiluArgs args = conv_args(o, runs_before);
+  ConvGrads grads;
+  grads.u = at::empty(o.u.sizes(), o.u.options());
+  grads.weight = empty_floats(o.weight.sizes(), o.u);
+  args.dy = rows(dy);
+  args.du = rows(grads.u);
+  args.dweight = grads.weight.data_ptr<float>();
+  if (o.bias.defined()) {
+    grads.bias = empty_floats(o.bias.sizes(), o.u);
+    args.dbias = grads.bias.data_ptr<float>();
+  }
+  if (o.before.defined()) {
+    grads.before = at::empty(o.before.sizes(), o.u.options());
+    args.dbefore = rows(grads.before);
+  }
+  const at::Tensor workspace = empty_floats({conv_silu_workspace(args)}, o.u);
+  args.workspace = workspace.data_ptr<float>();
+  conv_silu_backward_cuda(args, current_stream(o.u));
+  return grads;
+}
+
+std::optional<NormResult> gated_norm(const NormOperands& o, int64_t groups, double eps) {
+  if (!fits_norm(o, groups)) return std::nullopt;
+  GatedNormArgs args = norm_args(o, groups, eps);
+  const NormResult result{at::empty(o.y.sizes(), o.y.options()),
+                          empty_floats({o.y.size(0), o.y.size(1), groups}, o.y)};
+  args.out = rows(result.o);
+  args.rstd = result.rstd.data_ptr<float>();
+  gated_norm_forward_cuda(args, current_stream(o.y));
+  return result;
+}
+
+std::optional<at::Tensor> gated_norm_apply(const NormOperands& o, const at::Tensor& rstd) {
+  if (!fits_norm(o, rstd.size(2))) return std::nullopt;
+  GatedNormArgs args = norm_args(o, rstd.size(2), 0.0);
+  const at::Tensor given = rstd.contiguous(), out = at::empty(o.y.sizes(), o.y.options());
+  args.out = rows(out);
+  args.given_rstd = floats(given);
+  gated_norm_forward_cuda(args, current_stream(o.y));
+  return out;
+}
+
+std::optional<NormGrads> gated_norm_backward(const at::Tensor& grad, const NormOperands& o,
+                                             int64_t groups, double eps) {
+  if (!fits_norm(o, groups) || !has_rows(grad)) return std::nullopt;
+  GatedNormArgs args = norm_args(o, groups, eps);
+  const NormGrads grads{at::empty(o.y.sizes(), o.y.options()),
+                        at::empty(o.z.sizes(), o.z.options()), empty_floats(o.w.sizes(), o.y)};
+  args.dout = rows(grad);
+  args.dy = rows(grads.y);
+  args.dz = rows(grads.z);
+  args.dweight = grads.w.data_ptr<float>();
+  const at::Tensor workspace = empty_floats({gated_norm_workspace(args)}, o.y);
+  args.workspace = workspace.data_ptr<float>();
+  gated_norm_backward_cuda(args, current_stream(o.y));
+  return grads;
+}
+
+std::optional<ScanOutputs> ssd_scan(const ScanTensors& o) {
+  if (!fits_scan(o)) return std::nullopt;
+  HeldScan scan(o);
+  const ScanOutputs result{at::empty(o.x.sizes(), o.x.options()), empty_state(o)};
+  scan.args.y = rows(result.y);
+  scan.args.final_state = result.state.data_ptr<float>();
+  ssd_scan_forward_cuda(scan.args, current_stream(o.x));
+  return result;
+}
+
+std::optional<ScanOutputs> ssd_step(const ScanTensors& o) {
+  if (o.x.size(0) != 1 || o.runs.defined() || !o.state.defined() ||
+      o.state.scalar_type() != at::kFloat || !o.state.is_contiguous() ||
+      o.dt.scalar_type() != at::kFloat || o.dt.stride(2) != 1 || o.A.scalar_type() != at::kFloat ||
+      o.D.scalar_type() != at::kFloat || !has_rows(o.x) || !has_rows(o.B) || !has_rows(o.C) ||
+      !ssd_step_supports(o.x.size(3), o.B.size(3)))
+    return std::nullopt;
+  const at::Tensor a = o.A.contiguous(), d = o.D.contiguous();
+  const ScanOutputs result{at::empty(o.x.sizes(), o.x.options()), empty_state(o)};
+  SsdStepArgs args;
+  args.rows = o.x.size(1);
+  args.heads = o.x.size(2);
+  args.groups = o.B.size(2);
+  args.head_size = o.x.size(3);
+  args.state_size = o.B.size(3);
+  args.x = o.x.const_data_ptr(), args.x_row = rows(o.x).sample;
+  args.b = o.B.const_data_ptr(), args.b_row = rows(o.B).sample;
+  args.c = o.C.const_data_ptr(), args.c_row = rows(o.C).sample;
+  args.dt = floats(o.dt), args.dt_row = o.dt.stride(1);
+  args.y = result.y.data_ptr(), args.y_row = rows(result.y).sample;
+  args.a = floats(a), args.d = floats(d);
+  args.states = o.state.const_data_ptr();
+  args.next_states = result.state.data_ptr();
+  ssd_step_cuda(args, current_stream(o.x));
+  return result;
+}
+
+}  // namespace megatron::ssm_kernels

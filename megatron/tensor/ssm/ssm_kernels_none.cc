@@ -1,0 +1,21 @@
+// Builds without CUDA have no kernels of state-space layers.
+#include "megatron/tensor/ssm/ssm_kernels.h"
+
+namespace megatron::ssm_kernels {
+
+std::optional<at::Tensor> causal_conv(const ConvOperands&) { return std::nullopt; }
+std::optional<ConvGrads> causal_conv_backward(const at::Tensor&, const ConvOperands&) {
+  return std::nullopt;
+}
+std::optional<NormResult> gated_norm(const NormOperands&, int64_t, double) { return std::nullopt; }
+std::optional<at::Tensor> gated_norm_apply(const NormOperands&, const at::Tensor&) {
+  return std::nullopt;
+}
+std::optional<NormGrads> gated_norm_backward(const at::Tensor&, const NormOperands&, int64_t,
+                                             double) {
+  return std::nullopt;
+}
+std::optional<ScanOutputs> ssd_scan(const ScanTensors&) { return std::nullopt; }
+std::optional<ScanOutputs> ssd_step(const ScanTensors&) { return std::nullopt; }
+
+}  // namespace megatron::ssm_kernels

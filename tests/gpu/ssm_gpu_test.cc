@@ -1,0 +1,226 @@
+// Kernels of state-space layers on a GPU: held against the tensor operations in fp64, with borders
+// of documents anywhere and lengths that no chunk divides; the same bits again; and their times.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/ssm/ssm_kernels.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/causal_conv.h"
+#include "megatron/transformer/ssm/gated_norm.h"
+#include "megatron/transformer/ssm/ssd_scan.h"
+#include "tests/gpu/timing.h"
+#include "tests/kernels/cases.h"
+
+namespace megatron {
+namespace {
+
+const at::Device kGpu(at::kCUDA, 0);
+// bf16 operands and results, sums in fp32: about two roundings of 2^-9.
+constexpr double kTolerance = 5e-3;
+
+class SsmGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+    at::manual_seed(5);
+  }
+};
+
+at::Tensor draw(at::IntArrayRef sizes) { return at::randn(sizes).to(at::kBFloat16); }
+at::Tensor wide(const at::Tensor& t) { return t.defined() ? t.cpu().to(at::kDouble) : t; }
+at::Tensor there(const at::Tensor& t) { return t.defined() ? t.to(kGpu) : t; }
+
+bool has_kernel(const ScanOperands& o) {
+  return ssm_kernels::ssd_scan({o.x, o.dt, o.A, o.B, o.C, o.D, o.runs}).has_value();
+}
+
+// Documents of about `length` tokens, [s, b].
+at::Tensor draw_runs(int64_t s, int64_t b, int64_t length) {
+  return at::rand({s, b}).lt(1.0 / static_cast<double>(length)).to(at::kLong).cumsum(0);
+}
+
+void expect_close(const at::Tensor& got, const at::Tensor& exact, const char* name,
+                  double tolerance = kTolerance) {
+  ASSERT_TRUE(got.defined()) << name;
+  EXPECT_LT(relative_error(got.cpu(), exact), tolerance) << name;
+}
+
+TEST_F(SsmGpu, ConvolutionMatchesFp64) {
+  for (const auto& [s, b, channels, width] :
+       {std::array<int64_t, 4>{300, 2, 64, 4}, {129, 1, 136, 4}, {5, 3, 72, 3}, {640, 1, 40, 2}}) {
+    for (const bool with_before : {false, true}) {
+      // A slice of wider rows.
+      const at::Tensor u = draw({s, b, channels + 16}).narrow(2, 8, channels),
+                       weight = draw({channels, 1, width}), bias = draw({channels}),
+                       dy = draw({s, b, channels}), runs = draw_runs(s, b, 7);
+      ConvBorders borders{.runs = runs}, exact_borders{.runs = runs};
+      if (with_before) {
+        borders.before = draw({width - 1, b, channels});
+        borders.runs_before = runs.narrow(0, 0, 1).expand({width - 1, b});
+        exact_borders = {wide(borders.before), runs, borders.runs_before};
+      }
+      const ConvBorders on_gpu{there(borders.before), there(borders.runs),
+                               there(borders.runs_before)};
+      const auto y =
+          ssm_kernels::causal_conv({there(u), there(weight), there(bias), there(borders.before),
+                                    there(borders.runs), there(borders.runs_before)});
+      ASSERT_TRUE(y);
+      const CausalConvGrads grads =
+          causal_conv_backward(there(dy), there(u), there(weight), there(bias), on_gpu);
+      EXPECT_TRUE(at::equal(*y, causal_conv(there(u), there(weight), there(bias), on_gpu)));
+      const CausalConvGrads exact =
+          causal_conv_backward(wide(dy), wide(u), wide(weight), wide(bias), exact_borders);
+      expect_close(*y, causal_conv(wide(u), wide(weight), wide(bias), exact_borders), "y");
+      expect_close(grads.u, exact.u, "du");
+      expect_close(grads.weight, exact.weight, "dweight", 1e-5);
+      expect_close(grads.bias, exact.bias, "dbias", 1e-5);
+      if (with_before) expect_close(grads.before, exact.before, "dbefore");
+    }
+  }
+}
+
+TEST_F(SsmGpu, GatedNormMatchesFp64) {
+  for (const auto& [s, b, groups, size] : {std::array<int64_t, 4>{50, 2, 2, 1024},
+                                           {30, 1, 1, 5120},
+                                           {77, 1, 8, 64},
+                                           {33, 2, 3, 128}}) {
+    const at::Tensor y = draw({s, b, groups * size}),
+                     z = draw({s, b, groups * size + 24}).narrow(2, 0, groups * size),
+                     w = (1 + 0.1 * at::randn({groups * size})).to(at::kBFloat16),
+                     dout = draw({s, b, groups * size});
+    const NormGroups norm{.count = groups};
+    ASSERT_TRUE(ssm_kernels::gated_norm({there(y), there(z), there(w)}, groups, norm.eps));
+    const GatedNormResult result = gated_norm(there(y), there(z), there(w), norm);
+    const GatedNormGrads grads =
+        gated_norm_backward(there(dout), there(y), there(z), there(w), result.rstd, norm);
+    const GatedNormResult exact = gated_norm(wide(y), wide(z), wide(w), norm);
+    const GatedNormGrads exact_grads =
+        gated_norm_backward(wide(dout), wide(y), wide(z), wide(w), exact.rstd, norm);
+    expect_close(result.o, exact.o, "o");
+    expect_close(result.rstd, exact.rstd, "rstd", 1e-5);
+    expect_close(grads.y, exact_grads.y, "dy");
+    expect_close(grads.z, exact_grads.z, "dz");
+    expect_close(grads.w, exact_grads.w, "dw", 1e-5);
+    EXPECT_TRUE(at::equal(gated_norm_apply(there(y), there(z), there(w), result.rstd), result.o))
+        << "recomputed outputs have other bits";
+  }
+}
+
+struct ScanCase {
+  int64_t s, b, heads, groups, head_size, state, document;  // document: mean length, 0: one
+  bool initial;
+};
+
+struct ScanInputs {
+  ScanOperands operands;
+  ScanState initial;
+  at::Tensor dy, dstate;
+};
+
+ScanInputs draw_scan(const ScanCase& c) {
+  ScanInputs in;
+  // As slices of what the convolution gives.
+  const int64_t width = c.heads * c.head_size, states = c.groups * c.state;
+  const at::Tensor row = draw({c.s, c.b, width + 2 * states});
+  in.operands.x = row.narrow(2, 0, width).unflatten(2, {c.heads, c.head_size});
+  in.operands.B = row.narrow(2, width, states).unflatten(2, {c.groups, c.state});
+  in.operands.C = row.narrow(2, width + states, states).unflatten(2, {c.groups, c.state});
+  in.operands.dt = at::softplus(at::randn({c.s, c.b, c.heads}) - 2);
+  in.operands.A = -at::linspace(1, 16, c.heads);
+  in.operands.D = 1 + 0.3 * at::randn({c.heads});
+  in.dy = draw({c.s, c.b, c.heads, c.head_size});
+  if (c.document > 0) in.operands.runs = draw_runs(c.s, c.b, c.document);
+  if (c.initial) {
+    in.initial.state = at::randn({c.b, c.heads, c.head_size, c.state});
+    in.dstate = at::randn({c.b, c.heads, c.head_size, c.state});
+  }
+  return in;
+}
+ScanInputs moved(const ScanInputs& in, at::Tensor (*move)(const at::Tensor&)) {
+  const ScanOperands& o = in.operands;
+  return {{move(o.x), move(o.dt), move(o.A), move(o.B), move(o.C), move(o.D), o.runs},
+          {move(in.initial.state), {}},
+          move(in.dy),
+          move(in.dstate)};
+}
+ScanInputs on_gpu(const ScanInputs& in) {
+  ScanInputs out = moved(in, there);
+  out.operands.runs = there(in.operands.runs);
+  return out;
+}
+
+const ScanCase kScans[] = {{256, 1, 16, 2, 64, 128, 0, false},  {333, 2, 8, 2, 64, 128, 30, true},
+                           {700, 3, 4, 1, 64, 128, 5, true},    {200, 1, 4, 1, 128, 128, 300, true},
+                           {555, 2, 4, 2, 64, 64, 100, true},   {555, 2, 4, 2, 64, 256, 100, true},
+                           {65, 1, 3, 3, 64, 128, 0, true},     {1, 2, 4, 2, 64, 128, 0, true},
+                           {8192, 1, 2, 1, 64, 128, 1000, true}};
+
+TEST_F(SsmGpu, ScanMatchesFp64) {
+  for (const ScanCase& c : kScans) {
+    SCOPED_TRACE(cat(c.s, " tokens, heads of ", c.head_size, ", states of ", c.state));
+    const ScanInputs in = draw_scan(c), gpu = on_gpu(in), exact_in = moved(in, wide);
+    if (!has_kernel(gpu.operands)) GTEST_SKIP() << "the scan's kernel needs a Hopper GPU";
+    const ScanResult result = ssd_scan(gpu.operands, gpu.initial, 128);
+    const ScanResult exact = ssd_scan(exact_in.operands, exact_in.initial, 128);
+    expect_close(result.y, exact.y, "y");
+    expect_close(result.state, exact.state, "state");
+    const ScanResult again = ssd_scan(gpu.operands, gpu.initial, 128);
+    EXPECT_TRUE(at::equal(result.y, again.y)) << "another run gave other bits";
+  }
+}
+
+// The state that enters belongs to a document that ended before.
+TEST_F(SsmGpu, ScanForgetsTheStateOfAnotherDocument) {
+  const ScanCase c{100, 2, 4, 2, 64, 128, 40, true};
+  ScanInputs in = draw_scan(c);
+  in.initial.run = in.operands.runs[0] - 1;
+  ScanInputs gpu = on_gpu(in);
+  gpu.initial.run = there(in.initial.run);
+  if (!has_kernel(gpu.operands)) GTEST_SKIP() << "the scan's kernel needs a Hopper GPU";
+  const ScanResult result = ssd_scan(gpu.operands, gpu.initial, 128);
+  gpu.initial = {};
+  const ScanResult without = ssd_scan(gpu.operands, gpu.initial, 128);
+  EXPECT_TRUE(at::equal(result.y, without.y));
+  EXPECT_TRUE(at::equal(result.state, without.state));
+}
+
+TEST_F(SsmGpu, StepMatchesFp64) {
+  for (const int64_t state : {64, 128, 256}) {
+    const ScanInputs in = draw_scan({1, 5, 8, 2, 64, state, 0, true}), gpu = on_gpu(in),
+                     exact_in = moved(in, wide);
+    const ScanResult result = ssd_steps(gpu.operands, gpu.initial);
+    const ScanResult exact = ssd_steps(exact_in.operands, exact_in.initial);
+    expect_close(result.y, exact.y, "y");
+    expect_close(result.state, exact.state, "state", 1e-5);
+  }
+}
+
+// Of a layer of Nemotron-H 8B, beside a copy of as many bytes as each reads and writes.
+TEST_F(SsmGpu, Rates) {
+  const int64_t s = 8192;
+  const ScanInputs in = on_gpu(draw_scan({s, 1, 128, 8, 64, 128, 0, false}));
+  const at::Tensor u = draw({s, 1, 10240}).to(kGpu), weight = draw({10240, 1, 4}).to(kGpu),
+                   bias = draw({10240}).to(kGpu), y = draw({s, 1, 8192}).to(kGpu),
+                   z = draw({s, 1, 8192}).to(kGpu), w = draw({8192}).to(kGpu),
+                   rstd = at::ones({s, 1, 8}, at::dtype(at::kFloat).device(kGpu)),
+                   from = at::empty({1 << 28}, u.options()), to = at::empty_like(from);
+  const NormGroups groups{.count = 8};
+  const std::vector<double> times = milliseconds(
+      to, {[&] { to.copy_(from); }, [&] { ssd_scan(in.operands, {}, 128); },
+           [&] { causal_conv(u, weight, bias); }, [&] { causal_conv_backward(u, u, weight, bias); },
+           [&] { gated_norm(y, z, w, groups); },
+           [&] { gated_norm_backward(y, y, z, w, rstd, groups); }});
+  const double copied = 4.0 * (1 << 28) / times[0];  // bytes in a millisecond
+  const char* const names[] = {"copy",         "scan", "convolution",
+                               "its backward", "norm", "its backward"};
+  const double bytes[] = {0, 37120, 40960, 61440, 49152, 81920};
+  for (size_t i = 1; i < times.size(); ++i)
+    std::printf("%s %.1f ns a token, %.0f%% of the copy rate\n", names[i],
+                times[i] * 1e6 / static_cast<double>(s),
+                100 * bytes[i] * static_cast<double>(s) / times[i] / copied);
+}
+
+}  // namespace
+}  // namespace megatron
