@@ -27,8 +27,8 @@ constexpr std::string_view kArguments =
     "apply_layernorm_1p=layernorm_zero_centered_gamma layernorm_zero_centered_gamma "
     "add_bias_linear add_qkv_bias qk_layernorm window_size window_attn_skip_freq swiglu "
     "quick_geglu squared_relu openai_gelu bias_gelu_fusion glu_linear_offset hidden_dropout "
-    "attention_dropout init_method_std softmax_type activation_func_clamp_value num_experts "
-    "multi_latent_attention mtp_num_layers";
+    "attention_dropout init_method_std softmax_type attention_output_gate "
+    "activation_func_clamp_value num_experts multi_latent_attention mtp_num_layers";
 
 // The same, of models with experts, with multi-latent attention, and with multi-token prediction.
 // Those of other models have values without effect.
@@ -50,7 +50,7 @@ constexpr std::string_view kNeutral =
     "moe_shared_expert_glu_interleave_size mtp_hybrid_override_pattern "
     "hybrid_layer_pattern heterogeneous_layers_config_path "
     "heterogeneous_layers_config_encoded_json experimental_attention_variant "
-    "attention_output_gate apply_residual_connection_post_layernorm qk_l2_norm no_rope_freq "
+    "apply_residual_connection_post_layernorm qk_l2_norm no_rope_freq "
     "apply_query_key_layer_scaling use_mup "
     "retro_add_retriever";
 

@@ -52,7 +52,6 @@ constexpr KnownFlag kRows[] = {
     {"--apply-residual-connection-post-layernorm", kNo,
      "a residual taken after the norm is not built yet"},
     {"--qk-l2-norm", kNo, "L2 norms of queries and keys are not built; --qk-layernorm is"},
-    {"--attention-output-gate", kNo, "gated attention outputs are not built yet"},
     so("--no-dsa-indexer-rotate-activation --disable-dsa-indexer-rotate-activation", kDsaOff),
     so("--no-dsa-indexer-scoring-relu --disable-dsa-indexer-scoring-relu", kDsaOff),
     so("--init-model-with-meta-device", kAllocatedOnce),

@@ -21,7 +21,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 int64_t qkv_rows(const TransformerConfig& config) {
-  return (config.num_attention_heads + 2 * config.query_groups()) * config.kv_channels;
+  return (config.num_attention_heads * (config.attention_output_gate ? 2 : 1) +
+          2 * config.query_groups()) *
+         config.kv_channels;
 }
 
 LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
@@ -39,26 +41,50 @@ LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
 }
 
 // [s, b, g * (r + 2) * d] -> q [s, b, g * r, d], k and v [s, b, g, d] without a copy where strides
-// allow. One function, so that the backward writes each gradient once into one buffer.
+// allow; of [s, b, g * (2 r + 2) * d] also the gate, as q. One function, so that the backward
+// writes each gradient once into one buffer.
 struct SplitQKV : torch::autograd::Function<SplitQKV> {
   static variable_list forward(AutogradContext* context, const at::Tensor& mixed, int64_t groups,
-                               int64_t heads_per_group, int64_t head_size) {
+                               int64_t heads_per_group, int64_t head_size, bool gated) {
     const int64_t s = mixed.size(0), b = mixed.size(1), r = heads_per_group, d = head_size;
+    const int64_t keys = gated ? 2 * r : r;
     context->saved_data["r"] = r;
-    const at::Tensor view = mixed.view({s, b, groups, r + 2, d});
-    const at::Tensor q = view.narrow(3, 0, r);
-    return {r == 1 ? q.select(3, 0) : q.reshape({s, b, groups * r, d}), view.select(3, r),
-            view.select(3, r + 1)};
+    const at::Tensor view = mixed.view({s, b, groups, keys + 2, d});
+    const auto heads = [&](int64_t first) {
+      const at::Tensor part = view.narrow(3, first, r);
+      return r == 1 ? part.select(3, 0) : part.reshape({s, b, groups * r, d});
+    };
+    variable_list parts = {heads(0), view.select(3, keys), view.select(3, keys + 1)};
+    if (gated) parts.push_back(heads(r));
+    return parts;
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const int64_t r = context->saved_data["r"].toInt();
     const at::Tensor& dk = grads[1];
     const int64_t s = dk.size(0), b = dk.size(1), groups = dk.size(2), d = dk.size(3);
-    at::Tensor dmixed = at::empty({s, b, groups, r + 2, d}, dk.options());
+    const int64_t keys = grads.size() > 3 ? 2 * r : r;
+    at::Tensor dmixed = at::empty({s, b, groups, keys + 2, d}, dk.options());
     dmixed.narrow(3, 0, r).copy_(grads[0].view({s, b, groups, r, d}));
-    dmixed.select(3, r).copy_(dk);
-    dmixed.select(3, r + 1).copy_(grads[2]);
-    return {dmixed.view({s, b, groups * (r + 2) * d}), at::Tensor(), at::Tensor(), at::Tensor()};
+    if (keys > r) dmixed.narrow(3, r, r).copy_(grads[3].view({s, b, groups, r, d}));
+    dmixed.select(3, keys).copy_(dk);
+    dmixed.select(3, keys + 1).copy_(grads[2]);
+    return {dmixed.flatten(2), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+// y sigmoid(gate), in fp32 (fp64).
+struct OutputGate : torch::autograd::Function<OutputGate> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& y, const at::Tensor& gate) {
+    context->save_for_backward({y, gate});
+    const at::ScalarType type = accumulate_type(y);
+    return (y.to(type) * at::sigmoid(gate.to(type))).to(y.scalar_type());
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::ScalarType type = accumulate_type(saved[0]);
+    const at::Tensor d = grads[0].to(type), s = at::sigmoid(saved[1].to(type));
+    return {(d * s).to(saved[0].scalar_type()),
+            (d * saved[0].to(type) * s * (1.0 - s)).to(saved[1].scalar_type())};
   }
 };
 
@@ -122,14 +148,14 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
   };
   const at::Tensor& mixed = projected.output;
   const int64_t s = mixed.size(0), b = mixed.size(1);
-  if (!q_layernorm_ && kv_.size() == 1 && core_.context_ranks(context.pass).size() == 1 &&
+  const bool gated = config_.attention_output_gate;
+  if (!q_layernorm_ && !gated && kv_.size() == 1 && core_.context_ranks(context.pass).size() == 1 &&
       context.state == nullptr) {
     return back(attend_packed(mixed, context));
   }
   const variable_list qkv =
-      SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
-  at::Tensor q =
-      kv_.size() == 1 ? qkv[0] : qkv[0].narrow(2, kv_.rank() * heads_, heads_).contiguous();
+      SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels, gated);
+  at::Tensor q = own_heads(qkv[0]);
   at::Tensor k = qkv[1];
   const at::Tensor& v = qkv[2];
   const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
@@ -145,13 +171,17 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
     q = apply_rotary(q, rotary.cos, rotary.sin, rotary.interleaved);
     k = apply_rotary(k, rotary.cos, rotary.sin, rotary.interleaved);
   }
-  const at::Tensor y = context.state == nullptr
-                           ? core_.forward(q, k, v, context)
-                           : static_cast<KVCache*>(context.state)
-                                 ->attend(q, k, v, context.pass.decoding->batch.rows,
-                                          core_.cached(context, q.options()));
+  at::Tensor y = context.state == nullptr ? core_.forward(q, k, v, context)
+                                          : static_cast<KVCache*>(context.state)
+                                                ->attend(q, k, v, context.pass.decoding->batch.rows,
+                                                         core_.cached(context, q.options()));
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
+  if (gated) y = OutputGate::apply(y, own_heads(qkv[3]));
   return back(y.reshape({s, b, heads_ * config_.kv_channels}));
+}
+
+at::Tensor SelfAttention::own_heads(const at::Tensor& heads) const {
+  return kv_.size() == 1 ? heads : heads.narrow(2, kv_.rank() * heads_, heads_).contiguous();
 }
 
 at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,

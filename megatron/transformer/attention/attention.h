@@ -12,7 +12,8 @@ namespace megatron {
 // Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight,
 // k_layernorm.weight ([d], or [heads * d] with --qk-layernorm-over-heads),
 // core_attention.softmax_offset (--softmax-type learnable), linear_proj.{weight, bias}. Rows of
-// linear_qkv are stored per key/value group, as in Megatron: [its query heads | key | value].
+// linear_qkv are stored per key/value group, as in Megatron: [its query heads | key | value], with
+// --attention-output-gate [its query heads | their gates | key | value].
 //
 // With c context-parallel ranks s is the s/c tokens of this rank, see
 // transformer/context_parallel/context_parallel.h.
@@ -30,6 +31,8 @@ class SelfAttention : public AttentionSublayer {
  private:
   // Output of linear_qkv, gathered from the ranks that share one key/value group.
   SublayerOutput project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input);
+  // The part of this rank of the gathered heads of queries or gates.
+  at::Tensor own_heads(const at::Tensor& heads) const;
   PackedHeads packed_heads() const { return {groups_, heads_ / groups_, config_.kv_channels}; }
   // Core attention on views of the fused QKV tensor, without copying queries, keys and values.
   at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;

@@ -15,7 +15,8 @@ CoreAttentionSizes core_sizes(const TransformerConfig& c, const LayerShape& s) {
   sizes.heads = c.num_attention_heads / s.tensor;
   sizes.groups = std::max<int64_t>(1, c.query_groups() / s.tensor);
   sizes.key = sizes.value = c.kv_channels;
-  sizes.packed = !c.qk_layernorm && s.tensor <= c.query_groups() && s.context == 1;
+  sizes.packed =
+      !c.qk_layernorm && !c.attention_output_gate && s.tensor <= c.query_groups() && s.context == 1;
   return sizes;
 }
 
@@ -33,6 +34,9 @@ struct Attention : CoreAttentionCost {
   bool new_q, new_k;   // rotated or normed into new tensors
 
   bool copies_q() const { return new_q || !q_in_place; }
+  // The copy of the gates, where they are no view of `mixed`; the gated output, besides `out`.
+  int64_t gate_copy() const { return config.attention_output_gate && !q_in_place ? q : 0; }
+  int64_t gated_output() const { return config.attention_output_gate ? q : 0; }
   int64_t saved() const;
 
   OffloadedBytes offloaded() const;
@@ -48,7 +52,7 @@ Attention::Attention(const TransformerConfig& c, int64_t layer, const LayerShape
       packed(sizes.packed) {
   const int64_t heads = sizes.heads, groups = sizes.groups;
   const int64_t row = s.tokens * sizes.key * s.element;  // one head of every token
-  mixed = row * (heads * sharing + 2 * groups);
+  mixed = row * (heads * sharing * (c.attention_output_gate ? 2 : 1) + 2 * groups);
   own_mixed = mixed / sharing;
   head_stats = !c.qk_layernorm ? 0
                                : s.tokens * (heads + groups) *
@@ -62,10 +66,12 @@ Attention::Attention(const TransformerConfig& c, int64_t layer, const LayerShape
 
 // From the output of linear_qkv to the input of linear_proj.
 int64_t Attention::saved() const {
-  int64_t saved = CoreAttentionCost::saved();
+  int64_t saved = CoreAttentionCost::saved() + gated_output() + gate_copy();
   // Inputs and statistics of the norms of --qk-layernorm
   if (config.qk_layernorm) saved += q + k + head_stats;
-  if (exchanged > 0) return saved + exchanged;
+  // Gates that are a view keep the whole output of linear_qkv.
+  const bool views = config.attention_output_gate && q_in_place;
+  if (exchanged > 0) return saved + exchanged + (views ? mixed : 0);
   return saved + mixed + (!packed && copies_q() ? q : 0) + (new_k ? k : 0);
 }
 
@@ -117,24 +123,32 @@ void Attention::forward(AllocationTrack& track) const {
   }
   const int64_t before = track.live() - mixed;
   if (!q_in_place) track.take(q);
+  track.take(gate_copy());
   if (config.qk_layernorm) track.take((q_in_place ? q : 0) + k + head_stats + q + k);
   if (!packed && config.position_embedding_type == PositionEmbedding::kRope) track.take(q + k);
   if (exchanged > 0) track.take(2 * exchanged);
   track.take(q + lse);
   track.touch(forward_extra());
   if (exchanged > 0) track.touch(2 * q);
+  if (config.attention_output_gate) track.touch(3 * q * wide);  // in fp32, one after the other
   track.give(track.live() - before);
   track.take(saved());
   around.row_forward(0, track);
 }
 
 int64_t Attention::unrecorded_peak() const {
-  return mixed + (copies_q() ? q : 0) + (new_k ? k : 0) + exchanged + q +
-         std::max(forward_extra(), around.product + around.part);
+  const int64_t gate = config.attention_output_gate ? 3 * q * wide : 0;
+  return mixed + (copies_q() ? q : 0) + gate_copy() + (new_k ? k : 0) + exchanged + q +
+         std::max({forward_extra(), gate, gated_output() + around.product + around.part});
 }
 
 void Attention::backward(int64_t not_reloaded, AllocationTrack& track) const {
   around.row_backward(q, 0, track);
+  if (config.attention_output_gate) {
+    track.touch(4 * q * wide);
+    track.take(q);  // gradient of the gates
+    track.give(q);  // once it is in that of `mixed`
+  }
   if (exchanged > 0) track.touch(2 * q);
   // Its gradient; queries gathered into one tensor
   if (packed) track.take(mixed + (q_in_place ? 0 : q));
@@ -163,6 +177,7 @@ double attention_moved_elements(const TransformerConfig& c, int64_t layer_number
   double elements = kNormElements * h;
   if (rope) elements += 4 * (a + k);
   if (c.add_bias_linear) elements += a + 2 * k + h;
+  if (c.attention_output_gate) elements += 3 * a + 5 * a;  // y, gate, o; do, y, gate, dy, dgate
   const QuantizationOptions options = c.quantization(layer_number);
   if (!options.enabled()) return elements;
   // Casts: Note [Bytes of casts] in layer_cost.h. The backward of attention needs its output as it
@@ -204,7 +219,9 @@ SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_numbe
                        2 * attention.k + around.stream + attention.backward_extra();
   const int64_t h = config.hidden_size, width = config.num_attention_heads * config.kv_channels,
                 keys = config.query_groups() * config.kv_channels;
-  cost.linears = {{"linear_qkv", width + 2 * keys, h}, {"linear_proj", h, width}};
+  const int64_t gates = config.attention_output_gate ? width : 0;
+  cost.linears = {{"linear_qkv", width + gates + 2 * keys, h, false, gates},
+                  {"linear_proj", h, width}};
   cost.score_products = attention.score_products();
   cost.moved_elements = attention_moved_elements(config, layer_number);
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;

@@ -11,6 +11,9 @@
 //                    + T d e (N + G) + 4 k T (N + G)
 //                                           with --qk-layernorm: inputs and statistics of the norms
 //                    + T N d e              output, which linear_proj saves too
+//                    + 2 T N d e (+ T N d e)  with --attention-output-gate: gates among the output
+//                                           of linear_qkv, the gated output (and gates, where they
+//                                           are no view)
 //                    + 4 T N                log-sum-exp of a library's kernel (not with
 //                                           --recompute-modules core_attn)
 //                    a2a                    T d e (N + 2 lcm(G, a)) of exchanged tokens instead of

@@ -25,6 +25,9 @@ void AttentionConfig::fields(FieldVisitor& v) {
   v.choice("softmax_type", softmax_type, kSoftmaxTypes,
            "what the softmax of attention sums beside the scores: nothing, 1, or the exponential "
            "of a learnable score of each head (attention sinks, gpt-oss)");
+  v.field("attention_output_gate", attention_output_gate,
+          "multiply each head's output by the sigmoid of a gate, which the input is projected to "
+          "beside its query (Qwen 3.5)");
   v.role(FieldRole::kNumerics);
   v.group("regularization");
   v.field("attention_dropout", attention_dropout, "dropout of attention probabilities");

@@ -24,6 +24,7 @@ struct AttentionConfig {
   // layers are windowed.
   std::string window_attn_skip_freq;
   SoftmaxType softmax_type = SoftmaxType::kVanilla;
+  bool attention_output_gate = false;  // heads are multiplied by the sigmoid of their gate
   double attention_dropout = 0.1;
   // Tokens attend to no later ones. Not a flag: a model of encoders says no
   bool causal = true;

@@ -48,6 +48,17 @@ void validate_hybrid(const TransformerConfig& t, Violations& v) {
     v.add("--multi-latent-attention has no effect on a --hybrid-layer-pattern without +");
 }
 
+// What is not built beside --attention-output-gate.
+void validate_output_gate(const TransformerConfig& t, Violations& v) {
+  const auto refuse = [&](bool given, std::string_view what) {
+    v.require(!t.attention_output_gate || !given,
+              cat("--attention-output-gate with ", what, " is not built"), "leave one of them out");
+  };
+  refuse(t.multi_latent_attention, "--multi-latent-attention");
+  refuse(t.offloads_activations(), "offloading of activations");
+  refuse(t.lora_rank > 0, "--lora-rank");
+}
+
 }  // namespace
 
 void TransformerConfig::fields(FieldVisitor& visitor) {
@@ -80,6 +91,7 @@ void TransformerConfig::validate(Violations& v) const {
   // Between topics
   if (multi_latent_attention) validate_multi_latent_attention(*this, v);
   if (is_hybrid()) validate_hybrid(*this, v);
+  validate_output_gate(*this, v);
   validate_mamba(*this, v);
   validate_linear_attention(*this, v);
   if (!has_moe())

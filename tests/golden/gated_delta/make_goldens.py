@@ -1,7 +1,7 @@
-"""Writes the golden of a gated delta net: output and every gradient of Qwen 3.5's layer.
+"""Writes the goldens of a gated delta net and of gated attention: output and every gradient of Qwen 3.5's layers.
 
-The reference is the Qwen3_5GatedDeltaNet of Hugging Face transformers with autograd. Where it computes in fp32 whatever the model's type
-(the rule, its decay, the norm), fp64 is put in place. Element i of the tensor u(c), row major from 0, is sin(1.3 c + 0.7 i).
+The reference is the Qwen3_5GatedDeltaNet and the Qwen3_5Attention of Hugging Face transformers with autograd. Where it computes in fp32 whatever the model's type
+(the rule, its decay, norms, softmax), fp64 is put in place. Element i of the tensor u(c), row major from 0, is sin(1.3 c + 0.7 i).
 
 Made with torch 2.11.0, transformers 5.23.0, safetensors. Run: python make_goldens.py
 """
@@ -30,9 +30,7 @@ def u(c, *shape):
     return torch.sin(1.3 * c + 0.7 * torch.arange(n, dtype=torch.float64)).view(shape)
 
 
-def main():
-    qwen.torch = Fp64Torch()
-    torch.Tensor.float = torch.Tensor.double
+def delta_net():
     config = Qwen3_5TextConfig(hidden_size=HIDDEN, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=4,
                                linear_value_head_dim=6, linear_conv_kernel_dim=4, rms_norm_eps=1e-6, num_hidden_layers=1,
                                layer_types=["linear_attention"], num_attention_heads=2, num_key_value_heads=1, head_dim=4)
@@ -64,5 +62,43 @@ def main():
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, os.path.join(HERE, "qwen3_5.safetensors"))
 
 
+def attention():
+    heads, groups, size = 4, 2, 6
+    config = Qwen3_5TextConfig(hidden_size=HIDDEN, num_attention_heads=heads, num_key_value_heads=groups, head_dim=size, rms_norm_eps=1e-6,
+                               num_hidden_layers=1, layer_types=["full_attention"], attn_implementation="eager")
+    layer = qwen.Qwen3_5Attention(config, 0).double()
+
+    def by_group(q, k, v):
+        """Rows of ours: of each group its queries, their gates, its key, its value."""
+        q, k, v = q.view(groups, heads // groups, 2, size, HIDDEN), k.view(groups, size, HIDDEN), v.view(groups, size, HIDDEN)
+        return torch.cat([torch.cat([q[g, :, 0].flatten(0, 1), q[g, :, 1].flatten(0, 1), k[g], v[g]]) for g in range(groups)])
+
+    with torch.no_grad():
+        for place, linear in enumerate((layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj)):
+            linear.weight.copy_(0.5 * u(61 + place, *linear.weight.shape))
+        layer.q_norm.weight.copy_(0.1 * u(65, size))
+        layer.k_norm.weight.copy_(0.1 * u(66, size))
+    x = u(30, 16, SAMPLES, HIDDEN).requires_grad_(True)
+    one = torch.ones(SAMPLES, 16, 2, dtype=torch.float64)  # nothing is rotated
+    mask = torch.full((16, 16), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    y = layer(x.transpose(0, 1), (one, 0 * one), mask)[0].transpose(0, 1)
+    (y * u(40, 16, SAMPLES, HIDDEN)).sum().backward()
+    assert y.dtype == torch.float64
+    linears = layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight
+    tensors = {
+        "y": y.detach(),
+        "dx": x.grad,
+        "values/linear_qkv.weight": by_group(*(weight.detach() for weight in linears)),
+        "linear_qkv.weight": by_group(*(weight.grad for weight in linears)),
+        "linear_proj.weight": layer.o_proj.weight.grad,
+        "q_layernorm.weight": layer.q_norm.weight.grad,
+        "k_layernorm.weight": layer.k_norm.weight.grad,
+    }
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, os.path.join(HERE, "qwen3_5_attention.safetensors"))
+
+
 if __name__ == "__main__":
-    main()
+    qwen.torch = Fp64Torch()
+    torch.Tensor.float = torch.Tensor.double
+    delta_net()
+    attention()

@@ -295,6 +295,8 @@ constexpr Reader kReaders[] = {
     {"rope_type", "megatron/transformer/config/multi_latent_attention.h", "stretches_positions"},
     {"mscale", "megatron/transformer/config/multi_latent_attention.cc", "rotary_magnitude"},
     {"mscale_all_dim", "megatron/transformer/config/multi_latent_attention.cc", "score_magnitude"},
+    {"mamba_num_heads", "megatron/transformer/config/mamba.h", "mamba_heads"},
+    {"mamba_dt_limit", "megatron/transformer/config/mamba.cc", "time_step_limits"},
     {"mtp_use_repeated_layer", "megatron/transformer/config/multi_token_prediction.h",
      "mtp_distinct_layers"},
     {"recompute_activations", "megatron/transformer/config/recompute.cc", "finalize"},
