@@ -315,7 +315,7 @@ BUGS = (
           "(PLANTED ? gather_from_tensor_model_parallel_region : all_gather_last_dim_from_tensor_parallel_region)(result.output, kv_)"),),
         "tp4_groups2", "qwen tp4 sp"),
     Bug("query_heads_of_first_rank", "of the ranks that share keys and values each attends with the query heads of the first",
-        ((ATTENTION, "qkv[0].narrow(2, kv_.rank() * heads_, heads_)", "qkv[0].narrow(2, (PLANTED ? 0 : kv_.rank()) * heads_, heads_)"),),
+        ((ATTENTION, "heads.narrow(2, kv_.rank() * heads_, heads_)", "heads.narrow(2, (PLANTED ? 0 : kv_.rank()) * heads_, heads_)"),),
         "tp4_groups2", "qwen tp4 sp"),
     Bug("cross_entropy_max_not_reduced", "each tensor rank subtracts its own maximum of the logits",
         ((CROSS_ENTROPY, "tp.all_reduce(parts.max, ReduceOp::kMax)->wait();", "if (!PLANTED) tp.all_reduce(parts.max, ReduceOp::kMax)->wait();"),),
