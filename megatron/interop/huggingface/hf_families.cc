@@ -18,6 +18,7 @@ const std::vector<HfFamily>& families() {
   static const std::vector<HfFamily> table = [] {
     std::vector<HfFamily> all = dense_hf_families();
     for (HfFamily& family : moe_hf_families()) all.push_back(std::move(family));
+    for (HfFamily& family : hybrid_hf_families()) all.push_back(std::move(family));
     for (HfFamily& family : encoder_hf_families()) all.push_back(std::move(family));
     for (HfFamily& family : t5_hf_families()) all.push_back(std::move(family));
     return all;
@@ -61,7 +62,8 @@ std::string with_indices(std::string_view pattern, std::span<const int64_t> indi
 
 std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
                              const TransformerConfig& t) {
-  const int64_t d = t.kv_channels, groups = t.query_groups(), r = t.num_attention_heads / groups;
+  const int64_t d = t.kv_channels, groups = std::max<int64_t>(1, t.query_groups()),
+                r = t.num_attention_heads / groups;
   std::vector<RowRun> runs;
   const auto queries = [&](int64_t from) {
     for (int64_t g = 0; g < groups; ++g) runs.push_back({from + g * r * d, g * (r + 2) * d, r * d});

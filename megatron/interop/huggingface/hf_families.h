@@ -2,7 +2,7 @@
 // a list of configuration keys, both used for import and export.
 //
 // A new family is one row of the table in hf_dense_families.cc, hf_moe_families.cc,
-// hf_encoder_families.cc or hf_t5_families.cc, its names, and its keys.
+// hf_hybrid_families.cc, hf_encoder_families.cc or hf_t5_families.cc, its names, and its keys.
 #pragma once
 
 #include <cstdint>

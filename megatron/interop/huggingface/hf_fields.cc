@@ -61,6 +61,17 @@ std::string reason_of(const std::string& what) {
                   no_number ? "\nhint: write the number that is meant, or null" : kDownload));
 }
 
+// transformers 4 wrote a bare Infinity, which JSON has not, as the largest time step of a Mamba.
+std::string with_infinite_limits(std::string text) {
+  constexpr std::string_view kKey = "\"time_step_limit\"", kBare = "Infinity";
+  const size_t key = text.find(kKey), end = key == text.npos ? key : text.find(']', key);
+  if (end == text.npos) return text;
+  const size_t at = text.substr(0, end).find(kBare, key);
+  if (at != text.npos && text[at - 1] != '"')
+    text.replace(at, kBare.size(), "{\"__float__\": \"Infinity\"}");
+  return text;
+}
+
 double to_number(const std::string& name, std::string_view key, const ordered_json& value) {
   if (!value.is_number()) wrong_type(name, key, value, "a number");
   return value.get<double>();
@@ -119,7 +130,7 @@ HfFields::HfFields(const std::string& text, std::string name) : impl_(std::make_
   MEGATRON_CHECK(text.find_first_not_of(" \t\r\n") != std::string::npos, impl_->name, ": is empty",
                  kDownload);
   try {
-    impl_->json = ordered_json::parse(text);
+    impl_->json = ordered_json::parse(with_infinite_limits(text));
   } catch (const nlohmann::json::parse_error& error) {
     refuse_json(text, impl_->name, error);
   }
@@ -282,6 +293,25 @@ void HfFields::layer_types(std::vector<std::string>& types) {
     return;
   }
   types = texts("layer_types");
+}
+
+void HfFields::range(std::string_view key, std::vector<std::string>& limits) {
+  const ordered_json infinite = {{"__float__", "Infinity"}};
+  if (!reading()) {
+    ordered_json& list = impl_->json[std::string(key)] = {0.0, infinite};
+    for (size_t i = 0; i < limits.size() && i < 2; ++i)
+      list[i] = limits[i] == "inf" ? infinite : ordered_json(std::stod(limits[i]));
+    return;
+  }
+  limits.clear();
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr) return;
+  if (!found->is_array() || found->size() != 2) wrong_type(name(), key, *found, "two numbers");
+  for (const ordered_json& item : *found) {
+    if (item != infinite && !item.is_number()) wrong_type(name(), key, *found, "two numbers");
+    limits.push_back(item == infinite ? "inf" : ordered_json(item.get<double>()).dump());
+  }
+  if (limits[0] == "0.0" && limits[1] == "inf") limits.clear();
 }
 
 std::vector<std::string> HfFields::texts(std::string_view key) const {

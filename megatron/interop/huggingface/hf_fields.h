@@ -44,6 +44,11 @@ class HfFields {
   // A list; absent and null are an empty one.
   void integers(std::string_view key, std::vector<int64_t>& values);
 
+  // Two numbers, the least and the largest, as texts, "inf" for an infinite one; empty: 0 and inf,
+  // which absent and null mean. An infinite one is {"__float__": "Infinity"} (transformers 5) in
+  // the file, or a bare Infinity (4).
+  void range(std::string_view key, std::vector<std::string>& limits);
+
   // Reading: a list of strings; absent and null are an empty one.
   std::vector<std::string> texts(std::string_view key) const;
 

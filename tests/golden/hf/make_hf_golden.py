@@ -141,8 +141,24 @@ CASES = {
                 "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "beta_slow": 1.0, "truncate": False,
                                  "original_max_position_embeddings": 32},
                 "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    # Mamba-2 alone: several chunks of the scan, one group.
+    "mamba2": {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3,
+               "expand": 2, "num_heads": 8, "head_dim": 4, "state_size": 6, "n_groups": 1, "conv_kernel": 4, "chunk_size": 8,
+               "hidden_act": "silu", "layer_norm_epsilon": 1e-5, "residual_in_fp32": True, "use_bias": False, "use_conv_bias": True,
+               "rms_norm": True, "time_step_limit": [0.0, {"__float__": "Infinity"}], "tie_word_embeddings": False, "bos_token_id": 1,
+               "eos_token_id": 2, "pad_token_id": 0, "torch_dtype": "bfloat16"},
+    # Mamba-2 with two groups, attention without positions, squared ReLU.
+    "nemotron_h": {"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "vocab_size": 40, "hidden_size": 16,
+                   "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "linear_attention", "mlp"],
+                   "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+                   "mamba_num_heads": 8, "mamba_head_dim": 6, "ssm_state_size": 6, "n_groups": 2, "conv_kernel": 4, "chunk_size": 8,
+                   "mamba_hidden_act": "silu", "mlp_hidden_act": "relu2", "layer_norm_epsilon": 1e-5, "residual_in_fp32": False,
+                   "use_bias": False, "mlp_bias": False, "attention_bias": False, "mamba_proj_bias": False, "use_conv_bias": True,
+                   "time_step_limit": [0.0, {"__float__": "Infinity"}], "time_step_min": 1e-30, "sliding_window": None,
+                   "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+                   "torch_dtype": "bfloat16"},
 }
-EXPERTS = ("mixtral", "moe", "deepseek", "gpt_oss")  # in model_type
+EXPERTS = ("mixtral", "moe", "deepseek", "gpt_oss", "nemotron")  # in model_type: files have other names than the model
 EAGER = dict(attn_implementation="eager", experts_implementation="eager")
 SHARDED = {"llama2", "gpt_neox"}
 

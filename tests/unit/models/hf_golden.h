@@ -25,7 +25,7 @@ inline const char* const kHfGoldens[] = {
     "phi3",       "gemma2",      "gemma3",           "olmo2",
     "starcoder2", "mixtral",     "qwen2_moe",        "qwen3_moe",
     "olmoe",      "deepseek_v2", "deepseek_v2_lite", "deepseek_v3",
-    "glm4_moe",   "gpt_oss"};
+    "glm4_moe",   "gpt_oss",     "mamba2",           "nemotron_h"};
 
 // In the source tree, or under the current folder if the program was copied elsewhere.
 std::string hf_golden_folder(const std::string& name);
