@@ -260,13 +260,14 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
     shrinker.keep_several("blocks of the hidden size", t.hidden_size / kBlock, hidden / kBlock);
   const double widening =
       static_cast<double>(t.ffn_hidden_size) / static_cast<double>(t.hidden_size);
-  if (t.attends()) shrinker.set("--num-attention-heads", t.num_attention_heads, tiny.heads);
-  if (t.attends() && t.group_query_attention)
-    shrinker.set("--num-query-groups", t.num_query_groups, tiny.groups);
+  // Sizes of attention mean nothing where no layer has any.
+  shrinker.set("--num-attention-heads", t.num_attention_heads, t.attends() ? tiny.heads : 0);
+  if (!t.attends()) shrinker.set("--group-query-attention", t.group_query_attention, false);
+  if (t.group_query_attention) shrinker.set("--num-query-groups", t.num_query_groups, tiny.groups);
   if (t.multi_latent_attention)
     shrink_latents(t, tiny.heads / tp, shrinker);
-  else if (t.attends())
-    shrinker.set("--kv-channels", t.kv_channels, head_size);
+  else
+    shrinker.set("--kv-channels", t.kv_channels, t.attends() ? head_size : 0);
   shrinker.set("--hidden-size", t.hidden_size, hidden);
   shrinker.set(
       "--ffn-hidden-size", t.ffn_hidden_size,
