@@ -49,23 +49,31 @@ bool MicrobatchGraphs::begin_step() {
   return false;
 }
 
+std::shared_ptr<MicrobatchGraphs::Inputs> MicrobatchGraphs::inputs_of(
+    const Batch& batch, const at::Tensor& loss_scale) const {
+  for (const std::shared_ptr<Inputs>& one : inputs_)
+    if (same_kind(one->batch, batch) && same_kind(one->loss_scale, loss_scale)) return one;
+  return nullptr;
+}
+
+bool MicrobatchGraphs::is_new(const Batch& batch, const at::Tensor& loss_scale) {
+  if (inputs_of(batch, loss_scale) != nullptr) return false;
+  auto inputs = std::make_shared<Inputs>();
+  inputs->batch = batch;
+  for (auto& [name, rows] : inputs->batch.unpadded) rows = std::make_shared<UnpaddedRows>(*rows);
+  for (at::Tensor* tensor : tensors_of(inputs->batch))
+    if (tensor->defined()) *tensor = at::empty_like(*tensor, {}, at::MemoryFormat::Contiguous);
+  inputs->loss_scale = at::empty_like(loss_scale);
+  inputs_.push_back(std::move(inputs));
+  return true;
+}
+
 MicrobatchGraphs::Recorded& MicrobatchGraphs::find(const Batch& batch, const at::Tensor& loss_scale,
                                                    bool first) {
-  std::shared_ptr<Inputs> inputs;
-  for (Recorded& one : recorded_) {
-    if (!same_kind(one.inputs->batch, batch) || !same_kind(one.inputs->loss_scale, loss_scale))
-      continue;
-    if (one.first == first) return one;
-    inputs = one.inputs;
-  }
-  if (!inputs) {
-    inputs = std::make_shared<Inputs>();
-    inputs->batch = batch;
-    for (auto& [name, rows] : inputs->batch.unpadded) rows = std::make_shared<UnpaddedRows>(*rows);
-    for (at::Tensor* tensor : tensors_of(inputs->batch))
-      if (tensor->defined()) *tensor = at::empty_like(*tensor, {}, at::MemoryFormat::Contiguous);
-    inputs->loss_scale = at::empty_like(loss_scale);
-  }
+  std::shared_ptr<Inputs> inputs = inputs_of(batch, loss_scale);
+  MEGATRON_ASSERT(inputs != nullptr, "a graph of shapes that have not run eagerly");
+  for (Recorded& one : recorded_)
+    if (one.inputs == inputs && one.first == first) return one;
   recorded_.push_back({first, std::move(inputs), {}, {}, nullptr});
   return recorded_.back();
 }

@@ -18,8 +18,10 @@ namespace megatron {
 // into its static input tensors before each launch. The first micro-batch of a step overwrites
 // gradients and later ones accumulate, so there is one graph for each; both share one memory pool.
 // As no host code runs during a graph, the store is told afterwards which gradients are complete.
-// The first steps run eagerly: kernels are loaded, algorithms chosen, caches filled. Micro-batches
-// that overlap with gradient reductions or weight gathers always run eagerly, to keep that overlap.
+// The first steps run eagerly, and so does the first micro-batch of each combination of shapes:
+// kernels are loaded, algorithms chosen, caches filled, which a capture does not allow.
+// Micro-batches that overlap with gradient reductions or weight gathers always run eagerly, to keep
+// that overlap.
 class MicrobatchGraphs {
  public:
   // The first `warmup_steps` steps run eagerly. Throws Error if `device` is not a GPU.
@@ -30,6 +32,9 @@ class MicrobatchGraphs {
 
   // Call at the start of a step. Returns whether its micro-batches may run as graphs.
   bool begin_step();
+  // Whether this is the first micro-batch of its combination of shapes and optional tensors; the
+  // next one is not. Such a micro-batch must run eagerly.
+  bool is_new(const Batch& batch, const at::Tensor& loss_scale);
   // Runs `pass` on a micro-batch as a graph, which is captured at the first call for this
   // combination of shapes, optional tensors, and `first` (the first micro-batch of its step). The
   // result is valid until the next call.
@@ -48,10 +53,13 @@ class MicrobatchGraphs {
     at::Tensor result;
     std::unique_ptr<DeviceGraph> graph;
   };
+  // Null if is_new() has not seen such a micro-batch.
+  std::shared_ptr<Inputs> inputs_of(const Batch& batch, const at::Tensor& loss_scale) const;
   Recorded& find(const Batch& batch, const at::Tensor& loss_scale, bool first);
 
   DeviceGraphPool pool_;
-  int64_t steps_left_;  // eager steps left
+  int64_t steps_left_;                           // eager steps left
+  std::vector<std::shared_ptr<Inputs>> inputs_;  // of each combination
   std::vector<Recorded> recorded_;
 };
 

@@ -249,7 +249,7 @@ class StagePasses final : public StageCompute {
     for (int i = 0; i < options_.num_microbatches; ++i) {
       const bool first = i == 0, last = i + 1 == options_.num_microbatches;
       if ((first && store.gathers_under_first_pass()) ||
-          (last && store.reduces_under_last_pass())) {
+          (last && store.reduces_under_last_pass()) || graphs.is_new(batch_of(i), scales)) {
         forward(0, i, {});
         backward(0, i, {}, /*defer_weights=*/false);
         continue;

@@ -6,9 +6,9 @@
 namespace megatron {
 namespace {
 
-constexpr int kWarps = 4, kBlock = kWarps * kWarpThreads;
-constexpr int kTile = 64;           // rows of the tiles that a block goes through
-constexpr int kHalf = 32;           // columns of scores at a time in the backward
+using Tiles = DistanceAttentionTiles;
+constexpr int kWarps = Tiles::kWarps, kBlock = kWarps * kWarpThreads;
+constexpr int kTile = Tiles::kTile, kHalf = Tiles::kHalf;
 constexpr int kWindow = 2 * kHalf;  // distances of kHalf x kHalf scores, and one
 constexpr float kLog2E = 1.4426950408889634f;
 
@@ -24,6 +24,7 @@ template <int D>
 constexpr int kBlocks = D == 64 ? 2 : 1;
 template <int D>
 constexpr int kOwned = kWarps * 16 * kBlocks<D>;
+static_assert(kOwned<64> == Tiles::owned(64) && kOwned<128> == Tiles::owned(128));
 
 // The rows of a sample.
 struct Span {
@@ -604,13 +605,6 @@ void check_args(const DistanceAttentionArgs& args) {
 }
 
 }  // namespace
-
-int64_t distance_attention_workspace(const DistanceAttentionArgs& args) {
-  int64_t warps = 0;
-  with_head_size(args.head_size, [&](auto size) { warps = warps_of<size()>(args.queries); });
-  return args.samples * args.heads * (args.queries + warps * diagonals_of(args.keys)) *
-         static_cast<int64_t>(sizeof(float));
-}
 
 void distance_attention_forward_cuda(const DistanceAttentionArgs& args, void* stream) {
   check_args(args);

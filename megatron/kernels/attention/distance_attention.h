@@ -47,8 +47,23 @@ struct DistanceAttentionArgs {
 constexpr bool distance_attention_supports(int64_t head_size) {
   return head_size == 64 || head_size == 128;
 }
-// About s_k / 32 of the bytes of q, and a float per query and head.
-int64_t distance_attention_workspace(const DistanceAttentionArgs& args);
+// What a block of the kernels works on.
+struct DistanceAttentionTiles {
+  static constexpr int64_t kWarps = 4;
+  static constexpr int64_t kTile = 64;  // rows of the tiles that it goes through
+  static constexpr int64_t kHalf = 32;  // columns of scores at a time in the backward
+  static constexpr int64_t owned(int64_t head_size) { return head_size == 64 ? 128 : 64; }
+};
+// A float per query and head, and per warp's queries those of all distances: at s_k = 512 about
+// half of the bytes of q.
+constexpr int64_t distance_attention_workspace(const DistanceAttentionArgs& args) {
+  using Tiles = DistanceAttentionTiles;
+  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t warps = ceil_div(args.queries, Tiles::owned(args.head_size)) * Tiles::kWarps,
+                diagonals = ceil_div(args.keys, Tiles::kTile) * Tiles::kTile + Tiles::kHalf;
+  return args.samples * args.heads * (args.queries + warps * diagonals) *
+         static_cast<int64_t>(sizeof(float));
+}
 void distance_attention_forward_cuda(const DistanceAttentionArgs& args, void* stream);
 void distance_attention_backward_cuda(const DistanceAttentionArgs& args, void* stream);
 

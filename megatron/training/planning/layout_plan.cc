@@ -12,6 +12,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/arguments/padding_rules.h"
 
 namespace megatron {
 
@@ -91,6 +92,7 @@ LayerShape LayoutPlan::layer_shape() const {
   shape.sequence_parallel = sequence_parallel;
   shape.documents =
       arguments.data.reset_attention_mask || arguments.data.dataloader_inter_document_masking;
+  shape.unpadded = unpadded_row_multiple(arguments) > 0;
   shape.on_gpu = on_gpu;
   return shape;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "megatron/kernels/attention/distance_attention.h"
 #include "megatron/tensor/attention/attention.h"
 
 namespace megatron {
@@ -23,13 +24,19 @@ int64_t cpu_piece_bytes(int64_t s, int64_t sum) {
   return 2 * std::min(s, queries) * std::min(s, keys) * sum;
 }
 
+// Whether kernels attend within ranges of rows, so that padding needs no mask.
+bool takes_ranges(const TransformerConfig& c, const LayerShape& s) {
+  return s.unpadded && s.on_gpu && s.element == 2 && c.attention_dropout == 0;
+}
+
 }  // namespace
 
 CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, const LayerShape& s,
                                      const CoreAttentionSizes& heads)
     : config(c),
       shape(s),
-      masked(s.documents || !c.causal || heads.others > 0),
+      masked(s.documents || ((!c.causal || heads.others > 0) && !takes_ranges(c, s))),
+      by_distance(c.position_embedding_type == PositionEmbedding::kRelative && heads.others == 0),
       sizes(heads),
       sequence(c.seq_length),
       key_sequence(heads.others > 0 ? heads.others / s.samples : sequence),
@@ -50,6 +57,9 @@ bool CoreAttentionCost::is_unfused(int64_t layer) const {
   const bool windowed = !window.empty() && window[0] >= 0 && window[0] < sequence - 1;
   if (masked || config.attention_dropout > 0 || config.attn_logit_softcapping > 0) return true;
   if (windowed && (!shape.on_gpu || sequence % 64 != 0)) return true;  // cuDNN supports windows
+  if (by_distance &&
+      !(shape.on_gpu && distance_attention_supports(sizes.key) && sizes.value == sizes.key))
+    return true;
   if (sizes.value > sizes.key) return true;
   return shape.on_gpu && (shape.element != 2 || sizes.key % 8 != 0 || sizes.key > 256);
 }
@@ -110,7 +120,7 @@ int64_t CoreAttentionCost::score_bytes() const {
 // Of relative positions: the gradients of the scores of all samples of a piece, summed in rows that
 // are twice as wide, while those of the probabilities are no longer held.
 int64_t CoreAttentionCost::distances_extra() const {
-  if (config.position_embedding_type != PositionEmbedding::kRelative || sizes.others > 0) return 0;
+  if (!by_distance) return 0;
   const int64_t own_heads = std::max<int64_t>(1, sizes.heads / a2a), b = shape.samples;
   const bool all = b * own_heads * sequence * key_sequence <= kScoreElements;
   return std::max<int64_t>(0, 2 * score_bytes() / (all ? b : 1) - score_bytes());
@@ -144,6 +154,14 @@ int64_t CoreAttentionCost::backward_copies() const {
   if (!shape.on_gpu) return 0;
   const int64_t b = shape.samples, own_heads = std::max<int64_t>(1, sizes.heads / a2a);
   const int64_t queries = sequence / shape.context * a2a;
+  if (by_distance && kernel == AttentionKernel::kLibrary) {
+    DistanceAttentionArgs args;
+    args.samples = b;
+    args.heads = own_heads;
+    args.queries = args.keys = queries;
+    args.head_size = sizes.key;
+    return distance_attention_workspace(args);
+  }
   if (kernel != AttentionKernel::kLibrary || queries % 64 != 0)
     return ceil_div(kMultiprocessors, b * own_heads) * b * round_up(queries, 128) * own_heads *
            round_up(sizes.key, 32) * 4;

@@ -33,6 +33,7 @@ struct LayerShape {
   std::vector<int64_t> context_levels;  // inner and outer ranks of a2a+p2p
   bool sequence_parallel = false;
   bool documents = false;  // attention is masked at borders of documents
+  bool unpadded = false;   // rows of padding are in no layer
   bool on_gpu = true;      // GPU kernels save other tensors than CPU ones
 };
 
