@@ -385,8 +385,8 @@ AttentionParts parts_of_ranges(const at::Tensor& q, const at::Tensor& k, const R
 }  // namespace
 
 std::string why_not_cudnn_ranges(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const RowRanges& queries, const RowRanges& keys,
-                                 const AttentionOptions& options) {
+                                 const QueryKeyRanges& ranges, const AttentionOptions& options) {
+  const RowRanges &queries = ranges.queries, &keys = ranges.keys;
   constexpr int64_t kMost = int64_t{1} << 31;
   for (const at::Tensor& t : {q, k, v})
     if (t.size(0) * t.stride(0) >= kMost) return "offsets of rows do not fit in 32 bits";
@@ -411,8 +411,9 @@ std::string why_not_cudnn_ranges(const at::Tensor& q, const at::Tensor& k, const
 }
 
 at::Tensor cudnn_ranges_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const at::Tensor& out, const RowRanges& queries,
-                                const RowRanges& keys, const AttentionOptions& options) {
+                                const at::Tensor& out, const QueryKeyRanges& ranges,
+                                const AttentionOptions& options) {
+  const RowRanges &queries = ranges.queries, &keys = ranges.keys;
   const at::Tensor lse = like_lse(q, queries);
   Bindings all = bindings({{kQ, q, queries}, {kK, k, keys}, {kV, v, keys}, {kOut, out, queries}},
                           queries, keys);
@@ -424,8 +425,8 @@ at::Tensor cudnn_ranges_forward(const at::Tensor& q, const at::Tensor& k, const 
 void cudnn_ranges_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                            const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
-                           const RowRanges& queries, const RowRanges& keys,
-                           const AttentionOptions& options) {
+                           const QueryKeyRanges& ranges, const AttentionOptions& options) {
+  const RowRanges &queries = ranges.queries, &keys = ranges.keys;
   const AttentionParts parts = parts_of_ranges(q, k, queries, keys, options.deterministic);
   const int64_t b = queries.counts.size(0);
   for (int64_t first = 0; first < b; first += parts.samples) {

@@ -22,20 +22,19 @@ void cudnn_attention_backward(const at::Tensor&, const at::Tensor&, const at::Te
 }
 
 std::string why_not_cudnn_ranges(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const RowRanges&, const RowRanges&, const AttentionOptions&) {
+                                 const QueryKeyRanges&, const AttentionOptions&) {
   return "this build has no CUDA";
 }
 
 at::Tensor cudnn_ranges_forward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                const at::Tensor&, const RowRanges&, const RowRanges&,
-                                const AttentionOptions&) {
+                                const at::Tensor&, const QueryKeyRanges&, const AttentionOptions&) {
   throw_error("internal error: cuDNN attention in a build without CUDA");
 }
 
 void cudnn_ranges_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                            const at::Tensor&, const at::Tensor&, const at::Tensor&,
                            const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const RowRanges&, const RowRanges&, const AttentionOptions&) {
+                           const QueryKeyRanges&, const AttentionOptions&) {
   throw_error("internal error: cuDNN attention in a build without CUDA");
 }
 

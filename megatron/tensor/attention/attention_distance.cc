@@ -10,20 +10,28 @@ namespace megatron {
 namespace {
 
 #ifdef MEGATRON_CUDA
+// Of [s, b, n, d], or of ranges of rows [R, n, d].
 AttentionRows rows_of(const at::Tensor& t) {
+  if (t.dim() == 3) return {t.data_ptr(), t.stride(0), 0, t.stride(1)};
   return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
 }
 
+// `ranges`: of the queries and the keys, or null.
 DistanceAttentionArgs make_args(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const at::Tensor& out, const at::Tensor& lse,
-                                const at::Tensor& bias, const AttentionOptions& options) {
+                                const at::Tensor& bias, const AttentionOptions& options,
+                                const QueryKeyRanges* ranges) {
   DistanceAttentionArgs args;
   args.dtype = to_dtype(q.scalar_type());
-  args.samples = q.size(1);
-  args.heads = q.size(2);
-  args.queries = q.size(0);
-  args.keys = k.size(0);
-  args.head_size = q.size(3);
+  args.samples = lse.size(0);
+  args.heads = lse.size(1);
+  args.queries = ranges != nullptr ? ranges->queries.most : q.size(0);
+  args.keys = ranges != nullptr ? ranges->keys.most : k.size(0);
+  if (ranges != nullptr) {
+    args.query_offsets = ranges->queries.offsets.const_data_ptr<int32_t>();
+    args.key_offsets = ranges->keys.offsets.const_data_ptr<int32_t>();
+  }
+  args.head_size = q.size(-1);
   args.causal = options.causal;
   args.scale = options.scale;
   args.q = rows_of(q);
@@ -38,8 +46,9 @@ DistanceAttentionArgs make_args(const at::Tensor& q, const at::Tensor& k, const 
 
 // A row's strides are whole groups of 16 bytes.
 bool is_aligned(const at::Tensor& t) {
-  bool aligned = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 && t.stride(3) == 1;
-  for (int64_t i = 0; i < 3; ++i) aligned = aligned && (t.size(i) == 1 || t.stride(i) % 8 == 0);
+  bool aligned = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 && t.stride(-1) == 1;
+  for (int64_t i = 0; i + 1 < t.dim(); ++i)
+    aligned = aligned && (t.size(i) == 1 || t.stride(i) % 8 == 0);
   return aligned;
 }
 
@@ -66,23 +75,29 @@ std::string why_not_distance_kernel(const at::Tensor& q, const at::Tensor& k, co
 
 #ifdef MEGATRON_CUDA
 at::Tensor distance_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      const at::Tensor& out, const AttentionOptions& options) {
-  const at::Tensor bias = options.distance_bias.contiguous(),
-                   lse = at::empty({q.size(1), q.size(2), q.size(0)}, bias.options());
-  distance_attention_forward_cuda(make_args(q, k, v, out, lse, bias, options), current_stream(q));
+                                      const at::Tensor& out, const AttentionOptions& options,
+                                      const QueryKeyRanges* ranges) {
+  const at::Tensor bias = options.distance_bias.contiguous();
+  const at::Tensor lse =
+      ranges != nullptr
+          ? at::empty({ranges->queries.counts.size(0), q.size(1), ranges->queries.most},
+                      bias.options())
+          : at::empty({q.size(1), q.size(2), q.size(0)}, bias.options());
+  distance_attention_forward_cuda(make_args(q, k, v, out, lse, bias, options, ranges),
+                                  current_stream(q));
   return lse;
 }
 
 void distance_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                  const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                                  const AttentionGrads& grads, const at::Tensor& dbias,
-                                 const AttentionOptions& options) {
+                                 const AttentionOptions& options, const QueryKeyRanges* ranges) {
   const auto& [dq, dk, dv] = grads;
   const at::Tensor bias = options.distance_bias.contiguous(),
                    dout_rows = is_aligned(dout) ? dout : dout.contiguous();
   MEGATRON_ASSERT(is_aligned(dq) && is_aligned(dk) && is_aligned(dv) && dbias.is_contiguous(),
                   "gradients of attention by distance that are not aligned");
-  DistanceAttentionArgs args = make_args(q, k, v, out, lse, bias, options);
+  DistanceAttentionArgs args = make_args(q, k, v, out, lse, bias, options, ranges);
   args.dout = rows_of(dout_rows);
   args.dq = rows_of(dq);
   args.dk = rows_of(dk);
@@ -96,13 +111,14 @@ void distance_attention_backward(const at::Tensor& dout, const at::Tensor& q, co
 }
 #else
 at::Tensor distance_attention_forward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                      const at::Tensor&, const AttentionOptions&) {
+                                      const at::Tensor&, const AttentionOptions&,
+                                      const QueryKeyRanges*) {
   MEGATRON_ASSERT(false, "attention by distance in a build without CUDA");
 }
 void distance_attention_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                  const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const AttentionGrads&, const at::Tensor&,
-                                 const AttentionOptions&) {
+                                 const AttentionGrads&, const at::Tensor&, const AttentionOptions&,
+                                 const QueryKeyRanges*) {
   MEGATRON_ASSERT(false, "attention by distance in a build without CUDA");
 }
 #endif

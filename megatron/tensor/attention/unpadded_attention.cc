@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/detail/attention_cudnn.h"
+#include "megatron/tensor/detail/attention_distance.h"
 #include "megatron/tensor/detail/attention_library.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/shape.h"
@@ -71,6 +72,10 @@ at::Tensor attention_by_samples(const at::Tensor& q, const at::Tensor& k, const 
 
 RowRanges ranges_of(const UnpaddedRows& rows) { return {rows.offsets, rows.counts, rows.length}; }
 
+QueryKeyRanges ranges_of(const AttendedRows& rows) {
+  return {ranges_of(*rows.queries), ranges_of(rows.of_keys())};
+}
+
 // Why cuDNN does not compute these ranges, or "". q [R, n, d], k and v [R_k, g, d].
 std::string why_not_ranges(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttendedRows& rows, const AttentionOptions& options) {
@@ -80,31 +85,37 @@ std::string why_not_ranges(const at::Tensor& q, const at::Tensor& k, const at::T
     return "queries and keys differ in number";
   const std::string reason = why_unfused(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), options,
                                          /*knows_windows=*/rows.keys == nullptr);
-  return reason.empty() ? why_not_cudnn_ranges(q, k, v, ranges_of(*rows.queries),
-                                               ranges_of(rows.of_keys()), options)
-                        : reason;
+  return reason.empty() ? why_not_cudnn_ranges(q, k, v, ranges_of(rows), options) : reason;
 }
 
-// Whether cuDNN computes them: if it is asked for by name, which throws Error where it does not.
-// kAuto does not choose it while its results on a GPU have not been compared.
-bool takes_ranges(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const AttendedRows& rows, const AttentionOptions& options) {
-  if (options.backend != AttentionBackend::kFused) return false;
+// What computes ranges of rows; kNone: samples are padded, or computed one by one.
+enum class RangeKernel { kNone, kCudnn, kDistance };
+
+RangeKernel choose_kernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const AttendedRows& rows, const AttentionOptions& options) {
+  const bool automatic = options.backend == AttentionBackend::kAuto;
+  if (!automatic && options.backend != AttentionBackend::kFused) return RangeKernel::kNone;
+  const bool holes = rows.queries->has_holes() || rows.of_keys().has_holes();
+  if (automatic && (holes || !q.is_cuda())) return RangeKernel::kNone;
   const std::string reason = why_not_ranges(q, k, v, rows, options);
-  MEGATRON_CHECK(reason.empty(),
+  MEGATRON_CHECK(automatic || reason.empty(),
                  "--attention-backend fused cannot compute this attention: ", reason,
                  "\nhint: --attention-backend auto takes a backend that can");
-  return !rows.queries->has_holes() && !rows.of_keys().has_holes();
+  if (holes) return RangeKernel::kNone;
+  if (reason.empty()) return RangeKernel::kCudnn;
+  return why_not_distance_kernel(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), options).empty()
+             ? RangeKernel::kDistance
+             : RangeKernel::kNone;
 }
 
-// All of [R, 1, n, d]: what is computed where cuDNN does not do it.
+// All of [R, 1, n, d]: what is computed where no kernel does it.
 at::Tensor attention_of_samples(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const AttendedRows& rows, const AttentionOptions& options) {
   return q.is_cuda() ? attention_with_padding(q, k, v, rows, options)
                      : attention_by_samples(q, k, v, rows, options);
 }
 
-// A tensor of rows that cuDNN writes, except for the empty ones.
+// A tensor of rows that a kernel writes, except for the empty ones.
 at::Tensor clear_empty(const at::Tensor& rows_of_tensor, const UnpaddedRows& rows) {
   const int64_t most = std::min(rows.most_empty, rows.rows);
   rows_of_tensor.narrow(0, rows.rows - most, most).zero_();
@@ -125,13 +136,12 @@ struct UnpaddedPass : torch::CustomClassHolder {
   UnpaddedPass(const Queried& t, const AttendedRows& of, const AttentionOptions& given)
       : options(given),
         rows(of),
-        queries(ranges_of(*of.queries)),
-        keys(ranges_of(of.of_keys())),
-        by_ranges(takes_ranges(t.q, t.k, t.v, of, given)) {}
+        ranges(ranges_of(of)),
+        kernel(choose_kernel(t.q, t.k, t.v, of, given)) {}
   AttentionOptions options;
   AttendedRows rows;
-  RowRanges queries, keys;
-  bool by_ranges;
+  QueryKeyRanges ranges;
+  RangeKernel kernel;
 };
 using PassPtr = c10::intrusive_ptr<UnpaddedPass>;
 
@@ -142,22 +152,23 @@ struct RangesForward {
 
 RangesForward run_forward(const Queried& t, const UnpaddedPass& pass) {
   const at::NoGradGuard no_grad;
-  if (!pass.by_ranges)
+  if (pass.kernel == RangeKernel::kNone)
     return {attention_of_samples(t.q.unsqueeze(1), t.k.unsqueeze(1), t.v.unsqueeze(1), pass.rows,
                                  pass.options)
                 .squeeze(1),
             {}};
   const at::Tensor out = clear_empty(
       at::empty({t.q.size(0), t.q.size(1), t.v.size(2)}, t.q.options()), *pass.rows.queries);
-  const at::Tensor lse =
-      cudnn_ranges_forward(t.q, t.k, t.v, out, pass.queries, pass.keys, pass.options);
-  return {out, lse};
+  if (pass.kernel == RangeKernel::kDistance)
+    return {out, distance_attention_forward(t.q, t.k, t.v, out, pass.options, &pass.ranges)};
+  return {out, cudnn_ranges_forward(t.q, t.k, t.v, out, pass.ranges, pass.options)};
 }
 
 // Saves the inputs, and what the backward needs of a forward of ranges unless it is recomputed.
 void save(AutogradContext* context, const PassPtr& pass, variable_list inputs,
           const RangesForward& f) {
-  if (pass->by_ranges && !pass->options.recompute) inputs.insert(inputs.end(), {f.out, f.lse});
+  if (pass->kernel != RangeKernel::kNone && !pass->options.recompute)
+    inputs.insert(inputs.end(), {f.out, f.lse});
   context->save_for_backward(inputs);
   context->saved_data["pass"] = c10::IValue::make_capsule(pass);
 }
@@ -175,15 +186,21 @@ struct OptionGrads {
 // options: the forward has kept nothing of them.
 OptionGrads run_backward(const at::Tensor& dout, const Queried& t, const variable_list& saved,
                          size_t inputs, const UnpaddedPass& pass, const Queried& grads) {
-  if (pass.by_ranges) {
+  if (pass.kernel != RangeKernel::kNone) {
     const at::NoGradGuard no_grad;
     const RangesForward f = saved.size() > inputs ? RangesForward{saved[inputs], saved[inputs + 1]}
                                                   : run_forward(t, pass);
-    cudnn_ranges_backward(
-        dout, t.q, t.k, t.v, f.out, f.lse, clear_empty(grads.q, *pass.rows.queries),
-        clear_empty(grads.k, pass.rows.of_keys()), clear_empty(grads.v, pass.rows.of_keys()),
-        pass.queries, pass.keys, pass.options);
-    return {};
+    clear_empty(grads.q, *pass.rows.queries);
+    for (const at::Tensor& grad : {grads.k, grads.v}) clear_empty(grad, pass.rows.of_keys());
+    if (pass.kernel == RangeKernel::kCudnn) {
+      cudnn_ranges_backward(dout, t.q, t.k, t.v, f.out, f.lse, grads.q, grads.k, grads.v,
+                            pass.ranges, pass.options);
+      return {};
+    }
+    const at::Tensor dbias = at::zeros_like(pass.options.distance_bias);
+    distance_attention_backward(dout, t.q, t.k, t.v, f.out, f.lse, {grads.q, grads.k, grads.v},
+                                dbias, pass.options, &pass.ranges);
+    return {{}, dbias};
   }
   const c10::AutoGradMode with_grad(true);
   const auto leaf = [](const at::Tensor& x) {

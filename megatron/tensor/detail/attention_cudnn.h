@@ -11,6 +11,7 @@
 #include <string>
 
 #include "megatron/tensor/attention/attention.h"
+#include "megatron/tensor/detail/row_ranges.h"
 
 namespace megatron {
 
@@ -29,27 +30,17 @@ void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const
                               const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
                               const AttentionOptions& options);
 
-// Ranges of rows in the place of a batch: sample i has counts[i] rows from row offsets[i] on.
-struct RowRanges {
-  at::Tensor offsets;  // [b + 1] int32
-  at::Tensor counts;   // [b] int32
-  int64_t most = 0;    // of a sample, at most: what scratch memory is for
-};
-
-// The same for ranges of rows, keys and values of a sample being those of the same range. Tensors
-// are [rows, n, d] and [rows_k, g, d], of any strides with a contiguous last dimension. Rows in no
-// range are neither read nor written. Ranges are read on the device: their values may change
-// between replays of a CUDA graph. Without sinks; the log-sum-exp is [b, n, most, 1].
+// The same for ranges of rows. Tensors are [rows, n, d] and [rows_k, g, d], of any strides with a
+// contiguous last dimension. Rows in no range are neither read nor written. Without sinks; the
+// log-sum-exp is [b, n, most, 1].
 std::string why_not_cudnn_ranges(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const RowRanges& queries, const RowRanges& keys,
-                                 const AttentionOptions& options);
+                                 const QueryKeyRanges& ranges, const AttentionOptions& options);
 at::Tensor cudnn_ranges_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const at::Tensor& out, const RowRanges& queries,
-                                const RowRanges& keys, const AttentionOptions& options);
+                                const at::Tensor& out, const QueryKeyRanges& ranges,
+                                const AttentionOptions& options);
 void cudnn_ranges_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                            const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
-                           const RowRanges& queries, const RowRanges& keys,
-                           const AttentionOptions& options);
+                           const QueryKeyRanges& ranges, const AttentionOptions& options);
 
 }  // namespace megatron
