@@ -21,6 +21,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/detail/machine_id.h"
+#include "megatron/kernels/copy_pieces.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -251,6 +252,9 @@ class DeviceCopies final : public Work {
   bool pending_ = true;
 };
 
+// From so many parts on, one kernel costs less than the copies' launches.
+constexpr size_t kManyParts = 8;
+
 class DevicePeers final : public PeerMemory {
  public:
   // Throws when a peer's memory cannot be mapped.
@@ -259,6 +263,7 @@ class DevicePeers final : public PeerMemory {
         rank_(rank),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, own_.device().index())) {
     const c10::cuda::CUDAGuard guard(own_.device());
+    load_copy_pieces_cuda();
     for (int peer = 0; peer < static_cast<int>(offers.size()); ++peer) {
       const Offer& offer = offers[peer];
       elements_.push_back(offer.elements);
@@ -310,11 +315,17 @@ class DevicePeers final : public PeerMemory {
     check_device(local);
     const auto element = static_cast<int64_t>(own_.element_size());
     const auto* from = static_cast<const char*>(local.const_data_ptr());
+    std::vector<PieceCopy> many;
     for (const PeerPart& part : parts) {
       check_part(part, local, elements_);
-      copy(part.rank, addresses_[part.rank] + part.begin * element, from + part.from * element,
-           part.count * element);
+      const PieceCopy piece{from + part.from * element,
+                            addresses_[part.rank] + part.begin * element, part.count * element};
+      if (parts.size() >= kManyParts && fits_copy_pieces(piece))
+        many.push_back(piece);
+      else
+        copy(part.rank, piece.to, piece.from, piece.bytes);
     }
+    copy_pieces_cuda(many, stream_.stream());
     tensors_.push_back(local);
   }
   void signal(int to, int64_t word, uint32_t value) override {

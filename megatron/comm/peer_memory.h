@@ -1,5 +1,6 @@
 // One-sided copies to and from the memory of the other ranks of a group: between GPUs of one host
-// by copy engines (CUDA IPC), between threads of one process by plain copies.
+// by copy engines (CUDA IPC), many parts at a time by one kernel, between threads of one process by
+// plain copies.
 //
 // Goal: transfers that take no SMs from concurrent products, as NCCL's kernels do. Non-goals:
 // several hosts; ordering a copy with the peer's own use of its memory. The owner of a shared

@@ -11,6 +11,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/peer_memory.h"
 #include "megatron/comm/thread_backend.h"
+#include "megatron/kernels/copy_pieces.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/tensor/sum_parts.h"
 #include "megatron/tensor/torch.h"
@@ -69,6 +70,29 @@ void run_gpu_ranks(int size,
     c10::cuda::device_synchronize();
     world->barrier();
   });
+}
+
+// Pieces of whole 16-byte words, of 4-byte words, and both at places that are not aligned to 16.
+TEST(CopyPieces, CopyWhatIsInThemAndNothingElse) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const at::Device gpu(at::kCUDA, 0);
+  at::manual_seed(1);
+  const at::Tensor from = at::randint(0, 256, {4 << 20}, at::kByte);
+  const at::Tensor expected = at::zeros_like(from), there = from.to(gpu),
+                   to = at::zeros_like(there);
+  std::vector<PieceCopy> pieces;
+  int64_t place = 0;
+  for (int i = 0; i < 300; ++i) {  // of three launches
+    const int64_t bytes = i == 7 ? 0 : i % 3 == 0 ? 16 * (i + 1) : i == 50 ? 999'996 : 4 * (37 + i);
+    const int64_t target = place + (i % 5 == 0 ? 16 : 4);
+    pieces.push_back({there.data_ptr<uint8_t>() + place, to.data_ptr<uint8_t>() + target, bytes});
+    expected.narrow(0, target, bytes).copy_(from.narrow(0, place, bytes));
+    place += (bytes + 16 + 15) / 16 * 16 + (i % 4 == 0 ? 4 : 0);
+  }
+  ASSERT_LT(place, from.numel());
+  copy_pieces_cuda(pieces, c10::cuda::getCurrentCUDAStream(0).stream());
+  EXPECT_TRUE(at::equal(to.cpu(), expected));
+  EXPECT_FALSE(fits_copy_pieces({there.data_ptr<uint8_t>(), to.data_ptr<uint8_t>(), 6}));
 }
 
 // What this rank holds of the weights after three steps of two passes; gradients depend on the
