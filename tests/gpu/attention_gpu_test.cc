@@ -40,7 +40,7 @@ AttentionOptions make_options(const AttentionCase& c, AttentionBackend backend, 
     o.sinks = at::linspace(-2, 2, c.n, device == at::kCPU ? at::kDouble : at::kFloat).to(device);
   if (c.bias) {
     at::manual_seed(8);
-    o.distance_bias = at::randn({c.n, c.s + c.s_k - 1}).to(device);
+    o.distance_bias = at::randn({c.s + c.s_k - 1, c.n}).t().to(device);  // as the layers give it
     if (device == at::kCPU) o.distance_bias = o.distance_bias.to(at::kDouble);
   }
   if (c.dropout > 0) {

@@ -94,7 +94,8 @@ TEST_P(GpuUnpaddedAttention, MatchesFp64) {
   Tensors wide;
   for (const at::Tensor& t : {q, k, v}) wide.push_back(t.to(at::kDouble));
   const at::Tensor bias =
-      c.bias ? at::randn({c.n, rows.queries->length + rows.of_keys().length - 1}) : at::Tensor();
+      c.bias ? at::randn({rows.queries->length + rows.of_keys().length - 1, c.n}).t()
+             : at::Tensor();  // as the layers give it
   if (c.bias) options.distance_bias = bias.to(at::kDouble);
   const Tensors exact = attend(unpadded_attention, wide, dout.to(at::kDouble), rows, options);
 

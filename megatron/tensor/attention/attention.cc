@@ -221,7 +221,9 @@ at::Tensor sinks_grad(const at::Tensor& dout, const Forward& f, const AttentionO
 
 // Where the gradient of the bias is added up; undefined without one.
 at::Tensor zero_bias_grad(const AttentionOptions& o) {
-  return o.distance_bias.defined() ? at::zeros_like(o.distance_bias) : at::Tensor();
+  return o.distance_bias.defined()
+             ? at::zeros_like(o.distance_bias, {}, at::MemoryFormat::Contiguous)
+             : at::Tensor();
 }
 
 // Carries the options through autograd's context.

@@ -197,7 +197,8 @@ OptionGrads run_backward(const at::Tensor& dout, const Queried& t, const variabl
                             pass.ranges, pass.options);
       return {};
     }
-    const at::Tensor dbias = at::zeros_like(pass.options.distance_bias);
+    const at::Tensor dbias =
+        at::zeros_like(pass.options.distance_bias, {}, at::MemoryFormat::Contiguous);
     distance_attention_backward(dout, t.q, t.k, t.v, f.out, f.lse, {grads.q, grads.k, grads.v},
                                 dbias, pass.options, &pass.ranges);
     return {{}, dbias};
