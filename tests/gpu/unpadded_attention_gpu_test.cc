@@ -66,6 +66,7 @@ struct RangesCase {
   bool cross = false;
   bool hole = false;
   bool bias = false;
+  int64_t window = -1;  // on both sides, in texts of up to 1536 tokens
   bool recompute = false;
 };
 
@@ -78,9 +79,11 @@ TEST_P(GpuUnpaddedAttention, MatchesFp64) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   const auto& [c, type] = GetParam();
   AttendedRows rows{texts_of({200, 65, 256, 1, 130}, 256, c.hole)};
+  if (c.window >= 0) rows.queries = texts_of({200, 1536, 1, 777}, 1536);
   if (c.cross) rows.keys = texts_of({33, 128, 1, 100, 77}, 128, c.hole);
   const int64_t r = rows.queries->rows, r_k = rows.of_keys().rows;
-  ASSERT_GT(r, 200 + 65 + 256 + 1 + 130) << "there are empty rows";
+  const std::vector<int64_t>& lengths = rows.queries->lengths;
+  ASSERT_GT(r, std::accumulate(lengths.begin(), lengths.end(), int64_t{0})) << "no empty rows";
   at::manual_seed(3);
   const auto random = [&, type = type](int64_t count, int64_t heads) {
     return at::randn({count, 1, heads, c.d}).to(type);
@@ -91,6 +94,7 @@ TEST_P(GpuUnpaddedAttention, MatchesFp64) {
   options.causal = c.causal;
   options.scale = 1.0 / std::sqrt(static_cast<double>(c.d));
   options.recompute = c.recompute;
+  options.window_left = options.window_right = c.window;
   Tensors wide;
   for (const at::Tensor& t : {q, k, v}) wide.push_back(t.to(at::kDouble));
   const at::Tensor bias =

@@ -38,6 +38,7 @@ __device__ __forceinline__ Span span_of(const int32_t* offsets, int64_t sample, 
 struct Place {
   int sample, head, first;  // of the rows that the block owns, in the sample
   Span queries, keys;
+  int left, right;              // query i sees keys i - left ... i + right
   int warp, lane, group, pair;  // group: lane / 4, a row of a fragment; pair: 2 (lane % 4)
 };
 template <int D>
@@ -48,6 +49,9 @@ __device__ __forceinline__ Place place(const DistanceAttentionArgs& args) {
   p.queries = span_of(args.query_offsets, p.sample, args.queries);
   p.keys = span_of(args.key_offsets, p.sample, args.keys);
   p.first = static_cast<int>(blockIdx.x) * kOwned<D>;
+  constexpr int kAll = 1 << 29;
+  p.left = args.window_left < 0 ? kAll : static_cast<int>(args.window_left);
+  p.right = args.causal ? 0 : args.window_right < 0 ? kAll : static_cast<int>(args.window_right);
   p.warp = static_cast<int>(threadIdx.x) / kWarpThreads;
   p.lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   p.group = p.lane / 4;
@@ -84,11 +88,21 @@ __device__ __forceinline__ void copy_rows(T* to, const AttentionRows& rows, cons
 }
 
 // Tiles of keys that some query of the block sees.
+struct TileRange {
+  int begin, end;
+};
 template <int D>
-__device__ __forceinline__ int tiles_of_keys(const DistanceAttentionArgs& args, const Place& p) {
+__device__ __forceinline__ TileRange tiles_of_keys(const Place& p) {
   const int last = min(p.first + kOwned<D>, p.queries.count) - 1;
-  const int seen = args.causal ? min(p.keys.count, last + 1) : p.keys.count;
-  return (seen + kTile - 1) / kTile;
+  return {max(0, p.first - p.left) / kTile,
+          (min(p.keys.count, last + p.right + 1) + kTile - 1) / kTile};
+}
+// Tiles of queries that see some key of the block.
+template <int D>
+__device__ __forceinline__ TileRange tiles_of_queries(const Place& p) {
+  const int last = min(p.first + kOwned<D>, p.keys.count) - 1;
+  return {max(0, p.first - p.right) / kTile,
+          (min(p.queries.count, last + p.left + 1) + kTile - 1) / kTile};
 }
 
 // Starts the copy of a tile of keys and their values, and of their biases.
@@ -118,10 +132,10 @@ __global__ void __launch_bounds__(kBlock, 2) forward_kernel(DistanceAttentionArg
   constexpr int kRows = kOwned<D>, kM = kBlocks<D>;
   const Place p = place<D>(args);
   if (p.first >= p.queries.count) return;
-  const int tiles = tiles_of_keys<D>(args, p);
+  const TileRange tiles = tiles_of_keys<D>(p);
 
   copy_rows<kRows, D>(memory.q, args.q, p, p.queries, p.first);
-  fetch_keys<D>(memory, args, p, 0);
+  fetch_keys<D>(memory, args, p, tiles.begin);
 
   const float scale = static_cast<float>(args.scale) * kLog2E;
   float out[kM][D / 8][4] = {};
@@ -130,13 +144,15 @@ __global__ void __launch_bounds__(kBlock, 2) forward_kernel(DistanceAttentionArg
   for (int m = 0; m < kM; ++m) most[m][0] = most[m][1] = -INFINITY;
   const int own = p.warp * 16 * kM;  // the warp's first row of the block's
 
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     wait_for_copies<0>();
     __syncthreads();
-    if (tile + 1 < tiles) fetch_keys<D>(memory, args, p, tile + 1);
+    if (tile + 1 < tiles.end) fetch_keys<D>(memory, args, p, tile + 1);
     const SharedTile<T, D> q(memory.q), k(memory.k[tile % 2]), v(memory.v[tile % 2]);
     const float* biases = memory.biases[tile % 2];
-    const int first = tile * kTile;
+    const int first = tile * kTile, nearest = p.first + own, last = nearest + 16 * kM - 1;
+    // No query of the warp sees a key of the tile.
+    if (first > last + p.right || first + kTile <= nearest - p.left) continue;
 
     float scores[kM][kTile / 8][4] = {};
 #pragma unroll
@@ -155,15 +171,16 @@ __global__ void __launch_bounds__(kBlock, 2) forward_kernel(DistanceAttentionArg
         }
       }
     }
-    const bool whole =
-        first + kTile <= p.keys.count && (!args.causal || first + kTile - 1 <= p.first + own);
+    const bool whole = first + kTile <= p.keys.count && first + kTile - 1 <= nearest + p.right &&
+                       first >= last - p.left;
     uint32_t probabilities[kM][kTile / 8][2];
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = own + 16 * m + 8 * half + p.group;
-        const int end = args.causal ? min(p.keys.count, p.first + row + 1) : p.keys.count;
+        const int begin = p.first + row - p.left,
+                  end = min(p.keys.count, p.first + row + p.right + 1);
         float largest = most[m][half];
 #pragma unroll
         for (int n = 0; n < kTile / 8; ++n) {
@@ -172,7 +189,7 @@ __global__ void __launch_bounds__(kBlock, 2) forward_kernel(DistanceAttentionArg
             const int column = 8 * n + p.pair + e;
             float& score = scores[m][n][2 * half + e];
             score = score * scale + biases[column - row + kRows - 1];
-            if (!whole && first + column >= end) score = -INFINITY;
+            if (!whole && (first + column >= end || first + column < begin)) score = -INFINITY;
             largest = fmaxf(largest, score);
           }
         }
@@ -305,7 +322,7 @@ __device__ __forceinline__ void multiply(float (&d)[M][D / 8][4], const float (&
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float (&from)[4] = a[m][2 * step + i / 2];
+        const float(&from)[4] = a[m][2 * step + i / 2];
         left[m][i] = pack_two<T>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
       }
 #pragma unroll
@@ -349,8 +366,7 @@ __global__ void __launch_bounds__(kBlock, 2)
   constexpr int kRows = kOwned<D>, kM = kBlocks<D>;
   const Place p = place<D>(args);
   if (p.first >= p.keys.count) return;
-  const int tiles = (p.queries.count + kTile - 1) / kTile;
-  const int begin = args.causal ? p.first / kTile : 0;
+  const TileRange tiles = tiles_of_queries<D>(p);
 
   copy_rows<kRows, D>(memory.k, args.k, p, p.keys, p.first);
   copy_rows<kRows, D>(memory.v, args.v, p, p.keys, p.first);
@@ -369,25 +385,27 @@ __global__ void __launch_bounds__(kBlock, 2)
     copy_biases(memory.biases[slot], args, p.head, p.first - first - (kTile - 1));
     end_copy_group();
   };
-  if (begin < tiles) fetch(begin);
+  if (tiles.begin < tiles.end) fetch(tiles.begin);
 
   const float scale = static_cast<float>(args.scale) * kLog2E;
   const int own = p.warp * 16 * kM;
   float dk[kM][D / 8][4] = {}, dv[kM][D / 8][4] = {};
-  for (int tile = begin; tile < tiles; ++tile) {
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     wait_for_copies<0>();
     __syncthreads();
-    if (tile + 1 < tiles) fetch(tile + 1);
+    if (tile + 1 < tiles.end) fetch(tile + 1);
     const int slot = tile % 2;
     const SharedTile<T, D> k(memory.k), v(memory.v), q(memory.q[slot]), dout(memory.dout[slot]);
     const int first = tile * kTile;
 #pragma unroll 1
     for (int part = 0; part < kTile; part += kHalf) {
-      // Every query of the part comes before every key of the warp.
-      if (args.causal && first + part + kHalf <= p.first + own) continue;
+      // No query of the part sees a key of the warp.
+      const int nearest = p.first + own, last = nearest + 16 * kM - 1;
+      if (first + part + kHalf <= nearest - p.right || first + part > last + p.left) continue;
       float scores[kM][kHalf / 8][4] = {}, grads[kM][kHalf / 8][4] = {};
       multiply_rows<T, D, kM>(scores, k, own, q, part);
-      const bool whole = !args.causal || p.first + own + 16 * kM - 1 <= first + part;
+      const bool whole =
+          last - p.right <= first + part && first + part + kHalf - 1 <= nearest + p.left;
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -399,7 +417,8 @@ __global__ void __launch_bounds__(kBlock, 2)
             float& score = scores[m][n][e];
             score = power_of_two(score * scale + memory.biases[slot][row - column + kTile - 1] -
                                  memory.lse[slot][column]);
-            if (!whole && p.first + row > first + column) score = 0.0f;
+            const int distance = p.first + row - first - column;
+            if (!whole && (distance > p.right || distance < -p.left)) score = 0.0f;
           }
         }
       }
@@ -449,11 +468,11 @@ __global__ void __launch_bounds__(kBlock, 2)
   constexpr int kGroups = kHalf / 8 + 2 * kM - 1;
   const Place p = place<D>(args);
   if (p.first >= p.queries.count) return;
-  const int tiles = tiles_of_keys<D>(args, p);
+  const TileRange tiles = tiles_of_keys<D>(p);
 
   copy_rows<kRows, D>(memory.q, args.q, p, p.queries, p.first);
   copy_rows<kRows, D>(memory.dout, args.dout, p, p.queries, p.first);
-  fetch_keys<D>(memory, args, p, 0);
+  fetch_keys<D>(memory, args, p, tiles.begin);
 
   const float scale = static_cast<float>(args.scale) * kLog2E;
   const int own = p.warp * kOwn;
@@ -476,20 +495,26 @@ __global__ void __launch_bounds__(kBlock, 2)
   float carry = 0.0f;  // of the distance that a lane adds next
   float dq[kM][D / 8][4] = {};
 
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     wait_for_copies<0>();
     __syncthreads();
-    if (tile + 1 < tiles) fetch_keys<D>(memory, args, p, tile + 1);
+    if (tile + 1 < tiles.end) fetch_keys<D>(memory, args, p, tile + 1);
     const int slot = tile % 2;
     const SharedTile<T, D> q(memory.q), dout(memory.dout), k(memory.k[slot]), v(memory.v[slot]);
     const int first = tile * kTile;
 #pragma unroll 1
     for (int part = 0; part < kTile; part += kHalf) {
+      // No query of the warp sees a key of the part; without a bias, nothing is written for it.
+      const int nearest = p.first + own, last = nearest + kOwn - 1;
+      if (args.dbias == nullptr &&
+          (first + part > last + p.right || first + part + kHalf <= nearest - p.left))
+        continue;
       float scores[kM][kHalf / 8][4] = {}, grads[kM][kHalf / 8][4] = {};
       multiply_rows<T, D, kM>(scores, q, own, k, part);
       multiply_rows<T, D, kM>(grads, dout, own, v, part);
       const bool whole = first + part + kHalf <= p.keys.count &&
-                         (!args.causal || first + part + kHalf - 1 <= p.first + own);
+                         first + part + kHalf - 1 <= nearest + p.right &&
+                         first + part >= last - p.left;
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -500,8 +525,9 @@ __global__ void __launch_bounds__(kBlock, 2)
                       column = part + 8 * n + p.pair + e % 2;
             const float bias = memory.biases[slot][column - row + kRows - 1];
             float probability = power_of_two(scores[m][n][e] * scale + bias - lse[m][e / 2]);
+            const int distance = first + column - p.first - row;
             if (!whole &&
-                (first + column >= p.keys.count || (args.causal && first + column > p.first + row)))
+                (first + column >= p.keys.count || distance > p.right || distance < -p.left))
               probability = 0.0f;
             grads[m][n][e] = probability * (grads[m][n][e] - deltas[m][e / 2]);
           }
@@ -539,7 +565,7 @@ __global__ void __launch_bounds__(kBlock, 2)
       carry = high;
     }
   }
-  if (args.dbias != nullptr) sums[tiles * kTile + p.lane] = carry;
+  if (args.dbias != nullptr) sums[tiles.end * kTile + p.lane] = carry;
   store_rows<T, D, kM>(dq, static_cast<float>(args.scale), args.dq, p, p.queries, own);
 }
 
@@ -602,6 +628,9 @@ void check_args(const DistanceAttentionArgs& args) {
   MEGATRON_ASSERT(!args.causal || args.queries == args.keys, "causal attention by distance of ",
                   args.queries, " queries over ", args.keys, " keys");
   MEGATRON_ASSERT(args.queries > 0 && args.keys > 0, "attention over nothing");
+  MEGATRON_ASSERT((args.window_left < 0 && args.window_right < 0) ||
+                      (args.queries == args.keys && args.dbias == nullptr),
+                  "a window beside a bias, or over other keys");
 }
 
 }  // namespace

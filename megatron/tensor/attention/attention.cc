@@ -65,8 +65,8 @@ Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     case AttentionBackend::kAuto:
       break;
   }
-  if (q.is_cuda() && why_not_fused(q, k, v, o, /*by_name=*/false).empty()) return Path::kCudnn;
   if (why_not_distance_kernel(q, k, v, o).empty()) return Path::kDistance;
+  if (q.is_cuda() && why_not_fused(q, k, v, o, /*by_name=*/false).empty()) return Path::kCudnn;
   if (!why_unfused(q, k, v, o).empty()) return Path::kUnfused;
   return q.is_cuda() ? Path::kFlashCuda : Path::kFlashCpu;
 }

@@ -16,6 +16,10 @@ AttentionRows rows_of(const at::Tensor& t) {
   return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
 }
 
+at::Tensor contiguous_bias(const AttentionOptions& o) {
+  return o.distance_bias.defined() ? o.distance_bias.contiguous() : at::Tensor();
+}
+
 // `ranges`: of the queries and the keys, or null.
 DistanceAttentionArgs make_args(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const at::Tensor& out, const at::Tensor& lse,
@@ -33,12 +37,14 @@ DistanceAttentionArgs make_args(const at::Tensor& q, const at::Tensor& k, const 
   }
   args.head_size = q.size(-1);
   args.causal = options.causal;
+  args.window_left = options.window_left;
+  args.window_right = options.causal ? -1 : options.window_right;
   args.scale = options.scale;
   args.q = rows_of(q);
   args.k = rows_of(k);
   args.v = rows_of(v);
   args.out = rows_of(out);
-  args.bias = bias.const_data_ptr<float>();
+  if (bias.defined()) args.bias = bias.const_data_ptr<float>();
   args.lse = lse.data_ptr<float>();
   return args;
 }
@@ -55,19 +61,22 @@ bool is_aligned(const at::Tensor& t) {
 }  // namespace
 
 std::string why_not_distance_kernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                    const AttentionOptions& o) {
+                                    const AttentionOptions& o, int64_t most_keys) {
   if (!q.is_cuda()) return "it needs a CUDA device";
-  if (!o.distance_bias.defined()) return "there is no bias by distance";
+  const bool windowed = o.window_left >= 0 || (!o.causal && o.window_right >= 0);
+  if (!o.distance_bias.defined() && !is_narrow_window(o.window_left, o.causal ? 0 : o.window_right,
+                                                      most_keys > 0 ? most_keys : k.size(0)))
+    return "there is neither a bias by distance nor a narrow window";
+  if (o.distance_bias.defined() && windowed) return "a sliding window is given";
   if (o.mask.defined()) return "a mask is given";
   if (o.dropout > 0.0) return "attention dropout is position-keyed";
   if (o.softcap > 0.0 || o.sinks.defined()) return "scores are soft-capped or have sinks";
-  if (o.window_left >= 0 || (!o.causal && o.window_right >= 0)) return "a sliding window is given";
   if (q.scalar_type() != at::kBFloat16 && q.scalar_type() != at::kHalf)
     return "the type is not bf16 or fp16";
   if (!distance_attention_supports(q.size(3)) || v.size(3) != q.size(3))
     return "the head size is not 64 or 128";
   if (k.size(2) != q.size(2)) return "heads share keys";
-  if (o.causal && q.size(0) != k.size(0)) return "queries and keys differ in number";
+  if ((o.causal || windowed) && q.size(0) != k.size(0)) return "queries and keys differ in number";
   if (q.numel() == 0 || k.numel() == 0) return "there is nothing to attend to";
   if (!is_aligned(q) || !is_aligned(k) || !is_aligned(v)) return "rows are not aligned";
   return "";
@@ -77,12 +86,12 @@ std::string why_not_distance_kernel(const at::Tensor& q, const at::Tensor& k, co
 at::Tensor distance_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const at::Tensor& out, const AttentionOptions& options,
                                       const QueryKeyRanges* ranges) {
-  const at::Tensor bias = options.distance_bias.contiguous();
+  const at::Tensor bias = contiguous_bias(options);
   const at::Tensor lse =
       ranges != nullptr
           ? at::empty({ranges->queries.counts.size(0), q.size(1), ranges->queries.most},
-                      bias.options())
-          : at::empty({q.size(1), q.size(2), q.size(0)}, bias.options());
+                      q.options().dtype(at::kFloat))
+          : at::empty({q.size(1), q.size(2), q.size(0)}, q.options().dtype(at::kFloat));
   distance_attention_forward_cuda(make_args(q, k, v, out, lse, bias, options, ranges),
                                   current_stream(q));
   return lse;
@@ -93,19 +102,20 @@ void distance_attention_backward(const at::Tensor& dout, const at::Tensor& q, co
                                  const AttentionGrads& grads, const at::Tensor& dbias,
                                  const AttentionOptions& options, const QueryKeyRanges* ranges) {
   const auto& [dq, dk, dv] = grads;
-  const at::Tensor bias = options.distance_bias.contiguous(),
+  const at::Tensor bias = contiguous_bias(options),
                    dout_rows = is_aligned(dout) ? dout : dout.contiguous();
-  MEGATRON_ASSERT(is_aligned(dq) && is_aligned(dk) && is_aligned(dv) && dbias.is_contiguous(),
+  MEGATRON_ASSERT(is_aligned(dq) && is_aligned(dk) && is_aligned(dv) &&
+                      (!dbias.defined() || dbias.is_contiguous()),
                   "gradients of attention by distance that are not aligned");
   DistanceAttentionArgs args = make_args(q, k, v, out, lse, bias, options, ranges);
   args.dout = rows_of(dout_rows);
   args.dq = rows_of(dq);
   args.dk = rows_of(dk);
   args.dv = rows_of(dv);
-  args.dbias = dbias.data_ptr<float>();
+  if (dbias.defined()) args.dbias = dbias.data_ptr<float>();
   // From the caching allocator: the stream orders its reuse.
-  const at::Tensor workspace =
-      at::empty({distance_attention_workspace(args)}, q.options().dtype(at::kByte));
+  const at::Tensor workspace = at::empty({distance_attention_workspace(args, dbias.defined())},
+                                         q.options().dtype(at::kByte));
   args.workspace = workspace.data_ptr();
   distance_attention_backward_cuda(args, current_stream(q));
 }

@@ -97,15 +97,15 @@ RangeKernel choose_kernel(const at::Tensor& q, const at::Tensor& k, const at::Te
   if (!automatic && options.backend != AttentionBackend::kFused) return RangeKernel::kNone;
   const bool holes = rows.queries->has_holes() || rows.of_keys().has_holes();
   if (automatic && (holes || !q.is_cuda())) return RangeKernel::kNone;
+  if (automatic && why_not_distance_kernel(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), options,
+                                           rows.of_keys().length)
+                       .empty())
+    return RangeKernel::kDistance;
   const std::string reason = why_not_ranges(q, k, v, rows, options);
   MEGATRON_CHECK(automatic || reason.empty(),
                  "--attention-backend fused cannot compute this attention: ", reason,
                  "\nhint: --attention-backend auto takes a backend that can");
-  if (holes) return RangeKernel::kNone;
-  if (reason.empty()) return RangeKernel::kCudnn;
-  return why_not_distance_kernel(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), options).empty()
-             ? RangeKernel::kDistance
-             : RangeKernel::kNone;
+  return reason.empty() && !holes ? RangeKernel::kCudnn : RangeKernel::kNone;
 }
 
 // All of [R, 1, n, d]: what is computed where no kernel does it.
@@ -197,8 +197,9 @@ OptionGrads run_backward(const at::Tensor& dout, const Queried& t, const variabl
                             pass.ranges, pass.options);
       return {};
     }
+    const at::Tensor& bias = pass.options.distance_bias;
     const at::Tensor dbias =
-        at::zeros_like(pass.options.distance_bias, {}, at::MemoryFormat::Contiguous);
+        bias.defined() ? at::zeros_like(bias, {}, at::MemoryFormat::Contiguous) : at::Tensor();
     distance_attention_backward(dout, t.q, t.k, t.v, f.out, f.lse, {grads.q, grads.k, grads.v},
                                 dbias, pass.options, &pass.ranges);
     return {{}, dbias};

@@ -47,6 +47,11 @@ CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, 
       out(s.tokens * heads.heads * heads.value * s.element),
       lse(s.tokens * heads.heads * s.sum) {
   divide_context(layer);
+  const std::vector<int64_t> window = c.window(layer);
+  narrow_window = kernel == AttentionKernel::kLibrary && s.on_gpu && heads.others == 0 &&
+                  heads.groups == heads.heads && distance_attention_supports(heads.key) &&
+                  window.size() == 2 &&
+                  is_narrow_window(window[0], c.causal ? 0 : window[1], sequence);
 }
 
 bool CoreAttentionCost::is_unfused(int64_t layer) const {
@@ -154,13 +159,13 @@ int64_t CoreAttentionCost::backward_copies() const {
   if (!shape.on_gpu) return 0;
   const int64_t b = shape.samples, own_heads = std::max<int64_t>(1, sizes.heads / a2a);
   const int64_t queries = sequence / shape.context * a2a;
-  if (by_distance && kernel == AttentionKernel::kLibrary) {
+  if (kernel == AttentionKernel::kLibrary && (by_distance || narrow_window)) {
     DistanceAttentionArgs args;
     args.samples = b;
     args.heads = own_heads;
     args.queries = args.keys = queries;
     args.head_size = sizes.key;
-    return distance_attention_workspace(args);
+    return distance_attention_workspace(args, by_distance);
   }
   if (kernel != AttentionKernel::kLibrary || queries % 64 != 0)
     return ceil_div(kMultiprocessors, b * own_heads) * b * round_up(queries, 128) * own_heads *

@@ -34,8 +34,9 @@ struct CoreAttentionCost {
 
   const TransformerConfig& config;
   const LayerShape& shape;
-  const bool masked;       // at borders of documents, or from padding, which encoders see
-  const bool by_distance;  // relative positions are added to the scores
+  const bool masked;           // at borders of documents, or from padding, which encoders see
+  const bool by_distance;      // relative positions are added to the scores
+  bool narrow_window = false;  // one that a kernel of our own takes on a GPU
   const CoreAttentionSizes sizes;
   const int64_t sequence;      // tokens of the queries
   const int64_t key_sequence;  // tokens that are attended to
