@@ -20,10 +20,20 @@ std::shared_ptr<UnpaddedRows> rows_of_texts(const at::Tensor& lengths, int64_t s
   return rows;
 }
 
+// The length of samples for texts of up to `longest` tokens. Lengths are few, since each shape needs
+// a plan of cuDNN; what is added is computed nowhere, unless experts see padding.
+int64_t length_for(const BertModel& model, int64_t longest) {
+  constexpr int64_t kUnit = 64;
+  const TransformerConfig& t = model.config().transformer;
+  if (t.has_moe()) return longest;
+  const int64_t rounded = (longest + kUnit - 1) / kUnit * kUnit;
+  return std::max(longest, std::min(rounded, t.max_position_embeddings));
+}
+
 EncodedTexts encode_batch(BertModel& model, std::span<const PairTokens> texts,
-                          std::vector<size_t> rows) {
+                          std::vector<size_t> rows, int64_t s) {
   const int64_t vocabulary = model.config().vocab_size;
-  const auto b = std::ssize(rows), s = std::ssize(texts[rows.front()].ids);
+  const auto b = std::ssize(rows);
   const at::Tensor ids = at::zeros({b, s}, at::kLong), types = at::zeros_like(ids),
                    lengths = at::empty({b}, at::kLong);
   auto id = ids.accessor<int64_t, 2>(), type = types.accessor<int64_t, 2>();
@@ -78,9 +88,9 @@ void for_each_batch(BertModel& model, std::span<const PairTokens> texts, int64_t
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return texts[a].ids.size() > texts[b].ids.size(); });
   for (auto begin = order.begin(); begin != order.end();) {
-    const auto longest = std::ssize(texts[*begin].ids);
-    const int64_t count = std::clamp<int64_t>(batch_tokens / longest, 1, order.end() - begin);
-    use(encode_batch(model, texts, {begin, begin + count}));
+    const int64_t s = length_for(model, std::ssize(texts[*begin].ids));
+    const int64_t count = std::clamp<int64_t>(batch_tokens / s, 1, order.end() - begin);
+    use(encode_batch(model, texts, {begin, begin + count}, s));
     begin += count;
   }
 }
