@@ -20,8 +20,8 @@ std::shared_ptr<UnpaddedRows> rows_of_texts(const at::Tensor& lengths, int64_t s
   return rows;
 }
 
-// The length of samples for texts of up to `longest` tokens. Lengths are few, since each shape needs
-// a plan of cuDNN; what is added is computed nowhere, unless experts see padding.
+// The length of samples for texts of up to `longest` tokens. Lengths are few, since each shape
+// needs a plan of cuDNN; what is added is computed nowhere, unless experts see padding.
 int64_t length_for(const BertModel& model, int64_t longest) {
   constexpr int64_t kUnit = 64;
   const TransformerConfig& t = model.config().transformer;

@@ -1,5 +1,5 @@
-// Attention over ranges of rows on CUDA, by kernels and with padding, against fp64 on the CPU, where
-// each sample is computed by itself.
+// Attention over ranges of rows on CUDA, by kernels and with padding, against fp64 on the CPU,
+// where each sample is computed by itself.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -53,8 +53,8 @@ struct DistanceAttentionArgs {
 constexpr bool distance_attention_supports(int64_t head_size) {
   return head_size == 64 || head_size == 128;
 }
-// Whether a window (-1: all on that side) leaves so few of `keys` that computing no others is faster
-// than the libraries' kernels, which take a third of the time for each score.
+// Whether a window (-1: all on that side) leaves so few of `keys` that computing no others is
+// faster than the libraries' kernels, which take a third of the time for each score.
 constexpr bool is_narrow_window(int64_t left, int64_t right, int64_t keys) {
   constexpr int64_t kRounding = 256;  // what blocks of queries see besides
   return left >= 0 && right >= 0 && 4 * (left + right + kRounding) <= keys;

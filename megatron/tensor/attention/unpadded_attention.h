@@ -18,8 +18,8 @@ struct AttendedRows {
 
 // As core_attention(). Empty rows attend to nothing: they get zeros, and no gradient. On CPUs each
 // sample is computed by itself. On GPUs, where no sample has holes, cuDNN computes ranges of rows,
-// with a bias by distance or a narrow window a kernel of our own; else samples are padded, for the attention alone.
-// Without such a kernel the backward runs the forward again.
+// with a bias by distance or a narrow window a kernel of our own; else samples are padded, for the
+// attention alone. Without such a kernel the backward runs the forward again.
 //
 //   q       [R, 1, n, d]      k [R_k, 1, g, d]      v [R_k, 1, g, v]
 //   return  [R, 1, n, v]
