@@ -322,7 +322,7 @@ __device__ __forceinline__ void multiply(float (&d)[M][D / 8][4], const float (&
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float(&from)[4] = a[m][2 * step + i / 2];
+        const float (&from)[4] = a[m][2 * step + i / 2];
         left[m][i] = pack_two<T>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
       }
 #pragma unroll
