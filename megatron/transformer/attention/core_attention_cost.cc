@@ -171,13 +171,14 @@ int64_t CoreAttentionCost::backward_copies() const {
     return ceil_div(kMultiprocessors, b * own_heads) * b * round_up(queries, 128) * own_heads *
            round_up(sizes.key, 32) * 4;
   if (config.fast) return q * wide;  // query gradient in fp32
-  // Packed attention treats its input as b x groups samples of one KV group each.
+  // Packed attention treats its input as b x groups samples of one KV group each, but for ranges
+  // of rows.
+  const bool folds = sizes.packed && !takes_ranges(config, shape);
   const int64_t own_groups =
-      std::max<int64_t>(1, config.query_groups() / shape.tensor / (sizes.packed ? 1 : a2a));
+      std::max<int64_t>(1, config.query_groups() / shape.tensor / (folds ? 1 : a2a));
   const AttentionParts parts =
-      sizes.packed
-          ? attention_parts(b * own_groups, own_heads / own_groups, 1, queries, queries, true)
-          : attention_parts(b, own_heads, own_groups, queries, queries, true);
+      folds ? attention_parts(b * own_groups, own_heads / own_groups, 1, queries, queries, true)
+            : attention_parts(b, own_heads, own_groups, queries, queries, true);
   return parts.scratch_bytes;
 }
 
