@@ -33,7 +33,7 @@ if ! trained "$run/bert" $steps; then
   rm -rf "$run/bert"
   show $megatron pretrain --task bert --bert-no-binary-head "${tokenizer[@]}" --train-data-path "$run/train_text_document" \
     --valid-data-path "$run/held_out_text_document" --num-layers 2 --hidden-size 192 --num-attention-heads 4 --max-position-embeddings 128 \
-    --hidden-dropout 0 --attention-dropout 0 --short-seq-prob 0 --position-embedding-type rope --init-method-std 0.05 "${model[@]}" --lr 2e-3 --train-iters $steps --eval-interval $steps \
+    --hidden-dropout 0 --attention-dropout 0 --short-seq-prob 0 --init-method-std 0.05 "${model[@]}" --lr 2e-3 --train-iters $steps --eval-interval $steps \
     --save-interval $steps --save "$run/bert"
 fi
 show python3 scripts/encoder_texts.py margin "$run/held_out_text_document" "$run/bert/metrics.jsonl"
