@@ -27,10 +27,11 @@ constexpr std::string_view kArguments =
     "apply_layernorm_1p=layernorm_zero_centered_gamma layernorm_zero_centered_gamma "
     "add_bias_linear add_qkv_bias qk_layernorm window_size window_attn_skip_freq swiglu "
     "quick_geglu squared_relu openai_gelu bias_gelu_fusion glu_linear_offset hidden_dropout "
-    "attention_dropout init_method_std softmax_type attention_output_gate "
-    "activation_func_clamp_value num_experts multi_latent_attention mtp_num_layers";
+    "attention_dropout init_method_std softmax_type activation_func_clamp_value num_experts "
+    "multi_latent_attention mtp_num_layers";
 
-// The same, of models with experts, with multi-latent attention, and with multi-token prediction.
+// The same, of models with experts, with multi-latent attention, with multi-token prediction, and
+// with gates of the attention's output.
 // Those of other models have values without effect.
 constexpr std::string_view kExpertArguments =
     "moe_layer_freq moe_ffn_hidden_size moe_router_topk moe_router_score_function "
@@ -42,6 +43,7 @@ constexpr std::string_view kLatentArguments =
     "rotary_scaling_factor mscale mscale_all_dim";
 constexpr std::string_view kFurtherTokenArguments =
     "mtp_use_repeated_layer mtp_loss_scaling_factor";
+constexpr std::string_view kOutputGateArguments = "attention_output_gate";
 
 // Arguments that change the model without changing its tensors (apply_query_key_layer_scaling only
 // rounds otherwise), and the value with which they do not; None, false and zero never do.
@@ -70,7 +72,7 @@ struct Argument {
 using ArgumentList = std::vector<Argument>;
 
 // Those that a model of this kind has.
-ArgumentList arguments_of_model(bool experts, bool latent, bool further_tokens) {
+ArgumentList arguments_of_model(bool experts, bool latent, bool further_tokens, bool output_gate) {
   ArgumentList all;
   const auto add = [&](std::string_view names) {
     for (const auto& [theirs, ours] : pairs_in(names))
@@ -80,6 +82,7 @@ ArgumentList arguments_of_model(bool experts, bool latent, bool further_tokens) 
   if (experts) add(kExpertArguments);
   if (latent) add(kLatentArguments);
   if (further_tokens) add(kFurtherTokenArguments);
+  if (output_gate) add(kOutputGateArguments);
   return all;
 }
 
@@ -327,8 +330,9 @@ TransformerConfig read_torch_dist_arguments(const fs::path& directory,
     const PickleValue* value = args->find(name);
     return value != nullptr && !is_empty(*value);
   };
-  const ArgumentList list = arguments_of_model(
-      is_set("num_experts"), is_set("multi_latent_attention"), is_set("mtp_num_layers"));
+  const ArgumentList list =
+      arguments_of_model(is_set("num_experts"), is_set("multi_latent_attention"),
+                         is_set("mtp_num_layers"), is_set("attention_output_gate"));
   ArgumentsReader reader(*args, list, where);
   config.fields(reader);
   if (config.multi_latent_attention) {
@@ -359,8 +363,9 @@ std::string pickled_arguments(const ModelConfig& config, DType dtype) {
   }
   if (transformer.multi_latent_attention)  // without effect; Megatron-LM's default
     transformer.kv_channels = transformer.hidden_size / transformer.num_attention_heads;
-  const ArgumentList list = arguments_of_model(
-      transformer.has_moe(), transformer.multi_latent_attention, transformer.mtp_num_layers > 0);
+  const ArgumentList list =
+      arguments_of_model(transformer.has_moe(), transformer.multi_latent_attention,
+                         transformer.mtp_num_layers > 0, transformer.attention_output_gate);
   ArgumentsWriter writer(list);
   transformer.fields(writer);
   auto entries = writer.entries();

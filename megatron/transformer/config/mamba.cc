@@ -88,8 +88,9 @@ void validate_mamba(const TransformerConfig& c, Violations& v) {
 }
 
 void validate_mamba_ranks(const TransformerConfig& c, int64_t t, Violations& v) {
-  const int64_t heads = c.mamba_heads(c), groups = c.mamba_num_groups;
-  if (t <= 1 || groups <= 0 || !c.has_letter('M')) return;
+  const int64_t groups = c.mamba_num_groups;
+  if (t <= 1 || groups <= 0 || c.mamba_head_dim <= 0 || !c.has_letter('M')) return;
+  const int64_t heads = c.mamba_heads(c);
   v.require(heads % t == 0,
             cat(heads, " Mamba heads are not divisible by --tensor-model-parallel-size ", t),
             cat("sizes that divide them: ", format_divisors(heads)));
