@@ -393,8 +393,7 @@ constexpr Refusal kRefusals[] = {
     {"batch-invariant kernels are not built yet",
      "--batch-invariant-mode --batch-invariant-backend=te_native"},
     {"Mamba-2 layers have one path, which keeps states in fp32 and rows of convolutions in the "
-     "type of "
-     "the model",
+     "type of the model",
      "--disable-mamba-mem-eff-path --mamba-training-ssm-states-dtype= "
      "--mamba-inference-conv-states-dtype= --mamba-inference-ssm-states-dtype=fp32"},
     {"computing the MLP in chunks of the sequence is not built yet",

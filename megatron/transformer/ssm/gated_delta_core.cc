@@ -6,9 +6,7 @@
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/ssm/mixer_parts.h"
 #include "megatron/transformer/ssm/normed_gate.h"
-#include "megatron/transformer/ssm/segments.h"
 
 namespace megatron {
 namespace {
@@ -45,14 +43,6 @@ struct DeltaMaps {
   }
   std::vector<at::Tensor> decay, states;
 };
-
-std::vector<at::Tensor> of_own_segments(const Segments& segments,
-                                        const std::vector<at::Tensor>& all) {
-  std::vector<at::Tensor> own;
-  for (const Segments::Segment& segment : segments.own())
-    own.push_back(all[static_cast<size_t>(segment.index)]);
-  return own;
-}
 
 }  // namespace
 
@@ -155,7 +145,7 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
     const Rows rows(core->shape_, mixed);
     const std::vector<at::Tensor> before = segments->rows_before(rows.u);
     const DeltaOperands whole = core->operands(
-        conv_over_segments(*segments, rows.u, before, values.conv_weight), rows, values);
+        conv_over_segments(*segments, rows.u, before, values.conv_weight, {}), rows, values);
     const std::vector<at::Tensor> incoming = core->incoming_states(*segments, whole);
     std::vector<at::Tensor> outputs;
     for (const Segments::Segment& segment : segments->own())
@@ -186,7 +176,8 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
     const at::Tensor &mixed = saved[0], &y = saved[1];
     const Values values(core.parameters);
     const Rows rows(core.shape_, mixed);
-    const at::Tensor convolved = conv_over_segments(segments, rows.u, before, values.conv_weight);
+    const at::Tensor convolved =
+        conv_over_segments(segments, rows.u, before, values.conv_weight, {});
     const DeltaOperands whole = core.operands(convolved, rows, values);
 
     const at::Tensor dmixed = at::empty_like(mixed);
@@ -215,11 +206,11 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
     drows.beta.copy_(dbeta * whole.beta * (1.0 - whole.beta));
     const TimeStepGrads steps = time_steps_backward(dg * values.A, rows.a, values.dt_bias, {});
     drows.a.copy_(steps.r);
-    const at::Tensor dweight = conv_over_segments_backward(segments, dconvolved, rows.u, before,
-                                                           values.conv_weight, drows.u);
+    const ConvParameterGrads conv = conv_over_segments_backward(
+        segments, dconvolved, rows.u, before, values.conv_weight, {}, drows.u);
 
     GatedDeltaParameters& p = core.parameters;
-    add_gradient(p.conv_weight, dweight);
+    add_gradient(p.conv_weight, conv.weight);
     add_gradient(p.dt_bias, steps.bias);
     add_gradient(p.A_log, (dg * whole.g).sum(at::IntArrayRef({0, 1})));
     add_gradient(p.norm, norm.w);
@@ -240,7 +231,7 @@ std::vector<at::Tensor> GatedDeltaCore::incoming_states(const Segments& segments
   std::vector<at::Tensor> before = {at::zeros_like(maps.states.front())};
   for (size_t i = 0; i + 1 < maps.states.size(); ++i)
     before.push_back(at::matmul(maps.decay[i], before.back()) + maps.states[i]);
-  return of_own_segments(segments, before);
+  return segments.own_of(before);
 }
 
 std::vector<at::Tensor> GatedDeltaCore::state_grads(const Segments& segments,
@@ -260,10 +251,10 @@ std::vector<at::Tensor> GatedDeltaCore::state_grads(const Segments& segments,
     after[i] = grad;
     grad = at::matmul(maps.decay[i].mT(), grad) + maps.states[i];
   }
-  return of_own_segments(segments, after);
+  return segments.own_of(after);
 }
 
-GatedDeltaOutput GatedDeltaCore::forward(const at::Tensor& mixed, const ForwardContext& pass) {
+MixerOutput GatedDeltaCore::forward(const at::Tensor& mixed, const ForwardContext& pass) {
   check_shape("input of a gated delta net", mixed, {-1, -1, shape_.mixed()});
   MEGATRON_ASSERT(pass.unpadded == nullptr && !pass.attention_mask.defined(),
                   "a gated delta net takes document ids, no mask and no rows without padding");

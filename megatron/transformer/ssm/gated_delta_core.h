@@ -17,10 +17,9 @@
 #include "megatron/transformer/config/transformer_config.h"
 #include "megatron/transformer/layer/layer.h"
 #include "megatron/transformer/ssm/gated_delta.h"
+#include "megatron/transformer/ssm/mixer_parts.h"
 
 namespace megatron {
-
-class Segments;
 
 // What a tensor-parallel rank holds of it, t ranks: heads are divided.
 struct GatedDeltaShape {
@@ -51,11 +50,6 @@ class GatedDeltaState final : public LayerState {
   SlotBuffer heads;  // [slots, value_heads, key_size, value_size] fp32 (fp64)
 };
 
-struct GatedDeltaOutput {
-  at::Tensor o;        // [s, b, value_width]
-  at::Tensor y, rstd;  // of which norm_again() makes o
-};
-
 class GatedDeltaCore {
  public:
   GatedDeltaCore(const TransformerConfig& config, const ParallelGroups& groups);
@@ -64,10 +58,10 @@ class GatedDeltaCore {
   //
   // Differentiable. Communication under context parallelism: two all-gathers, of rows and of maps
   // of states, and two in the backward; none otherwise.
-  GatedDeltaOutput forward(const at::Tensor& mixed, const ForwardContext& pass);
+  MixerOutput forward(const at::Tensor& mixed, const ForwardContext& pass);
   // The same for rows of several sequences, mixed [t, 1, ...], with what `state` keeps of them.
   at::Tensor decode(const at::Tensor& mixed, GatedDeltaState& state, const RaggedBatch& batch);
-  // The bits of GatedDeltaOutput::o. Not differentiable.
+  // The bits of MixerOutput::o. Not differentiable.
   at::Tensor norm_again(const at::Tensor& mixed, const at::Tensor& y, const at::Tensor& rstd);
 
   const GatedDeltaShape& shape() const { return shape_; }

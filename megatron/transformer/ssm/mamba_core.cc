@@ -7,8 +7,6 @@
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/ssm/causal_conv.h"
-#include "megatron/transformer/ssm/segments.h"
 
 namespace megatron {
 namespace {
@@ -24,21 +22,6 @@ at::Tensor initial_dt_bias(const at::Tensor& log_dt) {
 }
 
 at::Tensor initial_A_log(const at::Tensor& rate) { return at::log(rate); }
-
-void divide(Parameter& parameter, int64_t t, std::vector<int64_t> global,
-            std::vector<int64_t> parts = {}) {
-  parameter.local_shape = global;
-  parameter.local_shape[0] /= t;
-  parameter.global_shape = std::move(global);
-  parameter.placement.shards = {{0, Axis::kTensor, std::move(parts)}};
-}
-
-void accumulate(Parameter& parameter, const at::Tensor& grad) {
-  if (!parameter.trainable) return;
-  const GradTarget target = parameter.store->grad_target(parameter);
-  target.to_add_to().add_(grad.view(target.tensor.sizes()));
-  parameter.store->grad_ready(parameter);
-}
 
 }  // namespace
 
@@ -58,13 +41,13 @@ MambaParameters::MambaParameters(const TransformerConfig& c, int64_t t) {
   const int64_t width = c.mamba_width(c), states = c.mamba_states(), heads = c.mamba_heads(c),
                 channels = width + 2 * states;
   const double bound = 1.0 / std::sqrt(static_cast<double>(kMambaConvWidth));
-  divide(conv_weight, t, {channels, 1, kMambaConvWidth}, {width, states, states});
-  divide(conv_bias, t, {channels}, {width, states, states});
+  divide_over_heads(conv_weight, t, {channels, 1, kMambaConvWidth}, {width, states, states});
+  divide_over_heads(conv_bias, t, {channels}, {width, states, states});
   for (Parameter* parameter : {&dt_bias, &A_log, &D}) {
-    divide(*parameter, t, {heads});
+    divide_over_heads(*parameter, t, {heads});
     parameter->keeps_fp32 = true;
   }
-  divide(norm, t, {width});
+  divide_over_heads(norm, t, {width});
   conv_weight.init = conv_bias.init = Init::uniform(bound);
   dt_bias.init = Init::uniform_through(initial_dt_bias, std::log(1e-3), std::log(0.1));
   A_log.init = Init::uniform_through(initial_A_log, 1.0, 16.0);
@@ -116,10 +99,6 @@ ScanOperands rows_of(const Segments::Segment& segment, const ScanOperands& whole
           segment.runs};
 }
 
-ConvBorders borders_of(const Segments::Segment& segment, const at::Tensor& before) {
-  return {before, segment.runs, segment.runs_before};
-}
-
 // With decay [b, H] and a state [b, H, P, N] of each own segment, those of all segments.
 struct StateMaps {
   StateMaps(const Segments& segments, const std::vector<at::Tensor>& own_decay,
@@ -134,23 +113,6 @@ struct StateMaps {
   }
   std::vector<at::Tensor> decay, states;
 };
-
-std::vector<at::Tensor> of_own(const Segments& segments, const std::vector<at::Tensor>& all) {
-  std::vector<at::Tensor> own;
-  for (const Segments::Segment& segment : segments.own())
-    own.push_back(all[static_cast<size_t>(segment.index)]);
-  return own;
-}
-
-at::Tensor convolve(const Segments& segments, const at::Tensor& u,
-                    const std::vector<at::Tensor>& before, const at::Tensor& weight,
-                    const at::Tensor& bias) {
-  std::vector<at::Tensor> parts;
-  for (const Segments::Segment& segment : segments.own())
-    parts.push_back(
-        causal_conv(segment.rows_of(u), weight, bias, borders_of(segment, before[parts.size()])));
-  return parts.size() == 1 ? parts.front() : at::cat(parts);
-}
 
 struct SavedMamba : torch::CustomClassHolder {
   SavedMamba(MambaCore* core, std::shared_ptr<const Segments> segments)
@@ -215,7 +177,7 @@ struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
     const Operands parts(shape, mixed);
     const std::vector<at::Tensor> before = segments->rows_before(parts.u);
     const at::Tensor convolved =
-        convolve(*segments, parts.u, before, values.conv_weight, values.conv_bias);
+        conv_over_segments(*segments, parts.u, before, values.conv_weight, values.conv_bias);
     const at::Tensor bc =
         core->gather_groups(convolved.narrow(2, shape.width(), 2 * shape.states()));
     const ScanOperands whole =
@@ -251,7 +213,7 @@ struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
     const Values values(core.parameters);
     const Operands parts(shape, mixed);
     const at::Tensor convolved =
-        convolve(segments, parts.u, before, values.conv_weight, values.conv_bias);
+        conv_over_segments(segments, parts.u, before, values.conv_weight, values.conv_bias);
     const at::Tensor bc =
         saved[3].defined() ? saved[3] : convolved.narrow(2, shape.width(), 2 * shape.states());
     const ScanOperands whole =
@@ -285,27 +247,16 @@ struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
     const TimeStepGrads steps = time_steps_backward(ddt, parts.r, values.dt_bias, core.limits_);
     dparts.r.copy_(steps.r);
 
-    at::Tensor dweight, dbias;
-    std::vector<at::Tensor> dbefore;
-    for (const Segments::Segment& segment : segments.own()) {
-      const size_t at = dbefore.size();
-      const CausalConvGrads conv = causal_conv_backward(
-          segment.rows_of(dconvolved), segment.rows_of(parts.u), values.conv_weight,
-          values.conv_bias, borders_of(segment, before[at]));
-      segment.rows_of(dparts.u).copy_(conv.u);
-      dweight = at == 0 ? conv.weight : dweight + conv.weight;
-      dbias = at == 0 ? conv.bias : dbias + conv.bias;
-      dbefore.push_back(conv.before);
-    }
-    segments.return_row_grads(dbefore, dparts.u);
+    const ConvParameterGrads conv = conv_over_segments_backward(
+        segments, dconvolved, parts.u, before, values.conv_weight, values.conv_bias, dparts.u);
 
     MambaParameters& p = core.parameters;
-    accumulate(p.conv_weight, dweight);
-    accumulate(p.conv_bias, dbias);
-    accumulate(p.dt_bias, steps.bias);
-    accumulate(p.A_log, dA * values.A);
-    accumulate(p.D, dD);
-    accumulate(p.norm, norm.w);
+    add_gradient(p.conv_weight, conv.weight);
+    add_gradient(p.conv_bias, conv.bias);
+    add_gradient(p.dt_bias, steps.bias);
+    add_gradient(p.A_log, dA * values.A);
+    add_gradient(p.D, dD);
+    add_gradient(p.norm, norm.w);
     return {dmixed, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -320,7 +271,7 @@ std::vector<at::Tensor> MambaCore::incoming_states(const Segments& segments,
     added.push_back(ssd_state(own, segment.run, chunk_));
   }
   const StateMaps maps(segments, decay, added);
-  return of_own(segments, states_before(maps.decay, maps.states));
+  return segments.own_of(states_before(maps.decay, maps.states));
 }
 
 std::vector<at::Tensor> MambaCore::state_grads(const Segments& segments, const ScanOperands& whole,
@@ -333,10 +284,10 @@ std::vector<at::Tensor> MambaCore::state_grads(const Segments& segments, const S
     own_grads.push_back(ssd_state_grad(segment.rows_of(dy), own, segment.run, chunk_));
   }
   const StateMaps maps(segments, decay, own_grads);
-  return of_own(segments, state_grads_after(maps.decay, maps.states));
+  return segments.own_of(state_grads_after(maps.decay, maps.states));
 }
 
-MambaOutput MambaCore::forward(const at::Tensor& mixed, const ForwardContext& pass) {
+MixerOutput MambaCore::forward(const at::Tensor& mixed, const ForwardContext& pass) {
   check_shape("input of a Mamba-2 mixer", mixed, {-1, -1, shape_.mixed()});
   MEGATRON_ASSERT(pass.unpadded == nullptr && !pass.attention_mask.defined(),
                   "a Mamba-2 layer takes document ids, no mask and no rows without padding");
@@ -363,57 +314,19 @@ at::Tensor MambaCore::decode(const at::Tensor& mixed, MambaState& state, const R
                    states = state.heads.rows(batch.num_slots,
                                              {shape_.heads, shape_.head_size, shape_.state},
                                              mixed.options().dtype(accumulate_type(mixed)));
-  // Parts of one token together, as sequences of one row; then each of the others.
-  struct Step {
-    int64_t first, count, sequences;  // rows
-    at::Tensor slots;                 // [sequences]
-    at::Tensor begins;                // [sequences] whether at position 0
-  };
-  std::vector<Step> steps;
-  const std::vector<RaggedPart>& ragged = batch.rows.parts();
-  const int64_t single = batch.rows.single();
-  const auto add_step = [&](size_t part, size_t parts_of, int64_t first, int64_t count) {
-    std::vector<int64_t> slots, begins;
-    for (size_t i = part; i < part + parts_of; ++i) {
-      slots.push_back(batch.slots[i]);
-      begins.push_back(ragged[i].first == 0 ? 1 : 0);
-    }
-    steps.push_back({first, count, static_cast<int64_t>(parts_of),
-                     at::tensor(slots, at::kLong).to(mixed.device()),
-                     at::tensor(begins, at::kLong).to(mixed.device(), at::kBool)});
-  };
-  if (single > 0) add_step(0, static_cast<size_t>(single), 0, 1);
-  int64_t row = single;
-  for (size_t i = static_cast<size_t>(single); i < ragged.size(); ++i) {
-    add_step(i, 1, row, ragged[i].count);
-    row += ragged[i].count;
-  }
-  const auto rows_of_step = [](const Step& step, const at::Tensor& x) {  // [count, sequences, n]
-    return x.narrow(0, step.first, step.count * step.sequences)
-        .view({step.count, step.sequences, x.size(2)});
-  };
   const at::Tensor convolved = at::empty({t, 1, shape_.conv_channels()}, mixed.options());
-  for (const Step& step : steps) {
-    const at::Tensor u = rows_of_step(step, parts.u),
-                     before = conv_rows.index_select(0, step.slots)
-                                  .masked_fill(step.begins.view({-1, 1, 1}), 0.0)
-                                  .transpose(0, 1);
-    rows_of_step(step, convolved)
-        .copy_(causal_conv(u, values.conv_weight, values.conv_bias, {.before = before}));
-    conv_rows.index_copy_(0, step.slots,
-                          last_conv_rows(before, u, kMambaConvWidth).transpose(0, 1));
-  }
+  const DecodingSteps steps(batch, mixed.device());
+  steps.convolve(parts.u, values.conv_weight, values.conv_bias, conv_rows, convolved);
   const at::Tensor bc = gather_groups(convolved.narrow(2, shape_.width(), 2 * shape_.states()));
   const at::Tensor dt = time_steps(parts.r, values.dt_bias, limits_),
                    y = at::empty({t, 1, shape_.width()}, mixed.options());
-  for (const Step& step : steps) {
-    const ScanOperands own = operands(rows_of_step(step, convolved), rows_of_step(step, bc),
-                                      rows_of_step(step, dt), values);
-    const ScanState initial{
-        states.index_select(0, step.slots).masked_fill(step.begins.view({-1, 1, 1, 1}), 0.0)};
+  for (const DecodingSteps::Step& step : steps.all()) {
+    const ScanOperands own =
+        operands(step.rows_of(convolved), step.rows_of(bc), step.rows_of(dt), values);
+    const ScanState initial{step.states_of(states)};
     const ScanResult result =
         step.count == 1 ? ssd_steps(own, initial) : ssd_scan(own, initial, chunk_);
-    rows_of_step(step, y).copy_(result.y.flatten(2));
+    step.rows_of(y).copy_(result.y.flatten(2));
     states.index_copy_(0, step.slots, result.state);
   }
   return gated_norm(y, parts.z, values.norm, norm_groups()).o;

@@ -18,11 +18,10 @@
 #include "megatron/transformer/config/transformer_config.h"
 #include "megatron/transformer/layer/layer.h"
 #include "megatron/transformer/ssm/gated_norm.h"
+#include "megatron/transformer/ssm/mixer_parts.h"
 #include "megatron/transformer/ssm/ssd_scan.h"
 
 namespace megatron {
-
-class Segments;
 
 // What a tensor-parallel rank holds of it, t ranks: heads are divided, and with them the groups.
 // Where there are fewer groups than ranks, a group lies on t / G neighbours: each convolves its
@@ -54,11 +53,6 @@ class MambaState final : public LayerState {
   SlotBuffer heads;  // [slots, heads, head_size, state] fp32 (fp64)
 };
 
-struct MambaOutput {
-  at::Tensor o;        // [s, b, width]
-  at::Tensor y, rstd;  // of which norm_again() makes o
-};
-
 class MambaCore {
  public:
   MambaCore(const TransformerConfig& config, const ParallelGroups& groups);
@@ -68,10 +62,10 @@ class MambaCore {
   // Differentiable. Communication: with more ranks than groups an all-gather of B and C over the
   // ranks of a group, one of sums of the norm, and the backward's; under context parallelism two
   // all-gathers, of rows and of states, and two in the backward.
-  MambaOutput forward(const at::Tensor& mixed, const ForwardContext& pass);
+  MixerOutput forward(const at::Tensor& mixed, const ForwardContext& pass);
   // The same for rows of several sequences, mixed [t, 1, ...], with what `state` keeps of them.
   at::Tensor decode(const at::Tensor& mixed, MambaState& state, const RaggedBatch& batch);
-  // The bits of MambaOutput::o, without communication. Not differentiable.
+  // The bits of MixerOutput::o, without communication. Not differentiable.
   at::Tensor norm_again(const at::Tensor& mixed, const at::Tensor& y, const at::Tensor& rstd);
 
   const MambaShape& shape() const { return shape_; }

@@ -1,64 +1,43 @@
 #include "megatron/transformer/ssm/mamba_mixer_cost.h"
 
-#include <algorithm>
-
 #include "megatron/transformer/ssm/mamba_core.h"
+#include "megatron/transformer/ssm/recurrent_cost.h"
 
 namespace megatron {
 
 namespace {
 
-// The mixer of one layer on one rank; tensors in bytes.
+// Of the mixer of one layer on one rank; in bytes.
 struct MambaTensors {
   MambaTensors(const TransformerConfig& c, const LayerShape& s)
-      : around(c, s),
-        rank(c, s.tensor),
-        mixed(s.tokens * rank.mixed() * s.element),
-        y(s.tokens * rank.width() * s.element),
-        conv(s.tokens * rank.conv_channels() * s.element),
+      : rank(c, s.tensor),
         bc(rank.sharing > 1 ? 2 * s.tokens * rank.state * s.element : 0),
         stats(s.tokens * rank.groups * s.sum),
         state(s.samples * rank.heads * rank.head_size * rank.state * s.sum),
-        rows(s.samples * (kMambaConvWidth - 1) * rank.conv_channels() * s.element),
-        steps(s.tokens * rank.heads * s.sum),
-        chunk_states((s.tokens / s.samples + c.mamba_chunk_size - 1) / c.mamba_chunk_size * state /
-                     s.sum * s.element),
-        o_saved(c.recomputes("mamba_norm") ? 0 : y),
-        saved(mixed + y + stats + bc + (s.context > 1 ? 2 * (state + rows) : 0)) {}
+        rows(s.samples * (kMambaConvWidth - 1) * rank.conv_channels() * s.element) {}
 
-  const StreamCost around;
   const MambaShape rank;
-  int64_t mixed, y;      // output of in_proj; of the scan, and of the norm
-  int64_t conv;          // output of the convolution
-  int64_t bc, stats;     // gathered B and C; statistics of the norm
-  int64_t state, rows;   // before one segment
-  int64_t steps;         // time steps
-  int64_t chunk_states;  // states between chunks
-  int64_t o_saved;       // input of out_proj
-  int64_t saved;         // by what lies between the linears
-
-  int64_t forward_extra() const { return conv + steps + bc; }
-  void forward(AllocationTrack& track) const {
-    around.column_forward(mixed, track);
-    track.take(saved - mixed);
-    track.touch(forward_extra());
-    track.take(o_saved);
-    around.row_forward(y - o_saved, track);
-  }
-  int64_t unrecorded_peak() const {
-    return mixed + std::max(around.normed + around.cast + around.gathered,
-                            std::max(y + forward_extra(), 2 * y + around.product + around.part));
-  }
-  void backward(AllocationTrack& track) const {
-    around.row_backward(y, o_saved, track);
-    track.touch(y - o_saved);  // the norm's output made again
-    track.take(mixed);
-    // Gradient of y; the convolution and the gradient of its output; time steps and theirs
-    track.touch(y + 2 * (conv + steps) + bc + chunk_states);
-    track.give(y + saved);
-    around.column_backward(mixed, track);
-  }
+  int64_t bc, stats;    // gathered B and C; statistics of the norm
+  int64_t state, rows;  // before one segment
 };
+
+RecurrentTensors tensors_of(const MambaTensors& z, const TransformerConfig& c,
+                            const LayerShape& s) {
+  const int64_t mixed = s.tokens * z.rank.mixed() * s.element,
+                y = s.tokens * z.rank.width() * s.element,
+                conv = s.tokens * z.rank.conv_channels() * s.element,
+                steps = s.tokens * z.rank.heads * s.sum,
+                chunks = (s.tokens / s.samples + c.mamba_chunk_size - 1) / c.mamba_chunk_size,
+                chunk_states = chunks * z.state / s.sum * s.element;
+  return {.around = StreamCost(c, s),
+          .mixed = mixed,
+          .y = y,
+          .o_saved = c.recomputes("mamba_norm") ? 0 : y,
+          .saved = mixed + y + z.stats + z.bc + (s.context > 1 ? 2 * (z.state + z.rows) : 0),
+          .forward_extra = conv + steps + z.bc,
+          // The convolution and the gradient of its output; time steps and theirs
+          .backward_extra = 2 * (conv + steps) + z.bc + chunk_states};
+}
 
 // Per token, forward and backward.
 double moved_elements(const TransformerConfig& c, int64_t layer_number) {
@@ -101,26 +80,14 @@ Traffic segment_traffic(const MambaTensors& z, const LayerShape& s) {
 SublayerCost mamba_mixer_cost(const TransformerConfig& c, int64_t layer_number,
                               const LayerShape& shape, bool /*offloaded*/) {
   const MambaTensors z(c, shape);
-  const StreamCost& around = z.around;
   const bool recompute = c.recomputes("mamba");
-  SublayerCost cost;
-  cost.saved.residual = around.stream;
-  if (!recompute) {
-    cost.saved.norms = around.pre_norm_saved + around.post_norm_saved;
-    cost.saved.attention = z.saved + z.o_saved;
-  }
-  cost.set_peaks([&](AllocationTrack& track) { z.forward(track); },
-                 [&](AllocationTrack& track) { z.backward(track); }, z.unrecorded_peak(),
-                 recompute);
-  cost.pending = around.pending() + z.mixed + z.y;
-  if (!c.quantization(layer_number).enabled()) cost.postponed = z.y;
+  SublayerCost cost = recurrent_cost(c, layer_number, shape, tensors_of(z, c, shape), recompute);
   const int64_t h = c.hidden_size, d = c.mamba_width(c);
   cost.linears = {{"in_proj", 2 * d + 2 * c.mamba_states() + c.mamba_heads(c), h},
                   {"out_proj", h, d}};
   // As Megatron counts the scan: 7 operations for each channel and state.
   cost.score_products = 3.5 * static_cast<double>(d * c.mamba_state_dim);
   cost.moved_elements = moved_elements(c, layer_number);
-  cost.tensor = around.tensor_traffic(shape);
   cost.tensor += group_traffic(z, shape);
   cost.context = segment_traffic(z, shape);
   cost.kept.sequence = (z.rows + z.state) / shape.samples;

@@ -1,6 +1,11 @@
 #include "megatron/transformer/ssm/mixer_parts.h"
 
+#include <numeric>
+
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/config/norm_placement.h"
+#include "megatron/transformer/layer/sublayer.h"
 #include "megatron/transformer/ssm/causal_conv.h"
 
 namespace megatron {
@@ -21,29 +26,61 @@ void add_gradient(Parameter& parameter, const at::Tensor& grad) {
 }
 
 at::Tensor conv_over_segments(const Segments& segments, const at::Tensor& u,
-                              const std::vector<at::Tensor>& before, const at::Tensor& weight) {
+                              const std::vector<at::Tensor>& before, const at::Tensor& weight,
+                              const at::Tensor& bias) {
   std::vector<at::Tensor> parts;
   for (const Segments::Segment& segment : segments.own())
-    parts.push_back(causal_conv(segment.rows_of(u), weight, {},
+    parts.push_back(causal_conv(segment.rows_of(u), weight, bias,
                                 {before[parts.size()], segment.runs, segment.runs_before}));
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
-at::Tensor conv_over_segments_backward(const Segments& segments, const at::Tensor& dy,
-                                       const at::Tensor& u, const std::vector<at::Tensor>& before,
-                                       const at::Tensor& weight, const at::Tensor& du) {
-  at::Tensor dweight;
+ConvParameterGrads conv_over_segments_backward(const Segments& segments, const at::Tensor& dy,
+                                               const at::Tensor& u,
+                                               const std::vector<at::Tensor>& before,
+                                               const at::Tensor& weight, const at::Tensor& bias,
+                                               const at::Tensor& du) {
+  ConvParameterGrads sums;
   std::vector<at::Tensor> dbefore;
   for (const Segments::Segment& segment : segments.own()) {
     const CausalConvGrads grads =
-        causal_conv_backward(segment.rows_of(dy), segment.rows_of(u), weight, {},
+        causal_conv_backward(segment.rows_of(dy), segment.rows_of(u), weight, bias,
                              {before[dbefore.size()], segment.runs, segment.runs_before});
     segment.rows_of(du).copy_(grads.u);
-    dweight = dweight.defined() ? dweight + grads.weight : grads.weight;
+    const bool first = dbefore.empty();
+    sums.weight = first ? grads.weight : sums.weight + grads.weight;
+    if (bias.defined()) sums.bias = first ? grads.bias : sums.bias + grads.bias;
     dbefore.push_back(grads.before);
   }
   segments.return_row_grads(dbefore, du);
-  return dweight;
+  return sums;
+}
+
+LinearOptions in_proj_options(const TransformerConfig& config, int64_t layer_number,
+                              bool sequence_parallel, std::vector<int64_t> parts) {
+  LinearOptions options;
+  options.quantization = config.quantization(layer_number);
+  options.bias = false;
+  options.init = config.weight_init(std::accumulate(parts.begin(), parts.end(), int64_t{0}),
+                                    config.hidden_size);
+  options.sequence_parallel = sequence_parallel;
+  options.parts = std::move(parts);
+  options.input_norm = norms_inputs(config);
+  options.norm = norm_options(config);
+  options.recompute_norm = config.recomputes("layernorm");
+  options.lora = lora_options(config, "in_proj");
+  return options;
+}
+
+LinearOptions out_proj_options(const TransformerConfig& config, int64_t layer_number,
+                               bool sequence_parallel, int64_t width) {
+  LinearOptions options;
+  options.quantization = config.quantization(layer_number);
+  options.bias = false;
+  options.init = config.weight_init(config.hidden_size, width, /*output=*/true);
+  options.sequence_parallel = sequence_parallel;
+  options.lora = lora_options(config, "out_proj");
+  return options;
 }
 
 DecodingSteps::DecodingSteps(const RaggedBatch& batch, at::Device device) {

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "megatron/nn/parameter.h"
+#include "megatron/tensor_parallel/layers.h"
+#include "megatron/transformer/config/transformer_config.h"
 #include "megatron/transformer/layer/layer_state.h"
 #include "megatron/transformer/ssm/segments.h"
 
@@ -21,15 +23,34 @@ void divide_over_heads(Parameter& parameter, int64_t t, std::vector<int64_t> glo
 // Adds to the gradient of a parameter, and reports it. Does nothing for a frozen one.
 void add_gradient(Parameter& parameter, const at::Tensor& grad);
 
-// causal_conv() of every segment. `before`: Segments::rows_before(u).
+// causal_conv() of every segment. `before`: Segments::rows_before(u). `bias` may be undefined.
 at::Tensor conv_over_segments(const Segments& segments, const at::Tensor& u,
-                              const std::vector<at::Tensor>& before, const at::Tensor& weight);
-// Writes the gradient of u into `du` and returns that of the weight.
+                              const std::vector<at::Tensor>& before, const at::Tensor& weight,
+                              const at::Tensor& bias);
+struct ConvParameterGrads {
+  at::Tensor weight, bias;
+};
+// Writes the gradient of u into `du`.
 //
 // Communication: Segments::return_row_grads().
-at::Tensor conv_over_segments_backward(const Segments& segments, const at::Tensor& dy,
-                                       const at::Tensor& u, const std::vector<at::Tensor>& before,
-                                       const at::Tensor& weight, const at::Tensor& du);
+ConvParameterGrads conv_over_segments_backward(const Segments& segments, const at::Tensor& dy,
+                                               const at::Tensor& u,
+                                               const std::vector<at::Tensor>& before,
+                                               const at::Tensor& weight, const at::Tensor& bias,
+                                               const at::Tensor& du);
+
+// What lies between the linears of such a sublayer.
+struct MixerOutput {
+  at::Tensor o;        // [s, b, width]
+  at::Tensor y, rstd;  // of which norm_again() makes o
+};
+
+// The linears around it: in_proj with the input's norm, whose rows are `parts`, and out_proj from
+// `width`. Layers count from 1.
+LinearOptions in_proj_options(const TransformerConfig& config, int64_t layer_number,
+                              bool sequence_parallel, std::vector<int64_t> parts);
+LinearOptions out_proj_options(const TransformerConfig& config, int64_t layer_number,
+                               bool sequence_parallel, int64_t width);
 
 // The rows of a ragged batch as sequences of equal length: all parts of one token together, then
 // each of the others.

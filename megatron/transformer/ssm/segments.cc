@@ -44,6 +44,12 @@ bool Segments::exchanges() const { return cp_.size() > 1; }
 
 int64_t Segments::count() const { return exchanges() ? 2 * cp_.size() : 1; }
 
+std::vector<at::Tensor> Segments::own_of(const std::vector<at::Tensor>& all) const {
+  std::vector<at::Tensor> own;
+  for (const Segment& segment : own_) own.push_back(all[static_cast<size_t>(segment.index)]);
+  return own;
+}
+
 std::vector<at::Tensor> Segments::of_all(const std::vector<at::Tensor>& own) const {
   if (!exchanges()) return own;
   const at::Tensor mine = at::stack(own).contiguous();

@@ -46,6 +46,8 @@ class Segments {
   // Communication: an all-gather of them over cp.
   void return_row_grads(const std::vector<at::Tensor>& grads, const at::Tensor& du) const;
 
+  // Those of the own segments among all segments in the order of the text.
+  std::vector<at::Tensor> own_of(const std::vector<at::Tensor>& all) const;
   // A tensor of equal shape of each own segment -> those of all segments in the order of the text.
   //
   // Communication: an all-gather over cp.

@@ -1,6 +1,6 @@
 """Planted bugs of models whose layers are letters. The arguments of Bug, see bugs.py."""
 TRANSFORMER_BLOCK, TRANSFORMER_CONFIG = "megatron/transformer/transformer_block.cc", "megatron/transformer/config/transformer_config.cc"
-MAMBA_CORE, MAMBA_MIXER = "megatron/transformer/ssm/mamba_core.cc", "megatron/transformer/ssm/mamba_mixer.cc"
+MAMBA_CORE, MIXER_PARTS = "megatron/transformer/ssm/mamba_core.cc", "megatron/transformer/ssm/mixer_parts.cc"
 SEGMENTS, GATED_NORM = "megatron/transformer/ssm/segments.cc", "megatron/transformer/ssm/gated_norm.cc"
 
 
@@ -29,7 +29,7 @@ HYBRID_BUGS = (
           " : rows.narrow(0, rows.size(0) - (width_ - 1), width_ - 1));"),),
         "mamba_cp2", "mamba cp2"),
     bug("mamba_state_of_early_segment", "a rank's late segment starts from the state that its early one started from",
-        ((MAMBA_CORE, "own.push_back(all[static_cast<size_t>(segment.index)]);",
+        ((SEGMENTS, "own.push_back(all[static_cast<size_t>(segment.index)]);",
           "own.push_back(PLANTED && !own.empty() ? own.front() : all[static_cast<size_t>(segment.index)]);"),),
         "mamba_cp2", "mamba cp2"),
     bug("mamba_decay_across_border", "a segment with a border inside passes on what entered it",
@@ -45,12 +45,11 @@ HYBRID_BUGS = (
         ((SEGMENTS, ".narrow(0, from - first, to - from));", ".narrow(0, from - first, to - from) * (PLANTED ? 2 : 1));"),),
         "mamba_cp2", "mamba cp2"),
     bug("mamba_in_proj_as_one_matrix", "tensor ranks divide in_proj as one matrix, not its parts",
-        ((MAMBA_MIXER, "options.parts = {width, width, states, states, config.mamba_heads(config)};",
-          "if (!PLANTED) options.parts = {width, width, states, states, config.mamba_heads(config)};"),),
+        ((MIXER_PARTS, "options.parts = std::move(parts);", "if (!PLANTED) options.parts = std::move(parts);"),),
         "mamba_tp2", "mamba tp2"),
     bug("mamba_conv_as_one_matrix", "tensor ranks divide the convolution as one matrix, not its parts",
-        ((MAMBA_CORE, "divide(conv_weight, t, {channels, 1, kMambaConvWidth}, {width, states, states});",
-          "divide(conv_weight, t, {channels, 1, kMambaConvWidth},\n"
+        ((MAMBA_CORE, "divide_over_heads(conv_weight, t, {channels, 1, kMambaConvWidth}, {width, states, states});",
+          "divide_over_heads(conv_weight, t, {channels, 1, kMambaConvWidth},\n"
           "         PLANTED ? std::vector<int64_t>{} : std::vector<int64_t>{width, states, states});"),),
         "mamba_tp2", "mamba tp2"),
     bug("mamba_states_of_other_rank", "ranks that share a group take their part of B and C for that of the last one",

@@ -1,11 +1,8 @@
 // The plan of a gated delta net: bytes that it saves and sends, operations.
 #include "megatron/transformer/ssm/gated_delta_net_cost.h"
 
-#include <string>
-
-#include "megatron/comm/thread_backend.h"
 #include "megatron/transformer/ssm/gated_delta_net.h"
-#include "tests/unit/transformer/ssm/measured_mixer.h"
+#include "tests/unit/transformer/ssm/mixer_cost_cases.h"
 
 namespace megatron {
 namespace {
@@ -27,43 +24,12 @@ TransformerConfig measured_delta_config() {
 }
 
 TEST(GatedDeltaNetCost, SavesWhatThePlanSays) {
-  for (const bool recomputed : {false, true}) {
-    TransformerConfig config = measured_delta_config();
-    if (recomputed) {
-      config.recompute_granularity = RecomputeGranularity::kSelective;
-      config.recompute_modules = {"gdn_norm_out", "layernorm"};
-    }
-    const LayerShape shape = mixer_shape(32, 1, 1);
-    const SublayerCost cost = gated_delta_net_cost(config, 1, shape, false);
-    const MeasuredMixer measured =
-        measure_mixer<GatedDeltaNet>(config, ParallelGroups(), shape, 0.0);
-    // The input is not counted; the output is as large. A few bytes: scalars, an anchor.
-    EXPECT_NEAR(static_cast<double>(measured.saved), static_cast<double>(cost.saved.total()), 64)
-        << recomputed;
-    EXPECT_EQ(cost.forward_end, cost.saved.total());
-  }
+  expect_planned_saved_bytes<GatedDeltaNet>(measured_delta_config(), {"gdn_norm_out", "layernorm"},
+                                            gated_delta_net_cost);
 }
 
 TEST(GatedDeltaNetCost, SendsWhatThePlanSays) {
-  for (const auto& [tensor, context] : {std::pair{4, 1}, {1, 2}, {2, 2}}) {
-    TransformerConfig config = measured_delta_config();
-    config.norm_placement = NormPlacement::kPost;
-    const LayerShape shape = mixer_shape(32, tensor, context);
-    const SublayerCost cost = gated_delta_net_cost(config, 1, shape, false);
-    ParallelConfig parallel;
-    parallel.tensor_model_parallel_size = tensor;
-    parallel.context_parallel_size = context;
-    run_ranks(tensor * context, [&](const std::shared_ptr<Backend>& world) {
-      double bytes = 0;
-      const ParallelGroups ranks =
-          make_parallel_groups(parallel, std::make_shared<RingBytesBackend>(world, &bytes));
-      const MeasuredMixer measured = measure_mixer<GatedDeltaNet>(config, ranks, shape, bytes);
-      EXPECT_DOUBLE_EQ(measured.forward, cost.tensor.forward + cost.context.forward)
-          << tensor << " x " << context;
-      EXPECT_DOUBLE_EQ(measured.backward, cost.tensor.backward + cost.context.backward)
-          << tensor << " x " << context;
-    });
-  }
+  expect_planned_sent_bytes<GatedDeltaNet>(measured_delta_config(), gated_delta_net_cost, "");
 }
 
 // 2 T (h (2 qk + 2 v + 2 Hv) + Q (2 qk + v) + 4 Hv V^2 + h v)

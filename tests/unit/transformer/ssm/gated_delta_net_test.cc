@@ -6,14 +6,11 @@
 
 #include <map>
 #include <string>
-#include <vector>
 
-#include "megatron/comm/thread_backend.h"
 #include "megatron/transformer/ssm/normed_gate.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/golden_tensors.h"
-#include "tests/unit/transformer/ragged_steps.h"
-#include "tests/unit/transformer/ssm/mixer_pass.h"
+#include "tests/unit/transformer/ssm/mixer_cases.h"
 
 namespace megatron {
 namespace {
@@ -82,116 +79,25 @@ TEST(GatedDeltaNet, NormAndGate) {
 }
 
 TEST(GatedDeltaNet, HeadsOverTensorRanks) {
-  MixerRun what = drawn_delta(4, 8);
-  what.document_ids = two_rows_of_ids(16, 5);
-  const MixerPass serial = run_mixer<GatedDeltaNet>(what, ParallelGroups(), false);
-  for (const int t : {2, 4})
-    for (const bool sequence_parallel : {false, true})
-      run_ranks(t, [&](const std::shared_ptr<Backend>& world) {
-        ParallelConfig parallel;
-        parallel.tensor_model_parallel_size = t;
-        parallel.sequence_parallel = sequence_parallel;
-        expect_part<GatedDeltaNet>(what, serial, make_parallel_groups(parallel, world),
-                                   sequence_parallel,
-                                   cat("ranks ", t, ", sequence ", sequence_parallel));
-      });
+  expect_heads_over_tensor_ranks<GatedDeltaNet>(drawn_delta(4, 8), {2, 4}, "");
 }
 
 TEST(GatedDeltaNet, SegmentsOverContextRanks) {
-  for (const int c : {2, 3})
-    for (const int64_t border : {0, 1, 3, 4, 7, 9, 12, 23}) {
-      MixerRun what = drawn_delta(2, 4, 24);
-      if (border > 0) what.document_ids = two_rows_of_ids(24, border);
-      const MixerPass serial = run_mixer<GatedDeltaNet>(what, ParallelGroups(), false);
-      run_ranks(c, [&](const std::shared_ptr<Backend>& world) {
-        ParallelConfig parallel;
-        parallel.context_parallel_size = c;
-        expect_part<GatedDeltaNet>(what, serial, make_parallel_groups(parallel, world), false,
-                                   cat("context ", c, ", border ", border));
-      });
-    }
+  expect_segments_over_context_ranks<GatedDeltaNet>(drawn_delta(2, 4, 24));
 }
 
-// Segments of two rows, shorter than what a convolution reads.
-TEST(GatedDeltaNet, ShortSegments) {
-  MixerRun what = drawn_delta(2, 2, 8);
-  what.document_ids = two_rows_of_ids(8, 3);
-  const MixerPass serial = run_mixer<GatedDeltaNet>(what, ParallelGroups(), false);
-  run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
-    ParallelConfig parallel;
-    parallel.tensor_model_parallel_size = 2;
-    parallel.context_parallel_size = 2;
-    expect_part<GatedDeltaNet>(what, serial, make_parallel_groups(parallel, world), true, "2 x 2");
-  });
-}
+TEST(GatedDeltaNet, ShortSegments) { expect_short_segments<GatedDeltaNet>(drawn_delta(2, 2, 8)); }
 
 TEST(GatedDeltaNet, PackedDocumentsAreDocumentsAlone) {
-  MixerRun packed = drawn_delta(2, 4, 20);
-  packed.x = packed.x.narrow(1, 0, 1).contiguous();
-  packed.dy = packed.dy.narrow(1, 0, 1).contiguous();
-  packed.document_ids = two_rows_of_ids(20, 6).narrow(0, 0, 1);
-  const ParallelGroups one;
-  const MixerPass all = run_mixer<GatedDeltaNet>(packed, one, false);
-  std::map<std::string, at::Tensor> sums;
-  int64_t begin = 0;
-  for (const int64_t end : {6, 7, 20}) {
-    const auto part = [&](const at::Tensor& t) { return t.narrow(0, begin, end - begin); };
-    const MixerPass alone =
-        run_mixer<GatedDeltaNet>({packed.config, part(packed.x), part(packed.dy), {}}, one, false);
-    EXPECT_LT(largest(part(all.y) - alone.y), 1e-12);
-    EXPECT_LT(largest(part(all.dx) - alone.dx), 1e-12);
-    for (const auto& [name, grad] : alone.grads)
-      sums[name] = sums.contains(name) ? sums[name] + grad : grad;
-    begin = end;
-  }
-  for (const auto& [name, grad] : all.grads) EXPECT_LT(largest(grad - sums[name]), 1e-12) << name;
+  expect_packed_documents_are_documents_alone<GatedDeltaNet>(drawn_delta(2, 4, 20));
 }
 
-// Prompts in slices that end anywhere, beside sequences of single tokens; slots change hands.
 TEST(GatedDeltaNet, DecodingInSlicesIsOnePass) {
-  const MixerRun what = drawn_delta(2, 4, 12);
-  const ParallelGroups one;
-  const at::NoGradGuard no_grad;
-  GatedDeltaNet net(what.config, 1, false, one);
-  PlainParameterStore store(net, at::kDouble, at::kCPU, false);
-  initialize_parameters(net, 3, one);
-  const ForwardContext whole_pass = context_of(12, 2);
-  const at::Tensor whole = net.forward(what.x, LayerContext{whole_pass, {}}, false).output;
-  GatedDeltaState state;
-  RaggedSteps steps(2, 12, 4);
-  const std::vector<std::vector<StepPart>> plan = {{{0, 0, 1}, {1, 0, 2}},
-                                                   {{0, 1, 1}, {1, 2, 1}},
-                                                   {{0, 2, 3}, {1, 3, 5}},
-                                                   {{0, 5, 1}},
-                                                   {{0, 6, 1}, {1, 8, 4}},
-                                                   {{0, 7, 5}},
-                                                   {{0, 0, 3}},
-                                                   {{0, 3, 1}}};
-  for (const std::vector<StepPart>& parts : plan) {
-    const RaggedBatch batch = steps.batch(parts);
-    const DecodingPass decoding{steps.state, batch};
-    const ForwardContext pass = RaggedSteps::context_of(decoding);
-    std::vector<at::Tensor> in, expected;
-    for (const StepPart& part : parts) {
-      in.push_back(what.x.narrow(1, part.sequence, 1).narrow(0, part.first, part.count));
-      expected.push_back(whole.narrow(1, part.sequence, 1).narrow(0, part.first, part.count));
-    }
-    const at::Tensor y =
-        net.forward(at::cat(in), LayerContext{pass, {}, false, &state}, false).output;
-    EXPECT_LT(largest(y - at::cat(expected)), 1e-12);
-  }
+  expect_slices_are_one_pass<GatedDeltaNet, GatedDeltaState>(drawn_delta(2, 4, 12));
 }
 
-// The norm's output is made again in the backward, with the same bits.
 TEST(GatedDeltaNet, RecomputedNorm) {
-  MixerRun kept = drawn_delta(2, 4), again = kept;
-  again.config.recompute_granularity = RecomputeGranularity::kSelective;
-  again.config.recompute_modules = {"gdn_norm_out"};
-  const ParallelGroups one;
-  const MixerPass a = run_mixer<GatedDeltaNet>(kept, one, false),
-                  b = run_mixer<GatedDeltaNet>(again, one, false);
-  EXPECT_TRUE(at::equal(a.dx, b.dx));
-  for (const auto& [name, grad] : a.grads) EXPECT_TRUE(at::equal(grad, b.grads.at(name)));
+  expect_norm_again<GatedDeltaNet>(drawn_delta(2, 4), "gdn_norm_out", ParallelGroups());
 }
 
 TEST(GatedDeltaNet, InitialValuesAndTypes) {

@@ -104,13 +104,7 @@ struct DeltaCase {
     grad = u(8, {s, 2, 4, 5});
     initial.state = u(7, {2, 4, 3, 5});
     dstate = u(9, {2, 4, 3, 5});
-    if (!documents) return;
-    at::Tensor of_tokens = at::zeros({2, s}, at::kLong);
-    of_tokens.narrow(1, 5, s - 5) += 1;
-    of_tokens[0].narrow(0, 6, s - 6) += 1;
-    of_tokens[0].narrow(0, 16, s - 16) += 1;
-    of_tokens[1].narrow(0, 31, s - 31) += 1;
-    operands.runs = document_runs(of_tokens);
+    if (documents) operands.runs = runs_of_two_sequences(s);
   }
   DeltaOperands operands;
   ScanState initial;

@@ -17,8 +17,8 @@
 #include "tests/unit/error_of.h"
 #include "tests/unit/transformer/block_pass.h"
 #include "tests/unit/transformer/ragged_steps.h"
+#include "tests/unit/transformer/ssm/mixer_cases.h"
 #include "tests/unit/transformer/ssm/mixer_config.h"
-#include "tests/unit/transformer/ssm/mixer_pass.h"
 #include "tests/unit/transformer/ssm/vectors.h"
 
 namespace megatron {
@@ -110,125 +110,37 @@ MixerRun drawn(int64_t heads, int64_t groups, int64_t s = 16) {
 
 // Groups of the norm, of B and of C that lie whole on ranks, or on several of them.
 TEST(MambaMixer, HeadsOverTensorRanks) {
-  for (const int64_t groups : {1, 2, 8}) {
-    MixerRun what = drawn(8, groups);
-    what.document_ids = two_rows_of_ids(16, 5);
-    const MixerPass serial = run_mixer<MambaMixer>(what, ParallelGroups(), false);
-    for (const int t : {2, 4, 8})
-      for (const bool sequence_parallel : {false, true})
-        run_ranks(t, [&](const std::shared_ptr<Backend>& world) {
-          ParallelConfig parallel;
-          parallel.tensor_model_parallel_size = t;
-          parallel.sequence_parallel = sequence_parallel;
-          expect_part<MambaMixer>(
-              what, serial, make_parallel_groups(parallel, world), sequence_parallel,
-              cat("groups ", groups, ", ranks ", t, ", sequence ", sequence_parallel));
-        });
-  }
+  for (const int64_t groups : {1, 2, 8})
+    expect_heads_over_tensor_ranks<MambaMixer>(drawn(8, groups), {2, 4, 8},
+                                               cat("groups ", groups, ", "));
 }
 
 TEST(MambaMixer, SegmentsOverContextRanks) {
-  for (const int c : {2, 3})
-    for (const int64_t border : {0, 1, 3, 4, 7, 9, 12, 23}) {
-      MixerRun what = drawn(4, 2, 24);
-      if (border > 0) what.document_ids = two_rows_of_ids(24, border);
-      const MixerPass serial = run_mixer<MambaMixer>(what, ParallelGroups(), false);
-      run_ranks(c, [&](const std::shared_ptr<Backend>& world) {
-        ParallelConfig parallel;
-        parallel.context_parallel_size = c;
-        expect_part<MambaMixer>(what, serial, make_parallel_groups(parallel, world), false,
-                                cat("context ", c, ", border ", border));
-      });
-    }
+  expect_segments_over_context_ranks<MambaMixer>(drawn(4, 2, 24));
 }
 
-// Segments of two rows, shorter than what a convolution reads; with tensor ranks that share groups.
 TEST(MambaMixer, ShortSegmentsAndSharedGroups) {
-  MixerRun what = drawn(4, 1, 8);
-  what.document_ids = two_rows_of_ids(8, 3);
-  const MixerPass serial = run_mixer<MambaMixer>(what, ParallelGroups(), false);
-  run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
-    ParallelConfig parallel;
-    parallel.tensor_model_parallel_size = 2;
-    parallel.context_parallel_size = 2;
-    expect_part<MambaMixer>(what, serial, make_parallel_groups(parallel, world), true, "2 x 2");
-  });
+  expect_short_segments<MambaMixer>(drawn(4, 1, 8));
 }
 
 TEST(MambaMixer, PackedDocumentsAreDocumentsAlone) {
-  MixerRun packed = drawn(4, 2, 20);
-  packed.x = packed.x.narrow(1, 0, 1).contiguous();
-  packed.dy = packed.dy.narrow(1, 0, 1).contiguous();
-  packed.document_ids = two_rows_of_ids(20, 6).narrow(0, 0, 1);
-  const ParallelGroups one;
-  const MixerPass all = run_mixer<MambaMixer>(packed, one, false);
-  std::map<std::string, at::Tensor> sums;
-  int64_t begin = 0;
-  for (const int64_t end : {6, 7, 20}) {
-    const auto part = [&](const at::Tensor& t) { return t.narrow(0, begin, end - begin); };
-    const MixerPass alone =
-        run_mixer<MambaMixer>({packed.config, part(packed.x), part(packed.dy), {}}, one, false);
-    EXPECT_LT(largest(part(all.y) - alone.y), 1e-12);
-    EXPECT_LT(largest(part(all.dx) - alone.dx), 1e-12);
-    for (const auto& [name, grad] : alone.grads)
-      sums[name] = sums.contains(name) ? sums[name] + grad : grad;
-    begin = end;
-  }
-  for (const auto& [name, grad] : all.grads) EXPECT_LT(largest(grad - sums[name]), 1e-12) << name;
+  expect_packed_documents_are_documents_alone<MambaMixer>(drawn(4, 2, 20));
 }
 
-// Prompts in slices that end anywhere, beside sequences of single tokens; slots change hands.
 TEST(MambaMixer, DecodingInSlicesIsOnePass) {
   MixerRun what = drawn(4, 1, 12);
   what.config.mamba_dt_limit = {"0.02", "0.06"};
-  const ParallelGroups one;
-  const at::NoGradGuard no_grad;
-  MambaMixer mixer(what.config, 1, false, one);
-  PlainParameterStore store(mixer, at::kDouble, at::kCPU, false);
-  initialize_parameters(mixer, 3, one);
-  const ForwardContext whole_pass = context_of(12, 2);
-  const at::Tensor whole = mixer.forward(what.x, LayerContext{whole_pass, {}}, false).output;
-  MambaState state;
-  RaggedSteps steps(2, 12, 4);
-  const std::vector<std::vector<StepPart>> plan = {{{0, 0, 1}, {1, 0, 2}},
-                                                   {{0, 1, 1}, {1, 2, 1}},
-                                                   {{0, 2, 3}, {1, 3, 5}},
-                                                   {{0, 5, 1}},
-                                                   {{0, 6, 1}, {1, 8, 4}},
-                                                   {{0, 7, 5}},
-                                                   {{0, 0, 3}},
-                                                   {{0, 3, 1}}};
-  for (const std::vector<StepPart>& parts : plan) {
-    const RaggedBatch batch = steps.batch(parts);
-    const DecodingPass decoding{steps.state, batch};
-    const ForwardContext pass = RaggedSteps::context_of(decoding);
-    std::vector<at::Tensor> in, expected;
-    for (const StepPart& part : parts) {
-      in.push_back(what.x.narrow(1, part.sequence, 1).narrow(0, part.first, part.count));
-      expected.push_back(whole.narrow(1, part.sequence, 1).narrow(0, part.first, part.count));
-    }
-    const at::Tensor y =
-        mixer.forward(at::cat(in), LayerContext{pass, {}, false, &state}, false).output;
-    EXPECT_LT(largest(y - at::cat(expected)), 1e-12);
-  }
+  expect_slices_are_one_pass<MambaMixer, MambaState>(what);
 }
 
-// The norm's output is made again in the backward, with the same bits.
 TEST(MambaMixer, RecomputedNorm) {
-  for (const int t : {1, 2}) {
-    MixerRun kept = drawn(4, 1), again = kept;
-    again.config.recompute_granularity = RecomputeGranularity::kSelective;
-    again.config.recompute_modules = {"mamba_norm"};
+  for (const int t : {1, 2})
     run_ranks(t, [&](const std::shared_ptr<Backend>& world) {
       ParallelConfig parallel;
       parallel.tensor_model_parallel_size = t;
-      const ParallelGroups groups = make_parallel_groups(parallel, world);
-      const MixerPass a = run_mixer<MambaMixer>(kept, groups, false),
-                      b = run_mixer<MambaMixer>(again, groups, false);
-      EXPECT_TRUE(at::equal(a.dx, b.dx));
-      for (const auto& [name, grad] : a.grads) EXPECT_TRUE(at::equal(grad, b.grads.at(name)));
+      expect_norm_again<MambaMixer>(drawn(4, 1), "mamba_norm",
+                                    make_parallel_groups(parallel, world));
     });
-  }
 }
 
 TEST(MambaMixer, InitialValues) {

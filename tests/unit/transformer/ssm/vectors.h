@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/causal_conv.h"
 
 namespace megatron {
 
@@ -54,6 +55,16 @@ double slope_error(const at::Tensor& x, const at::Tensor& grad, const at::Tensor
   }
   x.copy_(start);
   return worst;
+}
+
+// Documents of two sequences of at least 32 tokens, as document_runs() numbers them.
+inline at::Tensor runs_of_two_sequences(int64_t s) {
+  at::Tensor of_tokens = at::zeros({2, s}, at::kLong);
+  of_tokens.narrow(1, 5, s - 5) += 1;
+  of_tokens[0].narrow(0, 6, s - 6) += 1;
+  of_tokens[0].narrow(0, 16, s - 16) += 1;
+  of_tokens[1].narrow(0, 31, s - 31) += 1;
+  return document_runs(of_tokens);
 }
 
 }  // namespace megatron
