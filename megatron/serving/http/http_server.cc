@@ -121,13 +121,11 @@ struct HttpServer::Impl {
 HttpServer::Impl::Impl(const HttpServerOptions& given, HttpHandler& handler) : options(given) {
   if (!options.certificate_file.empty())
     tls = make_server_tls(options.certificate_file, options.key_file);
-  for (int i = 0; i < std::max(1, options.threads); ++i)
-    shards.push_back(std::make_unique<Shard>(
-        std::shared_ptr<ConnectionContext>(new ConnectionContext{.limits = options.limits,
-                                                                 .handler = handler,
-                                                                 .shard = i,
-                                                                 .counters = counters,
-                                                                 .date = http_date()})));
+  for (int i = 0; i < std::max(1, options.threads); ++i) {
+    auto context = std::make_shared<ConnectionContext>(options.limits, handler, i, counters);
+    context->date = http_date();
+    shards.push_back(std::make_unique<Shard>(std::move(context)));
+  }
   listen();
 }
 
@@ -286,8 +284,7 @@ int HttpServer::port() const { return impl_->port; }
 int HttpServer::num_shards() const { return static_cast<int>(impl_->shards.size()); }
 
 void HttpServer::post(int shard, std::function<void()> work) {
-  Shard& to = *impl_->shards[static_cast<size_t>(shard)];
-  if (!to.context->stopped) asio::post(to.io, std::move(work));
+  impl_->shards[static_cast<size_t>(shard)]->context->post(std::move(work));
 }
 
 void HttpServer::post_after(int shard, int64_t ns, std::function<void()> work) {

@@ -62,7 +62,7 @@ class HttpServer {
 
   int port() const;
   int num_shards() const;
-  // Runs `work` on an I/O thread. Any thread; a no-op after stop().
+  // Runs `work` on an I/O thread, in the order of the calls. Any thread; a no-op after stop().
   void post(int shard, std::function<void()> work);
   // The same after so long.
   void post_after(int shard, int64_t ns, std::function<void()> work);

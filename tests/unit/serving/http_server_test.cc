@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <mutex>
 #include <thread>
 
@@ -375,6 +376,25 @@ TEST_F(HttpServerTest, StoppingEndsABusyThread) {
   server_->post(0, [] { std::this_thread::sleep_for(std::chrono::milliseconds(250)); });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   server_->stop();
+}
+
+// What the thread posts to itself does not fall behind what another posts after it.
+TEST_F(HttpServerTest, PostsRunInTheOrderOfTheCalls) {
+  start();
+  std::vector<int> order;
+  std::promise<void> done;
+  server_->post(0, [&] {
+    server_->post(0, [&] { order.push_back(1); });
+    std::thread([&] {
+      server_->post(0, [&] {
+        order.push_back(2);
+        done.set_value();
+      });
+    }).join();
+  });
+  done.get_future().wait();
+  server_->stop();
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
 }
 
 TEST_F(HttpServerTest, ThreadsHaveConnectionsOfTheirOwn) {

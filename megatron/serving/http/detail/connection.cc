@@ -32,6 +32,22 @@ int64_t monotonic_now_ns() {
       .count();
 }
 
+void ConnectionContext::post(std::function<void()> work) {
+  if (stopped) return;
+  const std::lock_guard lock(mutex_);
+  posted_.push_back(std::move(work));
+  if (posted_.size() == 1) asio::post(io, [this] { run_posted(); });
+}
+
+void ConnectionContext::run_posted() {
+  std::vector<std::function<void()>> works;
+  {
+    const std::lock_guard lock(mutex_);
+    works.swap(posted_);
+  }
+  for (const auto& work : works) work();
+}
+
 class HttpConnection::Exchange final : public HttpExchange {
  public:
   Exchange(std::shared_ptr<HttpConnection> connection, HttpRequest request)
@@ -65,7 +81,7 @@ class HttpConnection::Exchange final : public HttpExchange {
     if (connection_->aborted_) connection_->report_abort();
   }
   void post(std::function<void()> work) override {
-    if (!connection_->context_.stopped) asio::post(connection_->context_.io, std::move(work));
+    connection_->context_.post(std::move(work));
   }
   int shard() const override { return connection_->context_.shard; }
 

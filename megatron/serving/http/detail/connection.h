@@ -2,8 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "megatron/serving/http/detail/byte_stream.h"
 #include "megatron/serving/http/http_server.h"
@@ -20,6 +23,10 @@ struct HttpCounters {
 
 // What the connections of one I/O thread share. Outlives the server where an exchange does.
 struct ConnectionContext {
+  ConnectionContext(const HttpServerLimits& given, HttpHandler& handles, int index,
+                    std::shared_ptr<HttpCounters> counts)
+      : limits(given), handler(handles), shard(index), counters(std::move(counts)) {}
+
   const HttpServerLimits limits;
   HttpHandler& handler;
   const int shard;
@@ -27,6 +34,17 @@ struct ConnectionContext {
   std::shared_ptr<HttpCounters> counters;
   std::atomic<bool> draining{false}, stopped{false};
   std::string date;  // of the Date header
+
+  // Runs `work` on the thread of these connections. Any thread; works run in the order of the calls,
+  // also those of different threads: asio::post keeps what a thread posts to itself back until its
+  // handler ends, behind what others post meanwhile.
+  void post(std::function<void()> work);
+
+ private:
+  void run_posted();
+
+  std::mutex mutex_;
+  std::vector<std::function<void()>> posted_;
 };
 
 class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
