@@ -80,9 +80,7 @@ class HttpConnection::Exchange final : public HttpExchange {
     connection_->on_abort_ = std::move(then);
     if (connection_->aborted_) connection_->report_abort();
   }
-  void post(std::function<void()> work) override {
-    connection_->context_.post(std::move(work));
-  }
+  void post(std::function<void()> work) override { connection_->context_.post(std::move(work)); }
   int shard() const override { return connection_->context_.shard; }
 
  private:
