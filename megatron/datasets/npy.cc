@@ -12,8 +12,8 @@ constexpr char kNpyMagic[] = "\x93NUMPY\x01\x00";
 constexpr size_t kNpyMagicBytes = 8, kPreambleBytes = 10;
 
 int64_t element_bytes(const std::string& dtype) {
-  if (dtype == "<i2") return 2;
-  if (dtype == "<i4" || dtype == "<u4") return 4;
+  if (dtype == "<i2" || dtype == "<f2") return 2;
+  if (dtype == "<i4" || dtype == "<u4" || dtype == "<f4") return 4;
   if (dtype == "<i8" || dtype == "<u8") return 8;
   return 0;
 }
@@ -69,7 +69,7 @@ void NpyArray::parse_header(std::string_view header) {
                          order = value_of(header, "fortran_order");
   if (descr.size() >= 5 && descr[0] == '\'' && descr[4] == '\'') dtype_ = descr.substr(1, 3);
   MEGATRON_CHECK(element_bytes(dtype_) > 0, path_,
-                 ": the header names no element type of <i2, <i4, <u4, <i8, <u8");
+                 ": the header names no element type of <i2, <i4, <u4, <i8, <u8, <f2, <f4");
   MEGATRON_CHECK(order.starts_with("False"), path_,
                  ": the header does not say 'fortran_order': False");
   std::string_view shape = value_of(header, "shape");

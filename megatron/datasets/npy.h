@@ -1,5 +1,5 @@
 // One- and two-dimensional arrays in NumPy's .npy format, version 1, little endian, C order; used
-// for index caches.
+// for index caches and for retrieval (retro/).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace megatron {
 
 // The header that precedes the elements. `dtype` as NumPy spells it: "<i2", "<i4", "<u4",
-// "<i8", "<u8".
+// "<i8", "<u8", "<f2", "<f4".
 std::string npy_header(const std::string& dtype, const std::vector<int64_t>& shape);
 
 // A mapped array. The header is checked against the file's size: it must contain exactly the

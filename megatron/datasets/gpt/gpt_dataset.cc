@@ -198,6 +198,15 @@ GPTDataset::~GPTDataset() = default;
 
 int64_t GPTDataset::size() const { return impl_->size; }
 int64_t GPTDataset::num_epochs() const { return impl_->epochs; }
+const IndexedDataset& GPTDataset::data() const { return *impl_->data; }
+
+std::vector<int64_t> GPTDataset::sequences(int64_t index) const {
+  std::vector<Piece> pieces;
+  impl_->locate_pieces(index, pieces);
+  std::vector<int64_t> out;
+  for (const Piece& piece : pieces) out.push_back(piece.sequence);
+  return out;
+}
 
 std::string GPTDataset::description() const {
   const Impl& d = *impl_;

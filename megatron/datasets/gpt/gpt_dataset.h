@@ -71,6 +71,9 @@ class GPTDataset : public Dataset {
   std::string description() const override;
 
   int64_t num_epochs() const;
+  const IndexedDataset& data() const;
+  // The sequences that sample `index` reads from, its last label included, in order.
+  std::vector<int64_t> sequences(int64_t index) const;
 
  private:
   struct Impl;
