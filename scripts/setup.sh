@@ -56,6 +56,7 @@ apt_packages() {
   echo git make pkg-config ninja-build ccache python3 python3-venv \
     nlohmann-json3-dev libsimdjson-dev libyaml-cpp-dev zlib1g-dev libzstd-dev \
     libpcre2-dev libutf8proc-dev libxxhash-dev libboost-dev libssl-dev libgtest-dev libgmock-dev libgloo-dev
+  echo libjpeg-dev libpng-dev libwebp-dev libsndfile1-dev  # images and sound; a build without them does not read these
   case "$SYSTEM" in
     "ubuntu 22.04") echo g++-12 ;;  # its g++ is 11 and its cmake 3.22: cmake comes from PyPI, its mold is too old
     *) echo g++ cmake mold ;;

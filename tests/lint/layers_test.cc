@@ -22,6 +22,7 @@ struct Level {
 const std::map<std::string, Level> kLevels = {{"base", {0}},
                                               {"chat", {1}},
                                               {"kernels", {1}},
+                                              {"media", {1}},
                                               {"reporting", {1}},
                                               {"tokenizers", {1}},
                                               {"datasets", {2}},
@@ -60,7 +61,8 @@ const std::map<std::string, Level> kLevels = {{"base", {0}},
                                               {"inference/evaluation", {9, 1}}};
 
 const std::set<std::string> kTorchFree = {
-    "base",   "chat", "kernels", "tokenizers", "datasets", "scheduling", "dist_checkpointing",
+    "base",       "chat",     "kernels",    "media",
+    "tokenizers", "datasets", "scheduling", "dist_checkpointing",
     "serving"};
 const std::set<std::string> kMayAskForCuda = {"kernels", "tensor", "comm"};
 constexpr int kMaxIncludesOfHeader = 12;
