@@ -337,6 +337,10 @@ void shrink_weights(TransformerConfig& t) {
   // Larger than usual, so that attention and gates matter, but never so that a wide layer, as FP8
   // needs, amplifies what enters it: the rounding of fp64 would grow with every layer and update.
   t.init_method_std = std::min(0.2, 1.6 / std::sqrt(static_cast<double>(t.hidden_size)));
+  // Decays of new gated delta nets leave little more of a state than the token's own write, so that
+  // an output is (q . k) v: its norm divides by |q . k|, whose inverse square has no mean, and a
+  // few tokens near 0 would decide how far a whole gradient is rounded.
+  if (t.has_letter('G')) t.layernorm_epsilon = std::max(t.layernorm_epsilon, 0.1);
   if (t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear)
     t.cross_entropy_chunk_tokens = 5;  // so that there are several chunks
 }

@@ -62,6 +62,70 @@ TEST(GatedDeltaNet, EqualsTransformers) {
     EXPECT_LT(largest(grad - golden.at(name).view(grad.sizes())), 1e-9) << name;
 }
 
+// Element i is sin(1.3 c + 0.7 i^2), rounded to fp32: matrices of full rank.
+at::Tensor w(int64_t c, at::IntArrayRef shape) {
+  const at::Tensor i = at::arange(c10::multiply_integers(shape), at::kDouble);
+  return at::sin(1.3 * static_cast<double>(c) + 0.7 * i * i).to(at::kFloat).view(shape);
+}
+
+// In fp32 output and gradients are as far from fp64 as those of transformers. The norm divides by
+// outputs that are often near 0, which multiplies in the backward whatever was rounded before: with
+// a large epsilon gradients are nearer (6 in place of 26 units of 2^-24; transformers 27).
+TEST(GatedDeltaNet, RoundsAsTransformersDoes) {
+  const at::Tensor theirs =
+      read_golden_tensors(SafetensorsFile(MEGATRON_SOURCE_DIR
+                                          "/tests/golden/gated_delta/qwen3_5_rounding.safetensors"))
+          .at("errors");
+  TransformerConfig config = delta_config(4, 8);
+  config.hidden_size = 48;
+  config.linear_key_head_dim = 6;
+  config.linear_value_head_dim = 4;
+  config.norm_placement = NormPlacement::kPost;
+  const auto errors = [&](int64_t c, double epsilon) {
+    config.layernorm_epsilon = epsilon;
+    const auto run = [&](at::ScalarType dtype) {
+      const MixerRun what{config, w(c + 30, {24, 2, 48}), w(c + 40, {24, 2, 48}), {}, dtype};
+      return run_mixer<GatedDeltaNet>(what, ParallelGroups(), false,
+                                      [c](const std::string& name, Parameter& parameter) {
+                                        const at::IntArrayRef shape = parameter.local_shape;
+                                        if (name == "in_proj.weight")
+                                          parameter.value.copy_(0.25 * w(c + 21, shape));
+                                        if (name == "conv1d.weight")
+                                          parameter.value.copy_(0.5 * w(c + 22, shape));
+                                        if (name == "A_log")
+                                          parameter.value.copy_(1.5 + 1.25 * w(c + 25, shape));
+                                        if (name == "out_proj.weight")
+                                          parameter.value.copy_(0.25 * w(c + 28, shape));
+                                        if (name == "dt_bias" || name == "out_norm.weight")
+                                          parameter.value.fill_(1);
+                                      });
+    };
+    const MixerPass exact = run(at::kDouble), rounded = run(at::kFloat);
+    std::vector<at::Tensor> difference = {rounded.dx - exact.dx}, whole = {exact.dx};
+    for (const auto& [name, grad] : exact.grads) {
+      difference.push_back(rounded.grads.at(name) - grad);
+      whole.push_back(grad);
+    }
+    const auto norm = [](const std::vector<at::Tensor>& tensors) {
+      double squares = 0;
+      for (const at::Tensor& t : tensors) squares += t.square().sum().item<double>();
+      return std::sqrt(squares);
+    };
+    return at::tensor(
+        {norm({rounded.y - exact.y}) / norm({exact.y}), norm(difference) / norm(whole)},
+        at::kDouble);
+  };
+  std::vector<at::Tensor> ours, calm;
+  for (int64_t i = 0; i < theirs.size(0); ++i) {
+    ours.push_back(errors(100 * i, 1e-5));
+    calm.push_back(errors(100 * i, 0.1));
+  }
+  const auto mean = [](const at::Tensor& of_cases) { return of_cases.log().mean(0).exp(); };
+  const at::Tensor a = mean(at::stack(ours)), b = mean(theirs), c = mean(at::stack(calm));
+  EXPECT_TRUE(a.lt(1.1 * b).all().item<bool>()) << a << b;
+  EXPECT_LT(c[1].item<double>(), 0.3 * a[1].item<double>());
+}
+
 // The published vector of a norm before its gate.
 TEST(GatedDeltaNet, NormAndGate) {
   const at::Tensor y = u(14, {2, 4}).view({2, 1, 1, 4}), z = u(15, {2, 4}).view({2, 1, 1, 4}),

@@ -22,6 +22,7 @@ struct MixerRun {
   TransformerConfig config;
   at::Tensor x, dy;         // [s, b, h] of the whole sequences
   at::Tensor document_ids;  // [b, s]; undefined: one document
+  at::ScalarType dtype = at::kDouble;
 };
 
 // Forward and backward of one sublayer. `values` may change the parameters first.
@@ -29,14 +30,14 @@ template <class Mixer>
 MixerPass run_mixer(const MixerRun& what, const ParallelGroups& groups, bool sequence_parallel,
                     const std::function<void(const std::string&, Parameter&)>& values = {}) {
   Mixer mixer(what.config, 1, sequence_parallel, groups);
-  PlainParameterStore store(mixer, at::kDouble, at::kCPU, true);
+  PlainParameterStore store(mixer, what.dtype, at::kCPU, true);
   mixer.visit([](const std::string&, Parameter& parameter) {
     if (parameter.init.kind == Init::Kind::kOne) parameter.init = Init::uniform(1.5);
   });
   initialize_parameters(mixer, 3, groups);
   if (values) mixer.visit(values);
   const auto own = [&](const at::Tensor& t) {
-    const at::Tensor part = zigzag_slice(t, 0, groups.cp);
+    const at::Tensor part = zigzag_slice(t, 0, groups.cp).to(what.dtype);
     if (!sequence_parallel) return part.clone();
     const int64_t rows = part.size(0) / groups.tp.size();
     return part.narrow(0, groups.tp.rank() * rows, rows).clone();
