@@ -1,0 +1,126 @@
+// Exact neighbours against NumPy's order in fp64 (tests/golden/retro/make_flat_goldens.py).
+#include "megatron/inference/retrieval/flat_index.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "megatron/datasets/detail/numpy_random.h"
+#include "megatron/tensor/torch.h"
+#include "tests/unit/error_of.h"
+
+namespace megatron {
+namespace {
+
+// Queries and vectors of a golden case.
+class DrawnVectors {
+ public:
+  explicit DrawnVectors(const nlohmann::json& spec)
+      : random_(spec["seed"].get<uint32_t>()),
+        width_(spec["width"]),
+        clusters_(spec["clusters"]),
+        noise_(spec["noise"]) {
+    for (int64_t i = 0; i < clusters_ * width_; ++i) centres_.push_back(draw(spec["spread"]));
+    queries = rows(spec["queries"]);
+    vectors = rows(spec["rows"]);
+    for (size_t i = 49; i < vectors.size() / width(); i += 50)
+      std::copy_n(vectors.begin() + (i - 7) * width(), width(), vectors.begin() + i * width());
+  }
+  std::vector<float> queries, vectors;
+
+ private:
+  size_t width() const { return static_cast<size_t>(width_); }
+  int64_t draw(int64_t n) { return random_.randint(0, n); }
+  std::vector<float> rows(int64_t count) {
+    std::vector<float> out;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t centre = draw(clusters_);
+      for (int64_t k = 0; k < width_; ++k)
+        out.push_back(static_cast<float>(centres_[static_cast<size_t>(centre * width_ + k)] +
+                                         draw(noise_)) /
+                      256);
+    }
+    return out;
+  }
+
+  NumpyRandom random_;
+  int64_t width_, clusters_, noise_;
+  std::vector<int64_t> centres_;
+};
+
+class FlatIndexTest : public ::testing::Test {
+ protected:
+  FlatIndexTest() : folder_(::testing::TempDir() + "/flat_index") {
+    std::filesystem::remove_all(folder_);
+  }
+  ~FlatIndexTest() override { std::filesystem::remove_all(folder_); }
+  BlockFiles store(const std::vector<float>& vectors, int64_t width, int64_t block_rows) const {
+    const BlockFiles files(folder_ / std::to_string(block_rows),
+                           {std::ssize(vectors) / width, block_rows, width, "<f4"});
+    for (const RowBlock& block : files.missing())
+      files.write(block, std::as_bytes(std::span(vectors).subspan(
+                             static_cast<size_t>(block.begin * width), block.size() * width)));
+    return files;
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_F(FlatIndexTest, OrderIsNumpysInFp64) {
+  const std::string golden = MEGATRON_SOURCE_DIR "/tests/golden/retro/flat_golden.json";
+  for (const auto& spec : nlohmann::json::parse(std::ifstream(golden))) {
+    SCOPED_TRACE(spec["name"].get<std::string>());
+    const DrawnVectors drawn(spec);
+    std::vector<int64_t> expected;
+    for (const auto& row : spec["ids"])
+      for (const auto& id : row) expected.push_back(id);
+    for (const int64_t block : {7777, 1000000}) {
+      const FlatIndex index(store(drawn.vectors, spec["width"], block));
+      EXPECT_EQ(index.size(), spec["rows"].get<int64_t>());
+      EXPECT_EQ(index.search(drawn.queries, spec["k"]), expected) << block;
+    }
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+// Far from the origin, fp32 products say nothing about which is nearer.
+TEST_F(FlatIndexTest, OrderIsExactWhereProductsAreNot) {
+  const int64_t width = 64, rows = 5000;
+  std::vector<float> vectors, query(width, 4096);
+  NumpyRandom random(5);
+  for (int64_t i = 0; i < rows * width; ++i)
+    vectors.push_back(4096 + static_cast<float>(random.randint(0, 64)) / 1024);
+  std::vector<std::pair<double, int64_t>> all;
+  int64_t misled = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    double sum = 0;
+    for (int64_t k = 0; k < width; ++k)
+      sum += std::pow(static_cast<double>(vectors[static_cast<size_t>(r * width + k)]) - 4096, 2);
+    all.emplace_back(sum, r);
+  }
+  std::sort(all.begin(), all.end());
+  std::vector<int64_t> expected;
+  for (int64_t i = 0; i < 30; ++i) expected.push_back(all[static_cast<size_t>(i)].second);
+  EXPECT_EQ(FlatIndex(store(vectors, width, 999)).search(query, 30), expected);
+  // what an order by fp32 alone would be
+  const at::Tensor x = at::from_blob(vectors.data(), {rows, width}, at::kFloat);
+  const at::Tensor fp32 = x.mul(x).sum(1) - 2 * x.mv(at::full({width}, 4096.0F));
+  const at::Tensor order = std::get<1>(fp32.topk(30, 0, /*largest=*/false));
+  for (int64_t i = 0; i < 30; ++i)
+    misled += order[i].item<int64_t>() == expected[static_cast<size_t>(i)] ? 0 : 1;
+  EXPECT_GT(misled, 20);
+}
+
+TEST_F(FlatIndexTest, VectorsThatAreNotFiniteAreNamed) {
+  std::vector<float> vectors(40, 1.0F);
+  vectors[13] = INFINITY;
+  const FlatIndex index(store(vectors, 4, 2));
+  EXPECT_THAT(error_of([&] { index.search(std::vector<float>(4), 1); }),
+              ::testing::HasSubstr("the vector of chunk 3 in"));
+}
+
+}  // namespace
+}  // namespace megatron
