@@ -47,6 +47,8 @@ int main(int argc, char** argv) {
       {"seq2seq", computing<"megatron_seq2seq">,
        "write texts with an encoder-decoder, and compare them with those of a file"},
       {"embed", computing<"megatron_embed">, "write vectors of texts by an encoder"},
+      {"retro", computing<"megatron_retro">,
+       "make a database of text, and find the neighbours of training samples in it"},
       {"evaluate", computing<"megatron_evaluate">,
        "measure a model on text files and multiple-choice questions"},
       {"convert-checkpoint", computing<"megatron_convert_checkpoint">,

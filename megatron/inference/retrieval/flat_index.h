@@ -1,11 +1,11 @@
 // Exact nearest neighbours, by products of all pairs.
 //
 // Note [Exact neighbours from fp32 products]: for a query q and a vector x, a product of matrices
-// gives |x|^2 - 2 q.x in fp32, which orders vectors up to a rounding error of which a bound is known:
-// a sum of n products, in whatever order, is off by at most g |q| |x|, g = n u / (1 - n u), u = 2^-24.
-// A vector whose value less this bound is not above the k-th best distance so far gets its distance
-// in fp64, by which alone vectors are ordered; all others cannot be among the nearest. So the
-// result does not depend on blocks, threads or the library of the products.
+// gives |x|^2 - 2 q.x, which orders vectors up to a rounding error of which a bound is known: a sum
+// of n products in fp32, in whatever order, is off by at most g |q| |x|, g = n u / (1 - n u),
+// u = 2^-24. A vector whose value less this bound is not above the k-th best distance so far gets
+// its distance in fp64, by which alone vectors are ordered; all others cannot be among the nearest.
+// So the result does not depend on blocks, threads or the library of the products.
 #pragma once
 
 #include <cstdint>

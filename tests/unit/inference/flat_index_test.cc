@@ -4,17 +4,36 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
-#include "megatron/datasets/detail/numpy_random.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
+
+// numpy.random.RandomState.randint(0, n): draws of as many bits as n - 1 has, until one is below n.
+class Draws {
+ public:
+  explicit Draws(uint32_t seed) : engine_(seed) {}
+  int64_t below(uint32_t n) {
+    if (n == 1) return 0;
+    const uint32_t mask = std::bit_ceil(n) - 1;
+    uint32_t drawn = 0;
+    do drawn = static_cast<uint32_t>(engine_()) & mask;
+    while (drawn >= n);
+    return drawn;
+  }
+
+ private:
+  std::mt19937 engine_;
+};
 
 // Queries and vectors of a golden case.
 class DrawnVectors {
@@ -34,20 +53,20 @@ class DrawnVectors {
 
  private:
   size_t width() const { return static_cast<size_t>(width_); }
-  int64_t draw(int64_t n) { return random_.randint(0, n); }
+  int64_t draw(int64_t n) { return random_.below(static_cast<uint32_t>(n)); }
   std::vector<float> rows(int64_t count) {
     std::vector<float> out;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t centre = draw(clusters_);
       for (int64_t k = 0; k < width_; ++k)
-        out.push_back(static_cast<float>(centres_[static_cast<size_t>(centre * width_ + k)] +
-                                         draw(noise_)) /
-                      256);
+        out.push_back(
+            static_cast<float>(centres_[static_cast<size_t>(centre * width_ + k)] + draw(noise_)) /
+            256);
     }
     return out;
   }
 
-  NumpyRandom random_;
+  Draws random_;
   int64_t width_, clusters_, noise_;
   std::vector<int64_t> centres_;
 };
@@ -90,9 +109,9 @@ TEST_F(FlatIndexTest, OrderIsNumpysInFp64) {
 TEST_F(FlatIndexTest, OrderIsExactWhereProductsAreNot) {
   const int64_t width = 64, rows = 5000;
   std::vector<float> vectors, query(width, 4096);
-  NumpyRandom random(5);
+  Draws random(5);
   for (int64_t i = 0; i < rows * width; ++i)
-    vectors.push_back(4096 + static_cast<float>(random.randint(0, 64)) / 1024);
+    vectors.push_back(4096 + static_cast<float>(random.below(64)) / 1024);
   std::vector<std::pair<double, int64_t>> all;
   int64_t misled = 0;
   for (int64_t r = 0; r < rows; ++r) {

@@ -1,0 +1,101 @@
+// megatron retro: what a model that retrieves needs beside its data. A database of the chunks of
+// training documents, their vectors, an index of these, and the neighbours of every sample.
+#include <charconv>
+#include <string>
+
+#include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/base/parse.h"
+#include "megatron/comm/launch.h"
+#include "megatron/tensor/threads.h"
+#include "megatron/training/arguments/flag_table.h"
+#include "tools/support/retro_build.h"
+
+namespace megatron {
+namespace {
+
+// The flags of the run decide which samples there are; those of its model and its ranks do not.
+void keep_what_samples_depend_on(Arguments& arguments) {
+  TransformerConfig model;
+  model.num_layers = 1;
+  model.hidden_size = 64;
+  model.num_attention_heads = 1;
+  model.seq_length = arguments.transformer.seq_length;
+  model.seed = arguments.transformer.seed;
+  arguments.transformer = model;
+  arguments.parallel = ParallelConfig();
+  arguments.pipeline = PipelineConfig();
+  arguments.ddp = DistributedDataParallelConfig();
+  arguments.optimizer = OptimizerConfig();
+  arguments.optimizer.lr = 1e-4;
+  arguments.training.task = "gpt";
+  arguments.finalize();
+}
+
+void check_samples_are_known(const Arguments& arguments, const RetroBuildConfig& config,
+                             Violations& violations) {
+  const int64_t s = arguments.transformer.seq_length, m = config.retro_chunk_length;
+  violations.require(m <= 0 || s % m == 0,
+                     cat("--seq-length ", s, " is no multiple of --retro-chunk-length ", m));
+  violations.require(
+      arguments.training.train_samples || arguments.training.global_batch_size,
+      "which samples are trained on depends on --global-batch-size, which is not given",
+      "that of the run, or --train-samples");
+}
+
+struct Shown {
+  std::string split;
+  int64_t sample = -1;
+};
+
+Shown parse_shown(const std::string& text) {
+  Shown out;
+  const size_t colon = text.find(':');
+  const char* end = text.data() + text.size();
+  if (colon != std::string::npos) {
+    out.split = text.substr(0, colon);
+    const auto [last, error] = std::from_chars(text.data() + colon + 1, end, out.sample);
+    if (error != std::errc() || last != end) out.sample = -1;
+  }
+  if (out.sample < 0)
+    throw UsageError(cat("--show ", text, " names no sample\nhint: SPLIT:SAMPLE, as train:0"));
+  return out;
+}
+
+}  // namespace
+
+extern "C" int megatron_retro(int argc, char** argv) {
+  Arguments arguments;
+  RetroBuildConfig config;
+  std::vector<Config*> configs = arguments.configs();
+  configs.push_back(&config);
+  ParseOptions options;
+  use_flag_table(options, arguments);
+  options.finalize = [&] { keep_what_samples_depend_on(arguments); };
+  options.validate = [&](Violations& violations) {
+    arguments.validate(violations);
+    check_samples_are_known(arguments, config, violations);
+  };
+  if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
+    print_line(
+        run_help("megatron retro --retro-project-dir DIR --retro-embedder MODEL "
+                 "[--retro-tasks STEPS] [flags of pretrain]\n"
+                 "       megatron retro ... --show SPLIT:SAMPLE",
+                 configs, parsed.help_topic, &config));
+    return 0;
+  }
+  if (launch_from_environment().world_size > 1)
+    throw UsageError("retro runs as one process\nhint: start it without a launcher");
+  const std::vector<std::string> steps = retro_steps(config.retro_tasks);
+  use_threads(arguments.training.num_threads);
+  RetroBuild build(arguments, config);
+  if (!config.show.empty()) {
+    const Shown shown = parse_shown(config.show);
+    build.show(shown.split, shown.sample);
+    return 0;
+  }
+  for (const std::string& step : steps) build.run(step);
+  return 0;
+}
+
+}  // namespace megatron

@@ -1,0 +1,70 @@
+// The steps that make a project of retrieval, one after the other; each may be stopped and goes on.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "megatron/base/fields.h"
+#include "megatron/datasets/retro/neighbors.h"
+#include "megatron/inference/text_embedder.h"
+#include "megatron/interop/load_model.h"
+#include "megatron/training/arguments/arguments.h"
+
+namespace megatron {
+
+enum class EmbeddingType { kFloat32, kFloat16 };
+
+struct RetroBuildConfig : Config {
+  std::string retro_project_dir;
+  std::string retro_tasks = "build";
+  int64_t retro_chunk_length = 64;
+  std::string retro_embedder;
+  EmbeddingType retro_embedding_type = EmbeddingType::kFloat32;
+  int64_t retro_embedder_max_length = 256;
+  int64_t retro_embedder_batch_tokens = 8192;
+  int64_t retro_block_size = 100000;
+  std::string retro_index_str = "Flat";
+  int64_t retro_query_num_neighbors_query = 200;
+  int64_t retro_query_num_neighbors_save = 20;
+  std::string show;  // SPLIT:SAMPLE
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+// The steps of --retro-tasks, in order. Throws UsageError that names one that is unknown.
+std::vector<std::string> retro_steps(const std::string& tasks);
+
+class RetroBuild {
+ public:
+  // Opens the project, which must be of these flags. Throws Error that says what differs.
+  RetroBuild(const Arguments& arguments, const RetroBuildConfig& config);
+  void run(const std::string& step);
+  // Prints each chunk of a sample, what was found for it, and how far it is.
+  void show(const std::string& split, int64_t sample);
+
+ private:
+  void build_database();
+  void train_index();
+  void add_to_index();
+  void query();
+  void open_embedder();  // once
+  std::shared_ptr<const ChunkDatabase> database() const;
+  BlockFiles vectors() const;
+  std::string text_of(std::span<const int64_t> ids) const;
+  std::vector<float> embed(std::span<const std::string> texts);
+  TextOfIds text_function() const;
+
+  const Arguments& arguments_;
+  const RetroBuildConfig& config_;
+  RetroProject project_;
+  std::unique_ptr<Tokenizer> tokenizer_, embedder_tokenizer_;
+  std::vector<DocumentRange> documents_;
+  ParallelGroups groups_;  // outlives the model
+  LoadedModel model_;
+  std::unique_ptr<TextEmbedder> embedder_;
+};
+
+}  // namespace megatron
