@@ -157,6 +157,12 @@ void FlagParser::note_known(const KnownFlag& known, const std::string& what,
                                  : cat(" takes at most ", known.max_values, " values")));
     return;
   }
+  for (const RefusedValue& refused : refused_values_)
+    for (const std::string& text : texts)
+      if (known.flag == refused.flag && std::ranges::count(split(refused.values), text) > 0) {
+        violations.add(cat(what, " ", text, " is refused: ", refused.reason));
+        return;
+      }
   std::erase_if(given_known_, [&](const GivenFlag& given) { return given.known == &known; });
   const std::vector<std::string> neutral = split(known.neutral);
   const auto is_neutral = [&](const std::string& text) {

@@ -39,7 +39,8 @@ struct KnownFlag {
   const FlagClaim* claim = nullptr;  // the owner's, for ParseOptions::judge
 };
 
-// Values that our flag does not support, but other programs' flag of that name does.
+// Values that our flag does not support, but other programs' flag of that name does; also of a
+// known flag, of whose values one is such.
 struct RefusedValue {
   std::string_view flag;
   std::string_view values;  // separated by one space: "fp16 fp8"

@@ -30,9 +30,13 @@ struct PipelineConfig : Config {
   std::optional<int64_t> decoder_last_pipeline_num_layers;
   bool account_for_embedding_in_pipeline_split = false;
   bool account_for_loss_in_pipeline_split = false;
+  // The checkpoint that virtual stages were taken from (--use-mp-args-from-checkpoint-args), for
+  // messages; no flag
+  std::string stored_in;
 
   // -- derived from --hybrid-layer-pattern, whose layers differ in cost; no flags
   bool hybrid = false;
+  std::string hybrid_letters;
   std::vector<int64_t> hybrid_segments;  // layers of each that its `|` end; empty: it has none
 
   // -- transfers

@@ -192,6 +192,55 @@ std::vector<int64_t> counts_with_ends(const Question& q, int64_t chunks) {
   return counts;
 }
 
+std::string with_bars(std::string_view letters, const std::vector<int64_t>& segments) {
+  std::string text;
+  int64_t next = 0;
+  for (size_t i = 0; i < segments.size(); next += segments[i++])
+    text += cat(i > 0 ? "|" : "",
+                letters.substr(static_cast<size_t>(next), static_cast<size_t>(segments[i])));
+  return text;
+}
+
+// The nearest pattern with fewer segments: where two neighbours have the fewest letters, they are
+// joined.
+std::string joined_segments(std::string_view letters, std::vector<int64_t> segments, size_t count) {
+  while (segments.size() > count) {
+    size_t at = 0;
+    for (size_t i = 0; i + 1 < segments.size(); ++i)
+      if (segments[i] + segments[i + 1] < segments[at] + segments[at + 1]) at = i;
+    segments[at] += segments[at + 1];
+    segments.erase(segments.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+  }
+  return with_bars(letters, segments);
+}
+
+// The nearest with more: the longest are halved.
+std::string halved_segments(std::string_view letters, std::vector<int64_t> segments, size_t count) {
+  while (segments.size() < count) {
+    const auto longest = std::ranges::max_element(segments);
+    const int64_t half = *longest / 2;
+    *longest -= half;
+    segments.insert(longest + 1, half);
+  }
+  return with_bars(letters, segments);
+}
+
+// The patterns next to that of `q` whose segments are a multiple of `unit`, and no more than
+// `most`.
+std::string nearest_patterns(const Question& q, int64_t unit, int64_t most) {
+  const std::vector<int64_t>& segments = q.config.hybrid_segments;
+  const int64_t fewer = std::min(std::ssize(segments) / unit * unit, most),
+                more = std::ssize(segments) < most ? fewer + unit : 0;
+  std::string text;
+  const auto add = [&](const std::string& pattern) {
+    text += cat(text.empty() ? "" : " or ", "\"", pattern, "\"");
+  };
+  const auto size = [](int64_t count) { return static_cast<size_t>(count); };
+  if (fewer > 0) add(joined_segments(q.config.hybrid_letters, segments, size(fewer)));
+  if (more > 0) add(halved_segments(q.config.hybrid_letters, segments, size(more)));
+  return text;
+}
+
 // Layers of the segments of a pattern with `|`.
 const std::vector<int64_t>& counts_of_pattern(const Question& q) {
   const auto count = std::ssize(q.config.hybrid_segments);
@@ -200,13 +249,18 @@ const std::vector<int64_t>& counts_of_pattern(const Question& q) {
   if (v_shaped ? count != 2 * q.stages : count % q.stages != 0)
     refuse(cat(pattern, v_shaped ? ", the schedule takes 2 x" : ", which is not divisible by",
                " --pipeline-model-parallel-size ", q.stages),
-           cat(v_shaped ? cat(2 * q.stages) : around(count, q.stages),
-               " segments, or no |: layers are then divided by cost"));
+           cat(v_shaped ? nearest_patterns(q, 2 * q.stages, 2 * q.stages)
+                        : nearest_patterns(q, q.stages, count + q.stages),
+               "; or without |: layers are then divided by cost"));
   const auto& chunks = q.config.num_virtual_stages_per_pipeline_rank;
   if (chunks && *chunks * q.stages != count)
     refuse(cat(pattern, ", --num-virtual-stages-per-pipeline-rank ", *chunks,
                " x --pipeline-model-parallel-size ", q.stages, " asks for ", *chunks * q.stages),
-           cat("leave --num-virtual-stages-per-pipeline-rank out: it is ", count / q.stages));
+           q.config.stored_in.empty()
+               ? cat("leave --num-virtual-stages-per-pipeline-rank out: it is ", count / q.stages)
+               : cat("the virtual stages are those of ", q.config.stored_in,
+                     ": leave --use-mp-args-from-checkpoint-args out, or give ",
+                     nearest_patterns(q, *chunks * q.stages, *chunks * q.stages)));
   return q.config.hybrid_segments;
 }
 

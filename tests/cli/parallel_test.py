@@ -239,6 +239,11 @@ class ParallelTest(unittest.TestCase):
         codes, _, err = finish(start(1, ["pretrain", *MODEL, *RUN, "--load", half, "--use-mp-args-from-checkpoint-args"]))
         self.assertEqual(codes, [2])
         self.assertIn("1 ranks are not divisible by --tensor-model-parallel-size 1 x --pipeline-model-parallel-size 2", err)
+        saved = ["--load", half, "--use-mp-args-from-checkpoint-args", "--hybrid-layer-pattern", "*-|*-"]
+        codes, _, err = finish(start(2, ["pretrain", *MODEL, *RUN, *saved]))
+        self.assertEqual(codes, [2] * 2)
+        self.assertIn("has 2 segments, --num-virtual-stages-per-pipeline-rank 2 x --pipeline-model-parallel-size 2 asks for 4", err)
+        self.assertIn("hint: the virtual stages are those of " + half, err)
         ranks, flags = LAYOUTS["dp3_zero3"]
         self.train(ranks, *flags, "--load", half, "--save", self.path("rest"))
         serial = records(self.serial)

@@ -302,7 +302,11 @@ TEST(Hybrid, RefusesWhatItCannotTrain) {
   const std::string pp2 = "--pipeline-model-parallel-size 2 --hybrid-layer-pattern ";
   EXPECT_THAT(error(pp2 + "*-|*-|-", 2),
               HasSubstr("--hybrid-layer-pattern has 3 segments, which is not divisible by "
-                        "--pipeline-model-parallel-size 2\nhint: 2 or 4 segments"));
+                        "--pipeline-model-parallel-size 2\nhint: \"*-|*--\" or \"*|-|*-|-\"; or "
+                        "without |: layers are then divided by cost"));
+  EXPECT_THAT(error(pp2 + "*|- --pipeline-schedule zb-v", 2),
+              HasSubstr("has 2 segments, the schedule takes 2 x --pipeline-model-parallel-size 2\n"
+                        "hint: \"*|||-\"; or without |"));
   EXPECT_THAT(error(pp2 + "*-|*- --decoder-first-pipeline-num-layers 1", 2),
               HasSubstr("--decoder-first-pipeline-num-layers cannot be combined with | in "
                         "--hybrid-layer-pattern"));
@@ -321,6 +325,57 @@ TEST(Hybrid, RefusesWhatItCannotTrain) {
       HasSubstr("--cp-comm-type has 2 values, expected 1 or one per layer, 3"));
   EXPECT_THAT(error(pp2 + "*", 2),
               HasSubstr("--hybrid-layer-pattern has 1 layers for 2 segments of the pipeline"));
+}
+
+// Every rule of a letter's own flags, through the arguments of a run.
+TEST(Hybrid, RefusesFlagsOfLetters) {
+  const auto error = [](const std::string& flags, int ranks = 1) {
+    return error_of([&] { parse_letters(flags, ranks); });
+  };
+  EXPECT_THAT(error("--num-layers 2 --mamba-num-heads 4"),
+              HasSubstr("--mamba-num-heads has no effect without layers of the letter M, Mamba-2\n"
+                        "hint: leave it out, or give --hybrid-layer-pattern with M"));
+  EXPECT_THAT(error("--hybrid-layer-pattern *- --linear-key-head-dim 8 --linear-num-key-heads 4"),
+              testing::AllOf(HasSubstr("--linear-num-key-heads has no effect without layers of the "
+                                       "letter G, gated delta net"),
+                             HasSubstr("--linear-key-head-dim has no effect without")));
+  EXPECT_THAT(error("--hybrid-layer-pattern *- --recompute-granularity selective "
+                    "--recompute-modules mamba_norm gdn_norm_out"),
+              testing::AllOf(HasSubstr("--recompute-modules mamba_norm has no effect without"),
+                             HasSubstr("--recompute-modules gdn_norm_out has no effect without")));
+  const std::string mamba = "--hybrid-layer-pattern M- --mamba-head-dim 4 --mamba-num-heads ",
+                    tp2 = " --tensor-model-parallel-size 2";
+  EXPECT_THAT(error(mamba + "6 --mamba-num-groups 4"),
+              HasSubstr("6 Mamba heads are not divisible by --mamba-num-groups 4\nhint: groups "
+                        "that divide them: 1, 2, 3, 6"));
+  EXPECT_THAT(error(mamba + "5 --mamba-num-groups 1" + tp2, 2),
+              HasSubstr("5 Mamba heads are not divisible by --tensor-model-parallel-size 2"));
+  EXPECT_THAT(error(mamba + "6 --mamba-num-groups 3" + tp2, 2),
+              HasSubstr("--mamba-num-groups 3 and --tensor-model-parallel-size 2: neither divides "
+                        "the other"));
+  EXPECT_THAT(error("--hybrid-layer-pattern G- --linear-num-key-heads 3 "
+                    "--linear-num-value-heads 4" +
+                        tp2,
+                    2),
+              testing::AllOf(HasSubstr("--linear-num-value-heads 4 is not divisible by "
+                                       "--linear-num-key-heads 3"),
+                             HasSubstr("--linear-num-key-heads 3 is not divisible by "
+                                       "--tensor-model-parallel-size 2")));
+}
+
+// Kinds of layers that Megatron-LM has and that are not built, by name.
+TEST(Hybrid, NamesLayersThatAreNotBuilt) {
+  const auto error = [](const std::string& flags) {
+    return error_of([&] { parse_letters("--hybrid-layer-pattern *-*- " + flags, 1); });
+  };
+  EXPECT_THAT(error("--experimental-attention-variant gdn --linear-attention-freq 4"),
+              HasSubstr("--hybrid-layer-pattern G-G-G-*- over and over"));
+  EXPECT_THAT(error("--experimental-attention-variant gdn2"),
+              HasSubstr("--experimental-attention-variant gdn2 is refused: gated delta nets of the "
+                        "second kind are not built"));
+  EXPECT_THAT(error("--gdp-num-householder 2"), HasSubstr("gated delta products are not built"));
+  EXPECT_THAT(error("--spec megatron.core.models.hybrid.hybrid_layer_specs gdp_stack_spec"),
+              HasSubstr("--spec gdp_stack_spec is refused: gated delta products are not built"));
 }
 
 }  // namespace

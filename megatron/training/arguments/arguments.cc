@@ -21,6 +21,7 @@
 #include "megatron/training/arguments/quantization_rules.h"
 #include "megatron/training/arguments/t5_rules.h"
 #include "megatron/training/arguments/task_heads.h"
+#include "megatron/transformer/config/letters.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
@@ -477,8 +478,7 @@ void tokens_ahead_can_be_predicted(const Arguments& a, Violations& v) {
 
 void states_divide(const Arguments& a, Violations& v) {
   if (!a.transformer.is_given()) return;
-  validate_mamba_ranks(a.transformer, a.parallel.tensor_model_parallel_size, v);
-  validate_linear_attention_ranks(a.transformer, a.parallel.tensor_model_parallel_size, v);
+  validate_letter_ranks(a.transformer, a.parallel.tensor_model_parallel_size, v);
 }
 
 // Models of other tasks have layers of their own.
@@ -606,6 +606,7 @@ void Arguments::finalize() {
   finalize_task(*this);
   transformer.finalize();
   pipeline.hybrid = transformer.is_hybrid();
+  pipeline.hybrid_letters = transformer.hybrid_letters();
   pipeline.hybrid_segments = transformer.hybrid_segments();
   if (parallel.tensor_model_parallel_size == 1) parallel.sequence_parallel = false;
   if (training.step_batch_size_schedule.empty() && !training.global_batch_size &&

@@ -345,7 +345,7 @@ constexpr Refusal kRefusals[] = {
      "--dsa-kernel-backend=none --dsa-indexer-rope-interleaved --dsa-indexer-k-norm-epsilon= "
      "--dsa-indexer-k-norm-fp32"},
     {"gated delta nets are the letter G of a pattern: gdn with --linear-attention-freq 4 is "
-     "--hybrid-layer-pattern G-G-G-*- over and over; gdn2 and sparse attention are not built",
+     "--hybrid-layer-pattern G-G-G-*- over and over",
      "--experimental-attention-variant= --linear-attention-freq="},
     {"gated delta products are not built",
      "--gdp-num-householder=3 --gdp-cutedsl-kernel --gdp-num-chunk-states-to-recompute=2"},
@@ -548,6 +548,11 @@ constexpr RefusedValue kRefusedValues[] = {
     {"--exp-avg-dtype", "fp16 fp8", kStateRange},
     {"--exp-avg-sq-dtype", "fp16 fp8", kStateRange},
     {"--position-embedding-type", "mrope", kMrope},
+    {"--experimental-attention-variant", "gdn2",
+     "gated delta nets of the second kind are not built"},
+    {"--experimental-attention-variant", "dsa", "sparse attention is not built"},
+    {"--spec", "gdp_stack_spec gated_delta_product_stack_spec",
+     "gated delta products are not built"},
     {"--cuda-graph-impl", "transformer_engine full_iteration",
      "a CUDA graph holds forward and backward of one micro-batch: local"},
 };

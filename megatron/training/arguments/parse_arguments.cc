@@ -92,6 +92,7 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
     ModelParallelArguments sizes(arguments);
     Config* const configs[] = {&sizes};
     read_yaml(configs, stored.string(), /*ignore_unknown=*/true);
+    arguments.pipeline.stored_in = folder.string();
   }
   if (!training.use_checkpoint_args) return;
   read_yaml(arguments.model_configs(), stored.string(), /*ignore_unknown=*/true);

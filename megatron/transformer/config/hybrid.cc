@@ -4,34 +4,13 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
+#include "megatron/transformer/config/letters.h"
 
 namespace megatron {
 namespace {
 
-struct Letter {
-  char letter;
-  std::string_view name;
-  std::string_view missing = {};  // why it is refused; empty: it is built
-};
-
-// As in the table of transformer/layer_kinds.cc, and those that Megatron has besides.
-constexpr Letter kLetters[] = {
-    {'M', "Mamba-2"},
-    {'G', "gated delta net"},
-    {'*', "attention"},
-    {'-', "MLP"},
-    {'E', "experts"},
-    {'+', "latent attention"},
-    {'D', "sparse attention", "sparse attention is not built"},
-};
-
-std::string legal_letters() {
-  std::vector<Letter> built;
-  for (const Letter& letter : kLetters)
-    if (letter.missing.empty()) built.push_back(letter);
-  return cat("letters of layers: ",
-             listed(built, [](const Letter& one) { return cat(one.letter, " ", one.name); }),
-             "; | ends a segment of the pipeline");
+std::string legal_marks() {
+  return cat("letters of layers: ", legal_letters(), "; | ends a segment of the pipeline");
 }
 
 }  // namespace
@@ -39,11 +18,10 @@ std::string legal_letters() {
 void HybridConfig::fields(FieldVisitor& v) {
   v.role(FieldRole::kArchitecture);
   v.group("hybrid models");
-  v.field(
-      {"hybrid_layer_pattern", "--hybrid-layer-pattern --hybrid-override-pattern"},
-      hybrid_layer_pattern,
-      "layers of one residual connection each: M Mamba-2, G gated delta net, * attention, - MLP, E "
-      "experts, + latent attention; | ends a segment of the pipeline");
+  v.field({"hybrid_layer_pattern", "--hybrid-layer-pattern --hybrid-override-pattern"},
+          hybrid_layer_pattern,
+          cat("layers of one residual connection each: ", legal_letters(),
+              "; | ends a segment of the pipeline"));
 }
 
 void HybridConfig::validate(Violations& v, const ShapeConfig& shape) const {
@@ -54,23 +32,23 @@ void HybridConfig::validate(Violations& v, const ShapeConfig& shape) const {
     const char c = hybrid_layer_pattern[i];
     if (c == '|') continue;
     const std::string at = cat(name, ": '", std::string(1, c), "' at position ", i + 1);
-    const auto known = std::ranges::find(kLetters, c, &Letter::letter);
+    const LetterType* known = find_letter(c);
     if (c == '/')
       v.add(cat(at, ": layers of multi-token prediction in a pattern are not built"),
             "leave out / and what follows it");
     if (c == '/') return;
-    if (known == std::end(kLetters)) {
-      v.add(cat(at, " is no letter of a layer"), legal_letters());
+    if (known == nullptr) {
+      v.add(cat(at, " is no letter of a layer"), legal_marks());
       ++wrong;
     } else if (!known->missing.empty()) {
-      v.add(cat(at, ": ", known->missing), legal_letters());
+      v.add(cat(at, ": ", known->missing), legal_marks());
       ++wrong;
     }
   }
   if (wrong > 0) return;
   const auto letters = static_cast<int64_t>(hybrid_letters().size());
   if (letters == 0)
-    v.add(cat(name, " has no layers"), legal_letters());
+    v.add(cat(name, " has no layers"), legal_marks());
   else if (shape.num_layers != letters)
     v.add(cat("--num-layers ", shape.num_layers, " is not the number of letters of ", name, ", ",
               letters),
@@ -85,6 +63,13 @@ std::string HybridConfig::hybrid_letters() const {
 
 int64_t HybridConfig::count_hybrid_letter(char letter) const {
   return std::ranges::count(hybrid_layer_pattern, letter);
+}
+
+std::string HybridConfig::hybrid_moe_layers() const {
+  std::string list;
+  for (const char letter : hybrid_letters())
+    list += cat(list.empty() ? "[" : ",", letter == 'E' ? 1 : 0);
+  return list + "]";
 }
 
 std::vector<int64_t> HybridConfig::hybrid_segments() const {

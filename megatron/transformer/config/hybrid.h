@@ -23,6 +23,8 @@ struct HybridConfig {
   // Without `|`.
   std::string hybrid_letters() const;
   int64_t count_hybrid_letter(char letter) const;
+  // The list of --moe-layer-freq that says the same as the letters.
+  std::string hybrid_moe_layers() const;
   // Layers of each segment; empty: the pattern has no `|`.
   std::vector<int64_t> hybrid_segments() const;
   // The letter of a layer, which counts from 1. Of a hybrid model only.

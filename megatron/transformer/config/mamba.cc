@@ -5,7 +5,9 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
-#include "megatron/transformer/config/transformer_config.h"
+#include "megatron/transformer/config/detail/given_flags.h"
+#include "megatron/transformer/config/letters.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 
 namespace megatron {
 namespace {
@@ -18,7 +20,49 @@ std::optional<double> number(const std::string& text) {
   return value;
 }
 
+void validate_groups(const TransformerConfig& c, Violations& v) {
+  if (!c.has_letter('M')) {
+    refuse_without_letter(kMambaLetter, given_flags<MambaConfig>(c), v);
+    for (const char* part : {"mamba", "mamba_norm"})
+      if (c.recomputes(part))
+        refuse_without_letter(kMambaLetter, {cat("--recompute-modules ", part)}, v);
+    return;
+  }
+  if (c.mamba_head_dim <= 0 || c.mamba_num_groups <= 0) return;  // reported already
+  v.require(c.mamba_num_heads || 2 * c.hidden_size % c.mamba_head_dim == 0,
+            cat("--mamba-head-dim ", c.mamba_head_dim, " does not divide 2 --hidden-size ",
+                2 * c.hidden_size),
+            "--mamba-num-heads says how many heads there are");
+  const int64_t heads = c.mamba_heads(c);
+  v.require(heads % c.mamba_num_groups == 0,
+            cat(heads, " Mamba heads are not divisible by --mamba-num-groups ", c.mamba_num_groups),
+            cat("groups that divide them: ", format_divisors(heads)));
+}
+
+void validate_groups_of_ranks(const TransformerConfig& c, int64_t t, Violations& v) {
+  const int64_t groups = c.mamba_num_groups;
+  if (t <= 1 || groups <= 0 || c.mamba_head_dim <= 0) return;
+  const int64_t heads = c.mamba_heads(c);
+  v.require(heads % t == 0,
+            cat(heads, " Mamba heads are not divisible by --tensor-model-parallel-size ", t),
+            cat("sizes that divide them: ", format_divisors(heads)));
+  v.require(groups % t == 0 || t % groups == 0,
+            cat("--mamba-num-groups ", groups, " and --tensor-model-parallel-size ", t,
+                ": neither divides the other"),
+            cat("sizes that divide the groups: ", format_divisors(groups)));
+  if (t % groups == 0)
+    v.require(c.mamba_state_dim % (t / groups) == 0,
+              cat("--mamba-state-dim ", c.mamba_state_dim, " is not divisible by the ", t / groups,
+                  " tensor-parallel ranks that share a group"));
+}
+
 }  // namespace
+
+constinit const LetterType kMambaLetter{.letter = 'M',
+                                        .name = "Mamba-2",
+                                        .validate = validate_groups,
+                                        .validate_ranks = validate_groups_of_ranks,
+                                        .shrink = shrink_mamba};
 
 TimeStepLimits MambaConfig::time_step_limits() const {
   if (mamba_dt_limit.size() != 2) return {};
@@ -62,46 +106,6 @@ void MambaConfig::validate(Violations& v, const ShapeConfig&) const {
             cat("--mamba-dt-limit ", listed(mamba_dt_limit, {}, " "),
                 ": expected two numbers, the least time step and the largest"),
             "--mamba-dt-limit 0 inf limits nothing");
-}
-
-void validate_mamba(const TransformerConfig& c, Violations& v) {
-  if (!c.has_letter('M')) {
-    v.require(static_cast<const MambaConfig&>(c) == MambaConfig(),
-              "--mamba-state-dim, --mamba-head-dim, --mamba-num-groups, --mamba-num-heads, "
-              "--mamba-dt-limit, --mamba-norm-epsilon and --mamba-chunk-size have an effect only "
-              "on Mamba-2 layers, "
-              "the letter M of a pattern");
-    v.require(!c.recomputes("mamba") && !c.recomputes("mamba_norm"),
-              "--recompute-modules mamba and mamba_norm have an effect only on Mamba-2 layers, the "
-              "letter M of a pattern");
-    return;
-  }
-  if (c.mamba_head_dim <= 0 || c.mamba_num_groups <= 0) return;  // reported already
-  v.require(c.mamba_num_heads || 2 * c.hidden_size % c.mamba_head_dim == 0,
-            cat("--mamba-head-dim ", c.mamba_head_dim, " does not divide 2 --hidden-size ",
-                2 * c.hidden_size),
-            "--mamba-num-heads says how many heads there are");
-  const int64_t heads = c.mamba_heads(c);
-  v.require(heads % c.mamba_num_groups == 0,
-            cat(heads, " Mamba heads are not divisible by --mamba-num-groups ", c.mamba_num_groups),
-            cat("groups that divide them: ", format_divisors(heads)));
-}
-
-void validate_mamba_ranks(const TransformerConfig& c, int64_t t, Violations& v) {
-  const int64_t groups = c.mamba_num_groups;
-  if (t <= 1 || groups <= 0 || c.mamba_head_dim <= 0 || !c.has_letter('M')) return;
-  const int64_t heads = c.mamba_heads(c);
-  v.require(heads % t == 0,
-            cat(heads, " Mamba heads are not divisible by --tensor-model-parallel-size ", t),
-            cat("sizes that divide them: ", format_divisors(heads)));
-  v.require(groups % t == 0 || t % groups == 0,
-            cat("--mamba-num-groups ", groups, " and --tensor-model-parallel-size ", t,
-                ": neither divides the other"),
-            cat("sizes that divide the groups: ", format_divisors(groups)));
-  if (t % groups == 0)
-    v.require(c.mamba_state_dim % (t / groups) == 0,
-              cat("--mamba-state-dim ", c.mamba_state_dim, " is not divisible by the ", t / groups,
-                  " tensor-parallel ranks that share a group"));
 }
 
 }  // namespace megatron

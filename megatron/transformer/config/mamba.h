@@ -11,7 +11,7 @@
 
 namespace megatron {
 
-struct TransformerConfig;
+struct LetterType;
 
 struct TimeStepLimits {
   double least = 0.0;
@@ -48,11 +48,8 @@ struct MambaConfig {
 // Tokens that a Mamba-2 convolution reads, its own included.
 inline constexpr int64_t kMambaConvWidth = 4;
 
-// Rules of a model: heads and groups of its Mamba-2 layers; without such layers its flags are
-// refused.
-void validate_mamba(const TransformerConfig& config, Violations& v);
-
-// Of a model with Mamba-2 layers: heads and groups over t tensor-parallel ranks.
-void validate_mamba_ranks(const TransformerConfig& config, int64_t t, Violations& v);
+// The letter M. Its rules: heads and groups, also over tensor-parallel ranks; without such layers
+// their flags are refused.
+extern const LetterType kMambaLetter;
 
 }  // namespace megatron

@@ -3,17 +3,11 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
+#include "megatron/transformer/config/letters.h"
 #include "megatron/transformer/config/norm_placement.h"
 
 namespace megatron {
 namespace {
-
-// The list of --moe-layer-freq that says the same as the letters.
-std::string moe_layers_of(const std::string& letters) {
-  std::string list;
-  for (const char letter : letters) list += cat(list.empty() ? "[" : ",", letter == 'E' ? 1 : 0);
-  return list + "]";
-}
 
 // What a pattern needs of the other flags, and what is not built beside it.
 void validate_hybrid(const TransformerConfig& t, Violations& v) {
@@ -30,22 +24,6 @@ void validate_hybrid(const TransformerConfig& t, Violations& v) {
         "--position-embedding-type rope has no effect on a --hybrid-layer-pattern without "
         "attention",
         "--position-embedding-type none");
-  const auto count = [&](char letter) { return t.count_hybrid_letter(letter); };
-  if (count('E') > 0 && !t.has_moe())
-    v.add("--hybrid-layer-pattern has E, experts, without --num-experts");
-  if (count('E') == 0 && t.has_moe())
-    v.add("--num-experts has no effect on a --hybrid-layer-pattern without E, experts");
-  if (count('E') > 0 && t.has_moe() && t.moe_layer_freq != moe_layers_of(t.hybrid_letters()))
-    v.add(cat("--moe-layer-freq ", t.moe_layer_freq,
-              " with --hybrid-layer-pattern, whose E say which layers have experts"),
-          "leave --moe-layer-freq out");
-  if (count('+') > 0 && !t.multi_latent_attention)
-    v.add("--hybrid-layer-pattern has +, latent attention, without --multi-latent-attention");
-  if (count('*') > 0 && t.multi_latent_attention)
-    v.add("--hybrid-layer-pattern has *, attention, but --multi-latent-attention is given",
-          count('+') > 0 ? "both in one model are not built" : "+ is latent attention");
-  if (count('+') == 0 && count('*') == 0 && t.multi_latent_attention)
-    v.add("--multi-latent-attention has no effect on a --hybrid-layer-pattern without +");
 }
 
 // What is not built beside --attention-output-gate.
@@ -71,7 +49,7 @@ void TransformerConfig::finalize() {
   RecomputeConfig::finalize();
   if (num_layers == 0) num_layers = static_cast<int64_t>(hybrid_letters().size());
   if (is_hybrid() && has_moe() && moe_layer_freq == MoEConfig().moe_layer_freq)
-    moe_layer_freq = moe_layers_of(hybrid_letters());
+    moe_layer_freq = hybrid_moe_layers();
   if (ffn_hidden_size == 0)
     ffn_hidden_size = swiglu ? hidden_size * 8 / 3 / 64 * 64 : 4 * hidden_size;
   if (kv_channels == 0 && multi_latent_attention) kv_channels = query_head_size();
@@ -92,8 +70,7 @@ void TransformerConfig::validate(Violations& v) const {
   if (multi_latent_attention) validate_multi_latent_attention(*this, v);
   if (is_hybrid()) validate_hybrid(*this, v);
   validate_output_gate(*this, v);
-  validate_mamba(*this, v);
-  validate_linear_attention(*this, v);
+  validate_letters(*this, v);
   if (!has_moe())
     for (const std::string& flag : given_dispatch_flags())
       v.add(cat(flag, " has no effect without --num-experts"));

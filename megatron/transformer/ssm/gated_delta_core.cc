@@ -6,6 +6,7 @@
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/letters.h"
 #include "megatron/transformer/ssm/normed_gate.h"
 
 namespace megatron {
@@ -53,8 +54,8 @@ GatedDeltaShape::GatedDeltaShape(const TransformerConfig& c, int64_t t)
       value_size(c.linear_value_head_dim),
       conv_size(c.linear_conv_kernel_dim) {
   Violations violations;
-  validate_linear_attention(c, violations);
-  validate_linear_attention_ranks(c, t, violations);
+  kGatedDeltaLetter.validate(c, violations);
+  kGatedDeltaLetter.validate_ranks(c, t, violations);
   violations.throw_if_any();
 }
 

@@ -7,6 +7,7 @@
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/letters.h"
 
 namespace megatron {
 namespace {
@@ -32,8 +33,8 @@ MambaShape::MambaShape(const TransformerConfig& c, int64_t t)
       state(c.mamba_state_dim),
       sharing(std::max<int64_t>(1, t / c.mamba_num_groups)) {
   Violations violations;
-  validate_mamba(c, violations);
-  validate_mamba_ranks(c, t, violations);
+  kMambaLetter.validate(c, violations);
+  kMambaLetter.validate_ranks(c, t, violations);
   violations.throw_if_any();
 }
 

@@ -367,5 +367,28 @@ TEST(PipelineConfig, OneStageTakesNoPipelineFlags) {
           HasSubstr("--decoder-last-pipeline-num-layers has no effect")));
 }
 
+// Patterns next to one whose `|` do not fit, and where contradicting flags come from.
+TEST(StageLayout, NamesThePatternsNextToOne) {
+  const auto error = [](const std::string& letters, std::vector<int64_t> segments, int64_t stages,
+                        std::optional<int64_t> chunks = {}, const std::string& stored = "") {
+    PipelineConfig config;
+    config.hybrid = true;
+    config.hybrid_letters = letters;
+    config.hybrid_segments = std::move(segments);
+    config.num_virtual_stages_per_pipeline_rank = chunks;
+    config.stored_in = stored;
+    return layout_error(config, stages, std::ssize(letters));
+  };
+  EXPECT_THAT(error("MM*-M-M-M-", {1, 4, 5}, 2),
+              HasSubstr("hint: \"MM*-M|-M-M-\" or \"M|M*-M|-M-|M-\"; or without |"));
+  EXPECT_THAT(error("M-M-", {2, 2}, 4), HasSubstr("hint: \"M|-|M|-\"; or without |"));
+  EXPECT_THAT(error("M-", {1, 1}, 3), HasSubstr("hint: \"M||-\"; or without |"));
+  EXPECT_THAT(error("M-M-", {2, 2}, 2, 2),
+              HasSubstr("hint: leave --num-virtual-stages-per-pipeline-rank out: it is 1"));
+  EXPECT_THAT(error("M-M-", {2, 2}, 2, 2, "runs/iter_0000100"),
+              HasSubstr("hint: the virtual stages are those of runs/iter_0000100: leave "
+                        "--use-mp-args-from-checkpoint-args out, or give \"M|-|M|-\""));
+}
+
 }  // namespace
 }  // namespace megatron

@@ -8,6 +8,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/transformer/config/detail/layer_list.h"
+#include "megatron/transformer/config/letters.h"
 
 namespace megatron {
 
@@ -275,8 +276,7 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
           tp * tile);
   for (std::vector<double>* factors : {&t.longrope_short_factor, &t.longrope_long_factor})
     if (!factors->empty()) factors->resize(static_cast<size_t>(t.rotary_width() / 2), 1.0);
-  if (t.has_letter('M')) shrink_mamba(t, before.tensor, tp, shrinker);
-  if (t.has_letter('G')) shrink_gated_delta(t, before.tensor, tp, shrinker);
+  shrink_letters(t, before.tensor, tp, shrinker);
   const int64_t length_before = t.seq_length;
   // Two chunks for each context rank; whole tiles for quantised linears, also for those that
   // multiply the rows of one tensor rank

@@ -2,9 +2,43 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
-#include "megatron/transformer/config/transformer_config.h"
+#include "megatron/transformer/config/detail/given_flags.h"
+#include "megatron/transformer/config/letters.h"
+#include "megatron/transformer/config/proof/proof_size.h"
 
 namespace megatron {
+namespace {
+
+void validate_heads(const TransformerConfig& c, Violations& v) {
+  if (!c.has_letter('G')) {
+    refuse_without_letter(kGatedDeltaLetter, given_flags<LinearAttentionConfig>(c), v);
+    if (c.recomputes("gdn_norm_out"))
+      refuse_without_letter(kGatedDeltaLetter, {"--recompute-modules gdn_norm_out"}, v);
+    return;
+  }
+  if (c.linear_num_key_heads <= 0) return;  // reported already
+  v.require(c.linear_num_value_heads % c.linear_num_key_heads == 0,
+            cat("--linear-num-value-heads ", c.linear_num_value_heads,
+                " is not divisible by --linear-num-key-heads ", c.linear_num_key_heads),
+            cat("numbers that divide it: ", format_divisors(c.linear_num_value_heads)));
+}
+
+void validate_heads_of_ranks(const TransformerConfig& c, int64_t t, Violations& v) {
+  if (t <= 1 || c.linear_num_key_heads <= 0) return;
+  // Heads of values are a multiple of these.
+  v.require(c.linear_num_key_heads % t == 0,
+            cat("--linear-num-key-heads ", c.linear_num_key_heads,
+                " is not divisible by --tensor-model-parallel-size ", t),
+            cat("sizes that divide it: ", format_divisors(c.linear_num_key_heads)));
+}
+
+}  // namespace
+
+constinit const LetterType kGatedDeltaLetter{.letter = 'G',
+                                             .name = "gated delta net",
+                                             .validate = validate_heads,
+                                             .validate_ranks = validate_heads_of_ranks,
+                                             .shrink = shrink_gated_delta};
 
 void LinearAttentionConfig::fields(FieldVisitor& v) {
   v.role(FieldRole::kArchitecture);
@@ -30,33 +64,6 @@ void LinearAttentionConfig::validate(Violations& v, const ShapeConfig&) const {
   positive("--linear-value-head-dim", linear_value_head_dim);
   v.require(linear_conv_kernel_dim > 1,
             cat("--linear-conv-kernel-dim ", linear_conv_kernel_dim, " must be at least 2"));
-}
-
-void validate_linear_attention(const TransformerConfig& c, Violations& v) {
-  if (!c.has_letter('G')) {
-    v.require(static_cast<const LinearAttentionConfig&>(c) == LinearAttentionConfig(),
-              "--linear-num-key-heads, --linear-num-value-heads, --linear-key-head-dim, "
-              "--linear-value-head-dim and --linear-conv-kernel-dim have an effect only on gated "
-              "delta nets, the letter G of a pattern");
-    v.require(!c.recomputes("gdn_norm_out"),
-              "--recompute-modules gdn_norm_out has an effect only on gated delta nets, the letter "
-              "G of a pattern");
-    return;
-  }
-  if (c.linear_num_key_heads <= 0) return;  // reported already
-  v.require(c.linear_num_value_heads % c.linear_num_key_heads == 0,
-            cat("--linear-num-value-heads ", c.linear_num_value_heads,
-                " is not divisible by --linear-num-key-heads ", c.linear_num_key_heads),
-            cat("numbers that divide it: ", format_divisors(c.linear_num_value_heads)));
-}
-
-void validate_linear_attention_ranks(const TransformerConfig& c, int64_t t, Violations& v) {
-  if (t <= 1 || c.linear_num_key_heads <= 0 || !c.has_letter('G')) return;
-  // Heads of values are a multiple of these.
-  v.require(c.linear_num_key_heads % t == 0,
-            cat("--linear-num-key-heads ", c.linear_num_key_heads,
-                " is not divisible by --tensor-model-parallel-size ", t),
-            cat("sizes that divide it: ", format_divisors(c.linear_num_key_heads)));
 }
 
 }  // namespace megatron

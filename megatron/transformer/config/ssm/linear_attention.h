@@ -7,7 +7,7 @@
 
 namespace megatron {
 
-struct TransformerConfig;
+struct LetterType;
 
 struct LinearAttentionConfig {
   int64_t linear_num_key_heads = 16;  // of queries and keys
@@ -29,10 +29,8 @@ struct LinearAttentionConfig {
 // Rows of a chunk of the rule.
 inline constexpr int64_t kDeltaChunk = 64;
 
-// Rules of a model: without layers of gated delta nets their flags are refused.
-void validate_linear_attention(const TransformerConfig& config, Violations& v);
-
-// Of a model with such layers: heads over t tensor-parallel ranks.
-void validate_linear_attention_ranks(const TransformerConfig& config, int64_t t, Violations& v);
+// The letter G. Its rules: heads, also over tensor-parallel ranks; without such layers their flags
+// are refused.
+extern const LetterType kGatedDeltaLetter;
 
 }  // namespace megatron

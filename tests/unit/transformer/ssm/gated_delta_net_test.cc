@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "megatron/transformer/config/letters.h"
 #include "megatron/transformer/ssm/normed_gate.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/golden_tensors.h"
@@ -192,8 +193,8 @@ TEST(GatedDeltaNet, RefusesSizesThatDoNotDivide) {
   const auto error = [](int64_t keys, int64_t values, int64_t t) {
     Violations violations;
     const TransformerConfig config = delta_config(keys, values);
-    validate_linear_attention(config, violations);
-    validate_linear_attention_ranks(config, t, violations);
+    kGatedDeltaLetter.validate(config, violations);
+    kGatedDeltaLetter.validate_ranks(config, t, violations);
     return violations.empty() ? "" : violations.messages().front();
   };
   EXPECT_EQ(error(2, 4, 2), "");
@@ -203,9 +204,13 @@ TEST(GatedDeltaNet, RefusesSizesThatDoNotDivide) {
   TransformerConfig none = delta_config(2, 4);
   none.layer_pattern.clear();
   Violations violations;
-  validate_linear_attention(none, violations);
-  ASSERT_EQ(violations.messages().size(), 1u);
-  EXPECT_THAT(violations.messages()[0], testing::HasSubstr("only on gated delta nets"));
+  none.linear_value_head_dim = 64;
+  kGatedDeltaLetter.validate(none, violations);
+  EXPECT_THAT(
+      violations.messages(),
+      testing::Contains("--linear-value-head-dim has no effect without layers of the letter "
+                        "G, gated delta net\nhint: leave it out, or give "
+                        "--hybrid-layer-pattern with G"));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "megatron/comm/thread_backend.h"
 #include "megatron/nn/placement.h"
+#include "megatron/transformer/config/letters.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/transformer/block_pass.h"
@@ -204,8 +205,8 @@ TEST(MambaMixer, RefusesSizesThatDoNotDivide) {
   const auto error = [](int64_t heads, int64_t groups, int64_t t) {
     Violations violations;
     const TransformerConfig config = mixer_config(heads, groups);
-    validate_mamba(config, violations);
-    validate_mamba_ranks(config, t, violations);
+    kMambaLetter.validate(config, violations);
+    kMambaLetter.validate_ranks(config, t, violations);
     return violations.empty() ? "" : violations.messages().front();
   };
   EXPECT_EQ(error(6, 3, 3), "");
@@ -218,9 +219,12 @@ TEST(MambaMixer, RefusesSizesThatDoNotDivide) {
   TransformerConfig none = mixer_config(6, 3);
   none.layer_pattern.clear();
   Violations violations;
-  validate_mamba(none, violations);
-  ASSERT_EQ(violations.messages().size(), 1u);
-  EXPECT_THAT(violations.messages()[0], testing::HasSubstr("only on Mamba-2 layers"));
+  none.mamba_norm_epsilon = 1e-6;
+  kMambaLetter.validate(none, violations);
+  EXPECT_THAT(violations.messages(),
+              testing::Contains("--mamba-norm-epsilon has no effect without layers of the letter "
+                                "M, Mamba-2\nhint: leave it out, or give --hybrid-layer-pattern "
+                                "with M"));
 }
 
 TEST(MambaMixer, LimitsOfTimeSteps) {
