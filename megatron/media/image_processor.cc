@@ -58,9 +58,13 @@ void add_tiles(ImagePlan& plan, ImageSize image, ImageSize tile, ImageSize resiz
     const Centred y = overlap(top, resized.height, row * tile.height, tile.height);
     for (int64_t column = 0; column < plan.grid.columns; ++column) {
       const Centred x = overlap(left, resized.width, column * tile.width, tile.width);
-      ImageBox keep = {y.first, x.first, {y.count, x.count}};
-      if (keep.size.pixels() == 0) keep = {};
-      plan.pictures.push_back({whole(image), resized, keep, tile, y.before, x.before});
+      PicturePlan picture = {whole(image), resized, {}, tile};
+      if (y.count > 0 && x.count > 0) {
+        picture.keep = {y.first, x.first, {y.count, x.count}};
+        picture.top = y.before;
+        picture.left = x.before;
+      }
+      plan.pictures.push_back(picture);
     }
   }
 }

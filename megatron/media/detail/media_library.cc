@@ -42,6 +42,7 @@ MediaLibrary load() {
     resolve(handle, "megatron_media_read_jpeg", out.read_jpeg);
     resolve(handle, "megatron_media_read_png", out.read_png);
     resolve(handle, "megatron_media_read_webp", out.read_webp);
+    resolve(handle, "megatron_media_read_sound", out.read_sound);
     return out;
   }
   throw_error(cat("images and sound need ", kMediaLibrary,

@@ -9,6 +9,7 @@ struct MediaLibrary {
   decltype(&megatron_media_read_jpeg) read_jpeg = nullptr;
   decltype(&megatron_media_read_png) read_png = nullptr;
   decltype(&megatron_media_read_webp) read_webp = nullptr;
+  decltype(&megatron_media_read_sound) read_sound = nullptr;
 };
 
 // Throws Error with a hint if the library was not built or cannot be loaded. Looked for in

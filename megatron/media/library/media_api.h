@@ -21,6 +21,14 @@ struct MegatronImageRequest {
   uint8_t* out;       // [height, width, 3]
 };
 
+struct MegatronSoundRequest {
+  const uint8_t* data;  // the file
+  int64_t bytes;
+  int64_t samples;  // what the caller read from the header; another number or rate is an error
+  int32_t rate;
+  float* out;  // [samples], of one channel
+};
+
 struct MegatronMediaFault {
   int64_t offset;  // of the file, about where reading stopped
   char text[200];
@@ -30,4 +38,5 @@ struct MegatronMediaFault {
 bool megatron_media_read_jpeg(const MegatronImageRequest* request, MegatronMediaFault* fault);
 bool megatron_media_read_png(const MegatronImageRequest* request, MegatronMediaFault* fault);
 bool megatron_media_read_webp(const MegatronImageRequest* request, MegatronMediaFault* fault);
+bool megatron_media_read_sound(const MegatronSoundRequest* request, MegatronMediaFault* fault);
 }

@@ -21,17 +21,18 @@ struct GoldenImage {
   MediaSource source() const { return {file, name}; }
 };
 
+inline std::vector<uint8_t> bytes_of_hex(const std::string& hex) {
+  std::vector<uint8_t> out;
+  for (size_t i = 0; i < hex.size(); i += 2)
+    out.push_back(static_cast<uint8_t>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  return out;
+}
+
 inline std::vector<GoldenImage> golden_images() {
   const auto rows = nlohmann::json::parse(
       read_file(std::string(MEGATRON_SOURCE_DIR) + "/tests/golden/media/images.json"));
   std::vector<GoldenImage> out;
-  for (const auto& row : rows) {
-    GoldenImage image{row.at("name"), {}, row};
-    const std::string hex = row.at("file");
-    for (size_t i = 0; i < hex.size(); i += 2)
-      image.file.push_back(static_cast<uint8_t>(std::stoi(hex.substr(i, 2), nullptr, 16)));
-    out.push_back(std::move(image));
-  }
+  for (const auto& row : rows) out.push_back({row.at("name"), bytes_of_hex(row.at("file")), row});
   return out;
 }
 

@@ -65,7 +65,8 @@ TEST(ImageProcessor, ClipOfASmallImage) {
   Image image({5, 7});
   for (int i = 0; i < 105; ++i) image.bytes()[i] = static_cast<uint8_t>(i * 37 % 251);
   const auto config = read_image_processor(
-      R"({"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 4}, "crop_size": 4})",
+      R"({"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 4},
+          "crop_size": 4})",
       "a.json");
   const auto numbers = numbers_of(config, image);
   EXPECT_NEAR(numbers[0], -1.368908, 1e-6);
@@ -94,7 +95,8 @@ TEST(ImageProcessor, TheWholeImageComesFirstInLlavaNextAndLastInInternVl) {
   EXPECT_EQ(plan_image(next, {480, 640}).pictures.front().resized, (ImageSize{336, 336}));
   const auto vl = read_image_processor(
       R"({"processor_class": "InternVLProcessor", "image_processor":
-          {"image_processor_type": "GotOcr2ImageProcessorFast", "size": {"height": 448, "width": 448}}})",
+          {"image_processor_type": "GotOcr2ImageProcessorFast",
+           "size": {"height": 448, "width": 448}}})",
       "a");
   const ImagePlan plan = plan_image(vl, {480, 640});
   EXPECT_EQ(plan.pictures.size(), 13u);
@@ -148,14 +150,14 @@ TEST(ImageProcessor, ConfigurationsThatAreNotBuiltAreNamed) {
             "CLIPImageProcessor, LlavaImageProcessor, SiglipImageProcessor, "
             "LlavaNextImageProcessor, GotOcr2ImageProcessor, Gemma3ImageProcessor, "
             "Qwen2VLImageProcessor");
-  EXPECT_EQ(
-      error_of([] {
-        read_image_processor(
-            R"({"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": [[300, 224]]})",
-            "p.json");
-      }),
-      "p.json: \"image_grid_pinpoints\" is [300,224]; expected multiples of the tile's side, "
-      "224");
+  EXPECT_EQ(error_of([] {
+              read_image_processor(
+                  R"({"image_processor_type": "LlavaNextImageProcessor",
+                      "image_grid_pinpoints": [[300, 224]]})",
+                  "p.json");
+            }),
+            "p.json: \"image_grid_pinpoints\" is [300,224]; expected multiples of the tile's side, "
+            "224");
 }
 
 }  // namespace
