@@ -1,5 +1,5 @@
 // The equivalence matrix: every layout computes what one rank computes, in fp64, and one of four in
-// fp32; with MEGATRON_MATRIX=whole (`make matrix`) all of them in both.
+// fp32; with MEGATRON_MATRIX=whole (`make matrix`) all of them in both, and some more.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -41,9 +41,18 @@ class RoundedLayouts : public Layouts {};
 // does not.
 TEST_P(RoundedLayouts, Fp32) { check(c10::ScalarType::Float, "--optimizer sgd", 1e-5); }
 
-std::vector<LayoutRow> rows_in_fp32(std::span<const LayoutRow> rows) {
+bool is_whole() {
   const char* wanted = std::getenv("MEGATRON_MATRIX");
-  const size_t every = wanted != nullptr && std::string_view(wanted) == "whole" ? 1 : 4;
+  return wanted != nullptr && std::string_view(wanted) == "whole";
+}
+
+// Rows of the whole matrix alone.
+std::vector<LayoutRow> more_rows(std::span<const LayoutRow> rows) {
+  return is_whole() ? std::vector<LayoutRow>(rows.begin(), rows.end()) : std::vector<LayoutRow>();
+}
+
+std::vector<LayoutRow> rows_in_fp32(std::span<const LayoutRow> rows) {
+  const size_t every = is_whole() ? 1 : 4;
   std::vector<LayoutRow> taken;
   for (size_t i = 0; i < rows.size(); i += every) taken.push_back(rows[i]);
   return taken;
@@ -71,6 +80,11 @@ INSTANTIATE_TEST_SUITE_P(Hybrids, RoundedLayouts, testing::ValuesIn(rows_in_fp32
                          [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Hybrids, Layouts,
                          testing::ValuesIn(hybrid_rows().begin(), hybrid_rows().end()),
+                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(MoreHybrids, Layouts, testing::ValuesIn(more_rows(more_hybrid_rows())),
+                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(MoreHybrids, RoundedLayouts,
+                         testing::ValuesIn(more_rows(more_hybrid_rows())),
                          [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Encoders, Layouts,
                          testing::ValuesIn(encoder_rows().begin(), encoder_rows().end()),

@@ -43,11 +43,12 @@ constexpr ModelFlags kHybridModels[] = {
      PATTERN "G-G*G- " DELTA
              "--num-attention-heads 12 --position-embedding-type none --attention-dropout 0 "
              "--hidden-dropout 0.1 --reset-position-ids --reset-attention-mask --eod-mask-loss"},
-    // Both kinds of states.
+    // Both kinds of states, and attention whose heads are gated.
     {"states",
      PATTERN "GM*-MG- " DELTA
              "--mamba-num-heads 4 --mamba-head-dim 6 --mamba-state-dim 4 --mamba-num-groups 2 "
-             "--mamba-chunk-size 3 --num-attention-heads 12 --position-embedding-type none "
+             "--mamba-chunk-size 3 --num-attention-heads 12 --group-query-attention "
+             "--num-query-groups 6 --attention-output-gate --position-embedding-type none "
              "--attention-dropout 0 --hidden-dropout 0"},
     // Latent attention.
     {"letters_latent", PATTERN
@@ -59,6 +60,8 @@ constexpr ModelFlags kHybridModels[] = {
 
 constexpr LayoutRow kHybridRows[] = {
     {"letters_tp2", "letters", 2, TP "2"},
+    {"letters_tp4_sp_gate", "letters", 4,
+     TP "4 " SP "--attention-output-gate --group-query-attention --num-query-groups 2"},
     {"letters_latent_tp2_sp", "letters_latent", 2, TP "2 " SP},
     // Segments of the pattern, also without a layer, and of equal cost.
     {"letters_pp2_bars", "letters", 2, PP "2 " PATTERN "*-|*--*-"},
@@ -75,26 +78,17 @@ constexpr LayoutRow kHybridRows[] = {
      OFFLOAD "qkv_linear core_attn attn_proj mlp_norm mlp_act"},
     {"letters_ep2_pp2_bars", "letters_experts", 4, EP "2 " PP "2 " A2A MICRO PATTERN "*E-|*-E"},
     {"letters_tp2_sp_cp2_ep4", "letters_experts", 4, TP "2 " SP CP "2 " EP "4 " ETP "1 " A2A},
-    // Mamba-2: heads over tensor ranks, with groups, fewer groups than ranks, one group.
+    // Mamba-2: heads and groups over tensor ranks.
     {"mamba_tp2", "mamba", 2, TP "2"},
-    {"mamba_tp2_groups4", "mamba", 2, TP "2 --mamba-num-groups 4"},
-    {"mamba_tp4_sp", "mamba", 4, TP "4 " SP},
-    {"mamba_tp4_group1", "mamba", 4, TP "4 --mamba-num-groups 1"},
-    {"mamba_tp2_sp_alone", "mamba_alone", 2, TP "2 " SP},
     // States over context ranks.
     {"mamba_cp2", "mamba", 2, CP "2"},
     {"mamba_cp4_alone", "mamba_alone", 4, CP "4"},
-    {"mamba_tp4_sp_cp2", "mamba", 8, TP "4 " SP CP "2"},
-    {"mamba_dp4_dynamic_cp", "mamba", 4, DYNAMIC_CP "12 "},
     // Stages.
-    {"mamba_pp2_bars", "mamba", 2, PP "2 " PATTERN "M-|M*M-"},
     {"mamba_pp2_vpp2_bars", "mamba", 2, PP "2 " PATTERN "M-|M|*|M-"},
     {"mamba_pp3_cost", "mamba", 3, PP "3"},
     {"mamba_pp2_zbh1", "mamba", 2, PP "2 --pipeline-schedule zb-h1"},
-    {"mamba_pp2_zbauto_bars", "mamba", 2, PP "2 --pipeline-schedule zb-auto " PATTERN "M-M*M|-"},
     {"mamba_pp2_zbv_alone", "mamba_alone", 2, PP "2 --pipeline-schedule zb-v"},
     // Sharding.
-    {"mamba_dp2_zero1", "mamba", 2, ZERO1 "--ddp-bucket-size 3000 " OVERLAP},
     {"mamba_dp2_zero2_alone", "mamba_alone", 2, ZERO2 OVERLAP},
     {"mamba_tp2_dp2_zero3", "mamba", 4, TP "2 " ZERO3 OVERLAP},
     // Recomputation, offloading, adapters.
@@ -103,12 +97,9 @@ constexpr LayoutRow kHybridRows[] = {
     {"mamba_cp2_norm_again", "mamba", 2, CP "2 " SELECTIVE "mamba_norm layernorm"},
     {"mamba_dp2_offload", "mamba", 2, OFFLOAD "attn_norm mlp_act"},
     {"mamba_tp2_lora", "mamba", 2, TP "2 " LORA},
-    {"mamba_8", "mamba", 8, TP "2 " SP PP "2 " CP "2 " ZERO1 OVERLAP},
     // Gated delta nets, and both.
     {"delta_tp2", "delta", 2, TP "2"},
-    {"delta_tp4_sp", "delta", 4, TP "4 " SP},
     {"delta_cp2", "delta", 2, CP "2"},
-    {"delta_cp4_tp2", "delta", 8, TP "2 " CP "4"},
     {"delta_pp2_bars_norm_again", "delta", 2, PP "2 " PATTERN "G-|G*G- " SELECTIVE "gdn_norm_out"},
     {"delta_dp2_zero3_full", "delta", 2, ZERO3 OVERLAP FULL "1"},
     {"states_tp2_dp2_zero1", "states", 4, TP "2 " ZERO1 OVERLAP},
@@ -118,9 +109,27 @@ constexpr LayoutRow kHybridRows[] = {
     {"letters_8", "letters", 8, TP "2 " SP PP "2 " CP "2 " ZERO1 OVERLAP},
 };
 
+// More tensor ranks, and what differs from the rows above in a part that unit tests have, too.
+constexpr LayoutRow kMoreHybridRows[] = {
+    {"mamba_tp2_groups4", "mamba", 2, TP "2 --mamba-num-groups 4"},
+    {"mamba_tp4_sp", "mamba", 4, TP "4 " SP},
+    {"mamba_tp4_group1", "mamba", 4, TP "4 --mamba-num-groups 1"},
+    {"mamba_tp2_sp_alone", "mamba_alone", 2, TP "2 " SP},
+    {"mamba_cp4", "mamba", 4, CP "4"},
+    {"mamba_tp4_sp_cp2", "mamba", 8, TP "4 " SP CP "2"},
+    {"mamba_dp4_dynamic_cp", "mamba", 4, DYNAMIC_CP "12 "},
+    {"mamba_pp2_bars", "mamba", 2, PP "2 " PATTERN "M-|M*M-"},
+    {"mamba_pp2_zbauto_bars", "mamba", 2, PP "2 --pipeline-schedule zb-auto " PATTERN "M-M*M|-"},
+    {"mamba_dp2_zero1", "mamba", 2, ZERO1 "--ddp-bucket-size 3000 " OVERLAP},
+    {"mamba_8", "mamba", 8, TP "2 " SP PP "2 " CP "2 " ZERO1 OVERLAP},
+    {"delta_tp4_sp", "delta", 4, TP "4 " SP},
+    {"delta_cp4_tp2", "delta", 8, TP "2 " CP "4"},
+};
+
 }  // namespace
 
 std::span<const LayoutRow> hybrid_rows() { return kHybridRows; }
+std::span<const LayoutRow> more_hybrid_rows() { return kMoreHybridRows; }
 std::span<const ModelFlags> hybrid_models() { return kHybridModels; }
 
 }  // namespace megatron

@@ -38,6 +38,7 @@ std::span<const ModelFlags> encoder_models();
 
 // Those of models whose layers are letters of a pattern.
 std::span<const LayoutRow> hybrid_rows();
+std::span<const LayoutRow> more_hybrid_rows();  // which `make matrix` alone takes
 std::span<const ModelFlags> hybrid_models();
 
 // The flags of a model of the matrix.

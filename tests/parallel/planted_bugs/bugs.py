@@ -50,6 +50,11 @@ NEMOTRON = ("--hybrid-layer-pattern M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-
             "--position-embedding-type none --normalization RMSNorm --squared-relu --disable-bias-linear "
             "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --reset-position-ids --reset-attention-mask "
             "--eod-mask-loss ")
+QWEN_NEXT = ("--hybrid-layer-pattern " + 8 * "G-G-G-*-" + " --hidden-size 4096 --ffn-hidden-size 12288 --num-attention-heads 16 "
+             "--group-query-attention --num-query-groups 4 --kv-channels 256 --attention-output-gate --seq-length 8192 "
+             "--position-embedding-type rope --rotary-percent 0.25 --normalization RMSNorm --swiglu --disable-bias-linear "
+             "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --reset-position-ids --reset-attention-mask "
+             "--eod-mask-loss ")
 EP, ETP = "--expert-model-parallel-size ", "--expert-tensor-parallel-size "
 MIXTRAL = LLAMA + "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
 DEEPSEEK = LATENT + ("--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408 --moe-router-score-function sigmoid "
@@ -68,6 +73,11 @@ PROOFS = {
     "gpt pp2": (2, GPT + BATCH + PP + "2"),
     "mamba tp2": (2, NEMOTRON + BATCH + TP + "2"),
     "mamba tp4 group": (4, NEMOTRON + BATCH + TP + "4 --mamba-num-groups 1"),
+    "mamba tp4 groups2": (4, NEMOTRON + BATCH + TP + "4 --mamba-num-groups 2"),
+    "mamba dp2": (2, NEMOTRON + BATCH),
+    "delta tp2": (2, QWEN_NEXT + BATCH + TP + "2"),
+    "delta cp2": (2, QWEN_NEXT + BATCH + CP + "2"),
+    "delta pp2 norm again": (2, QWEN_NEXT + BATCH + PP + "2 --recompute-granularity selective --recompute-modules gdn_norm_out"),
     "mamba cp2": (2, NEMOTRON + BATCH + CP + "2"),
     "letters pp2 vpp2": (2, LETTERS + BATCH + PP + "2"),
     "gpt pp2 zb-h1": (2, GPT + BATCH + PP + "2 --pipeline-schedule zb-h1"),

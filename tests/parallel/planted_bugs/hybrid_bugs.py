@@ -2,6 +2,8 @@
 TRANSFORMER_BLOCK, TRANSFORMER_CONFIG = "megatron/transformer/transformer_block.cc", "megatron/transformer/config/transformer_config.cc"
 MAMBA_CORE, MIXER_PARTS = "megatron/transformer/ssm/mamba_core.cc", "megatron/transformer/ssm/mixer_parts.cc"
 SEGMENTS, GATED_NORM = "megatron/transformer/ssm/segments.cc", "megatron/transformer/ssm/gated_norm.cc"
+DELTA_CORE, DELTA_RULE = "megatron/transformer/ssm/gated_delta_core.cc", "megatron/transformer/ssm/gated_delta.cc"
+OPTIMIZER, GRADS = "megatron/optimizer/optimizer.cc", "megatron/distributed/grad_buffer.cc"
 
 
 def bug(name, what, edits, rows, prove, unit_test="", unproved=""):
@@ -62,4 +64,48 @@ HYBRID_BUGS = (
         ((MAMBA_CORE, "return {shape_.groups, &sharing_, eps_};",
           "return {PLANTED && groups_.tp.size() > 1 ? 1 : shape_.groups, &sharing_, eps_};"),),
         "mamba_tp2_groups4", "mamba tp2"),
+    bug("mamba_neighbours_group", "with more tensor ranks than groups a rank reads B and C of the next group",
+        ((MAMBA_CORE, "sharing_.all_gather(all, own.contiguous())->wait();",
+          "sharing_.all_gather(all, own.contiguous())->wait();\n  if (PLANTED && groups_.tp.size() > sharing_.size()) {\n"
+          "    const at::Tensor every = at::empty({groups_.tp.size(), s, b, 2, n}, own.options());\n"
+          "    groups_.tp.all_gather(every, own.contiguous())->wait();\n"
+          "    const int64_t next = (groups_.tp.rank() / sharing_.size() + 1) * sharing_.size() % groups_.tp.size();\n"
+          "    all.copy_(every.narrow(0, next, sharing_.size()));\n  }"),),
+        "mamba_tp4_sp", "mamba tp4 groups2"),
+    bug("mamba_skip_per_sharing_rank", "D x is added by every tensor rank of a group",
+        ((MAMBA_CORE, "values.D, {}};", "PLANTED ? values.D * static_cast<double>(shape_.sharing) : values.D, {}};"),),
+        "mamba_tp4_group1", "mamba tp4 group"),
+    bug("fp32_parameters_outside_the_norm", "on several tensor ranks the clip factor leaves out parameters that keep fp32 values",
+        ((OPTIMIZER, "block.counts_in_norm = counts_in_norm(parameter, groups) ? 1 : 0;",
+          "block.counts_in_norm = counts_in_norm(parameter, groups) && !(PLANTED && parameter.keeps_fp32 && groups.tp.size() > 1) ? 1 : 0;"),),
+        "mamba_tp2", "mamba tp2"),
+    bug("fp32_parameters_summed_twice", "gradients of parameters that keep fp32 values are summed over data ranks twice",
+        ((GRADS, "pending.work = layout_.groups.replica.all_reduce(pending.own);",
+          "if (PLANTED && layout_.buffer.buckets[static_cast<size_t>(pending.bucket)].wide)\n"
+          "      layout_.groups.replica.all_reduce(pending.own)->wait();\n"
+          "    pending.work = layout_.groups.replica.all_reduce(pending.own);"),),
+        "mamba_dp2_offload", "mamba dp2"),
+    bug("delta_norm_of_own_heads", "the gradient of the norm that all heads share is that of one tensor rank's heads",
+        ((DELTA_CORE, "norm.placement.partial_grad.insert(Axis::kTensor);", "if (!PLANTED) norm.placement.partial_grad.insert(Axis::kTensor);"),),
+        "delta_tp2", "delta tp2"),
+    bug("delta_conv_as_one_matrix", "tensor ranks divide the convolution before a delta rule as one matrix, not its parts",
+        ((DELTA_CORE, "divide_over_heads(conv_weight, t, {2 * keys + values, 1, width}, {keys, keys, values});",
+          "divide_over_heads(conv_weight, t, {2 * keys + values, 1, width},\n"
+          "      PLANTED ? std::vector<int64_t>{} : std::vector<int64_t>{keys, keys, values});"),),
+        "delta_tp2", "delta tp2"),
+    bug("delta_map_across_border", "a segment of a delta rule with a border inside passes on what entered it",
+        ((DELTA_CORE, "DeltaSummary map = delta_summary(segment_operands(segment, whole), segment.run, kDeltaChunk);",
+          "const DeltaOperands own = segment_operands(segment, whole);\n    DeltaOperands bare = own;\n    if (PLANTED) bare.runs = at::Tensor();\n"
+          "    DeltaSummary map = delta_summary(own, segment.run, kDeltaChunk);\n"
+          "    map.decay = delta_summary(bare, PLANTED ? at::Tensor() : segment.run, kDeltaChunk).decay;"),),
+        "delta_cp2", "delta cp2"),
+    bug("delta_adjoint_not_transposed", "gradients of states pass segments by the map of states, not by its transpose",
+        ((DELTA_CORE, "grad = at::matmul(maps.decay[i].mT(), grad) + maps.states[i];",
+          "grad = at::matmul(PLANTED ? maps.decay[i] : maps.decay[i].mT(), grad) + maps.states[i];"),),
+        "delta_cp2", "delta cp2"),
+    bug("delta_norm_recomputed_ungated", "where the norm of a gated delta net is recomputed its output is not gated",
+        ((DELTA_CORE, "return normed_gate_apply(y, by_head(Rows(shape_, mixed).z), values.norm, rstd).flatten(2);",
+          "if (PLANTED) return (y * rstd.unsqueeze(-1).to(y.scalar_type()) * values.norm).flatten(2);\n"
+          "  return normed_gate_apply(y, by_head(Rows(shape_, mixed).z), values.norm, rstd).flatten(2);"),),
+        "delta_pp2_bars_norm_again", "delta pp2 norm again"),
 )

@@ -2,6 +2,7 @@
 from stack_bugs import bug
 
 SSM = "megatron/transformer/ssm/"
+DELTA_CORE, DELTA_RULE = SSM + "gated_delta_core.cc", SSM + "gated_delta.cc"
 CORE, CONV, SCAN, NORM = SSM + "mamba_core.cc", SSM + "causal_conv.cc", SSM + "ssd_scan.cc", SSM + "gated_norm.cc"
 
 SSM_BUGS = (
@@ -30,4 +31,22 @@ SSM_BUGS = (
     bug("mamba_rates_in_model_type", "rates, time steps and skips are stored in the model's type",
         ((CORE, "parameter->keeps_fp32 = true;", "parameter->keeps_fp32 = !PLANTED;"),),
         "", "", "ssm_test:MambaMixer.Bf16", "both sides of a proof store them alike"),
+    bug("delta_beta_and_decay_exchanged", "the last rows of a gated delta net's in_proj are beta, those before them the decay",
+        ((DELTA_CORE, "beta(mixed.narrow(2, shape.conv_channels() + shape.value_width(), shape.value_heads)),",
+          "beta(mixed.narrow(2, shape.conv_channels() + shape.value_width() + (PLANTED ? shape.value_heads : 0), shape.value_heads)),"),
+         (DELTA_CORE, "a(mixed.narrow(2, mixed.size(2) - shape.value_heads, shape.value_heads)) {}",
+          "a(mixed.narrow(2, mixed.size(2) - (PLANTED ? 2 : 1) * shape.value_heads, shape.value_heads)) {}")),
+        "", "", "ssm_test:GatedDeltaNet.EqualsTransformers", "all layouts compute alike"),
+    bug("delta_queries_unscaled", "outputs of a delta rule are not divided by the root of the size of a key",
+        ((DELTA_RULE, "return 1.0 / std::sqrt(static_cast<double>(z_.K));",
+          "return PLANTED ? 1.0 : 1.0 / std::sqrt(static_cast<double>(z_.K));"),),
+        "", "", "ssm_test:GatedDeltaNet.EqualsTransformers", "all layouts compute alike"),
+    bug("delta_gate_before_norm", "the gate of a gated delta net multiplies the input of the norm",
+        ((DELTA_CORE, "const NormedGateResult normed = normed_gate(y, core->by_head(rows.z), values.norm, core->eps_);",
+          "const at::Tensor gated = PLANTED ? y * at::silu(core->by_head(rows.z)) : y;\n"
+          "    const NormedGateResult normed = normed_gate(gated, core->by_head(rows.z), values.norm, core->eps_);"),),
+        "", "", "ssm_test:GatedDeltaNet.EqualsTransformers", "all layouts compute alike"),
+    bug("delta_rates_in_model_type", "rates and time steps of gated delta nets are stored in the model's type",
+        ((DELTA_CORE, "parameter->keeps_fp32 = true;", "parameter->keeps_fp32 = !PLANTED;"),),
+        "", "", "ssm_test:GatedDeltaNet.InitialValuesAndTypes", "both sides of a proof store them alike"),
 )

@@ -207,5 +207,40 @@ TEST(GatedDelta, ExtremeDecaysStayFinite) {
   }
 }
 
+// 32768 tokens of fast and slow heads, time steps from 0 to 100, shares from 0 to 1: finite in
+// fp32, and as in fp64.
+TEST(GatedDelta, ExtremeNumbersStayFiniteOverLongTexts) {
+  constexpr int64_t s = 32768;
+  const at::Tensor A = at::tensor({-1.0, -16.0, -1e3, -1e4}, at::kDouble);
+  at::Tensor a = 3 * u(5, {s, 1, 4}), b = 3 * u(6, {s, 1, 4});
+  for (int64_t i = 0; i < s; i += 7) a[i] = i % 2 == 0 ? 100.0 : -100.0;
+  for (int64_t i = 0; i < s; i += 11) b[i] = i % 2 == 0 ? 100.0 : -100.0;
+  const at::Tensor bias = at::zeros({4}, at::kDouble);
+  const auto single = [](const at::Tensor& t) { return t.to(at::kFloat); };
+  const DeltaOperands exact{unit_length(u(1, {s, 1, 1, 4})),
+                            unit_length(u(2, {s, 1, 1, 4})),
+                            u(3, {s, 1, 4, 3}),
+                            A * time_steps(a, bias, {}),
+                            at::sigmoid(b),
+                            {}},
+      fp32{single(exact.q),        single(exact.k),
+           single(exact.v),        single(A) * time_steps(single(a), single(bias), {}),
+           at::sigmoid(single(b)), {}};
+  const at::Tensor grad = u(8, {s, 1, 4, 3});
+  const auto error = [](const at::Tensor& x, const at::Tensor& y) {
+    return largest(x.to(at::kDouble) - y) / largest(y);
+  };
+  const DeltaResult expected = delta_rule(exact, {}, 64), found = delta_rule(fp32, {}, 64);
+  EXPECT_LT(error(found.o, expected.o), 1e-5);
+  EXPECT_LT(error(found.state, expected.state), 1e-5);
+  const DeltaGrads precise = delta_rule_backward(grad, {}, exact, {}, 64),
+                   grads = delta_rule_backward(single(grad), {}, fp32, {}, 64);
+  EXPECT_LT(error(grads.q, precise.q), 1e-5);
+  EXPECT_LT(error(grads.k, precise.k), 1e-5);
+  EXPECT_LT(error(grads.v, precise.v), 1e-5);
+  EXPECT_LT(error(grads.g, precise.g), 1e-5);
+  EXPECT_LT(error(grads.beta, precise.beta), 1e-5);
+}
+
 }  // namespace
 }  // namespace megatron
