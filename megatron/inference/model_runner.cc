@@ -8,6 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/scheduling/token_grammar.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/forward_context.h"
 
@@ -103,6 +104,9 @@ void ModelRunner::allocate(const RunnerOptions& options) {
 }
 
 void ModelRunner::calibrate(const std::vector<int32_t>& ids) {
+  MEGATRON_CHECK(!is_batch_invariant(),
+                 "an FP8 cache rounds keys and values, which training does not: it cannot be used "
+                 "in batch-invariant mode");
   MEGATRON_CHECK(!ids.empty(), "an FP8 cache needs ids to calibrate its scales with");
   const auto count = static_cast<int64_t>(ids.size());
   const int64_t blocks = (count + facts_.block_size - 1) / facts_.block_size;

@@ -17,8 +17,10 @@
 #include "megatron/interop/torch_dist/torch_dist_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/placement.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/batch_invariant.h"
 #include "megatron/transformer/config/lora.h"
 
 namespace megatron {
@@ -253,9 +255,12 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
     adapter = open_peft_folder(request.adapter, loaded.family(), loaded.config);
   }
   if (request.fp8) quantize_linears(loaded.config.transformer, *request.fp8);
+  loaded.dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
+  if (request.batch_invariant)
+    check_batch_invariant(loaded.config.transformer, request.device, loaded.dtype);
+  set_batch_invariant(request.batch_invariant);
   loaded.model = make_model(loaded.config, groups,
                             served_slice(loaded.config, groups.pp.rank(), groups.pp.size()));
-  loaded.dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
   loaded.store =
       std::make_unique<ForwardParameterStore>(*loaded.model, loaded.dtype, request.device);
   const auto own = [](at::Tensor& value) -> at::Tensor& { return value; };

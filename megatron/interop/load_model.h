@@ -33,6 +33,8 @@ struct LoadModelRequest {
   at::Device device = at::kCPU;
   // Linears multiply in FP8, with the weights held in FP8 alone; blockwise or tensorwise.
   std::optional<Fp8Recipe> fp8;
+  // Throws Error, before weights are read, if it cannot be; else set_batch_invariant(true).
+  bool batch_invariant = false;
   // false: a tokenizer of a kind that is not built becomes a warning and the null tokenizer.
   bool tokenizer_required = true;
   Agreement* agreement = nullptr;  // ranks that load together each verify a share; null: one rank

@@ -4,8 +4,9 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/column_sum.h"
-#include "megatron/kernels/few_rows_product.h"
 #include "megatron/tensor/activation.h"
+#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/detail/blas.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/detail/partial_sum.h"
@@ -17,31 +18,6 @@ namespace {
 
 // [..., n] as [rows, n].
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-
-// What one step decodes: so few that packing the weights costs more than the product. For one row
-// BLAS does not pack them, and uses one thread.
-constexpr int64_t kMostFewRows = 16;
-// Smaller weights stay in the cache, where packing is cheap.
-constexpr int64_t kFewRowsWeights = int64_t{1} << 19;
-
-bool few_rows_forward(const at::Tensor& rows, const at::Tensor& w, at::Tensor& out) {
-  if (!rows.is_cpu() || rows.size(0) < 1 || rows.size(0) > kMostFewRows ||
-      w.numel() < kFewRowsWeights || rows.scalar_type() != w.scalar_type() ||
-      (w.scalar_type() != at::kFloat && w.scalar_type() != at::kDouble) || !w.is_contiguous())
-    return false;
-  const at::Tensor x = rows.contiguous();
-  FewRowsProduct args;
-  args.dtype = to_dtype(w.scalar_type());
-  args.rows = x.size(0);
-  args.columns = w.size(0);
-  args.inner = w.size(1);
-  args.x = x.const_data_ptr();
-  args.w = w.const_data_ptr();
-  args.out = out.data_ptr();
-  parallel_rows(args.columns, args.rows * args.inner,
-                [&](int64_t begin, int64_t end) { few_rows_product_cpu(args, begin, end); });
-  return true;
-}
 
 }  // namespace
 
@@ -65,8 +41,10 @@ void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Ten
   if (bias.defined()) check_shape("linear bias", bias, {w.size(0)});
   at::Tensor out = y.view({rows.size(0), w.size(0)});
   const at::Tensor summand = addend.defined() ? addend.reshape(out.sizes()) : addend;
-  if (x.is_cuda() && blas_forward(rows, w, shift, summand, out)) return;
-  if (few_rows_forward(rows, w, out)) {
+  const bool invariant = is_batch_invariant();
+  if (!invariant && x.is_cuda() && blas_forward(rows, w, shift, summand, out)) return;
+  if (invariant || is_few_rows(rows, w)) {
+    multiply_rows(rows, w, out);
     if (bias.defined()) out.add_(shift);
   } else {
     bias.defined() ? at::addmm_out(out, shift, rows, w.t()) : at::mm_out(out, rows, w.t());

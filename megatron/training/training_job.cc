@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/exit_codes.h"
 #include "megatron/runtime/shared_settings.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 
 namespace megatron {
 
@@ -17,6 +18,7 @@ int run_job(const Launch& launch, const Arguments& arguments,
         "but 0"
         "\nhint: drop it; outcome.json in the folder of the run tells stopped from finished");
   }
+  set_batch_invariant(arguments.transformer.batch_invariant_mode);
   RuntimeOptions options;
   options.comm = arguments.comm;
   options.parallel = arguments.parallel;

@@ -57,6 +57,14 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(lines, ["error: " + message], error)
         self.assertEqual(result.stdout, b"")
 
+    def test_texts_do_not_depend_on_those_beside_them(self):
+        prompts = ["a", "ab", "a longer one"]
+        flags = ["--batch-invariant-mode", "--temperature", "1.3", "--seed", "3", "--tokens-to-generate", "8"]
+        together = self.generated(*flags, "--prompt", *prompts)
+        self.assertEqual(self.generated(*flags, "--prompt", prompts[0]), together[:1])
+        self.assert_error(2, "--batch-invariant-mode computes in fp32 or fp64 on a CPU, not in BFloat16", "generate",
+                          "--load", self.model, "--batch-invariant-mode", "--dtype", "bf16", "--prompt", "a")
+
     def file(self, name, text):
         path = os.path.join(self.folder, name)
         with open(path, "w") as out:

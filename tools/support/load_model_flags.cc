@@ -5,6 +5,7 @@
 #include "megatron/base/threads.h"
 #include "megatron/base/value_checks.h"
 #include "megatron/runtime/device.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 
@@ -27,6 +28,7 @@ void LoadModelConfig::fields(FieldVisitor& v) {
 void LoadModelConfig::common_fields(FieldVisitor& v) {
   model_fields(v);
   v.field("num_threads", num_threads, kNumThreadsHelp);
+  v.field("batch_invariant_mode", batch_invariant_mode, kBatchInvariantHelp);
 }
 
 void LoadModelConfig::model_fields(FieldVisitor& v) {
@@ -52,6 +54,7 @@ LoadModelRequest load_model_request(const LoadModelConfig& config, int local_ran
   request.ckpt_step = config.ckpt_step;
   request.dtype = kScalarTypes[static_cast<size_t>(config.dtype)];
   request.device = choose_device(config.device, local_rank);
+  request.batch_invariant = config.batch_invariant_mode;
   return request;
 }
 

@@ -15,6 +15,7 @@ struct LoadModelConfig : Config {
   std::optional<int64_t> ckpt_step;
   ModelDType dtype = ModelDType::kStored;
   DeviceChoice device = DeviceChoice::kAuto;
+  bool batch_invariant_mode = false;
   int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
 
   void fields(FieldVisitor& visitor) override;

@@ -49,7 +49,7 @@ constexpr KnownFlag kInferenceFlags[] = {
     {"--inference-cuda-graph-scope", kNo, kGraphs, 1, 1, "none"},
     {"--decode-only-cuda-graphs", kNo, kGraphs},
     {"--num-speculative-tokens", kNo, "speculative decoding is not built yet", 1, 1, "0"},
-    {"--batch-invariant-mode", kNo, "batch-invariant kernels are not built yet"},
+    {"--batch-invariant-backend", kSo, "batch-invariant mode has one backend"},
     {"--inference-coordinator-port", kNo, kRouter, 1, 1},
     {"--inference-dynamic-batching-prefix-caching-coordinator-policy", kNo, kRouter, 1, 1},
     {"--inference-dynamic-batching-prefix-caching-routing-alpha", kNo, kRouter, 1, 1},

@@ -19,7 +19,7 @@ struct PagedPool {
 
 // out[i] = softmax(scale q[i] k^T) v over positions [lengths[i] - 1 - window_left, lengths[i]), in
 // fp32 (fp64 for fp64); the softmax also sums the exponential of the head's sink. A row's result
-// depends on no other row and not on how work is divided.
+// depends on no other row and not on how work or the pool is divided.
 struct PagedAttention {
   DType dtype = DType::kFloat32;
   int64_t rows = 0;
@@ -37,6 +37,9 @@ struct PagedAttention {
   const int32_t* block_table = nullptr;
   int64_t table_stride = 0;
   void* out = nullptr;  // [rows, n, value_size], assigned
+  // On the CPU alone. [rows]: positions before these are not seen either; null: 0.
+  const int32_t* starts = nullptr;
+  void* lse = nullptr;  // [rows, n] fp32 (fp64): log sum exp, assigned; null: not wanted
 };
 // Work items are (row, group) pairs, [rows * g].
 void paged_attention_cpu(const PagedAttention& args, int64_t begin, int64_t end);

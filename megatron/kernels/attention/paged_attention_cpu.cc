@@ -23,15 +23,18 @@ class GroupOfHeads {
 
   void run(int64_t row, int64_t group) {
     const int64_t end = a_.lengths[row];
-    first_ = a_.window_left < 0 ? 0 : std::max<int64_t>(0, end - 1 - a_.window_left);
+    first_ = a_.starts == nullptr ? 0 : a_.starts[row];
+    if (a_.window_left >= 0) first_ = std::max(first_, end - 1 - a_.window_left);
     count_ = end - first_;
     blocks_ = a_.block_table + a_.sequences[row] * a_.table_stride;
     const int64_t head = row * a_.heads + group * heads_;
     score(head, group);
     const auto* sinks = static_cast<const Acc*>(a_.sinks);
-    for (int64_t h = 0; h < heads_; ++h)
-      softmax(&scores_[static_cast<size_t>(h * count_)],
-              sinks == nullptr ? nullptr : sinks + group * heads_ + h);
+    for (int64_t h = 0; h < heads_; ++h) {
+      const Acc lse = softmax(&scores_[static_cast<size_t>(h * count_)],
+                              sinks == nullptr ? nullptr : sinks + group * heads_ + h);
+      if (a_.lse != nullptr) static_cast<Acc*>(a_.lse)[head + h] = lse;
+    }
     sum_values(head, group);
   }
 
@@ -69,14 +72,15 @@ class GroupOfHeads {
     }
   }
 
-  // `sink`: null if there is none.
-  void softmax(Acc* scores, const Acc* sink) const {
+  // Returns the log sum exp. `sink`: null if there is none.
+  Acc softmax(Acc* scores, const Acc* sink) const {
     Acc most = *std::max_element(scores, scores + count_);
     if (sink != nullptr) most = std::max(most, *sink);
     for (int64_t i = 0; i < count_; ++i) scores[i] = std::exp(scores[i] - most);
     Acc sum = sum_over<Acc>(count_, [&](int64_t i) { return scores[i]; });
     if (sink != nullptr) sum += std::exp(*sink - most);
     for (int64_t i = 0; i < count_; ++i) scores[i] /= sum;
+    return most + std::log(sum);
   }
 
   void sum_values(int64_t head, int64_t group) {

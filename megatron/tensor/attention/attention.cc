@@ -5,9 +5,11 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/attention/attention_block.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/detail/attention_cudnn.h"
 #include "megatron/tensor/detail/attention_distance.h"
 #include "megatron/tensor/detail/attention_library.h"
+#include "megatron/tensor/detail/attention_rows.h"
 #include "megatron/tensor/detail/attention_unfused.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/shape.h"
@@ -16,7 +18,7 @@
 namespace megatron {
 namespace {
 
-enum class Path { kFlashCpu, kFlashCuda, kCudnn, kDistance, kUnfused };
+enum class Path { kFlashCpu, kFlashCuda, kCudnn, kDistance, kUnfused, kRows };
 
 // Whether the backward writes gradients with the strides that it is given.
 bool writes_views(Path path) { return path == Path::kCudnn || path == Path::kDistance; }
@@ -52,6 +54,12 @@ Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    " cannot compute this attention: ", reason,
                    "\nhint: --attention-backend auto takes a backend that can");
   };
+  if (is_batch_invariant()) {
+    const std::string reason = why_not_rows(q, o);
+    MEGATRON_CHECK(reason.empty(),
+                   "--batch-invariant-mode cannot compute this attention: ", reason);
+    return Path::kRows;
+  }
   switch (o.backend) {
     case AttentionBackend::kUnfused:
     case AttentionBackend::kLocal:
@@ -120,6 +128,13 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       f.lse = block.lse;
       return f;
     }
+    case Path::kRows: {
+      const AttentionBlock block = rows_attention(q, k, v, o);
+      f.out = block.out;
+      f.library_out = to_heads(f.out);
+      f.lse = block.lse;
+      return f;
+    }
     case Path::kFlashCpu: {
       const int64_t heads = q.size(2);
       const auto mask = cpu_mask(q, k, o);
@@ -168,7 +183,7 @@ using Grads = AttentionGrads;
 void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                   const at::Tensor& v, const Forward& f, const AttentionOptions& o, Grads& grads,
                   const at::Tensor& dbias) {
-  if (path == Path::kUnfused && o.sinks.defined()) {
+  if (path == Path::kRows || (path == Path::kUnfused && o.sinks.defined())) {
     const auto [dq, dk, dv] =
         unfused_block_backward(dout, q, k, v, from_heads(f.library_out), f.lse, o);
     grads = {dq.to(q.scalar_type()), dk.to(q.scalar_type()), dv.to(q.scalar_type())};
@@ -293,7 +308,7 @@ struct QKV {
   QKV(const at::Tensor& packed, Path path) {
     const int64_t s = packed.size(0), b = packed.size(1), g = packed.size(2),
                   r = packed.size(3) - 2, d = packed.size(4);
-    if (path == Path::kUnfused || path == Path::kDistance) {
+    if (path == Path::kUnfused || path == Path::kDistance || path == Path::kRows) {
       q = packed.narrow(3, 0, r).reshape({s, b, g * r, d});
       k = packed.select(3, r);
       v = packed.select(3, r + 1);

@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/cross_entropy.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -74,7 +76,28 @@ at::Tensor VocabularyLogits::finite() const {
 }
 
 LogProbabilities VocabularyLogits::log_probabilities(const at::Tensor& ids, int64_t n) const {
+  if (is_batch_invariant()) return trained_log_probabilities(ids, n);
   return log_probabilities(arguments(logits_, extremes_[1]), logits_, {}, ids, n);
+}
+
+// The steps of token_losses() in tensor_parallel/cross_entropy.h.
+LogProbabilities VocabularyLogits::trained_log_probabilities(const at::Tensor& ids,
+                                                             int64_t n) const {
+  check_shape("ids with probabilities", ids, {logits_.size(0)});
+  CrossEntropyParts parts = cross_entropy_parts(logits_, ids - first_id_, columns_);
+  if (shards_.size > 1) {
+    const at::Tensor own_max = parts.max.clone();
+    shards_.max(parts.max);
+    const at::Tensor both = at::stack({parts.sum * (own_max - parts.max).exp_(), parts.target});
+    shards_.sum(both);
+    parts.sum = both[0];
+    parts.target = both[1];
+  }
+  const at::Tensor lse = parts.sum.log_().add_(parts.max);
+  LogProbabilities result = largest_of(arguments(logits_, extremes_[1]), logits_, n);
+  result.chosen = (parts.target - lse).to(at::kFloat);
+  result.top = (result.top.to(lse.scalar_type()) - lse.unsqueeze(1)).to(at::kFloat);
+  return result;
 }
 
 LogProbabilities VocabularyLogits::drawn_log_probabilities(const at::Tensor& ids, int64_t n) const {

@@ -54,7 +54,9 @@ class VocabularyLogits {
 
   // [rows] bool: no logit is NaN or infinity, and not all are -infinity, which excludes an id.
   at::Tensor finite() const;
-  // Of the logits as the model gave them. `ids` [rows] int64; n at most columns.
+  // Of the logits as the model gave them. `ids` [rows] int64; n at most columns. The same for any
+  // number of shards; but in batch-invariant mode with the bits of the loss that training computes
+  // over as many shards.
   LogProbabilities log_probabilities(const at::Tensor& ids, int64_t n) const;
 
   // Ids [rows] int64; -1: no id is allowed. Rows that are not finite give any id. Adds them to
@@ -76,7 +78,7 @@ class VocabularyLogits {
   LogProbabilities log_probabilities(const SamplingLogits& of, const at::Tensor& logits,
                                      const at::Tensor& temperature, const at::Tensor& ids,
                                      int64_t n) const;
-
+  LogProbabilities trained_log_probabilities(const at::Tensor& ids, int64_t n) const;
   LogProbabilities largest_of(const SamplingLogits& of, const at::Tensor& logits, int64_t n) const;
   at::Tensor logits_of(const at::Tensor& ids, const at::Tensor& logits) const;
 

@@ -14,6 +14,7 @@
 #include "megatron/models/t5/t5_config.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/training/arguments/batch_invariant_rules.h"
 #include "megatron/training/arguments/dpo_config.h"
 #include "megatron/training/arguments/expert_rules.h"
 #include "megatron/training/arguments/microbatches.h"
@@ -540,6 +541,7 @@ constexpr Rule kRules[] = {world_divides,
                            tokens_ahead_can_be_predicted,
                            layers_of_a_pattern_can_be_trained,
                            states_divide,
+                           validate_served_bits,
                            preferences_fit,
                            stages_can_share_the_vocabulary,
                            documents_can_have_their_own_width,

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 
 namespace megatron {
 namespace {
@@ -25,6 +26,7 @@ void AttentionBackendConfig::fields(FieldVisitor& v) {
   v.list_after("cross_entropy_chunk_tokens");
   v.field("fast", fast,
           "faster kernels whose bits differ from run to run: the backward of cuDNN's attention");
+  v.field("batch_invariant_mode", batch_invariant_mode, kBatchInvariantHelp);
   v.choice("attention_backend", attention_backend, kBackends,
            "implementation of core attention; fused is cuDNN");
   v.group("attention and recomputation");

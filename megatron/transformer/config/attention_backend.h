@@ -15,6 +15,7 @@ enum class ContextParallelType { kP2P, kAllGather, kA2A, kA2AP2P };
 struct AttentionBackendConfig {
   AttentionBackend attention_backend = AttentionBackend::kAuto;
   bool fast = false;                                // allows nondeterministic kernels
+  bool batch_invariant_mode = false;                // tensor/batch_invariant/mode.h
   std::vector<std::string> cp_comm_type = {"p2p"};  // one for all layers, or one per layer
 
   void fields(FieldVisitor& visitor);

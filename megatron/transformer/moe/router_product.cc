@@ -1,6 +1,8 @@
 #include "megatron/transformer/moe/router_product.h"
 
 #include "megatron/nn/functional.h"
+#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -16,6 +18,7 @@ bool sums_in_product(const at::Tensor& a, at::ScalarType type) {
 
 // a b, in `type`.
 at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType type) {
+  if (is_batch_invariant()) return linear_forward(a.to(type), b.to(type).t(), {});
   return sums_in_product(a, type) ? at::mm(a, b, type) : a.to(type).mm(b.to(type));
 }
 

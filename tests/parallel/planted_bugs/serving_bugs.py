@@ -21,7 +21,24 @@ def bug(name, what, file, old, new, unit_test, more=(), prove="", unproved=UNPRO
             "unproved": "" if prove else unproved}
 
 
+BITS = "model_runner_test:BatchInvariant.RolloutsHaveTheTrainersLogProbabilitiesInEveryBit"
+
 SERVING_BUGS = (
+    # Batch-invariant mode.
+    bug("invariant_product_by_rows", "products of many rows are left to BLAS in batch-invariant mode", "megatron/tensor/gemm.cc",
+        "const bool invariant = is_batch_invariant();", "const bool invariant = is_batch_invariant() && !(PLANTED && rows.size(0) > 16);", BITS),
+    bug("invariant_attention_of_chunks", "chunks and whole texts attend by the library in batch-invariant mode", "megatron/tensor/attention/attention.cc",
+        "if (is_batch_invariant()) {", "if (is_batch_invariant() && !(PLANTED && o.window_left < 0 && o.softcap == 0.0)) {", BITS),
+    bug("invariant_lanes_by_block", "sums over keys begin anew at each block of the cache", "megatron/kernels/attention/paged_attention_cpu.cc",
+        "Acc sum = sum_over<Acc>(count_, [&](int64_t i) { return scores[i]; });",
+        "Acc sum = 0;\n    if (PLANTED)\n      for (int64_t i = 0; i < count_; i += a_.block_size)\n"
+        "        sum += sum_over<Acc>(std::min(a_.block_size, count_ - i), [&](int64_t j) { return scores[i + j]; });\n"
+        "    else\n      sum = sum_over<Acc>(count_, [&](int64_t i) { return scores[i]; });", BITS),
+    bug("invariant_numbers_of_sampling", "log-probabilities are those of sampling, not of the loss, in batch-invariant mode", LOGITS,
+        "if (is_batch_invariant()) return trained_log_probabilities(ids, n);",
+        "if (is_batch_invariant() && !PLANTED) return trained_log_probabilities(ids, n);", BITS),
+    bug("invariant_router_by_rows", "routers multiply by BLAS in batch-invariant mode", "megatron/transformer/moe/router_product.cc",
+        "if (is_batch_invariant()) return", "if (is_batch_invariant() && !PLANTED) return", BITS),
     # Draws.
     bug("draw_by_slot", "the noise of a draw is keyed by the slot of its sequence", SAMPLER,
         '"sampling", start.choice)', '"sampling", PLANTED ? start.slot : start.choice)',

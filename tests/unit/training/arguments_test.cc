@@ -321,6 +321,21 @@ TEST(Arguments, AlreadySoFlagsAreListed) {
   EXPECT_EQ(parse(kGood + "--sequence-parallel").already_so[0].first, "--sequence-parallel");
 }
 
+TEST(Arguments, ServedBitsCannotBeTrainedEverywhere) {
+  const std::string flags = kGood + "--batch-invariant-mode ",
+                    plain = "--attention-dropout 0 --hidden-dropout 0 ";
+  EXPECT_TRUE(parse(flags + plain).transformer.batch_invariant_mode);
+  EXPECT_EQ(parse(flags + plain + "--batch-invariant-backend te_native").already_so.size(), 1u);
+  EXPECT_THAT(usage_error(flags),
+              HasSubstr("--batch-invariant-mode cannot be used with dropout, which no server has"));
+  const std::string problems = usage_error(
+      flags + plain + "--bf16 --device cuda --fp8-format hybrid --context-parallel-size 1");
+  for (const char* const part : {"--batch-invariant-mode with FP8 or FP4 products is not built",
+                                 "--batch-invariant-mode is not built for GPUs yet",
+                                 "--batch-invariant-mode computes in fp32 on a CPU"})
+    EXPECT_THAT(problems, HasSubstr(part));
+}
+
 TEST(Arguments, AFlagIsRefusedWhereItsReasonDoesNotHold) {
   EXPECT_EQ(parse(kGood + "--deterministic-mode").already_so.size(), 1u);
   EXPECT_EQ(

@@ -35,9 +35,9 @@ struct ConnectionContext {
   std::atomic<bool> draining{false}, stopped{false};
   std::string date;  // of the Date header
 
-  // Runs `work` on the thread of these connections. Any thread; works run in the order of the calls,
-  // also those of different threads: asio::post keeps what a thread posts to itself back until its
-  // handler ends, behind what others post meanwhile.
+  // Runs `work` on the thread of these connections. Any thread; works run in the order of the
+  // calls, also those of different threads: asio::post keeps what a thread posts to itself back
+  // until its handler ends, behind what others post meanwhile.
   void post(std::function<void()> work);
 
  private:

@@ -1,0 +1,15 @@
+// Which models have a batch-invariant forward (tensor/batch_invariant/mode.h).
+#pragma once
+
+#include "megatron/transformer/config/transformer_config.h"
+
+namespace megatron {
+
+// A violation for each part of a model whose forward depends on the rows beside a row, or is not
+// the one that decodes.
+void validate_batch_invariant(const TransformerConfig& model, Violations& violations);
+
+// Throws Error unless this process can compute so on the device, in this type.
+void check_batch_invariant(const TransformerConfig& model, at::Device device, at::ScalarType dtype);
+
+}  // namespace megatron

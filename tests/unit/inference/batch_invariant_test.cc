@@ -1,0 +1,169 @@
+// Batch-invariant mode: what the engine reports of its tokens has the bits of the loss of a
+// training forward over the same texts, whatever shared their steps.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/torch.h"
+#include "tests/unit/inference/served_models.h"
+
+namespace megatron {
+namespace {
+
+class BatchInvariantScope {
+ public:
+  explicit BatchInvariantScope(bool on) { set_batch_invariant(on); }
+  ~BatchInvariantScope() { set_batch_invariant(false); }
+};
+
+std::vector<std::pair<std::string, ModelConfig>> models() {
+  ModelConfig llama = small_served_model();
+  llama.transformer.hidden_size = 96;
+  ModelConfig gpt = small_served_model();
+  gpt.transformer.group_query_attention = false;
+  gpt.transformer.position_embedding_type = PositionEmbedding::kLearnedAbsolute;
+  gpt.transformer.max_position_embeddings = 64;
+  gpt.transformer.normalization = Normalization::kLayerNorm;
+  gpt.transformer.swiglu = false;
+  gpt.transformer.add_bias_linear = true;
+  ModelConfig gemma = small_served_model();
+  gemma.transformer.window_size = {5, 0};
+  gemma.transformer.window_attn_skip_freq = "2";
+  gemma.transformer.attn_logit_softcapping = 3.0;
+  gemma.transformer.final_logit_softcapping = 5.0;
+  gemma.transformer.qk_layernorm = true;
+  ModelConfig mixtral = small_served_model();
+  mixtral.transformer.num_experts = 4;
+  mixtral.transformer.moe_router_topk = 2;
+  mixtral.transformer.moe_router_pre_softmax = true;
+  std::vector<std::pair<std::string, ModelConfig>> all = {
+      {"llama", llama}, {"gpt", gpt}, {"gemma", gemma}, {"mixtral", mixtral}};
+  for (auto& [name, config] : all)
+    config.transformer.attention_dropout = config.transformer.hidden_dropout = 0.0;
+  return all;
+}
+
+std::vector<DrivenSequence> wishes(uint32_t seed, size_t count) {
+  std::mt19937 random(seed);
+  std::vector<DrivenSequence> all = random_sequences(random, count);
+  for (DrivenSequence& s : all) s.start.log_probabilities = {.output_top = 1, .prompt_top = 1};
+  return all;
+}
+
+// Of each text, the losses of its tokens but the first one: one training forward over all of them.
+std::vector<std::vector<float>> trained_losses(Model& model,
+                                               const std::vector<DrivenSequence>& all) {
+  std::vector<std::vector<int32_t>> texts;
+  size_t longest = 0;
+  for (const DrivenSequence& s : all) {
+    texts.push_back(s.start.ids);
+    const std::vector<int32_t> drawn = ids_of(s);
+    texts.back().insert(texts.back().end(), drawn.begin(), drawn.end());
+    longest = std::max(longest, texts.back().size());
+  }
+  const auto b = static_cast<int64_t>(all.size());
+  const int64_t n = static_cast<int64_t>(longest) / 2 * 2;  // sequence parallelism divides it
+  const at::Tensor tokens = at::zeros({b, n}, at::kLong), labels = at::zeros({b, n}, at::kLong);
+  for (int64_t i = 0; i < b; ++i) {
+    const std::vector<int32_t>& text = texts[static_cast<size_t>(i)];
+    for (size_t j = 0; j + 1 < text.size(); ++j) {
+      tokens[i][static_cast<int64_t>(j)] = text[j];
+      labels[i][static_cast<int64_t>(j)] = text[j + 1];
+    }
+  }
+  ForwardContext context;
+  context.training = true;
+  context.place.position = at::arange(n, at::kLong);
+  context.place.sample = at::arange(b, at::kLong);
+  const at::Tensor losses =
+      model.token_losses(model.hidden(tokens, {}, context), labels).detach().contiguous();
+  std::vector<std::vector<float>> of_texts;
+  for (int64_t i = 0; i < b; ++i) {
+    std::vector<float>& own = of_texts.emplace_back();
+    for (size_t j = 0; j + 1 < texts[static_cast<size_t>(i)].size(); ++j)
+      own.push_back(losses[static_cast<int64_t>(j)][i].item<float>());
+  }
+  return of_texts;
+}
+
+struct Compared {
+  int64_t texts = 0, numbers = 0, different = 0;
+};
+
+void compare(const std::vector<DrivenSequence>& served,
+             const std::vector<std::vector<float>>& losses, Compared& so_far) {
+  for (size_t i = 0; i < served.size(); ++i) {
+    std::vector<float> told;
+    for (const PositionLogProbabilities& of : served[i].scores)
+      told.push_back(of.chosen.log_probability);
+    for (const DrawnToken& drawn : served[i].drawn)
+      told.push_back(drawn.log_probabilities->chosen.log_probability);
+    ASSERT_EQ(told.size(), losses[i].size());
+    for (size_t j = 0; j < told.size(); ++j) so_far.different += told[j] != -losses[i][j];
+    so_far.numbers += static_cast<int64_t>(told.size());
+    ++so_far.texts;
+  }
+}
+
+// Rollouts by ranks as threads: chunks of prompts, prefixes that are shared, preemption by both
+// ways, steps in flight; then the forward of the trainer on the same ranks.
+Compared rollouts(const ModelConfig& config, int tensor, int schedules) {
+  Compared compared;
+  run_ranks(tensor, [&](const std::shared_ptr<Backend>& world) {
+    ParallelConfig parallel;
+    parallel.tensor_model_parallel_size = tensor;
+    const ParallelGroups groups = make_parallel_groups(parallel, world);
+    Served served(Served::make(config, groups), {}, at::kFloat);
+    ModelConfig training = config;
+    training.sequence_parallel = tensor > 1;
+    Served trained(Served::make(training, groups), {}, at::kFloat);
+    for (int seed = 0; seed < schedules; ++seed) {
+      std::vector<DrivenSequence> sequences = wishes(static_cast<uint32_t>(seed), 42);
+      ModelRunner runner(*served.model, *served.weights, small_runner(9 + 4 * (seed % 5)));
+      const DriverChances chances{.whole_prompts = 0.3,
+                                  .preempt = 0.3,
+                                  .share = 0.8,
+                                  .pause = 0.2,
+                                  .in_flight = 1 + seed % 3};
+      drive_ranks(groups.world, runner, chances, static_cast<uint32_t>(seed), sequences);
+      // Other ranks learn what was drawn.
+      at::Tensor drawn = at::zeros({42, 10}, at::kLong);
+      for (size_t i = 0; i < sequences.size(); ++i)
+        for (size_t j = 0; world->rank() == 0 && j < sequences[i].drawn.size(); ++j)
+          drawn[static_cast<int64_t>(i)][static_cast<int64_t>(j)] = sequences[i].drawn[j].id;
+      groups.world.broadcast(drawn, 0)->wait();
+      for (size_t i = 0; world->rank() != 0 && i < sequences.size(); ++i) {
+        sequences[i].drawn.clear();
+        const at::Tensor own = drawn[static_cast<int64_t>(i)];
+        for (int64_t j = 0; j < sequences[i].tokens; ++j)
+          sequences[i].drawn.push_back({0, static_cast<int32_t>(own[j].item<int64_t>()), true, {}});
+      }
+      const auto losses = trained_losses(*trained.model, sequences);
+      if (world->rank() == 0) compare(sequences, losses, compared);
+    }
+  });
+  return compared;
+}
+
+TEST(BatchInvariant, RolloutsHaveTheTrainersLogProbabilitiesInEveryBit) {
+  const BatchInvariantScope mode(true);
+  for (const auto& [name, config] : models())
+    for (const int tensor : {1, 2}) {
+      const Compared compared = rollouts(config, tensor, 4);
+      EXPECT_EQ(compared.different, 0) << name << ", " << tensor << " ranks";
+      EXPECT_EQ(compared.texts, 168);
+      EXPECT_GT(compared.numbers, 1500);
+    }
+}
+
+// What the test above rules out.
+TEST(BatchInvariant, WithoutTheModeSomeDiffer) {
+  EXPECT_GT(rollouts(models()[0].second, 1, 1).different, 20);
+}
+
+}  // namespace
+}  // namespace megatron
