@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 
 #include "megatron/media/detail/pixel_math.h"
 #include "megatron/media/resample.h"
@@ -140,21 +142,65 @@ TEST(Decode, ManyScansAreRefused) {
       error_of([&] { decode_image({file, "a.jpg"}, {.limits = {.max_jpeg_scans = 20'000}}); }), "");
 }
 
-// A file of the largest size that is allowed, of which a few bytes are there.
+// Files of nearly the largest size that is allowed, of which few bytes are there.
 TEST(Decode, LargeSizesTakeNoMemoryBeforeTheirData) {
-  GoldenImage png = golden_image("quadrants 1 png");
-  const auto set = [&](size_t at, uint32_t value) {
-    for (int i = 0; i < 4; ++i) png.file[at + i] = static_cast<uint8_t>(value >> (24 - 8 * i));
+  const auto set = [](std::vector<uint8_t>& file, size_t at, int bytes, uint32_t value) {
+    for (int i = 0; i < bytes; ++i)
+      file[at + i] = static_cast<uint8_t>(value >> 8 * (bytes - 1 - i));
   };
-  set(16, 9000);
-  set(20, 9000);
-  set(29, static_cast<uint32_t>(crc32_z(0, png.file.data() + 12, 17)));
-  rusage before = {}, after = {};
-  getrusage(RUSAGE_SELF, &before);
-  EXPECT_THAT(error_of([&] { decode_image({png.file, "a.png"}); }),
-              AllOf(StartsWith("a.png: byte "), HasSubstr("PNG: ")));
-  getrusage(RUSAGE_SELF, &after);
-  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 64 << 10) << "KiB of 243 MB of pixels";
+  std::vector<GoldenImage> files;
+  for (const bool interlaced : {false, true}) {
+    files.push_back(golden_image("quadrants 1 png"));
+    std::vector<uint8_t>& png = files.back().file;
+    set(png, 16, 4, 9000);
+    set(png, 20, 4, 9000);
+    png[28] = interlaced;
+    set(png, 29, 4, static_cast<uint32_t>(crc32_z(0, png.data() + 12, 17)));
+  }
+  files.push_back(golden_image("progressive"));
+  std::vector<uint8_t>& jpeg = files.back().file;
+  const uint8_t frame[] = {0xff, 0xc2};
+  const auto at = std::search(jpeg.begin(), jpeg.end(), frame, frame + 2) - jpeg.begin();
+  set(jpeg, at + 5, 2, 1366);
+  set(jpeg, at + 7, 2, 65'500);
+  for (const GoldenImage& file : files) {
+    rusage before = {}, after = {};
+    getrusage(RUSAGE_SELF, &before);
+    EXPECT_THAT(error_of([&] { decode_image({file.file, "a"}); }), StartsWith("a: byte "));
+    getrusage(RUSAGE_SELF, &after);
+    EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB, " << file.name;
+  }
+}
+
+// A WebP whose two headers tell two sizes.
+TEST(Decode, TheSizeOfTheHeaderIsThatOfThePixels) {
+  GoldenImage webp = golden_image("alpha webp");
+  std::vector<uint8_t>& file = webp.file;
+  const std::string wide("VP8X\x0a\0\0\0\x10\0\0\0\x07\0\0\x05\0\0", 18);
+  if (std::string(file.begin() + 12, file.begin() + 16) == "VP8X")
+    file.erase(file.begin() + 12, file.begin() + 30);
+  file.insert(file.begin() + 12, wide.begin(), wide.end());
+  const auto length = static_cast<uint32_t>(file.size() - 8);
+  for (int i = 0; i < 4; ++i) file[4 + i] = static_cast<uint8_t>(length >> 8 * i);
+  EXPECT_EQ(read_image_header({file, "a"}).size(), (ImageSize{6, 8}));
+  EXPECT_THAT(error_of([&] { decode_image({file, "a.webp"}); }),
+              StartsWith("a.webp: byte 0: WebP: "));
+}
+
+// In a process of its own, for the library is loaded once.
+TEST(DecodeDeathTest, AMissingLibraryIsNamed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        setenv("MEGATRON_MEDIA_LIBRARY", "/nowhere/libmegatron_media.so", 1);
+        const std::string error =
+            error_of([] { decode_image(golden_image("progressive").source()); });
+        std::fputs(error.c_str(), stderr);
+        std::exit(read_image_header(golden_image("progressive").source()).size().width == 24 ? 3
+                                                                                             : 4);
+      },
+      ::testing::ExitedWithCode(3),
+      "images and sound need libmegatron_media.so, which was not built or cannot be loaded");
 }
 
 }  // namespace
