@@ -56,12 +56,14 @@ apt_packages() {
   echo git make pkg-config ninja-build ccache python3 python3-venv \
     nlohmann-json3-dev libsimdjson-dev libyaml-cpp-dev zlib1g-dev libzstd-dev \
     libpcre2-dev libutf8proc-dev libxxhash-dev libboost-dev libssl-dev libgtest-dev libgmock-dev libgloo-dev
-  echo libjpeg-dev libpng-dev libwebp-dev libsndfile1-dev  # images and sound; a build without them does not read these
   case "$SYSTEM" in
     "ubuntu 22.04") echo g++-12 ;;  # its g++ is 11 and its cmake 3.22: cmake comes from PyPI, its mold is too old
     *) echo g++ cmake mold ;;
   esac
 }
+
+# Images and sound: a build without them works, and does not read these.
+MEDIA_PACKAGES=(libjpeg-dev libpng-dev libwebp-dev libsndfile1-dev)
 
 # Runs as root.
 privileged() {
@@ -72,11 +74,18 @@ privileged() {
   fi
 }
 
-install_packages() {
-  local package missing=()
-  for package in $(apt_packages); do
-    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+# Those of the packages named that are not installed.
+missing_packages() {
+  local package
+  for package in "$@"; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || echo "$package"
   done
+}
+
+install_packages() {
+  local missing
+  # shellcheck disable=SC2046
+  mapfile -t missing < <(missing_packages $(apt_packages))
   [ ${#missing[@]} -gt 0 ] || return 0
   say "installing ${#missing[@]} packages: ${missing[*]}"
   if [ "$(id -u)" != 0 ]; then
@@ -89,6 +98,24 @@ install_packages() {
   quietly "apt-get update failed" privileged apt-get update
   quietly "apt-get install failed" privileged env DEBIAN_FRONTEND=noninteractive \
     apt-get install -y --no-install-recommends "${missing[@]}"
+}
+
+# Never asks and never fails; what could not be installed is not tried again before `make clean`.
+install_media_packages() {
+  local missing tried=build/media_packages_tried
+  mapfile -t missing < <(missing_packages "${MEDIA_PACKAGES[@]}")
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ ! -e $tried ] && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; then
+    say "installing ${#missing[@]} packages for images and sound: ${missing[*]}"
+    echo "+ apt-get install ${missing[*]}" >>"$LOG"
+    if privileged env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y --no-install-recommends "${missing[@]}" >>"$LOG" 2>&1; then return 0; fi
+    # The lists of packages may be old.
+    if privileged apt-get update >>"$LOG" 2>&1 && privileged env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y --no-install-recommends "${missing[@]}" >>"$LOG" 2>&1; then return 0; fi
+    touch $tried
+  fi
+  say "images and sound will not be read: as root, apt-get install ${missing[*]}, then build again"
 }
 
 has_gpu() {
@@ -215,7 +242,10 @@ install_torchrun() {
 
 mkdir -p build
 check_machine
-[ "${SKIP_APT:-}" = 1 ] || install_packages
+if [ "${SKIP_APT:-}" != 1 ]; then
+  install_packages
+  install_media_packages
+fi
 install_wheels
 find_tools
 install_torchrun
