@@ -37,6 +37,7 @@ TEST(Bert, RefusesWhatIsNotBuilt) {
   refused("--cross-entropy-fusion-impl linear",
           [](auto&, auto& t) { t.cross_entropy_fusion_impl = CrossEntropyFusion::kLinear; });
   refused("--final-logit-softcapping", [](auto&, auto& t) { t.final_logit_softcapping = 30; });
+  refused("--logits-scaling", [](auto&, auto& t) { t.logits_scaling = 8; });
   refused("--mtp-num-layers", [](auto&, auto& t) { t.mtp_num_layers = 1; });
   refused("--lora-rank", [](auto&, auto& t) { t.lora_rank = 4; });
   ModelConfig one_sided;

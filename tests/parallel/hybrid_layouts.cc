@@ -50,6 +50,12 @@ constexpr ModelFlags kHybridModels[] = {
              "--mamba-chunk-size 3 --num-attention-heads 12 --group-query-attention "
              "--num-query-groups 6 --attention-output-gate --position-embedding-type none "
              "--attention-dropout 0 --hidden-dropout 0"},
+    // Granite's multipliers of embeddings, branches, scores and logits.
+    {"multipliers", PATTERN
+     "M-*-M- " MAMBA "--mamba-num-groups 2 --num-attention-heads 12 --position-embedding-type none "
+     "--attention-dropout 0 --hidden-dropout 0.1 --embedding-multiplier 3 "
+     "--residual-multiplier 0.6 --query-pre-attn-scalar 11 --logits-scaling 1.5 "
+     "--untie-embeddings-and-output-weights"},
     // Latent attention.
     {"letters_latent", PATTERN
      "+-+-- --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 --seq-length 24 "
@@ -106,6 +112,9 @@ constexpr LayoutRow kHybridRows[] = {
     {"states_pp3_cost", "states", 3, PP "3"},
     {"states_dp4_dynamic_cp", "states", 4, "--reset-attention-mask " DYNAMIC_CP "12 "},
     {"states_8", "states", 8, TP "2 " SP PP "2 " CP "2 " ZERO1 OVERLAP},
+    {"multipliers_tp2_sp_pp2_vocabulary", "multipliers", 4,
+     TP "2 " SP PP "2 --pipeline-vocab-parallel"},
+    {"multipliers_cp2_linear_loss", "multipliers", 2, CP "2 --cross-entropy-fusion-impl linear"},
     {"letters_8", "letters", 8, TP "2 " SP PP "2 " CP "2 " ZERO1 OVERLAP},
 };
 

@@ -40,6 +40,7 @@ TEST(T5, RefusesWhatIsNotBuilt) {
   refused("--cross-entropy-fusion-impl linear",
           [](auto&, auto& t) { t.cross_entropy_fusion_impl = CrossEntropyFusion::kLinear; });
   refused("--final-logit-softcapping", [](auto&, auto& t) { t.final_logit_softcapping = 30; });
+  refused("--logits-scaling", [](auto&, auto& t) { t.logits_scaling = 8; });
   refused("--attn-logit-softcapping", [](auto&, auto& t) { t.attn_logit_softcapping = 30; });
   refused("--softmax-type", [](auto&, auto& t) { t.softmax_type = SoftmaxType::kLearnable; });
   refused("--window-size", [](auto&, auto& t) { t.window_size = {8, 0}; });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 
 #include "megatron/base/check.h"
@@ -60,17 +61,38 @@ std::string with_indices(std::string_view pattern, std::span<const int64_t> indi
   return name;
 }
 
+namespace {
+
+// Rows of parts of a gated delta net's in_proj: [first, last).
+int64_t delta_rows(const TransformerConfig& t, size_t first, size_t last) {
+  const int64_t parts[] = {2 * t.linear_key_width() + t.linear_value_width(),
+                           t.linear_value_width(), t.linear_num_value_heads,
+                           t.linear_num_value_heads};
+  return std::accumulate(parts + first, parts + last, int64_t{0});
+}
+
+}  // namespace
+
 std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
                              const TransformerConfig& t) {
   const int64_t d = t.kv_channels, groups = std::max<int64_t>(1, t.query_groups()),
                 r = t.num_attention_heads / groups;
+  const int64_t keys = t.attention_output_gate ? 2 * r : r, width = (keys + 2) * d;  // of a group
   std::vector<RowRun> runs;
   const auto queries = [&](int64_t from) {
-    for (int64_t g = 0; g < groups; ++g) runs.push_back({from + g * r * d, g * (r + 2) * d, r * d});
+    for (int64_t g = 0; g < groups; ++g) {
+      if (keys == r) {
+        runs.push_back({from + g * r * d, g * width, r * d});
+        continue;
+      }
+      for (int64_t head = 0; head < 2 * r; ++head)  // queries and gates in turn
+        runs.push_back(
+            {from + (2 * g * r + head) * d, g * width + (head % 2 * r + head / 2) * d, d});
+    }
   };
   const auto keys_or_values = [&](int64_t from, int64_t which) {
     for (int64_t g = 0; g < groups; ++g)
-      runs.push_back({from + g * d, (g * (r + 2) + r + which) * d, d});
+      runs.push_back({from + g * d, g * width + (keys + which) * d, d});
   };
   switch (layout) {
     case HfLayout::kSame:
@@ -85,6 +107,8 @@ std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
       for (int64_t head = 0; head < groups; ++head)
         runs.push_back({head * d, (2 * head + static_cast<int64_t>(part)) * d, d});
       return runs;
+    case HfLayout::kSeparateDelta:
+      return {{0, delta_rows(t, 0, part), rows}};
     case HfLayout::kJoinedQKV:
       queries(0);
       keys_or_values(groups * r * d, 0);
@@ -98,8 +122,10 @@ int64_t rows_of_part(HfLayout layout, size_t part, size_t parts, int64_t rows,
                      const TransformerConfig& t) {
   if (layout == HfLayout::kStacked || layout == HfLayout::kSeparateKV)
     return rows / static_cast<int64_t>(parts);
+  if (layout == HfLayout::kSeparateDelta) return delta_rows(t, part, part + 1);
   if (layout != HfLayout::kSeparateQKV) return rows;
-  return (part == 0 ? t.num_attention_heads : t.query_groups()) * t.kv_channels;
+  const int64_t of_head = t.attention_output_gate ? 2 : 1;
+  return (part == 0 ? t.num_attention_heads * of_head : t.query_groups()) * t.kv_channels;
 }
 
 TensorView view_of(const HfTensor& tensor) {
@@ -177,6 +203,7 @@ struct Names {
   std::vector<std::string> theirs;
   const HfRow* row;
   bool after_decoder;  // a layer of multi-token prediction
+  int64_t sublayers;   // layers of ours that one of theirs is
 };
 
 void add_names(const HfFamily& family, const HfRow& row, std::string_view layers,
@@ -187,8 +214,9 @@ void add_names(const HfFamily& family, const HfRow& row, std::string_view layers
       if (const size_t at = text.find('@'); at != std::string::npos) text.replace(at, 1, word);
       return text;
     };
-    Names& names = all.emplace_back(Names{full(row.ours, layers), {}, &row, false});
+    Names& names = all.emplace_back(Names{full(row.ours, layers), {}, &row, false, 1});
     names.after_decoder = names.ours.starts_with(kMtp);
+    if (names.ours.starts_with(family.our_layers)) names.sublayers = family.sublayers;
     for (const std::string_view theirs : row.theirs)
       names.theirs.push_back(full(theirs, family.layers));
     if (row.ours.find('@') == row.ours.npos) break;
@@ -245,6 +273,7 @@ std::vector<HfTensor> tensors_of(const Names& names, std::vector<int64_t> indice
                                  const TransformerConfig& config) {
   std::vector<HfTensor> tensors;
   if (names.after_decoder) indices.at(0) += config.num_layers;
+  if (!indices.empty()) indices[0] /= names.sublayers;
   if (stars(names.theirs.front()) <= std::ssize(indices)) {
     add_parts(names, indices, name, shape, -1, shape, config, tensors);
     return tensors;
@@ -426,11 +455,15 @@ std::map<std::string, std::string> settings(const TransformerConfig& given) {
   for (int64_t i = 1; i <= t.num_layers; ++i) windows += t.window(i).empty() ? '0' : '1';
   t.window_attn_skip_freq = windows;
   t.query_pre_attn_scalar = t.query_pre_attn_scalar.value_or(static_cast<double>(t.kv_channels));
+  t.query_pre_attn_scalar = hf::rounded(*t.query_pre_attn_scalar, 14);  // 1 / scale^2 in some files
   if (t.position_embedding_type != PositionEmbedding::kRope) {
     t.rotary_base = defaults.rotary_base;
     t.rotary_percent = defaults.rotary_percent;
     t.rotary_interleaved = false;
   }
+  // What the letters are, not how they are divided over a pipeline.
+  if (t.is_hybrid()) t.hybrid_layer_pattern = t.hybrid_letters();
+  if (t.has_letter('M')) t.mamba_num_heads = t.mamba_heads(t);
   normalize_experts(t);
   normalize_latent_attention(t);
   // Derived factors get their values.

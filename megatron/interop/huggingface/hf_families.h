@@ -21,14 +21,16 @@
 namespace megatron {
 
 // How a tensor of ours is composed of Hugging Face tensors. Rows of linear_qkv are, per key/value
-// group: [its query heads | key | value].
+// group: [its query heads | key | value], with --attention-output-gate [its query heads | their
+// gates | key | value].
 enum class HfLayout : uint8_t {
-  kSame,         // one tensor of the same shape
-  kStacked,      // several of equal shape, concatenated by rows: gate, up
-  kSeparateQKV,  // query, key and value as separate tensors
-  kSeparateKV,   // key and value as separate tensors, of each head [key | value] in ours
-  kJoinedQKV,    // one tensor: [all query heads | all keys | all values]
-  kAlternating,  // one tensor of all experts, in which rows of gate and up alternate
+  kSame,           // one tensor of the same shape
+  kStacked,        // several of equal shape, concatenated by rows: gate, up
+  kSeparateQKV,    // query, key and value as separate tensors; of each head [query | gate]
+  kSeparateKV,     // key and value as separate tensors, of each head [key | value] in ours
+  kJoinedQKV,      // one tensor: [all query heads | all keys | all values]
+  kAlternating,    // one tensor of all experts, in which rows of gate and up alternate
+  kSeparateDelta,  // of a gated delta net: query, key and value together, z, beta, alpha
 };
 
 // Which rows of `part` of a layout are which rows of ours; `rows`: number of rows of that part.
@@ -82,6 +84,7 @@ struct HfFamily {
   std::vector<std::pair<std::string_view, std::string_view>> copies = {};
   std::string_view type = "gpt";  // of the model (models/model_table.h)
   std::string_view our_layers = "decoder.layers.*";
+  int64_t sublayers = 1;  // layers of ours that one of theirs is: 2, the letters of mixer and MLP
   // Of a model without a head; its files lack the prefix. Empty: none is written
   std::string_view bare_architecture = {};
   // Changes the model to what the files of a folder hold, by the table's names; null: nothing

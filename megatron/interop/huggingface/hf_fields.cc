@@ -214,6 +214,11 @@ void HfFields::constant(std::string_view key, std::string_view json) {
                  " is not built, only ", json);
 }
 
+bool HfFields::is_text(std::string_view key, std::string_view value) const {
+  const ordered_json* found = impl_->find(key);
+  return found != nullptr && found->is_string() && found->get<std::string>() == value;
+}
+
 std::optional<int64_t> HfFields::find_integer(std::string_view key) const {
   const ordered_json* found = impl_->find(key);
   if (found == nullptr) return std::nullopt;
@@ -507,6 +512,9 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
     ordered_json all = rope.latent ? latent_scaling_json(config) : scaling_json(config);
     if (config.rotary_percent != 1.0 || rope.percent != 1.0)
       all["partial_rotary_factor"] = config.rotary_percent;
+    if (const ordered_json* given = impl_->find("rope_parameters"); given && given->is_object())
+      for (const std::string_view key : rope.without_effect)
+        if (given->contains(key)) all[std::string(key)] = (*given)[std::string(key)];
     for (const char* key : {rope.legacy_theta, rope.legacy_percent, "rope_theta", "rope_scaling",
                             rope.legacy_local_theta})
       json.erase(key);
@@ -552,6 +560,7 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
       take(all, "rope_parameters", given);
     }
   }
+  for (const std::string_view key : rope.without_effect) all.erase(std::string(key));
   const RopeReader reader(name(), all, rope.latent ? latent_rope_types() : rope_types());
   config.rotary_base = reader.number("rope_theta", rope.theta);
   config.rotary_percent = reader.number("partial_rotary_factor", rope.percent);

@@ -66,6 +66,8 @@ class HfFields {
     const char* legacy_local_theta = "rope_local_base_freq";
     // original_max_position_embeddings is a top-level key (Phi-3)
     std::optional<int64_t> original_length = {};
+    // Members that mean nothing for a text without pictures; writing keeps those of the base
+    std::vector<std::string_view> without_effect = {};
     // Of multi-latent attention: default or yarn, with mscale and mscale_all_dim (DeepSeek)
     bool latent = false;
   };
@@ -74,6 +76,8 @@ class HfFields {
   // Kind of each layer in order ("sliding_attention", "full_attention"); empty: absent.
   void layer_types(std::vector<std::string>& types);
 
+  // Whether the key is this text, in what is read or written over.
+  bool is_text(std::string_view key, std::string_view value) const;
   // Reading: an integer, or nothing when absent or null.
   std::optional<int64_t> find_integer(std::string_view key) const;
   // The number of classes, the size of id2label; 2 without it and num_labels. Writing keeps the

@@ -291,6 +291,9 @@ void check_expressible(const TransformerConfig& t) {
   check(t.norm_placement == NormPlacement::kPre, "norms after its branches (norm_placement)");
   check(!t.parallel_residual, "a parallel residual (parallel_residual)");
   check(!t.scale_embeddings, "scaled embeddings (scale_embeddings)");
+  check(t.embedding_multiplier == 1.0 && t.residual_multiplier == 1.0 && t.logits_scaling == 1.0,
+        "multipliers of embeddings, branches or logits (embedding_multiplier, residual_multiplier, "
+        "logits_scaling)");
   check(!t.query_pre_attn_scalar, "a scale of queries of its own (query_pre_attn_scalar)");
   check(t.attn_logit_softcapping == 0.0, "soft caps of scores (attn_logit_softcapping)");
   check(t.final_logit_softcapping == 0.0, "soft caps of logits (final_logit_softcapping)");

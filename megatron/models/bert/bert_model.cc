@@ -122,6 +122,7 @@ ModelConfig bidirectional(ModelConfig config) {
   refuse(t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear,
          "--cross-entropy-fusion-impl linear");
   refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
+  refuse(t.logits_scaling != 1.0, "--logits-scaling");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
   refuse(t.lora_rank > 0, "--lora-rank");
   for (const int64_t side : t.window_size)

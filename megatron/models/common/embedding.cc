@@ -67,6 +67,7 @@ at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens, const Forwa
     const double root = std::sqrt(static_cast<double>(config_.hidden_size));
     x = x * at::scalar_tensor(root, at::dtype(x.scalar_type())).item<double>();
   }
+  if (config_.embedding_multiplier != 1.0) x = x * config_.embedding_multiplier;
   if (context.decoding != nullptr) x = with_given_rows(std::move(x), context.decoding->batch);
   if (position_embeddings_) {
     const bool given = context.position_ids.defined();

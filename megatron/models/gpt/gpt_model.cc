@@ -137,8 +137,13 @@ StageTensors GPTModel::hidden(const Batch& batch, const StageTensors& input,
   return {std::move(x)};
 }
 
+at::Tensor GPTModel::scaled(const at::Tensor& hidden) const {
+  const double divisor = config().transformer.logits_scaling;
+  return divisor == 1.0 ? hidden : hidden * (1.0 / divisor);
+}
+
 at::Tensor GPTModel::logits(const at::Tensor& hidden) {
-  const at::Tensor logits = impl_->output->linear().forward(hidden);
+  const at::Tensor logits = impl_->output->linear().forward(scaled(hidden));
   const double cap = config().transformer.final_logit_softcapping;
   return cap > 0.0 ? logits.div(cap).tanh().mul(cap) : logits;
 }
@@ -163,9 +168,9 @@ at::Tensor GPTModel::trained_losses(const at::Tensor& hidden, const at::Tensor& 
   const LinearCrossEntropyOptions options = {this->config().vocab_size, config.z_loss_coeff,
                                              config.cross_entropy_chunk_tokens,
                                              this->config().sequence_parallel};
-  return linear_cross_entropy(impl_->output->linear().weight(), hidden, labels.t().contiguous(),
-                              weights * context.loss_grad.to(weights.scalar_type()), options,
-                              groups().tp, hits);
+  return linear_cross_entropy(
+      impl_->output->linear().weight(), scaled(hidden), labels.t().contiguous(),
+      weights * context.loss_grad.to(weights.scalar_type()), options, groups().tp, hits);
 }
 
 Loss GPTModel::loss(const StageTensors& states, const Batch& batch, const ForwardContext& context) {

@@ -33,6 +33,9 @@ class GPTModel : public Model {
   // `mtp`: this segment has the layers of multi-token prediction.
   void make_embedding(bool mtp, Parameter* table);
   void make_mtp();
+  // What the output layer multiplies: hidden states over --logits-scaling, which takes h products
+  // of a token, not one of each logit.
+  at::Tensor scaled(const at::Tensor& hidden) const;
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels, at::Tensor* hits);
   // The same; with --cross-entropy-fusion-impl linear and a known gradient without logits.
   // `weights` [s, b]: what the losses are multiplied by in their sum.

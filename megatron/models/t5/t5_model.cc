@@ -30,6 +30,7 @@ const ModelConfig& built(const ModelConfig& config) {
   refuse(t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear,
          "--cross-entropy-fusion-impl linear");
   refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
+  refuse(t.logits_scaling != 1.0, "--logits-scaling");
   refuse(t.attn_logit_softcapping > 0, "--attn-logit-softcapping");
   refuse(t.softmax_type != SoftmaxType::kVanilla, "--softmax-type");
   refuse(!t.window_size.empty(), "--window-size");

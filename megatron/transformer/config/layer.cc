@@ -1,6 +1,8 @@
 #include "megatron/transformer/config/layer.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/transformer/config/norm_placement.h"
@@ -40,6 +42,11 @@ void LayerConfig::fields(FieldVisitor& v) {
           "attention and MLP both read the layer's input: x + attention(norm(x)) + mlp(norm(x))");
   v.field("scale_embeddings", scale_embeddings,
           "multiply embeddings by the square root of hidden_size");
+  v.field("embedding_multiplier", embedding_multiplier,
+          "multiply embeddings by this number (Granite)");
+  v.field("residual_multiplier", residual_multiplier,
+          "multiply the output of attention, MLP and other sublayers by this number before it is "
+          "added to their input (Granite)");
   v.role(FieldRole::kNumerics);
   v.group("regularization");
   v.field("hidden_dropout", hidden_dropout,
@@ -58,6 +65,13 @@ void LayerConfig::validate(Violations& v, const ShapeConfig&) const {
       first_input_norm || (norms_inputs(*this) && !parallel_residual),
       "--no-first-input-norm with --parallel-residual or without norms of inputs is not built",
       "--norm-placement pre or sandwich");
+  for (const auto& [flag, value] : {std::pair{"--embedding-multiplier", embedding_multiplier},
+                                    {"--residual-multiplier", residual_multiplier}})
+    v.require(std::isfinite(value) && value != 0.0,
+              cat(flag, " ", value, " is not a number other than 0"), "1: not multiplied");
+  v.require(!scale_embeddings || embedding_multiplier == 1.0,
+            "--scale-embeddings and --embedding-multiplier both multiply embeddings",
+            "leave one of them out");
   v.require(hidden_dropout >= 0 && hidden_dropout < 1,
             cat("--hidden-dropout ", hidden_dropout, " is outside [0, 1)"));
   v.require(layernorm_epsilon > 0, cat("--norm-epsilon ", layernorm_epsilon, " must be positive"));

@@ -26,6 +26,8 @@ struct LayerConfig {
   bool first_input_norm = true;    // of the input of the first layer's attention
   bool parallel_residual = false;  // x + attention(norm(x)) + mlp(norm(x))
   bool scale_embeddings = false;   // by sqrt(hidden_size)
+  double embedding_multiplier = 1.0;
+  double residual_multiplier = 1.0;  // of the output of each sublayer, before the residual add
   double hidden_dropout = 0.1;
   // Kinds of the layers by their letters (transformer/layer_kinds.h), separated by commas, over and
   // over from the first layer on. Empty: attention and MLP. No flag yet: there are no other kinds
@@ -38,6 +40,10 @@ struct LayerConfig {
   std::string_view layer_letters(int64_t layer_number) const;
   bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
+  // Whether the output of a sublayer changes before it is added, apart from norms.
+  bool changes_branches(bool training) const {
+    return residual_multiplier != 1.0 || (training && hidden_dropout > 0.0);
+  }
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
 };
 

@@ -14,6 +14,7 @@ void OutputConfig::fields(FieldVisitor& v) {
   v.list_after("attn_logit_softcapping");
   v.field("final_logit_softcapping", final_logit_softcapping,
           "bound the model's logits smoothly: c tanh(logit / c); 0: not");
+  v.field("logits_scaling", logits_scaling, "divide the model's logits by this number (Granite)");
   v.role(FieldRole::kNumerics);
   v.group("network behavior");
   v.field("z_loss_coeff", z_loss_coeff,
@@ -31,6 +32,8 @@ void OutputConfig::fields(FieldVisitor& v) {
 void OutputConfig::validate(Violations& v, const ShapeConfig&) const {
   v.require(final_logit_softcapping >= 0,
             cat("--final-logit-softcapping ", final_logit_softcapping, " is negative"), "0: none");
+  v.require(logits_scaling > 0, cat("--logits-scaling ", logits_scaling, " must be positive"),
+            "1: not divided");
   v.require(cross_entropy_chunk_tokens >= 0,
             cat("--cross-entropy-chunk-tokens ", cross_entropy_chunk_tokens, " is negative"));
   v.require(

@@ -203,7 +203,7 @@ StreamCost::StreamCost(const TransformerConfig& c, const LayerShape& shape, bool
       product(shape.tokens * c.hidden_size * shape.element),
       part(shape.sequence_parallel ? normed : 0),
       stats(shape.rows * (c.normalization == Normalization::kLayerNorm ? 2 : 1) * shape.sum),
-      branch(c.hidden_dropout > 0 || cast > 0 ? normed : 0),
+      branch(c.changes_branches(/*training=*/true) || cast > 0 ? normed : 0),
       pre_norm(normed_input),
       recompute_norm(c.recomputes("layernorm")),
       pre_norm_saved(pre_norm ? stats + (recompute_norm ? 0 : normed) : 0),

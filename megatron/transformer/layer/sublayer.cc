@@ -30,7 +30,7 @@ at::Tensor ResidualSublayer::forward(const at::Tensor& x, const LayerContext& co
 
 bool ResidualSublayer::adds_in_product(const ForwardContext& pass) const {
   return (!config_.has_post_norm() || norms_sums(config_)) && !config_.fp32_residual_connection &&
-         !(pass.training && config_.hidden_dropout > 0.0);
+         !config_.changes_branches(pass.training);
 }
 
 at::Tensor ResidualSublayer::add_residual(const SublayerOutput& result,
@@ -38,8 +38,9 @@ at::Tensor ResidualSublayer::add_residual(const SublayerOutput& result,
   const auto sum = [&](const at::Tensor& output) {
     if (!result.residual.defined()) return output;
     const TokenPositions& place = pass.rows.position.defined() ? pass.rows : pass.place;
-    const double p = pass.training ? config_.hidden_dropout : 0.0;
-    return dropout_add(output, result.residual, p, dropout_key_, place);
+    const double p = pass.training ? config_.hidden_dropout : 0.0, m = config_.residual_multiplier;
+    if (p == 0.0 && m != 1.0) return at::add(result.residual, output, m);
+    return dropout_add(m == 1.0 ? output : output * m, result.residual, p, dropout_key_, place);
   };
   if (post_norm_ == nullptr) return sum(result.output);
   return norms_sums(config_) ? post_norm_->forward(sum(result.output))

@@ -28,7 +28,7 @@ class Sublayer : public Module {
   virtual std::unique_ptr<LayerState> make_state() const { return nullptr; }
 };
 
-// x + dropout(sublayer(x)), or x + dropout(norm(sublayer(x))) with norms on the output of sublayers
+// x + dropout(sublayer(x)), with --residual-multiplier m dropout(m sublayer(x)), or x + dropout(norm(sublayer(x))) with norms on the output of sublayers
 // (--norm-placement post, sandwich). Keeps references to config and sublayer, which must outlive
 // it.
 class ResidualSublayer {

@@ -300,8 +300,8 @@ class MoeHalf {
   }
   // Whether the sum over a token's experts adds the residual stream.
   bool adds_stream() const {
-    return !has_shared_ && !c_.moe_latent_size && !c_.has_post_norm() && c_.hidden_dropout == 0 &&
-           z_.around.cast == 0;
+    return !has_shared_ && !c_.moe_latent_size && !c_.has_post_norm() &&
+           !c_.changes_branches(/*training=*/true) && z_.around.cast == 0;
   }
 
   OffloadedBytes offloaded_bytes(bool recompute) const {

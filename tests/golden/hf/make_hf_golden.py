@@ -6,6 +6,9 @@
   logits_long [positions, v]         all tokens, at the positions of `positions`: beyond windows and scaling thresholds
   greedy [64]                        continuation of the first 8 tokens
   mtp_loss [1]                       mean cross entropy of the layer that predicts the token after the next one (first 40 tokens)
+  second, logits_second              of models with states: a sequence that is computed in one batch with that of `tokens`, and its
+                                     logits at the same positions
+  gradient_tokens [2, s]             of such models: what the gradients are of, both sequences in one batch, in the place of 40 tokens
   grad/<name> [elements, 3]          gradient of the summed cross entropy of tokens[1:] given tokens[:-1] (first 40 tokens), as
                                      24-bit integers, low byte first; times the scale under the metadata's "grad_scales"
 
@@ -41,6 +44,13 @@ DEEPSEEK = {**SQUARE, "hidden_size": 16, "num_hidden_layers": 3, "num_key_value_
             "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "attention_bias": False,
             "tie_word_embeddings": False}
 NEOX = {key: value for key, value in SMALL.items() if key not in ("num_key_value_heads", "head_dim")}
+
+# Three chunks and more of 8 rows.
+BAMBA = {**SQUARE, "hidden_size": 16, "num_hidden_layers": 3, "hidden_act": "silu", "rms_norm_eps": 1e-5, "mamba_expand": 2,
+         "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_d_conv": 4, "mamba_chunk_size": 8, "mamba_conv_bias": True,
+         "mamba_proj_bias": False, "attention_bias": False, "pad_token_id": 0}
+GRANITE = {"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"], "shared_intermediate_size": 24,
+           "num_local_experts": 0, "num_experts_per_tok": 0}
 
 CASES = {
     # The dialect of transformers 4.
@@ -157,7 +167,32 @@ CASES = {
                    "time_step_limit": [0.0, {"__float__": "Infinity"}], "time_step_min": 1e-30, "sliding_window": None,
                    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
                    "torch_dtype": "bfloat16"},
+    # Mamba-2 with two groups, and attention that rotates half of a head; each before an MLP. Names of transformers 4.
+    "bamba": {**BAMBA, "model_type": "bamba", "architectures": ["BambaForCausalLM"], "intermediate_size": 24, "attn_layer_indices": [1],
+              "mamba_n_groups": 2, "mamba_d_head": "auto", "rope_theta": 1000.0, "partial_rotary_factor": 0.5, "z_loss_coefficient": 0.0,
+              "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    # Multipliers that are no powers of 2, no positions, a tied table; then positions, two groups and limits of time steps.
+    "granitemoehybrid": {**BAMBA, **GRANITE, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_groups": 1, "mamba_d_head": 4,
+                         "position_embedding_type": "nope", "attention_multiplier": 0.3, "logits_scaling": 1.5, "residual_multiplier": 0.7,
+                         "embedding_multiplier": 3, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
+    "granitemoehybrid_rope": {**BAMBA, **GRANITE, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                              "mamba_n_groups": 2, "mamba_d_head": 4, "position_embedding_type": "rope", "attention_multiplier": 0.0625,
+                              "logits_scaling": 0.5, "residual_multiplier": 0.22, "embedding_multiplier": 1.25,
+                              "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+                              "time_step_limit": [0.25, 0.9], "tie_word_embeddings": False, "dtype": "bfloat16"},
+    # Gated delta nets with more value heads than key heads, gated attention, weights of norms from 1. Norms of small outputs have large
+    # gradients, which the epsilon bounds: fp32 is then within 2e-5 of fp64, else 8e-4.
+    "qwen3_5_text": {**SMALL, "num_hidden_layers": 4, "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"],
+                     "hidden_act": "silu", "rms_norm_eps": 1e-2, "attention_bias": False, "max_position_embeddings": 256,
+                     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+                     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 6, "linear_num_key_heads": 2,
+                     "linear_num_value_heads": 4,
+                     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
+                     "tie_word_embeddings": False, "dtype": "bfloat16"},
 }
+# Models with states: the length of both sequences, and of those that gradients are of. The rule of a gated delta net has chunks of 64.
+STATES = {"mamba2": (72, 40), "nemotron_h": (72, 40), "bamba": (72, 40), "granitemoehybrid": (72, 40), "granitemoehybrid_rope": (72, 40),
+          "qwen3_5_text": (152, 140)}
 EXPERTS = ("mixtral", "moe", "deepseek", "gpt_oss", "nemotron")  # in model_type: files have other names than the model
 EAGER = dict(attn_implementation="eager", experts_implementation="eager")
 SHARDED = {"llama2", "gpt_neox"}
@@ -170,7 +205,7 @@ def fill(model, seed):
         for name, parameter in sorted(model.named_parameters()):
             x = torch.randn(parameter.shape, generator=gen)
             is_norm = parameter.dim() == 1 and ("norm" in name or ".ln_" in name) and name.endswith("weight")
-            zero_centered = "gemma" in model.config.model_type
+            zero_centered = "gemma" in model.config.model_type or ("qwen3_5" in model.config.model_type and "linear_attn" not in name)
             x = 0.3 * x + (0.0 if zero_centered else 1.0) if is_norm else 0.3 * x
             parameter.copy_(x.bfloat16().float())
         for name, buffer in sorted(model.named_buffers()):
@@ -246,22 +281,35 @@ def mtp_loss(model, tokens):
         return F.cross_entropy(model.lm_head(hidden)[0], tokens[2:])[None]
 
 
-def golden(model, tokens):
-    out = {"tokens": tokens.to(torch.int32), "positions": torch.tensor(POSITIONS, dtype=torch.int32)}
+def positions_of(tokens):
+    return POSITIONS + [64 + 7 * i for i in range(2, (len(tokens) - 65) // 7 + 1)]
+
+
+def golden(model, tokens, second, gradient_length):
+    positions = positions_of(tokens)
+    out = {"tokens": tokens.to(torch.int32), "positions": torch.tensor(positions, dtype=torch.int32)}
     with torch.no_grad():
         out["logits_short"] = model(tokens[None, :SHORT]).logits[0]
-        out["logits_long"] = model(tokens[None]).logits[0, POSITIONS]
+        out["logits_long"] = model(tokens[None]).logits[0, positions]
+        if second is not None:
+            out["second"] = second.to(torch.int32)
+            out["logits_second"] = model(torch.stack([tokens, second])).logits[1, positions]
+    # Steps of a Mamba-2 in transformers heed no limits of time steps, as the whole sequence does.
+    cached = list(getattr(model.config, "time_step_limit", None) or [0.0, float("inf")]) == [0.0, float("inf")]
     generated = model.generate(tokens[None, :PROMPT], max_new_tokens=GENERATED, min_new_tokens=GENERATED, do_sample=False,
-                               eos_token_id=None, output_logits=True, return_dict_in_generate=True)
+                               eos_token_id=None, output_logits=True, return_dict_in_generate=True, use_cache=cached)
     # A choice that rounding could turn over would prove nothing.
     margin = min(float((t := step[0].topk(2).values)[0] - t[1]) for step in generated.logits)
     out["greedy"] = generated.sequences[0, PROMPT:].to(torch.int32)
-    part = tokens[:GRADIENT]
+    part = tokens[:gradient_length]
     if getattr(model.config, "num_nextn_predict_layers", 0) > 0:
         out["mtp_loss"] = mtp_loss(model, part)
     model.double()
-    logits = model(part[None, :-1]).logits[0]
-    F.cross_entropy(logits, part[1:], reduction="sum").backward()
+    batch = part[None]
+    if second is not None:
+        batch = torch.stack([part, second[:gradient_length]])
+        out["gradient_tokens"] = batch.to(torch.int32)
+    F.cross_entropy(model(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum").backward()
     scales = {}
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
     if has_experts(model):
@@ -290,8 +338,11 @@ def make(case):
         model = AutoModelForCausalLM.from_pretrained(folder, **EAGER, dtype=torch.float32).eval()
         model.generation_config.eos_token_id = None
         # Not the first ids: transformers computes no gradient for the embedding of the padding token.
-        tokens = torch.randint(3, config.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1000 + seed))
-        out, scales, margin = golden(model, tokens)
+        length, gradient = STATES.get(case, (LENGTH, GRADIENT))
+        gen = torch.Generator().manual_seed(1000 + seed)
+        tokens = torch.randint(3, config.vocab_size, (length,), generator=gen)
+        second = torch.randint(3, config.vocab_size, (length,), generator=gen) if case in STATES else None
+        out, scales, margin = golden(model, tokens, second, gradient)
         if margin > 1e-3 and len(set(out["greedy"].tolist())) > 4:
             break
     save_file({name: tensor.contiguous() for name, tensor in out.items()}, os.path.join(folder, "golden.safetensors"),

@@ -66,6 +66,15 @@ at::Tensor HfGolden::tokens(int64_t count) const {
 
 int64_t HfGolden::length() const { return tensors.at("tokens").size(0); }
 
+at::Tensor HfGolden::both() const {
+  return at::stack({tensors.at("tokens"), tensors.at("second")}).to(at::kLong);
+}
+
+at::Tensor HfGolden::gradient_tokens() const {
+  const auto found = tensors.find("gradient_tokens");
+  return found == tensors.end() ? tokens(40) : found->second.to(at::kLong);
+}
+
 LoadModelRequest hf_request(const std::string& name, at::Device device) {
   LoadModelRequest request;
   request.load = hf_golden_folder(name);
@@ -95,6 +104,14 @@ void expect_hf_logits(const HfGolden& golden,
   expect_rows(
       forward(golden.tokens(golden.length())).index_select(0, golden["positions"].to(at::kLong)),
       golden["logits_long"], what + ", long");
+}
+
+void expect_hf_logits_of_both(const HfGolden& golden, const at::Tensor& logits,
+                              const std::string& what) {
+  const at::Tensor rows = logits.index_select(0, golden["positions"].to(at::kLong))
+                              .narrow(2, 0, golden["logits_long"].size(1));  // without padding
+  expect_rows(rows.select(1, 0), golden["logits_long"], what + ", first sequence");
+  expect_rows(rows.select(1, 1), golden["logits_second"], what + ", second sequence");
 }
 
 void expect_hf_logits_on(const std::string& name, at::Device device) {
@@ -181,10 +198,10 @@ void expect_hf_gradients_on(const std::string& name, at::Device device) {
   folder.checkpoint.load(wanted, options);
   model.visit_state([&](const std::string&, at::Tensor& state) { state = state.to(device); });
   for (auto& [parameter, value] : values) parameter->value.copy_(value);
-  const at::Tensor text = golden.tokens(40), tokens = text.slice(1, 0, -1).contiguous(),
+  const at::Tensor text = golden.gradient_tokens(), tokens = text.slice(1, 0, -1).contiguous(),
                    labels = text.slice(1, 1).contiguous();
-  const Loss loss = model.loss(tokens.to(device), labels.to(device), at::ones({1, 39}, device),
-                               context_on(tokens, device));
+  const Loss loss = model.loss(tokens.to(device), labels.to(device),
+                               at::ones(labels.sizes(), device), context_on(tokens, device));
   RecomputeTape().backward(loss.sum);
 
   std::vector<HfTensor> tensors = hf_tensors(*folder.model.family, config);

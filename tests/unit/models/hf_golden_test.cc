@@ -13,6 +13,7 @@
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 #include "tests/unit/models/gpt_golden.h"
 
 namespace megatron {
@@ -148,6 +149,40 @@ TEST_P(HfGoldenTest, Gradients) { expect_hf_gradients_on(GetParam(), at::kCPU); 
 INSTANTIATE_TEST_SUITE_P(Families, HfGoldenTest,
                          testing::ValuesIn(std::vector<std::string>(std::begin(kHfGoldens),
                                                                     std::end(kHfGoldens))),
+                         [](const auto& param) { return param.param; });
+
+class HfStatesGolden : public HfGoldenTest {};
+
+// Several chunks of each sequence.
+TEST_P(HfStatesGolden, LogitsOfTwoSequences) {
+  const at::NoGradGuard no_grad;
+  const HfGolden golden(GetParam());
+  const ParallelGroups groups;
+  const LoadedModel loaded = load_model(hf_request(GetParam()), groups);
+  const at::Tensor tokens = golden.both();
+  expect_hf_logits_of_both(
+      golden, loaded.model->forward(tokens, context_for(tokens, /*training=*/false)), "one rank");
+}
+
+TEST_P(HfStatesGolden, LogitsOnTwoContextParallelRanks) {
+  const HfGolden golden(GetParam());
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+    const at::NoGradGuard no_grad;
+    ParallelGroups groups;
+    groups.cp = ProcessGroup(world, "cp");
+    const LoadedModel loaded = load_model(hf_request(GetParam()), groups);
+    const at::Tensor tokens = golden.both();
+    ForwardContext context = context_for(tokens, /*training=*/false);
+    context.place.position = zigzag_slice(context.place.position, 0, groups.cp);
+    const at::Tensor logits = loaded.model->forward(zigzag_slice(tokens, 1, groups.cp), context);
+    expect_hf_logits_of_both(golden, zigzag_gather(logits, 0, groups.cp),
+                             cat("context rank ", groups.cp.rank()));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HfStatesGolden,
+                         testing::ValuesIn(std::vector<std::string>(std::begin(kHfStateGoldens),
+                                                                    std::end(kHfStateGoldens))),
                          [](const auto& param) { return param.param; });
 
 // What each golden is there to exercise; a configuration that read as the plain model would prove

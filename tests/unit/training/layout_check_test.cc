@@ -163,6 +163,11 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{"serial", "--micro-batch-size 1"},
         ActivationCase{"two_samples", "--micro-batch-size 2"},
         ActivationCase{"no_dropout", "--micro-batch-size 2 --hidden-dropout 0"},
+        ActivationCase{"multipliers",
+                       "--micro-batch-size 2 --hidden-dropout 0 --residual-multiplier 0.5 "
+                       "--embedding-multiplier 3 --logits-scaling 4"},
+        ActivationCase{"multipliers_dropout",
+                       "--micro-batch-size 2 --hidden-dropout 0.1 --residual-multiplier 0.5"},
         ActivationCase{
             "llama",
             "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "

@@ -1,6 +1,8 @@
 #include "megatron/interop/huggingface/detail/hf_common.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <string>
 
 #include "megatron/base/check.h"
 
@@ -14,6 +16,12 @@ constexpr std::pair<std::string_view, Activation> kPlainActivations[] = {
     {"relu", Activation::kRelu},         {"relu2", Activation::kSquaredRelu}};
 
 }  // namespace
+
+double rounded(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.*g", digits, value);
+  return std::stod(text);
+}
 
 void rms_norm_gated(TransformerConfig& t) {
   t.position_embedding_type = PositionEmbedding::kRope;

@@ -22,6 +22,9 @@ std::vector<HfFamily> hybrid_hf_families();
 
 namespace hf {
 
+// To so many significant decimal digits.
+double rounded(double value, int digits);
+
 using Rope = HfFields::Rope;
 
 // -- names, as HfRow has them
