@@ -181,13 +181,17 @@ void ForeignManifest::add_file(const SafetensorsFile& file) {
   manifest_.files.push_back(stored_file(file));
 }
 
-void ForeignManifest::add_text(std::string name, std::string text) {
+StoredFile text_file(std::string name, std::string text) {
   StoredFile stored;
   stored.name = std::move(name);
   stored.bytes = text.size();
   stored.has_checksums = false;
   stored.source = std::make_shared<TextSource>(std::move(text));
-  manifest_.files.push_back(std::move(stored));
+  return stored;
+}
+
+void ForeignManifest::add_text(std::string name, std::string text) {
+  manifest_.files.push_back(text_file(std::move(name), std::move(text)));
 }
 
 StoredTensor* ForeignManifest::tensor(const std::string& ours,

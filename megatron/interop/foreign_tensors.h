@@ -24,6 +24,9 @@ inline constexpr const char* kHfIndex = "model.safetensors.index.json";
 inline constexpr const char* kWeightsOnlyState = R"({"weights_only":true})";
 bool is_weights_only(const Checkpoint& checkpoint);
 
+// A file of a manifest that is these bytes in memory.
+StoredFile text_file(std::string name, std::string text);
+
 // The files of a model, safetensors or others that are read through a source, and where each tensor
 // lies.
 class TensorFiles {
@@ -100,6 +103,9 @@ class ForeignManifest {
   StoredTensor* tensor(const std::string& ours, const std::vector<int64_t>& our_shape,
                        const std::string& theirs, DType dtype);
   bool contains(const std::string& ours) const { return manifest_.tensors.contains(ours); }
+  void replace(const std::string& ours, StoredTensor tensor) {
+    manifest_.tensors.at(ours) = std::move(tensor);
+  }
 
   // Maps rows of the tensor at `place`, seen as `view`, to rows of a tensor of ours, from
   // `first_column` on; of its part `expert` along the first dimension, if that is not -1.

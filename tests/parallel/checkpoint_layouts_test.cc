@@ -116,6 +116,18 @@ constexpr LayoutRow kEncoderDecoderLayouts[] = {
      "--make-vocab-size-divisible-by 4"},
 };
 
+// The same for models with states: heads over two and over eight ranks, which are more than groups.
+constexpr LayoutRow kStateLayouts[] = {
+    {"one", 1, "--make-vocab-size-divisible-by 1"},
+    {"tp2_sp", 2,
+     "--tensor-model-parallel-size 2 --sequence-parallel --make-vocab-size-divisible-by 8"},
+    {"tp8", 8, "--tensor-model-parallel-size 8 --make-vocab-size-divisible-by 4"},
+    {"pp3", 3, "--pipeline-model-parallel-size 3 --make-vocab-size-divisible-by 16"},
+    {"cp2_dp2_zero3", 4,
+     "--context-parallel-size 2 --use-megatron-fsdp --data-parallel-sharding-strategy "
+     "optim_grads_params --make-vocab-size-divisible-by 2"},
+};
+
 struct ModelRow {
   const char* name;
   const char* flags;
@@ -137,6 +149,14 @@ constexpr ModelRow kModels[] = {
      "--moe-shared-expert-intermediate-size 12 --moe-token-dispatcher-type alltoall",
      1, kExpertLayouts},
     {"t5", "--task t5 --decoder-num-layers 1 --decoder-seq-length 12", 1, kEncoderDecoderLayouts},
+    {"states",
+     "--hybrid-layer-pattern MG*-M- --num-layers 6 --ffn-hidden-size 32 --num-attention-heads 8 "
+     "--group-query-attention --num-query-groups 2 --position-embedding-type rope "
+     "--attention-output-gate --normalization RMSNorm --swiglu --disable-bias-linear "
+     "--untie-embeddings-and-output-weights --mamba-num-heads 8 --mamba-head-dim 6 "
+     "--mamba-state-dim 4 --mamba-num-groups 2 --linear-num-key-heads 8 "
+     "--linear-num-value-heads 16 --linear-key-head-dim 3 --linear-value-head-dim 2",
+     1, kStateLayouts},
 };
 
 constexpr const char* kCommon =
@@ -372,6 +392,36 @@ TEST_P(CheckpointLayouts, ThereAndBackIsTheSame) {
       EXPECT_EQ(difference_of_files(folder(a), again(b)), "");
     }
   }
+  set_quiet(false);
+}
+
+// From layout to layout, each of which saves what it read of the one before: 1, 2, 8 and 3 ranks,
+// and back.
+TEST(Checkpoints, OfStatesPassThroughLayoutsInEveryBit) {
+  const ScratchFolder scratch;
+  set_quiet(true);
+  const ModelRow& model = kModels[4];
+  Memory trained, returned;
+  run_layout(kStateLayouts[0], model.flags, 5, [&](Rank& rank, int) {
+    rank.train(2);
+    trained = rank.memory();
+    rank.save(scratch / "0");
+  });
+  int visited = 0;
+  for (const size_t layout : {1, 2, 3, 0}) {
+    run_layout(kStateLayouts[layout], model.flags, 6, [&](Rank& rank, int) {
+      rank.load(scratch / cat(visited));
+      rank.save(scratch / cat(visited + 1));
+      if (layout == 0) returned = rank.memory();
+    });
+    ++visited;
+  }
+  size_t moments = 0;
+  for (const auto& [name, tensor] : trained)
+    moments += name.find("exp_avg") != name.npos && name.find("A_log") != name.npos;
+  EXPECT_EQ(moments, 6u) << "two of each of three layers";
+  EXPECT_EQ(difference(trained, returned), "");
+  EXPECT_EQ(difference_of_files(scratch / "0", scratch / "4"), "");
   set_quiet(false);
 }
 

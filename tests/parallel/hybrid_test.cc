@@ -15,7 +15,6 @@
 #include "megatron/base/log.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
-#include "megatron/interop/torch_dist/torch_dist_convert.h"
 #include "megatron/training/planning/layout_plan.h"
 #include "megatron/training/pretrain.h"
 #include "megatron/training/proving/prove.h"
@@ -146,11 +145,6 @@ TEST(Hybrid, ChecksWhichLettersACheckpointHas) {
                         "--hybrid-layer-pattern -**-"));
   EXPECT_THAT(error("--num-layers 2 " + from_letters),
               HasSubstr("is of the layers -**-, the run has no --hybrid-layer-pattern"));
-  ExportRequest request;
-  request.load = letters.checkpoint.parent_path();
-  request.folder = folder("torch_dist");
-  EXPECT_THAT(error_of([&] { export_torch_dist(request); }),
-              HasSubstr("a model of --hybrid-layer-pattern is not written as torch_dist yet"));
   // Segments of the pipeline are no difference.
   train("other_segments", "--hybrid-layer-pattern -*|*- " + from_letters);
 }

@@ -193,6 +193,7 @@ class Exporter {
       tensors_.clear();  // saved without its frozen weights
     }
     check_checkpoint();
+    find_rounded();
     if (!tensors_.empty())
       for (HfTensor& copy : hf_copies(*family, without_adapters(origin_.config)))
         tensors_.push_back(std::move(copy));
@@ -227,8 +228,28 @@ class Exporter {
     return Checkpoint(resolve_start(start).checkpoint->directory);
   }
 
+  DType stored_dtype(const std::string& ours) const {
+    return checkpoint_.manifest().tensors.at(ours).dtype;
+  }
   DType dtype_of(const HfTensor& tensor) const {
-    return checkpoint_.manifest().tensors.at(tensor.ours).dtype;
+    return rounded_.contains(tensor.ours) ? stored_dtype(kWordEmbeddings)
+                                          : stored_dtype(tensor.ours);
+  }
+
+  // A run keeps some values in fp32, whatever the type of its model. transformers has them in that
+  // type, and saves them so; what was converted keeps the type that its files had.
+  void find_rounded() {
+    const auto& stored = checkpoint_.manifest().tensors;
+    if (is_weights_only(checkpoint_) || !stored.contains(kWordEmbeddings)) return;
+    const ParallelGroups groups;
+    const std::unique_ptr<Model> model =
+        make_model(without_adapters(origin_.config), groups);  // holds no memory
+    const DType of_model = stored_dtype(kWordEmbeddings);
+    model->visit([&](const std::string& key, Parameter& parameter) {
+      if (parameter.keeps_fp32 && size_of(of_model) < size_of(DType::kFloat32) &&
+          stored.contains(key) && stored_dtype(key) == DType::kFloat32)
+        rounded_.insert(key);
+    });
   }
 
   // Checks that every tensor of the checkpoint is one of the model (or the optimizer), with its
@@ -320,7 +341,10 @@ class Exporter {
     ShardedTensor wanted = part_of_ours(tensor, dtype);
     memory_.resize(num_bytes(dtype, tensor.shape));
     wanted.data = memory_.data();
-    load_one(checkpoint_, wanted);
+    LoadOptions options;
+    options.convert_dtype = rounded_.contains(tensor.ours);
+    options.wanted_elsewhere = {"*"};
+    checkpoint_.load({&wanted, 1}, options);
     if (request_.merge_adapter) merge(tensor, wanted);
     if (has_expert_views(tensor)) return as_stored(tensor, size_of(dtype));
     if (!tensor.transposed) return memory_;
@@ -405,6 +429,7 @@ class Exporter {
   const Checkpoint checkpoint_;
   const Origin origin_;
   std::vector<HfTensor> tensors_;
+  std::set<std::string> rounded_;  // parameters that are written in the model's type
   ConvertResult result_;
   std::vector<std::byte> memory_, transposed_;
 };

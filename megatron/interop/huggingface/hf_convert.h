@@ -47,7 +47,9 @@ struct ExportRequest {
 
 // Writes safetensors (with an index if there are several), config.json as transformers 5 does, and
 // the tokenizer's files and generation_config.json if the checkpoint holds them. config.json is
-// written last, so that an unfinished folder is not taken for a model. Element types are kept;
+// written last, so that an unfinished folder is not taken for a model. Element types are kept, but
+// values that a run keeps in fp32 beside narrower ones (Parameter::keeps_fp32) are rounded to the
+// type of the others, which is theirs in transformers;
 // optimizer state is not exported. Throws Error naming a setting or tensor that the family cannot
 // express, and for tensors of the checkpoint that the model does not have. A checkpoint with
 // adapters becomes a PEFT folder, without tokenizer, unless they are merged.

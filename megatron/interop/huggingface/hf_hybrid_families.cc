@@ -1,5 +1,5 @@
-// Families with layers that carry states: Mamba-2 and gated delta nets. In the first ones a layer is
-// one residual connection; in the others two, a mixer and an MLP, which are two letters of ours.
+// Families with layers that carry states: Mamba-2 and gated delta nets. In the first ones a layer
+// is one residual connection; in the others two, a mixer and an MLP, which are two letters of ours.
 #include <algorithm>
 
 #include "megatron/base/check.h"

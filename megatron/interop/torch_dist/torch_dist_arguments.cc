@@ -30,8 +30,8 @@ constexpr std::string_view kArguments =
     "attention_dropout init_method_std softmax_type activation_func_clamp_value num_experts "
     "multi_latent_attention mtp_num_layers";
 
-// The same, of models with experts, with multi-latent attention, with multi-token prediction, and
-// with gates of the attention's output.
+// The same, of models with experts, with multi-latent attention, with multi-token prediction, with
+// gates of the attention's output, of letters, with Mamba-2, and with gated delta nets.
 // Those of other models have values without effect.
 constexpr std::string_view kExpertArguments =
     "moe_layer_freq moe_ffn_hidden_size moe_router_topk moe_router_score_function "
@@ -44,13 +44,19 @@ constexpr std::string_view kLatentArguments =
 constexpr std::string_view kFurtherTokenArguments =
     "mtp_use_repeated_layer mtp_loss_scaling_factor";
 constexpr std::string_view kOutputGateArguments = "attention_output_gate";
+constexpr std::string_view kPatternArguments = "hybrid_layer_pattern";
+constexpr std::string_view kOldPattern = "hybrid_override_pattern";
+constexpr std::string_view kMambaArguments =
+    "mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads";
+constexpr std::string_view kDeltaArguments =
+    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
+    "linear_conv_kernel_dim";
 
 // Arguments that change the model without changing its tensors (apply_query_key_layer_scaling only
 // rounds otherwise), and the value with which they do not; None, false and zero never do.
 constexpr std::string_view kNeutral =
-    "is_hybrid_model hybrid_override_pattern moe_mlp_glu_interleave_size "
-    "moe_shared_expert_glu_interleave_size mtp_hybrid_override_pattern "
-    "hybrid_layer_pattern heterogeneous_layers_config_path "
+    "moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size "
+    "mtp_hybrid_override_pattern heterogeneous_layers_config_path "
     "heterogeneous_layers_config_encoded_json experimental_attention_variant "
     "apply_residual_connection_post_layernorm qk_l2_norm no_rope_freq "
     "apply_query_key_layer_scaling use_mup "
@@ -71,18 +77,27 @@ struct Argument {
 };
 using ArgumentList = std::vector<Argument>;
 
+struct ModelKind {
+  bool experts, latent, further_tokens, output_gate;
+  std::string pattern;  // of letters; empty: none
+};
+
 // Those that a model of this kind has.
-ArgumentList arguments_of_model(bool experts, bool latent, bool further_tokens, bool output_gate) {
+ArgumentList arguments_of_model(const ModelKind& kind) {
   ArgumentList all;
   const auto add = [&](std::string_view names) {
     for (const auto& [theirs, ours] : pairs_in(names))
       all.push_back({ours.empty() ? theirs : ours, theirs});
   };
   add(kArguments);
-  if (experts) add(kExpertArguments);
-  if (latent) add(kLatentArguments);
-  if (further_tokens) add(kFurtherTokenArguments);
-  if (output_gate) add(kOutputGateArguments);
+  const auto has = [&](char letter) { return kind.pattern.find(letter) != std::string::npos; };
+  if (kind.experts) add(kExpertArguments);
+  if (kind.latent) add(kLatentArguments);
+  if (kind.further_tokens) add(kFurtherTokenArguments);
+  if (kind.output_gate) add(kOutputGateArguments);
+  if (!kind.pattern.empty()) add(kPatternArguments);
+  if (has('M')) add(kMambaArguments);
+  if (has('G')) add(kDeltaArguments);
   return all;
 }
 
@@ -185,6 +200,15 @@ class ArgumentsReader final : public FieldVisitor {
   const ArgumentList& list_;
   const std::string where_;
 };
+
+// The pattern of letters; empty: none.
+std::string pattern_of(const PickleValue& args) {
+  for (const std::string_view name : {kPatternArguments, kOldPattern})
+    if (const PickleValue* value = args.find(name);
+        value != nullptr && value->is(Kind::kText) && !value->text.empty())
+      return value->text;
+  return "";
+}
 
 // `args`, a namespace or a dict; null: none.
 const PickleValue* arguments_of(const TorchDistFiles& files) {
@@ -311,6 +335,9 @@ void check_expressible(const TransformerConfig& t) {
         "groups of experts ranked by their best one (moe_router_group_score)");
   check(!t.moe_latent_size || !t.add_bias_linear,
         "latents of experts projected without the biases of other linears (moe_latent_size)");
+  check(t.mamba_dt_limit.empty(), "limits of time steps (mamba_dt_limit)");
+  check(t.mamba_norm_epsilon == MambaConfig().mamba_norm_epsilon,
+        "another epsilon in the norms of Mamba-2 (mamba_norm_epsilon)");
   check_latent_attention(t, check);
 }
 
@@ -333,11 +360,15 @@ TransformerConfig read_torch_dist_arguments(const fs::path& directory,
     const PickleValue* value = args->find(name);
     return value != nullptr && !is_empty(*value);
   };
+  const std::string pattern = pattern_of(*args);
+  MEGATRON_CHECK(!pattern.empty() || !is_set("is_hybrid_model"), where,
+                 ": is_hybrid_model is set without hybrid_layer_pattern, which is not built");
   const ArgumentList list =
-      arguments_of_model(is_set("num_experts"), is_set("multi_latent_attention"),
-                         is_set("mtp_num_layers"), is_set("attention_output_gate"));
+      arguments_of_model({is_set("num_experts"), is_set("multi_latent_attention"),
+                          is_set("mtp_num_layers"), is_set("attention_output_gate"), pattern});
   ArgumentsReader reader(*args, list, where);
   config.fields(reader);
+  if (!pattern.empty()) config.hybrid_layer_pattern = pattern;
   if (config.multi_latent_attention) {
     config.kv_channels = config.query_head_size();  // theirs has no effect
     config.rope_original_max_position_embeddings = kLatentOriginalPositions;
@@ -349,6 +380,9 @@ TransformerConfig read_torch_dist_arguments(const fs::path& directory,
       balance->text == "sinkhorn")
     config.moe_router_load_balancing_type = {"sinkhorn"};  // it chooses in evaluation, too
   config.finalize();
+  Violations violations;
+  if (config.is_hybrid()) static_cast<HybridConfig&>(config).validate(violations, config);
+  MEGATRON_CHECK(violations.empty(), where, ": ", violations.messages().front());
   return config;
 }
 
@@ -366,9 +400,10 @@ std::string pickled_arguments(const ModelConfig& config, DType dtype) {
   }
   if (transformer.multi_latent_attention)  // without effect; Megatron-LM's default
     transformer.kv_channels = transformer.hidden_size / transformer.num_attention_heads;
-  const ArgumentList list =
-      arguments_of_model(transformer.has_moe(), transformer.multi_latent_attention,
-                         transformer.mtp_num_layers > 0, transformer.attention_output_gate);
+  transformer.hybrid_layer_pattern = transformer.hybrid_letters();  // of one stage
+  const ArgumentList list = arguments_of_model(
+      {transformer.has_moe(), transformer.multi_latent_attention, transformer.mtp_num_layers > 0,
+       transformer.attention_output_gate, transformer.hybrid_layer_pattern});
   ArgumentsWriter writer(list);
   transformer.fields(writer);
   auto entries = writer.entries();
@@ -380,6 +415,7 @@ std::string pickled_arguments(const ModelConfig& config, DType dtype) {
                            "expert_tensor_parallel_size", "data_parallel_size", "world_size"})
     add(size, pickle::integer(1));
   add("virtual_pipeline_model_parallel_size", pickle::none());
+  if (transformer.is_hybrid()) add("is_hybrid_model", pickle::boolean(true));
   add("padded_vocab_size", pickle::integer(config.padded_vocab_size));
   add("vocab_size", pickle::integer(config.vocab_size));
   add("bf16", pickle::boolean(dtype == DType::kBFloat16));

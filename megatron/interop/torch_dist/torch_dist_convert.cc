@@ -15,14 +15,17 @@
 #include "megatron/interop/torch_dist/torch_dist_model.h"
 #include "megatron/interop/torch_dist/torch_dist_names.h"
 #include "megatron/models/model_table.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
 
 namespace fs = std::filesystem;
 
+// The tensor of ours with the values that Megatron-LM has.
 void load_whole(const Checkpoint& checkpoint, const std::string& key,
-                std::vector<std::byte>& memory) {
+                const TransformerConfig& config, std::vector<std::byte>& memory) {
   const StoredTensor& stored = checkpoint.manifest().tensors.at(key);
   const uint64_t bytes = num_bytes(stored.dtype, stored.shape);
   // Free the old memory first
@@ -34,6 +37,24 @@ void load_whole(const Checkpoint& checkpoint, const std::string& key,
   tensor.global_shape = stored.shape;
   tensor.data = memory.data();
   load_one(checkpoint, tensor);
+  if (is_stored_from_one(key, config))
+    at::from_blob(memory.data(), stored.shape, at::dtype(to_scalar_type(stored.dtype))).sub_(1);
+}
+
+// What is in a key: a tensor of ours or rows of it, and its index in a key of all layers.
+struct Content {
+  std::string name;
+  std::optional<int64_t> layer;
+  int64_t first_row, rows;  // rows -1: all
+};
+
+void write_states(const Content& content, const TransformerConfig& config,
+                  TorchDistWriter& writer) {
+  if (content.first_row > 0) return;  // once for all rows
+  const auto number = [](int64_t value) { return std::to_string(value); };
+  for (const TorchDistState& state : torch_dist_states(content.name, config))
+    writer.add_empty_object(cat(state.key, "/shard_", listed(state.offset, number, "."), "_",
+                                listed(state.global_shape, number, ".")));
 }
 
 }  // namespace
@@ -57,19 +78,20 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   ConvertResult result;
   result.model_type = config.type;
   result.iteration = source.checkpoint.iteration();
-  // Ours, by the keys that they are in, and their indices there
-  std::map<std::string, std::vector<std::pair<std::string, std::optional<int64_t>>>> stacks;
+  std::map<std::string, std::vector<Content>> stacks;
   std::vector<std::string> order;
-  MEGATRON_CHECK(!config.transformer.is_hybrid(), source.checkpoint.directory().string(),
-                 ": a model of --hybrid-layer-pattern is not written as torch_dist yet");
   for (const auto& [name, shape] : parameter_shapes(config)) {
     const auto found = manifest.tensors.find(name);
     MEGATRON_CHECK(found != manifest.tensors.end(), source.checkpoint.directory().string(), ": ",
                    name, " is not in the checkpoint, the model of its configuration has it");
-    const TorchDistPlace place = torch_dist_place(name, config.transformer);
-    auto& stack = stacks[place.key];
-    if (stack.empty()) order.push_back(place.key);
-    stack.emplace_back(name, place.layer);
+    std::vector<TorchDistRows> parts = torch_dist_rows(name, config.transformer);
+    if (parts.empty()) parts.push_back({{}, 0, -1});
+    for (const TorchDistRows& part : parts) {
+      const TorchDistPlace place = torch_dist_place(name, config.transformer, part.part);
+      auto& stack = stacks[place.key];
+      if (stack.empty()) order.push_back(place.key);
+      stack.push_back({name, place.layer, part.first, part.count});
+    }
     result.bytes += num_bytes(found->second.dtype, found->second.shape);
   }
   const std::string arguments =
@@ -81,27 +103,30 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   if (progress) progress(result.bytes, 0);
   TorchDistWriter writer(result.directory);
   std::vector<std::byte> memory;
+  std::string loaded;  // what is in memory
   for (const std::string& key : order) {
-    for (const auto& [name, layer] : stacks.at(key)) {
-      load_whole(source.checkpoint, name, memory);
+    for (const auto& [name, layer, first_row, rows] : stacks.at(key)) {
+      if (loaded != name) load_whole(source.checkpoint, name, config.transformer, memory);
+      loaded = name;
       const StoredTensor& stored = manifest.tensors.at(name);
       std::vector<int64_t> shape = stored.shape;
+      const uint64_t before = first_row == 0 ? 0
+                                             : memory.size() / static_cast<uint64_t>(shape[0]) *
+                                                   static_cast<uint64_t>(first_row);
+      if (rows >= 0) shape[0] = rows;
+      const uint64_t bytes = num_bytes(stored.dtype, shape);
       Box box{std::vector<int64_t>(shape.size(), 0), shape};
       if (layer) {
         shape.insert(shape.begin(), config.transformer.num_layers);
         box.offset.insert(box.offset.begin(), *layer);
         box.shape.insert(box.shape.begin(), 1);
       }
-      writer.add_tensor(key, stored.dtype, shape, box, memory.data());
-      if (progress) progress(result.bytes, memory.size());
+      writer.add_tensor(key, stored.dtype, shape, box, memory.data() + before);
+      if (progress) progress(result.bytes, bytes);
     }
   }
-  const auto number = [](int64_t value) { return std::to_string(value); };
   for (const std::string& key : order)
-    for (const auto& [name, layer] : stacks.at(key))
-      for (const TorchDistState& state : torch_dist_states(name, config.transformer))
-        writer.add_empty_object(cat(state.key, "/shard_", listed(state.offset, number, "."), "_",
-                                    listed(state.global_shape, number, ".")));
+    for (const Content& content : stacks.at(key)) write_states(content, config.transformer, writer);
   const std::pair<std::string, std::string> common[] = {
       {pickle::text("args"), arguments},
       {pickle::text("checkpoint_version"), pickle::number(3.0)},

@@ -55,12 +55,15 @@ class TorchDistReader {
     for (const auto& [key, tensor] : files_.manifest.tensors) add(key, tensor);
     for (const auto& [name, shape] : expected_) {
       if (refused_.contains(name)) continue;
+      if (const auto rows = rows_.find(name); rows != rows_.end())
+        report_missing_rows(name, rows->second);
       if (const auto parts = parts_.find(name); parts != parts_.end())
         report_missing_parts(name, shape, parts->second);
       else if (!manifest_.contains(name))
         manifest_.add_problem(name +
                               " is not in the checkpoint, the model of its arguments has it");
     }
+    add_one_to_weights();
     manifest_.set_files(std::move(files_.manifest.files));
     manifest_.set_iteration(files_.iteration);
     Checkpoint checkpoint = std::move(manifest_).open(directory_);
@@ -147,6 +150,10 @@ class TorchDistReader {
     if (ours == kWordEmbeddings || ours == "output_layer.weight")
       drop_padding(part.shape, part.fragments, expected);
     if (parsed.half >= 0) place_half(parsed.half, ours.find(kExperts) != ours.npos, part);
+    if (!parsed.part.empty() && !place_rows(ours, parsed.part, expected, part)) {
+      add_problem(key, tensor, "is of rows that the model of its arguments has not");
+      return false;
+    }
     if (part.shape != expected) {
       add_problem(
           key, tensor,
@@ -161,7 +168,60 @@ class TorchDistReader {
                              std::make_move_iterator(part.fragments.end()));
     if (parsed.expert || parsed.half >= 0)
       parts_[ours].emplace(parsed.expert.value_or(-1), parsed.half);
+    if (!parsed.part.empty()) rows_[ours].insert(parsed.part);
     return true;
+  }
+
+  // Weights that are stored as their difference from 1: the sums, in fp32, are in a text in memory.
+  void add_one_to_weights() {
+    const Checkpoint theirs(directory_, files_.manifest);
+    std::string bytes;
+    const auto file = static_cast<int>(files_.manifest.files.size());
+    for (const auto& [name, shape] : expected_) {
+      if (!is_stored_from_one(name, config_.transformer) || !manifest_.contains(name)) continue;
+      at::Tensor weight = at::empty(shape, at::kFloat);
+      ShardedTensor wanted;
+      wanted.key = torch_dist_place(name, config_.transformer).key;
+      wanted.dtype = DType::kFloat32;
+      wanted.global_shape = shape;
+      wanted.data = weight.data_ptr();
+      LoadOptions options;
+      options.convert_dtype = true;
+      options.wanted_elsewhere = {"*"};
+      theirs.load({&wanted, 1}, options);
+      weight += 1;
+      Fragment fragment;
+      fragment.file = file;
+      fragment.offset = bytes.size();
+      fragment.box = {std::vector<int64_t>(shape.size(), 0), shape};
+      fragment.flat_end = weight.numel();
+      bytes.append(static_cast<const char*>(weight.data_ptr()), weight.nbytes());
+      manifest_.replace(name, {DType::kFloat32, shape, {fragment}});
+    }
+    if (!bytes.empty())
+      files_.manifest.files.push_back(
+          text_file("weights that are stored from 1", std::move(bytes)));
+  }
+
+  // Makes the rows of a part rows of ours; leaves it as it is if there are others.
+  bool place_rows(const std::string& ours, std::string_view name,
+                  const std::vector<int64_t>& expected, StoredTensor& part) const {
+    for (const TorchDistRows& rows : torch_dist_rows(ours, config_.transformer)) {
+      if (rows.part != name) continue;
+      if (part.shape.empty() || part.shape[0] != rows.count) return true;
+      for (Fragment& fragment : part.fragments) fragment.box.offset[0] += rows.first;
+      part.shape[0] = expected[0];
+      return true;
+    }
+    return false;
+  }
+
+  void report_missing_rows(const std::string& ours, const std::set<std::string>& present) {
+    for (const TorchDistRows& rows : torch_dist_rows(ours, config_.transformer))
+      if (!present.contains(std::string(rows.part)))
+        manifest_.add_problem(cat("the rows ", rows.part, " of ", ours,
+                                  " are not in the checkpoint, the model of its arguments has "
+                                  "them"));
   }
 
   // Makes the tensor of one expert a part of ours, which holds all of them.
@@ -190,7 +250,10 @@ class TorchDistReader {
   }
 
   // The shape that a tensor of theirs should have.
-  static std::string expected_text(const TorchDistKey& parsed, std::vector<int64_t> shape) {
+  std::string expected_text(const TorchDistKey& parsed, std::vector<int64_t> shape) const {
+    for (const TorchDistRows& rows :
+         torch_dist_rows(cat(parsed.block, "0.", parsed.name), config_.transformer))
+      if (rows.part == parsed.part) shape[0] = rows.count;
     if (parsed.half >= 0)
       shape[parsed.name.find(kExperts.substr(1)) == parsed.name.npos ? 0 : 1] /= 2;
     if (parsed.expert) shape.erase(shape.begin());
@@ -232,8 +295,9 @@ class TorchDistReader {
   ModelConfig config_;
   std::map<std::string, std::vector<int64_t>> expected_;  // shapes of ours, by name
   ForeignManifest manifest_;
-  std::map<std::string, Parts> parts_;  // by the name of ours
-  std::set<std::string> refused_;       // tensors of ours of which a part does not fit
+  std::map<std::string, Parts> parts_;                 // by the name of ours
+  std::map<std::string, std::set<std::string>> rows_;  // parts of rows, by the name of ours
+  std::set<std::string> refused_;  // tensors of ours of which a part does not fit
   int64_t used_ = 0;
   std::vector<std::string> waived_;
 };
@@ -244,7 +308,7 @@ ForeignModel open_torch_dist_model(const fs::path& directory, const TransformerC
                                    std::optional<int64_t> vocab_size,
                                    const std::optional<ParameterShapes>& parameters) {
   MEGATRON_CHECK(transformer.num_layers > 0 && transformer.hidden_size > 0 &&
-                     transformer.num_attention_heads > 0,
+                     (transformer.num_attention_heads > 0 || !transformer.attends()),
                  directory.string(), ": holds no args, so the shape of its model is unknown",
                  "\nhint: give the flags of the model: --num-layers, --hidden-size, "
                  "--num-attention-heads, ...");

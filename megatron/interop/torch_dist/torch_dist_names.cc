@@ -24,6 +24,23 @@ constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"self_attention.kv_layernorm.", "self_attention.linear_kv_up_proj.layer_norm_"},
 };
 
+// The names of convolutions with a bias, theirs and ours.
+constexpr std::string_view kTheirConv = "mixer.conv1d.", kOurConv = "mixer.conv1d_";
+constexpr std::string_view kParts[] = {"z",     "x",   "B",     "C",    "dt",
+                                       "query", "key", "value", "beta", "alpha"};
+
+// Removes the name of a part behind that of a weight or bias.
+std::string take_part(std::string& text) {
+  const size_t dot = text.rfind('.');
+  if (dot == text.npos) return {};
+  const std::string part = text.substr(dot + 1);
+  const std::string_view before = std::string_view(text).substr(0, dot);
+  const bool known = std::ranges::find(kParts, part) != std::end(kParts);
+  if (!known || !(before.ends_with(".weight") || before.ends_with(".bias"))) return {};
+  text.resize(dot);
+  return part;
+}
+
 // Removes a number and the dot behind it from the text at `at`; nothing if there is none.
 std::optional<int64_t> take_index(std::string& text, size_t at) {
   const size_t dot = text.find('.', at);
@@ -73,6 +90,8 @@ TorchDistKey parse_torch_dist_key(const std::string& key) {
     parsed.expert = take_index(rest, inner + kOurExperts.size());
   }
   parsed.half = take_half(rest);
+  parsed.part = take_part(rest);
+  replace_prefix(rest, 0, kTheirConv, kOurConv);
   return parsed;
 }
 
@@ -90,15 +109,50 @@ std::string our_name(const TorchDistKey& key, int64_t layer,
   return plain;
 }
 
-TorchDistPlace torch_dist_place(const std::string& name, const TransformerConfig& config) {
+std::vector<TorchDistRows> torch_dist_rows(std::string_view name, const TransformerConfig& c) {
+  std::vector<TorchDistRows> rows;
+  const auto add = [&](std::initializer_list<std::pair<std::string_view, int64_t>> parts) {
+    int64_t first = 0;
+    for (const auto& [part, count] : parts) {
+      rows.push_back({part, first, count});
+      first += count;
+    }
+  };
+  const int64_t heads = c.has_letter('M') ? c.mamba_width(c) : 0, states = c.mamba_states(),
+                keys = c.linear_key_width(), values = c.linear_value_width();
+  if (name.ends_with(".mixer.in_proj.weight"))
+    add({{"z", heads}, {"x", heads}, {"B", states}, {"C", states}, {"dt", c.mamba_heads(c)}});
+  if (name.ends_with(".mixer.conv1d_weight") || name.ends_with(".mixer.conv1d_bias"))
+    add({{"x", heads}, {"B", states}, {"C", states}});
+  if (name.ends_with(".self_attention.in_proj.weight"))
+    add({{"query", keys},
+         {"key", keys},
+         {"value", values},
+         {"z", values},
+         {"beta", c.linear_num_value_heads},
+         {"alpha", c.linear_num_value_heads}});
+  if (name.ends_with(".self_attention.conv1d.weight"))
+    add({{"query", keys}, {"key", keys}, {"value", values}});
+  return rows;
+}
+
+TorchDistPlace torch_dist_place(const std::string& name, const TransformerConfig& config,
+                                std::string_view part) {
   TorchDistKey parsed = parse_torch_dist_key(name);
   if (parsed.block.empty()) return {name, {}};
   const size_t inner = parsed.name.starts_with(kInner) ? kInner.size() : 0;
   replace_prefix(parsed.name, inner, kOurExperts, kTheirExperts);
+  replace_prefix(parsed.name, inner, kOurConv, kTheirConv);
+  if (!part.empty()) parsed.name += cat(".", part);
   // Layers are one tensor unless a list says which of them have experts.
-  const bool alike = !config.has_moe() || config.moe_layer_freq == MoEConfig().moe_layer_freq;
+  const bool alike = !config.is_hybrid() &&
+                     (!config.has_moe() || config.moe_layer_freq == MoEConfig().moe_layer_freq);
   if (parsed.block == kDecoder && alike) return {parsed.block + parsed.name, parsed.layer};
   return {parsed.ours(*parsed.layer), {}};
+}
+
+bool is_stored_from_one(std::string_view name, const TransformerConfig& config) {
+  return config.layernorm_zero_centered_gamma && name.ends_with(".self_attention.out_norm.weight");
 }
 
 std::vector<TorchDistState> torch_dist_states(const std::string& name,
@@ -108,8 +162,9 @@ std::vector<TorchDistState> torch_dist_states(const std::string& name,
   const TorchDistPlace place = torch_dist_place(name, config);
   std::string module = place.key.substr(0, place.key.size() - kWeight.size());
   const std::string_view last = std::string_view(module).substr(module.rfind('.') + 1);
-  constexpr std::string_view kFurtherModules[] = {"eh_proj", "fc1_latent_proj", "fc2_latent_proj",
-                                                  "enorm", "hnorm"};
+  constexpr std::string_view kFurtherModules[] = {"eh_proj",  "fc1_latent_proj", "fc2_latent_proj",
+                                                  "enorm",    "hnorm",           "in_proj",
+                                                  "out_proj", "out_norm",        "final_norm"};
   const bool has_state = last.starts_with("linear_") || last.ends_with("layernorm") ||
                          std::find(std::begin(kFurtherModules), std::end(kFurtherModules), last) !=
                              std::end(kFurtherModules);

@@ -87,6 +87,7 @@ EndCost head_cost(const TransformerConfig& config, const EndsShape& shape) {
   cost.forward_peak = head.passing + (normed_apart ? around.stream : 0);
   // The whole input and its gradient
   if (head.part > 0) cost.forward_peak += head.input + head.working;
+  if (config.logits_scaling != 1.0) cost.forward_peak += around.normed;  // before it is divided
   cost.norm_forward_peak = -(head.logits + head.per_token);
   // The gradient of the output layer's input is computed while the logits' gradient is held; after
   // that is freed, the final norm runs backward.

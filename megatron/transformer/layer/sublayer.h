@@ -28,9 +28,9 @@ class Sublayer : public Module {
   virtual std::unique_ptr<LayerState> make_state() const { return nullptr; }
 };
 
-// x + dropout(sublayer(x)), with --residual-multiplier m dropout(m sublayer(x)), or x + dropout(norm(sublayer(x))) with norms on the output of sublayers
-// (--norm-placement post, sandwich). Keeps references to config and sublayer, which must outlive
-// it.
+// x + dropout(m sublayer(x)), or x + dropout(m norm(sublayer(x))) with norms on the output of
+// sublayers (--norm-placement post, sandwich), m being --residual-multiplier. Keeps references to
+// config and sublayer, which must outlive it.
 class ResidualSublayer {
  public:
   // `names`: what recomputation and offloading of the whole are called.

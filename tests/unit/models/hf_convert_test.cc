@@ -16,6 +16,7 @@
 #include "megatron/base/format.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/dist_checkpointing/verify.h"
@@ -23,6 +24,7 @@
 #include "megatron/interop/load_model.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
+#include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/models/hf_golden.h"
@@ -760,6 +762,73 @@ void save_native(const fs::path& root, TransformerConfig transformer) {
   Config* const configs[] = {&transformer, &tokenizer};
   save.files.emplace_back("config.yaml", to_yaml(configs));
   save_checkpoint(save);
+}
+
+// A run keeps some values in fp32 beside bf16 ones; transformers saves all in the model's type.
+class HfStatesOfARun : public HfConvert, public testing::WithParamInterface<std::string> {};
+
+TEST_P(HfStatesOfARun, GoBackInTheirTypes) {
+  const fs::path source = golden(GetParam());
+  import_hf_folder(source, root_ / "imported");
+  const ParallelGroups groups;
+  LoadModelRequest request;
+  request.load = root_ / "imported";
+  const LoadedModel loaded = load_model(request, groups);
+  const Checkpoint imported(find_checkpoints(root_ / "imported").at(0).directory);
+  SaveRequest save;  // as a run does
+  save.root = root_ / "run";
+  save.iteration = 7;
+  size_t kept = 0;
+  loaded.model->visit([&](const std::string& name, Parameter& parameter) {
+    ShardedTensor tensor = sharded_tensor(parameter, groups, name, parameter.value);
+    kept += parameter.keeps_fp32;
+    EXPECT_EQ(tensor.dtype, parameter.keeps_fp32 ? DType::kFloat32 : DType::kBFloat16) << name;
+    save.tensors.push_back(std::move(tensor));
+  });
+  EXPECT_GT(kept, 0u);
+  save.files = origin_files(imported);
+  save.files.emplace_back("config.yaml", imported.read_file("config.yaml"));
+  save_checkpoint(save);
+  export_hf_folder({root_ / "run", {}, root_ / "theirs", "", 1 << 20});
+  const Tensors before = read_folder(source), after = read_folder(root_ / "theirs");
+  ASSERT_EQ(before.size(), after.size());
+  for (const auto& [name, tensor] : before) EXPECT_EQ(after.at(name), tensor) << name;
+
+  // Training may leave values that bf16 has not; those of the files are the nearest.
+  loaded.model->visit([&](const std::string&, Parameter& parameter) {
+    if (parameter.keeps_fp32) parameter.value.mul_(1.001);
+  });
+  save.root = root_ / "trained";
+  save_checkpoint(save);
+  export_hf_folder({root_ / "trained", {}, root_ / "rounded", "", 1 << 20});
+  LoadModelRequest back;
+  back.load = root_ / "rounded";
+  const LoadedModel again = load_model(back, groups);
+  std::map<std::string, at::Tensor> values;
+  loaded.model->visit([&](const std::string& name, Parameter& parameter) {
+    values[name] = parameter.value.to(at::kBFloat16).to(parameter.value.scalar_type());
+  });
+  again.model->visit([&](const std::string& name, Parameter& parameter) {
+    EXPECT_TRUE(at::equal(parameter.value, values.at(name))) << name;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HfStatesOfARun,
+                         testing::ValuesIn(std::vector<std::string>(std::begin(kHfStateGoldens),
+                                                                    std::end(kHfStateGoldens))),
+                         [](const auto& param) { return param.param; });
+
+// Files that hold such values in fp32 are written as they were.
+TEST_F(HfConvert, ConvertedValuesKeepTheirTypes) {
+  const fs::path folder = copy("qwen3_5_text");
+  Tensors tensors = read_folder(folder);
+  for (auto& [name, tensor] : tensors)
+    if (name.ends_with("A_log"))
+      tensor = {DType::kFloat32, {4}, std::string("\0\0\x81?\1\0\0?\0\0@\xbf\7\0\0?", 16)};
+  write_folder(folder, tensors);
+  import_hf_folder(folder, root_ / "ours");
+  export_hf_folder({root_ / "ours", {}, root_ / "theirs", "", 1 << 20});
+  EXPECT_EQ(read_folder(root_ / "theirs"), tensors);
 }
 
 TransformerConfig small() {

@@ -13,10 +13,15 @@
 #include "megatron/dist_checkpointing/foreign/pickle.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/dist_checkpointing/save.h"
 #include "megatron/interop/huggingface/hf_families.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/interop/torch_dist/torch_dist_arguments.h"
+#include "megatron/interop/torch_dist/torch_dist_convert.h"
 #include "megatron/interop/torch_dist/torch_dist_names.h"
+#include "megatron/nn/parameter_store.h"
+#include "megatron/nn/placement.h"
+#include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/golden_tensors.h"
@@ -321,6 +326,206 @@ TEST_F(TorchDistArguments, WhatIsNotBuiltIsNamed) {
       {pickle::text("num_experts"), pickle::integer(4)},
       {pickle::text("moe_router_load_balancing_type"), pickle::text("sinkhorn")}};
   EXPECT_TRUE(read(pickle::dict(args)).uses_sinkhorn());
+}
+
+// -- letters
+
+TransformerConfig letters_config() {
+  TransformerConfig t = sparse_config();
+  t.num_experts = 0;
+  t.hybrid_layer_pattern = "MG*|-";
+  t.num_layers = 4;
+  t.mamba_num_heads = 4;
+  t.mamba_head_dim = 2;
+  t.mamba_state_dim = 3;
+  t.mamba_num_groups = 2;
+  t.linear_num_key_heads = 2;
+  t.linear_num_value_heads = 4;
+  t.linear_key_head_dim = 3;
+  t.linear_value_head_dim = 2;
+  t.attention_output_gate = true;
+  t.layernorm_zero_centered_gamma = true;
+  t.untie_embeddings_and_output_weights = true;
+  t.seq_length = t.max_position_embeddings = 16;
+  t.finalize();
+  return t;
+}
+
+class TorchDistLetters : public TorchDistArguments {
+ protected:
+  // A checkpoint of random bf16 weights, and it as Megatron-LM's.
+  void SetUp() override {
+    ModelConfig config = sparse_model();
+    config.transformer = letters_config();
+    const ParallelGroups groups;
+    GPTModel model(config, groups);
+    PlainParameterStore store(model, at::kBFloat16, at::kCPU, /*gradients=*/false);
+    SaveRequest save;
+    save.root = ours_;
+    save.iteration = 3;
+    model.visit([&](const std::string& name, Parameter& parameter) {
+      parameter.value.copy_(1 + 0.1 * at::randn(parameter.value.sizes()));
+      weights_[name] = parameter.value;
+      save.tensors.push_back(sharded_tensor(parameter, groups, name, parameter.value));
+    });
+    TokenizerConfig tokenizer;
+    tokenizer.tokenizer_type = "NullTokenizer";
+    tokenizer.vocab_size = 8;
+    save.files.emplace_back("config.yaml", model_yaml(config, tokenizer));
+    save_checkpoint(save);
+    ExportRequest request;
+    request.load = ours_;
+    request.folder = directory_;
+    theirs_ = export_torch_dist(request).directory;
+  }
+  void TearDown() override { fs::remove_all(ours_); }
+
+  static std::map<std::string, std::vector<int64_t>> stored(const fs::path& directory) {
+    std::map<std::string, std::vector<int64_t>> shapes;
+    for (const auto& [key, tensor] :
+         open_torch_dist(directory, [](std::string_view) { return true; }).manifest.tensors)
+      shapes[key] = tensor.shape;
+    return shapes;
+  }
+
+  const fs::path ours_ = directory_.string() + ".ours";
+  fs::path theirs_;
+  Named weights_;
+};
+
+// Keys of megatron-core 0.16.1: MambaMixer and GatedDeltaNet, sharded_state_dict().
+TEST_F(TorchDistLetters, HaveTheKeysOfMegatron) {
+  const std::string m = "decoder.layers.0.mixer.", g = "decoder.layers.1.self_attention.",
+                    a = "decoder.layers.2.self_attention.", f = "decoder.layers.3.mlp.";
+  const std::map<std::string, std::vector<int64_t>> expected = {
+      {"embedding.word_embeddings.weight", {8, 4}},
+      {m + "in_proj.layer_norm_weight", {4}},
+      {m + "in_proj.weight.z", {8, 4}},
+      {m + "in_proj.weight.x", {8, 4}},
+      {m + "in_proj.weight.B", {6, 4}},
+      {m + "in_proj.weight.C", {6, 4}},
+      {m + "in_proj.weight.dt", {4, 4}},
+      {m + "conv1d.weight.x", {8, 1, 4}},
+      {m + "conv1d.weight.B", {6, 1, 4}},
+      {m + "conv1d.weight.C", {6, 1, 4}},
+      {m + "conv1d.bias.x", {8}},
+      {m + "conv1d.bias.B", {6}},
+      {m + "conv1d.bias.C", {6}},
+      {m + "dt_bias", {4}},
+      {m + "A_log", {4}},
+      {m + "D", {4}},
+      {m + "norm.weight", {8}},
+      {m + "out_proj.weight", {4, 8}},
+      {g + "in_proj.layer_norm_weight", {4}},
+      {g + "in_proj.weight.query", {6, 4}},
+      {g + "in_proj.weight.key", {6, 4}},
+      {g + "in_proj.weight.value", {8, 4}},
+      {g + "in_proj.weight.z", {8, 4}},
+      {g + "in_proj.weight.beta", {4, 4}},
+      {g + "in_proj.weight.alpha", {4, 4}},
+      {g + "conv1d.weight.query", {6, 1, 4}},
+      {g + "conv1d.weight.key", {6, 1, 4}},
+      {g + "conv1d.weight.value", {8, 1, 4}},
+      {g + "dt_bias", {4}},
+      {g + "A_log", {4}},
+      {g + "out_norm.weight", {2}},
+      {g + "out_proj.weight", {4, 8}},
+      {a + "linear_qkv.layer_norm_weight", {4}},
+      {a + "linear_qkv.weight", {16, 4}},
+      {a + "linear_proj.weight", {4, 4}},
+      {f + "linear_fc1.layer_norm_weight", {4}},
+      {f + "linear_fc1.weight", {12, 4}},
+      {f + "linear_fc2.weight", {4, 6}},
+      {"decoder.final_norm.weight", {4}},
+      {"output_layer.weight", {8, 4}}};
+  EXPECT_EQ(stored(theirs_), expected);
+  // The weight of the norm in a gated delta net is from 1, as those of other norms.
+  const at::Tensor norm = at::empty({2}, at::kBFloat16);
+  ShardedTensor wanted;
+  wanted.key = g + "out_norm.weight";
+  wanted.dtype = DType::kBFloat16;
+  wanted.global_shape = {2};
+  wanted.data = norm.data_ptr();
+  const Checkpoint theirs(theirs_,
+                          open_torch_dist(theirs_, [](std::string_view) { return true; }).manifest);
+  load_one(theirs, wanted);
+  EXPECT_TRUE(at::equal(norm, weights_.at(wanted.key) - 1));
+}
+
+TEST_F(TorchDistLetters, ComeBackInEveryBit) {
+  const TransformerConfig config = read_torch_dist_arguments(theirs_);
+  EXPECT_EQ(architecture_difference(config, letters_config()), "");
+  EXPECT_EQ(config.hybrid_layer_pattern, "MG*-") << "without the segments of a pipeline";
+  const ForeignModel model = open_torch_dist_model(theirs_, config);
+  ASSERT_EQ(model.checkpoint.manifest().tensors.size(), weights_.size());
+  for (const auto& [name, expected] : weights_) {
+    const at::Tensor back = at::empty_like(expected);
+    ShardedTensor wanted;
+    wanted.key = name;
+    wanted.dtype = to_dtype(expected.scalar_type());
+    wanted.global_shape = expected.sizes().vec();
+    wanted.data = back.data_ptr();
+    LoadOptions options;
+    options.convert_dtype = true;
+    options.wanted_elsewhere = {"*"};
+    model.checkpoint.load({&wanted, 1}, options);
+    EXPECT_TRUE(at::equal(back, expected)) << name;
+  }
+}
+
+TEST_F(TorchDistLetters, EveryPartOfRowsIsAccountedFor) {
+  const std::string mixer = "decoder.layers.0.mixer.";
+  const auto all = stored(theirs_);
+  const auto expect = [&](const std::function<void(Named&)>& edit, const std::string& message) {
+    Named theirs;
+    for (const auto& [key, shape] : all) theirs[key] = at::zeros(shape);
+    edit(theirs);
+    write(theirs);
+    EXPECT_EQ(error_of([&] { open_torch_dist_model(directory_, letters_config()); }),
+              message.empty() ? "" : directory_.string() + message);
+  };
+  expect([](Named&) {}, "");
+  expect([&](Named& theirs) { theirs.erase(mixer + "in_proj.weight.dt"); },
+         ": the rows dt of " + mixer +
+             "in_proj.weight are not in the checkpoint, the model of its arguments has them");
+  expect([&](Named& theirs) { theirs[mixer + "conv1d.weight.B"] = at::zeros({5, 1, 4}); },
+         ": " + mixer +
+             "conv1d.weight.B (in __0_0.distcp) has shape [5,1,4], by the model's arguments it is "
+             "[6,1,4]");
+  expect([&](Named& theirs) { theirs[mixer + "in_proj.weight.query"] = at::zeros({6, 4}); },
+         ": " + mixer +
+             "in_proj.weight.query (in __0_0.distcp) is of rows that the model of its arguments "
+             "has not");
+}
+
+TEST_F(TorchDistLetters, ArgumentsThatAreNotBuiltAreNamed) {
+  const auto error = [&](std::initializer_list<std::pair<const char*, std::string>> given) {
+    std::vector<std::pair<std::string, std::string>> args;
+    for (const auto& [name, value] : given) args.emplace_back(pickle::text(name), value);
+    return error_of([&] { read(pickle::dict(args)); });
+  };
+  const std::string args = directory_.string() + ": args: ";
+  EXPECT_EQ(error({{"is_hybrid_model", pickle::boolean(true)}}),
+            args + "is_hybrid_model is set without hybrid_layer_pattern, which is not built");
+  EXPECT_TRUE(error({{"hybrid_override_pattern", pickle::text("M/*-")}}).starts_with(args));
+  const std::pair<std::string, std::string> old[] = {
+      {pickle::text("hybrid_override_pattern"), pickle::text("M-")},
+      {pickle::text("mamba_head_dim"), pickle::integer(32)}};
+  EXPECT_EQ(read(pickle::dict(old)).hybrid_layer_pattern, "M-");
+  EXPECT_EQ(read(pickle::dict(old)).mamba_head_dim, 32);
+  const auto refused = [](const std::function<void(TransformerConfig&)>& edit) {
+    TransformerConfig t = letters_config();
+    edit(t);
+    return error_of([&] { written(t); });
+  };
+  EXPECT_EQ(refused([](auto& t) { t.mamba_dt_limit = {"0.1", "inf"}; }),
+            "the model has limits of time steps (mamba_dt_limit), which Megatron-LM's GPT has not");
+  EXPECT_EQ(refused([](auto& t) { t.mamba_norm_epsilon = 1e-6; }),
+            "the model has another epsilon in the norms of Mamba-2 (mamba_norm_epsilon), which "
+            "Megatron-LM's GPT has not");
+  EXPECT_EQ(refused([](auto& t) { t.residual_multiplier = 0.5; }),
+            "the model has multipliers of embeddings, branches or logits (embedding_multiplier, "
+            "residual_multiplier, logits_scaling), which Megatron-LM's GPT has not");
 }
 
 // Sinks, biases, and experts whose halves are stored one by one.
