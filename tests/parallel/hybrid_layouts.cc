@@ -107,6 +107,7 @@ constexpr LayoutRow kHybridRows[] = {
     {"delta_tp2", "delta", 2, TP "2"},
     {"delta_cp2", "delta", 2, CP "2"},
     {"delta_pp2_bars_norm_again", "delta", 2, PP "2 " PATTERN "G-|G*G- " SELECTIVE "gdn_norm_out"},
+    {"delta_tp2_gate_lora", "delta", 2, TP "2 --attention-output-gate " LORA},
     {"delta_dp2_zero3_full", "delta", 2, ZERO3 OVERLAP FULL "1"},
     {"states_tp2_dp2_zero1", "states", 4, TP "2 " ZERO1 OVERLAP},
     {"states_pp3_cost", "states", 3, PP "3"},

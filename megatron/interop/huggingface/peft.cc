@@ -56,14 +56,15 @@ std::string_view linear_of(std::string_view weight) {
   const std::string_view name = weight.substr(weight.rfind('.') + 1);
   for (const std::string_view linear :
        {"linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj",
-        "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj", "linear_fc1", "linear_fc2"})
+        "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj", "linear_fc1", "linear_fc2",
+        "in_proj", "out_proj"})
     if (name == linear) return linear;
   return {};
 }
 
 // The --lora-targets name of a Hugging Face module.
 std::string part_name(std::string_view linear, size_t part, size_t parts) {
-  if (parts == 1) return std::string(linear);
+  if (parts == 1 || linear == "in_proj") return std::string(linear);
   if (linear == "linear_qkv") return std::array{"linear_q", "linear_k", "linear_v"}.at(part);
   return std::array{"linear_fc1_gate", "linear_fc1_up"}.at(part);
 }
@@ -183,9 +184,15 @@ class PeftReader {
     choose_targets();
     manifest_.add_file(file_);
     std::set<std::string> used;
+    std::map<std::string, std::string> factors;  // of adapters that several modules share, by ours
     for (const HfTensor& tensor : peft_tensors(family_, config_)) {
       used.insert(tensor.name);
-      add(tensor);
+      const bool shared = tensor.ours.ends_with(cat("in_proj.", kLoraA));
+      const auto [first, added] = factors.try_emplace(tensor.ours, tensor.name);
+      if (!shared || added)
+        add(tensor);
+      else
+        check_copy(tensor.name, first->second);
     }
     for (const SafetensorsEntry& entry : file_.header().tensors)
       if (!used.contains(entry.name))
@@ -246,6 +253,20 @@ class PeftReader {
                        : cat("\ndetail: its first tensor is ", file_.header().tensors[0].name));
     TransformerConfig& t = config_.transformer;
     t.lora_targets = written_out_lora_targets(found, adaptable_linears(t));
+  }
+
+  // The modules that are parts of our in_proj share one adapter.
+  void check_copy(const std::string& name, const std::string& first) {
+    const SafetensorsEntry *copy = file_.find(name), *entry = file_.find(first);
+    const auto bytes = [&](const SafetensorsEntry& of) {
+      std::string text(of.end - of.begin, '\0');
+      file_.read(of, text.data());
+      return text;
+    };
+    if (copy == nullptr || entry == nullptr || bytes(*copy) != bytes(*entry))
+      manifest_.add_problem(cat(name, " is not in the file or differs from ", first,
+                                ": adapters of modules that are one linear of ours share this "
+                                "factor"));
   }
 
   void add(const HfTensor& tensor) {

@@ -10,12 +10,13 @@ namespace {
 
 // The models that have a linear.
 enum class Where {
-  kEverywhere,
+  kAttention,
   kPlainAttention,
   kLatentAttention,
   kLatentQueries,
   kPlainQueries,
-  kMlp
+  kMlp,
+  kStates
 };
 
 struct Target {
@@ -35,11 +36,13 @@ constexpr Target kTargets[] = {
     {"linear_q_up_proj", "q_b_proj", "linear_q_up_proj", Where::kLatentQueries},
     {"linear_kv_down_proj", "kv_a_proj_with_mqa", "linear_kv_down_proj", Where::kLatentAttention},
     {"linear_kv_up_proj", "kv_b_proj", "linear_kv_up_proj", Where::kLatentAttention},
-    {"linear_proj", "o_proj", "linear_proj", Where::kEverywhere},
+    {"linear_proj", "o_proj", "linear_proj", Where::kAttention},
     {"linear_fc1", "", "linear_fc1", Where::kMlp},
     {"linear_fc1_gate", "gate_proj", "linear_fc1", Where::kMlp},
     {"linear_fc1_up", "up_proj", "linear_fc1", Where::kMlp},
     {"linear_fc2", "down_proj", "linear_fc2", Where::kMlp},
+    {"in_proj", "in_proj", "in_proj", Where::kStates},
+    {"out_proj", "out_proj", "out_proj", Where::kStates},
 };
 
 constexpr std::string_view kAll = "all-linear";
@@ -52,35 +55,43 @@ bool is_part(const Target& target) { return target.name != target.linear; }
 
 bool has_linear(const AdaptableLinears& model, Where where) {
   switch (where) {
+    case Where::kAttention:
+      return model.attention;
     case Where::kPlainAttention:
-      return !model.latent_attention;
+      return model.attention && !model.latent_attention;
     case Where::kLatentAttention:
       return model.latent_attention;
     case Where::kLatentQueries:
       return model.latent_attention && model.latent_queries;
     case Where::kPlainQueries:
       return model.latent_attention && !model.latent_queries;
+    case Where::kStates:
+      return model.states;
     case Where::kMlp:
       return model.mlp;
-    default:
-      return true;
   }
+  return true;
 }
 
 // Why a model has no linear of that kind.
-std::string_view why_absent(Where where) {
+std::string_view why_absent(Where where, const AdaptableLinears& model) {
   switch (where) {
+    case Where::kAttention:
     case Where::kPlainAttention:
-      return "attention is latent in this model";
+      return model.attention ? "attention is latent in this model" : "this model has no attention";
+    case Where::kStates:
+      return "this model has neither Mamba-2 layers nor gated delta nets";
     case Where::kLatentAttention:
       return "this model has no latent attention";
     case Where::kLatentQueries:
       return "this model has no latents of queries";
     case Where::kPlainQueries:
       return "this model has no linear of queries alone";
-    default:
+    case Where::kMlp:
+      if (model.states) return "this model has neither MLPs nor shared experts";
       return "every layer of this model has routed experts, for which adapters are not built";
   }
+  return "";
 }
 
 // Whether all-linear includes the target.
@@ -104,7 +115,8 @@ void LoraConfig::fields(FieldVisitor& v) {
           "(q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj mean the same), "
           "linear_qkv and linear_fc1 (one adapter for all rows), of latent attention "
           "linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
-          "linear_kv_up_proj; empty or all-linear: each part of every linear but routers and "
+          "linear_kv_up_proj, of Mamba-2 layers and gated delta nets in_proj, out_proj; empty or "
+          "all-linear: each part of every linear but routers and "
           "routed experts");
 }
 
@@ -123,6 +135,11 @@ AdaptableLinears adaptable_linears(const TransformerConfig& config) {
   linears.latent_queries = config.q_lora_rank.has_value();
   linears.mlp = config.num_moe_layers(config.num_layers) < config.num_layers ||
                 config.moe_shared_expert_intermediate_size.has_value();
+  if (config.is_hybrid()) {
+    linears.mlp = config.has_letter('-') || config.moe_shared_expert_intermediate_size.has_value();
+    linears.attention = config.attends();
+    linears.states = config.has_letter('M') || config.has_letter('G');
+  }
   return linears;
 }
 
@@ -161,12 +178,12 @@ void validate_lora_targets(const std::vector<std::string>& targets, const Adapta
       const auto* absent = std::find_if(std::begin(kTargets), std::end(kTargets), is_named);
       violations.add(absent == std::end(kTargets)
                          ? cat("--lora-targets ", name, " is not known")
-                         : cat("--lora-targets ", name, ": ", why_absent(absent->where)),
+                         : cat("--lora-targets ", name, ": ", why_absent(absent->where, model)),
                      "targets: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, "
                      "linear_fc1_up, linear_fc2, linear_qkv, linear_fc1, q_proj, k_proj, v_proj, "
                      "o_proj, gate_proj, up_proj, down_proj, all-linear; of latent attention "
                      "linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
-                     "linear_kv_up_proj");
+                     "linear_kv_up_proj; of Mamba-2 layers and gated delta nets in_proj, out_proj");
       continue;
     }
     if (is_part(*target) && contains(targets, target->linear))
@@ -210,9 +227,11 @@ LoraOptions lora_options(const TransformerConfig& config, std::string_view linea
     add("linear_fc1_up", config.ffn_hidden_size);
     return options;
   }
-  const int64_t groups = config.query_groups(), d = config.kv_channels;
+  // With gates of the output, queries and their gates are the rows of q_proj.
+  const int64_t groups = config.query_groups(), d = config.kv_channels,
+                of_head = config.attention_output_gate ? 2 : 1;
   for (int64_t group = 0; group < groups; ++group) {
-    add("linear_q", config.num_attention_heads / groups * d);
+    add("linear_q", config.num_attention_heads / groups * of_head * d);
     add("linear_k", d);
     add("linear_v", d);
   }

@@ -2,7 +2,8 @@
 // the rows of fused linears.
 //
 //   name             rows                                  Hugging Face
-//   linear_q         queries in linear_qkv                 q_proj
+//   linear_q         queries, and their gates, in          q_proj
+//                    linear_qkv
 //   linear_k         keys in linear_qkv                    k_proj
 //   linear_v         values in linear_qkv                  v_proj
 //   linear_qkv       all of linear_qkv                     (query_key_value, c_attn, qkv_proj)
@@ -14,6 +15,9 @@
 //   linear_fc1_up    the up rows of a gated linear_fc1     up_proj
 //   linear_fc1       all of linear_fc1                     (dense_h_to_4h, c_fc, gate_up_proj)
 //   linear_fc2       all of linear_fc2                     down_proj
+//   in_proj          all of a state-space layer's in_proj  in_proj (in_proj_qkv, in_proj_z,
+//                                                          in_proj_b, in_proj_a)
+//   out_proj         all of its out_proj                   out_proj
 //
 // linear_fc1 and linear_fc2 are those of MLPs and of shared experts; routers and routed experts
 // have no adapters.
@@ -53,6 +57,8 @@ struct AdaptableLinears {
   bool gated = false;  // its MLPs
   bool latent_attention = false, latent_queries = false;
   bool mlp = true;  // MLPs or shared experts
+  bool attention = true;
+  bool states = false;  // Mamba-2 or gated delta nets
 };
 AdaptableLinears adaptable_linears(const TransformerConfig& config);
 

@@ -34,7 +34,6 @@ void validate_output_gate(const TransformerConfig& t, Violations& v) {
   };
   refuse(t.multi_latent_attention, "--multi-latent-attention");
   refuse(t.offloads_activations(), "offloading of activations");
-  refuse(t.lora_rank > 0, "--lora-rank");
 }
 
 }  // namespace

@@ -44,6 +44,9 @@ CASES = {
     "deepseek_v2_attention": ("deepseek_v2", dict(r=2, lora_alpha=5, target_modules=[
         "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"])),
     "deepseek_v2_lite_attention": ("deepseek_v2_lite", dict(r=2, lora_alpha=4, target_modules=["q_proj", "kv_b_proj"])),
+    # Layers of Mamba-2 beside attention and MLPs; the outputs of gated delta nets and of gated attention, whose gates are rows of q_proj.
+    "bamba_states": ("bamba", dict(r=3, lora_alpha=6, target_modules=["in_proj", "out_proj", "q_proj", "o_proj", "down_proj"])),
+    "qwen3_5_outputs": ("qwen3_5_text", dict(r=2, lora_alpha=5, target_modules=["out_proj", "q_proj", "k_proj", "up_proj"])),
     "phi3_joined": ("phi3", dict(r=2, lora_alpha=3.5, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
 }
 

@@ -65,6 +65,8 @@ const std::vector<Case> kCases = {
      "deepseek_v2",
      {"linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj",
       "linear_proj"}},
+    {"bamba_states", "bamba", {"linear_q", "linear_proj", "linear_fc2", "in_proj", "out_proj"}},
+    {"qwen3_5_outputs", "qwen3_5_text", {"linear_q", "linear_k", "linear_fc1_up", "out_proj"}},
     {"deepseek_v2_lite_attention", "deepseek_v2_lite", {"linear_q_proj", "linear_kv_up_proj"}},
 };
 
@@ -330,6 +332,79 @@ TEST_F(Peft, EveryFamilyHasNames) {
     EXPECT_EQ(static_cast<int64_t>(expected.size()), 4 * t.num_layers) << name;
     EXPECT_EQ(rows, expected) << name;
   }
+}
+
+// The same of layers with states, whose in_proj may be several modules, and of gated attention.
+TEST_F(Peft, FamiliesWithStatesHaveNames) {
+  for (const char* name : {"mamba2", "nemotron_h", "bamba", "granitemoehybrid", "qwen3_5_text"}) {
+    HfModel model = read_hf_config(fs::path(MEGATRON_SOURCE_DIR "/tests/golden/hf") / name);
+    TransformerConfig& t = model.config.transformer;
+    t.lora_rank = 2;
+    if (std::string(name) == "granitemoehybrid")  // gate and up are one module
+      t.lora_targets = {"q_proj",     "k_proj",     "v_proj",  "o_proj",
+                        "linear_fc1", "linear_fc2", "in_proj", "out_proj"};
+    t.finalize();  // else all linears
+    std::map<std::string, int64_t> rows, expected;
+    std::set<std::string> names;
+    for (const HfTensor& tensor : peft_tensors(*model.family, model.config)) {
+      EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
+      if (!tensor.ours.ends_with(kLoraB)) continue;
+      expected[tensor.ours] = tensor.our_shape[0];
+      for (const RowRun& run : tensor.runs) rows[tensor.ours] += run.count;
+    }
+    EXPECT_EQ(static_cast<int64_t>(expected.size()), 2 * t.num_layers) << name;
+    EXPECT_EQ(rows, expected) << name;
+    Violations violations;
+    t.validate(violations);
+    EXPECT_TRUE(violations.empty()) << violations.messages().front();
+  }
+}
+
+// Modules that are one linear of ours share an adapter: the files hold its first factor for each.
+TEST_F(Peft, ModulesOfOneLinearShareAFactor) {
+  HfModel model = read_hf_config(fs::path(MEGATRON_SOURCE_DIR "/tests/golden/hf") / "qwen3_5_text");
+  ModelConfig config = model.config;
+  config.transformer.lora_rank = 2;
+  config.transformer.lora_targets = {"in_proj"};
+  std::map<std::string, at::Tensor> tensors, shared;
+  for (const HfTensor& tensor : peft_tensors(*model.family, config)) {
+    at::Tensor& value = tensors[tensor.name];
+    value = at::randn(tensor.shape, at::kFloat);
+    if (!tensor.ours.ends_with(kLoraA)) continue;
+    value = shared.try_emplace(tensor.ours, value).first->second;
+  }
+  EXPECT_EQ(shared.size(), 3u);
+  EXPECT_EQ(tensors.size(), 3u * 4 * 2);
+  const auto open = [&] {
+    std::vector<SafetensorsTensor> list;
+    for (const auto& [name, value] : tensors)
+      list.push_back({name, DType::kFloat32, value.sizes().vec(), value.data_ptr()});
+    write_safetensors(root_ / kPeftSafetensors, list);
+    std::ofstream(root_ / kPeftConfig) << write_peft_config(*model.family, config, "{}");
+    ModelConfig read = model.config;
+    const Checkpoint checkpoint = open_peft_folder(root_, *model.family, read);
+    EXPECT_EQ(read.transformer.lora_targets, std::vector<std::string>{"in_proj"});
+    return checkpoint;
+  };
+  EXPECT_EQ(ordered_json::parse(write_peft_config(*model.family, config, "{}"))["target_modules"],
+            ordered_json({"in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z"}));
+  const Checkpoint checkpoint = open();
+  for (const auto& [ours, expected] : shared) {
+    const at::Tensor back = at::empty_like(expected);
+    ShardedTensor wanted;
+    wanted.key = ours;
+    wanted.global_shape = expected.sizes().vec();
+    wanted.data = back.data_ptr();
+    load_one(checkpoint, wanted);
+    EXPECT_TRUE(at::equal(back, expected)) << ours;
+  }
+  const std::string one = "base_model.model.model.layers.1.linear_attn.in_proj_z.lora_A.weight";
+  tensors.at(one) = tensors.at(one) + 1;
+  EXPECT_EQ(error_of(open).substr(root_.string().size()),
+            ": " + one +
+                " is not in the file or differs from base_model.model.model.layers.1.linear_attn."
+                "in_proj_qkv.lora_A.weight: adapters of modules that are one linear of ours share "
+                "this factor");
 }
 
 TEST_F(Peft, NamesOfModulesAreLongerWhereOthersShareThem) {

@@ -205,6 +205,35 @@ TEST(TransformerConfig, AdapterTargetsAreThoseOfTheModel) {
                         "which adapters are not built"));
 }
 
+TEST(TransformerConfig, AdaptersOfLayersWithStates) {
+  const auto targets = [](const char* pattern, std::vector<std::string> given) {
+    TransformerConfig c = valid_config();
+    c.hybrid_layer_pattern = pattern;
+    c.num_layers = 0;
+    c.lora_rank = 1;
+    c.lora_targets = std::move(given);
+    c.finalize();
+    return c.lora_targets;
+  };
+  EXPECT_THAT(targets("MM", {}), ElementsAre("in_proj", "out_proj"));
+  EXPECT_THAT(targets("G-", {}), ElementsAre("linear_fc1", "linear_fc2", "in_proj", "out_proj"));
+  EXPECT_THAT(targets("*M", {"o_proj", "in_proj"}), ElementsAre("linear_proj", "in_proj"));
+  const auto absent = [](const char* pattern, const char* name) {
+    TransformerConfig c = valid_config();
+    c.hybrid_layer_pattern = pattern;
+    c.num_layers = 2;
+    Violations v;
+    validate_lora_targets({name}, adaptable_linears(c), v);
+    return v.messages().at(0);
+  };
+  EXPECT_THAT(absent("MM", "q_proj"), HasSubstr("q_proj: this model has no attention"));
+  EXPECT_THAT(absent("MM", "o_proj"), HasSubstr("o_proj: this model has no attention"));
+  EXPECT_THAT(absent("M*", "up_proj"),
+              HasSubstr("up_proj: this model has neither MLPs nor shared experts"));
+  EXPECT_THAT(absent("*-", "in_proj"),
+              HasSubstr("in_proj: this model has neither Mamba-2 layers nor gated delta nets"));
+}
+
 // Rows of linear_qkv are, per group, [its query heads | key | value].
 TEST(TransformerConfig, AdaptersOfFusedRows) {
   TransformerConfig config = valid_config();
