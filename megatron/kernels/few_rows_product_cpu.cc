@@ -8,8 +8,8 @@
 namespace megatron {
 namespace {
 
-// Eight fp32 or four fp64 numbers. Products are added without rounding, explicitly: what compilers
-// contract by themselves may differ from tile to tile.
+// Eight fp32 or four fp64 numbers. Products are added without rounding, explicitly: what a compiler
+// contracts by itself may differ from tile to tile.
 template <class T>
 struct VectorOf;
 template <>
@@ -38,7 +38,7 @@ class Product {
   // want their own numbers in registers for several columns.
   void run(int64_t begin, int64_t end) const {
     if (rows_ > 2)
-      for (; begin + 3 <= end; begin += 3) all_rows<3>(begin);
+      for (; begin + 4 <= end; begin += 4) all_rows<4>(begin);
     for (; begin < end; ++begin) all_rows<1>(begin);
   }
 
@@ -51,25 +51,32 @@ class Product {
     std::memcpy(&v, from, sizeof v);
     return v;
   }
-  static T sum(const Vector& v) {
-    T lanes[kLanes];
-    std::memcpy(lanes, &v, sizeof v);
-    for (int n = kLanes / 2; n > 0; n /= 2)
-      for (int i = 0; i < n; ++i) lanes[i] += lanes[i + n];
-    return lanes[0];
+  // Lane i with i + 4, then with i + 2, then with i + 1.
+  static float sum(__m256 v) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  static double sum(__m256d v) {
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
   }
 
-  // Twelve sums, four rows and three columns, fit into the registers of AVX2.
+  // Twelve sums, of three rows and four columns, with the numbers of the rows and a weight fill the
+  // sixteen registers of AVX2.
   template <int kColumns>
   void all_rows(int64_t column) const {
     int64_t row = 0;
-    if (kColumns > 1 && rows_ >= 4) {  // the first tile brings the next columns into the cache
-      tile<4, kColumns, /*kAhead=*/true>(row, column);
-      row = 4;
+    if (kColumns > 1 && rows_ >= 3) {  // the first tile brings the next columns into the cache
+      tile<3, kColumns, /*kAhead=*/true>(row, column);
+      row = 3;
     }
-    for (; row + 4 <= rows_; row += 4) tile<4, kColumns>(row, column);
-    for (; row + 2 <= rows_; row += 2) tile<2, kColumns>(row, column);
-    if (row < rows_) tile<1, kColumns>(row, column);
+    for (; row + 3 <= rows_; row += 3) tile<3, kColumns>(row, column);
+    if (row + 2 <= rows_) {
+      tile<2, kColumns>(row, column);
+    } else if (row < rows_) {
+      tile<1, kColumns>(row, column);
+    }
   }
 
   template <int kRows, int kColumns, bool kAhead = false>
