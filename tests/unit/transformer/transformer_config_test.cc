@@ -562,7 +562,7 @@ const std::vector<BrokenRule> kBrokenRules = {
      "linear_fc2, linear_qkv, "
      "linear_fc1, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, all-linear; of "
      "latent attention linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
-     "linear_kv_up_proj",
+     "linear_kv_up_proj; of Mamba-2 layers and gated delta nets in_proj, out_proj",
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"query"}; }},
     {"LoraTargetsDoNotOverlap",
      "--lora-targets linear_qkv and linear_v would adapt the same rows\nhint: give one of them",
