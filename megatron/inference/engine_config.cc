@@ -49,9 +49,11 @@ void EngineConfig::fields(FieldVisitor& v) {
           "requests that begin alike share keys and values");
   v.field("step_timeout_seconds", step_timeout_seconds,
           "a step that takes longer ends the server with an error");
+  states.fields(v);
 }
 
 void EngineConfig::validate(Violations& v) const {
+  states.validate(v);
   const auto count = [&](const char* flag, int64_t value, int64_t low, int64_t high) {
     v.require(value >= low && value <= high,
               cat(flag, " ", value, " is outside [", low, ", ", high, "]"));
@@ -97,13 +99,14 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
   shape.max_step_tokens = config.max_step_tokens;
   shape.element = static_cast<int64_t>(c10::elementSize(dtype));
   shape.on_gpu = on_gpu;
+  shape.keeping = config.states.keeping();
   return shape;
 }
 
 CachePlan served_cache(const EngineConfig& config, const ModelConfig& model,
                        const ServedShape& shape, const StageSlice& slice, int64_t budget) {
   if (config.cache_gb > 0.0) budget = static_cast<int64_t>(config.cache_gb * kFlagGiB);
-  return plan_cache(kept_bytes(model, slice, shape.tensor_ranks, shape.element),
+  return plan_cache(kept_bytes(model, slice, shape.tensor_ranks, shape.element, shape.keeping),
                     cache_demand(config, shape), budget);
 }
 

@@ -6,6 +6,7 @@
 #include "megatron/base/fields.h"
 #include "megatron/inference/engine.h"
 #include "megatron/inference/memory_plan.h"
+#include "megatron/inference/states_config.h"
 
 namespace megatron {
 
@@ -20,6 +21,7 @@ struct EngineConfig : Config {
   int64_t max_waiting_requests = 1024;
   bool prefix_caching = true;
   double step_timeout_seconds = 300.0;
+  SequenceStatesConfig states;
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;

@@ -93,8 +93,11 @@ std::vector<Generation> encoded(const ModelConfig& config, const Tokenizer& toke
 }
 
 // A cache for the longest texts that can run together, as far as memory goes; others wait.
-RunnerOptions runner_options(Model& model, const std::vector<Generation>& texts, int64_t tokens) {
+RunnerOptions runner_options(Model& model, const std::vector<Generation>& texts,
+                             const GenerateOptions& given) {
+  const int64_t tokens = given.tokens_to_generate;
   RunnerOptions options;
+  options.keeping = given.states.keeping();
   std::vector<int64_t> blocks;
   for (const Generation& text : texts) {
     const int64_t before = reads_input(model) ? 1 : std::ssize(text.prompt_tokens);
@@ -110,7 +113,7 @@ RunnerOptions runner_options(Model& model, const std::vector<Generation>& texts,
   demand.needed = blocks.front();
   demand.hint = "give a smaller --tokens-to-generate, or a shorter prompt";
   const auto element = static_cast<int64_t>(model.parameters().front()->value.element_size());
-  const KeptBytes kept = kept_bytes(model.config(), model.slice(), 1, element);
+  const KeptBytes kept = kept_bytes(model.config(), model.slice(), 1, element, options.keeping);
   options.device_blocks = plan_cache(kept, demand, cache_budget(device_of(model), 0)).blocks;
   return options;
 }
@@ -182,7 +185,7 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                       : encoded(config, tokenizer, prompts, options);
   if (texts.empty() || options.tokens_to_generate <= 0) return texts;
   const MonotonicClock clock;
-  ModelRunner runner(model, runner_options(model, texts, options.tokens_to_generate));
+  ModelRunner runner(model, runner_options(model, texts, options));
   Engine engine(runner, nullptr, &tokenizer, clock, engine_options(options, texts.size()));
   engine.step(0);  // from now on it takes requests
   std::map<RequestId, size_t> unfinished;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "megatron/inference/sampling.h"
+#include "megatron/inference/states_config.h"
 #include "megatron/models/model.h"
 #include "megatron/scheduling/request.h"
 #include "megatron/tokenizers/tokenizer.h"
@@ -16,6 +17,7 @@ namespace megatron {
 
 struct GenerateOptions {
   SamplingConfig sampling;
+  SequenceStatesConfig states;
   int64_t tokens_to_generate = 64;
   std::vector<std::string> stop;  // text ends before the first of these
   bool stop_at_eod = true;

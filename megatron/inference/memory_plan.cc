@@ -100,11 +100,13 @@ int64_t sampling_peak(const ModelConfig& config, const ServedShape& served) {
 }  // namespace
 
 KeptBytes kept_bytes(const ModelConfig& config, const StageSlice& slice, int64_t tensor_ranks,
-                     int64_t element) {
+                     int64_t element, const StateKeeping& keeping) {
   LayerShape shape;
   shape.tokens = shape.rows = 1;
   shape.element = shape.residual = element;
+  shape.sum = std::max<int64_t>(4, element);
   shape.tensor = tensor_ranks;
+  shape.keeping = keeping;
   KeptBytes kept;
   for (int64_t layer = slice.first_layer + 1; layer <= slice.first_layer + slice.num_layers;
        ++layer)
@@ -163,9 +165,12 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
       parallel, described_backend(mesh.rank_at({Axis::kPipeline}, static_cast<int>(stage)),
                                   mesh.world_size()));
   const std::unique_ptr<Model> model = make_model(config, groups, memory.slice);
-  for (const Parameter* parameter : model->parameters())
-    memory.parameters += c10::multiply_integers(parameter->local_shape);
-  memory.weights = memory.parameters * shape.element;
+  for (const Parameter* parameter : model->parameters()) {
+    const int64_t elements = c10::multiply_integers(parameter->local_shape);
+    memory.parameters += elements;
+    memory.weights +=
+        elements * (parameter->keeps_fp32 ? std::max<int64_t>(4, shape.element) : shape.element);
+  }
   memory.activations = layer_peak(config, memory.slice, shape, shape.max_step_tokens);
   if (memory.slice.head) memory.sampling = sampling_peak(config, shape);
   if (shape.on_gpu) memory.library_workspace = kServedBlasWorkspace;

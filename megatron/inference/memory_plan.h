@@ -15,7 +15,7 @@ namespace megatron {
 
 // What a rank keeps of the layers of its stage; `element`: bytes of one activation.
 KeptBytes kept_bytes(const ModelConfig& config, const StageSlice& slice, int64_t tensor_ranks,
-                     int64_t element);
+                     int64_t element, const StateKeeping& keeping = {});
 
 // What the cache is wanted for.
 struct CacheDemand {
@@ -51,6 +51,7 @@ struct ServedShape {
   int64_t max_positions = 0;  // of a sequence
   int64_t max_step_tokens = 2048;
   int64_t element = 4;  // bytes of a weight and of an activation
+  StateKeeping keeping = {};
   bool on_gpu = false;
 };
 

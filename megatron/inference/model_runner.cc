@@ -73,6 +73,7 @@ ModelRunner::ModelRunner(Model& model, ServedWeights* weights, at::Device device
   last_sampled_ = at::zeros({options.slots}, at::dtype(at::kLong).device(device_));
   facts_.slots = options.slots;
   facts_.block_size = options.block_size;
+  state_.keep_as(options.keeping);
   if (options.fp8_cache) calibrate(options.calibration);
   allocate(options);
   make_facts(options);

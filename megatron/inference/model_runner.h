@@ -24,6 +24,7 @@ struct RunnerOptions {
   int32_t device_blocks = 1;
   int32_t host_blocks = 0, host_states = 0;  // for swapping
   int64_t max_positions = 0;                 // of a sequence; 0: what the model can
+  StateKeeping keeping = {};
   // Keys and values are held in E4M3, with a scale per layer and head. The scales follow from the
   // largest values over `calibration`, ids of one text, and do not change afterwards.
   bool fp8_cache = false;

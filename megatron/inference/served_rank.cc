@@ -6,7 +6,9 @@
 #include "megatron/base/log.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/memory_plan.h"
+#include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/reference_notes.h"
 
 namespace megatron {
 namespace {
@@ -57,6 +59,7 @@ std::unique_ptr<ModelRunner> ServedRank::make_runner(const EngineConfig& config,
   options.block_size = config.block_size;
   options.adapters = adapters_.empty() ? nullptr : &adapters_;
   options.max_positions = shape.max_positions;
+  options.keeping = shape.keeping;
   options.device_blocks = memory.cache.blocks;
   if (config.swap_gb > 0.0) {
     const auto each = static_cast<double>(std::max<int64_t>(1, memory.cache.block_bytes));
@@ -72,6 +75,11 @@ std::unique_ptr<ModelRunner> ServedRank::make_runner(const EngineConfig& config,
                config.block_size, "; up to ", options.slots, " requests at a time, of ",
                options.max_positions, " tokens at most"));
   log_info(memory.text());
+  if (on_gpu && groups.world.rank() == 0)
+    for (const std::string& note :
+         reference_notes(loaded_.config.transformer, shape.tensor_ranks, loaded_.dtype,
+                         ssm_kernels::has_scans(), /*training=*/false))
+      log_warning(note);
   return runner;
 }
 

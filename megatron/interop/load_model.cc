@@ -17,6 +17,8 @@
 #include "megatron/interop/torch_dist/torch_dist_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/placement.h"
+#include "megatron/pipeline_parallel/stage_division.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -197,7 +199,34 @@ std::vector<ShardedTensor> wanted_tensors(
 }  // namespace
 
 StageSlice served_slice(const ModelConfig& config, int64_t stage, int64_t stages) {
-  return make_stage_layout(PipelineConfig(), stages, config.transformer.num_layers)
+  const TransformerConfig& t = config.transformer;
+  const LayerShape token{.tokens = 1, .rows = 1};
+  const EndsCost ends =
+      find_model_type(config.type).ends_cost(config, {token, config.padded_vocab_size, 1});
+  PipelineConfig named;
+  named.hybrid = t.is_hybrid();
+  if (std::ssize(t.hybrid_segments()) == stages) named.hybrid_segments = t.hybrid_segments();
+  const bool equal = !t.is_hybrid() && t.num_layers % stages == 0;
+  if (stages == 1 || equal || ends.first_stack > 0 || !named.hybrid_segments.empty())
+    return make_stage_layout(named, stages, t.num_layers).slice(static_cast<int>(stage), 0);
+  if (t.num_layers < stages)
+    throw UsageError(cat("--pipeline-model-parallel-size ", stages, " is more than the ",
+                         t.num_layers, " layers of the model"));
+  StageLoads loads;
+  for (int64_t layer = 1; layer <= t.num_layers; ++layer) {
+    const LayerCost cost = model_layer_cost(config, layer, token, /*offloaded=*/false);
+    loads.layers.push_back({cost.products(), cost.weight_products(), 0});
+  }
+  loads.head = {ends.head_products, ends.head_products, 0};
+  loads.in_flight.assign(static_cast<size_t>(stages), 1.0);
+  std::vector<StageSlice> slices;
+  int64_t next = 0;
+  for (const int64_t count : divide_over_stages(loads)) {
+    slices.push_back({next, count, next == 0, false});
+    next += count;
+  }
+  slices.back().head = true;
+  return StageLayout(std::move(slices), static_cast<int>(stages), ChunkPlacement::kLooped)
       .slice(static_cast<int>(stage), 0);
 }
 

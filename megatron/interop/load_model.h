@@ -58,8 +58,8 @@ struct LoadedModel {
   std::unique_ptr<ForwardParameterStore> store;
 };
 
-// Reads the newest usable checkpoint, of a pipeline's stage (groups.pp) the part that it computes,
-// layers being divided as evenly as they can. The checksum of every byte that is used is verified
+// Reads the newest usable checkpoint, of a pipeline's stage (groups.pp) the part that it computes
+// (served_slice()). The checksum of every byte that is used is verified
 // (for a Hugging Face folder, which has none, shapes and sizes). `groups` must outlive the result.
 // Throws Error if there is no usable checkpoint, or if it has no configuration or not exactly the
 // model's weights.
@@ -74,7 +74,9 @@ struct DescribedModel {
 };
 DescribedModel describe_model(const LoadModelRequest& request, int64_t tensor_ranks);
 
-// The part of the model that a pipeline's stage computes: layers are divided as evenly as they can.
+// The part of the model that a pipeline's stage computes: the segment of a pattern whose `|` end as
+// many as there are stages, an equal part of layers of one kind, or else what divides the weights
+// that a token is multiplied with most evenly. Throws UsageError for more stages than layers.
 StageSlice served_slice(const ModelConfig& config, int64_t stage, int64_t stages);
 
 // Other weights of the same model, for ForwardParameterStore::exchange(): parameters of `model` in

@@ -1,8 +1,11 @@
 #include "megatron/training/start_notes.h"
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/training/planning/layout_plan.h"
 #include "megatron/training/planning/layout_verdict.h"
+#include "megatron/training/setup.h"
+#include "megatron/transformer/ssm/reference_notes.h"
 
 namespace megatron {
 
@@ -33,6 +36,12 @@ std::vector<std::string> start_notes(const Arguments& arguments, const Vocabular
     const LayoutPlan plan = make_layout_plan(arguments, vocabulary, on_gpu, provider);
     add(attention_dropout_text(plan, make_layout_report(plan)));
   }
+  if (on_gpu)
+    for (std::string& note :
+         reference_notes(arguments.transformer, arguments.parallel.tensor_model_parallel_size,
+                         model_dtype(arguments.optimizer), ssm_kernels::has_scans(),
+                         /*training=*/true))
+      notes.push_back(std::move(note));
   return notes;
 }
 

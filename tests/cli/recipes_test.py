@@ -23,6 +23,10 @@ PUBLISHED = {
         671_026_404_352, 2048,
         "--config recipes/deepseek_v3.yaml --mtp-num-layers 0 --mtp-loss-scaling-factor 0.1 "
         "--pipeline-model-parallel-layout Et|" + "tttt|" * 14 + "ttttL"),
+    "mamba2 2.7b": (2_702_599_680, 1, "--config recipes/mamba2_2_7b.yaml"),
+    "13 layers of nemotron-h 8b": (2_830_522_624, 1, "--config recipes/nemotron_h_8b_13letters.yaml"),
+    "the same over two context ranks": (2_830_522_624, 2, "--config recipes/nemotron_h_8b_13letters_cp2.yaml"),
+    "16 letters of qwen3.5 9b": (3_764_131_968, 1, "--config recipes/qwen3_5_9b_16letters.yaml"),
     "8 experts, top 2": (3_033_696_256, 1, "--config recipes/moe_8x_top2.yaml"),
     "qwen2 57b-a14b": (
         57_408_658_944, 8,

@@ -15,9 +15,12 @@
 #include "megatron/base/log.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/training/planning/layout_check.h"
 #include "megatron/training/planning/layout_plan.h"
+#include "megatron/training/planning/letter_costs.h"
 #include "megatron/training/pretrain.h"
 #include "megatron/training/proving/prove.h"
+#include "megatron/training/start_notes.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tests/unit/error_of.h"
 
@@ -252,6 +255,70 @@ TEST(Hybrid, DividesLayersByBarsOrByCost) {
                         "--pipeline-model-parallel-size 2 --hybrid-layer-pattern=--*****",
                         2),
               testing::StartsWith("-|-"));
+}
+
+// On a GPU without kernels of scans, as this build says.
+TEST(Hybrid, AStartOnAGpuSaysWhatHasNoKernel) {
+  const auto notes = [](const std::string& flags, bool on_gpu) {
+    const Arguments arguments = parse_letters(
+        "--attention-dropout 0 --mamba-num-heads 4 --mamba-head-dim 64 --mamba-num-groups 1 " +
+            flags,
+        1);
+    return start_notes(arguments, {101, 128}, on_gpu, find_task(arguments).model_provider);
+  };
+  EXPECT_THAT(notes("--bf16 --hybrid-layer-pattern M-", true),
+              testing::ElementsAre(
+                  HasSubstr("the scan of Mamba-2 layers runs as tensor operations: its kernel is "
+                            "for Hopper GPUs"),
+                  HasSubstr("the scan's backward of Mamba-2 layers")));
+  EXPECT_THAT(notes("--hybrid-layer-pattern M-", false), testing::IsEmpty());
+}
+
+// What `check` shows of one layer of each letter.
+TEST(Hybrid, CheckShowsWhatLettersCost) {
+  const auto plan_of = [](const std::string& flags, int ranks) {
+    const Arguments arguments = parse_letters(
+        cat("--hybrid-layer-pattern M-M*G- --mamba-num-heads 4 --mamba-head-dim 4 "
+            "--mamba-state-dim 6 --mamba-num-groups 2 --linear-num-key-heads 2 "
+            "--linear-num-value-heads 4 --linear-key-head-dim 4 --linear-value-head-dim 6 ",
+            flags),
+        ranks);
+    return make_layout_plan(arguments, {101, 128}, /*on_gpu=*/false,
+                            find_task(arguments).model_provider);
+  };
+  const LayoutPlan plan = plan_of("", 1);
+  const std::vector<LetterCosts> letters = letter_costs(plan);
+  std::string order;
+  int64_t parameters = 0;
+  for (const LetterCosts& one : letters) {
+    order += cat(one.letter, one.layers);
+    parameters += one.layers * one.parameters;
+    EXPECT_EQ(one.sent, 0.0) << one.letter;
+    EXPECT_GT(one.forward_ms, 0.0) << one.letter;
+    EXPECT_GT(one.backward_ms, one.forward_ms) << one.letter;
+  }
+  EXPECT_EQ(order, "M2-2*1G1");
+  // in_proj with its norm, the convolution, three numbers for each head, norm and out_proj.
+  const int64_t h = 24, d = 16, mixed = 2 * d + 2 * 12 + 4;
+  EXPECT_EQ(letters[0].parameters, 2 * h + h * mixed + 5 * (d + 24) + 3 * 4 + d + d * h);
+  EXPECT_EQ(letters[0].saved, plan.layer_cost(1).saved().total());
+  // The rest: words, positions and the last norm.
+  const LayoutReport report = make_layout_report(plan);
+  EXPECT_EQ(parameters + h * (128 + 16 + 2), report.parameters);
+  const std::string text = layout_text(plan, report);
+  EXPECT_THAT(text,
+              testing::ContainsRegex("G gated delta net +1 +[0-9,]+ +[0-9.]+ +0\\.0 +[0-9.]+"));
+  EXPECT_THAT(layout_json(plan, report), HasSubstr("\"letter\": \"M\""));
+
+  // Over tensor ranks: as many parameters, half of the time, and rows are exchanged.
+  const std::vector<LetterCosts> divided =
+      letter_costs(plan_of("--tensor-model-parallel-size 2 --sequence-parallel", 2));
+  for (size_t i = 0; i < letters.size(); ++i) {
+    EXPECT_EQ(divided[i].parameters, letters[i].parameters);
+    EXPECT_DOUBLE_EQ(2 * divided[i].forward_ms, letters[i].forward_ms);
+    EXPECT_LT(divided[i].saved, letters[i].saved);
+    EXPECT_GT(divided[i].sent, 0.0);
+  }
 }
 
 TEST(Hybrid, RefusesWhatItCannotTrain) {

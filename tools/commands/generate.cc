@@ -285,7 +285,7 @@ extern "C" int megatron_generate(int argc, char** argv) {
   LoadModelConfig load;
   GenerateConfig config;
   GenerateOptions options;
-  Config* const configs[] = {&load, &config, &options.sampling};
+  Config* const configs[] = {&load, &config, &options.sampling, &options.states};
   if (!parse_or_help("megatron generate DIR [--chat] --prompt TEXT [flags]", configs, argc, argv,
                      {.positional = "load"}))
     return 0;

@@ -17,7 +17,9 @@ constexpr char kOneDevice[] =
     "this command computes on one device; megatron serve takes several, and --url asks it";
 constexpr char kExperts[] = "experts are divided over the tensor ranks of a server, like the rest";
 constexpr char kCollectives[] = "ranks exchange sums as in training";
-constexpr char kMamba[] = "Mamba and hybrid models are not built yet";
+constexpr char kStates[] =
+    "states of sequences have memory of their own, one for each of --inference-max-requests; "
+    "prefixes of models that have some are not kept";
 constexpr char kCounts[] = "/metrics has counts and times, for Prometheus";
 
 // The first kRankFlags are fields where a model has several ranks.
@@ -72,8 +74,8 @@ constexpr KnownFlag kInferenceFlags[] = {
      "a batch is one row of tokens, which pipelines do not divide", 1, 1, "-1"},
     {"--max-tokens-to-oom", kNo,
      "requests that the cache cannot hold are refused, or wait for others", 1, 1},
-    {"--inference-dynamic-batching-mamba-memory-ratio", kNo, kMamba, 1, 1},
-    {"--inference-dynamic-batching-prefix-caching-mamba-gb", kNo, kMamba, 1, 1},
+    {"--inference-dynamic-batching-mamba-memory-ratio", kNo, kStates, 1, 1},
+    {"--inference-dynamic-batching-prefix-caching-mamba-gb", kNo, kStates, 1, 1},
     {"--inference-dynamic-batching-track-paused-request-events", kNo, kCounts},
     {"--inference-dynamic-batching-track-generated-token-events", kNo, kCounts},
     {"--inference-dynamic-batching-cuda-graph-sizing-distribution", kNo, kGraphs, 1, 1},

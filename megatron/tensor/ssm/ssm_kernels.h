@@ -59,6 +59,7 @@ struct ScanTensors {
 struct ScanOutputs {
   at::Tensor y, state;  // the state after the last row
 };
+bool has_scans();  // on the current GPU
 std::optional<ScanOutputs> ssd_scan(const ScanTensors& operands);
 std::optional<ScanOutputs> ssd_step(const ScanTensors& operands);  // s = 1, without runs
 

@@ -203,6 +203,8 @@ std::optional<NormGrads> gated_norm_backward(const at::Tensor& grad, const NormO
   return grads;
 }
 
+bool has_scans() { return has_ssd_scan(); }
+
 std::optional<ScanOutputs> ssd_scan(const ScanTensors& o) {
   if (!fits_scan(o)) return std::nullopt;
   HeldScan scan(o);

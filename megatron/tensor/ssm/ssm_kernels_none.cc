@@ -15,6 +15,7 @@ std::optional<NormGrads> gated_norm_backward(const at::Tensor&, const NormOperan
                                              double) {
   return std::nullopt;
 }
+bool has_scans() { return false; }
 std::optional<ScanOutputs> ssd_scan(const ScanTensors&) { return std::nullopt; }
 std::optional<ScanOutputs> ssd_step(const ScanTensors&) { return std::nullopt; }
 

@@ -389,12 +389,12 @@ constexpr Refusal kRefusals[] = {
      "--inference-dynamic-batching-logprobs-mode=raw_logprobs --inference-logging-step-interval=0 "
      "--inference-text-gen-server-logging --inference-wandb-logging --inference-coordinator-port= "
      "--inference-use-synchronous-zmq-collectives --inference-disable-ep-consensus "
-     "--inference-shards="},
+     "--inference-shards= --mamba-inference-conv-states-dtype= "
+     "--mamba-inference-ssm-states-dtype="},
     {"batch-invariant mode has one backend", "--batch-invariant-backend=te_native"},
     {"Mamba-2 layers have one path, which keeps states in fp32 and rows of convolutions in the "
      "type of the model",
-     "--disable-mamba-mem-eff-path --mamba-training-ssm-states-dtype= "
-     "--mamba-inference-conv-states-dtype= --mamba-inference-ssm-states-dtype=fp32"},
+     "--disable-mamba-mem-eff-path --mamba-training-ssm-states-dtype="},
     {"computing the MLP in chunks of the sequence is not built yet",
      "--mlp-chunks-for-prefill=1 --mlp-chunks-for-training=1"},
     {"training writes no vectors of texts; `megatron embed` does",

@@ -25,19 +25,6 @@ double whole_time(const PassCosts& pass) {
   return pass.forward + pass.backward_input + pass.backward_weight;
 }
 
-// What is computed again comes before the input gradient; other kernels move as much in both
-// passes.
-PassCosts layer_time(const TransformerConfig& t, const LayerCost& layer) {
-  const bool full = t.recompute_granularity == RecomputeGranularity::kFull;
-  const double weights = operations_time(layer.weight_products()),
-               scores = operations_time(layer.score_products()),
-               again = operations_time(full ? layer.products()
-                                            : layer.first.recomputed_products +
-                                                  layer.second.recomputed_products),
-               moved = moving_time(layer.first.moved_elements + layer.second.moved_elements) / 2;
-  return {weights + scores + moved, weights + 2 * scores + again + moved, weights};
-}
-
 // The embedding's rows are read, and their gradient is added to.
 PassCosts embedding_time(const TransformerConfig& t) {
   const double rows = moving_time(2.0 * static_cast<double>(t.hidden_size));
@@ -58,7 +45,7 @@ StageLoads loads_of_letters(const Arguments& arguments, const std::vector<LayerC
   const double vocabulary = ends.head_products * kParameterBytes;
   StageLoads loads;
   for (const LayerCost& layer : layers)
-    loads.layers.push_back({whole_time(layer_time(t, layer)),
+    loads.layers.push_back({whole_time(layer_seconds(t, layer)),
                             layer.weight_products() * kParameterBytes,
                             static_cast<double>(full ? layer.stream : layer.saved().total())});
   loads.embedding = {whole_time(embedding_time(t)), vocabulary,
@@ -84,7 +71,7 @@ std::vector<PassCosts> segment_times(const TransformerConfig& t, const StageLayo
   for (const StageSlice& segment : stages.segments()) {
     PassCosts& time = times.emplace_back(embedding_time(t));
     for (int64_t i = 0; i < segment.num_layers; ++i)
-      add(time, layer_time(t, layers[static_cast<size_t>(segment.first_layer + i)]));
+      add(time, layer_seconds(t, layers[static_cast<size_t>(segment.first_layer + i)]));
     if (segment.head) add(time, head_time(ends));
   }
   constexpr double kLeast = 1e-3;
@@ -108,6 +95,19 @@ StageLayout with_counts(const StageLayout& even, const std::vector<int64_t>& cou
 }
 
 }  // namespace
+
+// What is computed again comes before the input gradient; other kernels move as much in both
+// passes.
+PassCosts layer_seconds(const TransformerConfig& t, const LayerCost& layer) {
+  const bool full = t.recompute_granularity == RecomputeGranularity::kFull;
+  const double weights = operations_time(layer.weight_products()),
+               scores = operations_time(layer.score_products()),
+               again = operations_time(full ? layer.products()
+                                            : layer.first.recomputed_products +
+                                                  layer.second.recomputed_products),
+               moved = moving_time(layer.first.moved_elements + layer.second.moved_elements) / 2;
+  return {weights + scores + moved, weights + 2 * scores + again + moved, weights};
+}
 
 bool names_layers_of_stages(const PipelineConfig& p) {
   return !p.hybrid_segments.empty() || !p.pipeline_model_parallel_layout.empty() ||

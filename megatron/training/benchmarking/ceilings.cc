@@ -21,6 +21,7 @@
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/benchmarking/ssm_ceilings.h"
 #include "megatron/training/setup.h"
 #include "megatron/transformer/attention/attention_cost.h"
 #include "megatron/transformer/layer_kinds.h"
@@ -123,6 +124,26 @@ struct Shapes {
       }
     }
     return linears;
+  }
+  // The first layer; of a hybrid model the first one of each letter.
+  std::vector<int64_t> shown_layers() const {
+    if (!config.is_hybrid()) return {1};
+    std::vector<int64_t> numbers;
+    std::string letters;
+    for (int64_t number = 1; number <= config.num_layers; ++number) {
+      const std::string_view letter = config.hybrid_letter(number);
+      if (letters.find(letter) != std::string::npos) continue;
+      letters += letter;
+      numbers.push_back(number);
+    }
+    return numbers;
+  }
+  // The MLP of a layer that has one; empty: none has.
+  std::vector<LinearSize> mlp() const {
+    if (!config.is_hybrid()) return cost(1).second.linears;
+    const size_t layer = config.hybrid_letters().find('-');
+    if (layer == std::string::npos) return {};
+    return cost(static_cast<int64_t>(layer) + 1).first.linears;
   }
   Linear head(c10::Device device) const {
     return {"output_layer", rows(), vocabulary, hidden, type, device};
@@ -304,7 +325,9 @@ struct Bench {
 void add_linears(Bench& bench) {
   const Shapes& shapes = bench.shapes;
   const c10::Device device = bench.device;
-  std::vector<Linear> linears = shapes.layer(device);
+  std::vector<Linear> linears;
+  for (const int64_t number : shapes.shown_layers())
+    for (Linear& linear : shapes.layer(device, number)) linears.push_back(std::move(linear));
   linears.push_back(shapes.head(device));
   for (const Linear& linear : linears) {
     bench.add(linear.name + " forward", linear.flops(), 0.0, [&] { linear.forward(); });
@@ -315,6 +338,7 @@ void add_linears(Bench& bench) {
 
 void add_attention(Bench& bench) {
   const Shapes& shapes = bench.shapes;
+  if (!shapes.config.attends()) return;
   const c10::Device device = bench.device;
   const Attention attention(shapes, device);
   bench.add("attention forward", attention.forward_flops, 0.0, [&] { attention.forward(); });
@@ -343,7 +367,8 @@ void add_norm(Bench& bench) {
 
 // Of the MLP, between its linears.
 void add_activation(Bench& bench) {
-  const std::vector<LinearSize> linears = bench.shapes.cost(1).second.linears;
+  const std::vector<LinearSize> linears = bench.shapes.mlp();
+  if (linears.empty()) return;
   const Activation activation = bench.shapes.config.activation();
   const at::Tensor x = bench.random(linears.front().outputs),
                    dy = bench.random(linears.back().inputs);
@@ -354,6 +379,7 @@ void add_activation(Bench& bench) {
 
 void add_rotary(Bench& bench) {
   const Shapes& shapes = bench.shapes;
+  if (!shapes.config.attends()) return;
   const PackedHeads sizes = attention_heads(shapes.config);
   const c10::Device device = bench.device;
   const at::Tensor heads = normal(
@@ -424,6 +450,8 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
   for (const auto add : {add_linears, add_attention, add_norm, add_activation, add_rotary,
                          add_cross_entropy, add_embedding, add_update})
     add(bench);
+  for (Ceiling& one : ssm_ceilings(arguments, bench.shapes.type, device, least))
+    bench.all.push_back(std::move(one));
   return std::move(bench.all);
 }
 
@@ -447,7 +475,8 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
       if (!kinds.contains(kind)) kinds.emplace(kind, shapes.layer(device, number));
       layers_of.push_back(&kinds.at(kind));
       const LayerCost cost = shapes.cost(number);
-      with_attention += cost.score_products() > 0 ? 1 : 0;
+      const std::string_view letters = shapes.config.layer_letters(number);
+      with_attention += letters.find_first_of("*+") != std::string_view::npos ? 1 : 0;
       of_token += cost.first.moved_elements + cost.second.moved_elements;
       if (!options.enabled()) continue;
       // Quantised weights; if scaled by their own amax, they are read once more.
@@ -467,7 +496,7 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
     });
     floor.gemm_ms = 1e3 * passes * seconds;
   }
-  {
+  if (with_attention > 0) {
     const Attention attention(shapes, device);
     floor.attention_ms = 1e3 * passes * static_cast<double>(with_attention) *
                          seconds_per_run(device, least / 2, [&] { attention.both(); });

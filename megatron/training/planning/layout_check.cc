@@ -7,6 +7,7 @@
 #include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/pipeline_parallel/draw.h"
+#include "megatron/training/planning/letter_costs.h"
 
 namespace megatron {
 
@@ -97,6 +98,23 @@ std::vector<std::pair<std::string, int64_t>> memory_items(const StageMemory& m) 
           {"batches", m.batches},
           {"temporaries", m.temporaries},
           {"library workspaces", m.library_workspace}};
+}
+
+// One layer of each letter; empty: the model is no hybrid.
+std::string letters_text(const LayoutPlan& plan) {
+  const std::vector<LetterCosts> letters = letter_costs(plan);
+  if (letters.empty()) return {};
+  constexpr double kMiB = 1 << 20;
+  Table table({"layer", "layers", "parameters of one", "saved MiB", "sent MiB", "forward ms",
+               "backward ms"});
+  for (const LetterCosts& one : letters)
+    table.add({cat(one.letter, " ", one.name), cat(one.layers),
+               format_count(static_cast<uint64_t>(one.parameters)),
+               format_text("%.1f", static_cast<double>(one.saved) / kMiB),
+               format_text("%.1f", one.sent / kMiB), format_text("%.3f", one.forward_ms),
+               format_text("%.3f", one.backward_ms)});
+  return cat("\n", table.text(),
+             "  of one layer, for a micro-batch on a rank; times at the rates of an H100\n");
 }
 
 std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
@@ -449,8 +467,8 @@ std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
     out += cat("pipeline: ", plan.schedule.name, ", idle ",
                format_text("%.1f%%", 100 * report.idle), " of the time\n");
   out += checkpoint_text(report);
-  out += groups_text(plan) + "\n" + stages_text(plan, report) + "\n" + memory_text(plan, report) +
-         "\n" + traffic_text(report) + expert_loads_text(report);
+  out += groups_text(plan) + "\n" + stages_text(plan, report) + letters_text(plan) + "\n" +
+         memory_text(plan, report) + "\n" + traffic_text(report) + expert_loads_text(report);
   return report.step ? out + step_text(plan, *report.step) : out;
 }
 
@@ -468,6 +486,18 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
       .member("parameters", report.parameters);
   if (const std::string pattern = pattern_of(plan); !pattern.empty())
     json.member("hybrid_layer_pattern", pattern);
+  json.key("letters").begin_array();
+  for (const LetterCosts& one : letter_costs(plan))
+    json.begin_object()
+        .member("letter", std::string(1, one.letter))
+        .member("layers", one.layers)
+        .member("parameters", one.parameters)
+        .member("saved", one.saved)
+        .member("sent", one.sent)
+        .member("forward_ms", one.forward_ms)
+        .member("backward_ms", one.backward_ms)
+        .end_object();
+  json.end_array();
   json.member("layers", report.stage_layers).member("fullest_stage", report.fullest);
   json.member("cuda_context", report.outside.context)
       .member("nccl_buffers", report.outside.communicators);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "megatron/transformer/config/transformer_config.h"
+#include "megatron/transformer/layer/state_keeping.h"
 
 namespace megatron {
 
@@ -32,9 +33,10 @@ struct LayerShape {
   double expert_load = 1.0;
   std::vector<int64_t> context_levels;  // inner and outer ranks of a2a+p2p
   bool sequence_parallel = false;
-  bool documents = false;  // attention is masked at borders of documents
-  bool unpadded = false;   // rows of padding are in no layer
-  bool on_gpu = true;      // GPU kernels save other tensors than CPU ones
+  bool documents = false;     // attention is masked at borders of documents
+  bool unpadded = false;      // rows of padding are in no layer
+  bool on_gpu = true;         // GPU kernels save other tensors than CPU ones
+  StateKeeping keeping = {};  // of decoding
 };
 
 // Bytes that one layer, or a chunk, saves, by kind.

@@ -14,6 +14,7 @@ LayerState* DecodingState::of(const Layer& layer) {
   const auto [place, is_new] = places_.try_emplace(&layer, states_.size());
   if (is_new) {
     states_.push_back(layer.make_state());
+    if (states_.back()) states_.back()->keep_as(keeping_);
     if (measuring_ && states_.back())
       for (PagedBuffer* buffer : states_.back()->paged()) buffer->measure();
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "megatron/tensor/attention/paged_attention.h"
+#include "megatron/transformer/layer/state_keeping.h"
 
 namespace megatron {
 
@@ -35,6 +36,8 @@ class LayerState {
   // Blocks and slots are copied, swapped and dropped with those of the sequence.
   virtual std::vector<PagedBuffer*> paged() { return {}; }
   virtual std::vector<SlotBuffer*> slots() { return {}; }
+  // Before the first forward.
+  virtual void keep_as(const StateKeeping&) {}
 };
 
 // States of all layers of a model. Not thread safe.
@@ -43,6 +46,8 @@ class DecodingState {
   // The state that `layer` makes for itself when first asked for; null: it keeps none.
   LayerState* of(const Layer& layer);
 
+  // Before the first forward.
+  void keep_as(const StateKeeping& keeping) { keeping_ = keeping; }
   // Before the first forward: buffers of blocks measure what is written (PagedBuffer::measure).
   void measure_paged() { measuring_ = true; }
 
@@ -56,6 +61,7 @@ class DecodingState {
 
  private:
   bool measuring_ = false;
+  StateKeeping keeping_;
   std::unordered_map<const Layer*, size_t> places_;
   std::vector<std::unique_ptr<LayerState>> states_;  // in the order of the layers; null: keeps none
 };

@@ -3,6 +3,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/uniform_math.h"
 
 namespace megatron {
 namespace {
@@ -72,7 +73,7 @@ at::Tensor causal_conv(const at::Tensor& u, const at::Tensor& weight, const at::
   if (const auto y = ssm_kernels::causal_conv(
           {u, weight, bias, borders.before, borders.runs, borders.runs_before}))
     return *y;
-  return at::silu(ConvTaps(u, weight, borders).sum(bias)).to(u.scalar_type());
+  return uniform_silu(ConvTaps(u, weight, borders).sum(bias)).to(u.scalar_type());
 }
 
 CausalConvGrads causal_conv_backward(const at::Tensor& dy, const at::Tensor& u,

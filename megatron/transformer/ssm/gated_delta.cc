@@ -42,6 +42,21 @@ DeltaSizes sizes_of(const DeltaOperands& o) {
 // Of sums over rows from each row on.
 at::Tensor cumulated_from_end(const at::Tensor& x) { return x.flip(3).cumsum(3).flip(3); }
 
+// See LastChunk.
+DeltaOperands in_whole_chunks(const DeltaOperands& o, int64_t chunk) {
+  const int64_t missing = (chunk - o.v.size(0) % chunk) % chunk;
+  if (missing == 0) return o;
+  const auto padded = [&](const at::Tensor& t) {
+    std::vector<int64_t> sizes = t.sizes().vec();
+    sizes[0] = missing;
+    return at::cat({t, at::zeros(sizes, t.options())});
+  };
+  DeltaOperands whole{padded(o.q), padded(o.k), padded(o.v), padded(o.g), padded(o.beta), o.runs};
+  if (o.runs.defined())
+    whole.runs = at::cat({o.runs, o.runs.narrow(0, o.runs.size(0) - 1, 1).expand({missing, -1})});
+  return whole;
+}
+
 class DeltaRule {
  public:
   DeltaRule(const DeltaOperands& operands, const at::Tensor& run, int64_t chunk)
@@ -79,8 +94,9 @@ class DeltaRule {
   }
   // The inverses, into rows of `out`.
   void put_values(const at::Tensor& x, int64_t c, const at::Tensor& out) const {
-    out.narrow(0, first(c), rows(c))
-        .copy_(x.reshape({z_.b, z_.Hv, rows(c), -1}).permute({2, 0, 1, 3}));
+    const int64_t count = std::min(rows(c), out.size(0) - first(c));
+    out.narrow(0, first(c), count)
+        .copy_(x.reshape({z_.b, z_.Hv, rows(c), -1}).narrow(2, 0, count).permute({2, 0, 1, 3}));
   }
   void put_keys(const at::Tensor& x, int64_t c, const at::Tensor& out) const {
     out.narrow(0, first(c), rows(c)).copy_(x.sum(2).permute({2, 0, 1, 3}));
@@ -175,13 +191,17 @@ at::Tensor unit_length_backward(const at::Tensor& grad, const at::Tensor& x) {
   return (inverse * (grad - y * (grad * y).sum(-1, /*keepdim=*/true))).to(x.scalar_type());
 }
 
-DeltaResult delta_rule(const DeltaOperands& o, const ScanState& initial, int64_t chunk_rows) {
+DeltaResult delta_rule(const DeltaOperands& given, const ScanState& initial, int64_t chunk_rows,
+                       LastChunk last) {
   const at::NoGradGuard no_grad;
+  const DeltaOperands o = last == LastChunk::kFilled ? in_whole_chunks(given, chunk_rows) : given;
   const DeltaRule rule(o, initial.run, chunk_rows);
-  at::Tensor state = rule.grouped(initial.state), out = at::empty(o.v.sizes(), o.v.options());
+  at::Tensor state = rule.grouped(initial.state), out = at::empty(given.v.sizes(), o.v.options());
   for (int64_t c = 0; c < rule.num_chunks(); ++c) {
-    const DeltaRule::Chunk chunk = rule.chunk(c);
-    const at::Tensor q = rule.keys(o.q, c), E = chunk.writes(state);
+    DeltaRule::Chunk chunk = rule.chunk(c);
+    chunk.k = chunk.k.contiguous();
+    chunk.v = chunk.v.contiguous();
+    const at::Tensor q = rule.keys(o.q, c).contiguous(), E = chunk.writes(state);
     rule.put_values(rule.scale() * (chunk.into * at::matmul(q, state) +
                                     at::matmul(at::matmul(q, chunk.k.mT()) * chunk.D, E)),
                     c, out);

@@ -35,8 +35,9 @@ struct DeltaResult {
 };
 
 // In chunks of this many rows: products of matrices and one triangular solve inside a chunk, a
-// recurrence between them. The last chunk may be shorter. `initial`: its state is [b, Hv, K, V].
-DeltaResult delta_rule(const DeltaOperands& operands, const ScanState& initial, int64_t chunk);
+// recurrence between them. `initial`: its state is [b, Hv, K, V].
+DeltaResult delta_rule(const DeltaOperands& operands, const ScanState& initial, int64_t chunk,
+                       LastChunk last = LastChunk::kShort);
 
 // The same row by row, as decoding steps compute it.
 DeltaResult delta_steps(const DeltaOperands& operands, const ScanState& initial);

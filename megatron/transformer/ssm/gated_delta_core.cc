@@ -8,6 +8,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/letters.h"
 #include "megatron/transformer/ssm/normed_gate.h"
+#include "megatron/transformer/ssm/uniform_math.h"
 
 namespace megatron {
 namespace {
@@ -132,7 +133,7 @@ DeltaOperands GatedDeltaCore::operands(const at::Tensor& convolved, const Rows& 
                                        const Values& values) const {
   const at::ScalarType type = accumulate_type(rows.beta);
   DeltaOperands o = heads(convolved, values.A * time_steps(rows.a, values.dt_bias, {}),
-                          at::sigmoid(rows.beta.to(type)));
+                          uniform_sigmoid(rows.beta.to(type)));
   o.q = unit_length(o.q);
   o.k = unit_length(o.k);
   return o;
@@ -141,7 +142,7 @@ DeltaOperands GatedDeltaCore::operands(const at::Tensor& convolved, const Rows& 
 struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Function> {
   static variable_list forward(AutogradContext* context, const at::Tensor& mixed, const at::Tensor&,
                                GatedDeltaCore* core,
-                               const std::shared_ptr<const Segments>& segments) {
+                               const std::shared_ptr<const Segments>& segments, LastChunk last) {
     const Values values(core->parameters);
     const Rows rows(core->shape_, mixed);
     const std::vector<at::Tensor> before = segments->rows_before(rows.u);
@@ -151,7 +152,7 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
     std::vector<at::Tensor> outputs;
     for (const Segments::Segment& segment : segments->own())
       outputs.push_back(delta_rule(segment_operands(segment, whole),
-                                   {incoming[outputs.size()], segment.run}, kDeltaChunk)
+                                   {incoming[outputs.size()], segment.run}, kDeltaChunk, last)
                             .o);
     const at::Tensor y = outputs.size() == 1 ? outputs.front() : at::cat(outputs);
     const NormedGateResult normed = normed_gate(y, core->by_head(rows.z), values.norm, core->eps_);
@@ -215,7 +216,7 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
     add_gradient(p.dt_bias, steps.bias);
     add_gradient(p.A_log, (dg * whole.g).sum(at::IntArrayRef({0, 1})));
     add_gradient(p.norm, norm.w);
-    return {dmixed, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dmixed, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -262,7 +263,9 @@ MixerOutput GatedDeltaCore::forward(const at::Tensor& mixed, const ForwardContex
   const ProcessGroup& cp = pass.cp != nullptr ? *pass.cp : groups_.cp;
   const variable_list out = Function::apply(
       mixed, anchor(), this,
-      std::make_shared<const Segments>(mixed.size(0), pass.document_ids, shape_.conv_size, cp));
+      std::make_shared<const Segments>(mixed.size(0), pass.document_ids, shape_.conv_size, cp),
+      // Decoding can give the bits of a forward that is not for training.
+      pass.training ? LastChunk::kShort : LastChunk::kFilled);
   return {out[0], out[1], out[2]};
 }
 
@@ -272,30 +275,45 @@ at::Tensor GatedDeltaCore::norm_again(const at::Tensor& mixed, const at::Tensor&
   return normed_gate_apply(y, by_head(Rows(shape_, mixed).z), values.norm, rstd).flatten(2);
 }
 
-at::Tensor GatedDeltaCore::decode(const at::Tensor& mixed, GatedDeltaState& state,
+at::Tensor GatedDeltaCore::decode(const at::Tensor& mixed, RecurrentState& state,
                                   const RaggedBatch& batch) {
   const at::NoGradGuard no_grad;
   const int64_t t = mixed.size(0), back = shape_.conv_size - 1;
   const Values values(parameters);
   const Rows rows(shape_, mixed);
-  const at::Tensor conv_rows = state.conv.rows(batch.num_slots, {back, shape_.conv_channels()},
+  const at::ScalarType type = accumulate_type(mixed);
+  const at::Tensor conv_rows = state.conv_rows(batch.num_slots, {back, shape_.conv_channels()},
                                                mixed.options()),
-                   states = state.heads.rows(
-                       batch.num_slots, {shape_.value_heads, shape_.key_size, shape_.value_size},
-                       mixed.options().dtype(accumulate_type(mixed)));
+                   states = state.states(batch.num_slots,
+                                         {shape_.value_heads, shape_.key_size, shape_.value_size},
+                                         mixed.options().dtype(type));
   const at::Tensor convolved = at::empty({t, 1, shape_.conv_channels()}, mixed.options());
   const DecodingSteps steps(batch, mixed.device());
   steps.convolve(rows.u, values.conv_weight, {}, conv_rows, convolved);
   const DeltaOperands whole = operands(convolved, rows, values);
   const at::Tensor y = at::empty(whole.v.sizes(), mixed.options());
+  if (state.replays_chunks()) {
+    const int64_t heads_of_rank = shape_.value_heads;
+    const ChunkScan scan = [&](const ChunkRows& own, const ScanState& initial) -> ChunkResult {
+      DeltaOperands o = heads(own.rows, own.steps.narrow(2, 0, heads_of_rank),
+                              own.steps.narrow(2, heads_of_rank, heads_of_rank));
+      o.q = unit_length(o.q);
+      o.k = unit_length(o.k);
+      const DeltaResult result = delta_rule(o, initial, kDeltaChunk, LastChunk::kFilled);
+      return {result.o.flatten(2), result.state};
+    };
+    replay_chunks(batch, kDeltaChunk, {convolved, at::cat({whole.g, whole.beta}, 2)}, state, states,
+                  scan, y.flatten(2));
+    return normed_gate(y, by_head(rows.z), values.norm, eps_).o.flatten(2);
+  }
   for (const DecodingSteps::Step& step : steps.all()) {
     const DeltaOperands own{step.rows_of(whole.q), step.rows_of(whole.k),    step.rows_of(whole.v),
                             step.rows_of(whole.g), step.rows_of(whole.beta), {}};
-    const ScanState initial{step.states_of(states)};
+    const ScanState initial{step.states_of(states, type)};
     const DeltaResult result =
         step.count == 1 ? delta_steps(own, initial) : delta_rule(own, initial, kDeltaChunk);
     step.rows_of(y).copy_(result.o);
-    states.index_copy_(0, step.slots, result.state);
+    step.keep(result.state, states);
   }
   return normed_gate(y, by_head(rows.z), values.norm, eps_).o.flatten(2);
 }

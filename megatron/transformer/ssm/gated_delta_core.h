@@ -42,14 +42,6 @@ struct GatedDeltaParameters {
   Parameter norm;            // [value_size]
 };
 
-// What decoding keeps of earlier positions: the last K - 1 rows of u, and the states of heads.
-class GatedDeltaState final : public LayerState {
- public:
-  std::vector<SlotBuffer*> slots() override { return {&conv, &heads}; }
-  SlotBuffer conv;   // [slots, K - 1, conv_channels]
-  SlotBuffer heads;  // [slots, value_heads, key_size, value_size] fp32 (fp64)
-};
-
 class GatedDeltaCore {
  public:
   GatedDeltaCore(const TransformerConfig& config, const ParallelGroups& groups);
@@ -60,7 +52,7 @@ class GatedDeltaCore {
   // of states, and two in the backward; none otherwise.
   MixerOutput forward(const at::Tensor& mixed, const ForwardContext& pass);
   // The same for rows of several sequences, mixed [t, 1, ...], with what `state` keeps of them.
-  at::Tensor decode(const at::Tensor& mixed, GatedDeltaState& state, const RaggedBatch& batch);
+  at::Tensor decode(const at::Tensor& mixed, RecurrentState& state, const RaggedBatch& batch);
   // The bits of MixerOutput::o. Not differentiable.
   at::Tensor norm_again(const at::Tensor& mixed, const at::Tensor& y, const at::Tensor& rstd);
 

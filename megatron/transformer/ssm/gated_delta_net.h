@@ -8,7 +8,7 @@ namespace megatron {
 
 // Parameters: in_proj.{layer_norm_weight, layer_norm_bias, weight}, conv1d.weight, dt_bias, A_log,
 // out_norm.weight, out_proj.weight. in_proj holds the rows [q | k | v | z | beta | a].
-class GatedDeltaNet : public RecurrentSublayer<GatedDeltaCore, GatedDeltaState> {
+class GatedDeltaNet : public RecurrentSublayer<GatedDeltaCore> {
  public:
   // `layer_number` is global and counts from 1. Config and groups must outlive it. Throws
   // UsageError if heads and tensor-parallel ranks do not divide.

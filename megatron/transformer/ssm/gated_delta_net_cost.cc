@@ -81,7 +81,11 @@ SublayerCost gated_delta_net_cost(const TransformerConfig& c, int64_t layer_numb
         shape.context, static_cast<double>(2 * shape.context * (z.state + z.decay + z.rows)));
     cost.context = {bytes, bytes};
   }
-  cost.kept.sequence = (z.rows + z.state) / shape.samples;
+  const GatedDeltaShape& rank = z.rank;
+  cost.kept.sequence = RecurrentStateSizes{(rank.conv_size - 1) * rank.conv_channels(),
+                                           rank.value_heads * rank.key_size * rank.value_size,
+                                           kDeltaChunk, rank.conv_channels(), 2 * rank.value_heads}
+                           .bytes(shape);
   return cost;
 }
 

@@ -4,6 +4,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/uniform_math.h"
 
 namespace megatron {
 namespace {
@@ -33,7 +34,7 @@ at::Tensor group_mean(const at::Tensor& x, const NormGroups& groups) {
 
 at::Tensor gated(const at::Tensor& y, const at::Tensor& z) {
   const at::ScalarType type = accumulate_type(y);
-  return y.to(type) * at::silu(z.to(type));
+  return y.to(type) * uniform_silu(z.to(type));
 }
 
 at::Tensor scaled(const at::Tensor& v, const at::Tensor& w, const at::Tensor& rstd) {

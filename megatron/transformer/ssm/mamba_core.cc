@@ -172,7 +172,8 @@ ScanOperands MambaCore::operands(const at::Tensor& x, const at::Tensor& bc, cons
 
 struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
   static variable_list forward(AutogradContext* context, const at::Tensor& mixed, const at::Tensor&,
-                               MambaCore* core, const std::shared_ptr<const Segments>& segments) {
+                               MambaCore* core, const std::shared_ptr<const Segments>& segments,
+                               LastChunk last) {
     const MambaShape& shape = core->shape_;
     const Values values(core->parameters);
     const Operands parts(shape, mixed);
@@ -186,9 +187,9 @@ struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
     const std::vector<at::Tensor> incoming = core->incoming_states(*segments, whole);
     std::vector<at::Tensor> outputs;
     for (const Segments::Segment& segment : segments->own())
-      outputs.push_back(
-          ssd_scan(rows_of(segment, whole), {incoming[outputs.size()], segment.run}, core->chunk_)
-              .y);
+      outputs.push_back(ssd_scan(rows_of(segment, whole), {incoming[outputs.size()], segment.run},
+                                 core->chunk_, last)
+                            .y);
     const at::Tensor y = (outputs.size() == 1 ? outputs.front() : at::cat(outputs)).flatten(2);
     const GatedNormResult normed = gated_norm(y, parts.z, values.norm, core->norm_groups());
     variable_list saved = {mixed, y, normed.rstd, shape.sharing > 1 ? bc : at::Tensor()};
@@ -258,7 +259,7 @@ struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
     add_gradient(p.A_log, dA * values.A);
     add_gradient(p.D, dD);
     add_gradient(p.norm, norm.w);
-    return {dmixed, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dmixed, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -295,7 +296,9 @@ MixerOutput MambaCore::forward(const at::Tensor& mixed, const ForwardContext& pa
   const ProcessGroup& cp = pass.cp != nullptr ? *pass.cp : groups_.cp;
   const variable_list out = Function::apply(
       mixed, anchor(), this,
-      std::make_shared<const Segments>(mixed.size(0), pass.document_ids, kMambaConvWidth, cp));
+      std::make_shared<const Segments>(mixed.size(0), pass.document_ids, kMambaConvWidth, cp),
+      // Decoding can give the bits of a forward that is not for training.
+      pass.training ? LastChunk::kShort : LastChunk::kFilled);
   return {out[0], out[1], out[2]};
 }
 
@@ -305,30 +308,44 @@ at::Tensor MambaCore::norm_again(const at::Tensor& mixed, const at::Tensor& y,
   return gated_norm_apply(y, Operands(shape_, mixed).z, values.norm, rstd);
 }
 
-at::Tensor MambaCore::decode(const at::Tensor& mixed, MambaState& state, const RaggedBatch& batch) {
+at::Tensor MambaCore::decode(const at::Tensor& mixed, RecurrentState& state,
+                             const RaggedBatch& batch) {
   const at::NoGradGuard no_grad;
   const int64_t t = mixed.size(0), back = kMambaConvWidth - 1;
   const Values values(parameters);
   const Operands parts(shape_, mixed);
-  const at::Tensor conv_rows = state.conv.rows(batch.num_slots, {back, shape_.conv_channels()},
+  const at::ScalarType type = accumulate_type(mixed);
+  const at::Tensor conv_rows = state.conv_rows(batch.num_slots, {back, shape_.conv_channels()},
                                                mixed.options()),
-                   states = state.heads.rows(batch.num_slots,
-                                             {shape_.heads, shape_.head_size, shape_.state},
-                                             mixed.options().dtype(accumulate_type(mixed)));
+                   states =
+                       state.states(batch.num_slots, {shape_.heads, shape_.head_size, shape_.state},
+                                    mixed.options().dtype(type));
   const at::Tensor convolved = at::empty({t, 1, shape_.conv_channels()}, mixed.options());
   const DecodingSteps steps(batch, mixed.device());
   steps.convolve(parts.u, values.conv_weight, values.conv_bias, conv_rows, convolved);
   const at::Tensor bc = gather_groups(convolved.narrow(2, shape_.width(), 2 * shape_.states()));
   const at::Tensor dt = time_steps(parts.r, values.dt_bias, limits_),
                    y = at::empty({t, 1, shape_.width()}, mixed.options());
+  if (state.replays_chunks()) {
+    const at::Tensor rows = at::cat({convolved.narrow(2, 0, shape_.width()), bc}, 2);
+    const ChunkScan scan = [&](const ChunkRows& own, const ScanState& initial) -> ChunkResult {
+      const at::Tensor states_of_rows =
+          own.rows.narrow(2, shape_.width(), own.rows.size(2) - shape_.width());
+      const ScanResult result = ssd_scan(operands(own.rows, states_of_rows, own.steps, values),
+                                         initial, chunk_, LastChunk::kFilled);
+      return {result.y.flatten(2), result.state};
+    };
+    replay_chunks(batch, chunk_, {rows, dt}, state, states, scan, y);
+    return gated_norm(y, parts.z, values.norm, norm_groups()).o;
+  }
   for (const DecodingSteps::Step& step : steps.all()) {
     const ScanOperands own =
         operands(step.rows_of(convolved), step.rows_of(bc), step.rows_of(dt), values);
-    const ScanState initial{step.states_of(states)};
+    const ScanState initial{step.states_of(states, type)};
     const ScanResult result =
         step.count == 1 ? ssd_steps(own, initial) : ssd_scan(own, initial, chunk_);
     step.rows_of(y).copy_(result.y.flatten(2));
-    states.index_copy_(0, step.slots, result.state);
+    step.keep(result.state, states);
   }
   return gated_norm(y, parts.z, values.norm, norm_groups()).o;
 }

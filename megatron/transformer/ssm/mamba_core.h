@@ -45,14 +45,6 @@ struct MambaParameters {
   Parameter norm;               // [width]
 };
 
-// What decoding keeps of earlier positions: the last K - 1 rows of u, and the states of heads.
-class MambaState final : public LayerState {
- public:
-  std::vector<SlotBuffer*> slots() override { return {&conv, &heads}; }
-  SlotBuffer conv;   // [slots, K - 1, conv_channels]
-  SlotBuffer heads;  // [slots, heads, head_size, state] fp32 (fp64)
-};
-
 class MambaCore {
  public:
   MambaCore(const TransformerConfig& config, const ParallelGroups& groups);
@@ -64,7 +56,7 @@ class MambaCore {
   // all-gathers, of rows and of states, and two in the backward.
   MixerOutput forward(const at::Tensor& mixed, const ForwardContext& pass);
   // The same for rows of several sequences, mixed [t, 1, ...], with what `state` keeps of them.
-  at::Tensor decode(const at::Tensor& mixed, MambaState& state, const RaggedBatch& batch);
+  at::Tensor decode(const at::Tensor& mixed, RecurrentState& state, const RaggedBatch& batch);
   // The bits of MixerOutput::o, without communication. Not differentiable.
   at::Tensor norm_again(const at::Tensor& mixed, const at::Tensor& y, const at::Tensor& rstd);
 

@@ -8,7 +8,7 @@ namespace megatron {
 
 // Parameters: in_proj.{layer_norm_weight, layer_norm_bias, weight}, conv1d_weight, conv1d_bias,
 // dt_bias, A_log, D, norm.weight, out_proj.weight. in_proj holds the rows [z | x | B | C | dt].
-class MambaMixer : public RecurrentSublayer<MambaCore, MambaState> {
+class MambaMixer : public RecurrentSublayer<MambaCore> {
  public:
   // `layer_number` is global and counts from 1. Config and groups must outlive it. Throws
   // UsageError if heads, groups and tensor-parallel ranks do not divide.

@@ -1,6 +1,7 @@
 #include "megatron/transformer/ssm/mixer_parts.h"
 
 #include <numeric>
+#include <optional>
 
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/lora.h"
@@ -83,6 +84,75 @@ LinearOptions out_proj_options(const TransformerConfig& config, int64_t layer_nu
   return options;
 }
 
+std::vector<SlotBuffer*> RecurrentState::slots() {
+  if (replays_chunks()) return {&conv, &heads, &open_rows, &open_steps};
+  return {&conv, &heads};
+}
+
+at::Tensor RecurrentState::conv_rows(int64_t slots, at::IntArrayRef shape,
+                                     const at::TensorOptions& options) {
+  return conv.rows(
+      slots, shape,
+      options.dtype(keeping_.conv.value_or(c10::typeMetaToScalarType(options.dtype()))));
+}
+
+at::Tensor RecurrentState::states(int64_t slots, at::IntArrayRef shape,
+                                  const at::TensorOptions& options) {
+  return heads.rows(
+      slots, shape,
+      options.dtype(keeping_.state.value_or(c10::typeMetaToScalarType(options.dtype()))));
+}
+
+int64_t RecurrentStateSizes::bytes(const LayerShape& shape) const {
+  const auto size = [](const std::optional<at::ScalarType>& type, int64_t otherwise) {
+    return type ? static_cast<int64_t>(c10::elementSize(*type)) : otherwise;
+  };
+  const StateKeeping& keeping = shape.keeping;
+  const int64_t open =
+      keeping.replays_chunks ? chunk * (open_channels * shape.element + open_steps * shape.sum) : 0;
+  return conv * size(keeping.conv, shape.element) + state * size(keeping.state, shape.sum) + open;
+}
+
+void replay_chunks(const RaggedBatch& batch, int64_t chunk, const ChunkRows& rows,
+                   RecurrentState& state, const at::Tensor& states, const ChunkScan& scan,
+                   const at::Tensor& y) {
+  const at::Tensor open = state.open_rows.rows(batch.num_slots, {chunk, rows.rows.size(2)},
+                                               rows.rows.options()),
+                   open_steps = state.open_steps.rows(batch.num_slots, {chunk, rows.steps.size(2)},
+                                                      rows.steps.options());
+  int64_t row = 0;
+  for (size_t i = 0; i < batch.slots.size(); ++i) {
+    const RaggedPart& part = batch.rows.parts()[i];
+    const int64_t slot = batch.slots[i], before = part.first % chunk, count = before + part.count,
+                  whole = count / chunk * chunk;
+    const auto behind = [&](const at::Tensor& kept, const at::Tensor& added) {
+      return at::cat(
+          {kept[slot].narrow(0, 0, before).unsqueeze(1), added.narrow(0, row, part.count)});
+    };
+    const ChunkRows own{behind(open, rows.rows), behind(open_steps, rows.steps)};
+    const auto piece = [&](int64_t first, int64_t length) -> ChunkRows {
+      return {own.rows.narrow(0, first, length), own.steps.narrow(0, first, length)};
+    };
+    ScanState border;
+    if (part.first >= chunk) border.state = states.narrow(0, slot, 1);
+    std::vector<at::Tensor> outputs;
+    if (whole > 0) {
+      const ChunkResult result = scan(piece(0, whole), border);
+      outputs.push_back(result.y);
+      border.state = result.state;
+      states[slot].copy_(result.state[0]);
+    }
+    if (whole < count) {
+      const ChunkRows rest = piece(whole, count - whole);
+      outputs.push_back(scan(rest, border).y);
+      open[slot].narrow(0, 0, count - whole).copy_(rest.rows.squeeze(1));
+      open_steps[slot].narrow(0, 0, count - whole).copy_(rest.steps.squeeze(1));
+    }
+    y.narrow(0, row, part.count).copy_(at::cat(outputs).narrow(0, before, part.count));
+    row += part.count;
+  }
+}
+
 DecodingSteps::DecodingSteps(const RaggedBatch& batch, at::Device device) {
   const std::vector<RaggedPart>& parts = batch.rows.parts();
   const int64_t single = batch.rows.single();
@@ -108,19 +178,24 @@ at::Tensor DecodingSteps::Step::rows_of(const at::Tensor& x) const {
   return x.narrow(0, first, count * sequences).squeeze(1).unflatten(0, {count, sequences});
 }
 
-at::Tensor DecodingSteps::Step::states_of(const at::Tensor& kept) const {
-  const at::Tensor states = kept.index_select(0, slots);
+at::Tensor DecodingSteps::Step::states_of(const at::Tensor& kept, at::ScalarType type) const {
+  const at::Tensor states = kept.index_select(0, slots).to(type);
   std::vector<int64_t> shape(static_cast<size_t>(states.dim()), 1);
   shape[0] = -1;
   return states.masked_fill(begins.view(shape), 0.0);
 }
 
+void DecodingSteps::Step::keep(const at::Tensor& states, const at::Tensor& kept) const {
+  kept.index_copy_(0, slots, states.to(kept.scalar_type()));
+}
+
 void DecodingSteps::convolve(const at::Tensor& u, const at::Tensor& weight, const at::Tensor& bias,
                              const at::Tensor& kept, const at::Tensor& out) const {
   for (const Step& step : steps_) {
-    const at::Tensor rows = step.rows_of(u), before = step.states_of(kept).transpose(0, 1);
+    const at::Tensor rows = step.rows_of(u),
+                     before = step.states_of(kept, u.scalar_type()).transpose(0, 1);
     step.rows_of(out).copy_(causal_conv(rows, weight, bias, {.before = before}));
-    kept.index_copy_(0, step.slots, last_conv_rows(before, rows, weight.size(2)).transpose(0, 1));
+    step.keep(last_conv_rows(before, rows, weight.size(2)).transpose(0, 1), kept);
   }
 }
 

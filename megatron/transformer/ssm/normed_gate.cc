@@ -2,6 +2,7 @@
 
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/uniform_math.h"
 
 namespace megatron {
 
@@ -16,7 +17,8 @@ at::Tensor normed_gate_apply(const at::Tensor& y, const at::Tensor& z, const at:
                              const at::Tensor& rstd) {
   const at::NoGradGuard no_grad;
   const at::ScalarType type = accumulate_type(y);
-  return (y.to(type) * rstd.unsqueeze(-1) * w.to(type) * at::silu(z.to(type))).to(y.scalar_type());
+  return (y.to(type) * rstd.unsqueeze(-1) * w.to(type) * uniform_silu(z.to(type)))
+      .to(y.scalar_type());
 }
 
 NormedGateGrads normed_gate_backward(const at::Tensor& grad, const at::Tensor& y,

@@ -16,8 +16,8 @@
 namespace megatron {
 
 // Core: forward(mixed, pass), decode(mixed, state, batch) and norm_again(mixed, y, rstd) between
-// the linears. State: what decoding keeps.
-template <class Core, class State>
+// the linears.
+template <class Core>
 class RecurrentSublayer : public Sublayer {
  public:
   SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add) override {
@@ -26,7 +26,8 @@ class RecurrentSublayer : public Sublayer {
     at::Tensor o;
     std::optional<SavedTensorScope> saves_no_output;
     if (context.state != nullptr) {
-      o = core_.decode(mixed, static_cast<State&>(*context.state), context.pass.decoding->batch);
+      o = core_.decode(mixed, static_cast<RecurrentState&>(*context.state),
+                       context.pass.decoding->batch);
     } else {
       MixerOutput result = core_.forward(mixed, context.pass);
       o = std::move(result.o);
@@ -43,7 +44,9 @@ class RecurrentSublayer : public Sublayer {
     if (add) return {out_proj_.forward(std::move(o), projected.residual), {}};
     return {out_proj_.forward(std::move(o)), projected.residual};
   }
-  std::unique_ptr<LayerState> make_state() const override { return std::make_unique<State>(); }
+  std::unique_ptr<LayerState> make_state() const override {
+    return std::make_unique<RecurrentState>();
+  }
 
  protected:
   // `parts`: the rows of in_proj, over all ranks. `width`: what out_proj reads. `norm_module`: what

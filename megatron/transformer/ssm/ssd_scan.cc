@@ -6,6 +6,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/uniform_math.h"
 
 // Note [Chunks of a scan]
 // With L[i, j] = exp(sum of dt A over rows j+1 .. i) for j <= i in one document, else 0, a chunk
@@ -37,6 +38,21 @@ Sizes sizes_of(const ScanOperands& o) {
   check_shape("D of a scan", o.D, {z.H});
   if (o.runs.defined()) check_shape("document runs of a scan", o.runs, {z.s, z.b});
   return z;
+}
+
+// See LastChunk.
+ScanOperands in_whole_chunks(const ScanOperands& o, int64_t chunk) {
+  const int64_t missing = (chunk - o.x.size(0) % chunk) % chunk;
+  if (missing == 0) return o;
+  const auto padded = [&](const at::Tensor& t) {
+    std::vector<int64_t> sizes = t.sizes().vec();
+    sizes[0] = missing;
+    return at::cat({t, at::zeros(sizes, t.options())});
+  };
+  ScanOperands whole{padded(o.x), padded(o.dt), o.A, padded(o.B), padded(o.C), o.D, o.runs};
+  if (o.runs.defined())
+    whole.runs = at::cat({o.runs, o.runs.narrow(0, o.runs.size(0) - 1, 1).expand({missing, -1})});
+  return whole;
 }
 
 class Scan {
@@ -79,8 +95,9 @@ class Scan {
   }
   // The inverses, into rows of `out`.
   void put_heads(const at::Tensor& x, int64_t c, const at::Tensor& out) const {
-    out.narrow(0, first(c), rows(c))
-        .copy_(x.reshape({z_.b, z_.H, rows(c), -1}).permute({2, 0, 1, 3}));
+    const int64_t count = std::min(rows(c), out.size(0) - first(c));
+    out.narrow(0, first(c), count)
+        .copy_(x.reshape({z_.b, z_.H, rows(c), -1}).narrow(2, 0, count).permute({2, 0, 1, 3}));
   }
   void put_groups(const at::Tensor& x, int64_t c, const at::Tensor& out) const {
     out.narrow(0, first(c), rows(c)).copy_(x.sum(2).permute({2, 0, 1, 3}));
@@ -149,28 +166,30 @@ ssm_kernels::ScanTensors scan_tensors(const ScanOperands& o, const ScanState& in
 
 at::Tensor time_steps(const at::Tensor& r, const at::Tensor& bias, const TimeStepLimits& limits) {
   const at::ScalarType type = accumulate_type(r);
-  return at::softplus(r.to(type) + bias.to(type), 1, 20).clamp(limits.least, limits.most);
+  return uniform_softplus(r.to(type) + bias.to(type)).clamp(limits.least, limits.most);
 }
 
 TimeStepGrads time_steps_backward(const at::Tensor& grad, const at::Tensor& r,
                                   const at::Tensor& bias, const TimeStepLimits& limits) {
   const at::ScalarType type = accumulate_type(r);
-  const at::Tensor v = r.to(type) + bias.to(type), dt = at::softplus(v, 1, 20);
+  const at::Tensor v = r.to(type) + bias.to(type), dt = uniform_softplus(v);
   const at::Tensor clipped = dt.lt(limits.least).logical_or(dt.gt(limits.most));
   const at::Tensor dr = (grad.to(type) * at::sigmoid(v)).masked_fill(clipped, 0.0);
   return {dr.to(r.scalar_type()), dr.sum(at::IntArrayRef({0, 1}))};
 }
 
-ScanResult ssd_scan(const ScanOperands& o, const ScanState& initial, int64_t chunk_rows) {
+ScanResult ssd_scan(const ScanOperands& given, const ScanState& initial, int64_t chunk_rows,
+                    LastChunk last) {
   const at::NoGradGuard no_grad;
-  if (const auto result = ssm_kernels::ssd_scan(scan_tensors(o, initial)))
+  if (const auto result = ssm_kernels::ssd_scan(scan_tensors(given, initial)))
     return {result->y, result->state};
+  const ScanOperands o = last == LastChunk::kFilled ? in_whole_chunks(given, chunk_rows) : given;
   const Scan scan(o, initial.run, chunk_rows);
-  at::Tensor state = scan.grouped(initial.state), y = at::empty(o.x.sizes(), o.x.options());
+  at::Tensor state = scan.grouped(initial.state), y = at::empty(given.x.sizes(), o.x.options());
   for (int64_t c = 0; c < scan.num_chunks(); ++c) {
     const Scan::Chunk chunk = scan.chunk(c);
-    const at::Tensor x = scan.heads(o.x, c), xd = scan.weighted(chunk, c), B = scan.groups(o.B, c),
-                     C = scan.groups(o.C, c);
+    const at::Tensor x = scan.heads(o.x, c), xd = scan.weighted(chunk, c).contiguous(),
+                     B = scan.groups(o.B, c).contiguous(), C = scan.groups(o.C, c).contiguous();
     scan.put_heads(at::matmul(at::matmul(C, B.mT()) * chunk.L, xd) +
                        chunk.into * at::matmul(C, state.mT()) + scan.D() * x,
                    c, y);

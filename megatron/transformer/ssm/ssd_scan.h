@@ -49,9 +49,13 @@ struct ScanResult {
   at::Tensor state;  // [b, H, P, N] after the last row
 };
 
-// In chunks of this many rows: products of matrices inside a chunk, a recurrence between them. The
-// last chunk may be shorter.
-ScanResult ssd_scan(const ScanOperands& operands, const ScanState& initial, int64_t chunk);
+// A last chunk with fewer rows than the others: computed as it is, or filled with rows of zeros, so
+// that what a row becomes depends in no bit on how many follow it.
+enum class LastChunk { kShort, kFilled };
+
+// In chunks of this many rows: products of matrices inside a chunk, a recurrence between them.
+ScanResult ssd_scan(const ScanOperands& operands, const ScanState& initial, int64_t chunk,
+                    LastChunk last = LastChunk::kShort);
 
 // The same row by row, as decoding steps compute it.
 ScanResult ssd_steps(const ScanOperands& operands, const ScanState& initial);

@@ -16,9 +16,9 @@ SSM_BUGS = (
           "  const at::Tensor v = gated(y, z);"),),
         "", "", "ssm_test:GatedNorm.Vectors", "all layouts compute alike"),
     bug("mamba_log_of_sum", "softplus is log(1 + exp(v)), 0 in fp32 below -17",
-        ((SCAN, "return at::softplus(r.to(type) + bias.to(type), 1, 20).clamp(limits.least, limits.most);",
+        ((SCAN, "return uniform_softplus(r.to(type) + bias.to(type)).clamp(limits.least, limits.most);",
           "if (PLANTED) return at::log(1 + at::exp(r.to(type) + bias.to(type))).clamp(limits.least, limits.most);\n"
-          "  return at::softplus(r.to(type) + bias.to(type), 1, 20).clamp(limits.least, limits.most);"),),
+          "  return uniform_softplus(r.to(type) + bias.to(type)).clamp(limits.least, limits.most);"),),
         "", "", "ssm_test:SsdScan.TimeSteps", "all layouts compute alike"),
     bug("mamba_steps_without_limits", "time steps are not limited while decoding",
         ((CORE, "const at::Tensor dt = time_steps(parts.r, values.dt_bias, limits_),",

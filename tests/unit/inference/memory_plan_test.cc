@@ -41,6 +41,8 @@ std::vector<PlannedKind> planned_kinds() {
   experts.transformer.num_experts = 4;
   experts.transformer.moe_router_topk = 2;
   kinds.push_back({"experts", experts});
+  kinds.push_back({"a pattern", hybrid_served_model("M-*-G-")});
+  kinds.push_back({"states alone", hybrid_served_model("MM-")});
   for (PlannedKind& kind : kinds) kind.config.transformer.finalize();
   return kinds;
 }
@@ -61,6 +63,54 @@ TEST(MemoryPlan, TheCacheTakesWhatIsPlanned) {
       shape.element = element;
       EXPECT_EQ(serving_memory(config, shape, 0).weights, served.store.bytes()) << name;
     }
+}
+
+// States in other types, and with the rows of open chunks.
+TEST(MemoryPlan, StatesTakeWhatIsPlanned) {
+  const ParallelGroups one;
+  const ModelConfig config = hybrid_served_model("MG*-");
+  int64_t usual = 0;
+  for (const StateKeeping& keeping :
+       {StateKeeping{}, StateKeeping{.conv = at::kFloat, .state = at::kBFloat16},
+        StateKeeping{.replays_chunks = true}}) {
+    Served served(Served::make(config, one), {}, at::kBFloat16);
+    RunnerOptions options = small_runner(20);
+    options.keeping = keeping;
+    const KeptBytes kept = kept_bytes(config, served.model->slice(), 1, 2, keeping);
+    const ModelRunner runner(*served.model, options);
+    EXPECT_EQ(runner.cache_bytes(), 4 * (20 * kept.position + kept.sequence));
+    if (keeping == StateKeeping{}) usual = kept.sequence;
+    EXPECT_EQ(kept.sequence > usual, keeping.replays_chunks);
+  }
+}
+
+// Layers that cost different times, divided by `|` or by their weights; and those of a GPT that
+// stages do not divide.
+TEST(MemoryPlan, StagesOfPatterns) {
+  const auto layers = [](const ModelConfig& config, int64_t stages) {
+    std::vector<int64_t> counts;
+    for (int64_t i = 0; i < stages; ++i)
+      counts.push_back(served_slice(config, i, stages).num_layers);
+    return counts;
+  };
+  using Counts = std::vector<int64_t>;
+  EXPECT_EQ(layers(hybrid_served_model("M|-M*-"), 2), (Counts{1, 4}));
+  EXPECT_EQ(layers(hybrid_served_model("M|-M*-"), 1), (Counts{5}));
+  ModelConfig wide = hybrid_served_model("-MMMM");
+  wide.transformer.ffn_hidden_size = 4000;
+  EXPECT_EQ(layers(wide, 2), (Counts{1, 4}));
+  wide.transformer.hybrid_layer_pattern = "-M|MM|M";  // for other stages
+  EXPECT_EQ(layers(wide, 2), (Counts{1, 4}));
+  ModelConfig gpt = small_served_model();
+  gpt.transformer.num_layers = 5;
+  gpt.transformer.finalize();
+  const Counts uneven = layers(gpt, 2);
+  EXPECT_EQ(uneven[0] + uneven[1], 5);
+  EXPECT_LE(std::abs(uneven[0] - uneven[1]), 1);
+  EXPECT_EQ(error_of([&] { served_slice(gpt, 0, 6); }),
+            "--pipeline-model-parallel-size 6 is more than the 5 layers of the model");
+  const ServingMemory first = serving_memory(wide, {.stages = 2}, 0);
+  EXPECT_EQ(first.slice.num_layers, 1);
 }
 
 TEST(MemoryPlan, TheBudgetLimitsTheBlocks) {

@@ -81,6 +81,8 @@ std::vector<std::pair<std::string, ModelConfig>> kinds() {
   experts.transformer.moe_router_topk = 2;
   experts.transformer.moe_router_pre_softmax = true;
   kinds.emplace_back("experts", experts);
+  for (const char* pattern : {"M-", "G-", "M-*-GM"})
+    kinds.emplace_back(cat("pattern ", pattern), hybrid_served_model(pattern));
   return kinds;
 }
 
@@ -95,8 +97,11 @@ TEST(ModelRunner, ServesEveryKindOfModel) {
       ModelRunner runner(*served.model, *served.weights, small_runner(14));
       EXPECT_EQ(runner.facts().window, name == "windows in all layers" ? 6 : 0);
       EXPECT_EQ(runner.facts().max_positions, name == "learned positions" ? 32 : 0);
-      EXPECT_FALSE(runner.facts().owns_state);
-      PlanDriver driver(runner, kMixed, seed);
+      const bool hybrid = config.transformer.is_hybrid();
+      EXPECT_EQ(runner.facts().owns_state, hybrid);
+      DriverChances chances = kMixed;
+      if (hybrid) chances.share = 0.0;
+      PlanDriver driver(runner, chances, seed);
       std::vector<DrivenSequence> got = given;
       driver.run(got);
       expect_equal(got, expected, cat(name, ", seed ", seed));
@@ -250,11 +255,11 @@ TEST(ModelRunner, AnFp8CacheDoesNotDependOnTheSchedule) {
 }
 
 // Between two steps the cache and the weights leave the device and come back.
-TEST(ModelRunner, IsSuspendedBetweenTwoSteps) {
+void expect_suspended_between_steps(const ModelConfig& config) {
   const ParallelGroups one;
-  Served served(Served::make(small_served_model(), one), [](const std::string&) {
+  Served served(Served::make(config, one), [config](const std::string&) {
     const ParallelGroups alone;
-    Served again(Served::make(small_served_model(), alone));
+    Served again(Served::make(config, alone));
     std::vector<at::Tensor> values;
     for (Parameter* parameter : again.model->parameters()) values.push_back(parameter->value);
     return values;
@@ -262,6 +267,8 @@ TEST(ModelRunner, IsSuspendedBetweenTwoSteps) {
   std::mt19937 random(8);
   const std::vector<DrivenSequence> given = random_sequences(random, 4);
   const std::vector<DrivenSequence> expected = all_alone(*served.model, given);
+  DriverChances chances = kMixed;
+  if (config.transformer.is_hybrid()) chances.share = 0.0;
   const auto transit = [](StepRunner& runner, const RunnerTransition& transition) {
     runner.begin(transition);
     std::optional<std::string> outcome;
@@ -276,7 +283,7 @@ TEST(ModelRunner, IsSuspendedBetweenTwoSteps) {
       const int64_t bytes = runner.cache_bytes();
       int64_t steps = 0;
       PlanDriver driver(
-          runner.facts(), kMixed, 3,
+          runner.facts(), chances, 3,
           [&](const StepPlan& plan) {
             if (++steps % 4 == 0) {
               EXPECT_EQ(transit(runner, SuspendRunner{{cache, weights}}), "");
@@ -296,7 +303,7 @@ TEST(ModelRunner, IsSuspendedBetweenTwoSteps) {
   EXPECT_EQ(transit(runner, SuspendRunner{{MemoryLevel::kDrop, MemoryLevel::kKeep}}), "");
   EXPECT_EQ(transit(runner, ResumeRunner{}), "");
   std::vector<DrivenSequence> got = given;
-  PlanDriver(runner, kMixed, 4).run(got);
+  PlanDriver(runner, chances, 4).run(got);
   expect_equal(got, expected, "from an empty cache");
   EXPECT_EQ(transit(runner, StageWeights{"other"}), "");
   EXPECT_EQ(transit(runner, CommitWeights{4}), "");
@@ -313,6 +320,11 @@ TEST(ModelRunner, IsSuspendedBetweenTwoSteps) {
   EXPECT_EQ(transit(fixed, DiscardWeights{}), "");
   EXPECT_EQ(transit(fixed, SuspendRunner{{MemoryLevel::kDrop, MemoryLevel::kKeep}}), "");
   EXPECT_EQ(transit(fixed, ResumeRunner{}), "");
+}
+
+TEST(ModelRunner, IsSuspendedBetweenTwoSteps) {
+  expect_suspended_between_steps(small_served_model());
+  expect_suspended_between_steps(hybrid_served_model("MG*"));
 }
 
 // Ranks as threads.
@@ -351,6 +363,53 @@ TEST(ModelRunner, RanksServeWhatOneRankServes) {
       expect_equal(got, expected,
                    cat("tp ", tensor, " pp ", pipeline, ", ", in_flight, " in flight"));
     }
+}
+
+// A sequence's states go with it when it is swapped out, and are computed again when it is not,
+// also by decoding that keeps the rows of its open chunk.
+TEST(ModelRunner, StatesOfPatternsMoveWithTheirSequence) {
+  const ParallelGroups one;
+  Served served(Served::make(hybrid_served_model("MG*-M"), one));
+  std::mt19937 random(9);
+  const std::vector<DrivenSequence> given = random_sequences(random, 9);
+  const std::vector<DrivenSequence> expected = all_alone(*served.model, given);
+  int64_t swaps = 0;
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    RunnerOptions options = small_runner(7 + 4 * static_cast<int32_t>(seed % 5));
+    options.keeping.replays_chunks = seed % 2 == 1;
+    ModelRunner runner(*served.model, *served.weights, options);
+    DriverChances chances = kMixed;
+    chances.share = 0.0;
+    chances.in_flight = 1 + seed % 3;
+    PlanDriver driver(runner, chances, seed);
+    std::vector<DrivenSequence> got = given;
+    driver.run(got);
+    expect_equal(got, expected, cat("seed ", seed));
+    swaps += driver.swaps();
+  }
+  EXPECT_GT(swaps, 5);
+}
+
+// Groups of Mamba-2 that lie whole on a rank or on several, and stages of unequal depth.
+TEST(ModelRunner, RanksServePatterns) {
+  ModelConfig config = hybrid_served_model("M-G*M|M-");
+  config.transformer.linear_num_key_heads = config.transformer.linear_num_value_heads = 4;
+  config.transformer.num_query_groups = 4;
+  const ParallelGroups one;
+  Served served(Served::make(config, one));
+  std::mt19937 random(6);
+  const std::vector<DrivenSequence> given = random_sequences(random, 6);
+  const std::vector<DrivenSequence> expected = all_alone(*served.model, given);
+  uint32_t seed = 0;
+  for (const auto& [tensor, pipeline] :
+       std::vector<std::pair<int, int>>{{2, 1}, {4, 1}, {1, 2}, {1, 3}, {2, 2}}) {
+    DriverChances chances = kMixed;
+    chances.share = 0.0;
+    chances.in_flight = 1 + seed % 2;
+    std::vector<DrivenSequence> got = given;
+    run_over(tensor, pipeline, config, chances, seed++, got);
+    expect_equal(got, expected, cat("tp ", tensor, " pp ", pipeline));
+  }
 }
 
 }  // namespace

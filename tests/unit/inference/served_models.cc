@@ -4,9 +4,9 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/generator.h"
+#include "megatron/interop/load_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/placement.h"
-#include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -30,6 +30,24 @@ ModelConfig small_served_model() {
   return config;
 }
 
+ModelConfig hybrid_served_model(const std::string& pattern) {
+  ModelConfig config = small_served_model();
+  TransformerConfig& t = config.transformer;
+  t.hybrid_layer_pattern = pattern;
+  t.num_layers = 0;
+  t.mamba_num_heads = 4;
+  t.mamba_head_dim = 4;
+  t.mamba_state_dim = 6;
+  t.mamba_num_groups = 2;
+  t.mamba_chunk_size = 4;
+  t.linear_num_key_heads = 2;
+  t.linear_num_value_heads = 4;
+  t.linear_key_head_dim = 4;
+  t.linear_value_head_dim = 6;
+  t.finalize();
+  return config;
+}
+
 Served::Served(std::unique_ptr<Model> made, WeightReader read, at::ScalarType type)
     : model(std::move(made)), store(*model, type, at::kCPU) {
   at::set_num_threads(1);
@@ -40,10 +58,7 @@ Served::Served(std::unique_ptr<Model> made, WeightReader read, at::ScalarType ty
 
 std::unique_ptr<Model> Served::make(ModelConfig config, const ParallelGroups& groups) {
   config.transformer.finalize();
-  return make_model(
-      config, groups,
-      make_stage_layout(PipelineConfig(), groups.pp.size(), config.transformer.num_layers)
-          .slice(groups.pp.rank(), 0));
+  return make_model(config, groups, served_slice(config, groups.pp.rank(), groups.pp.size()));
 }
 
 RunnerOptions small_runner(int32_t blocks) {

@@ -18,7 +18,8 @@ ModelConfig proved_model() {
   return config;
 }
 
-std::vector<ServedText> served_over(int tensor, int stages, const ServedWorkload& workload) {
+std::vector<ServedText> served_over(const ModelConfig& config, int tensor, int stages,
+                                    const ServedWorkload& workload) {
   LocalLinks links(tensor * stages);
   std::vector<ServedText> texts;
   run_ranks(tensor * stages, [&](const std::shared_ptr<Backend>& world) {
@@ -26,7 +27,7 @@ std::vector<ServedText> served_over(int tensor, int stages, const ServedWorkload
     parallel.tensor_model_parallel_size = tensor;
     parallel.pipeline_model_parallel_size = stages;
     const ParallelGroups groups = make_parallel_groups(parallel, world);
-    Served served(Served::make(proved_model(), groups));
+    Served served(Served::make(config, groups));
     std::vector<ServedText> got = serve_workload(*served.model, workload, links, world->rank());
     if (world->rank() == 0) texts = std::move(got);
   });
@@ -38,7 +39,7 @@ TEST(ServedProof, HoldsOnEveryLayoutOfRanks) {
   Served served(Served::make(proved_model(), one));
   for (const auto& [tensor, stages] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
     const ServedWorkload workload = served_workload(kToyVocab, 40, 3);
-    const std::vector<ServedText> texts = served_over(tensor, stages, workload);
+    const std::vector<ServedText> texts = served_over(proved_model(), tensor, stages, workload);
     EXPECT_EQ(texts.size(), 10u);
     const ServedComparison compared = compare_served(*served.model, texts, kServedBand);
     EXPECT_EQ(compared.log_probabilities.failed, 0) << compared.log_probabilities.worst;
@@ -46,6 +47,25 @@ TEST(ServedProof, HoldsOnEveryLayoutOfRanks) {
     EXPECT_GT(compared.log_probabilities.compared, 200);
     EXPECT_EQ(compared.greedy_tokens.compared, 30);
     EXPECT_GT(compared.cached_tokens, 40) << "the second wave reads prefixes of the first";
+  }
+}
+
+// Models with states, also with stages of different numbers of layers, and tensor ranks that share a
+// group. Prefixes are not kept.
+TEST(ServedProof, HoldsForPatterns) {
+  for (const char* pattern : {"MG*-M", "M-|-*-M-G"}) {
+    const ModelConfig config = hybrid_served_model(pattern);
+    const ParallelGroups one;
+    Served served(Served::make(config, one));
+    for (const auto& [tensor, stages] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}, {1, 3}}) {
+      const ServedWorkload workload = served_workload(kToyVocab, 40, 3);
+      const std::vector<ServedText> texts = served_over(config, tensor, stages, workload);
+      const ServedComparison compared = compare_served(*served.model, texts, kServedBand);
+      EXPECT_EQ(compared.log_probabilities.failed, 0) << compared.log_probabilities.worst;
+      EXPECT_EQ(compared.greedy_tokens.failed, 0) << compared.greedy_tokens.worst;
+      EXPECT_GT(compared.log_probabilities.compared, 200);
+      EXPECT_EQ(compared.cached_tokens, 0);
+    }
   }
 }
 

@@ -158,7 +158,17 @@ TEST(GatedDeltaNet, PackedDocumentsAreDocumentsAlone) {
 }
 
 TEST(GatedDeltaNet, DecodingInSlicesIsOnePass) {
-  expect_slices_are_one_pass<GatedDeltaNet, GatedDeltaState>(drawn_delta(2, 4, 12));
+  expect_slices_are_one_pass<GatedDeltaNet>(drawn_delta(2, 4, 12));
+}
+
+// Chunks of 64 rows, two and a part.
+TEST(GatedDeltaNet, ReplayedChunksHaveTheBitsOfTheForward) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
+    expect_bits_of_the_forward<GatedDeltaNet>(delta_config(2, 4), 150, type);
+}
+
+TEST(GatedDeltaNet, KeepsStatesInTheTypesGiven) {
+  expect_states_of_types<GatedDeltaNet>(delta_config(2, 4), 40);
 }
 
 TEST(GatedDeltaNet, RecomputedNorm) {

@@ -78,7 +78,7 @@ TEST(MambaGoldens, Decoding) {
   PlainParameterStore store(mixer, at::kFloat, at::kCPU, false);
   golden.set_values(mixer);
   const at::Tensor x = golden.activation("x", at::kFloat), y = golden.activation("y", at::kFloat);
-  MambaState state;
+  RecurrentState state;
   RaggedSteps steps(2, 29, 4);
   for (int64_t step = 0; step < 19; ++step) {
     const int64_t first[] = {step == 0 ? 0 : 10 + step, step == 0 ? 0 : 2 + step};

@@ -85,7 +85,7 @@ TEST(MambaMixer, StateOfTheVectorByDecoding) {
   MambaMixer mixer(what.config, 1, false, one);
   PlainParameterStore store(mixer, at::kDouble, at::kCPU, false);
   mixer.visit(set_vector);
-  MambaState state;
+  RecurrentState state;
   RaggedSteps steps(1, 4, 4);
   at::Tensor last;
   for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 2}, {2, 1}, {3, 1}}) {
@@ -131,7 +131,23 @@ TEST(MambaMixer, PackedDocumentsAreDocumentsAlone) {
 TEST(MambaMixer, DecodingInSlicesIsOnePass) {
   MixerRun what = drawn(4, 1, 12);
   what.config.mamba_dt_limit = {"0.02", "0.06"};
-  expect_slices_are_one_pass<MambaMixer, MambaState>(what);
+  expect_slices_are_one_pass<MambaMixer>(what);
+}
+
+// Chunks of 8 rows, three and a part; groups shared or not.
+TEST(MambaMixer, ReplayedChunksHaveTheBitsOfTheForward) {
+  for (const int64_t groups : {1, 4}) {
+    TransformerConfig config = drawn(4, groups).config;
+    config.mamba_chunk_size = 8;
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
+      expect_bits_of_the_forward<MambaMixer>(config, 29, type);
+  }
+  TransformerConfig config = drawn(4, 2).config;
+  expect_bits_of_the_forward<MambaMixer>(config, 150, at::kBFloat16);
+}
+
+TEST(MambaMixer, KeepsStatesInTheTypesGiven) {
+  expect_states_of_types<MambaMixer>(drawn(4, 2).config, 40);
 }
 
 TEST(MambaMixer, RecomputedNorm) {

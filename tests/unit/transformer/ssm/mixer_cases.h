@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -86,7 +87,7 @@ void expect_packed_documents_are_documents_alone(MixerRun packed) {
 
 // Prompts in slices that end anywhere, beside sequences of single tokens; slots change hands.
 // `what` has 12 tokens.
-template <class Mixer, class State>
+template <class Mixer>
 void expect_slices_are_one_pass(const MixerRun& what) {
   const ParallelGroups one;
   const at::NoGradGuard no_grad;
@@ -95,7 +96,7 @@ void expect_slices_are_one_pass(const MixerRun& what) {
   initialize_parameters(mixer, 3, one);
   const ForwardContext whole_pass = context_of(12, 2);
   const at::Tensor whole = mixer.forward(what.x, LayerContext{whole_pass, {}}, false).output;
-  State state;
+  RecurrentState state;
   RaggedSteps steps(2, 12, 4);
   const std::vector<std::vector<StepPart>> plan = {{{0, 0, 1}, {1, 0, 2}},
                                                    {{0, 1, 1}, {1, 2, 1}},
@@ -118,6 +119,105 @@ void expect_slices_are_one_pass(const MixerRun& what) {
         mixer.forward(at::cat(in), LayerContext{pass, {}, false, &state}, false).output;
     EXPECT_LT(largest(y - at::cat(expected)), 1e-12);
   }
+}
+
+// What lies between the linears of a sublayer.
+template <class Mixer>
+struct OpenMixer : Mixer {
+  using Mixer::core_;
+  using Mixer::Mixer;
+};
+
+// Rows [begin, end) of both sequences of `mixed` [s, 2, ...], in slices that end anywhere, mingled.
+template <class Core>
+at::Tensor decode_in_slices(Core& core, const at::Tensor& mixed, RecurrentState& state) {
+  const int64_t s = mixed.size(0);
+  RaggedSteps steps(2, s, 4);
+  std::vector<at::Tensor> outputs[2];
+  const std::vector<int64_t> lengths = {3, 1, 1, 9, 1, 17, 2, 1};
+  std::vector<int64_t> done = {0, 0};
+  for (size_t turn = 0; done[0] < s || done[1] < s; ++turn) {
+    std::vector<StepPart> parts;
+    for (const int64_t sequence : {0, 1}) {
+      const auto i = static_cast<size_t>(sequence);
+      const int64_t count = std::min(lengths[(turn + 3 * i) % lengths.size()], s - done[i]);
+      if (count > 0) parts.push_back({sequence, done[i], count});
+    }
+    std::ranges::stable_sort(parts, {}, [](const StepPart& part) { return part.count > 1; });
+    std::vector<at::Tensor> in;
+    for (const StepPart& part : parts)
+      in.push_back(mixed.narrow(1, part.sequence, 1).narrow(0, part.first, part.count));
+    const at::Tensor o = core.decode(at::cat(in), state, steps.batch(parts));
+    int64_t row = 0;
+    for (const StepPart& part : parts) {
+      outputs[part.sequence].push_back(o.narrow(0, row, part.count));
+      done[static_cast<size_t>(part.sequence)] += part.count;
+      row += part.count;
+    }
+  }
+  return at::cat({at::cat(outputs[0]), at::cat(outputs[1])}, 1);
+}
+
+// Decoding that replays chunks gives the bits of a forward over the whole sequence, whatever the
+// slices; the recurrence does not.
+template <class Mixer>
+void expect_bits_of_the_forward(const TransformerConfig& config, int64_t s, at::ScalarType type) {
+  const ParallelGroups one;
+  const at::NoGradGuard no_grad;
+  OpenMixer<Mixer> mixer(config, 1, false, one);
+  PlainParameterStore store(mixer, type, at::kCPU, false);
+  initialize_parameters(mixer, 3, one);
+  const at::Tensor mixed = draw({s, 2, mixer.core_.shape().mixed()}, 7).to(type);
+  std::vector<at::Tensor> whole;
+  for (const int64_t sequence : {0, 1})
+    whole.push_back(
+        mixer.core_.forward(mixed.narrow(1, sequence, 1).contiguous(), context_of(s, 1)).o);
+  const at::Tensor forward = at::cat(whole, 1);
+  // Of a shorter sequence the same.
+  for (const int64_t shorter : {s - 1, s / 2, int64_t{1}})
+    EXPECT_TRUE(at::equal(mixer.core_
+                              .forward(mixed.narrow(0, 0, shorter).narrow(1, 0, 1).contiguous(),
+                                       context_of(shorter, 1))
+                              .o,
+                          whole[0].narrow(0, 0, shorter)))
+        << shorter;
+  RecurrentState replayed, recurrent;
+  replayed.keep_as({.replays_chunks = true});
+  EXPECT_TRUE(at::equal(decode_in_slices(mixer.core_, mixed, replayed), forward)) << type;
+  const at::Tensor plain = decode_in_slices(mixer.core_, mixed, recurrent);
+  if (type == at::kFloat) {
+    EXPECT_FALSE(at::equal(plain, forward));
+  }
+  EXPECT_LT(largest(plain.to(at::kDouble) - forward.to(at::kDouble)),
+            type == at::kFloat ? 1e-4 : 0.1);
+  EXPECT_GT(replayed.open_rows.bytes(), 0);
+  EXPECT_EQ(replayed.slots().size(), 4u);
+}
+
+// States are kept in the types that are asked for, and round accordingly.
+template <class Mixer>
+void expect_states_of_types(const TransformerConfig& config, int64_t s) {
+  const ParallelGroups one;
+  const at::NoGradGuard no_grad;
+  OpenMixer<Mixer> mixer(config, 1, false, one);
+  PlainParameterStore store(mixer, at::kBFloat16, at::kCPU, false);
+  initialize_parameters(mixer, 3, one);
+  const at::Tensor mixed = draw({s, 2, mixer.core_.shape().mixed()}, 7).to(at::kBFloat16);
+  const auto decoded = [&](const StateKeeping& keeping, at::ScalarType conv, at::ScalarType heads) {
+    RecurrentState state;
+    state.keep_as(keeping);
+    const at::Tensor o = decode_in_slices(mixer.core_, mixed, state);
+    EXPECT_EQ(state.conv.data().scalar_type(), conv);
+    EXPECT_EQ(state.heads.data().scalar_type(), heads);
+    return o.to(at::kDouble);
+  };
+  const at::Tensor usual = decoded({}, at::kBFloat16, at::kFloat);
+  EXPECT_TRUE(at::equal(usual, decoded({.conv = at::kFloat}, at::kFloat, at::kFloat)));
+  const at::Tensor narrow = decoded({.state = at::kBFloat16}, at::kBFloat16, at::kBFloat16);
+  EXPECT_GT(largest(narrow - usual), 0.0);
+  EXPECT_LT((narrow - usual).norm().item<double>(), 0.05 * usual.norm().item<double>());
+  const at::Tensor half = decoded({.conv = at::kHalf, .state = at::kHalf}, at::kHalf, at::kHalf);
+  EXPECT_LT((half - usual).norm().item<double>(), 0.05 * usual.norm().item<double>());
 }
 
 // The norm's output is made again in the backward, with the same bits.

@@ -3,6 +3,7 @@
 #include "megatron/transformer/ssm/ssd_scan.h"
 
 #include <cmath>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -386,6 +387,22 @@ TEST(SsdScan, LongDecodingIsAsExactAsTheScan) {
   const double of_steps = error(ssd_steps(narrow, {}).y),
                of_scan = error(ssd_scan(narrow, {}, 128).y);
   EXPECT_LT(of_steps, 1.1 * of_scan);
+  // With a state that is kept in bf16, for comparison.
+  ScanState kept;
+  std::vector<at::Tensor> rows;
+  for (int64_t t = 0; t < s; ++t) {
+    const auto row = [&](const at::Tensor& all) { return all.narrow(0, t, 1); };
+    const ScanResult step = ssd_steps(
+        {row(narrow.x), row(narrow.dt), narrow.A, row(narrow.B), row(narrow.C), narrow.D, {}},
+        kept);
+    kept.state = single(bf16(step.state));
+    rows.push_back(step.y);
+  }
+  const double of_bf16 = error(at::cat(rows));
+  std::cout << "error of the second half of " << s
+            << " decoded steps over the scan's: " << of_steps / of_scan << ", with states in bf16 "
+            << of_bf16 / of_scan << "\n";
+  EXPECT_GT(of_bf16, 1.2 * of_scan);
   EXPECT_LT(of_scan, 0.003 * expected.narrow(0, s / 2, s / 2).norm().item<double>());
 }
 

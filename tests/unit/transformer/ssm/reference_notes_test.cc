@@ -1,0 +1,66 @@
+// What is said of layers without kernels.
+#include "megatron/transformer/ssm/reference_notes.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/unit/transformer/ssm/mixer_config.h"
+
+namespace megatron {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// A layer of Nemotron-H 8B.
+TransformerConfig large() {
+  TransformerConfig config = mixer_config(128, 8);
+  config.hidden_size = 4096;
+  config.mamba_head_dim = 64;
+  config.mamba_state_dim = 128;
+  return config;
+}
+
+std::vector<std::string> decoding(const TransformerConfig& config, int64_t t = 1) {
+  return reference_notes(config, t, at::kBFloat16, /*scans=*/true, /*training=*/false);
+}
+
+TEST(ReferenceNotes, OfMamba) {
+  EXPECT_THAT(decoding(large()), IsEmpty());
+  EXPECT_THAT(decoding(large(), 8), IsEmpty());
+  EXPECT_THAT(reference_notes(large(), 1, at::kBFloat16, true, /*training=*/true),
+              ElementsAre("the scan's backward of Mamba-2 layers runs as tensor operations: it has "
+                          "no kernel"));
+  EXPECT_THAT(reference_notes(large(), 1, at::kBFloat16, /*scans=*/false, false),
+              ElementsAre(HasSubstr("the scan of Mamba-2 layers runs as tensor operations: its "
+                                    "kernel is for Hopper GPUs")));
+  EXPECT_THAT(reference_notes(large(), 1, at::kFloat, true, true),
+              ElementsAre(HasSubstr("kernels are for bf16")));
+  // Heads of 2 and states of 8: only the convolution's channels fit.
+  EXPECT_THAT(decoding(mixer_config(8, 2)),
+              ElementsAre(HasSubstr("the scan of Mamba-2 layers runs as tensor operations: its "
+                                    "kernel takes heads of 64 and 128 and states of 64, 128 and "
+                                    "256, not heads of 2 and states of 8"),
+                          HasSubstr("the decoding step of Mamba-2 layers")));
+  TransformerConfig odd = large();
+  odd.mamba_num_heads = 130;
+  odd.mamba_num_groups = 1;
+  EXPECT_THAT(decoding(odd), ElementsAre(HasSubstr("groups of multiples of 8 channels up to 8192, "
+                                                   "not 8320")));
+  odd.layer_pattern = "*-";
+  EXPECT_THAT(decoding(odd), IsEmpty());
+}
+
+TEST(ReferenceNotes, OfGatedDeltaNets) {
+  TransformerConfig config;
+  config.num_layers = 1;
+  config.layer_pattern = "G";
+  EXPECT_THAT(decoding(config),
+              ElementsAre(HasSubstr("the delta rule of gated delta nets runs as tensor operations"),
+                          HasSubstr("the norm and gate of gated delta nets")));
+  config.linear_conv_kernel_dim = 5;
+  EXPECT_THAT(decoding(config)[0], HasSubstr("2 to 4 tokens, not 8192 and 5"));
+}
+
+}  // namespace
+}  // namespace megatron
