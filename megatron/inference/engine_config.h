@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "megatron/base/fields.h"
+#include "megatron/inference/config/states_config.h"
 #include "megatron/inference/engine.h"
 #include "megatron/inference/memory_plan.h"
-#include "megatron/inference/states_config.h"
 
 namespace megatron {
 

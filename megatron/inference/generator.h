@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/inference/config/states_config.h"
 #include "megatron/inference/sampling.h"
-#include "megatron/inference/states_config.h"
 #include "megatron/models/model.h"
 #include "megatron/scheduling/request.h"
 #include "megatron/tokenizers/tokenizer.h"

@@ -292,12 +292,13 @@ class ParallelTest(unittest.TestCase):
         self.assertGreater(served["log-probability"]["compared"], 100)
         self.assertGreater(served["greedy tokens"]["compared"], 10)
 
-    def test_prove_says_that_uneven_stages_are_not_served(self):
+    def test_prove_serves_uneven_stages(self):
         result = subprocess.run([BINARY, "prove", "--world-size", "2", "--num-layers", "3", "--decoder-first-pipeline-num-layers", "2", PP, "2",
                                  "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32", "--micro-batch-size", "1",
                                  "--global-batch-size", "4", "--steps", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertIn("not proved: serving: the stages of a server have as many layers each, and 2 do not divide 3", result.stdout)
+        self.assertNotIn("not proved: serving", result.stdout)
+        self.assertIn("greedy tokens", result.stdout)
 
 
 class ProveTest(unittest.TestCase):

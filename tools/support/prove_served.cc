@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/inference/evaluation/served_proof.h"
+#include "megatron/interop/load_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/forward_parameter_store.h"
 #include "megatron/nn/placement.h"
@@ -20,12 +21,8 @@ constexpr double kProofRankSeconds = 120.0;
 // A model of one rank, or of one rank's part, with random weights in fp64.
 struct ProofModel {
   ProofModel(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
-             const ParallelGroups& groups)
-      : model(task.model_provider(
-            arguments, vocabulary, groups,
-            make_stage_layout(PipelineConfig(), groups.pp.size(), arguments.transformer.num_layers)
-                .slice(groups.pp.rank(), 0),
-            {})),
+             const ParallelGroups& groups, const StageSlice& slice)
+      : model(task.model_provider(arguments, vocabulary, groups, slice, {})),
         store(*model, at::kDouble, at::kCPU) {
     initialize_parameters(*model, kProofSeed, groups);
     store.place();
@@ -51,9 +48,9 @@ std::string not_served(const Model& model, int64_t stages) {
   const bool reads_input = model.sequence_input() == SequenceInputUse::kRequired;
   if (const ModelType& type = find_model_type(model.config().type); !type.decodes && !reads_input)
     return cat("serving: a model of type ", type.title, " is not served");
-  if (t.num_layers % stages != 0)
-    return cat("serving: the stages of a server have as many layers each, and ", stages,
-               " do not divide ", t.num_layers);
+  if (reads_input && t.num_layers % stages != 0)
+    return cat("serving: the stages of a server of two stacks have as many layers each, and ",
+               stages, " do not divide ", t.num_layers);
   if (t.moe_expert_capacity_factor || t.moe_expert_rank_capacity_factor)
     return "serving: which tokens an expert drops depends on those beside them, and a server has "
            "others beside them";
@@ -61,14 +58,16 @@ std::string not_served(const Model& model, int64_t stages) {
 }
 
 std::vector<ServedText> served_texts(const PretrainTask& task, const Arguments& a,
-                                     const Vocabulary& vocabulary, const ServedWorkload& workload) {
+                                     const Vocabulary& vocabulary, const ModelConfig& config,
+                                     const ServedWorkload& workload) {
   LocalLinks links(static_cast<int>(a.world_size));
   std::vector<ServedText> texts;
   run_ranks(
       static_cast<int>(a.world_size),
       [&](const std::shared_ptr<Backend>& world) {
         const ParallelGroups groups = make_parallel_groups(a.parallel, world);
-        ProofModel own(task, a, vocabulary, groups);
+        ProofModel own(task, a, vocabulary, groups,
+                       served_slice(config, groups.pp.rank(), groups.pp.size()));
         std::vector<ServedText> got = serve_workload(*own.model, workload, links, world->rank());
         if (world->rank() == 0) texts = std::move(got);
       },
@@ -92,7 +91,8 @@ Proof prove_served(const PretrainTask& task, const Arguments& arguments) {
   const int64_t vocab = 61;
   const Vocabulary vocabulary{vocab, (vocab + 3 * tensor - 1) / tensor * tensor};
   const ParallelGroups one;
-  ProofModel reference(task, whole, vocabulary, one);
+  ProofModel reference(task, whole, vocabulary, one,
+                       StageLayout(whole.transformer.num_layers).slice(0, 0));
   if (std::string why = not_served(*reference.model, stages); !why.empty()) {
     proof.not_proved = {std::move(why)};
     return proof;
@@ -103,7 +103,8 @@ Proof prove_served(const PretrainTask& task, const Arguments& arguments) {
                                                   kProofSeed, reads_input ? length : 0);
   try {
     const std::vector<ServedText> texts =
-        served_texts(task, served_arguments(arguments, tensor, stages), vocabulary, workload);
+        served_texts(task, served_arguments(arguments, tensor, stages), vocabulary,
+                     reference.model->config(), workload);
     const ServedComparison compared = compare_served(*reference.model, texts, kServedBand);
     proof.lines = {line_of("log-probability", compared.log_probabilities),
                    line_of("greedy tokens", compared.greedy_tokens)};

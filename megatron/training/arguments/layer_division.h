@@ -10,8 +10,9 @@ namespace megatron {
 // Whether flags say how many layers stages or chunks have, and not the number of these alone.
 bool names_layers_of_stages(const PipelineConfig& config);
 
-// Seconds of the passes of a layer for each token of the sequence, over all of its ranks: operations
-// at the rate that GEMMs attain on an H100, the bytes of other kernels at that of its memory, bf16.
+// Seconds of the passes of a layer for each token of the sequence, over all of its ranks:
+// operations at the rate that GEMMs attain on an H100, the bytes of other kernels at that of its
+// memory, in bf16.
 PassCosts layer_seconds(const TransformerConfig& config, const LayerCost& layer);
 
 // As the flags say. Where they say the number of stages and chunks alone, segments of a model of

@@ -21,10 +21,10 @@
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/training/benchmarking/ssm_ceilings.h"
 #include "megatron/training/setup.h"
 #include "megatron/transformer/attention/attention_cost.h"
 #include "megatron/transformer/layer_kinds.h"
+#include "megatron/transformer/ssm/ssm_work.h"
 
 namespace megatron {
 namespace {
@@ -450,8 +450,9 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
   for (const auto add : {add_linears, add_attention, add_norm, add_activation, add_rotary,
                          add_cross_entropy, add_embedding, add_update})
     add(bench);
-  for (Ceiling& one : ssm_ceilings(arguments, bench.shapes.type, device, least))
-    bench.all.push_back(std::move(one));
+  for (const SsmWork& work :
+       ssm_work(arguments.transformer, bench.shapes.samples, bench.shapes.type, device))
+    bench.add(work.name, work.operations, work.bytes, work.run);
   return std::move(bench.all);
 }
 

@@ -459,6 +459,21 @@ std::string step_text(const LayoutPlan& plan, const StepEstimate& step) {
       " tokens per second and rank\n");
 }
 
+void write_letters(const LayoutPlan& plan, JsonWriter& json) {
+  json.key("letters").begin_array();
+  for (const LetterCosts& one : letter_costs(plan))
+    json.begin_object()
+        .member("letter", std::string(1, one.letter))
+        .member("layers", one.layers)
+        .member("parameters", one.parameters)
+        .member("saved", one.saved)
+        .member("sent", one.sent)
+        .member("forward_ms", one.forward_ms)
+        .member("backward_ms", one.backward_ms)
+        .end_object();
+  json.end_array();
+}
+
 }  // namespace
 
 std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
@@ -486,18 +501,7 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
       .member("parameters", report.parameters);
   if (const std::string pattern = pattern_of(plan); !pattern.empty())
     json.member("hybrid_layer_pattern", pattern);
-  json.key("letters").begin_array();
-  for (const LetterCosts& one : letter_costs(plan))
-    json.begin_object()
-        .member("letter", std::string(1, one.letter))
-        .member("layers", one.layers)
-        .member("parameters", one.parameters)
-        .member("saved", one.saved)
-        .member("sent", one.sent)
-        .member("forward_ms", one.forward_ms)
-        .member("backward_ms", one.backward_ms)
-        .end_object();
-  json.end_array();
+  write_letters(plan, json);
   json.member("layers", report.stage_layers).member("fullest_stage", report.fullest);
   json.member("cuda_context", report.outside.context)
       .member("nccl_buffers", report.outside.communicators);

@@ -67,6 +67,8 @@ class RandomRequests {
   }
   // The cache and the weights leave the device and come back.
   void suspend() {
+    if (engine_->stats().state != EngineState::kRunning) return;
+    command(PauseCommand{});
     command(SuspendCommand{chance(2) ? MemoryLevel::kOffload : MemoryLevel::kDrop,
                            MemoryLevel::kOffload});
     command(ResumeCommand{});

@@ -50,8 +50,8 @@ TEST(ServedProof, HoldsOnEveryLayoutOfRanks) {
   }
 }
 
-// Models with states, also with stages of different numbers of layers, and tensor ranks that share a
-// group. Prefixes are not kept.
+// Models with states, also with stages of different numbers of layers, and tensor ranks that share
+// a group. Prefixes are not kept.
 TEST(ServedProof, HoldsForPatterns) {
   for (const char* pattern : {"MG*-M", "M-|-*-M-G"}) {
     const ModelConfig config = hybrid_served_model(pattern);

@@ -1,5 +1,8 @@
-#include "megatron/training/benchmarking/ssm_ceilings.h"
+#include "megatron/transformer/ssm/ssm_work.h"
 
+#include <utility>
+
+#include "megatron/base/check.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/ssm/causal_conv.h"
@@ -14,17 +17,13 @@ namespace {
 constexpr double kBoundChunk = 128;  // rows of a chunk of which operations are counted
 constexpr int64_t kSequences[] = {1, 64};
 
-class SsmBench {
+class SsmWorks {
  public:
-  SsmBench(const Arguments& arguments, at::ScalarType type, c10::Device device, double least)
-      : c_(arguments.transformer),
-        s_(c_.seq_length),
-        b_(arguments.training.micro_batch_size),
-        type_(type),
-        device_(device),
-        least_(least) {}
+  SsmWorks(const TransformerConfig& config, int64_t samples, at::ScalarType type,
+           c10::Device device)
+      : c_(config), s_(config.seq_length), b_(samples), type_(type), device_(device) {}
 
-  std::vector<Ceiling> run() {
+  std::vector<SsmWork> all() {
     if (c_.has_letter('M')) mamba();
     if (c_.has_letter('G')) delta();
     return std::move(all_);
@@ -42,26 +41,26 @@ class SsmBench {
   }
   // `elements`: read and written for each token; `operations`: of it.
   void add(const std::string& name, double operations, double elements,
-           const std::function<void()>& work) {
+           std::function<void()> work) {
     const double tokens = static_cast<double>(s_ * b_);
-    all_.push_back({name, seconds_per_run(device_, least_, work), tokens * operations,
-                    tokens * elements * static_cast<double>(c10::elementSize(type_))});
+    all_.push_back({name, tokens * operations,
+                    tokens * elements * static_cast<double>(c10::elementSize(type_)),
+                    std::move(work)});
   }
   // `states`: bytes of one sequence.
   void add_step(const std::string& name, int64_t sequences, const at::Tensor& states,
-                const std::function<void()>& work) {
+                std::function<void()> work) {
     all_.push_back({cat(name, " step of ", sequences, sequences == 1 ? " sequence" : " sequences"),
-                    seconds_per_run(device_, least_, work), 0.0,
-                    2.0 * static_cast<double>(states.nbytes())});
+                    0.0, 2.0 * static_cast<double>(states.nbytes()), std::move(work)});
   }
   void convolution(const std::string& name, int64_t channels, int64_t width, bool has_bias) {
     const at::Tensor u = rows(s_, b_, {channels}), dy = rows(s_, b_, {channels}),
                      weight = weights({channels, 1, width}),
                      bias = has_bias ? weights({channels}) : at::Tensor();
     const auto c = static_cast<double>(channels);
-    add(name + " convolution forward", 0, 2 * c, [&] { causal_conv(u, weight, bias); });
+    add(name + " convolution forward", 0, 2 * c, [=] { causal_conv(u, weight, bias); });
     add(name + " convolution backward", 0, 3 * c,
-        [&] { causal_conv_backward(dy, u, weight, bias); });
+        [=] { causal_conv_backward(dy, u, weight, bias); });
   }
 
   ScanOperands scan_operands(int64_t s, int64_t b) const {
@@ -76,7 +75,8 @@ class SsmBench {
   }
   void mamba() {
     const std::string name = "Mamba-2";
-    const int64_t heads = c_.mamba_heads(c_), width = c_.mamba_width(c_);
+    const int64_t heads = c_.mamba_heads(c_), width = c_.mamba_width(c_),
+                  chunk = c_.mamba_chunk_size;
     convolution(name, width + 2 * c_.mamba_states(), kMambaConvWidth, /*has_bias=*/true);
     const ScanOperands o = scan_operands(s_, b_);
     const at::Tensor dy = rows(s_, b_, {heads, c_.mamba_head_dim});
@@ -84,21 +84,20 @@ class SsmBench {
                N = static_cast<double>(c_.mamba_state_dim),
                G = static_cast<double>(c_.mamba_num_groups), Q = kBoundChunk;
     add(name + " scan forward", 2 * (G * Q * N + H * (Q * P + 2 * N * P)),
-        2 * H * P + 2 * G * N + H, [&] { ssd_scan(o, {}, c_.mamba_chunk_size); });
+        2 * H * P + 2 * G * N + H, [o, chunk] { ssd_scan(o, {}, chunk); });
     add(name + " scan backward", 2 * (3 * G * Q * N + H * (2 * Q * P + 5 * N * P)),
-        3 * H * P + 4 * G * N + 3 * H,
-        [&] { ssd_scan_backward(dy, {}, o, {}, c_.mamba_chunk_size); });
+        3 * H * P + 4 * G * N + 3 * H, [dy, o, chunk] { ssd_scan_backward(dy, {}, o, {}, chunk); });
     const at::Tensor y = rows(s_, b_, {width}), z = rows(s_, b_, {width}), w = weights({width});
     const NormGroups groups{c_.mamba_num_groups, nullptr, c_.mamba_norm_epsilon};
     const at::Tensor rstd = gated_norm(y, z, w, groups).rstd;
-    add(name + " gated norm forward", 0, 3 * H * P, [&] { gated_norm(y, z, w, groups); });
+    add(name + " gated norm forward", 0, 3 * H * P, [=] { gated_norm(y, z, w, groups); });
     add(name + " gated norm backward", 0, 5 * H * P,
-        [&] { gated_norm_backward(y, y, z, w, rstd, groups); });
+        [=] { gated_norm_backward(y, y, z, w, rstd, groups); });
     for (const int64_t sequences : kSequences) {
       const ScanOperands one = scan_operands(1, sequences);
       const ScanState state{
           rows(1, sequences, {heads, c_.mamba_head_dim, c_.mamba_state_dim}, /*wide=*/true)[0]};
-      add_step(name, sequences, state.state, [&] { ssd_steps(one, state); });
+      add_step(name, sequences, state.state, [=] { ssd_steps(one, state); });
     }
   }
 
@@ -126,20 +125,20 @@ class SsmBench {
                K = static_cast<double>(c_.linear_key_head_dim), V = static_cast<double>(size);
     const double forward = 2 * H * (2 * q * K + 2 * q * V + 3 * K * V);
     add(name + " rule forward", forward, 2 * qk + 2 * v + 2 * H,
-        [&] { delta_rule(o, {}, kDeltaChunk); });
+        [=] { delta_rule(o, {}, kDeltaChunk); });
     add(name + " rule backward", 2.5 * forward, 4 * qk + 3 * v + 4 * H,
-        [&] { delta_rule_backward(dy, {}, o, {}, kDeltaChunk); });
+        [=] { delta_rule_backward(dy, {}, o, {}, kDeltaChunk); });
+    const double eps = c_.layernorm_epsilon;
     const at::Tensor z = rows(s_, b_, {heads, size}), w = weights({size});
-    const at::Tensor rstd = normed_gate(dy, z, w, c_.layernorm_epsilon).rstd;
-    add(name + " norm and gate forward", 0, 3 * v,
-        [&] { normed_gate(dy, z, w, c_.layernorm_epsilon); });
+    const at::Tensor rstd = normed_gate(dy, z, w, eps).rstd;
+    add(name + " norm and gate forward", 0, 3 * v, [dy, z, w, eps] { normed_gate(dy, z, w, eps); });
     add(name + " norm and gate backward", 0, 5 * v,
-        [&] { normed_gate_backward(dy, dy, z, w, rstd); });
+        [=] { normed_gate_backward(dy, dy, z, w, rstd); });
     for (const int64_t sequences : kSequences) {
       const DeltaOperands one = delta_operands(1, sequences);
       const ScanState state{
           rows(1, sequences, {heads, c_.linear_key_head_dim, size}, /*wide=*/true)[0]};
-      add_step(name, sequences, state.state, [&] { delta_steps(one, state); });
+      add_step(name, sequences, state.state, [=] { delta_steps(one, state); });
     }
   }
 
@@ -147,16 +146,15 @@ class SsmBench {
   const int64_t s_, b_;
   const at::ScalarType type_;
   const c10::Device device_;
-  const double least_;
-  std::vector<Ceiling> all_;
+  std::vector<SsmWork> all_;
 };
 
 }  // namespace
 
-std::vector<Ceiling> ssm_ceilings(const Arguments& arguments, at::ScalarType type,
-                                  c10::Device device, double least) {
+std::vector<SsmWork> ssm_work(const TransformerConfig& config, int64_t samples, at::ScalarType type,
+                              c10::Device device) {
   const at::NoGradGuard no_grad;
-  return SsmBench(arguments, type, device, least).run();
+  return SsmWorks(config, samples, type, device).all();
 }
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-#include "megatron/inference/states_config.h"
+#include "megatron/inference/config/states_config.h"
 
 #include <optional>
 #include <string_view>
