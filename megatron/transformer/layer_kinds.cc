@@ -84,12 +84,6 @@ std::unique_ptr<Layer> feed_forward_alone(const TransformerConfig& config, int64
                                        names);
 }
 
-// Its own half of what a pair of attention and experts costs.
-LayerCost experts_alone_cost(const TransformerConfig& config, int64_t layer_number,
-                             const LayerShape& shape, bool offloaded) {
-  return one_branch_cost(moe_layer_cost(config, layer_number, shape, offloaded).second);
-}
-
 constexpr LayerKind kLayerKinds[] = {
     {"*-", "attention and MLP", attention_and<MLP>, transformer_layer_cost},
     {"*x-", "attention, cross attention and MLP", cross_attention_and<MLP>,
@@ -100,7 +94,7 @@ constexpr LayerKind kLayerKinds[] = {
     {"G", "gated delta net", gated_delta, one_branch<gated_delta_net_cost>},
     {"M", "Mamba-2", mamba, one_branch<mamba_mixer_cost>},
     {"-", "MLP", feed_forward_alone<MLP>, one_branch<mlp_cost>},
-    {"E", "experts", feed_forward_alone<MoELayer>, experts_alone_cost, moe_losses},
+    {"E", "experts", feed_forward_alone<MoELayer>, one_branch<experts_cost>, moe_losses},
 };
 
 }  // namespace

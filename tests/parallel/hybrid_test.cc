@@ -321,6 +321,17 @@ TEST(Hybrid, CheckShowsWhatLettersCost) {
   }
 }
 
+// Without attention there are no groups of keys and values that anything could be divided by.
+TEST(Hybrid, ExpertsWithoutAttentionHaveCosts) {
+  EXPECT_EQ(stages_of("--num-attention-heads 0 --attention-dropout 0 --disable-bias-linear "
+                      "--position-embedding-type none --num-experts 4 --moe-router-topk 2 "
+                      "--mamba-num-heads 4 --mamba-head-dim 6 --mamba-num-groups 2 "
+                      "--mamba-state-dim 4 --pipeline-model-parallel-size 2 "
+                      "--hybrid-layer-pattern MEME",
+                      2),
+            "ME|ME");
+}
+
 TEST(Hybrid, RefusesWhatItCannotTrain) {
   const auto error = [](const std::string& flags, int ranks = 1) {
     return error_of([&] { parse_letters(flags, ranks); });

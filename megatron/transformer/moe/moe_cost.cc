@@ -479,11 +479,16 @@ int64_t flex_memory_bytes(const TransformerConfig& c, const LayerShape& shape) {
   return PeerRows::memory_bytes(ranks, flex_slot_bytes(most, row));
 }
 
+SublayerCost experts_cost(const TransformerConfig& config, int64_t layer_number,
+                          const LayerShape& shape, bool offloaded) {
+  return MoeHalf(config, layer_number, shape).cost(offloaded);
+}
+
 LayerCost moe_layer_cost(const TransformerConfig& config, int64_t layer_number,
                          const LayerShape& shape, bool offloaded) {
   LayerCost cost;
   cost.first = attention_cost(config, layer_number, shape, offloaded);
-  cost.second = MoeHalf(config, layer_number, shape).cost(offloaded);
+  cost.second = experts_cost(config, layer_number, shape, offloaded);
   cost.stream = cost.first.saved.residual;
   cost.not_reloaded = cost.first.offloaded.given.total() - cost.first.offloaded.taken;
   return cost;

@@ -48,6 +48,9 @@ double worst_expert_load(const TransformerConfig& config, int64_t expert_ranks);
 // none.
 int64_t flex_memory_bytes(const TransformerConfig& config, const LayerShape& shape);
 
+// Of experts alone, also in a model without attention.
+SublayerCost experts_cost(const TransformerConfig& config, int64_t layer_number,
+                          const LayerShape& shape, bool offloaded);
 LayerCost moe_layer_cost(const TransformerConfig& config, int64_t layer_number,
                          const LayerShape& shape, bool offloaded);
 
