@@ -114,8 +114,8 @@ constexpr LayoutRow kHybridRows[] = {
     {"states_dp4_dynamic_cp", "states", 4, "--reset-attention-mask " DYNAMIC_CP "12 "},
     {"states_pp2_zbh1", "states", 2, PP "2 --pipeline-schedule zb-h1"},
     // Inputs of recomputed layers in host memory, and all that the first layers save.
-    {"states_pp2_full_offload", "states", 2, PP "2 " OFFLOAD "attn_norm " FULL "1"},
-    {"states_dp2_offload_layers", "states", 2,
+    {"delta_pp2_full_offload", "delta", 2, PP "2 " OFFLOAD "attn_norm " FULL "1"},
+    {"mamba_dp2_offload_layers", "mamba", 2,
      "--cpu-offloading-num-layers 3 --min-offloaded-tensor-size 0"},
     {"states_8", "states", 8, TP "2 " SP PP "2 " CP "2 " ZERO1 OVERLAP},
     {"multipliers_tp2_sp_pp2_vocabulary", "multipliers", 4,
