@@ -24,23 +24,18 @@ class Sizes {
       v_.add(cat(flag_, " needs --bf16"),
              "the operands are rounded from bf16, and the rest stays there");
     check("--hidden-size", t_.hidden_size);
-    if (has_dense_layers()) check("--ffn-hidden-size" + by_tp(), t_.ffn_hidden_size, tp_);
+    if (t_.has_letter('-')) check("--ffn-hidden-size" + by_tp(), t_.ffn_hidden_size, tp_);
     if (t_.multi_latent_attention)
       check_latent_attention();
-    else
+    else if (t_.attends())
       check_attention();
     if (t_.has_moe()) check_experts();
+    check_states();
     check_rows();
   }
 
  private:
   std::string by_tp() const { return tp_ > 1 ? " / --tensor-model-parallel-size" : ""; }
-
-  bool has_dense_layers() const {
-    for (int64_t layer = 1; layer <= t_.num_layers; ++layer)
-      if (!t_.is_moe_layer(layer)) return true;
-    return !t_.has_moe();
-  }
 
   // `size` is divided by `ranks`.
   void check(const std::string& what, int64_t size, int64_t ranks = 1) {
@@ -82,6 +77,21 @@ class Sizes {
     if (t_.moe_shared_expert_intermediate_size)
       check("--moe-shared-expert-intermediate-size" + by_tp(),
             *t_.moe_shared_expert_intermediate_size, tp_);
+  }
+
+  // Layers M and G of a pattern.
+  void check_states() {
+    if (t_.has_letter('M')) {
+      check("--mamba-num-heads x --mamba-head-dim" + by_tp(), t_.mamba_width(t_), tp_);
+      check("the rows of in_proj of a Mamba-2 layer" + by_tp(),
+            2 * (t_.mamba_width(t_) + t_.mamba_states()) + t_.mamba_heads(t_), tp_);
+    }
+    if (t_.has_letter('G')) {
+      check("--linear-num-value-heads x --linear-value-head-dim" + by_tp(), t_.linear_value_width(),
+            tp_);
+      check("the rows of in_proj of a gated delta net" + by_tp(),
+            2 * (t_.linear_key_width() + t_.linear_value_width() + t_.linear_num_value_heads), tp_);
+    }
   }
 
   // Projections that are not divided multiply the rows that a tensor rank has.

@@ -247,6 +247,14 @@ INSTANTIATE_TEST_SUITE_P(
                  "multiple of 128"},
         BadFlags{"--fp8-format hybrid --bf16 --ffn-hidden-size 72",
                  "--ffn-hidden-size is 72, which --fp8-format needs to be a multiple of 16"},
+        BadFlags{"--fp8-format hybrid --bf16 --hybrid-layer-pattern M- --mamba-num-heads 6 "
+                 "--mamba-num-groups 2",
+                 "the rows of in_proj of a Mamba-2 layer is 1286, which --fp8-format needs to be a "
+                 "multiple of 16"},
+        BadFlags{"--fp8-format hybrid --bf16 --hybrid-layer-pattern G- --linear-num-value-heads 36 "
+                 "--linear-num-key-heads 4",
+                 "the rows of in_proj of a gated delta net is 10312, which --fp8-format needs to "
+                 "be a multiple of 16"},
         BadFlags{"--fp8-format fp8", "--fp8-format"},
         BadFlags{"--fp8-recipe tensorwise", "--fp8-recipe is given without --fp8-format"},
         BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe mxfp8",

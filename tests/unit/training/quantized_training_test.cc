@@ -143,6 +143,50 @@ INSTANTIATE_TEST_SUITE_P(
                     Recipe{"blockwise", Fp8Format::kE4M3, Fp8Recipe::kBlockwise}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// Mamba-2 and a gated delta net, whose in_proj and out_proj are the only products of the layers.
+Arguments with_states(const std::string& name) {
+  Arguments a = small(name);
+  TransformerConfig& t = a.transformer;
+  t.hybrid_layer_pattern = "MG";
+  t.num_layers = 2;
+  t.position_embedding_type = PositionEmbedding::kNone;
+  t.mamba_num_heads = 64;
+  t.mamba_head_dim = 4;
+  t.mamba_state_dim = 16;
+  t.mamba_num_groups = 2;
+  t.mamba_chunk_size = 16;
+  t.linear_num_key_heads = 2;
+  t.linear_key_head_dim = 32;
+  t.linear_num_value_heads = 64;
+  t.linear_value_head_dim = 2;
+  a.training.train_iters = 12;
+  a.optimizer.lr = 1e-2;
+  a.optimizer.lr_warmup_iters = 2;
+  a.optimizer.lr_decay_iters = 100;
+  return a;
+}
+
+class QuantizedStates : public testing::TestWithParam<Recipe> {};
+
+TEST_P(QuantizedStates, LossFollowsBf16) {
+  static const std::vector<double> bf16 = losses(with_states("states_bf16"));
+  Arguments a = with_states(std::string("states_") + GetParam().name);
+  a.transformer.fp8_format = GetParam().format;
+  a.transformer.fp8_recipe = GetParam().recipe;
+  const std::vector<double> fp8 = losses(a);
+  ASSERT_EQ(fp8.size(), bf16.size());
+  EXPECT_NE(fp8.front(), bf16.front()) << "nothing was rounded";
+  EXPECT_LT(mean_of_last(bf16, 4), 0.95 * bf16.front()) << "the model learns something";
+  EXPECT_NEAR(mean_of_last(fp8, 4) / mean_of_last(bf16, 4), 1.0, 0.02);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Recipes, QuantizedStates,
+    testing::Values(Recipe{"tensorwise", Fp8Format::kHybrid, Fp8Recipe::kTensorwise},
+                    Recipe{"delayed", Fp8Format::kHybrid, Fp8Recipe::kDelayed},
+                    Recipe{"blockwise", Fp8Format::kE4M3, Fp8Recipe::kBlockwise}),
+    [](const auto& info) { return std::string(info.param.name); });
+
 TEST(QuantizedRuns, Fp4LearnsToo) {
   Arguments a = small("quantized_fp4");
   a.training.train_iters = 40;
@@ -195,6 +239,17 @@ TEST(QuantizedRuns, DelayedScalesOfExpertsComeBackWithTheCheckpoint) {
         a.transformer.fp8_amax_compute_algo = AmaxAlgorithm::kMax;
       },
       with_experts);
+}
+
+TEST(QuantizedRuns, DelayedScalesOfStatesComeBackWithTheCheckpoint) {
+  expect_same_after_resume(
+      "states_resume",
+      [](Arguments& a) {
+        a.transformer.fp8_format = Fp8Format::kHybrid;
+        a.transformer.fp8_amax_history_len = 4;
+        a.transformer.fp8_amax_compute_algo = AmaxAlgorithm::kMax;
+      },
+      with_states);
 }
 
 TEST(QuantizedRuns, RecomputationOfExpertsChangesNoBit) {
