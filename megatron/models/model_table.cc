@@ -34,6 +34,7 @@ const std::vector<const ModelType*>& model_types() {
       MEGATRON_MODEL(gpt),
       MEGATRON_MODEL(bert),
       MEGATRON_MODEL(t5),
+      MEGATRON_MODEL(retro),
   };
   return types;
 }

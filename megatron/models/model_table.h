@@ -26,6 +26,7 @@ struct ModelType {
   LayerCost (*layer_cost)(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
                           bool offloaded) = nullptr;
   bool decodes = true;  // continues a sequence token by token, so that it can be served
+  bool planned = true;  // `ends_cost` and `layer_cost` are all that it costs
 };
 
 template <class Architecture>

@@ -1,6 +1,7 @@
 #include "megatron/training/start_notes.h"
 
 #include "megatron/base/check.h"
+#include "megatron/models/model_table.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/training/planning/layout_plan.h"
 #include "megatron/training/planning/layout_verdict.h"
@@ -30,9 +31,12 @@ std::vector<std::string> start_notes(const Arguments& arguments, const Vocabular
     if (!note.empty()) notes.push_back(std::move(note));
   };
   if (!on_gpu) add(half_precision_on_cpu(arguments));
-  // There is no estimate for dynamic context parallelism.
-  if (on_gpu && arguments.transformer.attention_dropout > 0 &&
-      !arguments.parallel.hybrid_context_parallel) {
+  // There is no estimate for dynamic context parallelism, and none for some models.
+  const auto planned = [&] {
+    const std::string type = whole_model(provider, arguments, vocabulary)->config().type;
+    return !arguments.parallel.hybrid_context_parallel && find_model_type(type).planned;
+  };
+  if (on_gpu && arguments.transformer.attention_dropout > 0 && planned()) {
     const LayoutPlan plan = make_layout_plan(arguments, vocabulary, on_gpu, provider);
     add(attention_dropout_text(plan, make_layout_report(plan)));
   }

@@ -36,11 +36,11 @@ std::unique_ptr<Layer> attention_and(const TransformerConfig& config, int64_t la
 }
 
 // The same with cross attention between them.
-template <class Kind>
+template <class Kind, TransformerLayer::Cross cross>
 std::unique_ptr<Layer> cross_attention_and(const TransformerConfig& config, int64_t layer_number,
                                            bool sequence_parallel, const ParallelGroups& groups) {
   return std::make_unique<TransformerLayer>(config, layer_number, sequence_parallel, groups,
-                                            make_feed_forward<Kind>, /*cross_attention=*/true);
+                                            make_feed_forward<Kind>, cross);
 }
 
 // -- layers of one residual connection, the letters of --hybrid-layer-pattern
@@ -86,8 +86,10 @@ std::unique_ptr<Layer> feed_forward_alone(const TransformerConfig& config, int64
 
 constexpr LayerKind kLayerKinds[] = {
     {"*-", "attention and MLP", attention_and<MLP>, transformer_layer_cost},
-    {"*x-", "attention, cross attention and MLP", cross_attention_and<MLP>,
-     cross_attention_layer_cost},
+    {"*x-", "attention, cross attention and MLP",
+     cross_attention_and<MLP, TransformerLayer::Cross::kEncoded>, cross_attention_layer_cost},
+    {"*r-", "attention, chunked cross attention and MLP",
+     cross_attention_and<MLP, TransformerLayer::Cross::kRetrieved>, cross_attention_layer_cost},
     {"*E", "attention and experts", attention_and<MoELayer>, moe_layer_cost, moe_losses},
     {"*", "attention", attention_alone, one_branch<attention_cost>},
     {"+", "latent attention", attention_alone, one_branch<attention_cost>},

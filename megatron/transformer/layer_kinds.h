@@ -21,7 +21,8 @@ using LayerMaker = std::unique_ptr<Layer> (*)(const TransformerConfig& config, i
 
 struct LayerKind {
   // One letter of Megatron's --hybrid-layer-pattern for each residual connection of the layer:
-  // * attention, - MLP, E experts, M Mamba-2, G gated delta net; ours besides: x cross attention.
+  // * attention, - MLP, E experts, M Mamba-2, G gated delta net; ours besides: x cross attention,
+  // r that of chunks over what was retrieved for them.
   std::string_view letters;
   std::string_view name;
   LayerMaker make;

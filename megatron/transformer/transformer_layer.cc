@@ -7,7 +7,7 @@ namespace megatron {
 
 TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t layer_number,
                                    bool sequence_parallel, const ParallelGroups& groups,
-                                   FeedForwardMaker make_feed_forward, bool cross_attention)
+                                   FeedForwardMaker make_feed_forward, Cross cross)
     : Layer(layer_number),
       config_(config),
       self_attention_(make_attention(config, layer_number, sequence_parallel, groups)),
@@ -19,12 +19,15 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
                 sequence_parallel, mlp_->names()) {
   if (Norm* norm = self_attention_->input_norm()) add("input_layernorm", norm);
   add("self_attention", self_attention_.get());
-  if (cross_attention) {
+  if (cross != Cross::kNone) {
     MEGATRON_CHECK(!config.parallel_residual && !config.has_post_norm(),
                    "cross attention with --parallel-residual or with norms on the output of "
                    "branches is not built\nhint: --norm-placement pre");
     cross_attention_ =
-        std::make_unique<CrossAttention>(config, layer_number, sequence_parallel, groups);
+        cross == Cross::kEncoded
+            ? std::make_unique<CrossAttention>(config, layer_number, sequence_parallel, groups)
+            : std::unique_ptr<CrossAttention>(std::make_unique<ChunkedCrossAttention>(
+                  config, layer_number, sequence_parallel, groups));
     cross_part_ = std::make_unique<ResidualSublayer>(
         config, *cross_attention_,
         random_key(config.seed, "cross_attention_output_dropout", layer_number), sequence_parallel,
@@ -53,9 +56,16 @@ void TransformerLayer::keep_encoded(const at::Tensor& encoded, LayerState& state
 // Each part: norm, sublayer, residual.
 at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& context) {
   if (config_.parallel_residual) return forward_parallel_residual(x, context);
-  at::Tensor y = attention_half_.forward(x, context);
-  if (cross_part_ != nullptr) y = cross_part_->forward(y, context);
-  return mlp_half_.forward(y, context);
+  const at::Tensor y = attend(x, context);
+  return cross_part_ != nullptr ? read(y, context) : mlp_half_.forward(y, context);
+}
+
+at::Tensor TransformerLayer::attend(const at::Tensor& x, const LayerContext& context) {
+  return attention_half_.forward(x, context);
+}
+
+at::Tensor TransformerLayer::read(const at::Tensor& x, const LayerContext& context) {
+  return mlp_half_.forward(cross_part_->forward(x, context), context);
 }
 
 at::Tensor TransformerLayer::forward_parallel_residual(const at::Tensor& x,

@@ -1,5 +1,6 @@
 // One transformer layer: x = x + dropout(attention(norm(x))), then x = x + dropout(mlp(norm(x)));
-// between them, in a decoder that reads an encoder's output, x = x + dropout(cross(norm(x))).
+// between them, in a decoder that reads an encoder's output or what was retrieved for its chunks,
+// x = x + dropout(cross(norm(x))).
 // --norm-placement puts norms on the outputs of the sublayers instead or in addition; with
 // --parallel-residual both sublayers read x.
 #pragma once
@@ -7,7 +8,7 @@
 #include <memory>
 
 #include "megatron/transformer/attention/attention_sublayer.h"
-#include "megatron/transformer/attention/cross_attention.h"
+#include "megatron/transformer/attention/chunked_cross_attention.h"
 #include "megatron/transformer/feed_forward/feed_forward.h"
 
 namespace megatron {
@@ -18,14 +19,20 @@ namespace megatron {
 // cross_attention....
 class TransformerLayer : public Layer {
  public:
+  enum class Cross { kNone, kEncoded, kRetrieved };
   // Throws Error for cross attention with what is not built beside it.
   TransformerLayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                    const ParallelGroups& groups, FeedForwardMaker make_feed_forward,
-                   bool cross_attention = false);
+                   Cross cross = Cross::kNone);
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) override;
   std::unique_ptr<LayerState> make_state() const override;
   void keep_encoded(const at::Tensor& encoded, LayerState& state,
                     const SequenceSlot& slot) override;
+
+  // With cross attention: forward() in two, for what reads the stream between them.
+  at::Tensor attend(const at::Tensor& x, const LayerContext& context);
+  at::Tensor read(const at::Tensor& x, const LayerContext& context);
+  CrossAttention& cross_attention() { return *cross_attention_; }
 
  private:
   at::Tensor forward_parallel_residual(const at::Tensor& x, const LayerContext& context);

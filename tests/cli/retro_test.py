@@ -100,6 +100,29 @@ class RetroTest(support.FolderTest):
             self.assertTrue(all(rows[i * 5 + 1] in own for i in nearer))
             self.assertEqual(list(ids), sorted(ids, key=lambda i: (round(distances[i], 6), i)))
 
+    def train(self, project, *more):
+        flags = [flag for flag in self.flags(project) if not flag.startswith("--retro-query") and flag not in ("retro", "--retro-embedder", EMBEDDER, "30")]
+        flags = flags[:flags.index("--retro-block-size")]
+        return ["pretrain", "--task", "retro", *flags, "--num-layers", "2", "--retro-layers", "1", "2", "--hidden-size", "16", "--num-attention-heads", "2",
+                "--max-position-embeddings", "64", "--lr", "1e-2", "--log-interval", "1", *more]
+
+    def losses(self, folder):
+        lines = [json.loads(line) for line in pathlib.Path(folder, "metrics.jsonl").read_text().splitlines()]
+        return [line["lm loss"] for line in lines if line["type"] == "train"]
+
+    def test_a_model_trains_with_neighbours_and_goes_on(self):
+        self.run_ok(*self.flags("p"))
+        self.run_ok(*self.train("p", "--save", self.path("run"), "--save-interval", "3"))
+        whole = self.losses(self.path("run"))
+        self.assertEqual(len(whole), 5)
+        self.assertLess(whole[-1], whole[0])
+        self.run_ok(*self.train("p", "--save", self.path("half"), "--exit-interval", "3"))
+        self.run_ok(*self.train("p", "--save", self.path("half"), "--load", self.path("half")))
+        self.assertEqual(self.losses(self.path("half")), whole)
+        self.assert_error(1, f'{self.path("p")} has no neighbours of these train samples', *self.train("p", "--train-iters", "6"))
+        self.assert_error(1, "--retro-num-neighbors is 5, of each chunk 4 were saved", *self.train("p", "--retro-num-neighbors", "5"))
+        self.assert_error(1, f'{self.path("none")}: the step db-build is not done', *self.train("none"))
+
     def test_what_is_refused(self):
         self.run_ok(*self.flags("p", "--retro-tasks", "db-build"))
         hint = f'{self.path("p")}/manifest.json: the project is of another run: '

@@ -64,6 +64,23 @@ constexpr ModelFlags kEncoderModels[] = {
     {"t5_pairs",
      "--task seq2seq --num-layers 2 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
      "--decoder-seq-length 12 --attention-dropout 0.1 --hidden-dropout 0.1"},
+    // Neighbours, of some chunks none: learned positions, tied head, all dropouts.
+    {"retro",
+     "--task retro --num-layers 4 --retro-layers 2 3 --retro-chunk-length 8 --hidden-size 48 "
+     "--num-attention-heads 12 --seq-length 24 --max-position-embeddings 24 --attention-dropout "
+     "0.1 --hidden-dropout 0.1"},
+    // One layer of the encoder, three neighbours; RoPE, own output layer, gated MLP without biases.
+    {"retro_rope",
+     "--task retro --num-layers 4 --retro-layers 1 3 4 --retro-chunk-length 4 "
+     "--retro-encoder-num-layers 1 --retro-num-neighbors 3 --hidden-size 48 "
+     "--num-attention-heads 12 --seq-length 24 --ffn-hidden-size 96 --position-embedding-type rope "
+     "--untie-embeddings-and-output-weights --attention-dropout 0.1 --hidden-dropout 0.1 "
+     "--normalization RMSNorm --swiglu --disable-bias-linear"},
+    // Neighbours for the last layer alone, one for each chunk.
+    {"retro_last",
+     "--task retro --num-layers 4 --retro-layers 4 --retro-chunk-length 12 --retro-num-neighbors 1 "
+     "--hidden-size 48 --num-attention-heads 12 --seq-length 24 --max-position-embeddings 24 "
+     "--attention-dropout 0.1 --hidden-dropout 0.1"},
 };
 
 constexpr LayoutRow kEncoderRows[] = {
@@ -175,6 +192,27 @@ constexpr LayoutRow kEncoderRows[] = {
     {"tp2_sp_padded_t5", "t5", 2, TP "2 " SP "--remove-padding false", "t5"},
     {"tp2_pp2_padded_t5_relative", "t5_relative", 4, TP "2 " PP "2 --remove-padding false", "t5"},
     {"all_16_t5", "t5", 16, TP "2 " SP PP "4 " ZERO1 OVERLAP, "t5"},
+
+    // Encoded neighbours move beside the stream from the first layer that reads them to the last.
+    {"tp2_retro", "retro", 2, TP "2", "retro"},
+    {"tp3_retro_rope", "retro_rope", 3, TP "3", "retro"},
+    {"tp2_sp_retro_rope", "retro_rope", 2, TP "2 " SP, "retro"},
+    {"tp4_sp_retro", "retro", 4, TP "4 " SP, "retro"},
+    {"dp3_zero1_retro", "retro", 3, ZERO1 OVERLAP, "retro"},
+    {"dp2_zero2_retro_rope", "retro_rope", 2, ZERO2 OVERLAP, "retro"},
+    {"dp2_zero3_retro", "retro", 2, ZERO3 OVERLAP, "retro"},
+    {"dp2_evaluation_retro", "retro", 2, EVALUATE, "retro"},
+    {"tp2_sp_full_retro", "retro", 2, TP "2 " SP FULL "1", "retro"},
+    {"tp2_sp_selective_retro", "retro", 2, TP "2 " SP SELECTIVE "core_attn layernorm mlp", "retro"},
+    {"pp2_retro", "retro", 2, PP "2", "retro"},
+    {"pp2_retro_last", "retro_last", 2, PP "2", "retro"},
+    {"pp4_retro_rope", "retro_rope", 4, PP "4", "retro"},
+    {"pp4_ends_retro", "retro", 4, PP "4 --pipeline-model-parallel-layout E|tt|tt|L", "retro"},
+    {"pp2_vpp2_retro", "retro", 2, PP "2 " VPP "2", "retro"},
+    {"pp2_zbh1_retro", "retro", 2, PP "2 --pipeline-schedule zb-h1", "retro"},
+    {"pp2_zbv_retro_rope", "retro_rope", 2, PP "2 --pipeline-schedule zb-v", "retro"},
+    {"tp2_sp_pp2_full_retro", "retro", 4, TP "2 " SP PP "2 " FULL "1", "retro"},
+    {"tp2_sp_pp2_dp2_retro", "retro", 8, TP "2 " SP PP "2 " ZERO2 OVERLAP, "retro"},
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
+#include "megatron/models/model_table.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/planning/layout_check.h"
@@ -158,6 +159,11 @@ Vocabulary planned_vocabulary(const Arguments& arguments) {
   return {config.vocab_size.value_or(padded), padded};
 }
 
+std::string model_type_of(const Arguments& arguments) {
+  const Vocabulary vocabulary = likely_vocabulary(arguments);
+  return whole_model(find_task(arguments).model_provider, arguments, vocabulary)->config().type;
+}
+
 }  // namespace
 
 extern "C" int megatron_check(int argc, char** argv) {
@@ -192,6 +198,10 @@ extern "C" int megatron_check(int argc, char** argv) {
         "documents, which check does "
         "not see\nhint: every rule holds; leave it out to see what a fixed --context-parallel-size "
         "costs");
+  if (!find_model_type(model_type_of(arguments)).planned)
+    throw UsageError(cat("what a model of --task ", arguments.training.task,
+                         " costs beyond its layers is not known to check",
+                         "\nhint: every rule holds; measure memory with a few steps"));
   const bool on_gpu = arguments.training.device != DeviceChoice::kCpu;
   LayoutPlan plan = make_layout_plan(arguments, planned_vocabulary(arguments), on_gpu,
                                      find_task(arguments).model_provider);

@@ -7,8 +7,10 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/launch.h"
+#include "megatron/models/retro/retro_config.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/training/arguments/flag_table.h"
+#include "megatron/training/arguments/retro_rules.h"
 #include "tools/support/retro_build.h"
 
 namespace megatron {
@@ -32,11 +34,13 @@ void keep_what_samples_depend_on(Arguments& arguments) {
   arguments.finalize();
 }
 
-void check_samples_are_known(const Arguments& arguments, const RetroBuildConfig& config,
-                             Violations& violations) {
-  const int64_t s = arguments.transformer.seq_length, m = config.retro_chunk_length;
+void check_samples_are_known(const Arguments& arguments, Violations& violations) {
+  const int64_t s = arguments.transformer.seq_length,
+                m = own_config<RetroConfig>(arguments.own).retro_chunk_length;
   violations.require(m <= 0 || s % m == 0,
                      cat("--seq-length ", s, " is no multiple of --retro-chunk-length ", m));
+  violations.require(!own_config<RetroDataConfig>(arguments.own).retro_project_dir.empty(),
+                     "--retro-project-dir is required", "a folder");
   violations.require(
       arguments.training.train_samples || arguments.training.global_batch_size,
       "which samples are trained on depends on --global-batch-size, which is not given",
@@ -74,7 +78,7 @@ extern "C" int megatron_retro(int argc, char** argv) {
   options.finalize = [&] { keep_what_samples_depend_on(arguments); };
   options.validate = [&](Violations& violations) {
     arguments.validate(violations);
-    check_samples_are_known(arguments, config, violations);
+    check_samples_are_known(arguments, violations);
   };
   if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
     print_line(

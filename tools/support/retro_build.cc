@@ -12,9 +12,11 @@
 #include "megatron/datasets/retro/training_documents.h"
 #include "megatron/inference/generator.h"
 #include "megatron/inference/retrieval/flat_index.h"
+#include "megatron/models/retro/retro_config.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/arguments/retro_rules.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
 
@@ -65,12 +67,9 @@ std::vector<SplitSamples> samples_of(const TrainValidTestDatasets& sets) {
 
 void RetroBuildConfig::fields(FieldVisitor& v) {
   v.group("retro");
-  v.field("retro_project_dir", retro_project_dir, "folder of the database and of what is found");
   v.field("retro_tasks", retro_tasks,
           "steps, separated by commas: db-build, index-train, index-add, query-neighbors, or build "
           "for all; what is done already is not done again");
-  v.field({"retro_chunk_length", "--retro-chunk-length --retro-gpt-chunk-length"},
-          retro_chunk_length, "tokens of a chunk");
   v.field("retro_embedder", retro_embedder,
           "an encoder that gives vectors of chunks: a checkpoint or a folder of Hugging Face");
   v.choice("retro_embedding_type", retro_embedding_type, kEmbeddingTypes, "how vectors are stored");
@@ -91,13 +90,11 @@ void RetroBuildConfig::fields(FieldVisitor& v) {
 }
 
 void RetroBuildConfig::validate(Violations& v) const {
-  v.require(!retro_project_dir.empty(), "--retro-project-dir is required", "a folder");
   v.require(!retro_embedder.empty(), "--retro-embedder is required",
             "a checkpoint or a folder of Hugging Face of an encoder, such as a BERT");
   const auto positive = [&](const char* flag, int64_t value) {
     v.require(value > 0, cat(flag, " is ", value), "a positive number");
   };
-  positive("--retro-chunk-length", retro_chunk_length);
   positive("--retro-embedder-max-length", retro_embedder_max_length);
   positive("--retro-embedder-batch-tokens", retro_embedder_batch_tokens);
   positive("--retro-block-size", retro_block_size);
@@ -129,24 +126,19 @@ std::vector<std::string> retro_steps(const std::string& tasks) {
 RetroBuild::RetroBuild(const Arguments& arguments, const RetroBuildConfig& config)
     : arguments_(arguments),
       config_(config),
-      project_(config.retro_project_dir),
+      chunk_length_(own_config<RetroConfig>(arguments.own).retro_chunk_length),
+      project_(own_config<RetroDataConfig>(arguments.own).retro_project_dir),
       tokenizer_(make_tokenizer(arguments.tokenizer)),
       documents_(training_documents(arguments.data)) {
   const StoredModel stored = open_model(embedder_request(config, arguments));
   embedder_tokenizer_ = stored.tokenizer_texts.tokenizer.empty()
                             ? make_tokenizer(stored.tokenizer)
                             : make_tokenizer(stored.tokenizer_texts);
-  json data_sets = json::array();
-  for (const DocumentRange& range : documents_)
-    data_sets.push_back({{"file", std::filesystem::path(range.data->prefix()).filename().string()},
-                         {"index_hash", range.data->index_hash()},
-                         {"first_document", range.first},
-                         {"last_document", range.last}});
-  project_.agree({{"chunk_length", config.retro_chunk_length},
+  project_.agree({{"chunk_length", chunk_length_},
                   {"seed", arguments.transformer.seed},
                   {"tokenizer", tokenizer_->fingerprint()},
                   {"embedder_tokenizer", embedder_tokenizer_->fingerprint()},
-                  {"data_sets", data_sets}});
+                  {"data_sets", facts_of_documents(documents_)}});
 }
 
 std::string RetroBuild::text_of(std::span<const int64_t> ids) const {
@@ -166,8 +158,7 @@ std::shared_ptr<const ChunkDatabase> RetroBuild::database() const {
   std::vector<std::shared_ptr<const IndexedDataset>> data;
   for (const DocumentRange& range : documents_) data.push_back(range.data);
   return std::make_shared<const ChunkDatabase>(project_.chunks_file(), std::move(data),
-                                               config_.retro_chunk_length,
-                                               tokenizer_->eod().value_or(0));
+                                               chunk_length_, tokenizer_->eod().value_or(0));
 }
 
 void RetroBuild::open_embedder() {
@@ -203,7 +194,7 @@ BlockFiles RetroBuild::vectors() const {
 
 void RetroBuild::build_database() {
   ChunkRules rules;
-  rules.length = config_.retro_chunk_length;
+  rules.length = chunk_length_;
   rules.eod = tokenizer_->eod().value_or(-1);
   rules.embedder_tokens = [this](std::span<const int64_t> ids) {
     return std::ssize(embedder_tokenizer_->encode(text_of(ids)));
@@ -271,7 +262,7 @@ void RetroBuild::show(const std::string& split, int64_t sample) {
   for (const SplitSamples& one : samples_of(sets))
     if (one.split == split) samples = one.dataset;
   MEGATRON_CHECK(samples, "--show ", split, ":", sample, ": the run has no ", split, " samples");
-  const int64_t m = config_.retro_chunk_length;
+  const int64_t m = chunk_length_;
   const Neighbors neighbors(project_, split, *samples, m);
   MEGATRON_CHECK(sample < neighbors.num_samples(), "--show ", split, ":", sample, ": there are ",
                  neighbors.num_samples(), " samples");

@@ -17,9 +17,7 @@ namespace megatron {
 enum class EmbeddingType { kFloat32, kFloat16 };
 
 struct RetroBuildConfig : Config {
-  std::string retro_project_dir;
   std::string retro_tasks = "build";
-  int64_t retro_chunk_length = 64;
   std::string retro_embedder;
   EmbeddingType retro_embedding_type = EmbeddingType::kFloat32;
   int64_t retro_embedder_max_length = 256;
@@ -59,6 +57,7 @@ class RetroBuild {
 
   const Arguments& arguments_;
   const RetroBuildConfig& config_;
+  const int64_t chunk_length_;
   RetroProject project_;
   std::unique_ptr<Tokenizer> tokenizer_, embedder_tokenizer_;
   std::vector<DocumentRange> documents_;

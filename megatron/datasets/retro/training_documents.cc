@@ -1,5 +1,7 @@
 #include "megatron/datasets/retro/training_documents.h"
 
+#include <nlohmann/json.hpp>
+
 #include "megatron/base/check.h"
 #include "megatron/datasets/blend.h"
 
@@ -46,6 +48,24 @@ std::vector<DocumentRange> training_documents(const DataConfig& config) {
     all.push_back({data, first, last});
   }
   return all;
+}
+
+nlohmann::json facts_of_documents(const std::vector<DocumentRange>& documents) {
+  nlohmann::json facts = nlohmann::json::array();
+  for (const DocumentRange& range : documents)
+    facts.push_back({{"file", std::filesystem::path(range.data->prefix()).filename().string()},
+                     {"index_hash", range.data->index_hash()},
+                     {"first_document", range.first},
+                     {"last_document", range.last}});
+  return facts;
+}
+
+nlohmann::json facts_of_run(const DatasetRequest& request, int64_t chunk_length,
+                            const std::vector<DocumentRange>& documents) {
+  return {{"chunk_length", chunk_length},
+          {"seed", request.seed},
+          {"tokenizer", request.tokenizer.identity.fingerprint},
+          {"data_sets", facts_of_documents(documents)}};
 }
 
 }  // namespace megatron

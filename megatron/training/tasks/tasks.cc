@@ -19,6 +19,7 @@ const std::vector<const TaskType*>& task_types() {
       MEGATRON_TASK(gpt),
       MEGATRON_TASK(sft),
       MEGATRON_TASK(dpo),
+      MEGATRON_TASK(retro),
       // Encoders
       MEGATRON_TASK(bert),
       MEGATRON_TASK(classify),

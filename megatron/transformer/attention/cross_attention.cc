@@ -1,7 +1,6 @@
 #include "megatron/transformer/attention/cross_attention.h"
 
 #include "megatron/base/check.h"
-#include "megatron/tensor/attention/attention.h"
 #include "megatron/tensor/attention/unpadded_attention.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -40,13 +39,13 @@ CrossAttention::CrossAttention(const TransformerConfig& config, int64_t layer_nu
     : config_(config),
       heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
       first_head_(groups.tp.rank() * heads_),
-      dropout_key_(random_key(config.seed, "cross_attention_dropout", layer_number)),
       linear_q_("linear_q", config.hidden_size, config.attention_width(),
                 input_options(config, config.attention_width(), sequence_parallel), groups),
       linear_kv_("linear_kv", config.hidden_size, 2 * config.attention_width(),
                  input_options(config, 2 * config.attention_width(), sequence_parallel), groups),
       linear_proj_("linear_proj", config.attention_width(), config.hidden_size,
-                   linear_proj_options(config, layer_number, sequence_parallel), groups) {
+                   linear_proj_options(config, layer_number, sequence_parallel), groups),
+      dropout_key_(random_key(config.seed, "cross_attention_dropout", layer_number)) {
   if (config.has_pre_norm()) {
     NormOptions norm = norm_options(config);
     norm.partial_over_tensor = sequence_parallel;
@@ -68,8 +67,8 @@ SublayerOutput CrossAttention::forward(const at::Tensor& x, const LayerContext& 
   }
   MEGATRON_ASSERT(context.pass.encoded != nullptr, "cross attention without an encoder's output");
   const EncodedSequence& encoded = *context.pass.encoded;
-  const at::Tensor y = attend(linear_q_.forward(normed.to(encoded.states.scalar_type())),
-                              linear_kv_.forward(encoded.states), encoded, context.pass);
+  const at::Tensor y = attend_encoded(linear_q_.forward(normed.to(encoded.states.scalar_type())),
+                                      linear_kv_.forward(encoded.states), encoded, context.pass);
   if (add) return {linear_proj_.forward(y, x), {}};
   return {linear_proj_.forward(y), x};
 }
@@ -109,38 +108,59 @@ at::Tensor CrossAttention::attend_kept(const at::Tensor& q, CrossKVCache& kept,
       .view({t, 1, heads_ * d});
 }
 
-// q [s, b, n d], kv [s_e, b, 2 n d] -> [s, b, n d]
-at::Tensor CrossAttention::attend(const at::Tensor& q, const at::Tensor& kv,
-                                  const EncodedSequence& encoded,
-                                  const ForwardContext& pass) const {
-  const int64_t s = q.size(0), b = q.size(1), s_e = kv.size(0), d = config_.kv_channels;
-  const std::shared_ptr<const UnpaddedRows>& rows = encoded.rows;
-  MEGATRON_ASSERT((rows == nullptr) == (pass.unpadded == nullptr),
-                  "one of encoder and decoder has padding");
-  check_shape("the encoder's output", kv,
-              {rows != nullptr ? rows->rows : encoded.position.size(0), b, 2 * heads_ * d});
+AttentionOptions CrossAttention::attention_options(const ForwardContext& pass,
+                                                   const TokenPositions& place,
+                                                   const at::Tensor& key_position) const {
   AttentionOptions options;
   options.causal = false;
   options.scale = config_.softmax_scale();
-  if (encoded.mask.defined() && rows == nullptr) {
-    check_shape("the encoder's mask", encoded.mask, {b, s_e});
-    options.mask = encoded.mask.view({b, 1, 1, s_e}).expand({b, 1, s, s_e});
-  }
   options.backend = config_.attention_backend;
   options.deterministic = !config_.fast;
   options.recompute = config_.recomputes("core_attn");
   if (pass.training && config_.attention_dropout > 0.0) {
     options.dropout = config_.attention_dropout;
     options.key = dropout_key_;
-    options.place = pass.place;
-    options.key_position = encoded.position;
+    options.place = place;
+    options.key_position = key_position;
     options.first_head = first_head_;
   }
+  return options;
+}
+
+at::Tensor CrossAttention::attend(const at::Tensor& q, const at::Tensor& kv,
+                                  const AttentionOptions& options) const {
+  const int64_t d = config_.kv_channels;
+  const variable_list parts =
+      SplitKeysAndValues::apply(kv.view({kv.size(0), kv.size(1), heads_, 2 * d}));
+  return core_attention(q.view({q.size(0), q.size(1), heads_, d}), parts[0], parts[1], options);
+}
+
+// q [s, b, n d], kv [s_e, b, 2 n d] -> [s, b, n d]
+at::Tensor CrossAttention::attend_encoded(const at::Tensor& q, const at::Tensor& kv,
+                                          const EncodedSequence& encoded,
+                                          const ForwardContext& pass) const {
+  const int64_t s = q.size(0), b = q.size(1), s_e = kv.size(0), d = config_.kv_channels;
+  const std::shared_ptr<const UnpaddedRows>& rows = encoded.rows;
+  MEGATRON_ASSERT((rows == nullptr) == (pass.unpadded == nullptr),
+                  "one of encoder and decoder has padding");
+  if (encoded.readers.position.defined()) {
+    check_shape("what several sequences read", kv,
+                {encoded.position.size(0), encoded.readers.sample.size(0), 2 * heads_ * d});
+    MEGATRON_ASSERT(!encoded.mask.defined() && rows == nullptr, "a mask of what several read");
+    const AttentionOptions options = attention_options(pass, encoded.readers, encoded.position);
+    return attend(q.view({-1, kv.size(1), heads_ * d}), kv, options).reshape({s, b, heads_ * d});
+  }
+  check_shape("the encoder's output", kv,
+              {rows != nullptr ? rows->rows : encoded.position.size(0), b, 2 * heads_ * d});
+  AttentionOptions options = attention_options(pass, pass.place, encoded.position);
+  if (encoded.mask.defined() && rows == nullptr) {
+    check_shape("the encoder's mask", encoded.mask, {b, s_e});
+    options.mask = encoded.mask.view({b, 1, 1, s_e}).expand({b, 1, s, s_e});
+  }
+  if (rows == nullptr) return attend(q, kv, options).reshape({s, b, heads_ * d});
   const variable_list parts = SplitKeysAndValues::apply(kv.view({s_e, b, heads_, 2 * d}));
-  const at::Tensor queries = q.view({s, b, heads_, d});
-  return (rows != nullptr
-              ? unpadded_attention(queries, parts[0], parts[1], {pass.unpadded, rows}, options)
-              : core_attention(queries, parts[0], parts[1], options))
+  return unpadded_attention(q.view({s, b, heads_, d}), parts[0], parts[1], {pass.unpadded, rows},
+                            options)
       .reshape({s, b, heads_ * d});
 }
 

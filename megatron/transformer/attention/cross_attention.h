@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "megatron/nn/norm.h"
+#include "megatron/tensor/attention/attention.h"
 #include "megatron/transformer/attention/kv_cache.h"
 #include "megatron/transformer/layer/sublayer.h"
 
@@ -19,6 +20,9 @@ struct EncodedSequence {
   // Without padding: states are [R_e, 1, h], those of the decoder ForwardContext::unpadded; null:
   // both have padding, or none
   std::shared_ptr<const UnpaddedRows> rows = nullptr;
+  // Where the queries are if k b sequences of them read b sequences, the first of k readers of each
+  // first: b samples, s k positions. Undefined: each sequence has one reader
+  TokenPositions readers = {};
 };
 
 // What a decoder layer keeps for decoding: keys and values of earlier positions, and those of the
@@ -53,17 +57,26 @@ class CrossAttention : public Sublayer {
   std::unique_ptr<LayerState> make_state() const { return std::make_unique<CrossKVCache>(); }
   void keep(const at::Tensor& encoded, LayerState& state, const SequenceSlot& slot);
 
- private:
-  at::Tensor attend_kept(const at::Tensor& q, CrossKVCache& kept, const RaggedBatch& batch) const;
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& kv, const EncodedSequence& encoded,
-                    const ForwardContext& pass) const;
+ protected:
+  // For the queries at `place`; without causality.
+  AttentionOptions attention_options(const ForwardContext& pass, const TokenPositions& place,
+                                     const at::Tensor& key_position) const;
+  // q [s, b, n d], kv [s_e, b, 2 n d] -> [s, b, n, d]
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& kv,
+                    const AttentionOptions& options) const;
 
   const TransformerConfig& config_;
   int64_t heads_, first_head_;  // of this rank
-  RandomKey dropout_key_;
   std::unique_ptr<Norm> norm_;  // null: none
   ColumnParallelLinear linear_q_, linear_kv_;
   RowParallelLinear linear_proj_;
+
+ private:
+  at::Tensor attend_kept(const at::Tensor& q, CrossKVCache& kept, const RaggedBatch& batch) const;
+  at::Tensor attend_encoded(const at::Tensor& q, const at::Tensor& kv,
+                            const EncodedSequence& encoded, const ForwardContext& pass) const;
+
+  RandomKey dropout_key_;
 };
 
 }  // namespace megatron

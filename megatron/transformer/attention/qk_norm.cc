@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/layer/sublayer.h"
 
 namespace megatron {
 namespace {

@@ -16,6 +16,7 @@ class OffloadedPass;
 class RecomputeTape;
 struct DecodingPass;
 struct EncodedSequence;
+struct RetrievedChunks;
 struct RoutingReplay;
 struct UnpaddedRows;
 
@@ -42,6 +43,9 @@ struct ForwardContext {
   at::Tensor distance_bias;
   // What cross attention reads (transformer/attention/cross_attention.h); null: nothing.
   std::shared_ptr<const EncodedSequence> encoded;
+  // What chunked cross attention reads (transformer/attention/chunked_cross_attention.h); null:
+  // nothing.
+  std::shared_ptr<const RetrievedChunks> retrieved;
   // []: gradient of the loss sum (the loss scale), if known before the forward; lets the fused
   // output layer compute gradients in the forward. Undefined: not known.
   at::Tensor loss_grad;

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hybrid_bugs import HYBRID_BUGS
 from media_bugs import MEDIA_BUGS
 from padding_bugs import PADDING_BUGS, UNPADDED_ROWS
+from retro_bugs import RETRO_BUGS
 from serving_bugs import SERVING_BUGS
 from ssm_bugs import SSM_BUGS
 from stack_bugs import STACK_BUGS
@@ -44,6 +45,7 @@ MODERN = BERT + ("--bert-no-binary-head --bert-no-head-bias --bert-embedding-nor
                  "--rotary-base 160000 --window-size 64 64 --window-attn-skip-freq [0,1,1]*8 --exact-geglu --disable-bias-linear "
                  "--disable-norm-bias --no-first-input-norm ")
 T5 = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task t5 --decoder-num-layers 12 --decoder-seq-length 256 "
+RETRO = GPT + "--task retro "
 RELATIVE = "--position-embedding-type relative "
 LETTERS = GPT.replace("--num-layers 24", "--hybrid-layer-pattern *-*--*|-*--*-*-|--*-*-|*-*-")
 NEMOTRON = ("--hybrid-layer-pattern M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M- --hidden-size 4096 --ffn-hidden-size 21504 "
@@ -175,6 +177,8 @@ PROOFS = {
     "t5 relative tp2": (2, T5 + RELATIVE + BATCH + TP + "2"),
     "t5 relative pp2": (2, T5 + RELATIVE + BATCH + PP + "2 --pipeline-model-parallel-layout Ee*24t*4|t*8L"),
     "t5 relative pp4": (4, T5 + RELATIVE + BATCH + PP + "4"),
+    "retro tp2 sp": (2, RETRO + BATCH + TP + "2 " + SP),
+    "retro pp2": (2, RETRO + BATCH + PP + "2"),
     "t5 pp4 equal lengths": (4, T5 + BATCH + PP + "4 --decoder-seq-length 512"),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),
     "llama tp2 fp8 blocks": (2, LLAMA + BATCH + TP + "2 --bf16 --fp8-format e4m3 --fp8-recipe blockwise"),
@@ -954,6 +958,7 @@ BUGS = (
         "", "", "models_test:Families/HfEncoderGolden.LogitsAndGradients/modernbert", "one rank computes alike"),
     # Encoder-decoders.
     *(Bug(**bug) for bug in STACK_BUGS),
+    *(Bug(**bug) for bug in RETRO_BUGS),
     *(Bug(**bug) for bug in PADDING_BUGS),
     *(Bug(**bug) for bug in HYBRID_BUGS),
     # What proofs once left out.
