@@ -76,9 +76,9 @@ void read_as_letters(const Checkpoint& checkpoint, const TransformerConfig& conf
   const int64_t attention = std::ranges::count_if(letters, is_attention),
                 feed_forward = std::ranges::count_if(letters, is_feed_forward);
   MEGATRON_CHECK(attention == layers && feed_forward == layers, folder, " is of a GPT of ", layers,
-                 " layers, but --hybrid-layer-pattern ", config.hybrid_layer_pattern, " has ",
-                 attention, " layers of attention and ", feed_forward,
-                 " of MLPs or experts\nhint: ", layers, " of each, in any order");
+                 " layers, but --hybrid-layer-pattern ", letters, " has ", attention,
+                 " layers of attention and ", feed_forward, " of MLPs or experts\nhint: ", layers,
+                 " of each, in any order");
   for (StateTensor& tensor : tensors) {
     std::string& key = tensor.description.key;
     if (const size_t at = key.find(kFinalNorm); at != std::string::npos)

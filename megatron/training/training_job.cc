@@ -18,7 +18,7 @@ int run_job(const Launch& launch, const Arguments& arguments,
         "but 0"
         "\nhint: drop it; outcome.json in the folder of the run tells stopped from finished");
   }
-  set_batch_invariant(arguments.transformer.batch_invariant_mode);
+  set_batch_invariant(arguments.is_batch_invariant());
   RuntimeOptions options;
   options.comm = arguments.comm;
   options.parallel = arguments.parallel;

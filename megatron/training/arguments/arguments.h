@@ -76,6 +76,7 @@ struct Arguments {
     return parallel.tensor_model_parallel_size *
            (splits_vocabulary() ? parallel.pipeline_model_parallel_size : 1);
   }
+  bool is_batch_invariant() const { return transformer.batch_invariant_mode; }
   // Bytes of one tensor rank's part of the activations between layers for one micro-batch, with
   // `type_bytes` per element; 0 if tensor parallelism does not use peer-to-peer copies
   // (comm/peer_mailbox.h).

@@ -129,13 +129,9 @@ struct Shapes {
   std::vector<int64_t> shown_layers() const {
     if (!config.is_hybrid()) return {1};
     std::vector<int64_t> numbers;
-    std::string letters;
-    for (int64_t number = 1; number <= config.num_layers; ++number) {
-      const std::string_view letter = config.hybrid_letter(number);
-      if (letters.find(letter) != std::string::npos) continue;
-      letters += letter;
-      numbers.push_back(number);
-    }
+    const std::string letters = config.hybrid_letters();
+    for (size_t i = 0; i < letters.size(); ++i)
+      if (letters.find(letters[i]) == i) numbers.push_back(static_cast<int64_t>(i) + 1);
     return numbers;
   }
   // The MLP of a layer that has one; empty: none has.

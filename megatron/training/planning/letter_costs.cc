@@ -42,8 +42,9 @@ std::vector<LetterCosts> letter_costs(const LayoutPlan& plan) {
   const std::map<int64_t, int64_t> parameters = layer_parameters(plan);
   const double milliseconds =
       1e3 * static_cast<double>(plan.tokens()) / static_cast<double>(plan.tensor);
-  for (int64_t number = 1; number <= plan.model().num_layers; ++number) {
-    const char letter = plan.model().hybrid_letter(number)[0];
+  int64_t number = 0;
+  for (const char letter : plan.model().hybrid_letters()) {
+    ++number;
     const auto known = std::ranges::find(letters, letter, &LetterCosts::letter);
     if (known != letters.end()) {
       ++known->layers;

@@ -144,7 +144,8 @@ TEST(LayerKinds, AreFoundByTheirLetters) {
     EXPECT_STREQ(
         error.what(),
         "a layer of kind Q is unknown\nhint: known kinds: *- (attention and MLP), *x- "
-        "(attention, cross attention and MLP), *r- (attention, chunked cross attention and MLP), *E "
+        "(attention, cross attention and MLP), *r- (attention, chunked cross attention and MLP), "
+        "*E "
         "(attention and experts), * (attention), + (latent attention), G (gated delta net), M "
         "(Mamba-2), - (MLP), E (experts)");
   }
