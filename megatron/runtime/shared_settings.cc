@@ -33,7 +33,7 @@ constexpr std::pair<FieldSharing, std::string_view> kSharing[] = {
      "prometheus_textfile run_dir tensorboard_dir wandb_save_dir log_samples"},
     {FieldSharing::kContents,
      "chat_template data_args_path data_path fewshot_data merge_file per_split_data_args_path "
-     "tasks "
+     "retro_project_dir tasks "
      "test_data_path tokenizer_model train_data_path valid_data_path vocab_file"}};
 
 constexpr uint64_t kWholeFile = 1 << 20;  // files up to this size are read completely
