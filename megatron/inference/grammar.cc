@@ -1,7 +1,5 @@
 #include "megatron/inference/grammar.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +9,7 @@
 #include <mutex>
 
 #include "megatron/base/failure_class.h"
+#include "megatron/base/loading/shared_object.h"
 #include "megatron/inference/grammar/compile_process.h"
 #include "megatron/tokenizers/tokenizer.h"
 
@@ -33,53 +32,28 @@ struct GrammarLibrary {
   fs::path compiler;  // the program
 };
 
-// Candidate paths of the library: from the environment, next to the program, or in ../lib.
-std::vector<fs::path> grammar_library_paths() {
-  std::vector<fs::path> out;
-  if (const char* given = std::getenv("MEGATRON_GRAMMAR_LIBRARY")) return {given};
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  if (error) return out;
-  return {program.parent_path() / kGrammarLibrary,
-          program.parent_path() / ".." / "lib" / kGrammarLibrary};
-}
-
-template <class Function>
-void resolve_grammar(void* handle, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(handle, name));
-  MEGATRON_CHECK(function != nullptr, kGrammarLibrary, " has no function ", name,
-                 "\nhint: it belongs to another build; build it again");
-}
-
 GrammarLibrary load_grammar_library() {
-  std::string reasons;
-  for (const fs::path& path : grammar_library_paths()) {
-    if (!fs::exists(path)) continue;
-    void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) {
-      reasons += cat("\ndetail: ", ::dlerror());
-      continue;
-    }
-    GrammarLibrary out;
-    resolve_grammar(handle, "megatron_grammar_vocabulary", out.vocabulary);
-    resolve_grammar(handle, "megatron_grammar_free_vocabulary", out.free_vocabulary);
-    resolve_grammar(handle, "megatron_grammar_load", out.load);
-    resolve_grammar(handle, "megatron_grammar_free", out.free);
-    resolve_grammar(handle, "megatron_grammar_start", out.start);
-    resolve_grammar(handle, "megatron_grammar_fill", out.fill);
-    resolve_grammar(handle, "megatron_grammar_accept", out.accept);
-    resolve_grammar(handle, "megatron_grammar_roll_back", out.roll_back);
-    resolve_grammar(handle, "megatron_grammar_has_ended", out.has_ended);
-    resolve_grammar(handle, "megatron_grammar_free_matcher", out.free_matcher);
-    out.compiler = path.parent_path() / kGrammarCompiler;
-    if (!fs::exists(out.compiler))
-      out.compiler = path.parent_path() / ".." / "bin" / kGrammarCompiler;
-    MEGATRON_CHECK(fs::exists(out.compiler), path.string(), ": the program ", kGrammarCompiler,
-                   " that belongs to it is not there\nhint: `make grammars` builds both");
-    return out;
-  }
-  throw_error(cat("grammars need ", kGrammarLibrary, ", which was not built or cannot be loaded",
-                  reasons, "\nhint: `make grammars` builds it"));
+  std::vector<fs::path> paths = paths_beside_program(kGrammarLibrary);
+  if (const char* given = std::getenv("MEGATRON_GRAMMAR_LIBRARY")) paths = {given};
+  const SharedObject library(kGrammarLibrary, paths, "grammars need", "`make grammars` builds it");
+  GrammarLibrary out;
+  library.resolve("megatron_grammar_vocabulary", out.vocabulary);
+  library.resolve("megatron_grammar_free_vocabulary", out.free_vocabulary);
+  library.resolve("megatron_grammar_load", out.load);
+  library.resolve("megatron_grammar_free", out.free);
+  library.resolve("megatron_grammar_start", out.start);
+  library.resolve("megatron_grammar_fill", out.fill);
+  library.resolve("megatron_grammar_accept", out.accept);
+  library.resolve("megatron_grammar_roll_back", out.roll_back);
+  library.resolve("megatron_grammar_has_ended", out.has_ended);
+  library.resolve("megatron_grammar_free_matcher", out.free_matcher);
+  const fs::path& path = library.path();
+  out.compiler = path.parent_path() / kGrammarCompiler;
+  if (!fs::exists(out.compiler))
+    out.compiler = path.parent_path() / ".." / "bin" / kGrammarCompiler;
+  MEGATRON_CHECK(fs::exists(out.compiler), path.string(), ": the program ", kGrammarCompiler,
+                 " that belongs to it is not there\nhint: `make grammars` builds both");
+  return out;
 }
 
 const GrammarLibrary& grammar_library() {

@@ -1,13 +1,12 @@
 #include "megatron/datasets/sources/parquet_source.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 
 #include "megatron/base/check.h"
+#include "megatron/base/loading/shared_object.h"
 #include "megatron/datasets/parquet/parquet_api.h"
 
 namespace megatron {
@@ -19,45 +18,18 @@ struct ParquetLibrary {
   decltype(&megatron_parquet_close) close = nullptr;
 };
 
-template <class Fn>
-void resolve(void* handle, const char* name, Fn& fn) {
-  fn = reinterpret_cast<Fn>(::dlsym(handle, name));
-  MEGATRON_CHECK(fn != nullptr, kParquetLibrary, " has no function ", name,
-                 "\nhint: it belongs to another build; build again");
-}
-
-// Candidate paths of the library: from the environment, next to the program, or in ../lib.
-std::vector<std::string> candidates() {
-  std::vector<std::string> out;
-  if (const char* given = std::getenv("MEGATRON_PARQUET_LIBRARY")) out.emplace_back(given);
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    out.push_back(program.parent_path() / kParquetLibrary);
-    out.push_back(program.parent_path() / ".." / "lib" / kParquetLibrary);
-  }
-  return out;
-}
-
 const ParquetLibrary& library() {
   static const ParquetLibrary loaded = [] {
-    std::string reasons;
-    for (const std::string& path : candidates()) {
-      void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-      if (handle == nullptr) {
-        const std::string reason = ::dlerror();
-        if (std::filesystem::exists(path)) reasons += "\ndetail: " + reason;
-        continue;
-      }
-      ParquetLibrary out;
-      resolve(handle, "megatron_parquet_open", out.open);
-      resolve(handle, "megatron_parquet_next", out.next);
-      resolve(handle, "megatron_parquet_close", out.close);
-      return out;
-    }
-    throw_error(cat("Parquet files need ", kParquetLibrary,
-                    ", which was not built or cannot be loaded", reasons,
-                    "\nhint: install the pyarrow wheel (`make setup` does) and build again"));
+    std::vector<std::filesystem::path> paths = paths_beside_program(kParquetLibrary);
+    if (const char* given = std::getenv("MEGATRON_PARQUET_LIBRARY"))
+      paths.insert(paths.begin(), given);
+    const SharedObject object(kParquetLibrary, paths, "Parquet files need",
+                              "install the pyarrow wheel (`make setup` does) and build again");
+    ParquetLibrary out;
+    object.resolve("megatron_parquet_open", out.open);
+    object.resolve("megatron_parquet_next", out.next);
+    object.resolve("megatron_parquet_close", out.close);
+    return out;
   }();
   return loaded;
 }
