@@ -47,6 +47,19 @@ CrossEntropyParts cross_entropy_parts(const at::Tensor& logits, const at::Tensor
   return parts;
 }
 
+at::Tensor combine_parts(CrossEntropyParts& parts, const OverShards& maximum,
+                         const OverShards& sum) {
+  if (maximum) {
+    const at::Tensor own_max = parts.max.clone();
+    maximum(parts.max);
+    const at::Tensor both = at::stack({parts.sum * (own_max - parts.max).exp_(), parts.target});
+    sum(both);
+    parts.sum = both[0];
+    parts.target = both[1];
+  }
+  return parts.sum.log_().add_(parts.max);
+}
+
 at::Tensor cross_entropy_backward(const at::Tensor& logits, const at::Tensor& targets,
                                   const at::Tensor& lse, const at::Tensor& scale, int64_t valid,
                                   double z_coeff, bool in_place) {

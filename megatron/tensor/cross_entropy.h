@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 namespace megatron {
 
 //   logits   [tokens, v] any floating type; columns >= valid (vocabulary padding) never count
@@ -15,6 +17,12 @@ struct CrossEntropyParts {
 };
 CrossEntropyParts cross_entropy_parts(const at::Tensor& logits, const at::Tensor& targets,
                                       int64_t valid);
+
+// Combines the parts of all shards of a vocabulary, in place, and returns log(sum) + max of the
+// whole, [tokens]. `maximum` and `sum` are in place, over all shards; empty: there is one.
+using OverShards = std::function<void(const at::Tensor&)>;
+at::Tensor combine_parts(CrossEntropyParts& parts, const OverShards& maximum,
+                         const OverShards& sum);
 
 // dlogits = (softmax - onehot) * scale[token] (+ z-loss term: 2 * z_coeff * lse * softmax * scale),
 // in the logits' type; padding columns get zero. `lse` = log(sum) + max of the whole vocabulary.

@@ -53,15 +53,12 @@ int64_t valid_columns(int64_t vocab_size, int64_t first, int64_t columns) {
 TokenLosses token_losses(const at::Tensor& logits, const at::Tensor& targets, int64_t valid,
                          double z_coeff, const ProcessGroup& tp) {
   CrossEntropyParts parts = cross_entropy_parts(logits, targets, valid);
+  OverShards maximum, sum;
   if (tp.size() > 1) {
-    const at::Tensor own_max = parts.max.clone();
-    tp.all_reduce(parts.max, ReduceOp::kMax)->wait();
-    const at::Tensor both = at::stack({parts.sum * (own_max - parts.max).exp_(), parts.target});
-    tp.all_reduce(both)->wait();
-    parts.sum = both[0];
-    parts.target = both[1];
+    maximum = [&](const at::Tensor& t) { tp.all_reduce(t, ReduceOp::kMax)->wait(); };
+    sum = [&](const at::Tensor& t) { tp.all_reduce(t)->wait(); };
   }
-  const at::Tensor lse = parts.sum.log_().add_(parts.max);
+  const at::Tensor lse = combine_parts(parts, maximum, sum);
   at::Tensor loss = lse - parts.target;
   if (z_coeff != 0.0) loss.addcmul_(lse, lse, z_coeff);
   return {loss, lse, parts.max, parts.target};

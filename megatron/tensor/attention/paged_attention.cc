@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/attention/paged_attention.h"
 #include "megatron/tensor/detail/launch.h"
+#include "megatron/tensor/detail/paged_rows.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
@@ -29,12 +30,12 @@ PagedPool pool_of(const PagedView& view, const at::Tensor& q) {
           view.scale.defined() ? view.scale.const_data_ptr<float>() : nullptr};
 }
 
-// Elements of rows that a thread works on: the cost of attention is that of the positions it reads.
-int64_t work_of_item(const PagedRows& rows, int64_t features) {
+// Positions that a row reads, on average: the cost of attention is theirs.
+int64_t positions_of_row(const PagedRows& rows) {
   int64_t positions = 0;
   for (int64_t i = 0; i < rows.single(); ++i)
     positions += rows.parts()[static_cast<size_t>(i)].first + 1;
-  return positions / rows.single() * features;
+  return positions / rows.single();
 }
 
 }  // namespace
@@ -125,11 +126,11 @@ int64_t first_seen(const RaggedPart& part, const AttentionOptions& options) {
   return options.window_left < 0 ? 0 : std::max<int64_t>(0, part.first - options.window_left);
 }
 
-at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const PagedView& values,
-                           const PagedRows& rows, const AttentionOptions& options) {
-  MEGATRON_ASSERT(options.causal && options.dropout == 0.0 && !options.mask.defined(),
-                  "paged attention knows no dropout and no mask but the causal one");
-  check_shape("queries", q, {rows.single(), -1, keys.pool.size(3)});
+at::Tensor attend_rows(const at::Tensor& q, const PagedView& keys, const PagedView& values,
+                       const PagedTables& tables, const AttentionOptions& options,
+                       const at::Tensor& lse) {
+  MEGATRON_ASSERT(q.is_cpu() || (!lse.defined() && !tables.starts.defined()),
+                  "starts of rows and their log sum exp are known on the CPU alone");
   const at::Tensor query = q.contiguous();
   at::Tensor out = at::empty({q.size(0), q.size(1), values.pool.size(3)}, q.options());
   PagedAttention args;
@@ -151,15 +152,17 @@ at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const Pag
   args.query = query.const_data_ptr();
   args.keys = pool_of(keys, q);
   args.values = pool_of(values, q);
-  args.block_size = rows.block_size();
+  args.block_size = tables.block_size;
   if (args.rows == 0) return out;
-  args.sequences = rows.sequences.const_data_ptr<int32_t>();
-  args.lengths = rows.lengths.const_data_ptr<int32_t>();
-  args.block_table = rows.block_table.const_data_ptr<int32_t>();
-  args.table_stride = rows.block_table.size(1);
+  args.sequences = tables.sequences.const_data_ptr<int32_t>();
+  args.lengths = tables.lengths.const_data_ptr<int32_t>();
+  args.block_table = tables.block_table.const_data_ptr<int32_t>();
+  args.table_stride = tables.block_table.size(1);
   args.out = out.data_ptr();
+  if (tables.starts.defined()) args.starts = tables.starts.const_data_ptr<int32_t>();
+  if (lse.defined()) args.lse = lse.data_ptr();
   const int64_t work =
-      work_of_item(rows, (args.key_size + args.value_size) * args.heads / args.groups);
+      tables.positions * (args.key_size + args.value_size) * args.heads / args.groups;
   const auto on_cpu = [&](int64_t begin, int64_t end) { paged_attention_cpu(args, begin, end); };
   if (q.is_cpu())
     parallel_rows(args.rows * args.groups, work, on_cpu);
@@ -167,6 +170,17 @@ at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const Pag
     launch(q, args.rows * args.groups, work, on_cpu,
            [&](void* stream) { MEGATRON_CUDA_KERNEL(paged_attention_cuda(args, stream)); });
   return out;
+}
+
+at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const PagedView& values,
+                           const PagedRows& rows, const AttentionOptions& options) {
+  MEGATRON_ASSERT(options.causal && options.dropout == 0.0 && !options.mask.defined(),
+                  "paged attention knows no dropout and no mask but the causal one");
+  check_shape("queries", q, {rows.single(), -1, keys.pool.size(3)});
+  return attend_rows(q, keys, values,
+                     {rows.sequences, rows.lengths, rows.block_table, rows.block_size(),
+                      rows.single() > 0 ? positions_of_row(rows) : 0},
+                     options);
 }
 
 at::Tensor attend_parts(

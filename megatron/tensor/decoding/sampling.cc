@@ -80,20 +80,12 @@ LogProbabilities VocabularyLogits::log_probabilities(const at::Tensor& ids, int6
   return log_probabilities(arguments(logits_, extremes_[1]), logits_, {}, ids, n);
 }
 
-// The steps of token_losses() in tensor_parallel/cross_entropy.h.
+// As token_losses() in tensor_parallel/cross_entropy.h.
 LogProbabilities VocabularyLogits::trained_log_probabilities(const at::Tensor& ids,
                                                              int64_t n) const {
   check_shape("ids with probabilities", ids, {logits_.size(0)});
   CrossEntropyParts parts = cross_entropy_parts(logits_, ids - first_id_, columns_);
-  if (shards_.size > 1) {
-    const at::Tensor own_max = parts.max.clone();
-    shards_.max(parts.max);
-    const at::Tensor both = at::stack({parts.sum * (own_max - parts.max).exp_(), parts.target});
-    shards_.sum(both);
-    parts.sum = both[0];
-    parts.target = both[1];
-  }
-  const at::Tensor lse = parts.sum.log_().add_(parts.max);
+  const at::Tensor lse = combine_parts(parts, shards_.max, shards_.sum);
   LogProbabilities result = largest_of(arguments(logits_, extremes_[1]), logits_, n);
   result.chosen = (parts.target - lse).to(at::kFloat);
   result.top = (result.top.to(lse.scalar_type()) - lse.unsqueeze(1)).to(at::kFloat);

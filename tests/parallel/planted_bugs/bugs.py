@@ -333,7 +333,7 @@ BUGS = (
         ((ATTENTION, "heads.narrow(2, kv_.rank() * heads_, heads_)", "heads.narrow(2, (PLANTED ? 0 : kv_.rank()) * heads_, heads_)"),),
         "tp4_groups2", "qwen tp4 sp"),
     Bug("cross_entropy_max_not_reduced", "each tensor rank subtracts its own maximum of the logits",
-        ((CROSS_ENTROPY, "tp.all_reduce(parts.max, ReduceOp::kMax)->wait();", "if (!PLANTED) tp.all_reduce(parts.max, ReduceOp::kMax)->wait();"),),
+        ((CROSS_ENTROPY, "tp.all_reduce(t, ReduceOp::kMax)->wait();", "if (!PLANTED) tp.all_reduce(t, ReduceOp::kMax)->wait();"),),
         "tp2", "gpt tp2"),
     Bug("padding_in_softmax", "rows that pad the vocabulary for the tensor ranks take part in the softmax",
         ((CROSS_ENTROPY, "std::clamp<int64_t>(vocab_size - first, 0, columns)", "PLANTED ? columns : std::clamp<int64_t>(vocab_size - first, 0, columns)"),),
