@@ -83,6 +83,19 @@ at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens, const Forwa
                  random_key(config_.seed, "embedding_dropout", use), context.rows);
 }
 
+std::unique_ptr<LanguageModelEmbedding> make_embedding_of_uses(const ModelConfig& config,
+                                                               const ParallelGroups& groups,
+                                                               const EmbeddingTables& tables,
+                                                               int uses) {
+  if (tables.words != nullptr) {
+    for (Parameter* table : tables.looked_up()) table->uses += uses;
+    return std::make_unique<LanguageModelEmbedding>(config, groups, tables);
+  }
+  auto own = std::make_unique<LanguageModelEmbedding>(config, groups);
+  for (Parameter* table : own->tables().looked_up()) table->uses = uses;
+  return own;
+}
+
 TiedTable::TiedTable(const ModelConfig& config, const ParallelGroups& groups)
     : table_(config.vocab_size, config.padded_vocab_size, config.transformer.hidden_size,
              config.transformer.embedding_init(config.vocab_size), config.sequence_parallel,

@@ -45,6 +45,13 @@ class LanguageModelEmbedding : public Module {
   std::unique_ptr<Norm> norm_;
 };
 
+// The embedding of a segment that looks up in it `uses` times in a pass, and counts them: in the
+// tables of another segment on this rank where there are any, else in its own.
+std::unique_ptr<LanguageModelEmbedding> make_embedding_of_uses(const ModelConfig& config,
+                                                               const ParallelGroups& groups,
+                                                               const EmbeddingTables& tables,
+                                                               int uses);
+
 // A copy of the embedding table for a tied output layer on another stage; named and initialised as
 // the original.
 class TiedTable : public Module {

@@ -5,6 +5,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/models/common/refused_options.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/shape.h"
@@ -18,34 +19,11 @@ namespace {
 constexpr int64_t kOfTokens = 0, kOfNeighbors = 1;
 
 const ModelConfig& built_retro(const ModelConfig& config) {
-  const TransformerConfig& t = config.transformer;
-  const auto refuse = [](bool given, const char* what) {
-    MEGATRON_CHECK(!given, what, " is not built for a model with retrieval");
-  };
-  refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
-  refuse(t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear,
-         "--cross-entropy-fusion-impl linear");
-  refuse(t.position_embedding_type == PositionEmbedding::kRelative,
-         "--position-embedding-type relative");
-  refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
-  refuse(t.logits_scaling != 1.0, "--logits-scaling");
-  refuse(t.attn_logit_softcapping > 0, "--attn-logit-softcapping");
-  refuse(t.softmax_type != SoftmaxType::kVanilla, "--softmax-type");
-  refuse(!t.window_size.empty(), "--window-size");
-  refuse(t.is_hybrid(), "--hybrid-layer-pattern");
-  refuse(t.multi_latent_attention, "--multi-latent-attention");
-  refuse(t.has_moe(), "--num-experts");
-  refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
-  refuse(t.lora_rank > 0, "--lora-rank");
-  refuse(t.is_quantized(), "--fp8-format or --fp4-format");
-  refuse(t.parallel_residual, "--parallel-residual");
-  refuse(t.norm_placement != NormPlacement::kPre, "--norm-placement other than pre");
-  refuse(t.offloads_activations(), "offloading of activations");
-  refuse(t.distribute_saved_activations, "--distribute-saved-activations");
-  refuse(t.recompute_granularity == RecomputeGranularity::kFull &&
-             (t.recompute_method == RecomputeMethod::kBlock || t.recompute_num_layers > 1),
-         "full recomputation of other units than --recompute-method uniform "
-         "--recompute-num-layers 1");
+  constexpr const char* kModel = "a model with retrieval";
+  refuse_options_of_gpt(config, kModel);
+  refuse_option(config.transformer.position_embedding_type == PositionEmbedding::kRelative,
+                "--position-embedding-type relative", kModel);
+  refuse_option(config.transformer.is_hybrid(), "--hybrid-layer-pattern", kModel);
   return config;
 }
 
@@ -97,17 +75,10 @@ const ProcessGroup* RetroModel::homes(bool words) const {
 void RetroModel::make_embedding(const EmbeddingTables& tables) {
   const int uses = (slice().embedding ? 1 : 0) + (has_first() ? 1 : 0);
   if (uses == 0) return;
-  if (tables.words != nullptr) {
-    embedding_ = std::make_unique<LanguageModelEmbedding>(config(), groups(), tables);
-    for (Parameter* table : tables.looked_up()) table->uses += uses;
-    return;
-  }
-  embedding_ = std::make_unique<LanguageModelEmbedding>(config(), groups());
+  embedding_ = make_embedding_of_uses(config(), groups(), tables, uses);
+  if (tables.words != nullptr) return;
   const EmbeddingTables own = embedding_->tables();
-  for (Parameter* table : own.looked_up()) {
-    table->uses = uses;
-    table->shared = homes(table == own.words);
-  }
+  for (Parameter* table : own.looked_up()) table->shared = homes(table == own.words);
   add("embedding", embedding_.get());
 }
 

@@ -6,6 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/models/common/refused_options.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/functional.h"
 #include "megatron/nn/recompute.h"
@@ -22,33 +23,10 @@ namespace {
 constexpr int64_t kOfEncoder = 0, kOfDecoder = 1;
 
 const ModelConfig& built(const ModelConfig& config) {
-  const TransformerConfig& t = config.transformer;
-  const auto refuse = [](bool given, const char* what) {
-    MEGATRON_CHECK(!given, what, " is not built for T5");
-  };
-  refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
-  refuse(t.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear,
-         "--cross-entropy-fusion-impl linear");
-  refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
-  refuse(t.logits_scaling != 1.0, "--logits-scaling");
-  refuse(t.attn_logit_softcapping > 0, "--attn-logit-softcapping");
-  refuse(t.softmax_type != SoftmaxType::kVanilla, "--softmax-type");
-  refuse(!t.window_size.empty(), "--window-size");
-  refuse(t.group_query_attention, "--group-query-attention");
-  refuse(t.multi_latent_attention, "--multi-latent-attention");
-  refuse(t.has_moe(), "--num-experts");
-  refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
-  refuse(t.lora_rank > 0, "--lora-rank");
-  refuse(t.is_quantized(), "--fp8-format or --fp4-format");
-  refuse(t.parallel_residual, "--parallel-residual");
-  refuse(!t.first_input_norm, "--no-first-input-norm");
-  refuse(t.norm_placement != NormPlacement::kPre, "--norm-placement other than pre");
-  refuse(t.offloads_activations(), "offloading of activations");
-  refuse(t.distribute_saved_activations, "--distribute-saved-activations");
-  refuse(t.recompute_granularity == RecomputeGranularity::kFull &&
-             (t.recompute_method == RecomputeMethod::kBlock || t.recompute_num_layers > 1),
-         "full recomputation of other units than --recompute-method uniform "
-         "--recompute-num-layers 1");
+  constexpr const char* kModel = "T5";
+  refuse_options_of_gpt(config, kModel);
+  refuse_option(config.transformer.group_query_attention, "--group-query-attention", kModel);
+  refuse_option(!config.transformer.first_input_norm, "--no-first-input-norm", kModel);
   return config;
 }
 
@@ -140,18 +118,12 @@ void T5Model::make_groups_of_homes() const {
 void T5Model::make_embedding(const EmbeddingTables& tables) {
   const int uses = (slice().embedding ? 1 : 0) + (starts_decoder() ? 1 : 0);
   if (uses == 0) return;
-  if (tables.words != nullptr) {
-    embedding_ = std::make_unique<LanguageModelEmbedding>(config(), groups(), tables);
-    for (Parameter* table : tables.looked_up()) table->uses += uses;
-    return;
-  }
-  embedding_ = std::make_unique<LanguageModelEmbedding>(config(), groups());
+  embedding_ = make_embedding_of_uses(config(), groups(), tables, uses);
+  if (tables.words != nullptr) return;
   const EmbeddingTables own = embedding_->tables();
-  for (Parameter* table : own.looked_up()) {
-    table->uses = uses;
+  for (Parameter* table : own.looked_up())
     table->shared =
         homes(table == own.words ? &EmbeddingTables::words : &EmbeddingTables::positions);
-  }
   add("embedding", embedding_.get());
 }
 
