@@ -313,6 +313,19 @@ TEST_F(Peft, OneAdapterForSeveralModulesIsWrittenWithCopies) {
   EXPECT_EQ(json["fan_in_fan_out"], false);
 }
 
+void expect_names_of(const HfModel& model, int64_t linears, const char* name) {
+  std::map<std::string, int64_t> rows, expected;
+  std::set<std::string> names;
+  for (const HfTensor& tensor : peft_tensors(*model.family, model.config)) {
+    EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
+    if (!tensor.ours.ends_with(kLoraB)) continue;
+    expected[tensor.ours] = tensor.our_shape[0];
+    for (const RowRun& run : tensor.runs) rows[tensor.ours] += run.count;
+  }
+  EXPECT_EQ(static_cast<int64_t>(expected.size()), linears) << name;
+  EXPECT_EQ(rows, expected) << name;
+}
+
 // Every family has a name for each linear, and all rows of lora_B have a place.
 TEST_F(Peft, EveryFamilyHasNames) {
   for (const char* name : {"llama2", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3",
@@ -321,16 +334,7 @@ TEST_F(Peft, EveryFamilyHasNames) {
     TransformerConfig& t = model.config.transformer;
     t.lora_rank = 2;
     t.lora_targets = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"};
-    std::map<std::string, int64_t> rows, expected;
-    std::set<std::string> names;
-    for (const HfTensor& tensor : peft_tensors(*model.family, model.config)) {
-      EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
-      if (!tensor.ours.ends_with(kLoraB)) continue;
-      expected[tensor.ours] = tensor.our_shape[0];
-      for (const RowRun& run : tensor.runs) rows[tensor.ours] += run.count;
-    }
-    EXPECT_EQ(static_cast<int64_t>(expected.size()), 4 * t.num_layers) << name;
-    EXPECT_EQ(rows, expected) << name;
+    expect_names_of(model, 4 * t.num_layers, name);
   }
 }
 
@@ -344,16 +348,7 @@ TEST_F(Peft, FamiliesWithStatesHaveNames) {
       t.lora_targets = {"q_proj",     "k_proj",     "v_proj",  "o_proj",
                         "linear_fc1", "linear_fc2", "in_proj", "out_proj"};
     t.finalize();  // else all linears
-    std::map<std::string, int64_t> rows, expected;
-    std::set<std::string> names;
-    for (const HfTensor& tensor : peft_tensors(*model.family, model.config)) {
-      EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
-      if (!tensor.ours.ends_with(kLoraB)) continue;
-      expected[tensor.ours] = tensor.our_shape[0];
-      for (const RowRun& run : tensor.runs) rows[tensor.ours] += run.count;
-    }
-    EXPECT_EQ(static_cast<int64_t>(expected.size()), 2 * t.num_layers) << name;
-    EXPECT_EQ(rows, expected) << name;
+    expect_names_of(model, 2 * t.num_layers, name);
     Violations violations;
     t.validate(violations);
     EXPECT_TRUE(violations.empty()) << violations.messages().front();

@@ -78,29 +78,51 @@ const std::vector<double>& bf16_losses() {
   return all;
 }
 
+const auto kRecipes =
+    testing::Values(Recipe{"tensorwise", Fp8Format::kHybrid, Fp8Recipe::kTensorwise},
+                    Recipe{"delayed", Fp8Format::kHybrid, Fp8Recipe::kDelayed},
+                    Recipe{"blockwise", Fp8Format::kE4M3, Fp8Recipe::kBlockwise});
+std::string recipe_name(const testing::TestParamInfo<Recipe>& info) { return info.param.name; }
+
+// The last losses in FP8 are those in bf16 within a part of them, which are below a part of the
+// first one.
+struct Follows {
+  size_t last;
+  double learned, within;
+};
+void expect_follows(Arguments a, const Recipe& recipe, const std::vector<double>& bf16,
+                    const Follows& follows) {
+  a.transformer.fp8_format = recipe.format;
+  a.transformer.fp8_recipe = recipe.recipe;
+  const std::vector<double> fp8 = losses(a);
+  ASSERT_EQ(fp8.size(), bf16.size());
+  EXPECT_NE(fp8.front(), bf16.front()) << "nothing was rounded";
+  EXPECT_LT(mean_of_last(bf16, follows.last), follows.learned * bf16.front())
+      << "the model learns something";
+  EXPECT_NEAR(mean_of_last(fp8, follows.last) / mean_of_last(bf16, follows.last), 1.0,
+              follows.within);
+}
+
+// Few steps at a large rate.
+Arguments briefly(Arguments a) {
+  a.training.train_iters = 12;
+  a.optimizer.lr = 1e-2;
+  a.optimizer.lr_warmup_iters = 2;
+  a.optimizer.lr_decay_iters = 100;
+  return a;
+}
+
 class QuantizedTraining : public testing::TestWithParam<Recipe> {};
 
 TEST_P(QuantizedTraining, LossFollowsBf16) {
-  Arguments a = small(std::string("quantized_") + GetParam().name);
-  a.transformer.fp8_format = GetParam().format;
-  a.transformer.fp8_recipe = GetParam().recipe;
-  const std::vector<double> fp8 = losses(a), &bf16 = bf16_losses();
-  ASSERT_EQ(fp8.size(), bf16.size());
-  EXPECT_NE(fp8.front(), bf16.front()) << "nothing was rounded";
-  EXPECT_LT(mean_of_last(bf16, 20), 0.8 * bf16.front()) << "the model learns something";
-  EXPECT_NEAR(mean_of_last(fp8, 20) / mean_of_last(bf16, 20), 1.0, 0.01);
+  expect_follows(small(std::string("quantized_") + GetParam().name), GetParam(), bf16_losses(),
+                 {20, 0.8, 0.01});
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    Recipes, QuantizedTraining,
-    testing::Values(Recipe{"tensorwise", Fp8Format::kHybrid, Fp8Recipe::kTensorwise},
-                    Recipe{"delayed", Fp8Format::kHybrid, Fp8Recipe::kDelayed},
-                    Recipe{"blockwise", Fp8Format::kE4M3, Fp8Recipe::kBlockwise}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Recipes, QuantizedTraining, kRecipes, recipe_name);
 
 // Experts, one of them shared, behind latent attention: every product that is quantised.
 Arguments with_experts(const std::string& name) {
-  Arguments a = small(name);
+  Arguments a = briefly(small(name));
   TransformerConfig& t = a.transformer;
   t.num_experts = 4;
   t.moe_router_topk = 2;
@@ -115,10 +137,6 @@ Arguments with_experts(const std::string& name) {
   t.v_head_dim = 64;
   t.kv_channels = t.query_head_size();
   t.qk_layernorm = true;
-  a.training.train_iters = 12;
-  a.optimizer.lr = 1e-2;
-  a.optimizer.lr_warmup_iters = 2;
-  a.optimizer.lr_decay_iters = 100;
   return a;
 }
 
@@ -126,26 +144,14 @@ class QuantizedExperts : public testing::TestWithParam<Recipe> {};
 
 TEST_P(QuantizedExperts, LossFollowsBf16) {
   static const std::vector<double> bf16 = losses(with_experts("experts_bf16"));
-  Arguments a = with_experts(std::string("experts_") + GetParam().name);
-  a.transformer.fp8_format = GetParam().format;
-  a.transformer.fp8_recipe = GetParam().recipe;
-  const std::vector<double> fp8 = losses(a);
-  ASSERT_EQ(fp8.size(), bf16.size());
-  EXPECT_NE(fp8.front(), bf16.front()) << "nothing was rounded";
-  EXPECT_LT(mean_of_last(bf16, 4), 0.95 * bf16.front()) << "the model learns something";
-  EXPECT_NEAR(mean_of_last(fp8, 4) / mean_of_last(bf16, 4), 1.0, 0.04);  // roundings change choices
+  expect_follows(with_experts(std::string("experts_") + GetParam().name), GetParam(), bf16,
+                 {4, 0.95, 0.04});  // roundings change choices
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    Recipes, QuantizedExperts,
-    testing::Values(Recipe{"tensorwise", Fp8Format::kHybrid, Fp8Recipe::kTensorwise},
-                    Recipe{"delayed", Fp8Format::kHybrid, Fp8Recipe::kDelayed},
-                    Recipe{"blockwise", Fp8Format::kE4M3, Fp8Recipe::kBlockwise}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Recipes, QuantizedExperts, kRecipes, recipe_name);
 
 // Mamba-2 and a gated delta net, whose in_proj and out_proj are the only products of the layers.
 Arguments with_states(const std::string& name) {
-  Arguments a = small(name);
+  Arguments a = briefly(small(name));
   TransformerConfig& t = a.transformer;
   t.hybrid_layer_pattern = "MG";
   t.num_layers = 2;
@@ -159,10 +165,6 @@ Arguments with_states(const std::string& name) {
   t.linear_key_head_dim = 32;
   t.linear_num_value_heads = 64;
   t.linear_value_head_dim = 2;
-  a.training.train_iters = 12;
-  a.optimizer.lr = 1e-2;
-  a.optimizer.lr_warmup_iters = 2;
-  a.optimizer.lr_decay_iters = 100;
   return a;
 }
 
@@ -170,22 +172,10 @@ class QuantizedStates : public testing::TestWithParam<Recipe> {};
 
 TEST_P(QuantizedStates, LossFollowsBf16) {
   static const std::vector<double> bf16 = losses(with_states("states_bf16"));
-  Arguments a = with_states(std::string("states_") + GetParam().name);
-  a.transformer.fp8_format = GetParam().format;
-  a.transformer.fp8_recipe = GetParam().recipe;
-  const std::vector<double> fp8 = losses(a);
-  ASSERT_EQ(fp8.size(), bf16.size());
-  EXPECT_NE(fp8.front(), bf16.front()) << "nothing was rounded";
-  EXPECT_LT(mean_of_last(bf16, 4), 0.95 * bf16.front()) << "the model learns something";
-  EXPECT_NEAR(mean_of_last(fp8, 4) / mean_of_last(bf16, 4), 1.0, 0.02);
+  expect_follows(with_states(std::string("states_") + GetParam().name), GetParam(), bf16,
+                 {4, 0.95, 0.02});
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    Recipes, QuantizedStates,
-    testing::Values(Recipe{"tensorwise", Fp8Format::kHybrid, Fp8Recipe::kTensorwise},
-                    Recipe{"delayed", Fp8Format::kHybrid, Fp8Recipe::kDelayed},
-                    Recipe{"blockwise", Fp8Format::kE4M3, Fp8Recipe::kBlockwise}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Recipes, QuantizedStates, kRecipes, recipe_name);
 
 TEST(QuantizedRuns, Fp4LearnsToo) {
   Arguments a = small("quantized_fp4");
