@@ -335,6 +335,8 @@ constexpr Reader kReaders[] = {
     {"bert_pooler", "megatron/models/bert/bert_model.cc", "has_pooler"},
     {"bert_classes", "megatron/models/bert/bert_model.cc", "num_classes"},
     {"bert_choices", "megatron/models/bert/bert_model.cc", "num_choices"},
+    {"retro_encoder_hidden_dropout", "megatron/models/retro/retro_config.cc", "retro_stacks"},
+    {"retro_encoder_attention_dropout", "megatron/models/retro/retro_config.cc", "retro_stacks"},
 };
 
 // Fields of which one value is built: the others are refused.
