@@ -93,7 +93,7 @@ extension: build  ## build the patches of tests/extension, each in a copy of the
 	@tests/extension/run.py --preset $(PRESET)
 
 fuzz: setup  ## the fuzz targets for FUZZ_SECONDS each (default 60)
-	@scripts/build.sh asan checkpoint_fuzz datasets_fuzz gguf_fuzz media_fuzz serving_fuzz tokenizers_fuzz
+	@scripts/build.sh asan checkpoint_fuzz datasets_fuzz gguf_fuzz media_fuzz multimodal_fuzz serving_fuzz tokenizers_fuzz
 	export MEGATRON_FUZZ_SECONDS=$${FUZZ_SECONDS:-60}
 	$(CTEST) --preset asan -L fuzz
 

@@ -49,11 +49,26 @@ std::string column_names(const arrow::Schema& schema) {
   return out;
 }
 
+bool all_columns(const std::vector<std::string>& names) {
+  return names == std::vector<std::string>{"*"} || names == std::vector<std::string>{"**"};
+}
+
+bool holds_bytes(const arrow::DataType& type) {
+  if (type.id() == arrow::Type::BINARY || type.id() == arrow::Type::LARGE_BINARY) return true;
+  for (const auto& field : type.fields())
+    if (holds_bytes(*field->type())) return true;
+  return false;
+}
+
 // Indices of the leaf columns `names`, which must be strings.
 std::vector<int> find_columns(const arrow::Schema& schema, const parquet::SchemaDescriptor& leaves,
                               const std::vector<std::string>& names) {
   std::vector<int> out;
-  if (names == std::vector<std::string>{"*"}) {
+  if (all_columns(names)) {
+    for (const auto& field : schema.fields())
+      if (names[0] == "*" && holds_bytes(*field->type()))
+        throw std::runtime_error("column \"" + field->name() + "\" is " +
+                                 field->type()->ToString() + ", which has no form in JSON");
     for (int i = 0; i < leaves.num_columns(); ++i) out.push_back(i);
     return out;
   }
@@ -130,6 +145,20 @@ void append_json_text(std::string_view text, std::string& out) {
   out += '"';
 }
 
+// Bytes as "data:;base64,...".
+void append_json_bytes(std::string_view bytes, std::string& out) {
+  constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  out += "\"data:;base64,";
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t k = 0; k < 3; ++k)
+      bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0U);
+    for (size_t k = 0; k < 4; ++k)
+      out += i + k <= bytes.size() ? kDigits[bits >> (18 - 6 * k) & 63] : '=';
+  }
+  out += '"';
+}
+
 void append_json(const arrow::Array& values, int64_t r, const std::string& name, std::string& out);
 
 template <class Array>
@@ -170,6 +199,10 @@ void append_json(const arrow::Array& values, int64_t r, const std::string& name,
       return append_json_text(static_cast<const arrow::StringArray&>(values).GetView(r), out);
     case arrow::Type::LARGE_STRING:
       return append_json_text(static_cast<const arrow::LargeStringArray&>(values).GetView(r), out);
+    case arrow::Type::BINARY:
+      return append_json_bytes(static_cast<const arrow::BinaryArray&>(values).GetView(r), out);
+    case arrow::Type::LARGE_BINARY:
+      return append_json_bytes(static_cast<const arrow::LargeBinaryArray&>(values).GetView(r), out);
     case arrow::Type::BOOL:
       out += static_cast<const arrow::BooleanArray&>(values).Value(r) ? "true" : "false";
       return;
@@ -209,7 +242,7 @@ int64_t next(Reader& reader) {
   } while (batch->num_rows() == 0);
   reader.text.assign(reader.columns.size(), {});
   reader.ends.assign(reader.columns.size(), {});
-  if (reader.columns == std::vector<std::string>{"*"}) {
+  if (all_columns(reader.columns)) {
     for (int64_t r = 0; r < batch->num_rows(); ++r) {
       append_json_object(
           batch->num_columns(),

@@ -12,7 +12,8 @@ inline constexpr const char* kParquetLibrary = "libmegatron_parquet.so";
 extern "C" {
 
 // Opens a file for reading string columns, about `batch_bytes` of text at a time; the single column
-// "*" means all columns of a row as a JSON object. Returns null and a message on failure.
+// "*" means all columns of a row as a JSON object, "**" also those of bytes, as texts
+// "data:;base64,...". Returns null and a message on failure.
 void* megatron_parquet_open(const char* path, const char* const* columns, int num_columns,
                             int64_t batch_bytes, char* error, int64_t error_bytes);
 

@@ -38,9 +38,11 @@ struct Chunk {
 // Instead of column names of Parquet files: a single column of JSON objects that hold all columns
 // of a row, including nested ones. Null members are omitted, except "content".
 inline constexpr const char* kAllColumns = "*";
+// The same with columns of bytes, as "data:;base64,..."; without it they are an error.
+inline constexpr const char* kAllColumnsAndBytes = "**";
 
 struct ChunkOptions {
-  std::vector<std::string> keys;  // columns of Parquet files, or kAllColumns
+  std::vector<std::string> keys;  // columns of Parquet files, or kAllColumns...
   size_t chunk_bytes = size_t{1} << 18;
   size_t text_piece_bytes = size_t{4} << 20;  // longer text documents are split
   bool sentence_pieces = false;               // split them into pieces of SentenceSplitter instead

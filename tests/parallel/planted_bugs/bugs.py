@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hybrid_bugs import HYBRID_BUGS
 from media_bugs import MEDIA_BUGS
+from multimodal_bugs import MULTIMODAL_BUGS
 from padding_bugs import PADDING_BUGS, UNPADDED_ROWS
 from retro_bugs import RETRO_BUGS
 from serving_bugs import SERVING_BUGS
@@ -1007,4 +1008,4 @@ BUGS = (
         "", "", "transformer_test:ContextParallelRing.RoundsLikeOneRank",
         "rounding: 1.01 to 1.02 times the noise at 2 context ranks, 1.05 to 1.08 at 4, 1.13 at 8; the limit is 1.25"),
 )
-BUGS += tuple(Bug(**bug) for bug in SERVING_BUGS + SSM_BUGS + MEDIA_BUGS)
+BUGS += tuple(Bug(**bug) for bug in SERVING_BUGS + SSM_BUGS + MEDIA_BUGS + MULTIMODAL_BUGS)
