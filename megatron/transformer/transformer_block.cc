@@ -5,6 +5,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/norm_placement.h"
 #include "megatron/transformer/layer/sublayer.h"
+#include "megatron/transformer/ssm/causal_conv.h"
 
 namespace megatron {
 
@@ -24,6 +25,12 @@ TransformerBlock::TransformerBlock(const TransformerConfig& config, int64_t firs
 }
 
 at::Tensor TransformerBlock::forward(at::Tensor x, const ForwardContext& pass) {
+  const bool recurs = config_.has_letter('M') || config_.has_letter('G');
+  if (recurs && pass.document_ids.defined() && !pass.document_runs.defined()) {
+    ForwardContext with_runs = pass;
+    with_runs.document_runs = document_runs(pass.document_ids);
+    return forward(std::move(x), with_runs);
+  }
   const LayerContext context{pass, rotary_tables(pass, x.scalar_type())};
   x = runner_.run(layers_, std::move(x), context);
   return final_layernorm_ ? final_layernorm_->forward(x) : x;

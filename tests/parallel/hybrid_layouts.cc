@@ -14,7 +14,7 @@ namespace {
 #define DELTA                                                                       \
   "--hidden-size 48 --seq-length 24 --normalization RMSNorm --disable-bias-linear " \
   "--swiglu --linear-num-key-heads 4 --linear-num-value-heads 8 "                   \
-  "--linear-key-head-dim 6 --linear-value-head-dim 4 --norm-epsilon 0.1 "
+  "--linear-key-head-dim 6 --linear-value-head-dim 4 --linear-chunk-size 2 --norm-epsilon 0.1 "
 
 constexpr ModelFlags kHybridModels[] = {
     // Unequal numbers of attention and MLPs, biases, all dropouts, tied head.

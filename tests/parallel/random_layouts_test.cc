@@ -164,6 +164,7 @@ class Draw {
       add("--linear-key-head-dim", dice_.range(2, 6));
       add("--linear-value-head-dim", dice_.range(2, 6));
       add("--linear-conv-kernel-dim", dice_.range(2, 4));
+      add("--linear-chunk-size", dice_.range(1, 9));
     }
     return true;
   }

@@ -34,6 +34,9 @@ struct ForwardContext {
                               // undefined: none. Only at one context-parallel rank
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no boundaries
+  // [s, b] int64 document_runs() (transformer/ssm/causal_conv.h) of document_ids; from
+  // TransformerBlock on, if layers with states are among its own
+  at::Tensor document_runs;
   // The rows of the samples without padding, [R, 1, ...] in the place of [s, b, ...]: tokens attend
   // within their sample. With it places of rows, and neither a mask nor document ids, at one
   // context-parallel rank. Null: samples have padding, or none.

@@ -109,6 +109,7 @@ GatedDeltaCore::GatedDeltaCore(const TransformerConfig& config, const ParallelGr
     : parameters(config, groups.tp.size()),
       groups_(groups),
       shape_(config, groups.tp.size()),
+      chunk_(config.linear_chunk_size),
       eps_(config.layernorm_epsilon) {}
 
 at::Tensor GatedDeltaCore::by_head(const at::Tensor& values) const {
@@ -152,7 +153,7 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
     std::vector<at::Tensor> outputs;
     for (const Segments::Segment& segment : segments->own())
       outputs.push_back(delta_rule(segment_operands(segment, whole),
-                                   {incoming[outputs.size()], segment.run}, kDeltaChunk, last)
+                                   {incoming[outputs.size()], segment.run}, core->chunk_, last)
                             .o);
     const at::Tensor y = outputs.size() == 1 ? outputs.front() : at::cat(outputs);
     const NormedGateResult normed = normed_gate(y, core->by_head(rows.z), values.norm, core->eps_);
@@ -197,7 +198,7 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
     for (const Segments::Segment& segment : segments.own()) {
       const DeltaGrads rule =
           delta_rule_backward(segment.rows_of(norm.y), dstates[i], segment_operands(segment, whole),
-                              {incoming[i], segment.run}, kDeltaChunk);
+                              {incoming[i], segment.run}, core.chunk_);
       segment.rows_of(dwhole.q).copy_(unit_length_backward(rule.q, segment.rows_of(raw.q)));
       segment.rows_of(dwhole.k).copy_(unit_length_backward(rule.k, segment.rows_of(raw.k)));
       segment.rows_of(dwhole.v).copy_(rule.v);
@@ -225,7 +226,7 @@ std::vector<at::Tensor> GatedDeltaCore::incoming_states(const Segments& segments
   if (!segments.exchanges()) return {at::Tensor()};
   std::vector<at::Tensor> decay, added;
   for (const Segments::Segment& segment : segments.own()) {
-    DeltaSummary map = delta_summary(segment_operands(segment, whole), segment.run, kDeltaChunk);
+    DeltaSummary map = delta_summary(segment_operands(segment, whole), segment.run, chunk_);
     decay.push_back(std::move(map.decay));
     added.push_back(std::move(map.state));
   }
@@ -243,8 +244,8 @@ std::vector<at::Tensor> GatedDeltaCore::state_grads(const Segments& segments,
   std::vector<at::Tensor> decay, own_grads;
   for (const Segments::Segment& segment : segments.own()) {
     const DeltaOperands own = segment_operands(segment, whole);
-    decay.push_back(delta_summary(own, segment.run, kDeltaChunk).decay);
-    own_grads.push_back(delta_state_grad(segment.rows_of(dy), own, segment.run, kDeltaChunk));
+    decay.push_back(delta_summary(own, segment.run, chunk_).decay);
+    own_grads.push_back(delta_state_grad(segment.rows_of(dy), own, segment.run, chunk_));
   }
   const DeltaMaps maps(segments, decay, own_grads);
   std::vector<at::Tensor> after(maps.states.size());
@@ -260,10 +261,8 @@ MixerOutput GatedDeltaCore::forward(const at::Tensor& mixed, const ForwardContex
   check_shape("input of a gated delta net", mixed, {-1, -1, shape_.mixed()});
   MEGATRON_ASSERT(pass.unpadded == nullptr && !pass.attention_mask.defined(),
                   "a gated delta net takes document ids, no mask and no rows without padding");
-  const ProcessGroup& cp = pass.cp != nullptr ? *pass.cp : groups_.cp;
   const variable_list out = Function::apply(
-      mixed, anchor(), this,
-      std::make_shared<const Segments>(mixed.size(0), pass.document_ids, shape_.conv_size, cp),
+      mixed, anchor(), this, Segments::of_pass(pass, mixed.size(0), shape_.conv_size, groups_.cp),
       // Decoding can give the bits of a forward that is not for training.
       pass.training ? LastChunk::kShort : LastChunk::kFilled);
   return {out[0], out[1], out[2]};
@@ -299,10 +298,10 @@ at::Tensor GatedDeltaCore::decode(const at::Tensor& mixed, RecurrentState& state
                               own.steps.narrow(2, heads_of_rank, heads_of_rank));
       o.q = unit_length(o.q);
       o.k = unit_length(o.k);
-      const DeltaResult result = delta_rule(o, initial, kDeltaChunk, LastChunk::kFilled);
+      const DeltaResult result = delta_rule(o, initial, chunk_, LastChunk::kFilled);
       return {result.o.flatten(2), result.state};
     };
-    replay_chunks(batch, kDeltaChunk, {convolved, at::cat({whole.g, whole.beta}, 2)}, state, states,
+    replay_chunks(batch, chunk_, {convolved, at::cat({whole.g, whole.beta}, 2)}, state, states,
                   scan, y.flatten(2));
     return normed_gate(y, by_head(rows.z), values.norm, eps_).o.flatten(2);
   }
@@ -311,7 +310,7 @@ at::Tensor GatedDeltaCore::decode(const at::Tensor& mixed, RecurrentState& state
                             step.rows_of(whole.g), step.rows_of(whole.beta), {}};
     const ScanState initial{step.states_of(states, type)};
     const DeltaResult result =
-        step.count == 1 ? delta_steps(own, initial) : delta_rule(own, initial, kDeltaChunk);
+        step.count == 1 ? delta_steps(own, initial) : delta_rule(own, initial, chunk_);
     step.rows_of(y).copy_(result.o);
     step.keep(result.state, states);
   }

@@ -78,6 +78,7 @@ class GatedDeltaCore {
 
   const ParallelGroups& groups_;
   const GatedDeltaShape shape_;
+  const int64_t chunk_;  // rows of a chunk of the rule
   const double eps_;
 };
 

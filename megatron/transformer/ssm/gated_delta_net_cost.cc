@@ -28,7 +28,7 @@ RecurrentTensors tensors_of(const DeltaTensors& z, const TransformerConfig& c,
                 unit = 2 * s.tokens * z.rank.key_width() * s.sum,  // queries, keys of unit length
       // Of the norm; as large: decays, and betas
       stats = s.tokens * z.rank.value_heads * s.sum,
-                chunks = (s.tokens / s.samples + kDeltaChunk - 1) / kDeltaChunk,
+                chunks = (s.tokens / s.samples + c.linear_chunk_size - 1) / c.linear_chunk_size,
                 chunk_states = chunks * z.state / s.sum * s.element,
                 operands = conv + unit + 2 * stats;
   return {.around = StreamCost(c, s),
@@ -84,7 +84,7 @@ SublayerCost gated_delta_net_cost(const TransformerConfig& c, int64_t layer_numb
   const GatedDeltaShape& rank = z.rank;
   cost.kept.sequence = RecurrentStateSizes{(rank.conv_size - 1) * rank.conv_channels(),
                                            rank.value_heads * rank.key_size * rank.value_size,
-                                           kDeltaChunk, rank.conv_channels(), 2 * rank.value_heads}
+                                           c.linear_chunk_size, rank.conv_channels(), 2 * rank.value_heads}
                            .bytes(shape);
   return cost;
 }

@@ -293,10 +293,8 @@ MixerOutput MambaCore::forward(const at::Tensor& mixed, const ForwardContext& pa
   check_shape("input of a Mamba-2 mixer", mixed, {-1, -1, shape_.mixed()});
   MEGATRON_ASSERT(pass.unpadded == nullptr && !pass.attention_mask.defined(),
                   "a Mamba-2 layer takes document ids, no mask and no rows without padding");
-  const ProcessGroup& cp = pass.cp != nullptr ? *pass.cp : groups_.cp;
   const variable_list out = Function::apply(
-      mixed, anchor(), this,
-      std::make_shared<const Segments>(mixed.size(0), pass.document_ids, kMambaConvWidth, cp),
+      mixed, anchor(), this, Segments::of_pass(pass, mixed.size(0), kMambaConvWidth, groups_.cp),
       // Decoding can give the bits of a forward that is not for training.
       pass.training ? LastChunk::kShort : LastChunk::kFilled);
   return {out[0], out[1], out[2]};

@@ -6,20 +6,15 @@
 #include "megatron/comm/process_group.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/ssm/causal_conv.h"
+#include "megatron/transformer/layer/forward_context.h"
 
 namespace megatron {
 
-Segments::Segments(int64_t local, const at::Tensor& document_ids, int64_t width,
-                   const ProcessGroup& cp)
+Segments::Segments(int64_t local, const at::Tensor& runs, int64_t width, const ProcessGroup& cp)
     : cp_(cp), width_(width), rows_(cp.size() == 1 ? local : local / 2) {
   const int64_t c = cp.size(), r = cp.rank();
   MEGATRON_ASSERT(c == 1 || local % 2 == 0, "a zig-zag part of ", local, " tokens");
-  at::Tensor runs;
-  if (document_ids.defined()) {
-    check_shape("document_ids", document_ids, {-1, c * local});
-    runs = document_runs(document_ids);
-  }
+  if (runs.defined()) check_shape("document runs", runs, {c * local, -1});
   for (const int64_t index :
        c == 1 ? std::vector<int64_t>{0} : std::vector<int64_t>{r, 2 * c - 1 - r}) {
     Segment segment;
@@ -38,6 +33,14 @@ Segments::Segments(int64_t local, const at::Tensor& document_ids, int64_t width,
     }
     own_.push_back(std::move(segment));
   }
+}
+
+std::shared_ptr<const Segments> Segments::of_pass(const ForwardContext& pass, int64_t local,
+                                                  int64_t width, const ProcessGroup& cp) {
+  MEGATRON_ASSERT(pass.document_runs.defined() == pass.document_ids.defined(),
+                  "a pass has document ids without document_runs()");
+  return std::make_shared<const Segments>(local, pass.document_runs, width,
+                                          pass.cp != nullptr ? *pass.cp : cp);
 }
 
 bool Segments::exchanges() const { return cp_.size() > 1; }

@@ -8,11 +8,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace megatron {
 
 class ProcessGroup;
+struct ForwardContext;
 
 class Segments {
  public:
@@ -28,9 +30,12 @@ class Segments {
     at::Tensor rows_of(const at::Tensor& x) const { return x.narrow(0, first, rows); }
   };
 
-  // `local` rows on each rank of cp; document_ids [b, s] of the whole sequence or undefined;
-  // convolutions read `width` rows.
-  Segments(int64_t local, const at::Tensor& document_ids, int64_t width, const ProcessGroup& cp);
+  // `local` rows on each rank of cp; `runs`: document_runs() [s, b] of the whole sequence or
+  // undefined; convolutions read `width` rows.
+  Segments(int64_t local, const at::Tensor& runs, int64_t width, const ProcessGroup& cp);
+  // Of a pass; its group of context ranks, if it has one, in the place of cp.
+  static std::shared_ptr<const Segments> of_pass(const ForwardContext& pass, int64_t local,
+                                                 int64_t width, const ProcessGroup& cp);
 
   const std::vector<Segment>& own() const { return own_; }
   bool exchanges() const;

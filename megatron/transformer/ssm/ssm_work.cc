@@ -121,13 +121,14 @@ class SsmWorks {
     const at::Tensor dy = rows(s_, b_, {heads, size});
     // Of a row and a head in chunks of q rows: scores of keys and of queries, their products with
     // values, the solve, the state read twice and written.
-    const auto q = static_cast<double>(kDeltaChunk),
+    const int64_t chunk = c_.linear_chunk_size;
+    const auto q = static_cast<double>(chunk),
                K = static_cast<double>(c_.linear_key_head_dim), V = static_cast<double>(size);
     const double forward = 2 * H * (2 * q * K + 2 * q * V + 3 * K * V);
     add(name + " rule forward", forward, 2 * qk + 2 * v + 2 * H,
-        [=] { delta_rule(o, {}, kDeltaChunk); });
+        [=] { delta_rule(o, {}, chunk); });
     add(name + " rule backward", 2.5 * forward, 4 * qk + 3 * v + 4 * H,
-        [=] { delta_rule_backward(dy, {}, o, {}, kDeltaChunk); });
+        [=] { delta_rule_backward(dy, {}, o, {}, chunk); });
     const double eps = c_.layernorm_epsilon;
     const at::Tensor z = rows(s_, b_, {heads, size}), w = weights({size});
     const at::Tensor rstd = normed_gate(dy, z, w, eps).rstd;

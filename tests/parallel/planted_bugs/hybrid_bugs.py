@@ -94,10 +94,10 @@ HYBRID_BUGS = (
           "      PLANTED ? std::vector<int64_t>{} : std::vector<int64_t>{keys, keys, values});"),),
         "delta_tp2", "delta tp2"),
     bug("delta_map_across_border", "a segment of a delta rule with a border inside passes on what entered it",
-        ((DELTA_CORE, "DeltaSummary map = delta_summary(segment_operands(segment, whole), segment.run, kDeltaChunk);",
+        ((DELTA_CORE, "DeltaSummary map = delta_summary(segment_operands(segment, whole), segment.run, chunk_);",
           "const DeltaOperands own = segment_operands(segment, whole);\n    DeltaOperands bare = own;\n    if (PLANTED) bare.runs = at::Tensor();\n"
-          "    DeltaSummary map = delta_summary(own, segment.run, kDeltaChunk);\n"
-          "    map.decay = delta_summary(bare, PLANTED ? at::Tensor() : segment.run, kDeltaChunk).decay;"),),
+          "    DeltaSummary map = delta_summary(own, segment.run, chunk_);\n"
+          "    map.decay = delta_summary(bare, PLANTED ? at::Tensor() : segment.run, chunk_).decay;"),),
         "delta_cp2", "delta cp2"),
     bug("delta_adjoint_not_transposed", "gradients of states pass segments by the map of states, not by its transpose",
         ((DELTA_CORE, "grad = at::matmul(maps.decay[i].mT(), grad) + maps.states[i];",

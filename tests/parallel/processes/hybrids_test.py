@@ -14,7 +14,7 @@ class Hybrids(training.Training):
              "none", "--normalization", "RMSNorm", "--disable-bias-linear", "--attention-output-gate", "--mamba-num-heads", "4",
              "--mamba-head-dim", "6", "--mamba-state-dim", "4", "--mamba-num-groups", "2", "--mamba-chunk-size", "3",
              "--linear-num-key-heads", "2", "--linear-num-value-heads", "4", "--linear-key-head-dim", "6", "--linear-value-head-dim", "4",
-             "--norm-epsilon", "0.1", "--attention-dropout", "0", "--hidden-dropout", "0.1", "--reset-position-ids",
+             "--linear-chunk-size", "2", "--norm-epsilon", "0.1", "--attention-dropout", "0", "--hidden-dropout", "0.1", "--reset-position-ids",
              "--reset-attention-mask", "--eod-mask-loss", "--micro-batch-size", "2", "--global-batch-size", "8", "--device", "cpu",
              "--num-threads", "1", "--distributed-timeout-minutes", "1"]
 

@@ -105,6 +105,8 @@ void shrink_gated_delta(TransformerConfig& t, int64_t tensor_before, int64_t ten
   shrinker.set("--linear-num-value-heads", t.linear_num_value_heads, keys * one_or_several(of_key));
   shrinker.set("--linear-key-head-dim", t.linear_key_head_dim, int64_t{4});
   shrinker.set("--linear-value-head-dim", t.linear_value_head_dim, int64_t{6});
+  // Several, and a shorter one.
+  shrinker.set("--linear-chunk-size", t.linear_chunk_size, int64_t{3});
 }
 
 void shrink_pattern(TransformerConfig& t, const std::vector<int64_t>& segments,

@@ -52,6 +52,9 @@ void LinearAttentionConfig::fields(FieldVisitor& v) {
           "gated delta nets: width of a head of values");
   v.field("linear_conv_kernel_dim", linear_conv_kernel_dim,
           "gated delta nets: tokens that the convolution reads");
+  v.role(FieldRole::kNumerics);
+  v.field("linear_chunk_size", linear_chunk_size,
+          "gated delta nets: tokens whose writes are solved for together");
 }
 
 void LinearAttentionConfig::validate(Violations& v, const ShapeConfig&) const {
@@ -62,6 +65,7 @@ void LinearAttentionConfig::validate(Violations& v, const ShapeConfig&) const {
   positive("--linear-num-value-heads", linear_num_value_heads);
   positive("--linear-key-head-dim", linear_key_head_dim);
   positive("--linear-value-head-dim", linear_value_head_dim);
+  positive("--linear-chunk-size", linear_chunk_size);
   v.require(linear_conv_kernel_dim > 1,
             cat("--linear-conv-kernel-dim ", linear_conv_kernel_dim, " must be at least 2"));
 }

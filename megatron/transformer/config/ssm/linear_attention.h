@@ -15,6 +15,7 @@ struct LinearAttentionConfig {
   int64_t linear_key_head_dim = 128;
   int64_t linear_value_head_dim = 128;
   int64_t linear_conv_kernel_dim = 4;  // tokens that the convolution reads, its own included
+  int64_t linear_chunk_size = 64;      // rows of a chunk of the rule
 
   void fields(FieldVisitor& visitor);
   void validate(Violations& v, const ShapeConfig& shape) const;
@@ -25,9 +26,6 @@ struct LinearAttentionConfig {
   int64_t linear_key_width() const { return linear_num_key_heads * linear_key_head_dim; }
   int64_t linear_value_width() const { return linear_num_value_heads * linear_value_head_dim; }
 };
-
-// Rows of a chunk of the rule.
-inline constexpr int64_t kDeltaChunk = 64;
 
 // The letter G. Its rules: heads, also over tensor-parallel ranks; without such layers their flags
 // are refused.

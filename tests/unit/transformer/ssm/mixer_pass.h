@@ -46,6 +46,7 @@ MixerPass run_mixer(const MixerRun& what, const ParallelGroups& groups, bool seq
   ForwardContext pass = context_of(what.x.size(0), what.x.size(1));
   pass.training = true;
   pass.document_ids = what.document_ids;
+  if (what.document_ids.defined()) pass.document_runs = document_runs(what.document_ids);
   const SublayerOutput result = mixer.forward(x, LayerContext{pass, {}}, /*add=*/false);
   result.output.backward(own(what.dy));
   MixerPass out{result.output.detach(), x.grad(), {}};

@@ -11,6 +11,9 @@
 #include "megatron/transformer/context_parallel/context_parallel.h"
 #include "megatron/transformer/ssm/causal_conv.h"
 #include "megatron/transformer/ssm/ssd_scan.h"
+#include "megatron/transformer/transformer_block.h"
+#include "tests/unit/transformer/block_pass.h"
+#include "tests/unit/transformer/ssm/mixer_config.h"
 #include "tests/unit/transformer/ssm/vectors.h"
 
 namespace megatron {
@@ -19,8 +22,8 @@ namespace {
 // Four segments of two tokens on two ranks: rank 0 holds the first and the last.
 TEST(Segments, VectorsOverTwoRanks) {
   for (const bool two_documents : {false, true}) {
-    const at::Tensor document_ids =
-        two_documents ? ids({0, 0, 0, 1, 1, 1, 1, 1}) : ids({0, 0, 0, 0, 0, 0, 0, 0});
+    const at::Tensor runs = document_runs(two_documents ? ids({0, 0, 0, 1, 1, 1, 1, 1})
+                                                        : ids({0, 0, 0, 0, 0, 0, 0, 0}));
     const auto rows = [](const at::Tensor& x) { return x.unsqueeze(1); };
     const ScanOperands all{rows(u(1, {8, 1, 1})),
                            time_steps(rows(u(2, {8, 1}) - 0.5), at::zeros({1}, at::kDouble), {}),
@@ -36,7 +39,7 @@ TEST(Segments, VectorsOverTwoRanks) {
     run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
       const ProcessGroup cp(world, "cp");
       const auto own = [&](const at::Tensor& x) { return zigzag_slice(x, 0, cp); };
-      const Segments segments(4, document_ids, 4, cp);
+      const Segments segments(4, runs, 4, cp);
       std::vector<ScanOperands> parts;
       std::vector<at::Tensor> decay, added, own_grads;
       for (const Segments::Segment& segment : segments.own()) {
@@ -119,6 +122,45 @@ TEST(Segments, RowsBeforeAndTheirGradients) {
         expected.narrow(0, index * length, 3) += std::pow(10.0, index);
       EXPECT_TRUE(at::equal(du, zigzag_slice(expected.narrow(0, 3, s), 0, cp)));
     });
+  }
+}
+
+// What the layers of a block are told of documents.
+std::vector<at::Tensor>& seen_runs() {
+  static std::vector<at::Tensor> seen;
+  return seen;
+}
+
+class RunsReader final : public Layer {
+ public:
+  using Layer::Layer;
+  at::Tensor forward(const at::Tensor& x, const LayerContext& context) override {
+    seen_runs().push_back(context.pass.document_runs);
+    return x;
+  }
+};
+
+std::unique_ptr<Layer> make_reader(const TransformerConfig&, int64_t layer_number, bool,
+                                   const ParallelGroups&) {
+  return std::make_unique<RunsReader>(layer_number);
+}
+
+// Once for all layers of a forward, and only where some layer has states.
+TEST(Segments, ABlockNumbersDocumentsOnce) {
+  const ParallelGroups one;
+  TransformerConfig config = mixer_config(4, 2);
+  for (const bool recurs : {true, false}) {
+    if (!recurs) config.layer_pattern.clear();
+    TransformerBlock block(config, 0, 2, /*final_norm=*/false, false, one, make_reader);
+    ForwardContext pass = context_of(6, 1);
+    pass.document_ids = ids({3, 3, 5, 3, 3, 3});
+    seen_runs().clear();
+    block.forward(at::zeros({6, 1, 8}, at::kDouble), pass);
+    ASSERT_EQ(seen_runs().size(), 2u);
+    EXPECT_EQ(seen_runs()[0].defined(), recurs);
+    if (!recurs) continue;
+    EXPECT_TRUE(at::equal(seen_runs()[0], document_runs(pass.document_ids)));
+    EXPECT_TRUE(seen_runs()[0].is_same(seen_runs()[1]));
   }
 }
 
