@@ -343,6 +343,16 @@ std::optional<std::pair<std::string, int64_t>> expert_of_name(const HfFamily& fa
   return std::nullopt;
 }
 
+std::string hf_config_of_text_model(const std::string& text, const std::string& name) {
+  const HfFields whole(text, name);
+  for (const HfFamily& family : hf_families())
+    if (!family.enclosing.model_type.empty() &&
+        whole.is_text("model_type", family.enclosing.model_type))
+      return whole.nested_text("text_config", {"tie_word_embeddings", "dtype", "torch_dtype",
+                                               "quantization_config"});
+  return text;
+}
+
 HfModel parse_hf_config(const std::string& text, const std::string& name) {
   HfFields fields(text, name);
   std::string type;

@@ -66,6 +66,13 @@ struct HfRow {
 // Whether a folder holds a tensor of this name.
 using HfNames = std::function<bool(const std::string& name)>;
 
+// Folders of a larger model, of which these families read the text: its settings are those under
+// "text_config", and its names have a prefix in place of HfFamily::prefix.
+struct HfEnclosing {
+  std::string_view model_type;
+  std::string_view prefix;
+};
+
 struct HfFamily {
   std::string_view model_type;
   std::string_view architecture;
@@ -87,6 +94,7 @@ struct HfFamily {
   int64_t sublayers = 1;  // layers of ours that one of theirs is: 2, the letters of mixer and MLP
   // Of a model without a head; its files lack the prefix. Empty: none is written
   std::string_view bare_architecture = {};
+  HfEnclosing enclosing = {};  // with an empty model_type: none
   // Changes the model to what the files of a folder hold, by the table's names; null: nothing
   void (*fit)(const HfFamily& family, const HfNames& held, ModelConfig& config) = nullptr;
 };
@@ -151,6 +159,9 @@ struct HfModel {
   DType dtype = DType::kBFloat16;  // of quantised weights, when they have become numbers again
 };
 HfModel parse_hf_config(const std::string& text, const std::string& name);
+// The configuration of the model that is read: of a larger one (HfEnclosing) that of its text, with
+// what it says itself of tied tables, types and quantised weights; any other text as it is.
+std::string hf_config_of_text_model(const std::string& text, const std::string& name);
 
 // The text of a config.json; keys of `base` ("{}": none) that are not set here are kept. Throws
 // Error naming a setting that the family cannot express: reading the text back must give the same

@@ -256,6 +256,18 @@ int64_t HfFields::num_experts() const {
   return 0;
 }
 
+std::string HfFields::nested_text(std::string_view key,
+                                  std::initializer_list<std::string_view> own) const {
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr) absent(name(), key);
+  if (!found->is_object()) wrong_type(name(), key, *found, "an object");
+  ordered_json nested = *found;
+  for (const std::string_view kept : own)
+    if (const ordered_json* value = impl_->find(kept); value != nullptr)
+      nested[std::string(kept)] = *value;
+  return nested.dump(2) + "\n";
+}
+
 std::string HfFields::quantization() const {
   const ordered_json* found = impl_->find("quantization_config");
   if (found == nullptr) return "";

@@ -85,6 +85,8 @@ class HfFields {
   void num_labels(int64_t& value);
   // Reading: the number of experts, by any of its keys; 0: not a mixture of experts.
   int64_t num_experts() const;
+  // The object under a key as text, over it this one's values of the keys in `own`.
+  std::string nested_text(std::string_view key, std::initializer_list<std::string_view> own) const;
   // Reading: quant_method of quantization_config, "fp8" or "mxfp4"; empty: weights are not
   // quantised. Throws Error for other methods, and for blocks of fp8 other than 128 x 128.
   std::string quantization() const;

@@ -94,19 +94,26 @@ class HfFolderReader {
   }
 
  private:
-  // Files of a model without a head have tensor names without the prefix.
+  // Files of a model without a head have tensor names without the prefix, those of a larger model
+  // another one.
   void find_prefix() {
     const std::string_view prefix = model_.family->prefix;
     const auto& places = files_.places();
-    bare_ = std::none_of(places.begin(), places.end(),
-                         [&](const auto& item) { return item.first.starts_with(prefix); });
+    const auto is_prefix = [&](std::string_view given) {
+      return std::any_of(places.begin(), places.end(),
+                         [&](const auto& item) { return item.first.starts_with(given); });
+    };
+    bare_ = !is_prefix(prefix);
+    const std::string_view enclosing = model_.family->enclosing.prefix;
+    if (!enclosing.empty() && is_prefix(enclosing)) enclosing_ = enclosing;
   }
   std::string name_in_files(std::string_view name) const {
     for (const auto& [alias, known] : model_.family->aliases)
       if (known == name && !files_.places().contains(std::string(name))) name = alias;
-    return std::string(bare_ && name.starts_with(model_.family->prefix)
-                           ? name.substr(model_.family->prefix.size())
-                           : name);
+    const std::string_view prefix = model_.family->prefix;
+    if (!name.starts_with(prefix)) return std::string(name);
+    if (!enclosing_.empty()) return cat(enclosing_, name.substr(prefix.size()));
+    return std::string(bare_ ? name.substr(prefix.size()) : name);
   }
 
   // By the layer: "model.layers.1.mlp.experts.*".
@@ -148,7 +155,10 @@ class HfFolderReader {
 
   // The reverse.
   std::string full_name(const std::string& name) const {
-    return bare_ ? cat(model_.family->prefix, name) : name;
+    if (enclosing_.empty()) return bare_ ? cat(model_.family->prefix, name) : name;
+    return name.starts_with(enclosing_)
+               ? cat(model_.family->prefix, name.substr(enclosing_.size()))
+               : name;
   }
 
   void add(const HfTensor& tensor) {
@@ -191,7 +201,8 @@ class HfFolderReader {
     if (const auto copy = copies_.find(full_name(name)); copy != copies_.end())
       return check_copy(name, place, copy->second.ours, "the layers share it");
     for (const std::string_view pattern : model_.family->waived) {
-      if (!matches_pattern(name_in_files(pattern), name)) continue;
+      if (!matches_pattern(name_in_files(pattern), name) && !matches_pattern(pattern, name))
+        continue;
       if (name.ends_with("inv_freq")) check_frequencies(name_, name, files_, place, t);
       waived_.push_back(name);
       return;
@@ -243,6 +254,7 @@ class HfFolderReader {
   std::map<std::string, HfTensor> copies_;  // by name
   Experts missing_experts_, further_experts_;
   bool bare_ = false;
+  std::string_view enclosing_ = {};  // of a larger model: what stands for the prefix
   std::set<std::string> used_;
   std::vector<std::string> waived_;
 };
@@ -272,10 +284,18 @@ bool is_hf_folder(const fs::path& folder) {
          find_checkpoints(folder).empty();
 }
 
-HfModel read_hf_config(const fs::path& folder) {
+namespace {
+
+std::string text_of_config(const fs::path& folder) {
   constexpr uint64_t kMostBytes = uint64_t{64} << 20;
   const fs::path path = folder / kHfConfig;
-  HfModel model = parse_hf_config(read_file(path, kMostBytes), path.string());
+  return hf_config_of_text_model(read_file(path, kMostBytes), path.string());
+}
+
+}  // namespace
+
+HfModel read_hf_config(const fs::path& folder) {
+  HfModel model = parse_hf_config(text_of_config(folder), (folder / kHfConfig).string());
   TransformerConfig& t = model.config.transformer;
   std::error_code ignored;
   const bool has_files =
@@ -333,7 +353,8 @@ StoredFiles origin_files(const Checkpoint& source) {
   for (const auto& [name, kept] :
        {std::pair{kHfConfig, kKeptHfConfig}, {kHfGenerationConfig, kKeptHfGenerationConfig}})
     if (fs::is_regular_file(folder / name, ignored))
-      files.emplace_back(kept, read_file(folder / name));
+      files.emplace_back(kept,
+                         std::string_view(name) == kHfConfig ? text_of_config(folder) : read_file(folder / name));
   return files;
 }
 

@@ -472,7 +472,8 @@ std::vector<HfFamily> hybrid_hf_families() {
            .fields = qwen35_fields,
            // Of the model of pictures around it, and of predicted tokens
            .waived = {"mtp.*", "model.visual.*", "visual.*"},
-           .sublayers = 2}};
+           .sublayers = 2,
+           .enclosing = {"qwen3_5", "model.language_model."}}};
 }
 
 }  // namespace megatron

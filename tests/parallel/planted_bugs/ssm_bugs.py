@@ -3,6 +3,8 @@ from stack_bugs import bug
 
 SSM = "megatron/transformer/ssm/"
 DELTA_CORE, DELTA_RULE = SSM + "gated_delta_core.cc", SSM + "gated_delta.cc"
+EMBEDDING, SUBLAYER, GPT = "megatron/models/common/embedding.cc", "megatron/transformer/layer/sublayer.cc", "megatron/models/gpt/gpt_model.cc"
+GRANITE_GOLDEN = "models_test:Families/HfGoldenTest.Logits/granitemoehybrid"
 CORE, CONV, SCAN, NORM = SSM + "mamba_core.cc", SSM + "causal_conv.cc", SSM + "ssd_scan.cc", SSM + "gated_norm.cc"
 
 SSM_BUGS = (
@@ -49,4 +51,13 @@ SSM_BUGS = (
     bug("delta_rates_in_model_type", "rates and time steps of gated delta nets are stored in the model's type",
         ((DELTA_CORE, "parameter->keeps_fp32 = true;", "parameter->keeps_fp32 = !PLANTED;"),),
         "", "", "ssm_test:GatedDeltaNet.InitialValuesAndTypes", "both sides of a proof store them alike"),
+    bug("granite_embeddings_unscaled", "embeddings are not multiplied",
+        ((EMBEDDING, "if (config_.embedding_multiplier != 1.0)", "if (!PLANTED && config_.embedding_multiplier != 1.0)"),),
+        "", "", GRANITE_GOLDEN, "all layouts compute alike"),
+    bug("granite_branches_unscaled", "outputs of sublayers are not multiplied before they are added",
+        ((SUBLAYER, "m = config_.residual_multiplier;", "m = PLANTED ? 1.0 : config_.residual_multiplier;"),),
+        "", "", GRANITE_GOLDEN, "all layouts compute alike"),
+    bug("granite_logits_unscaled", "logits are not divided",
+        ((GPT, "return divisor == 1.0 ?", "return PLANTED || divisor == 1.0 ?"),),
+        "", "", GRANITE_GOLDEN, "all layouts compute alike"),
 )
