@@ -348,8 +348,8 @@ std::string hf_config_of_text_model(const std::string& text, const std::string& 
   for (const HfFamily& family : hf_families())
     if (!family.enclosing.model_type.empty() &&
         whole.is_text("model_type", family.enclosing.model_type))
-      return whole.nested_text("text_config", {"tie_word_embeddings", "dtype", "torch_dtype",
-                                               "quantization_config"});
+      return whole.nested_text(
+          "text_config", {"tie_word_embeddings", "dtype", "torch_dtype", "quantization_config"});
   return text;
 }
 

@@ -156,9 +156,8 @@ class HfFolderReader {
   // The reverse.
   std::string full_name(const std::string& name) const {
     if (enclosing_.empty()) return bare_ ? cat(model_.family->prefix, name) : name;
-    return name.starts_with(enclosing_)
-               ? cat(model_.family->prefix, name.substr(enclosing_.size()))
-               : name;
+    return name.starts_with(enclosing_) ? cat(model_.family->prefix, name.substr(enclosing_.size()))
+                                        : name;
   }
 
   void add(const HfTensor& tensor) {
@@ -353,8 +352,8 @@ StoredFiles origin_files(const Checkpoint& source) {
   for (const auto& [name, kept] :
        {std::pair{kHfConfig, kKeptHfConfig}, {kHfGenerationConfig, kKeptHfGenerationConfig}})
     if (fs::is_regular_file(folder / name, ignored))
-      files.emplace_back(kept,
-                         std::string_view(name) == kHfConfig ? text_of_config(folder) : read_file(folder / name));
+      files.emplace_back(kept, std::string_view(name) == kHfConfig ? text_of_config(folder)
+                                                                   : read_file(folder / name));
   return files;
 }
 

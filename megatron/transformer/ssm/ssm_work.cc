@@ -122,11 +122,10 @@ class SsmWorks {
     // Of a row and a head in chunks of q rows: scores of keys and of queries, their products with
     // values, the solve, the state read twice and written.
     const int64_t chunk = c_.linear_chunk_size;
-    const auto q = static_cast<double>(chunk),
-               K = static_cast<double>(c_.linear_key_head_dim), V = static_cast<double>(size);
+    const auto q = static_cast<double>(chunk), K = static_cast<double>(c_.linear_key_head_dim),
+               V = static_cast<double>(size);
     const double forward = 2 * H * (2 * q * K + 2 * q * V + 3 * K * V);
-    add(name + " rule forward", forward, 2 * qk + 2 * v + 2 * H,
-        [=] { delta_rule(o, {}, chunk); });
+    add(name + " rule forward", forward, 2 * qk + 2 * v + 2 * H, [=] { delta_rule(o, {}, chunk); });
     add(name + " rule backward", 2.5 * forward, 4 * qk + 3 * v + 4 * H,
         [=] { delta_rule_backward(dy, {}, o, {}, chunk); });
     const double eps = c_.layernorm_epsilon;
