@@ -306,7 +306,13 @@ RenderedConversation ConversationEncoder::render(const Conversation& conversatio
 
 void ConversationEncoder::encode_append(const Conversation& conversation, const std::string& where,
                                         std::vector<int32_t>& out) const {
-  const RenderedConversation rendered = render(conversation, where);
+  encode_append(render(conversation, where), out);
+  if (conversation.messages.empty())
+    if (const std::optional<int32_t> eod = tokenizer_.eod()) out.push_back(*eod);
+}
+
+void ConversationEncoder::encode_append(const RenderedConversation& rendered,
+                                        std::vector<int32_t>& out) const {
   const std::vector<int32_t> ids = tokenizer_.encode(rendered.text);
   const std::vector<size_t> offsets = token_offsets(tokenizer_, rendered.text, ids);
   std::vector<bool> counts(ids.size(), false);
@@ -338,8 +344,6 @@ void ConversationEncoder::encode_append(const Conversation& conversation, const 
     for (size_t i = first; i < std::min(last, ids.size()); ++i) counts[i] = true;
   }
   for (size_t i = 0; i < ids.size(); ++i) out.push_back(counts[i] ? ids[i] : ~ids[i]);
-  if (conversation.messages.empty())
-    if (const std::optional<int32_t> eod = tokenizer_.eod()) out.push_back(*eod);
 }
 
 std::string ConversationEncoder::description() const {

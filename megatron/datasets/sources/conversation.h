@@ -65,6 +65,9 @@ class ConversationEncoder {
   void encode_append(const Conversation& conversation, const std::string& where,
                      std::vector<int32_t>& out) const;
 
+  // Appends the ids of a rendered text in the same way.
+  void encode_append(const RenderedConversation& rendered, std::vector<int32_t>& out) const;
+
   // Everything that ids and training spans depend on, as one JSON object on one line.
   std::string description() const;
 

@@ -1,0 +1,60 @@
+// What a medium becomes in a text: how many rows of features, and which tokens around them, as the
+// processors of transformers write it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/datasets/multimodal/multimodal_row.h"
+#include "megatron/media/image_processor.h"
+#include "megatron/tokenizers/tokenizer.h"
+
+namespace megatron {
+
+// What is known of a medium without decoding it.
+struct MediumFacts {
+  MediaKind kind = MediaKind::kImage;
+  ImageSize size;       // after its orientation
+  int64_t samples = 0;  // of sound, at 16 kHz
+};
+
+// A medium as text in which `token` occurs once for each run of rows.
+struct MediumText {
+  std::string text;
+  std::vector<int64_t> rows;  // of each run
+};
+
+// How media of one kind are written.
+struct ModalityRule {
+  std::string placeholder;  // in the text of a chat template
+  std::string token;        // I, whose rows are features; one token of the tokenizer
+  int32_t id = -1;
+};
+
+// The rules of a model: those of its config.json, and of its image processor.
+struct MediaRules {
+  enum class Family { kLlava, kLlavaNext, kInternVl, kGemma3, kQwen2Vl, kQwen2Audio, kVoxtral };
+  Family family = Family::kLlava;
+  std::optional<ModalityRule> image, sound;  // nullopt: not of this model
+  ImageProcessorConfig processor;
+  int64_t patch = 14;
+  int64_t class_rows = 0;           // of a picture, beside its patches
+  int64_t rows_of_a_picture = 256;  // InternVL's tiles, Gemma 3's pictures
+  std::string before, after;        // InternVL, Gemma 3: tokens around the rows
+  std::string description;          // all of it, for fingerprints
+};
+
+// Reads config.json and preprocessor_config.json (or processor_config.json) of a folder of
+// transformers. Throws Error: another model, a token that the tokenizer does not have, what is not
+// built.
+MediaRules read_media_rules(const std::filesystem::path& folder, const Tokenizer& tokenizer);
+
+// Throws Error that begins with `where`: a medium of a kind that the model does not have, sound
+// that is too short or too long, an image that the processor cannot resize.
+MediumText medium_text(const MediaRules& rules, const MediumFacts& medium,
+                       const std::string& where);
+
+}  // namespace megatron
