@@ -62,10 +62,14 @@ StoredConfig read_stored_config(const Checkpoint& checkpoint) {
   if (Config* own = stored.model.own.config()) configs.push_back(own);
   read_yaml(configs, path, /*ignore_unknown=*/true);
   stored.model.transformer.finalize();
-  const auto table = checkpoint.manifest().tensors.find(kWordEmbeddings);
+  const auto table = checkpoint.manifest().tensors.find(word_embeddings_of(stored.model.type));
   if (table != checkpoint.manifest().tensors.end() && !table->second.shape.empty())
     stored.model.vocab_size = stored.model.padded_vocab_size = table->second.shape[0];
   return stored;
+}
+
+std::string word_embeddings_of(std::string_view model_type) {
+  return cat(find_model_type(model_type).language_model, kWordEmbeddings);
 }
 
 void check_no_checkpoints(const fs::path& root) {

@@ -60,6 +60,8 @@ struct StoredConfig {
 StoredConfig read_stored_config(const Checkpoint& checkpoint);
 
 inline constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
+// Its name in a model of this type.
+std::string word_embeddings_of(std::string_view model_type);
 
 struct ImportRequest {
   std::filesystem::path root;  // where iter_* is written

@@ -61,9 +61,10 @@ fs::path stored_tokenizer(const Checkpoint& checkpoint) {
 
 at::ScalarType stored_dtype(const Checkpoint& checkpoint, const ModelConfig& config) {
   const auto& tensors = checkpoint.manifest().tensors;
-  if (const auto found = tensors.find(kWordEmbeddings); found != tensors.end())
+  const std::string table = word_embeddings_of(config.type);
+  if (const auto found = tensors.find(table); found != tensors.end())
     return to_scalar_type(found->second.dtype);
-  throw_error(cat(checkpoint.directory().string(), ": no tensor ", kWordEmbeddings,
+  throw_error(cat(checkpoint.directory().string(), ": no tensor ", table,
                   "\nhint: this is no checkpoint of a ", find_model_type(config.type).title,
                   " model"));
 }

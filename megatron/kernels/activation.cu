@@ -161,6 +161,9 @@ void run(const ActivationArgs& args, bool backward, void* stream) {
       case Activation::kExactGeglu:
         launch_kernel<T, GeluGate, true>(args, backward, s);
         break;
+      case Activation::kQuickGelu:
+        launch_kernel<T, QuickGeluGate, false>(args, backward, s);
+        break;
     }
   });
   check_cuda(cudaGetLastError(), "activation");

@@ -6,6 +6,7 @@
 //   kGeluTanh      y = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
 //   kRelu          y = max(x, 0)
 //   kSquaredRelu   y = max(x, 0)^2
+//   kQuickGelu     y = x * sigmoid(1.702 x)
 //   kSwiglu        y = silu(x1) * x2                            x [rows, 2 f] = [x1 | x2],
 //                                                               y [rows, f]
 //   kGeglu         y = gelu_tanh(x1) * x2
@@ -32,7 +33,8 @@ enum class Activation {
   kSwiglu,
   kGeglu,
   kQuickGeglu,
-  kExactGeglu
+  kExactGeglu,
+  kQuickGelu
 };
 
 bool is_gated(Activation activation);  // the input has twice the width of the output: [gate | up]

@@ -99,6 +99,8 @@ void activation_rows(const ActivationArgs& args, bool backward, int64_t begin, i
       return gated_rows<QuickGeluGate, Acc>(args, backward, begin, end);
     case Activation::kExactGeglu:
       return gated_rows<GeluGate, Acc>(args, backward, begin, end);
+    case Activation::kQuickGelu:
+      return plain_rows<QuickGeluGate, Acc>(args, backward, begin, end);
   }
 }
 

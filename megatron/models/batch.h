@@ -16,6 +16,7 @@
 namespace megatron {
 
 class ProcessGroup;
+struct PackedImages;
 
 class Batch {
  public:
@@ -46,6 +47,8 @@ class Batch {
   at::Tensor reference;
   // Of the whole sequences, if the data has a loss weight
   SequenceTotals totals;
+  // Of models that see (models/vision/packed_images.h); null: there are none
+  std::shared_ptr<const PackedImages> images;
   at::Tensor padding;  // bool [b, s], True = lengthens a sequence; undefined: nothing does
   // Samples [b] and positions [s] of this rank's part of the sequences
   TokenPositions place;

@@ -31,10 +31,8 @@ using ModelTypeRow = const ModelType&();
 
 const std::vector<const ModelType*>& model_types() {
   static const std::vector<const ModelType*> types = {
-      MEGATRON_MODEL(gpt),
-      MEGATRON_MODEL(bert),
-      MEGATRON_MODEL(t5),
-      MEGATRON_MODEL(retro),
+      MEGATRON_MODEL(gpt),   MEGATRON_MODEL(bert), MEGATRON_MODEL(t5),
+      MEGATRON_MODEL(retro), MEGATRON_MODEL(mimo),
   };
   return types;
 }

@@ -6,8 +6,10 @@
 
 namespace megatron {
 
+inline constexpr int64_t kNoToken = -1;  // an id
+
 // Rank r owns rows [r v'/t, (r+1) v'/t) of the padded table; ids of other ranks give zero rows
-// before the sum.
+// before the sum. kNoToken looks nothing up: its row is zero on every rank.
 //
 //   ids     [b, s] int64
 //   return  [s, b, h]   ([s/t, b, h] with sequence_parallel)

@@ -133,8 +133,9 @@ KernelCase norm_apply_case(Normalization kind, at::ScalarType type, Shape shape)
 }
 
 KernelCase activation_case(Activation activation, at::ScalarType type, Shape shape, double scale) {
-  static const char* const kNames[] = {"gelu",   "gelu_tanh", "relu",        "squared_relu",
-                                       "swiglu", "geglu",     "quick_geglu", "exact_geglu"};
+  static const char* const kNames[] = {"gelu",         "gelu_tanh",   "relu",
+                                       "squared_relu", "swiglu",      "geglu",
+                                       "quick_geglu",  "exact_geglu", "quick_gelu"};
   const double offset = activation == Activation::kQuickGeglu ? 1.0 : 0.0;
   const int64_t width = is_gated(activation) ? 2 * shape.columns : shape.columns;
   KernelCase row;
@@ -175,6 +176,8 @@ KernelCase activation_case(Activation activation, at::ScalarType type, Shape sha
           return half[0] * at::sigmoid(1.702 * half[0]) * (half[1] + offset);
         case Activation::kExactGeglu:
           return 0.5 * half[0] * (1 + at::erf(half[0] / std::sqrt(2.0))) * half[1];
+        case Activation::kQuickGelu:
+          return x * at::sigmoid(1.702 * x);
       }
       return x;
     };
@@ -620,7 +623,7 @@ void add_cases(std::vector<KernelCase>& rows, at::ScalarType type,
     rows.push_back(norm_case(Normalization::kRMSNorm, true, false, type, shape));
     rows.push_back(norm_apply_case(Normalization::kLayerNorm, type, shape));
     rows.push_back(norm_apply_case(Normalization::kRMSNorm, type, shape));
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < 9; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, shape, 2.0));
     rows.push_back(
         rotary_case(false, false, type, {shape.rows, std::max<int64_t>(2, shape.columns)}));
@@ -656,7 +659,7 @@ std::vector<KernelCase> kernel_cases(bool perf) {
   }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     add_cases(rows, type, {{1, 1}, {7, 127}, {129, 7}, {130, 1030}});
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < 9; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 64}, 60.0));
     rows.push_back(cross_entropy_case(type, {5, 64}, 3, 300.0, false));
     // Whole packs: rows of one, several and many warps, of one pack a thread and more.

@@ -17,6 +17,7 @@ at::Tensor gate_of(const at::Tensor& x, const ExpertActivation& activation) {
     case Activation::kGeluTanh:
       return at::gelu(x, "tanh");
     case Activation::kQuickGeglu:
+    case Activation::kQuickGelu:
       return x * at::sigmoid(1.702 * x);
     case Activation::kGelu:
     case Activation::kExactGeglu:

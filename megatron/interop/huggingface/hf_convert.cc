@@ -96,9 +96,9 @@ Origin read_origin(const Checkpoint& checkpoint) {
   origin.config = read_stored_config(checkpoint).model;
   // Adapters saved without their base model have no embedding table, and need none.
   int64_t& rows = origin.config.vocab_size;
-  MEGATRON_CHECK(rows > 0 || origin.has_adapters(), name, ": no tensor ", kWordEmbeddings,
-                 "\nhint: this is no checkpoint of a ", find_model_type(origin.config.type).title,
-                 " model");
+  MEGATRON_CHECK(rows > 0 || origin.has_adapters(), name, ": no tensor ",
+                 word_embeddings_of(origin.config.type), "\nhint: this is no checkpoint of a ",
+                 find_model_type(origin.config.type).title, " model");
   if (rows == 0) rows = origin.config.padded_vocab_size = 1;
   for (auto& [kept, text] : origin_files(checkpoint)) {
     if (kept == kKeptHfConfig) origin.config_json = std::move(text);
@@ -197,6 +197,7 @@ class Exporter {
     if (!tensors_.empty())
       for (HfTensor& copy : hf_copies(*family, without_adapters(origin_.config)))
         tensors_.push_back(std::move(copy));
+    if (family->model_type == model_type_of(origin_.config_json)) add_carried();
     if (adapters_alone) tensors_ = std::move(adapters);
     fs::create_directories(request_.folder);
     result_.model_type = family->model_type;
@@ -228,23 +229,24 @@ class Exporter {
     return Checkpoint(resolve_start(start).checkpoint->directory);
   }
 
+  std::string table() const { return word_embeddings_of(origin_.config.type); }
   DType stored_dtype(const std::string& ours) const {
     return checkpoint_.manifest().tensors.at(ours).dtype;
   }
   DType dtype_of(const HfTensor& tensor) const {
-    return rounded_.contains(tensor.ours) ? stored_dtype(kWordEmbeddings)
-                                          : stored_dtype(tensor.ours);
+    if (is_carried(tensor)) return carried_->entry(tensor.name).dtype;
+    return rounded_.contains(tensor.ours) ? stored_dtype(table()) : stored_dtype(tensor.ours);
   }
 
   // A run keeps some values in fp32, whatever the type of its model. transformers has them in that
   // type, and saves them so; what was converted keeps the type that its files had.
   void find_rounded() {
     const auto& stored = checkpoint_.manifest().tensors;
-    if (is_weights_only(checkpoint_) || !stored.contains(kWordEmbeddings)) return;
+    if (is_weights_only(checkpoint_) || !stored.contains(table())) return;
     const ParallelGroups groups;
     const std::unique_ptr<Model> model =
         make_model(without_adapters(origin_.config), groups);  // holds no memory
-    const DType of_model = stored_dtype(kWordEmbeddings);
+    const DType of_model = stored_dtype(table());
     model->visit([&](const std::string& key, Parameter& parameter) {
       if (parameter.keeps_fp32 && size_of(of_model) < size_of(DType::kFloat32) &&
           stored.contains(key) && stored_dtype(key) == DType::kFloat32)
@@ -320,7 +322,7 @@ class Exporter {
     std::vector<SafetensorsEntry> entries;
     std::map<std::string_view, const HfTensor*> by_name;
     for (const HfTensor* tensor : shard.tensors) {
-      entries.push_back({tensor->name, dtype_of(*tensor), tensor->shape});
+      entries.push_back({tensor->name, dtype_of(*tensor), tensor->stored_shape()});
       by_name[tensor->name] = tensor;
     }
     const std::string header = encode_safetensors_header(entries, {{"format", "pt"}});
@@ -335,11 +337,39 @@ class Exporter {
     result_.files.push_back(name);
   }
 
+  // Gives names the beginnings of the folder that was imported, and adds the tensors of it that the
+  // model does not compute with.
+  void add_carried() {
+    if (!checkpoint_.has_file(kKeptHfTensors)) return;
+    checkpoint_.read_file(kKeptHfTensors);  // verifies it
+    carried_.emplace(checkpoint_.directory() / kKeptHfTensors);
+    using Beginnings = std::vector<std::pair<std::string, std::string>>;
+    const auto beginnings =
+        nlohmann::json::parse(carried_->header().metadata.at("beginnings")).get<Beginnings>();
+    for (HfTensor& tensor : tensors_)
+      for (const auto& [theirs, known] : beginnings)
+        if (tensor.name.starts_with(known)) {
+          tensor.name.replace(0, known.size(), theirs);
+          break;
+        }
+    for (const SafetensorsEntry& entry : carried_->header().tensors) {
+      HfTensor& tensor = tensors_.emplace_back();
+      tensor.name = entry.name;
+      tensor.shape = entry.shape;
+    }
+  }
+  // Of none of ours.
+  static bool is_carried(const HfTensor& tensor) { return tensor.ours.empty(); }
+
   // The bytes of a tensor as it is stored in their files.
   const std::vector<std::byte>& read(const HfTensor& tensor) {
     const DType dtype = dtype_of(tensor);
     ShardedTensor wanted = part_of_ours(tensor, dtype);
     memory_.resize(num_bytes(dtype, tensor.shape));
+    if (is_carried(tensor)) {
+      carried_->read(carried_->entry(tensor.name), memory_.data());
+      return memory_;
+    }
     wanted.data = memory_.data();
     LoadOptions options;
     options.convert_dtype = rounded_.contains(tensor.ours);
@@ -429,6 +459,7 @@ class Exporter {
   const Checkpoint checkpoint_;
   const Origin origin_;
   std::vector<HfTensor> tensors_;
+  std::optional<SafetensorsFile> carried_;
   std::set<std::string> rounded_;  // parameters that are written in the model's type
   ConvertResult result_;
   std::vector<std::byte> memory_, transposed_;

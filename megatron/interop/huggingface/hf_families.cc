@@ -22,6 +22,7 @@ const std::vector<HfFamily>& families() {
     for (HfFamily& family : hybrid_hf_families()) all.push_back(std::move(family));
     for (HfFamily& family : encoder_hf_families()) all.push_back(std::move(family));
     for (HfFamily& family : t5_hf_families()) all.push_back(std::move(family));
+    for (HfFamily& family : multimodal_hf_families()) all.push_back(std::move(family));
     return all;
   }();
   return table;
@@ -253,17 +254,13 @@ void add_parts(const Names& names, const std::vector<int64_t>& indices, const st
     tensor.alternating = row.layout == HfLayout::kAlternating;
     tensor.ours = name;
     tensor.our_shape = our_shape;
+    if (row.stored_shape != nullptr) tensor.reshaped = row.stored_shape(our_shape);
     tensor.expert = expert;
     tensors.push_back(std::move(tensor));
   }
 }
 
 }  // namespace
-
-std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& config,
-                                 const HfNames& held) {
-  return hf_tensors(family, config.transformer, parameter_shapes(config), held);
-}
 
 namespace {
 
@@ -287,11 +284,16 @@ std::vector<HfTensor> tensors_of(const Names& names, std::vector<int64_t> indice
 
 }  // namespace
 
-std::vector<HfTensor> hf_tensors(const HfFamily& family, const TransformerConfig& config,
-                                 const ParameterShapes& parameters, const HfNames& held) {
+namespace {
+
+// `part`: the configuration of the module that a parameter belongs to.
+std::vector<HfTensor> tensors_of_parts(
+    const HfFamily& family, const ParameterShapes& parameters, const HfNames& held,
+    const std::function<const TransformerConfig&(const std::string& ours)>& part) {
   const std::vector<Names> all = names_of(family);
   std::vector<HfTensor> tensors;
   for (const auto& [name, shape] : parameters) {
+    const TransformerConfig& config = part(name);
     std::vector<HfTensor> first;
     bool found = false;
     for (const Names& candidate : all) {
@@ -308,6 +310,25 @@ std::vector<HfTensor> hf_tensors(const HfFamily& family, const TransformerConfig
     std::move(first.begin(), first.end(), std::back_inserter(tensors));
   }
   return tensors;
+}
+
+}  // namespace
+
+std::vector<HfTensor> hf_tensors(const HfFamily& family, const TransformerConfig& config,
+                                 const ParameterShapes& parameters, const HfNames& held) {
+  return tensors_of_parts(family, parameters, held,
+                          [&](const std::string&) -> const TransformerConfig& { return config; });
+}
+
+std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& config,
+                                 const HfNames& held) {
+  const ParameterShapes parameters = parameter_shapes(config);
+  if (family.part == nullptr) return hf_tensors(family, config.transformer, parameters, held);
+  TransformerConfig of_part;
+  return tensors_of_parts(family, parameters, held,
+                          [&](const std::string& ours) -> const TransformerConfig& {
+                            return of_part = family.part(config, ours);
+                          });
 }
 
 std::vector<HfTensor> hf_copies(const HfFamily& family, const ModelConfig& config) {
@@ -381,7 +402,9 @@ HfModel parse_hf_config(const std::string& text, const std::string& name) {
   t.finalize();
   Violations violations;
   t.validate(violations);
+  if (const Config* own = model.config.own.config()) own->validate(violations);
   MEGATRON_CHECK(violations.empty(), name, ": ", violations.messages().front());
+  if (model.family->carried != nullptr) model.carried = model.family->carried(fields, model.config);
   return model;
 }
 
@@ -393,6 +416,22 @@ void use_linear_scaling(TransformerConfig& t) {
   t.rope_scaling_type = RopeScaling::kLinear;
   t.rope_scaling_factor = static_cast<double>(*t.rotary_seq_len_interpolation_factor);
   t.rotary_seq_len_interpolation_factor.reset();
+}
+
+}  // namespace
+
+namespace {
+
+// As architecture_difference(), of the flags of a type of models.
+std::string own_difference(OwnConfig a, OwnConfig b) {
+  if (a.config() == nullptr || !a.same_type(b)) return "";
+  Config *const of_first[] = {a.config()}, *const of_second[] = {b.config()};
+  const std::vector<FieldInfo> mine = describe_fields(of_first), read = describe_fields(of_second);
+  for (size_t i = 0; i < mine.size(); ++i)
+    if (mine[i].role == FieldRole::kArchitecture && mine[i].value != read[i].value)
+      return cat(mine[i].name, " is ", format_yaml(mine[i].value), ", not ",
+                 format_yaml(read[i].value));
+  return "";
 }
 
 }  // namespace
@@ -413,6 +452,9 @@ std::string write_hf_config(const HfFamily& family, const ModelConfig& config,
       architecture_difference(config.transformer, back.config.transformer);
   MEGATRON_CHECK(difference.empty(), "a ", family.model_type,
                  " model of Hugging Face cannot express this model: ", difference);
+  const std::string other = own_difference(config.own, back.config.own);
+  MEGATRON_CHECK(other.empty(), "a ", family.model_type,
+                 " model of Hugging Face cannot express this model: ", other);
   return text;
 }
 

@@ -2,7 +2,8 @@
 // a list of configuration keys, both used for import and export.
 //
 // A new family is one row of the table in hf_dense_families.cc, hf_moe_families.cc,
-// hf_hybrid_families.cc, hf_encoder_families.cc or hf_t5_families.cc, its names, and its keys.
+// hf_hybrid_families.cc, hf_encoder_families.cc, hf_multimodal_families.cc or hf_t5_families.cc,
+// its names, and its keys.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +62,9 @@ struct HfRow {
   HfLayout layout = HfLayout::kSame;
   bool transposed = false;  // the Hugging Face weight is [inputs, outputs], that of every expert
   bool (*of)(const TransformerConfig& config) = nullptr;  // whether models have it; null: all have
+  // The shape of the Hugging Face tensor where the same elements have another one than in ours
+  // (convolutions); null: it is the same
+  std::vector<int64_t> (*stored_shape)(const std::vector<int64_t>& ours) = nullptr;
 };
 
 // Whether a folder holds a tensor of this name.
@@ -97,6 +101,14 @@ struct HfFamily {
   HfEnclosing enclosing = {};  // with an empty model_type: none
   // Changes the model to what the files of a folder hold, by the table's names; null: nothing
   void (*fit)(const HfFamily& family, const HfNames& held, ModelConfig& config) = nullptr;
+  // Alternative beginnings of names: {in the file, in the table}. An export has those of the folder
+  // that was imported.
+  std::vector<std::pair<std::string_view, std::string_view>> beginnings = {};
+  // The configuration of the module that a parameter of ours belongs to; null: of the only one
+  TransformerConfig (*part)(const ModelConfig& config, std::string_view ours) = nullptr;
+  // Names of tensors that models of this config.json do not compute with: those that a folder holds
+  // are kept beside a checkpoint and written back. Null: there are none
+  std::vector<std::string> (*carried)(HfFields& fields, const ModelConfig& config) = nullptr;
 };
 
 std::span<const HfFamily> hf_families();
@@ -108,7 +120,9 @@ std::string hf_family_names();
 // One tensor of a Hugging Face folder and the tensor of ours that it is (a part of).
 struct HfTensor {
   std::string name;
-  std::vector<int64_t> shape;  // as stored
+  std::vector<int64_t> shape;     // as stored, but for `reshaped`
+  std::vector<int64_t> reshaped;  // the stored shape of the same elements; empty: `shape`
+  const std::vector<int64_t>& stored_shape() const { return reshaped.empty() ? shape : reshaped; }
   bool transposed = false;
   std::string ours;
   std::vector<int64_t> our_shape;  // global, without vocabulary padding
@@ -155,8 +169,9 @@ std::optional<std::pair<std::string, int64_t>> expert_of_name(const HfFamily& fa
 struct HfModel {
   const HfFamily* family = nullptr;
   ModelConfig config;
-  std::string quantization;        // "fp8": E4M3 in blocks; "mxfp4"; empty: none
-  DType dtype = DType::kBFloat16;  // of quantised weights, when they have become numbers again
+  std::string quantization;          // "fp8": E4M3 in blocks; "mxfp4"; empty: none
+  DType dtype = DType::kBFloat16;    // of quantised weights, when they have become numbers again
+  std::vector<std::string> carried;  // HfFamily::carried
 };
 HfModel parse_hf_config(const std::string& text, const std::string& name);
 // The configuration of the model that is read: of a larger one (HfEnclosing) that of its text, with

@@ -86,6 +86,12 @@ int64_t to_integer(const std::string& name, std::string_view key, const ordered_
   return static_cast<int64_t>(number);
 }
 
+int64_t to_signed_integer(const std::string& name, std::string_view key,
+                          const ordered_json& value) {
+  if (!value.is_number_integer()) wrong_type(name, key, value, "a whole number");
+  return value.get<int64_t>();
+}
+
 bool to_bool(const std::string& name, std::string_view key, const ordered_json& value) {
   if (!value.is_boolean()) wrong_type(name, key, value, "true or false");
   return value.get<bool>();
@@ -152,6 +158,19 @@ std::string HfFields::text() const { return impl_->json.dump(2) + "\n"; }
 void HfFields::integer(std::string_view key, int64_t& value, std::optional<int64_t> missing) {
   if (reading()) return impl_->read(key, value, missing, to_integer);
   impl_->json[std::string(key)] = value;
+}
+
+void HfFields::signed_integer(std::string_view key, int64_t& value,
+                              std::optional<int64_t> missing) {
+  if (reading()) return impl_->read(key, value, missing, to_signed_integer);
+  impl_->json[std::string(key)] = value;
+}
+
+std::string HfFields::part(std::string_view key) const {
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr) return "{}";
+  if (!found->is_object()) wrong_type(name(), key, *found, "an object");
+  return found->dump(2);
 }
 
 void HfFields::number(std::string_view key, double& value, std::optional<double> missing) {

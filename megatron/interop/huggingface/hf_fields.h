@@ -41,6 +41,9 @@ class HfFields {
   void integer_or_null(std::string_view key, std::optional<int64_t>& value,
                        std::optional<int64_t> missing);
 
+  // An integer that may be negative.
+  void signed_integer(std::string_view key, int64_t& value, std::optional<int64_t> missing = {});
+
   // A list; absent and null are an empty one.
   void integers(std::string_view key, std::vector<int64_t>& values);
 
@@ -48,6 +51,9 @@ class HfFields {
   // which absent and null mean. An infinite one is {"__float__": "Infinity"} (transformers 5) in
   // the file, or a bare Infinity (4).
   void range(std::string_view key, std::vector<std::string>& limits);
+
+  // The JSON text of a member that is an object, "{}" if it is absent or null.
+  std::string part(std::string_view key) const;
 
   // Reading: a list of strings; absent and null are an empty one.
   std::vector<std::string> texts(std::string_view key) const;

@@ -83,14 +83,20 @@ class HfFolderReader {
     for (auto& [name, text] : source_.texts) manifest_.add_text(name, std::move(text));
     for (std::string& problem : source_.problems) manifest_.add_problem(std::move(problem));
     for (const HfTensor& tensor : tensors_) add(tensor);
+    for (const std::string& name : model_.carried)
+      if (const std::string theirs = name_in_files(name);
+          files_.places().contains(theirs) && !used_.contains(theirs))
+        carried_.insert(theirs);
     for (const auto& [name, place] : files_.places())
-      if (!used_.contains(name)) account_for(name, place);
+      if (!used_.contains(name) && !carried_.contains(name)) account_for(name, place);
     report_experts(missing_experts_, cat(" not in the files, ", source_.described_by, " gives "));
     report_experts(further_experts_, cat(" in the files, ", source_.described_by, " gives "));
     return {std::move(model_),
             std::move(manifest_).open(files_.folder()),
             {used_.begin(), used_.end()},
-            std::move(waived_)};
+            std::move(waived_),
+            {carried_.begin(), carried_.end()},
+            beginnings_in_files()};
   }
 
  private:
@@ -110,10 +116,29 @@ class HfFolderReader {
   std::string name_in_files(std::string_view name) const {
     for (const auto& [alias, known] : model_.family->aliases)
       if (known == name && !files_.places().contains(std::string(name))) name = alias;
+    for (const auto& [theirs, known] : model_.family->beginnings)
+      if (name.starts_with(known) && !files_.places().contains(std::string(name)))
+        if (std::string other = cat(theirs, name.substr(known.size()));
+            files_.places().contains(other))
+          return other;
     const std::string_view prefix = model_.family->prefix;
     if (!name.starts_with(prefix)) return std::string(name);
     if (!enclosing_.empty()) return cat(enclosing_, name.substr(prefix.size()));
     return std::string(bare_ ? name.substr(prefix.size()) : name);
+  }
+
+  // The alternatives that names of the files begin with.
+  std::vector<std::pair<std::string_view, std::string_view>> beginnings_in_files() const {
+    std::vector<std::pair<std::string_view, std::string_view>> out;
+    for (const auto& beginning : model_.family->beginnings) {
+      const auto next = files_.places().lower_bound(std::string(beginning.first));
+      const bool known = std::any_of(out.begin(), out.end(), [&](const auto& other) {
+        return other.second == beginning.second;
+      });
+      if (!known && next != files_.places().end() && next->first.starts_with(beginning.first))
+        out.push_back(beginning);
+    }
+    return out;
   }
 
   // By the layer: "model.layers.1.mlp.experts.*".
@@ -177,9 +202,10 @@ class HfFolderReader {
     }
     used_.insert(name);
     const SafetensorsEntry& entry = *found->second.entry;
-    if (entry.shape != tensor.shape) {
+    if (entry.shape != tensor.stored_shape()) {
       manifest_.add_problem(cat(shown(name), " has shape ", format_shape(entry.shape), ", by ",
-                                source_.described_by, " it is ", format_shape(tensor.shape)));
+                                source_.described_by, " it is ",
+                                format_shape(tensor.stored_shape())));
       return;
     }
     if (!has_expert_views(tensor))
@@ -193,15 +219,14 @@ class HfFolderReader {
   // Handles a tensor that no row of the table uses.
   void account_for(const std::string& name, const TensorFiles::Place& place) {
     const TransformerConfig& t = model_.config.transformer;
-    const std::string table = "embedding.word_embeddings.weight";
+    const std::string table = word_embeddings_of(model_.config.type);
     if (!t.untie_embeddings_and_output_weights && is_head(name))
       return check_copy(name, place, table,
                         cat(source_.described_by, " ties them (tie_word_embeddings)"));
     if (const auto copy = copies_.find(full_name(name)); copy != copies_.end())
       return check_copy(name, place, copy->second.ours, "the layers share it");
     for (const std::string_view pattern : model_.family->waived) {
-      if (!matches_pattern(name_in_files(pattern), name) && !matches_pattern(pattern, name))
-        continue;
+      if (!matches_waived(pattern, name)) continue;
       if (name.ends_with("inv_freq")) check_frequencies(name_, name, files_, place, t);
       waived_.push_back(name);
       return;
@@ -213,6 +238,17 @@ class HfFolderReader {
     }
     manifest_.add_problem(cat(shown(name), " is in the files, the model of ", source_.described_by,
                               " has no such tensor"));
+  }
+
+  bool matches_waived(std::string_view pattern, const std::string& name) const {
+    if (matches_pattern(name_in_files(pattern), name) || matches_pattern(pattern, name))
+      return true;
+    return std::any_of(model_.family->beginnings.begin(), model_.family->beginnings.end(),
+                       [&](const auto& beginning) {
+                         const auto& [theirs, known] = beginning;
+                         return pattern.starts_with(known) &&
+                                matches_pattern(cat(theirs, pattern.substr(known.size())), name);
+                       });
   }
 
   std::string shown(const std::string& name) const {
@@ -254,7 +290,7 @@ class HfFolderReader {
   Experts missing_experts_, further_experts_;
   bool bare_ = false;
   std::string_view enclosing_ = {};  // of a larger model: what stands for the prefix
-  std::set<std::string> used_;
+  std::set<std::string> used_, carried_;
   std::vector<std::string> waived_;
 };
 
@@ -340,7 +376,24 @@ TokenizerConfig hf_tokenizer(const fs::path& folder, int64_t vocab_size) {
   return config;
 }
 
-StoredFiles origin_files(const Checkpoint& source) {
+namespace {
+
+// The text of kKeptHfTensors.
+std::string carried_file(const HfFolder& folder) {
+  const TensorFiles files = TensorFiles::of_hf_folder(folder.checkpoint.directory());
+  std::vector<SafetensorsEntry> entries;
+  for (const std::string& name : folder.carried) entries.push_back(*files.places().at(name).entry);
+  std::string text = encode_safetensors_header(
+      entries, {{"beginnings", nlohmann::json(folder.beginnings).dump()}});
+  for (const SafetensorsEntry& entry : entries) {
+    const std::vector<std::byte> bytes = files.read(files.places().at(entry.name));
+    text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  return text;
+}
+
+// The files of texts among origin_files().
+StoredFiles config_files(const Checkpoint& source) {
   StoredFiles files;
   const fs::path& folder = source.directory();
   if (!is_hf_folder(folder)) {
@@ -354,6 +407,20 @@ StoredFiles origin_files(const Checkpoint& source) {
     if (fs::is_regular_file(folder / name, ignored))
       files.emplace_back(kept, std::string_view(name) == kHfConfig ? text_of_config(folder)
                                                                    : read_file(folder / name));
+  return files;
+}
+
+}  // namespace
+
+StoredFiles origin_files(const Checkpoint& source) {
+  StoredFiles files = config_files(source);
+  const fs::path& folder = source.directory();
+  if (!is_hf_folder(folder)) {
+    if (source.has_file(kKeptHfTensors))
+      files.emplace_back(kKeptHfTensors, source.read_file(kKeptHfTensors));
+  } else if (read_hf_config(folder).family->carried != nullptr) {
+    files.emplace_back(kKeptHfTensors, carried_file(open_hf_folder(folder)));
+  }
   return files;
 }
 
@@ -376,7 +443,7 @@ std::vector<int32_t> ids_under(const char* key, const std::string& name, const s
 }
 
 std::vector<int32_t> stored_ids(const char* key, const Checkpoint& source) {
-  const StoredFiles files = origin_files(source);
+  const StoredFiles files = config_files(source);
   for (const auto& [name, kept_as] : {std::pair{kHfGenerationConfig, kKeptHfGenerationConfig},
                                       std::pair{kHfConfig, kKeptHfConfig}})
     for (const auto& [kept, text] : files) {

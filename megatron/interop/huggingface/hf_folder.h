@@ -27,6 +27,10 @@ struct HfFolder {
   std::vector<std::string> tensors;  // Hugging Face names that are used, each exactly once
   // Names of tensors without weights: masks, frequencies, a copy of a tied table
   std::vector<std::string> waived;
+  // Those that the model does not compute with and an export writes back
+  std::vector<std::string> carried;
+  // Beginnings of names in these files: {in the files, in the table} (HfFamily::beginnings)
+  std::vector<std::pair<std::string_view, std::string_view>> beginnings;
 };
 
 // Reads the configuration and the headers of the files, and accounts for every tensor: each is used
@@ -62,14 +66,18 @@ TokenizerConfig hf_tokenizer(const std::filesystem::path& folder, int64_t vocab_
 
 // Names of the tokenizer's files and of generation_config.json, those that the folder holds.
 std::vector<std::string> hf_tokenizer_files(const std::filesystem::path& folder);
-// The configuration files of an imported model, as files of a checkpoint: huggingface/config.json
-// and huggingface/generation_config.json of the Hugging Face folder, and peft/adapter_config.json
+// The files of an imported model, as files of a checkpoint: huggingface/config.json,
+// huggingface/generation_config.json and, of families with tensors that are carried,
+// huggingface/carried.safetensors of the Hugging Face folder, and peft/adapter_config.json
 // of its adapters. `source`: an open folder, or a checkpoint of ours that holds them. Every
 // checkpoint of a run holds those of the model it started from, so that an export writes the same
 // family.
 StoredFiles origin_files(const Checkpoint& source);
 inline constexpr const char* kKeptHfConfig = "huggingface/config.json";
 inline constexpr const char* kKeptHfGenerationConfig = "huggingface/generation_config.json";
+// The tensors that are carried, under their names in the folder; the metadata's "beginnings": a
+// JSON list of HfFolder::beginnings.
+inline constexpr const char* kKeptHfTensors = "huggingface/carried.safetensors";
 inline constexpr const char* kKeptPeftConfig = "peft/adapter_config.json";
 
 // eos_token_id (one or several) of generation_config.json, else of config.json, of such a source;

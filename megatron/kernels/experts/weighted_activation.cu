@@ -137,6 +137,8 @@ void run(const WeightedActivationArgs& args, bool backward, void* stream) {
         return launch_kernel<T, QuickGeluGate, true>(args, backward, s);
       case Activation::kExactGeglu:
         return launch_kernel<T, GeluGate, true>(args, backward, s);
+      case Activation::kQuickGelu:
+        return launch_kernel<T, QuickGeluGate, false>(args, backward, s);
     }
   });
   check_cuda(cudaGetLastError(), "weighted activation");

@@ -132,6 +132,8 @@ void run(const WeightedActivationArgs& args, bool backward, int64_t begin, int64
       return run_rows<QuickGeluGate, true>(args, backward, begin, end);
     case Activation::kExactGeglu:
       return run_rows<GeluGate, true>(args, backward, begin, end);
+    case Activation::kQuickGelu:
+      return run_rows<QuickGeluGate, false>(args, backward, begin, end);
   }
 }
 

@@ -117,14 +117,21 @@ std::vector<std::string> GPTModel::auxiliary_losses() const {
 }
 
 StageTensors GPTModel::hidden(const Batch& batch, const StageTensors& input,
-                              const ForwardContext& given) {
+                              const ForwardContext& context) {
+  return hidden_with(batch, {}, input, context);
+}
+
+StageTensors GPTModel::hidden_with(const Batch& batch, const at::Tensor& more,
+                                   const StageTensors& input, const ForwardContext& given) {
   const ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
   at::Tensor x;
   if (slice().embedding) {
     const at::Tensor& tokens = batch["tokens"];
     check_shape("tokens", tokens, {-1, -1});
     check_shape("place.position", context.place.position, {tokens.size(1)});
-    x = impl_->embedding->forward(tokens, context);
+    x = impl_->embedding->forward(
+        tokens, context,
+        more.defined() ? more.narrow(0, context.first_row, context.rows.position.size(0)) : more);
   } else {
     MEGATRON_ASSERT(input.size() == 1, input.size(), " tensors from the previous segment");
     x = input.front();

@@ -22,6 +22,10 @@ class GPTModel : public Model {
   using Model::loss;
   StageTensors hidden(const Batch& batch, const StageTensors& input,
                       const ForwardContext& context) override;
+  // The same, for a model that reads more than tokens: `more`, [s, b, h] of the whole sequences of
+  // this rank, is added to the embedding before its dropout; undefined: nothing. Differentiable.
+  StageTensors hidden_with(const Batch& batch, const at::Tensor& more, const StageTensors& input,
+                           const ForwardContext& context);
   at::Tensor logits(const at::Tensor& hidden) override;
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) override;
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;

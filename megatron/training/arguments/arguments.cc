@@ -10,6 +10,7 @@
 #include "megatron/datasets/masked/bert_dataset.h"
 #include "megatron/kernels/sum_parts.h"
 #include "megatron/models/bert/bert_model.h"
+#include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/model_table.h"
 #include "megatron/models/t5/t5_config.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
@@ -125,6 +126,13 @@ std::vector<std::string> flags_given(C config) {
   for (size_t i = 0; i < all.size(); ++i)
     if (all[i].value != plain[i].value) flags.push_back(all[i].flags.front());
   return flags;
+}
+
+void images_are_read(const Arguments& a, Violations& v) {
+  const std::vector<std::string> given = flags_given(own_config<MimoConfig>(a.own));
+  if (!given.empty())
+    v.add(cat(listed(given), " has no effect with --task ", a.training.task),
+          "leave it out: training of models that read images is not built yet");
 }
 
 // Samples of sentences are masked, and have neither documents inside nor their positions.
@@ -554,6 +562,7 @@ constexpr Rule kRules[] = {world_divides,
                            conversations_are_data,
                            preferences_are_data,
                            masked_tokens_are_data,
+                           images_are_read,
                            layers_divide_over_stages,
                            validate_experts,
                            tokenizer_is_given,

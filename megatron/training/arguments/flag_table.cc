@@ -472,7 +472,7 @@ constexpr Refusal kRefusals[] = {
     {"it belongs to one cluster of NVIDIA; --exit-signal-handler saves on a signal",
      "--adlr-autoresume --adlr-autoresume-interval=1000"},
     {"vision models are not built yet",
-     "--num-classes=1000 --img-h=224 --img-w=224 --num-channels=3 --patch-dim=16 "
+     "--num-classes=1000 --num-channels=3 "
      "--classes-fraction=1.0 --data-per-class-fraction=1.0 --head-lr-mult=1.0 --vision-pretraining "
      "--vision-pretraining-type=classify --vision-backbone-type=vit --swin-backbone-type=tiny "
      "--mask-type=random --mask-factor=1.0 --iter-per-epoch=1250 --dino-local-img-size=96 "

@@ -11,6 +11,7 @@ void FeedForwardConfig::fields(FieldVisitor& v) {
   v.field("geglu", geglu, "gelu(gate) * up in the MLP, with the tanh approximation");
   v.field("exact_geglu", exact_geglu, "gelu(gate) * up in the MLP, with the exact GELU");
   v.field("quick_geglu", quick_geglu, "gate * sigmoid(1.702 gate) * (up + offset) in the MLP");
+  v.field("quick_gelu", quick_gelu, "x * sigmoid(1.702 x) in the MLP (CLIP)");
   v.field("relu", relu, "relu(x) in the MLP");
   v.field("squared_relu", squared_relu, "relu(x)^2 in the MLP");
   v.field("openai_gelu", openai_gelu, "the tanh approximation of GELU");
@@ -24,10 +25,12 @@ void FeedForwardConfig::fields(FieldVisitor& v) {
 }
 
 void FeedForwardConfig::validate(Violations& v, const ShapeConfig&) const {
-  v.require(swiglu + geglu + exact_geglu + quick_geglu + relu + squared_relu + openai_gelu <= 1,
-            "more than one activation given",
-            "use one of --swiglu, --geglu, --exact-geglu, --quick-geglu, --relu, --squared-relu, "
-            "--openai-gelu");
+  v.require(
+      swiglu + geglu + exact_geglu + quick_geglu + quick_gelu + relu + squared_relu + openai_gelu <=
+          1,
+      "more than one activation given",
+      "use one of --swiglu, --geglu, --exact-geglu, --quick-geglu, --quick-gelu, --relu, "
+      "--squared-relu, --openai-gelu");
   v.require(glu_linear_offset == 0.0 || quick_geglu,
             "--glu-linear-offset has an effect only with --quick-geglu");
   if (!activation_func_clamp_value) return;

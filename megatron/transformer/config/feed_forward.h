@@ -11,6 +11,7 @@ struct FeedForwardConfig {
   bool swiglu = false;
   bool geglu = false;
   bool quick_geglu = false;
+  bool quick_gelu = false;
   bool exact_geglu = false;
   bool relu = false;
   bool squared_relu = false;

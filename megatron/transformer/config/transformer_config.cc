@@ -130,6 +130,7 @@ Activation TransformerConfig::activation() const {
   if (geglu) return Activation::kGeglu;
   if (exact_geglu) return Activation::kExactGeglu;
   if (quick_geglu) return Activation::kQuickGeglu;
+  if (quick_gelu) return Activation::kQuickGelu;
   if (relu) return Activation::kRelu;
   if (squared_relu) return Activation::kSquaredRelu;
   if (openai_gelu || (add_bias_linear && bias_gelu_fusion)) return Activation::kGeluTanh;

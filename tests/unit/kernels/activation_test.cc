@@ -31,6 +31,8 @@ const Formula kFormulas[] = {
      [](double x, double up, double offset) { return x * sigmoid(1.702 * x) * (up + offset); }},
     {Activation::kExactGeglu, true, 0,
      [](double x, double up, double) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)) * up; }},
+    {Activation::kQuickGelu, false, 0,
+     [](double x, double, double) { return x * sigmoid(1.702 * x); }},
 };
 
 void test_activation(DType dtype, const Formula& formula, int64_t rows, int64_t features,

@@ -80,7 +80,7 @@ TEST_F(StoredModelType, AnUnknownOneIsRefused) {
   const Checkpoint checkpoint = stored("other");
   const std::string message =
       (checkpoint.directory() / "config.yaml").string() +
-      ": a model of type other is unknown\nhint: known types: gpt, bert, t5, retro";
+      ": a model of type other is unknown\nhint: known types: gpt, bert, t5, retro, mimo";
   EXPECT_EQ(error_of([&] { stored_model_type(checkpoint); }), message);
   EXPECT_EQ(error_of([&] { check_model_type(checkpoint, "gpt"); }), message);
   LoadModelRequest request;

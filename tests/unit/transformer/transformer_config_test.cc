@@ -281,8 +281,8 @@ const std::vector<BrokenRule> kBrokenRules = {
      [](auto& c) { c.rotary_seq_len_interpolation_factor = 0; }},
     {"OneActivation",
      "more than one activation given\n"
-     "hint: use one of --swiglu, --geglu, --exact-geglu, --quick-geglu, --relu, --squared-relu, "
-     "--openai-gelu",
+     "hint: use one of --swiglu, --geglu, --exact-geglu, --quick-geglu, --quick-gelu, --relu, "
+     "--squared-relu, --openai-gelu",
      [](auto& c) { c.geglu = c.squared_relu = true; }},
     {"OffsetNeedsQuickGeglu", "--glu-linear-offset has an effect only with --quick-geglu",
      [](auto& c) { c.glu_linear_offset = 1.0; }},
@@ -643,6 +643,7 @@ TEST(TransformerConfig, ActivationByFlags) {
       {Activation::kGeglu, [](auto& c) { c.geglu = true; }},
       {Activation::kQuickGeglu, [](auto& c) { c.quick_geglu = true; }},
       {Activation::kExactGeglu, [](auto& c) { c.exact_geglu = true; }},
+      {Activation::kQuickGelu, [](auto& c) { c.quick_gelu = true; }},
       {Activation::kRelu, [](auto& c) { c.relu = true; }},
       {Activation::kSquaredRelu, [](auto& c) { c.squared_relu = true; }},
   };

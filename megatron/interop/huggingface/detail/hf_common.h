@@ -19,6 +19,7 @@ std::vector<HfFamily> moe_hf_families();
 std::vector<HfFamily> encoder_hf_families();
 std::vector<HfFamily> t5_hf_families();
 std::vector<HfFamily> hybrid_hf_families();
+std::vector<HfFamily> multimodal_hf_families();
 
 namespace hf {
 

@@ -1,0 +1,337 @@
+// Models that read images beside text.
+#include <algorithm>
+#include <deque>
+
+#include "megatron/base/check.h"
+#include "megatron/interop/huggingface/detail/hf_common.h"
+#include "megatron/models/mimo/mimo_model.h"
+
+namespace megatron {
+namespace {
+
+using namespace hf;  // NOLINT: names of the tables
+
+// -- names, as HfRow has them
+
+// Rows of a language model as a part: ours in language_model., theirs in language_model. too.
+std::vector<HfRow> nested_rows(std::initializer_list<std::span<const HfRow>> all) {
+  static std::deque<std::string> names;  // that the rows refer to
+  const auto kept = [&](std::string text) -> std::string_view {
+    return names.emplace_back(std::move(text));
+  };
+  std::vector<HfRow> nested;
+  for (const std::span<const HfRow> rows : all)
+    for (HfRow row : rows) {
+      const auto within = [&](std::string_view name, std::string_view layers) {
+        return kept(cat("language_model.", name.starts_with('.') ? layers : "", name));
+      };
+      row.ours = within(row.ours, "decoder.layers.*");
+      for (std::string_view& theirs : row.theirs) theirs = within(theirs, "model.layers.*");
+      nested.push_back(std::move(row));
+    }
+  return nested;
+}
+
+// The rows of Llama and its descendants.
+std::span<const HfRow> language_rows() {
+  static const std::vector<HfRow> rows =
+      nested_rows({kBody, kSeparateQKV, kQKNorms, kGatedMlp, kPreNorms, kHead});
+  return rows;
+}
+
+// [h, 3 p^2] as [h, 3, p, p].
+std::vector<int64_t> as_convolution(const std::vector<int64_t>& ours) {
+  constexpr int64_t kChannels = 3;
+  int64_t p = 1;
+  while (kChannels * (p + 1) * (p + 1) <= ours[1]) ++p;
+  return {ours[0], kChannels, p, p};
+}
+
+std::vector<int64_t> as_vector(const std::vector<int64_t>& ours) { return {ours.back()}; }
+
+const HfRow kClip[] = {
+    {.ours = "vision_model.conv1.weight",
+     .theirs = {"vision_tower.embeddings.patch_embedding.weight"},
+     .stored_shape = as_convolution},
+    {.ours = "vision_model.class_token",
+     .theirs = {"vision_tower.embeddings.class_embedding"},
+     .stored_shape = as_vector},
+    {"vision_model.position_embeddings.weight",
+     {"vision_tower.embeddings.position_embedding.weight"}},
+    {"vision_model.ln_pre.@", {"vision_tower.pre_layrnorm.@"}},  // sic
+    {"vision_model.decoder.layers.*.self_attention.linear_qkv.layer_norm_@",
+     {"vision_tower.encoder.layers.*.layer_norm1.@"}},
+    {"vision_model.decoder.layers.*.self_attention.linear_qkv.@",
+     {"vision_tower.encoder.layers.*.self_attn.q_proj.@",
+      "vision_tower.encoder.layers.*.self_attn.k_proj.@",
+      "vision_tower.encoder.layers.*.self_attn.v_proj.@"},
+     HfLayout::kSeparateQKV},
+    {"vision_model.decoder.layers.*.self_attention.linear_proj.@",
+     {"vision_tower.encoder.layers.*.self_attn.out_proj.@"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc1.layer_norm_@",
+     {"vision_tower.encoder.layers.*.layer_norm2.@"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc1.@", {"vision_tower.encoder.layers.*.mlp.fc1.@"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc2.@",
+     {"vision_tower.encoder.layers.*.mlp.fc2.@"}}};
+
+const HfRow kProjector[] = {
+    {"vision_projection.encoder.linear_fc1.@", {"multi_modal_projector.linear_1.@"}},
+    {"vision_projection.encoder.linear_fc2.@", {"multi_modal_projector.linear_2.@"}}};
+
+// Alternatives of transformers 4 and of the modules of transformers 5, the longest first.
+const std::vector<std::pair<std::string_view, std::string_view>> kBeginnings = {
+    {"model.vision_tower.vision_model.", "vision_tower."},
+    {"vision_tower.vision_model.", "vision_tower."},
+    {"model.vision_tower.", "vision_tower."},
+    {"model.multi_modal_projector.", "multi_modal_projector."},
+    {"model.language_model.", "language_model.model."},
+    {"lm_head.", "language_model.lm_head."}};
+
+// -- the language model, "text_config"
+
+// What transformers takes for keys that a text_config leaves out.
+struct TextDefaults {
+  std::string_view type;
+  int64_t hidden, ffn, layers, heads, vocabulary;
+};
+constexpr TextDefaults kTextDefaults[] = {{"llama", 4096, 11008, 32, 32, 32000},
+                                          {"mistral", 4096, 14336, 32, 32, 32000},
+                                          {"qwen2", 4096, 22016, 32, 32, 151936},
+                                          {"qwen3", 4096, 22016, 32, 32, 151936}};
+
+const TextDefaults* defaults_of(std::string_view type) {
+  const auto* found = std::find_if(std::begin(kTextDefaults), std::end(kTextDefaults),
+                                   [&](const TextDefaults& row) { return row.type == type; });
+  return found == std::end(kTextDefaults) ? nullptr : found;
+}
+
+// The text of a text_config with these keys written out.
+std::string with_defaults(const std::string& part, const std::string& name, std::string& type) {
+  HfFields given(part, name);
+  given.text("model_type", type, "llama");
+  const TextDefaults* defaults = defaults_of(type);
+  MEGATRON_CHECK(defaults != nullptr, name, ": a language model of the type \"", type,
+                 "\" is not built beside images\nhint: types that are: llama, mistral, qwen2, "
+                 "qwen3");
+  HfFields full = HfFields::writer(part);
+  const auto fill = [&](std::string_view key, int64_t value) {
+    value = given.find_integer(key).value_or(value);
+    full.integer(key, value);
+  };
+  fill("hidden_size", defaults->hidden);
+  fill("intermediate_size", defaults->ffn);
+  fill("num_hidden_layers", defaults->layers);
+  fill("num_attention_heads", defaults->heads);
+  fill("vocab_size", defaults->vocabulary);
+  return full.text();
+}
+
+void read_text(const HfFields& f, ModelConfig& c) {
+  const std::string name = cat(f.name(), ": text_config");
+  std::string type;
+  HfFields text(with_defaults(f.part("text_config"), name, type), name);
+  const HfFamily& family = *find_hf_family(type);
+  family.preset(c.transformer);
+  family.fields(text, c);
+}
+
+// Over the text_config that is there, if that is of a type that can express the model; else of the
+// first type that can.
+void write_text(HfFields& f, const ModelConfig& c) {
+  const ModelConfig language = language_config(c);
+  const std::string base = f.part("text_config");
+  std::string given;
+  HfFields(base, "text_config").text("model_type", given, "");
+  const auto write = [&](std::string_view type, const std::string& over) {
+    const HfFamily& family = *find_hf_family(type);
+    write_hf_config(family, language, over);  // throws if it cannot
+    HfFields text = HfFields::writer(over);
+    std::string name(type);
+    text.text("model_type", name);
+    ModelConfig copy = language;
+    family.fields(text, copy);
+    f.set("text_config", text.text());
+  };
+  if (defaults_of(given) != nullptr) return write(given, base);
+  std::string reasons;
+  for (const TextDefaults& row : kTextDefaults) {
+    try {
+      return write(row.type, "{}");
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      reasons += "\ndetail: " + what.substr(0, what.find('\n'));
+    }
+  }
+  throw Error("no language model that is built beside images can express this one" + reasons);
+}
+
+// The whole model says whether the output layer is tied, if it says so.
+void text_fields(HfFields& f, ModelConfig& c) {
+  TransformerConfig& t = c.transformer;
+  if (!f.reading()) {
+    write_text(f, c);
+    return tied(f, t, false);
+  }
+  read_text(f, c);
+  tied(f, t, !t.untie_embeddings_and_output_weights);
+}
+
+// -- images
+
+constexpr std::pair<std::string_view, VisionActivation> kActivationNames[] = {
+    {"gelu", VisionActivation::kGelu},
+    {"gelu_pytorch_tanh", VisionActivation::kGeluTanh},
+    {"quick_gelu", VisionActivation::kQuickGelu}};
+
+void activation_field(HfFields& f, std::string_view key, VisionActivation& value,
+                      const char* missing) {
+  std::string name;
+  for (const auto& [word, kind] : kActivationNames)
+    if (kind == value) name = word;
+  f.text(key, name, missing);
+  const auto* row = std::find_if(std::begin(kActivationNames), std::end(kActivationNames),
+                                 [&](const auto& candidate) { return candidate.first == name; });
+  MEGATRON_CHECK(row != std::end(kActivationNames), f.name(), ": ", key, " \"", name,
+                 "\" is not built");
+  value = row->second;
+}
+
+// Feature 0 is the input of the first layer, i the output of layer i; negative ones count from the
+// last layer's.
+int64_t computed_layers(int64_t all, int64_t feature) {
+  return feature >= 0 ? feature : all + 1 + feature;
+}
+
+// All layers, and which of their outputs is taken.
+struct TakenLayer {
+  int64_t all = 24, feature = -2;
+};
+
+TakenLayer read_taken(HfFields& f, HfFields& vision, int64_t missing) {
+  TakenLayer taken;
+  vision.integer("num_hidden_layers", taken.all, missing);
+  f.signed_integer("vision_feature_layer", taken.feature, -2);
+  return taken;
+}
+
+void clip_fields(HfFields& f, VisionConfig& own) {
+  const std::string part = f.part("vision_config"), name = cat(f.name(), ": vision_config");
+  // Without a vision_config that of CLIP ViT-L/14-336
+  const bool given = part != "{}";
+  HfFields read(part, name), write = HfFields::writer(part);
+  HfFields& vision = f.reading() ? read : write;
+  vision.constant("model_type", "\"clip_vision_model\"");
+  own.vision_model_type = VisionModel::kClip;
+  const auto size = [&](std::string_view key, int64_t& value, int64_t of_clip, int64_t of_llava) {
+    vision.integer(key, value, given ? of_clip : of_llava);
+  };
+  size("hidden_size", own.vision_hidden_size, 768, 1024);
+  size("intermediate_size", own.vision_ffn_hidden_size, 3072, 4096);
+  size("num_attention_heads", own.vision_num_attention_heads, 12, 16);
+  size("image_size", own.img_h, 224, 336);
+  size("patch_size", own.patch_dim, 32, 14);
+  vision.number("layer_norm_eps", own.vision_layernorm_epsilon, 1e-5);
+  vision.constant("num_channels", "3");
+  activation_field(vision, "hidden_act", own.vision_activation, "quick_gelu");
+  if (f.reading()) {
+    own.img_w = own.img_h;
+    const TakenLayer taken = read_taken(f, vision, given ? 12 : 24);
+    own.vision_num_layers = computed_layers(taken.all, taken.feature);
+    MEGATRON_CHECK(own.vision_num_layers > 0 && own.vision_num_layers <= taken.all, f.name(),
+                   ": vision_feature_layer ", taken.feature, " is no output of the ", taken.all,
+                   " layers of the encoder");
+    return;
+  }
+  MEGATRON_CHECK(own.img_h == own.img_w,
+                 "encoders of Hugging Face's CLIP read squares, not pictures of ", own.img_h, " x ",
+                 own.img_w);
+  HfFields before(f.part("vision_config"), name), whole(f.text(), f.name());
+  TakenLayer taken = read_taken(whole, before, 0);
+  if (computed_layers(taken.all, taken.feature) != own.vision_num_layers || taken.all == 0)
+    taken = {own.vision_num_layers, -1};
+  vision.integer("num_hidden_layers", taken.all);
+  f.signed_integer("vision_feature_layer", taken.feature);
+  f.set("vision_config", vision.text());
+}
+
+void projector_fields(HfFields& f, VisionConfig& own, const TransformerConfig& language) {
+  f.flag("multimodal_projector_bias", own.vision_projection_bias, true);
+  activation_field(f, "projector_hidden_act", own.vision_projection_activation, "gelu");
+  if (f.reading()) return;
+  const int64_t middle = own.vision_projection_ffn_hidden_size;
+  MEGATRON_CHECK(
+      own.vision_projection_type == VisionProjection::kMlp &&
+          (middle == 0 || middle == language.hidden_size),
+      "projectors of Hugging Face's LLaVA are two linears with the width of the language "
+      "model between them");
+}
+
+// "default" leaves the class row out.
+void strategy_field(HfFields& f, VisionConfig& own) {
+  std::string strategy = own.vision_class_token ? "full" : "default";
+  f.text("vision_feature_select_strategy", strategy, "default");
+  MEGATRON_CHECK(strategy == "full" || strategy == "default", f.name(),
+                 ": vision_feature_select_strategy \"", strategy, "\" is not known");
+  own.vision_class_token = strategy == "full";
+}
+
+// image_token_index, or image_token_id where that is there.
+void image_token_field(HfFields& f, MimoConfig& own) {
+  constexpr const char *kIndex = "image_token_index", *kId = "image_token_id";
+  const bool by_id = f.find_integer(kId).has_value();
+  f.integer(by_id ? kId : kIndex, own.image_token_id, 32000);
+}
+
+void llava_fields(HfFields& f, ModelConfig& c) {
+  MimoConfig& own = c.own.ensure<MimoConfig>();
+  text_fields(f, c);
+  clip_fields(f, own);
+  projector_fields(f, own, c.transformer);
+  strategy_field(f, own);
+  image_token_field(f, own);
+}
+
+TransformerConfig part_of(const ModelConfig& c, std::string_view ours) {
+  if (!ours.starts_with("vision_model.")) return c.transformer;
+  return c.own.as_or_default<MimoConfig>().encoder(c.transformer);
+}
+
+// The layers of CLIP behind the one whose output is taken, and the norm behind them.
+std::vector<std::string> behind_clip(HfFields& f, const ModelConfig& c) {
+  HfFields vision(f.part("vision_config"), f.name());
+  const bool given = f.part("vision_config") != "{}";
+  const TakenLayer taken = read_taken(f, vision, given ? 12 : 24);
+  std::vector<std::string> names;
+  const auto add = [&](std::string name) {
+    const size_t at = name.find('@');
+    for (const char* word : {"weight", "bias"})
+      names.push_back(std::string(name).replace(at, 1, word));
+  };
+  for (int64_t i = c.own.as<MimoConfig>()->vision_num_layers; i < taken.all; ++i)
+    for (const HfRow& row : kClip)
+      for (const std::string_view theirs : row.theirs)
+        if (theirs.find('*') != theirs.npos) add(with_indices(theirs, {&i, 1}));
+  add("vision_tower.post_layernorm.@");
+  return names;
+}
+
+}  // namespace
+
+std::vector<HfFamily> multimodal_hf_families() {
+  return {{.model_type = "llava",
+           .architecture = "LlavaForConditionalGeneration",
+           .rows = {language_rows(), kClip, kProjector},
+           .preset = [](TransformerConfig&) {},
+           .fields = llava_fields,
+           .prefix = "",
+           .layers = "language_model.model.layers.*",
+           .waived = {"language_model.model.layers.*.self_attn.rotary_emb.inv_freq",
+                      "vision_tower.embeddings.position_ids"},
+           .type = "mimo",
+           .our_layers = "language_model.decoder.layers.*",
+           .beginnings = kBeginnings,
+           .part = part_of,
+           .carried = behind_clip}};
+}
+
+}  // namespace megatron

@@ -1,0 +1,18 @@
+#include "megatron/models/mimo/mimo_config.h"
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+
+void MimoConfig::fields(FieldVisitor& v) {
+  VisionConfig::fields(v);
+  v.field("image_token_id", image_token_id,
+          "id of the token that stands where a feature of an image comes in");
+}
+
+void MimoConfig::validate(Violations& v) const {
+  VisionConfig::validate(v);
+  v.require(image_token_id >= 0, cat("--image-token-id is ", image_token_id), "0 or more");
+}
+
+}  // namespace megatron

@@ -1,0 +1,16 @@
+// What a GPT that reads other modalities beside text has besides its layers.
+#pragma once
+
+#include "megatron/models/vision/vision_config.h"
+
+namespace megatron {
+
+struct MimoConfig : Config, VisionConfig {
+  // I, the id of a token in whose place a feature of an image stands; it may lie outside of the
+  // vocabulary
+  int64_t image_token_id = 32000;
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+}  // namespace megatron

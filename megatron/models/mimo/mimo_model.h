@@ -1,0 +1,56 @@
+// A GPT that reads images beside text: features of an encoder of images, projected to its width,
+// stand in the places of tokens. With CLIP it is LLaVA: Liu et al. 2023 (arXiv:2304.08485,
+// 2310.03744).
+#pragma once
+
+#include <memory>
+
+#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/models/mimo/mimo_config.h"
+#include "megatron/models/vision/vision_encoder.h"
+#include "megatron/models/vision/vision_projector.h"
+
+namespace megatron {
+
+// Reads the columns of a GPT, whose tokens hold I once for each feature, and Batch::images.
+//
+//   x = E[tokens], scaled as a GPT's; in the rows of I the projected features, and nothing else: I
+//   looks nothing up, and the features are not scaled. Then as a GPT, positions included.
+//
+// Parameters: language_model.<those of a GPT>; vision_model... (vision/vision_encoder.h) and
+// vision_projection... (vision/vision_projector.h) on the segment with the embedding. Tensor ranks
+// hold all of the encoder and encode the same pictures; with sequence parallelism each has the
+// gradient of its own rows, so that those of the encoder are partial sums over kTensor.
+class MimoModel : public Model {
+ public:
+  // `tables` as for make_model(). Throws Error for what is not built.
+  MimoModel(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice,
+            const EmbeddingTables& tables);
+
+  using Model::hidden;
+  using Model::loss;
+  StageTensors hidden(const Batch& batch, const StageTensors& input,
+                      const ForwardContext& context) override;
+  TensorFormats border(int64_t layers_before, const Batch& batch,
+                       at::ScalarType dtype) const override;
+  at::Tensor logits(const at::Tensor& hidden) override;
+  at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) override;
+  Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
+  std::vector<std::string> auxiliary_losses() const override;
+  std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
+  EmbeddingTables embedding_tables() override;
+
+ private:
+  // [s, b, h]: features in their places, zeros elsewhere.
+  at::Tensor placed_features(const Batch& batch, const ForwardContext& context);
+
+  const MimoConfig own_;
+  GPTModel language_model_;
+  std::unique_ptr<VisionEncoder> vision_model_;  // null: another segment has the embedding
+  std::unique_ptr<VisionProjector> vision_projection_;
+};
+
+// The configuration of the GPT in it.
+ModelConfig language_config(const ModelConfig& config);
+
+}  // namespace megatron

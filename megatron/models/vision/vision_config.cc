@@ -1,0 +1,102 @@
+#include "megatron/models/vision/vision_config.h"
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+
+namespace megatron {
+namespace {
+
+constexpr std::string_view kVisionModels[] = {"none", "clip"};
+constexpr std::string_view kVisionActivations[] = {"gelu", "gelu_tanh", "quick_gelu"};
+constexpr std::string_view kVisionProjections[] = {"mlp", "affine"};
+
+}  // namespace
+
+void VisionConfig::fields(FieldVisitor& v) {
+  v.group("vision");
+  v.role(FieldRole::kArchitecture);
+  v.choice("vision_model_type", vision_model_type, kVisionModels,
+           "the encoder of images of a model that sees");
+  v.field("vision_num_layers", vision_num_layers,
+          "layers of the encoder that are computed, up to the one whose output is taken");
+  v.field("vision_hidden_size", vision_hidden_size, "width of the encoder of images");
+  v.field("vision_ffn_hidden_size", vision_ffn_hidden_size, "width of its MLPs");
+  v.field("vision_num_attention_heads", vision_num_attention_heads, "its heads");
+  v.field("vision_layernorm_epsilon", vision_layernorm_epsilon,
+          "added to the variance in its norms");
+  v.choice("vision_activation", vision_activation, kVisionActivations, "of its MLPs");
+  v.field("img_h", img_h, "height of a picture that the encoder reads");
+  v.field("img_w", img_w, "its width");
+  v.field("patch_dim", patch_dim, "side of a patch");
+  v.field({"vision_class_token", "--disable-vision-class-token", true}, vision_class_token,
+          "the output of the class token is no feature of a picture");
+  v.choice("vision_projection_type", vision_projection_type, kVisionProjections,
+           "what makes rows of the language model of features: two linears or one");
+  v.field("vision_projection_ffn_hidden_size", vision_projection_ffn_hidden_size,
+          "width between the two linears; 0: hidden_size");
+  v.field({"vision_projection_bias", "--disable-vision-projection-bias", true},
+          vision_projection_bias, "no biases in these linears");
+  v.choice("vision_projection_activation", vision_projection_activation, kVisionActivations,
+           "between the two linears");
+}
+
+void VisionConfig::validate(Violations& v) const {
+  const auto positive = [&](const char* flag, int64_t value) {
+    v.require(value > 0, cat(flag, " is ", value), "a positive number");
+    return value > 0;
+  };
+  positive("--vision-num-layers", vision_num_layers);
+  positive("--vision-ffn-hidden-size", vision_ffn_hidden_size);
+  if (positive("--vision-hidden-size", vision_hidden_size) &&
+      positive("--vision-num-attention-heads", vision_num_attention_heads))
+    v.require(vision_hidden_size % vision_num_attention_heads == 0,
+              cat("--vision-hidden-size ", vision_hidden_size,
+                  " is not divisible by --vision-num-attention-heads ", vision_num_attention_heads),
+              cat("heads that divide it: ", format_divisors(vision_hidden_size)));
+  if (positive("--patch-dim", patch_dim) && positive("--img-h", img_h) &&
+      positive("--img-w", img_w))
+    v.require(img_h % patch_dim == 0 && img_w % patch_dim == 0,
+              cat("a picture of --img-h ", img_h, " and --img-w ", img_w,
+                  " is not divisible into patches of --patch-dim ", patch_dim));
+  v.require(vision_layernorm_epsilon > 0,
+            cat("--vision-layernorm-epsilon ", vision_layernorm_epsilon, " must be positive"));
+  v.require(vision_projection_ffn_hidden_size >= 0,
+            cat("--vision-projection-ffn-hidden-size is ", vision_projection_ffn_hidden_size),
+            "0 or more");
+}
+
+TransformerConfig VisionConfig::encoder(const TransformerConfig& language) const {
+  TransformerConfig t;
+  t.num_layers = vision_num_layers;
+  t.hidden_size = vision_hidden_size;
+  t.ffn_hidden_size = vision_ffn_hidden_size;
+  t.num_attention_heads = vision_num_attention_heads;
+  t.seq_length = t.max_position_embeddings = encoder_rows();
+  t.position_embedding_type = PositionEmbedding::kNone;  // its own table, before the layers
+  t.layernorm_epsilon = vision_layernorm_epsilon;
+  t.bias_gelu_fusion = false;
+  t.openai_gelu = vision_activation == VisionActivation::kGeluTanh;
+  t.quick_gelu = vision_activation == VisionActivation::kQuickGelu;
+  t.hidden_dropout = t.attention_dropout = 0.0;
+  t.causal = false;
+  t.init_method_std = language.init_method_std;
+  t.seed = language.seed;
+  t.attention_backend = language.attention_backend;
+  t.fast = language.fast;
+  t.finalize();
+  return t;
+}
+
+Activation activation_of(VisionActivation activation) {
+  switch (activation) {
+    case VisionActivation::kGelu:
+      return Activation::kGelu;
+    case VisionActivation::kGeluTanh:
+      return Activation::kGeluTanh;
+    case VisionActivation::kQuickGelu:
+      return Activation::kQuickGelu;
+  }
+  return Activation::kGelu;
+}
+
+}  // namespace megatron

@@ -1,0 +1,73 @@
+#include "megatron/models/vision/vision_encoder.h"
+
+#include "megatron/base/check.h"
+#include "megatron/nn/functional.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/layer/sublayer.h"
+
+namespace megatron {
+namespace {
+
+constexpr int64_t kChannels = 3;
+
+LinearOptions conv1_options(const TransformerConfig& t, int64_t inputs) {
+  LinearOptions options;
+  options.bias = false;
+  options.init = t.weight_init(t.hidden_size, inputs);
+  return options;
+}
+
+}  // namespace
+
+VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig& language)
+    : config_(config),
+      layers_(config.encoder(language)),
+      conv1_("conv1", kChannels * config.patch_dim * config.patch_dim, layers_.hidden_size,
+             conv1_options(layers_, kChannels * config.patch_dim * config.patch_dim), alone_),
+      position_embeddings_(config.encoder_rows(), layers_.hidden_size,
+                           Init::normal(layers_.init_method_std)),
+      ln_pre_(layers_.hidden_size, norm_options(layers_)),
+      decoder_(layers_, 0, layers_.num_layers, /*final_norm=*/false, /*sequence_parallel=*/false,
+               alone_) {
+  class_token_.local_shape = class_token_.global_shape = {1, 1, layers_.hidden_size};
+  class_token_.init = Init::normal(layers_.init_method_std);
+  class_token_.role = ParameterRole::kEmbedding;
+  add("conv1", &conv1_);
+  add("class_token", &class_token_);
+  add("position_embeddings", &position_embeddings_);
+  add("ln_pre", &ln_pre_);
+  add("decoder", &decoder_);
+}
+
+// Element e of a patch is of channel e / p^2.
+at::Tensor VisionEncoder::numbers_of(const PackedImages& images, at::ScalarType type) const {
+  if (images.patches.scalar_type() != at::kByte) return images.patches.to(type);
+  MEGATRON_ASSERT(images.pixel_values.defined(), "pixels without the table of their numbers");
+  const at::Tensor row = at::arange(kChannels, images.patches.options().dtype(at::kLong)) *
+                         images.pixel_values.size(1);
+  const at::Tensor index = images.patches.view({images.patches.size(0), kChannels, -1})
+                               .to(at::kLong)
+                               .add(row.view({1, kChannels, 1}));
+  return images.pixel_values.flatten()
+      .index_select(0, index.flatten())
+      .view(images.patches.sizes())
+      .to(type);
+}
+
+at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardContext& given) {
+  const int64_t n = std::ssize(images.pictures), h = layers_.hidden_size, p = config_.patches();
+  const at::Tensor patches = numbers_of(images, class_token_.value.scalar_type());
+  at::Tensor x = conv1_.forward(patches.unsqueeze(1)).view({n, p, h});
+  x = at::cat({differentiable(class_token_).expand({n, 1, h}), x}, 1);
+  x = x + position_embeddings_.forward(at::arange(p + 1, images.places.options()));
+  ForwardContext context;
+  context.training = given.training;
+  context.discarded = given.discarded;
+  context.place = context.rows = images.segments->place();
+  context.unpadded = images.segments;
+  x = decoder_.forward(ln_pre_.forward(x.view({n * (p + 1), 1, h})), context);
+  const int64_t first = config_.vision_class_token ? 0 : 1;
+  return x.view({n, p + 1, h}).narrow(1, first, p + 1 - first).reshape({n * (p + 1 - first), h});
+}
+
+}  // namespace megatron

@@ -1,0 +1,44 @@
+// Encoder of images: patches through a transformer with attention in both directions within a
+// picture. Source: Dosovitskiy et al. 2020 (arXiv:2010.11929); CLIP: Radford et al. 2021
+// (arXiv:2103.00020).
+#pragma once
+
+#include <memory>
+
+#include "megatron/models/vision/packed_images.h"
+#include "megatron/nn/norm.h"
+#include "megatron/tensor_parallel/layers.h"
+#include "megatron/tensor_parallel/vocab_parallel_embedding.h"
+#include "megatron/transformer/transformer_block.h"
+
+namespace megatron {
+
+// x = [class | conv1 patches] + P; norm; layers. There is no norm behind them.
+//
+// Parameters: conv1.weight [h, 3 p^2], class_token [1, 1, h], position_embeddings.weight [rows, h]
+// with the class row first, ln_pre.weight|bias, decoder.layers.N....
+//
+// The whole encoder is on each rank, which encodes all pictures that it is given. Communication:
+// none.
+class VisionEncoder : public Module {
+ public:
+  // `language`: the configuration of the language model.
+  VisionEncoder(const VisionConfig& config, const TransformerConfig& language);
+
+  // The features of all pictures, [N, h]. Differentiable in the parameters.
+  at::Tensor forward(const PackedImages& images, const ForwardContext& context);
+
+ private:
+  at::Tensor numbers_of(const PackedImages& images, at::ScalarType type) const;
+
+  const VisionConfig config_;
+  const TransformerConfig layers_;
+  const ParallelGroups alone_;
+  ColumnParallelLinear conv1_;
+  Parameter class_token_;
+  Embedding position_embeddings_;
+  Norm ln_pre_;
+  TransformerBlock decoder_;
+};
+
+}  // namespace megatron

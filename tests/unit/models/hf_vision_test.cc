@@ -1,0 +1,394 @@
+// Models of Hugging Face that read images against transformers: logits of text alone and of samples
+// with one image and several, the loss and every gradient; tensor ranks; the same bytes both ways,
+// under each spelling of the names; what is refused.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/interop/huggingface/hf_convert.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/models/mimo/mimo_model.h"
+#include "megatron/nn/parameter_store.h"
+#include "megatron/nn/placement.h"
+#include "megatron/nn/reduction.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/mappings.h"
+#include "tests/unit/error_of.h"
+#include "tests/unit/golden_tensors.h"
+#include "tests/unit/models/gpt_golden.h"
+#include "tests/unit/models/hf_golden.h"
+#include "tests/unit/models/their_form.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path vision_folder(const std::string& name) {
+  return fs::path(MEGATRON_SOURCE_DIR "/tests/golden/multimodal") / name;
+}
+
+// Pictures [n, 3, h, w] as patches [P, 3 p^2], by patch and in it by channel, row and column.
+at::Tensor patches_of(const at::Tensor& pixels, int64_t p) {
+  const int64_t n = pixels.size(0), rows = pixels.size(2) / p, columns = pixels.size(3) / p;
+  return pixels.view({n, 3, rows, p, columns, p})
+      .permute({0, 2, 4, 1, 3, 5})
+      .reshape({n * rows * columns, 3 * p * p});
+}
+
+// A golden, and the model of its folder with its weights and gradients in fp32.
+struct HfVision {
+  HfVision(const std::string& name, const ParallelGroups& groups, bool sequence_parallel = false)
+      : golden(read_golden_tensors(SafetensorsFile(vision_folder(name) / "golden.safetensors"))),
+        folder(open_hf_folder(vision_folder(name))),
+        own(*folder.model.config.own.as<MimoConfig>()),
+        whole{0, folder.model.config.transformer.num_layers, true, true},
+        model(with_ranks(folder.model.config, sequence_parallel), groups, whole, {}),
+        store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
+    load_hf_values(folder, groups, whole, model);
+    const at::Tensor labels = golden.at("labels").to(at::kLong);
+    set_tokens(golden.at("tokens").to(at::kLong));
+    batch.set("labels", labels.clamp_min(0));
+    batch.set("loss_mask", (labels >= 0).to(at::kFloat));
+  }
+  static ModelConfig with_ranks(ModelConfig config, bool sequence_parallel) {
+    config.sequence_parallel = sequence_parallel;
+    return config;
+  }
+  void set_tokens(const at::Tensor& tokens) {
+    batch.set("tokens", tokens);
+    context = context_for(tokens, /*training=*/true);
+    batch.place = context.place;
+  }
+  // The images of the golden, of samples with as many placeholders as `tokens` has.
+  PackedImages packed(const at::Tensor& tokens, int64_t image_token) const {
+    const at::Tensor& pixels = golden.at("pixels");
+    std::vector<Picture> pictures;
+    for (int64_t i = 0; i < tokens.size(0); ++i) {
+      const int64_t places = tokens[i].eq(image_token).sum().item<int64_t>();
+      for (int64_t k = 0; k < places / own.features(); ++k)
+        pictures.push_back({i, own.patch_rows(), own.patch_columns()});
+    }
+    return pack_images(own, std::move(pictures), patches_of(pixels, own.patch_dim), {},
+                       {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
+                       tokens.size(0), image_token);
+  }
+  void see() {
+    batch.images =
+        std::make_shared<const PackedImages>(packed(batch["tokens"], own.image_token_id));
+  }
+  at::Tensor logits() {
+    return model.logits(model.hidden(batch, {}, context).front()).transpose(0, 1);
+  }
+
+  std::map<std::string, at::Tensor> golden;
+  const HfFolder folder;
+  const MimoConfig own;
+  const StageSlice whole;
+  MimoModel model;
+  PlainParameterStore store;
+  Batch batch;
+  ForwardContext context;
+};
+
+class HfVisionGolden : public testing::TestWithParam<std::string> {};
+
+TEST_P(HfVisionGolden, LogitsOfTextAlone) {
+  const at::NoGradGuard no_grad;
+  const ParallelGroups groups;
+  HfVision v(GetParam(), groups);
+  v.set_tokens(v.golden.at("text").to(at::kLong));
+  expect_close(v.logits(), v.golden.at("text_logits"), kHfTolerance, 0, "logits");
+}
+
+// The gradients of the parameters against those of the golden, by the names of the files.
+void expect_gradients(HfVision& v, const std::map<std::string, at::Tensor>& grads) {
+  double all = 0;
+  size_t compared = 0, given = 0;
+  for (const auto& [name, tensor] : v.golden) {
+    if (!name.starts_with("grad/")) continue;
+    all += tensor.square().sum().item<double>();
+    ++given;
+  }
+  for (const HfTensor& tensor : hf_tensors(*v.folder.model.family, v.folder.model.config)) {
+    ASSERT_TRUE(v.golden.contains("grad/" + tensor.name)) << tensor.name;
+    const at::Tensor& expected = v.golden.at("grad/" + tensor.name);
+    EXPECT_EQ(expected.sizes().vec(), tensor.stored_shape()) << tensor.name;
+    expect_close(in_their_form(tensor, grads.at(tensor.ours)).reshape(expected.sizes()), expected,
+                 kHfTolerance, std::sqrt(all), "gradient of " + tensor.name);
+    ++compared;
+  }
+  EXPECT_EQ(compared, given);
+}
+
+TEST_P(HfVisionGolden, LogitsAndGradientsWithImages) {
+  const ParallelGroups groups;
+  HfVision v(GetParam(), groups);
+  v.see();
+  const StageTensors hidden = v.model.hidden(v.batch, {}, v.context);
+  {
+    const at::NoGradGuard no_grad;
+    expect_close(v.model.logits(hidden.front()).transpose(0, 1), v.golden.at("logits"),
+                 kHfTolerance, 0, "logits");
+  }
+  const Loss loss = v.model.loss(hidden, v.batch, v.context);
+  const at::Tensor mean = loss.sum / loss.weight;
+  EXPECT_NEAR(mean.item<double>(), v.golden.at("loss").item<double>(), 1e-5);
+  mean.backward();
+  std::map<std::string, at::Tensor> grads;
+  v.model.visit([&](const std::string& ours, Parameter& parameter) {
+    grads[ours] = v.store.grad(parameter);
+  });
+  expect_gradients(v, grads);
+  // A row of I looks nothing up.
+  EXPECT_EQ(grads.at("language_model.embedding.word_embeddings.weight")[v.own.image_token_id]
+                .abs()
+                .max()
+                .item<double>(),
+            0.0);
+}
+
+// The id of I may lie outside of the table.
+TEST_P(HfVisionGolden, ImageTokenOutsideOfTheVocabulary) {
+  const at::NoGradGuard no_grad;
+  const ParallelGroups groups;
+  HfVision v(GetParam(), groups);
+  ModelConfig config = v.folder.model.config;
+  config.own.as<MimoConfig>()->image_token_id = 45;
+  MimoModel model(config, groups, v.whole, {});
+  PlainParameterStore store(model, at::kFloat, at::kCPU, /*gradients=*/false);
+  load_hf_values(v.folder, groups, v.whole, model);
+  const at::Tensor tokens = v.batch["tokens"],
+                   moved = tokens.masked_fill(tokens == v.own.image_token_id, 45);
+  v.batch.set("tokens", moved);
+  v.batch.images = std::make_shared<const PackedImages>(v.packed(moved, 45));
+  expect_close(model.logits(model.hidden(v.batch, {}, v.context).front()).transpose(0, 1),
+               v.golden.at("logits"), kHfTolerance, 0, "logits");
+}
+
+// Pixels as bytes, with the numbers of their channels.
+TEST_P(HfVisionGolden, PixelsOfAByteAreTheirNumbers) {
+  const at::NoGradGuard no_grad;
+  const ParallelGroups groups;
+  HfVision v(GetParam(), groups);
+  const at::Tensor table = at::randn({3, 256}),
+                   bytes = at::randint(0, 256, v.golden.at("pixels").sizes(), at::kByte);
+  at::Tensor numbers = at::empty_like(v.golden.at("pixels"));
+  for (int64_t c = 0; c < 3; ++c)
+    numbers.select(1, c).copy_(table[c].index({bytes.select(1, c).to(at::kLong)}));
+  v.golden["pixels"] = numbers;
+  v.see();
+  const at::Tensor expected = v.logits();
+  v.golden["pixels"] = bytes;
+  PackedImages images = v.packed(v.batch["tokens"], v.own.image_token_id);
+  images.pixel_values = table;
+  v.batch.images = std::make_shared<const PackedImages>(std::move(images));
+  EXPECT_TRUE(at::equal(v.logits(), expected));
+}
+
+// Two tensor ranks, without and with sequence parallelism.
+TEST_P(HfVisionGolden, GradientsOnTwoTensorRanks) {
+  for (const bool sequence_parallel : {false, true})
+    run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+      ParallelGroups groups;
+      groups.tp = ProcessGroup(world, "tp");
+      HfVision v(GetParam(), groups, sequence_parallel);
+      v.see();
+      const Loss loss = v.model.loss(v.model.hidden(v.batch, {}, v.context), v.batch, v.context);
+      const at::Tensor mean = loss.sum / loss.weight;
+      EXPECT_NEAR(mean.item<double>(), v.golden.at("loss").item<double>(), 1e-5);
+      mean.backward();
+      std::map<std::string, at::Tensor> grads;
+      v.model.visit([&](const std::string& ours, Parameter& parameter) {
+        at::Tensor grad = v.store.grad(parameter);
+        if (parameter.placement.partial_grad.contains(Axis::kTensor))
+          groups.tp.all_reduce(grad)->wait();
+        if (!is_sharded_over(parameter.placement, Axis::kTensor)) grads[ours] = grad;
+      });
+      double all = 0;
+      for (const auto& [name, tensor] : v.golden)
+        if (name.starts_with("grad/")) all += tensor.square().sum().item<double>();
+      size_t of_encoder = 0;
+      for (const HfTensor& tensor : hf_tensors(*v.folder.model.family, v.folder.model.config)) {
+        if (!grads.contains(tensor.ours)) continue;
+        of_encoder += tensor.ours.starts_with("vision_");
+        const at::Tensor& expected = v.golden.at("grad/" + tensor.name);
+        expect_close(in_their_form(tensor, grads.at(tensor.ours)).reshape(expected.sizes()),
+                     expected, kHfTolerance, std::sqrt(all), "gradient of " + tensor.name);
+      }
+      EXPECT_GT(of_encoder, 15u);
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HfVisionGolden, testing::Values("llava", "llava_full"),
+                         [](const auto& param) { return param.param; });
+
+fs::path vision_work_folder(const std::string& name) {
+  const fs::path folder = fs::path(testing::TempDir()) / ("hf_vision_" + name);
+  fs::remove_all(folder);
+  return folder;
+}
+
+// Writes a folder with other names of the tensors.
+void write_renamed(const fs::path& from, const fs::path& to,
+                   const std::vector<std::pair<std::string, std::string>>& beginnings) {
+  fs::create_directories(to);
+  fs::copy_file(from / "config.json", to / "config.json");
+  const auto tensors = read_golden_tensors(SafetensorsFile(from / "model.safetensors"));
+  std::vector<SafetensorsTensor> renamed;
+  for (const auto& [name, value] : tensors) {
+    std::string other = name;
+    for (const auto& [here, there] : beginnings)
+      if (name.starts_with(here)) {
+        other = there + name.substr(here.size());
+        break;
+      }
+    renamed.push_back(
+        {other, to_dtype(value.scalar_type()), value.sizes().vec(), value.data_ptr()});
+  }
+  write_safetensors(to / "model.safetensors", renamed, {{"format", "pt"}});
+}
+
+// What transformers 5 writes, what 4 wrote, and the modules of both.
+const std::vector<std::vector<std::pair<std::string, std::string>>> kSpellings = {
+    {},
+    {{"vision_tower.", "vision_tower.vision_model."}},
+    {{"language_model.model.", "model.language_model."},
+     {"language_model.lm_head.", "lm_head."},
+     {"vision_tower.", "model.vision_tower."},
+     {"multi_modal_projector.", "model.multi_modal_projector."}},
+    {{"language_model.model.", "model.language_model."},
+     {"language_model.lm_head.", "lm_head."},
+     {"vision_tower.", "model.vision_tower.vision_model."},
+     {"multi_modal_projector.", "model.multi_modal_projector."}}};
+
+// With the layers behind the one whose output is taken and the norm behind them, which the model
+// does not compute with.
+TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
+  for (const std::string name : {"llava", "llava_full"})
+    for (size_t spelling = 0; spelling < kSpellings.size(); ++spelling) {
+      const fs::path root = vision_work_folder(name + std::to_string(spelling));
+      write_renamed(vision_folder(name), root / "given", kSpellings[spelling]);
+      const HfFolder open = open_hf_folder(root / "given");
+      EXPECT_EQ(open.carried.size(), name == "llava" ? 18u : 2u);
+      import_hf_folder(root / "given", root / "ours");
+      export_hf_folder({root / "ours", {}, root / "theirs", "", 1 << 20});
+      const auto a = read_golden_tensors(SafetensorsFile(root / "given" / "model.safetensors")),
+                 b = read_golden_tensors(SafetensorsFile(root / "theirs" / "model.safetensors"));
+      ASSERT_EQ(a.size(), b.size()) << name << spelling;
+      for (const auto& [tensor, value] : a) {
+        ASSERT_TRUE(b.contains(tensor)) << tensor;
+        EXPECT_EQ(b.at(tensor).sizes(), value.sizes()) << tensor;
+        EXPECT_TRUE(at::equal(b.at(tensor), value)) << tensor;
+      }
+      const auto given = nlohmann::json::parse(read_file(root / "given" / "config.json")),
+                 back = nlohmann::json::parse(read_file(root / "theirs" / "config.json"));
+      EXPECT_EQ(back, given) << name;
+    }
+}
+
+// A configuration without the one that was read has the layers that are computed.
+TEST(HfVisionModels, AConfigurationOfItsOwn) {
+  const HfModel model = read_hf_config(vision_folder("llava"));
+  const auto json = nlohmann::json::parse(write_hf_config(*model.family, model.config, "{}"));
+  EXPECT_EQ(json["vision_config"]["num_hidden_layers"], 2);
+  EXPECT_EQ(json["vision_feature_layer"], -1);
+  EXPECT_EQ(json["text_config"]["model_type"], "llama");
+  EXPECT_EQ(json["image_token_index"], 39);
+  EXPECT_TRUE(parse_hf_config(json.dump(), "config.json").carried ==
+              (std::vector<std::string>{"vision_tower.post_layernorm.weight",
+                                        "vision_tower.post_layernorm.bias"}));
+}
+
+// LLaVA 1.5 7B as it is published: keys that are left out have the defaults of their classes.
+TEST(HfVisionModels, PublishedConfiguration) {
+  const HfModel model = parse_hf_config(R"({"architectures": ["LlavaForConditionalGeneration"],
+    "ignore_index": -100, "image_token_index": 32000, "model_type": "llava", "pad_token_id": 32001,
+    "projector_hidden_act": "gelu", "text_config": {"_name_or_path": "lmsys/vicuna-7b-v1.5",
+    "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "model_type": "llama",
+    "rms_norm_eps": 1e-05, "torch_dtype": "float16", "vocab_size": 32064},
+    "tie_word_embeddings": false, "torch_dtype": "float16", "transformers_version": "4.36.0.dev0",
+    "vision_config": {"hidden_size": 1024, "image_size": 336, "intermediate_size": 4096,
+    "model_type": "clip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 24,
+    "patch_size": 14, "projection_dim": 768, "vocab_size": 32000},
+    "vision_feature_layer": -2, "vision_feature_select_strategy": "default", "vocab_size": 32064})",
+                                        "config.json");
+  const MimoConfig& own = *model.config.own.as<MimoConfig>();
+  EXPECT_EQ(model.config.transformer.num_layers, 32);
+  EXPECT_EQ(model.config.transformer.ffn_hidden_size, 11008);
+  EXPECT_EQ(model.config.vocab_size, 32064);
+  EXPECT_EQ(own.vision_num_layers, 23);
+  EXPECT_EQ(own.features(), 576);
+  EXPECT_EQ(own.vision_activation, VisionActivation::kQuickGelu);
+  EXPECT_EQ(model.carried.size(), 18u);
+}
+
+TEST(HfVisionModels, WhatIsNotBuiltIsNamed) {
+  const auto text = read_file(vision_folder("llava") / "config.json");
+  const auto error = [&](const char* part, const char* key, const nlohmann::json& value) {
+    auto json = nlohmann::json::parse(text);
+    (*part == '\0' ? json : json[part])[key] = value;
+    return error_of([&] { parse_hf_config(json.dump(), "config.json"); });
+  };
+  EXPECT_EQ(error("text_config", "model_type", "gpt2"),
+            "config.json: text_config: a language model of the type \"gpt2\" is not built beside "
+            "images\nhint: types that are: llama, mistral, qwen2, qwen3");
+  EXPECT_EQ(error("vision_config", "model_type", "pixtral"),
+            "config.json: vision_config: model_type \"pixtral\" is not built, only "
+            "\"clip_vision_model\"");
+  EXPECT_EQ(error("vision_config", "hidden_act", "swish"),
+            "config.json: vision_config: hidden_act \"swish\" is not built");
+  EXPECT_EQ(error("", "vision_feature_layer", {-2, -5}),
+            "config.json: vision_feature_layer is [-2,-5], expected a whole number");
+  EXPECT_EQ(error("", "vision_feature_layer", -4),
+            "config.json: vision_feature_layer -4 is no output of the 3 layers of the encoder");
+  EXPECT_EQ(error("", "vision_feature_select_strategy", "half"),
+            "config.json: vision_feature_select_strategy \"half\" is not known");
+  EXPECT_EQ(error("vision_config", "patch_size", 5),
+            "config.json: a picture of --img-h 12 and --img-w 12 is not divisible into patches of "
+            "--patch-dim 5");
+}
+
+TEST(HfVisionModels, PlaceholdersAndFeaturesAreAsMany) {
+  const ParallelGroups groups;
+  HfVision v("llava", groups);
+  at::Tensor tokens = v.batch["tokens"].clone();
+  const int64_t first = tokens[1].eq(39).nonzero()[0].item<int64_t>();
+  tokens[1][first] = 5;
+  const std::vector<Picture> pictures = {{0, 3, 3}, {1, 3, 3}, {1, 3, 3}};
+  const auto error = [&](std::vector<Picture> of) {
+    return error_of([&] {
+      const int64_t count = std::ssize(of) * 9;
+      pack_images(v.own, std::move(of), at::zeros({count, 48}), {},
+                  {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())}, 2, 39);
+    });
+  };
+  EXPECT_EQ(error(pictures),
+            "sample 1 of the micro-batch has 17 image tokens (id 39), its 2 pictures have 18 "
+            "features");
+  EXPECT_EQ(error({{0, 3, 4}}),
+            "a picture of 3 x 4 patches: the encoder has learned positions of 3 x 3\nhint: resize "
+            "it to 12 x 12");
+}
+
+TEST(HfVisionModels, WhatIsNotBuiltBesideImagesIsNamed) {
+  const ParallelGroups groups;
+  ModelConfig config = read_hf_config(vision_folder("llava")).config;
+  config.transformer.mtp_num_layers = 1;
+  EXPECT_EQ(error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
+            "--mtp-num-layers is not built for a model that reads images");
+  config = read_hf_config(vision_folder("llava")).config;
+  config.own = {};
+  EXPECT_EQ(error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
+            "a model of type mimo without an encoder\nhint: --vision-model-type clip");
+}
+
+}  // namespace
+}  // namespace megatron
