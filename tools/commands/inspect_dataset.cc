@@ -14,6 +14,7 @@
 #include "megatron/datasets/dataset_description.h"
 #include "megatron/datasets/indexed_dataset.h"
 #include "megatron/datasets/masked/masked_datasets.h"
+#include "tools/support/inspect_media.h"
 
 namespace megatron {
 namespace {
@@ -23,6 +24,9 @@ enum class SampleTask { kGpt, kBert, kT5 };
 constexpr std::string_view kSampleTasks[] = {"gpt", "bert", "t5"};
 
 struct InspectDatasetConfig : Config {
+  explicit InspectDatasetConfig(const InspectMediaConfig& media) : media(&media) {}
+
+  const InspectMediaConfig* media;  // where it is given the rest does not apply
   std::vector<std::string> prefix;
   bool multimodal = false;
   bool verify = false;
@@ -57,6 +61,7 @@ struct InspectDatasetConfig : Config {
     v.field("json", json, "print JSON");
   }
   void validate(Violations& violations) const override {
+    if (!media->media_model.empty()) return check_media(violations);
     if (sample && !seq_length) violations.add("--sample needs --seq-length");
     if (sample && task == SampleTask::kT5 && decoder_seq_length.value_or(0) < 2)
       violations.add("--task t5 needs --decoder-seq-length", "2 or more");
@@ -65,6 +70,16 @@ struct InspectDatasetConfig : Config {
       violations.add(cat("--num-samples is ", *num_samples), "1 or more");
     if (seq_length && *seq_length < 1)
       violations.add(cat("--seq-length is ", *seq_length), "1 or more");
+  }
+
+ private:
+  void check_media(Violations& violations) const {
+    violations.require(media->save_media.empty() || sample, "--save-media needs --sample");
+    violations.require(!sample || *sample >= 0, cat("--sample is ", sample.value_or(0)),
+                       "0 or more");
+    violations.require(!multimodal && !verify && !seq_length && !num_samples,
+                       "--media-model does not go with --multimodal, --verify, --seq-length and "
+                       "--num-samples, which are for indexed datasets");
   }
 };
 
@@ -282,11 +297,12 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
 }  // namespace
 
 int inspect_dataset(int argc, char** argv) {
-  InspectDatasetConfig config;
+  InspectMediaConfig media;
+  InspectDatasetConfig config(media);
   DataConfig data;
   MaskedDataConfig masked;
   TokenizerConfig tokenizer_config;
-  Config* const configs[] = {&config, &data, &masked, &tokenizer_config};
+  Config* const configs[] = {&config, &media, &data, &masked, &tokenizer_config};
   if (!parse_or_help("megatron inspect-dataset PREFIX ... [--verify] [--sample I --seq-length S "
                      "--data-path ...]",
                      configs, argc, argv, {.positional = "prefix"}))
@@ -294,9 +310,13 @@ int inspect_dataset(int argc, char** argv) {
   if (config.sample && data.data_path.empty() && !config.prefix.empty())
     data.data_path = config.prefix;
   const std::vector<std::string> prefixes = prefixes_of(config, data);
-  if (prefixes.empty() && !config.sample)
+  if (prefixes.empty() && (!config.sample || !media.media_model.empty()))
     throw UsageError(
         "inspect-dataset needs a dataset\nhint: megatron inspect-dataset data_text_document");
+  if (!media.media_model.empty()) {
+    inspect_media(media, tokenizer_config, prefixes, config.sample, config.json);
+    return 0;
+  }
   const GivenTokenizer tokenizer = given_tokenizer(tokenizer_config);
   JsonWriter json;
   json.begin_object().key("datasets").begin_array();
