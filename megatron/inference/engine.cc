@@ -153,7 +153,9 @@ bool Engine::start() {
 
 size_t Engine::steps_ahead() const {
   const RunnerFacts& facts = scheduler_.facts();
-  return static_cast<size_t>(facts.draw_latency - (facts.launch_waits ? 1 : 0));
+  // Drafts continue what was read.
+  const bool reads = facts.launch_waits || options_.scheduler.draft_source;
+  return static_cast<size_t>(facts.draw_latency - (reads ? 1 : 0));
 }
 
 bool Engine::plans_steps() const {
@@ -293,6 +295,8 @@ void Engine::publish_stats() {
   stats_.blocks_cached = pool.num_idle();
   stats_.block_size = scheduler_.facts().block_size;
   stats_.preemptions = scheduler_.num_preemptions();
+  stats_.drafts = scheduler_.num_drafts();
+  stats_.accepted_drafts = scheduler_.num_accepted_drafts();
   stats_.swapped_blocks = scheduler_.num_swapped_blocks();
 }
 
@@ -308,16 +312,20 @@ void Engine::add_output(const StepOutput& given, int64_t version, int64_t now_ns
   event.time_ns = now_ns;
   add_prompt(given, output, event);
   std::optional<Finish> ends;
-  if (given.draw && !given.draw->finite) {
-    ends = Finish{.reason = FinishReason::kNonFinite,
-                  .message = cat("the model's logits are not finite at position ", sequence.known(),
-                                 "; the weights may be damaged")};
-    end_event(sequence, output, event, std::move(*ends), RequestEvent::kError);
-    return;
+  const auto& draws = given.draws;
+  int64_t later = std::ranges::count_if(draws, &DrawnToken::finite);
+  for (const DrawnToken& draw : draws) {
+    if (draw.finite) {
+      ends = add_token(sequence, output, draw, --later, version, event);
+    } else {
+      ends = Finish{.reason = FinishReason::kNonFinite,
+                    .message = cat("the model's logits are not finite at position ",
+                                   sequence.known(), "; the weights may be damaged")};
+    }
+    if (ends) break;
   }
-  if (given.draw)
-    ends = add_token(sequence, output, *given.draw, version, event);
-  else if (given.prompt_is_done && sequence.spec().stop.max_tokens == 0)
+  if (ends && later > 0) scheduler_.take_back(sequence, later);
+  if (draws.empty() && given.prompt_is_done && sequence.spec().stop.max_tokens == 0)
     ends = Finish{.reason = FinishReason::kLength};
   if (ends) {
     const RequestEvent cause = is_error(ends->reason) ? RequestEvent::kError : RequestEvent::kToken;
@@ -337,7 +345,7 @@ void Engine::add_prompt(const StepOutput& given, Output& output, Event& event) {
 }
 
 std::optional<Finish> Engine::add_token(Sequence& sequence, Output& output, const DrawnToken& draw,
-                                        int64_t version, Event& event) {
+                                        int64_t later, int64_t version, Event& event) {
   event.tokens.push_back({draw.id, version, draw.log_probabilities});
   ++counters_.output_tokens;
   const int64_t now = event.time_ns;
@@ -359,6 +367,8 @@ std::optional<Finish> Engine::add_token(Sequence& sequence, Output& output, cons
       return Finish{.reason = FinishReason::kStopText,
                     .stop_text = stop.stop_texts[static_cast<size_t>(match)]};
   }
+  // Drafts go neither beyond the end of a grammar nor beyond the longest text.
+  if (later > 0) return std::nullopt;
   if (sequence.grammar && sequence.grammar->has_ended())
     return Finish{.reason = FinishReason::kEndToken, .stop_token = draw.id};
   if (sequence.grammar && !sequence.grammar->failure().empty())
@@ -391,7 +401,9 @@ void Engine::end_event(Sequence& sequence, Output& output, Event& event, Finish 
   finish.usage = {.prompt_tokens = sequence.prompt,
                   .cached_tokens = std::max<int64_t>(0, sequence.cached_tokens),
                   .output_tokens = sequence.outputs(),
-                  .preemptions = sequence.preemptions};
+                  .preemptions = sequence.preemptions,
+                  .drafts = sequence.drafted,
+                  .accepted_drafts = sequence.accepted};
   if (sequence.scheduled_ns >= 0) finish.queued_ns = sequence.scheduled_ns - submitted;
   if (output.first_token_ns >= 0) finish.first_token_ns = output.first_token_ns - submitted;
   finish.total_ns = event.time_ns - submitted;

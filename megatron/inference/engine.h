@@ -121,8 +121,9 @@ class Engine {
 
   void add_output(const StepOutput& output, int64_t version, int64_t now_ns);
   // Adds the token to the event; whether and why the text ends with it.
+  // `later`: tokens behind it that the sequence has already.
   std::optional<Finish> add_token(Sequence& sequence, Output& output, const DrawnToken& draw,
-                                  int64_t version, Event& event);
+                                  int64_t later, int64_t version, Event& event);
   void add_prompt(const StepOutput& given, Output& output, Event& event);
   // Ends a sequence with an event.
   void finish(Sequence& sequence, RequestEvent cause, FinishReason reason,

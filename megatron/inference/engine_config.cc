@@ -50,10 +50,12 @@ void EngineConfig::fields(FieldVisitor& v) {
   v.field("step_timeout_seconds", step_timeout_seconds,
           "a step that takes longer ends the server with an error");
   states.fields(v);
+  speculation.fields(v);
 }
 
 void EngineConfig::validate(Violations& v) const {
   states.validate(v);
+  speculation.validate(v);
   const auto count = [&](const char* flag, int64_t value, int64_t low, int64_t high) {
     v.require(value >= low && value <= high,
               cat(flag, " ", value, " is outside [", low, ", ", high, "]"));
@@ -84,6 +86,7 @@ EngineOptions engine_options(const EngineConfig& config) {
   options.scheduler.max_gap_ns = std::llround(config.max_gap_ms * 1e6);
   options.scheduler.max_waiting = config.max_waiting_requests;
   options.scheduler.share_prefixes = config.prefix_caching;
+  config.speculation.apply(options.scheduler);
   options.step_timeout_ns = std::llround(config.step_timeout_seconds * 1e9);
   return options;
 }
@@ -93,6 +96,7 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
   const TransformerConfig& t = model.transformer;
   ServedShape shape;
   shape.slots = config.max_requests;
+  shape.drafts = config.speculation.num_speculative_tokens;
   shape.max_positions = config.max_seq_length > 0       ? config.max_seq_length
                         : t.max_position_embeddings > 0 ? t.max_position_embeddings
                                                         : t.seq_length;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "megatron/base/fields.h"
+#include "megatron/inference/config/speculation_config.h"
 #include "megatron/inference/config/states_config.h"
 #include "megatron/inference/engine.h"
 #include "megatron/inference/memory_plan.h"
@@ -22,6 +23,7 @@ struct EngineConfig : Config {
   bool prefix_caching = true;
   double step_timeout_seconds = 300.0;
   SequenceStatesConfig states;
+  SpeculationConfig speculation;
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;

@@ -126,6 +126,7 @@ EngineOptions engine_options(const GenerateOptions& options, size_t prompts) {
     engine.max_stop_text_bytes =
         std::max(engine.max_stop_text_bytes, static_cast<int64_t>(text.size()));
   engine.step_timeout_ns = kNoLimitNs;
+  options.speculation.apply(engine.scheduler);
   return engine;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/inference/config/speculation_config.h"
 #include "megatron/inference/config/states_config.h"
 #include "megatron/inference/sampling.h"
 #include "megatron/models/model.h"
@@ -18,6 +19,7 @@ namespace megatron {
 struct GenerateOptions {
   SamplingConfig sampling;
   SequenceStatesConfig states;
+  SpeculationConfig speculation;
   int64_t tokens_to_generate = 64;
   std::vector<std::string> stop;  // text ends before the first of these
   bool stop_at_eod = true;

@@ -94,7 +94,9 @@ int64_t sampling_peak(const ModelConfig& config, const ServedShape& served) {
   const int64_t wide = std::max<int64_t>(4, served.element);
   const int64_t each = served.element + (served.element < wide ? wide : 0) + wide +
                        static_cast<int64_t>(sizeof(int32_t));
-  return served.slots * config.padded_vocab_size / served.tensor_ranks * each;
+  const int64_t rows =
+      std::min(served.slots * (1 + served.drafts), std::max(served.slots, served.max_step_tokens));
+  return rows * config.padded_vocab_size / served.tensor_ranks * each;
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ int64_t gpu_cache_budget(int64_t free_bytes, int64_t step_bytes);
 struct ServedShape {
   int64_t tensor_ranks = 1, stages = 1;
   int64_t slots = 1;
+  int64_t drafts = 0;         // of a sequence in a step, at most
   int64_t max_positions = 0;  // of a sequence
   int64_t max_step_tokens = 2048;
   int64_t element = 4;  // bytes of a weight and of an activation
@@ -63,7 +64,7 @@ struct ServingMemory {
   CachePlan cache;
   // The largest step: either is freed before the other.
   int64_t activations = 0;  // of the layers, with keys and values that a chunk reads
-  int64_t sampling = 0;     // logits and their copies, when every slot draws a token
+  int64_t sampling = 0;     // logits and their copies, when every slot draws its tokens
   int64_t library_workspace = 0;
   int64_t step() const { return std::max(activations, sampling) + library_workspace; }
   int64_t total() const { return weights + cache.bytes() + step(); }

@@ -310,10 +310,8 @@ ModelRunner::Flight ModelRunner::flight_of(const StepPlan& plan) const {
   std::vector<LogProbabilityWishes> wishes;
   for (const PlanPart& part : plan.parts) {
     const Slot& slot = slots_[static_cast<size_t>(part.slot)];
-    if (part.draws) {
-      slots.push_back(part.slot);
-      wishes.push_back(slot.wishes);
-    }
+    slots.insert(slots.end(), static_cast<size_t>(part.num_draws()), part.slot);
+    wishes.insert(wishes.end(), static_cast<size_t>(part.num_draws()), slot.wishes);
     for (int32_t i = 0; i < part.score_count; ++i)
       tops.push_back(std::max(0, slot.wishes.prompt_top));
   }
@@ -333,14 +331,18 @@ void ModelRunner::finish(const StepPlan& plan, const at::Tensor& hidden, Flight&
     int64_t row = 0;
     for (const PlanPart& part : plan.parts) {
       row += part.count;
-      if (!part.draws) continue;
-      rows.push_back({part.slot, part.first + part.count});
-      if (part.masked) {
+      const auto drafts = std::span(plan.tokens)
+                              .first(static_cast<size_t>(row))
+                              .last(static_cast<size_t>(part.drafts));
+      for (int32_t behind = part.num_draws(); behind-- > 0;) {  // rows behind the one that draws
+        rows.push_back({part.slot, part.first + part.count - behind});
+        rows.back().drafts = drafts.first(static_cast<size_t>(part.drafts - behind));
+        last.push_back(row - 1 - behind);
+        if (!part.masked) continue;
         const auto words = static_cast<size_t>(token_mask_words(facts_.vocab_size));
         rows.back().mask = masks.first(words);
         masks = masks.subspan(words);
       }
-      last.push_back(row - 1);
     }
     std::vector<at::Tensor> numbers;
     if (!rows.empty()) {
@@ -389,6 +391,8 @@ at::Tensor ModelRunner::score(const StepPlan& plan, const at::Tensor& hidden,
   return at::cat(parts);
 }
 
+// Of a slot that draws several tokens one of them is kept: the host says which ones stand before
+// the next is an input.
 void ModelRunner::keep_ids(const Flight& flight, const at::Tensor& ids) {
   last_sampled_.index_copy_(0, longs(flight.slots, device_), ids);
 }

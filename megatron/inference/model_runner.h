@@ -63,7 +63,7 @@ class ModelRunner final : public StepRunner {
   // A step whose result was not taken.
   struct Flight {
     int64_t step = 0;
-    std::vector<int64_t> slots;  // that draw
+    std::vector<int64_t> slots;  // of each draw
     DrawReport draws;
     LogProbabilityReport scores;
     std::vector<int32_t> targets;

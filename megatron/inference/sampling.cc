@@ -157,7 +157,7 @@ void TokenSampler::release(int32_t slot) {
   slots_.erase(found);
 }
 
-int32_t TokenSampler::count_ids(const SlotStart& start) {
+int32_t TokenSampler::take_counts() {
   if (free_counts_.empty()) {
     const int64_t rows = counts_.defined() ? counts_.size(0) : 0;
     const int64_t more = std::max<int64_t>(4, rows);
@@ -168,6 +168,11 @@ int32_t TokenSampler::count_ids(const SlotStart& start) {
   }
   const int32_t row = free_counts_.back();
   free_counts_.pop_back();
+  return row;
+}
+
+int32_t TokenSampler::count_ids(const SlotStart& start) {
+  const int32_t row = take_counts();
   const int64_t prompt = start.prompt_length - (start.rows ? start.rows->count : 0);
   at::Tensor counts = at::zeros({columns_}, at::kInt);
   auto* count = counts.data_ptr<int32_t>();
@@ -212,10 +217,53 @@ SamplingBatch TokenSampler::batch_of(std::span<const Row> rows) const {
   return batch;
 }
 
+std::vector<TokenSampler::DraftedCounts> TokenSampler::count_drafts(std::span<const Row> rows,
+                                                                    SamplingBatch& batch) {
+  std::vector<DraftedCounts> all;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool goes_on = i + 1 < rows.size() && !rows[i + 1].drafts.empty();
+    SamplingRow& how = batch.rows[i];
+    if (how.counts < 0 || (rows[i].drafts.empty() && !goes_on)) continue;
+    if (rows[i].drafts.empty()) all.push_back({how.counts, static_cast<int64_t>(i)});
+    DraftedCounts& drafted = all.back();
+    drafted.drafts.assign(rows[i].drafts.begin(), rows[i].drafts.end());
+    drafted.rows.push_back(take_counts());
+    how.counts = drafted.rows.back();
+  }
+  for (const DraftedCounts& drafted : all) {
+    at::Tensor counts = counts_[drafted.own].clone();
+    for (size_t i = 0; i < drafted.rows.size(); ++i) {
+      const int64_t column = i == 0 ? -1 : drafted.drafts[i - 1] - first_id_;
+      if (column >= 0 && column < columns_) counts.narrow(0, column, 1).add_(2);
+      counts_[drafted.rows[i]].copy_(counts);
+    }
+  }
+  batch.counts = counts_;
+  return all;
+}
+
+// The counts of a sequence are those of its last row that counts. Nothing waits for the device.
+void TokenSampler::keep_counts(const std::vector<DraftedCounts>& drafted, const at::Tensor& ids) {
+  for (const DraftedCounts& of : drafted) {
+    const auto count = static_cast<int64_t>(of.drafts.size());
+    const std::vector<int64_t> drafts(of.drafts.begin(), of.drafts.end());
+    const std::vector<int64_t> rows(of.rows.begin(), of.rows.end());
+    const at::Tensor stand =
+        ids.narrow(0, of.first, count).eq(at::tensor(drafts, at::kLong).to(device_));
+    const at::Tensor last = stand.to(at::kLong).cumprod(0).sum().view({1});
+    const at::Tensor row = at::tensor(rows, at::kLong).to(device_).index_select(0, last);
+    counts_[of.own].copy_(counts_.index_select(0, row).squeeze(0));
+    free_counts_.insert(free_counts_.end(), of.rows.begin(), of.rows.end());
+  }
+}
+
 TokenSampler::Draws TokenSampler::draw(const at::Tensor& logits, std::span<const Row> rows,
                                        const DrawReport& report) {
   VocabularyLogits all(logits, vocab_size_, shards_of(tp_));
-  const at::Tensor ids = all.draw(batch_of(rows)), finite = all.finite();
+  SamplingBatch batch = batch_of(rows);
+  const std::vector<DraftedCounts> drafted = count_drafts(rows, batch);
+  const at::Tensor ids = all.draw(batch), finite = all.finite();
+  keep_counts(drafted, ids);
   std::vector<at::Tensor> parts = {
       at::stack({ids.to(at::kDouble), finite.to(at::kDouble)}, 1).view({-1})};
   const auto selected = [&](const std::vector<int64_t>& of) {

@@ -53,7 +53,7 @@ class LogProbabilityReport {
 class DrawReport {
  public:
   DrawReport() = default;
-  // The sequences that draw, in order.
+  // The sequence of each draw, in order.
   DrawReport(std::vector<int32_t> slots, const std::vector<LogProbabilityWishes>& wishes);
 
   int64_t size() const;
@@ -82,6 +82,9 @@ class TokenSampler {
     int32_t slot = 0;
     int64_t position = 0;                 // of the token that is drawn
     std::span<const uint32_t> mask = {};  // allowed ids: bit id % 32 of word id / 32; empty: all
+    // Ids between those that are known and this token. The row before, of the same slot, has all of
+    // them but the last; this row counts if each equals what was drawn for its place.
+    std::span<const int32_t> drafts = {};
   };
   struct Draws {
     at::Tensor ids;     // [rows] int64; 0 where no token could be drawn
@@ -105,7 +108,17 @@ class TokenSampler {
     std::vector<float> edit_values;
   };
   SamplingBatch batch_of(std::span<const Row> rows) const;
+  int32_t take_counts();  // a row of counts_
   int32_t count_ids(const SlotStart& start);
+  // Rows with drafts count their ids in rows of counts_ of their own.
+  struct DraftedCounts {
+    int32_t own = 0;                 // the row of the sequence
+    int64_t first = 0;               // of its rows in the batch
+    std::vector<int32_t> rows = {};  // by row of the batch
+    std::vector<int32_t> drafts = {};
+  };
+  std::vector<DraftedCounts> count_drafts(std::span<const Row> rows, SamplingBatch& batch);
+  void keep_counts(const std::vector<DraftedCounts>& drafted, const at::Tensor& ids);
 
   int64_t vocab_size_, first_id_, columns_;  // valid columns of this rank
   ProcessGroup tp_;

@@ -132,6 +132,7 @@ struct EngineStats {
   std::array<uint64_t, 10> finished{};  // by FinishReason
   uint64_t preemptions = 0, swapped_blocks = 0;
   uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
+  uint64_t drafts = 0, accepted_drafts = 0;   // that were computed; of those, that stand
   uint64_t step_tokens = 0, step_budget = 0;  // sums over steps: rows planned, rows allowed
 
   // From submission to first scheduling; to the first token; between tokens; to the end; one step.

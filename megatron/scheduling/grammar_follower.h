@@ -22,6 +22,10 @@ class GrammarFollower {
   // A token was drawn.
   void advance(int32_t id);
 
+  // Appends the masks after `ids`, a mask each, as if these were drawn one after another; their
+  // number: less than those of `ids` if one does not fit, or ends the grammar. Nothing changes.
+  size_t look_ahead(std::span<const int32_t> ids, std::vector<uint32_t>& masks);
+
   // Of the next token; see TokenMatcher. Nothing after the end or a failure.
   std::span<const uint32_t> mask() const { return mask_; }
   // The grammar's own end was drawn.
@@ -31,6 +35,7 @@ class GrammarFollower {
 
  private:
   void fill();
+  void accepted();
   template <class Body>
   void guarded(const Body& body);
 

@@ -155,6 +155,8 @@ struct Usage {
   int64_t cached_tokens = 0;  // of those, read from the prefix cache when it was first scheduled
   int64_t output_tokens = 0;  // an end or stop token included
   int64_t preemptions = 0;
+  // Drafts of next tokens that were computed; those of them that became tokens.
+  int64_t drafts = 0, accepted_drafts = 0;
 };
 
 struct Finish {

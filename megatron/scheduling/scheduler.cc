@@ -34,6 +34,11 @@ Scheduler::Scheduler(const SchedulerConfig& config, const RunnerFacts& facts,
   MEGATRON_CHECK(facts.slots > 0 && facts.block_size > 0 && facts.device_blocks > 0, "a cache of ",
                  facts.device_blocks, " blocks of ", facts.block_size, " positions for ",
                  facts.slots, " sequences");
+  MEGATRON_CHECK(!config.draft_source || !facts.owns_state,
+                 "speculative decoding takes back what was computed of tokens that were not drawn, "
+                 "and this model has states of fixed size (of Mamba-2 layers, of gated delta nets "
+                 "or of an encoder), of which nothing can be taken back",
+                 "\nhint: serve it without --num-speculative-tokens");
   for (int32_t slot = facts.slots; slot-- > 0;) free_slots_.push_back(slot);
   for (int32_t state = facts.host_states; state-- > 0;) free_host_states_.push_back(state);
 }
@@ -67,6 +72,7 @@ std::optional<Refusal> Scheduler::submit(RequestId id, RequestSpec spec, int64_t
     sequence->given = given.rows ? given.rows->count : 0;
     sequence->prompt = prompt_positions(given);
     sequence->ids = given.prompt;
+    sequence->most_drafts = config_.max_drafts;
     if (given.grammar)
       sequence->grammar.emplace(*given.grammar, facts_.vocab_size, given.sampling.forbidden,
                                 ends_of(given.stop), given.stop.min_tokens);
@@ -124,6 +130,7 @@ void Scheduler::finish(Sequence& sequence, RequestEvent event) {
   const auto is_it = [&](const auto& other) { return other.get() == &sequence; };
   const auto found = sequences_.find({sequence.request, sequence.choice});
   const std::shared_ptr<Sequence> keep = found->second;
+  if (config_.draft_source) config_.draft_source->forget(sequence);
   sequences_.erase(found);
   if (running) {
     std::erase_if(running_, is_it);
@@ -159,7 +166,8 @@ std::vector<StepOutput> Scheduler::read(const StepResult& result, int64_t durati
   size_t draw = 0, score = 0;
   for (const InFlight::Entry& entry : step.entries) {
     StepOutput output = read_entry(entry, result, draw, score);
-    if (output.sequence && (output.draw || !output.scores.empty() || output.prompt_is_done))
+    if (output.sequence &&
+        (!output.draws.empty() || !output.scores.empty() || output.prompt_is_done))
       outputs.push_back(std::move(output));
   }
   MEGATRON_CHECK(draw == result.draws.size() && score == result.scores.size(), "step ", step.step,
@@ -207,22 +215,56 @@ StepOutput Scheduler::read_entry(const InFlight::Entry& entry, const StepResult&
   const bool live = sequence.state != RequestState::kFinished;
   for (int32_t i = 0; i < entry.scores; ++i, ++score)
     if (live && score < result.scores.size()) output.scores.push_back(result.scores[score]);
-  if (entry.draws && draw++ < result.draws.size() && live) {
-    output.draw = result.draws[draw - 1];
-    if (output.draw->finite) {
-      sequence.ids.push_back(output.draw->id);
-      if (sequence.grammar) sequence.grammar->advance(output.draw->id);
-    }
-  }
+  if (draw + entry.num_draws() <= result.draws.size() && live)
+    output.draws = take_draws(entry, std::span(result.draws).subspan(draw, entry.num_draws()));
+  draw += entry.num_draws();
   if (!live) return output;
   output.sequence = entry.sequence;
   output.prompt_is_done = entry.prompt_ends;
-  if (sequence.is_running() && sequence.residency == entry.residency) {
-    sequence.ended = entry.end;
+  const auto accepted = std::max<int64_t>(1, static_cast<int64_t>(output.draws.size())) - 1;
+  const bool resident = sequence.residency == entry.residency;
+  // The keys of drafts that stand are in its blocks, or went to the host with them.
+  if (resident && (sequence.is_running() || sequence.swapped)) sequence.computed += accepted;
+  if (sequence.is_running() && resident) {
+    sequence.ended = entry.end + accepted;
     publish(sequence, /*tail=*/false);
     if (sequence.ended >= sequence.prompt) sequence.group->prompt_is_shared = true;
   }
   return output;
+}
+
+// Those of them that stand.
+std::vector<DrawnToken> Scheduler::take_draws(const InFlight::Entry& entry,
+                                              std::span<const DrawnToken> given) {
+  Sequence& sequence = *entry.sequence;
+  std::vector<DrawnToken> draws;
+  for (size_t i = 0; i < given.size(); ++i) {
+    draws.push_back(given[i]);
+    if (!given[i].finite) break;
+    sequence.ids.push_back(given[i].id);
+    if (sequence.grammar) sequence.grammar->advance(given[i].id);
+    if (i < entry.drafts.size() && given[i].id != entry.drafts[i]) break;
+  }
+  if (entry.drafts.empty()) return draws;
+  sequence.unread_drafts = false;
+  const auto drafted = static_cast<int64_t>(entry.drafts.size());
+  const auto accepted = static_cast<int64_t>(draws.size()) - 1;
+  sequence.draws += accepted;
+  sequence.drafted += drafted;
+  sequence.accepted += accepted;
+  drafts_ += static_cast<uint64_t>(drafted);
+  accepted_drafts_ += static_cast<uint64_t>(accepted);
+  // As many as lately stood, and more while all do.
+  sequence.most_drafts = static_cast<int32_t>(
+      std::clamp<int64_t>(accepted == drafted ? 2 * drafted : accepted, 1, config_.max_drafts));
+  return draws;
+}
+
+void Scheduler::take_back(Sequence& sequence, int64_t count) {
+  sequence.ids.resize(sequence.ids.size() - static_cast<size_t>(count));
+  sequence.draws -= count;
+  sequence.accepted -= count - 1;  // the last one was drawn behind all drafts
+  accepted_drafts_ -= static_cast<uint64_t>(count - 1);
 }
 
 // Gives the index the blocks whose positions have ended; `tail`: the last, partial one too.

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "megatron/scheduling/cache_blocks.h"
+#include "megatron/scheduling/draft_source.h"
 #include "megatron/scheduling/runner_facts.h"
 #include "megatron/scheduling/sequence.h"
 #include "megatron/scheduling/step_budget.h"
@@ -35,6 +36,9 @@ struct SchedulerConfig {
   // Swapping a block out and in costs as much time as computing so many positions; a sequence is
   // swapped where that is less, and computed again otherwise.
   double swap_block_tokens = 2.0;
+  // Guesses of next tokens, up to `max_drafts` of a sequence in a step; null: none.
+  std::shared_ptr<DraftSource> draft_source = nullptr;
+  int32_t max_drafts = 0;
   bool poison_freed_blocks = false;  // tests: plans ask for NaN in blocks that became free
 };
 
@@ -45,7 +49,9 @@ std::string_view name(Resource resource);
 // What a step gave for one live sequence.
 struct StepOutput {
   std::shared_ptr<Sequence> sequence;
-  std::optional<DrawnToken> draw;  // its id was appended to the sequence's if it is finite
+  // Tokens that stand. Their ids were appended to the sequence's, but that of the last one if it is
+  // not finite.
+  std::vector<DrawnToken> draws;
   std::vector<PositionLogProbabilities> scores;
   bool prompt_is_done = false;  // all scores that were wanted have come
 };
@@ -66,6 +72,8 @@ class Scheduler {
   std::vector<StepOutput> read(const StepResult& result, int64_t duration_ns);
   int64_t steps_in_flight() const { return static_cast<int64_t>(in_flight_.size()); }
 
+  // The text ends before the last `count` of the tokens that read() appended last.
+  void take_back(Sequence& sequence, int64_t count);
   // Ends a sequence; its blocks are freed when no step in flight uses them.
   void finish(Sequence& sequence, RequestEvent event);
 
@@ -96,6 +104,8 @@ class Scheduler {
   uint64_t num_preemptions() const { return preemptions_; }
   uint64_t num_swapped_blocks() const { return swapped_blocks_; }
   uint64_t num_step_tokens() const { return step_tokens_; }
+  uint64_t num_drafts() const { return drafts_; }  // that were read
+  uint64_t num_accepted_drafts() const { return accepted_drafts_; }
   // What the first waiting sequence waited for in the last plan.
   Resource waits_for() const { return waits_for_; }
 
@@ -106,6 +116,8 @@ class Scheduler {
   struct Part {
     std::shared_ptr<Sequence> sequence;
     PlanPart part;
+    std::vector<int32_t> drafts = {};
+    std::vector<uint32_t> masks = {};  // after each draft, of a sequence with a grammar
   };
   struct Draft;  // a step that is being planned
   struct InFlight {
@@ -113,9 +125,11 @@ class Scheduler {
     int64_t rows = 0, context = 0;
     struct Entry {
       std::shared_ptr<Sequence> sequence;
-      int64_t residency = 0, end = 0;  // positions that it has afterwards
+      int64_t residency = 0, end = 0;  // positions that it has afterwards, without drafts
       int32_t scores = 0;
       bool draws = false, prompt_ends = false;
+      std::vector<int32_t> drafts;
+      size_t num_draws() const { return draws ? 1 + drafts.size() : 0; }
     };
     std::vector<Entry> entries;
   };
@@ -126,6 +140,9 @@ class Scheduler {
   static void move(Sequence& sequence, RequestEvent event, RequestState next);
 
   void plan_decodes(Draft& draft);
+  void plan_drafts(Draft& draft);
+  int64_t wanted_drafts(const Sequence& sequence) const;
+  void add_drafts(Draft& draft, Part& part, std::vector<int32_t> drafts);
   void plan_chunks(Draft& draft);
   void admit(Draft& draft);
   bool plan_chunk(Draft& draft, const std::shared_ptr<Sequence>& sequence);
@@ -159,6 +176,8 @@ class Scheduler {
   void publish(Sequence& sequence, bool tail);
   StepOutput read_entry(const InFlight::Entry& entry, const StepResult& result, size_t& draw,
                         size_t& score);
+  std::vector<DrawnToken> take_draws(const InFlight::Entry& entry,
+                                     std::span<const DrawnToken> given);
 
   SchedulerConfig config_;
   RunnerFacts facts_;
@@ -178,6 +197,7 @@ class Scheduler {
   int64_t last_step_ = 0, ended_step_ = 0;
   uint64_t last_hash_ = 0;
   uint64_t arrivals_ = 0, preemptions_ = 0, swapped_blocks_ = 0, step_tokens_ = 0;
+  uint64_t drafts_ = 0, accepted_drafts_ = 0;
   Resource waits_for_ = Resource::kNothing;
 };
 

@@ -25,6 +25,7 @@ std::optional<StepPlan> Scheduler::plan(int64_t now_ns) {
   draft.plan.step = last_step_ + 1;
   waits_for_ = Resource::kNothing;
   plan_decodes(draft);
+  plan_drafts(draft);
   plan_chunks(draft);
   admit(draft);
   const StepPlan& plan = draft.plan;
@@ -49,7 +50,8 @@ Scheduler::List Scheduler::in_order(List list, int64_t now_ns) const {
 // A token that was drawn and not read is available on the device some steps later.
 bool Scheduler::can_draw(const Sequence& sequence) const {
   if (sequence.draws >= sequence.spec().stop.max_tokens) return false;
-  if (sequence.grammar && sequence.unread() > 0) return false;  // the host makes its mask
+  // The host makes its mask, or finds out which drafts stand.
+  if ((sequence.grammar || sequence.unread_drafts) && sequence.unread() > 0) return false;
   return sequence.unread() == 0 || sequence.last_draw + facts_.draw_latency <= last_step_ + 1;
 }
 
@@ -80,6 +82,66 @@ void Scheduler::plan_decodes(Draft& draft) {
     if (sequence->computed < held || take_blocks(draft, *sequence, 1) == 1)
       add_part(draft, sequence, 1);
   }
+}
+
+// Drafts of the sequences that decode in this step.
+void Scheduler::plan_drafts(Draft& draft) {
+  if (!config_.draft_source) return;
+  std::vector<DraftQuery> queries;
+  std::vector<Part*> parts;
+  for (Part& part : draft.parts) {
+    const int64_t most = wanted_drafts(*part.sequence);
+    if (most < 1) continue;
+    queries.push_back({part.sequence.get(), most});
+    parts.push_back(&part);
+  }
+  if (queries.empty()) return;
+  config_.draft_source->propose(queries);
+  for (size_t i = 0; i < parts.size(); ++i)
+    add_drafts(draft, *parts[i], std::move(queries[i].drafts));
+}
+
+int64_t Scheduler::wanted_drafts(const Sequence& sequence) const {
+  if (sequence.unread() > 0) return 0;
+  int64_t most =
+      std::min<int64_t>(sequence.most_drafts, sequence.spec().stop.max_tokens - sequence.draws - 1);
+  // Beyond the border everything is computed anew.
+  if (facts_.rope_border > 0 && !sequence.long_rope)
+    most = std::min(most, facts_.rope_border - sequence.length());
+  return most;
+}
+
+void Scheduler::add_drafts(Draft& draft, Part& part, std::vector<int32_t> drafts) {
+  Sequence& s = *part.sequence;
+  const StopConditions& stop = s.spec().stop;
+  // Nothing is drawn after an end.
+  const auto ends = [&](int32_t id) {
+    return std::ranges::count(stop.end_tokens, id) + std::ranges::count(stop.stop_tokens, id) > 0;
+  };
+  drafts.erase(std::ranges::find_if(drafts, ends), drafts.end());
+  // Prompts get half of what is left.
+  int64_t most = std::ssize(drafts);
+  if (!waiting_.empty() || draft.parts.size() < running_.size())
+    most = std::min(most, (budget_.max_tokens() - draft.rows) / 2);
+  most = budget_.chunk(draft.rows, draft.context, s.computed, most, /*least=*/0);
+  // Drafts take nobody's blocks.
+  const auto room = [&] {
+    return static_cast<int64_t>(s.blocks.size()) * facts_.block_size - s.computed;
+  };
+  while (room() < most && !draft.starved &&
+         blocks_.num_available() > blocks_promised() + config_.reserve_blocks)
+    s.blocks.push_back(blocks_.take());
+  most = std::min(most, room());
+  drafts.resize(static_cast<size_t>(std::max<int64_t>(0, most)));
+  if (s.grammar) drafts.resize(s.grammar->look_ahead(drafts, part.masks));
+  if (drafts.empty()) return;
+  const auto count = static_cast<int32_t>(drafts.size());
+  part.part.count += count;
+  part.part.known += count;
+  part.part.drafts = count;
+  part.drafts = std::move(drafts);
+  draft.rows += count;
+  draft.context += chunk_context(s.computed, count);
 }
 
 void Scheduler::plan_chunks(Draft& draft) {
@@ -394,12 +456,13 @@ StepPlan Scheduler::finish_plan(Draft& draft) {
   step.step = plan.step;
   step.rows = draft.rows;
   step.context = draft.context;
-  for (const auto& [sequence, part] : draft.parts) {
-    const int64_t end = part.first + part.count;
+  for (auto& [sequence, part, drafts, masks] : draft.parts) {
+    const int64_t end = part.first + part.count - part.drafts;
     for (int64_t position = part.first; position < end; ++position)
       plan.tokens.push_back(position < sequence->given     ? kGivenRow
                             : position < sequence->known() ? sequence->id_at(position)
                                                            : kLastSampled);
+    plan.tokens.insert(plan.tokens.end(), drafts.begin(), drafts.end());
     for (int32_t i = 0; i < part.score_count; ++i)
       plan.targets.push_back(sequence->id_at(part.first + part.score_first + i + 1));
     if (part.draws) {
@@ -408,16 +471,18 @@ StepPlan Scheduler::finish_plan(Draft& draft) {
       if (sequence->grammar) {
         const std::span<const uint32_t> mask = sequence->grammar->mask();
         plan.masks.insert(plan.masks.end(), mask.begin(), mask.end());
+        plan.masks.insert(plan.masks.end(), masks.begin(), masks.end());
       }
+      sequence->unread_drafts = !drafts.empty();
     }
     plan.parts.push_back(part);
-    step.entries.push_back(
-        {.sequence = sequence,
-         .residency = sequence->residency,
-         .end = end,
-         .scores = part.score_count,
-         .draws = part.draws,
-         .prompt_ends = part.first < sequence->prompt && end >= sequence->prompt});
+    step.entries.push_back({.sequence = sequence,
+                            .residency = sequence->residency,
+                            .end = end,
+                            .scores = part.score_count,
+                            .draws = part.draws,
+                            .prompt_ends = part.first < sequence->prompt && end >= sequence->prompt,
+                            .drafts = std::move(drafts)});
   }
   for (const auto& sequence : running_) announce_blocks(plan, *sequence);
   plan.weights_version = facts_.weights_version;

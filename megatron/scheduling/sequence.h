@@ -37,6 +37,9 @@ struct Sequence {
   int64_t draws = 0;         // planned; those that were not read included
   int64_t scored = 0;        // the first position whose log-probability is wanted and not planned
   std::optional<GrammarFollower> grammar;  // has read the tokens of `ids` that were drawn
+  int32_t most_drafts = 0;                 // of its next step that has drafts
+  bool unread_drafts = false;              // the step in flight that draws for it has some
+  int64_t drafted = 0, accepted = 0;       // drafts that were read; of those, that stand
 
   // While it runs
   int32_t slot = -1;

@@ -46,10 +46,11 @@ double StepBudget::predicted_ns(int64_t rows, int64_t context) const {
   return milliseconds * 1e6;
 }
 
-int64_t StepBudget::chunk(int64_t rows, int64_t context, int64_t first, int64_t most) const {
+int64_t StepBudget::chunk(int64_t rows, int64_t context, int64_t first, int64_t most,
+                          int64_t least) const {
   most = std::min(most, max_tokens_ - rows);
-  if (goal_ns_ == 0 || observed_ < kFewest || most <= min_chunk_) return std::max<int64_t>(0, most);
-  int64_t fits = min_chunk_, above = most + 1;
+  if (goal_ns_ == 0 || observed_ < kFewest || most <= least) return std::max<int64_t>(0, most);
+  int64_t fits = least, above = most + 1;
   while (above - fits > 1) {
     const int64_t middle = fits + (above - fits) / 2;
     const bool within = predicted_ns(rows + middle, context + chunk_context(first, middle)) <=

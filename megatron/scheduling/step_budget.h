@@ -19,7 +19,11 @@ class StepBudget {
   void observe(int64_t rows, int64_t context, int64_t duration_ns);
   // Rows of a chunk that starts at position `first` and has at most `most`, next to `rows` and
   // `context` that the step has already.
-  int64_t chunk(int64_t rows, int64_t context, int64_t first, int64_t most) const;
+  int64_t chunk(int64_t rows, int64_t context, int64_t first, int64_t most) const {
+    return chunk(rows, context, first, most, min_chunk_);
+  }
+  // The same with another least number of rows whatever the goal.
+  int64_t chunk(int64_t rows, int64_t context, int64_t first, int64_t most, int64_t least) const;
   int64_t max_tokens() const { return max_tokens_; }
   double predicted_ns(int64_t rows, int64_t context) const;
 

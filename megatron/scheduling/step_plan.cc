@@ -80,7 +80,8 @@ void visit_members(Io& io, BlockChange& v) {
 }
 template <class Io>
 void visit_members(Io& io, PlanPart& v) {
-  visit_all(io, v.slot, v.first, v.count, v.known, v.score_first, v.score_count, v.draws, v.masked);
+  visit_all(io, v.slot, v.first, v.count, v.known, v.score_first, v.score_count, v.draws, v.masked,
+            v.drafts);
 }
 template <class Io>
 void visit_members(Io& io, BlockCopy& v) {
@@ -121,7 +122,9 @@ void visit(Io& io, T& value) {
 }  // namespace
 
 int64_t StepPlan::num_draws() const {
-  return std::count_if(parts.begin(), parts.end(), [](const PlanPart& part) { return part.draws; });
+  int64_t sum = 0;
+  for (const PlanPart& part : parts) sum += part.num_draws();
+  return sum;
 }
 
 std::string serialise(const StepPlan& plan) {

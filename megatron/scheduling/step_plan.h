@@ -69,6 +69,11 @@ struct PlanPart {
   int32_t score_first = 0, score_count = 0;
   bool draws = false;   // a token is drawn from the last row's logits, for position first + count
   bool masked = false;  // only ids of a mask of StepPlan::masks are drawn
+  // The last so many rows are drafts, ids that the text may have there: a token is drawn from each
+  // of the last 1 + drafts rows, and stands if all drafts before it equal what was drawn for their
+  // places. Rows of drafts that do not are written again. Only a part that draws has them.
+  int32_t drafts = 0;
+  int32_t num_draws() const { return draws ? 1 + drafts : 0; }
 
   bool operator==(const PlanPart&) const = default;
 };
@@ -101,8 +106,8 @@ struct StepPlan {
   std::vector<PlanPart> parts;   // those of one row first
   std::vector<int32_t> tokens;   // of all parts' rows in order: an id, kLastSampled or kGivenRow
   std::vector<int32_t> targets;  // of all parts' scored rows in order: the next token
-  // Of the parts that are masked, in order, token_mask_words() of the vocabulary each: the ids that
-  // may be drawn.
+  // Of the draws of parts that are masked, in order, token_mask_words() of the vocabulary each: the
+  // ids that may be drawn.
   std::vector<uint32_t> masks;
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
@@ -110,7 +115,7 @@ struct StepPlan {
 };
 
 // Version of the serialised form; ranks of other versions are refused by name when they meet.
-constexpr int32_t kStepPlanVersion = 2;
+constexpr int32_t kStepPlanVersion = 3;
 
 // Little-endian bytes; equal plans give equal bytes.
 std::string serialise(const StepPlan& plan);
@@ -143,7 +148,7 @@ struct DrawnToken {
 };
 struct StepResult {
   int64_t step = 0;
-  std::vector<DrawnToken> draws;                 // of the parts with `draws`, in order
+  std::vector<DrawnToken> draws;  // of the parts with `draws`, in order: num_draws() of each
   std::vector<PositionLogProbabilities> scores;  // of all scored rows, in order
 };
 

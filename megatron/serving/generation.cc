@@ -181,6 +181,8 @@ void RunningGeneration::take_text(Choice& choice, size_t prompt, Event event) {
       usage_.cached_tokens += usage.cached_tokens;
     }
     usage_.output_tokens += usage.output_tokens;
+    usage_.drafts += usage.drafts;
+    usage_.accepted_drafts += usage.accepted_drafts;
   }
   if (stream) {
     if (!delta.content.empty() || !delta.calls.empty() || choice.finish ||

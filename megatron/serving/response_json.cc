@@ -21,7 +21,14 @@ void write_usage(const UsageSums& usage, JsonWriter& json) {
       .member("completion_tokens", usage.output_tokens)
       .member("total_tokens", usage.prompt_tokens + usage.output_tokens);
   json.key("prompt_tokens_details").begin_object().member("cached_tokens", usage.cached_tokens);
-  json.end_object().end_object();
+  json.end_object();
+  if (usage.drafts > 0)
+    json.key("completion_tokens_details")
+        .begin_object()
+        .member("accepted_prediction_tokens", usage.accepted_drafts)
+        .member("rejected_prediction_tokens", usage.drafts - usage.accepted_drafts)
+        .end_object();
+  json.end_object();
 }
 
 // What matched, where it was a stop that the request asked for.

@@ -55,6 +55,7 @@ class Choice {
 // Sums over prompts and choices.
 struct UsageSums {
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
+  int64_t drafts = 0, accepted_drafts = 0;
 };
 
 class ResponseJson {

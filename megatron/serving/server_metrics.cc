@@ -93,6 +93,9 @@ void engine_work(const EngineStats& stats, Page& page) {
   page.counter("cached_tokens_total", "Tokens of prompts that the prefix cache had",
                stats.cached_tokens);
   page.counter("output_tokens_total", "Tokens that were generated", stats.output_tokens);
+  page.counter("draft_tokens_total", "Guesses of next tokens that were computed", stats.drafts);
+  page.counter("accepted_draft_tokens_total", "Guesses that are what the model drew",
+               stats.accepted_drafts);
   page.counter("steps_total", "Steps of the engine", stats.steps);
   page.counter("step_tokens_total", "Tokens that steps computed", stats.step_tokens);
   page.counter("step_budget_tokens_total", "Tokens that steps had room for", stats.step_budget);

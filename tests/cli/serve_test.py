@@ -67,6 +67,26 @@ class ServeTest(FolderTest):
         self.assertGreaterEqual(again["usage"]["prompt_tokens_details"]["cached_tokens"], 8)
         self.assertEqual(again["choices"][0]["text"], expected[2]["text"])
 
+    def test_guesses_change_no_token_and_are_counted(self):
+        said = ["1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2", "The cat"]
+        flags = ["--num-speculative-tokens", "4", "--ngram-prompt-lookup-min", "1"]
+        server = Server(self.model, *flags)
+        self.addCleanup(server.close)
+        sums = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+        for prompt in said:
+            members = {"prompt": prompt, "max_tokens": 40, "logprobs": 1, "stop": ["2, 9"]}
+            answer, want = self.greedy(server, **members), self.greedy(**members)
+            self.assertEqual(answer["choices"], want["choices"])
+            self.assertNotIn("completion_tokens_details", want["usage"])
+            for name, count in answer["usage"].get("completion_tokens_details", {}).items():
+                sums[name] += count
+        metrics = server.ok("/metrics")
+        self.assertGreater(sums["accepted_prediction_tokens"], 4)
+        self.assertIn(f"megatron_accepted_draft_tokens_total {sums['accepted_prediction_tokens']}\n", metrics)
+        self.assertIn(f"megatron_draft_tokens_total {sum(sums.values())}\n", metrics)
+        texts = [want["text"] for want in self.generated("--tokens-to-generate", "40", "--prompt", *said)]
+        self.assertEqual(texts, [got["text"] for got in self.generated("--tokens-to-generate", "40", "--prompt", *said, *flags)])
+
     def test_replies_are_those_of_generate(self):
         said = ["Hello there", "What is 2 + 2?"]
         expected = self.generated("--chat", "--tokens-to-generate", "10", "--prompt", *said)
@@ -281,7 +301,8 @@ class ServeTest(FolderTest):
             port = str(taken.getsockname()[1])
             for flags, parts in ((["--port", port], ["port " + port]), (["--host", "0.0.0.0"], ["--host 0.0.0.0 lets other machines in", "--no-auth"]),
                                  (["--adapter", "x"], ["--adapter x is not NAME=DIR"]),
-                                 (["--num-speculative-tokens", "2"], ["speculative decoding is not built yet"]),
+                                 (["--num-speculative-tokens", "65"], ["--num-speculative-tokens 65 is outside [0, 64]"]),
+                                 (["--ngram-prompt-lookup-min", "9"], ["--ngram-prompt-lookup-max 8 is outside [9, 1024]"]),
                                  (["--device", "cuda"], [] if os.path.exists("/dev/nvidiactl") else ["no usable GPU is found"]),
                                  (["--tensor-model-parallel-size", "2"], ["are 2 ranks, and one was started"]),
                                  (["--inference-max-requests", "0", "--inference-dynamic-batching-max-tokens", "0"],

@@ -109,7 +109,11 @@ int bench_serve(int argc, char** argv) {
   });
   set_status_line("");
   if (service) {
+    const EngineStats stats = service->engine().stats();
     service->stop();
+    if (stats.drafts > 0)
+      log_info(cat("drafts: ", stats.accepted_drafts, " of ", stats.drafts, " stand, in ",
+                   stats.steps, " steps for ", stats.output_tokens, " tokens"));
     // The line of the start says what was planned.
     const int64_t most = memory_use(choose_device(load.device)).max_allocated;
     if (most > 0)

@@ -285,7 +285,8 @@ extern "C" int megatron_generate(int argc, char** argv) {
   LoadModelConfig load;
   GenerateConfig config;
   GenerateOptions options;
-  Config* const configs[] = {&load, &config, &options.sampling, &options.states};
+  Config* const configs[] = {&load, &config, &options.sampling, &options.states,
+                             &options.speculation};
   if (!parse_or_help("megatron generate DIR [--chat] --prompt TEXT [flags]", configs, argc, argv,
                      {.positional = "load"}))
     return 0;

@@ -50,7 +50,6 @@ constexpr KnownFlag kInferenceFlags[] = {
     {"--inference-cuda-graph-max-tokens", kNo, kGraphs, 1, 1, "0"},
     {"--inference-cuda-graph-scope", kNo, kGraphs, 1, 1, "none"},
     {"--decode-only-cuda-graphs", kNo, kGraphs},
-    {"--num-speculative-tokens", kNo, "speculative decoding is not built yet", 1, 1, "0"},
     {"--batch-invariant-backend", kSo, "batch-invariant mode has one backend"},
     {"--inference-coordinator-port", kNo, kRouter, 1, 1},
     {"--inference-dynamic-batching-prefix-caching-coordinator-policy", kNo, kRouter, 1, 1},

@@ -91,8 +91,18 @@ std::vector<std::vector<float>> trained_losses(Model& model,
 }
 
 struct Compared {
-  int64_t texts = 0, numbers = 0, different = 0;
+  int64_t texts = 0, numbers = 0, different = 0, accepted = 0;
 };
+
+// Tokens and numbers, in every bit.
+bool equal(const std::vector<DrivenSequence>& a, const std::vector<DrivenSequence>& b) {
+  const auto same = [](const DrawnToken& x, const DrawnToken& y) {
+    return x.id == y.id && x.log_probabilities == y.log_probabilities;
+  };
+  return std::ranges::equal(a, b, [&](const DrivenSequence& x, const DrivenSequence& y) {
+    return std::ranges::equal(x.drawn, y.drawn, same) && x.scores == y.scores;
+  });
+}
 
 void compare(const std::vector<DrivenSequence>& served,
              const std::vector<std::vector<float>>& losses, Compared& so_far) {
@@ -123,13 +133,25 @@ Compared rollouts(const ModelConfig& config, int tensor, int schedules) {
     Served trained(Served::make(training, groups), {}, at::kFloat);
     for (int seed = 0; seed < schedules; ++seed) {
       std::vector<DrivenSequence> sequences = wishes(static_cast<uint32_t>(seed), 42);
-      ModelRunner runner(*served.model, *served.weights, small_runner(9 + 4 * (seed % 5)));
-      const DriverChances chances{.whole_prompts = 0.3,
-                                  .preempt = 0.3,
-                                  .share = 0.8,
-                                  .pause = 0.2,
-                                  .in_flight = 1 + seed % 3};
-      drive_ranks(groups.world, runner, chances, static_cast<uint32_t>(seed), sequences);
+      DriverChances chances{.whole_prompts = 0.3,
+                            .preempt = 0.3,
+                            .share = 0.8,
+                            .pause = 0.2,
+                            .in_flight = 1 + seed % 3};
+      const auto serve = [&](std::vector<DrivenSequence>& texts) {
+        ModelRunner runner(*served.model, *served.weights, small_runner(9 + 4 * (seed % 5)));
+        return drive_ranks(groups.world, runner, chances, static_cast<uint32_t>(seed), texts);
+      };
+      const std::vector<DrivenSequence> given = sequences;
+      serve(sequences);
+      // With drafts of its tokens each gets the same.
+      std::vector<DrivenSequence> drafted = given;
+      chances.drafts = &sequences;
+      const int64_t accepted = serve(drafted);
+      if (world->rank() == 0) {
+        compared.accepted += accepted;
+        compared.different += equal(sequences, drafted) ? 0 : 1;
+      }
       // Other ranks learn what was drawn.
       at::Tensor drawn = at::zeros({42, 10}, at::kLong);
       for (size_t i = 0; i < sequences.size(); ++i)
@@ -156,6 +178,7 @@ TEST(BatchInvariant, RolloutsHaveTheTrainersLogProbabilitiesInEveryBit) {
       const Compared compared = rollouts(config, tensor, 4);
       EXPECT_EQ(compared.different, 0) << name << ", " << tensor << " ranks";
       EXPECT_EQ(compared.texts, 168);
+      EXPECT_GT(compared.accepted, 100);
       EXPECT_GT(compared.numbers, 1500);
     }
 }

@@ -27,23 +27,28 @@ TEST(ModelRunner, EverySequenceGetsWhatItGetsAlone) {
   std::mt19937 random(3);
   const std::vector<DrivenSequence> given = random_sequences(random, 9);
   const std::vector<DrivenSequence> expected = all_alone(*served.model, given);
-  int64_t swaps = 0, shared = 0;
-  for (uint32_t seed = 0; seed < 12; ++seed) {
+  int64_t swaps = 0, shared = 0, drafted = 0, accepted = 0;
+  for (uint32_t seed = 0; seed < 24; ++seed) {
     // From a pool for one sequence to one for all.
     ModelRunner runner(*served.model, *served.weights,
                        small_runner(7 + 4 * static_cast<int32_t>(seed % 5)));
     DriverChances chances = kMixed;
     if (seed == 0) chances = {.whole_prompts = 1.0};
     chances.in_flight = 1 + seed % 3;
+    if (seed >= 12) chances.drafts = &expected;
     PlanDriver driver(runner, chances, seed);
     std::vector<DrivenSequence> got = given;
     driver.run(got);
     expect_equal(got, expected, cat("seed ", seed));
     swaps += driver.swaps();
     shared += driver.shared();
+    drafted += driver.drafted();
+    accepted += driver.accepted();
   }
-  EXPECT_GT(swaps, 5);
-  EXPECT_GT(shared, 5);
+  EXPECT_GT(swaps, 10);
+  EXPECT_GT(shared, 10);
+  EXPECT_GT(accepted, 40);
+  EXPECT_GT(drafted - accepted, 10);
 }
 
 std::vector<std::pair<std::string, ModelConfig>> kinds() {
@@ -100,7 +105,10 @@ TEST(ModelRunner, ServesEveryKindOfModel) {
       const bool hybrid = config.transformer.is_hybrid();
       EXPECT_EQ(runner.facts().owns_state, hybrid);
       DriverChances chances = kMixed;
-      if (hybrid) chances.share = 0.0;
+      if (hybrid)
+        chances.share = 0.0;
+      else if (seed > 0)
+        chances.drafts = &expected;
       PlanDriver driver(runner, chances, seed);
       std::vector<DrivenSequence> got = given;
       driver.run(got);
@@ -358,6 +366,7 @@ TEST(ModelRunner, RanksServeWhatOneRankServes) {
     for (const int64_t in_flight : {int64_t{1}, int64_t{1 + pipeline}}) {
       DriverChances chances = kMixed;
       chances.in_flight = in_flight;
+      if (seed % 3 > 0) chances.drafts = &expected;
       std::vector<DrivenSequence> got = given;
       run_over(tensor, pipeline, config, chances, seed++, got);
       expect_equal(got, expected,

@@ -1,6 +1,7 @@
 #include "tests/unit/inference/plan_driver.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
@@ -239,30 +240,41 @@ void PlanDriver::compute_again_beyond_border() {
 
 void PlanDriver::add_parts(StepPlan& plan) {
   compute_again_beyond_border();
-  std::vector<std::pair<int64_t, int32_t>> wanted;  // rows, slot
+  struct Wanted {
+    int64_t count = 0;  // rows, without drafts
+    int32_t slot = 0;
+    int64_t drafts = 0;
+    bool is_one() const { return count + drafts == 1; }
+  };
+  std::vector<Wanted> wanted;
   for (auto& [slot, r] : running_) {
     const DrivenSequence& sequence = (*sequences_)[r.sequence];
     const int64_t ready = static_cast<int64_t>(r.ids.size()) + r.prompt -
                           static_cast<int64_t>(sequence.start.ids.size());
     const bool last_in_flight = r.done >= ready;
-    if (r.done >= known(r) || (last_in_flight && step_ < r.free_at) || chance(chances_.pause))
+    if (r.has_drafts || r.done >= known(r) || (last_in_flight && step_ < r.free_at) ||
+        chance(chances_.pause))
       continue;
+    // Drafts continue tokens that were read.
+    if (last_in_flight && chances_.drafts != nullptr && chance(0.5)) continue;
     const int64_t most = last_in_flight ? 1 : ready - r.done;
-    wanted.emplace_back(chance(chances_.whole_prompts) ? most : draw(1, most), slot);
+    wanted.push_back({chance(chances_.whole_prompts) ? most : draw(1, most), slot});
+    if (!last_in_flight && r.done + 1 == known(r) && r.drawn > 0)
+      wanted.back().drafts = draw_drafts(r);
   }
-  std::ranges::stable_sort(wanted, [](auto a, auto b) { return (a.first == 1) > (b.first == 1); });
+  std::ranges::stable_sort(wanted, std::greater(), &Wanted::is_one);
   std::vector<int32_t> added;
-  for (auto [count, slot] : wanted) {
+  for (const auto [count, slot, drafts] : wanted) {
     Running& r = running_[slot];
     BlockChange change{slot, 0, {}};
-    if (!reserve(r, r.done + count, change)) continue;
+    if (!reserve(r, r.done + count + drafts, change)) continue;
     if (!change.appended.empty()) plan.blocks.push_back(change);
-    add_part(plan, slot, count);
+    add_part(plan, slot, count, drafts);
     added.push_back(slot);
   }
   if (!added.empty() || running_.empty()) return;
   // Nobody finds a block, unless all wait for a draw: the largest gives its own.
-  for (const auto& [count, slot] : wanted) {
+  for (const auto& [count, slot, drafts] : wanted) {
     Running r = std::move(running_[slot]);
     running_.erase(slot);
     while (flights_.size() > 1) read();
@@ -280,7 +292,15 @@ void PlanDriver::add_parts(StepPlan& plan) {
   }
 }
 
-void PlanDriver::add_part(StepPlan& plan, int32_t slot, int64_t count) {
+// How many drafts a sequence gets whose tokens are all known.
+int64_t PlanDriver::draw_drafts(const Running& r) {
+  if (chances_.drafts == nullptr) return 0;
+  int64_t most = std::min(chances_.most_drafts, (*sequences_)[r.sequence].tokens - r.drawn - 1);
+  if (facts_.rope_border > 0 && !r.is_beyond) most = std::min(most, facts_.rope_border - known(r));
+  return most > 0 ? draw(0, most) : 0;
+}
+
+void PlanDriver::add_part(StepPlan& plan, int32_t slot, int64_t count, int64_t drafts) {
   Running& r = running_[slot];
   const DrivenSequence& sequence = (*sequences_)[r.sequence];
   const int64_t rows = sequence.start.rows ? sequence.start.rows->count : 0;
@@ -307,11 +327,29 @@ void PlanDriver::add_part(StepPlan& plan, int32_t slot, int64_t count) {
   r.done += count;
   part.draws = r.done == known(r) && r.drawn < sequence.tokens;
   if (part.draws) {
+    flights_.back().draws.push_back({slot, r.sequence});
+    Flight::Draw& draw = flights_.back().draws.back();
+    for (int64_t i = 0; i < drafts; ++i) {
+      const DrivenSequence& right = (*chances_.drafts)[r.sequence];
+      const int32_t id = right.drawn[static_cast<size_t>(r.drawn + i)].id;
+      draw.drafts.push_back(chance(0.2) ? (id + 1) % 50 : id);
+    }
+    part.drafts = static_cast<int32_t>(drafts);
+    part.count += part.drafts;
+    part.known += part.drafts;
+    plan.tokens.insert(plan.tokens.end(), draw.drafts.begin(), draw.drafts.end());
+    r.has_drafts = drafts > 0;
+    drafted_ += drafts;
     ++r.drawn;
     r.free_at = step_ + facts_.draw_latency;
-    flights_.back().draws.emplace_back(slot, r.sequence);
   }
   plan.parts.push_back(part);
+}
+
+size_t PlanDriver::Flight::num_draws() const {
+  size_t sum = 0;
+  for (const Draw& draw : draws) sum += 1 + draw.drafts.size();
+  return sum;
 }
 
 void PlanDriver::read() {
@@ -319,16 +357,26 @@ void PlanDriver::read() {
   const Flight flight = std::move(flights_.front());
   flights_.pop_front();
   MEGATRON_CHECK(
-      result.draws.size() == flight.draws.size() && result.scores.size() == flight.scores.size(),
+      result.draws.size() == flight.num_draws() && result.scores.size() == flight.scores.size(),
       result.draws.size(), " draws and ", result.scores.size(), " scores, expected ",
-      flight.draws.size(), " and ", flight.scores.size());
-  for (size_t i = 0; i < flight.draws.size(); ++i) {
-    const auto [slot, sequence] = flight.draws[i];
-    MEGATRON_CHECK(result.draws[i].slot == slot, "draws are in another order");
-    (*sequences_)[sequence].drawn.push_back(result.draws[i]);
-    const auto of = [&](const Running& r) { return r.sequence == sequence; };
-    for (auto& [at, r] : running_)
-      if (of(r)) r.ids.push_back(result.draws[i].id);
+      flight.num_draws(), " and ", flight.scores.size());
+  auto drawn = result.draws.begin();
+  for (const auto& [slot, sequence, drafts] : flight.draws) {
+    bool stands = true;
+    for (size_t i = 0; i <= drafts.size(); ++i, ++drawn) {
+      MEGATRON_CHECK(drawn->slot == slot, "draws are in another order");
+      if (!stands) continue;
+      (*sequences_)[sequence].drawn.push_back(*drawn);
+      accepted_ += i > 0 ? 1 : 0;
+      for (auto& [at, r] : running_) {
+        if (r.sequence != sequence) continue;
+        r.ids.push_back(drawn->id);
+        r.has_drafts = false;
+        r.done += i > 0 ? 1 : 0;
+        r.drawn += i > 0 ? 1 : 0;
+      }
+      stands = i < drafts.size() && drawn->id == drafts[i];
+    }
   }
   for (size_t i = 0; i < flight.scores.size(); ++i)
     (*sequences_)[flight.scores[i]].scores.push_back(result.scores[i]);
@@ -351,8 +399,8 @@ std::string shared_text(const ProcessGroup& world, std::string text) {
 
 }  // namespace
 
-void drive_ranks(const ProcessGroup& world, StepRunner& runner, const DriverChances& chances,
-                 uint32_t seed, std::vector<DrivenSequence>& sequences) {
+int64_t drive_ranks(const ProcessGroup& world, StepRunner& runner, const DriverChances& chances,
+                    uint32_t seed, std::vector<DrivenSequence>& sequences) {
   if (world.rank() == 0) {
     PlanDriver driver(
         runner.facts(), chances, seed,
@@ -367,11 +415,11 @@ void drive_ranks(const ProcessGroup& world, StepRunner& runner, const DriverChan
         });
     driver.run(sequences);
     shared_text(world, "");
-    return;
+    return driver.accepted();
   }
   for (;;) {
     const std::string plan = shared_text(world, "");
-    if (plan.empty()) return;
+    if (plan.empty()) return 0;
     runner.launch(parse_step_plan(plan));
     const auto result = runner.take(0);
     MEGATRON_CHECK(!result || (result->draws.empty() && result->scores.empty()),

@@ -30,6 +30,9 @@ struct DriverChances {
   double share = 0.0;          // a sequence starts with blocks of another one of equal prompt
   double pause = 0.0;          // a decoding sequence sits a step out
   int64_t in_flight = 1;       // steps that are launched before the first is read
+  // Decodes have up to `most_drafts` drafts: tokens that these sequences got, and wrong ones.
+  const std::vector<DrivenSequence>* drafts = nullptr;
+  int64_t most_drafts = 4;
 };
 
 class PlanDriver {
@@ -45,7 +48,9 @@ class PlanDriver {
   int64_t swaps() const { return swaps_; }
   int64_t shared() const { return shared_; }
   int64_t dropped() const { return dropped_; }  // blocks behind windows
-  int64_t crossed() const { return crossed_; }  // sequences beyond the border of longrope
+  int64_t drafted() const { return drafted_; }
+  int64_t accepted() const { return accepted_; }  // drafts that stand
+  int64_t crossed() const { return crossed_; }    // sequences beyond the border of longrope
 
  private:
   struct Running {
@@ -55,6 +60,7 @@ class PlanDriver {
     int64_t done = 0;          // positions in the cache
     int64_t drawn = 0;         // tokens, read or in flight
     int64_t free_at = 0;       // first step that may take the token of the last draw
+    bool has_drafts = false;   // in flight
     std::vector<int32_t> blocks;
     int64_t dropped = 0;     // leading ones
     bool is_beyond = false;  // longrope: rotated for a sequence beyond the border
@@ -78,7 +84,8 @@ class PlanDriver {
   void drop_behind_window(StepPlan& plan);
   void compute_again_beyond_border();
   void add_parts(StepPlan& plan);
-  void add_part(StepPlan& plan, int32_t slot, int64_t count);
+  void add_part(StepPlan& plan, int32_t slot, int64_t count, int64_t drafts);
+  int64_t draw_drafts(const Running& r);
   void end_finished(StepPlan& plan);
   void read();
 
@@ -95,16 +102,23 @@ class PlanDriver {
   std::vector<int32_t> free_, free_host_, free_states_, freed_;
   std::vector<int32_t> uses_;  // by block
   struct Flight {
-    std::vector<std::pair<int32_t, size_t>> draws;  // slot, sequence
-    std::vector<size_t> scores;                     // sequence of each scored row
+    struct Draw {
+      int32_t slot = 0;
+      size_t sequence = 0;
+      std::vector<int32_t> drafts = {};
+    };
+    std::vector<Draw> draws;
+    size_t num_draws() const;
+    std::vector<size_t> scores;  // sequence of each scored row
   };
   std::deque<Flight> flights_;
   int64_t step_ = 0, swaps_ = 0, shared_ = 0, dropped_ = 0, crossed_ = 0;
+  int64_t drafted_ = 0, accepted_ = 0;
 };
 
 // Drives the runners of all ranks of `world`: the first one makes the plans and sends them to the
-// others. `sequences` get their results on the first.
-void drive_ranks(const ProcessGroup& world, StepRunner& runner, const DriverChances& chances,
-                 uint32_t seed, std::vector<DrivenSequence>& sequences);
+// others. `sequences` get their results on the first.   return there: drafts that stand
+int64_t drive_ranks(const ProcessGroup& world, StepRunner& runner, const DriverChances& chances,
+                    uint32_t seed, std::vector<DrivenSequence>& sequences);
 
 }  // namespace megatron

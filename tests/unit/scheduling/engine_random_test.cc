@@ -7,6 +7,7 @@
 #include <random>
 
 #include "engine_harness.h"
+#include "fake_drafts.h"
 #include "toy_grammar.h"
 
 namespace megatron {
@@ -41,7 +42,9 @@ class RandomSchedule {
     run_.ticks(4);
     run_.check_outputs();
     run_.check_empty();
+    EXPECT_TRUE(!drafts_ || drafts_->empty()) << "drafts of requests that have ended";
   }
+  const EngineHarness& run() const { return run_; }
 
  private:
   int below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
@@ -86,6 +89,12 @@ class RandomSchedule {
     config.share_prefixes = !chance(5);
     config.max_idle_share = chance(3) ? 0.3 : 1.0;
     config.swap_block_tokens = one_of({0.1, 2.0});
+    if (!model_.facts.owns_state && chance(2)) {
+      config.max_drafts = 1 + below(6);
+      drafts_ =
+          std::make_shared<FakeDrafts>(model_, random_(), 1 + static_cast<uint32_t>(below(8)));
+      config.draft_source = drafts_;
+    }
     return options;
   }
   int ranks() { return chance(3) ? 2 : 1; }
@@ -171,6 +180,7 @@ class RandomSchedule {
 
   std::mt19937 random_;
   FakeOptions model_;
+  std::shared_ptr<FakeDrafts> drafts_;
   EngineHarness run_;
   bool has_text_ = false;
   int submitted_ = 0;
@@ -180,12 +190,20 @@ class RandomSchedule {
 TEST(EngineSchedules, RandomOnesGiveWhatEachRequestGivesAlone) {
   const auto tokenizer = byte_tokenizer();
   const int count = count_from("MEGATRON_RANDOM_SCHEDULES", 5000);
+  uint64_t drafts = 0, accepted = 0;
   for (int seed = 0; seed < count; ++seed) {
     SCOPED_TRACE(cat("seed ", seed));
-    RandomSchedule(static_cast<uint32_t>(seed), seed % 2 == 0 ? tokenizer.get() : nullptr)
-        .execute();
+    RandomSchedule schedule(static_cast<uint32_t>(seed), seed % 2 == 0 ? tokenizer.get() : nullptr);
+    schedule.execute();
     if (testing::Test::HasFailure()) return;
+    const EngineStats stats = schedule.run().engine->stats();
+    drafts += stats.drafts;
+    accepted += stats.accepted_drafts;
   }
+  if (count < 1000) return;
+  EXPECT_GT(drafts, 10U * static_cast<uint64_t>(count));
+  EXPECT_GT(accepted, drafts / 4);
+  EXPECT_LT(accepted, drafts * 9 / 10);
 }
 
 }  // namespace

@@ -540,7 +540,9 @@ TEST(Engines, RanksOfOtherBuildsOrModelsAreRefusedByName) {
     LocalLinks links(2);
     LocalLink link(links, 1);
     Follower follower(link, others, build ? "another" : "this");
-    Engine engine(runner, &links, nullptr, clock, {.build = "this"});
+    EngineOptions options;
+    options.build = "this";
+    Engine engine(runner, &links, nullptr, clock, options);
     try {
       engine.step(0);
       FAIL();

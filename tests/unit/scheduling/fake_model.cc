@@ -186,7 +186,11 @@ void FakeModel::compute(const StepPlan& plan, const PlanPart& part, Place& at, S
                            facts.rope_border > 0 && part.known > facts.rope_border,
                            options_.keys_depend_on_weights ? plan.weights_version : 0};
   if (part.first == 0 && facts.owns_state) slot.state = first_state(slot.start.state_input.get());
-  uint64_t content = 0;
+  MEGATRON_ASSERT(part.drafts == 0 || (part.draws && part.drafts < part.count), "drafts");
+  // A draft that does not stand is drawn over; nothing behind it counts.
+  const int64_t first_draw = part.first + part.count - part.drafts - 1;
+  bool stands = true;
+  int64_t next = part.first + part.count;
   for (int64_t p = part.first; p < part.first + part.count; ++p) {
     const int32_t id = plan.tokens.at(at.token++);
     uint64_t key = 0;
@@ -208,29 +212,36 @@ void FakeModel::compute(const StepPlan& plan, const PlanPart& part, Place& at, S
                       " which was not written");
       context += term(seen.content, q);
     }
-    content = content_of(setting, key, p, slot.state, context);
+    const uint64_t content = content_of(setting, key, p, slot.state, context);
     cell(part.slot, p) = {true, p, content};
     const int64_t row = p - part.first;
     if (row >= part.score_first && row < part.score_first + part.score_count)
       result.scores.push_back(probabilities(content, plan.targets.at(at.target++),
                                             slot.start.log_probabilities.prompt_top,
                                             facts.vocab_size));
+    if (!part.draws || p < first_draw) continue;
+    std::span<const uint32_t> mask;
+    if (part.masked) {
+      const auto words = static_cast<size_t>(token_mask_words(facts.vocab_size));
+      mask = std::span(plan.masks).subspan(at.mask, words);
+      at.mask += words;
+    }
+    stands = stands && (p == first_draw || id == slot.last_drawn);
+    std::vector<int32_t> ids = slot.ids;
+    if (!stands) ids.push_back(id);  // whatever
+    const DrawnToken drawn =
+        draw(slot.start, options_, plan.weights_version, content, p + 1, ids, mask);
+    result.draws.push_back(drawn);
+    if (!stands) continue;
+    next = p + 1;
+    slot.last_drawn = drawn.id;
+    slot.ids.push_back(drawn.id);
   }
-  slot.next = part.first + part.count;
-  rows_ += part.count;
-  if (!part.draws) return;
-  std::span<const uint32_t> mask;
-  if (part.masked) {
-    const auto words = static_cast<size_t>(token_mask_words(facts.vocab_size));
-    mask = std::span(plan.masks).subspan(at.mask, words);
-    at.mask += words;
-  }
-  result.draws.push_back(
-      draw(slot.start, options_, plan.weights_version, content, slot.next, slot.ids, mask));
-  slot.last_drawn = result.draws.back().id;
-  slot.drawn_for = slot.next;
+  slot.next = next;
+  // With drafts the host says what comes next.
+  slot.drawn_for = part.draws && part.drafts == 0 ? next : -1;
   slot.drawn_in = plan.step;
-  slot.ids.push_back(slot.last_drawn);
+  rows_ += part.count;
 }
 
 StepResult FakeModel::apply(const StepPlan& plan) {

@@ -20,7 +20,10 @@ class SchedulerSimulation {
  public:
   SchedulerSimulation(SchedulerConfig config, FakeOptions options,
                       PrefixIndex::Hash hash = hash_prefix)
-      : options_(options), scheduler_(poisoned(config), options.facts, hash), model_(options) {}
+      : options_(options),
+        has_drafts_(config.draft_source != nullptr),
+        scheduler_(poisoned(config), options.facts, hash),
+        model_(options) {}
 
   RequestId submit(RequestSpec spec) {
     const RequestId id{++ids_};
@@ -40,7 +43,8 @@ class SchedulerSimulation {
       results_.push_back(model_.apply(parse_step_plan(serialise(*plan))));
       plans.push_back(*plan);
     }
-    const auto latency = static_cast<size_t>(scheduler_.facts().draw_latency);
+    const auto latency =
+        static_cast<size_t>(scheduler_.facts().draw_latency - (has_drafts_ ? 1 : 0));
     if (results_.size() > latency || (!plan && !results_.empty()))
       read();
     else if (!plan)
@@ -109,17 +113,19 @@ class SchedulerSimulation {
       so_far.prompt.insert(so_far.prompt.end(), output.scores.begin(), output.scores.end());
       const StopConditions& stop = sequence.spec().stop;
       bool ends = output.prompt_is_done && stop.max_tokens == 0;
-      if (output.draw && !output.draw->finite) {
+      if (!output.draws.empty() && !output.draws.back().finite) {
         so_far.finite = false;
+        output.draws.pop_back();
+      }
+      for (const DrawnToken& draw : output.draws) {
+        so_far.ids.push_back(draw.id);
+        if (draw.log_probabilities) so_far.log_probabilities.push_back(*draw.log_probabilities);
+        ends = std::ranges::count(stop.end_tokens, draw.id) > 0 ||
+               sequence.outputs() == stop.max_tokens;
+      }
+      if (!so_far.finite) {
         scheduler_.finish(sequence, RequestEvent::kError);
         continue;
-      }
-      if (output.draw) {
-        so_far.ids.push_back(output.draw->id);
-        if (output.draw->log_probabilities)
-          so_far.log_probabilities.push_back(*output.draw->log_probabilities);
-        ends = std::ranges::count(stop.end_tokens, output.draw->id) > 0 ||
-               sequence.outputs() == stop.max_tokens;
       }
       cached[key] = sequence.cached_tokens;
       if (!ends) continue;
@@ -129,6 +135,7 @@ class SchedulerSimulation {
   }
 
   FakeOptions options_;
+  bool has_drafts_;  // which continue what was read
   Scheduler scheduler_;
   FakeModel model_;
   uint64_t ids_ = 0;

@@ -87,6 +87,7 @@ TEST(StepPlans, EveryPartOfAPlanIsInItsHash) {
       [](StepPlan& p) { ++p.tokens[3]; },
       [](StepPlan& p) { ++p.targets[0]; },
       [](StepPlan& p) { p.parts[0].masked = false; },
+      [](StepPlan& p) { ++p.parts[0].drafts; },
       [](StepPlan& p) { ++p.masks[1]; }};
   for (size_t i = 0; i < changes.size(); ++i) {
     StepPlan plan = full_plan();
@@ -104,13 +105,13 @@ TEST(StepPlans, BytesThatAreNoPlanAreRefused) {
             "a step plan has 1 bytes behind its end");
   std::string other = bytes;
   other[0] = 9;
-  EXPECT_EQ(error_of([&] { parse_step_plan(other); }), "a step plan has version 9, expected 2");
+  EXPECT_EQ(error_of([&] { parse_step_plan(other); }), "a step plan has version 9, expected 3");
   std::string flag = serialise(StepPlan{});
   StepPlan plan;
   plan.parts = {{0, 0, 1, 1, 0, 0, true}};
   flag = serialise(plan);
-  // The last byte of the part is a flag; three empty lists follow.
-  flag[flag.size() - 25] = 2;
+  // The part ends with a flag and its number of drafts; three empty lists follow.
+  flag[flag.size() - 29] = 2;
   EXPECT_EQ(error_of([&] { parse_step_plan(flag); }),
             "a step plan has a flag that is neither 0 nor 1");
 }

@@ -1,0 +1,21 @@
+// Flags of speculative decoding.
+#pragma once
+
+#include <cstdint>
+
+#include "megatron/base/fields.h"
+#include "megatron/scheduling/scheduler.h"
+
+namespace megatron {
+
+struct SpeculationConfig : Config {
+  int64_t num_speculative_tokens = 0;
+  int64_t ngram_prompt_lookup_min = 2;
+  int64_t ngram_prompt_lookup_max = 8;
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+  void apply(SchedulerConfig& scheduler) const;
+};
+
+}  // namespace megatron
