@@ -37,6 +37,8 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
   }
   if (Norm* norm = mlp_->input_norm()) add("pre_mlp_layernorm", norm);
   add("mlp", mlp_.get());
+  if (Parameter* scale = attention_half_.scale()) add("attn_layer_scale", scale);
+  if (Parameter* scale = mlp_half_.scale()) add("mlp_layer_scale", scale);
   if (!config.has_post_norm()) return;
   add("post_self_attn_layernorm", attention_half_.post_norm());
   add("post_mlp_layernorm", mlp_half_.post_norm());

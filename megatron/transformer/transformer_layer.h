@@ -15,7 +15,8 @@ namespace megatron {
 
 // Parameters: input_layernorm.* and pre_mlp_layernorm.* (where no linear of the sublayer contains
 // the norm of its input), self_attention..., mlp..., post_self_attn_layernorm.*,
-// post_mlp_layernorm.* (post, sandwich); with cross attention pre_cross_attn_layernorm.*,
+// post_mlp_layernorm.* (post, sandwich); with LayerConfig::branch_scales attn_layer_scale,
+// mlp_layer_scale; with cross attention pre_cross_attn_layernorm.*,
 // cross_attention....
 class TransformerLayer : public Layer {
  public:

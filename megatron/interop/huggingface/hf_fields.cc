@@ -222,6 +222,20 @@ void HfFields::integers(std::string_view key, std::vector<int64_t>& values) {
   for (const ordered_json& value : *found) values.push_back(to_integer(name(), key, value));
 }
 
+void HfFields::sides(std::string_view key, int64_t& height, int64_t& width, int64_t missing) {
+  if (!reading()) {
+    impl_->json[std::string(key)] = {height, width};
+    return;
+  }
+  height = width = missing;
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr) return;
+  if (found->is_array() && found->size() != 2)
+    wrong_type(name(), key, *found, "a whole number, or a list of two");
+  height = to_integer(name(), key, found->is_array() ? found->at(0) : *found);
+  width = to_integer(name(), key, found->is_array() ? found->at(1) : *found);
+}
+
 void HfFields::constant(std::string_view key, std::string_view json) {
   const ordered_json expected = ordered_json::parse(json);
   if (!reading()) {

@@ -44,6 +44,9 @@ class HfFields {
   // An integer that may be negative.
   void signed_integer(std::string_view key, int64_t& value, std::optional<int64_t> missing = {});
 
+  // Height and width: one number for both, or a list of two. A list is written.
+  void sides(std::string_view key, int64_t& height, int64_t& width, int64_t missing);
+
   // A list; absent and null are an empty one.
   void integers(std::string_view key, std::vector<int64_t>& values);
 

@@ -74,6 +74,36 @@ const HfRow kClip[] = {
     {"vision_model.decoder.layers.*.mlp.linear_fc2.@",
      {"vision_tower.encoder.layers.*.mlp.fc2.@"}}};
 
+std::vector<int64_t> as_batch(const std::vector<int64_t>& ours) { return {1, ours[0], ours[1]}; }
+
+const HfRow kInternVit[] = {
+    {.ours = "vision_model.conv1.weight",
+     .theirs = {"vision_tower.embeddings.patch_embeddings.projection.weight"},
+     .stored_shape = as_convolution},
+    {"vision_model.conv1.bias", {"vision_tower.embeddings.patch_embeddings.projection.bias"}},
+    {"vision_model.class_token", {"vision_tower.embeddings.cls_token"}},
+    {.ours = "vision_model.position_embeddings.weight",
+     .theirs = {"vision_tower.embeddings.position_embeddings"},
+     .stored_shape = as_batch},
+    {"vision_model.decoder.layers.*.self_attention.linear_qkv.layer_norm_@",
+     {"vision_tower.encoder.layer.*.layernorm_before.@"}},
+    {"vision_model.decoder.layers.*.self_attention.linear_qkv.@",
+     {"vision_tower.encoder.layer.*.attention.q_proj.@",
+      "vision_tower.encoder.layer.*.attention.k_proj.@",
+      "vision_tower.encoder.layer.*.attention.v_proj.@"},
+     HfLayout::kSeparateQKV},
+    {"vision_model.decoder.layers.*.self_attention.linear_proj.@",
+     {"vision_tower.encoder.layer.*.attention.projection_layer.@"}},
+    {"vision_model.decoder.layers.*.attn_layer_scale", {"vision_tower.encoder.layer.*.lambda_1"}},
+    {"vision_model.decoder.layers.*.mlp_layer_scale", {"vision_tower.encoder.layer.*.lambda_2"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc1.layer_norm_@",
+     {"vision_tower.encoder.layer.*.layernorm_after.@"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc1.@", {"vision_tower.encoder.layer.*.mlp.fc1.@"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc2.@", {"vision_tower.encoder.layer.*.mlp.fc2.@"}},
+    {"vision_projection.encoder.linear_fc1.layer_norm_@", {"multi_modal_projector.layer_norm.@"}}};
+
+const HfRow kNewline[] = {{"image_newline", {"image_newline"}}};
+
 const HfRow kProjector[] = {
     {"vision_projection.encoder.linear_fc1.@", {"multi_modal_projector.linear_1.@"}},
     {"vision_projection.encoder.linear_fc2.@", {"multi_modal_projector.linear_2.@"}}};
@@ -84,6 +114,7 @@ const std::vector<std::pair<std::string_view, std::string_view>> kBeginnings = {
     {"vision_tower.vision_model.", "vision_tower."},
     {"model.vision_tower.", "vision_tower."},
     {"model.multi_modal_projector.", "multi_modal_projector."},
+    {"model.image_newline", "image_newline"},
     {"model.language_model.", "language_model.model."},
     {"lm_head.", "language_model.lm_head."}};
 
@@ -106,9 +137,10 @@ const TextDefaults* defaults_of(std::string_view type) {
 }
 
 // The text of a text_config with these keys written out.
-std::string with_defaults(const std::string& part, const std::string& name, std::string& type) {
+std::string with_defaults(const std::string& part, const std::string& name, std::string& type,
+                          const char* missing_type) {
   HfFields given(part, name);
-  given.text("model_type", type, "llama");
+  given.text("model_type", type, missing_type);
   const TextDefaults* defaults = defaults_of(type);
   MEGATRON_CHECK(defaults != nullptr, name, ": a language model of the type \"", type,
                  "\" is not built beside images\nhint: types that are: llama, mistral, qwen2, "
@@ -126,10 +158,10 @@ std::string with_defaults(const std::string& part, const std::string& name, std:
   return full.text();
 }
 
-void read_text(const HfFields& f, ModelConfig& c) {
+void read_text(const HfFields& f, ModelConfig& c, const char* missing_type) {
   const std::string name = cat(f.name(), ": text_config");
   std::string type;
-  HfFields text(with_defaults(f.part("text_config"), name, type), name);
+  HfFields text(with_defaults(f.part("text_config"), name, type, missing_type), name);
   const HfFamily& family = *find_hf_family(type);
   family.preset(c.transformer);
   family.fields(text, c);
@@ -166,13 +198,13 @@ void write_text(HfFields& f, const ModelConfig& c) {
 }
 
 // The whole model says whether the output layer is tied, if it says so.
-void text_fields(HfFields& f, ModelConfig& c) {
+void text_fields(HfFields& f, ModelConfig& c, const char* missing_type) {
   TransformerConfig& t = c.transformer;
   if (!f.reading()) {
     write_text(f, c);
     return tied(f, t, false);
   }
-  read_text(f, c);
+  read_text(f, c, missing_type);
   tied(f, t, !t.untie_embeddings_and_output_weights);
 }
 
@@ -284,11 +316,75 @@ void image_token_field(HfFields& f, MimoConfig& own) {
 
 void llava_fields(HfFields& f, ModelConfig& c) {
   MimoConfig& own = c.own.ensure<MimoConfig>();
-  text_fields(f, c);
+  text_fields(f, c, "llama");
   clip_fields(f, own);
   projector_fields(f, own, c.transformer);
   strategy_field(f, own);
   image_token_field(f, own);
+  MEGATRON_CHECK(
+      f.reading() || (!own.is_internvit() && !own.pixel_shuffle && !own.vision_projection_norm &&
+                      own.vision_qkv_bias),
+      "models of Hugging Face's LLaVA have CLIP as their encoder, without pixel shuffle");
+}
+
+void llava_of_one_picture(HfFields& f, ModelConfig& c) {
+  llava_fields(f, c);
+  MEGATRON_CHECK(f.reading() || !c.own.as<MimoConfig>()->vision_newlines,
+                 "a llava has no image_newline (--vision-newlines)");
+}
+
+void llava_next_fields(HfFields& f, ModelConfig& c) {
+  if (f.reading()) c.own.ensure<MimoConfig>().vision_newlines = true;
+  llava_fields(f, c);
+  MEGATRON_CHECK(c.own.as<MimoConfig>()->vision_newlines,
+                 "a llava_next has an image_newline (--vision-newlines)");
+}
+
+void internvit_fields(HfFields& f, VisionConfig& own) {
+  const std::string part = f.part("vision_config"), name = cat(f.name(), ": vision_config");
+  HfFields read(part, name), write = HfFields::writer(part);
+  HfFields& vision = f.reading() ? read : write;
+  vision.constant("model_type", "\"internvl_vision\"");
+  own.vision_model_type = VisionModel::kInternVit;
+  vision.integer("hidden_size", own.vision_hidden_size, 1024);
+  vision.integer("num_hidden_layers", own.vision_num_layers, 24);
+  vision.integer("num_attention_heads", own.vision_num_attention_heads, 16);
+  vision.integer("intermediate_size", own.vision_ffn_hidden_size, 4096);
+  vision.flag("attention_bias", own.vision_qkv_bias, false);
+  vision.number("layer_norm_eps", own.vision_layernorm_epsilon, 1e-6);
+  vision.sides("image_size", own.img_h, own.img_w, 448);
+  int64_t across = own.patch_dim;
+  vision.sides("patch_size", own.patch_dim, across, 14);
+  MEGATRON_CHECK(across == own.patch_dim, name, ": patches of ", own.patch_dim, " x ", across,
+                 " are not built, only squares");
+  activation_field(vision, "hidden_act", own.vision_activation, "gelu");
+  vision.constant("norm_type", "\"layer_norm\"");
+  vision.constant("use_qk_norm", "false");
+  vision.constant("use_mask_token", "false");
+  vision.constant("use_absolute_position_embeddings", "true");
+  vision.constant("use_mean_pooling", "true");  // so that no norm is behind the layers
+  vision.constant("num_channels", "3");
+  if (!f.reading()) f.set("vision_config", vision.text());
+}
+
+void internvl_fields(HfFields& f, ModelConfig& c) {
+  MimoConfig& own = c.own.ensure<MimoConfig>();
+  text_fields(f, c, "qwen2");
+  internvit_fields(f, own);
+  activation_field(f, "projector_hidden_act", own.vision_projection_activation, "gelu");
+  f.constant("vision_feature_layer", "-1");
+  f.constant("vision_feature_select_strategy", "\"default\"");
+  f.constant("downsample_ratio", "0.5");
+  f.integer("image_token_id", own.image_token_id, 151667);
+  if (f.reading()) {
+    own.vision_class_token = false;
+    own.pixel_shuffle = own.vision_projection_norm = true;
+    return;
+  }
+  MEGATRON_CHECK(
+      own.pixel_shuffle && own.vision_projection_norm && own.vision_projection_bias &&
+          own.is_internvit(),
+      "an internvl has an InternViT, pixel shuffle, and a norm and biases in its projector");
 }
 
 TransformerConfig part_of(const ModelConfig& c, std::string_view ours) {
@@ -317,21 +413,39 @@ std::vector<std::string> behind_clip(HfFields& f, const ModelConfig& c) {
 
 }  // namespace
 
+namespace {
+
+HfFamily image_family(std::string_view type, std::string_view architecture,
+                      std::vector<std::span<const HfRow>> rows,
+                      void (*fields)(HfFields&, ModelConfig&)) {
+  rows.insert(rows.begin(), language_rows());
+  rows.push_back(kProjector);
+  return {.model_type = type,
+          .architecture = architecture,
+          .rows = std::move(rows),
+          .preset = [](TransformerConfig&) {},
+          .fields = fields,
+          .prefix = "",
+          .layers = "language_model.model.layers.*",
+          .waived = {"language_model.model.layers.*.self_attn.rotary_emb.inv_freq",
+                     "vision_tower.embeddings.position_ids"},
+          .type = "mimo",
+          .our_layers = "language_model.decoder.layers.*",
+          .beginnings = kBeginnings,
+          .part = part_of,
+          .carried = behind_clip};
+}
+
+}  // namespace
+
 std::vector<HfFamily> multimodal_hf_families() {
-  return {{.model_type = "llava",
-           .architecture = "LlavaForConditionalGeneration",
-           .rows = {language_rows(), kClip, kProjector},
-           .preset = [](TransformerConfig&) {},
-           .fields = llava_fields,
-           .prefix = "",
-           .layers = "language_model.model.layers.*",
-           .waived = {"language_model.model.layers.*.self_attn.rotary_emb.inv_freq",
-                      "vision_tower.embeddings.position_ids"},
-           .type = "mimo",
-           .our_layers = "language_model.decoder.layers.*",
-           .beginnings = kBeginnings,
-           .part = part_of,
-           .carried = behind_clip}};
+  HfFamily internvl =
+      image_family("internvl", "InternVLForConditionalGeneration", {kInternVit}, internvl_fields);
+  internvl.carried = [](HfFields&, const ModelConfig&) { return std::vector<std::string>(); };
+  return {image_family("llava", "LlavaForConditionalGeneration", {kClip}, llava_of_one_picture),
+          image_family("llava_next", "LlavaNextForConditionalGeneration", {kClip, kNewline},
+                       llava_next_fields),
+          std::move(internvl)};
 }
 
 }  // namespace megatron

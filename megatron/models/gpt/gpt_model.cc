@@ -129,9 +129,7 @@ StageTensors GPTModel::hidden_with(const Batch& batch, const at::Tensor& more,
     const at::Tensor& tokens = batch["tokens"];
     check_shape("tokens", tokens, {-1, -1});
     check_shape("place.position", context.place.position, {tokens.size(1)});
-    x = impl_->embedding->forward(
-        tokens, context,
-        more.defined() ? more.narrow(0, context.first_row, context.rows.position.size(0)) : more);
+    x = embed(tokens, more, context);
   } else {
     MEGATRON_ASSERT(input.size() == 1, input.size(), " tensors from the previous segment");
     x = input.front();
@@ -142,6 +140,18 @@ StageTensors GPTModel::hidden_with(const Batch& batch, const at::Tensor& more,
   x = impl_->decoder.forward(std::move(x), context);
   if (impl_->mtp && context.auxiliary_losses != nullptr) x = impl_->mtp->forward(x, batch, context);
   return {std::move(x)};
+}
+
+at::Tensor GPTModel::embed(const at::Tensor& tokens, const at::Tensor& more,
+                           const ForwardContext& context) {
+  return impl_->embedding->forward(
+      tokens, context,
+      more.defined() ? more.narrow(0, context.first_row, context.rows.position.size(0)) : more);
+}
+
+at::Tensor GPTModel::embedded(const at::Tensor& tokens, const at::Tensor& more,
+                              const ForwardContext& context) {
+  return embed(tokens, more, with_rows(context, config().sequence_parallel, groups().tp));
 }
 
 at::Tensor GPTModel::scaled(const at::Tensor& hidden) const {

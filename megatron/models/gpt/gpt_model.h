@@ -26,6 +26,10 @@ class GPTModel : public Model {
   // this rank, is added to the embedding before its dropout; undefined: nothing. Differentiable.
   StageTensors hidden_with(const Batch& batch, const at::Tensor& more, const StageTensors& input,
                            const ForwardContext& context);
+  // What hidden_with() gives to the first layer, [s, b, h] ([s/t, b, h] with sequence parallelism);
+  // segment with the embedding.
+  at::Tensor embedded(const at::Tensor& tokens, const at::Tensor& more,
+                      const ForwardContext& context);
   at::Tensor logits(const at::Tensor& hidden) override;
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) override;
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
@@ -37,6 +41,8 @@ class GPTModel : public Model {
   // `mtp`: this segment has the layers of multi-token prediction.
   void make_embedding(bool mtp, Parameter* table);
   void make_mtp();
+  // `context` as with_rows() returns it.
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& more, const ForwardContext& context);
   // What the output layer multiplies: hidden states over --logits-scaling, which takes h products
   // of a token, not one of each logit.
   at::Tensor scaled(const at::Tensor& hidden) const;

@@ -4,6 +4,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/common/refused_options.h"
 #include "megatron/models/model_table.h"
+#include "megatron/nn/functional.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
@@ -15,7 +16,8 @@ constexpr const char* kTitle = "a model that reads images";
 ModelConfig built_mimo(const ModelConfig& config) {
   const TransformerConfig& t = config.transformer;
   MEGATRON_CHECK(config.own.as_or_default<MimoConfig>().is_given(),
-                 "a model of type mimo without an encoder", "\nhint: --vision-model-type clip");
+                 "a model of type mimo without an encoder",
+                 "\nhint: --vision-model-type clip or internvit");
   const auto refuse = [&](bool given, const char* what) { refuse_option(given, what, kTitle); };
   refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
@@ -46,12 +48,21 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
     vision_projection_ = std::make_unique<VisionProjector>(own_, config().transformer);
     add("vision_model", vision_model_.get());
     add("vision_projection", vision_projection_.get());
-    for (Module* module : {static_cast<Module*>(vision_model_.get()),
-                           static_cast<Module*>(vision_projection_.get())})
-      module->visit([&](const std::string&, Parameter& parameter) {
-        parameter.placement = {};  // whole, although its linears could be divided
-        if (config().sequence_parallel) parameter.placement.partial_grad.insert(Axis::kTensor);
-      });
+    const auto whole = [&](const std::string&, Parameter& parameter) {
+      parameter.placement = {};  // although linears could be divided
+      if (config().sequence_parallel) parameter.placement.partial_grad.insert(Axis::kTensor);
+    };
+    vision_model_->visit(whole);
+    vision_projection_->visit(whole);
+    if (own_.vision_newlines) {
+      image_newline_ = std::make_unique<Parameter>();
+      image_newline_->local_shape =
+          image_newline_->global_shape = {config().transformer.hidden_size};
+      image_newline_->init = Init::normal(config().transformer.init_method_std);
+      image_newline_->role = ParameterRole::kEmbedding;
+      whole("", *image_newline_);
+      add("image_newline", image_newline_.get());
+    }
   }
   add("language_model", &language_model_);
   name_parameters();
@@ -68,15 +79,29 @@ TensorFormats MimoModel::border(int64_t layers_before, const Batch& batch,
   return language_model_.border(layers_before, batch, dtype);
 }
 
-at::Tensor MimoModel::placed_features(const Batch& batch, const ForwardContext& context) {
-  const PackedImages& images = *batch.images;
-  const at::Tensor& tokens = batch["tokens"];
+at::Tensor MimoModel::text_of(const at::Tensor& tokens) const {
+  return tokens.masked_fill(tokens == own_.image_token_id, kNoToken);
+}
+
+at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImages* all,
+                                      const ForwardContext& context) {
+  if (all == nullptr || all->pictures == 0) return {};
+  const PackedImages& images = *all;
   const int64_t b = tokens.size(0), s = tokens.size(1), h = config().transformer.hidden_size;
-  const at::Tensor features = vision_projection_->forward(vision_model_->forward(images, context));
+  at::Tensor features = vision_projection_->forward(vision_model_->forward(images, context));
+  if (images.taken.defined()) features = features.index_select(0, images.taken);
   check_shape("features", features, {images.places.size(0), h});
-  const at::Tensor rows =
-      images.places.remainder(s) * b + images.places.div(s, /*rounding_mode=*/"floor");
-  return at::zeros({s * b, h}, features.options()).index_copy(0, rows, features).view({s, b, h});
+  const auto rows = [&](const at::Tensor& places) {
+    return places.remainder(s) * b + places.div(s, "floor");
+  };
+  at::Tensor placed =
+      at::zeros({s * b, h}, features.options()).index_copy(0, rows(images.places), features);
+  if (image_newline_ != nullptr) {
+    const at::Tensor ends =
+        at::zeros({s * b, 1}, features.options()).index_fill(0, rows(images.newlines), 1);
+    placed = placed + ends * differentiable(*image_newline_);
+  }
+  return placed.view({s, b, h});
 }
 
 StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
@@ -86,12 +111,23 @@ StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
   if (!slice().embedding) return language_model_.hidden(batch, input, context);
   const at::Tensor& tokens = batch["tokens"];
   Batch text = batch;
-  text.set("tokens", tokens.masked_fill(tokens == own_.image_token_id, kNoToken));
-  const bool sees = batch.images != nullptr && !batch.images->pictures.empty();
-  MEGATRON_CHECK(!sees || context.decoding == nullptr,
-                 "images while a text is continued are not built");
-  return language_model_.hidden_with(text, sees ? placed_features(batch, context) : at::Tensor(),
+  text.set("tokens", text_of(tokens));
+  return language_model_.hidden_with(text, placed_features(tokens, batch.images.get(), context),
                                      input, context);
+}
+
+at::Tensor MimoModel::prompt_rows(const at::Tensor& tokens, const PackedImages* images) {
+  MEGATRON_CHECK(
+      config().transformer.position_embedding_type != PositionEmbedding::kLearnedAbsolute,
+      "rows of a prompt for a model with learned positions are not built");
+  MEGATRON_ASSERT(tokens.size(0) == 1 && !config().sequence_parallel, "rows of several prompts");
+  const at::NoGradGuard no_grad;
+  ForwardContext context;
+  context.place = {at::zeros({1}, tokens.options()), at::arange(tokens.size(1), tokens.options())};
+  return language_model_
+      .embedded(text_of(tokens), placed_features(tokens, images, context), context)
+      .squeeze(1)
+      .to(at::kFloat);
 }
 
 at::Tensor MimoModel::logits(const at::Tensor& hidden) { return language_model_.logits(hidden); }
@@ -115,7 +151,6 @@ const ModelType& mimo_model_type() {
                                  .make = make_model_of<MimoModel>,
                                  .ends_cost = language_ends_cost,
                                  .config = OwnConfig(MimoConfig()),
-                                 .decodes = false,
                                  .language_model = "language_model.",
                                  .planned = false};
   return type;

@@ -18,7 +18,8 @@ namespace megatron {
 //   looks nothing up, and the features are not scaled. Then as a GPT, positions included.
 //
 // Parameters: language_model.<those of a GPT>; vision_model... (vision/vision_encoder.h) and
-// vision_projection... (vision/vision_projector.h) on the segment with the embedding. Tensor ranks
+// vision_projection... (vision/vision_projector.h) and, with --vision-newlines, image_newline [h]
+// on the segment with the embedding. Tensor ranks
 // hold all of the encoder and encode the same pictures; with sequence parallelism each has the
 // gradient of its own rows, so that those of the encoder are partial sums over kTensor.
 class MimoModel : public Model {
@@ -40,14 +41,23 @@ class MimoModel : public Model {
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   EmbeddingTables embedding_tables() override;
 
+  // The rows of a prompt, [n, h] in fp32, for a decoder that takes rows in the place of tokens
+  // (scheduling/request.h): of `tokens` [1, n] with their images, null: there are none. Segment
+  // with the embedding; not of models with learned positions. On every tensor rank.
+  at::Tensor prompt_rows(const at::Tensor& tokens, const PackedImages* images);
+
  private:
-  // [s, b, h]: features in their places, zeros elsewhere.
-  at::Tensor placed_features(const Batch& batch, const ForwardContext& context);
+  // [s, b, h] of tokens [b, s]: features in their places, zeros elsewhere; undefined: no image.
+  at::Tensor placed_features(const at::Tensor& tokens, const PackedImages* images,
+                             const ForwardContext& context);
+  // Image tokens as kNoToken.
+  at::Tensor text_of(const at::Tensor& tokens) const;
 
   const MimoConfig own_;
   GPTModel language_model_;
   std::unique_ptr<VisionEncoder> vision_model_;  // null: another segment has the embedding
   std::unique_ptr<VisionProjector> vision_projection_;
+  std::unique_ptr<Parameter> image_newline_;  // null: there is none
 };
 
 // The configuration of the GPT in it.

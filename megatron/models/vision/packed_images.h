@@ -9,37 +9,50 @@
 #include <span>
 #include <vector>
 
+#include "megatron/media/tiling.h"
 #include "megatron/models/vision/vision_config.h"
 #include "megatron/tensor/attention/unpadded_rows.h"
 
 namespace megatron {
 
-// What the encoder sees at once: an image, or a tile of one.
-struct Picture {
-  int64_t sample = 0;             // of the micro-batch, whose pictures are in the order of its text
-  int64_t rows = 0, columns = 0;  // of patches
+// An image, of which the encoder sees one picture or several: the image itself, or its tiles, and
+// the whole of it before or behind them.
+struct SeenImage {
+  int64_t sample = 0;             // of the micro-batch, whose images are in the order of its text
+  int64_t rows = 0, columns = 0;  // of patches of a picture
+  int64_t pictures = 1;
+  // With --vision-newlines, of an image with tiles behind the whole of it: their grid, and the size
+  // of the image before it was padded to them.
+  TileGrid grid = {};
+  ImageSize size = {};
 };
 
 struct PackedImages {
-  std::vector<Picture> pictures;
+  int64_t pictures = 0;
   // [P, 3 p^2], the patches of all pictures, elements of a patch by channel, row and column: uint8
   // pixels, or their numbers in a floating-point type.
   at::Tensor patches;
   // [3, 256] fp32: the number of each value of a channel's pixels (media/pixel_values.h); undefined
   // where patches hold numbers.
   at::Tensor pixel_values;
-  // [N] int64: i s + j where feature n is row j of sample i, in the order of the features.
-  at::Tensor places;
+  // [N] int64: i s + j where a feature is row j of sample i. `taken` [N] int64: which features they
+  // are; undefined: all of them in order.
+  at::Tensor places, taken;
+  at::Tensor newlines;  // int64: the places of image_newline; undefined: there are none
   // The rows of the encoder, in which tokens attend within their picture.
   std::shared_ptr<const UnpaddedRows> segments;
 };
 
 // Of samples of `length` tokens with placeholders: `tokens` [b, s] row by row. Throws Error for a
-// picture that is not of the encoder's size, and naming the sample, both numbers and its pictures
+// picture that is not of the encoder's size, and naming the sample, both numbers and its images
 // where its placeholders are not as many as its features.
 //
+// With --vision-newlines an image is [whole picture | rows of the map of its tiles, without what
+// was padded, and image_newline behind each]; one without tiles has one image_newline. Source:
+// LLaVA-NeXT (Liu et al. 2024).
+//
 // On the host; `patches` may be on any device, places and segments are made on the CPU.
-PackedImages pack_images(const VisionConfig& config, std::vector<Picture> pictures,
+PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> images,
                          at::Tensor patches, at::Tensor pixel_values,
                          std::span<const int64_t> tokens, int64_t samples, int64_t image_token);
 

@@ -6,7 +6,7 @@
 namespace megatron {
 namespace {
 
-constexpr std::string_view kVisionModels[] = {"none", "clip"};
+constexpr std::string_view kVisionModels[] = {"none", "clip", "internvit"};
 constexpr std::string_view kVisionActivations[] = {"gelu", "gelu_tanh", "quick_gelu"};
 constexpr std::string_view kVisionProjections[] = {"mlp", "affine"};
 
@@ -30,12 +30,18 @@ void VisionConfig::fields(FieldVisitor& v) {
   v.field("patch_dim", patch_dim, "side of a patch");
   v.field({"vision_class_token", "--disable-vision-class-token", true}, vision_class_token,
           "the output of the class token is no feature of a picture");
+  v.field({"vision_qkv_bias", "--disable-vision-qkv-bias", true}, vision_qkv_bias,
+          "no biases of queries, keys and values in the encoder");
+  v.field("pixel_shuffle", pixel_shuffle, "two by two neighbouring features become one");
+  v.field("vision_newlines", vision_newlines,
+          "a vector of its own ends each row of the tiles of an image (LLaVA-NeXT)");
   v.choice("vision_projection_type", vision_projection_type, kVisionProjections,
            "what makes rows of the language model of features: two linears or one");
   v.field("vision_projection_ffn_hidden_size", vision_projection_ffn_hidden_size,
           "width between the two linears; 0: hidden_size");
   v.field({"vision_projection_bias", "--disable-vision-projection-bias", true},
           vision_projection_bias, "no biases in these linears");
+  v.field("vision_projection_norm", vision_projection_norm, "LayerNorm of the input of mlp");
   v.choice("vision_projection_activation", vision_projection_activation, kVisionActivations,
            "between the two linears");
 }
@@ -54,10 +60,23 @@ void VisionConfig::validate(Violations& v) const {
                   " is not divisible by --vision-num-attention-heads ", vision_num_attention_heads),
               cat("heads that divide it: ", format_divisors(vision_hidden_size)));
   if (positive("--patch-dim", patch_dim) && positive("--img-h", img_h) &&
-      positive("--img-w", img_w))
+      positive("--img-w", img_w)) {
     v.require(img_h % patch_dim == 0 && img_w % patch_dim == 0,
               cat("a picture of --img-h ", img_h, " and --img-w ", img_w,
                   " is not divisible into patches of --patch-dim ", patch_dim));
+    v.require(!pixel_shuffle || (patch_rows() % 2 == 0 && patch_columns() % 2 == 0),
+              cat("--pixel-shuffle of ", patch_rows(), " x ", patch_columns(),
+                  " patches: both numbers must be even"));
+  }
+  v.require(!pixel_shuffle || !vision_class_token,
+            "--pixel-shuffle with the class row among the features is not built",
+            "--disable-vision-class-token");
+  v.require(
+      !vision_newlines || !(vision_class_token || pixel_shuffle),
+      "--vision-newlines with the class row among the features or --pixel-shuffle is not built",
+      "--disable-vision-class-token without --pixel-shuffle");
+  v.require(!vision_projection_norm || vision_projection_type == VisionProjection::kMlp,
+            "--vision-projection-norm has an effect only with --vision-projection-type mlp");
   v.require(vision_layernorm_epsilon > 0,
             cat("--vision-layernorm-epsilon ", vision_layernorm_epsilon, " must be positive"));
   v.require(vision_projection_ffn_hidden_size >= 0,
@@ -79,6 +98,8 @@ TransformerConfig VisionConfig::encoder(const TransformerConfig& language) const
   t.quick_gelu = vision_activation == VisionActivation::kQuickGelu;
   t.hidden_dropout = t.attention_dropout = 0.0;
   t.causal = false;
+  t.projects_with_bias = vision_qkv_bias;
+  t.branch_scales = is_internvit();
   t.init_method_std = language.init_method_std;
   t.seed = language.seed;
   t.attention_backend = language.attention_backend;

@@ -10,9 +10,9 @@ namespace {
 
 constexpr int64_t kChannels = 3;
 
-LinearOptions conv1_options(const TransformerConfig& t, int64_t inputs) {
+LinearOptions conv1_options(const TransformerConfig& t, int64_t inputs, bool bias) {
   LinearOptions options;
-  options.bias = false;
+  options.bias = bias;
   options.init = t.weight_init(t.hidden_size, inputs);
   return options;
 }
@@ -23,10 +23,11 @@ VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig
     : config_(config),
       layers_(config.encoder(language)),
       conv1_("conv1", kChannels * config.patch_dim * config.patch_dim, layers_.hidden_size,
-             conv1_options(layers_, kChannels * config.patch_dim * config.patch_dim), alone_),
+             conv1_options(layers_, kChannels * config.patch_dim * config.patch_dim,
+                           config.is_internvit()),
+             alone_),
       position_embeddings_(config.encoder_rows(), layers_.hidden_size,
                            Init::normal(layers_.init_method_std)),
-      ln_pre_(layers_.hidden_size, norm_options(layers_)),
       decoder_(layers_, 0, layers_.num_layers, /*final_norm=*/false, /*sequence_parallel=*/false,
                alone_) {
   class_token_.local_shape = class_token_.global_shape = {1, 1, layers_.hidden_size};
@@ -35,7 +36,10 @@ VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig
   add("conv1", &conv1_);
   add("class_token", &class_token_);
   add("position_embeddings", &position_embeddings_);
-  add("ln_pre", &ln_pre_);
+  if (!config.is_internvit()) {
+    ln_pre_ = std::make_unique<Norm>(layers_.hidden_size, norm_options(layers_));
+    add("ln_pre", ln_pre_.get());
+  }
   add("decoder", &decoder_);
 }
 
@@ -54,8 +58,16 @@ at::Tensor VisionEncoder::numbers_of(const PackedImages& images, at::ScalarType 
       .to(type);
 }
 
+at::Tensor shuffled_pixels(const at::Tensor& features) {
+  const int64_t n = features.size(0), rows = features.size(1) / 2, columns = features.size(2) / 2,
+                h = features.size(3);
+  return features.view({n, rows, 2, columns, 2, h})
+      .transpose(2, 3)
+      .reshape({n * rows * columns, 4 * h});
+}
+
 at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardContext& given) {
-  const int64_t n = std::ssize(images.pictures), h = layers_.hidden_size, p = config_.patches();
+  const int64_t n = images.pictures, h = layers_.hidden_size, p = config_.patches();
   const at::Tensor patches = numbers_of(images, class_token_.value.scalar_type());
   at::Tensor x = conv1_.forward(patches.unsqueeze(1)).view({n, p, h});
   x = at::cat({differentiable(class_token_).expand({n, 1, h}), x}, 1);
@@ -65,9 +77,13 @@ at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardConte
   context.discarded = given.discarded;
   context.place = context.rows = images.segments->place();
   context.unpadded = images.segments;
-  x = decoder_.forward(ln_pre_.forward(x.view({n * (p + 1), 1, h})), context);
+  x = x.view({n * (p + 1), 1, h});
+  x = decoder_.forward(ln_pre_ ? ln_pre_->forward(x) : x, context);
   const int64_t first = config_.vision_class_token ? 0 : 1;
-  return x.view({n, p + 1, h}).narrow(1, first, p + 1 - first).reshape({n * (p + 1 - first), h});
+  x = x.view({n, p + 1, h}).narrow(1, first, p + 1 - first);
+  if (config_.pixel_shuffle)
+    return shuffled_pixels(x.reshape({n, config_.patch_rows(), config_.patch_columns(), h}));
+  return x.reshape({n * (p + 1 - first), h});
 }
 
 }  // namespace megatron

@@ -13,10 +13,12 @@
 
 namespace megatron {
 
-// x = [class | conv1 patches] + P; norm; layers. There is no norm behind them.
+// x = [class | conv1 patches] + P; norm (CLIP); layers. There is no norm behind them. With
+// --pixel-shuffle a cell of two by two features is one: [(0,0) | (0,1) | (1,0) | (1,1)].
 //
-// Parameters: conv1.weight [h, 3 p^2], class_token [1, 1, h], position_embeddings.weight [rows, h]
-// with the class row first, ln_pre.weight|bias, decoder.layers.N....
+// Parameters: conv1.weight [h, 3 p^2], conv1.bias (InternViT), class_token [1, 1, h],
+// position_embeddings.weight [rows, h] with the class row first, ln_pre.weight|bias (CLIP),
+// decoder.layers.N....
 //
 // The whole encoder is on each rank, which encodes all pictures that it is given. Communication:
 // none.
@@ -25,7 +27,7 @@ class VisionEncoder : public Module {
   // `language`: the configuration of the language model.
   VisionEncoder(const VisionConfig& config, const TransformerConfig& language);
 
-  // The features of all pictures, [N, h]. Differentiable in the parameters.
+  // The features of all pictures, [N, feature_size()]. Differentiable in the parameters.
   at::Tensor forward(const PackedImages& images, const ForwardContext& context);
 
  private:
@@ -37,8 +39,11 @@ class VisionEncoder : public Module {
   ColumnParallelLinear conv1_;
   Parameter class_token_;
   Embedding position_embeddings_;
-  Norm ln_pre_;
+  std::unique_ptr<Norm> ln_pre_;  // null: there is none
   TransformerBlock decoder_;
 };
+
+// Features [n, rows, columns, h] -> [n rows/2 columns/2, 4 h], cells row by row.
+at::Tensor shuffled_pixels(const at::Tensor& features);
 
 }  // namespace megatron

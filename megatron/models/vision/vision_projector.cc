@@ -7,23 +7,24 @@ namespace megatron {
 
 VisionProjector::VisionProjector(const VisionConfig& config, const TransformerConfig& language)
     : config_(config) {
-  const int64_t in = config.vision_hidden_size, out = language.hidden_size,
+  const int64_t in = config.feature_size(), out = language.hidden_size,
                 middle = config.vision_projection_ffn_hidden_size > 0
                              ? config.vision_projection_ffn_hidden_size
                              : out;
-  const auto linear = [&](const char* name, int64_t inputs, int64_t outputs) {
+  const auto linear = [&](const char* name, int64_t inputs, int64_t outputs, bool norm) {
     LinearOptions options;
+    options.input_norm = norm;
     options.bias = config.vision_projection_bias;
     options.init = Init::normal(language.init_method_std);
     return std::make_unique<ColumnParallelLinear>(name, inputs, outputs, options, alone_);
   };
   if (config.vision_projection_type == VisionProjection::kMlp) {
-    linear_fc1_ = linear("linear_fc1", in, middle);
+    linear_fc1_ = linear("linear_fc1", in, middle, config.vision_projection_norm);
     add("encoder.linear_fc1", linear_fc1_.get());
-    linear_fc2_ = linear("linear_fc2", middle, out);
+    linear_fc2_ = linear("linear_fc2", middle, out, false);
     add("encoder.linear_fc2", linear_fc2_.get());
   } else {
-    linear_fc2_ = linear("encoder", in, out);
+    linear_fc2_ = linear("encoder", in, out, false);
     add("encoder", linear_fc2_.get());
   }
 }

@@ -8,12 +8,13 @@
 
 namespace megatron {
 
-// mlp: FC1, activation, FC2; affine: one linear. Parameters: encoder.linear_fc1.weight|bias,
-// encoder.linear_fc2...; affine: encoder.weight|bias. Whole on each rank. Communication: none.
+// mlp: norm if configured (eps 1e-5), FC1, activation, FC2; affine: one linear. Parameters:
+// encoder.linear_fc1.{weight, bias, layer_norm_weight, layer_norm_bias}, encoder.linear_fc2...;
+// affine: encoder.weight|bias. Whole on each rank. Communication: none.
 class VisionProjector : public Module {
  public:
   VisionProjector(const VisionConfig& config, const TransformerConfig& language);
-  // [N, h of the encoder] -> [N, h]
+  // [N, feature_size()] -> [N, h]
   at::Tensor forward(const at::Tensor& features);
 
  private:

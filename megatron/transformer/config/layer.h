@@ -20,6 +20,10 @@ struct LayerConfig {
   bool norm_bias = true;  // of LayerNorms
   bool add_bias_linear = true;
   bool add_qkv_bias = false;
+  // Not a flag: an encoder of images has no biases of queries, keys and values beside others
+  bool projects_with_bias = true;
+  // Not a flag: the output of each sublayer is multiplied by a vector of its own (InternViT)
+  bool branch_scales = false;
   bool qk_layernorm = false;
   bool qk_layernorm_over_heads = false;  // one RMS over all heads of a token, not one per head
   NormPlacement norm_placement = NormPlacement::kPre;
@@ -42,9 +46,9 @@ struct LayerConfig {
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
   // Whether the output of a sublayer changes before it is added, apart from norms.
   bool changes_branches(bool training) const {
-    return residual_multiplier != 1.0 || (training && hidden_dropout > 0.0);
+    return branch_scales || residual_multiplier != 1.0 || (training && hidden_dropout > 0.0);
   }
-  bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
+  bool qkv_bias() const { return (add_bias_linear || add_qkv_bias) && projects_with_bias; }
 };
 
 }  // namespace megatron

@@ -29,7 +29,8 @@ class Sublayer : public Module {
 };
 
 // x + dropout(m sublayer(x)), or x + dropout(m norm(sublayer(x))) with norms on the output of
-// sublayers (--norm-placement post, sandwich), m being --residual-multiplier. Keeps references to
+// sublayers (--norm-placement post, sandwich), m being --residual-multiplier or, with
+// LayerConfig::branch_scales, a vector [h]. Keeps references to
 // config and sublayer, which must outlive it.
 class ResidualSublayer {
  public:
@@ -42,6 +43,8 @@ class ResidualSublayer {
   at::Tensor add_residual(const SublayerOutput& result, const ForwardContext& pass);
   // The norm on the output, for the layer to register; null: none.
   Norm* post_norm() const { return post_norm_.get(); }
+  // The vector of a branch, for the layer to register; null: none.
+  Parameter* scale() const { return scale_.get(); }
 
  private:
   // Whether the last GEMM of the sublayer adds the residual itself: true if neither dropout nor a
@@ -53,6 +56,7 @@ class ResidualSublayer {
   RandomKey dropout_key_;
   SublayerNames names_;
   std::unique_ptr<Norm> post_norm_;
+  std::unique_ptr<Parameter> scale_;
 };
 
 }  // namespace megatron

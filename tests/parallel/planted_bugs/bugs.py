@@ -17,6 +17,7 @@ from retro_bugs import RETRO_BUGS
 from serving_bugs import SERVING_BUGS
 from ssm_bugs import SSM_BUGS
 from stack_bugs import STACK_BUGS
+from vision_bugs import VISION_BUGS
 
 TP, PP, CP = "--tensor-model-parallel-size ", "--pipeline-model-parallel-size ", "--context-parallel-size "
 SP = "--sequence-parallel "
@@ -1008,4 +1009,4 @@ BUGS = (
         "", "", "transformer_test:ContextParallelRing.RoundsLikeOneRank",
         "rounding: 1.01 to 1.02 times the noise at 2 context ranks, 1.05 to 1.08 at 4, 1.13 at 8; the limit is 1.25"),
 )
-BUGS += tuple(Bug(**bug) for bug in SERVING_BUGS + SSM_BUGS + MEDIA_BUGS + MULTIMODAL_BUGS)
+BUGS += tuple(Bug(**bug) for bug in SERVING_BUGS + SSM_BUGS + MEDIA_BUGS + MULTIMODAL_BUGS + VISION_BUGS)

@@ -12,8 +12,11 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/inference/evaluation/served_proof.h"
+#include "megatron/inference/local_links.h"
 #include "megatron/interop/huggingface/hf_convert.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/interop/load_model.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
@@ -67,16 +70,18 @@ struct HfVision {
     context = context_for(tokens, /*training=*/true);
     batch.place = context.place;
   }
-  // The images of the golden, of samples with as many placeholders as `tokens` has.
-  PackedImages packed(const at::Tensor& tokens, int64_t image_token) const {
-    const at::Tensor& pixels = golden.at("pixels");
-    std::vector<Picture> pictures;
-    for (int64_t i = 0; i < tokens.size(0); ++i) {
-      const int64_t places = tokens[i].eq(image_token).sum().item<int64_t>();
-      for (int64_t k = 0; k < places / own.features(); ++k)
-        pictures.push_back({i, own.patch_rows(), own.patch_columns()});
+  std::vector<SeenImage> images() const {
+    std::vector<SeenImage> out;
+    const at::Tensor rows = golden.at("images").to(at::kLong);
+    for (int64_t i = 0; i < rows.size(0); ++i) {
+      const auto at = [&](int64_t column) { return rows[i][column].item<int64_t>(); };
+      out.push_back(
+          {at(0), own.patch_rows(), own.patch_columns(), at(1), {at(2), at(3)}, {at(4), at(5)}});
     }
-    return pack_images(own, std::move(pictures), patches_of(pixels, own.patch_dim), {},
+    return out;
+  }
+  PackedImages packed(const at::Tensor& tokens, int64_t image_token) const {
+    return pack_images(own, images(), patches_of(golden.at("pixels"), own.patch_dim), {},
                        {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
                        tokens.size(0), image_token);
   }
@@ -147,7 +152,8 @@ TEST_P(HfVisionGolden, LogitsAndGradientsWithImages) {
     grads[ours] = v.store.grad(parameter);
   });
   expect_gradients(v, grads);
-  // A row of I looks nothing up.
+  // A row of I looks nothing up; a tied head computes its logit.
+  if (!v.folder.model.config.transformer.untie_embeddings_and_output_weights) return;
   EXPECT_EQ(grads.at("language_model.embedding.word_embeddings.weight")[v.own.image_token_id]
                 .abs()
                 .max()
@@ -227,7 +233,50 @@ TEST_P(HfVisionGolden, GradientsOnTwoTensorRanks) {
     });
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, HfVisionGolden, testing::Values("llava", "llava_full"),
+// 64 tokens behind a prompt with images, with the cache: the rows of the prompt are given, and come
+// in chunks.
+TEST_P(HfVisionGolden, GreedyTokensBehindImages) {
+  const ParallelGroups groups;
+  LoadModelRequest request;
+  request.load = vision_folder(GetParam());
+  request.dtype = at::kFloat;
+  const LoadedModel loaded = load_model(request, groups);
+  auto& model = dynamic_cast<MimoModel&>(*loaded.model);
+  HfVision v(GetParam(), groups);
+  const at::Tensor prompt = v.golden.at("prompt").to(at::kLong).unsqueeze(0);
+  const int64_t last = v.batch["tokens"].size(0) - 1, n = prompt.size(1) - 1;
+  std::vector<SeenImage> images;
+  int64_t before = 0, pictures = 0;
+  for (SeenImage image : v.images()) {
+    (image.sample == last ? pictures : before) += image.pictures;
+    if (image.sample == last) images.push_back(image);
+  }
+  for (SeenImage& image : images) image.sample = 0;
+  const PackedImages packed = pack_images(
+      v.own, images, patches_of(v.golden.at("pixels").narrow(0, before, pictures), v.own.patch_dim),
+      {}, {prompt.const_data_ptr<int64_t>(), static_cast<size_t>(n)}, 1, v.own.image_token_id);
+  const at::Tensor rows =
+      model.prompt_rows(prompt.narrow(1, 0, n).contiguous(), &packed).contiguous();
+  RequestSpec spec;
+  spec.rows = std::make_shared<const GivenRows>(
+      GivenRows{n,
+                rows.size(1),
+                {rows.const_data_ptr<float>(), rows.const_data_ptr<float>() + rows.numel()}});
+  spec.prompt = {static_cast<int32_t>(prompt[0][n].item<int64_t>())};
+  spec.sampling.temperature = 0.0;
+  const at::Tensor& expected = v.golden.at("generated");
+  spec.stop.max_tokens = expected.numel();
+  LocalLinks links(1);
+  const std::vector<ServedText> texts =
+      serve_workload(*loaded.model, {{{spec}}, n + 1 + expected.numel()}, links, 0);
+  ASSERT_EQ(texts.size(), 1u);
+  const int32_t* ids = expected.const_data_ptr<int32_t>();
+  EXPECT_EQ(texts[0].tokens, std::vector<int32_t>(ids, ids + expected.numel()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HfVisionGolden,
+                         testing::Values("llava", "llava_full", "llava_next", "internvl",
+                                         "internvl_biases"),
                          [](const auto& param) { return param.param; });
 
 fs::path vision_work_folder(const std::string& name) {
@@ -263,6 +312,7 @@ const std::vector<std::vector<std::pair<std::string, std::string>>> kSpellings =
     {{"language_model.model.", "model.language_model."},
      {"language_model.lm_head.", "lm_head."},
      {"vision_tower.", "model.vision_tower."},
+     {"image_newline", "model.image_newline"},
      {"multi_modal_projector.", "model.multi_modal_projector."}},
     {{"language_model.model.", "model.language_model."},
      {"language_model.lm_head.", "lm_head."},
@@ -272,12 +322,17 @@ const std::vector<std::vector<std::pair<std::string, std::string>>> kSpellings =
 // With the layers behind the one whose output is taken and the norm behind them, which the model
 // does not compute with.
 TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
-  for (const std::string name : {"llava", "llava_full"})
+  const std::map<std::string, size_t> carried = {{"llava", 18},
+                                                 {"llava_full", 2},
+                                                 {"llava_next", 18},
+                                                 {"internvl", 0},
+                                                 {"internvl_biases", 0}};
+  for (const auto& [name, count] : carried)
     for (size_t spelling = 0; spelling < kSpellings.size(); ++spelling) {
       const fs::path root = vision_work_folder(name + std::to_string(spelling));
       write_renamed(vision_folder(name), root / "given", kSpellings[spelling]);
       const HfFolder open = open_hf_folder(root / "given");
-      EXPECT_EQ(open.carried.size(), name == "llava" ? 18u : 2u);
+      EXPECT_EQ(open.carried.size(), count);
       import_hf_folder(root / "given", root / "ours");
       export_hf_folder({root / "ours", {}, root / "theirs", "", 1 << 20});
       const auto a = read_golden_tensors(SafetensorsFile(root / "given" / "model.safetensors")),
@@ -362,20 +417,94 @@ TEST(HfVisionModels, PlaceholdersAndFeaturesAreAsMany) {
   at::Tensor tokens = v.batch["tokens"].clone();
   const int64_t first = tokens[1].eq(39).nonzero()[0].item<int64_t>();
   tokens[1][first] = 5;
-  const std::vector<Picture> pictures = {{0, 3, 3}, {1, 3, 3}, {1, 3, 3}};
-  const auto error = [&](std::vector<Picture> of) {
+  const auto error = [&](const std::vector<SeenImage>& of) {
     return error_of([&] {
-      const int64_t count = std::ssize(of) * 9;
-      pack_images(v.own, std::move(of), at::zeros({count, 48}), {},
+      pack_images(v.own, of, at::zeros({std::ssize(of) * 9, 48}), {},
                   {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())}, 2, 39);
     });
   };
-  EXPECT_EQ(error(pictures),
-            "sample 1 of the micro-batch has 17 image tokens (id 39), its 2 pictures have 18 "
+  EXPECT_EQ(error({{0, 3, 3}, {1, 3, 3}, {1, 3, 3}}),
+            "sample 1 of the micro-batch has 17 image tokens (id 39), its 2 images have 18 "
             "features");
   EXPECT_EQ(error({{0, 3, 4}}),
             "a picture of 3 x 4 patches: the encoder has learned positions of 3 x 3\nhint: resize "
             "it to 12 x 12");
+}
+
+// Of a 1 x 2 grid of tiles of 2 x 2 features, nothing padded: the whole picture, then the rows of
+// both tiles, each with its end.
+TEST(HfVisionModels, RowsOfTilesEndWithNewlines) {
+  VisionConfig config;
+  config.vision_model_type = VisionModel::kClip;
+  config.vision_class_token = false;
+  config.vision_newlines = true;
+  config.img_h = config.img_w = 8;
+  config.patch_dim = 4;
+  const std::vector<int64_t> tokens(14, 7);
+  const auto pack = [&](const SeenImage& image, size_t count) {
+    return pack_images(config, {&image, 1}, at::zeros({image.pictures * 4, 48}), {},
+                       {tokens.data(), count}, 1, 7);
+  };
+  const PackedImages two = pack({0, 2, 2, 3, {1, 2}, {100, 200}}, 14);
+  const auto list = [](const at::Tensor& x) {
+    return std::vector<int64_t>(x.const_data_ptr<int64_t>(),
+                                x.const_data_ptr<int64_t>() + x.numel());
+  };
+  EXPECT_EQ(list(two.taken), (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 8, 9, 6, 7, 10, 11}));
+  EXPECT_EQ(list(two.newlines), (std::vector<int64_t>{8, 13}));
+  // Without tiles one end.
+  EXPECT_EQ(list(pack({0, 2, 2, 1}, 5).newlines), (std::vector<int64_t>{4}));
+  EXPECT_EQ(error_of([&] { pack({0, 2, 2, 4, {1, 2}, {100, 200}}, 14); }),
+            "an image of 4 pictures: expected its 1 x 2 tiles and the whole of it");
+}
+
+TEST(HfVisionModels, CellsOfTwoByTwoFeatures) {
+  const at::Tensor four = at::arange(32, at::kFloat).view({1, 4, 4, 2}),
+                   cells = shuffled_pixels(four);
+  EXPECT_TRUE(at::equal(cells[0], at::tensor({0, 1, 2, 3, 8, 9, 10, 11}, at::kFloat)));
+  EXPECT_TRUE(at::equal(cells[1], at::tensor({4, 5, 6, 7, 12, 13, 14, 15}, at::kFloat)));
+  const at::Tensor flat = shuffled_pixels(at::arange(8, at::kFloat).view({1, 2, 4, 1}));
+  EXPECT_TRUE(at::equal(flat, at::tensor({0, 1, 4, 5, 2, 3, 6, 7}, at::kFloat).view({2, 4})));
+}
+
+// Branches of InternViT begin at 0.1, whatever the seed; only they.
+TEST(HfVisionModels, FactorsOfBranchesBeginSmall) {
+  const ParallelGroups groups;
+  MimoModel model(read_hf_config(vision_folder("internvl")).config, groups, {0, 2, true, true}, {});
+  const PlainParameterStore store(model, at::kFloat, at::kCPU, /*gradients=*/false);
+  initialize_parameters(model, 5, groups);
+  int64_t factors = 0;
+  model.visit([&](const std::string& name, Parameter& parameter) {
+    if (!name.ends_with("_layer_scale")) return;
+    ++factors;
+    EXPECT_TRUE(at::equal(parameter.value, at::full({12}, 0.1f))) << name;
+  });
+  EXPECT_EQ(factors, 4);
+}
+
+TEST(HfVisionModels, WhatInternvlHasNotIsNamed) {
+  const auto text = read_file(vision_folder("internvl") / "config.json");
+  const auto error = [&](const char* part, const char* key, const nlohmann::json& value) {
+    auto json = nlohmann::json::parse(text);
+    (*part == '\0' ? json : json[part])[key] = value;
+    return error_of([&] { parse_hf_config(json.dump(), "config.json"); });
+  };
+  EXPECT_EQ(error("vision_config", "use_mean_pooling", false),
+            "config.json: vision_config: use_mean_pooling false is not built, only true");
+  EXPECT_EQ(error("vision_config", "use_qk_norm", true),
+            "config.json: vision_config: use_qk_norm true is not built, only false");
+  EXPECT_EQ(error("vision_config", "patch_size", {4, 2}),
+            "config.json: vision_config: patches of 4 x 2 are not built, only squares");
+  EXPECT_EQ(error("vision_config", "image_size", {16, 12}),
+            "config.json: --pixel-shuffle of 4 x 3 patches: both numbers must be even");
+  EXPECT_EQ(error("", "downsample_ratio", 0.25),
+            "config.json: downsample_ratio 0.25 is not built, only 0.5");
+  const HfModel internvl = read_hf_config(vision_folder("internvl")),
+                next = read_hf_config(vision_folder("llava_next"));
+  EXPECT_EQ(error_of([&] { write_hf_config(*find_hf_family("llava"), next.config, "{}"); }),
+            "a llava has no image_newline (--vision-newlines)");
+  EXPECT_EQ(error_of([&] { write_hf_config(*find_hf_family("llava"), internvl.config, "{}"); }),
+            "models of Hugging Face's LLaVA have CLIP as their encoder, without pixel shuffle");
 }
 
 TEST(HfVisionModels, WhatIsNotBuiltBesideImagesIsNamed) {
@@ -387,7 +516,7 @@ TEST(HfVisionModels, WhatIsNotBuiltBesideImagesIsNamed) {
   config = read_hf_config(vision_folder("llava")).config;
   config.own = {};
   EXPECT_EQ(error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
-            "a model of type mimo without an encoder\nhint: --vision-model-type clip");
+            "a model of type mimo without an encoder\nhint: --vision-model-type clip or internvit");
 }
 
 }  // namespace
