@@ -68,30 +68,6 @@ std::vector<Generation> inputs_of_encoder(const Model& model, const Tokenizer& t
   return results;
 }
 
-std::vector<Generation> encoded(const ModelConfig& config, const Tokenizer& tokenizer,
-                                std::span<const std::string> prompts,
-                                const GenerateOptions& options) {
-  std::vector<Generation> results(prompts.size());
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    std::vector<int32_t>& ids = results[i].prompt_tokens;
-    ids = tokenizer.encode(prompts[i]);
-    if (ids.empty()) {
-      MEGATRON_CHECK(tokenizer.eod(), "prompt ", i + 1,
-                     " has no tokens and the tokenizer has no end-of-document token to start from");
-      ids.push_back(*tokenizer.eod());
-    }
-    check_ids(ids, i, config);
-    const int64_t limit = max_positions(config);
-    const auto needed = static_cast<int64_t>(ids.size()) + options.tokens_to_generate;
-    MEGATRON_CHECK(limit < 0 || needed <= limit, "prompt ", i + 1, " has ", ids.size(),
-                   " tokens; with ", options.tokens_to_generate,
-                   " to generate that is beyond the model's ", limit, " positions",
-                   "\nhint: shorten the prompt or give --tokens-to-generate ",
-                   std::max<int64_t>(0, limit - static_cast<int64_t>(ids.size())));
-  }
-  return results;
-}
-
 // A cache for the longest texts that can run together, as far as memory goes; others wait.
 RunnerOptions runner_options(Model& model, const std::vector<Generation>& texts,
                              const GenerateOptions& given) {
@@ -175,6 +151,30 @@ int64_t max_positions(const ModelConfig& config) {
              : -1;
 }
 
+std::vector<Generation> encode_prompts(const ModelConfig& config, const Tokenizer& tokenizer,
+                                       std::span<const std::string> prompts,
+                                       const GenerateOptions& options) {
+  std::vector<Generation> results(prompts.size());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    std::vector<int32_t>& ids = results[i].prompt_tokens;
+    ids = tokenizer.encode(prompts[i]);
+    if (ids.empty()) {
+      MEGATRON_CHECK(tokenizer.eod(), "prompt ", i + 1,
+                     " has no tokens and the tokenizer has no end-of-document token to start from");
+      ids.push_back(*tokenizer.eod());
+    }
+    check_ids(ids, i, config);
+    const int64_t limit = max_positions(config);
+    const auto needed = static_cast<int64_t>(ids.size()) + options.tokens_to_generate;
+    MEGATRON_CHECK(limit < 0 || needed <= limit, "prompt ", i + 1, " has ", ids.size(),
+                   " tokens; with ", options.tokens_to_generate,
+                   " to generate that is beyond the model's ", limit, " positions",
+                   "\nhint: shorten the prompt or give --tokens-to-generate ",
+                   std::max<int64_t>(0, limit - static_cast<int64_t>(ids.size())));
+  }
+  return results;
+}
+
 std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream) {
@@ -183,7 +183,7 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                   "a model that is divided generates by an engine of several ranks");
   std::vector<Generation> texts = reads_input(model)
                                       ? inputs_of_encoder(model, tokenizer, prompts, options)
-                                      : encoded(config, tokenizer, prompts, options);
+                                      : encode_prompts(config, tokenizer, prompts, options);
   if (texts.empty() || options.tokens_to_generate <= 0) return texts;
   const MonotonicClock clock;
   ModelRunner runner(model, runner_options(model, texts, options));

@@ -54,6 +54,11 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream = {});
 
+// The prompts as ids, each as generate() takes it. Throws Error as it does.
+std::vector<Generation> encode_prompts(const ModelConfig& config, const Tokenizer& tokenizer,
+                                       std::span<const std::string> prompts,
+                                       const GenerateOptions& options);
+
 // Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on
 // the CPU
 // `input`: of an encoder-decoder, whose decoder reads `ids`, what its encoder reads.

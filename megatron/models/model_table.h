@@ -13,6 +13,13 @@
 
 namespace megatron {
 
+// Another type whose weights a new run may start from: patterns of the parameters that it has not,
+// which start anew.
+struct ModelOrigin {
+  std::string_view type;  // empty: there is none
+  std::vector<std::string> added;
+};
+
 struct ModelType {
   std::string_view name;   // in checkpoints and tables
   std::string_view title;  // in messages: "a checkpoint of a GPT model"
@@ -29,6 +36,7 @@ struct ModelType {
   std::string_view language_model =
       {};               // what the names of its language model's parameters begin with
   bool planned = true;  // `ends_cost` and `layer_cost` are all that it costs
+  ModelOrigin origin = {};
 };
 
 template <class Architecture>

@@ -32,11 +32,10 @@ const std::string& model_type(const std::vector<ModelChunk>& chunks) {
 }
 
 // Rank 0 reads it; all ranks fail alike.
-void check_type(const Checkpoint& checkpoint, const std::vector<ModelChunk>& chunks,
-                Agreement* agreement) {
+void check_type(const Checkpoint& checkpoint, const std::string& type, Agreement* agreement) {
   Agreement alone;
   decide_together(agreement != nullptr ? *agreement : alone, [&] {
-    check_model_type(checkpoint, model_type(chunks));
+    check_model_type(checkpoint, type);
     return std::string();
   });
 }
@@ -152,7 +151,7 @@ void load_weights(const Checkpoint& checkpoint, std::vector<ModelChunk>& chunks,
   LoadOptions options;
   options.convert_dtype = true;
   options.allow_unexpected = {"optimizer.*", "fp8.*"};
-  check_type(checkpoint, chunks, agreement);
+  check_type(checkpoint, model_type(chunks), agreement);
   for (ModelChunk& chunk : chunks) chunk.store->values_will_change();
   read_tensors(checkpoint, weight_tensors(chunks), options, agreement);
   for (ModelChunk& chunk : chunks) chunk.store->values_changed();
@@ -164,7 +163,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   const std::string name = checkpoint.directory().string();
   MEGATRON_CHECK(!parts.optimizer || (state.step && state.schedule), name,
                  " was saved without its optimizer\nhint: give --no-load-optim, or --finetune");
-  check_type(checkpoint, model.chunks, agreement);
+  check_type(checkpoint, parts.origin.empty() ? model_type(model.chunks) : parts.origin, agreement);
   std::vector<StateTensor> tensors = state_tensors(model, parts.optimizer), adapters;
   if (!parts.adapters || parts.adapter_source != nullptr)
     adapters = take(tensors, is_lora_parameter);

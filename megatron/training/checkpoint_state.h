@@ -43,6 +43,8 @@ struct LoadParts {
   // Patterns of parameters that the checkpoint may lack, and then keep their values, or have in
   // vain
   std::vector<std::string> heads = {};
+  std::string origin =
+      {};  // the checkpoint is of this type (ModelType::origin); empty: the model's
 };
 
 // Loads weights and optimizer state; each rank reads what it needs. Collective over `agreement`

@@ -9,6 +9,7 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
+#include "megatron/interop/load_model.h"
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
@@ -207,6 +208,14 @@ void initialize_heads(DistributedDataParallel& store, const std::vector<std::str
   });
 }
 
+// A new run may start from the weights of another type.
+void start_from_origin(const Checkpoint& checkpoint, const TrainedModel& model, LoadParts& parts) {
+  const ModelOrigin& origin = find_model_type(model.chunks.front().module->config().type).origin;
+  if (origin.type.empty() || stored_model_type(checkpoint) != origin.type) return;
+  parts.origin = origin.type;
+  parts.heads.insert(parts.heads.end(), origin.added.begin(), origin.added.end());
+}
+
 // All ranks open the same checkpoint; each verifies a share.
 Checkpoint open_weights(const std::string& folder, Agreement* agreement) {
   if (is_hf_folder(folder)) return open_hf_folder(folder).checkpoint;
@@ -385,7 +394,10 @@ void load_start(const PretrainTask& task, const Arguments& arguments, const Voca
       for (const ModelChunk& chunk : model.chunks) initialize_adapters(*chunk.store, seed);
     }
   }
-  if (!start.continues()) parts.heads = heads_of_task(task.name);
+  if (!start.continues()) {
+    parts.heads = heads_of_task(task.name);
+    start_from_origin(*start.checkpoint, model, parts);
+  }
   if (!parts.heads.empty())
     for (const ModelChunk& chunk : model.chunks)
       initialize_heads(*chunk.store, parts.heads, *start.checkpoint, seed);

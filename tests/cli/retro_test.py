@@ -38,10 +38,18 @@ class RetroTest(support.FolderTest):
         support.call("preprocess-data", "--input", self.path("t.jsonl"), "--output-prefix", self.path("t"), "--tokenizer-type", "ByteLevelTokenizer",
                      "--append-eod")
 
+    MODEL = ["--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--max-position-embeddings", "64", "--lr", "1e-2",
+             "--log-interval", "1"]
+
+    def samples(self):
+        return ["--seq-length", "64", "--tokenizer-type", "ByteLevelTokenizer", "--data-path", self.path("t_text_document"), "--split", "90,10,0",
+                "--train-iters", "5", "--global-batch-size", "4", "--micro-batch-size", "2", "--eval-iters", "1", "--device", "cpu"]
+
+    def project(self, name):
+        return ["--retro-project-dir", self.path(name), "--retro-chunk-length", "16"]
+
     def flags(self, project, *more):
-        return ["retro", "--retro-project-dir", self.path(project), "--retro-embedder", EMBEDDER, "--retro-chunk-length", "16", "--seq-length", "64",
-                "--tokenizer-type", "ByteLevelTokenizer", "--data-path", self.path("t_text_document"), "--split", "90,10,0", "--train-iters", "5",
-                "--global-batch-size", "4", "--micro-batch-size", "2", "--eval-iters", "1", "--device", "cpu", "--retro-block-size", "50",
+        return ["retro", *self.project(project), "--retro-embedder", EMBEDDER, *self.samples(), "--retro-block-size", "50",
                 "--retro-query-num-neighbors-query", "30", "--retro-query-num-neighbors-save", "4", *more]
 
     def files(self, project):
@@ -103,10 +111,7 @@ class RetroTest(support.FolderTest):
             self.assertEqual(list(ids), sorted(ids, key=lambda i: (round(distances[i], 6), i)))
 
     def train(self, project, *more):
-        flags = [flag for flag in self.flags(project) if not flag.startswith("--retro-query") and flag not in ("retro", "--retro-embedder", EMBEDDER, "30")]
-        flags = flags[:flags.index("--retro-block-size")]
-        return ["pretrain", "--task", "retro", *flags, "--num-layers", "2", "--retro-layers", "1", "2", "--hidden-size", "16", "--num-attention-heads", "2",
-                "--max-position-embeddings", "64", "--lr", "1e-2", "--log-interval", "1", *more]
+        return ["pretrain", "--task", "retro", *self.project(project), *self.samples(), *self.MODEL, "--retro-layers", "1", "2", *more]
 
     def losses(self, folder):
         lines = [json.loads(line) for line in pathlib.Path(folder, "metrics.jsonl").read_text().splitlines()]
@@ -124,6 +129,64 @@ class RetroTest(support.FolderTest):
         self.assert_error(1, f'{self.path("p")} has no neighbours of these train samples', *self.train("p", "--train-iters", "6"))
         self.assert_error(1, "--retro-num-neighbors is 5, of each chunk 4 were saved", *self.train("p", "--retro-num-neighbors", "5"))
         self.assert_error(1, f'{self.path("none")}: the step db-build is not done', *self.train("none"))
+
+    def test_check_and_a_gpt_that_learns_to_read_neighbours(self):
+        self.run_ok(*self.flags("p"))
+        self.assertIn("every rule holds", self.output("check", *self.train("p")[1:], "--world-size", "4", "--pipeline-model-parallel-size", "2"))
+        self.run_ok("pretrain", *self.samples(), *self.MODEL, "--save", self.path("gpt"))
+        self.assert_error(1, f'{self.path("gpt")}/iter_0000005 was trained for the task gpt, this run is for retro',
+                          *self.train("p", "--load", self.path("gpt")))
+        new = ["--finetune", "--load", self.path("gpt"), "--freeze-except", "decoder.layers.*.cross_attention", "decoder.layers.*.pre_cross_attn_layernorm"]
+        self.run_ok(*self.train("p", *new, "--save", self.path("retro")))
+        before, after = self.tensors(self.path("gpt")), self.tensors(self.path("retro"))
+        self.assertEqual(set(after) - set(before), {name for name in after if "cross_att" in name})
+        self.assertGreater(len(after), len(before))
+        self.assertEqual({name: after[name] for name in before}, before)
+        self.assertLess(self.losses(self.path("retro"))[-1], self.losses(self.path("gpt"))[0])
+
+    def tensors(self, folder):
+        """The weights of the only checkpoint."""
+        file, = pathlib.Path(folder).glob("iter_*/rank_00000.safetensors")
+        return {name: tensor for name, tensor in support.read_safetensors(file).items() if not name.startswith("optimizer")}
+
+    def retrieved(self, project, texts):
+        """Of each text, the nearest chunk of the database and what follows it, as text."""
+        root = pathlib.Path(self.path(project))
+        (chunks, _), rows = read_npy(root / "db" / "chunks.npy")
+        documents = [json.loads(line)["text"] for line in pathlib.Path(self.path("t.jsonl")).read_text().splitlines()]
+        vectors = []
+        for block in sorted((root / "embeddings").iterdir()):
+            (count, width), numbers = read_npy(block)
+            vectors += [numbers[i * width:(i + 1) * width] for i in range(count)]
+        pathlib.Path(self.path("q.txt")).write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+        found = []
+        for line in self.output("embed", EMBEDDER, "--input", self.path("q.txt"), "--pooling", "mean", "--device", "cpu").splitlines():
+            asked = json.loads(line)["embedding"]
+            order = sorted(range(chunks), key=lambda i: sum((a - b) ** 2 for a, b in zip(asked, vectors[i])))
+            found.append([documents[rows[i * 5 + 1]][rows[i * 5 + 2]:rows[i * 5 + 2] + 32] for i in order[:2]])
+        return found
+
+    def test_texts_are_continued_and_scored_with_neighbours(self):
+        self.run_ok(*self.flags("p"))
+        self.run_ok(*self.train("p", "--save", self.path("run"), "--init-method-std", "0.5"))
+        lookup = ["--retro-project-dir", self.path("p"), "--retro-embedder", EMBEDDER, "--data-path", self.path("t_text_document"), "--device", "cpu"]
+        prompt = "the cat sat on a mat dog ran far"  # two chunks; 15 tokens complete no other one
+        write = ["generate", self.path("run"), "--prompt", prompt, "--tokens-to-generate", "15", "--seed", "3", "--ignore-eod", "--json"]
+        tokens = lambda *more: json.loads(self.output(*write, *more))[0]["tokens"]
+        found = tokens(*lookup)
+        pathlib.Path(self.path("n.jsonl")).write_text(json.dumps(self.retrieved("p", [prompt[:16], prompt[16:]])) + "\n", encoding="utf-8")
+        given = ["--neighbors", self.path("n.jsonl"), "--device", "cpu"]
+        self.assertEqual(tokens(*given), found)
+        self.assertNotEqual(tokens("--device", "cpu"), found)
+        scored = ["evaluate", self.path("run"), "--tasks", f'perplexity={self.path("t.jsonl")}', "--max-length", "64", "--json"]
+        perplexity = lambda *more: json.loads(self.output(*scored, *more))["results"][0]["token_perplexity"]
+        self.assertNotAlmostEqual(perplexity(*lookup), perplexity("--device", "cpu"), places=6)
+        self.assert_error(2, "--neighbors and --retro-project-dir are both given", *write, *lookup, *given[:2])
+        self.assert_error(1, f'{self.path("n.jsonl")} has 1 lines, none for text 2', *write[:4], "more", *write[4:], *given)
+        pathlib.Path(self.path("u.jsonl")).write_text('{"text": "another"}\n')
+        support.call("preprocess-data", "--input", self.path("u.jsonl"), "--output-prefix", self.path("u"), "--tokenizer-type", "ByteLevelTokenizer")
+        self.assert_error(1, f'--data-path {self.path("u_text_document")} is not the data of the project, "t_text_document"',
+                          *write, *[flag.replace("t_text", "u_text") for flag in lookup])
 
     def test_what_is_refused(self):
         self.run_ok(*self.flags("p", "--retro-tasks", "db-build"))

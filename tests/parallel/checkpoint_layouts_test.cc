@@ -128,6 +128,22 @@ constexpr LayoutRow kStateLayouts[] = {
      "optim_grads_params --make-vocab-size-divisible-by 2"},
 };
 
+// The same for models that read neighbours, from their second layer of four on.
+constexpr LayoutRow kRetroLayouts[] = {
+    {"one", 1, "--make-vocab-size-divisible-by 1"},
+    {"tp2_sp_dp2_zero1", 4,
+     "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer "
+     "--make-vocab-size-divisible-by 8"},
+    {"dp3_zero3", 3,
+     "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+     "--make-vocab-size-divisible-by 2"},
+    {"pp3_layout", 3,
+     "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout Et|tt|tL "
+     "--make-vocab-size-divisible-by 16"},
+    {"pp2_zbv", 2,
+     "--pipeline-model-parallel-size 2 --pipeline-schedule zb-v --make-vocab-size-divisible-by 4"},
+};
+
 struct ModelRow {
   const char* name;
   const char* flags;
@@ -149,6 +165,10 @@ constexpr ModelRow kModels[] = {
      "--moe-shared-expert-intermediate-size 12 --moe-token-dispatcher-type alltoall",
      1, kExpertLayouts},
     {"t5", "--task t5 --decoder-num-layers 1 --decoder-seq-length 12", 1, kEncoderDecoderLayouts},
+    {"retro",
+     "--task retro --retro-layers 2 4 --retro-chunk-length 4 --retro-encoder-num-layers 1 "
+     "--max-position-embeddings 16",
+     1, kRetroLayouts},
     {"states",
      "--hybrid-layer-pattern MG*-M- --num-layers 6 --ffn-hidden-size 32 --num-attention-heads 8 "
      "--group-query-attention --num-query-groups 2 --position-embedding-type rope "

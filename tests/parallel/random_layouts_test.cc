@@ -7,8 +7,9 @@
 // As many with experts follow, from seed kFirstOfExperts + S - 1 on, as many encoder-decoders from
 // seed kFirstOfStacks + S - 1 on, proofs of as many in FP8 with scales of blocks from seed
 // kFirstOfBlocks + S - 1 on and, if N is given, as many encoders from seed kFirstOfEncoders + S - 1
-// on; as many models of letters from seed kFirstOfHybrids + S - 1 on. A configuration is determined
-// by its seed, which a failure message names.
+// on; as many models of letters from seed kFirstOfHybrids + S - 1 on and with retrieval from seed
+// kFirstOfRetro + S - 1 on. A configuration is determined by its seed, which a failure message
+// names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +35,7 @@ constexpr int kMaxRanks = 8;
 constexpr int64_t kFp8Unit = 16, kBlock = 128;  // products in FP8 want multiples of it
 constexpr int64_t kFirstOfExperts = 1'000'001, kFirstOfStacks = 2'000'001,
                   kFirstOfBlocks = 3'000'001, kFirstOfEncoders = 4'000'001,
-                  kFirstOfHybrids = 5'000'001;
+                  kFirstOfHybrids = 5'000'001, kFirstOfRetro = 6'000'001;
 constexpr int64_t kHybridsWithExperts = 3;  // one of so many models of letters
 constexpr int64_t kEncoders = 3;            // one of so many others without FP8 is a BERT
 
@@ -166,6 +167,28 @@ class Draw {
       add("--linear-conv-kernel-dim", dice_.range(2, 4));
       add("--linear-chunk-size", dice_.range(1, 9));
     }
+    return true;
+  }
+
+  // Of a decoder, one that reads neighbours; false: it has flags that none of those may have.
+  bool becomes_retro() {
+    for (const char* flag : {"--reset-", "document-masking", "--pipeline-vocab-parallel",
+                             "--softmax-type", "--norm-placement", "--window-size",
+                             "--recompute-method block", "--recompute-num-layers 2"})
+      if (given(flag)) return false;
+    if (num_layers_ == 0) return false;
+    add("--task retro");
+    const int64_t ranks = given("--sequence-parallel") ? mesh_.tp : 1;
+    add("--retro-chunk-length", ranks * dice_.divisor(std::max<int64_t>(1, length_ / ranks)));
+    const int64_t first = dice_.range(1, num_layers_);
+    std::string layers = cat(first);
+    for (int64_t i = first + 1; i <= num_layers_; ++i)
+      if (dice_.chance(50)) layers += cat(" ", i);
+    add("--retro-layers", layers);
+    add("--retro-num-neighbors", dice_.range(1, 3));
+    add("--retro-encoder-num-layers", dice_.range(1, 2));
+    add("--retro-encoder-hidden-dropout", dice_.pick({0.0, 0.1}));
+    add("--retro-encoder-attention-dropout", dice_.pick({0.0, 0.1}));
     return true;
   }
 
@@ -574,21 +597,23 @@ struct Configuration {
 // The first attempt that the rules accept.
 Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
   Dice dice(seed);
-  const bool hybrids = seed >= kFirstOfHybrids, encoders = !hybrids && seed >= kFirstOfEncoders,
-             blocks = !hybrids && !encoders && seed >= kFirstOfBlocks,
-             stacks = !hybrids && !encoders && !blocks && seed >= kFirstOfStacks,
+  const bool retro = seed >= kFirstOfRetro, hybrids = !retro && seed >= kFirstOfHybrids,
+             encoders = !retro && !hybrids && seed >= kFirstOfEncoders,
+             blocks = !retro && !hybrids && !encoders && seed >= kFirstOfBlocks,
+             stacks = !retro && !hybrids && !encoders && !blocks && seed >= kFirstOfStacks,
              experts = (seed >= kFirstOfExperts && seed < kFirstOfStacks) ||
                        (hybrids && seed % kHybridsWithExperts == 0);
   Mesh mesh = draw_mesh(dice, max_ranks);
-  while (stacks && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
-  const bool fp8 = blocks || (!stacks && !experts && !encoders && dice.chance(34));
+  while ((stacks || retro) && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
+  const bool fp8 = blocks || (!stacks && !experts && !encoders && !retro && dice.chance(34));
   const bool encoder =
-      encoders || (!stacks && !experts && !hybrids && !fp8 && seed % kEncoders == 0);
+      encoders || (!stacks && !experts && !hybrids && !retro && !fp8 && seed % kEncoders == 0);
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
     Draw draw(dice, mesh, blocks ? kBlock : fp8 ? kFp8Unit : 0, experts, stacks);
     if (encoder && !draw.becomes_encoder()) continue;
     if (hybrids && !draw.becomes_hybrid()) continue;
+    if (retro && !draw.becomes_retro()) continue;
     const Configuration drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
                               draw.precision_flags()};
     try {
@@ -631,8 +656,8 @@ std::string outcome(const std::function<std::string()>& check) {
 // How to repeat a check.
 std::string again(int64_t seed) {
   int64_t number = seed;
-  for (const int64_t first :
-       {kFirstOfExperts, kFirstOfStacks, kFirstOfBlocks, kFirstOfEncoders, kFirstOfHybrids})
+  for (const int64_t first : {kFirstOfExperts, kFirstOfStacks, kFirstOfBlocks, kFirstOfEncoders,
+                              kFirstOfHybrids, kFirstOfRetro})
     if (seed >= first) number = seed - first + 1;
   return cat("again: MEGATRON_RANDOM_SEED=", number, " MEGATRON_RANDOM_LAYOUTS=1, seed ", seed,
              "\n");
@@ -722,7 +747,8 @@ TEST(DrawnTypes, AreDrawnAboutAsOften) {
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
                          [](const auto& info) { return cat(info.param); });
 // Proofs take most of the time: those of three with experts are part of `make test`, three
-// encoder-decoders and models of letters, and none with blocks and of the seeds of encoders.
+// encoder-decoders, models of letters and with retrieval (no proofs of these), and none with blocks
+// and of the seeds of encoders.
 const bool kMany = std::getenv("MEGATRON_RANDOM_LAYOUTS") != nullptr;
 const int64_t kFew = kMany ? kSeeds : 3, kNoneOrAll = kMany ? kSeeds : 0;
 INSTANTIATE_TEST_SUITE_P(Seeds, ProvedLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
@@ -754,6 +780,14 @@ INSTANTIATE_TEST_SUITE_P(Encoders, ProvedLayouts,
 INSTANTIATE_TEST_SUITE_P(Hybrids, RandomLayouts,
                          testing::Range(kFirstOfHybrids + kFirstSeed - 1,
                                         kFirstOfHybrids + kFirstSeed - 1 + kFew),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Retro, RandomLayouts,
+                         testing::Range(kFirstOfRetro + kFirstSeed - 1,
+                                        kFirstOfRetro + kFirstSeed - 1 + kFew),
+                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Retro, ProvedLayouts,
+                         testing::Range(kFirstOfRetro + kFirstSeed - 1,
+                                        kFirstOfRetro + kFirstSeed - 1 + kNoneOrAll),
                          [](const auto& info) { return cat(info.param); });
 INSTANTIATE_TEST_SUITE_P(Hybrids, ProvedLayouts,
                          testing::Range(kFirstOfHybrids + kFirstSeed - 1,

@@ -13,10 +13,12 @@
 #include "megatron/base/progress.h"
 #include "megatron/comm/launch.h"
 #include "megatron/inference/evaluation/evaluation_tasks.h"
+#include "megatron/inference/evaluation/neighbor_scoring.h"
 #include "megatron/inference/generator.h"
 #include "megatron/runtime/job.h"
 #include "megatron/runtime/shared_settings.h"
 #include "tools/support/load_model_flags.h"
+#include "tools/support/neighbor_lookup.h"
 
 namespace megatron {
 namespace {
@@ -232,10 +234,14 @@ void print_json(const EvaluateConfig& config, const LoadedModel& model,
 }
 
 int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
-                   std::span<const EvaluationTask> tasks, const Job& job) {
+                   const ProjectLookupConfig& lookup, std::span<const EvaluationTask> tasks,
+                   const Job& job) {
   const LoadedModel loaded = load_model(load, job.groups, /*tokenizer_required=*/true,
                                         job.local_rank, job.local_world_size, job.agreement);
   const EvaluationOptions options = options_for(config, loaded);
+  FindNeighbors find;
+  if (loaded.config.type == "retro" || !lookup.retro_project_dir.empty())
+    find = open_project(lookup, loaded, load.device);
   std::unique_ptr<AtomicFileWriter> samples;
   if (!config.log_samples.empty() && job.is_first())
     samples = std::make_unique<AtomicFileWriter>(config.log_samples);
@@ -248,6 +254,7 @@ int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
                       " and were cut at the beginning"));
     ProgressBar bar("evaluating " + task.name, requests.requests.size(), "requests");
     ScoringOptions scoring;
+    if (find) scoring = scoring_with_neighbors(loaded.config, *loaded.tokenizer, find);
     scoring.batch_tokens = config.batch_tokens;
     const std::vector<Score> scores = score(*loaded.model, job.groups, requests.requests, scoring,
                                             [&](uint64_t done) { bar.advance(done); });
@@ -270,7 +277,8 @@ int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
 extern "C" int megatron_evaluate(int argc, char** argv) {
   LoadModelConfig load;
   EvaluateConfig config;
-  Config* const configs[] = {&load, &config};
+  ProjectLookupConfig lookup;
+  Config* const configs[] = {&load, &config, &lookup};
   if (!parse_or_help("megatron evaluate DIR --tasks NAME=FILE ... [flags]", configs, argc, argv,
                      {.known = kRefused, .positional = "load"}))
     return 0;
@@ -285,7 +293,7 @@ extern "C" int megatron_evaluate(int argc, char** argv) {
     options.device = request.device.is_cuda() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   }
   return run_job(launch, options,
-                 [&](const Job& job) { return evaluate_model(config, load, tasks, job); });
+                 [&](const Job& job) { return evaluate_model(config, load, lookup, tasks, job); });
 }
 
 }  // namespace megatron

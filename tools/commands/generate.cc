@@ -17,6 +17,7 @@
 #include "megatron/inference/generator.h"
 #include "tools/support/input_path.h"
 #include "tools/support/load_model_flags.h"
+#include "tools/support/neighbor_lookup.h"
 
 namespace megatron {
 namespace {
@@ -285,8 +286,10 @@ extern "C" int megatron_generate(int argc, char** argv) {
   LoadModelConfig load;
   GenerateConfig config;
   GenerateOptions options;
-  Config* const configs[] = {&load, &config, &options.sampling, &options.states,
-                             &options.speculation};
+  NeighborLookupConfig lookup;
+  Config* const configs[] = {&load,           &config,
+                             &options.sampling, &options.states,
+                             &options.speculation, &lookup};
   if (!parse_or_help("megatron generate DIR [--chat] --prompt TEXT [flags]", configs, argc, argv,
                      {.positional = "load"}))
     return 0;
@@ -298,6 +301,11 @@ extern "C" int megatron_generate(int argc, char** argv) {
     prompts = read_prompts(config);
   const ParallelGroups groups;
   LoadedModel loaded = load_model(load, groups);
+  const bool retrieves = loaded.config.type == "retro";
+  FindNeighbors find;
+  if (retrieves || lookup.given()) find = open_neighbors(lookup, loaded, load.device);
+  MEGATRON_CHECK(!retrieves || !config.chat,
+                 "--chat is not built for a model with retrieval\nhint: --prompt");
   options.tokens_to_generate = config.tokens_to_generate;
   options.stop = config.stop;
   options.stop_at_eod = !config.ignore_eod;
@@ -319,8 +327,11 @@ extern "C" int megatron_generate(int argc, char** argv) {
     if (!std::exchange(started, true) && continues) print_now(prompts[0]);
     print_now(piece);
   };
-  const std::vector<Generation> results = generate(*loaded.model, *loaded.tokenizer, prompts,
-                                                   options, stream ? print : StreamCallback());
+  const StreamCallback pieces = stream ? print : StreamCallback();
+  const std::vector<Generation> results =
+      retrieves ? generate_with_neighbors(*loaded.model, *loaded.tokenizer, prompts, options, find,
+                                          pieces)
+                : generate(*loaded.model, *loaded.tokenizer, prompts, options, pieces);
   if (stream)
     print_line(started || !continues ? "" : prompts[0]);
   else if (config.json)

@@ -8,13 +8,9 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
-#include "megatron/datasets/index_cache.h"
 #include "megatron/datasets/retro/training_documents.h"
-#include "megatron/inference/generator.h"
 #include "megatron/inference/retrieval/flat_index.h"
 #include "megatron/models/retro/retro_config.h"
-#include "megatron/runtime/device.h"
-#include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/arguments/retro_rules.h"
 #include "megatron/training/setup.h"
@@ -29,25 +25,6 @@ constexpr std::string_view kEmbeddingTypes[] = {"float32", "float16"};
 constexpr const char* kSteps[] = {"db-build", "index-train", "index-add", "query-neighbors"};
 
 std::string count_text(int64_t n) { return format_count(static_cast<uint64_t>(n)); }
-
-// Differs for other weights.
-std::string hash_of(Model& model) {
-  std::string hashes;
-  model.visit([&](const std::string& path, const Parameter& parameter) {
-    const at::Tensor value = parameter.value.to(at::kCPU).contiguous();
-    hashes +=
-        cat(path, " ",
-            hash_text({static_cast<const char*>(value.const_data_ptr()), value.nbytes()}), "\n");
-  });
-  return hash_text(hashes);
-}
-
-LoadModelRequest embedder_request(const RetroBuildConfig& config, const Arguments& arguments) {
-  LoadModelRequest request;
-  request.load = config.retro_embedder;
-  request.device = choose_device(arguments.training.device);
-  return request;
-}
 
 struct SplitSamples {
   std::string split;
@@ -130,7 +107,7 @@ RetroBuild::RetroBuild(const Arguments& arguments, const RetroBuildConfig& confi
       project_(own_config<RetroDataConfig>(arguments.own).retro_project_dir),
       tokenizer_(make_tokenizer(arguments.tokenizer)),
       documents_(training_documents(arguments.data)) {
-  const StoredModel stored = open_model(embedder_request(config, arguments));
+  const StoredModel stored = open_model(embedder_request(embedder_options()));
   embedder_tokenizer_ = stored.tokenizer_texts.tokenizer.empty()
                             ? make_tokenizer(stored.tokenizer)
                             : make_tokenizer(stored.tokenizer_texts);
@@ -161,34 +138,28 @@ std::shared_ptr<const ChunkDatabase> RetroBuild::database() const {
                                                chunk_length_, tokenizer_->eod().value_or(0));
 }
 
+RetroEmbedderOptions RetroBuild::embedder_options() const {
+  return {config_.retro_embedder, arguments_.training.device, config_.retro_embedder_max_length,
+          config_.retro_embedder_batch_tokens};
+}
+
 void RetroBuild::open_embedder() {
   if (embedder_) return;
-  model_ = load_model(embedder_request(config_, arguments_), groups_);
-  for (const std::string& warning : model_.warnings) log_warning(warning);
-  EmbedOptions options;
-  const int64_t positions = max_positions(model_.config);
-  options.max_length = positions < 0 ? config_.retro_embedder_max_length
-                                     : std::min(positions, config_.retro_embedder_max_length);
-  options.batch_tokens = config_.retro_embedder_batch_tokens;
-  embedder_ = std::make_unique<TextEmbedder>(*model_.model, *model_.tokenizer, options);
-  project_.agree(
-      {{"embedder", hash_of(*model_.model)},
-       {"embedder_max_length", options.max_length},
-       {"embedding_type", kEmbeddingTypes[static_cast<size_t>(config_.retro_embedding_type)]},
-       {"embedding_block_size", config_.retro_block_size}});
+  embedder_ = std::make_unique<RetroEmbedder>(embedder_options());
+  json facts = embedder_->facts();
+  facts["embedding_type"] = kEmbeddingTypes[static_cast<size_t>(config_.retro_embedding_type)];
+  facts["embedding_block_size"] = config_.retro_block_size;
+  project_.agree(facts);
 }
 
 std::vector<float> RetroBuild::embed(std::span<const std::string> texts) {
   open_embedder();
-  const at::Tensor vectors = embedder_->embed(texts).contiguous();
-  const float* data = vectors.const_data_ptr<float>();
-  return {data, data + vectors.numel()};
+  return embedder_->embed(texts);
 }
 
 BlockFiles RetroBuild::vectors() const {
   return {project_.embeddings_folder(),
-          {project_.require("db-build")["chunks"], config_.retro_block_size,
-           model_.config.transformer.hidden_size,
+          {project_.require("db-build")["chunks"], config_.retro_block_size, embedder_->width(),
            config_.retro_embedding_type == EmbeddingType::kFloat16 ? "<f2" : "<f4"}};
 }
 

@@ -8,9 +8,8 @@
 
 #include "megatron/base/fields.h"
 #include "megatron/datasets/retro/neighbors.h"
-#include "megatron/inference/text_embedder.h"
-#include "megatron/interop/load_model.h"
 #include "megatron/training/arguments/arguments.h"
+#include "tools/support/retro_embedder.h"
 
 namespace megatron {
 
@@ -49,6 +48,7 @@ class RetroBuild {
   void add_to_index();
   void query();
   void open_embedder();  // once
+  RetroEmbedderOptions embedder_options() const;
   std::shared_ptr<const ChunkDatabase> database() const;
   BlockFiles vectors() const;
   std::string text_of(std::span<const int64_t> ids) const;
@@ -61,9 +61,7 @@ class RetroBuild {
   RetroProject project_;
   std::unique_ptr<Tokenizer> tokenizer_, embedder_tokenizer_;
   std::vector<DocumentRange> documents_;
-  ParallelGroups groups_;  // outlives the model
-  LoadedModel model_;
-  std::unique_ptr<TextEmbedder> embedder_;
+  std::unique_ptr<RetroEmbedder> embedder_;
 };
 
 }  // namespace megatron

@@ -87,6 +87,14 @@ void RetroProject::agree(const json& facts) {
   write();
 }
 
+json RetroProject::fact(const std::string& name) const {
+  const json all = json::parse(text_);
+  const json facts = all.value("facts", json::object());
+  MEGATRON_CHECK(facts.contains(name), manifest().string(), " does not say ", name,
+                 "\nhint: megatron retro makes a project");
+  return facts[name];
+}
+
 std::optional<json> RetroProject::done(const std::string& step) const {
   const json all = json::parse(text_);
   const json steps = all.value("done", json::object());

@@ -34,6 +34,8 @@ class RetroProject {
   // Throws Error that names every fact of which the project has another value. Those that it does
   // not know yet become its own, in the manifest.
   void agree(const nlohmann::json& facts);
+  // A fact that the project has. Throws Error that names it if it has none.
+  nlohmann::json fact(const std::string& name) const;
 
   // What a step that is done counted; nullopt: it is not done.
   std::optional<nlohmann::json> done(const std::string& step) const;

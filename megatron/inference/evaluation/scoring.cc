@@ -122,7 +122,10 @@ class Scorer {
 
   void forward(std::span<const ScoredRow> batch) {
     const auto b = static_cast<int64_t>(batch.size());
-    const auto s = static_cast<int64_t>(batch[0].inputs.size());
+    const int64_t unit = options_.row_multiple, longest = std::ssize(batch[0].inputs),
+                  s = (longest + unit - 1) / unit * unit, limit = max_positions(config_);
+    MEGATRON_CHECK(limit < 0 || s <= limit, longest, " token ids, filled up to ", s,
+                   ", are beyond the model's ", limit, " positions");
     at::Tensor tokens = at::zeros({b, s}, at::kLong);  // no token attends to the padding
     std::vector<Target> targets;
     for (int64_t r = 0; r < b; ++r) {
@@ -136,7 +139,15 @@ class Scorer {
     ForwardContext context;
     context.place.position = at::arange(s, at::kLong).to(device_);
     context.place.sample = at::zeros({b}, at::dtype(at::kLong).device(device_));
-    const at::Tensor hidden = model_.hidden(tokens.to(device_), {}, context);
+    Batch inputs;
+    inputs.set("tokens", tokens.to(device_));
+    inputs.place = context.place;
+    if (options_.add_columns) {
+      std::vector<std::span<const int32_t>> rows;
+      for (const ScoredRow& row : batch) rows.push_back(row.inputs);
+      options_.add_columns(rows, inputs);
+    }
+    const at::Tensor hidden = model_.hidden(inputs, {}, context).front();
     const at::Tensor flat = hidden.reshape({s * b, 1, hidden.size(2)});
     const int64_t columns = config_.padded_vocab_size / groups_.tp.size();
     const auto chunk = static_cast<size_t>(

@@ -25,6 +25,11 @@ struct Score {
 struct ScoringOptions {
   // Tokens per forward, including padding; a single row may have more.
   int64_t batch_tokens = 8192;
+  // Of a model that reads more than tokens: rows are padded to a multiple of `row_multiple`, and
+  // `add_columns` gives a batch the columns of its rows, each without its padding.
+  int64_t row_multiple = 1;
+  std::function<void(std::span<const std::span<const int32_t>> rows, Batch& batch)> add_columns =
+      nullptr;
 };
 
 // Called with the number of requests completed since the last call.

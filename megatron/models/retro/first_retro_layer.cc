@@ -8,7 +8,14 @@
 namespace megatron {
 namespace {
 
-// A part of a layer in the place of one.
+// Rows of running chunks, [slots, m, h].
+class RunningChunks final : public LayerState {
+ public:
+  std::vector<SlotBuffer*> slots() override { return {&rows}; }
+  SlotBuffer rows;
+};
+
+// A part of a layer in the place of one. Its state is that of what it reads beside the layer's.
 class LayerPart : public Layer {
  public:
   using Forward = at::Tensor (TransformerLayer::*)(const at::Tensor&, const LayerContext&);
@@ -16,6 +23,9 @@ class LayerPart : public Layer {
       : Layer(layer.layer_number()), layer_(layer), forward_(forward) {}
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) override {
     return (layer_.*forward_)(x, context);
+  }
+  std::unique_ptr<LayerState> make_state() const override {
+    return std::make_unique<RunningChunks>();
   }
 
  private:
@@ -73,6 +83,51 @@ at::Tensor FirstRetroLayer::chunks_of(const at::Tensor& x, const ChunkedRows& ch
                  " tensor-parallel ranks that --sequence-parallel splits it over");
   const int64_t own = chunks.m / groups_.tp.size();
   return rows.narrow(0, groups_.tp.rank() * own, own);
+}
+
+// [m, c, h] of chunks that the batch completes, undefined without one.
+at::Tensor FirstRetroLayer::new_chunks(const at::Tensor& x, const DecodedChunks& chunks,
+                                       const DecodingPass& pass) {
+  Norm& norm = *layer_->cross_attention().input_norm();
+  const at::Tensor z = norm.forward(x);  // [t, 1, h]
+  const int64_t h = z.size(2), m = chunks.length, slots = pass.batch.num_slots;
+  auto& state = static_cast<RunningChunks&>(*pass.state.of(*reading_.front()));
+  const at::Tensor kept = state.rows.rows(slots, {m, h}, z.options()).view({slots * m, h});
+  at::Tensor out;
+  if (chunks.chunk_rows.numel() > 0)
+    out = at::cat({kept, z.view({-1, h}), at::zeros({1, h}, z.options())})
+              .index_select(0, chunks.chunk_rows.flatten())
+              .view({m, -1, h});
+  if (chunks.kept_rows.numel() > 0)
+    kept.index_copy_(0, chunks.kept_places, z.view({-1, h}).index_select(0, chunks.kept_rows));
+  return out;
+}
+
+FirstRetroLayer::Result FirstRetroLayer::decode(const at::Tensor& x, const at::Tensor& neighbors,
+                                                const ForwardContext& given,
+                                                const ForwardContext& retrieved) {
+  ForwardContext pass = given;
+  LayerRotary tables;
+  if (stacks_.decoder.position_embedding_type == PositionEmbedding::kRope)
+    tables = rotary_.tables(pass.position_ids, x.scalar_type());
+  const DecodingPass& decoding = *pass.decoding;
+  const LayerContext context{pass, tables, /*offloaded=*/false, decoding.state.of(*layer_)};
+  const at::Tensor attended = layer_->attend(x, context);
+  const std::shared_ptr<const DecodedChunks> chunks = pass.retrieved->decoded;
+  const at::Tensor z = new_chunks(attended, *chunks, decoding);
+  at::Tensor encoded;
+  if (z.defined()) {
+    const at::ScalarType type = layer_->parameters().front()->value.scalar_type();
+    ForwardContext of_chunks;  // each is a sample of one chunk
+    of_chunks.place.sample = at::arange(z.size(1), given.place.sample.options());
+    encoded =
+        encoder_
+            .forward(neighbors, reading(z.to(type), ChunkedRows(chunks->length, chunks->length),
+                                        of_chunks, retrieved))
+            .to(type);
+  }
+  pass.retrieved = std::make_shared<const RetrievedChunks>(chunks, encoded);
+  return {layer_->read(attended, context), encoded};
 }
 
 ForwardContext FirstRetroLayer::reading(const at::Tensor& z, const ChunkedRows& chunks,

@@ -35,7 +35,14 @@ class FirstRetroLayer : public Module {
   Result forward(const at::Tensor& x, const at::Tensor& neighbors, const at::Tensor& there,
                  const ForwardContext& pass, const ForwardContext& retrieved);
 
+  // Decoding, with the rows of `pass.retrieved`: x [t, 1, h] and the embeddings of the neighbours
+  // of its new chunks [r, k c, h], undefined without one, `retrieved` the context of their tokens.
+  // Of a running chunk the norm's output is kept. Returns the encoded neighbours of new chunks.
+  Result decode(const at::Tensor& x, const at::Tensor& neighbors, const ForwardContext& pass,
+                const ForwardContext& retrieved);
+
  private:
+  at::Tensor new_chunks(const at::Tensor& x, const DecodedChunks& chunks, const DecodingPass& pass);
   at::Tensor chunks_of(const at::Tensor& x, const ChunkedRows& chunks);
   // The encoder's own context: what its first layer reads.
   ForwardContext reading(const at::Tensor& z, const ChunkedRows& chunks, const ForwardContext& pass,

@@ -115,9 +115,8 @@ TensorFormats RetroModel::border(int64_t layers_before, const Batch& batch,
 
 // Samples are numbered by sample, chunk and neighbour, for dropout; places of tokens are theirs in
 // the neighbour.
-ForwardContext RetroModel::retrieved_context(const Batch& batch,
+ForwardContext RetroModel::retrieved_context(const at::Tensor& neighbors,
                                              const ForwardContext& given) const {
-  const at::Tensor& neighbors = batch["neighbor_tokens"];
   const int64_t l = neighbors.size(1), k = neighbors.size(2), r = neighbors.size(3);
   const auto options = given.place.position.options();
   const at::Tensor chunk = samples_of_chunks(given.place.sample, l);  // [l b]
@@ -130,11 +129,40 @@ ForwardContext RetroModel::retrieved_context(const Batch& batch,
   return with_rows(out, config().sequence_parallel, groups().tp);
 }
 
+// [b, l, k, r] -> [r, k l b, h]
+at::Tensor RetroModel::embed_neighbors(const at::Tensor& tokens, const ForwardContext& retrieved) {
+  const at::Tensor ids = tokens.permute({2, 1, 0, 3}).reshape({-1, tokens.size(3)});  // [k l b, r]
+  return embedding_->forward(ids, retrieved, {}, kOfNeighbors);
+}
+
+at::Tensor RetroModel::decode(const Batch& batch, const ForwardContext& given) {
+  MEGATRON_CHECK(
+      given.retrieved != nullptr && given.retrieved->decoded != nullptr,
+      "a model with retrieval continues texts with neighbours alone, which a server does "
+      "not look up\nhint: megatron generate --retro-project-dir or --neighbors");
+  MEGATRON_ASSERT(has_first() && slice().embedding && slice().head, "a part of a model is decoded");
+  ForwardContext context = with_rows(given, /*sequence_parallel=*/false, groups().tp);
+  at::Tensor x = embedding_->forward(batch["tokens"], context, {}, kOfTokens);
+  if (before_) x = before_->forward(std::move(x), context);
+  const std::shared_ptr<const DecodedChunks> chunks = given.retrieved->decoded;
+  ForwardContext retrieved;
+  at::Tensor neighbors;
+  if (chunks->tokens.size(0) > 0) {
+    const at::Tensor tokens = chunks->tokens.unsqueeze(1);  // each chunk is a sample of one
+    ForwardContext of_chunks;
+    of_chunks.place = {at::arange(tokens.size(0), given.place.sample.options()),
+                       given.place.position};
+    retrieved = retrieved_context(tokens, of_chunks);
+    neighbors = embed_neighbors(tokens, retrieved);
+  }
+  FirstRetroLayer::Result result = first_->decode(x, neighbors, context, retrieved);
+  context.retrieved = std::make_shared<const RetrievedChunks>(chunks, result.encoded);
+  return after_->forward(std::move(result.x), context);
+}
+
 StageTensors RetroModel::hidden(const Batch& batch, const StageTensors& input,
                                 const ForwardContext& given) {
-  MEGATRON_CHECK(given.decoding == nullptr,
-                 "a model with retrieval does not continue texts: its neighbours would have to be "
-                 "looked up while it writes, which is not built");
+  if (given.decoding != nullptr) return {decode(batch, given)};
   MEGATRON_CHECK(given.cp == nullptr && groups().cp.size() == 1,
                  "--context-parallel-size above 1 is not built for a model with retrieval, whose "
                  "chunks would lie on several ranks");
@@ -150,13 +178,10 @@ StageTensors RetroModel::hidden(const Batch& batch, const StageTensors& input,
   }
   if (before_) x = before_->forward(std::move(x), context);
   if (has_first()) {
-    const ForwardContext retrieved = retrieved_context(batch, given);
-    const at::Tensor& tokens = batch["neighbor_tokens"];  // [b, l, k, r]
-    const at::Tensor ids =
-        tokens.permute({2, 1, 0, 3}).reshape({-1, tokens.size(3)});  // [k l b, r]
-    FirstRetroLayer::Result result =
-        first_->forward(x, embedding_->forward(ids, retrieved, {}, kOfNeighbors),
-                        batch["neighbor_mask"], context, retrieved);
+    const at::Tensor& tokens = batch["neighbor_tokens"];
+    const ForwardContext retrieved = retrieved_context(tokens, given);
+    FirstRetroLayer::Result result = first_->forward(x, embed_neighbors(tokens, retrieved),
+                                                     batch["neighbor_mask"], context, retrieved);
     x = std::move(result.x);
     encoded = std::move(result.encoded);
   }
@@ -193,10 +218,13 @@ const ModelType& retro_model_type() {
   static const ModelType type = {.name = "retro",
                                  .title = "Retro",
                                  .make = make_model_of<RetroModel>,
-                                 .ends_cost = language_ends_cost,
+                                 .ends_cost = retro_ends_cost,
                                  .config = OwnConfig(RetroConfig()),
+                                 .layer_cost = retro_layer_cost,
                                  .decodes = false,
-                                 .planned = false};
+                                 .origin = {"gpt",
+                                            {"decoder.layers.*.pre_cross_attn_layernorm.*",
+                                             "decoder.layers.*.cross_attention.*"}}};
   return type;
 }
 

@@ -11,7 +11,8 @@
 
 namespace megatron {
 
-// Reads the columns of datasets/retro/retro_dataset.h.
+// Reads the columns of datasets/retro/retro_dataset.h; decoding, tokens and what
+// ForwardContext::retrieved says of chunks.
 //
 //   x = E[tokens] + P[position]; layers, of which retro layers are
 //       x += attention(norm(x)); x += chunked cross attention(norm(x)); x += mlp(norm(x))
@@ -51,7 +52,9 @@ class RetroModel : public Model {
   void make_embedding(const EmbeddingTables& tables);
   void make_output(const EmbeddingTables& tables);
   const ProcessGroup* homes(bool words) const;
-  ForwardContext retrieved_context(const Batch& batch, const ForwardContext& given) const;
+  ForwardContext retrieved_context(const at::Tensor& neighbors, const ForwardContext& given) const;
+  at::Tensor embed_neighbors(const at::Tensor& tokens, const ForwardContext& retrieved);
+  at::Tensor decode(const Batch& batch, const ForwardContext& given);
 
   const RetroConfig own_;
   const RetroStacks stacks_;
@@ -62,5 +65,10 @@ class RetroModel : public Model {
   std::unique_ptr<TransformerBlock> after_;
   std::unique_ptr<OutputProjection> output_;
 };
+
+// As LayerCostFunction, and the column of model_table.h.
+LayerCost retro_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
+                           bool offloaded);
+EndsCost retro_ends_cost(const ModelConfig& config, const EndsShape& shape);
 
 }  // namespace megatron

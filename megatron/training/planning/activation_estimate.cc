@@ -67,6 +67,8 @@ class ChunkPass {
   void add_layer(int64_t index, const LayerCost& layer);
   void add_recomputed_units();
   void add_what_lies_between_stacks();
+  void add_what_moves_beside();
+  void hold(int64_t bytes, int64_t after);
   void add_ends();
 
   const LayoutPlan& plan_;
@@ -139,6 +141,7 @@ PassBytes ChunkPass::run() {
   }
   if (again_.units > 0) add_recomputed_units();
   add_what_lies_between_stacks();
+  add_what_moves_beside();
   add_ends();
   const auto most = [&](int64_t PassMoment::* bytes) {
     return std::ranges::max(pass_.moments, {}, bytes).*bytes;
@@ -237,12 +240,23 @@ void ChunkPass::add_what_lies_between_stacks() {
   const EndsCost& ends = plan_.ends;
   const int64_t before = ends.first_stack - slice_.first_layer;
   if (ends.first_stack == 0 || before > slice_.num_layers) return;
-  const int64_t held = before > 0 ? ends.between_stacks : ends.passed_on;
-  pass_.saved.ends += held;
-  for (int64_t i = 0; before > 0 && i <= before; ++i)
-    for (int64_t PassMoment::* bytes :
+  hold(before > 0 ? ends.between_stacks : ends.passed_on, before);
+}
+
+void ChunkPass::add_what_moves_beside() {
+  const EndsCost& ends = plan_.ends;
+  const int64_t before = ends.passed_from - slice_.first_layer;
+  if (before > slice_.num_layers || slice_.first_layer >= ends.passed_until) return;
+  hold(ends.passed_beside, before);
+}
+
+// Saves bytes behind layer `after` of the chunk, counted from 1; 0 or less: from its beginning on.
+void ChunkPass::hold(int64_t bytes, int64_t after) {
+  pass_.saved.ends += bytes;
+  for (int64_t i = 0; after > 0 && i <= after; ++i)
+    for (int64_t PassMoment::* peak :
          {&PassMoment::forward, &PassMoment::backward, &PassMoment::backward_first})
-      pass_.moments[static_cast<size_t>(i)].*bytes -= held;
+      pass_.moments[static_cast<size_t>(i)].*peak -= bytes;
 }
 
 // Layers run before the head saves anything, and run backward after it has freed everything.

@@ -55,13 +55,52 @@ RetrievedChunks::RetrievedChunks(at::Tensor states, const at::Tensor& there,
                        read.narrow(0, 0, chunks.s - chunks.first() + 1)});
 }
 
+RetrievedChunks::RetrievedChunks(std::shared_ptr<const DecodedChunks> rows, at::Tensor states)
+    : encoded(std::move(states)), chunks(rows->length, rows->length), decoded(std::move(rows)) {}
+
+// q [t, 1, n d] -> [t, 1, n d]; rows that read nothing are zeros.
+at::Tensor ChunkedCrossAttention::read_kept(const at::Tensor& q, CrossKVCache& kept,
+                                            const LayerContext& context) {
+  const RetrievedChunks& retrieved = *context.pass.retrieved;
+  const DecodedChunks& chunks = *retrieved.decoded;
+  const int64_t t = q.size(0), d = config_.kv_channels, width = heads_ * d;
+  const int64_t keys = chunks.mask.size(3), groups = chunks.sources.size(0);
+  at::Tensor memory = kept.keys_and_values.rows(context.pass.decoding->batch.num_slots,
+                                                {keys, heads_, 2 * d}, q.options());
+  at::Tensor all = memory;  // [slots + c, keys, n, 2 d]
+  if (retrieved.encoded.defined()) {
+    const at::Tensor kv =
+        linear_kv_.forward(retrieved.encoded).view({keys, -1, heads_, 2 * d}).transpose(0, 1);
+    all = at::cat({memory, kv});
+    memory.index_copy_(0, chunks.last_slots, kv.index_select(0, chunks.last_chunks));
+  }
+  if (groups == 0) return at::zeros_like(q);
+  const at::Tensor kv = all.index_select(0, chunks.sources).transpose(0, 1);
+  const at::Tensor zero = at::zeros({1, width}, q.options());
+  const at::Tensor queries = at::cat({q.view({t, width}), zero})
+                                 .index_select(0, chunks.queries.flatten())
+                                 .view({-1, groups, heads_, d});
+  AttentionOptions options = attention_options(context.pass, {}, {});
+  options.mask = chunks.mask.expand({groups, 1, queries.size(0), keys});
+  const at::Tensor y = core_attention(queries, kv.narrow(3, 0, d), kv.narrow(3, d, d), options);
+  return at::cat({y.reshape({-1, width}), zero}).index_select(0, chunks.places).view({t, 1, width});
+}
+
 SublayerOutput ChunkedCrossAttention::forward(const at::Tensor& x, const LayerContext& context,
                                               bool add) {
-  MEGATRON_ASSERT(context.state == nullptr, "chunked cross attention while decoding");
   MEGATRON_ASSERT(context.pass.retrieved != nullptr, "chunked cross attention without neighbours");
   const RetrievedChunks& retrieved = *context.pass.retrieved;
   const ChunkedRows& chunks = retrieved.chunks;
   const at::Tensor normed = norm_ != nullptr ? norm_->forward(x) : x;
+  if (retrieved.decoded != nullptr) {
+    auto& kept = static_cast<CrossKVCache&>(*context.state);
+    const at::Tensor q = linear_q_.forward(normed.to(linear_q_.weight().value.scalar_type()));
+    const at::Tensor out = linear_proj_.forward(read_kept(q, kept, context));
+    const DecodedChunks& rows = *retrieved.decoded;
+    const at::Tensor reads = (rows.places < rows.queries.numel()).view({-1, 1, 1});
+    const at::Tensor result = at::where(reads, out, at::zeros({}, out.options()));
+    return add ? SublayerOutput{result + x, {}} : SublayerOutput{result, x};
+  }
   const at::Tensor q = linear_q_.forward(normed.to(retrieved.encoded.scalar_type()));
   const at::Tensor kv = linear_kv_.forward(retrieved.encoded);
   const int64_t b = q.size(1), width = q.size(2), keys = retrieved.mask.size(3);

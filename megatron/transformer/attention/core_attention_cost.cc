@@ -35,7 +35,7 @@ CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, 
                                      const CoreAttentionSizes& heads)
     : config(c),
       shape(s),
-      masked(s.documents || ((!c.causal || heads.others > 0) && !takes_ranges(c, s))),
+      masked(s.documents || (((!c.causal && s.padded) || heads.others > 0) && !takes_ranges(c, s))),
       by_distance(c.position_embedding_type == PositionEmbedding::kRelative && heads.others == 0),
       sizes(heads),
       sequence(c.seq_length),

@@ -35,6 +35,7 @@ struct LayerShape {
   bool sequence_parallel = false;
   bool documents = false;     // attention is masked at borders of documents
   bool unpadded = false;      // rows of padding are in no layer
+  bool padded = true;         // texts of encoders have padding, which is masked
   bool on_gpu = true;         // GPU kernels save other tensors than CPU ones
   StateKeeping keeping = {};  // of decoding
 };

@@ -6,6 +6,9 @@ GOLDEN = "models_test:All/RetroGoldenTest.LossesAndGradients/retro_two"
 NO_LEAK = "models_test:All/RetroGoldenTest.NoRowSeesWhatComesAfterIt/retro_two"
 ALIKE = "one rank computes alike"
 NO_DATA = "a proof makes up its neighbours"
+GENERATOR = "megatron/inference/retrieval/retro_generator.cc"
+WRITING = "inference_test:Models/GenerateWithNeighbors.EqualsTheFullForward/0"
+NO_TEXT = "a proof writes no text with neighbours"
 
 
 def bug(name, what, edits, rows="", prove="", unit_test="", unproved=""):
@@ -53,4 +56,12 @@ RETRO_BUGS = (
     bug("retro_chunks_of_first_data_set", "chunks of all data sets are read from the first one",
         ((DATABASE, "static_cast<uint32_t>(d), first, i + 1,", "PLANTED ? 0 : static_cast<uint32_t>(d), first, i + 1,"),),
         unit_test="datasets_test:RetroProjectTest.VectorsAndNeighborsAreMegatrons", unproved=NO_DATA),
+    bug("retro_writes_late", "while a text is written the last token of a chunk does not read what was retrieved for it",
+        ((GENERATOR, "(position - first + 1) / m;", "(position - first + (PLANTED ? 0 : 1)) / m;"),), unit_test=WRITING, unproved=NO_TEXT),
+    bug("retro_writes_without_earlier_rows", "the encoder does not see the rows of a chunk that earlier steps computed",
+        ((GENERATOR, ": own * m_ + position - cut.begin(cut.chunk_of(position));",
+          ": PLANTED ? slots_ * m_ + t_ : own * m_ + position - cut.begin(cut.chunk_of(position));"),), unit_test=WRITING, unproved=NO_TEXT),
+    bug("retro_keeps_first_new_chunk", "a text keeps what was retrieved for the first chunk of its prompt, not the last",
+        ((GENERATOR, "last_chunks_.push_back(new_.at({slot, last}));",
+          "last_chunks_.push_back(PLANTED ? 0 : new_.at({slot, last}));"),), unit_test=WRITING, unproved=NO_TEXT),
 )

@@ -27,7 +27,7 @@ struct Measured {
 // One pass of the only chunk of a stage, with choices of routers that are imposed if there are any.
 inline Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& slice,
                         const ParallelGroups& groups, const RoutingTable* choices = nullptr) {
-  const PretrainTask task = gpt_task();
+  const PretrainTask task = find_task(a);
   const std::unique_ptr<Model> module =
       task.model_provider(a, {500, padded_vocab}, groups, slice, {});
   const at::ScalarType dtype = model_dtype(a.optimizer);
@@ -130,7 +130,8 @@ constexpr const char* kMeasuredModel =
 inline void expect_planned(const ActivationCase& c, const std::string& model = kMeasuredModel,
                            const RoutingTable* choices = nullptr) {
   const Arguments a = parse(model + kRun + c.flags, c.world_size);
-  const LayoutPlan plan = make_layout_plan(a, {500, 1024}, /*on_gpu=*/false);
+  const LayoutPlan plan =
+      make_layout_plan(a, {500, 1024}, /*on_gpu=*/false, find_task(a).model_provider);
   std::mutex mutex;
   run_ranks(static_cast<int>(c.world_size), [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups = make_parallel_groups(a.parallel, world);

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/models/retro/retro_config.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/training/batch.h"
 #include "megatron/training/passes.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
@@ -31,6 +31,12 @@ inline Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
   batch.set("tokens", at::randint(0, 500, {b, s}, at::kLong));
   batch.set("labels", at::randint(0, 500, {b, s}, at::kLong));
   batch.set("loss_mask", at::ones({b, s}));
+  if (a.training.task == "retro") {
+    const auto& own = own_config<RetroConfig>(a.own);
+    const int64_t m = own.retro_chunk_length, k = own.retro_num_neighbors;
+    batch.set("neighbor_tokens", at::randint(0, 500, {b, s / m, k, 2 * m}, at::kLong));
+    batch.set("neighbor_mask", at::ones({b, s / m, k}, at::kByte));
+  }
   batch.place.sample = at::arange(b, at::kLong);
   batch.place.position =
       zigzag_positions(a.transformer.seq_length, groups.cp.size(), groups.cp.rank());

@@ -1,0 +1,120 @@
+// What the layers and the ends of a Retro cost a rank. Letters as in models/common/ends_cost.h, K
+// the neighbours of a chunk, of m tokens each; T' = 2 K T tokens of neighbours on a rank, R' their
+// rows.
+//
+// A layer that reads neighbours has cross attention of T queries over T' rows: l b sequences of m
+// queries. The first one has the encoder before it: K l b sequences of 2 m tokens, whose first
+// layer reads the stream. Saved there besides what these layers save:
+//   z              R (2 h e + h x + 4 k)   the norm's output, its statistics, rows of chunks
+//   neighbours     R' h x + 8 T'           their embeddings and ids
+// From that layer to the last one that reads them R' h e of encoded neighbours is held, and in the
+// backward as much of their gradient.
+#include "megatron/models/model.h"
+#include "megatron/models/retro/retro_model.h"
+#include "megatron/transformer/attention/cross_attention_cost.h"
+#include "megatron/transformer/layer_kinds.h"
+#include "megatron/transformer/transformer_layer_cost.h"
+
+namespace megatron {
+namespace {
+
+constexpr int64_t kIdBytes = 8;
+
+struct RetroSizes {
+  RetroSizes(const ModelConfig& config, const LayerShape& shape)
+      : own(config.own.as_or_default<RetroConfig>()),
+        stacks(retro_stacks(config)),
+        m(own.retro_chunk_length),
+        k(own.retro_num_neighbors),
+        // chunks of all samples; a plan of one token has less than one
+        chunks(std::max<int64_t>(1, shape.tokens / m)),
+        tokens(2 * k * shape.tokens),
+        rows(2 * k * shape.rows) {}
+
+  const RetroConfig own;
+  const RetroStacks stacks;
+  const int64_t m, k, chunks;
+  const int64_t tokens, rows;  // of neighbours
+
+  bool reads(int64_t layer_number) const {
+    return stacks.decoder.layer_letters(layer_number).find('r') != std::string_view::npos;
+  }
+  int64_t encoded_bytes(const LayerShape& shape) const {
+    return rows * stacks.decoder.hidden_size * shape.element;
+  }
+};
+
+// Cross attention of sequences of `length` queries, `shape.tokens` in all, over `encoded` rows.
+SublayerCost cross_of(const TransformerConfig& stack, int64_t layer_number, LayerShape shape,
+                      int64_t length, int64_t encoded) {
+  TransformerConfig config = stack;
+  config.seq_length = length;
+  shape.samples = std::max<int64_t>(1, shape.tokens / length);
+  shape.encoded = encoded;
+  return cross_attention_cost(config, layer_number, shape);
+}
+
+SublayerCost both_halves(LayerCost layer) {
+  layer.first.append(layer.second, layer.stream);
+  return layer.first;
+}
+
+SublayerCost encoder_cost(const RetroSizes& sizes, const LayerShape& shape) {
+  const TransformerConfig& stack = sizes.stacks.encoder;
+  LayerShape retrieved = shape;
+  retrieved.samples = sizes.k * sizes.chunks;
+  retrieved.tokens = sizes.tokens;
+  retrieved.rows = sizes.rows;
+  retrieved.padded = false;
+  const int64_t number = sizes.stacks.decoder.num_layers + 1;
+  LayerCost first = transformer_layer_cost(stack, number, retrieved, /*offloaded=*/false);
+  const int64_t stream = first.stream;
+  first.first.append(cross_of(stack, number, retrieved, 2 * sizes.m * sizes.k, shape.tokens),
+                     stream);
+  SublayerCost all = both_halves(first);
+  for (int64_t i = 1; i < stack.num_layers; ++i)
+    all.append(both_halves(transformer_layer_cost(stack, number + i, retrieved, false)), stream);
+  all.count_per_token_of(static_cast<double>(2 * sizes.k));
+  const StreamCost around(sizes.stacks.decoder, shape);
+  all.saved.norms +=
+      2 * around.normed + around.stats + (shape.residual == shape.element ? 0 : around.stream);
+  all.saved.ends += kIdBytes * sizes.tokens;
+  // Embeddings of neighbours, and rows of chunks that sequence parallelism gathers and divides anew
+  const auto h = static_cast<double>(stack.hidden_size);
+  const double embedded =
+      scatter_bytes(shape.tensor, static_cast<double>(sizes.tokens * shape.element) * h);
+  all.tensor += shape.sequence_parallel ? Traffic{embedded, embedded} : Traffic{2 * embedded, 0};
+  const double rows =
+      scatter_bytes(shape.tensor, static_cast<double>(shape.tokens * shape.residual) * h);
+  if (shape.sequence_parallel) all.tensor += {rows, rows};
+  return all;
+}
+
+}  // namespace
+
+LayerCost retro_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
+                           bool offloaded) {
+  const RetroSizes sizes(config, shape);
+  const TransformerConfig& stack = sizes.stacks.decoder;
+  LayerCost cost = transformer_layer_cost(stack, layer_number, shape, offloaded);
+  if (layer_number == sizes.stacks.first)
+    cost.first.append(encoder_cost(sizes, shape), cost.stream);
+  if (sizes.reads(layer_number))
+    cost.first.append(cross_of(stack, layer_number, shape, sizes.m, sizes.tokens), cost.stream);
+  if (layer_number >= sizes.stacks.first && layer_number <= sizes.stacks.last)
+    for (SublayerCost* half : {&cost.first, &cost.second})
+      half->backward_peak += sizes.encoded_bytes(shape);
+  return cost;
+}
+
+EndsCost retro_ends_cost(const ModelConfig& config, const EndsShape& shape) {
+  const RetroSizes sizes(config, shape.layer);
+  EndsCost cost = language_ends_cost(config, shape);
+  cost.passed_from = sizes.stacks.first;
+  cost.passed_until = sizes.stacks.last;
+  cost.passed_beside = sizes.encoded_bytes(shape.layer);
+  cost.batch += kIdBytes * sizes.tokens + sizes.k * sizes.chunks;
+  return cost;
+}
+
+}  // namespace megatron
