@@ -188,8 +188,24 @@ class RetroTest(support.FolderTest):
         self.assert_error(1, f'--data-path {self.path("u_text_document")} is not the data of the project, "t_text_document"',
                           *write, *[flag.replace("t_text", "u_text") for flag in lookup])
 
+    def test_an_index_of_faiss_finds_the_same_in_all_lists(self):
+        more = ["--retro-index-str", "IVF4,Flat", "--retro-index-ntrain", "150"]
+        if not pathlib.Path(support.BINARY).parents[1].joinpath("lib", "libmegatron_faiss.so").exists():
+            return self.assert_error(1, "indices other than Flat need libmegatron_faiss.so, which was not built or cannot be loaded",
+                                     *self.flags("p", *more))
+        self.run_ok(*self.flags("p"))
+        self.run_ok(*self.flags("lists", *more))
+        self.run_ok(*self.flags("one", *more, "--retro-query-nprobe", "1"))
+        found = lambda project: [f for name, f in self.files(project).items() if "/train-" in name and name.endswith(".npy")]
+        self.assertEqual(found("lists"), found("p"))
+        self.assertNotEqual(found("one"), found("p"))
+        prompt = ["generate", self.path("run"), "--prompt", "the cat sat on a mat dog ran far", "--tokens-to-generate", "5", "--ignore-eod", "--greedy",
+                  "--retro-embedder", EMBEDDER, "--data-path", self.path("t_text_document"), "--device", "cpu", "--retro-project-dir"]
+        self.run_ok(*self.train("p", "--save", self.path("run"), "--init-method-std", "0.5"))
+        self.assertEqual(self.output(*prompt, self.path("lists")), self.output(*prompt, self.path("p")))
+
     def test_what_is_refused(self):
-        self.run_ok(*self.flags("p", "--retro-tasks", "db-build"))
+        self.run_ok(*self.flags("p", "--retro-tasks", "db-build,index-train"))
         hint = f'{self.path("p")}/manifest.json: the project is of another run: '
         self.assert_error(1, hint + "chunk_length is 16, here 32", *self.flags("p", "--retro-chunk-length", "32"))
         self.assert_error(1, hint + "seed is 1234, here 7", *self.flags("p", "--seed", "7"))
@@ -197,7 +213,8 @@ class RetroTest(support.FolderTest):
         self.assert_error(1, f'{self.path("p")}: the step index-add is not done', *self.flags("p", "--retro-tasks", "query-neighbors"))
         self.assert_error(2, "--retro-tasks add is unknown", *self.flags("p", "--retro-tasks", "add"))
         self.assert_error(2, "--seq-length 64 is no multiple of --retro-chunk-length 24", *self.flags("p", "--retro-chunk-length", "24"))
-        self.assert_error(2, "--retro-index-str IVF16,Flat is an index of Faiss, which is not built", *self.flags("p", "--retro-index-str", "IVF16,Flat"))
+        self.assert_error(1, f'{self.path("p")}/manifest.json: the index is "Flat", here "IVF16,Flat"',
+                          *self.flags("p", "--retro-tasks", "index-train", "--retro-index-str", "IVF16,Flat"))
         self.assert_error(2, "--show train names no sample", *self.flags("p", "--show", "train"))
 
 

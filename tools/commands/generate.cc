@@ -287,9 +287,8 @@ extern "C" int megatron_generate(int argc, char** argv) {
   GenerateConfig config;
   GenerateOptions options;
   NeighborLookupConfig lookup;
-  Config* const configs[] = {&load,           &config,
-                             &options.sampling, &options.states,
-                             &options.speculation, &lookup};
+  Config* const configs[] = {
+      &load, &config, &options.sampling, &options.states, &options.speculation, &lookup};
   if (!parse_or_help("megatron generate DIR [--chat] --prompt TEXT [flags]", configs, argc, argv,
                      {.positional = "load"}))
     return 0;
@@ -304,6 +303,8 @@ extern "C" int megatron_generate(int argc, char** argv) {
   const bool retrieves = loaded.config.type == "retro";
   FindNeighbors find;
   if (retrieves || lookup.given()) find = open_neighbors(lookup, loaded, load.device);
+  MEGATRON_CHECK(!retrieves || options.speculation.num_speculative_tokens == 0,
+                 "--num-speculative-tokens is not built for a model with retrieval");
   MEGATRON_CHECK(!retrieves || !config.chat,
                  "--chat is not built for a model with retrieval\nhint: --prompt");
   options.tokens_to_generate = config.tokens_to_generate;

@@ -7,6 +7,7 @@
 #include "megatron/base/format.h"
 #include "megatron/datasets/retro/chunk_database.h"
 #include "megatron/datasets/retro/retro_project.h"
+#include "megatron/inference/retrieval/faiss_index.h"
 #include "megatron/inference/retrieval/flat_index.h"
 #include "megatron/models/retro/retro_config.h"
 #include "tools/support/retro_embedder.h"
@@ -74,10 +75,7 @@ class ProjectLookup {
     project_.agree(facts);
     database_ = std::make_unique<const ChunkDatabase>(
         project_.chunks_file(), data_sets(config.data_path), own_.retro_chunk_length, eod());
-    index_ = std::make_unique<const FlatIndex>(
-        BlockFiles(project_.embeddings_folder(),
-                   {database_->size(), project_.fact("embedding_block_size"), embedder_.width(),
-                    project_.fact("embedding_type") == "float16" ? "<f2" : "<f4"}));
+    index_ = open_index(config);
   }
 
   std::vector<NeighborIds> find(std::span<const WholeChunk> chunks) {
@@ -106,6 +104,18 @@ class ProjectLookup {
  private:
   int64_t eod() const { return tokenizer_.eod().value_or(0); }
 
+  std::unique_ptr<const VectorIndex> open_index(const ProjectLookupConfig& config) const {
+    const std::string kind = project_.require("index-train")["index"];
+    if (kind == "Flat")
+      return std::make_unique<const FlatIndex>(
+          BlockFiles(project_.embeddings_folder(),
+                     {database_->size(), project_.fact("embedding_block_size"), embedder_.width(),
+                      project_.fact("embedding_type") == "float16" ? "<f2" : "<f4"}));
+    auto index = std::make_unique<FaissIndex>(FaissIndex::read(project_.index_file(kind, "added")));
+    index->set_search(config.retro_query_nprobe, config.retro_query_ef_search);
+    return index;
+  }
+
   std::vector<int32_t> retrieved(int64_t id) const {
     std::vector<int64_t> ids(static_cast<size_t>(database_->retrieved_length()));
     database_->retrieved(id, ids);
@@ -132,7 +142,7 @@ class ProjectLookup {
   const RetroConfig own_;
   RetroEmbedder embedder_;
   std::unique_ptr<const ChunkDatabase> database_;
-  std::unique_ptr<const FlatIndex> index_;
+  std::unique_ptr<const VectorIndex> index_;
 };
 
 }  // namespace
@@ -143,6 +153,10 @@ void ProjectLookupConfig::fields(FieldVisitor& v) {
           "folder of megatron retro in which neighbours of whole chunks are looked up");
   v.field("retro_embedder", retro_embedder, "the encoder that the project was made with");
   v.field("data_path", data_path, "prefixes of the data sets that the project was made from");
+  v.field("retro_query_nprobe", retro_query_nprobe,
+          "lists that a search in an index of Faiss looks into, at most all");
+  v.field("retro_query_ef_search", retro_query_ef_search,
+          "how far a search in a graph of Faiss (HNSW) looks");
 }
 
 void ProjectLookupConfig::validate(Violations& v) const {

@@ -16,6 +16,8 @@ namespace megatron {
 struct ProjectLookupConfig : Config {
   std::string retro_project_dir, retro_embedder;
   std::vector<std::string> data_path;
+  int64_t retro_query_nprobe = 65536;
+  int64_t retro_query_ef_search = 256;
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 };

@@ -9,6 +9,7 @@
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/datasets/retro/training_documents.h"
+#include "megatron/inference/retrieval/faiss_index.h"
 #include "megatron/inference/retrieval/flat_index.h"
 #include "megatron/models/retro/retro_config.h"
 #include "megatron/training/arguments/microbatches.h"
@@ -57,7 +58,15 @@ void RetroBuildConfig::fields(FieldVisitor& v) {
   v.field("retro_embedder_batch_tokens", retro_embedder_batch_tokens,
           "tokens of one forward pass of the embedder, padding included");
   v.field("retro_block_size", retro_block_size, "rows of one file, which bounds memory");
-  v.field("retro_index_str", retro_index_str, "kind of the index: Flat, which is exact");
+  v.field("retro_index_str", retro_index_str,
+          "kind of the index: Flat, which is exact, or one of Faiss's index_factory, such as "
+          "IVF4096_HNSW32,Flat");
+  v.field("retro_index_ntrain", retro_index_ntrain,
+          "vectors that an index of Faiss is trained with, drawn from all; 0: all");
+  v.field("retro_query_nprobe", retro_query_nprobe,
+          "lists that a search in an index of Faiss looks into, at most all");
+  v.field({"retro_query_ef_search", "--retro-query-ef-search"}, retro_query_ef_search,
+          "how far a search in a graph of Faiss (HNSW) looks");
   v.field("retro_query_num_neighbors_query", retro_query_num_neighbors_query,
           "chunks that are looked up for each chunk of a sample");
   v.field("retro_query_num_neighbors_save", retro_query_num_neighbors_save,
@@ -80,9 +89,10 @@ void RetroBuildConfig::validate(Violations& v) const {
   v.require(retro_query_num_neighbors_save <= retro_query_num_neighbors_query,
             cat("--retro-query-num-neighbors-save ", retro_query_num_neighbors_save,
                 " is above --retro-query-num-neighbors-query ", retro_query_num_neighbors_query));
-  v.require(retro_index_str == "Flat",
-            cat("--retro-index-str ", retro_index_str, " is an index of Faiss, which is not built"),
-            "Flat, which is exact");
+  positive("--retro-query-nprobe", retro_query_nprobe);
+  positive("--retro-query-ef-search", retro_query_ef_search);
+  v.require(retro_index_ntrain >= 0,
+            cat("--retro-index-ntrain ", retro_index_ntrain, " is negative"));
 }
 
 std::vector<std::string> retro_steps(const std::string& tasks) {
@@ -116,6 +126,11 @@ RetroBuild::RetroBuild(const Arguments& arguments, const RetroBuildConfig& confi
                   {"tokenizer", tokenizer_->fingerprint()},
                   {"embedder_tokenizer", embedder_tokenizer_->fingerprint()},
                   {"data_sets", facts_of_documents(documents_)}});
+  if (const auto trained = project_.done("index-train"))
+    MEGATRON_CHECK((*trained)["index"] == config.retro_index_str, project_.manifest().string(),
+                   ": the index is ", (*trained)["index"].dump(), ", here \"",
+                   config.retro_index_str,
+                   "\"\nhint: that --retro-index-str, or another --retro-project-dir");
 }
 
 std::string RetroBuild::text_of(std::span<const int64_t> ids) const {
@@ -178,26 +193,64 @@ void RetroBuild::build_database() {
                count_text(counts.invalid), " without a token of the embedder were left out"));
 }
 
-void RetroBuild::train_index() {
-  project_.require("db-build");
-  project_.mark_done("index-train", {{"index", config_.retro_index_str}});
-  log_info("an index of the kind Flat has nothing to train");
-}
-
-void RetroBuild::add_to_index() {
-  project_.require("index-train");
+void RetroBuild::make_vectors() {
   open_embedder();
   write_chunk_vectors(
       *database(), text_function(),
       [this](std::span<const std::string> texts) { return embed(texts); }, vectors());
-  project_.mark_done("index-add", {{"vectors", vectors().shape().rows}});
+}
+
+void RetroBuild::train_index() {
+  project_.require("db-build");
+  if (is_exact()) {
+    log_info("an index of the kind Flat has nothing to train");
+  } else if (const auto file = project_.index_file(config_.retro_index_str, "trained");
+             !std::filesystem::exists(file)) {
+    open_embedder();
+    FaissIndex index = FaissIndex::make(embedder_->width(), config_.retro_index_str);
+    make_vectors();
+    const BlockFiles files = vectors();
+    const int64_t all = files.shape().rows, asked = config_.retro_index_ntrain,
+                  count = asked == 0 ? all : std::min(asked, all);
+    log_info(cat("training ", config_.retro_index_str, " with ", count_text(count), " of ",
+                 count_text(all), " vectors, ",
+                 format_bytes(4.0 * static_cast<double>(count * files.shape().width)),
+                 " of memory"));
+    index.train(draw_chunk_vectors(files, count, arguments_.transformer.seed));
+    index.write(file);
+  }
+  project_.mark_done("index-train", {{"index", config_.retro_index_str}});
+}
+
+void RetroBuild::add_to_index() {
+  project_.require("index-train");
+  make_vectors();
+  const BlockFiles files = vectors();
+  const auto file = project_.index_file(config_.retro_index_str, "added");
+  if (!is_exact() && !std::filesystem::exists(file)) {
+    FaissIndex index = FaissIndex::read(project_.index_file(config_.retro_index_str, "trained"));
+    for (int64_t i = 0; i < files.num_blocks(); ++i)
+      index.add(read_chunk_vectors(files, files.block(i)));
+    index.write(file);
+  }
+  project_.mark_done("index-add", {{"vectors", files.shape().rows}});
+}
+
+std::unique_ptr<VectorIndex> RetroBuild::open_index() const {
+  if (is_exact()) return std::make_unique<FlatIndex>(vectors());
+  auto index = std::make_unique<FaissIndex>(
+      FaissIndex::read(project_.index_file(config_.retro_index_str, "added")));
+  MEGATRON_CHECK(index->size() == vectors().shape().rows, "the index has ", index->size(),
+                 " vectors, the project has ", vectors().shape().rows);
+  index->set_search(config_.retro_query_nprobe, config_.retro_query_ef_search);
+  return index;
 }
 
 void RetroBuild::query() {
   project_.require("index-add");
   open_embedder();
   const auto chunks = database();
-  const FlatIndex index(vectors());
+  const std::unique_ptr<VectorIndex> index = open_index();
   const TrainValidTestDatasets sets =
       build_datasets(find_task("gpt", arguments_), arguments_, *tokenizer_);
   const auto count = [&](const std::string& split) {
@@ -208,7 +261,7 @@ void RetroBuild::query() {
   for (const SplitSamples& one : samples_of(sets))
     query_neighbors(project_, one.split, {one.dataset, *chunks, count(one.split)}, *chunks,
                     text_function(),
-                    [this](std::span<const std::string> texts) { return embed(texts); }, index,
+                    [this](std::span<const std::string> texts) { return embed(texts); }, *index,
                     {config_.retro_query_num_neighbors_query,
                      config_.retro_query_num_neighbors_save, config_.retro_block_size});
 }

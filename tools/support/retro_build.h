@@ -23,6 +23,9 @@ struct RetroBuildConfig : Config {
   int64_t retro_embedder_batch_tokens = 8192;
   int64_t retro_block_size = 100000;
   std::string retro_index_str = "Flat";
+  int64_t retro_index_ntrain = 0;
+  int64_t retro_query_nprobe = 65536;
+  int64_t retro_query_ef_search = 256;
   int64_t retro_query_num_neighbors_query = 200;
   int64_t retro_query_num_neighbors_save = 20;
   std::string show;  // SPLIT:SAMPLE
@@ -47,6 +50,9 @@ class RetroBuild {
   void train_index();
   void add_to_index();
   void query();
+  void make_vectors();
+  bool is_exact() const { return config_.retro_index_str == "Flat"; }
+  std::unique_ptr<VectorIndex> open_index() const;
   void open_embedder();  // once
   RetroEmbedderOptions embedder_options() const;
   std::shared_ptr<const ChunkDatabase> database() const;

@@ -5,6 +5,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/progress.h"
+#include "megatron/datasets/detail/numpy_random.h"
 
 namespace megatron {
 
@@ -55,6 +56,30 @@ std::vector<float> read_chunk_vectors(const BlockFiles& vectors, const RowBlock&
   check_finite(rows, vectors.shape().width, block.begin,
                [&](int64_t id) { return cat("chunk ", id, " in ", vectors.file(block).string()); });
   return rows;
+}
+
+std::vector<float> draw_chunk_vectors(const BlockFiles& vectors, int64_t count, int64_t seed) {
+  const int64_t rows = vectors.shape().rows, width = vectors.shape().width;
+  MEGATRON_ASSERT(count <= rows);
+  std::vector<uint8_t> taken(static_cast<size_t>(rows), count == rows ? 1 : 0);
+  NumpyRandom random(static_cast<uint32_t>(seed));
+  for (int64_t left = count == rows ? 0 : count; left > 0;) {
+    uint8_t& row = taken[static_cast<size_t>(random.randint(0, rows))];
+    left -= row == 0 ? 1 : 0;
+    row = 1;
+  }
+  std::vector<float> out;
+  out.reserve(static_cast<size_t>(count * width));
+  for (int64_t i = 0; i < vectors.num_blocks(); ++i) {
+    const RowBlock block = vectors.block(i);
+    const std::vector<float> all = read_chunk_vectors(vectors, block);
+    for (int64_t row = block.begin; row < block.end; ++row) {
+      if (taken[static_cast<size_t>(row)] == 0) continue;
+      const auto first = all.begin() + (row - block.begin) * width;
+      out.insert(out.end(), first, first + width);
+    }
+  }
+  return out;
 }
 
 }  // namespace megatron

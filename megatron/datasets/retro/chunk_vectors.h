@@ -25,6 +25,9 @@ void write_chunk_vectors(const ChunkDatabase& database, const TextOfIds& text_of
 // A block of vectors as fp32 [rows, width].
 std::vector<float> read_chunk_vectors(const BlockFiles& vectors, const RowBlock& block);
 
+// `count` vectors of different chunks, drawn by RandomState(seed), in the order of their ids.
+std::vector<float> draw_chunk_vectors(const BlockFiles& vectors, int64_t count, int64_t seed);
+
 // Throws Error that names the first row (from `first` on) with an element that is not finite.
 void check_finite(std::span<const float> vectors, int64_t width, int64_t first,
                   const std::function<std::string(int64_t row)>& name);

@@ -26,6 +26,9 @@ class RetroProject {
   std::filesystem::path manifest() const { return folder_ / "manifest.json"; }
   std::filesystem::path chunks_file() const { return folder_ / "db" / "chunks.npy"; }
   std::filesystem::path embeddings_folder() const { return folder_ / "embeddings"; }
+  std::filesystem::path index_file(const std::string& index, const std::string& name) const {
+    return folder_ / "index" / index / name;
+  }
   std::filesystem::path query_folder(const std::string& split,
                                      const std::string& fingerprint) const {
     return folder_ / "query" / (split + "-" + fingerprint);
