@@ -149,8 +149,6 @@ SERVING_BUGS = (
         "if (resident && (sequence.is_running() || sequence.swapped)) sequence.computed += accepted;",
         "if (resident && (sequence.is_running() || sequence.swapped))\n"
         "    sequence.computed += PLANTED ? static_cast<int64_t>(entry.drafts.size()) : accepted;", SCHEDULES),
-    bug("swapped_drafts_lost", "drafts that stand are forgotten where their sequence was swapped out meanwhile", SCHEDULER,
-        "(sequence.is_running() || sequence.swapped)", "(sequence.is_running() || (sequence.swapped && !PLANTED))", SCHEDULES),
     bug("drafts_across_the_border", "drafts go beyond the border of longrope", PLANS,
         "most = std::min(most, facts_.rope_border - sequence.length());", "most = std::min(most, facts_.rope_border - sequence.length() + (PLANTED ? 99 : 0));",
         SCHEDULES),
