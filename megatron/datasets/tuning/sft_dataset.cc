@@ -14,11 +14,10 @@
 #include "megatron/datasets/index_cache.h"
 #include "megatron/datasets/sampler.h"
 #include "megatron/datasets/sources/document_source.h"
+#include "megatron/datasets/tuning/first_fit.h"
 
 namespace megatron {
 namespace {
-
-constexpr size_t kOpenSequences = 64;  // sequences with room for conversations
 
 // A row of a file, as JSON, with its position.
 struct Row {
@@ -214,34 +213,15 @@ void SftDataset::Impl::choose() {
 }
 
 void SftDataset::Impl::pack(int64_t epoch) {
-  struct Open {
-    std::vector<int64_t> members;
-    int64_t room;
-  };
-  std::vector<Open> open;  // oldest first
-  const auto give_out = [&](size_t k) {
-    members.insert(members.end(), open[k].members.begin(), open[k].members.end());
-    ends.push_back(static_cast<int64_t>(members.size()));
-    open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
-  };
-  std::vector<int64_t> order;
-  if (split == Split::kTrain)
-    order = torch_randperm(static_cast<int64_t>(usable.size()),
-                           static_cast<uint64_t>(options.seed + epoch));
-  for (size_t i = 0; i < usable.size(); ++i) {
-    const int64_t conversation = usable[order.empty() ? i : static_cast<size_t>(order[i])],
-                  taken = places(conversation);
-    size_t k = 0;
-    while (k < open.size() && open[k].room < taken) ++k;
-    if (k == open.size()) {
-      if (open.size() == kOpenSequences) give_out(0), --k;
-      open.push_back({{}, options.sequence_length});
-    }
-    open[k].members.push_back(conversation);
-    open[k].room -= taken;
-    if (open[k].room == 0) give_out(k);
+  std::vector<int64_t> ordered = usable;
+  if (split == Split::kTrain) {
+    const std::vector<int64_t> order =
+        torch_randperm(std::ssize(usable), static_cast<uint64_t>(options.seed + epoch));
+    for (size_t i = 0; i < order.size(); ++i) ordered[i] = usable[static_cast<size_t>(order[i])];
   }
-  while (!open.empty()) give_out(0);
+  pack_first_fit(
+      ordered, [&](int64_t conversation) { return SequenceLoad{places(conversation), 0}; },
+      {options.sequence_length, 0}, members, ends);
 }
 
 SftDataset::SftDataset(std::shared_ptr<const SftTokens> tokens, std::pair<double, double> bounds,

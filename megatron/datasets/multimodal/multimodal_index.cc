@@ -1,0 +1,401 @@
+#include "megatron/datasets/multimodal/multimodal_index.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/base/threads.h"
+#include "megatron/datasets/detail/once_per_node.h"
+#include "megatron/datasets/index_cache.h"
+#include "megatron/datasets/multimodal/medium_facts.h"
+#include "megatron/datasets/multimodal/multimodal_source.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kBatch = 256;  // rows that are encoded side by side
+
+// Rows of the arrays.
+struct EndsRow {
+  int64_t ids, runs, media, texts, shard;
+};
+struct RunRow {
+  int64_t token, rows, medium;
+};
+// Where: a member of the sample's file, a file below the folder of media, bytes of the index.
+enum Where : int64_t { kMember, kFile, kHeld };
+// a, b: height and width, or samples and 0. text: end of the name behind the sample's key.
+struct MediumRow {
+  int64_t kind, where, offset, size, a, b, text;
+};
+
+// The arrays of an index while it is built.
+struct Arrays {
+  std::vector<int32_t> ids;
+  std::vector<RunRow> runs;
+  std::vector<MediumRow> media;
+  std::vector<EndsRow> ends;
+  std::string texts;  // of each sample its key and the names of its media
+  std::string held;   // bytes of media that rows hold themselves
+};
+
+// As a sample is added.
+struct Encoded {
+  SourceSample source;
+  std::vector<MediumFacts> media;
+  EncodedSample tokens;
+};
+
+std::span<const uint8_t> as_bytes_of(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+void pad_to_words(std::string& bytes) { bytes.resize((bytes.size() + 3) / 4 * 4, '\0'); }
+
+fs::path root_of(const std::string& media_root, const std::string& file) {
+  const fs::path root = media_root.empty() ? fs::path(file).parent_path() : fs::path(media_root);
+  return root.empty() ? fs::path(".") : root;
+}
+
+std::string medium_label(const std::string& sample, const std::string& path, size_t number) {
+  return cat(sample, ": ", path.empty() ? cat("medium ", number + 1) : path);
+}
+
+template <class Row>
+CacheArray array_of(const char* name, const std::vector<Row>& rows) {
+  constexpr auto kColumns = static_cast<int64_t>(sizeof(Row) / sizeof(int64_t));
+  return {name, "<i8", {std::ssize(rows), kColumns}, std::as_bytes(std::span(rows))};
+}
+
+CacheArray words_of(const char* name, const std::string& bytes) {
+  return {name,
+          "<i4",
+          {static_cast<int64_t>(bytes.size() / 4)},
+          std::as_bytes(std::span(bytes.data(), bytes.size()))};
+}
+
+template <class Row>
+std::span<const Row> rows_of(const NpyArray& array) {
+  const std::span<const std::byte> bytes = array.bytes();
+  MEGATRON_CHECK(array.dtype() == "<i8" && bytes.size() % sizeof(Row) == 0,
+                 "the index of media has an array of another form");
+  return {reinterpret_cast<const Row*>(bytes.data()), bytes.size() / sizeof(Row)};
+}
+
+}  // namespace
+
+struct MultimodalIndex::Impl {
+  std::string path, media_root, description;
+  const MultimodalEncoder* encoder = nullptr;
+  MultimodalIndexOptions options;
+  SourceFiles files;
+  std::vector<NpyArray> cached;
+  Arrays own;  // used if the cache cannot be written
+  std::span<const int32_t> ids;
+  std::span<const RunRow> runs;
+  std::span<const MediumRow> media;
+  std::span<const EndsRow> ends;
+  std::string_view texts, held;
+
+  void build();
+  Encoded encode(const SourceRow& row, const std::string& file) const;
+  void add(const Encoded& sample, size_t shard);
+  void use_own();
+  void use_cached();
+  void check() const;
+  EndsRow begin_of(int64_t i) const {
+    return i == 0 ? EndsRow{} : ends[static_cast<size_t>(i) - 1];
+  }
+  const MediumRow& medium_row(int64_t i, int64_t medium) const {
+    return media[static_cast<size_t>(begin_of(i).media + medium)];
+  }
+  // The key of a sample (-1), or the name of one of its media.
+  std::string_view text(int64_t i, int64_t medium) const;
+};
+
+Encoded MultimodalIndex::Impl::encode(const SourceRow& row, const std::string& file) const {
+  Encoded out{read_sample(row, root_of(options.media_root, file)), {}, {}};
+  const auto count = std::ssize(out.source.row.media);
+  MEGATRON_CHECK(count <= options.most_media, out.source.name, ": has ", count,
+                 " images and sounds, more than ", options.most_media);
+  for (size_t m = 0; m < out.source.row.media.size(); ++m) {
+    const RowMedium& medium = out.source.row.media[m];
+    const FileRange& place = out.source.places[m];
+    const std::string name = medium_label(out.source.name, medium.path, m);
+    if (place.path.empty()) {
+      out.media.push_back(
+          read_medium_facts(medium.kind, as_bytes_of(medium.bytes), name, options.limits));
+      continue;
+    }
+    // Headers are read from a map: no more of a file than they take.
+    const MappedFile mapped(place.path);
+    const auto* data = reinterpret_cast<const uint8_t*>(mapped.bytes().data()) + place.offset;
+    out.media.push_back(read_medium_facts(medium.kind, {data, place.size}, name, options.limits));
+  }
+  out.tokens = encoder->encode(out.source.row, out.media, out.source.name);
+  return out;
+}
+
+void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
+  const EncodedSample& tokens = sample.tokens;
+  own.ids.insert(own.ids.end(), tokens.ids.begin(), tokens.ids.end());
+  for (const MediaRun& run : tokens.runs) own.runs.push_back({run.token, run.rows, run.medium});
+  own.texts += sample.source.name.substr(files.paths[shard].size() + 2);
+  const auto key_end = std::ssize(own.texts);
+  for (size_t m = 0; m < sample.media.size(); ++m) {
+    const MediumFacts& facts = sample.media[m];
+    const RowMedium& medium = sample.source.row.media[m];
+    const FileRange& place = sample.source.places[m];
+    MediumRow row{
+        static_cast<int64_t>(facts.kind), kHeld, 0, 0, facts.size.height, facts.size.width, 0};
+    if (facts.kind == MediaKind::kSound) row.a = facts.samples;
+    if (place.path.empty()) {
+      row.offset = std::ssize(own.held);
+      row.size = std::ssize(medium.bytes);
+      own.held += medium.bytes;
+    } else {
+      row.where = place.path == files.paths[shard] ? kMember : kFile;
+      row.offset = static_cast<int64_t>(place.offset);
+      row.size = static_cast<int64_t>(place.size);
+    }
+    own.texts += medium.path;
+    row.text = std::ssize(own.texts);
+    own.media.push_back(row);
+  }
+  own.ends.push_back({std::ssize(own.ids), std::ssize(own.runs), std::ssize(own.media), key_end,
+                      static_cast<int64_t>(shard)});
+}
+
+void MultimodalIndex::Impl::build() {
+  own = {};
+  std::vector<SourceRow> rows;
+  for (size_t shard = 0; shard < files.paths.size(); ++shard) {
+    const std::string& file = files.paths[shard];
+    const auto flush = [&] {
+      std::vector<Encoded> encoded(rows.size());
+      parallel_for(std::ssize(rows), 4, [&](int64_t begin, int64_t end) {
+        for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
+          encoded[i] = encode(rows[i], file);
+      });
+      for (const Encoded& sample : encoded) add(sample, shard);
+      rows.clear();
+    };
+    read_source_file(files.kind, file, [&](SourceRow row) {
+      rows.push_back(std::move(row));
+      if (rows.size() == kBatch) flush();
+    });
+    flush();
+  }
+  pad_to_words(own.texts);
+  pad_to_words(own.held);
+}
+
+void MultimodalIndex::Impl::use_own() {
+  ids = own.ids;
+  runs = own.runs;
+  media = own.media;
+  ends = own.ends;
+  texts = own.texts;
+  held = own.held;
+}
+
+void MultimodalIndex::Impl::use_cached() {
+  const auto chars = [](const NpyArray& array) {
+    return std::string_view(reinterpret_cast<const char*>(array.bytes().data()),
+                            array.bytes().size());
+  };
+  ids = cached[0].as<int32_t>("<i4");
+  runs = rows_of<RunRow>(cached[1]);
+  media = rows_of<MediumRow>(cached[2]);
+  ends = rows_of<EndsRow>(cached[3]);
+  texts = chars(cached[4]);
+  held = chars(cached[5]);
+}
+
+// That no row leads out of the arrays, whatever lies in the files.
+void MultimodalIndex::Impl::check() const {
+  const auto fail = [&](size_t i) {
+    throw_error(cat(path, ": the cached index is damaged at sample ", i,
+                    "\nhint: remove the folder of --data-cache-path"));
+  };
+  EndsRow last{};
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const EndsRow& end = ends[i];
+    if (end.ids < last.ids || end.ids > std::ssize(ids) || end.runs < last.runs ||
+        end.runs > std::ssize(runs) || end.media < last.media || end.media > std::ssize(media) ||
+        end.shard < last.shard || end.shard >= std::ssize(files.paths))
+      fail(i);
+    int64_t text = end.texts;
+    if (text < 0 || text > std::ssize(texts)) fail(i);
+    for (int64_t m = last.media; m < end.media; ++m) {
+      const MediumRow& row = media[static_cast<size_t>(m)];
+      if (row.text < text || row.text > std::ssize(texts) || row.offset < 0 || row.size < 0 ||
+          row.where < kMember || row.where > kHeld ||
+          (row.where == kHeld &&
+           (row.offset > std::ssize(held) || row.size > std::ssize(held) - row.offset)))
+        fail(i);
+      text = row.text;
+    }
+    int64_t token = -1;
+    for (int64_t r = last.runs; r < end.runs; ++r) {
+      const RunRow& run = runs[static_cast<size_t>(r)];
+      if (run.token <= token || run.token >= end.ids - last.ids || run.rows < 1 ||
+          run.rows > int64_t{1} << 32 || run.medium < 0 || run.medium >= end.media - last.media)
+        fail(i);
+      token = run.token;
+    }
+    last = end;
+  }
+}
+
+std::string_view MultimodalIndex::Impl::text(int64_t i, int64_t medium) const {
+  const auto end_of = [&](int64_t m) {
+    return m < 0 ? ends[static_cast<size_t>(i)].texts : medium_row(i, m).text;
+  };
+  int64_t begin = 0;
+  if (medium >= 0) {
+    begin = end_of(medium - 1);
+  } else if (i > 0) {
+    const EndsRow before = begin_of(i);
+    const int64_t count = before.media - begin_of(i - 1).media;
+    begin = count == 0 ? before.texts : medium_row(i - 1, count - 1).text;
+  }
+  return texts.substr(static_cast<size_t>(begin), static_cast<size_t>(end_of(medium) - begin));
+}
+
+MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncoder& encoder,
+                                 const MultimodalIndexOptions& options)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& d = *impl_;
+  d.path = path;
+  d.encoder = &encoder;
+  d.options = options;
+  d.files = list_source_files(path);
+  const fs::path folder = options.cache_path.empty()
+                              ? root_of("", path) / "cache" / "MultimodalIndex"
+                              : fs::path(options.cache_path);
+  JsonWriter json;
+  json.begin_object().member("class", "MultimodalIndex").member("version", int64_t{1});
+  json.key("files").begin_array();
+  for (const std::string& file : d.files.paths) {
+    const fs::path name = file;
+    const std::string key =
+        cat(name.filename().string(), "-", hash_text(fs::absolute(name).string()).substr(0, 16));
+    json.begin_object().member("name", name.filename().string());
+    json.member("hash", once_per_node({&folder, 1}, key, {&name, 1}, [&] {
+                          const MappedFile mapped(name);
+                          return hash_text({reinterpret_cast<const char*>(mapped.bytes().data()),
+                                            mapped.bytes().size()});
+                        }).text);
+    json.end_object();
+  }
+  json.end_array().key("encoding").raw(encoder.description());
+  json.member("most_pixels", options.limits.max_image_pixels);
+  json.member("most_bytes", options.limits.max_file_bytes);
+  json.member("most_media", options.most_media).end_object();
+  d.description = json.text();
+
+  static const std::string kNames[] = {"ids", "runs", "media", "ends", "texts", "held"};
+  IndexCache cache(folder, "MultimodalIndex", d.description);
+  const auto build = [&](const std::function<void(std::span<const CacheArray>)>& store) {
+    d.build();
+    const CacheArray arrays[] = {
+        {"ids", "<i4", {std::ssize(d.own.ids)}, std::as_bytes(std::span(d.own.ids))},
+        array_of("runs", d.own.runs),
+        array_of("media", d.own.media),
+        array_of("ends", d.own.ends),
+        words_of("texts", d.own.texts),
+        words_of("held", d.own.held)};
+    store(arrays);
+    d.own = {};
+  };
+  if (cache.get(kNames, build, d.cached)) {
+    d.use_cached();
+  } else {
+    d.build();
+    d.use_own();
+  }
+  d.check();
+  MEGATRON_CHECK(!d.ends.empty(), path, ": holds no rows");
+}
+
+MultimodalIndex::~MultimodalIndex() = default;
+int64_t MultimodalIndex::size() const { return std::ssize(impl_->ends); }
+const std::string& MultimodalIndex::path() const { return impl_->path; }
+const MediaRules& MultimodalIndex::rules() const { return impl_->encoder->rules(); }
+const std::string& MultimodalIndex::description() const { return impl_->description; }
+
+EncodedSample MultimodalIndex::sample(int64_t i) const {
+  const Impl& d = *impl_;
+  const EndsRow begin = d.begin_of(i), end = d.ends[static_cast<size_t>(i)];
+  EncodedSample out;
+  out.ids.assign(d.ids.begin() + begin.ids, d.ids.begin() + end.ids);
+  for (const RunRow& run :
+       d.runs.subspan(static_cast<size_t>(begin.runs), static_cast<size_t>(end.runs - begin.runs)))
+    out.runs.push_back({run.token, run.rows, run.medium});
+  return out;
+}
+
+int64_t MultimodalIndex::shard(int64_t i) const {
+  return impl_->ends[static_cast<size_t>(i)].shard;
+}
+
+std::string MultimodalIndex::name(int64_t i) const {
+  return cat(impl_->files.paths[static_cast<size_t>(shard(i))], ": ", impl_->text(i, -1));
+}
+
+int64_t MultimodalIndex::media_count(int64_t i) const {
+  return impl_->ends[static_cast<size_t>(i)].media - impl_->begin_of(i).media;
+}
+
+MediumFacts MultimodalIndex::facts(int64_t i, int64_t medium) const {
+  const MediumRow& row = impl_->medium_row(i, medium);
+  if (row.kind == static_cast<int64_t>(MediaKind::kSound)) return {MediaKind::kSound, {}, row.a};
+  return {MediaKind::kImage, {row.a, row.b}, 0};
+}
+
+IndexedMedium MultimodalIndex::medium(int64_t i, int64_t medium) const {
+  const Impl& d = *impl_;
+  const MediumRow& row = d.medium_row(i, medium);
+  const std::string path(d.text(i, medium));
+  const std::string& file = d.files.paths[static_cast<size_t>(shard(i))];
+  IndexedMedium out{facts(i, medium),
+                    {{}, static_cast<uint64_t>(row.offset), static_cast<uint64_t>(row.size)},
+                    medium_label(name(i), path, static_cast<size_t>(medium))};
+  if (row.where == kMember) out.place.path = file;
+  if (row.where == kFile) out.place.path = (root_of(d.options.media_root, file) / path).string();
+  return out;
+}
+
+std::string MultimodalIndex::bytes(int64_t i, int64_t medium) const {
+  const Impl& d = *impl_;
+  const IndexedMedium one = this->medium(i, medium);
+  std::string out;
+  if (one.place.path.empty()) {
+    out = d.held.substr(one.place.offset, one.place.size);
+  } else if (d.medium_row(i, medium).where == kFile) {
+    const std::string& file = d.files.paths[static_cast<size_t>(shard(i))];
+    out = read_range(
+        file_below(root_of(d.options.media_root, file), std::string(d.text(i, medium)), name(i)),
+        one.name);
+  } else {
+    out = read_range(one.place, one.name);
+  }
+  const MediumFacts now =
+      read_medium_facts(one.facts.kind, as_bytes_of(out), one.name, d.options.limits);
+  MEGATRON_CHECK(now.size == one.facts.size && now.samples == one.facts.samples, one.name,
+                 ": is another ", name_of(now.kind), " than when the data set was indexed: ",
+                 now.kind == MediaKind::kImage
+                     ? cat(now.size.height, "x", now.size.width, ", it was ", one.facts.size.height,
+                           "x", one.facts.size.width)
+                     : cat(now.samples, " samples, it had ", one.facts.samples),
+                 "\nhint: save the file of rows again, so that it is indexed again");
+  return out;
+}
+
+}  // namespace megatron

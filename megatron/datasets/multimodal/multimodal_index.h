@@ -1,0 +1,58 @@
+// The samples of a data set of text with media: token ids, rows, and where the bytes of media lie.
+// Format: docs/formats/multimodal_index.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "megatron/datasets/multimodal/media_files.h"
+#include "megatron/datasets/multimodal/multimodal_encoder.h"
+#include "megatron/media/media_source.h"
+
+namespace megatron {
+
+struct MultimodalIndexOptions {
+  std::string media_root;  // empty: the folder of each file of rows
+  std::string cache_path;  // empty: cache/MultimodalIndex next to the data
+  MediaLimits limits;
+  int64_t most_media = 64;  // of a sample
+};
+
+// A medium of a sample.
+struct IndexedMedium {
+  MediumFacts facts;
+  FileRange place;   // empty path: the index holds the bytes
+  std::string name;  // for messages: "a.tar: s/003: img1.png"
+};
+
+// Built once for each node and mapped. Thread safe.
+class MultimodalIndex {
+ public:
+  // `path`: a file or folder (multimodal_source.h). Throws Error that names file, row and medium.
+  MultimodalIndex(const std::string& path, const MultimodalEncoder& encoder,
+                  const MultimodalIndexOptions& options);
+  ~MultimodalIndex();
+
+  int64_t size() const;  // samples
+  EncodedSample sample(int64_t i) const;
+  std::string name(int64_t i) const;  // "data.json: row 3"
+  int64_t shard(int64_t i) const;     // the number of its file; ascending
+  int64_t media_count(int64_t i) const;
+  MediumFacts facts(int64_t i, int64_t medium) const;
+  IndexedMedium medium(int64_t i, int64_t medium) const;
+  // The bytes of a medium. Throws Error if they cannot be read, or if their headers say something
+  // else than when the index was built.
+  std::string bytes(int64_t i, int64_t medium) const;
+
+  const std::string& path() const;
+  const MediaRules& rules() const;
+  const std::string& description() const;  // see Dataset
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,290 @@
+// The index of media and the sequences made from it: the same whatever the files, the data-parallel
+// size and the workers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "megatron/datasets/data_loader.h"
+#include "megatron/datasets/multimodal/multimodal_dataset.h"
+#include "tests/unit/datasets/multimodal/testing.h"
+#include "tests/unit/error_of.h"
+
+namespace megatron {
+namespace {
+
+using namespace testing_multimodal;
+using Json = nlohmann::ordered_json;
+
+// The LLaVA of the goldens (four rows an image) and rows of images in several forms.
+class Indexed : public ::testing::Test {
+ protected:
+  Indexed() {
+    SftConfig config;
+    for (const auto& row : Json::parse(read_file(kGoldens + "expansions.json")))
+      if (row.at("family") == "llava") {
+        folder_.write("model/config.json", row.at("config").dump());
+        folder_.write("model/preprocessor_config.json", row.at("processor").dump());
+        config.chat_template = row.at("template");
+      }
+    conversations_.emplace(*tokenizer_, "", config);
+    encoder_.emplace(*tokenizer_, *conversations_, read_media_rules(folder_ / "model", *tokenizer_),
+                     false);
+    options_.cache_path = folder_ / "cache";
+    options_.media_root = kGoldens + "same/json/media";
+  }
+
+  // Captions of 1 to 12 letters; number % 4 chooses the image.
+  static std::string image_of(int64_t i) {
+    return std::vector<std::string>{"0_img1.png", "1_img1.jpg", "3_img1.png",
+                                    "4_img1.webp"}[static_cast<size_t>(i % 4)];
+  }
+  static std::string caption_of(int64_t i) {
+    return std::string(static_cast<size_t>(1 + i * 7 % 12), static_cast<char>('a' + i % 26));
+  }
+  // Rows first to last as JSON lines.
+  std::string write_rows(const std::string& name, int64_t first, int64_t last) {
+    std::string text;
+    for (int64_t i = first; i < last; ++i)
+      text += Json{{"image", image_of(i)}, {"caption", caption_of(i)}}.dump() + "\n";
+    return folder_.write(name, text);
+  }
+  std::string write_tar(const std::string& name, int64_t first, int64_t last) {
+    std::vector<std::pair<std::string, std::string>> files;
+    for (int64_t i = first; i < last; ++i) {
+      const std::string image = image_of(i);
+      files.emplace_back(cat(i, image.substr(image.rfind('.'))),
+                         read_file(options_.media_root + "/" + image));
+      files.emplace_back(cat(i, ".txt"), caption_of(i));
+    }
+    return folder_.write(name, tar_of(files));
+  }
+  std::shared_ptr<const MultimodalIndex> index(const std::string& path) {
+    return std::make_shared<const MultimodalIndex>(path, *encoder_, options_);
+  }
+  static std::shared_ptr<const MultimodalDataset> dataset(
+      std::shared_ptr<const MultimodalIndex> index, MultimodalDatasetOptions options,
+      std::optional<int64_t> samples = {}) {
+    return std::make_shared<const MultimodalDataset>(std::move(index), std::pair(0.0, 1.0),
+                                                     Split::kTrain, samples, options);
+  }
+  // Ids, documents and the bytes of media of a sequence.
+  static std::string content(const MultimodalDataset& data, int64_t i) {
+    Sample sample = data.sample(i);
+    std::string out;
+    for (const int64_t token : sample.get<int64_t>("tokens")) out += cat(token, " ");
+    for (const int32_t start : sample.document_starts) out += cat("|", start);
+    for (const SequenceRun& run : data.runs(i))
+      out += cat("[", run.position, "+", run.rows, " ", data.index().bytes(run.sample, run.medium),
+                 "]");
+    return out;
+  }
+
+  Folder folder_;
+  std::unique_ptr<Tokenizer> tokenizer_ = make_tokenizer(find_tokenizer(kGoldens + "tokenizer"));
+  std::optional<ConversationEncoder> conversations_;
+  std::optional<MultimodalEncoder> encoder_;
+  MultimodalIndexOptions options_;
+};
+
+TEST_F(Indexed, ArchivesAndFilesGiveTheSameSamples) {
+  const auto files = index(write_rows("rows.jsonl", 0, 30));
+  write_tar("tar/a.tar", 0, 17);
+  write_tar("tar/b.tar", 17, 30);
+  const auto archives = index(folder_ / "tar");
+  ASSERT_EQ(files->size(), 30);
+  ASSERT_EQ(archives->size(), 30);
+  for (int64_t i = 0; i < 30; ++i) {
+    EXPECT_EQ(archives->sample(i).ids, files->sample(i).ids);
+    EXPECT_EQ(archives->bytes(i, 0), files->bytes(i, 0));
+    EXPECT_EQ(archives->facts(i, 0).size, files->facts(i, 0).size);
+  }
+  EXPECT_EQ(archives->name(17), folder_ / "tar/b.tar" + ": 17");
+  EXPECT_EQ(files->medium(3, 0).name, folder_ / "rows.jsonl" + ": line 4: 4_img1.webp");
+  EXPECT_EQ(archives->shard(16), 0);
+  EXPECT_EQ(archives->shard(17), 1);
+  // Packed alike, too.
+  const auto a = dataset(files, {.sequence_length = 40}),
+             b = dataset(archives, {.sequence_length = 40});
+  ASSERT_EQ(a->size(), b->size());
+  for (int64_t i = 0; i < a->size(); ++i) EXPECT_EQ(content(*a, i), content(*b, i));
+}
+
+TEST_F(Indexed, BytesOfRowsAreHeld) {
+  // Parquet holds images, and one row with a sound, which this model does not read.
+  EXPECT_EQ(error_of([&] { index(kGoldens + "same/parquet"); }),
+            kGoldens +
+                "same/parquet/rows.parquet: row 4: there is a sound, which the model does "
+                "not read");
+  const std::string row =
+      R"({"caption": "c", "image": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAIAAAADCAIAAAA2iEnWAAAAFElEQVR4nGPkTD7OwMDAxMDAgKAAFl8BORQWRUQAAAAASUVORK5CYII="})";
+  const auto held = index(folder_.write("held.jsonl", row + "\n"));
+  EXPECT_EQ(held->medium(0, 0).place.path, "");
+  EXPECT_EQ(held->bytes(0, 0).substr(1, 3), "PNG");
+  EXPECT_EQ(held->facts(0, 0).size, (ImageSize{3, 2}));
+}
+
+TEST_F(Indexed, IsReadFromTheCacheAndBuiltAgainWhenRowsChange) {
+  const std::string path = write_rows("rows.jsonl", 0, 5);
+  const auto files = [&] {
+    std::set<std::string> out;
+    for (const auto& entry : std::filesystem::directory_iterator(options_.cache_path))
+      if (entry.path().string().ends_with("ids.npy")) out.insert(entry.path().filename());
+    return out;
+  };
+  const std::string first = index(path)->description();
+  const std::set<std::string> built = files();
+  EXPECT_EQ(built.size(), 1U);
+  EXPECT_EQ(index(path)->description(), first);
+  EXPECT_EQ(files(), built);
+  write_rows("rows.jsonl", 0, 6);
+  EXPECT_EQ(index(path)->size(), 6);
+  EXPECT_NE(index(path)->description(), first);
+  EXPECT_EQ(files().size(), 2U);
+}
+
+TEST_F(Indexed, AnImageThatIsAnotherOneIsNamed) {
+  options_.media_root = "";
+  folder_.write("a.png", read_file(kGoldens + "same/json/media/0_img1.png"));
+  const auto data = index(folder_.write("rows.jsonl", R"({"image": "a.png", "caption": "c"})"));
+  EXPECT_NO_THROW(data->bytes(0, 0));
+  folder_.write("a.png", read_file(kGoldens + "same/json/media/3_img1.png"));
+  EXPECT_EQ(error_of([&] { data->bytes(0, 0); }),
+            folder_ / "rows.jsonl" +
+                ": line 1: a.png: is another image than when the data set was indexed: 7x2, it was "
+                "5x9\nhint: save the file of rows again, so that it is indexed again");
+}
+
+TEST_F(Indexed, LimitsAreChecked) {
+  options_.most_media = 1;
+  const std::string path =
+      folder_.write("rows.jsonl", R"({"image": ["0_img1.png", "1_img1.jpg"], "caption": "c"})");
+  EXPECT_EQ(error_of([&] { index(path); }),
+            path + ": line 1: has 2 images and sounds, more than 1");
+  options_.most_media = 2;
+  options_.limits.max_image_pixels = 50;
+  EXPECT_EQ(error_of([&] { index(path); }).substr(0, path.size() + 21),
+            path + ": line 1: 1_img1.jpg:");
+}
+
+TEST_F(Indexed, RunsLieWhereTheirRowsAre) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 20)), {.sequence_length = 50});
+  const int64_t image = *tokenizer_->token_to_id("<image>");
+  int64_t runs = 0;
+  for (int64_t i = 0; i < data->size(); ++i) {
+    Sample sample = data->sample(i);
+    std::vector<int64_t> tokens = sample.get<int64_t>("tokens");
+    const std::vector<float> mask = sample.get<float>("loss_mask");
+    const std::vector<int64_t> labels = sample.get<int64_t>("labels");
+    for (const SequenceRun& run : data->runs(i)) {
+      EXPECT_EQ(run.rows, 4);
+      for (int64_t p = run.position; p < run.position + run.rows; ++p)
+        EXPECT_EQ(std::exchange(tokens[static_cast<size_t>(p)], -1), image);
+      EXPECT_EQ(mask[static_cast<size_t>(run.position) + 3], 1.0F);
+      EXPECT_EQ(mask[static_cast<size_t>(run.position) + 2], 0.0F);
+      ++runs;
+    }
+    EXPECT_EQ(std::count(tokens.begin(), tokens.end(), image), 0);
+    for (size_t p = 0; p < labels.size(); ++p) EXPECT_FALSE(labels[p] == image && mask[p] > 0);
+  }
+  EXPECT_EQ(runs, 20);
+}
+
+TEST_F(Indexed, PatchesOfASequenceStayWithinTheirCapacity) {
+  const auto all = index(write_rows("rows.jsonl", 0, 40));
+  // Four patches an image.
+  const auto free = dataset(all, {.sequence_length = 100});
+  EXPECT_GT(free->counts().most_patches, 12);
+  EXPECT_EQ(free->counts().patches, 160);
+  const auto bound = dataset(all, {.sequence_length = 100, .most_patches = 12});
+  EXPECT_EQ(bound->counts().most_patches, 12);
+  EXPECT_GE(bound->size(), 14);
+  int64_t runs = 0;
+  for (int64_t i = 0; i < bound->size(); ++i) {
+    EXPECT_LE(std::ssize(bound->runs(i)), 3);
+    runs += std::ssize(bound->runs(i));
+  }
+  EXPECT_EQ(runs, 40);
+  EXPECT_EQ(error_of([&] { dataset(all, {.sequence_length = 100, .most_patches = 3}); }),
+            folder_ / "rows.jsonl" +
+                ": line 1: its images have 4 patches, more than the 3 that a sequence may have");
+}
+
+TEST_F(Indexed, LongSamplesAreDroppedCutOrRefused) {
+  // 4 rows, up to 12 letters and the end: at most 16 positions.
+  const auto all = index(write_rows("rows.jsonl", 0, 12));
+  const auto dropped = dataset(all, {.sequence_length = 10});
+  EXPECT_EQ(dropped->counts().dropped, 6);
+  EXPECT_EQ(dropped->counts().first_dropped, folder_ / "rows.jsonl" + ": line 2");
+  const auto cut = dataset(all, {.sequence_length = 10, .long_samples = LongSamples::kCut});
+  EXPECT_EQ(cut->counts().cut, 6);
+  EXPECT_EQ(cut->counts().dropped, 0);
+  EXPECT_EQ(
+      error_of([&] { dataset(all, {.sequence_length = 10, .long_samples = LongSamples::kError}); }),
+      folder_ / "rows.jsonl" + ": line 2: takes 12 positions, the sequence has 10");
+  EXPECT_EQ(error_of([&] {
+              dataset(all, {.sequence_length = 3, .long_samples = LongSamples::kCut});
+            }).substr(0, (folder_ / "rows.jsonl").size() + 11),
+            folder_ / "rows.jsonl" + ": none of t");
+}
+
+TEST_F(Indexed, TheOrderIsOneOfIndexSeedAndEpoch) {
+  std::vector<int64_t> shards;
+  for (int64_t i = 0; i < 60; ++i) shards.push_back(i / 20);
+  for (const int64_t window : {0, 1, 8, 100}) {
+    std::vector<int64_t> sorted = sample_order(shards, 7, 0, window);
+    EXPECT_EQ(sorted, sample_order(shards, 7, 0, window));
+    if (window != 1) {
+      EXPECT_NE(sorted, sample_order(shards, 7, 1, window));
+    }
+    std::sort(sorted.begin(), sorted.end());
+    for (int64_t i = 0; i < 60; ++i) EXPECT_EQ(sorted[static_cast<size_t>(i)], i);
+  }
+  // Within a window of 20 files follow each other, each in an order of its own.
+  const std::vector<int64_t> order = sample_order(shards, 7, 0, 20);
+  for (size_t i = 0; i < 60; ++i)
+    EXPECT_EQ(shards[static_cast<size_t>(order[i])],
+              shards[static_cast<size_t>(order[i / 20 * 20])]);
+  EXPECT_FALSE(std::is_sorted(order.begin(), order.begin() + 20));
+  // A window of one keeps the order within files.
+  const std::vector<int64_t> kept = sample_order(shards, 7, 0, 1);
+  EXPECT_TRUE(std::is_sorted(kept.begin(), kept.begin() + 20));
+}
+
+TEST_F(Indexed, GlobalBatchesAreTheSameForAnyRanksAndWorkers) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 50)),
+                            {.sequence_length = 40, .shuffle_window = 16}, 60);
+  constexpr int64_t kGlobalBatch = 6, kBatches = 10;
+  // Content of each global batch, read from `consumed` samples on.
+  const auto stream = [&](int64_t ranks, int64_t workers, int64_t consumed) {
+    std::vector<std::multiset<std::string>> out(static_cast<size_t>(kBatches));
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      DataLoaderOptions options;
+      options.sampler.data_parallel_size = ranks;
+      options.sampler.data_parallel_rank = rank;
+      options.num_workers = workers;
+      options.consumed_samples = consumed;
+      DataLoader loader(data, options);
+      for (int64_t step = consumed / ranks; step < kBatches * kGlobalBatch / ranks; ++step) {
+        const auto batch = loader.next();
+        EXPECT_EQ(batch->sample_ids.size(), 1U);
+        out[static_cast<size_t>(step * ranks / kGlobalBatch)].insert(
+            content(*data, batch->sample_ids[0]));
+      }
+    }
+    return out;
+  };
+  const auto expected = stream(1, 0, 0);
+  EXPECT_EQ(expected[0].size(), 6U);
+  EXPECT_NE(expected[0], expected[1]);
+  for (const int64_t ranks : {1, 2, 3})
+    for (const int64_t workers : {0, 1, 8}) EXPECT_EQ(stream(ranks, workers, 0), expected);
+  // Gone on with from another layout.
+  auto rest = expected;
+  for (size_t i = 0; i < 4; ++i) rest[i].clear();
+  EXPECT_EQ(stream(3, 8, 4 * kGlobalBatch), rest);
+  EXPECT_EQ(stream(2, 1, 4 * kGlobalBatch), rest);
+}
+
+}  // namespace
+}  // namespace megatron
