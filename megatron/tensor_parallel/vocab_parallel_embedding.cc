@@ -35,11 +35,12 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 // An id outside the table would read foreign memory. Checked only where that costs no
 // synchronisation: on the CPU.
-void check_ids(const char* what, const at::Tensor& ids, int64_t rows, int64_t smallest = 0) {
-  if (!ids.device().is_cpu() || ids.numel() == 0) return;
+void check_ids(const char* what, const at::Tensor& given, int64_t rows) {
+  if (!given.device().is_cpu() || given.numel() == 0) return;
+  const at::Tensor ids = given.masked_fill(given == kNoToken, 0);
   const auto [low, high] = at::aminmax(ids);
   const int64_t least = low.item<int64_t>(), most = high.item<int64_t>();
-  MEGATRON_CHECK(least >= smallest && most < rows, what, " ", least < smallest ? least : most,
+  MEGATRON_CHECK(least >= 0 && most < rows, what, " ", least < 0 ? least : most,
                  " is outside the embedding of ", rows, " rows");
 }
 
@@ -69,7 +70,7 @@ VocabParallelEmbedding::VocabParallelEmbedding(Parameter& table, bool sequence_p
       mailbox_(groups.tp.mailbox()) {}
 
 at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids) {
-  check_ids("token id", ids, table_->global_shape[0], kNoToken);
+  check_ids("token id", ids, table_->global_shape[0]);
   at::Tensor local = ids.t().contiguous();  // [s, b]
   if (tp_.size() > 1) {
     const int64_t rows = table_->local_shape[0];

@@ -6,7 +6,8 @@
 
 namespace megatron {
 
-inline constexpr int64_t kNoToken = -1;  // an id
+// An id that no data has by mistake.
+inline constexpr int64_t kNoToken = -(int64_t{1} << 62);
 
 // Rank r owns rows [r v'/t, (r+1) v'/t) of the padded table; ids of other ranks give zero rows
 // before the sum. kNoToken looks nothing up: its row is zero on every rank.

@@ -165,10 +165,6 @@ constexpr ModelRow kModels[] = {
      "--moe-shared-expert-intermediate-size 12 --moe-token-dispatcher-type alltoall",
      1, kExpertLayouts},
     {"t5", "--task t5 --decoder-num-layers 1 --decoder-seq-length 12", 1, kEncoderDecoderLayouts},
-    {"retro",
-     "--task retro --retro-layers 2 4 --retro-chunk-length 4 --retro-encoder-num-layers 1 "
-     "--max-position-embeddings 16",
-     1, kRetroLayouts},
     {"states",
      "--hybrid-layer-pattern MG*-M- --num-layers 6 --ffn-hidden-size 32 --num-attention-heads 8 "
      "--group-query-attention --num-query-groups 2 --position-embedding-type rope "
@@ -177,6 +173,10 @@ constexpr ModelRow kModels[] = {
      "--mamba-state-dim 4 --mamba-num-groups 2 --linear-num-key-heads 8 "
      "--linear-num-value-heads 16 --linear-key-head-dim 3 --linear-value-head-dim 2",
      1, kStateLayouts},
+    {"retro",
+     "--task retro --retro-layers 2 4 --retro-chunk-length 4 --retro-encoder-num-layers 1 "
+     "--max-position-embeddings 16",
+     1, kRetroLayouts},
 };
 
 constexpr const char* kCommon =

@@ -239,19 +239,21 @@ void ChunkPass::add_recomputed_units() {
 void ChunkPass::add_what_lies_between_stacks() {
   const EndsCost& ends = plan_.ends;
   const int64_t before = ends.first_stack - slice_.first_layer;
-  if (ends.first_stack == 0 || before > slice_.num_layers) return;
+  if (ends.first_stack == 0) return;
   hold(before > 0 ? ends.between_stacks : ends.passed_on, before);
 }
 
 void ChunkPass::add_what_moves_beside() {
   const EndsCost& ends = plan_.ends;
   const int64_t before = ends.passed_from - slice_.first_layer;
-  if (before > slice_.num_layers || slice_.first_layer >= ends.passed_until) return;
+  if (slice_.first_layer >= ends.passed_until) return;
   hold(ends.passed_beside, before);
 }
 
-// Saves bytes behind layer `after` of the chunk, counted from 1; 0 or less: from its beginning on.
+// Saves bytes behind layer `after` of the chunk, counted from 1; 0 or less: from its beginning on,
+// more than it has: nowhere.
 void ChunkPass::hold(int64_t bytes, int64_t after) {
+  if (after > slice_.num_layers) return;
   pass_.saved.ends += bytes;
   for (int64_t i = 0; after > 0 && i <= after; ++i)
     for (int64_t PassMoment::* peak :

@@ -19,9 +19,9 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 using testing::HasSubstr;
 
-std::string config_of(const char* name) {
-  return read_file(hf_golden_folder(name) + "/config.json");
-}
+const fs::path kQwen = MEGATRON_SOURCE_DIR "/tests/golden/hf_enclosed/qwen3_5";
+
+std::string config_of(const fs::path& folder) { return read_file(folder / "config.json"); }
 
 HfModel text_of(const ordered_json& json) {
   return parse_hf_config(hf_config_of_text_model(json.dump(), "config.json"), "config.json");
@@ -31,7 +31,7 @@ HfModel text_of(const ordered_json& json) {
 TEST(HfEnclosed, TheTextOfQwen35) {
   const fs::path root = fs::path(testing::TempDir()) / "hf_enclosed";
   fs::remove_all(root);
-  const ConvertResult in = import_hf_folder(hf_golden_folder("qwen3_5"), root / "ours");
+  const ConvertResult in = import_hf_folder(kQwen, root / "ours");
   EXPECT_EQ(in.model_type, "qwen3_5_text");
   EXPECT_EQ(in.waived.size(), 21) << "of the tower for pictures";
   for (const std::string& name : in.waived) EXPECT_THAT(name, HasSubstr("model.visual."));
@@ -41,7 +41,7 @@ TEST(HfEnclosed, TheTextOfQwen35) {
   const auto written = ordered_json::parse(read_file(root / "theirs" / "config.json"));
   EXPECT_EQ(written["model_type"], "qwen3_5_text");
   EXPECT_EQ(written["architectures"], ordered_json::array({"Qwen3_5ForCausalLM"}));
-  const HfModel text = parse_hf_config(config_of("qwen3_5_text"), "config.json"),
+  const HfModel text = parse_hf_config(config_of(hf_golden_folder("qwen3_5_text")), "config.json"),
                 again = parse_hf_config(written.dump(), "config.json");
   EXPECT_EQ(architecture_difference(text.config.transformer, again.config.transformer), "");
   fs::remove_all(root);
@@ -49,7 +49,7 @@ TEST(HfEnclosed, TheTextOfQwen35) {
 
 // What the larger model says of ties, types and quantised weights holds for its text.
 TEST(HfEnclosed, SettingsOfTheLargerModel) {
-  ordered_json json = ordered_json::parse(config_of("qwen3_5"));
+  ordered_json json = ordered_json::parse(config_of(kQwen));
   EXPECT_TRUE(text_of(json).config.transformer.untie_embeddings_and_output_weights);
   json["tie_word_embeddings"] = true;
   json["dtype"] = "float16";

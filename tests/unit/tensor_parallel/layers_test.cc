@@ -561,6 +561,8 @@ TEST(VocabParallelEmbedding, RefusesIdsOutsideTheTable) {
                   std::string::npos)
             << error;
       }
+      const at::Tensor none = layer.forward(at::full({1, 2}, kNoToken, at::kLong));
+      EXPECT_EQ(none.abs().max().item<double>(), 0.0);
     });
   }
 }

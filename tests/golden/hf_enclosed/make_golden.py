@@ -1,7 +1,7 @@
 """Writes qwen3_5/, a folder as Qwen 3.5 is published: the model of qwen3_5_text beside a small tower for pictures, in the names and with
 the nested configuration of `transformers`. What it computes from text is what the golden of qwen3_5_text says, to the last bit.
 
-Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_qwen3_5_golden.py
+Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_golden.py
 """
 import json
 import os
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TEXT, OUT = os.path.join(HERE, "qwen3_5_text"), os.path.join(HERE, "qwen3_5")
+TEXT, OUT = os.path.join(HERE, "..", "hf", "qwen3_5_text"), os.path.join(HERE, "qwen3_5")
 VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, in_channels=3, patch_size=2, spatial_merge_size=2,
               temporal_patch_size=2, out_hidden_size=16, num_position_embeddings=16)
 
