@@ -9,9 +9,7 @@ run=${ENCODER_DIR:-runs/encoder}
 megatron=build/bin/megatron
 steps=700 class_steps=300
 
-say() { printf '\n== %s\n' "$*"; }
-show() { echo "\$ $*"; "$@"; }
-trained() { [ "$(cat "$1/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0)" = "$2" ]; }
+. scripts/steps.sh
 
 say "1/5 text"
 [ -f "$run/classes.jsonl" ] || show python3 scripts/encoder_texts.py write "$run"

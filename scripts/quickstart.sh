@@ -9,8 +9,7 @@ megatron=build/bin/megatron
 recipe=recipes/quickstart.yaml
 iterations=$(sed -n 's/^train_iters: *\([0-9]*\).*/\1/p' $recipe)
 
-say() { printf '\n== %s\n' "$*"; }
-show() { echo "\$ $*"; "$@"; }
+. scripts/steps.sh
 
 # Text and source of this repository, without goldens of tests and docs/flags.md: numbers and tables.
 list_texts() {

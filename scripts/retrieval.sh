@@ -9,9 +9,7 @@ run=${RETRIEVAL_DIR:-runs/retrieval}
 megatron=build/bin/megatron
 steps=500
 
-say() { printf '\n== %s\n' "$*"; }
-show() { echo "\$ $*"; "$@"; }
-trained() { [ "$(cat "$1/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0)" = "$2" ]; }
+. scripts/steps.sh
 
 say "1/5 text"
 [ -f "$run/held_out.jsonl" ] || show python3 scripts/retrieval_texts.py write "$run"

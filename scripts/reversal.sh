@@ -8,9 +8,7 @@ run=${REVERSAL_DIR:-runs/reversal}
 megatron=build/bin/megatron
 steps=800
 
-say() { printf '\n== %s\n' "$*"; }
-show() { echo "\$ $*"; "$@"; }
-trained() { [ "$(cat "$1/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0)" = "$2" ]; }
+. scripts/steps.sh
 
 say "1/3 texts"
 [ -f "$run/unseen.jsonl" ] || show python3 scripts/reversal_pairs.py write "$run"
