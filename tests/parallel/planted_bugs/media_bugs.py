@@ -1,12 +1,7 @@
 """Planted bugs of images and sound, which goldens and unit tests catch: what comes before a model. The arguments of Bug, see bugs.py."""
-from stack_bugs import bug
+from stack_bugs import unit_bugs
 
-MEDIA = "megatron/media/"
-UNPROVED = "files are read before any layout"
-
-
-def media_bug(name, what, file, old, new, test):
-    return bug(name, what, ((MEDIA + file, old, new),), "", "", "media_test:" + test, UNPROVED)
+media_bug = unit_bugs("media_test", "files are read before any layout", "megatron/media/")
 
 
 MEDIA_BUGS = (

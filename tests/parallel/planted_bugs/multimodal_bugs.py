@@ -1,11 +1,7 @@
 """Planted bugs of data with images and sound, which unit tests catch. The arguments of Bug, see bugs.py."""
-from stack_bugs import bug
+from stack_bugs import unit_bugs
 
-DATA = "megatron/datasets/multimodal/"
-
-
-def data_bug(name, what, file, old, new, test):
-    return bug(name, what, ((DATA + file, old, new),), "", "", "multimodal_test:" + test, "data are read before any layout")
+data_bug = unit_bugs("multimodal_test", "data are read before any layout", "megatron/datasets/multimodal/")
 
 
 MULTIMODAL_BUGS = (

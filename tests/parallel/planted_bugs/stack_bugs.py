@@ -11,6 +11,13 @@ def bug(name, what, edits, rows, prove, unit_test="", unproved=""):
     return {"name": name, "what": what, "edits": edits, "rows": rows, "prove": prove, "unit_test": unit_test, "unproved": unproved}
 
 
+def unit_bugs(program, unproved, folder=""):
+    """Makes bugs of one edit that a test of `program` catches: in files below `folder`, which proofs do not show."""
+    def unit_bug(name, what, file, old, new, test):
+        return bug(name, what, ((folder + file, old, new),), "", "", f"{program}:{test}", unproved)
+    return unit_bug
+
+
 STACK_BUGS = (
     bug("cross_norm_grad_not_reduced", "the gradient of the norm before cross attention is not summed under sequence parallelism",
         ((CROSS, "norm.partial_over_tensor = sequence_parallel;", "norm.partial_over_tensor = !PLANTED && sequence_parallel;"),),

@@ -1,14 +1,11 @@
 """Planted bugs of models that read images, which unit tests catch. The arguments of Bug, see bugs.py."""
-from stack_bugs import bug
+from stack_bugs import unit_bugs
 
 MODEL, ENCODER = "megatron/models/mimo/mimo_model.cc", "megatron/models/vision/vision_encoder.cc"
 PACKING, SUBLAYER = "megatron/models/vision/packed_images.cc", "megatron/transformer/layer/sublayer.cc"
 FAMILIES, CONVERT = "megatron/interop/huggingface/hf_multimodal_families.cc", "megatron/interop/huggingface/hf_convert.cc"
 GOLDEN = "Families/HfVisionGolden.LogitsAndGradientsWithImages/"
-
-
-def vision_bug(name, what, file, old, new, test):
-    return bug(name, what, ((file, old, new),), "", "", "models_test:" + test, "training of models that read images is not built")
+vision_bug = unit_bugs("models_test", "training of models that read images is not built")
 
 
 VISION_BUGS = (
