@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <span>
+#include <string_view>
 
 #include "against_one_rank.h"
 #include "megatron/base/check.h"
@@ -178,6 +179,11 @@ constexpr ModelRow kModels[] = {
      "--max-position-embeddings 16",
      1, kRetroLayouts},
 };
+
+const ModelRow& model_row(std::string_view name) {
+  return *std::ranges::find(kModels, name,
+                            [](const ModelRow& row) { return std::string_view(row.name); });
+}
 
 constexpr const char* kCommon =
     "--num-layers 4 --hidden-size 24 --ffn-hidden-size 36 --num-attention-heads 6 --kv-channels 4 "
@@ -420,7 +426,7 @@ TEST_P(CheckpointLayouts, ThereAndBackIsTheSame) {
 TEST(Checkpoints, OfStatesPassThroughLayoutsInEveryBit) {
   const ScratchFolder scratch;
   set_quiet(true);
-  const ModelRow& model = kModels[4];
+  const ModelRow& model = model_row("states");
   Memory trained, returned;
   run_layout(kStateLayouts[0], model.flags, 5, [&](Rank& rank, int) {
     rank.train(2);
@@ -449,7 +455,7 @@ TEST(Checkpoints, OfStatesPassThroughLayoutsInEveryBit) {
 TEST(Resumed, RunOfExpertsHasTheSameBits) {
   const ScratchFolder scratch;
   set_quiet(true);
-  const ModelRow& model = kModels[2];
+  const ModelRow& model = model_row("experts");
   for (const LayoutRow& layout : {kExpertLayouts[1], kExpertLayouts[2]}) {
     SCOPED_TRACE(layout.name);
     std::vector<Memory> whole(layout.ranks), halves(layout.ranks);
