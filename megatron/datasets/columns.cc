@@ -86,4 +86,12 @@ GPTSpans::GPTSpans(const SampleSpans& sample)
       position_ids(sample.get<int64_t>("position_ids")),
       loss_mask(sample.get<float>("loss_mask")) {}
 
+void GPTSpans::pad(size_t at, int64_t position) const {
+  for (; at < tokens.size(); ++at, ++position) {
+    tokens[at] = labels[at] = 0;
+    position_ids[at] = position;
+    loss_mask[at] = 0.0F;
+  }
+}
+
 }  // namespace megatron

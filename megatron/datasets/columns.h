@@ -131,6 +131,8 @@ Columns gpt_columns(int64_t sequence_length, bool own_positions = false);
 // A sample with these columns.
 struct GPTSpans {
   explicit GPTSpans(const SampleSpans& sample);
+  // From row `at` on nothing counts; positions go on from `position`.
+  void pad(size_t at, int64_t position) const;
   std::span<int64_t> tokens;
   // the next token; positions that are not trained on have loss_mask 0
   std::span<int64_t> labels;

@@ -54,9 +54,9 @@ struct MultimodalDataset::Impl {
   Split split;
   MultimodalDatasetOptions options;
   MultimodalCounts counts;
-  std::vector<int64_t> usable;         // samples of the index
-  std::vector<SequenceLoad> loads;     // of sample first + i; no positions: not usable
-  std::vector<int64_t> members, ends;  // of the sequences, see pack_first_fit()
+  std::vector<int64_t> usable;      // samples of the index
+  std::vector<SequenceLoad> loads;  // of sample first + i; no positions: not usable
+  PackedSequences sequences;        // of samples
 
   const SequenceLoad& load(int64_t sample) const {
     return loads[static_cast<size_t>(sample - first)];
@@ -121,22 +121,20 @@ void MultimodalDataset::Impl::pack(int64_t epoch) {
         sample_order(shards, options.seed, epoch, options.shuffle_window);
     for (size_t i = 0; i < order.size(); ++i) ordered[i] = usable[static_cast<size_t>(order[i])];
   }
-  pack_first_fit(ordered, [&](int64_t sample) { return load(sample); }, room(), members, ends);
+  sequences.pack(ordered, [&](int64_t sample) { return load(sample); }, room());
 }
 
 template <class Use>
 void MultimodalDataset::Impl::for_each_member(int64_t sequence, Use&& use) const {
   int64_t at = 0;
-  for (int64_t m = sequence == 0 ? 0 : ends[static_cast<size_t>(sequence) - 1];
-       m < ends[static_cast<size_t>(sequence)]; ++m) {
-    const int64_t sample = members[static_cast<size_t>(m)];
+  for (const int64_t sample : sequences[sequence]) {
     use(sample, at, load(sample)[0]);
     at += load(sample)[0];
   }
 }
 
 void MultimodalDataset::Impl::count_patches() {
-  counts.sequences = std::ssize(ends);
+  counts.sequences = sequences.size();
   for (int64_t s = 0; s < counts.sequences; ++s) {
     int64_t patches = 0;
     for_each_member(s, [&](int64_t sample, int64_t, int64_t) { patches += load(sample)[1]; });
@@ -161,14 +159,14 @@ MultimodalDataset::MultimodalDataset(std::shared_ptr<const MultimodalIndex> inde
   MEGATRON_CHECK(!d.usable.empty(), d.index->path(), ": none of the ", d.counts.samples,
                  " samples of the ", to_string(split), " split can be used: ", d.counts.dropped,
                  " are longer than --seq-length, ", d.counts.silent, " have no token that counts");
-  for (int64_t epoch = 0; epoch == 0 || std::ssize(d.ends) < num_samples.value_or(0); ++epoch) {
+  for (int64_t epoch = 0; epoch == 0 || d.sequences.size() < num_samples.value_or(0); ++epoch) {
     d.pack(epoch);
     if (epoch == 0) d.count_patches();
   }
 }
 
 MultimodalDataset::~MultimodalDataset() = default;
-int64_t MultimodalDataset::size() const { return std::ssize(impl_->ends); }
+int64_t MultimodalDataset::size() const { return impl_->sequences.size(); }
 const MultimodalIndex& MultimodalDataset::index() const { return *impl_->index; }
 const MultimodalCounts& MultimodalDataset::counts() const { return impl_->counts; }
 
@@ -190,11 +188,7 @@ void MultimodalDataset::read(int64_t index, const SampleSpans& sample,
     end = at + count;
     position = kept;
   });
-  for (; end < out.tokens.size(); ++end, ++position) {
-    out.tokens[end] = out.labels[end] = 0;
-    out.position_ids[end] = position;
-    out.loss_mask[end] = 0.0F;
-  }
+  out.pad(end, position);
 }
 
 std::vector<SequenceRun> MultimodalDataset::runs(int64_t index) const {

@@ -12,13 +12,12 @@ struct OpenSequence {
 
 }  // namespace
 
-void pack_first_fit(std::span<const int64_t> samples,
-                    const std::function<SequenceLoad(int64_t)>& load, SequenceLoad room,
-                    std::vector<int64_t>& members, std::vector<int64_t>& ends) {
+void PackedSequences::pack(std::span<const int64_t> samples,
+                           const std::function<SequenceLoad(int64_t)>& load, SequenceLoad room) {
   std::vector<OpenSequence> open;  // oldest first
   const auto give_out = [&](size_t k) {
-    members.insert(members.end(), open[k].members.begin(), open[k].members.end());
-    ends.push_back(static_cast<int64_t>(members.size()));
+    members_.insert(members_.end(), open[k].members.begin(), open[k].members.end());
+    ends_.push_back(std::ssize(members_));
     open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
   };
   for (const int64_t sample : samples) {
@@ -34,6 +33,15 @@ void pack_first_fit(std::span<const int64_t> samples,
     if (open[k].room[0] == 0) give_out(k);
   }
   while (!open.empty()) give_out(0);
+}
+
+int64_t PackedSequences::size() const { return std::ssize(ends_); }
+
+std::span<const int64_t> PackedSequences::operator[](int64_t sequence) const {
+  const auto i = static_cast<size_t>(sequence);
+  const int64_t begin = i == 0 ? 0 : ends_[i - 1];
+  return std::span(members_).subspan(static_cast<size_t>(begin),
+                                     static_cast<size_t>(ends_[i] - begin));
 }
 
 }  // namespace megatron

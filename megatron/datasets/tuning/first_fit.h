@@ -12,11 +12,18 @@ namespace megatron {
 // What a sample takes of a sequence: positions, and a second capacity (patches of images).
 using SequenceLoad = std::array<int64_t, 2>;
 
-// Appends to `members` the samples of each sequence, one sequence after the other, and to `ends`
-// where each ends in it. At most 64 sequences are open: the oldest one is closed when another one
-// is needed, a full one at once, and the rest at the end. Every sample fits into `room`.
-void pack_first_fit(std::span<const int64_t> samples,
-                    const std::function<SequenceLoad(int64_t sample)>& load, SequenceLoad room,
-                    std::vector<int64_t>& members, std::vector<int64_t>& ends);
+class PackedSequences {
+ public:
+  // Appends the sequences of `samples`. At most 64 are open: the oldest one is closed when another
+  // one is needed, a full one at once, and the rest at the end. Every sample fits into `room`.
+  void pack(std::span<const int64_t> samples,
+            const std::function<SequenceLoad(int64_t sample)>& load, SequenceLoad room);
+  int64_t size() const;
+  std::span<const int64_t> operator[](int64_t sequence) const;  // its samples in order
+
+ private:
+  std::vector<int64_t> members_;  // of all sequences, one after the other
+  std::vector<int64_t> ends_;     // by sequence: its end in members_
+};
 
 }  // namespace megatron

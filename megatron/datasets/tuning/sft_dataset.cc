@@ -175,9 +175,8 @@ struct SftDataset::Impl {
   Split split;
   SftDatasetOptions options;
   SftCounts counts;
-  std::vector<int64_t> usable;   // usable conversations
-  std::vector<int64_t> members;  // conversations of all sequences, concatenated
-  std::vector<int64_t> ends;     // by sequence: end in `members`
+  std::vector<int64_t> usable;  // usable conversations
+  PackedSequences sequences;    // of conversations
 
   // Positions that a conversation takes.
   int64_t places(int64_t conversation) const {
@@ -219,9 +218,9 @@ void SftDataset::Impl::pack(int64_t epoch) {
         torch_randperm(std::ssize(usable), static_cast<uint64_t>(options.seed + epoch));
     for (size_t i = 0; i < order.size(); ++i) ordered[i] = usable[static_cast<size_t>(order[i])];
   }
-  pack_first_fit(
-      ordered, [&](int64_t conversation) { return SequenceLoad{places(conversation), 0}; },
-      {options.sequence_length, 0}, members, ends);
+  sequences.pack(ordered,
+                 [&](int64_t conversation) { return SequenceLoad{places(conversation), 0}; },
+                 {options.sequence_length, 0});
 }
 
 SftDataset::SftDataset(std::shared_ptr<const SftTokens> tokens, std::pair<double, double> bounds,
@@ -246,15 +245,14 @@ SftDataset::SftDataset(std::shared_ptr<const SftTokens> tokens, std::pair<double
                  " conversations of the ", to_string(split),
                  " split can be used: ", d.counts.dropped, " are longer than --seq-length, ",
                  d.counts.silent, " have no token that counts");
-  for (int64_t epoch = 0;
-       epoch == 0 || static_cast<int64_t>(d.ends.size()) < num_samples.value_or(0); ++epoch) {
+  for (int64_t epoch = 0; epoch == 0 || d.sequences.size() < num_samples.value_or(0); ++epoch) {
     d.pack(epoch);
-    if (epoch == 0) d.counts.samples = static_cast<int64_t>(d.ends.size());
+    if (epoch == 0) d.counts.samples = d.sequences.size();
   }
 }
 
 SftDataset::~SftDataset() = default;
-int64_t SftDataset::size() const { return static_cast<int64_t>(impl_->ends.size()); }
+int64_t SftDataset::size() const { return impl_->sequences.size(); }
 const SftCounts& SftDataset::counts() const { return impl_->counts; }
 
 void SftDataset::read(int64_t index, const SampleSpans& sample,
@@ -263,12 +261,11 @@ void SftDataset::read(int64_t index, const SampleSpans& sample,
   const GPTSpans out(sample);
   MEGATRON_CHECK(index >= 0 && index < size(), d.tokens->path(), ": there is no sample ", index,
                  " of ", size());
-  const auto row = static_cast<size_t>(index);
   document_starts.clear();
   size_t at = 0, position = 0;
-  for (int64_t m = row == 0 ? 0 : d.ends[row - 1]; m < d.ends[row]; ++m) {
-    const std::span<const int32_t> ids = (*d.tokens)[d.members[static_cast<size_t>(m)]];
-    const auto taken = static_cast<size_t>(d.places(d.members[static_cast<size_t>(m)]));
+  for (const int64_t conversation : d.sequences[index]) {
+    const std::span<const int32_t> ids = (*d.tokens)[conversation];
+    const auto taken = static_cast<size_t>(d.places(conversation));
     document_starts.push_back(static_cast<int32_t>(at));
     for (position = 0; position < taken; ++position, ++at) {
       const auto id = [&](size_t i) { return int64_t{ids[i] < 0 ? ~ids[i] : ids[i]}; };
@@ -278,11 +275,7 @@ void SftDataset::read(int64_t index, const SampleSpans& sample,
       out.loss_mask[at] = ids[position + 1] >= 0 ? 1.0F : 0.0F;
     }
   }
-  for (; at < out.tokens.size(); ++at, ++position) {
-    out.tokens[at] = out.labels[at] = 0;
-    out.position_ids[at] = static_cast<int64_t>(position);
-    out.loss_mask[at] = 0.0F;
-  }
+  out.pad(at, static_cast<int64_t>(position));
 }
 
 std::string SftDataset::description() const {
