@@ -35,11 +35,12 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 // An id outside the table would read foreign memory. Checked only where that costs no
 // synchronisation: on the CPU.
-void check_ids(const char* what, const at::Tensor& given, int64_t rows) {
-  if (!given.device().is_cpu() || given.numel() == 0) return;
-  const at::Tensor ids = given.masked_fill(given == kNoToken, 0);
+void check_ids(const char* what, const at::Tensor& ids, int64_t rows) {
+  if (!ids.device().is_cpu() || ids.numel() == 0) return;
   const auto [low, high] = at::aminmax(ids);
-  const int64_t least = low.item<int64_t>(), most = high.item<int64_t>();
+  int64_t least = low.item<int64_t>();
+  const int64_t most = high.item<int64_t>();
+  if (least == kNoToken) least = ids.masked_fill(ids == kNoToken, 0).min().item<int64_t>();
   MEGATRON_CHECK(least >= 0 && most < rows, what, " ", least < 0 ? least : most,
                  " is outside the embedding of ", rows, " rows");
 }

@@ -19,9 +19,9 @@ namespace megatron {
 //
 // Parameters: language_model.<those of a GPT>; vision_model... (vision/vision_encoder.h) and
 // vision_projection... (vision/vision_projector.h) and, with --vision-newlines, image_newline [h]
-// on the segment with the embedding. Tensor ranks
-// hold all of the encoder and encode the same pictures; with sequence parallelism each has the
-// gradient of its own rows, so that those of the encoder are partial sums over kTensor.
+// on the segment with the embedding. Tensor ranks hold all of the encoder and encode the same
+// pictures; with sequence parallelism each has the gradient of its own rows, so that those of the
+// encoder are partial sums over kTensor.
 class MimoModel : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.
