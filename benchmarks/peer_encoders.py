@@ -27,6 +27,7 @@ for name, value in {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096, "voc
                     "batch": 32, "accumulate": 2, "steps": 10, "warmup": 4}.items():
     parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
 parser.add_argument("--mode", choices=["whole", "layers", "eager"], default="whole")
+parser.add_argument("--attention", default="sdpa", help="modernbert: sdpa, flex_attention or eager of transformers")
 parser.add_argument("--gated", action="store_true", help="plain-t5, t5: gated GELU and an output layer of its own, as in T5 1.1")
 parser.add_argument("--folder", help="embed: a folder of sentence-transformers")
 parser.add_argument("--texts", help="embed: a file with one text a line")
@@ -140,7 +141,8 @@ def make():
         return transformers.T5ForConditionalGeneration(config), stacks, T5Block
     from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
     config = transformers.ModernBertConfig(vocab_size=ARGS.vocab, hidden_size=ARGS.hidden, num_hidden_layers=ARGS.layers, intermediate_size=ARGS.ffn,
-                                           num_attention_heads=ARGS.heads, max_position_embeddings=ARGS.seq, sparse_prediction=True)
+                                           num_attention_heads=ARGS.heads, max_position_embeddings=ARGS.seq, sparse_prediction=True,
+                                           attn_implementation=ARGS.attention)
 
     def masked():
         tokens = ids(ARGS.seq)

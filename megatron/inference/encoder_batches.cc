@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -16,7 +17,7 @@ std::shared_ptr<UnpaddedRows> rows_of_texts(const at::Tensor& lengths, int64_t s
   const std::vector<int64_t> samples(static_cast<size_t>(lengths.size(0)));
   auto rows = std::make_shared<UnpaddedRows>(make_unpadded_rows(
       {{mask.const_data_ptr<uint8_t>(), static_cast<size_t>(mask.numel())}}, samples, 1));
-  for (at::Tensor* tensor : rows->tensors()) *tensor = tensor->to(device);
+  for (at::Tensor* tensor : rows->tensors()) *tensor = to_device(*tensor, device);
   return rows;
 }
 
@@ -49,12 +50,12 @@ EncodedTexts encode_batch(BertModel& model, std::span<const PairTokens> texts,
     }
   }
   const at::Device device = model.parameters().front()->value.device();
-  EncodedTexts out{std::move(rows), {}, lengths.to(device), {}};
+  EncodedTexts out{std::move(rows), {}, to_device(lengths, device), {}};
   const at::Tensor position = at::arange(s, at::dtype(at::kLong).device(device));
   std::shared_ptr<UnpaddedRows> unpadded;  // null: all texts are as long, or experts see padding
   Batch batch;
-  batch.set("text", ids.to(device));
-  batch.set("types", types.to(device));
+  batch.set("text", to_device(ids, device));
+  batch.set("types", to_device(types, device));
   if (lengths.min().item<int64_t>() < s) {
     batch.set("padding_mask", out.text = position < out.lengths.unsqueeze(1));
     if (!model.config().transformer.has_moe()) unpadded = rows_of_texts(lengths, s, device);

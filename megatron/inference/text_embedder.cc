@@ -1,5 +1,9 @@
 #include "megatron/inference/text_embedder.h"
 
+#include <ATen/Parallel.h>
+
+#include <atomic>
+
 #include "megatron/base/check.h"
 #include "megatron/inference/generator.h"
 #include "megatron/tensor/torch.h"
@@ -7,6 +11,7 @@
 namespace megatron {
 namespace {
 
+constexpr int64_t kHeldVectors = 16384;  // on the device, at least so many
 constexpr double kSmallestLength = 1e-12;  // as torch.nn.functional.normalize
 
 // What stands around a text.
@@ -36,17 +41,24 @@ TextEmbedder::TextEmbedder(Model& model, const Tokenizer& tokenizer, const Embed
                  " leaves no room between the ", specials, " tokens around a text");
 }
 
-PairTokens TextEmbedder::ids_of(const std::string& text) {
-  PairTokens out{prefix_, 0};
-  tokenizer_.encode_append(text, out.ids);
+std::vector<PairTokens> TextEmbedder::ids_of(std::span<const std::string> texts) {
+  std::vector<PairTokens> all(texts.size());
+  std::atomic<int64_t> cut = 0;
   const auto most = static_cast<size_t>(options_.max_length) - suffix_.size();
-  if (out.ids.size() > most) {
-    out.ids.resize(most);
-    ++num_cut_;
-  }
-  out.ids.insert(out.ids.end(), suffix_.begin(), suffix_.end());
-  out.first_of_b = std::ssize(out.ids);
-  return out;
+  at::parallel_for(0, std::ssize(texts), 64, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      std::vector<int32_t>& ids = all[i].ids = prefix_;
+      tokenizer_.encode_append(texts[i], ids);
+      if (ids.size() > most) {
+        ids.resize(most);
+        ++cut;
+      }
+      ids.insert(ids.end(), suffix_.begin(), suffix_.end());
+      all[i].first_of_b = std::ssize(ids);
+    }
+  });
+  num_cut_ += cut;
+  return all;
 }
 
 at::Tensor TextEmbedder::pool(const EncodedTexts& batch) {
@@ -64,14 +76,23 @@ at::Tensor TextEmbedder::pool(const EncodedTexts& batch) {
 
 at::Tensor TextEmbedder::embed(std::span<const std::string> texts) {
   const at::NoGradGuard no_grad;
-  std::vector<PairTokens> ids;
-  for (const std::string& text : texts) ids.push_back(ids_of(text));
+  const std::vector<PairTokens> ids = ids_of(texts);
   const int64_t h = model_.config().transformer.hidden_size;
   at::Tensor all = at::zeros({std::ssize(ids), h}, at::kFloat);
+  // Vectors stay on the device for a while: a copy waits for what was submitted before it.
+  std::vector<int64_t> rows;
+  std::vector<at::Tensor> vectors;
+  const auto copy = [&] {
+    if (!rows.empty()) all.index_copy_(0, at::tensor(rows, at::kLong), at::cat(vectors).cpu());
+    rows.clear();
+    vectors.clear();
+  };
   for_each_batch(model_, ids, options_.batch_tokens, [&](const EncodedTexts& batch) {
-    const std::vector<int64_t> rows(batch.rows.begin(), batch.rows.end());
-    all.index_copy_(0, at::tensor(rows, at::kLong), pool(batch).to(at::kCPU));
+    rows.insert(rows.end(), batch.rows.begin(), batch.rows.end());
+    vectors.push_back(pool(batch));
+    if (std::ssize(rows) >= kHeldVectors) copy();
   });
+  copy();
   if (options_.normalize) all /= all.norm(2, 1, /*keepdim=*/true).clamp_min(kSmallestLength);
   return all;
 }

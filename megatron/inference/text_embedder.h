@@ -38,7 +38,7 @@ class TextEmbedder {
   int64_t num_cut() const { return num_cut_; }
 
  private:
-  PairTokens ids_of(const std::string& text);
+  std::vector<PairTokens> ids_of(std::span<const std::string> texts);
   at::Tensor pool(const EncodedTexts& batch);  // [b, h]
 
   BertModel& model_;

@@ -38,6 +38,10 @@ HostCopies::~HostCopies() = default;
 
 c10::Device HostCopies::device() const { return impl_->device; }
 
+at::Tensor to_device(const at::Tensor& host, c10::Device device) {
+  return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
+}
+
 HostCopies::Mark HostCopies::mark(Stream stream) const {
   Mark mark;
   if (!impl_->asynchronous()) return mark;

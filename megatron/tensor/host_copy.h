@@ -9,6 +9,9 @@
 
 namespace megatron {
 
+// Copies a host tensor to a GPU asynchronously, through page-locked memory; on a CPU returns it.
+at::Tensor to_device(const at::Tensor& host, c10::Device device);
+
 // Uses the compute stream, that is the current stream, and two streams of its own, one per
 // direction.
 class HostCopies {

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
@@ -50,10 +51,6 @@ std::shared_ptr<UnpaddedRows> unpadded_rows(const MicroBatch& source, size_t i, 
 SequenceTotals sequence_totals(const at::Tensor& loss_weight, int64_t tokens) {
   const at::Tensor sums = loss_weight.flatten(1).sum(1, /*keepdim=*/false, at::kDouble);
   return {sums, at::full_like(sums, static_cast<double>(tokens))};
-}
-
-at::Tensor to_device(const at::Tensor& host, c10::Device device) {
-  return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
 }
 
 at::ScalarType scalar_type(ElementType type) {

@@ -13,8 +13,6 @@
 
 namespace megatron {
 
-// Copies a host tensor to a GPU asynchronously, through page-locked memory; on a CPU returns it.
-at::Tensor to_device(const at::Tensor& host, c10::Device device);
 
 // Totals of sequences of `tokens` tokens without padding. `loss_weight`: the whole column [b, ...].
 SequenceTotals sequence_totals(const at::Tensor& loss_weight, int64_t tokens);

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 #include "megatron/transformer/layer_kinds.h"
