@@ -171,6 +171,31 @@ TEST_F(SsmGpu, ScanMatchesFp64) {
   }
 }
 
+TEST_F(SsmGpu, GradientsOfTheScanMatchFp64) {
+  for (const ScanCase& c : kScans) {
+    if (c.state == 256) continue;
+    SCOPED_TRACE(cat(c.s, " tokens, heads of ", c.head_size, ", states of ", c.state));
+    const ScanInputs in = draw_scan(c), gpu = on_gpu(in), exact_in = moved(in, wide);
+    if (!has_kernel(gpu.operands)) GTEST_SKIP() << "the scan's kernel needs a Hopper GPU";
+    const auto run = [](const ScanInputs& i) {
+      return ssd_scan_backward(i.dy, i.dstate, i.operands, i.initial, 128);
+    };
+    const ScanGrads got = run(gpu), again = run(gpu), exact = run(exact_in);
+    expect_close(got.x, exact.x, "dx");
+    expect_close(got.B, exact.B, "dB");
+    expect_close(got.C, exact.C, "dC");
+    // Sums over later tokens of differences of products that were rounded to bf16.
+    expect_close(got.dt, exact.dt, "ddt", 2 * kTolerance);
+    expect_close(got.D, exact.D, "dD", 1e-5);
+    expect_close(got.state, exact.state, "dstate");
+    // A sum of terms of both signs, that may be far larger than it is.
+    expect_close(got.A, exact.A, "dA", 5e-2);
+    EXPECT_TRUE(at::equal(got.B, again.B) && at::equal(got.dt, again.dt) &&
+                at::equal(got.A, again.A))
+        << "another run gave other bits";
+  }
+}
+
 // The state that enters belongs to a document that ended before.
 TEST_F(SsmGpu, ScanForgetsTheStateOfAnotherDocument) {
   const ScanCase c{100, 2, 4, 2, 64, 128, 40, true};
@@ -209,13 +234,14 @@ TEST_F(SsmGpu, Rates) {
   const NormGroups groups{.count = 8};
   const std::vector<double> times = milliseconds(
       to, {[&] { to.copy_(from); }, [&] { ssd_scan(in.operands, {}, 128); },
+           [&] { ssd_scan_backward(in.dy, {}, in.operands, {}, 128); },
            [&] { causal_conv(u, weight, bias); }, [&] { causal_conv_backward(u, u, weight, bias); },
            [&] { gated_norm(y, z, w, groups); },
            [&] { gated_norm_backward(y, y, z, w, rstd, groups); }});
   const double copied = 4.0 * (1 << 28) / times[0];  // bytes in a millisecond
-  const char* const names[] = {"copy",         "scan", "convolution",
+  const char* const names[] = {"copy",         "scan", "its backward", "convolution",
                                "its backward", "norm", "its backward"};
-  const double bytes[] = {0, 37120, 40960, 61440, 49152, 81920};
+  const double bytes[] = {0, 37120, 58112, 40960, 61440, 49152, 81920};
   for (size_t i = 1; i < times.size(); ++i)
     std::printf("%s %.1f ns a token, %.0f%% of the copy rate\n", names[i],
                 times[i] * 1e6 / static_cast<double>(s),

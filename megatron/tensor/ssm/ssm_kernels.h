@@ -59,8 +59,13 @@ struct ScanTensors {
 struct ScanOutputs {
   at::Tensor y, state;  // the state after the last row
 };
+struct ScanGradients {
+  at::Tensor x, dt, A, B, C, D, state;  // x, B, C in bf16, the others in fp32
+};
 bool has_scans();  // on the current GPU
 std::optional<ScanOutputs> ssd_scan(const ScanTensors& operands);
 std::optional<ScanOutputs> ssd_step(const ScanTensors& operands);  // s = 1, without runs
+std::optional<ScanGradients> ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate,
+                                               const ScanTensors& operands);
 
 }  // namespace megatron::ssm_kernels

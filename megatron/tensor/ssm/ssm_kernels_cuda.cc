@@ -1,6 +1,7 @@
 #include "megatron/kernels/ssm/conv_silu.h"
 #include "megatron/kernels/ssm/gated_norm.h"
 #include "megatron/kernels/ssm/ssd_scan.h"
+#include "megatron/kernels/ssm/ssd_scan_backward.h"
 #include "megatron/kernels/ssm/ssd_step.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
@@ -240,6 +241,38 @@ std::optional<ScanOutputs> ssd_step(const ScanTensors& o) {
   args.next_states = result.state.data_ptr();
   ssd_step_cuda(args, current_stream(o.x));
   return result;
+}
+
+std::optional<ScanGradients> ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate,
+                                               const ScanTensors& o) {
+  if (!fits_scan(o) || !has_rows(dy) || !ssd_scan_backward_supports(o.x.size(3), o.B.size(3)))
+    return std::nullopt;
+  const HeldScan scan(o);
+  const at::Tensor dfinal = dstate.defined() ? dstate.contiguous() : dstate;
+  ScanGradients grads;
+  grads.x = at::empty(o.x.sizes(), o.x.options());
+  grads.B = at::empty(o.B.sizes(), o.B.options());
+  grads.C = at::empty(o.C.sizes(), o.C.options());
+  grads.dt = empty_floats(o.dt.sizes(), o.x);
+  grads.A = empty_floats(o.A.sizes(), o.x);
+  grads.D = empty_floats(o.D.sizes(), o.x);
+  grads.state = empty_state(o);
+  SsdScanBackwardArgs args;
+  args.scan = scan.args;
+  args.dy = rows(dy);
+  args.dfinal_state = floats(dfinal);
+  args.dx = rows(grads.x);
+  args.db = rows(grads.B);
+  args.dc = rows(grads.C);
+  args.ddt = grads.dt.data_ptr<float>();
+  args.da = grads.A.data_ptr<float>();
+  args.dd = grads.D.data_ptr<float>();
+  args.dinitial_state = grads.state.data_ptr<float>();
+  const at::Tensor workspace =
+      at::empty({ssd_scan_workspace(args)}, o.x.options().dtype(at::kByte));
+  args.workspace = workspace.data_ptr();
+  ssd_scan_backward_cuda(args, current_stream(o.x));
+  return grads;
 }
 
 }  // namespace megatron::ssm_kernels

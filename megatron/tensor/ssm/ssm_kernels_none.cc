@@ -18,5 +18,9 @@ std::optional<NormGrads> gated_norm_backward(const at::Tensor&, const NormOperan
 bool has_scans() { return false; }
 std::optional<ScanOutputs> ssd_scan(const ScanTensors&) { return std::nullopt; }
 std::optional<ScanOutputs> ssd_step(const ScanTensors&) { return std::nullopt; }
+std::optional<ScanGradients> ssd_scan_backward(const at::Tensor&, const at::Tensor&,
+                                               const ScanTensors&) {
+  return std::nullopt;
+}
 
 }  // namespace megatron::ssm_kernels

@@ -6,6 +6,7 @@
 #include "megatron/kernels/ssm/conv_silu.h"
 #include "megatron/kernels/ssm/gated_norm.h"
 #include "megatron/kernels/ssm/ssd_scan.h"
+#include "megatron/kernels/ssm/ssd_scan_backward.h"
 #include "megatron/kernels/ssm/ssd_step.h"
 #include "megatron/transformer/ssm/gated_delta_core.h"
 #include "megatron/transformer/ssm/mamba_core.h"
@@ -29,7 +30,9 @@ void add_mamba(const TransformerConfig& c, int64_t t, bool scans, bool training,
     add("scan", "its kernel is for Hopper GPUs");
   else if (!ssd_scan_supports(c.mamba_head_dim, c.mamba_state_dim))
     add("scan", cat("its kernel takes heads of 64 and 128 and states of 64, 128 and 256, ", sizes));
-  if (training) add("scan's backward", "it has no kernel");
+  else if (training && !ssd_scan_backward_supports(c.mamba_head_dim, c.mamba_state_dim))
+    add("scan's backward",
+        cat("its kernel takes states of 64 and 128, not ", c.mamba_state_dim));
   if (!training && !ssd_step_supports(c.mamba_head_dim, c.mamba_state_dim))
     add("decoding step",
         cat("its kernel takes heads of multiples of 8 and states of 64, 128 and 256, ", sizes));

@@ -218,6 +218,8 @@ ScanResult ssd_steps(const ScanOperands& o, const ScanState& initial) {
 ScanGrads ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate, const ScanOperands& o,
                             const ScanState& initial, int64_t chunk_rows) {
   const at::NoGradGuard no_grad;
+  if (const auto grads = ssm_kernels::ssd_scan_backward(dy, dstate, scan_tensors(o, initial)))
+    return {grads->x, grads->dt, grads->A, grads->B, grads->C, grads->D, grads->state};
   const Scan scan(o, initial.run, chunk_rows);
   std::vector<at::Tensor> states = {scan.grouped(initial.state)};  // that enter each chunk
   for (int64_t c = 0; c + 1 < scan.num_chunks(); ++c) {

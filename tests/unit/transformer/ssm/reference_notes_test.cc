@@ -28,9 +28,12 @@ std::vector<std::string> decoding(const TransformerConfig& config, int64_t t = 1
 TEST(ReferenceNotes, OfMamba) {
   EXPECT_THAT(decoding(large()), IsEmpty());
   EXPECT_THAT(decoding(large(), 8), IsEmpty());
-  EXPECT_THAT(reference_notes(large(), 1, at::kBFloat16, true, /*training=*/true),
-              ElementsAre("the scan's backward of Mamba-2 layers runs as tensor operations: it has "
-                          "no kernel"));
+  EXPECT_THAT(reference_notes(large(), 1, at::kBFloat16, true, /*training=*/true), IsEmpty());
+  TransformerConfig wide = large();
+  wide.mamba_state_dim = 256;
+  EXPECT_THAT(reference_notes(wide, 1, at::kBFloat16, true, /*training=*/true),
+              ElementsAre("the scan's backward of Mamba-2 layers runs as tensor operations: its "
+                          "kernel takes states of 64 and 128, not 256"));
   EXPECT_THAT(reference_notes(large(), 1, at::kBFloat16, /*scans=*/false, false),
               ElementsAre(HasSubstr("the scan of Mamba-2 layers runs as tensor operations: its "
                                     "kernel is for Hopper GPUs")));
