@@ -34,11 +34,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, const RunnerFacts& facts,
   MEGATRON_CHECK(facts.slots > 0 && facts.block_size > 0 && facts.device_blocks > 0, "a cache of ",
                  facts.device_blocks, " blocks of ", facts.block_size, " positions for ",
                  facts.slots, " sequences");
-  MEGATRON_CHECK(!config.draft_source || !facts.owns_state,
-                 "speculative decoding takes back what was computed of tokens that were not drawn, "
-                 "and this model has states of fixed size (of Mamba-2 layers, of gated delta nets "
-                 "or of an encoder), of which nothing can be taken back",
-                 "\nhint: serve it without --num-speculative-tokens");
+  MEGATRON_CHECK(!config.draft_source || !facts.owns_state, kNoDraftsOfStates);
   for (int32_t slot = facts.slots; slot-- > 0;) free_slots_.push_back(slot);
   for (int32_t state = facts.host_states; state-- > 0;) free_host_states_.push_back(state);
 }

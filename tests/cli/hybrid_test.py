@@ -14,7 +14,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import support
-from serving import PRETRAIN, Ranks, Server
+from serving import GOLDEN, PRETRAIN, Ranks, Server
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 TP, PP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
@@ -78,6 +78,16 @@ class Serving(unittest.TestCase):
                 again = [(one["text"], one["token_ids"]) for one in server.ok("/v1/completions", body)["choices"]]
                 self.assertEqual(again, want)
                 server.stop()
+
+    def test_guesses_are_refused(self):
+        refused = "this model has states of fixed size (of Mamba-2 layers, of gated delta nets or of an encoder), of which nothing can be taken back"
+        for model, *command in ((self.model, "generate", "--prompt", "The cat"), (self.model, "serve", "--port", "0"),
+                                (self.model, "bench", "serve", "--num-requests", "1"), (self.model, "check", "--serve"),
+                                (os.path.join(GOLDEN, "encoders", "t5_v1_1"), "generate", "--prompt", "The cat")):
+            with self.subTest(command=command):
+                result = support.call(*command, "--load", model, "--device", "cpu", "--dtype", "fp32", "--num-speculative-tokens", "2")
+                self.assertEqual(result.returncode, 1, result.stderr)
+                self.assertIn(refused, result.stderr)
 
     def test_states_have_the_types_that_are_asked_for(self):
         narrow = support.call("generate", self.model, "--device", "cpu", "--dtype", "bf16", "--mamba-inference-ssm-states-dtype", "bf16",

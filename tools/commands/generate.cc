@@ -299,12 +299,11 @@ extern "C" int megatron_generate(int argc, char** argv) {
   else
     prompts = read_prompts(config);
   const ParallelGroups groups;
+  load.accept = [&](const ModelConfig& model) { options.speculation.check(model); };
   LoadedModel loaded = load_model(load, groups);
   const bool retrieves = loaded.config.type == "retro";
   FindNeighbors find;
   if (retrieves || lookup.given()) find = open_neighbors(lookup, loaded, load.device);
-  MEGATRON_CHECK(!retrieves || options.speculation.num_speculative_tokens == 0,
-                 "--num-speculative-tokens is not built for a model with retrieval");
   MEGATRON_CHECK(!retrieves || !config.chat,
                  "--chat is not built for a model with retrieval\nhint: --prompt");
   options.tokens_to_generate = config.tokens_to_generate;

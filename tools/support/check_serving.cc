@@ -68,6 +68,7 @@ ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig&
   const c10::Device device = named ? c10::Device(c10::kCPU) : choose_device(config.device, 0);
   LoadModelConfig described = config;  // of a device that need not be here
   described.device = DeviceChoice::kCpu;
+  described.accept = [&](const ModelConfig& model) { engine.speculation.check(model); };
   plan.model = describe_model(load_model_request(described), ranks.tensor_model_parallel_size);
   const ModelType& type = find_model_type(plan.model.config.type);
   MEGATRON_CHECK(type.decodes, config.load,

@@ -55,6 +55,7 @@ LoadModelRequest load_model_request(const LoadModelConfig& config, int local_ran
   request.dtype = kScalarTypes[static_cast<size_t>(config.dtype)];
   request.device = choose_device(config.device, local_rank);
   request.batch_invariant = config.batch_invariant_mode;
+  request.accept = config.accept;
   return request;
 }
 

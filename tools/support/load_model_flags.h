@@ -17,6 +17,8 @@ struct LoadModelConfig : Config {
   DeviceChoice device = DeviceChoice::kAuto;
   bool batch_invariant_mode = false;
   int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
+  // No flag: what the command says of the model before its weights are read.
+  std::function<void(const ModelConfig&)> accept = {};
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;

@@ -129,8 +129,10 @@ std::unique_ptr<ServedRank> load_served_rank(const ServedModelConfig& config,
                                              int local_ranks, Agreement* agreement) {
   AdapterFolders adapters;
   for (const std::string& text : config.adapters) adapters.push_back(split_adapter(text));
+  ServedModelConfig checked = config;
+  checked.accept = [&](const ModelConfig& model) { engine.speculation.check(model); };
   LoadedModel loaded =
-      load_model(config, groups, /*tokenizer_required=*/true, local_rank, local_ranks, agreement);
+      load_model(checked, groups, /*tokenizer_required=*/true, local_rank, local_ranks, agreement);
   return std::make_unique<ServedRank>(load_model_request(config, local_rank), std::move(loaded),
                                       engine, adapters, local_ranks);
 }

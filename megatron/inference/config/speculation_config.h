@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "megatron/base/fields.h"
+#include "megatron/models/model.h"
 #include "megatron/scheduling/scheduler.h"
 
 namespace megatron {
@@ -15,6 +16,8 @@ struct SpeculationConfig : Config {
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
+  // Throws Error for a model that cannot take back what it computed of drafts.
+  void check(const ModelConfig& model) const;
   void apply(SchedulerConfig& scheduler) const;
 };
 

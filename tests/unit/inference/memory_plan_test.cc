@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/engine_config.h"
@@ -63,6 +66,53 @@ TEST(MemoryPlan, TheCacheTakesWhatIsPlanned) {
       shape.element = element;
       EXPECT_EQ(serving_memory(config, shape, 0).weights, served.store.bytes()) << name;
     }
+}
+
+// What says so before weights are read is what the scheduler would say.
+TEST(MemoryPlan, DraftsAreForModelsWithoutStates) {
+  SpeculationConfig none, some;
+  some.num_speculative_tokens = 3;
+  for (const auto& [name, config] : planned_kinds()) {
+    EXPECT_EQ(error_of([&] { none.check(config); }), "") << name;
+    EXPECT_EQ(error_of([&] { some.check(config); }),
+              config.transformer.is_hybrid() ? std::string(kNoDraftsOfStates) : "")
+        << name;
+  }
+  EXPECT_EQ(error_of([&] { some.check(hybrid_served_model("*-*-")); }), "");
+  const ModelConfig t5 =
+      describe_model(
+          {.load = MEGATRON_SOURCE_DIR "/tests/golden/encoders/t5_v1_1", .dtype = at::kFloat}, 1)
+          .config;
+  EXPECT_EQ(error_of([&] { some.check(t5); }), kNoDraftsOfStates);
+  ModelConfig retro = small_served_model();
+  retro.type = "retro";
+  EXPECT_EQ(error_of([&] { some.check(retro); }),
+            "--num-speculative-tokens is not built for a model with retrieval");
+}
+
+// The weights that a model gets are those that the file has after the caller has accepted it.
+TEST(MemoryPlan, ModelsAreAcceptedBeforeTheirWeightsAreRead) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "accepted";
+  std::filesystem::remove_all(folder);
+  std::filesystem::copy(MEGATRON_SOURCE_DIR "/tests/golden/hf/mistral", folder);
+  const std::filesystem::path file = folder / "model.safetensors";
+  LoadModelRequest request{.load = folder, .dtype = at::kFloat};
+  request.accept = [&](const ModelConfig& config) {
+    EXPECT_GT(config.transformer.num_layers, 0);
+    std::fstream weights(file, std::ios::in | std::ios::out | std::ios::binary);
+    uint64_t header = 0;
+    weights.read(reinterpret_cast<char*>(&header), sizeof(header));
+    const uint64_t begin = sizeof(header) + header;
+    weights.seekp(static_cast<std::streamoff>(begin));
+    weights << std::string(std::filesystem::file_size(file) - begin, '\0');
+  };
+  const ParallelGroups one;
+  const LoadedModel loaded = load_model(request, one);
+  for (const Parameter* parameter : loaded.model->parameters())
+    EXPECT_EQ(parameter->value.count_nonzero().item<int64_t>(), 0);
+  request.accept = [](const ModelConfig&) { throw_error("not this one"); };
+  EXPECT_EQ(error_of([&] { load_model(request, one); }), "not this one");
+  EXPECT_EQ(error_of([&] { describe_model(request, 1); }), "not this one");
 }
 
 // States in other types, and with the rows of open chunks.
