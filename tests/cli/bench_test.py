@@ -70,6 +70,18 @@ def main():
     assert all(one["text_tokens_per_second_and_rank"] > 0 and one["tokens_per_step_and_rank"] == 8 * 64 for one in bert), bert
     assert abs(bert[0]["last_loss"] - bert[1]["last_loss"]) < 1e-4, bert
 
+    # A model that reads made-up neighbours: its own parameters, operations, lower bound.
+    sizes = ("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "2", "--seq-length", "64", "--max-position-embeddings", "64",
+             "--tokenizer-type", "NullTokenizer", "--vocab-size", "500", "--micro-batch-size", "1", "--global-batch-size", "1",
+             "--num-threads", "1", "--device", "cpu", "--bench-warmup", "0", "--bench-steps", "2", "--bench-floor", "--bench-seconds", "0.02")
+    plain = measured("train", *sizes)
+    retro = measured("train", *sizes, "--task", "retro", "--retro-layers", "1", "2", "--retro-chunk-length", "16")
+    cross, encoder = 4 * 64 * 64 + 6 * 64, 12 * 64 * 64 + 13 * 64
+    assert retro["parameters_of_this_rank"] - plain["parameters_of_this_rank"] == 3 * cross + 2 * encoder, (plain, retro)
+    assert retro["tflops"] * retro["step_ms"] > 3 * plain["tflops"] * plain["step_ms"], (plain, retro)
+    assert retro["floor"]["gemm_ms"] > 1.5 * plain["floor"]["gemm_ms"], (plain, retro)
+    assert retro["floor"]["attention_ms"] > 1.2 * plain["floor"]["attention_ms"], (plain, retro)
+
     for arguments, words in ((["train", *MODEL, "--mock-lengths", "8", "40"], "--mock-lengths has no effect with --task gpt"),
                              (["kernels", "--bench-floor", *MODEL], "--bench-floor belongs to megatron bench train"),
                              (["kernels", "--bench-timeline", "t.json", *MODEL], "--bench-timeline belongs to megatron bench train"),

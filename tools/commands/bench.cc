@@ -131,6 +131,15 @@ Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device d
   return batch;
 }
 
+// The run's task if its samples have padding or its model is of another type; all others have the
+// model, the samples and the costs of gpt.
+PretrainTask benched_task(const Arguments& arguments, const Vocabulary& vocabulary) {
+  PretrainTask task = find_task(arguments);
+  const bool own = pads_samples(task.name) ||
+                   whole_model(task.model_provider, arguments, vocabulary)->config().type != "gpt";
+  return own ? std::move(task) : gpt_task();
+}
+
 // The micro-batches of a rank: of random tokens, or of the task's own samples, made up.
 class BenchBatches {
  public:
@@ -142,7 +151,7 @@ class BenchBatches {
         device_(device),
         sample_(groups.dp.rank() * arguments.training.micro_batch_size),
         maker_(device, groups.cp, unpadded_row_multiple(arguments)) {
-    if (!pads_samples(task.name)) return;
+    if (task.name == "gpt") return;
     tokenizer_ = make_tokenizer(arguments.tokenizer);
     datasets_ = build_datasets(task, arguments, *tokenizer_);
     loader_ = make_train_loader(arguments, groups, datasets_.train, /*consumed=*/0, device);
@@ -454,9 +463,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
       "bench trains on sequences of one length; --hybrid-context-parallel divides documents");
   const c10::Device device = prepare_device(arguments, job);
   const Vocabulary vocabulary = vocabulary_of(arguments, *make_tokenizer(arguments.tokenizer));
-  // Other tasks have the model and the costs of gpt.
-  const PretrainTask task =
-      pads_samples(arguments.training.task) ? find_task(arguments) : gpt_task();
+  const PretrainTask task = benched_task(arguments, vocabulary);
   TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
                                    model_dtype(arguments.optimizer), device, StartPoint{});
   const bool sections = config.bench_sections || !config.bench_slow.empty();
@@ -474,8 +481,9 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
       for (const FlatShard& shard : store->shards())
         updated += shard.trained() ? shard.values.numel() : 0;
     }
-    measured.floor = step_floor(arguments, vocabulary, step_options(arguments, 0).num_microbatches,
-                                updated, device, config.bench_seconds);
+    measured.floor = step_floor(
+        arguments, whole_model(task.model_provider, arguments, vocabulary)->config(), vocabulary,
+        step_options(arguments, 0).num_microbatches, updated, device, config.bench_seconds);
   }
   const int ranks = job.groups.world.size();
   const auto tokens = static_cast<double>(step_options(arguments, 0).global_batch_size *

@@ -75,6 +75,9 @@ SublayerCost encoder_cost(const RetroSizes& sizes, const LayerShape& shape) {
   for (int64_t i = 1; i < stack.num_layers; ++i)
     all.append(both_halves(transformer_layer_cost(stack, number + i, retrieved, false)), stream);
   all.count_per_token_of(static_cast<double>(2 * sizes.k));
+  for (int64_t i = 0; i < stack.num_layers; ++i)
+    all.attentions.push_back({retrieved.samples, 2 * sizes.m, 2 * sizes.m,
+                              stack.num_attention_heads, stack.kv_channels});
   const StreamCost around(sizes.stacks.decoder, shape);
   all.saved.norms +=
       2 * around.normed + around.stats + (shape.residual == shape.element ? 0 : around.stream);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/models/model_table.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/activation.h"
@@ -94,11 +95,13 @@ struct Linear {
 // The sizes that decide what a step computes.
 struct Shapes {
   const TransformerConfig& config;
+  ModelConfig model;
   int64_t samples, length, hidden, vocabulary;
   at::ScalarType type;
 
   Shapes(const Arguments& arguments, const Vocabulary& words)
       : config(arguments.transformer),
+        model{.transformer = arguments.transformer},
         samples(arguments.training.micro_batch_size),
         length(config.seq_length),
         hidden(config.hidden_size),
@@ -111,14 +114,16 @@ struct Shapes {
     LayerShape shape;
     shape.samples = samples;
     shape.tokens = shape.rows = rows();
-    return layer_cost(config, number, shape, /*offloaded=*/false);
+    return model_layer_cost(model, number, shape, /*offloaded=*/false);
   }
   std::vector<Linear> layer(c10::Device device, int64_t number = 1) const {
     const LayerCost layer = cost(number);
     std::vector<Linear> linears;
     for (const SublayerCost* half : {&layer.first, &layer.second}) {
       for (const LinearSize& size : half->linears) {
-        linears.emplace_back(size.name, rows(), size.outputs, size.inputs, type, device,
+        const auto of_size =
+            static_cast<int64_t>(std::lround(size.share * static_cast<double>(rows())));
+        linears.emplace_back(size.name, of_size, size.outputs, size.inputs, type, device,
                              config.quantization(number));
         if (size.gelu_in_input_grad) linears.back().gelu_input = linears.back().x;
       }
@@ -175,6 +180,27 @@ struct Attention {
     const c10::AutoGradMode grad_mode(true);
     at::Tensor leaf = packed.detach().requires_grad_();
     packed_attention(leaf, heads, {}, options).backward(dy);
+  }
+};
+
+// Attention of a FullAttention.
+struct OtherAttention {
+  at::Tensor q, k, v, dy;
+  AttentionOptions options;
+
+  OtherAttention(const FullAttention& size, at::ScalarType type, c10::Device device)
+      : q(normal({size.queries, size.sequences, size.heads, size.head_size}, type, device)),
+        k(normal({size.keys, size.sequences, size.heads, size.head_size}, type, device)),
+        v(at::randn_like(k)),
+        dy(at::randn_like(q)) {
+    options.causal = false;
+    options.scale = 1.0 / std::sqrt(static_cast<double>(size.head_size));
+  }
+  void both() const {
+    const c10::AutoGradMode grad_mode(true);
+    std::vector<at::Tensor> leaves;
+    for (const at::Tensor& x : {q, k, v}) leaves.push_back(x.detach().requires_grad_());
+    core_attention(leaves[0], leaves[1], leaves[2], options).backward(dy);
   }
 };
 
@@ -452,26 +478,32 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
   return std::move(bench.all);
 }
 
-StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
-                     int64_t num_microbatches, int64_t updated_parameters, c10::Device device,
-                     double least) {
+StepFloor step_floor(const Arguments& arguments, const ModelConfig& model,
+                     const Vocabulary& vocabulary, int64_t num_microbatches,
+                     int64_t updated_parameters, c10::Device device, double least) {
   const at::NoGradGuard no_grad;
-  const Shapes shapes(arguments, vocabulary);
+  Shapes shapes(arguments, vocabulary);
+  shapes.model.type = model.type;
+  shapes.model.own = model.own;
   const auto passes = static_cast<double>(num_microbatches);
   StepFloor floor;
   // Elements that the other kernels read or write, per token and per step
   double of_token = 0.0, of_weights = 0.0;
   int64_t with_attention = 0;  // layers
+  std::vector<FullAttention> others;
   {
     // Layers of one kind share their operands.
-    std::map<std::pair<std::string_view, QuantizationRecipe>, std::vector<Linear>> kinds;
+    std::map<std::string, std::vector<Linear>> kinds;
     std::vector<const std::vector<Linear>*> layers_of;
     for (int64_t number = 1; number <= shapes.config.num_layers; ++number) {
       const QuantizationOptions options = shapes.config.quantization(number);
-      const std::pair kind(shapes.config.layer_letters(number), options.recipe);
+      const LayerCost cost = shapes.cost(number);
+      std::string kind = cat(shapes.config.layer_letters(number), static_cast<int>(options.recipe));
+      for (const SublayerCost* half : {&cost.first, &cost.second})
+        for (const LinearSize& size : half->linears) kind += size.name;
       if (!kinds.contains(kind)) kinds.emplace(kind, shapes.layer(device, number));
       layers_of.push_back(&kinds.at(kind));
-      const LayerCost cost = shapes.cost(number);
+      for (const FullAttention& one : cost.first.attentions) others.push_back(one);
       const std::string_view letters = shapes.config.layer_letters(number);
       with_attention += letters.find_first_of("*+") != std::string_view::npos ? 1 : 0;
       of_token += cost.first.moved_elements + cost.second.moved_elements;
@@ -497,6 +529,11 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
     const Attention attention(shapes, device);
     floor.attention_ms = 1e3 * passes * static_cast<double>(with_attention) *
                          seconds_per_run(device, least / 2, [&] { attention.both(); });
+  }
+  for (const FullAttention& one : others) {
+    const OtherAttention attention(one, shapes.type, device);
+    floor.attention_ms +=
+        1e3 * passes * seconds_per_run(device, least / 20, [&] { attention.both(); });
   }
   const Ceiling copy = copy_ceiling(device, least / 4);
   const auto h = static_cast<double>(shapes.hidden);

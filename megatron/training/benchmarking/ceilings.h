@@ -44,6 +44,7 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
 
 // Lower bound for one step of one rank without tensor, pipeline or context parallelism. GEMMs with
 // quantised operands are timed without the casts; the bytes that casts must move count as memory.
+// `model`: type and own flags of the model.
 // `updated_parameters`: parameters that the optimizer updates on this rank. Communication of data
 // parallelism is not counted.
 struct StepFloor {
@@ -53,8 +54,8 @@ struct StepFloor {
   double optimizer_ms = 0.0;  // the same for the optimizer
   double total_ms() const { return gemm_ms + attention_ms + memory_ms + optimizer_ms; }
 };
-StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
-                     int64_t num_microbatches, int64_t updated_parameters, c10::Device device,
-                     double least);
+StepFloor step_floor(const Arguments& arguments, const ModelConfig& model,
+                     const Vocabulary& vocabulary, int64_t num_microbatches,
+                     int64_t updated_parameters, c10::Device device, double least);
 
 }  // namespace megatron

@@ -59,6 +59,7 @@ void SublayerCost::append(const SublayerCost& next, int64_t stream) {
   deferred_peak = std::max(deferred_peak, next.deferred_peak);
   postponed = std::max(postponed, next.postponed);
   linears.insert(linears.end(), next.linears.begin(), next.linears.end());
+  attentions.insert(attentions.end(), next.attentions.begin(), next.attentions.end());
   score_products += next.score_products;
   recomputed_products += next.recomputed_products;
   moved_elements += next.moved_elements;

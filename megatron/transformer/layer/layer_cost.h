@@ -69,6 +69,12 @@ struct LinearSize {
   double products() const { return share * static_cast<double>(outputs * inputs); }
 };
 
+// Attention of one micro-batch without a causal mask, of all heads.
+struct FullAttention {
+  int64_t sequences, queries, keys;
+  int64_t heads, head_size;
+};
+
 // Bytes that a rank sends for one micro-batch.
 struct Traffic {
   double forward = 0, backward = 0;
@@ -134,6 +140,8 @@ struct SublayerCost {
   // Per token of the sequence, over all ranks of the layer: with weights, and of queries with keys
   // and of their scores with values.
   std::vector<LinearSize> linears;
+  // Besides that of the stack's own sequences
+  std::vector<FullAttention> attentions;
   double score_products = 0;
   double recomputed_products = 0;  // again in the backward, by --recompute-modules
   // Elements per token that the kernels of the other operations must read or write
