@@ -7,9 +7,10 @@
 #include "megatron/base/format.h"
 #include "megatron/datasets/retro/chunk_database.h"
 #include "megatron/datasets/retro/retro_project.h"
+#include "megatron/inference/retrieval/device_flat_index.h"
 #include "megatron/inference/retrieval/faiss_index.h"
-#include "megatron/inference/retrieval/flat_index.h"
 #include "megatron/models/retro/retro_config.h"
+#include "megatron/runtime/device.h"
 #include "tools/support/retro_embedder.h"
 
 namespace megatron {
@@ -75,7 +76,7 @@ class ProjectLookup {
     project_.agree(facts);
     database_ = std::make_unique<const ChunkDatabase>(
         project_.chunks_file(), data_sets(config.data_path), own_.retro_chunk_length, eod());
-    index_ = open_index(config);
+    index_ = open_index(config, device);
   }
 
   std::vector<NeighborIds> find(std::span<const WholeChunk> chunks) {
@@ -104,13 +105,15 @@ class ProjectLookup {
  private:
   int64_t eod() const { return tokenizer_.eod().value_or(0); }
 
-  std::unique_ptr<const VectorIndex> open_index(const ProjectLookupConfig& config) const {
+  std::unique_ptr<const VectorIndex> open_index(const ProjectLookupConfig& config,
+                                                DeviceChoice device) const {
     const std::string kind = project_.require("index-train")["index"];
     if (kind == "Flat")
-      return std::make_unique<const FlatIndex>(
+      return open_flat_index(
           BlockFiles(project_.embeddings_folder(),
                      {database_->size(), project_.fact("embedding_block_size"), embedder_.width(),
-                      project_.fact("embedding_type") == "float16" ? "<f2" : "<f4"}));
+                      project_.fact("embedding_type") == "float16" ? "<f2" : "<f4"}),
+          choose_device(device));
     auto index = std::make_unique<FaissIndex>(FaissIndex::read(project_.index_file(kind, "added")));
     index->set_search(config.retro_query_nprobe, config.retro_query_ef_search);
     return index;

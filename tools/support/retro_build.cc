@@ -9,9 +9,10 @@
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/datasets/retro/training_documents.h"
+#include "megatron/inference/retrieval/device_flat_index.h"
 #include "megatron/inference/retrieval/faiss_index.h"
-#include "megatron/inference/retrieval/flat_index.h"
 #include "megatron/models/retro/retro_config.h"
+#include "megatron/runtime/device.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/arguments/retro_rules.h"
 #include "megatron/training/setup.h"
@@ -237,7 +238,7 @@ void RetroBuild::add_to_index() {
 }
 
 std::unique_ptr<VectorIndex> RetroBuild::open_index() const {
-  if (is_exact()) return std::make_unique<FlatIndex>(vectors());
+  if (is_exact()) return open_flat_index(vectors(), choose_device(arguments_.training.device));
   auto index = std::make_unique<FaissIndex>(
       FaissIndex::read(project_.index_file(config_.retro_index_str, "added")));
   MEGATRON_CHECK(index->size() == vectors().shape().rows, "the index has ", index->size(),

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "megatron/inference/retrieval/device_flat_index.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/error_of.h"
 
@@ -101,6 +102,14 @@ TEST_F(FlatIndexTest, OrderIsNumpysInFp64) {
       EXPECT_EQ(index.size(), spec["rows"].get<int64_t>());
       EXPECT_EQ(index.search(drawn.queries, spec["k"]), expected) << block;
     }
+    // as on a GPU, with all blocks at once and some of them
+    const BlockFiles files = store(drawn.vectors, spec["width"], 7777);
+    for (const int64_t blocks : {100, 3}) {
+      const int64_t bytes = blocks * 7777 * DeviceVectors::bytes_of_row(spec["width"]);
+      const DeviceFlatIndex index(files, at::kCPU, bytes);
+      for (int i = 0; i < 2; ++i)
+        EXPECT_EQ(index.search(drawn.queries, spec["k"]), expected) << blocks;
+    }
     std::filesystem::remove_all(folder_);
   }
 }
@@ -124,6 +133,8 @@ TEST_F(FlatIndexTest, OrderIsExactWhereProductsAreNot) {
   std::vector<int64_t> expected;
   for (int64_t i = 0; i < 30; ++i) expected.push_back(all[static_cast<size_t>(i)].second);
   EXPECT_EQ(FlatIndex(store(vectors, width, 999)).search(query, 30), expected);
+  EXPECT_EQ(DeviceFlatIndex(store(vectors, width, 999), at::kCPU, 1 << 30).search(query, 30),
+            expected);
   // what an order by fp32 alone would be
   const at::Tensor x = at::from_blob(vectors.data(), {rows, width}, at::kFloat);
   const at::Tensor fp32 = x.mul(x).sum(1) - 2 * x.mv(at::full({width}, 4096.0F));
@@ -131,6 +142,38 @@ TEST_F(FlatIndexTest, OrderIsExactWhereProductsAreNot) {
   for (int64_t i = 0; i < 30; ++i)
     misled += order[i].item<int64_t>() == expected[static_cast<size_t>(i)] ? 0 : 1;
   EXPECT_GT(misled, 20);
+}
+
+// Vectors of which most are equal leave no room for candidates; the lowest ids are the nearest.
+TEST_F(FlatIndexTest, ManyEqualVectorsComeInTheOrderOfTheirIds) {
+  const int64_t width = 8, rows = 3000, k = 40;
+  std::vector<float> vectors(static_cast<size_t>(rows * width), 1.0F);
+  Draws random(6);
+  for (int64_t i = 0; i < rows * width; ++i)
+    if (i / width % 3 == 2) vectors[static_cast<size_t>(i)] += random.below(1000) / 1e6F;
+  std::vector<int64_t> expected;
+  for (int64_t i = 0; i < k; ++i) expected.push_back(i / 2 * 3 + i % 2);
+  const at::Tensor all = at::from_blob(vectors.data(), {rows, width}, at::kFloat);
+  DeviceVectors part(rows, width, at::kCPU);
+  part.set(0, all);
+  for (const int64_t capacity : {1, 64, 4096}) {
+    NearestVectors nearest(2, k, at::kCPU);
+    search_device_vectors(part, at::ones({2, width}), 5, nearest, capacity);
+    for (int64_t q = 0; q < 2; ++q)
+      for (int64_t i = 0; i < k; ++i)
+        EXPECT_EQ(nearest.ids[q][i].item<int64_t>(), expected[static_cast<size_t>(i)] + 5);
+  }
+  NearestVectors more(1, rows + 3, at::kCPU);
+  search_device_vectors(part, at::ones({1, width}), 0, more);
+  EXPECT_EQ(more.ids.ge(0).sum().item<int64_t>(), rows);
+  EXPECT_EQ(std::get<0>(at::_unique(more.ids)).size(0), rows + 1);
+}
+
+TEST_F(FlatIndexTest, ADeviceHasRoomForABlock) {
+  const BlockFiles files = store(std::vector<float>(400), 4, 10);
+  EXPECT_THAT(error_of([&] { DeviceFlatIndex(files, at::kCPU, 100); }),
+              ::testing::HasSubstr("a block of vectors needs 360 B on cpu, which has 100 B for "
+                                   "vectors\nhint: a smaller --retro-block-size"));
 }
 
 TEST_F(FlatIndexTest, VectorsThatAreNotFiniteAreNamed) {
