@@ -110,8 +110,9 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
 CachePlan served_cache(const EngineConfig& config, const ModelConfig& model,
                        const ServedShape& shape, const StageSlice& slice, int64_t budget) {
   if (config.cache_gb > 0.0) budget = static_cast<int64_t>(config.cache_gb * kFlagGiB);
-  return plan_cache(kept_bytes(model, slice, shape.tensor_ranks, shape.element, shape.keeping),
-                    cache_demand(config, shape), budget);
+  KeptBytes kept = kept_bytes(model, slice, shape.tensor_ranks, shape.element, shape.keeping);
+  if (slice.first_layer == 0) kept += shape.draft.kept;
+  return plan_cache(kept, cache_demand(config, shape), budget);
 }
 
 }  // namespace megatron

@@ -11,6 +11,7 @@
 #include "megatron/inference/engine.h"
 #include "megatron/inference/memory_plan.h"
 #include "megatron/inference/model_runner.h"
+#include "megatron/inference/speculation/draft_model.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/forward_context.h"
 
@@ -187,7 +188,15 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
   if (texts.empty() || options.tokens_to_generate <= 0) return texts;
   const MonotonicClock clock;
   ModelRunner runner(model, runner_options(model, texts, options));
-  Engine engine(runner, nullptr, &tokenizer, clock, engine_options(options, texts.size()));
+  EngineOptions engine_flags = engine_options(options, texts.size());
+  std::optional<ModelRunner> draft_runner;
+  if (options.draft != nullptr) {
+    draft_runner.emplace(*options.draft, runner_options(*options.draft, texts, options));
+    engine_flags.scheduler.draft_source = std::make_shared<DraftModel>(
+        *draft_runner,
+        DraftModelOptions{.vocab_size = config.vocab_size, .step_timeout_ns = kNoLimitNs});
+  }
+  Engine engine(runner, nullptr, &tokenizer, clock, engine_flags);
   engine.step(0);  // from now on it takes requests
   std::map<RequestId, size_t> unfinished;
   for (size_t i = 0; i < texts.size(); ++i) {

@@ -20,6 +20,7 @@ struct GenerateOptions {
   SamplingConfig sampling;
   SequenceStatesConfig states;
   SpeculationConfig speculation;
+  Model* draft = nullptr;  // guesses tokens where speculation names a model; of the same vocabulary
   int64_t tokens_to_generate = 64;
   std::vector<std::string> stop;  // text ends before the first of these
   bool stop_at_eod = true;

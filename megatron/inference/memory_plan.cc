@@ -152,8 +152,10 @@ int64_t cache_budget(c10::Device device, int64_t step_bytes) {
 
 std::string ServingMemory::text() const {
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
-  return cat("memory: weights ", bytes(weights), ", cache ", bytes(cache.bytes()),
-             ", the largest step ", bytes(step()), ", together ", bytes(total()));
+  return cat("memory: weights ", bytes(weights),
+             draft.weights > 0 ? cat(", draft model ", bytes(draft.weights)) : "", ", cache ",
+             bytes(cache.bytes()), ", the largest step ", bytes(step()), ", together ",
+             bytes(total()));
 }
 
 ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage) {
@@ -176,7 +178,20 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
   memory.activations = layer_peak(config, memory.slice, shape, shape.max_step_tokens);
   if (memory.slice.head) memory.sampling = sampling_peak(config, shape);
   if (shape.on_gpu) memory.library_workspace = kServedBlasWorkspace;
+  if (stage == 0) memory.draft = shape.draft;
   return memory;
+}
+
+DraftMemory draft_memory(const ModelConfig& draft, at::ScalarType dtype,
+                         const ServedShape& served) {
+  ServedShape alone = served;
+  alone.tensor_ranks = alone.stages = 1;
+  alone.drafts = 0;
+  alone.element = static_cast<int64_t>(c10::elementSize(dtype));
+  alone.keeping = {};
+  alone.draft = {};
+  const ServingMemory memory = serving_memory(draft, alone, 0);
+  return {memory.weights, memory.step(), kept_bytes(draft, memory.slice, 1, alone.element)};
 }
 
 }  // namespace megatron

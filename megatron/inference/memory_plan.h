@@ -44,6 +44,13 @@ int64_t cache_budget(c10::Device device, int64_t step_bytes);
 // The same of a GPU with so much free memory.
 int64_t gpu_cache_budget(int64_t free_bytes, int64_t step_bytes);
 
+// What a draft model adds on the first rank.
+struct DraftMemory {
+  int64_t weights = 0;
+  int64_t step = 0;     // its largest step, when no other one runs
+  KeptBytes kept = {};  // in blocks of the same number and positions
+};
+
 // How a model is served, for the memory of a step.
 struct ServedShape {
   int64_t tensor_ranks = 1, stages = 1;
@@ -54,6 +61,7 @@ struct ServedShape {
   int64_t element = 4;  // bytes of a weight and of an activation
   StateKeeping keeping = {};
   bool on_gpu = false;
+  DraftMemory draft = {};
 };
 
 // Device memory of each rank of one stage.
@@ -66,12 +74,18 @@ struct ServingMemory {
   int64_t activations = 0;  // of the layers, with keys and values that a chunk reads
   int64_t sampling = 0;     // logits and their copies, when every slot draws its tokens
   int64_t library_workspace = 0;
-  int64_t step() const { return std::max(activations, sampling) + library_workspace; }
-  int64_t total() const { return weights + cache.bytes() + step(); }
+  DraftMemory draft = {};  // its blocks are part of the cache
+  int64_t step() const {
+    return std::max(std::max(activations, sampling) + library_workspace, draft.step);
+  }
+  int64_t total() const { return weights + draft.weights + cache.bytes() + step(); }
   std::string text() const;  // one line
 };
 
 // All but the cache, of one stage. Builds the stage's model without memory.
 ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage);
+
+// Of a draft model for a model that is served so.
+DraftMemory draft_memory(const ModelConfig& draft, at::ScalarType dtype, const ServedShape& served);
 
 }  // namespace megatron

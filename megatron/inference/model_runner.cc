@@ -184,9 +184,9 @@ void ModelRunner::move_blocks(const StepPlan& plan) {
   }
   state_.for_each_paged([&](PagedBuffer& buffer) {
     buffer.swap_out(rows_of(plan.swap_out, true), facts_.host_blocks);
+    buffer.fill_with_nan({plan.poison.begin(), plan.poison.end()});
     buffer.swap_in(rows_of(plan.swap_in, false));
     for (const BlockCopy& copy : plan.copies) buffer.copy_row(copy.from, copy.to, copy.positions);
-    buffer.fill_with_nan({plan.poison.begin(), plan.poison.end()});
   });
   state_.for_each_slots([&](SlotBuffer& buffer) {
     buffer.swap_out(rows_of(plan.state_swap_out, true), facts_.host_states);

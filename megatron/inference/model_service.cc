@@ -16,8 +16,9 @@ namespace {
 
 constexpr int64_t kStopNs = 5'000'000'000;
 
-EngineOptions options_of(const ModelServiceOptions& options) {
+EngineOptions options_of(const ModelServiceOptions& options, const ServedRank& rank) {
   EngineOptions engine = engine_options(options.engine);
+  if (auto drafts = rank.drafts()) engine.scheduler.draft_source = std::move(drafts);
   engine.max_choices = static_cast<int32_t>(options.limits.max_choices);
   engine.max_stop_texts = static_cast<int32_t>(options.limits.max_stop_texts);
   engine.max_stop_text_bytes = options.limits.max_stop_text_bytes;
@@ -38,7 +39,7 @@ ModelService::ModelService(std::unique_ptr<ServedRank> rank, std::unique_ptr<Fol
     : rank_(std::move(rank)),
       links_(std::move(links)),
       engine_(rank_->runner(), links_.get(), rank_->loaded().tokenizer.get(), clock_,
-              options_of(options)),
+              options_of(options, *rank_)),
       thread_(engine_) {
   describe(options);
 }

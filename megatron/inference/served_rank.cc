@@ -1,6 +1,7 @@
 #include "megatron/inference/served_rank.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
@@ -23,17 +24,26 @@ int32_t fewest_blocks(int32_t own, const ParallelGroups& groups, at::Device devi
   return static_cast<int32_t>(-fewest.item<int64_t>());
 }
 
+DraftModelOptions draft_options(const EngineConfig& config, int64_t vocab_size) {
+  return {.vocab_size = vocab_size,
+          .max_step_tokens = config.max_step_tokens,
+          .share_prefixes = config.prefix_caching,
+          .step_timeout_ns = std::llround(config.step_timeout_seconds * 1e9)};
+}
+
 }  // namespace
 
 ServedRank::ServedRank(LoadModelRequest request, LoadedModel loaded, const EngineConfig& config,
-                       const AdapterFolders& adapters, int local_ranks)
+                       const AdapterFolders& adapters, int local_ranks,
+                       std::unique_ptr<LoadedDraft> draft)
     : request_(std::move(request)),
       loaded_(std::move(loaded)),
       adapters_(load_adapters(loaded_, adapters)),
       weights_(
           *loaded_.store, [this](const std::string& source) { return read_other_weights(source); },
-          loaded_.directory.string()),
-      runner_(make_runner(config, local_ranks)) {}
+          loaded_.directory.string()) {
+  make_runner(config, local_ranks, std::move(draft));
+}
 
 std::vector<at::Tensor> ServedRank::read_other_weights(const std::string& source) {
   LoadModelRequest request = request_;
@@ -42,12 +52,14 @@ std::vector<at::Tensor> ServedRank::read_other_weights(const std::string& source
   return read_weights(request, *loaded_.model);
 }
 
-std::unique_ptr<ModelRunner> ServedRank::make_runner(const EngineConfig& config, int local_ranks) {
+void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
+                             std::unique_ptr<LoadedDraft> draft) {
   const ParallelGroups& groups = loaded_.model->groups();
   const bool on_gpu = !request_.device.is_cpu();
   ServedShape shape = served_shape(config, loaded_.config, loaded_.dtype, on_gpu);
   shape.tensor_ranks = groups.tp.size();
   shape.stages = groups.pp.size();
+  if (draft) shape.draft = draft_memory(draft->loaded().config, draft->loaded().dtype, shape);
   ServingMemory memory = serving_memory(loaded_.config, shape, groups.pp.rank());
   memory.weights = loaded_.store->bytes();
   const int64_t budget =
@@ -67,10 +79,20 @@ std::unique_ptr<ModelRunner> ServedRank::make_runner(const EngineConfig& config,
     options.host_blocks = fewest_blocks(static_cast<int32_t>(blocks), groups, request_.device);
     options.host_states = options.slots;
   }
-  auto runner = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
-  MEGATRON_ASSERT(runner->cache_bytes() == memory.cache.bytes(), "the cache has ",
-                  runner->cache_bytes(), " bytes, planned were ", memory.cache.bytes(),
-                  ": a kind of layers keeps other states than its cost says");
+  runner_ = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
+  served_ = runner_.get();
+  int64_t cache = runner_->cache_bytes();
+  if (draft) {
+    options.adapters = nullptr;
+    options.keeping = {};
+    options.host_blocks = options.host_states = 0;
+    draft_ = std::make_unique<ServedDraft>(std::move(draft), options,
+                                           draft_options(config, loaded_.config.vocab_size));
+    cache += draft_->runner().cache_bytes();
+    served_ = &both_.emplace(*runner_, draft_->runner(), *draft_->drafts());
+  }
+  MEGATRON_ASSERT(cache == memory.cache.bytes(), "the cache has ", cache, " bytes, planned were ",
+                  memory.cache.bytes(), ": a kind of layers keeps other states than its cost says");
   log_info(cat("cache: ", memory.cache.blocks * config.block_size, " tokens in blocks of ",
                config.block_size, "; up to ", options.slots, " requests at a time, of ",
                options.max_positions, " tokens at most"));
@@ -80,7 +102,6 @@ std::unique_ptr<ModelRunner> ServedRank::make_runner(const EngineConfig& config,
          reference_notes(loaded_.config.transformer, shape.tensor_ranks, loaded_.dtype,
                          ssm_kernels::has_scans(), /*training=*/false))
       log_warning(note);
-  return runner;
 }
 
 }  // namespace megatron

@@ -238,7 +238,7 @@ DescribedModel describe_model(const LoadModelRequest& request, int64_t tensor_ra
     const int64_t vocab = described.config.vocab_size;
     set_vocabulary(described.config, hf_tokenizer(request.load, vocab), vocab, tensor_ranks);
     described.dtype = *request.dtype;
-    if (request.accept) request.accept(described.config);
+    if (request.accept) request.accept(described.config, nullptr);
     return described;
   }
   MEGATRON_CHECK(!is_hf_folder(request.load) || fs::exists(request.load / kHfIndex) ||
@@ -252,7 +252,7 @@ DescribedModel describe_model(const LoadModelRequest& request, int64_t tensor_ra
                  vocab ? *vocab : tokenizer_of(found, /*required=*/true)->vocab_size(),
                  tensor_ranks);
   described.dtype = request.dtype.value_or(stored_dtype(found.checkpoint, found.config));
-  if (request.accept) request.accept(described.config);
+  if (request.accept) request.accept(described.config, nullptr);
   return described;
 }
 
@@ -286,7 +286,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
                    ": ", checkpoint.directory().string(), " holds adapters already");
     adapter = open_peft_folder(request.adapter, loaded.family(), loaded.config);
   }
-  if (request.accept) request.accept(loaded.config);
+  if (request.accept) request.accept(loaded.config, loaded.tokenizer.get());
   if (request.fp8) quantize_linears(loaded.config.transformer, *request.fp8);
   loaded.dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
   if (request.batch_invariant)

@@ -35,8 +35,9 @@ struct LoadModelRequest {
   std::optional<Fp8Recipe> fp8;
   // Throws Error, before weights are read, if it cannot be; else set_batch_invariant(true).
   bool batch_invariant = false;
-  // Throws Error, before weights are read, for a model that the caller has no use for; null: none.
-  std::function<void(const ModelConfig&)> accept = {};
+  // Throws Error, before weights are read, for a model that the caller has no use for; null: takes
+  // all. The tokenizer is null where it is not read.
+  std::function<void(const ModelConfig&, const Tokenizer*)> accept = {};
   // false: a tokenizer of a kind that is not built becomes a warning and the null tokenizer.
   bool tokenizer_required = true;
   Agreement* agreement = nullptr;  // ranks that load together each verify a share; null: one rank

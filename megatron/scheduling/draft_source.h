@@ -19,7 +19,7 @@ inline constexpr std::string_view kNoDraftsOfStates =
 
 // A text whose tokens are all known.
 struct DraftQuery {
-  const Sequence* sequence = nullptr;
+  Sequence* sequence = nullptr;      // whose grammar may be asked to look ahead
   int64_t most = 0;                  // drafts that are wanted, at least 1
   std::vector<int32_t> drafts = {};  // the answer: at most so many
 };

@@ -165,7 +165,6 @@ class Scheduler {
   void start(Draft& draft, Sequence& sequence);
   void start_from_prefix(Draft& draft, Sequence& sequence, const PrefixHit& hit);
   void swap_in(Draft& draft, Sequence& sequence);
-  SlotStart slot_start(const Sequence& sequence) const;
   PrefixHit find_prefix(const Sequence& sequence) const;
   PrefixIdentity identity(const Sequence& sequence) const;
   int64_t blocks_for(int64_t positions) const;

@@ -390,7 +390,7 @@ void Scheduler::swap_in(Draft& draft, Sequence& sequence) {
   sequence.ended = sequence.computed;
 }
 
-SlotStart Scheduler::slot_start(const Sequence& sequence) const {
+SlotStart slot_start(const Sequence& sequence) {
   const RequestSpec& spec = sequence.spec();
   SlotStart start;
   start.slot = sequence.slot;

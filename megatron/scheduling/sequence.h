@@ -10,6 +10,7 @@
 #include "megatron/scheduling/prefix_index.h"
 #include "megatron/scheduling/request.h"
 #include "megatron/scheduling/state.h"
+#include "megatron/scheduling/step_plan.h"
 
 namespace megatron {
 
@@ -80,5 +81,8 @@ struct Sequence {
     return state == RequestState::kQueued || state == RequestState::kPreempted;
   }
 };
+
+// How its tokens are drawn, with what is known of it so far.
+SlotStart slot_start(const Sequence& sequence);
 
 }  // namespace megatron

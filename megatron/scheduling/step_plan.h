@@ -6,7 +6,7 @@
 // its SlotStart to its release; the slot names its state of fixed size on the device, its sampling
 // parameters, its last sampled token, and its list of blocks.
 //
-// Order within a step: poison, swap_out of blocks and states, releases, starts, block changes,
+// Order within a step: swap_out of blocks and states, poison, releases, starts, block changes,
 // swap_in of blocks and states, copies, the forward over all parts, scores, draws. A step without
 // parts may still swap.
 #pragma once

@@ -56,6 +56,21 @@ class CheckServingTest(unittest.TestCase):
         tokens = re.search(r"cache: (\d+) tokens in blocks of 16", server.messages())[1]
         self.assertIn(f"cache: {tokens} tokens in blocks of 16; up to 4 requests at a time, of 96 tokens at most", result.stdout)
 
+    def test_a_draft_model_is_counted(self):
+        flags = ["--inference-dynamic-batching-buffer-size-gb", "0.0002", "--inference-max-requests", "4", "--inference-dynamic-batching-block-size", "16",
+                 "--num-speculative-tokens", "3", "--speculative-model", MODEL]
+        server = Server(MODEL, *flags)
+        self.addCleanup(server.close)
+        told = re.search(r"memory: weights (.*), draft model (.*), cache (.*), the largest step (.*), together (.*)", server.messages()).groups()
+        result = check(MODEL, "--device", "cpu", "--dtype", "fp64", *flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for part in (told[0], f"draft model, on the first rank: weights {told[1]}", told[2], told[4]):
+            self.assertIn(part, result.stdout)
+        plain = self.report(MODEL, "--device", "cpu", "--dtype", "fp64", *flags[:6])
+        drafted = self.report(MODEL, "--device", "cpu", "--dtype", "fp64", *flags, "--pipeline-model-parallel-size", "2")
+        self.assertEqual([stage["memory_bytes"]["draft_model"] for stage in drafted["stages"]], [plain["stages"][0]["memory_bytes"]["weights"], 0])
+        self.assertLess(drafted["blocks"], plain["blocks"])
+
     def test_ranks_divide_it(self):
         self.large()
         whole = self.report(self.folder, "--dtype", "bf16", "--device", "h200", "--inference-max-requests", "8")

@@ -60,7 +60,7 @@ class ServeRanksTest(unittest.TestCase):
         one.ok("/admin/update_weights", {"source": self.other, "version": 1})
         other = answers(one)
         self.assertNotEqual(want[0], other[0])
-        for flags in ([TP, "2"], [PP, "2", "--num-speculative-tokens", "3", "--ngram-prompt-lookup-min", "1"]):
+        for flags in ([TP, "2", "--num-speculative-tokens", "3", "--speculative-model", self.model], [PP, "2", "--num-speculative-tokens", "3", "--ngram-prompt-lookup-min", "1"]):
             server = self.start(2, *flags)
             self.assert_alike(answers(server), want)
             server.ok("/admin/pause", {})

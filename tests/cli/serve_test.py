@@ -68,8 +68,12 @@ class ServeTest(FolderTest):
         self.assertEqual(again["choices"][0]["text"], expected[2]["text"])
 
     def test_guesses_change_no_token_and_are_counted(self):
+        for flags in (["--ngram-prompt-lookup-min", "1"], ["--speculative-model", self.model]):
+            with self.subTest(flags=flags):
+                self.check_guesses("--num-speculative-tokens", "4", *flags)
+
+    def check_guesses(self, *flags):
         said = ["1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2", "The cat"]
-        flags = ["--num-speculative-tokens", "4", "--ngram-prompt-lookup-min", "1"]
         server = Server(self.model, *flags)
         self.addCleanup(server.close)
         sums = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
@@ -302,6 +306,7 @@ class ServeTest(FolderTest):
             for flags, parts in ((["--port", port], ["port " + port]), (["--host", "0.0.0.0"], ["--host 0.0.0.0 lets other machines in", "--no-auth"]),
                                  (["--adapter", "x"], ["--adapter x is not NAME=DIR"]),
                                  (["--num-speculative-tokens", "65"], ["--num-speculative-tokens 65 is outside [0, 64]"]),
+                                 (["--speculative-model", "x"], ["--speculative-model has no effect without --num-speculative-tokens"]),
                                  (["--ngram-prompt-lookup-min", "9"], ["--ngram-prompt-lookup-max 8 is outside [9, 1024]"]),
                                  (["--device", "cuda"], [] if os.path.exists("/dev/nvidiactl") else ["no usable GPU is found"]),
                                  (["--tensor-model-parallel-size", "2"], ["are 2 ranks, and one was started"]),
@@ -314,6 +319,12 @@ class ServeTest(FolderTest):
         result = call("serve", self.model, "--port", "0", *EXACT, "--inference-dynamic-batching-buffer-size-gb", "1e-9")
         self.assertIn("GiB holds 0 blocks of 64 tokens, and 1 is needed", result.stderr)
         self.assertIn("hint: raise --inference-dynamic-batching-buffer-size-gb", result.stderr)
+        for draft, why in ((os.path.join("evaluate", "model"), ": its tokenizer has "), (os.path.join("hf", "bamba"), ": a draft model is a decoder without states"),
+                           (os.path.join("encoders", "sentence"), ": a draft model is a decoder without states of fixed size, and this is a model of type"),
+                           ("nowhere", ": there is no such folder")):
+            result = call("serve", self.model, "--port", "0", *EXACT, "--num-speculative-tokens", "2", "--speculative-model", os.path.join(GOLDEN, draft))
+            self.assertEqual(result.returncode, 1)
+            self.assertIn(draft + why, result.stderr)
         # Every flag that training answers with "megatron serve takes this flag or says why not".
         with open(os.path.join(ROOT, "docs", "flags.md"), encoding="utf-8") as stream:
             rows = [line.split("`") for line in stream if "the engine is that of megatron serve" in line]

@@ -15,6 +15,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/chat.h"
 #include "megatron/inference/generator.h"
+#include "megatron/inference/speculation/served_draft.h"
 #include "tools/support/input_path.h"
 #include "tools/support/load_model_flags.h"
 #include "tools/support/neighbor_lookup.h"
@@ -299,7 +300,10 @@ extern "C" int megatron_generate(int argc, char** argv) {
   else
     prompts = read_prompts(config);
   const ParallelGroups groups;
-  load.accept = [&](const ModelConfig& model) { options.speculation.check(model); };
+  const std::unique_ptr<LoadedDraft> draft =
+      load_draft(load_model_request(load), options.speculation);
+  if (draft) options.draft = draft->loaded().model.get();
+  load.accept = accepts_drafts(options.speculation, draft.get());
   LoadedModel loaded = load_model(load, groups);
   const bool retrieves = loaded.config.type == "retro";
   FindNeighbors find;

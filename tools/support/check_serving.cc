@@ -11,6 +11,7 @@
 #include "megatron/base/parse.h"
 #include "megatron/inference/engine_config.h"
 #include "megatron/inference/memory_plan.h"
+#include "megatron/inference/speculation/served_draft.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/runtime/device.h"
@@ -56,7 +57,9 @@ struct ServingPlan {
 // Bytes for the cache of one rank, beside what the stage needs.
 int64_t budget_for(const ServingPlan& plan, const ServingMemory& stage, c10::Device device) {
   if (plan.device != nullptr)
-    return gpu_cache_budget(plan.device->memory_bytes - plan.outside - stage.weights, stage.step());
+    return gpu_cache_budget(
+        plan.device->memory_bytes - plan.outside - stage.weights - stage.draft.weights,
+        stage.step());
   return cache_budget(device, stage.step());
 }
 
@@ -68,7 +71,7 @@ ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig&
   const c10::Device device = named ? c10::Device(c10::kCPU) : choose_device(config.device, 0);
   LoadModelConfig described = config;  // of a device that need not be here
   described.device = DeviceChoice::kCpu;
-  described.accept = [&](const ModelConfig& model) { engine.speculation.check(model); };
+  described.accept = accepts_drafts(engine.speculation, nullptr);
   plan.model = describe_model(load_model_request(described), ranks.tensor_model_parallel_size);
   const ModelType& type = find_model_type(plan.model.config.type);
   MEGATRON_CHECK(type.decodes, config.load,
@@ -78,6 +81,15 @@ ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig&
                             /*on_gpu=*/named || !device.is_cpu());
   plan.shape.tensor_ranks = ranks.tensor_model_parallel_size;
   plan.shape.stages = ranks.pipeline_model_parallel_size;
+  if (const std::string& folder = engine.speculation.speculative_model; !folder.empty()) {
+    described.load = folder;
+    described.ckpt_step.reset();
+    described.accept = [&](const ModelConfig& model, const Tokenizer*) {
+      check_draft_model(folder, model);
+    };
+    const DescribedModel draft = describe_model(load_model_request(described), 1);
+    plan.shape.draft = draft_memory(draft.config, draft.dtype, plan.shape);
+  }
   plan.block_size = engine.block_size;
   if (plan.shape.on_gpu)
     plan.outside = kCudaContextBytes + (plan.shape.tensor_ranks > 1 ? kCommunicatorBytes : 0) +
@@ -126,6 +138,11 @@ void print_plan(const ServingPlan& plan) {
   }
   for (const std::string& line : format_table(rows, [](size_t column) { return column > 1; }))
     print_line("  " + line);
+  if (plan.shape.draft.weights > 0)
+    print_line(cat("draft model, on the first rank: weights ", bytes_text(plan.shape.draft.weights),
+                   ", its largest step ", bytes_text(plan.shape.draft.step), ", and ",
+                   bytes_text(plan.blocks() * plan.block_size * plan.shape.draft.kept.position),
+                   " of the cache"));
   if (plan.blocks() > 0) {
     const int64_t tokens = plan.blocks() * plan.block_size;
     print_line(cat("cache: ", tokens, " tokens in blocks of ", plan.block_size, "; up to ",
@@ -178,6 +195,7 @@ void print_plan_as_json(const ServingPlan& plan) {
     json.member("activations", stage.activations)
         .member("sampling", stage.sampling)
         .member("libraries", stage.library_workspace)
+        .member("draft_model", stage.draft.weights)
         .member("together", stage.total());
     json.end_object().end_object();
   }

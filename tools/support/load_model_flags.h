@@ -18,7 +18,7 @@ struct LoadModelConfig : Config {
   bool batch_invariant_mode = false;
   int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
   // No flag: what the command says of the model before its weights are read.
-  std::function<void(const ModelConfig&)> accept = {};
+  std::function<void(const ModelConfig&, const Tokenizer*)> accept = {};
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;

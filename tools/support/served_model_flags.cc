@@ -130,11 +130,14 @@ std::unique_ptr<ServedRank> load_served_rank(const ServedModelConfig& config,
   AdapterFolders adapters;
   for (const std::string& text : config.adapters) adapters.push_back(split_adapter(text));
   ServedModelConfig checked = config;
-  checked.accept = [&](const ModelConfig& model) { engine.speculation.check(model); };
+  std::unique_ptr<LoadedDraft> draft;
+  if (groups.world.rank() == 0)
+    draft = load_draft(load_model_request(config, local_rank), engine.speculation);
+  checked.accept = accepts_drafts(engine.speculation, draft.get());
   LoadedModel loaded =
       load_model(checked, groups, /*tokenizer_required=*/true, local_rank, local_ranks, agreement);
   return std::make_unique<ServedRank>(load_model_request(config, local_rank), std::move(loaded),
-                                      engine, adapters, local_ranks);
+                                      engine, adapters, local_ranks, std::move(draft));
 }
 
 std::unique_ptr<ModelService> make_model_service(std::unique_ptr<ServedRank> rank,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "megatron/base/fields.h"
 #include "megatron/models/model.h"
@@ -11,6 +12,7 @@ namespace megatron {
 
 struct SpeculationConfig : Config {
   int64_t num_speculative_tokens = 0;
+  std::string speculative_model;
   int64_t ngram_prompt_lookup_min = 2;
   int64_t ngram_prompt_lookup_max = 8;
 
@@ -18,6 +20,7 @@ struct SpeculationConfig : Config {
   void validate(Violations& violations) const override;
   // Throws Error for a model that cannot take back what it computed of drafts.
   void check(const ModelConfig& model) const;
+  // All but the drafts of a model, whose source is not there yet.
   void apply(SchedulerConfig& scheduler) const;
 };
 

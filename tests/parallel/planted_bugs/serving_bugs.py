@@ -8,6 +8,7 @@ RUNNER, PAGED, ADAPTERS = ("megatron/inference/model_runner.cc", "megatron/tenso
 STATES, CACHE, STORE = ("megatron/tensor/decoding/state_buffer.cc", "megatron/transformer/attention/kv_cache.cc",
                         "megatron/nn/forward_parameter_store.cc")
 BLOCKS, PREFIXES, PLANS, SCHEDULER = (f"megatron/scheduling/{name}.cc" for name in ("cache_blocks", "prefix_index", "scheduler_plan", "scheduler"))
+DRAFTS, TWINS = "megatron/inference/speculation/draft_model.cc", "engine_test:DraftModels.ATwinsDraftsAllStand"
 UNPROVED = "decoding: no proof has it"
 ALONE, KINDS, OWNED = ("model_runner_test:ModelRunner.EverySequenceGetsWhatItGetsAlone", "model_runner_test:ModelRunner.ServesEveryKindOfModel",
                        "model_runner_test:ModelRunner.SequencesOwnStatesAndBringRows")
@@ -163,6 +164,30 @@ SERVING_BUGS = (
     bug("refused_draft_counted", "penalties go on counting drafts that do not stand", SAMPLER,
         "const at::Tensor last = stand.to(at::kLong).cumprod(0).sum().view({1});",
         "const at::Tensor last = PLANTED ? at::full({1}, count, at::kLong) : stand.to(at::kLong).cumprod(0).sum().view({1});", ALONE),
+    # Draft models.
+    bug("draft_noise_of_its_own", "a draft model draws with other noise than its target", DRAFTS,
+        "SamplingParameters& how = start.sampling;", "SamplingParameters& how = start.sampling;\n  if (PLANTED) ++how.seed;", TWINS),
+    bug("draft_penalties_of_no_ids", "penalties of a draft model count none of the text's ids", DRAFTS,
+        "if (!counts) start.ids.clear();", "if (!counts || PLANTED) start.ids.clear();", TWINS),
+    bug("draft_first_mask", "all drafts of a step are drawn with the mask of the first", DRAFTS,
+        "asked.mask.assign(masks.end() - words, masks.end());",
+        "asked.mask.assign(PLANTED ? masks.begin() : masks.end() - words, PLANTED ? masks.begin() + words : masks.end());", TWINS),
+    bug("draft_blocks_stay", "a draft model keeps the blocks of texts that have ended", DRAFTS,
+        "drop(found->second);\n  texts_.erase(found);", "if (!PLANTED) drop(found->second);\n  texts_.erase(found);", TWINS),
+    bug("draft_keeps_refused", "a draft model takes drafts that were refused for ids of the text", DRAFTS,
+        "while (equal < most &&\n         text.cached", "while (equal < most &&\n         PLANTED | text.cached", "engine_test:DraftModels.RefusedDraftsAreReadAgain"),
+    bug("draft_prefix_of_any_salt", "prefixes of a draft model are shared across salts", DRAFTS,
+        ".salt = sequence.spec().cache_salt};", ".salt = PLANTED ? std::string() : sequence.spec().cache_salt};",
+        "engine_test:DraftModels.PromptsThatBeginAlikeAreReadOnce"),
+    bug("draft_lost_cache_counts", "a draft model goes on with a cache that a suspension has dropped", DRAFTS,
+        "if (levels_.levels.cache == MemoryLevel::kDrop) drafts_.forget_cache();",
+        "if (!PLANTED && levels_.levels.cache == MemoryLevel::kDrop) drafts_.forget_cache();", "engine_test:DraftModels.ItIsSuspendedWithItsTarget"),
+    bug("draft_stays_suspended", "what the target could not do is not taken back by its draft model", DRAFTS,
+        "if (outcome && !outcome->empty() && undo_)", "if (!PLANTED && outcome && !outcome->empty() && undo_)",
+        "engine_test:DraftModels.ATransitionIsThatOfBothOrOfNone"),
+    bug("draft_cache_not_planned", "blocks of a draft model are planned for no rank", "megatron/inference/engine_config.cc",
+        "if (slice.first_layer == 0) kept += shape.draft.kept;", "if (!PLANTED && slice.first_layer == 0) kept += shape.draft.kept;",
+        "model_runner_test:MemoryPlan.DraftModelsAreCounted"),
     # The engine.
     bug("suspended_starts", "an engine that is suspended plans steps", "megatron/inference/engine.cc",
         "if (state_ != EngineState::kRunning && state_ != EngineState::kDraining) return false;",

@@ -90,6 +90,46 @@ TEST(MemoryPlan, DraftsAreForModelsWithoutStates) {
             "--num-speculative-tokens is not built for a model with retrieval");
 }
 
+// A draft model is on the first stage: its weights, and blocks of as many positions.
+TEST(MemoryPlan, DraftModelsAreCounted) {
+  ModelConfig config = small_served_model();
+  config.transformer.num_layers = 4;
+  ModelConfig draft = small_served_model();
+  draft.transformer.num_layers = 1;
+  draft.transformer.ffn_hidden_size = 4096;
+  for (ModelConfig* one : {&config, &draft}) one->transformer.finalize();
+  EngineConfig engine;
+  engine.max_requests = 4;
+  engine.block_size = 8;
+  engine.cache_gb = 1e-4;
+  ServedShape shape = served_shape(engine, config, at::kFloat, /*on_gpu=*/false);
+  shape.stages = 2;
+  std::vector<ServingMemory> plain, drafted;
+  for (const bool with : {false, true}) {
+    if (with) shape.draft = draft_memory(draft, at::kDouble, shape);
+    for (int64_t stage = 0; stage < 2; ++stage) {
+      ServingMemory& memory = (with ? drafted : plain).emplace_back();
+      memory = serving_memory(config, shape, stage);
+      memory.cache = served_cache(engine, config, shape, memory.slice, 0);
+    }
+  }
+  const ParallelGroups one;
+  Served served(Served::make(draft, one), {}, at::kDouble);
+  EXPECT_EQ(shape.draft.weights, served.store.bytes());
+  EXPECT_EQ(drafted[1].total(), plain[1].total());
+  EXPECT_EQ(drafted[1].draft.weights, 0);
+  EXPECT_EQ(drafted[0].cache.block_bytes,
+            plain[0].cache.block_bytes + engine.block_size * shape.draft.kept.position);
+  RunnerOptions options = small_runner(drafted[0].cache.blocks);
+  options.block_size = engine.block_size;
+  EXPECT_EQ(ModelRunner(*served.model, options).cache_bytes(),
+            drafted[0].cache.blocks * engine.block_size * shape.draft.kept.position);
+  EXPECT_LE(drafted[0].cache.bytes(), 107375);
+  EXPECT_GT(drafted[0].step(), plain[0].step()) << "its step is the larger one";
+  EXPECT_EQ(drafted[0].total(), drafted[0].weights + served.store.bytes() +
+                                    drafted[0].cache.bytes() + drafted[0].step());
+}
+
 // The weights that a model gets are those that the file has after the caller has accepted it.
 TEST(MemoryPlan, ModelsAreAcceptedBeforeTheirWeightsAreRead) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "accepted";
@@ -97,7 +137,8 @@ TEST(MemoryPlan, ModelsAreAcceptedBeforeTheirWeightsAreRead) {
   std::filesystem::copy(MEGATRON_SOURCE_DIR "/tests/golden/hf/mistral", folder);
   const std::filesystem::path file = folder / "model.safetensors";
   LoadModelRequest request{.load = folder, .dtype = at::kFloat};
-  request.accept = [&](const ModelConfig& config) {
+  request.accept = [&](const ModelConfig& config, const Tokenizer* tokenizer) {
+    EXPECT_TRUE(tokenizer != nullptr);
     EXPECT_GT(config.transformer.num_layers, 0);
     std::fstream weights(file, std::ios::in | std::ios::out | std::ios::binary);
     uint64_t header = 0;
@@ -110,7 +151,7 @@ TEST(MemoryPlan, ModelsAreAcceptedBeforeTheirWeightsAreRead) {
   const LoadedModel loaded = load_model(request, one);
   for (const Parameter* parameter : loaded.model->parameters())
     EXPECT_EQ(parameter->value.count_nonzero().item<int64_t>(), 0);
-  request.accept = [](const ModelConfig&) { throw_error("not this one"); };
+  request.accept = [](const ModelConfig&, const Tokenizer*) { throw_error("not this one"); };
   EXPECT_EQ(error_of([&] { load_model(request, one); }), "not this one");
   EXPECT_EQ(error_of([&] { describe_model(request, 1); }), "not this one");
 }

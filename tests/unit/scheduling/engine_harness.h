@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -36,7 +37,8 @@ struct Received {
 class EngineHarness {
  public:
   EngineHarness(const FakeOptions& model, EngineOptions options = {}, int ranks = 1,
-                const Tokenizer* tokenizer = nullptr, int64_t now_ns = 0)
+                const Tokenizer* tokenizer = nullptr, int64_t now_ns = 0,
+                const std::function<StepRunner&(StepRunner&)>& around = {})
       : clock(now_ns), model_(model), tokenizer_(tokenizer) {
     options.check_invariants = true;
     options.scheduler.poison_freed_blocks = true;
@@ -50,7 +52,8 @@ class EngineHarness {
       followers_.push_back(
           std::make_unique<Follower>(*ends_.back(), *runners[static_cast<size_t>(rank)], "here"));
     }
-    engine = std::make_unique<Engine>(*runners[0], links_.get(), tokenizer, clock, options);
+    StepRunner& first = around ? around(*runners[0]) : *runners[0];
+    engine = std::make_unique<Engine>(first, links_.get(), tokenizer, clock, options);
     tick(0);  // ranks meet
   }
 

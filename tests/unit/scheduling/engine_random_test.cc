@@ -8,6 +8,7 @@
 
 #include "engine_harness.h"
 #include "fake_drafts.h"
+#include "megatron/inference/speculation/draft_model.h"
 #include "toy_grammar.h"
 
 namespace megatron {
@@ -23,7 +24,13 @@ int count_from(const char* variable, int otherwise) {
 class RandomSchedule {
  public:
   RandomSchedule(uint32_t seed, const Tokenizer* tokenizer)
-      : random_(seed), model_(draw_model()), run_(model_, draw_options(), ranks(), tokenizer) {
+      : random_(seed),
+        model_(draw_model()),
+        run_(model_, draw_options(), ranks(), tokenizer, 0,
+             [this](StepRunner& runner) -> StepRunner& {
+               if (!draft_model_) return runner;
+               return drafted_.emplace(runner, *draft_runner_, *draft_model_);
+             }) {
     has_text_ = tokenizer != nullptr;
   }
 
@@ -43,8 +50,10 @@ class RandomSchedule {
     run_.check_outputs();
     run_.check_empty();
     EXPECT_TRUE(!drafts_ || drafts_->empty()) << "drafts of requests that have ended";
+    EXPECT_TRUE(!draft_model_ || draft_model_->empty()) << "texts of requests that have ended";
   }
   const EngineHarness& run() const { return run_; }
+  bool has_draft_model() const { return draft_model_ != nullptr; }
 
  private:
   int below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
@@ -91,11 +100,35 @@ class RandomSchedule {
     config.swap_block_tokens = one_of({0.1, 2.0});
     if (!model_.facts.owns_state && chance(2)) {
       config.max_drafts = 1 + below(6);
-      drafts_ =
-          std::make_shared<FakeDrafts>(model_, random_(), 1 + static_cast<uint32_t>(below(8)));
-      config.draft_source = drafts_;
+      if (chance(2)) {
+        drafts_ =
+            std::make_shared<FakeDrafts>(model_, random_(), 1 + static_cast<uint32_t>(below(8)));
+        config.draft_source = drafts_;
+      } else {
+        make_draft_model();
+        config.draft_source = draft_model_;
+      }
     }
     return options;
+  }
+  // The target's twin, or one that is wrong beyond a border, with a cache of any size.
+  void make_draft_model() {
+    FakeOptions twin = model_;
+    RunnerFacts& facts = twin.facts;
+    facts.draw_latency = 1;
+    facts.hidden_size = facts.num_adapters = facts.host_blocks = 0;
+    facts.block_size = 1 + below(6);
+    facts.device_blocks = 1 + below(2 * model_.facts.device_blocks);
+    if (chance(4)) facts.vocab_size = 200;
+    if (chance(4)) facts.rope_border = 5 + below(30);
+    if (chance(4)) facts.max_positions = 5 + below(43);
+    draft_runner_.emplace(twin, clock_);
+    DraftModelOptions options;
+    options.vocab_size = model_.facts.vocab_size;
+    options.max_step_tokens = facts.slots + below(20);
+    options.share_prefixes = chance(2);
+    options.poison_freed_blocks = true;
+    draft_model_ = std::make_shared<DraftModel>(*draft_runner_, options);
   }
   int ranks() { return chance(3) ? 2 : 1; }
 
@@ -181,6 +214,10 @@ class RandomSchedule {
   std::mt19937 random_;
   FakeOptions model_;
   std::shared_ptr<FakeDrafts> drafts_;
+  FakeClock clock_;
+  std::optional<FakeRunner> draft_runner_;
+  std::shared_ptr<DraftModel> draft_model_;
+  std::optional<DraftedRunner> drafted_;
   EngineHarness run_;
   bool has_text_ = false;
   int submitted_ = 0;
@@ -190,20 +227,22 @@ class RandomSchedule {
 TEST(EngineSchedules, RandomOnesGiveWhatEachRequestGivesAlone) {
   const auto tokenizer = byte_tokenizer();
   const int count = count_from("MEGATRON_RANDOM_SCHEDULES", 5000);
-  uint64_t drafts = 0, accepted = 0;
+  uint64_t drafts[2] = {}, accepted[2] = {};  // of lists, of a model
   for (int seed = 0; seed < count; ++seed) {
     SCOPED_TRACE(cat("seed ", seed));
     RandomSchedule schedule(static_cast<uint32_t>(seed), seed % 2 == 0 ? tokenizer.get() : nullptr);
     schedule.execute();
     if (testing::Test::HasFailure()) return;
     const EngineStats stats = schedule.run().engine->stats();
-    drafts += stats.drafts;
-    accepted += stats.accepted_drafts;
+    drafts[schedule.has_draft_model()] += stats.drafts;
+    accepted[schedule.has_draft_model()] += stats.accepted_drafts;
   }
   if (count < 1000) return;
-  EXPECT_GT(drafts, 10U * static_cast<uint64_t>(count));
-  EXPECT_GT(accepted, drafts / 4);
-  EXPECT_LT(accepted, drafts * 9 / 10);
+  for (const int kind : {0, 1}) {
+    EXPECT_GT(drafts[kind], 3U * static_cast<uint64_t>(count)) << kind;
+    EXPECT_GT(accepted[kind], drafts[kind] / 4) << kind;
+    EXPECT_LT(accepted[kind], drafts[kind] * 9 / 10) << kind;
+  }
 }
 
 }  // namespace

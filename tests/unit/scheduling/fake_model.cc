@@ -120,15 +120,15 @@ FakeModel::Cell& FakeModel::cell(int32_t slot, int64_t position) {
 }
 
 void FakeModel::move_blocks(const StepPlan& plan) {
-  for (const int32_t block : plan.poison) {
-    Block& poisoned = device_.at(static_cast<size_t>(block));
-    poisoned.assign(poisoned.size(), Cell{});
-  }
   for (const Swap& swap : plan.swap_out)
     host_.at(static_cast<size_t>(swap.host)) = device_.at(static_cast<size_t>(swap.device));
   for (const Swap& swap : plan.state_swap_out)
     host_states_.at(static_cast<size_t>(swap.host)) =
         slots_.at(static_cast<size_t>(swap.device)).state;
+  for (const int32_t block : plan.poison) {
+    Block& poisoned = device_.at(static_cast<size_t>(block));
+    poisoned.assign(poisoned.size(), Cell{});
+  }
   start_slots(plan);
   tables_.apply(plan);
   for (const Swap& swap : plan.swap_in)
