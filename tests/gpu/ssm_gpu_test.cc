@@ -11,14 +11,14 @@
 #include "megatron/transformer/ssm/gated_norm.h"
 #include "megatron/transformer/ssm/ssd_scan.h"
 #include "tests/gpu/timing.h"
-#include "tests/kernels/cases.h"
 
 namespace megatron {
 namespace {
 
 const at::Device kGpu(at::kCUDA, 0);
-// bf16 operands and results, sums in fp32: about two roundings of 2^-9.
-constexpr double kTolerance = 5e-3;
+// Of the norm of what is exact: twice what rounding a result to bf16 takes, which is all that tensor
+// operations lose.
+constexpr double kTolerance = 3.4e-3;
 
 class SsmGpu : public ::testing::Test {
  protected:
@@ -44,7 +44,9 @@ at::Tensor draw_runs(int64_t s, int64_t b, int64_t length) {
 void expect_close(const at::Tensor& got, const at::Tensor& exact, const char* name,
                   double tolerance = kTolerance) {
   ASSERT_TRUE(got.defined()) << name;
-  EXPECT_LT(relative_error(got.cpu(), exact), tolerance) << name;
+  ASSERT_EQ(got.sizes(), exact.sizes()) << name;
+  const at::Tensor difference = got.cpu().to(at::kDouble) - exact;
+  EXPECT_LT((difference.norm() / exact.norm()).item<double>(), tolerance) << name;
 }
 
 TEST_F(SsmGpu, ConvolutionMatchesFp64) {
@@ -184,8 +186,7 @@ TEST_F(SsmGpu, GradientsOfTheScanMatchFp64) {
     expect_close(got.x, exact.x, "dx");
     expect_close(got.B, exact.B, "dB");
     expect_close(got.C, exact.C, "dC");
-    // Sums over later tokens of differences of products that were rounded to bf16.
-    expect_close(got.dt, exact.dt, "ddt", 2 * kTolerance);
+    expect_close(got.dt, exact.dt, "ddt");
     expect_close(got.D, exact.D, "dD", 1e-5);
     expect_close(got.state, exact.state, "dstate");
     // A sum of terms of both signs, that may be far larger than it is.
