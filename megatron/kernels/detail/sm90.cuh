@@ -56,6 +56,12 @@ inline CUtensorMap panel_map(const void* data, int64_t columns, int64_t samples,
   return map;
 }
 
+// An address that the compiler computes with where it is used, not before a loop: descriptors of
+// operands that were prepared there take registers that sums need.
+__device__ __forceinline__ uint32_t used_here(uint32_t address) {
+  asm volatile("" : "+r"(address));
+  return address;
+}
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }

@@ -74,6 +74,23 @@ struct GradientShape {
                                       static_cast<int>(sizeof(SpanSums)) + 4 * kSpan + 128;
 };
 
+template <int kN>
+struct Tiles {
+  uint32_t b, c, stages, state, gradient, weighted;  // weighted: M o L dt, blocks 00, 01, 11
+  __device__ __forceinline__ explicit Tiles(uint32_t base) {
+    using Shape = GradientShape<kN>;
+    b = base, c = b + Shape::kBytesBC, stages = c + Shape::kBytesBC;
+    state = stages + Shape::kStages * Shape::kStageBytes;
+    gradient = state + Shape::kStateBytes, weighted = gradient + Shape::kStateBytes;
+  }
+  __device__ __forceinline__ uint32_t x(int stage) const {
+    return stages + stage * GradientShape<kN>::kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t dy(int stage) const {
+    return x(stage) + GradientShape<kN>::kTile;
+  }
+};
+
 // Adds over the four lanes that share a row.
 __device__ __forceinline__ float row_sum(float v) {
   v += __shfl_xor_sync(0xffffffffu, v, 1);
@@ -93,14 +110,8 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
   extern __shared__ unsigned char raw[];
   unsigned char* const shared = aligned_shared(raw);
   const uint32_t base = shared_address(shared);
-  const uint32_t b_tile = base, c_tile = base + Shape::kBytesBC;
-  const uint32_t stages = c_tile + Shape::kBytesBC;
-  const auto stage_x = [&](int stage) { return stages + stage * Shape::kStageBytes; };
-  const auto stage_dy = [&](int stage) { return stage_x(stage) + kTile; };
-  const uint32_t state_tile = stages + kStages * Shape::kStageBytes;
-  const uint32_t gradient_tile = state_tile + Shape::kStateBytes;
-  const uint32_t weighted = gradient_tile + Shape::kStateBytes;  // M o L dt: blocks 00, 01, 11
-  uint4* const scores = reinterpret_cast<uint4*>(shared + (weighted + 3 * kPanel - base));
+  const Tiles<kN> tile(base);
+  uint4* const scores = reinterpret_cast<uint4*>(shared + (tile.weighted + 3 * kPanel - base));
   unsigned char* const behind = reinterpret_cast<unsigned char*>(scores) + 3 * kPanel;
   SpanDecays* const decays = reinterpret_cast<SpanDecays*>(behind);
   SpanSums& sums = *reinterpret_cast<SpanSums*>(decays + kStages);
@@ -140,8 +151,8 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
         const int at = group * kN + panel * kPanelColumns;
         for (int half = 0; half < 2; ++half) {
           const int to = panel * kTile + half * kPanel, token = token0 + half * kChunk;
-          load_panel(b_tile + to, &p.b, bc_full, at, sample, token);
-          load_panel(c_tile + to, &p.c, bc_full, at, sample, token);
+          load_panel(tile.b + to, &p.b, bc_full, at, sample, token);
+          load_panel(tile.c + to, &p.c, bc_full, at, sample, token);
         }
       }
       for (int i = 0; i < items; ++i) {
@@ -150,18 +161,18 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
         barrier_expect(full(stage), Shape::kStageBytes);
         for (int half = 0; half < 2; ++half) {
           const int token = token0 + half * kChunk;
-          load_panel(stage_x(stage) + half * kPanel, &p.x, full(stage), column * kPanelColumns,
+          load_panel(tile.x(stage) + half * kPanel, &p.x, full(stage), column * kPanelColumns,
                      sample, token);
-          load_panel(stage_dy(stage) + half * kPanel, &p.dy, full(stage), column * kPanelColumns,
+          load_panel(tile.dy(stage) + half * kPanel, &p.dy, full(stage), column * kPanelColumns,
                      sample, token);
         }
         barrier_wait(states_empty, (i & 1) ^ 1);
         barrier_expect(states_full, 2 * Shape::kStateBytes);
         const int row = ((sample * p.spans + span) * p.columns + column) * 64;
         for (int panel = 0; panel < kPanels; ++panel) {
-          load_panel(state_tile + panel * kPanel, &p.states, states_full, panel * kPanelColumns, 0,
+          load_panel(tile.state + panel * kPanel, &p.states, states_full, panel * kPanelColumns, 0,
                      row);
-          load_panel(gradient_tile + panel * kPanel, &p.gradients, states_full,
+          load_panel(tile.gradient + panel * kPanel, &p.gradients, states_full,
                      panel * kPanelColumns, 0, row);
         }
       }
@@ -279,20 +290,20 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
     barrier_wait(bc_full, 0);
 #pragma unroll
     for (int half = mine; half < 2; ++half) {
-      float tile[32];
+      float all[32];
       wgmma_begin();
 #pragma unroll
       for (int k = 0; k < kN / 16; ++k) {
         const uint32_t at = k / 4 * kTile + k % 4 * 32;
-        wgmma<0, 0>(tile, k_major(b_tile + at + my_half), k_major(c_tile + at + half * kPanel),
+        wgmma<0, 0>(all, k_major(tile.b + at + my_half), k_major(tile.c + at + half * kPanel),
                     k > 0);
       }
       wgmma_commit();
       wgmma_wait<0>();
-      wgmma_pin(tile);
+      wgmma_pin(all);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const float* const t = tile + 8 * k;
+        const float* const t = all + 8 * k;
         scores[((mine + half) * 4 + k) * kGroupThreads + thread] =
             uint4{pack2(t[0], t[1]), pack2(t[2], t[3]), pack2(t[4], t[5]), pack2(t[6], t[7])};
       }
@@ -303,12 +314,13 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
     for (int i = 0; i < kN / 2; ++i) db[i] = dc[i] = 0.0f;
 
     for (int item = 0; item < items; ++item) {
+      const Tiles<kN> tile(used_here(base));
       const int stage = item % kStages, head = first_head + item / p.parts;
       const float d = p.d ? p.d[head] : 0.0f;
       barrier_wait(full(stage), item / kStages & 1);
       barrier_wait(states_full, item & 1);
       const SpanDecays& of = decays[stage];
-      const uint32_t x_tile = stage_x(stage) + my_half, dy_tile = stage_dy(stage);
+      const uint32_t x_tile = tile.x(stage) + my_half, dy_tile = tile.dy(stage);
       const float sum0 = of.sum[row0], sum1 = of.sum[row1];
       const float step0 = of.step[row0], step1 = of.step[row1];
       const float until0 = of.until[row0], until1 = of.until[row1];
@@ -322,13 +334,13 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
 #pragma unroll
         for (int k = 0; k < 4; ++k)
           wgmma<0, 1>(part, k_major(dy_tile + my_half + 32 * k),
-                      mn_major(state_tile + panel * kPanel + k * 16 * kPanelRowBytes, kPanel),
+                      mn_major(tile.state + panel * kPanel + k * 16 * kPanelRowBytes, kPanel),
                       k > 0);
         wgmma_commit();
         // <G, S>, a part of each thread.
-        const uint4* const s = reinterpret_cast<const uint4*>(generic(state_tile + panel * kPanel));
+        const uint4* const s = reinterpret_cast<const uint4*>(generic(tile.state + panel * kPanel));
         const uint4* const g =
-            reinterpret_cast<const uint4*>(generic(gradient_tile + panel * kPanel));
+            reinterpret_cast<const uint4*>(generic(tile.gradient + panel * kPanel));
 #pragma unroll
         for (int i = 0; i < kPanel / 16 / (2 * kGroupThreads); ++i) {
           const int at = i * 2 * kGroupThreads + mine * kGroupThreads + thread;
@@ -342,7 +354,7 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
         wgmma_pin(part);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const unsigned char* const c = generic(c_tile + my_half + panel * kTile) + 2 * pair;
+          const unsigned char* const c = generic(tile.c + my_half + panel * kTile) + 2 * pair;
           const uint32_t c0 = *reinterpret_cast<const uint32_t*>(c + panel_piece(row, i)),
                          c1 = *reinterpret_cast<const uint32_t*>(c + panel_piece(row + 8, i));
           of_state0 += low_of(c0) * part[4 * i] + high_of(c0) * part[4 * i + 1];
@@ -373,12 +385,12 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
       wgmma_begin();
 #pragma unroll
       for (int k = 0; k < kN / 16; ++k)
-        wgmma<0, 0>(dx, k_major(b_tile + my_half + k / 4 * kTile + k % 4 * 32),
-                    k_major(gradient_tile + k / 4 * kPanel + k % 4 * 32), k > 0);
+        wgmma<0, 0>(dx, k_major(tile.b + my_half + k / 4 * kTile + k % 4 * 32),
+                    k_major(tile.gradient + k / 4 * kPanel + k % 4 * 32), k > 0);
       wgmma_commit();
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        wgmma<1>(db, a[k], mn_major(gradient_tile + k * 16 * kPanelRowBytes, kPanel), 1);
+        wgmma<1>(db, a[k], mn_major(tile.gradient + k * 16 * kPanelRowBytes, kPanel), 1);
       wgmma_commit();
       wgmma_wait<1>();
       wgmma_pin(dx);
@@ -417,7 +429,7 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
         wgmma_wait<0>();
         wgmma_pin(m);
         const bool diagonal = half == mine;
-        const uint32_t block = weighted + (mine + half) * kPanel;
+        const uint32_t block = tile.weighted + (mine + half) * kPanel;
         uint32_t w[4][4];  // (C B^T) o L
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -492,7 +504,7 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
                    1);
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          wgmma<1>(db, a[k], mn_major(c_tile + half * kPanel + k * 16 * kPanelRowBytes, kTile), 1);
+          wgmma<1>(db, a[k], mn_major(tile.c + half * kPanel + k * 16 * kPanelRowBytes, kTile), 1);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(dx);
@@ -510,9 +522,10 @@ __global__ void __launch_bounds__(GradientShape<kN>::kThreads, 1)
       for (int half = 0; half <= mine; ++half) {
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          wgmma<1, 1>(dc,
-                      mn_major(weighted + (mine + half) * kPanel + k * 16 * kPanelRowBytes, kPanel),
-                      mn_major(b_tile + half * kPanel + k * 16 * kPanelRowBytes, kTile), 1);
+          wgmma<1, 1>(
+              dc,
+              mn_major(tile.weighted + (mine + half) * kPanel + k * 16 * kPanelRowBytes, kPanel),
+              mn_major(tile.b + half * kPanel + k * 16 * kPanelRowBytes, kTile), 1);
       }
       wgmma_commit();
 
