@@ -16,8 +16,8 @@ namespace megatron {
 namespace {
 
 const at::Device kGpu(at::kCUDA, 0);
-// Of the norm of what is exact: twice what rounding a result to bf16 takes, which is all that tensor
-// operations lose.
+// Of the norm of what is exact: twice what rounding a result to bf16 takes, which is all that
+// tensor operations lose.
 constexpr double kTolerance = 3.4e-3;
 
 class SsmGpu : public ::testing::Test {
