@@ -196,6 +196,20 @@ void BlendedDataset::read(int64_t index, const SampleSpans& out,
   impl_->members[member]->read(sample, out, document_starts);
 }
 
+std::vector<SampleImage> BlendedDataset::images(int64_t index) const {
+  const auto [member, sample] = locate(index);
+  return impl_->members[member]->images(sample);
+}
+
+void BlendedDataset::read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const {
+  const auto [member, sample] = locate(index);
+  impl_->members[member]->read_image(sample, image, patches);
+}
+
+const PixelTable* BlendedDataset::pixel_values() const {
+  return impl_->members.front()->pixel_values();
+}
+
 std::string BlendedDataset::description() const {
   JsonWriter json;
   json.begin_object().member("class", "BlendedDataset").member("split", to_string(impl_->split));

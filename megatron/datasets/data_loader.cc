@@ -92,6 +92,8 @@ struct DataLoader::Impl {
       : dataset(std::move(data)), options(std::move(opts)), sampler(options.sampler) {}
 
   std::shared_ptr<MicroBatch> new_batch() const;
+  // Those of the samples that it holds.
+  BatchImages read_images(const MicroBatch& batch) const;
   // Fills a batch with samples `ids`.
   std::shared_ptr<MicroBatch> read_batch(std::vector<int64_t> ids, int64_t start) const;
   Slot load(int64_t number);
@@ -124,8 +126,37 @@ std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> id
     batch->ordinals.push_back(first + static_cast<int64_t>(i));
   }
   batch->sample_ids = std::move(ids);
+  if (dataset->pixel_values() != nullptr) batch->images = read_images(*batch);
   batch->consumed = start + sampler.samples_per_step();
   return batch;
+}
+
+BatchImages DataLoader::Impl::read_images(const MicroBatch& batch) const {
+  BatchImages out;
+  out.pixel_values = *dataset->pixel_values();
+  std::vector<int64_t> numbers;  // of each image in its sample
+  size_t bytes = 0;
+  const auto index_of = [&](int64_t sample) {
+    const int64_t id = batch.sample_ids[static_cast<size_t>(sample)];
+    return id == kPaddingSample ? 0 : id;
+  };
+  for (int64_t i = 0; i < batch.micro_batch_size; ++i) {
+    int64_t number = 0;
+    for (SampleImage& image : dataset->images(index_of(i))) {
+      bytes += static_cast<size_t>(image.bytes());
+      out.all.push_back({i, image});
+      numbers.push_back(number++);
+    }
+  }
+  out.patches.resize(bytes);
+  std::span<uint8_t> rest = out.patches;
+  for (size_t k = 0; k < out.all.size(); ++k) {
+    const auto& [sample, image] = out.all[k];
+    const auto size = static_cast<size_t>(image.bytes());
+    dataset->read_image(index_of(sample), numbers[k], rest.first(size));
+    rest = rest.subspan(size);
+  }
+  return out;
 }
 
 // Micro-batch `number`, counted from the start of this loader.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,7 @@ struct MicroBatch {
   std::vector<std::vector<int32_t>> document_starts;  // per sample, see Sample
   bool crosses_documents = true;                      // false if some sample has several documents
   int64_t consumed = 0;                               // consumed samples after this micro-batch
+  std::optional<BatchImages> images;                  // of datasets whose samples may have some
 
   int64_t sequence_length() const { return columns.sequence_length(); }
   ColumnBlock data() const { return {columns, block, micro_batch_size}; }

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "megatron/base/check.h"
 #include "megatron/datasets/index_cache.h"
 
 namespace megatron {
@@ -14,6 +15,10 @@ Sample Dataset::sample(int64_t index) const {
   read(index, out.spans(), out.document_starts);
   out.dataset_id = locate(index).first;
   return out;
+}
+
+void Dataset::read_image(int64_t index, int64_t, std::span<uint8_t>) const {
+  throw_error(cat("sample ", index, " has no images"));
 }
 
 std::string Dataset::fingerprint() const { return hash_text(description()); }

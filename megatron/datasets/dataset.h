@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "megatron/datasets/columns.h"
+#include "megatron/datasets/sample_images.h"
 
 namespace megatron {
 
@@ -52,6 +53,12 @@ class Dataset {
   // Maps sample `index` to (member of the blend, index within it); a plain dataset is its own
   // member 0.
   virtual std::pair<int64_t, int64_t> locate(int64_t index) const { return {0, index}; }
+  // The images of a sample in the order of its text; default: there are none.
+  virtual std::vector<SampleImage> images(int64_t /*index*/) const { return {}; }
+  // Writes the patches of image `image` of images(index), its bytes().
+  virtual void read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const;
+  // Of all images; null: samples have none.
+  virtual const PixelTable* pixel_values() const { return nullptr; }
   // Everything that order and content of the samples depend on (files, split, blend, sequence
   // length, number of samples, seed, ...), as one JSON object on one line.
   virtual std::string description() const = 0;

@@ -107,6 +107,9 @@ class DistributedDataParallel final : public ParameterStore {
   std::vector<Parameter*> record_gradients(const std::function<void()>& pass);
 
   int64_t values_version() const override { return shard_values_ ? -1 : values_version_; }
+  bool communicates_in_passes() const override {
+    return shard_values_ || (reduces_ && (shard_grads_ || overlap_grads_));
+  }
   // Invalidates what layers cache that was computed from the values, such as quantised weights.
   void forget_what_is_kept() { ++values_version_; }
   const DelayedScales* delayed_scales(const Parameter& weight) override;

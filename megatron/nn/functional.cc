@@ -45,7 +45,7 @@ at::Tensor anchor() { return at::empty({0}).set_requires_grad(true); }
 
 at::Tensor differentiable(Parameter& parameter, std::optional<at::ScalarType> type) {
   MEGATRON_ASSERT(parameter.store != nullptr, parameter.name, " has no store");
-  if (!at::GradMode::is_enabled()) {  // no backward will release it
+  if (!at::GradMode::is_enabled() || !parameter.trainable) {  // no backward will release it
     const AcquiredValue value(&parameter);
     const at::Tensor view = value.value().view(parameter.local_shape);
     return type ? view.to(*type) : view;

@@ -17,8 +17,8 @@ at::Tensor anchor();
 
 // A parameter as an ordinary differentiable tensor, for code that composes ATen operations: its
 // gradient is added to the parameter's target when the backward reaches it. The store's value is in
-// use until then; without autograd no longer than the call. `type`: of the tensor and of its
-// gradient; none: that of the value.
+// use until then; without autograd, or frozen, no longer than the call. `type`: of the tensor and
+// of its gradient; none: that of the value.
 at::Tensor differentiable(Parameter& parameter, std::optional<at::ScalarType> type = {});
 
 // Computes a weight gradient and reports it ready: now, or later as a separate action of a

@@ -121,6 +121,9 @@ class ParameterStore {
   // Changes whenever a value does: what was derived from a value is valid while it stays the same.
   // -1: not known, or values are not kept between uses.
   virtual int64_t values_version() const { return -1; }
+  // Whether collectives are issued while values are used or gradients become ready: then all ranks
+  // must use the same parameters in each pass, in the same order.
+  virtual bool communicates_in_passes() const { return false; }
   // Whether weights are used by forwards alone: of a quantised weight only the copy that these read
   // is made.
   virtual bool only_forward() const { return false; }

@@ -96,6 +96,8 @@ void Embedding::set_sequence_parallel(bool sequence_parallel) {
 
 at::Tensor Embedding::forward(const at::Tensor& ids) {
   check_ids("id", ids, table_->global_shape[0]);
+  // Of a frozen table autograd has nothing to compute.
+  const c10::AutoGradMode recorded(at::GradMode::is_enabled() && table_->trainable);
   return EmbeddingFunction::apply(ids.contiguous(), anchor(), table_);
 }
 

@@ -99,6 +99,7 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
   }
   batch.place.position = positions_;
   batch.place.sample = to_device(at::tensor(source->ordinals, at::kLong), device_);
+  if (add_) add_(source, device_, batch);
   if (!on_host) held_.push_back(source);
   return batch;
 }

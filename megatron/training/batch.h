@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,7 +13,6 @@
 #include "megatron/models/batch.h"
 
 namespace megatron {
-
 
 // Totals of sequences of `tokens` tokens without padding. `loss_weight`: the whole column [b, ...].
 SequenceTotals sequence_totals(const at::Tensor& loss_weight, int64_t tokens);
@@ -26,10 +26,14 @@ at::ScalarType scalar_type(ElementType type);
 // copies have completed.
 class BatchMaker {
  public:
+  // Adds to a batch on the device what its columns do not hold.
+  using Addition =
+      std::function<void(const std::shared_ptr<const MicroBatch>&, c10::Device, Batch&)>;
   // `cp` must outlive it. `row_multiple` > 0: batches have the rows of texts without padding, a
   // multiple of it (Batch::rows_of); 0: they have not.
-  BatchMaker(c10::Device device, const ProcessGroup& cp, int64_t row_multiple = 0)
-      : device_(device), cp_(cp), row_multiple_(row_multiple) {}
+  BatchMaker(c10::Device device, const ProcessGroup& cp, int64_t row_multiple = 0,
+             Addition add = {})
+      : device_(device), cp_(cp), row_multiple_(row_multiple), add_(std::move(add)) {}
   Batch make(const std::shared_ptr<const MicroBatch>& source);
   std::vector<std::shared_ptr<const MicroBatch>> take_held() { return std::exchange(held_, {}); }
 
@@ -37,6 +41,7 @@ class BatchMaker {
   c10::Device device_;
   const ProcessGroup& cp_;
   int64_t row_multiple_;
+  Addition add_;
   int64_t length_ = 0;    // length of the whole sequences of the last batch
   at::Tensor positions_;  // [s]
   std::vector<std::shared_ptr<const MicroBatch>> held_;

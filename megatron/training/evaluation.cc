@@ -50,7 +50,8 @@ std::optional<Evaluator::Result> Evaluator::run(const PretrainTask& task, Traine
       options_.full ? 1 : static_cast<int>(options_.global_batch_size / per_pass);
   const int64_t rounds =
       options_.full ? (dataset_->size() + per_pass - 1) / per_pass : options_.eval_iters;
-  BatchMaker maker(device_, model.groups().cp, options_.row_multiple);
+  BatchMaker maker(device_, model.groups().cp, options_.row_multiple,
+                   task.addition(model.chunks.front().module->config()));
   Timers timers(0);
   at::Tensor totals = at::zeros({2 + static_cast<int64_t>(task.metrics.size())},
                                 at::TensorOptions().dtype(at::kDouble).device(device_));

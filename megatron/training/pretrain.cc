@@ -183,7 +183,8 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
                     checkpoint_files(arguments, *tokenizer_,
                                      start_.checkpoint ? &*start_.checkpoint : nullptr),
                     /*replace_existing=*/start_.continues(), job.agreement),
-      batches_(device_, groups_.cp, unpadded_row_multiple(arguments)),
+      batches_(device_, groups_.cp, unpadded_row_multiple(arguments),
+               task.addition(model_.chunks.front().module->config())),
       routing_(config_.moe_routing_record, config_.moe_routing_replay, groups_.world.rank()),
       outcomes_(device_),
       // With several ranks, the decision is part of a step's outcome, which the host may read two

@@ -57,6 +57,11 @@ struct PretrainTask {
   std::function<at::Tensor(const at::Tensor& mask_sums)> sequence_weights;
   // Names of StageOutput::metrics; logged divided by the weight
   std::vector<std::string> metrics;
+  // What adds to batches of a model of this configuration; null: columns are all that it reads
+  std::function<BatchMaker::Addition(const ModelConfig&)> add_to_batch;
+  BatchMaker::Addition addition(const ModelConfig& model) const {
+    return add_to_batch ? add_to_batch(model) : nullptr;
+  }
   // Floating-point operations of training with one token (reporting/flops.h)
   std::function<double(const Arguments&, const Vocabulary&)> flops_per_token;
 };

@@ -5,10 +5,8 @@ import struct
 import unittest
 
 import support
+from media_model import SAME, write_media_model
 from support import call
-
-GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "multimodal")
-SAME = os.path.join(GOLDEN, "same")
 
 
 def png_size(path):
@@ -19,18 +17,8 @@ def png_size(path):
 
 class InspectMediaTest(support.FolderTest):
     def model(self, family):
-        with open(os.path.join(GOLDEN, "expansions.json")) as file:
-            facts = {row["family"]: row for row in json.load(file)}[family]
         folder = self.path(family)
-        os.makedirs(folder, exist_ok=True)
-        files = {"config.json": json.dumps(facts["config"]), "preprocessor_config.json": json.dumps(facts["processor"]),
-                 "chat_template.jinja": facts["template"]}
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            with open(os.path.join(GOLDEN, "tokenizer", name)) as file:
-                files[name] = file.read()
-        for name, text in files.items():
-            with open(os.path.join(folder, name), "w") as file:
-                file.write(text)
+        write_media_model(folder, family)
         return ["--media-model", folder]
 
     def rows(self, *rows):

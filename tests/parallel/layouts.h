@@ -36,6 +36,10 @@ std::span<const ModelFlags> expert_models();
 std::span<const LayoutRow> encoder_rows();
 std::span<const ModelFlags> encoder_models();
 
+// Those of models that read images.
+std::span<const LayoutRow> vision_rows();
+std::span<const ModelFlags> vision_models();
+
 // Those of models whose layers are letters of a pattern.
 std::span<const LayoutRow> hybrid_rows();
 std::span<const LayoutRow> more_hybrid_rows();  // which `make matrix` alone takes

@@ -150,7 +150,8 @@ class BenchBatches {
         groups_(groups),
         device_(device),
         sample_(groups.dp.rank() * arguments.training.micro_batch_size),
-        maker_(device, groups.cp, unpadded_row_multiple(arguments)) {
+        maker_(device, groups.cp, unpadded_row_multiple(arguments),
+               task.addition(whole_model(task.model_provider, arguments, vocabulary)->config())) {
     if (task.name == "gpt") return;
     tokenizer_ = make_tokenizer(arguments.tokenizer);
     datasets_ = build_datasets(task, arguments, *tokenizer_);

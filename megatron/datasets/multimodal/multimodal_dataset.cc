@@ -10,6 +10,7 @@
 #include "megatron/datasets/index_cache.h"
 #include "megatron/datasets/sampler.h"
 #include "megatron/datasets/tuning/first_fit.h"
+#include "megatron/media/decode.h"
 
 namespace megatron {
 
@@ -54,6 +55,7 @@ struct MultimodalDataset::Impl {
   Split split;
   MultimodalDatasetOptions options;
   MultimodalCounts counts;
+  PixelTable pixel_values = {};
   std::vector<int64_t> usable;      // samples of the index
   std::vector<SequenceLoad> loads;  // of sample first + i; no positions: not usable
   PackedSequences sequences;        // of samples
@@ -71,7 +73,31 @@ struct MultimodalDataset::Impl {
   void count_patches();
   template <class Use>
   void for_each_member(int64_t sequence, Use&& use) const;
+  // Sample and medium of each image of a sequence.
+  std::vector<std::pair<int64_t, int64_t>> image_places(int64_t sequence) const;
+  SampleImage image_of(const MediumFacts& medium) const;
 };
+
+std::vector<std::pair<int64_t, int64_t>> MultimodalDataset::Impl::image_places(
+    int64_t sequence) const {
+  std::vector<std::pair<int64_t, int64_t>> out;
+  for (const int64_t sample : sequences[sequence])
+    for (int64_t m = 0; m < index->media_count(sample); ++m)
+      if (index->facts(sample, m).kind == MediaKind::kImage) out.emplace_back(sample, m);
+  return out;
+}
+
+SampleImage MultimodalDataset::Impl::image_of(const MediumFacts& medium) const {
+  const MediaRules& rules = index->rules();
+  const ImagePlan plan = plan_image(rules.processor, medium.size);
+  const ImageSize picture = plan.pictures.front().size;
+  return {.rows = picture.height / rules.patch,
+          .columns = picture.width / rules.patch,
+          .pictures = std::ssize(plan.pictures),
+          .patch_bytes = 3 * rules.patch * rules.patch,
+          .grid = plan.grid,
+          .size = medium.size};
+}
 
 // Counts what becomes of a sample.
 SequenceLoad MultimodalDataset::Impl::load_of(int64_t sample) {
@@ -155,6 +181,7 @@ MultimodalDataset::MultimodalDataset(std::shared_ptr<const MultimodalIndex> inde
   std::tie(d.first, d.last) = split_range(bounds, d.index->size());
   MEGATRON_CHECK(d.first < d.last, d.index->path(), ": the ", to_string(split),
                  " split holds none of the ", d.index->size(), " samples");
+  d.pixel_values = pixel_table(d.index->rules().processor.scaling);
   d.choose();
   MEGATRON_CHECK(!d.usable.empty(), d.index->path(), ": none of the ", d.counts.samples,
                  " samples of the ", to_string(split), " split can be used: ", d.counts.dropped,
@@ -190,6 +217,35 @@ void MultimodalDataset::read(int64_t index, const SampleSpans& sample,
   });
   out.pad(end, position);
 }
+
+std::vector<SampleImage> MultimodalDataset::images(int64_t index) const {
+  std::vector<SampleImage> out;
+  for (const auto& [sample, medium] : impl_->image_places(index))
+    out.push_back(impl_->image_of(impl_->index->facts(sample, medium)));
+  return out;
+}
+
+void MultimodalDataset::read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const {
+  const MultimodalIndex& samples = *impl_->index;
+  const auto [sample, medium] = impl_->image_places(index).at(static_cast<size_t>(image));
+  const IndexedMedium place = samples.medium(sample, medium);
+  const std::string bytes = samples.bytes(sample, medium);
+  const MediaSource source = {{reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()},
+                              place.name};
+  const Image pixels = decode_image(source, {.limits = impl_->options.limits});
+  MEGATRON_CHECK(pixels.size() == place.facts.size, place.name, ": decoded to ", pixels.height(),
+                 "x", pixels.width(), ", its headers say ", place.facts.size.height, "x",
+                 place.facts.size.width);
+  for (const Image& picture : process_image(samples.rules().processor, pixels)) {
+    const std::vector<uint8_t> cut = patch_bytes(picture, samples.rules().patch);
+    MEGATRON_ASSERT(cut.size() <= patches.size(), "more pictures than the plan of ", place.name);
+    std::copy(cut.begin(), cut.end(), patches.begin());
+    patches = patches.subspan(cut.size());
+  }
+  MEGATRON_ASSERT(patches.empty(), "fewer pictures than the plan of ", place.name);
+}
+
+const PixelTable* MultimodalDataset::pixel_values() const { return &impl_->pixel_values; }
 
 std::vector<SequenceRun> MultimodalDataset::runs(int64_t index) const {
   const Impl& d = *impl_;

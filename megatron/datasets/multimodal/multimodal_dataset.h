@@ -27,6 +27,7 @@ struct MultimodalDatasetOptions {
   FusionOptions fusion;
   int64_t most_patches = 0;    // of the images of a sequence; 0: no limit
   int64_t shuffle_window = 0;  // samples; 0: all are permuted
+  MediaLimits limits;
 };
 
 // Statistics of one epoch.
@@ -61,6 +62,10 @@ class MultimodalDataset final : public Dataset {
   int64_t size() const override;
   void read(int64_t index, const SampleSpans& out,
             std::vector<int32_t>& document_starts) const override;
+  std::vector<SampleImage> images(int64_t index) const override;
+  // Throws Error that names the sample and the medium: bytes that cannot be read or decoded.
+  void read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const override;
+  const PixelTable* pixel_values() const override;
   // Ascending. Every run lies in the sequence as a whole.
   std::vector<SequenceRun> runs(int64_t index) const;
   const MultimodalIndex& index() const;

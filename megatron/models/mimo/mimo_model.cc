@@ -1,5 +1,7 @@
 #include "megatron/models/mimo/mimo_model.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/common/refused_options.h"
@@ -27,6 +29,10 @@ ModelConfig built_mimo(const ModelConfig& config) {
   refuse(t.has_moe(), "--num-experts");
   refuse(t.fp32_residual_connection, "--fp32-residual-connection");
   return language_config(config);
+}
+
+bool trains(Module& module) {
+  return std::ranges::any_of(module.parameters(), &Parameter::trainable);
 }
 
 }  // namespace
@@ -83,12 +89,28 @@ at::Tensor MimoModel::text_of(const at::Tensor& tokens) const {
   return tokens.masked_fill(tokens == own_.image_token_id, kNoToken);
 }
 
+bool MimoModel::every_rank_encodes() const {
+  const ParameterStore* store = vision_projection_->parameters().front()->store;
+  return store != nullptr && store->communicates_in_passes();
+}
+
+bool MimoModel::trains_features() const {
+  return trains(*vision_model_) || trains(*vision_projection_) ||
+         (image_newline_ != nullptr && image_newline_->trainable);
+}
+
 at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImages* all,
                                       const ForwardContext& context) {
-  if (all == nullptr || all->pictures == 0) return {};
+  if (all == nullptr || (all->pictures == 0 && !every_rank_encodes())) return {};
   const PackedImages& images = *all;
   const int64_t b = tokens.size(0), s = tokens.size(1), h = config().transformer.hidden_size;
-  at::Tensor features = vision_projection_->forward(vision_model_->forward(images, context));
+  at::Tensor features;
+  {
+    const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains(*vision_model_));
+    features = vision_model_->forward(images, context);
+  }
+  const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains_features());
+  features = vision_projection_->forward(features);
   if (images.taken.defined()) features = features.index_select(0, images.taken);
   check_shape("features", features, {images.places.size(0), h});
   const auto rows = [&](const at::Tensor& places) {

@@ -19,7 +19,8 @@ namespace megatron {
 //
 // Parameters: language_model.<those of a GPT>; vision_model... (vision/vision_encoder.h) and
 // vision_projection... (vision/vision_projector.h) and, with --vision-newlines, image_newline [h]
-// on the segment with the embedding. Tensor ranks hold all of the encoder and encode the same
+// on the segment with the embedding. Without pictures the encoder is not run and its gradients are
+// zero. Tensor ranks hold all of the encoder and encode the same
 // pictures; with sequence parallelism each has the gradient of its own rows, so that those of the
 // encoder are partial sums over kTensor.
 class MimoModel : public Model {
@@ -50,6 +51,10 @@ class MimoModel : public Model {
   // [s, b, h] of tokens [b, s]: features in their places, zeros elsewhere; undefined: no image.
   at::Tensor placed_features(const at::Tensor& tokens, const PackedImages* images,
                              const ForwardContext& context);
+  // Whether data-parallel ranks exchange values or gradients of the encoder during a pass: then one
+  // without images goes through it, too, with no picture, so that all issue the same collectives.
+  bool every_rank_encodes() const;
+  bool trains_features() const;
   // Image tokens as kNoToken.
   at::Tensor text_of(const at::Tensor& tokens) const;
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
@@ -16,6 +17,16 @@ std::shared_ptr<const UnpaddedRows> equal_segments(int64_t count, int64_t length
   std::vector<int64_t> numbers(static_cast<size_t>(count));
   std::iota(numbers.begin(), numbers.end(), 0);
   return std::make_shared<const UnpaddedRows>(make_unpadded_rows({mask}, numbers, 1));
+}
+
+std::shared_ptr<const UnpaddedRows> no_segments(int64_t length) {
+  auto out = std::make_shared<UnpaddedRows>();
+  out->length = length;
+  for (at::Tensor* tensor : out->tensors()) *tensor = at::empty({0}, at::kLong);
+  out->kinds = at::empty({0, length}, at::kLong);
+  out->offsets = at::zeros({1}, at::kInt);
+  out->counts = at::empty({0}, at::kInt);
+  return out;
 }
 
 constexpr int64_t kNewline = -1;
@@ -52,6 +63,10 @@ std::vector<int64_t> order_of(const VisionConfig& config, const SeenImage& image
 }
 
 }  // namespace
+
+int64_t image_tokens(const VisionConfig& config, const SeenImage& image) {
+  return std::ssize(order_of(config, image));
+}
 
 PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> images,
                          at::Tensor patches, at::Tensor pixel_values,
@@ -101,7 +116,8 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
     out.taken = at::tensor(taken, at::kLong);
     out.newlines = at::tensor(newlines, at::kLong);
   }
-  if (out.pictures > 0) out.segments = equal_segments(out.pictures, config.encoder_rows());
+  out.segments = out.pictures > 0 ? equal_segments(out.pictures, config.encoder_rows())
+                                  : no_segments(config.encoder_rows());
   return out;
 }
 
@@ -109,10 +125,10 @@ PackedImages to_device(const PackedImages& images, at::Device device) {
   PackedImages out = images;
   for (at::Tensor* tensor :
        {&out.patches, &out.pixel_values, &out.places, &out.taken, &out.newlines})
-    if (tensor->defined()) *tensor = tensor->to(device);
+    if (tensor->defined()) *tensor = to_device(*tensor, device);
   if (images.segments == nullptr) return out;
   auto segments = std::make_shared<UnpaddedRows>(*images.segments);
-  for (at::Tensor* tensor : segments->tensors()) *tensor = tensor->to(device);
+  for (at::Tensor* tensor : segments->tensors()) *tensor = to_device(*tensor, device);
   out.segments = std::move(segments);
   return out;
 }

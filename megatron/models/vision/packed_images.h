@@ -43,6 +43,9 @@ struct PackedImages {
   std::shared_ptr<const UnpaddedRows> segments;
 };
 
+// Tokens that an image becomes.
+int64_t image_tokens(const VisionConfig& config, const SeenImage& image);
+
 // Of samples of `length` tokens with placeholders: `tokens` [b, s] row by row. Throws Error for a
 // picture that is not of the encoder's size, and naming the sample, both numbers and its images
 // where its placeholders are not as many as its features.
@@ -56,7 +59,7 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
                          at::Tensor patches, at::Tensor pixel_values,
                          std::span<const int64_t> tokens, int64_t samples, int64_t image_token);
 
-// The same on another device.
+// The same on another device. Copies to a GPU are asynchronous, through page-locked memory.
 PackedImages to_device(const PackedImages& images, at::Device device);
 
 }  // namespace megatron

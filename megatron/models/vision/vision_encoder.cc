@@ -49,7 +49,8 @@ at::Tensor VisionEncoder::numbers_of(const PackedImages& images, at::ScalarType 
   MEGATRON_ASSERT(images.pixel_values.defined(), "pixels without the table of their numbers");
   const at::Tensor row = at::arange(kChannels, images.patches.options().dtype(at::kLong)) *
                          images.pixel_values.size(1);
-  const at::Tensor index = images.patches.view({images.patches.size(0), kChannels, -1})
+  const int64_t area = config_.patch_dim * config_.patch_dim;
+  const at::Tensor index = images.patches.view({images.patches.size(0), kChannels, area})
                                .to(at::kLong)
                                .add(row.view({1, kChannels, 1}));
   return images.pixel_values.flatten()

@@ -338,6 +338,8 @@ at::Tensor unpadded_attention(const at::Tensor& q, const at::Tensor& k, const at
 at::Tensor unpadded_packed_attention(const at::Tensor& packed, const PackedHeads& heads,
                                      const RotaryAngles& rotary, const AttendedRows& rows,
                                      const AttentionOptions& options) {
+  if (rows.queries->samples == 0)
+    return packed.narrow(2, 0, heads.groups * heads.heads_per_group * heads.head_size);
   check_shape(
       "packed attention without padding", packed,
       {rows.queries->rows, 1, heads.groups * (heads.heads_per_group + 2) * heads.head_size});

@@ -19,6 +19,7 @@
 #include "megatron/training/arguments/dpo_config.h"
 #include "megatron/training/arguments/expert_rules.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/arguments/mimo_rules.h"
 #include "megatron/training/arguments/padding_rules.h"
 #include "megatron/training/arguments/quantization_rules.h"
 #include "megatron/training/arguments/t5_rules.h"
@@ -129,10 +130,12 @@ std::vector<std::string> flags_given(C config) {
 }
 
 void images_are_read(const Arguments& a, Violations& v) {
-  const std::vector<std::string> given = flags_given(own_config<MimoConfig>(a.own));
+  if (a.training.task == "mimo") return;
+  std::vector<std::string> given = flags_given(own_config<MimoConfig>(a.own));
+  std::ranges::copy(flags_given(own_config<MimoDataConfig>(a.own)), std::back_inserter(given));
   if (!given.empty())
     v.add(cat(listed(given), " has no effect with --task ", a.training.task),
-          "leave it out: training of models that read images is not built yet");
+          "leave it out, or give --task mimo");
 }
 
 // Samples of sentences are masked, and have neither documents inside nor their positions.

@@ -158,7 +158,8 @@ class TracedRun {
         datasets_(proof_datasets(build_datasets(task, arguments, *tokenizer_), arguments)),
         model_(
             build_model(task, arguments, vocabulary_, groups, options.dtype, device, StartPoint{})),
-        batches_(device, groups.cp, unpadded_row_multiple(arguments)) {
+        batches_(device, groups.cp, unpadded_row_multiple(arguments),
+                 task.addition(model_.chunks.front().module->config())) {
     MEGATRON_CHECK(datasets_.train, "the data has no training split");
     if (!updates_) draw_weights(1);
     if (options.disturbance > 0) disturb_weights(options.disturbance);

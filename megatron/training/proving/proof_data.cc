@@ -107,6 +107,11 @@ class ProofDataset final : public Dataset {
     move_documents(index, out, document_starts);
   }
   std::pair<int64_t, int64_t> locate(int64_t index) const override { return of_->locate(index); }
+  std::vector<SampleImage> images(int64_t index) const override { return of_->images(index); }
+  void read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const override {
+    of_->read_image(index, image, patches);
+  }
+  const PixelTable* pixel_values() const override { return of_->pixel_values(); }
   std::string description() const override {
     return cat("{\"class\": \"ProofDataset\", \"of\": ", of_->description(), "}");
   }

@@ -20,6 +20,7 @@ const std::vector<const TaskType*>& task_types() {
       MEGATRON_TASK(sft),
       MEGATRON_TASK(dpo),
       MEGATRON_TASK(retro),
+      MEGATRON_TASK(mimo),
       // Encoders
       MEGATRON_TASK(bert),
       MEGATRON_TASK(classify),

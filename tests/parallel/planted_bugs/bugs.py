@@ -48,6 +48,7 @@ MODERN = BERT + ("--bert-no-binary-head --bert-no-head-bias --bert-embedding-nor
                  "--disable-norm-bias --no-first-input-norm ")
 T5 = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task t5 --decoder-num-layers 12 --decoder-seq-length 256 "
 RETRO = GPT + "--task retro "
+LLAVA = LLAMA + ("--task mimo --vision-model-type clip --disable-vision-class-token --image-token-id 32000 ")
 RELATIVE = "--position-embedding-type relative "
 LETTERS = GPT.replace("--num-layers 24", "--hybrid-layer-pattern *-*--*|-*--*-*-|--*-*-|*-*-")
 NEMOTRON = ("--hybrid-layer-pattern M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M- --hidden-size 4096 --ffn-hidden-size 21504 "
@@ -180,6 +181,8 @@ PROOFS = {
     "t5 relative pp2": (2, T5 + RELATIVE + BATCH + PP + "2 --pipeline-model-parallel-layout Ee*24t*4|t*8L"),
     "t5 relative pp4": (4, T5 + RELATIVE + BATCH + PP + "4"),
     "retro tp2 sp": (2, RETRO + BATCH + TP + "2 " + SP),
+    "llava tp2 sp": (2, LLAVA + BATCH + TP + "2 " + SP),
+    "llava dp2 zero3": (2, LLAVA + BATCH + ZERO3),
     "retro pp2": (2, RETRO + BATCH + PP + "2"),
     "t5 pp4 equal lengths": (4, T5 + BATCH + PP + "4 --decoder-seq-length 512"),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),

@@ -1,11 +1,13 @@
-"""Planted bugs of models that read images, which unit tests catch. The arguments of Bug, see bugs.py."""
-from stack_bugs import unit_bugs
+"""Planted bugs of models that read images. The arguments of Bug, see bugs.py."""
+from stack_bugs import bug, unit_bugs
 
 MODEL, ENCODER = "megatron/models/mimo/mimo_model.cc", "megatron/models/vision/vision_encoder.cc"
+GRADS = "megatron/distributed/grad_buffer.cc"
 PACKING, SUBLAYER = "megatron/models/vision/packed_images.cc", "megatron/transformer/layer/sublayer.cc"
 FAMILIES, CONVERT = "megatron/interop/huggingface/hf_multimodal_families.cc", "megatron/interop/huggingface/hf_convert.cc"
 GOLDEN = "Families/HfVisionGolden.LogitsAndGradientsWithImages/"
-vision_bug = unit_bugs("models_test", "training of models that read images is not built")
+vision_bug = unit_bugs("models_test", "one rank computes alike")
+training_bug = unit_bugs("mimo_test", "one rank computes alike")
 
 
 VISION_BUGS = (
@@ -14,10 +16,23 @@ VISION_BUGS = (
     vision_bug("vision_places_of_samples", "features are placed sample by sample in rows that go token by token", MODEL,
                "return places.remainder(s) * b + places.div(s, \"floor\");",
                "return PLANTED ? places : places.remainder(s) * b + places.div(s, \"floor\");", GOLDEN + "llava"),
-    vision_bug("vision_partial_gradients", "gradients of the encoder are not summed over tensor ranks that hold different rows", MODEL,
-               "if (config().sequence_parallel) parameter.placement.partial_grad.insert(Axis::kTensor);",
-               "if (!PLANTED && config().sequence_parallel) parameter.placement.partial_grad.insert(Axis::kTensor);",
-               "Families/HfVisionGolden.GradientsOnTwoTensorRanks/llava"),
+    bug("vision_partial_gradients", "gradients of the encoder are not summed over tensor ranks that hold different rows",
+        ((MODEL, "if (config().sequence_parallel) parameter.placement.partial_grad.insert(Axis::kTensor);",
+          "if (!PLANTED && config().sequence_parallel) parameter.placement.partial_grad.insert(Axis::kTensor);"),),
+        "tp4_sp_llava", "llava tp2 sp"),
+    bug("vision_rank_skips_exchange", "a rank without images does not take part in the exchanges of the encoder",
+        ((MODEL, "(all->pictures == 0 && !every_rank_encodes())", "(all->pictures == 0 && (PLANTED || !every_rank_encodes()))"),),
+        "dp2_zero3_llava", "llava dp2 zero3"),
+    training_bug("vision_frozen_language_cuts", "no gradient goes through a frozen language model to the projector", MODEL,
+                 "return placed.view({s, b, h});",
+                 "return PLANTED && !trains(language_model_) ? placed.view({s, b, h}).detach() : placed.view({s, b, h});",
+                 "Mimo.GradientsGoThroughAFrozenLanguageModel"),
+    training_bug("vision_frozen_keeps_activations", "an encoder that is frozen keeps its activations for a backward", MODEL,
+                 "at::GradMode::is_enabled() && trains(*vision_model_)", "at::GradMode::is_enabled() && (PLANTED || trains(*vision_model_))",
+                 "Mimo.FrozenPartsHoldNoActivations"),
+    training_bug("vision_old_gradient", "after a step without images the gradient of the one before is used again", GRADS,
+                 "if (stale_[parameter]) views_[parameter].zero_();", "if (!PLANTED && stale_[parameter]) views_[parameter].zero_();",
+                 "Mimo.AStepWithoutImagesHasZeroGradients"),
     vision_bug("vision_class_row_kept", "the class row is the first feature, the last patch none", ENCODER, "narrow(1, first, p + 1 - first)",
                "narrow(1, PLANTED ? 0 : first, p + 1 - first)", GOLDEN + "llava"),
     vision_bug("vision_layer_behind", "the output of the layer behind the configured one is taken", FAMILIES, "all + 1 + feature",

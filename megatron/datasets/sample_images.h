@@ -1,0 +1,39 @@
+// Images of samples, which go beside the columns: their number and sizes differ from sample to
+// sample.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "megatron/media/pixel_values.h"
+#include "megatron/media/tiling.h"
+
+namespace megatron {
+
+// An image of a sample as its headers say it, without its pixels. An encoder sees one picture of it
+// or several (its tiles, and the whole of it), all of one size.
+struct SampleImage {
+  int64_t rows = 0, columns = 0;  // of patches of a picture
+  int64_t pictures = 1;
+  int64_t patch_bytes = 0;  // 3 p^2
+  TileGrid grid = {};       // of the tiles
+  ImageSize size = {};      // of the image
+
+  int64_t patches() const { return pictures * rows * columns; }
+  int64_t bytes() const { return patches() * patch_bytes; }
+};
+
+// The images of a micro-batch.
+struct BatchImages {
+  struct One {
+    int64_t sample = 0;  // of the micro-batch; ascending, in the order of its text
+    SampleImage image;
+  };
+  std::vector<One> all;
+  // [P, 3 p^2]: the patches of all pictures one after another, each by channel, row and column
+  std::vector<uint8_t> patches;
+  PixelTable pixel_values = {};  // the numbers that bytes stand for
+};
+
+}  // namespace megatron

@@ -1,0 +1,117 @@
+#include "megatron/training/arguments/mimo_rules.h"
+
+#include <algorithm>
+
+#include "megatron/models/mimo/mimo_config.h"
+#include "megatron/training/arguments/model_provider.h"
+
+namespace megatron {
+
+void MimoDataConfig::fields(FieldVisitor& v) {
+  v.group("mimo");
+  v.role(FieldRole::kRun);
+  v.field("media_model", media_model,
+          "folder of a Hugging Face model, whose config.json and image processor say what images "
+          "of rows become");
+  v.field("media_root", media_root,
+          "folder of the media that rows name; empty: the folder of the row's file");
+  v.field(
+      "escape_modality_text", escape_modality_text,
+      "encode spellings of special tokens in texts as ordinary text; without it they are errors");
+  v.field({"loss_at_media", "--no-loss-at-media", true}, loss_at_media,
+          "the last row of an image is not trained to predict the text behind it");
+  v.field("max_patches_per_sequence", max_patches_per_sequence,
+          "patches of the images that are packed into a sequence, at most; 0: no limit");
+  v.field("shuffle_window", shuffle_window,
+          "shuffle files, and then so many neighbouring samples; 0: all samples are shuffled");
+  v.field("max_image_pixels", max_image_pixels, "larger images are errors");
+  v.field("max_images_per_sample", max_images_per_sample, "samples with more are errors");
+}
+
+void MimoDataConfig::validate(Violations& v) const {
+  for (const auto& [flag, value] :
+       {std::pair{"--max-patches-per-sequence", max_patches_per_sequence},
+        std::pair{"--shuffle-window", shuffle_window}})
+    v.require(value >= 0, cat(flag, " is ", value), "0 or more");
+  for (const auto& [flag, value] : {std::pair{"--max-image-pixels", max_image_pixels},
+                                    std::pair{"--max-images-per-sample", max_images_per_sample}})
+    v.require(value > 0, cat(flag, " is ", value), "a positive number");
+}
+
+namespace {
+
+// Options of a GPT that a model with images has not.
+void validate_built(const Arguments& a, Violations& v) {
+  const TransformerConfig& t = a.transformer;
+  const auto refuse = [&](bool given, const char* what) {
+    if (given) v.add(cat(what, " with --task mimo is not built"), "leave one of them out");
+  };
+  refuse(a.parallel.context_parallel_size > 1, "--context-parallel-size above 1");
+  refuse(a.parallel.hybrid_context_parallel, "--hybrid-context-parallel");
+  refuse(a.splits_vocabulary(), "--pipeline-vocab-parallel");
+  refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
+  refuse(t.has_adapters(), "--lora-rank");
+  refuse(t.is_quantized(), "--fp8-format or --fp4-format");
+  refuse(t.is_hybrid(), "--hybrid-layer-pattern");
+  refuse(t.has_moe(), "--num-experts");
+  refuse(t.fp32_residual_connection, "--fp32-residual-connection");
+  refuse(a.training.uses_cuda_graphs(), "--cuda-graph-impl");
+}
+
+}  // namespace
+
+void validate_mimo(const Arguments& a, Violations& v) {
+  const auto& own = own_config<MimoConfig>(a.own);
+  const auto& data = own_config<MimoDataConfig>(a.own);
+  validate_built(a, v);
+  if (!own.is_given())
+    v.add("--task mimo without an encoder of images", "--vision-model-type clip or internvit");
+  if (!a.data.mock_data && data.media_model.empty())
+    v.add("--media-model is not given",
+          "the folder of a Hugging Face model whose image processor makes the pictures");
+  if (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss ||
+      a.data.dataloader_inter_document_masking)
+    v.add(
+        "--reset-position-ids, --reset-attention-mask, --eod-mask-loss or "
+        "--dataloader-inter-document-masking has no effect with --task mimo",
+        "leave it out: samples are separated anyway");
+  const int64_t length = a.transformer.seq_length;
+  if (own.is_given() && own.patch_dim > 0 && length > 0 && length <= own.features() + 1)
+    v.add(cat("--seq-length ", length, " has no room for a picture of ", own.features(),
+              " tokens and text"));
+}
+
+void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
+  auto& own = own_config<MimoConfig>(a.own);
+  const auto& was = own_config<MimoConfig>(before.own);
+  shrinker.set("--vision-num-layers", own.vision_num_layers, one_or_several(was.vision_num_layers));
+  shrinker.set("--vision-num-attention-heads", own.vision_num_attention_heads,
+               one_or_several(was.vision_num_attention_heads));
+  constexpr int64_t kHead = 8;
+  const int64_t hidden = std::min(was.vision_hidden_size, kHead * own.vision_num_attention_heads);
+  shrinker.set("--vision-hidden-size", own.vision_hidden_size,
+               hidden / own.vision_num_attention_heads * own.vision_num_attention_heads);
+  shrinker.set("--vision-ffn-hidden-size", own.vision_ffn_hidden_size,
+               std::min(was.vision_ffn_hidden_size, 2 * own.vision_hidden_size));
+  if (was.vision_projection_ffn_hidden_size > 0)
+    shrinker.set("--vision-projection-ffn-hidden-size", own.vision_projection_ffn_hidden_size,
+                 std::min<int64_t>(was.vision_projection_ffn_hidden_size, 24));
+  // Two by two patches, or a side longer where one is.
+  const int64_t rows = std::min<int64_t>(was.patch_rows(), 2),
+                columns = std::min<int64_t>(was.patch_columns(), 2);
+  const bool high = was.patch_rows() > was.patch_columns(),
+             wide = was.patch_columns() > was.patch_rows();
+  constexpr int64_t kPatch = 4;
+  shrinker.set("--patch-dim", own.patch_dim, std::min(was.patch_dim, kPatch));
+  shrinker.set("--img-h", own.img_h, own.patch_dim * (high ? 2 * rows : rows));
+  shrinker.set("--img-w", own.img_w, own.patch_dim * (wide ? 2 * columns : columns));
+  // An id within the table stays there.
+  const int64_t size = a.tokenizer.vocab_size.value_or(1);
+  if (was.image_token_id >= size && was.image_token_id < likely_vocabulary(before).padded_size)
+    shrinker.set("--image-token-id", own.image_token_id, size - 1);
+  // Room for a picture and text
+  const int64_t least = own.features() + 4;
+  if (a.transformer.seq_length < least) a.transformer.seq_length = least;
+}
+
+}  // namespace megatron

@@ -1,0 +1,32 @@
+// What the flags of a run that trains a model with images mean together. Columns of the table of
+// tasks.
+#pragma once
+
+#include <string>
+
+#include "megatron/training/arguments/arguments.h"
+#include "megatron/transformer/config/proof/proof_size.h"
+
+namespace megatron {
+
+// Where images come from, and what becomes of rows with them.
+struct MimoDataConfig : Config {
+  std::string media_model;  // folder of a Hugging Face model
+  std::string media_root;
+  bool escape_modality_text = false;
+  bool loss_at_media = true;
+  int64_t max_patches_per_sequence = 0;
+  int64_t shuffle_window = 0;
+  int64_t max_image_pixels = 89'478'485;
+  int64_t max_images_per_sample = 64;
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+void validate_mimo(const Arguments& arguments, Violations& violations);
+
+// The tiny model keeps the kind of encoder, several layers and heads, and pictures of several
+// patches.
+void shrink_mimo(Arguments& arguments, const Arguments& before, Shrinker& shrinker);
+
+}  // namespace megatron

@@ -1,0 +1,215 @@
+// Training of a GPT that reads images beside text.
+#include <map>
+#include <mutex>
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+#include "megatron/base/log.h"
+#include "megatron/datasets/multimodal/mock_multimodal_dataset.h"
+#include "megatron/datasets/multimodal/multimodal_dataset.h"
+#include "megatron/datasets/tuning/sft_dataset.h"
+#include "megatron/models/mimo/mimo_config.h"
+#include "megatron/models/vision/packed_images.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/mimo_rules.h"
+#include "megatron/training/tasks/tasks.h"
+
+namespace megatron {
+namespace {
+
+// -- data
+
+void report(const std::string& path, Split split, const MultimodalCounts& counts, int64_t length) {
+  const auto count = [](int64_t n) { return format_count(static_cast<uint64_t>(n)); };
+  const auto percent = [](int64_t part, int64_t whole) {
+    return whole == 0 ? 0 : (200 * part + whole) / (2 * whole);
+  };
+  std::string text =
+      cat(to_string(split), " split of ", path, ": ", count(counts.samples), " samples, ",
+          count(counts.positions), " tokens of which ", percent(counts.counted, counts.positions),
+          "% count, ", count(counts.patches), " patches, ", count(counts.sequences),
+          " sequences an epoch, ", percent(counts.positions, counts.sequences * length),
+          "% full, at most ", count(counts.most_patches), " patches in one");
+  if (counts.cut > 0) text += cat("; ", count(counts.cut), " cut at --seq-length");
+  if (counts.dropped > 0)
+    text += cat("; ", count(counts.dropped), " longer than --seq-length dropped, the first is ",
+                counts.first_dropped);
+  if (counts.silent > 0)
+    text += cat("; ", count(counts.silent), " without a token that counts dropped");
+  log_info(text);
+}
+
+// That the processor of the data makes the pictures that the model reads, and tokens their places.
+void check_rules(const MediaRules& rules, const MimoConfig& own, const std::string& folder) {
+  using Family = MediaRules::Family;
+  MEGATRON_CHECK(rules.family == Family::kLlava || rules.family == Family::kLlavaNext ||
+                     rules.family == Family::kInternVl,
+                 folder, ": training is built for models of type llava, llava_next and internvl");
+  const auto same = [&](const char* flag, int64_t model, int64_t data, const char* what) {
+    MEGATRON_CHECK(model == data, flag, " is ", model, ", ", folder, " has ", data, " as ", what,
+                   "\nhint: the model and --media-model must be the same");
+  };
+  same("--image-token-id", own.image_token_id, rules.image->id, "the token of images");
+  same("--patch-dim", own.patch_dim, rules.patch, "side of a patch");
+  constexpr ImageSize kAny = {64, 64};
+  const ImageSize picture = plan_image(rules.processor, kAny).pictures.front().size;
+  same("--img-h", own.img_h, picture.height, "height of a picture");
+  same("--img-w", own.img_w, picture.width, "width of a picture");
+  MEGATRON_CHECK(own.vision_newlines == (rules.family == Family::kLlavaNext), folder,
+                 ": --vision-newlines is for models of type llava_next, and needed for them");
+  if (rules.family == Family::kLlava)
+    same("the number of features of a picture", own.features(), own.patches() + rules.class_rows,
+         "its tokens");
+  if (rules.family == Family::kInternVl)
+    same("the number of features of a picture", own.features(), rules.rows_of_a_picture,
+         "its tokens");
+}
+
+// Indices of files, each built once, even if several splits use it.
+class MediaFiles {
+ public:
+  MediaFiles(const Arguments& a, const Tokenizer& tokenizer)
+      : data_(own_config<MimoDataConfig>(a.own)),
+        cache_path_(a.data.data_cache_path),
+        conversations_(tokenizer, data_.media_model, a.sft),
+        encoder_(tokenizer, conversations_, read_media_rules(data_.media_model, tokenizer),
+                 data_.escape_modality_text) {
+    check_rules(encoder_.rules(), own_config<MimoConfig>(a.own), data_.media_model);
+    limits_.max_image_pixels = data_.max_image_pixels;
+  }
+
+  std::shared_ptr<const MultimodalIndex> open(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<const MultimodalIndex>& index = open_[path];
+    if (!index)
+      index = std::make_shared<const MultimodalIndex>(
+          path, encoder_,
+          MultimodalIndexOptions{.media_root = data_.media_root,
+                                 .cache_path = cache_path_,
+                                 .limits = limits_,
+                                 .most_media = data_.max_images_per_sample});
+    return index;
+  }
+  MultimodalDatasetOptions options(const Arguments& a, const DatasetRequest& request) const {
+    return {.sequence_length = request.sequence_length,
+            .seed = request.seed,
+            .long_samples = a.sft.sft_long_conversations == SftLongConversations::kCut
+                                ? LongSamples::kCut
+                                : LongSamples::kDrop,
+            .fusion = {data_.loss_at_media},
+            .most_patches = data_.max_patches_per_sequence,
+            .shuffle_window = data_.shuffle_window,
+            .limits = limits_};
+  }
+
+ private:
+  const MimoDataConfig data_;
+  const std::string cache_path_;
+  MediaLimits limits_;
+  const ConversationEncoder conversations_;
+  const MultimodalEncoder encoder_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<const MultimodalIndex>> open_;
+};
+
+SeenImage seen(int64_t sample, const SampleImage& image) {
+  return {sample, image.rows, image.columns, image.pictures, image.grid, image.size};
+}
+
+// One picture; and of models whose images have tiles, several of them.
+std::vector<MockImage> mock_kinds(const VisionConfig& own) {
+  std::vector<MockImage> out;
+  const auto add = [&](int64_t pictures, TileGrid grid, ImageSize size) {
+    const SampleImage image = {own.patch_rows(),
+                               own.patch_columns(),
+                               pictures,
+                               3 * own.patch_dim * own.patch_dim,
+                               grid,
+                               size};
+    out.push_back({image, image_tokens(own, seen(0, image))});
+  };
+  add(1, {}, {own.img_h, own.img_w});
+  if (own.vision_newlines) {
+    add(3, {1, 2}, {own.img_h, 2 * own.img_w - 1});
+    add(3, {2, 1}, {own.img_h, own.img_w});  // columns of the map show padding
+  }
+  if (own.pixel_shuffle) add(3, {1, 2}, {own.img_h, 2 * own.img_w});
+  return out;
+}
+
+TrainValidTestDatasets mimo_datasets(const Arguments& a, const DatasetRequest& given) {
+  DatasetRequest request = given;
+  if (a.data.mock_data) {
+    const auto& own = own_config<MimoConfig>(a.own);
+    const MockImages images = {mock_kinds(own), own.image_token_id, given.tokenizer.vocab_size,
+                               given.seed};
+    request.make_mock = [config = gpt_dataset_config(a.data, given), images](Split split,
+                                                                             int64_t count) {
+      return std::make_shared<const MockMultimodalDataset>(
+          make_mock_sft_dataset(split, count, config), images);
+    };
+    return build_train_valid_test_datasets(a.data, request);
+  }
+  MEGATRON_ASSERT(given.text_tokenizer != nullptr);
+  const auto files = std::make_shared<MediaFiles>(a, *given.text_tokenizer);
+  request.make_member = [files, options = files->options(a, given)](const MemberRequest& member) {
+    auto dataset = std::make_shared<const MultimodalDataset>(
+        files->open(member.path), member.bounds, member.split, member.num_samples, options);
+    report(member.path, member.split, dataset->counts(), options.sequence_length);
+    return dataset;
+  };
+  return build_train_valid_test_datasets(a.data, request);
+}
+
+// -- micro-batches
+
+// The images of a micro-batch, on the device.
+BatchMaker::Addition add_images(const ModelConfig& config) {
+  const auto& own = config.own.as_or_default<MimoConfig>();
+  return [own](const std::shared_ptr<const MicroBatch>& source, c10::Device device, Batch& batch) {
+    MEGATRON_ASSERT(source->images.has_value(), "data without images");
+    const BatchImages& images = *source->images;
+    std::vector<SeenImage> all;
+    for (const auto& [sample, image] : images.all) all.push_back(seen(sample, image));
+    const int64_t patch = 3 * own.patch_dim * own.patch_dim;
+    // Tensors keep the micro-batch alive; nothing writes to them.
+    const auto tensor = [&source](const auto& values, at::IntArrayRef shape, at::ScalarType type) {
+      return at::from_blob(
+          const_cast<void*>(static_cast<const void*>(values.data())), shape, [source](void*) {},
+          at::TensorOptions().dtype(type));
+    };
+    const auto tokens = source->data().all<int64_t>("tokens");
+    batch.images = std::make_shared<const PackedImages>(to_device(
+        pack_images(own, all,
+                    tensor(images.patches, {std::ssize(images.patches) / patch, patch}, at::kByte),
+                    tensor(images.pixel_values, {3, 256}, at::kFloat), tokens,
+                    source->micro_batch_size, own.image_token_id),
+        device));
+  };
+}
+
+PretrainTask mimo_task(const Arguments& arguments) {
+  PretrainTask task = gpt_task(arguments);
+  task.name = "mimo";
+  task.model_provider = provide_model("mimo");
+  task.datasets_provider = mimo_datasets;
+  task.add_to_batch = add_images;
+  task.flops_per_token = [provide = task.model_provider](const Arguments& a,
+                                                         const Vocabulary& vocabulary) {
+    return model_flops_per_token(provide, a, vocabulary);
+  };
+  return task;
+}
+
+}  // namespace
+
+const TaskType& mimo_task_type() {
+  static const TaskType type = {.name = "mimo",
+                                .make = mimo_task,
+                                .config = OwnConfig(MimoDataConfig()),
+                                .validate = validate_mimo,
+                                .shrink = shrink_mimo};
+  return type;
+}
+
+}  // namespace megatron

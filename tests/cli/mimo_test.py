@@ -1,0 +1,95 @@
+"""Training of models that read images: from nothing and from a folder of Hugging Face, resumed, with frozen parts."""
+import json
+import os
+import shutil
+
+import support
+from media_model import SAME, write_media_model
+from support import read_safetensors
+
+MODEL = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --position-embedding-type rope --untie-embeddings-and-output-weights "
+         "--normalization RMSNorm --swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0.1 --vision-model-type clip "
+         "--vision-num-layers 2 --vision-hidden-size 16 --vision-ffn-hidden-size 24 --vision-num-attention-heads 2 --img-h 28 --img-w 28 "
+         "--patch-dim 14 --disable-vision-class-token --image-token-id 260").split()
+RUN = "--task mimo --seq-length 64 --micro-batch-size 2 --global-batch-size 4 --lr 1e-3 --eval-iters 0 --device cpu --num-threads 1 " \
+      "--log-interval 1 --split 100,0,0".split()
+IMAGES = ["0_img1.png", "1_img1.jpg", "3_img1.png", "4_img1.webp"]
+
+
+def metrics(folder):
+    with open(os.path.join(folder, "metrics.jsonl")) as file:
+        return [row for row in map(json.loads, file) if row["type"] == "train"]
+
+
+def weights(folder):
+    """{name: bytes} of the newest checkpoint."""
+    newest = max(name for name in os.listdir(folder) if name.startswith("iter_"))
+    out = {}
+    for name in sorted(os.listdir(os.path.join(folder, newest))):
+        if name.endswith(".safetensors"):
+            out.update(read_safetensors(os.path.join(folder, newest, name)))
+    return out
+
+
+class MimoTest(support.FolderTest):
+    def setUp(self):
+        super().setUp()
+        write_media_model(self.path("llava"), "llava")
+        with open(self.path("rows.jsonl"), "w") as file:
+            for i in range(20):
+                row = {"image": IMAGES[i % 3], "caption": "xyz" * (1 + i % 5)}
+                if i % 4 == 3:
+                    row = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "abcdefghi"[:1 + i % 7]}]}
+                file.write(json.dumps(row) + "\n")
+        self.data = ["--data-path", self.path("rows.jsonl"), "--media-root", os.path.join(SAME, "json", "media"), "--media-model",
+                     self.path("llava"), "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", self.path("llava")]
+
+    def train(self, name, *more, command="pretrain", model=MODEL):
+        return self.run_ok(command, *RUN, *model, *self.data, "--save", self.path(name), *more)
+
+    def test_a_resumed_run_has_the_same_bits(self):
+        whole = self.train("whole", "--train-iters", "6")
+        self.assertIn("rows.jsonl: 20 samples, ", whole.stderr + whole.stdout)
+        losses = [row["lm loss"] for row in metrics(self.path("whole"))]
+        self.assertLess(losses[-1], losses[0])
+        self.train("parts", "--train-iters", "6", "--exit-interval", "4", "--save-interval", "4")
+        self.train("parts", "--train-iters", "6", "--num-workers", "0", "--start-mode", "resume-or-fresh")
+        self.assertEqual([row["lm loss"] for row in metrics(self.path("parts"))], losses)
+        self.assertEqual(weights(self.path("parts")), weights(self.path("whole")))
+
+    def test_from_hugging_face_with_frozen_ends(self):
+        self.train("run", "--train-iters", "2")
+        self.run_ok("convert-checkpoint", "--load", self.path("run"), "--save", self.path("hf"), "--to", "huggingface")
+        for name in ("preprocessor_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(os.path.join(self.path("llava"), name), self.path("hf"))
+        self.data[self.data.index("--media-model") + 1] = self.path("hf")
+        self.train("tuned", "--train-iters", "3", "--pretrained-checkpoint", self.path("hf"), "--freeze-except", "vision_projection",
+                   command="finetune", model=["--attention-dropout", "0"])
+        before, after = weights(self.path("run")), weights(self.path("tuned"))
+        for name, value in before.items():
+            if name in after and not name.startswith("optimizer"):
+                self.assertEqual(value != after[name], name.startswith("vision_projection"), name)
+
+    def test_what_contradicts_the_model_is_named(self):
+        model = list(MODEL)
+        model[model.index("--image-token-id") + 1] = "261"
+        run = ["pretrain", *RUN, *self.data, "--train-iters", "1"]
+        self.assert_error(1, f"--image-token-id is 261, {self.path('llava')} has 260 as the token of images", *run, *model)
+        model[model.index("--image-token-id") + 1] = "260"
+        model[model.index("--img-h") + 1] = "42"
+        self.assert_error(1, f"--img-h is 42, {self.path('llava')} has 28 as height of a picture", *run, *model)
+        self.assert_error(2, "--lora-rank with --task mimo is not built", *run, *MODEL, "--lora-rank", "4")
+
+    def test_a_bad_image_ends_the_run_and_is_named(self):
+        media = self.path("media")
+        shutil.copytree(os.path.join(SAME, "json", "media"), media)
+        with open(os.path.join(media, "1_img1.jpg"), "r+b") as file:
+            file.truncate(os.path.getsize(os.path.join(media, "1_img1.jpg")) - 40)
+        self.data[self.data.index("--media-root") + 1] = media
+        result = support.call("pretrain", *RUN, *MODEL, *self.data, "--train-iters", "5")
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, r"error: .*rows.jsonl: line \d+: 1_img1.jpg: byte \d+: JPEG: the file is cut")
+
+
+if __name__ == "__main__":
+    support.main()

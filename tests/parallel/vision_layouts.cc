@@ -1,0 +1,75 @@
+// The rows of the matrix with models that read images.
+#include "layout_flags.h"
+#include "layouts.h"
+
+#define VISION_GPT                                                                            \
+  "--task mimo --hidden-size 32 --num-attention-heads 4 --seq-length 24 --attention-dropout " \
+  "0.1 --hidden-dropout 0.1 "
+#define VISION_TOWER                                                           \
+  "--vision-num-layers 2 --vision-hidden-size 16 --vision-ffn-hidden-size 24 " \
+  "--vision-num-attention-heads 2 "
+#define FROZEN_TOWER "--freeze vision_model "
+#define FROZEN_LANGUAGE "--freeze language_model "
+
+namespace megatron {
+namespace {
+
+constexpr ModelFlags kVisionModels[] = {
+    // CLIP without its class row, four tokens an image, I within the table.
+    {"llava", VISION_GPT VISION_TOWER
+     "--num-layers 4 --vision-model-type clip --img-h 8 --img-w 8 --patch-dim 4 "
+     "--disable-vision-class-token --image-token-id 100 --position-embedding-type rope "
+     "--untie-embeddings-and-output-weights --normalization RMSNorm --swiglu "
+     "--disable-bias-linear"},
+    // With the class row, pictures that are wider than high, I outside of the table; learned
+    // positions, tied head.
+    {"llava_full", VISION_GPT VISION_TOWER
+     "--num-layers 2 --vision-model-type clip --img-h 4 --img-w 8 --patch-dim 4 "
+     "--image-token-id 500 --max-position-embeddings 24"},
+    // Tiles whose rows end with a vector of their own.
+    {"llava_tiles", VISION_GPT VISION_TOWER
+     "--num-layers 2 --vision-model-type clip --img-h 8 --img-w 8 --patch-dim 4 "
+     "--disable-vision-class-token --vision-newlines --image-token-id 100 "
+     "--position-embedding-type rope --untie-embeddings-and-output-weights"},
+    // InternViT: factors of branches, a bias of patches, cells of two by two features, a norm
+    // before the projector; tiles.
+    {"internvl", VISION_GPT VISION_TOWER
+     "--num-layers 2 --vision-model-type internvit --img-h 8 --img-w 8 --patch-dim 2 "
+     "--disable-vision-class-token --pixel-shuffle --vision-projection-norm --image-token-id 100 "
+     "--vision-activation gelu --position-embedding-type rope "
+     "--untie-embeddings-and-output-weights"},
+};
+
+constexpr LayoutRow kVisionRows[] = {
+    {"tp4_llava", "llava", 4, TP "4", "mimo"},
+    {"tp4_sp_llava", "llava", 4, TP "4 " SP, "mimo"},
+    {"dp2_llava", "llava", 2, "", "mimo"},
+    {"dp3_zero1_llava", "llava", 3, ZERO1 OVERLAP, "mimo"},
+    {"dp2_zero2_llava", "llava", 2, ZERO2 OVERLAP, "mimo"},
+    {"dp2_zero3_llava", "llava", 2, ZERO3 OVERLAP, "mimo"},
+    {"dp2_means_llava", "llava", 2, "--no-calculate-per-token-loss", "mimo"},
+    {"dp2_evaluation_llava", "llava", 2, EVALUATE, "mimo"},
+    {"pp2_llava", "llava", 2, PP "2", "mimo"},
+    {"pp4_llava", "llava", 4, PP "4", "mimo"},
+    {"pp2_vpp2_llava", "llava", 2, PP "2 " VPP "2", "mimo"},
+    {"pp2_zbv_llava", "llava", 2, PP "2 --pipeline-schedule zb-v", "mimo"},
+    {"tp2_sp_full_llava", "llava", 2, TP "2 " SP FULL "1", "mimo"},
+    {"tp2_sp_pp2_dp2_llava", "llava", 8, TP "2 " SP PP "2 " ZERO1 OVERLAP, "mimo"},
+    {"dp2_frozen_encoder_llava", "llava", 2, FROZEN_TOWER ZERO3 OVERLAP, "mimo"},
+    {"pp2_dp2_frozen_language_llava", "llava", 4, PP "2 " FROZEN_LANGUAGE, "mimo"},
+    {"dp2_zero3_projector_alone_llava", "llava", 2,
+     ZERO3 OVERLAP "--freeze-except vision_projection", "mimo"},
+    {"tp2_sp_llava_full", "llava_full", 2, TP "2 " SP, "mimo"},
+    {"pp2_dp2_zero2_llava_full", "llava_full", 4, PP "2 " ZERO2 OVERLAP, "mimo"},
+    {"tp2_sp_llava_tiles", "llava_tiles", 2, TP "2 " SP, "mimo"},
+    {"dp2_zero3_llava_tiles", "llava_tiles", 2, ZERO3 OVERLAP, "mimo"},
+    {"tp2_internvl", "internvl", 2, TP "2", "mimo"},
+    {"dp3_zero3_internvl", "internvl", 3, ZERO3 OVERLAP, "mimo"},
+};
+
+}  // namespace
+
+std::span<const LayoutRow> vision_rows() { return kVisionRows; }
+std::span<const ModelFlags> vision_models() { return kVisionModels; }
+
+}  // namespace megatron

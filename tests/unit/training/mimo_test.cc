@@ -1,0 +1,164 @@
+// Training of models that read images: steps without any, frozen parts, made-up samples, rules.
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/models/mimo/mimo_config.h"
+#include "megatron/models/vision/packed_images.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/proving/equivalence.h"
+#include "megatron/training/tasks/tasks.h"
+#include "tests/unit/allocation_meter.h"
+#include "tests/unit/error_of.h"
+#include "tests/unit/parse_line.h"
+
+namespace megatron {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kMimoModel =
+    "--task mimo --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 24 "
+    "--position-embedding-type rope --attention-dropout 0 --hidden-dropout 0 --vision-model-type "
+    "clip --vision-num-layers 2 --vision-hidden-size 16 --vision-ffn-hidden-size 24 "
+    "--vision-num-attention-heads 2 --img-h 8 --img-w 8 --patch-dim 4 "
+    "--disable-vision-class-token --image-token-id 100 ";
+const std::string kMimoRun =
+    "--tokenizer-type NullTokenizer --vocab-size 101 --make-vocab-size-divisible-by 8 --mock-data "
+    "--num-workers 0 --micro-batch-size 2 --global-batch-size 8 --train-iters 3 --lr 1e-2 "
+    "--eval-iters 0 --seed 7 --device cpu ";
+
+Arguments mimo_arguments(const std::string& more = "", int64_t ranks = 1) {
+  return parse_line("pretrain " + kMimoModel + kMimoRun + more, ranks);
+}
+
+std::shared_ptr<const Dataset> mimo_samples(const Arguments& arguments) {
+  const auto tokenizer = make_tokenizer(arguments.tokenizer);
+  return build_datasets(find_task(arguments), arguments, *tokenizer).train;
+}
+
+// The second step of eight samples has no image on any rank, and on none of them does the encoder's
+// gradient stay what it was, or hang.
+TEST(Mimo, AStepWithoutImagesHasZeroGradients) {
+  const char* kOverlap = " --overlap-grad-reduce --overlap-param-gather";
+  for (const auto& [ranks, flags] :
+       {std::pair{1, std::string()}, std::pair{2, std::string()},
+        std::pair{2, cat("--use-megatron-fsdp --data-parallel-sharding-strategy ",
+                         "optim_grads_params", kOverlap)}}) {
+    const Arguments a = mimo_arguments(flags, ranks);
+    const TrainingTrace trace = trace_training(find_task(a), a, {at::kDouble, 3});
+    size_t of_encoder = 0;
+    for (const auto& [name, grad] : trace.steps[1].grads) {
+      const bool sees = name.starts_with("vision_");
+      of_encoder += sees;
+      const bool is_zero = !grad.ne(0).any().item<bool>();
+      EXPECT_EQ(is_zero, sees) << name;
+      if (sees) {
+        EXPECT_TRUE(trace.steps[0].grads.at(name).ne(0).any().item<bool>()) << name;
+      }
+    }
+    EXPECT_GT(of_encoder, 20U);
+  }
+}
+
+// Bytes that a forward of training holds until its backward.
+int64_t held_by_forward(const std::string& more) {
+  const Arguments a = mimo_arguments("--vision-num-layers 6 " + more);
+  const PretrainTask task = find_task(a);
+  const ParallelGroups groups;
+  const auto tokenizer = make_tokenizer(a.tokenizer);
+  TrainedModel model = build_model(task, a, vocabulary_of(a, *tokenizer), groups, at::kFloat,
+                                   c10::kCPU, StartPoint{});
+  const auto loader = make_train_loader(a, groups, mimo_samples(a), 0, c10::kCPU);
+  BatchMaker batches(at::kCPU, groups.cp, 0, task.addition(model.chunks.front().module->config()));
+  Batch batch = batches.make(loader->next());
+  while (batch.images->pictures == 0) batch = batches.make(loader->next());
+  ForwardContext context;
+  context.training = true;
+  context.place = batch.place;
+  context.position_ids = batch.find("position_ids");
+  context.document_ids = batch.document_ids;
+  const auto meter = std::make_shared<Meter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  const StageOutput out = task.forward_step(*model.chunks.front().module, batch, {}, context);
+  return meter->live;
+}
+
+TEST(Mimo, FrozenPartsHoldNoActivations) {
+  const int64_t all = held_by_forward(""), projector = held_by_forward("--freeze vision_model"),
+                none = held_by_forward("--freeze vision_model vision_projection");
+  // 6 layers of some pictures of 5 rows
+  EXPECT_GT(all, projector + int64_t{6} * 5 * 16 * 4 * 4);
+  EXPECT_GT(projector, none);
+  // As the same model without layers of its encoder, to a few vectors.
+  EXPECT_LT(none,
+            held_by_forward("--freeze vision_model vision_projection --vision-num-layers 1") + 256);
+}
+
+TEST(Mimo, GradientsGoThroughAFrozenLanguageModel) {
+  const auto gradients = [](const std::string& more) {
+    const Arguments a = mimo_arguments(more);
+    return trace_training(find_task(a), a, {at::kDouble, 1}).steps[0].grads;
+  };
+  const LogicalTensors all = gradients(""), some = gradients("--freeze language_model");
+  size_t compared = 0;
+  for (const auto& [name, grad] : all) {
+    EXPECT_EQ(some.contains(name), name.starts_with("vision_")) << name;
+    if (!some.contains(name)) continue;
+    EXPECT_TRUE(at::allclose(some.at(name), grad, 1e-12, 1e-14)) << name;
+    ++compared;
+  }
+  EXPECT_GT(compared, 20U);
+}
+
+TEST(Mimo, MadeUpSamplesHaveARowForEachFeature) {
+  for (const char* flags :
+       {"", "--vision-newlines", "--vision-model-type internvit --pixel-shuffle --patch-dim 2",
+        "--image-token-id 500"}) {
+    const Arguments a = mimo_arguments(flags);
+    const auto& own = own_config<MimoConfig>(a.own);
+    const auto samples = mimo_samples(a);
+    int64_t with_images = 0, counted_behind = 0;
+    for (int64_t i = 0; i < samples->size(); ++i) {
+      const Sample sample = samples->sample(i);
+      const std::vector<int64_t> tokens = sample.get<int64_t>("tokens"),
+                                 labels = sample.get<int64_t>("labels");
+      const std::vector<float> mask = sample.get<float>("loss_mask");
+      int64_t rows = 0;
+      for (const SampleImage& image : samples->images(i))
+        rows += image_tokens(
+            own, {0, image.rows, image.columns, image.pictures, image.grid, image.size});
+      EXPECT_EQ(std::ranges::count(tokens, own.image_token_id), rows) << flags;
+      with_images += rows > 0;
+      for (size_t k = 0; k + 1 < tokens.size(); ++k) {
+        EXPECT_EQ(tokens[k + 1] == own.image_token_id, labels[k] == own.image_token_id);
+        EXPECT_FALSE(labels[k] == own.image_token_id && mask[k] != 0.0F);
+        counted_behind += tokens[k] == own.image_token_id && mask[k] > 0;
+      }
+      EXPECT_FALSE(i / 8 % 3 == 1 && rows > 0);
+    }
+    EXPECT_GT(with_images, 4) << flags;
+    EXPECT_GT(counted_behind, 0) << flags;
+  }
+}
+
+TEST(Mimo, RefusesWhatContradicts) {
+  const auto refused = [](const std::string& more, const std::string& message) {
+    EXPECT_THAT(error_of([&] { mimo_arguments(more); }), HasSubstr(message));
+  };
+  refused("--vision-model-type none", "--task mimo without an encoder of images");
+  refused("--seq-length 5", "--seq-length 5 has no room for a picture of 4 tokens and text");
+  refused("--reset-position-ids", "has no effect with --task mimo");
+  refused("--max-patches-per-sequence -1", "--max-patches-per-sequence is -1");
+  refused("--max-images-per-sample 0", "--max-images-per-sample is 0");
+  refused("--num-experts 2", "--num-experts with --task mimo is not built");
+  refused("--mtp-num-layers 1", "--mtp-num-layers with --task mimo is not built");
+  EXPECT_THAT(error_of([&] { parse_line("pretrain --task gpt --media-root x " + kMimoRun); }),
+              HasSubstr("--media-root has no effect with --task gpt"));
+}
+
+}  // namespace
+}  // namespace megatron
