@@ -9,6 +9,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/ssm/causal_conv.h"
 #include "megatron/transformer/ssm/gated_norm.h"
+#include "megatron/transformer/ssm/normed_gate.h"
 #include "megatron/transformer/ssm/ssd_scan.h"
 #include "tests/gpu/timing.h"
 
@@ -220,6 +221,29 @@ TEST_F(SsmGpu, StepMatchesFp64) {
     const ScanResult exact = ssd_steps(exact_in.operands, exact_in.initial);
     expect_close(result.y, exact.y, "y");
     expect_close(result.state, exact.state, "state", 1e-5);
+  }
+}
+
+TEST_F(SsmGpu, NormedGateMatchesFp64) {
+  for (const int64_t size : {24, 64, 128}) {
+    const at::Tensor
+        y = draw({50, 2, 6, size}),
+        z = draw({50, 2, 6 * size + 24}).narrow(2, 0, 6 * size).unflatten(2, {6, size}),
+        w = (1 + 0.1 * at::randn({size})).to(at::kBFloat16), grad = draw({50, 2, 6, size});
+    ASSERT_TRUE(ssm_kernels::normed_gate({there(y), there(z), there(w)}, 1e-6));
+    const NormedGateResult result = normed_gate(there(y), there(z), there(w), 1e-6);
+    const NormedGateResult exact = normed_gate(wide(y), wide(z), wide(w), 1e-6);
+    const NormedGateGrads grads =
+        normed_gate_backward(there(grad), there(y), there(z), there(w), result.rstd);
+    const NormedGateGrads exact_grads =
+        normed_gate_backward(wide(grad), wide(y), wide(z), wide(w), exact.rstd);
+    expect_close(result.o, exact.o, "o");
+    expect_close(result.rstd, exact.rstd, "rstd", 1e-5);
+    expect_close(grads.y, exact_grads.y, "dy");
+    expect_close(grads.z, exact_grads.z, "dz");
+    expect_close(grads.w, exact_grads.w, "dw", 1e-5);
+    EXPECT_TRUE(at::equal(normed_gate_apply(there(y), there(z), there(w), result.rstd), result.o))
+        << "recomputed outputs have other bits";
   }
 }
 

@@ -170,9 +170,10 @@ __global__ void __launch_bounds__(kLanes ? kSmallBlock : kLargeBlock)
       }
     }
     const float2 sums = team_sum<kLanes>({squares, products}, shared[step % 2]);
-    const float rstd = rsqrtf(sums.x * mean + args.epsilon);
-    const float along = sums.y * mean * rstd * rstd;
+    float rstd = rsqrtf(sums.x * mean + args.epsilon);
     if (!exists) continue;
+    if (args.given_rstd) rstd = args.given_rstd[row * args.groups + group];
+    const float along = sums.y * mean * rstd * rstd;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const unsigned pack = lane + i * lanes;

@@ -20,7 +20,8 @@ struct GatedNormArgs {
   ScanRows y, z, out;            // [groups, group_size]; 16-byte aligned, strides multiples of 8
   const void* weight = nullptr;  // [groups, group_size] bf16, or [group_size]
   float* rstd = nullptr;         // [tokens, samples, groups], assigned by the forward; or null
-  // The same, given: of groups that are wider than those here. Forward alone; null: computed.
+  // The same, given, such as of groups that are wider than those here; null: computed. With the
+  // gate first for the forward alone.
   const float* given_rstd = nullptr;
 
   // The backward's. Gradients are assigned.

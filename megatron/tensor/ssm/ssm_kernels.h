@@ -1,7 +1,9 @@
 // The kernels of state-space layers (kernels/ssm) on tensors. Each function returns nothing where
 // there is no kernel: on a CPU, for other types than bf16, for sizes or strides that a kernel does
 // not have, and for scans on a GPU that is no Hopper. Then tensor operations compute
-// (transformer/ssm). Results are contiguous; they run on the current stream.
+// (transformer/ssm). Results are contiguous; they run on the current stream. A backward that is
+// given places for gradients, which may be parts of wider rows, writes and returns those that it
+// can; undefined ones, and those with other strides or types, are made.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +26,8 @@ struct ConvGrads {
   at::Tensor u, weight, bias, before;  // weight and bias in fp32
 };
 std::optional<at::Tensor> causal_conv(const ConvOperands& operands);
-std::optional<ConvGrads> causal_conv_backward(const at::Tensor& dy, const ConvOperands& operands);
+std::optional<ConvGrads> causal_conv_backward(const at::Tensor& dy, const ConvOperands& operands,
+                                              const at::Tensor& du = {});
 
 // ---- norm of y silu(z) over groups of neighbouring channels
 
@@ -42,7 +45,13 @@ std::optional<NormResult> gated_norm(const NormOperands& operands, int64_t group
 // With rstd [s, b, groups] as given: of the same rstd the same bits.
 std::optional<at::Tensor> gated_norm_apply(const NormOperands& operands, const at::Tensor& rstd);
 std::optional<NormGrads> gated_norm_backward(const at::Tensor& grad, const NormOperands& operands,
-                                             int64_t groups, double eps);
+                                             int64_t groups, double eps, const at::Tensor& dz = {});
+
+// Norm of y over each head, then silu(z): y, z [s, b, H, V], w [V], rstd [s, b, H] fp32.
+std::optional<NormResult> normed_gate(const NormOperands& operands, double eps);
+std::optional<at::Tensor> normed_gate_apply(const NormOperands& operands, const at::Tensor& rstd);
+std::optional<NormGrads> normed_gate_backward(const at::Tensor& grad, const NormOperands& operands,
+                                              const at::Tensor& rstd, const at::Tensor& dz = {});
 
 // ---- the scan of Mamba-2
 
@@ -66,6 +75,7 @@ bool has_scans();  // on the current GPU
 std::optional<ScanOutputs> ssd_scan(const ScanTensors& operands);
 std::optional<ScanOutputs> ssd_step(const ScanTensors& operands);  // s = 1, without runs
 std::optional<ScanGradients> ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate,
-                                               const ScanTensors& operands);
+                                               const ScanTensors& operands,
+                                               const ScanGradients& places = {});
 
 }  // namespace megatron::ssm_kernels

@@ -27,6 +27,9 @@ ScanRows rows(const at::Tensor& t) {
   return {t.data_ptr(), t.size(0) == 1 ? least * t.size(1) : t.stride(0),
           t.size(1) == 1 ? least : t.stride(1)};
 }
+at::Tensor empty_bytes(int64_t count, const at::Tensor& like) {
+  return at::empty({count}, like.options().dtype(at::kByte));
+}
 ScanDocuments documents(const at::Tensor& runs) {
   if (!runs.defined()) return {};
   return {runs.const_data_ptr<int64_t>(), runs.stride(0), runs.stride(1)};
@@ -36,6 +39,14 @@ const float* floats(const at::Tensor& t) {
 }
 at::Tensor empty_floats(at::IntArrayRef sizes, const at::Tensor& like) {
   return at::empty(sizes, like.options().dtype(at::kFloat));
+}
+// A place for a gradient of `like`: the one that is given, if a kernel can write it.
+at::Tensor place(const at::Tensor& given, const at::Tensor& like) {
+  return given.defined() && has_rows(given) ? given : at::empty(like.sizes(), like.options());
+}
+at::Tensor float_place(const at::Tensor& given, const at::Tensor& like) {
+  const bool fits = given.defined() && given.scalar_type() == at::kFloat && given.is_contiguous();
+  return fits ? given : empty_floats(like.sizes(), like);
 }
 // Contiguous bf16 parameters, aligned.
 bool is_parameter(const at::Tensor& t) {
@@ -89,6 +100,16 @@ GatedNormArgs norm_args(const NormOperands& o, int64_t groups, double epsilon) {
   args.weight = o.w.const_data_ptr();
   return args;
 }
+// Of [s, b, H, V] with one weight for all heads.
+GatedNormArgs gate_args(const NormOperands& o, double epsilon) {
+  GatedNormArgs args = norm_args({o.y.flatten(2), o.z.flatten(2), o.w}, o.y.size(2), epsilon);
+  args.norm_first = args.shared_weight = true;
+  return args;
+}
+bool fits_gate(const NormOperands& o) {
+  return has_rows(o.y) && has_rows(o.z) && is_parameter(o.w) && gated_norm_supports(o.y.size(3));
+}
+
 // ---- scan
 
 bool fits_scan(const ScanTensors& o) {
@@ -143,12 +164,13 @@ std::optional<at::Tensor> causal_conv(const ConvOperands& o) {
   return y;
 }
 
-std::optional<ConvGrads> causal_conv_backward(const at::Tensor& dy, const ConvOperands& o) {
+std::optional<ConvGrads> causal_conv_backward(const at::Tensor& dy, const ConvOperands& o,
+                                              const at::Tensor& du) {
   if (!fits_conv(o) || !has_rows(dy)) return std::nullopt;
   at::Tensor runs_before;
   ConvSiluArgs args = conv_args(o, runs_before);
   ConvGrads grads;
-  grads.u = at::empty(o.u.sizes(), o.u.options());
+  grads.u = place(du, o.u);
   grads.weight = empty_floats(o.weight.sizes(), o.u);
   args.dy = rows(dy);
   args.du = rows(grads.u);
@@ -189,11 +211,50 @@ std::optional<at::Tensor> gated_norm_apply(const NormOperands& o, const at::Tens
 }
 
 std::optional<NormGrads> gated_norm_backward(const at::Tensor& grad, const NormOperands& o,
-                                             int64_t groups, double eps) {
+                                             int64_t groups, double eps, const at::Tensor& dz) {
   if (!fits_norm(o, groups) || !has_rows(grad)) return std::nullopt;
   GatedNormArgs args = norm_args(o, groups, eps);
-  const NormGrads grads{at::empty(o.y.sizes(), o.y.options()),
-                        at::empty(o.z.sizes(), o.z.options()), empty_floats(o.w.sizes(), o.y)};
+  const NormGrads grads{at::empty(o.y.sizes(), o.y.options()), place(dz, o.z),
+                        empty_floats(o.w.sizes(), o.y)};
+  args.dout = rows(grad);
+  args.dy = rows(grads.y);
+  args.dz = rows(grads.z);
+  args.dweight = grads.w.data_ptr<float>();
+  const at::Tensor workspace = empty_floats({gated_norm_workspace(args)}, o.y);
+  args.workspace = workspace.data_ptr<float>();
+  gated_norm_backward_cuda(args, current_stream(o.y));
+  return grads;
+}
+
+std::optional<NormResult> normed_gate(const NormOperands& o, double eps) {
+  if (!fits_gate(o)) return std::nullopt;
+  GatedNormArgs args = gate_args(o, eps);
+  const NormResult result{at::empty(o.y.sizes(), o.y.options()),
+                          empty_floats(o.y.sizes().slice(0, 3), o.y)};
+  args.out = rows(result.o);
+  args.rstd = result.rstd.data_ptr<float>();
+  gated_norm_forward_cuda(args, current_stream(o.y));
+  return result;
+}
+
+std::optional<at::Tensor> normed_gate_apply(const NormOperands& o, const at::Tensor& rstd) {
+  if (!fits_gate(o)) return std::nullopt;
+  GatedNormArgs args = gate_args(o, 0.0);
+  const at::Tensor given = rstd.contiguous(), out = at::empty(o.y.sizes(), o.y.options());
+  args.out = rows(out);
+  args.given_rstd = floats(given);
+  gated_norm_forward_cuda(args, current_stream(o.y));
+  return out;
+}
+
+std::optional<NormGrads> normed_gate_backward(const at::Tensor& grad, const NormOperands& o,
+                                              const at::Tensor& rstd, const at::Tensor& dz) {
+  if (!fits_gate(o) || !has_rows(grad)) return std::nullopt;
+  GatedNormArgs args = gate_args(o, 0.0);
+  const at::Tensor given = rstd.contiguous();
+  const NormGrads grads{at::empty(o.y.sizes(), o.y.options()), place(dz, o.z),
+                        empty_floats(o.w.sizes(), o.y)};
+  args.given_rstd = floats(given);
   args.dout = rows(grad);
   args.dy = rows(grads.y);
   args.dz = rows(grads.z);
@@ -244,16 +305,16 @@ std::optional<ScanOutputs> ssd_step(const ScanTensors& o) {
 }
 
 std::optional<ScanGradients> ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate,
-                                               const ScanTensors& o) {
+                                               const ScanTensors& o, const ScanGradients& places) {
   if (!fits_scan(o) || !has_rows(dy) || !ssd_scan_backward_supports(o.x.size(3), o.B.size(3)))
     return std::nullopt;
   const HeldScan scan(o);
   const at::Tensor dfinal = dstate.defined() ? dstate.contiguous() : dstate;
   ScanGradients grads;
-  grads.x = at::empty(o.x.sizes(), o.x.options());
-  grads.B = at::empty(o.B.sizes(), o.B.options());
-  grads.C = at::empty(o.C.sizes(), o.C.options());
-  grads.dt = empty_floats(o.dt.sizes(), o.x);
+  grads.x = place(places.x, o.x);
+  grads.B = place(places.B, o.B);
+  grads.C = place(places.C, o.C);
+  grads.dt = float_place(places.dt, o.dt);
   grads.A = empty_floats(o.A.sizes(), o.x);
   grads.D = empty_floats(o.D.sizes(), o.x);
   grads.state = empty_state(o);
@@ -268,8 +329,7 @@ std::optional<ScanGradients> ssd_scan_backward(const at::Tensor& dy, const at::T
   args.da = grads.A.data_ptr<float>();
   args.dd = grads.D.data_ptr<float>();
   args.dinitial_state = grads.state.data_ptr<float>();
-  const at::Tensor workspace =
-      at::empty({ssd_scan_workspace(args)}, o.x.options().dtype(at::kByte));
+  const at::Tensor workspace = empty_bytes(ssd_scan_workspace(args), o.x);
   args.workspace = workspace.data_ptr();
   ssd_scan_backward_cuda(args, current_stream(o.x));
   return grads;

@@ -3,6 +3,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/placed.h"
 #include "megatron/transformer/ssm/uniform_math.h"
 
 namespace megatron {
@@ -78,11 +79,11 @@ at::Tensor causal_conv(const at::Tensor& u, const at::Tensor& weight, const at::
 
 CausalConvGrads causal_conv_backward(const at::Tensor& dy, const at::Tensor& u,
                                      const at::Tensor& weight, const at::Tensor& bias,
-                                     const ConvBorders& borders) {
+                                     const ConvBorders& borders, const at::Tensor& du) {
   const at::NoGradGuard no_grad;
   if (const auto grads = ssm_kernels::causal_conv_backward(
-          dy, {u, weight, bias, borders.before, borders.runs, borders.runs_before}))
-    return {grads->u, grads->weight, grads->bias, grads->before};
+          dy, {u, weight, bias, borders.before, borders.runs, borders.runs_before}, du))
+    return {placed(grads->u, du), grads->weight, grads->bias, grads->before};
   const ConvTaps taps(u, weight, borders);
   const at::Tensor a = taps.sum(bias), gate = at::sigmoid(a);
   const at::Tensor da = dy.to(taps.type()) * gate * (1.0 + a * (1.0 - gate));
@@ -94,7 +95,7 @@ CausalConvGrads causal_conv_backward(const at::Tensor& dy, const at::Tensor& u,
     dweight.push_back((da * taps.rows(k)).sum(at::IntArrayRef({0, 1})));
   }
   const int64_t rows_before = taps.width() - 1;
-  grads.u = dinput.narrow(0, rows_before, u.size(0)).to(u.scalar_type());
+  grads.u = placed(dinput.narrow(0, rows_before, u.size(0)).to(u.scalar_type()), du);
   grads.weight = at::stack(dweight, 1).unsqueeze(1);
   if (bias.defined()) grads.bias = da.sum(at::IntArrayRef({0, 1}));
   if (borders.before.defined()) grads.before = dinput.narrow(0, 0, rows_before).to(u.scalar_type());

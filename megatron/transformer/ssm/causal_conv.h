@@ -35,10 +35,10 @@ struct CausalConvGrads {
   at::Tensor before;  // as borders.before; undefined if that is
 };
 
-// Computes a again.
+// Computes a again. `du`: where the gradient of u is written; undefined: it is made.
 CausalConvGrads causal_conv_backward(const at::Tensor& dy, const at::Tensor& u,
                                      const at::Tensor& weight, const at::Tensor& bias,
-                                     const ConvBorders& borders = {});
+                                     const ConvBorders& borders = {}, const at::Tensor& du = {});
 
 // The last K - 1 rows of [before | u], contiguous: `before` of the rows that follow. `before`
 // undefined: zeros.

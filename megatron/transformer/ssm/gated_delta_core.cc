@@ -185,9 +185,9 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
 
     const at::Tensor dmixed = at::empty_like(mixed);
     const Rows drows(core.shape_, dmixed);
-    const NormedGateGrads norm = normed_gate_backward(core.by_head(grads[0]), y,
-                                                      core.by_head(rows.z), values.norm, saved[2]);
-    core.by_head(drows.z).copy_(norm.z);
+    const NormedGateGrads norm =
+        normed_gate_backward(core.by_head(grads[0]), y, core.by_head(rows.z), values.norm, saved[2],
+                             core.by_head(drows.z));
 
     const std::vector<at::Tensor> dstates = core.state_grads(segments, whole, norm.y);
     const at::Tensor dconvolved = at::empty_like(convolved), dg = at::empty_like(whole.g),

@@ -4,6 +4,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/placed.h"
 #include "megatron/transformer/ssm/uniform_math.h"
 
 namespace megatron {
@@ -66,12 +67,12 @@ at::Tensor gated_norm_apply(const at::Tensor& y, const at::Tensor& z, const at::
 
 GatedNormGrads gated_norm_backward(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& z,
                                    const at::Tensor& w, const at::Tensor& rstd,
-                                   const NormGroups& groups) {
+                                   const NormGroups& groups, const at::Tensor& dz) {
   const at::NoGradGuard no_grad;
   if (is_whole(groups)) {
     if (const auto grads =
-            ssm_kernels::gated_norm_backward(grad, {y, z, w}, groups.count, groups.eps))
-      return {grads->y, grads->z, grads->w};
+            ssm_kernels::gated_norm_backward(grad, {y, z, w}, groups.count, groups.eps, dz))
+      return {grads->y, placed(grads->z, dz), grads->w};
   }
   const at::ScalarType type = accumulate_type(y);
   const at::Tensor yf = y.to(type), zf = z.to(type), sigma = at::sigmoid(zf), gate = zf * sigma;
@@ -82,7 +83,7 @@ GatedNormGrads gated_norm_backward(const at::Tensor& grad, const at::Tensor& y, 
   const at::Tensor dv =
       ((by_group(g, groups) - by_group(normed, groups) * along) * scale).view(v.sizes());
   return {(dv * gate).to(y.scalar_type()),
-          (dv * yf * sigma * (1.0 + zf * (1.0 - sigma))).to(z.scalar_type()),
+          placed((dv * yf * sigma * (1.0 + zf * (1.0 - sigma))).to(z.scalar_type()), dz),
           (grad.to(type) * normed).sum(at::IntArrayRef({0, 1}))};
 }
 

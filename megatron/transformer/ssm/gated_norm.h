@@ -36,8 +36,9 @@ struct GatedNormGrads {
   at::Tensor y, z;  // as y, z
   at::Tensor w;     // [d] fp32 (fp64)
 };
+// `dz`: where the gradient of z is written; undefined: it is made.
 GatedNormGrads gated_norm_backward(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& z,
                                    const at::Tensor& w, const at::Tensor& rstd,
-                                   const NormGroups& groups);
+                                   const NormGroups& groups, const at::Tensor& dz = {});
 
 }  // namespace megatron

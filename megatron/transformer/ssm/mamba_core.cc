@@ -223,29 +223,27 @@ struct MambaCore::Function : torch::autograd::Function<MambaCore::Function> {
 
     const at::Tensor dmixed = at::empty_like(mixed);
     const Operands dparts(shape, dmixed);
-    const GatedNormGrads norm =
-        gated_norm_backward(grads[0], y, parts.z, values.norm, saved[2], core.norm_groups());
-    dparts.z.copy_(norm.z);
+    const GatedNormGrads norm = gated_norm_backward(grads[0], y, parts.z, values.norm, saved[2],
+                                                    core.norm_groups(), dparts.z);
     const at::Tensor dy = norm.y.view(whole.x.sizes());
     const std::vector<at::Tensor> dstates = core.state_grads(segments, whole, dy);
     const at::Tensor dconvolved = at::empty_like(convolved),
-                     dbc = at::empty(bc.sizes(), bc.options()), ddt = at::empty_like(whole.dt);
+                     own_dbc = dconvolved.narrow(2, shape.width(), 2 * shape.states()),
+                     ddt = at::empty_like(whole.dt);
+    const bool gathered = shape.sharing > 1;
+    const at::Tensor dbc = gathered ? at::empty(bc.sizes(), bc.options()) : own_dbc;
     const ScanOperands dwhole = core.operands(dconvolved, dbc, ddt, values);
     at::Tensor dA, dD;
     size_t i = 0;
     for (const Segments::Segment& segment : segments.own()) {
       const ScanGrads scan =
           ssd_scan_backward(segment.rows_of(dy), dstates[i], rows_of(segment, whole),
-                            {incoming[i], segment.run}, core.chunk_);
-      segment.rows_of(dwhole.x).copy_(scan.x);
-      segment.rows_of(dwhole.B).copy_(scan.B);
-      segment.rows_of(dwhole.C).copy_(scan.C);
-      segment.rows_of(dwhole.dt).copy_(scan.dt);
+                            {incoming[i], segment.run}, core.chunk_, rows_of(segment, dwhole));
       dA = i == 0 ? scan.A : dA + scan.A;
       dD = i == 0 ? scan.D : dD + scan.D;
       ++i;
     }
-    dconvolved.narrow(2, shape.width(), 2 * shape.states()).copy_(core.scatter_groups(dbc));
+    if (gathered) own_dbc.copy_(core.scatter_groups(dbc));
     const TimeStepGrads steps = time_steps_backward(ddt, parts.r, values.dt_bias, core.limits_);
     dparts.r.copy_(steps.r);
 

@@ -1,5 +1,6 @@
 #include "megatron/transformer/ssm/mamba_mixer_cost.h"
 
+#include "megatron/kernels/ssm/ssd_scan_backward.h"
 #include "megatron/transformer/ssm/mamba_core.h"
 #include "megatron/transformer/ssm/recurrent_cost.h"
 
@@ -26,9 +27,11 @@ RecurrentTensors tensors_of(const MambaTensors& z, const TransformerConfig& c,
   const int64_t mixed = s.tokens * z.rank.mixed() * s.element,
                 y = s.tokens * z.rank.width() * s.element,
                 conv = s.tokens * z.rank.conv_channels() * s.element,
-                steps = s.tokens * z.rank.heads * s.sum,
-                chunks = (s.tokens / s.samples + c.mamba_chunk_size - 1) / c.mamba_chunk_size,
-                chunk_states = chunks * z.state / s.sum * s.element;
+                steps = s.tokens * z.rank.heads * s.sum, chunk_states = z.state / s.sum * s.element;
+  // The scan's kernel has chunks of 128 tokens, and beside the states their gradients.
+  const bool kernel = s.element == 2 && ssd_scan_backward_supports(z.rank.head_size, z.rank.state);
+  const int64_t chunk = kernel ? 128 : c.mamba_chunk_size,
+                chunks = (s.tokens / s.samples + chunk - 1) / chunk;
   return {.around = StreamCost(c, s),
           .mixed = mixed,
           .y = y,
@@ -36,7 +39,7 @@ RecurrentTensors tensors_of(const MambaTensors& z, const TransformerConfig& c,
           .saved = mixed + y + z.stats + z.bc + (s.context > 1 ? 2 * (z.state + z.rows) : 0),
           .forward_extra = conv + steps + z.bc,
           // The convolution and the gradient of its output; time steps and theirs
-          .backward_extra = 2 * (conv + steps) + z.bc + chunk_states};
+          .backward_extra = 2 * (conv + steps) + z.bc + (kernel ? 2 : 1) * chunks * chunk_states};
 }
 
 // Per token, forward and backward.

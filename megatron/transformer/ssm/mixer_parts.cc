@@ -44,10 +44,9 @@ ConvParameterGrads conv_over_segments_backward(const Segments& segments, const a
   ConvParameterGrads sums;
   std::vector<at::Tensor> dbefore;
   for (const Segments::Segment& segment : segments.own()) {
-    const CausalConvGrads grads =
-        causal_conv_backward(segment.rows_of(dy), segment.rows_of(u), weight, bias,
-                             {before[dbefore.size()], segment.runs, segment.runs_before});
-    segment.rows_of(du).copy_(grads.u);
+    const CausalConvGrads grads = causal_conv_backward(
+        segment.rows_of(dy), segment.rows_of(u), weight, bias,
+        {before[dbefore.size()], segment.runs, segment.runs_before}, segment.rows_of(du));
     const bool first = dbefore.empty();
     sums.weight = first ? grads.weight : sums.weight + grads.weight;
     if (bias.defined()) sums.bias = first ? grads.bias : sums.bias + grads.bias;

@@ -24,8 +24,9 @@ struct NormedGateGrads {
   at::Tensor y, z;  // as y, z
   at::Tensor w;     // [n] fp32 (fp64)
 };
+// `dz`: where the gradient of z is written; undefined: it is made.
 NormedGateGrads normed_gate_backward(const at::Tensor& grad, const at::Tensor& y,
                                      const at::Tensor& z, const at::Tensor& w,
-                                     const at::Tensor& rstd);
+                                     const at::Tensor& rstd, const at::Tensor& dz = {});
 
 }  // namespace megatron

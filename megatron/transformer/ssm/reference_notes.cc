@@ -31,8 +31,7 @@ void add_mamba(const TransformerConfig& c, int64_t t, bool scans, bool training,
   else if (!ssd_scan_supports(c.mamba_head_dim, c.mamba_state_dim))
     add("scan", cat("its kernel takes heads of 64 and 128 and states of 64, 128 and 256, ", sizes));
   else if (training && !ssd_scan_backward_supports(c.mamba_head_dim, c.mamba_state_dim))
-    add("scan's backward",
-        cat("its kernel takes states of 64 and 128, not ", c.mamba_state_dim));
+    add("scan's backward", cat("its kernel takes states of 64 and 128, not ", c.mamba_state_dim));
   if (!training && !ssd_step_supports(c.mamba_head_dim, c.mamba_state_dim))
     add("decoding step",
         cat("its kernel takes heads of multiples of 8 and states of 64, 128 and 256, ", sizes));
@@ -50,7 +49,9 @@ void add_gated_delta(const TransformerConfig& c, int64_t t, std::vector<std::str
     add("convolution", cat("its kernel takes multiples of 8 channels and 2 to 4 tokens, not ",
                            rank.conv_channels(), " and ", rank.conv_size));
   add("delta rule", "it has no kernel");
-  add("norm and gate", "it has no kernel");
+  if (!gated_norm_supports(c.linear_value_head_dim))
+    add("norm and gate",
+        cat("its kernel takes heads of multiples of 8 up to 8192, not ", c.linear_value_head_dim));
 }
 
 }  // namespace

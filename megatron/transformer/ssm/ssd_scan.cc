@@ -6,6 +6,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/placed.h"
 #include "megatron/transformer/ssm/uniform_math.h"
 
 // Note [Chunks of a scan]
@@ -216,10 +217,20 @@ ScanResult ssd_steps(const ScanOperands& o, const ScanState& initial) {
 }
 
 ScanGrads ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate, const ScanOperands& o,
-                            const ScanState& initial, int64_t chunk_rows) {
+                            const ScanState& initial, int64_t chunk_rows,
+                            const ScanOperands& places) {
   const at::NoGradGuard no_grad;
-  if (const auto grads = ssm_kernels::ssd_scan_backward(dy, dstate, scan_tensors(o, initial)))
-    return {grads->x, grads->dt, grads->A, grads->B, grads->C, grads->D, grads->state};
+  const auto in_place = [&](ScanGrads grads) {
+    grads.x = placed(grads.x, places.x);
+    grads.dt = placed(grads.dt, places.dt);
+    grads.B = placed(grads.B, places.B);
+    grads.C = placed(grads.C, places.C);
+    return grads;
+  };
+  if (const auto g = ssm_kernels::ssd_scan_backward(
+          dy, dstate, scan_tensors(o, initial),
+          {.x = places.x, .dt = places.dt, .A = {}, .B = places.B, .C = places.C, .D = {}}))
+    return in_place({g->x, g->dt, g->A, g->B, g->C, g->D, g->state});
   const Scan scan(o, initial.run, chunk_rows);
   std::vector<at::Tensor> states = {scan.grouped(initial.state)};  // that enter each chunk
   for (int64_t c = 0; c + 1 < scan.num_chunks(); ++c) {
@@ -262,7 +273,7 @@ ScanGrads ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate, cons
   grads.A = grads.A.view({-1});
   grads.D = grads.D.view({-1});
   grads.state = scan.by_head(dS);
-  return grads;
+  return in_place(std::move(grads));
 }
 
 at::Tensor ssd_decay(const ScanOperands& o, const at::Tensor& run) {

@@ -64,9 +64,11 @@ struct ScanGrads {
   at::Tensor x, dt, A, B, C, D;  // x, B, C as these; the others in fp32 (fp64)
   at::Tensor state;              // of the initial state
 };
-// `dstate`: gradient of the last state; undefined: zero.
+// `dstate`: gradient of the last state; undefined: zero. `places`: where the gradients of x, dt, B
+// and C are written; undefined ones are made.
 ScanGrads ssd_scan_backward(const at::Tensor& dy, const at::Tensor& dstate,
-                            const ScanOperands& operands, const ScanState& initial, int64_t chunk);
+                            const ScanOperands& operands, const ScanState& initial, int64_t chunk,
+                            const ScanOperands& places = {});
 
 // -- a part of a sequence as a map of states, for what is composed over parts
 

@@ -8,6 +8,7 @@
 namespace megatron {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -58,9 +59,12 @@ TEST(ReferenceNotes, OfGatedDeltaNets) {
   TransformerConfig config;
   config.num_layers = 1;
   config.layer_pattern = "G";
-  EXPECT_THAT(decoding(config),
-              ElementsAre(HasSubstr("the delta rule of gated delta nets runs as tensor operations"),
-                          HasSubstr("the norm and gate of gated delta nets")));
+  EXPECT_THAT(
+      decoding(config),
+      ElementsAre(HasSubstr("the delta rule of gated delta nets runs as tensor operations")));
+  config.linear_value_head_dim = 36;
+  EXPECT_THAT(decoding(config), Contains(HasSubstr("the norm and gate of gated delta nets")));
+  config.linear_value_head_dim = 128;
   config.linear_conv_kernel_dim = 5;
   EXPECT_THAT(decoding(config)[0], HasSubstr("2 to 4 tokens, not 8192 and 5"));
 }
