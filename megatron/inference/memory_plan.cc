@@ -4,6 +4,7 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 
 #include "megatron/base/check.h"
@@ -138,11 +139,13 @@ int64_t gpu_cache_budget(int64_t free_bytes, int64_t step_bytes) {
                   free_bytes - step_bytes);
 }
 
+std::optional<int64_t> free_memory(c10::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  return c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first;
+}
+
 int64_t cache_budget(c10::Device device, int64_t step_bytes) {
-  if (!device.is_cpu()) {
-    const size_t free = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first;
-    return gpu_cache_budget(static_cast<int64_t>(free), step_bytes);
-  }
+  if (const auto free = free_memory(device)) return gpu_cache_budget(*free, step_bytes);
   std::ifstream file("/proc/meminfo");
   std::string name, unit;
   for (int64_t kib = 0; file >> name >> kib; std::getline(file, unit))
@@ -156,6 +159,17 @@ std::string ServingMemory::text() const {
              draft.weights > 0 ? cat(", draft model ", bytes(draft.weights)) : "", ", cache ",
              bytes(cache.bytes()), ", the largest step ", bytes(step()), ", together ",
              bytes(total()));
+}
+
+void ServingMemory::check_fits(int64_t free_bytes) const {
+  const auto gib = [](int64_t count) {
+    return format_fixed(std::floor(100.0 * static_cast<double>(count) / kPlanGiB) / 100.0, 2);
+  };
+  MEGATRON_CHECK(cache.bytes() + step() <= free_bytes, "a cache of ", gib(cache.bytes()),
+                 " GiB and the largest step of ", gib(step()), " GiB do not fit the ",
+                 gib(free_bytes), " GiB that the GPU has free beside the weights",
+                 "\nhint: --inference-dynamic-batching-buffer-size-gb ",
+                 gib(std::max<int64_t>(0, free_bytes - step())), " or less");
 }
 
 ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage) {

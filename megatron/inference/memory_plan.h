@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "megatron/models/model.h"
@@ -43,6 +44,8 @@ CachePlan plan_cache(const KeptBytes& kept, const CacheDemand& demand, int64_t b
 int64_t cache_budget(c10::Device device, int64_t step_bytes);
 // The same of a GPU with so much free memory.
 int64_t gpu_cache_budget(int64_t free_bytes, int64_t step_bytes);
+// Bytes that a GPU has free, or nothing on a CPU.
+std::optional<int64_t> free_memory(c10::Device device);
 
 // What a draft model adds on the first rank.
 struct DraftMemory {
@@ -80,6 +83,8 @@ struct ServingMemory {
   }
   int64_t total() const { return weights + draft.weights + cache.bytes() + step(); }
   std::string text() const;  // one line
+  // Throws Error unless a GPU that holds the weights has room for the cache and for steps.
+  void check_fits(int64_t free_bytes) const;
 };
 
 // All but the cache, of one stage. Builds the stage's model without memory.

@@ -66,6 +66,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
       cache_budget(request_.device, memory.step()) / (on_gpu ? 1 : std::max(1, local_ranks));
   memory.cache = served_cache(config, loaded_.config, shape, memory.slice, budget);
   memory.cache.blocks = fewest_blocks(memory.cache.blocks, groups, request_.device);
+  if (const auto free = free_memory(request_.device)) memory.check_fits(*free);
   RunnerOptions options;
   options.slots = static_cast<int32_t>(shape.slots);
   options.block_size = config.block_size;

@@ -11,7 +11,7 @@
 namespace megatron {
 namespace {
 
-constexpr int64_t kHeldVectors = 16384;  // on the device, at least so many
+constexpr int64_t kHeldVectors = 16384;    // on the device, at least so many
 constexpr double kSmallestLength = 1e-12;  // as torch.nn.functional.normalize
 
 // What stands around a text.

@@ -1,8 +1,11 @@
 // The optimizer on a GPU against the CPU, with fp32 and with narrow states.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "megatron/base/check.h"
 #include "megatron/optimizer/optimizer.h"
+#include "megatron/tensor/optimizer_ops.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/optimizer/test_model.h"
 
@@ -64,6 +67,42 @@ TEST(OptimizerGpu, EqualsTheCpu) {
           << "tensor " << i;
     }
   }
+}
+
+// Alone and four at a time: ranks have the same element at different places of their buffers.
+TEST(OptimizerGpu, AnElementIsUpdatedAlikeWhereverItLies) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  constexpr int64_t kSize = 1000;
+  const at::TensorOptions floats = at::dtype(at::kFloat).device(at::kCUDA);
+  StepState record;
+  record.adam_steps = 3;
+  record.grad_factor = 0.7;
+  record.lr[0] = 0.1;
+  record.weight_decay = 0.01;
+  at::Tensor state = at::empty({static_cast<int64_t>(sizeof record)}, at::kByte);
+  std::memcpy(state.data_ptr(), &record, sizeof record);
+  state = state.to(at::kCUDA);
+  const auto updated = [&](int64_t begin) {
+    FlatUpdate flat;
+    const auto placed = [&](double by) {
+      at::Tensor all = at::zeros({begin + kSize}, floats);
+      all.slice(0, begin).copy_(at::sin(at::arange(kSize, floats) * by));
+      return all;
+    };
+    flat.grad = placed(0.7);
+    flat.master = placed(1.3);
+    flat.states = {placed(0.3), placed(0.9).abs()};
+    UpdateBlock block;
+    block.begin = begin;
+    block.count = kSize;
+    block.weight_decay_mult = 1.0f;
+    upload_blocks(flat, {block});
+    adamw_update(flat, state, {0.9, 0.95, 1e-8});
+    return at::stack({flat.master, flat.states[0], flat.states[1]}).slice(1, begin);
+  };
+  const at::Tensor in_quads = updated(4);
+  for (const int64_t begin : {0, 1, 3})
+    EXPECT_TRUE(at::equal(updated(begin), in_quads)) << "at element " << begin;
 }
 
 // States in host memory: gradients come down and values go up on streams of their own, under the

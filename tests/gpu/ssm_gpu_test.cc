@@ -199,6 +199,25 @@ TEST_F(SsmGpu, GradientsOfTheScanMatchFp64) {
   }
 }
 
+// A part of a sequence as a map of states, as context parallelism composes them.
+TEST_F(SsmGpu, StatesOfAPartMatchFp64) {
+  const ScanInputs in = draw_scan({333, 2, 8, 2, 64, 128, 30, false}), gpu = on_gpu(in),
+                   exact = moved(in, wide);
+  if (!has_kernel(gpu.operands)) GTEST_SKIP() << "the scan's kernel needs a Hopper GPU";
+  for (const bool another : {false, true}) {  // document before the part
+    const at::Tensor run = in.operands.runs[0] - (another ? 1 : 0);
+    expect_close(ssd_state(gpu.operands, there(run), 128), ssd_state(exact.operands, run, 128),
+                 "state");
+    const at::Tensor got = ssd_state_grad(gpu.dy, gpu.operands, there(run), 128),
+                     want = ssd_state_grad(exact.dy, exact.operands, run, 128);
+    if (another) {
+      EXPECT_EQ(got.abs().max().item<double>(), 0);
+    } else {
+      expect_close(got, want, "gradient of the state before");
+    }
+  }
+}
+
 // The state that enters belongs to a document that ended before.
 TEST_F(SsmGpu, ScanForgetsTheStateOfAnotherDocument) {
   const ScanCase c{100, 2, 4, 2, 64, 128, 40, true};

@@ -286,6 +286,7 @@ at::Tensor ssd_decay(const ScanOperands& o, const at::Tensor& run) {
 
 at::Tensor ssd_state(const ScanOperands& o, const at::Tensor& run, int64_t chunk_rows) {
   const at::NoGradGuard no_grad;
+  if (const auto result = ssm_kernels::ssd_scan(scan_tensors(o, {{}, run}))) return result->state;
   const Scan scan(o, run, chunk_rows);
   at::Tensor state = scan.zero_state();
   for (int64_t c = 0; c < scan.num_chunks(); ++c) {
@@ -298,6 +299,8 @@ at::Tensor ssd_state(const ScanOperands& o, const at::Tensor& run, int64_t chunk
 at::Tensor ssd_state_grad(const at::Tensor& dy, const ScanOperands& o, const at::Tensor& run,
                           int64_t chunk_rows) {
   const at::NoGradGuard no_grad;
+  if (const auto grads = ssm_kernels::ssd_scan_backward(dy, {}, scan_tensors(o, {{}, run}), {}))
+    return grads->state;
   const Scan scan(o, run, chunk_rows);
   at::Tensor dstate = scan.zero_state();
   for (int64_t c = scan.num_chunks(); c-- > 0;)

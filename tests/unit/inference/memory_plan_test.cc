@@ -224,6 +224,20 @@ TEST(MemoryPlan, TheBudgetLimitsTheBlocks) {
   EXPECT_GT(cache_budget(at::kCPU, 0), 1 << 20);
 }
 
+// A size that a flag names is refused before anything is allocated.
+TEST(MemoryPlan, ACacheThatDoesNotFitIsRefused) {
+  ServingMemory memory;
+  memory.cache = {.blocks = 40, .block_bytes = 1 << 30};
+  memory.activations = 3 << 29;
+  memory.sampling = 1 << 29;
+  memory.check_fits((int64_t{41} << 30) + (1 << 29));
+  EXPECT_EQ(error_of([&] { memory.check_fits((int64_t{41} << 30) + (1 << 29) - 1); }),
+            "a cache of 40.00 GiB and the largest step of 1.50 GiB do not fit the 41.49 GiB that "
+            "the GPU has free beside the weights\nhint: "
+            "--inference-dynamic-batching-buffer-size-gb 39.99 or less");
+  EXPECT_EQ(free_memory(at::kCPU), std::nullopt);
+}
+
 TEST(MemoryPlan, RanksDivideAModel) {
   ModelConfig config = small_served_model();
   config.transformer.num_layers = 4;
