@@ -7,6 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/nn/functional.h"
 #include "megatron/nn/placement.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 
@@ -124,13 +125,20 @@ void LoraAdapter::add_output(const at::Tensor& x, const at::Tensor& y) {
   if (adapters_off > 0) return;
   const AcquiredValue weight(&b);
   at::Tensor rows = y.view({-1, rows_});
-  rows.addmm_(inner(x), spread(weight.value()).t());
+  if (is_batch_invariant())
+    rows.add_(linear_forward(inner(x), spread(weight.value()), {}));
+  else
+    rows.addmm_(inner(x), spread(weight.value()).t());
 }
 
 void LoraAdapter::add_output(const at::Tensor& x, const at::Tensor& y, const at::Tensor& rows) {
   const AcquiredValue weight(&b);
   const at::Tensor some = inner(as_matrix(x).index_select(0, rows));
-  y.view({-1, rows_}).index_add_(0, rows, at::matmul(some, spread(weight.value()).t()));
+  const at::Tensor outer = spread(weight.value());
+  y.view({-1, rows_})
+      .index_add_(
+          0, rows,
+          is_batch_invariant() ? linear_forward(some, outer, {}) : at::matmul(some, outer.t()));
 }
 
 at::Tensor LoraAdapter::added_to(const at::Tensor& w) {

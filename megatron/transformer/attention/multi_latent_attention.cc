@@ -2,6 +2,8 @@
 
 #include "megatron/nn/activation_offload.h"
 #include "megatron/nn/functional.h"
+#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/gemm.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/mappings.h"
@@ -208,7 +210,8 @@ at::Tensor MultiLatentAttention::attend(const Latents& latents, const RotaryTabl
 
 // Note [Latents of a cache] A row of one token reads the latents themselves: W_uk goes into its
 // queries, W_uv behind its sums of latents. A part of several tokens computes the keys and values
-// of its sequence anew, which costs less than scores of wide latents would.
+// of its sequence anew, which costs less than scores of wide latents would. In batch-invariant mode
+// every row does so, by the products that training has.
 at::Tensor MultiLatentAttention::attend_cached(const Latents& latents, const RotaryTables& rotary,
                                                const LayerContext& context) {
   const at::NoGradGuard no_grad;
@@ -229,9 +232,31 @@ at::Tensor MultiLatentAttention::attend_cached(const Latents& latents, const Rot
       linear_kv_up_proj_.with_adapter(weight.value()).view({n, plain + sizes_.value, rank});
   const AttentionOptions options = core_.cached(context, q.options());
   const PagedView keys = cache.view(), values{keys.pool.narrow(3, 0, rank), keys.scale};
+  const bool invariant = is_batch_invariant();
+  const auto over_heads = [&](const RaggedPart& part, const at::Tensor& several) {
+    // [positions, rank + rotated]
+    const at::Tensor kept = cache.gather(rows, part, first_seen(part, options)).squeeze(1);
+    const at::Tensor c = kept.narrow(1, 0, rank);
+    const at::Tensor kv =
+        invariant
+            ? linear_forward(c.contiguous(), up.flatten(0, 1), {}).view({-1, 1, n, up.size(1)})
+            : at::einsum("pk,nfk->pnf", {c, up}).unsqueeze(1);
+    const at::Tensor rotated =
+        kept.narrow(1, rank, sizes_.rotated).unsqueeze(1).unsqueeze(1).expand({-1, 1, n, -1});
+    return core_attention(several, at::cat({kv.narrow(3, 0, plain), rotated}, -1),
+                          kv.narrow(3, plain, sizes_.value), options);
+  };
   return attend_parts(
       rows, q,
       [&](const at::Tensor& single) {
+        if (invariant) {
+          std::vector<at::Tensor> outs;
+          for (int64_t i = 0; i < single.size(0); ++i)
+            outs.push_back(over_heads(rows.parts()[static_cast<size_t>(i)],
+                                      single.narrow(0, i, 1).unsqueeze(1))
+                               .squeeze(1));
+          return at::cat(outs);
+        }
         const at::Tensor absorbed =
             at::einsum("snp,npk->snk", {single.narrow(2, 0, plain), up.narrow(1, 0, plain)});
         const at::Tensor sums =
@@ -239,15 +264,7 @@ at::Tensor MultiLatentAttention::attend_cached(const Latents& latents, const Rot
                             values, rows, options);
         return at::einsum("snk,nvk->snv", {sums, up.narrow(1, plain, sizes_.value)}).contiguous();
       },
-      [&](const RaggedPart& part, const at::Tensor& several) {
-        // [positions, rank + rotated]
-        const at::Tensor kept = cache.gather(rows, part, first_seen(part, options)).squeeze(1);
-        const at::Tensor kv = at::einsum("pk,nfk->pnf", {kept.narrow(1, 0, rank), up}).unsqueeze(1);
-        const at::Tensor rotated =
-            kept.narrow(1, rank, sizes_.rotated).unsqueeze(1).unsqueeze(1).expand({-1, 1, n, -1});
-        return core_attention(several, at::cat({kv.narrow(3, 0, plain), rotated}, -1),
-                              kv.narrow(3, plain, sizes_.value), options);
-      });
+      over_heads);
 }
 
 }  // namespace megatron

@@ -9,9 +9,9 @@ void validate_batch_invariant(const TransformerConfig& c, Violations& v) {
   const auto require = [&](bool holds, const char* problem, const char* hint = "") {
     v.require(holds, cat("--batch-invariant-mode ", problem), hint);
   };
-  require(!c.multi_latent_attention,
-          "with --multi-latent-attention is not built: decoding reads latents, training keys and "
-          "values made of them");
+  require(!c.multi_latent_attention || !c.has_adapters(),
+          "with adapters beside --multi-latent-attention is not built: decoding merges them into "
+          "the weights that make keys and values of latents");
   require(!c.is_hybrid(),
           "with --hybrid-layer-pattern is not built: decoding goes on step by step where training "
           "scans chunks");

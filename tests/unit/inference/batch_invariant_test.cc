@@ -1,5 +1,8 @@
 // Batch-invariant mode: what the engine reports of its tokens has the bits of the loss of a
 // training forward over the same texts, whatever shared their steps.
+#include "megatron/transformer/config/batch_invariant.h"
+
+#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +12,8 @@
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/lora.h"
+#include "tests/unit/error_of.h"
 #include "tests/unit/inference/served_models.h"
 
 namespace megatron {
@@ -40,8 +45,21 @@ std::vector<std::pair<std::string, ModelConfig>> models() {
   mixtral.transformer.num_experts = 4;
   mixtral.transformer.moe_router_topk = 2;
   mixtral.transformer.moe_router_pre_softmax = true;
+  ModelConfig deepseek = small_served_model();
+  TransformerConfig& t = deepseek.transformer;
+  t.group_query_attention = false;
+  t.multi_latent_attention = true;
+  t.kv_lora_rank = 12;
+  t.q_lora_rank = 10;
+  t.qk_head_dim = 8;
+  t.qk_pos_emb_head_dim = 4;
+  t.v_head_dim = 6;
+  t.qk_layernorm = true;
+  ModelConfig adapted = llama;
+  adapted.transformer.lora_rank = 24;
   std::vector<std::pair<std::string, ModelConfig>> all = {
-      {"llama", llama}, {"gpt", gpt}, {"gemma", gemma}, {"mixtral", mixtral}};
+      {"llama", llama},     {"gpt", gpt},           {"gemma", gemma},
+      {"mixtral", mixtral}, {"deepseek", deepseek}, {"adapters", adapted}};
   for (auto& [name, config] : all)
     config.transformer.attention_dropout = config.transformer.hidden_dropout = 0.0;
   return all;
@@ -90,6 +108,16 @@ std::vector<std::vector<float>> trained_losses(Model& model,
   return of_texts;
 }
 
+// Adapters begin with no output; these have one, the same on every rank.
+void draw_adapters(Model& model) {
+  int64_t seed = 1;
+  model.visit([&](const std::string& name, Parameter& parameter) {
+    if (!is_lora_parameter(name)) return;
+    at::Generator random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(seed++));
+    parameter.value.normal_(0.0, 0.3, random);
+  });
+}
+
 struct Compared {
   int64_t texts = 0, numbers = 0, different = 0, accepted = 0;
 };
@@ -131,6 +159,8 @@ Compared rollouts(const ModelConfig& config, int tensor, int schedules) {
     ModelConfig training = config;
     training.sequence_parallel = tensor > 1;
     Served trained(Served::make(training, groups), {}, at::kFloat);
+    draw_adapters(*served.model);
+    draw_adapters(*trained.model);
     for (int seed = 0; seed < schedules; ++seed) {
       std::vector<DrivenSequence> sequences = wishes(static_cast<uint32_t>(seed), 42);
       DriverChances chances{.whole_prompts = 0.3,
@@ -183,7 +213,20 @@ TEST(BatchInvariant, RolloutsHaveTheTrainersLogProbabilitiesInEveryBit) {
     }
 }
 
-// What the test above rules out.
+TEST(BatchInvariant, AdaptersOfLatentAttentionAreRefused) {
+  for (const auto& [name, config] : models()) {
+    TransformerConfig adapted = config.transformer;
+    adapted.lora_rank = 4;
+    const std::string error =
+        error_of([&] { check_batch_invariant(adapted, at::kCPU, at::kFloat); });
+    EXPECT_EQ(error.find("with adapters beside --multi-latent-attention is not built") !=
+                  std::string::npos,
+              name == "deepseek")
+        << name << error;
+  }
+}
+
+// What the rollouts rule out.
 TEST(BatchInvariant, WithoutTheModeSomeDiffer) {
   EXPECT_GT(rollouts(models()[0].second, 1, 1).different, 20);
 }

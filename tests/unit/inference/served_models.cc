@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/generator.h"
 #include "megatron/interop/load_model.h"
@@ -103,6 +105,11 @@ std::vector<DrivenSequence> random_sequences(std::mt19937& random, size_t count)
     if (i % 3 == 0) wishes.output_top = static_cast<int32_t>(i % 4);
     wishes.processed = i % 2 == 1;
     if (i % 4 == 2) wishes.prompt_top = 2;
+    // Numbers that tell of each id that penalties count.
+    if (i % 5 < 2) {
+      wishes.output_top = std::max(wishes.output_top, 0);
+      wishes.processed = true;
+    }
     all.push_back(std::move(s));
   }
   return all;
