@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/datasets/image_plan.h"
 
 namespace megatron {
 namespace {
@@ -134,8 +135,8 @@ std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> id
 BatchImages DataLoader::Impl::read_images(const MicroBatch& batch) const {
   BatchImages out;
   out.pixel_values = *dataset->pixel_values();
-  std::vector<int64_t> numbers;  // of each image in its sample
-  size_t bytes = 0;
+  out.ranks = options.image_ranks;
+  std::vector<int64_t> numbers, costs;  // of each image: in its sample
   const auto index_of = [&](int64_t sample) {
     const int64_t id = batch.sample_ids[static_cast<size_t>(sample)];
     return id == kPaddingSample ? 0 : id;
@@ -143,15 +144,22 @@ BatchImages DataLoader::Impl::read_images(const MicroBatch& batch) const {
   for (int64_t i = 0; i < batch.micro_batch_size; ++i) {
     int64_t number = 0;
     for (SampleImage& image : dataset->images(index_of(i))) {
-      bytes += static_cast<size_t>(image.bytes());
+      costs.push_back(image.patches());
       out.all.push_back({i, image});
       numbers.push_back(number++);
     }
   }
+  const std::vector<int> owners = plan_images(costs, out.ranks.size);
+  size_t bytes = 0;
+  for (size_t k = 0; k < out.all.size(); ++k) {
+    out.all[k].owner = owners[k];
+    if (owners[k] == out.ranks.rank) bytes += static_cast<size_t>(out.all[k].image.bytes());
+  }
   out.patches.resize(bytes);
   std::span<uint8_t> rest = out.patches;
   for (size_t k = 0; k < out.all.size(); ++k) {
-    const auto& [sample, image] = out.all[k];
+    const auto& [sample, image, owner] = out.all[k];
+    if (owner != out.ranks.rank) continue;
     const auto size = static_cast<size_t>(image.bytes());
     dataset->read_image(index_of(sample), numbers[k], rest.first(size));
     rest = rest.subspan(size);

@@ -46,6 +46,9 @@ struct DataLoaderOptions {
   int64_t num_workers = 2;       // 0: read in next()
   int64_t prefetch = 4;          // maximum of prefetched micro-batches
   HostAllocator allocator;       // default: the heap
+  // Images are decoded by the rank that encodes them: as image_plan.h divides them by patches, of
+  // which an encoder of pictures of one size computes proportionally much
+  ImageRanks image_ranks;
 };
 
 class DataLoader {

@@ -24,14 +24,24 @@ struct SampleImage {
   int64_t bytes() const { return patches() * patch_bytes; }
 };
 
+// The ranks that divide the images of a micro-batch among them, and which of them this one is; -1:
+// none, it encodes no image.
+struct ImageRanks {
+  int size = 1;
+  int rank = 0;
+};
+
 // The images of a micro-batch.
 struct BatchImages {
   struct One {
     int64_t sample = 0;  // of the micro-batch; ascending, in the order of its text
     SampleImage image;
+    int owner = 0;  // the rank that encodes it
   };
   std::vector<One> all;
-  // [P, 3 p^2]: the patches of all pictures one after another, each by channel, row and column
+  ImageRanks ranks;
+  // [P, 3 p^2]: the patches of all pictures of this rank one after another, each by channel, row
+  // and column
   std::vector<uint8_t> patches;
   PixelTable pixel_values = {};  // the numbers that bytes stand for
 };

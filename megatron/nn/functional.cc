@@ -15,7 +15,9 @@ struct DifferentiableParameter : torch::autograd::Function<DifferentiableParamet
   static at::Tensor forward(AutogradContext* context, const at::Tensor&, Parameter* parameter,
                             std::optional<at::ScalarType> type) {
     context->saved_data["parameter"] = reinterpret_cast<int64_t>(parameter);
-    const at::Tensor value = parameter->store->acquire(*parameter).view(parameter->local_shape);
+    // No view of the store's buffer: a gather that ends there later would count as a change of it.
+    const at::Tensor value =
+        parameter->store->acquire(*parameter).view(parameter->local_shape).variable_data();
     return type ? value.to(*type) : value;
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {

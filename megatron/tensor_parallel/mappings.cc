@@ -106,6 +106,10 @@ at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x,
                                                            const ProcessGroup& tp) {
   return pair(x, tp, all_gather_last_dim, reduce_scatter_last_dim);
 }
+at::Tensor gather_rows_from_tensor_model_parallel_region(const at::Tensor& x,
+                                                         const ProcessGroup& tp) {
+  return pair(x, tp, all_gather_first_dim, own_slice_first_dim);
+}
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
   return pair(x, tp, own_slice_first_dim, all_gather_first_dim);
 }

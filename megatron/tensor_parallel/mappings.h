@@ -8,6 +8,7 @@
 //   scatter_to_sequence_parallel_region             own slice, dim 0       all-gather
 //   gather_from_sequence_parallel_region            all-gather, dim 0      reduce-scatter
 //   reduce_scatter_to_sequence_parallel_region      reduce-scatter, dim 0  all-gather
+//   gather_rows_from_tensor_model_parallel_region   all-gather, dim 0      own slice
 //   all_gather_last_dim_from_tensor_parallel_region all-gather, last dim   reduce-scatter
 //
 // Source: Shoeybi et al. 2019 (arXiv:1909.08053) section 3; Korthikanti et al. 2022
@@ -26,6 +27,9 @@ namespace megatron {
 at::Tensor copy_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor reduce_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
+// For what every rank computes alike from the gathered rows.
+at::Tensor gather_rows_from_tensor_model_parallel_region(const at::Tensor& x,
+                                                         const ProcessGroup& tp);
 at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x,
                                                            const ProcessGroup& tp);
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);

@@ -7,6 +7,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/padding_rules.h"
 #include "megatron/training/passes.h"
+#include "megatron/training/setup.h"
 
 namespace megatron {
 
@@ -23,6 +24,7 @@ std::unique_ptr<DataLoader> Evaluator::make_loader(int64_t consumed) const {
   options.consumed_samples = consumed;
   options.num_workers = options_.num_workers;
   options.allocator = host_allocator(device_);
+  options.image_ranks = options_.image_ranks;
   return std::make_unique<DataLoader>(dataset_, std::move(options));
 }
 
@@ -83,6 +85,7 @@ Evaluator::Options evaluation_options(const Arguments& arguments, const Parallel
   options.data_parallel_size = groups.dp.size();
   options.num_workers = std::min<int64_t>(arguments.data.num_workers, 1);
   options.row_multiple = unpadded_row_multiple(arguments);
+  options.image_ranks = image_ranks(groups);
   return options;
 }
 

@@ -462,6 +462,10 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
   return model;
 }
 
+ImageRanks image_ranks(const ParallelGroups& groups) {
+  return {groups.tp.size(), groups.pp.rank() == 0 ? groups.tp.rank() : -1};
+}
+
 std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
                                               const ParallelGroups& groups,
                                               const std::shared_ptr<const Dataset>& dataset,
@@ -478,6 +482,7 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
   options.consumed_samples = consumed_samples;
   options.num_workers = arguments.data.num_workers;
   options.allocator = host_allocator(device);
+  options.image_ranks = image_ranks(groups);
   return std::make_unique<DataLoader>(dataset, std::move(options));
 }
 

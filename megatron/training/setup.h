@@ -59,6 +59,9 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
                                               const std::shared_ptr<const Dataset>& dataset,
                                               int64_t consumed_samples, c10::Device device);
 
+// The tensor ranks of the stage that encodes images divide them; other stages read none.
+ImageRanks image_ranks(const ParallelGroups& groups);
+
 // Options of the iteration that follows `consumed_samples`.
 StepOptions step_options(const Arguments& arguments, int64_t consumed_samples);
 

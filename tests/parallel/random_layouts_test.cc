@@ -7,9 +7,9 @@
 // As many with experts follow, from seed kFirstOfExperts + S - 1 on, as many encoder-decoders from
 // seed kFirstOfStacks + S - 1 on, proofs of as many in FP8 with scales of blocks from seed
 // kFirstOfBlocks + S - 1 on and, if N is given, as many encoders from seed kFirstOfEncoders + S - 1
-// on; as many models of letters from seed kFirstOfHybrids + S - 1 on and with retrieval from seed
-// kFirstOfRetro + S - 1 on. A configuration is determined by its seed, which a failure message
-// names.
+// on; as many models of letters from seed kFirstOfHybrids + S - 1 on, with retrieval from seed
+// kFirstOfRetro + S - 1 on and with images from seed kFirstOfMimo + S - 1 on. A configuration is
+// determined by its seed, which a failure message names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ constexpr int kMaxRanks = 8;
 constexpr int64_t kFp8Unit = 16, kBlock = 128;  // products in FP8 want multiples of it
 constexpr int64_t kFirstOfExperts = 1'000'001, kFirstOfStacks = 2'000'001,
                   kFirstOfBlocks = 3'000'001, kFirstOfEncoders = 4'000'001,
-                  kFirstOfHybrids = 5'000'001, kFirstOfRetro = 6'000'001;
+                  kFirstOfHybrids = 5'000'001, kFirstOfRetro = 6'000'001, kFirstOfMimo = 7'000'001;
 constexpr int64_t kHybridsWithExperts = 3;  // one of so many models of letters
 constexpr int64_t kEncoders = 3;            // one of so many others without FP8 is a BERT
 
@@ -189,6 +189,32 @@ class Draw {
     add("--retro-encoder-num-layers", dice_.range(1, 2));
     add("--retro-encoder-hidden-dropout", dice_.pick({0.0, 0.1}));
     add("--retro-encoder-attention-dropout", dice_.pick({0.0, 0.1}));
+    return true;
+  }
+
+  // Of a decoder, one that reads images; false: it has flags that none of those may have.
+  bool becomes_mimo() {
+    for (const char* flag : {"--reset-", "--eod-mask", "document-masking",
+                             "--pipeline-vocab-parallel", "--mtp-num-layers", "--fp32-residual"})
+      if (given(flag)) return false;
+    const bool shuffle = dice_.chance(30), newlines = !shuffle && dice_.chance(40);
+    const int64_t side = shuffle ? 4 : 2, heads = dice_.range(1, 2);
+    add("--task mimo --vision-model-type", dice_.pick<const char*>({"clip", "internvit"}));
+    add("--patch-dim 2 --img-h", side * dice_.range(1, 2));
+    add("--img-w", side * dice_.range(1, 2));
+    add("--vision-num-layers", dice_.range(1, 2));
+    add("--vision-num-attention-heads", heads);
+    add("--vision-hidden-size", heads * dice_.range(4, 8));
+    add("--vision-ffn-hidden-size", dice_.range(8, 24));
+    if (shuffle) add("--pixel-shuffle");
+    if (newlines) add("--vision-newlines");
+    maybe(shuffle || newlines ? 100 : 50, "--disable-vision-class-token");
+    maybe(30, "--vision-projection-norm");
+    maybe(30, "--disable-vision-qkv-bias");
+    add("--image-token-id", dice_.pick<int64_t>({100, 500}));
+    if (!given("--freeze") && dice_.chance(40))
+      add(dice_.pick<const char*>({"--freeze vision_model", "--freeze language_model",
+                                   "--freeze-except vision_projection"}));
     return true;
   }
 
@@ -597,23 +623,26 @@ struct Configuration {
 // The first attempt that the rules accept.
 Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
   Dice dice(seed);
-  const bool retro = seed >= kFirstOfRetro, hybrids = !retro && seed >= kFirstOfHybrids,
-             encoders = !retro && !hybrids && seed >= kFirstOfEncoders,
-             blocks = !retro && !hybrids && !encoders && seed >= kFirstOfBlocks,
-             stacks = !retro && !hybrids && !encoders && !blocks && seed >= kFirstOfStacks,
+  const bool mimo = seed >= kFirstOfMimo, retro = !mimo && seed >= kFirstOfRetro,
+             hybrids = !mimo && !retro && seed >= kFirstOfHybrids,
+             encoders = !mimo && !retro && !hybrids && seed >= kFirstOfEncoders,
+             blocks = !mimo && !retro && !hybrids && !encoders && seed >= kFirstOfBlocks,
+             stacks = !mimo && !retro && !hybrids && !encoders && !blocks && seed >= kFirstOfStacks,
              experts = (seed >= kFirstOfExperts && seed < kFirstOfStacks) ||
                        (hybrids && seed % kHybridsWithExperts == 0);
   Mesh mesh = draw_mesh(dice, max_ranks);
-  while ((stacks || retro) && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
-  const bool fp8 = blocks || (!stacks && !experts && !encoders && !retro && dice.chance(34));
-  const bool encoder =
-      encoders || (!stacks && !experts && !hybrids && !retro && !fp8 && seed % kEncoders == 0);
+  while ((stacks || retro || mimo) && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
+  const bool fp8 =
+      blocks || (!stacks && !experts && !encoders && !retro && !mimo && dice.chance(34));
+  const bool encoder = encoders || (!stacks && !experts && !hybrids && !retro && !mimo && !fp8 &&
+                                    seed % kEncoders == 0);
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
     Draw draw(dice, mesh, blocks ? kBlock : fp8 ? kFp8Unit : 0, experts, stacks);
     if (encoder && !draw.becomes_encoder()) continue;
     if (hybrids && !draw.becomes_hybrid()) continue;
     if (retro && !draw.becomes_retro()) continue;
+    if (mimo && !draw.becomes_mimo()) continue;
     const Configuration drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
                               draw.precision_flags()};
     try {
@@ -657,7 +686,7 @@ std::string outcome(const std::function<std::string()>& check) {
 std::string again(int64_t seed) {
   int64_t number = seed;
   for (const int64_t first : {kFirstOfExperts, kFirstOfStacks, kFirstOfBlocks, kFirstOfEncoders,
-                              kFirstOfHybrids, kFirstOfRetro})
+                              kFirstOfHybrids, kFirstOfRetro, kFirstOfMimo})
     if (seed >= first) number = seed - first + 1;
   return cat("again: MEGATRON_RANDOM_SEED=", number, " MEGATRON_RANDOM_LAYOUTS=1, seed ", seed,
              "\n");
@@ -744,59 +773,31 @@ TEST(DrawnTypes, AreDrawnAboutAsOften) {
   for (const int64_t count : {fp32, bf16, fp8}) EXPECT_GE(static_cast<double>(count), 0.25 * all);
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
-                         [](const auto& info) { return cat(info.param); });
+auto seeds(int64_t first, int64_t count) {
+  return testing::Range(first + kFirstSeed - 1, first + kFirstSeed - 1 + count);
+}
+std::string seed_name(const testing::TestParamInfo<int64_t>& info) { return cat(info.param); }
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, seeds(1, kSeeds), seed_name);
 // Proofs take most of the time: those of three with experts are part of `make test`, three
-// encoder-decoders, models of letters and with retrieval (no proofs of these), and none with blocks
-// and of the seeds of encoders.
+// encoder-decoders, models of letters, and with retrieval and images (no proofs of these), and none
+// with blocks and of the seeds of encoders.
 const bool kMany = std::getenv("MEGATRON_RANDOM_LAYOUTS") != nullptr;
 const int64_t kFew = kMany ? kSeeds : 3, kNoneOrAll = kMany ? kSeeds : 0;
-INSTANTIATE_TEST_SUITE_P(Seeds, ProvedLayouts, testing::Range(kFirstSeed, kFirstSeed + kSeeds),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Experts, ProvedLayouts,
-                         testing::Range(kFirstOfExperts + kFirstSeed - 1,
-                                        kFirstOfExperts + kFirstSeed - 1 + kFew),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Experts, RandomLayouts,
-                         testing::Range(kFirstOfExperts + kFirstSeed - 1,
-                                        kFirstOfExperts + kFirstSeed - 1 + kSeeds),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Stacks, RandomLayouts,
-                         testing::Range(kFirstOfStacks + kFirstSeed - 1,
-                                        kFirstOfStacks + kFirstSeed - 1 + kFew),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Blocks, ProvedLayouts,
-                         testing::Range(kFirstOfBlocks + kFirstSeed - 1,
-                                        kFirstOfBlocks + kFirstSeed - 1 + kNoneOrAll),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Encoders, RandomLayouts,
-                         testing::Range(kFirstOfEncoders + kFirstSeed - 1,
-                                        kFirstOfEncoders + kFirstSeed - 1 + kNoneOrAll),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Encoders, ProvedLayouts,
-                         testing::Range(kFirstOfEncoders + kFirstSeed - 1,
-                                        kFirstOfEncoders + kFirstSeed - 1 + kNoneOrAll),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Hybrids, RandomLayouts,
-                         testing::Range(kFirstOfHybrids + kFirstSeed - 1,
-                                        kFirstOfHybrids + kFirstSeed - 1 + kFew),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Retro, RandomLayouts,
-                         testing::Range(kFirstOfRetro + kFirstSeed - 1,
-                                        kFirstOfRetro + kFirstSeed - 1 + kFew),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Retro, ProvedLayouts,
-                         testing::Range(kFirstOfRetro + kFirstSeed - 1,
-                                        kFirstOfRetro + kFirstSeed - 1 + kNoneOrAll),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Hybrids, ProvedLayouts,
-                         testing::Range(kFirstOfHybrids + kFirstSeed - 1,
-                                        kFirstOfHybrids + kFirstSeed - 1 + kFew),
-                         [](const auto& info) { return cat(info.param); });
-INSTANTIATE_TEST_SUITE_P(Stacks, ProvedLayouts,
-                         testing::Range(kFirstOfStacks + kFirstSeed - 1,
-                                        kFirstOfStacks + kFirstSeed - 1 + kFew),
-                         [](const auto& info) { return cat(info.param); });
+INSTANTIATE_TEST_SUITE_P(Seeds, ProvedLayouts, seeds(1, kSeeds), seed_name);
+INSTANTIATE_TEST_SUITE_P(Experts, ProvedLayouts, seeds(kFirstOfExperts, kFew), seed_name);
+INSTANTIATE_TEST_SUITE_P(Experts, RandomLayouts, seeds(kFirstOfExperts, kSeeds), seed_name);
+INSTANTIATE_TEST_SUITE_P(Stacks, RandomLayouts, seeds(kFirstOfStacks, kFew), seed_name);
+INSTANTIATE_TEST_SUITE_P(Blocks, ProvedLayouts, seeds(kFirstOfBlocks, kNoneOrAll), seed_name);
+INSTANTIATE_TEST_SUITE_P(Encoders, RandomLayouts, seeds(kFirstOfEncoders, kNoneOrAll), seed_name);
+INSTANTIATE_TEST_SUITE_P(Encoders, ProvedLayouts, seeds(kFirstOfEncoders, kNoneOrAll), seed_name);
+INSTANTIATE_TEST_SUITE_P(Hybrids, RandomLayouts, seeds(kFirstOfHybrids, kFew), seed_name);
+INSTANTIATE_TEST_SUITE_P(Mimo, RandomLayouts, seeds(kFirstOfMimo, kFew), seed_name);
+INSTANTIATE_TEST_SUITE_P(Mimo, ProvedLayouts, seeds(kFirstOfMimo, kNoneOrAll), seed_name);
+INSTANTIATE_TEST_SUITE_P(Retro, RandomLayouts, seeds(kFirstOfRetro, kFew), seed_name);
+INSTANTIATE_TEST_SUITE_P(Retro, ProvedLayouts, seeds(kFirstOfRetro, kNoneOrAll), seed_name);
+INSTANTIATE_TEST_SUITE_P(Hybrids, ProvedLayouts, seeds(kFirstOfHybrids, kFew), seed_name);
+INSTANTIATE_TEST_SUITE_P(Stacks, ProvedLayouts, seeds(kFirstOfStacks, kFew), seed_name);
 
 }  // namespace
 }  // namespace megatron

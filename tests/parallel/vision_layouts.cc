@@ -62,6 +62,7 @@ constexpr LayoutRow kVisionRows[] = {
     {"tp2_sp_llava_full", "llava_full", 2, TP "2 " SP, "mimo"},
     {"pp2_dp2_zero2_llava_full", "llava_full", 4, PP "2 " ZERO2 OVERLAP, "mimo"},
     {"tp2_sp_llava_tiles", "llava_tiles", 2, TP "2 " SP, "mimo"},
+    {"tp2_llava_tiles", "llava_tiles", 2, TP "2", "mimo"},
     {"dp2_zero3_llava_tiles", "llava_tiles", 2, ZERO3 OVERLAP, "mimo"},
     {"tp2_internvl", "internvl", 2, TP "2", "mimo"},
     {"dp3_zero3_internvl", "internvl", 3, ZERO3 OVERLAP, "mimo"},

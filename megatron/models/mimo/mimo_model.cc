@@ -9,6 +9,7 @@
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/mappings.h"
 
 namespace megatron {
 namespace {
@@ -54,9 +55,10 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
     vision_projection_ = std::make_unique<VisionProjector>(own_, config().transformer);
     add("vision_model", vision_model_.get());
     add("vision_projection", vision_projection_.get());
+    // Each tensor rank has the gradients of its own images.
     const auto whole = [&](const std::string&, Parameter& parameter) {
       parameter.placement = {};  // although linears could be divided
-      if (config().sequence_parallel) parameter.placement.partial_grad.insert(Axis::kTensor);
+      if (groups.tp.size() > 1) parameter.placement.partial_grad.insert(Axis::kTensor);
     };
     vision_model_->visit(whole);
     vision_projection_->visit(whole);
@@ -66,7 +68,7 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
           image_newline_->global_shape = {config().transformer.hidden_size};
       image_newline_->init = Init::normal(config().transformer.init_method_std);
       image_newline_->role = ParameterRole::kEmbedding;
-      whole("", *image_newline_);
+      if (config().sequence_parallel) image_newline_->placement.partial_grad.insert(Axis::kTensor);
       add("image_newline", image_newline_.get());
     }
   }
@@ -89,6 +91,16 @@ at::Tensor MimoModel::text_of(const at::Tensor& tokens) const {
   return tokens.masked_fill(tokens == own_.image_token_id, kNoToken);
 }
 
+at::Tensor MimoModel::gathered(const at::Tensor& features, const PackedImages& images) const {
+  if (images.ranks == 1 || images.most_pictures == 0) return features;
+  MEGATRON_ASSERT(images.ranks == groups().tp.size(), "images of ", images.ranks, " ranks");
+  const int64_t empty = images.most_pictures * own_.features() - features.size(0);
+  const at::Tensor own = at::constant_pad_nd(features, {0, 0, 0, empty});
+  return config().sequence_parallel
+             ? gather_from_sequence_parallel_region(own, groups().tp)
+             : gather_rows_from_tensor_model_parallel_region(own, groups().tp);
+}
+
 bool MimoModel::every_rank_encodes() const {
   const ParameterStore* store = vision_projection_->parameters().front()->store;
   return store != nullptr && store->communicates_in_passes();
@@ -101,7 +113,7 @@ bool MimoModel::trains_features() const {
 
 at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImages* all,
                                       const ForwardContext& context) {
-  if (all == nullptr || (all->pictures == 0 && !every_rank_encodes())) return {};
+  if (all == nullptr || (all->all_pictures == 0 && !every_rank_encodes())) return {};
   const PackedImages& images = *all;
   const int64_t b = tokens.size(0), s = tokens.size(1), h = config().transformer.hidden_size;
   at::Tensor features;
@@ -110,7 +122,7 @@ at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImag
     features = vision_model_->forward(images, context);
   }
   const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains_features());
-  features = vision_projection_->forward(features);
+  features = gathered(vision_projection_->forward(features), images);
   if (images.taken.defined()) features = features.index_select(0, images.taken);
   check_shape("features", features, {images.places.size(0), h});
   const auto rows = [&](const at::Tensor& places) {

@@ -20,9 +20,13 @@ namespace megatron {
 // Parameters: language_model.<those of a GPT>; vision_model... (vision/vision_encoder.h) and
 // vision_projection... (vision/vision_projector.h) and, with --vision-newlines, image_newline [h]
 // on the segment with the embedding. Without pictures the encoder is not run and its gradients are
-// zero. Tensor ranks hold all of the encoder and encode the same
-// pictures; with sequence parallelism each has the gradient of its own rows, so that those of the
-// encoder are partial sums over kTensor.
+// zero.
+//
+// Every tensor rank holds all of encoder and projector. In training the tensor ranks divide the
+// images of a micro-batch (PackedImages::ranks), so that the gradients of both are partial sums
+// over kTensor. Communication over tp, per micro-batch with images: all-gather of projected
+// features; backward with sequence parallelism, where each rank has the gradient of its own rows of
+// text, a reduce-scatter, else none.
 class MimoModel : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.
@@ -55,6 +59,8 @@ class MimoModel : public Model {
   // without images goes through it, too, with no picture, so that all issue the same collectives.
   bool every_rank_encodes() const;
   bool trains_features() const;
+  // The projected features of all tensor ranks' images, of this rank's [N, h].
+  at::Tensor gathered(const at::Tensor& features, const PackedImages& images) const;
   // Image tokens as kNoToken.
   at::Tensor text_of(const at::Tensor& tokens) const;
 

@@ -62,6 +62,20 @@ std::vector<int64_t> order_of(const VisionConfig& config, const SeenImage& image
   return order;
 }
 
+// By image the number of its first picture among those of all ranks. `most`: pictures of the rank
+// that has most, which each rank's part has room for.
+std::vector<int64_t> first_pictures(std::span<const SeenImage> images, int ranks, int64_t& most) {
+  std::vector<int64_t> counts(static_cast<size_t>(ranks), 0), out;
+  for (const SeenImage& image : images) {
+    int64_t& count = counts.at(static_cast<size_t>(image.owner));
+    out.push_back(count);
+    count += image.pictures;
+  }
+  most = *std::ranges::max_element(counts);
+  for (size_t k = 0; k < out.size(); ++k) out[k] += images[k].owner * most;
+  return out;
+}
+
 }  // namespace
 
 int64_t image_tokens(const VisionConfig& config, const SeenImage& image) {
@@ -70,7 +84,8 @@ int64_t image_tokens(const VisionConfig& config, const SeenImage& image) {
 
 PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> images,
                          at::Tensor patches, at::Tensor pixel_values,
-                         std::span<const int64_t> tokens, int64_t samples, int64_t image_token) {
+                         std::span<const int64_t> tokens, int64_t samples, int64_t image_token,
+                         int rank, int ranks) {
   MEGATRON_ASSERT(samples > 0 && std::ssize(tokens) % samples == 0, tokens.size(), " tokens of ",
                   samples, " samples");
   const int64_t s = std::ssize(tokens) / samples;
@@ -78,6 +93,8 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
   MEGATRON_ASSERT(std::is_sorted(images.begin(), images.end(), by_sample),
                   "images that are not in the order of their samples");
   PackedImages out;
+  out.ranks = ranks;
+  const std::vector<int64_t> first = first_pictures(images, ranks, out.most_pictures);
   std::vector<int64_t> places, taken, newlines;
   auto image = images.begin();
   for (int64_t i = 0; i < samples; ++i) {
@@ -89,10 +106,11 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
                      " patches: the encoder has learned positions of ", config.patch_rows(), " x ",
                      config.patch_columns(), "\nhint: resize it to ", config.img_h, " x ",
                      config.img_w);
-      const int64_t before = out.pictures * config.features();
+      const int64_t before = first[static_cast<size_t>(image - images.begin())] * config.features();
       for (const int64_t feature : order_of(config, *image))
         order.push_back(feature == kNewline ? kNewline : before + feature);
-      out.pictures += image->pictures;
+      out.all_pictures += image->pictures;
+      if (image->owner == rank) out.pictures += image->pictures;
     }
     size_t next = 0;
     for (int64_t j = 0; j < s; ++j) {
@@ -112,10 +130,8 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
   out.patches = std::move(patches);
   out.pixel_values = std::move(pixel_values);
   out.places = at::tensor(places, at::kLong);
-  if (config.vision_newlines) {
-    out.taken = at::tensor(taken, at::kLong);
-    out.newlines = at::tensor(newlines, at::kLong);
-  }
+  if (config.vision_newlines || ranks > 1) out.taken = at::tensor(taken, at::kLong);
+  if (config.vision_newlines) out.newlines = at::tensor(newlines, at::kLong);
   out.segments = out.pictures > 0 ? equal_segments(out.pictures, config.encoder_rows())
                                   : no_segments(config.encoder_rows());
   return out;

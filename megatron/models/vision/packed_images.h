@@ -25,12 +25,18 @@ struct SeenImage {
   // of the image before it was padded to them.
   TileGrid grid = {};
   ImageSize size = {};
+  int owner = 0;  // the rank that encodes it (datasets/image_plan.h)
 };
 
 struct PackedImages {
-  int64_t pictures = 0;
-  // [P, 3 p^2], the patches of all pictures, elements of a patch by channel, row and column: uint8
-  // pixels, or their numbers in a floating-point type.
+  int64_t pictures = 0;  // that this rank encodes
+  // Of all ranks that divide the images, and of the one with most
+  int64_t all_pictures = 0, most_pictures = 0;
+  // Tensor ranks that divide the images. Their features follow each other, those of a rank in as
+  // many rows as that with most pictures has; 1: this rank encodes all
+  int ranks = 1;
+  // [P, 3 p^2], the patches of the rank's pictures, elements of a patch by channel, row and column:
+  // uint8 pixels, or their numbers in a floating-point type.
   at::Tensor patches;
   // [3, 256] fp32: the number of each value of a channel's pixels (media/pixel_values.h); undefined
   // where patches hold numbers.
@@ -54,10 +60,13 @@ int64_t image_tokens(const VisionConfig& config, const SeenImage& image);
 // was padded, and image_newline behind each]; one without tiles has one image_newline. Source:
 // LLaVA-NeXT (Liu et al. 2024).
 //
+// With several ranks `patches` are those of the images whose owner is `rank`, in the order of all.
+//
 // On the host; `patches` may be on any device, places and segments are made on the CPU.
 PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> images,
                          at::Tensor patches, at::Tensor pixel_values,
-                         std::span<const int64_t> tokens, int64_t samples, int64_t image_token);
+                         std::span<const int64_t> tokens, int64_t samples, int64_t image_token,
+                         int rank = 0, int ranks = 1);
 
 // The same on another device. Copies to a GPU are asynchronous, through page-locked memory.
 PackedImages to_device(const PackedImages& images, at::Device device);

@@ -112,8 +112,8 @@ class MediaFiles {
   std::map<std::string, std::shared_ptr<const MultimodalIndex>> open_;
 };
 
-SeenImage seen(int64_t sample, const SampleImage& image) {
-  return {sample, image.rows, image.columns, image.pictures, image.grid, image.size};
+SeenImage seen(int64_t sample, const SampleImage& image, int owner = 0) {
+  return {sample, image.rows, image.columns, image.pictures, image.grid, image.size, owner};
 }
 
 // One picture; and of models whose images have tiles, several of them.
@@ -170,7 +170,7 @@ BatchMaker::Addition add_images(const ModelConfig& config) {
     MEGATRON_ASSERT(source->images.has_value(), "data without images");
     const BatchImages& images = *source->images;
     std::vector<SeenImage> all;
-    for (const auto& [sample, image] : images.all) all.push_back(seen(sample, image));
+    for (const auto& [sample, image, owner] : images.all) all.push_back(seen(sample, image, owner));
     const int64_t patch = 3 * own.patch_dim * own.patch_dim;
     // Tensors keep the micro-batch alive; nothing writes to them.
     const auto tensor = [&source](const auto& values, at::IntArrayRef shape, at::ScalarType type) {
@@ -183,7 +183,8 @@ BatchMaker::Addition add_images(const ModelConfig& config) {
         pack_images(own, all,
                     tensor(images.patches, {std::ssize(images.patches) / patch, patch}, at::kByte),
                     tensor(images.pixel_values, {3, 256}, at::kFloat), tokens,
-                    source->micro_batch_size, own.image_token_id),
+                    source->micro_batch_size, own.image_token_id, images.ranks.rank,
+                    images.ranks.size),
         device));
   };
 }

@@ -181,6 +181,8 @@ PROOFS = {
     "t5 relative pp2": (2, T5 + RELATIVE + BATCH + PP + "2 --pipeline-model-parallel-layout Ee*24t*4|t*8L"),
     "t5 relative pp4": (4, T5 + RELATIVE + BATCH + PP + "4"),
     "retro tp2 sp": (2, RETRO + BATCH + TP + "2 " + SP),
+    "llava tp2": (2, LLAVA + BATCH + TP + "2"),
+    "llava next tp2": (2, LLAVA + "--vision-newlines " + BATCH + TP + "2"),
     "llava tp2 sp": (2, LLAVA + BATCH + TP + "2 " + SP),
     "llava dp2 zero3": (2, LLAVA + BATCH + ZERO3),
     "retro pp2": (2, RETRO + BATCH + PP + "2"),

@@ -80,14 +80,25 @@ struct HfVision {
     }
     return out;
   }
-  PackedImages packed(const at::Tensor& tokens, int64_t image_token) const {
-    return pack_images(own, images(), patches_of(golden.at("pixels"), own.patch_dim), {},
+  // Ranks take turns with the images.
+  PackedImages packed(const at::Tensor& tokens, int64_t image_token, int rank = 0,
+                      int ranks = 1) const {
+    std::vector<SeenImage> all = images();
+    std::vector<at::Tensor> pixels = {golden.at("pixels").narrow(0, 0, 0)};  // of this rank
+    int64_t first = 0;
+    for (size_t k = 0; k < all.size(); ++k) {
+      all[k].owner = static_cast<int>(k) % ranks;
+      if (all[k].owner == rank)
+        pixels.push_back(golden.at("pixels").narrow(0, first, all[k].pictures));
+      first += all[k].pictures;
+    }
+    return pack_images(own, all, patches_of(at::cat(pixels), own.patch_dim), {},
                        {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
-                       tokens.size(0), image_token);
+                       tokens.size(0), image_token, rank, ranks);
   }
-  void see() {
-    batch.images =
-        std::make_shared<const PackedImages>(packed(batch["tokens"], own.image_token_id));
+  void see(int rank = 0, int ranks = 1) {
+    batch.images = std::make_shared<const PackedImages>(
+        packed(batch["tokens"], own.image_token_id, rank, ranks));
   }
   at::Tensor logits() {
     return model.logits(model.hidden(batch, {}, context).front()).transpose(0, 1);
@@ -206,7 +217,7 @@ TEST_P(HfVisionGolden, GradientsOnTwoTensorRanks) {
       ParallelGroups groups;
       groups.tp = ProcessGroup(world, "tp");
       HfVision v(GetParam(), groups, sequence_parallel);
-      v.see();
+      v.see(groups.tp.rank(), groups.tp.size());
       const Loss loss = v.model.loss(v.model.hidden(v.batch, {}, v.context), v.batch, v.context);
       const at::Tensor mean = loss.sum / loss.weight;
       EXPECT_NEAR(mean.item<double>(), v.golden.at("loss").item<double>(), 1e-5);

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <span>
 
 #include "megatron/datasets/data_loader.h"
+#include "megatron/datasets/image_plan.h"
 #include "megatron/datasets/multimodal/multimodal_dataset.h"
 #include "tests/unit/datasets/multimodal/testing.h"
 #include "tests/unit/error_of.h"
@@ -108,6 +111,91 @@ TEST_F(Indexed, ArchivesAndFilesGiveTheSameSamples) {
              b = dataset(archives, {.sequence_length = 40});
   ASSERT_EQ(a->size(), b->size());
   for (int64_t i = 0; i < a->size(); ++i) EXPECT_EQ(content(*a, i), content(*b, i));
+}
+
+// Samples and pixels of the steps, in the order of their places in the stream.
+std::vector<std::string> stream(const std::shared_ptr<const Dataset>& data, int64_t dp,
+                                int64_t workers, int64_t consumed, int64_t until) {
+  std::map<int64_t, std::string> out;
+  for (int64_t rank = 0; rank < dp; ++rank) {
+    DataLoaderOptions options;
+    options.sampler.micro_batch_size = 2;
+    options.sampler.data_parallel_size = dp;
+    options.sampler.data_parallel_rank = rank;
+    options.consumed_samples = consumed;
+    options.num_workers = workers;
+    DataLoader loader(data, options);
+    while (loader.consumed() < until) {
+      const auto batch = loader.next();
+      size_t at = 0;
+      for (int64_t i = 0; i < 2; ++i) {
+        std::string& text = out[batch->ordinals[static_cast<size_t>(i)]];
+        for (const int64_t token : batch->data().row<int64_t>("tokens", i)) text += cat(token, " ");
+        for (const auto& [sample, image, owner] : batch->images->all) {
+          if (sample != i) continue;
+          text += cat("[", image.pictures, " ", image.rows, "x", image.columns, " ");
+          for (const size_t end = at + static_cast<size_t>(image.bytes()); at < end; ++at)
+            text += static_cast<char>(batch->images->patches[at]);
+        }
+      }
+      EXPECT_EQ(at, batch->images->patches.size());
+    }
+  }
+  std::vector<std::string> texts;
+  for (auto& [ordinal, text] : out) texts.push_back(std::move(text));
+  return texts;
+}
+
+TEST_F(Indexed, PixelsAreTheSameForAnyDataRanksAndWorkers) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 30)), {.sequence_length = 40}, 48);
+  const std::vector<std::string> expected = stream(data, 1, 0, 0, 24);
+  ASSERT_EQ(expected.size(), 24U);
+  EXPECT_EQ(std::set<std::string>(expected.begin(), expected.end()).size() > 6, true);
+  for (const int64_t dp : {1, 2, 3})
+    for (const int64_t workers : {0, 1, 8}) {
+      EXPECT_EQ(stream(data, dp, workers, 0, 24), expected) << dp << " " << workers;
+      // From the middle on, with what other ranks and workers have consumed.
+      const std::vector<std::string> rest = stream(data, dp, workers, 12, 24);
+      EXPECT_TRUE(std::ranges::equal(rest, std::span(expected).subspan(12)))
+          << dp << " " << workers;
+    }
+}
+
+// Pixels of the loader are those of the image processor, and ranks that divide the images have each
+// of them once.
+TEST_F(Indexed, RanksDivideImages) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 30)), {.sequence_length = 40}, 48);
+  const auto images_of = [&](ImageRanks ranks) {
+    DataLoaderOptions options;
+    options.sampler.micro_batch_size = 4;
+    options.num_workers = 0;
+    options.image_ranks = ranks;
+    return *DataLoader(data, options).next()->images;
+  };
+  const BatchImages whole = images_of({});
+  ASSERT_GT(whole.all.size(), 5U);
+  EXPECT_EQ(images_of({2, -1}).patches.size(), 0U);
+  const BatchImages parts[] = {images_of({2, 0}), images_of({2, 1})};
+  size_t at = 0, of[] = {0, 0};
+  for (size_t k = 0; k < whole.all.size(); ++k) {
+    const auto size = static_cast<size_t>(whole.all[k].image.bytes());
+    const auto owner = static_cast<size_t>(parts[0].all[k].owner);
+    EXPECT_EQ(parts[1].all[k].owner, parts[0].all[k].owner);
+    EXPECT_TRUE(std::ranges::equal(std::span(whole.patches).subspan(at, size),
+                                   std::span(parts[owner].patches).subspan(of[owner], size)));
+    at += size;
+    of[owner] += size;
+  }
+  EXPECT_EQ(at, whole.patches.size());
+  EXPECT_LE(std::max(of[0], of[1]) - std::min(of[0], of[1]),
+            whole.patches.size() / whole.all.size());
+}
+
+TEST(ImagePlan, LargestFirstToTheLeastLoaded) {
+  EXPECT_EQ(plan_images(std::vector<int64_t>{9, 7, 6, 5, 4, 3}, 2),
+            (std::vector<int>{0, 1, 1, 0, 1, 0}));
+  EXPECT_EQ(plan_images(std::vector<int64_t>{2, 2, 2}, 2), (std::vector<int>{0, 1, 0}));
+  EXPECT_EQ(plan_images(std::vector<int64_t>{}, 3), (std::vector<int>{}));
 }
 
 TEST_F(Indexed, BytesOfRowsAreHeld) {
