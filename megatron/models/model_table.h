@@ -33,6 +33,7 @@ struct ModelType {
   LayerCost (*layer_cost)(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
                           bool offloaded) = nullptr;
   bool decodes = true;  // continues a sequence token by token, so that it can be served
+  std::string_view not_served = {};  // why a server does not take it, if that is not `decodes`
   std::string_view language_model =
       {};               // what the names of its language model's parameters begin with
   bool planned = true;  // `ends_cost` and `layer_cost` are all that it costs

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import struct
 import subprocess
 import time
@@ -169,6 +170,9 @@ class RetroTest(support.FolderTest):
     def test_texts_are_continued_and_scored_with_neighbours(self):
         self.run_ok(*self.flags("p"))
         self.run_ok(*self.train("p", "--save", self.path("run"), "--init-method-std", "0.5"))
+        self.assert_error(1, f'{self.path("run")}: a model of type Retro is not served: each chunk of its texts reads neighbours '
+                          "that are looked up before it goes on, and a server looks nothing up between the steps of its requests",
+                          "serve", "--load", self.path("run"), "--device", "cpu", "--port", "0")
         lookup = ["--retro-project-dir", self.path("p"), "--retro-embedder", EMBEDDER, "--data-path", self.path("t_text_document"), "--device", "cpu"]
         prompt = "the cat sat on a mat dog ran far"  # two chunks; 15 tokens complete no other one
         write = ["generate", self.path("run"), "--prompt", prompt, "--tokens-to-generate", "15", "--seed", "3", "--ignore-eod", "--json"]
@@ -203,6 +207,31 @@ class RetroTest(support.FolderTest):
                   "--retro-embedder", EMBEDDER, "--data-path", self.path("t_text_document"), "--device", "cpu", "--retro-project-dir"]
         self.run_ok(*self.train("p", "--save", self.path("run"), "--init-method-std", "0.5"))
         self.assertEqual(self.output(*prompt, self.path("lists")), self.output(*prompt, self.path("p")))
+
+    def test_an_index_of_faiss_after_kills(self):
+        """Each kill is of a step that begins anew; MEGATRON_RETRO_KILLS: how many of each."""
+        if not pathlib.Path(support.BINARY).parents[1].joinpath("lib", "libmegatron_faiss.so").exists():
+            self.skipTest("no libmegatron_faiss.so")
+        more = ["--retro-index-str", "PCA8,IVF4_HNSW4,SQ8", "--retro-index-ntrain", "150", "--retro-tasks"]
+        self.run_ok(*self.flags("whole", *more, "db-build"))
+        draw = random.Random(3)
+        for step, file in (("index-train", "trained"), ("index-add", "added")):
+            shutil.copytree(self.path("whole"), self.path("before"))
+            begin = time.monotonic()
+            self.run_ok(*self.flags("whole", *more, step))
+            took, expected, moments = time.monotonic() - begin, self.files("whole"), []
+            self.assertTrue(any(name.endswith("/" + file) for name in expected), expected.keys())
+            for _ in range(int(os.environ.get("MEGATRON_RETRO_KILLS", "2"))):
+                shutil.copytree(self.path("before"), self.path("killed"))
+                process = subprocess.Popen([support.BINARY, *self.flags("killed", *more, step)], stderr=subprocess.DEVNULL)
+                moments.append(draw.uniform(0.1, 0.9))
+                time.sleep(took * moments[-1])
+                process.kill()
+                process.wait()
+                self.run_ok(*self.flags("killed", *more, step))
+                self.assertEqual(self.files("killed"), expected, (step, moments))
+                shutil.rmtree(self.path("killed"))
+            shutil.rmtree(self.path("before"))
 
     def test_what_is_refused(self):
         self.run_ok(*self.flags("p", "--retro-tasks", "db-build,index-train"))

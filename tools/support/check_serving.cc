@@ -76,7 +76,7 @@ ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig&
   const ModelType& type = find_model_type(plan.model.config.type);
   MEGATRON_CHECK(type.decodes, config.load,
                  ": the memory of a server is planned for decoders, and a model of type ",
-                 type.title, " is none");
+                 type.title, " is none", type.not_served.empty() ? "" : ": ", type.not_served);
   plan.shape = served_shape(engine, plan.model.config, plan.model.dtype,
                             /*on_gpu=*/named || !device.is_cpu());
   plan.shape.tensor_ranks = ranks.tensor_model_parallel_size;

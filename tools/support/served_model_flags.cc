@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/launch.h"
+#include "megatron/models/model_table.h"
 
 namespace megatron {
 namespace {
@@ -133,7 +134,14 @@ std::unique_ptr<ServedRank> load_served_rank(const ServedModelConfig& config,
   std::unique_ptr<LoadedDraft> draft;
   if (groups.world.rank() == 0)
     draft = load_draft(load_model_request(config, local_rank), engine.speculation);
-  checked.accept = accepts_drafts(engine.speculation, draft.get());
+  checked.accept = [&config, drafts = accepts_drafts(engine.speculation, draft.get())](
+                       const ModelConfig& model, const Tokenizer* tokenizer) {
+    const ModelType& type = find_model_type(model.type);
+    MEGATRON_CHECK(type.not_served.empty(), config.load, ": a model of type ", type.title,
+                   " is not served: ", type.not_served,
+                   "\nhint: megatron generate --retro-project-dir or --neighbors");
+    if (drafts) drafts(model, tokenizer);
+  };
   LoadedModel loaded =
       load_model(checked, groups, /*tokenizer_required=*/true, local_rank, local_ranks, agreement);
   return std::make_unique<ServedRank>(load_model_request(config, local_rank), std::move(loaded),

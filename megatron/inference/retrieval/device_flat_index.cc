@@ -74,13 +74,13 @@ class TileSearch {
         continue;
       }
       first += rows;
-      if (2 * first > 3 * tightened || 2 * most > candidates_.capacity()) {
-        tighten();
+      if (first >= 2 * tightened || 2 * most > candidates_.capacity()) {
+        tighten(most);
         tightened = first;
       }
       rows = std::min({2 * rows, std::max(first, candidates_.capacity()), kColumns});
     }
-    tighten();
+    tighten(candidates_.most());
     measure();
   }
   const at::Tensor& distances() const { return distances_; }
@@ -104,10 +104,14 @@ class TileSearch {
                     kProductRounding, candidates_);
   }
 
-  // Lowers the limits to the k-th smallest upper bounds, and leaves what is above them out.
-  void tighten() {
+  // Lowers the limits to the k-th smallest upper bounds, and leaves what is above them out. `most`:
+  // candidates of a query.
+  void tighten(int64_t most) {
+    if (most < k_) return;
     const at::Tensor kth =
-        std::get<0>(candidates_.upper.topk(k_, 1, /*largest=*/false, /*sorted=*/false)).amax(1);
+        std::get<0>(
+            candidates_.upper.narrow(1, 0, most).topk(k_, 1, /*largest=*/false, /*sorted=*/false))
+            .amax(1);
     bounds_.limits = at::minimum(bounds_.limits, limits_of(kth.to(at::kDouble)));
     candidates_ = filter_candidates(candidates_, bounds_.limits);
   }
@@ -118,7 +122,7 @@ class TileSearch {
     const at::Tensor place =
         at::arange(candidates_.capacity(), candidates_.counts.options()).unsqueeze(0);
     candidates_.upper.masked_fill_(place >= candidates_.counts.unsqueeze(1), kInfinity);
-    tighten();
+    tighten(candidates_.capacity());
     if (2 * candidates_.most() > candidates_.capacity()) measure();
   }
 

@@ -9,6 +9,9 @@
 //   neighbours     R' h x + 8 T'           their embeddings and ids
 // From that layer to the last one that reads them R' h e of encoded neighbours is held, and in the
 // backward as much of their gradient.
+#include <utility>
+#include <vector>
+
 #include "megatron/models/model.h"
 #include "megatron/models/retro/retro_model.h"
 #include "megatron/transformer/attention/cross_attention_cost.h"
@@ -59,29 +62,53 @@ SublayerCost both_halves(LayerCost layer) {
   return layer.first;
 }
 
-SublayerCost encoder_cost(const RetroSizes& sizes, const LayerShape& shape) {
-  const TransformerConfig& stack = sizes.stacks.encoder;
+LayerShape retrieved_shape(const RetroSizes& sizes, const LayerShape& shape) {
   LayerShape retrieved = shape;
   retrieved.samples = sizes.k * sizes.chunks;
   retrieved.tokens = sizes.tokens;
   retrieved.rows = sizes.rows;
   retrieved.padded = false;
+  return retrieved;
+}
+
+// The encoder's layers, each per token of its own.
+std::vector<LayerCost> encoder_layers(const RetroSizes& sizes, const LayerShape& shape) {
+  const TransformerConfig& stack = sizes.stacks.encoder;
+  const LayerShape retrieved = retrieved_shape(sizes, shape);
   const int64_t number = sizes.stacks.decoder.num_layers + 1;
-  LayerCost first = transformer_layer_cost(stack, number, retrieved, /*offloaded=*/false);
-  const int64_t stream = first.stream;
-  first.first.append(cross_of(stack, number, retrieved, 2 * sizes.m * sizes.k, shape.tokens),
-                     stream);
-  SublayerCost all = both_halves(first);
-  for (int64_t i = 1; i < stack.num_layers; ++i)
-    all.append(both_halves(transformer_layer_cost(stack, number + i, retrieved, false)), stream);
+  std::vector<LayerCost> layers;
+  for (int64_t i = 0; i < stack.num_layers; ++i) {
+    LayerCost layer = transformer_layer_cost(stack, number + i, retrieved, /*offloaded=*/false);
+    if (i == 0)
+      layer.first.append(cross_of(stack, number, retrieved, 2 * sizes.m * sizes.k, shape.tokens),
+                         layer.stream);
+    layers.push_back(layer);
+  }
+  return layers;
+}
+
+// Saved around the encoder: z, and embeddings and ids of neighbours.
+SavedBytes saved_around(const RetroSizes& sizes, const LayerShape& shape) {
+  const StreamCost around(sizes.stacks.decoder, shape);
+  SavedBytes saved;
+  saved.norms =
+      2 * around.normed + around.stats + (shape.residual == shape.element ? 0 : around.stream);
+  saved.ends = kIdBytes * sizes.tokens;
+  return saved;
+}
+
+SublayerCost encoder_cost(const RetroSizes& sizes, const LayerShape& shape) {
+  const TransformerConfig& stack = sizes.stacks.encoder;
+  const LayerShape retrieved = retrieved_shape(sizes, shape);
+  const std::vector<LayerCost> layers = encoder_layers(sizes, shape);
+  const int64_t stream = sizes.rows * stack.hidden_size * shape.residual;
+  SublayerCost all = both_halves(layers.front());
+  for (size_t i = 1; i < layers.size(); ++i) all.append(both_halves(layers[i]), stream);
   all.count_per_token_of(static_cast<double>(2 * sizes.k));
   for (int64_t i = 0; i < stack.num_layers; ++i)
     all.attentions.push_back({retrieved.samples, 2 * sizes.m, 2 * sizes.m,
                               stack.num_attention_heads, stack.kv_channels});
-  const StreamCost around(sizes.stacks.decoder, shape);
-  all.saved.norms +=
-      2 * around.normed + around.stats + (shape.residual == shape.element ? 0 : around.stream);
-  all.saved.ends += kIdBytes * sizes.tokens;
+  all.saved += saved_around(sizes, shape);
   // Embeddings of neighbours, and rows of chunks that sequence parallelism gathers and divides anew
   const auto h = static_cast<double>(stack.hidden_size);
   const double embedded =
@@ -93,6 +120,39 @@ SublayerCost encoder_cost(const RetroSizes& sizes, const LayerShape& shape) {
   return all;
 }
 
+LayerCost::Part part_of(const LayerCost& layer) {
+  return {layer.unrecorded_peak(), layer.saved().total(),
+          layer.backward_peak(/*grad_is_held=*/true).most};
+}
+
+// What recomputation computes again one by one: self-attention, the encoder's layers, and cross
+// attention with the MLP (first_retro_layer.cc). What comes to be held after a part ran is not yet
+// there in its forward, and no more in its backward.
+void divide_first_layer(const RetroSizes& sizes, const LayerShape& shape, LayerCost whole,
+                        LayerCost& cost) {
+  const int64_t encoded = sizes.rows * sizes.stacks.encoder.hidden_size * shape.residual;
+  const std::vector<LayerCost> layers = encoder_layers(sizes, shape);
+  int64_t around = saved_around(sizes, shape).total();
+  if (!shape.sequence_parallel) around -= StreamCost(sizes.stacks.decoder, shape).normed;
+  cost.held_for_parts = whole.stream + around + std::ssize(layers) * encoded;
+  const auto add = [&](const LayerCost& layer, int64_t later) {
+    cost.parts.push_back(part_of(layer));
+    cost.parts.back().unrecorded_peak -= later;
+    cost.parts.back().backward_peak -= later;
+  };
+  add(one_branch_cost(whole.first), around + std::ssize(layers) * encoded);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    add(layers[i], (std::ssize(layers) - 1 - static_cast<int64_t>(i)) * encoded);
+    LayerCost::Part& part = cost.parts.back();
+    part.saved += whole.stream - encoded;          // its input is held between the passes
+    part.backward_peak += whole.stream + encoded;  // gradients of z and of its output
+  }
+  LayerCost reading = whole;
+  reading.first = cross_of(sizes.stacks.decoder, sizes.stacks.first, shape, sizes.m, sizes.tokens);
+  add(reading, 0);
+  cost.parts.back().backward_peak += sizes.encoded_bytes(shape);
+}
+
 }  // namespace
 
 LayerCost retro_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
@@ -100,8 +160,10 @@ LayerCost retro_layer_cost(const ModelConfig& config, int64_t layer_number, cons
   const RetroSizes sizes(config, shape);
   const TransformerConfig& stack = sizes.stacks.decoder;
   LayerCost cost = transformer_layer_cost(stack, layer_number, shape, offloaded);
-  if (layer_number == sizes.stacks.first)
+  if (layer_number == sizes.stacks.first) {
+    divide_first_layer(sizes, shape, cost, cost);
     cost.first.append(encoder_cost(sizes, shape), cost.stream);
+  }
   if (sizes.reads(layer_number))
     cost.first.append(cross_of(stack, layer_number, shape, sizes.m, sizes.tokens), cost.stream);
   if (layer_number >= sizes.stacks.first && layer_number <= sizes.stacks.last)

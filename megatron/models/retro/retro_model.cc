@@ -222,6 +222,10 @@ const ModelType& retro_model_type() {
                                  .config = OwnConfig(RetroConfig()),
                                  .layer_cost = retro_layer_cost,
                                  .decodes = false,
+                                 .not_served =
+                                     "each chunk of its texts reads neighbours that are "
+                                     "looked up before it goes on, and a server looks "
+                                     "nothing up between the steps of its requests",
                                  .origin = {"gpt",
                                             {"decoder.layers.*.pre_cross_attn_layernorm.*",
                                              "decoder.layers.*.cross_attention.*"}}};

@@ -35,6 +35,7 @@ constexpr Unsupported kUnsupported[] = {
     {"documents", "chat_template_kwargs reach the template"},
     {"continue_final_message", "a reply begins with a new message"},
     {"prompt_embeds", "prompts are texts or token ids"},
+    {"neighbors", "models that read neighbours are not served; give them to megatron generate"},
     {"multi_modal_data", "models here read text alone"},
     {"mm_processor_kwargs", "models here read text alone"},
     {"kv_transfer_params", "keys and values stay within a server"},

@@ -64,6 +64,7 @@ class ChunkPass {
 
   // The most of each in the layers of one unit.
   RecomputedLayer in_unit(int64_t unit) const;
+  void add_recomputed_layer(const LayerCost& layer);
   void add_layer(int64_t index, const LayerCost& layer);
   void add_recomputed_units();
   void add_what_lies_between_stacks();
@@ -128,8 +129,7 @@ PassBytes ChunkPass::run() {
         std::max({pass_.deferred_extra, layer.first.deferred_peak, layer.second.deferred_peak});
     pass_.postponed = std::max({pass_.postponed, layer.first.postponed, layer.second.postponed});
     if (i < again_.layers)
-      recomputed_.push_back({layer.unrecorded_peak(), layer.saved().total(),
-                             layer.backward_peak(/*grad_is_held=*/true).most});
+      add_recomputed_layer(layer);
     else
       add_layer(i, layer);
   }
@@ -162,6 +162,21 @@ ChunkPass::RecomputedLayer ChunkPass::in_unit(int64_t unit) const {
     most.backward = std::max(most.backward, layer.backward);
   }
   return most;
+}
+
+void ChunkPass::add_recomputed_layer(const LayerCost& layer) {
+  RecomputedLayer most;
+  if (layer.parts.empty())
+    most = {layer.unrecorded_peak(), layer.saved().total(),
+            layer.backward_peak(/*grad_is_held=*/true).most};
+  for (const LayerCost::Part& part : layer.parts) {
+    most.unrecorded = std::max(most.unrecorded, part.unrecorded_peak);
+    if (part.saved + part.backward_peak < most.saved + most.backward) continue;
+    most.saved = part.saved;
+    most.backward = part.backward_peak;
+  }
+  recomputed_.push_back(most);
+  pass_.saved.residual += layer.held_for_parts;
 }
 
 void ChunkPass::add_layer(int64_t index, const LayerCost& layer) {

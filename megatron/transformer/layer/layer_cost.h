@@ -169,6 +169,14 @@ struct LayerCost {
   int64_t stream = 0;     // bytes of its input, and of its output: R h x
   // Bytes of `first` that stay in host memory in the backward
   int64_t not_reloaded = 0;
+  // Parts that full recomputation computes again one by one, and what is held between the passes
+  // for those behind the first; none: the layer is one
+  struct Part {
+    int64_t unrecorded_peak = 0;
+    int64_t saved = 0, backward_peak = 0;  // with the layer's input, as of a layer
+  };
+  std::vector<Part> parts;
+  int64_t held_for_parts = 0;
 
   SavedBytes saved() const;
   SavedBytes offloaded() const;

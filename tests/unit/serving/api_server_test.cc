@@ -432,6 +432,7 @@ TEST_F(ApiServerTest, MembersThatAreNotSupported) {
                                                  {"guided_json", {{"type", "object"}}},
                                                  {"logits_processors", {"x"}},
                                                  {"prompt_embeds", "abc"},
+                                                 {"neighbors", {{{"a text"}}}},
                                                  {"length_penalty", 2}}) {
     const Answer answer = completions({{"prompt", "a"}, {member, value}});
     EXPECT_EQ(answer.status, 400) << member;

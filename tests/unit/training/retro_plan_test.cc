@@ -27,6 +27,16 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{"one_layer_three_neighbors",
                        "--retro-layers 4 --retro-encoder-num-layers 1 --retro-num-neighbors 3", 1,
                        true, 0.05},
+        // The forward's peak is less than half of the backward's, and planned up to 13% above.
+        ActivationCase{"recomputed",
+                       "--recompute-granularity full --recompute-method uniform "
+                       "--recompute-num-layers 1",
+                       1, true, 0.05, 0.14},
+        ActivationCase{"recomputed_tp2_sp",
+                       "--recompute-granularity full --recompute-method uniform "
+                       "--recompute-num-layers 1 --tensor-model-parallel-size 2 "
+                       "--sequence-parallel",
+                       2, true, 0.05, 0.14},
         ActivationCase{"tp2", "--tensor-model-parallel-size 2", 2, true, 0.05},
         ActivationCase{"tp2_sp", "--tensor-model-parallel-size 2 --sequence-parallel", 2, true,
                        0.05}),
