@@ -47,9 +47,12 @@ at::Tensor anchor() { return at::empty({0}).set_requires_grad(true); }
 
 at::Tensor differentiable(Parameter& parameter, std::optional<at::ScalarType> type) {
   MEGATRON_ASSERT(parameter.store != nullptr, parameter.name, " has no store");
-  if (!at::GradMode::is_enabled() || !parameter.trainable) {  // no backward will release it
+  const bool recorded = at::GradMode::is_enabled();
+  if (!recorded || !parameter.trainable) {  // no backward will release it
     const AcquiredValue value(&parameter);
     const at::Tensor view = value.value().view(parameter.local_shape);
+    // What autograd saves for the gradients of others must outlive the gathered value.
+    if (recorded) return view.to(type.value_or(view.scalar_type()), /*non_blocking=*/false, true);
     return type ? view.to(*type) : view;
   }
   return DifferentiableParameter::apply(anchor(), &parameter, type);

@@ -105,8 +105,9 @@ std::set<std::string> transformer_fields() {
 // The loop, the plans and the proof know models by their interface.
 TEST(House, TrainingReadsFewFieldsOfTheTransformer) {
   static const std::regex kRead(R"((?:\.|->)(\w+)\b(?!\())");
-  const std::set<std::string> names = transformer_fields();
+  std::set<std::string> names = transformer_fields();
   ASSERT_GT(names.size(), 60u);
+  names.erase("seed");  // requests for data have one, too
   long reads = 0;
   for (const SourceFile& file : read_sources({"megatron/training"}, kCpp)) {
     if (file.path.starts_with("megatron/training/arguments/")) continue;
@@ -114,7 +115,7 @@ TEST(House, TrainingReadsFewFieldsOfTheTransformer) {
     for (std::sregex_iterator i(code.begin(), code.end(), kRead), end; i != end; ++i)
       reads += names.contains((*i)[1]) ? 1 : 0;
   }
-  expect_at_most("reads of transformer fields in training/, outside arguments/", reads, 59);
+  expect_at_most("reads of transformer fields in training/, outside arguments/", reads, 49);
 }
 
 // A configuration is put together of topics (docs/design/configuration.md).

@@ -177,7 +177,14 @@ TEST(Differentiable, FrozenParameterGetsNoGradient) {
   leaf.weight.store = &store;
   leaf.weight.value = at::ones({3}, at::kDouble);
   store.grad = at::full({3}, 8.0, at::kDouble);
-  torch::autograd::backward({differentiable(leaf.weight).sum()}, {});
+  const at::Tensor weight = differentiable(leaf.weight),
+                   x = at::full({3}, 2.0, at::kDouble).set_requires_grad(true);
+  EXPECT_FALSE(weight.requires_grad());
+  EXPECT_EQ(store.acquired, 0) << "nothing of the store is held until a backward";
+  const at::Tensor loss = (weight * x).sum();
+  leaf.weight.value.fill_(5.0);  // the memory belongs to another parameter now
+  torch::autograd::backward({loss}, {});
+  EXPECT_TRUE(at::equal(x.grad(), at::ones({3}, at::kDouble)));
   EXPECT_TRUE(at::equal(store.grad, at::full({3}, 8.0, at::kDouble)));
   EXPECT_EQ(store.ready, 0);
 }
