@@ -110,6 +110,34 @@ bool fits_gate(const NormOperands& o) {
   return has_rows(o.y) && has_rows(o.z) && is_parameter(o.w) && gated_norm_supports(o.y.size(3));
 }
 
+NormResult norm_forward(const NormOperands& o, GatedNormArgs args, at::IntArrayRef rstd) {
+  const NormResult result{at::empty(o.y.sizes(), o.y.options()), empty_floats(rstd, o.y)};
+  args.out = rows(result.o);
+  args.rstd = result.rstd.data_ptr<float>();
+  gated_norm_forward_cuda(args, current_stream(o.y));
+  return result;
+}
+at::Tensor norm_apply(const NormOperands& o, GatedNormArgs args, const at::Tensor& rstd) {
+  const at::Tensor given = rstd.contiguous(), out = at::empty(o.y.sizes(), o.y.options());
+  args.out = rows(out);
+  args.given_rstd = floats(given);
+  gated_norm_forward_cuda(args, current_stream(o.y));
+  return out;
+}
+NormGrads norm_backward(const at::Tensor& grad, const NormOperands& o, GatedNormArgs args,
+                        const at::Tensor& dz) {
+  const NormGrads grads{at::empty(o.y.sizes(), o.y.options()), place(dz, o.z),
+                        empty_floats(o.w.sizes(), o.y)};
+  args.dout = rows(grad);
+  args.dy = rows(grads.y);
+  args.dz = rows(grads.z);
+  args.dweight = grads.w.data_ptr<float>();
+  const at::Tensor workspace = empty_floats({gated_norm_workspace(args)}, o.y);
+  args.workspace = workspace.data_ptr<float>();
+  gated_norm_backward_cuda(args, current_stream(o.y));
+  return grads;
+}
+
 // ---- scan
 
 bool fits_scan(const ScanTensors& o) {
@@ -191,60 +219,28 @@ std::optional<ConvGrads> causal_conv_backward(const at::Tensor& dy, const ConvOp
 
 std::optional<NormResult> gated_norm(const NormOperands& o, int64_t groups, double eps) {
   if (!fits_norm(o, groups)) return std::nullopt;
-  GatedNormArgs args = norm_args(o, groups, eps);
-  const NormResult result{at::empty(o.y.sizes(), o.y.options()),
-                          empty_floats({o.y.size(0), o.y.size(1), groups}, o.y)};
-  args.out = rows(result.o);
-  args.rstd = result.rstd.data_ptr<float>();
-  gated_norm_forward_cuda(args, current_stream(o.y));
-  return result;
+  return norm_forward(o, norm_args(o, groups, eps), {o.y.size(0), o.y.size(1), groups});
 }
 
 std::optional<at::Tensor> gated_norm_apply(const NormOperands& o, const at::Tensor& rstd) {
   if (!fits_norm(o, rstd.size(2))) return std::nullopt;
-  GatedNormArgs args = norm_args(o, rstd.size(2), 0.0);
-  const at::Tensor given = rstd.contiguous(), out = at::empty(o.y.sizes(), o.y.options());
-  args.out = rows(out);
-  args.given_rstd = floats(given);
-  gated_norm_forward_cuda(args, current_stream(o.y));
-  return out;
+  return norm_apply(o, norm_args(o, rstd.size(2), 0.0), rstd);
 }
 
 std::optional<NormGrads> gated_norm_backward(const at::Tensor& grad, const NormOperands& o,
                                              int64_t groups, double eps, const at::Tensor& dz) {
   if (!fits_norm(o, groups) || !has_rows(grad)) return std::nullopt;
-  GatedNormArgs args = norm_args(o, groups, eps);
-  const NormGrads grads{at::empty(o.y.sizes(), o.y.options()), place(dz, o.z),
-                        empty_floats(o.w.sizes(), o.y)};
-  args.dout = rows(grad);
-  args.dy = rows(grads.y);
-  args.dz = rows(grads.z);
-  args.dweight = grads.w.data_ptr<float>();
-  const at::Tensor workspace = empty_floats({gated_norm_workspace(args)}, o.y);
-  args.workspace = workspace.data_ptr<float>();
-  gated_norm_backward_cuda(args, current_stream(o.y));
-  return grads;
+  return norm_backward(grad, o, norm_args(o, groups, eps), dz);
 }
 
 std::optional<NormResult> normed_gate(const NormOperands& o, double eps) {
   if (!fits_gate(o)) return std::nullopt;
-  GatedNormArgs args = gate_args(o, eps);
-  const NormResult result{at::empty(o.y.sizes(), o.y.options()),
-                          empty_floats(o.y.sizes().slice(0, 3), o.y)};
-  args.out = rows(result.o);
-  args.rstd = result.rstd.data_ptr<float>();
-  gated_norm_forward_cuda(args, current_stream(o.y));
-  return result;
+  return norm_forward(o, gate_args(o, eps), o.y.sizes().slice(0, 3));
 }
 
 std::optional<at::Tensor> normed_gate_apply(const NormOperands& o, const at::Tensor& rstd) {
   if (!fits_gate(o)) return std::nullopt;
-  GatedNormArgs args = gate_args(o, 0.0);
-  const at::Tensor given = rstd.contiguous(), out = at::empty(o.y.sizes(), o.y.options());
-  args.out = rows(out);
-  args.given_rstd = floats(given);
-  gated_norm_forward_cuda(args, current_stream(o.y));
-  return out;
+  return norm_apply(o, gate_args(o, 0.0), rstd);
 }
 
 std::optional<NormGrads> normed_gate_backward(const at::Tensor& grad, const NormOperands& o,
@@ -252,17 +248,8 @@ std::optional<NormGrads> normed_gate_backward(const at::Tensor& grad, const Norm
   if (!fits_gate(o) || !has_rows(grad)) return std::nullopt;
   GatedNormArgs args = gate_args(o, 0.0);
   const at::Tensor given = rstd.contiguous();
-  const NormGrads grads{at::empty(o.y.sizes(), o.y.options()), place(dz, o.z),
-                        empty_floats(o.w.sizes(), o.y)};
   args.given_rstd = floats(given);
-  args.dout = rows(grad);
-  args.dy = rows(grads.y);
-  args.dz = rows(grads.z);
-  args.dweight = grads.w.data_ptr<float>();
-  const at::Tensor workspace = empty_floats({gated_norm_workspace(args)}, o.y);
-  args.workspace = workspace.data_ptr<float>();
-  gated_norm_backward_cuda(args, current_stream(o.y));
-  return grads;
+  return norm_backward(grad, o, args, dz);
 }
 
 bool has_scans() { return has_ssd_scan(); }

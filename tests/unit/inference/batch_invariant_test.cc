@@ -45,16 +45,7 @@ std::vector<std::pair<std::string, ModelConfig>> models() {
   mixtral.transformer.num_experts = 4;
   mixtral.transformer.moe_router_topk = 2;
   mixtral.transformer.moe_router_pre_softmax = true;
-  ModelConfig deepseek = small_served_model();
-  TransformerConfig& t = deepseek.transformer;
-  t.group_query_attention = false;
-  t.multi_latent_attention = true;
-  t.kv_lora_rank = 12;
-  t.q_lora_rank = 10;
-  t.qk_head_dim = 8;
-  t.qk_pos_emb_head_dim = 4;
-  t.v_head_dim = 6;
-  t.qk_layernorm = true;
+  const ModelConfig deepseek = latent_served_model();
   ModelConfig adapted = llama;
   adapted.transformer.lora_rank = 24;
   std::vector<std::pair<std::string, ModelConfig>> all = {

@@ -64,17 +64,7 @@ std::vector<std::pair<std::string, ModelConfig>> kinds() {
   window.transformer.attn_logit_softcapping = 3.0;
   window.transformer.final_logit_softcapping = 5.0;
   kinds.emplace_back("a window in one layer, capped", window);
-  ModelConfig latent = small_served_model();
-  TransformerConfig& t = latent.transformer;
-  t.group_query_attention = false;
-  t.multi_latent_attention = true;
-  t.kv_lora_rank = 12;
-  t.q_lora_rank = 10;
-  t.qk_head_dim = 8;
-  t.qk_pos_emb_head_dim = 4;
-  t.v_head_dim = 6;
-  t.qk_layernorm = true;
-  kinds.emplace_back("latents", latent);
+  kinds.emplace_back("latents", latent_served_model());
   ModelConfig longrope = small_served_model();
   longrope.transformer.rope_scaling_type = RopeScaling::kLongRope;
   longrope.transformer.rope_original_max_position_embeddings = 15;

@@ -32,6 +32,20 @@ ModelConfig small_served_model() {
   return config;
 }
 
+ModelConfig latent_served_model() {
+  ModelConfig config = small_served_model();
+  TransformerConfig& t = config.transformer;
+  t.group_query_attention = false;
+  t.multi_latent_attention = true;
+  t.kv_lora_rank = 12;
+  t.q_lora_rank = 10;
+  t.qk_head_dim = 8;
+  t.qk_pos_emb_head_dim = 4;
+  t.v_head_dim = 6;
+  t.qk_layernorm = true;
+  return config;
+}
+
 ModelConfig hybrid_served_model(const std::string& pattern) {
   ModelConfig config = small_served_model();
   TransformerConfig& t = config.transformer;

@@ -17,6 +17,9 @@ constexpr int64_t kToyVocab = 61;
 // Two layers with grouped queries, rotary positions and a gated MLP.
 ModelConfig small_served_model();
 
+// The same with latent attention.
+ModelConfig latent_served_model();
+
 // Layers of a pattern, with Mamba-2 layers of 4 heads in 2 groups and gated delta nets of 2 heads
 // of keys and 4 of values.
 ModelConfig hybrid_served_model(const std::string& pattern);
