@@ -91,7 +91,7 @@ std::span<const Row> rows_of(const NpyArray& array) {
 
 struct MultimodalIndex::Impl {
   std::string path, media_root, description;
-  const MultimodalEncoder* encoder = nullptr;
+  MediaRules rules;
   MultimodalIndexOptions options;
   SourceFiles files;
   std::vector<NpyArray> cached;
@@ -102,8 +102,9 @@ struct MultimodalIndex::Impl {
   std::span<const EndsRow> ends;
   std::string_view texts, held;
 
-  void build();
-  Encoded encode(const SourceRow& row, const std::string& file) const;
+  void build(const MultimodalEncoder& encoder);
+  Encoded encode(const MultimodalEncoder& encoder, const SourceRow& row,
+                 const std::string& file) const;
   void add(const Encoded& sample, size_t shard);
   void use_own();
   void use_cached();
@@ -118,7 +119,8 @@ struct MultimodalIndex::Impl {
   std::string_view text(int64_t i, int64_t medium) const;
 };
 
-Encoded MultimodalIndex::Impl::encode(const SourceRow& row, const std::string& file) const {
+Encoded MultimodalIndex::Impl::encode(const MultimodalEncoder& encoder, const SourceRow& row,
+                                      const std::string& file) const {
   Encoded out{read_sample(row, root_of(options.media_root, file)), {}, {}};
   const auto count = std::ssize(out.source.row.media);
   MEGATRON_CHECK(count <= options.most_media, out.source.name, ": has ", count,
@@ -137,7 +139,7 @@ Encoded MultimodalIndex::Impl::encode(const SourceRow& row, const std::string& f
     const auto* data = reinterpret_cast<const uint8_t*>(mapped.bytes().data()) + place.offset;
     out.media.push_back(read_medium_facts(medium.kind, {data, place.size}, name, options.limits));
   }
-  out.tokens = encoder->encode(out.source.row, out.media, out.source.name);
+  out.tokens = encoder.encode(out.source.row, out.media, out.source.name);
   return out;
 }
 
@@ -171,7 +173,7 @@ void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
                       static_cast<int64_t>(shard)});
 }
 
-void MultimodalIndex::Impl::build() {
+void MultimodalIndex::Impl::build(const MultimodalEncoder& encoder) {
   own = {};
   std::vector<SourceRow> rows;
   for (size_t shard = 0; shard < files.paths.size(); ++shard) {
@@ -180,7 +182,7 @@ void MultimodalIndex::Impl::build() {
       std::vector<Encoded> encoded(rows.size());
       parallel_for(std::ssize(rows), 4, [&](int64_t begin, int64_t end) {
         for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-          encoded[i] = encode(rows[i], file);
+          encoded[i] = encode(encoder, rows[i], file);
       });
       for (const Encoded& sample : encoded) add(sample, shard);
       rows.clear();
@@ -273,7 +275,7 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
     : impl_(std::make_unique<Impl>()) {
   Impl& d = *impl_;
   d.path = path;
-  d.encoder = &encoder;
+  d.rules = encoder.rules();
   d.options = options;
   d.files = list_source_files(path);
   const fs::path folder = options.cache_path.empty()
@@ -303,7 +305,7 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
   static const std::string kNames[] = {"ids", "runs", "media", "ends", "texts", "held"};
   IndexCache cache(folder, "MultimodalIndex", d.description);
   const auto build = [&](const std::function<void(std::span<const CacheArray>)>& store) {
-    d.build();
+    d.build(encoder);
     const CacheArray arrays[] = {
         {"ids", "<i4", {std::ssize(d.own.ids)}, std::as_bytes(std::span(d.own.ids))},
         array_of("runs", d.own.runs),
@@ -317,7 +319,7 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
   if (cache.get(kNames, build, d.cached)) {
     d.use_cached();
   } else {
-    d.build();
+    d.build(encoder);
     d.use_own();
   }
   d.check();
@@ -327,7 +329,7 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
 MultimodalIndex::~MultimodalIndex() = default;
 int64_t MultimodalIndex::size() const { return std::ssize(impl_->ends); }
 const std::string& MultimodalIndex::path() const { return impl_->path; }
-const MediaRules& MultimodalIndex::rules() const { return impl_->encoder->rules(); }
+const MediaRules& MultimodalIndex::rules() const { return impl_->rules; }
 const std::string& MultimodalIndex::description() const { return impl_->description; }
 
 EncodedSample MultimodalIndex::sample(int64_t i) const {

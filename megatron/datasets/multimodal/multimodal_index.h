@@ -30,7 +30,8 @@ struct IndexedMedium {
 // Built once for each node and mapped. Thread safe.
 class MultimodalIndex {
  public:
-  // `path`: a file or folder (multimodal_source.h). Throws Error that names file, row and medium.
+  // `path`: a file or folder (multimodal_source.h). `encoder` is used here only. Throws Error that
+  // names file, row and medium.
   MultimodalIndex(const std::string& path, const MultimodalEncoder& encoder,
                   const MultimodalIndexOptions& options);
   ~MultimodalIndex();

@@ -113,6 +113,17 @@ TEST_F(Indexed, ArchivesAndFilesGiveTheSameSamples) {
   for (int64_t i = 0; i < a->size(); ++i) EXPECT_EQ(content(*a, i), content(*b, i));
 }
 
+// Tasks open an index with an encoder that ends before the run does.
+TEST_F(Indexed, ItsRulesOutliveTheEncoder) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 4)), {.sequence_length = 40});
+  const auto rows = data->images(0).at(0).rows;
+  MediaRules other = encoder_->rules();
+  other.patch /= 2;
+  // In the memory of the one that the index was opened with.
+  encoder_.emplace(*tokenizer_, *conversations_, other, false);
+  EXPECT_EQ(data->images(0).at(0).rows, rows);
+}
+
 // Samples and pixels of the steps, in the order of their places in the stream.
 std::vector<std::string> stream(const std::shared_ptr<const Dataset>& data, int64_t dp,
                                 int64_t workers, int64_t consumed, int64_t until) {
