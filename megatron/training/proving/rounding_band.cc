@@ -125,7 +125,7 @@ class Rounding {
   }
 
   void compare_gradient(const std::string& name) {
-    Slope bias;
+    Slope bias, ratio;
     Squares squares;
     for (size_t i = 0; i < sizes_.size(); ++i) {
       const at::Tensor &e = exact_.steps[i].grads.at(name), &s = serial_.steps[i].grads.at(name);
@@ -137,19 +137,19 @@ class Rounding {
       Squares of_step;
       of_step.add(found->second, s, e, 1 / (sizes_[i] * sizes_[i]));
       squares.add(of_step);
+      ratio.add(of_step.layout, of_step.serial);
       of_step_[i].add(of_step);
     }
     add_bias(Quantity::kGradients, "gradient of " + name, bias);
     // Where nothing but rounding is left, its amount depends on the order of sums.
-    if (squares.exact > squares.serial) add_noise("gradient of " + name, squares, kNoise);
+    if (squares.exact > squares.serial) add_noise("gradient of " + name, squares, ratio, kNoise);
   }
 
   RoundingComparison take() {
     Squares all;
     Slope ratio;
     for (const Squares& step : of_step_) all.add(step), ratio.add(step.layout, step.serial);
-    const double error = all.serial == 0 ? 0 : ratio.standard_error();
-    add_noise("gradients", all, std::sqrt(kNoiseOfAll * kNoiseOfAll + kNoiseErrors * error));
+    add_noise("gradients", all, ratio, kNoiseOfAll);
     return std::move(out_);
   }
 
@@ -168,7 +168,12 @@ class Rounding {
     const double visible = systematic_ + (standard_errors(sizes_.size()) + kPower) * error;
     if (visible > kVisible) out_.hidden.push_back({name, visible});
   }
-  void add_noise(const std::string& name, const Squares& squares, double limit) {
+  // `ratio`: of the squares of each step. A step whose rounding crosses a kink, as of a ReLU, may
+  // have most of the noise of all.
+  void add_noise(const std::string& name, const Squares& squares, const Slope& ratio,
+                 double limit) {
+    const double error = ratio.standard_error();  // infinite: one step alone has any noise
+    if (std::isfinite(error)) limit = std::sqrt(limit * limit + kNoiseErrors * error);
     // Layouts that round nothing differently
     const bool same = squares.layout == squares.serial;
     add(Quantity::kGradients, 0, "noise of the " + name,

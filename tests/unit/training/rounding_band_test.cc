@@ -103,6 +103,16 @@ TEST(RoundingBand, SeesMoreNoise) {
             std::vector<std::string>{"noise of the gradient of " + parameter(3)});
 }
 
+// One step whose rounding crosses the kink of an activation is no more noise of all of them.
+TEST(RoundingBand, NoiseOfOneStepIsNoMoreNoise) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Traces traces(seed);
+    at::Tensor& grad = traces.layout.steps[5].grads[parameter(3)];
+    grad = grad + 20 * traces.noise(grad);
+    EXPECT_EQ(traces.failures(), std::vector<std::string>{}) << seed;
+  }
+}
+
 // A gradient that is rounding alone has no bias that could be seen, and is named.
 TEST(RoundingBand, NamesWhatRoundingHides) {
   Traces traces(1);
