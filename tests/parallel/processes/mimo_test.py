@@ -1,9 +1,22 @@
 #!/usr/bin/env python3
-"""A GPT that reads images on ranks that are processes over Gloo: losses and gradient norms of each row against one rank.
+"""A GPT that reads images on ranks that are processes over Gloo: losses and gradient norms of each row against one rank; runs that are killed
+and go on with other data-parallel sizes and workers.
 
-Usage: mimo_test.py MEGATRON [unittest arguments].
+Usage: mimo_test.py MEGATRON [unittest arguments]. MEGATRON_MIMO_KILLS: how often each series is killed (default 2); MEGATRON_MIMO_KILLS_SEED.
 """
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+
 import training
+from media_model import SAME, write_media_model
+from support import read_safetensors
+
+KILLS = int(os.environ.get("MEGATRON_MIMO_KILLS", "2"))
 
 TP, PP, SP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--sequence-parallel"
 
@@ -20,6 +33,82 @@ class Mimo(training.Training):
                  "--overlap-param-gather"]
         rows = {"tp2_sp_pp2": (4, [TP, "2", SP, PP, "2"]), "tp2_dp2_zero3": (4, [TP, "2", *zero3])}
         self.compare(rows, self.train(1), ("lm loss", "grad_norm"))
+
+
+class Killed(training.Training):
+    """Every loss is a function of the tokens and pixels of a global batch and of those before it."""
+    STEPS = 8 + 2 * KILLS
+    FLAGS = ["pretrain", *Mimo.MODEL, "--vision-hidden-size", "32", "--img-h", "28", "--img-w", "28", "--patch-dim", "14", "--seq-length",
+             "40", "--image-token-id", "260", "--micro-batch-size", "1", "--global-batch-size", "6", "--train-iters", str(STEPS), "--lr",
+             "1e-3", "--log-interval", "1", "--eval-iters", "0", "--split", "100,0,0", "--save-interval", "1", "--start-mode",
+             "resume-or-fresh"]
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        model, rows = os.path.join(self.folder, "llava"), os.path.join(self.folder, "rows.jsonl")
+        write_media_model(model, "llava")
+        with open(rows, "w", encoding="utf-8") as file:
+            for i in range(40):
+                image = ["0_img1.png", "1_img1.jpg", "3_img1.png"][i % 3]
+                file.write(json.dumps({"image": image, "caption": "xyzw"[i % 4] * (1 + i % 11)}) + "\n")
+        self.flags = [*self.FLAGS, "--data-path", rows, "--media-root", os.path.join(SAME, "json", "media"), "--media-model", model,
+                      "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", model]
+        self.chance = random.Random(int(os.environ.get("MEGATRON_MIMO_KILLS_SEED", "1")))
+        self.whole = self.finish("whole", 1, 0)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def losses(self, name):
+        """(iteration, loss) of all lines: a step that was made again has several."""
+        with open(os.path.join(self.path(name), "metrics.jsonl"), encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        return [(line["iteration"], line["lm loss"]) for line in lines if line["type"] == "train"]
+
+    def finish(self, name, ranks, workers):
+        codes, out, err = training.run(ranks, [*self.flags, "--save", self.path(name), "--num-workers", str(workers)])
+        self.assertEqual(codes, [0] * ranks, out + err)
+        return dict(self.losses(name))
+
+    def saved(self, name):
+        folder = self.path(name)
+        return [f for f in os.listdir(folder) if os.path.exists(os.path.join(folder, f, "manifest.json"))] if os.path.exists(folder) else []
+
+    def kill(self, name, ranks, workers):
+        """Kills all ranks a moment after a checkpoint appeared."""
+        before = len(self.saved(name))
+        processes = training.start(ranks, [*self.flags, "--save", self.path(name), "--num-workers", str(workers)], subprocess.DEVNULL)
+        while len(self.saved(name)) == before and processes[0].poll() is None:
+            time.sleep(0.002)
+        time.sleep(self.chance.random() * 0.05)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait(timeout=60)
+        self.assertGreater(len(self.saved(name)), before)
+
+    def test_the_stream_goes_on_with_other_ranks_and_workers(self):
+        for _ in range(KILLS):
+            self.kill("mixed", self.chance.choice([1, 2, 3]), self.chance.choice([0, 1, 4]))
+        self.finish("mixed", 3, 1)
+        seen = self.losses("mixed")
+        self.assertEqual({step for step, _ in seen}, set(range(1, self.STEPS + 1)))
+        for step, loss in seen:
+            self.assertAlmostEqual(loss / self.whole[step], 1, delta=2e-5, msg=str(step))
+
+    def test_the_same_layout_has_the_same_bits(self):
+        for _ in range(KILLS):
+            self.kill("same", 1, self.chance.choice([0, 1, 4]))
+        self.finish("same", 1, 2)
+        for step, loss in self.losses("same"):
+            self.assertEqual(loss, self.whole[step], step)
+        last = f"iter_{self.STEPS:07d}"
+        parts = [name for name in os.listdir(os.path.join(self.path("same"), last)) if name.endswith(".safetensors")]
+        self.assertTrue(parts)
+        for part in parts:
+            ours, theirs = (read_safetensors(os.path.join(self.path(name), last, part)) for name in ("same", "whole"))
+            self.assertEqual(ours, theirs, part)
 
 
 if __name__ == "__main__":

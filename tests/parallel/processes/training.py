@@ -14,15 +14,21 @@ RUN = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "101", "--mock-data"
        "--optimizer", "sgd", "--log-interval", "1", "--eval-iters", "0"]
 
 
-def run(ranks, arguments):
-    """The exit codes, what the ranks wrote, and what they reported."""
+def start(ranks, arguments, output=subprocess.PIPE):
+    """The processes of the ranks."""
     port, started = free_port(), []
     for rank in range(ranks):
         variables = dict(os.environ, OMP_NUM_THREADS="1")
         if ranks > 1:
             variables.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0",
                              MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        started.append(subprocess.Popen([BINARY, *arguments], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        started.append(subprocess.Popen([BINARY, *arguments], env=variables, stdout=output, stderr=output, text=True))
+    return started
+
+
+def run(ranks, arguments):
+    """The exit codes, what the ranks wrote, and what they reported."""
+    started = start(ranks, arguments)
     try:
         texts = [process.communicate(timeout=300) for process in started]
     finally:
