@@ -52,7 +52,7 @@ class Executor {
   void run() {
     for (size_t i = 0; i < actions_.size(); ++i) {
       post_receive(i);
-      if (links_.overlap()) post_receive(next_receiver(transfers_, links_.stage(), i + 1));
+      if (links_.overlap()) post_receive(early_receiver(transfers_, links_.stage(), i));
       if (schedule_.vocab_parallel)
         for (const int microbatch : hidden_calls_[i]) share_hidden(microbatch);
       const StageTensors input = schedule_.vocab_parallel && takes_joint(actions_[i])

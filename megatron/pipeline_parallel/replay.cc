@@ -185,7 +185,7 @@ class Replayer {
     if (!go_on(self) || self.next == actions.size()) return false;
     post_receive(stage, self.next);
     if (mode_ == TransferMode::kOverlapped)
-      post_receive(stage, next_receiver(plan(stage), stage, self.next + 1));
+      post_receive(stage, early_receiver(plan(stage), stage, self.next));
     while (schedule_.vocab_parallel && self.called < self.hidden_calls[self.next].size()) {
       make(self, call(kHidden, self.hidden_calls[self.next][self.called++]));
       if (!go_on(self)) return false;

@@ -1,5 +1,7 @@
 #include "megatron/pipeline_parallel/transfers.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "megatron/base/check.h"
@@ -49,6 +51,88 @@ struct End {
   int stage = -1, action = 0, sequence = 0;
 };
 
+// Runs a schedule in any order that its messages and collectives allow, to find what each input
+// depends on: a stage's action follows all earlier ones of that stage.
+class Dependencies {
+ public:
+  Dependencies(const Schedule& schedule, std::vector<std::vector<ActionTransfers>>& plan)
+      : schedule_(schedule), plan_(plan), next_(plan.size(), 0) {
+    known_.assign(plan.size(), Counts(plan.size(), 0));
+  }
+
+  // Fills in `needs`. A schedule that cannot run keeps those of the actions that it reaches.
+  void count() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t stage = 0; stage < plan_.size(); ++stage)
+        while (next_[stage] < plan_[stage].size() && advance(stage)) moved = true;
+    }
+  }
+
+ private:
+  using Counts = std::vector<int>;  // by stage: so many of its first actions
+  struct Joint {
+    int calls = 0;
+    Counts known;
+  };
+
+  const Action& action(size_t stage) const { return schedule_.stages[stage][next_[stage]]; }
+  bool is_last(size_t stage) const { return stage + 1 == plan_.size(); }
+
+  static void add(Counts& to, const Counts& from) {
+    if (to.empty()) to.resize(from.size(), 0);
+    for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
+  }
+
+  // What the action takes from a collective: the kind of the passes that give it, and their number.
+  std::pair<Kind, int> joint_input(size_t stage) const {
+    const Kind kind = action(stage).kind;
+    const int all = static_cast<int>(plan_.size());
+    if (!schedule_.vocab_parallel) return {kind, 0};
+    if (kind == Kind::kHead) return {Kind::kForward, 1};
+    if (kind == Kind::kLoss) return {Kind::kHead, all};
+    const bool takes = is_last(stage) && (kind == Kind::kBackward || kind == Kind::kBackwardInput);
+    return {Kind::kLoss, takes ? all : 0};
+  }
+
+  bool advance(size_t stage) {
+    const size_t i = next_[stage];
+    ActionTransfers& transfers = plan_[stage][i];
+    const Transfer& receive = transfers.receive;
+    const bool arrives = receive.any() && receive.peer != static_cast<int>(stage);
+    const auto message = sent_.find({receive.peer, receive.peer_action});
+    if (arrives && message == sent_.end()) return false;
+    const auto [from, calls] = joint_input(stage);
+    if (calls > 0 && joint_[{from, action(stage).microbatch}].calls < calls) return false;
+    Counts& known = known_[stage];
+    if (arrives) {
+      transfers.needs = message->second[stage];
+      add(known, message->second);
+      sent_.erase(message);
+    }
+    if (calls > 0) add(known, joint_[{from, action(stage).microbatch}].known);
+    known[stage] = static_cast<int>(i) + 1;
+    if (const Transfer& send = transfers.send; send.any() && send.peer != static_cast<int>(stage))
+      sent_[{static_cast<int>(stage), static_cast<int>(i)}] = known;
+    const Kind kind = action(stage).kind;
+    if (schedule_.vocab_parallel && (kind == Kind::kHead || kind == Kind::kLoss ||
+                                     (kind == Kind::kForward && is_last(stage)))) {
+      Joint& joint = joint_[{kind, action(stage).microbatch}];
+      ++joint.calls;
+      add(joint.known, known);
+    }
+    ++next_[stage];
+    return true;
+  }
+
+  const Schedule& schedule_;
+  std::vector<std::vector<ActionTransfers>>& plan_;
+  std::vector<size_t> next_;                     // action, by stage
+  std::vector<Counts> known_;                    // what the stages' results depend on so far
+  std::map<std::pair<int, int>, Counts> sent_;   // by stage and action: not yet received
+  std::map<std::pair<Kind, int>, Joint> joint_;  // by pass and micro-batch
+};
+
 }  // namespace
 
 std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedule) {
@@ -86,17 +170,21 @@ std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedul
       MEGATRON_ASSERT(make.stage >= 0, "no action produces the input of ", to_string(actions[i]),
                       " on stage ", stage, " of the schedule ", schedule.name);
       plan[static_cast<size_t>(stage)][i].receive = {make.stage, make.sequence, make.action};
+      plan[static_cast<size_t>(stage)][i].needs = static_cast<int>(i);
     }
   }
+  Dependencies(schedule, plan).count();
   return plan;
 }
 
-size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t from) {
+size_t early_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t current) {
   const auto waits = [&](const Transfer& receive) {
     return receive.any() && receive.peer != stage;
   };
-  while (from < actions.size() && !waits(actions[from].receive)) ++from;
-  return from;
+  size_t next = current + 1;
+  while (next < actions.size() && !waits(actions[next].receive)) ++next;
+  const bool early = next < actions.size() && actions[next].needs <= static_cast<int>(current);
+  return early ? next : actions.size();
 }
 
 std::vector<std::vector<int>> hidden_calls(const Schedule& schedule, int stage, bool early) {

@@ -22,15 +22,20 @@ struct Transfer {
 struct ActionTransfers {
   Transfer receive;  // forward: from the previous segment; B, I: from the next one
   Transfer send;
+  // Of this stage's actions, so many from the first on must have run before the input can be made.
+  int needs = 0;
 };
 
 // Indexed by stage and action. Throws InternalError if no action produces an action's input, or no
 // action uses a result: the schedule is incomplete.
 std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedule);
 
-// The first action of `stage`, from `from` on, whose input comes from another stage; the number of
-// actions if there is none.
-size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t from);
+// The action whose receive may be posted before action `current` computes: the next one whose input
+// comes from another stage. The number of actions if there is none, or if its input needs what
+// `current` computes: on a GPU a posted receive is a running kernel, and whatever waits for all
+// kernels there (a kernel's code that is loaded at its first use, an allocator that frees) would
+// wait for its own result. Such a message could not arrive any earlier.
+size_t early_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t current);
 
 // With the vocabulary split over the stages, collectives over all stages connect the passes: the
 // last stage's F to H (broadcast of the hidden states), H to L (all-gather of the statistics), L to

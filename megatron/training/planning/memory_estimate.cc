@@ -144,14 +144,9 @@ class Walk {
     stores_.begin_step();
     const std::vector<ActionTransfers>& transfers = plan_.transfers[static_cast<size_t>(stage_)];
     const std::vector<Action>& actions = plan_.schedule.stages[static_cast<size_t>(stage_)];
-    size_t next_receiver = 0;
+    const bool overlaps = plan_.arguments.pipeline.overlap_p2p_communication;
     for (size_t i = 0; i < actions.size(); ++i) {
-      next_receiver = std::max(next_receiver, i + 1);
-      while (next_receiver < actions.size() && !crosses(transfers[next_receiver].receive))
-        ++next_receiver;
-      early_ = plan_.arguments.pipeline.overlap_p2p_communication && next_receiver < actions.size()
-                   ? transfer_
-                   : 0;
+      early_ = overlaps && early_receiver(transfers, stage_, i) < actions.size() ? transfer_ : 0;
       if (transfers[i].receive.any()) release_sends(transfers[i].receive);
       step(i, actions[i], transfers[i]);
       if (crosses(transfers[i].send)) sent_.push_back({transfers[i].send, transfer_});
