@@ -7,8 +7,8 @@ Usage: mimo_test.py MEGATRON [unittest arguments]. MEGATRON_MIMO_KILLS: how ofte
 import json
 import os
 import random
+import re
 import shutil
-import subprocess
 import tempfile
 import time
 
@@ -72,21 +72,23 @@ class Killed(training.Training):
         return dict(self.losses(name))
 
     def saved(self, name):
-        folder = self.path(name)
-        return [f for f in os.listdir(folder) if os.path.exists(os.path.join(folder, f, "manifest.json"))] if os.path.exists(folder) else []
+        """Published checkpoints; what a kill left of another one has another name."""
+        return [f for f in (os.listdir(self.path(name)) if os.path.exists(self.path(name)) else []) if re.fullmatch(r"iter_\d{7}", f)]
 
     def kill(self, name, ranks, workers):
         """Kills all ranks a moment after a checkpoint appeared."""
         before = len(self.saved(name))
-        processes = training.start(ranks, [*self.flags, "--save", self.path(name), "--num-workers", str(workers)], subprocess.DEVNULL)
-        while len(self.saved(name)) == before and processes[0].poll() is None:
-            time.sleep(0.002)
-        time.sleep(self.chance.random() * 0.05)
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait(timeout=60)
-        self.assertGreater(len(self.saved(name)), before)
+        with open(self.path("output"), "w+", encoding="utf-8") as output:
+            processes = training.start(ranks, [*self.flags, "--save", self.path(name), "--num-workers", str(workers)], output)
+            while len(self.saved(name)) == before and processes[0].poll() is None:
+                time.sleep(0.002)
+            time.sleep(self.chance.random() * 0.05)
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.wait(timeout=60)
+            output.seek(0)
+            self.assertGreater(len(self.saved(name)), before, output.read())
 
     def test_the_stream_goes_on_with_other_ranks_and_workers(self):
         for _ in range(KILLS):
