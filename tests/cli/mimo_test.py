@@ -70,6 +70,16 @@ class MimoTest(support.FolderTest):
             if name in after and not name.startswith("optimizer"):
                 self.assertEqual(value != after[name], name.startswith("vision_projection"), name)
 
+    def test_images_in_both_directions_with_crops(self):
+        write_media_model(self.path("gemma3"), "gemma3")
+        self.data = [value.replace(self.path("llava"), self.path("gemma3")) for value in self.data]
+        model = " ".join(MODEL).replace("type clip", "type siglip --vision-pooling 2 --vision-projection-type affine --vision-projection-norm")
+        model = model.replace("--img-h 28 --img-w 28", "--img-h 56 --img-w 56").replace("id 260", "id 266").split()
+        length = ["--seq-length", "320", "--train-iters", "3", "--window-size", "2", "0"]
+        self.assert_error(1, f"{self.path('gemma3')}: --bidirectional-images is for models of type gemma3, and needed for them", "pretrain", *RUN, *model, *self.data, *length)
+        self.train("seen", *length, "--bidirectional-images", model=model)
+        self.assertEqual(len(metrics(self.path("seen"))), 3)
+
     def test_what_contradicts_the_model_is_named(self):
         model = list(MODEL)
         model[model.index("--image-token-id") + 1] = "261"

@@ -199,16 +199,23 @@ class Draw {
       if (given(flag)) return false;
     const bool shuffle = dice_.chance(30), newlines = !shuffle && dice_.chance(40);
     const int64_t side = shuffle ? 4 : 2, heads = dice_.range(1, 2);
-    add("--task mimo --vision-model-type", dice_.pick<const char*>({"clip", "internvit"}));
+    const char* const encoder = dice_.pick<const char*>({"clip", "internvit", "siglip"});
+    const bool siglip = encoder == std::string_view("siglip"), pool = siglip && !newlines;
+    add("--task mimo --vision-model-type", encoder);
     add("--patch-dim 2 --img-h", side * dice_.range(1, 2));
     add("--img-w", side * dice_.range(1, 2));
     add("--vision-num-layers", dice_.range(1, 2));
     add("--vision-num-attention-heads", heads);
     add("--vision-hidden-size", heads * dice_.range(4, 8));
     add("--vision-ffn-hidden-size", dice_.range(8, 24));
-    if (shuffle) add("--pixel-shuffle");
+    if (shuffle)
+      add("--pixel-shuffle");
+    else if (pool)
+      add("--vision-pooling", dice_.range(1, 2));
+    maybe(50, "--bidirectional-images");
+    maybe(30, "--vision-projection-type affine");
     if (newlines) add("--vision-newlines");
-    maybe(shuffle || newlines ? 100 : 50, "--disable-vision-class-token");
+    maybe(shuffle || newlines || siglip ? 100 : 50, "--disable-vision-class-token");
     maybe(30, "--vision-projection-norm");
     maybe(30, "--disable-vision-qkv-bias");
     add("--image-token-id", dice_.pick<int64_t>({100, 500}));

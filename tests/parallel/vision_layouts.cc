@@ -38,6 +38,16 @@ constexpr ModelFlags kVisionModels[] = {
      "--disable-vision-class-token --pixel-shuffle --vision-projection-norm --image-token-id 100 "
      "--vision-activation gelu --position-embedding-type rope "
      "--untie-embeddings-and-output-weights"},
+    // SigLIP, cells of two by two features as their means, a norm and one linear; a decoder as
+    // Gemma 3 has it, in which images are longer than the window and seen in both directions.
+    {"gemma3", VISION_GPT VISION_TOWER
+     "--num-layers 2 --vision-model-type siglip --img-h 8 --img-w 8 --patch-dim 2 "
+     "--vision-pooling 2 --disable-vision-class-token --vision-projection-type affine "
+     "--vision-projection-norm --disable-vision-projection-bias --vision-activation gelu_tanh "
+     "--bidirectional-images --image-token-id 100 --position-embedding-type rope "
+     "--normalization RMSNorm --apply-layernorm-1p --norm-placement sandwich --qk-layernorm "
+     "--scale-embeddings --geglu --disable-bias-linear --window-size 2 0 "
+     "--window-attn-skip-freq 2"},
 };
 
 constexpr LayoutRow kVisionRows[] = {
@@ -65,6 +75,10 @@ constexpr LayoutRow kVisionRows[] = {
     {"tp2_llava_tiles", "llava_tiles", 2, TP "2", "mimo"},
     {"dp2_zero3_llava_tiles", "llava_tiles", 2, ZERO3 OVERLAP, "mimo"},
     {"tp2_internvl", "internvl", 2, TP "2", "mimo"},
+    {"tp2_gemma3", "gemma3", 2, TP "2", "mimo"},
+    {"tp2_sp_full_gemma3", "gemma3", 2, TP "2 " SP FULL "1", "mimo"},
+    {"pp2_dp2_zero2_gemma3", "gemma3", 4, PP "2 " ZERO2 OVERLAP, "mimo"},
+    {"dp2_zero3_gemma3", "gemma3", 2, ZERO3 OVERLAP, "mimo"},
     {"dp3_zero3_internvl", "internvl", 3, ZERO3 OVERLAP, "mimo"},
 };
 

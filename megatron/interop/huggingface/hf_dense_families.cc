@@ -11,12 +11,6 @@ using namespace hf;  // NOLINT: names of the tables
 
 // -- names, as HfRow has them
 
-const HfRow kSandwichNorms[] = {
-    {".self_attention.linear_qkv.layer_norm_weight", {".input_layernorm.weight"}},
-    {".post_self_attn_layernorm.weight", {".post_attention_layernorm.weight"}},
-    {".mlp.linear_fc1.layer_norm_weight", {".pre_feedforward_layernorm.weight"}},
-    {".post_mlp_layernorm.weight", {".post_feedforward_layernorm.weight"}}};
-
 const HfRow kPostNorms[] = {
     {".post_self_attn_layernorm.weight", {".post_attention_layernorm.weight"}},
     {".post_mlp_layernorm.weight", {".post_feedforward_layernorm.weight"}}};
@@ -158,9 +152,10 @@ void phi3_fields(HfFields& f, ModelConfig& c) {
   f.rope(t, {.original_length = 4096});
 }
 
-void gemma_common(HfFields& f, ModelConfig& c, double attention_cap, double final_cap) {
+void gemma_common(HfFields& f, ModelConfig& c, int64_t max_positions, double attention_cap,
+                  double final_cap) {
   TransformerConfig& t = c.transformer;
-  common(f, c, {.tied = true, .max_positions = 8192, .groups = 4});
+  common(f, c, {.tied = true, .max_positions = max_positions, .groups = 4});
   head_dim(f, t, /*always=*/true, 256);
   f.constant("hidden_activation", "\"gelu_pytorch_tanh\"");
   f.constant("attention_bias", "false");
@@ -179,7 +174,7 @@ void gemma_common(HfFields& f, ModelConfig& c, double attention_cap, double fina
 
 void gemma2_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
-  gemma_common(f, c, 50.0, 30.0);
+  gemma_common(f, c, 8192, 50.0, 30.0);
   f.rope(t, {});
   std::optional<int64_t> width = window_width(t);
   f.integer_or_null("sliding_window", width, 4096);
@@ -188,7 +183,7 @@ void gemma2_fields(HfFields& f, ModelConfig& c) {
 
 void gemma3_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
-  gemma_common(f, c, 0.0, 0.0);
+  gemma_common(f, c, 131072, 0.0, 0.0);
   f.rope(t, {.theta = 1000000, .local_theta = 10000});
   std::optional<int64_t> width = window_width(t);
   f.integer_or_null("sliding_window", width, 4096);

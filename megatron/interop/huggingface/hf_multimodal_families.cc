@@ -39,6 +39,12 @@ std::span<const HfRow> language_rows() {
   return rows;
 }
 
+std::span<const HfRow> gemma3_language_rows() {
+  static const std::vector<HfRow> rows =
+      nested_rows({kBody, kSeparateQKV, kQKNorms, kGatedMlp, kSandwichNorms, kHead});
+  return rows;
+}
+
 // [h, 3 p^2] as [h, 3, p, p].
 std::vector<int64_t> as_convolution(const std::vector<int64_t>& ours) {
   constexpr int64_t kChannels = 3;
@@ -49,16 +55,23 @@ std::vector<int64_t> as_convolution(const std::vector<int64_t>& ours) {
 
 std::vector<int64_t> as_vector(const std::vector<int64_t>& ours) { return {ours.back()}; }
 
+const HfRow kClipEnds[] = {
+    {.ours = "vision_model.class_token",
+     .theirs = {"vision_tower.embeddings.class_embedding"},
+     .stored_shape = as_vector},
+    {"vision_model.ln_pre.@", {"vision_tower.pre_layrnorm.@"}}};  // sic
+
+const HfRow kSiglipEnds[] = {
+    {"vision_model.conv1.bias", {"vision_tower.embeddings.patch_embedding.bias"}},
+    {"vision_model.ln_post.@", {"vision_tower.post_layernorm.@"}}};
+
+// Of CLIP and of SigLIP.
 const HfRow kClip[] = {
     {.ours = "vision_model.conv1.weight",
      .theirs = {"vision_tower.embeddings.patch_embedding.weight"},
      .stored_shape = as_convolution},
-    {.ours = "vision_model.class_token",
-     .theirs = {"vision_tower.embeddings.class_embedding"},
-     .stored_shape = as_vector},
     {"vision_model.position_embeddings.weight",
      {"vision_tower.embeddings.position_embedding.weight"}},
-    {"vision_model.ln_pre.@", {"vision_tower.pre_layrnorm.@"}},  // sic
     {"vision_model.decoder.layers.*.self_attention.linear_qkv.layer_norm_@",
      {"vision_tower.encoder.layers.*.layer_norm1.@"}},
     {"vision_model.decoder.layers.*.self_attention.linear_qkv.@",
@@ -102,6 +115,14 @@ const HfRow kInternVit[] = {
     {"vision_model.decoder.layers.*.mlp.linear_fc2.@", {"vision_tower.encoder.layer.*.mlp.fc2.@"}},
     {"vision_projection.encoder.linear_fc1.layer_norm_@", {"multi_modal_projector.layer_norm.@"}}};
 
+const HfRow kGemma3Projector[] = {
+    {"vision_projection.encoder.layer_norm_weight",
+     {"multi_modal_projector.mm_soft_emb_norm.weight"}},
+    {"vision_projection.encoder.weight",
+     {"multi_modal_projector.mm_input_projection_weight"},
+     HfLayout::kSame,
+     /*transposed=*/true}};
+
 const HfRow kNewline[] = {{"image_newline", {"image_newline"}}};
 
 const HfRow kProjector[] = {
@@ -129,22 +150,27 @@ constexpr TextDefaults kTextDefaults[] = {{"llama", 4096, 11008, 32, 32, 32000},
                                           {"mistral", 4096, 14336, 32, 32, 32000},
                                           {"qwen2", 4096, 22016, 32, 32, 151936},
                                           {"qwen3", 4096, 22016, 32, 32, 151936}};
+constexpr TextDefaults kGemma3Defaults[] = {{"gemma3_text", 2304, 9216, 26, 8, 262208}};
 
-const TextDefaults* defaults_of(std::string_view type) {
-  const auto* found = std::find_if(std::begin(kTextDefaults), std::end(kTextDefaults),
-                                   [&](const TextDefaults& row) { return row.type == type; });
-  return found == std::end(kTextDefaults) ? nullptr : found;
+// The language models that a family has; the first is that of a text_config without a type.
+using TextTypes = std::span<const TextDefaults>;
+
+const TextDefaults* defaults_of(TextTypes types, std::string_view type) {
+  const auto found =
+      std::ranges::find_if(types, [&](const TextDefaults& row) { return row.type == type; });
+  return found == types.end() ? nullptr : &*found;
 }
 
 // The text of a text_config with these keys written out.
 std::string with_defaults(const std::string& part, const std::string& name, std::string& type,
-                          const char* missing_type) {
+                          TextTypes types, const char* missing_type) {
   HfFields given(part, name);
   given.text("model_type", type, missing_type);
-  const TextDefaults* defaults = defaults_of(type);
+  const TextDefaults* defaults = defaults_of(types, type);
+  std::string built;
+  for (const TextDefaults& row : types) built += cat(built.empty() ? "" : ", ", row.type);
   MEGATRON_CHECK(defaults != nullptr, name, ": a language model of the type \"", type,
-                 "\" is not built beside images\nhint: types that are: llama, mistral, qwen2, "
-                 "qwen3");
+                 "\" is not built beside images\nhint: types that are: ", built);
   HfFields full = HfFields::writer(part);
   const auto fill = [&](std::string_view key, int64_t value) {
     value = given.find_integer(key).value_or(value);
@@ -158,10 +184,10 @@ std::string with_defaults(const std::string& part, const std::string& name, std:
   return full.text();
 }
 
-void read_text(const HfFields& f, ModelConfig& c, const char* missing_type) {
+void read_text(const HfFields& f, ModelConfig& c, TextTypes types, const char* missing_type) {
   const std::string name = cat(f.name(), ": text_config");
   std::string type;
-  HfFields text(with_defaults(f.part("text_config"), name, type, missing_type), name);
+  HfFields text(with_defaults(f.part("text_config"), name, type, types, missing_type), name);
   const HfFamily& family = *find_hf_family(type);
   family.preset(c.transformer);
   family.fields(text, c);
@@ -169,7 +195,7 @@ void read_text(const HfFields& f, ModelConfig& c, const char* missing_type) {
 
 // Over the text_config that is there, if that is of a type that can express the model; else of the
 // first type that can.
-void write_text(HfFields& f, const ModelConfig& c) {
+void write_text(HfFields& f, const ModelConfig& c, TextTypes types) {
   const ModelConfig language = language_config(c);
   const std::string base = f.part("text_config");
   std::string given;
@@ -184,9 +210,9 @@ void write_text(HfFields& f, const ModelConfig& c) {
     family.fields(text, copy);
     f.set("text_config", text.text());
   };
-  if (defaults_of(given) != nullptr) return write(given, base);
+  if (defaults_of(types, given) != nullptr) return write(given, base);
   std::string reasons;
-  for (const TextDefaults& row : kTextDefaults) {
+  for (const TextDefaults& row : types) {
     try {
       return write(row.type, "{}");
     } catch (const Error& error) {
@@ -198,13 +224,14 @@ void write_text(HfFields& f, const ModelConfig& c) {
 }
 
 // The whole model says whether the output layer is tied, if it says so.
-void text_fields(HfFields& f, ModelConfig& c, const char* missing_type) {
+void text_fields(HfFields& f, ModelConfig& c, const char* missing_type,
+                 TextTypes types = kTextDefaults) {
   TransformerConfig& t = c.transformer;
   if (!f.reading()) {
-    write_text(f, c);
+    write_text(f, c, types);
     return tied(f, t, false);
   }
-  read_text(f, c, missing_type);
+  read_text(f, c, types, missing_type);
   tied(f, t, !t.untie_embeddings_and_output_weights);
 }
 
@@ -308,10 +335,10 @@ void strategy_field(HfFields& f, VisionConfig& own) {
 }
 
 // image_token_index, or image_token_id where that is there.
-void image_token_field(HfFields& f, MimoConfig& own) {
+void image_token_field(HfFields& f, MimoConfig& own, int64_t missing) {
   constexpr const char *kIndex = "image_token_index", *kId = "image_token_id";
   const bool by_id = f.find_integer(kId).has_value();
-  f.integer(by_id ? kId : kIndex, own.image_token_id, 32000);
+  f.integer(by_id ? kId : kIndex, own.image_token_id, missing);
 }
 
 void llava_fields(HfFields& f, ModelConfig& c) {
@@ -320,10 +347,10 @@ void llava_fields(HfFields& f, ModelConfig& c) {
   clip_fields(f, own);
   projector_fields(f, own, c.transformer);
   strategy_field(f, own);
-  image_token_field(f, own);
+  image_token_field(f, own, 32000);
   MEGATRON_CHECK(
-      f.reading() || (!own.is_internvit() && !own.pixel_shuffle && !own.vision_projection_norm &&
-                      own.vision_qkv_bias),
+      f.reading() || (own.is_clip() && own.cell_side() == 1 && !own.vision_projection_norm &&
+                      own.vision_qkv_bias && !own.bidirectional_images),
       "models of Hugging Face's LLaVA have CLIP as their encoder, without pixel shuffle");
 }
 
@@ -383,8 +410,78 @@ void internvl_fields(HfFields& f, ModelConfig& c) {
   }
   MEGATRON_CHECK(
       own.pixel_shuffle && own.vision_projection_norm && own.vision_projection_bias &&
-          own.is_internvit(),
+          own.is_internvit() && !own.bidirectional_images &&
+          own.vision_projection_type == VisionProjection::kMlp,
       "an internvl has an InternViT, pixel shuffle, and a norm and biases in its projector");
+}
+
+void siglip_fields(HfFields& f, VisionConfig& own) {
+  const std::string part = f.part("vision_config"), name = cat(f.name(), ": vision_config");
+  HfFields read(part, name), write = HfFields::writer(part);
+  HfFields& vision = f.reading() ? read : write;
+  vision.constant("model_type", "\"siglip_vision_model\"");
+  own.vision_model_type = VisionModel::kSiglip;
+  vision.integer("hidden_size", own.vision_hidden_size, 768);
+  vision.integer("intermediate_size", own.vision_ffn_hidden_size, 3072);
+  vision.integer("num_hidden_layers", own.vision_num_layers, 12);
+  vision.integer("num_attention_heads", own.vision_num_attention_heads, 12);
+  vision.integer("image_size", own.img_h, 224);
+  vision.integer("patch_size", own.patch_dim, 16);
+  vision.number("layer_norm_eps", own.vision_layernorm_epsilon, 1e-6);
+  activation_field(vision, "hidden_act", own.vision_activation, "gelu_pytorch_tanh");
+  vision.constant("num_channels", "3");
+  if (f.reading()) {
+    own.img_w = own.img_h;
+    return;
+  }
+  MEGATRON_CHECK(own.img_h == own.img_w,
+                 "encoders of Hugging Face's Gemma 3 read squares, not pictures of ", own.img_h,
+                 " x ", own.img_w);
+  f.set("vision_config", vision.text());
+}
+
+// mm_tokens_per_image: the square of the features along a side.
+void pooling_field(HfFields& f, VisionConfig& own) {
+  int64_t tokens = own.features();
+  f.integer("mm_tokens_per_image", tokens, 256);
+  if (!f.reading()) return;
+  int64_t side = 1;
+  while ((side + 1) * (side + 1) <= tokens) ++side;
+  MEGATRON_CHECK(side * side == tokens && own.patch_rows() > 0 && own.patch_rows() % side == 0,
+                 f.name(), ": mm_tokens_per_image ", tokens, " of ", own.patch_rows(), " x ",
+                 own.patch_rows(), " patches is not built, only the square of a divisor of ",
+                 own.patch_rows());
+  own.vision_pooling = own.patch_rows() / side;
+}
+
+void gemma3_fields(HfFields& f, ModelConfig& c) {
+  MimoConfig& own = c.own.ensure<MimoConfig>();
+  if (f.reading()) {
+    own.vision_class_token = false;
+    own.vision_projection_type = VisionProjection::kAffine;
+    own.vision_projection_bias = false;
+    own.vision_projection_norm = own.bidirectional_images = true;
+  }
+  text_fields(f, c, "gemma3_text", kGemma3Defaults);
+  siglip_fields(f, own);
+  pooling_field(f, own);
+  image_token_field(f, own, 262144);
+  MEGATRON_CHECK(own.is_siglip() && own.vision_qkv_bias && own.vision_projection_norm &&
+                     own.bidirectional_images && !own.vision_projection_bias &&
+                     own.vision_projection_type == VisionProjection::kAffine,
+                 "a gemma3 has SigLIP, a norm and one linear without biases as its projector, and "
+                 "images in both directions (--bidirectional-images)");
+}
+
+// SigLIP's head, which pools all of a picture to one vector.
+std::vector<std::string> head_of_siglip(HfFields&, const ModelConfig&) {
+  std::vector<std::string> names = {"vision_tower.head.probe",
+                                    "vision_tower.head.attention.in_proj_weight",
+                                    "vision_tower.head.attention.in_proj_bias"};
+  for (const char* part : {"attention.out_proj", "layernorm", "mlp.fc1", "mlp.fc2"})
+    for (const char* word : {"weight", "bias"})
+      names.push_back(cat("vision_tower.head.", part, ".", word));
+  return names;
 }
 
 TransformerConfig part_of(const ModelConfig& c, std::string_view ours) {
@@ -418,8 +515,6 @@ namespace {
 HfFamily image_family(std::string_view type, std::string_view architecture,
                       std::vector<std::span<const HfRow>> rows,
                       void (*fields)(HfFields&, ModelConfig&)) {
-  rows.insert(rows.begin(), language_rows());
-  rows.push_back(kProjector);
   return {.model_type = type,
           .architecture = architecture,
           .rows = std::move(rows),
@@ -439,13 +534,19 @@ HfFamily image_family(std::string_view type, std::string_view architecture,
 }  // namespace
 
 std::vector<HfFamily> multimodal_hf_families() {
-  HfFamily internvl =
-      image_family("internvl", "InternVLForConditionalGeneration", {kInternVit}, internvl_fields);
+  const std::span<const HfRow> language = language_rows();
+  HfFamily internvl = image_family("internvl", "InternVLForConditionalGeneration",
+                                   {language, kInternVit, kProjector}, internvl_fields);
   internvl.carried = [](HfFields&, const ModelConfig&) { return std::vector<std::string>(); };
-  return {image_family("llava", "LlavaForConditionalGeneration", {kClip}, llava_of_one_picture),
-          image_family("llava_next", "LlavaNextForConditionalGeneration", {kClip, kNewline},
-                       llava_next_fields),
-          std::move(internvl)};
+  HfFamily gemma3 = image_family(
+      "gemma3", "Gemma3ForConditionalGeneration",
+      {gemma3_language_rows(), kClip, kSiglipEnds, kGemma3Projector}, gemma3_fields);
+  gemma3.carried = head_of_siglip;
+  return {image_family("llava", "LlavaForConditionalGeneration",
+                       {language, kClip, kClipEnds, kProjector}, llava_of_one_picture),
+          image_family("llava_next", "LlavaNextForConditionalGeneration",
+                       {language, kClip, kClipEnds, kNewline, kProjector}, llava_next_fields),
+          std::move(internvl), std::move(gemma3)};
 }
 
 }  // namespace megatron

@@ -8,6 +8,8 @@ void MimoConfig::fields(FieldVisitor& v) {
   VisionConfig::fields(v);
   v.field("image_token_id", image_token_id,
           "id of the token that stands where a feature of an image comes in");
+  v.field("bidirectional_images", bidirectional_images,
+          "tokens of an image attend to all tokens of the image, those behind them too (Gemma 3)");
 }
 
 void MimoConfig::validate(Violations& v) const {

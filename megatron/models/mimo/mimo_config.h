@@ -9,6 +9,8 @@ struct MimoConfig : Config, VisionConfig {
   // I, the id of a token in whose place a feature of an image stands; it may lie outside of the
   // vocabulary
   int64_t image_token_id = 32000;
+  // Tokens of a run of I attend to all of the run, those behind them included (Gemma 3)
+  bool bidirectional_images = false;
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 };

@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/common/refused_options.h"
+#include "megatron/models/mimo/image_blocks.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/shape.h"
@@ -20,7 +21,7 @@ ModelConfig built_mimo(const ModelConfig& config) {
   const TransformerConfig& t = config.transformer;
   MEGATRON_CHECK(config.own.as_or_default<MimoConfig>().is_given(),
                  "a model of type mimo without an encoder",
-                 "\nhint: --vision-model-type clip or internvit");
+                 "\nhint: --vision-model-type clip, internvit or siglip");
   const auto refuse = [&](bool given, const char* what) { refuse_option(given, what, kTitle); };
   refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
@@ -138,10 +139,23 @@ at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImag
   return placed.view({s, b, h});
 }
 
+ForwardContext MimoModel::with_image_blocks(const Batch& batch,
+                                            const ForwardContext& context) const {
+  ForwardContext out = context;
+  if (!own_.bidirectional_images || batch.images == nullptr || batch.images->all_pictures == 0)
+    return out;
+  out.attention_mask =
+      image_block_mask(batch["tokens"], own_.image_token_id, context.document_ids);
+  out.mask_is_causal = true;
+  out.document_ids.reset();
+  return out;
+}
+
 StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
-                               const ForwardContext& context) {
-  MEGATRON_CHECK(context.cp == nullptr && groups().cp.size() == 1,
+                               const ForwardContext& given) {
+  MEGATRON_CHECK(given.cp == nullptr && groups().cp.size() == 1,
                  "--context-parallel-size above 1 is not built for ", kTitle);
+  const ForwardContext context = with_image_blocks(batch, given);
   if (!slice().embedding) return language_model_.hidden(batch, input, context);
   const at::Tensor& tokens = batch["tokens"];
   Batch text = batch;
@@ -151,6 +165,10 @@ StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
 }
 
 at::Tensor MimoModel::prompt_rows(const at::Tensor& tokens, const PackedImages* images) {
+  MEGATRON_CHECK(!own_.bidirectional_images || images == nullptr || images->all_pictures == 0,
+                 "prompts with images whose tokens attend to those behind them "
+                 "(--bidirectional-images, gemma3) are not built: a cache attends to what lies "
+                 "before");
   MEGATRON_CHECK(
       config().transformer.position_embedding_type != PositionEmbedding::kLearnedAbsolute,
       "rows of a prompt for a model with learned positions are not built");

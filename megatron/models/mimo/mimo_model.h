@@ -61,6 +61,9 @@ class MimoModel : public Model {
   bool trains_features() const;
   // The projected features of all tensor ranks' images, of this rank's [N, h].
   at::Tensor gathered(const at::Tensor& features, const PackedImages& images) const;
+  // The context of the layers, in which an image's tokens attend to all of the image
+  // (--bidirectional-images).
+  ForwardContext with_image_blocks(const Batch& batch, const ForwardContext& context) const;
   // Image tokens as kNoToken.
   at::Tensor text_of(const at::Tensor& tokens) const;
 

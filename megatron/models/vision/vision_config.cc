@@ -6,7 +6,7 @@
 namespace megatron {
 namespace {
 
-constexpr std::string_view kVisionModels[] = {"none", "clip", "internvit"};
+constexpr std::string_view kVisionModels[] = {"none", "clip", "internvit", "siglip"};
 constexpr std::string_view kVisionActivations[] = {"gelu", "gelu_tanh", "quick_gelu"};
 constexpr std::string_view kVisionProjections[] = {"mlp", "affine"};
 
@@ -33,6 +33,8 @@ void VisionConfig::fields(FieldVisitor& v) {
   v.field({"vision_qkv_bias", "--disable-vision-qkv-bias", true}, vision_qkv_bias,
           "no biases of queries, keys and values in the encoder");
   v.field("pixel_shuffle", pixel_shuffle, "two by two neighbouring features become one");
+  v.field("vision_pooling", vision_pooling,
+          "so many neighbouring features along each side become one, their mean");
   v.field("vision_newlines", vision_newlines,
           "a vector of its own ends each row of the tiles of an image (LLaVA-NeXT)");
   v.choice("vision_projection_type", vision_projection_type, kVisionProjections,
@@ -41,7 +43,8 @@ void VisionConfig::fields(FieldVisitor& v) {
           "width between the two linears; 0: hidden_size");
   v.field({"vision_projection_bias", "--disable-vision-projection-bias", true},
           vision_projection_bias, "no biases in these linears");
-  v.field("vision_projection_norm", vision_projection_norm, "LayerNorm of the input of mlp");
+  v.field("vision_projection_norm", vision_projection_norm,
+          "norm of what the projector reads: a LayerNorm of mlp, Gemma 3's RMSNorm of affine");
   v.choice("vision_projection_activation", vision_projection_activation, kVisionActivations,
            "between the two linears");
 }
@@ -64,6 +67,10 @@ void VisionConfig::validate(Violations& v) const {
     v.require(img_h % patch_dim == 0 && img_w % patch_dim == 0,
               cat("a picture of --img-h ", img_h, " and --img-w ", img_w,
                   " is not divisible into patches of --patch-dim ", patch_dim));
+    if (positive("--vision-pooling", vision_pooling))
+      v.require(patch_rows() % vision_pooling == 0 && patch_columns() % vision_pooling == 0,
+                cat("--vision-pooling ", vision_pooling, " of ", patch_rows(), " x ",
+                    patch_columns(), " patches: it must divide both numbers"));
     v.require(!pixel_shuffle || (patch_rows() % 2 == 0 && patch_columns() % 2 == 0),
               cat("--pixel-shuffle of ", patch_rows(), " x ", patch_columns(),
                   " patches: both numbers must be even"));
@@ -71,12 +78,16 @@ void VisionConfig::validate(Violations& v) const {
   v.require(!pixel_shuffle || !vision_class_token,
             "--pixel-shuffle with the class row among the features is not built",
             "--disable-vision-class-token");
+  v.require(!is_siglip() || !vision_class_token, "--vision-model-type siglip has no class token",
+            "--disable-vision-class-token");
+  v.require(vision_pooling == 1 || !(vision_class_token || pixel_shuffle || vision_newlines),
+            "--vision-pooling with the class row among the features, --pixel-shuffle or "
+            "--vision-newlines is not built",
+            "--disable-vision-class-token without them");
   v.require(
       !vision_newlines || !(vision_class_token || pixel_shuffle),
       "--vision-newlines with the class row among the features or --pixel-shuffle is not built",
       "--disable-vision-class-token without --pixel-shuffle");
-  v.require(!vision_projection_norm || vision_projection_type == VisionProjection::kMlp,
-            "--vision-projection-norm has an effect only with --vision-projection-type mlp");
   v.require(vision_layernorm_epsilon > 0,
             cat("--vision-layernorm-epsilon ", vision_layernorm_epsilon, " must be positive"));
   v.require(vision_projection_ffn_hidden_size >= 0,

@@ -9,7 +9,7 @@
 
 namespace megatron {
 
-enum class VisionModel { kNone, kClip, kInternVit };
+enum class VisionModel { kNone, kClip, kInternVit, kSiglip };
 enum class VisionActivation { kGelu, kGeluTanh, kQuickGelu };
 enum class VisionProjection { kMlp, kAffine };
 
@@ -30,10 +30,13 @@ struct VisionConfig {
   bool vision_qkv_bias = true;       // biases of queries, keys and values
   bool vision_newlines = false;      // the vector image_newline ends each row of an image's tiles
   bool pixel_shuffle = false;        // four neighbouring features become one
+  int64_t vision_pooling = 1;        // k: k x k neighbouring features become their mean
   VisionProjection vision_projection_type = VisionProjection::kMlp;
   int64_t vision_projection_ffn_hidden_size = 0;  // of mlp; 0: the width of the language model
   bool vision_projection_bias = true;
-  bool vision_projection_norm = false;  // LayerNorm of what mlp reads
+  // Norm of what is read: of mlp a LayerNorm; of affine, as in Gemma 3, an RMSNorm whose weights
+  // are factors minus 1, with the epsilon of the encoder
+  bool vision_projection_norm = false;
   VisionActivation vision_projection_activation = VisionActivation::kGelu;
 
   void fields(FieldVisitor& visitor);
@@ -43,15 +46,24 @@ struct VisionConfig {
   int64_t patch_rows() const { return img_h / patch_dim; }
   int64_t patch_columns() const { return img_w / patch_dim; }
   int64_t patches() const { return patch_rows() * patch_columns(); }  // of a picture
-  // Rows of a picture in the encoder, with its class row.
-  int64_t encoder_rows() const { return patches() + 1; }
+  // SigLIP has no class row.
+  bool has_class_row() const { return vision_model_type != VisionModel::kSiglip; }
+  // Rows of a picture in the encoder.
+  int64_t encoder_rows() const { return patches() + (has_class_row() ? 1 : 0); }
+  // Sides of a picture, in features.
+  int64_t feature_rows() const { return patch_rows() / cell_side(); }
+  int64_t feature_columns() const { return patch_columns() / cell_side(); }
   // Features of a picture: the number of tokens that it becomes.
   int64_t features() const {
-    return patches() / (pixel_shuffle ? 4 : 1) + (vision_class_token ? 1 : 0);
+    return feature_rows() * feature_columns() + (vision_class_token ? 1 : 0);
   }
   int64_t feature_size() const { return vision_hidden_size * (pixel_shuffle ? 4 : 1); }
-  // Of InternViT: a bias of the patches and factors of the branches, no norm before the layers.
+  // Patches along a side of a feature.
+  int64_t cell_side() const { return pixel_shuffle ? 2 : vision_pooling; }
+  // Of InternViT: factors of the branches. Of CLIP: a norm before the layers, patches without bias.
   bool is_internvit() const { return vision_model_type == VisionModel::kInternVit; }
+  bool is_clip() const { return vision_model_type == VisionModel::kClip; }
+  bool is_siglip() const { return vision_model_type == VisionModel::kSiglip; }
   // Of the encoder's layers; seeds, deviations and the choice of kernels are the language model's.
   TransformerConfig encoder(const TransformerConfig& language) const;
 };

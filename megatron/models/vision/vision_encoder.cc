@@ -24,23 +24,30 @@ VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig
       layers_(config.encoder(language)),
       conv1_("conv1", kChannels * config.patch_dim * config.patch_dim, layers_.hidden_size,
              conv1_options(layers_, kChannels * config.patch_dim * config.patch_dim,
-                           config.is_internvit()),
+                           !config.is_clip()),
              alone_),
       position_embeddings_(config.encoder_rows(), layers_.hidden_size,
                            Init::normal(layers_.init_method_std)),
       decoder_(layers_, 0, layers_.num_layers, /*final_norm=*/false, /*sequence_parallel=*/false,
                alone_) {
-  class_token_.local_shape = class_token_.global_shape = {1, 1, layers_.hidden_size};
-  class_token_.init = Init::normal(layers_.init_method_std);
-  class_token_.role = ParameterRole::kEmbedding;
   add("conv1", &conv1_);
-  add("class_token", &class_token_);
+  if (config.has_class_row()) {
+    class_token_ = std::make_unique<Parameter>();
+    class_token_->local_shape = class_token_->global_shape = {1, 1, layers_.hidden_size};
+    class_token_->init = Init::normal(layers_.init_method_std);
+    class_token_->role = ParameterRole::kEmbedding;
+    add("class_token", class_token_.get());
+  }
   add("position_embeddings", &position_embeddings_);
-  if (!config.is_internvit()) {
+  if (config.is_clip()) {
     ln_pre_ = std::make_unique<Norm>(layers_.hidden_size, norm_options(layers_));
     add("ln_pre", ln_pre_.get());
   }
   add("decoder", &decoder_);
+  if (config.is_siglip()) {
+    ln_post_ = std::make_unique<Norm>(layers_.hidden_size, norm_options(layers_));
+    add("ln_post", ln_post_.get());
+  }
 }
 
 // Element e of a patch is of channel e / p^2.
@@ -67,24 +74,35 @@ at::Tensor shuffled_pixels(const at::Tensor& features) {
       .reshape({n * rows * columns, 4 * h});
 }
 
+at::Tensor pooled_features(const at::Tensor& features, int64_t k) {
+  const int64_t n = features.size(0), rows = features.size(1) / k, columns = features.size(2) / k,
+                h = features.size(3);
+  return features.reshape({n, rows, k, columns, k, h})
+      .mean(at::IntArrayRef{2, 4})
+      .view({n * rows * columns, h});
+}
+
 at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardContext& given) {
   const int64_t n = images.pictures, h = layers_.hidden_size, p = config_.patches();
-  const at::Tensor patches = numbers_of(images, class_token_.value.scalar_type());
+  const int64_t rows = config_.encoder_rows();
+  const at::Tensor patches = numbers_of(images, conv1_.weight().value.scalar_type());
   at::Tensor x = conv1_.forward(patches.unsqueeze(1)).view({n, p, h});
-  x = at::cat({differentiable(class_token_).expand({n, 1, h}), x}, 1);
-  x = x + position_embeddings_.forward(at::arange(p + 1, images.places.options()));
+  if (class_token_) x = at::cat({differentiable(*class_token_).expand({n, 1, h}), x}, 1);
+  x = x + position_embeddings_.forward(at::arange(rows, images.places.options()));
   ForwardContext context;
   context.training = given.training;
   context.discarded = given.discarded;
   context.place = context.rows = images.segments->place();
   context.unpadded = images.segments;
-  x = x.view({n * (p + 1), 1, h});
+  x = x.view({n * rows, 1, h});
   x = decoder_.forward(ln_pre_ ? ln_pre_->forward(x) : x, context);
-  const int64_t first = config_.vision_class_token ? 0 : 1;
-  x = x.view({n, p + 1, h}).narrow(1, first, p + 1 - first);
-  if (config_.pixel_shuffle)
-    return shuffled_pixels(x.reshape({n, config_.patch_rows(), config_.patch_columns(), h}));
-  return x.reshape({n * (p + 1 - first), h});
+  if (ln_post_) x = ln_post_->forward(x);
+  const int64_t first = class_token_ && !config_.vision_class_token ? 1 : 0;
+  x = x.view({n, rows, h}).narrow(1, first, rows - first);
+  const std::vector<int64_t> map = {n, config_.patch_rows(), config_.patch_columns(), h};
+  if (config_.pixel_shuffle) return shuffled_pixels(x.reshape(map));
+  if (config_.vision_pooling > 1) return pooled_features(x.reshape(map), config_.vision_pooling);
+  return x.reshape({n * (rows - first), h});
 }
 
 }  // namespace megatron

@@ -13,12 +13,13 @@
 
 namespace megatron {
 
-// x = [class | conv1 patches] + P; norm (CLIP); layers. There is no norm behind them. With
-// --pixel-shuffle a cell of two by two features is one: [(0,0) | (0,1) | (1,0) | (1,1)].
+// x = [class | conv1 patches] + P; norm (CLIP); layers; norm (SigLIP, which has no class row). With
+// --pixel-shuffle a cell of two by two features is one: [(0,0) | (0,1) | (1,0) | (1,1)]; with
+// --vision-pooling k one of k by k is their mean.
 //
-// Parameters: conv1.weight [h, 3 p^2], conv1.bias (InternViT), class_token [1, 1, h],
+// Parameters: conv1.weight [h, 3 p^2], conv1.bias (not CLIP), class_token [1, 1, h] (not SigLIP),
 // position_embeddings.weight [rows, h] with the class row first, ln_pre.weight|bias (CLIP),
-// decoder.layers.N....
+// decoder.layers.N..., ln_post.weight|bias (SigLIP). SigLIP: Zhai et al. 2023 (arXiv:2303.15343).
 //
 // The whole encoder is on each rank, which encodes all pictures that it is given. Communication:
 // none.
@@ -37,13 +38,16 @@ class VisionEncoder : public Module {
   const TransformerConfig layers_;
   const ParallelGroups alone_;
   ColumnParallelLinear conv1_;
-  Parameter class_token_;
+  std::unique_ptr<Parameter> class_token_;  // null: there is none
   Embedding position_embeddings_;
-  std::unique_ptr<Norm> ln_pre_;  // null: there is none
+  std::unique_ptr<Norm> ln_pre_, ln_post_;  // null: there is none
   TransformerBlock decoder_;
 };
 
 // Features [n, rows, columns, h] -> [n rows/2 columns/2, 4 h], cells row by row.
 at::Tensor shuffled_pixels(const at::Tensor& features);
+
+// Features [n, rows, columns, h] -> [n rows/k columns/k, h], means of cells of k by k.
+at::Tensor pooled_features(const at::Tensor& features, int64_t k);
 
 }  // namespace megatron

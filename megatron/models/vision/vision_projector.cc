@@ -14,6 +14,10 @@ VisionProjector::VisionProjector(const VisionConfig& config, const TransformerCo
   const auto linear = [&](const char* name, int64_t inputs, int64_t outputs, bool norm) {
     LinearOptions options;
     options.input_norm = norm;
+    if (config.vision_projection_type == VisionProjection::kAffine)
+      options.norm = {.kind = Normalization::kRMSNorm,
+                      .eps = config.vision_layernorm_epsilon,
+                      .zero_centered = true};
     options.bias = config.vision_projection_bias;
     options.init = Init::normal(language.init_method_std);
     return std::make_unique<ColumnParallelLinear>(name, inputs, outputs, options, alone_);
@@ -24,7 +28,7 @@ VisionProjector::VisionProjector(const VisionConfig& config, const TransformerCo
     linear_fc2_ = linear("linear_fc2", middle, out, false);
     add("encoder.linear_fc2", linear_fc2_.get());
   } else {
-    linear_fc2_ = linear("encoder", in, out, false);
+    linear_fc2_ = linear("encoder", in, out, config.vision_projection_norm);
     add("encoder", linear_fc2_.get());
   }
 }

@@ -8,9 +8,10 @@
 
 namespace megatron {
 
-// mlp: norm if configured (eps 1e-5), FC1, activation, FC2; affine: one linear. Parameters:
+// mlp: LayerNorm if configured (eps 1e-5), FC1, activation, FC2; affine: RMSNorm if configured (of
+// Gemma 3: weights from 0, epsilon of the encoder), one linear. Parameters:
 // encoder.linear_fc1.{weight, bias, layer_norm_weight, layer_norm_bias}, encoder.linear_fc2...;
-// affine: encoder.weight|bias. Whole on each rank. Communication: none.
+// affine: encoder.{weight, bias, layer_norm_weight}. Whole on each rank. Communication: none.
 class VisionProjector : public Module {
  public:
   VisionProjector(const VisionConfig& config, const TransformerConfig& language);

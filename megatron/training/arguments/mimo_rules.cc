@@ -65,7 +65,8 @@ void validate_mimo(const Arguments& a, Violations& v) {
   const auto& data = own_config<MimoDataConfig>(a.own);
   validate_built(a, v);
   if (!own.is_given())
-    v.add("--task mimo without an encoder of images", "--vision-model-type clip or internvit");
+    v.add("--task mimo without an encoder of images",
+          "--vision-model-type clip, internvit or siglip");
   if (!a.data.mock_data && data.media_model.empty())
     v.add("--media-model is not given",
           "the folder of a Hugging Face model whose image processor makes the pictures");
@@ -97,12 +98,17 @@ void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
     shrinker.set("--vision-projection-ffn-hidden-size", own.vision_projection_ffn_hidden_size,
                  std::min<int64_t>(was.vision_projection_ffn_hidden_size, 24));
   // Two by two patches, or a side longer where one is.
-  const int64_t rows = std::min<int64_t>(was.patch_rows(), 2),
-                columns = std::min<int64_t>(was.patch_columns(), 2);
+  int64_t rows = std::min<int64_t>(was.patch_rows(), 2),
+          columns = std::min<int64_t>(was.patch_columns(), 2);
   const bool high = was.patch_rows() > was.patch_columns(),
              wide = was.patch_columns() > was.patch_rows();
   constexpr int64_t kPatch = 4;
   shrinker.set("--patch-dim", own.patch_dim, std::min(was.patch_dim, kPatch));
+  if (was.vision_pooling > 1) {  // features in both directions of the picture
+    shrinker.set("--vision-pooling", own.vision_pooling, int64_t{2});
+    rows *= 2;
+    columns *= 2;
+  }
   shrinker.set("--img-h", own.img_h, own.patch_dim * (high ? 2 * rows : rows));
   shrinker.set("--img-w", own.img_w, own.patch_dim * (wide ? 2 * columns : columns));
   // An id within the table stays there.

@@ -42,9 +42,10 @@ void report(const std::string& path, Split split, const MultimodalCounts& counts
 // That the processor of the data makes the pictures that the model reads, and tokens their places.
 void check_rules(const MediaRules& rules, const MimoConfig& own, const std::string& folder) {
   using Family = MediaRules::Family;
-  MEGATRON_CHECK(rules.family == Family::kLlava || rules.family == Family::kLlavaNext ||
-                     rules.family == Family::kInternVl,
-                 folder, ": training is built for models of type llava, llava_next and internvl");
+  MEGATRON_CHECK(
+      rules.family == Family::kLlava || rules.family == Family::kLlavaNext ||
+          rules.family == Family::kInternVl || rules.family == Family::kGemma3,
+      folder, ": training is built for models of type llava, llava_next, internvl and gemma3");
   const auto same = [&](const char* flag, int64_t model, int64_t data, const char* what) {
     MEGATRON_CHECK(model == data, flag, " is ", model, ", ", folder, " has ", data, " as ", what,
                    "\nhint: the model and --media-model must be the same");
@@ -60,7 +61,9 @@ void check_rules(const MediaRules& rules, const MimoConfig& own, const std::stri
   if (rules.family == Family::kLlava)
     same("the number of features of a picture", own.features(), own.patches() + rules.class_rows,
          "its tokens");
-  if (rules.family == Family::kInternVl)
+  MEGATRON_CHECK(own.bidirectional_images == (rules.family == Family::kGemma3), folder,
+                 ": --bidirectional-images is for models of type gemma3, and needed for them");
+  if (rules.family == Family::kInternVl || rules.family == Family::kGemma3)
     same("the number of features of a picture", own.features(), rules.rows_of_a_picture,
          "its tokens");
 }

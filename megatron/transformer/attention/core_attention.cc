@@ -49,7 +49,7 @@ AttentionOptions CoreAttention::options(const LayerContext& context,
                                         const at::TensorOptions& queries, int64_t num_queries,
                                         int64_t num_keys) const {
   AttentionOptions options;
-  options.causal = config_.causal;
+  options.causal = config_.causal && !context.pass.mask_is_causal;
   options.scale = config_.softmax_scale();
   options.softcap = config_.attn_logit_softcapping;
   if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty()) {

@@ -32,6 +32,7 @@ struct ForwardContext {
   at::Tensor position_ids;    // [b, s] int64; undefined: place.position for every row
   at::Tensor attention_mask;  // bool [b, 1, s, keys], True = may NOT attend, beyond causality;
                               // undefined: none. Only at one context-parallel rank
+  bool mask_is_causal = false;  // the mask says which later keys are seen: causality adds nothing
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no boundaries
   // [s, b] int64 document_runs() (transformer/ssm/causal_conv.h) of document_ids; from

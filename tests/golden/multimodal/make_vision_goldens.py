@@ -29,6 +29,11 @@ CLIP = dict(model_type="clip_vision_model", hidden_size=12, intermediate_size=20
             patch_size=4, projection_dim=8)
 QWEN2 = dict(model_type="qwen2", vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=128, use_sliding_window=False, max_window_layers=2)
+GEMMA3 = dict(vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+              max_position_embeddings=128, query_pre_attn_scalar=8, sliding_window=5,
+              layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+SIGLIP = dict(model_type="siglip_vision_model", hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=2, image_size=16,
+              patch_size=4)
 INTERNVIT = dict(hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=2, image_size=[16, 16], patch_size=[4, 4])
 IMAGE = 39
 CASES = {
@@ -45,6 +50,11 @@ CASES = {
     "internvl": ("InternVL", dict(text_config=QWEN2, vision_config=INTERNVIT, image_token_id=IMAGE, tie_word_embeddings=False), [[3], [1, 4]]),
     "internvl_biases": ("InternVL", dict(text_config=LLAMA | dict(tie_word_embeddings=True), image_token_id=IMAGE, tie_word_embeddings=True,
                                          vision_config=INTERNVIT | dict(attention_bias=True, hidden_act="gelu_pytorch_tanh")), [[1], [2]]),
+    # Images of 4 tokens, and of 16: longer than the window, with SigLIP's head, which is not computed.
+    "gemma3": ("Gemma3", dict(text_config=GEMMA3, vision_config=SIGLIP | dict(vision_use_head=False), image_token_index=IMAGE,
+                              mm_tokens_per_image=4), [[1], [1, 1]]),
+    "gemma3_long": ("Gemma3", dict(text_config=GEMMA3 | dict(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]),
+                                   vision_config=SIGLIP | dict(num_hidden_layers=1), image_token_index=IMAGE, mm_tokens_per_image=16), [[1], [1, 1]]),
 }
 
 
@@ -63,9 +73,11 @@ def see(model, images, token):
     sample_of = [i for i, sample in enumerate(images) for _ in sample]
     if isinstance(sizes[0], int):  # pictures
         pixels = torch.randn(sum(sizes), 3, side, side)
-        one = (side // patch) ** 2 + (model.config.vision_feature_select_strategy == "full")
+        one = (side // patch) ** 2 + (getattr(model.config, "vision_feature_select_strategy", "") == "full")
         if model.config.model_type == "internvl":
             one //= 4
+        if model.config.model_type == "gemma3":
+            one = model.config.mm_tokens_per_image
         return pixels, dict(pixel_values=pixels), [[i, n, 0, 0, 0, 0] for i, n in zip(sample_of, sizes)], [n * one for n in sizes]
     grids = [get_anyres_image_grid_shape(size, model.config.image_grid_pinpoints, side) for size in sizes]
     counts = [1 + rows * columns for rows, columns in grids]
@@ -78,6 +90,11 @@ def see(model, images, token):
     return pixels, inputs, [[i, n, *grid, *size] for i, n, grid, size in zip(sample_of, counts, grids, sizes)], lengths
 
 
+def types_of(model, tokens, token):
+    """What Gemma 3 asks for beside the tokens."""
+    return dict(token_type_ids=(tokens == token).long()) if model.config.model_type == "gemma3" else {}
+
+
 def generate(model, inputs, images, tokens, token):
     last, count = tokens[-1], len(images[-1])
     prompt = last[:int((last == token).nonzero().max()) + 3]
@@ -85,6 +102,7 @@ def generate(model, inputs, images, tokens, token):
         own = {key: value[-count:] for key, value in inputs.items()}
     else:
         own = dict(pixel_values=inputs["pixel_values"][-sum(images[-1]):])
+    own |= types_of(model, prompt[None], token)
     out = model.generate(prompt[None], **own, max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=None, output_logits=True,
                          return_dict_in_generate=True)
     margin = min(float(two[0] - two[1]) for two in (step[0].topk(2).values for step in out.logits))
@@ -118,7 +136,7 @@ def make(name, family, settings, images, seed):
             at += n + 2
         samples.append(words)
     tokens = torch.stack(samples)
-    logits = model(input_ids=tokens, **inputs).logits
+    logits = model(input_ids=tokens, **inputs, **types_of(model, tokens, token)).logits
     prompt, generated, margin = generate(model, inputs, images, tokens, token)
     if margin < 1e-3 or len(set(generated.tolist())) < 5 or token in generated:
         return False
@@ -126,7 +144,7 @@ def make(name, family, settings, images, seed):
     labels = torch.where(labels == token, -100, labels)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     loss.backward()
-    out = dict(text=text.int(), text_logits=model(input_ids=text).logits, tokens=tokens.int(), labels=labels.int(), pixels=pixels,
+    out = dict(text=text.int(), text_logits=model(input_ids=text, **types_of(model, text, token)).logits, tokens=tokens.int(), labels=labels.int(), pixels=pixels,
                images=torch.tensor(rows, dtype=torch.int32), logits=logits,
                prompt=prompt.int(), generated=generated.int(), margin=torch.tensor([margin]), loss=loss.reshape(1))
     out |= {"grad/" + table_name(key): p.grad for key, p in model.named_parameters() if p.grad is not None}

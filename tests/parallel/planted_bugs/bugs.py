@@ -49,6 +49,8 @@ MODERN = BERT + ("--bert-no-binary-head --bert-no-head-bias --bert-embedding-nor
 T5 = GPT.replace("--seq-length 1024", "--seq-length 512") + "--task t5 --decoder-num-layers 12 --decoder-seq-length 256 "
 RETRO = GPT + "--task retro "
 LLAVA = LLAMA + ("--task mimo --vision-model-type clip --disable-vision-class-token --image-token-id 32000 ")
+GEMMA3 = LLAMA + ("--task mimo --vision-model-type siglip --img-h 896 --img-w 896 --vision-pooling 4 --disable-vision-class-token "
+                  "--vision-projection-type affine --vision-projection-norm --bidirectional-images --image-token-id 32000 ")
 RELATIVE = "--position-embedding-type relative "
 LETTERS = GPT.replace("--num-layers 24", "--hybrid-layer-pattern *-*--*|-*--*-*-|--*-*-|*-*-")
 NEMOTRON = ("--hybrid-layer-pattern M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M- --hidden-size 4096 --ffn-hidden-size 21504 "
@@ -184,6 +186,7 @@ PROOFS = {
     "llava tp2": (2, LLAVA + BATCH + TP + "2"),
     "llava next tp2": (2, LLAVA + "--vision-newlines " + BATCH + TP + "2"),
     "llava tp2 sp": (2, LLAVA + BATCH + TP + "2 " + SP),
+    "gemma3 pp2": (2, GEMMA3 + BATCH + PP + "2"),
     "llava dp2 zero3": (2, LLAVA + BATCH + ZERO3),
     "retro pp2": (2, RETRO + BATCH + PP + "2"),
     "t5 pp4 equal lengths": (4, T5 + BATCH + PP + "4 --decoder-seq-length 512"),

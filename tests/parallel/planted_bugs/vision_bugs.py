@@ -1,6 +1,7 @@
 """Planted bugs of models that read images. The arguments of Bug, see bugs.py."""
 from stack_bugs import bug, unit_bugs
 
+BLOCKS, PROJECTOR = "megatron/models/mimo/image_blocks.cc", "megatron/models/vision/vision_projector.cc"
 MODEL, ENCODER = "megatron/models/mimo/mimo_model.cc", "megatron/models/vision/vision_encoder.cc"
 GRADS = "megatron/distributed/grad_buffer.cc"
 PACKING, SUBLAYER = "megatron/models/vision/packed_images.cc", "megatron/transformer/layer/sublayer.cc"
@@ -46,8 +47,8 @@ VISION_BUGS = (
     training_bug("vision_old_gradient", "after a step without images the gradient of the one before is used again", GRADS,
                  "if (stale_[parameter]) views_[parameter].zero_();", "if (!PLANTED && stale_[parameter]) views_[parameter].zero_();",
                  "Mimo.AStepWithoutImagesHasZeroGradients"),
-    vision_bug("vision_class_row_kept", "the class row is the first feature, the last patch none", ENCODER, "narrow(1, first, p + 1 - first)",
-               "narrow(1, PLANTED ? 0 : first, p + 1 - first)", GOLDEN + "llava"),
+    vision_bug("vision_class_row_kept", "the class row is the first feature, the last patch none", ENCODER, "narrow(1, first, rows - first)",
+               "narrow(1, PLANTED ? 0 : first, rows - first)", GOLDEN + "llava"),
     vision_bug("vision_layer_behind", "the output of the layer behind the configured one is taken", FAMILIES, "all + 1 + feature",
                "all + (PLANTED ? 2 : 1) + feature", GOLDEN + "llava"),
     vision_bug("vision_shuffle_transposed", "the features of a cell come column by column", ENCODER, ".transpose(2, 3)",
@@ -57,6 +58,20 @@ VISION_BUGS = (
                "x % columns); } if (!PLANTED || y + 1 < kept.top + kept.size.height) order.push_back(kNewline);", GOLDEN + "llava_next"),
     vision_bug("vision_sides_exchanged", "height and width of an image are exchanged where its padding is cut", PACKING, "unpadded_map(image.size,",
                "unpadded_map(PLANTED ? ImageSize{image.size.width, image.size.height} : image.size,", GOLDEN + "llava_next"),
+    vision_bug("vision_blocks_merge", "tokens of an image see the images behind it, too", BLOCKS, "at::where(of_image, begins.cumsum(1), place.add(s))",
+               "at::where(of_image, PLANTED ? at::ones_like(tokens) : begins.cumsum(1), place.add(s))", GOLDEN + "gemma3"),
+    vision_bug("vision_blocks_cross_windows", "a causal mask is laid over images that are seen in both directions",
+               "megatron/transformer/attention/core_attention.cc", "config_.causal && !context.pass.mask_is_causal",
+               "config_.causal && (PLANTED || !context.pass.mask_is_causal)", GOLDEN + "gemma3_long"),
+    bug("vision_blocks_first_stage", "images are seen in both directions on the stage of the embedding alone",
+        ((MODEL, "if (!own_.bidirectional_images || batch.images", "if ((PLANTED && !slice().embedding) || !own_.bidirectional_images || batch.images"),),
+        "pp2_dp2_zero2_gemma3", "gemma3 pp2"),
+    vision_bug("vision_blocks_of_others", "images of two documents that meet are one", BLOCKS,
+               "if (document_ids.defined()) sees", "if (!PLANTED && document_ids.defined()) sees", "HfVisionModels.ImagesAreSeenInBothDirections"),
+    vision_bug("vision_soft_norm", "the weight of Gemma 3's norm of features is a factor itself", PROJECTOR, ".zero_centered = true",
+               ".zero_centered = !PLANTED", GOLDEN + "gemma3"),
+    vision_bug("vision_pooling_of_columns", "features are pooled along rows of the picture, as if cells were as high as one", ENCODER,
+               ".mean(at::IntArrayRef{2, 4})", ".mean(PLANTED ? at::IntArrayRef{1, 4} : at::IntArrayRef{2, 4})", GOLDEN + "gemma3"),
     vision_bug("vision_branch_factors", "branches of InternViT are added as they are", SUBLAYER,
                "scale_ != nullptr ? branch * differentiable(*scale_) : branch",
                "!PLANTED && scale_ != nullptr ? branch * differentiable(*scale_) : branch", GOLDEN + "internvl"),

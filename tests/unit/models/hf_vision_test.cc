@@ -1,6 +1,7 @@
 // Models of Hugging Face that read images against transformers: logits of text alone and of samples
 // with one image and several, the loss and every gradient; tensor ranks; the same bytes both ways,
 // under each spelling of the names; what is refused.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,6 +18,7 @@
 #include "megatron/interop/huggingface/hf_convert.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/models/mimo/image_blocks.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
@@ -266,6 +268,11 @@ TEST_P(HfVisionGolden, GreedyTokensBehindImages) {
   const PackedImages packed = pack_images(
       v.own, images, patches_of(v.golden.at("pixels").narrow(0, before, pictures), v.own.patch_dim),
       {}, {prompt.const_data_ptr<int64_t>(), static_cast<size_t>(n)}, 1, v.own.image_token_id);
+  if (v.own.bidirectional_images) {
+    EXPECT_THAT(error_of([&] { model.prompt_rows(prompt.narrow(1, 0, n), &packed); }),
+                testing::HasSubstr("a cache attends to what lies before"));
+    return;
+  }
   const at::Tensor rows =
       model.prompt_rows(prompt.narrow(1, 0, n).contiguous(), &packed).contiguous();
   RequestSpec spec;
@@ -287,7 +294,7 @@ TEST_P(HfVisionGolden, GreedyTokensBehindImages) {
 
 INSTANTIATE_TEST_SUITE_P(Families, HfVisionGolden,
                          testing::Values("llava", "llava_full", "llava_next", "internvl",
-                                         "internvl_biases"),
+                                         "internvl_biases", "gemma3", "gemma3_long"),
                          [](const auto& param) { return param.param; });
 
 fs::path vision_work_folder(const std::string& name) {
@@ -337,7 +344,9 @@ TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
                                                  {"llava_full", 2},
                                                  {"llava_next", 18},
                                                  {"internvl", 0},
-                                                 {"internvl_biases", 0}};
+                                                 {"internvl_biases", 0},
+                                                 {"gemma3", 0},
+                                                 {"gemma3_long", 11}};
   for (const auto& [name, count] : carried)
     for (size_t spelling = 0; spelling < kSpellings.size(); ++spelling) {
       const fs::path root = vision_work_folder(name + std::to_string(spelling));
@@ -371,6 +380,84 @@ TEST(HfVisionModels, AConfigurationOfItsOwn) {
   EXPECT_TRUE(parse_hf_config(json.dump(), "config.json").carried ==
               (std::vector<std::string>{"vision_tower.post_layernorm.weight",
                                         "vision_tower.post_layernorm.bias"}));
+}
+
+// Gemma 3 4B as it is published.
+TEST(HfVisionModels, PublishedConfigurationOfGemma3) {
+  const HfModel model = parse_hf_config(R"({"architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999, "eoi_token_index": 256000, "eos_token_id": [1, 106],
+    "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+    "model_type": "gemma3", "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
+    "model_type": "gemma3_text", "num_hidden_layers": 34,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+    "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
+    "vision_config": {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
+    "model_type": "siglip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 27,
+    "patch_size": 14, "vision_use_head": false}})",
+                                        "config.json");
+  const MimoConfig& own = *model.config.own.as<MimoConfig>();
+  const TransformerConfig& t = model.config.transformer;
+  EXPECT_EQ(model.config.vocab_size, 262208);
+  EXPECT_EQ(t.num_attention_heads, 8);
+  EXPECT_EQ(t.max_position_embeddings, 131072);
+  EXPECT_EQ(t.window(1), (std::vector<int64_t>{1023, 0}));
+  EXPECT_TRUE(t.window(6).empty());
+  EXPECT_FALSE(t.untie_embeddings_and_output_weights);
+  EXPECT_EQ(own.vision_pooling, 4);
+  EXPECT_EQ(own.features(), 256);
+  EXPECT_EQ(own.encoder_rows(), 4096);
+  EXPECT_EQ(own.image_token_id, 262144);
+}
+
+// With a window of 3 these are the rows of transformers for two images among text: 1, 11111, ...
+TEST(HfVisionModels, ImagesAreSeenInBothDirections) {
+  const at::Tensor tokens = at::tensor({0, 7, 7, 7, 7, 0, 7, 7, 0}, at::kLong).unsqueeze(0);
+  const auto rows = [&](const at::Tensor& documents, int64_t window) {
+    const at::Tensor mask = image_block_mask(tokens, 7, documents)[0][0];
+    std::vector<std::string> out;
+    for (int64_t i = 0; i < 9; ++i) {
+      std::string row;
+      for (int64_t j = 0; j < 9; ++j)
+        row += !mask[i][j].item<bool>() && j > i - window ? '1' : '.';
+      out.push_back(row);
+    }
+    return out;
+  };
+  EXPECT_EQ(rows({}, 3), (std::vector<std::string>{"1........", "11111....", "11111....",
+                                                   ".1111....", "..111....", "...111...",
+                                                   "....1111.", ".....111.", "......111"}));
+  // Two documents, whose border lies in the first image.
+  EXPECT_EQ(rows(at::tensor({0, 0, 0, 1, 1, 1, 1, 1, 1}, at::kLong).unsqueeze(0), 9),
+            (std::vector<std::string>{"1........", "111......", "111......", "...11....",
+                                      "...11....", "...111...", "...11111.", "...11111.",
+                                      "...111111"}));
+}
+
+TEST(HfVisionModels, WhatGemma3HasNotIsNamed) {
+  const auto text = read_file(vision_folder("gemma3") / "config.json");
+  const auto error = [&](const char* part, const char* key, const nlohmann::json& value) {
+    auto json = nlohmann::json::parse(text);
+    (*part == '\0' ? json : json[part])[key] = value;
+    return error_of([&] { parse_hf_config(json.dump(), "config.json"); });
+  };
+  EXPECT_EQ(error("text_config", "model_type", "llama"),
+            "config.json: text_config: a language model of the type \"llama\" is not built beside "
+            "images\nhint: types that are: gemma3_text");
+  EXPECT_EQ(error("vision_config", "model_type", "clip_vision_model"),
+            "config.json: vision_config: model_type \"clip_vision_model\" is not built, only "
+            "\"siglip_vision_model\"");
+  EXPECT_EQ(error("", "mm_tokens_per_image", 9),
+            "config.json: mm_tokens_per_image 9 of 4 x 4 patches is not built, only the square of "
+            "a divisor of 4");
+  EXPECT_EQ(error("text_config", "use_bidirectional_attention", true),
+            "config.json: text_config: use_bidirectional_attention true is not built, only false");
+  const HfModel gemma3 = read_hf_config(vision_folder("gemma3"));
+  EXPECT_THAT(error_of([&] { write_hf_config(*find_hf_family("llava"), gemma3.config, "{}"); }),
+              testing::StartsWith("no language model that is built beside images can express "));
+  const auto own = nlohmann::json::parse(write_hf_config(*gemma3.family, gemma3.config, "{}"));
+  EXPECT_EQ(own["mm_tokens_per_image"], 4);
+  EXPECT_EQ(own["image_token_index"], 39);
+  EXPECT_EQ(own["text_config"]["model_type"], "gemma3_text");
 }
 
 // LLaVA 1.5 7B as it is published: keys that are left out have the defaults of their classes.
@@ -527,7 +614,8 @@ TEST(HfVisionModels, WhatIsNotBuiltBesideImagesIsNamed) {
   config = read_hf_config(vision_folder("llava")).config;
   config.own = {};
   EXPECT_EQ(error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
-            "a model of type mimo without an encoder\nhint: --vision-model-type clip or internvit");
+            "a model of type mimo without an encoder\nhint: --vision-model-type clip, internvit or "
+            "siglip");
 }
 
 }  // namespace

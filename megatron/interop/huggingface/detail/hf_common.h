@@ -49,6 +49,12 @@ inline const HfRow kPreNorms[] = {
     {".self_attention.linear_qkv.layer_norm_@", {".input_layernorm.@"}},
     {".mlp.linear_fc1.layer_norm_@", {".post_attention_layernorm.@"}}};
 
+inline const HfRow kSandwichNorms[] = {
+    {".self_attention.linear_qkv.layer_norm_weight", {".input_layernorm.weight"}},
+    {".post_self_attn_layernorm.weight", {".post_attention_layernorm.weight"}},
+    {".mlp.linear_fc1.layer_norm_weight", {".pre_feedforward_layernorm.weight"}},
+    {".post_mlp_layernorm.weight", {".post_feedforward_layernorm.weight"}}};
+
 inline const HfRow kQKNorms[] = {
     {".self_attention.q_layernorm.weight", {".self_attn.q_norm.weight"}},
     {".self_attention.k_layernorm.weight", {".self_attn.k_norm.weight"}}};

@@ -1,0 +1,19 @@
+// Images as blocks of tokens that attend to one another in both directions, in a decoder.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace megatron {
+
+// Bool [b, 1, s, s], True where a query may NOT attend to a key: it may to itself, to those before
+// it, and, within a run of image tokens of tokens [b, s], to all of the run; of these to those of
+// its document. A window that limits the past is no part of it. As Gemma 3 in transformers, where
+// images without text between them are one run, too.
+//
+// `document_ids`: [b, s] int64; undefined: no boundaries.
+at::Tensor image_block_mask(const at::Tensor& tokens, int64_t image_token,
+                            const at::Tensor& document_ids);
+
+}  // namespace megatron
