@@ -12,6 +12,7 @@
 #include "megatron/inference/memory_plan.h"
 #include "megatron/inference/model_runner.h"
 #include "megatron/inference/speculation/draft_model.h"
+#include "megatron/models/mimo/mimo_config.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/forward_context.h"
 
@@ -35,10 +36,19 @@ std::optional<int32_t> end_of_input(const Tokenizer& tokenizer, const GenerateOp
   return options.end_of_input ? options.end_of_input : tokenizer.eod();
 }
 
+// The id that stands for a feature of an image; -1: the model reads none.
+int64_t image_token(const ModelConfig& config) {
+  const auto* own = config.own.as<MimoConfig>();
+  return own == nullptr ? -1 : own->image_token_id;
+}
+
 void check_ids(const std::vector<int32_t>& ids, size_t prompt, const ModelConfig& config) {
-  for (const int32_t id : ids)
+  for (const int32_t id : ids) {
+    MEGATRON_CHECK(id != image_token(config), "prompt ", prompt + 1, " has the token of an image, ",
+                   id, ", and no image\nhint: --image FILE");
     MEGATRON_CHECK(id < config.vocab_size, "prompt ", prompt + 1, " has the token id ", id,
                    ", the model's vocabulary has ", config.vocab_size);
+  }
 }
 
 // The prompts of an encoder-decoder: inputs of its encoder.
@@ -111,7 +121,9 @@ RequestSpec request_of(const Model& model, const Tokenizer& tokenizer,
                        const GenerateOptions& options, const Generation& text, size_t prompt) {
   const ModelConfig& config = model.config();
   RequestSpec spec;
-  spec.prompt = text.prompt_tokens;
+  spec.rows = text.rows;
+  spec.prompt.assign(text.prompt_tokens.begin() + (text.rows ? text.rows->count : 0),
+                     text.prompt_tokens.end());
   if (reads_input(model)) {
     spec.prompt = {options.decoder_start ? *options.decoder_start : decoder_start_of(tokenizer)};
     spec.state_input = std::make_shared<const StateInput>(StateInput{text.prompt_tokens, {}, {}});
@@ -179,12 +191,18 @@ std::vector<Generation> encode_prompts(const ModelConfig& config, const Tokenize
 std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream) {
+  return generate(model, tokenizer,
+                  reads_input(model) ? inputs_of_encoder(model, tokenizer, prompts, options)
+                                     : encode_prompts(model.config(), tokenizer, prompts, options),
+                  options, stream);
+}
+
+std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
+                                 std::vector<Generation> texts, const GenerateOptions& options,
+                                 const StreamCallback& stream) {
   const ModelConfig& config = model.config();
   MEGATRON_ASSERT(model.groups().tp.size() == 1 && model.groups().pp.size() == 1,
                   "a model that is divided generates by an engine of several ranks");
-  std::vector<Generation> texts = reads_input(model)
-                                      ? inputs_of_encoder(model, tokenizer, prompts, options)
-                                      : encode_prompts(config, tokenizer, prompts, options);
   if (texts.empty() || options.tokens_to_generate <= 0) return texts;
   const MonotonicClock clock;
   ModelRunner runner(model, runner_options(model, texts, options));
@@ -202,6 +220,7 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
   for (size_t i = 0; i < texts.size(); ++i) {
     const Admission admission = engine.submit(request_of(model, tokenizer, options, texts[i], i));
     MEGATRON_CHECK(admission.id, "prompt ", i + 1, ": ", admission.refusal->message);
+    texts[i].rows = nullptr;  // the engine has them
     unfinished[*admission.id] = i;
   }
   while (!unfinished.empty()) {
@@ -234,7 +253,8 @@ Batch pair_of(std::span<const int32_t> input, const at::Tensor& tokens, ForwardC
 
 }  // namespace
 
-at::Tensor full_logits(Model& model, std::span<const int32_t> ids, std::span<const int32_t> input) {
+at::Tensor full_logits(Model& model, std::span<const int32_t> ids, std::span<const int32_t> input,
+                       std::shared_ptr<const PackedImages> images) {
   const at::NoGradGuard no_grad;
   MEGATRON_CHECK(!ids.empty(), "no token ids were given");
   const ModelConfig& config = model.config();
@@ -242,22 +262,28 @@ at::Tensor full_logits(Model& model, std::span<const int32_t> ids, std::span<con
   const auto length = static_cast<int64_t>(ids.size());
   MEGATRON_CHECK(limit < 0 || length <= limit, length, " token ids are beyond the model's ", limit,
                  " positions");
-  for (size_t i = 0; i < ids.size(); ++i)
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (images != nullptr && ids[i] == image_token(config)) continue;
+    MEGATRON_CHECK(ids[i] != image_token(config), "token id ", ids[i], " at index ", i,
+                   " is that of an image, and there is none\nhint: --image FILE");
     MEGATRON_CHECK(ids[i] >= 0 && ids[i] < config.vocab_size, "token id ", ids[i], " at index ", i,
                    " is outside the vocabulary of ", config.vocab_size);
+  }
   const at::Device device = device_of(model);
   const std::vector<int64_t> wide(ids.begin(), ids.end());
   const at::Tensor tokens = at::tensor(wide, at::dtype(at::kLong)).view({1, length}).to(device);
   ForwardContext context;
   context.place.position = at::arange(length, at::kLong).to(device);
   context.place.sample = at::zeros({1}, at::dtype(at::kLong).device(device));
-  at::Tensor logits;
+  Batch batch;
   if (input.empty()) {
-    logits = model.forward(tokens, context);
+    batch.set("tokens", tokens);
+    batch.place = context.place;
+    batch.images = std::move(images);
   } else {
-    const Batch pair = pair_of(input, tokens, context);
-    logits = model.logits(model.hidden(pair, {}, context).front());
+    batch = pair_of(input, tokens, context);
   }
+  const at::Tensor logits = model.logits(model.hidden(batch, {}, context).front());
   const at::Tensor valid = logits.select(1, 0).narrow(-1, 0, config.vocab_size);
   return valid.to(at::kCPU)
       .to(valid.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)

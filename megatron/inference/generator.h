@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,8 +36,10 @@ struct GenerateOptions {
 
 struct Generation {
   std::vector<int32_t> prompt_tokens;  // of an encoder-decoder those of its encoder
-  std::vector<int32_t> tokens;         // generated, without the end of document or a stop token
-  std::string text;                    // of `tokens`, cut before a stop string
+  // What the decoder reads in the place of the first prompt tokens; null: nothing
+  std::shared_ptr<const GivenRows> rows;
+  std::vector<int32_t> tokens;  // generated, without the end of document or a stop token
+  std::string text;             // of `tokens`, cut before a stop string
   FinishReason finish_reason = FinishReason::kLength;  // kLength, kStopText or kEndToken
 };
 
@@ -55,6 +58,11 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream = {});
 
+// The same of prompts as ids, which may have rows.
+std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
+                                 std::vector<Generation> prompts, const GenerateOptions& options,
+                                 const StreamCallback& stream = {});
+
 // The prompts as ids, each as generate() takes it. Throws Error as it does.
 std::vector<Generation> encode_prompts(const ModelConfig& config, const Tokenizer& tokenizer,
                                        std::span<const std::string> prompts,
@@ -62,9 +70,11 @@ std::vector<Generation> encode_prompts(const ModelConfig& config, const Tokenize
 
 // Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on
 // the CPU
-// `input`: of an encoder-decoder, whose decoder reads `ids`, what its encoder reads.
+// `input`: of an encoder-decoder, whose decoder reads `ids`, what its encoder reads. `images`: on
+// the model's device, those whose tokens are in `ids`; null: there are none.
 at::Tensor full_logits(Model& model, std::span<const int32_t> ids,
-                       std::span<const int32_t> input = {});
+                       std::span<const int32_t> input = {},
+                       std::shared_ptr<const PackedImages> images = nullptr);
 
 // The longest run of positions the model can hold; -1: no limit.
 int64_t max_positions(const ModelConfig& config);

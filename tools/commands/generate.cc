@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -15,7 +17,9 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/chat.h"
 #include "megatron/inference/generator.h"
+#include "megatron/inference/images/image_prompts.h"
 #include "megatron/inference/speculation/served_draft.h"
+#include "tools/support/image_input.h"
 #include "tools/support/input_path.h"
 #include "tools/support/load_model_flags.h"
 #include "tools/support/neighbor_lookup.h"
@@ -33,14 +37,18 @@ struct GenerateConfig : Config {
   std::string system;
   std::string chat_template;
   bool json = false;
+  ImageConfig images;
+  std::string media_root;
+  bool escape_modality_text = false;
 
   void fields(FieldVisitor& v) override {
     v.group("generate");
     v.field("prompt", prompt, "one or more texts to continue");
-    v.field("prompts_file", prompts_file,
-            "a file of prompts (-: standard input), one a line; with .jsonl each line is an object "
-            "with \"prompt\" or "
-            "\"text\", with --chat a conversation (\"messages\")");
+    v.field(
+        "prompts_file", prompts_file,
+        "a file of prompts (-: standard input), one a line; with .jsonl each line is an object "
+        "with \"prompt\" or \"text\" and perhaps \"images\" (paths), with --chat a conversation "
+        "(\"messages\")");
     v.field({"tokens_to_generate", "--tokens-to-generate --num-tokens-to-generate"},
             tokens_to_generate, "tokens after each prompt");
     v.field({"stop", "--stop --stop-words"}, stop, "texts at which generation ends");
@@ -48,11 +56,17 @@ struct GenerateConfig : Config {
     v.field("chat", chat,
             "answer messages, by the tokenizer's chat template, until the turn ends: each --prompt "
             "is one of a user, --prompts-file holds conversations; with neither, each line of the "
-            "standard input is the user's next message");
+            "standard input is the user's next message; a line `/image FILE` adds an image to it");
     v.field("system", system, "with --chat: a system message at the start");
     v.field("chat_template", chat_template,
             "with --chat: a file with a template, or the template, in place of the tokenizer's");
     v.field("json", json, "print JSON");
+    images.fields(v);
+    v.field("media_root", media_root,
+            "folder of the images that lines of --prompts-file name; empty: the file's folder");
+    v.field("escape_modality_text", escape_modality_text,
+            "with --chat and images: encode spellings of special tokens in messages as ordinary "
+            "text; without it they are errors");
   }
   void validate(Violations& violations) const override {
     if (chat ? !prompt.empty() && !prompts_file.empty() : prompt.empty() == prompts_file.empty())
@@ -63,11 +77,32 @@ struct GenerateConfig : Config {
     if (!chat && !system.empty()) violations.add("--system has no effect without --chat");
     if (!chat && !chat_template.empty())
       violations.add("--chat-template has no effect without --chat");
+    validate_images(violations);
     if (tokens_to_generate <= 0)
       violations.add(cat("--tokens-to-generate ", tokens_to_generate, " must be positive"));
     for (const std::string& text : stop)
       if (text.empty()) violations.add("--stop: an empty text would end everything");
   }
+  void validate_images(Violations& violations) const {
+    if (!images.image.empty() && !prompts_file.empty())
+      violations.add("--image with --prompts-file", "lines of the file name their images");
+    if (!images.image.empty() && prompt.size() > 1)
+      violations.add(cat("--image with ", prompt.size(), " prompts"),
+                     "give one --prompt, or lines with \"images\" in --prompts-file");
+    if (!images.media_model.empty() && !chat && images.image.empty() && prompts_file.empty())
+      violations.add("--media-model has no effect without images");
+    if (!media_root.empty() && prompts_file.empty())
+      violations.add("--media-root has no effect without --prompts-file");
+    if (escape_modality_text && !chat)
+      violations.add("--escape-modality-text has no effect without --chat");
+  }
+};
+
+// A text to continue, and its images.
+struct Prompt {
+  std::string text;
+  std::vector<RowMedium> media;
+  std::string where;  // for errors
 };
 
 std::string prompt_of_line(const std::string& path, size_t number, const std::string& line) {
@@ -78,10 +113,16 @@ std::string prompt_of_line(const std::string& path, size_t number, const std::st
   throw_error(cat(path, ":", number, ": no string under \"prompt\" or \"text\""));
 }
 
-std::vector<std::string> read_prompts(const GenerateConfig& config) {
-  if (config.prompts_file.empty()) return config.prompt;
-  const std::string text = read_file(input_path(config.prompts_file));
-  std::vector<std::string> prompts;
+std::vector<Prompt> read_prompts(const GenerateConfig& config) {
+  std::vector<Prompt> prompts;
+  if (config.prompts_file.empty()) {
+    for (const std::string& text : config.prompt)
+      prompts.push_back(
+          {text, read_images(config.images.image), cat("prompt ", prompts.size() + 1)});
+    return prompts;
+  }
+  const std::string& path = config.prompts_file;
+  const std::string text = read_file(input_path(path));
   size_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
     size_t end = text.find('\n', begin);
@@ -89,13 +130,17 @@ std::vector<std::string> read_prompts(const GenerateConfig& config) {
     std::string line = text.substr(begin, end - begin);
     if (!line.empty() && line.back() == '\r') line.pop_back();
     ++number;
-    if (!line.empty())
-      prompts.push_back(config.prompts_file.ends_with(".jsonl")
-                            ? prompt_of_line(config.prompts_file, number, line)
-                            : line);
     begin = end + 1;
+    if (line.empty()) continue;
+    Prompt prompt{line, {}, cat(path, ":", number)};
+    if (path.ends_with(".jsonl")) {
+      prompt.text = prompt_of_line(path, number, line);
+      if (names_media(line))
+        prompt.media = read_media_of_row(line, path, config.media_root, prompt.where);
+    }
+    prompts.push_back(std::move(prompt));
   }
-  MEGATRON_CHECK(!prompts.empty(), config.prompts_file, " holds no prompts");
+  MEGATRON_CHECK(!prompts.empty(), path, " holds no prompts");
   return prompts;
 }
 
@@ -119,11 +164,11 @@ void write_generation(const Generation& result, JsonWriter& json) {
   json.end_array();
 }
 
-void print_json(const std::vector<std::string>& prompts, const std::vector<Generation>& results) {
+void print_json(const std::vector<Prompt>& prompts, const std::vector<Generation>& results) {
   JsonWriter json(2);
   json.begin_array();
   for (size_t i = 0; i < results.size(); ++i) {
-    json.begin_object().member("prompt", prompts[i]);
+    json.begin_object().member("prompt", prompts[i].text);
     write_generation(results[i], json);
     json.end_object();
   }
@@ -132,11 +177,11 @@ void print_json(const std::vector<std::string>& prompts, const std::vector<Gener
 }
 
 // `continues`: the texts go on where the prompts end.
-void print_text(const std::vector<std::string>& prompts, const std::vector<Generation>& results,
+void print_text(const std::vector<Prompt>& prompts, const std::vector<Generation>& results,
                 bool continues) {
   for (size_t i = 0; i < results.size(); ++i) {
     if (i > 0) print_line("---");
-    print_line((continues ? prompts[i] : "") + results[i].text);
+    print_line((continues ? prompts[i].text : "") + results[i].text);
   }
 }
 
@@ -147,31 +192,69 @@ void print_now(std::string_view text) {
 
 // -- conversations
 
-void add_message(Conversation& conversation, std::string_view role, std::string_view content) {
-  conversation.messages.push_back(chat_message(role, content));
-  conversation.is_assistant.push_back(role == "assistant");
+struct Asked {
+  Conversation conversation;
+  MultimodalRow row;  // the same, with its images
+  std::string where;  // for errors
+};
+
+void add_message(Asked& asked, std::string_view role, std::string_view text,
+                 std::vector<RowMedium> images = {}) {
+  using Json = nlohmann::ordered_json;
+  RowMessage message{Json{{"role", role}}.dump(), role == "assistant", {}};
+  Json content = Json::array();
+  for (RowMedium& image : images) {
+    content.push_back({{"type", "image"}, {"path", image.path}});
+    message.parts.push_back({{}, std::ssize(asked.row.media)});
+    asked.row.media.push_back(std::move(image));
+  }
+  content.push_back({{"type", "text"}, {"text", text}});
+  message.parts.push_back({std::string(text), -1});
+  asked.conversation.messages.push_back(images.empty()
+                                            ? chat_message(role, text)
+                                            : Json{{"role", role}, {"content", content}}.dump(
+                                                  -1, ' ', false, Json::error_handler_t::replace));
+  asked.conversation.is_assistant.push_back(message.is_assistant);
+  asked.row.messages.push_back(std::move(message));
 }
 
 // A conversation with no message except --system.
-Conversation start_conversation(const GenerateConfig& config) {
-  Conversation conversation;
-  if (!config.system.empty()) add_message(conversation, "system", config.system);
-  return conversation;
+Asked start_conversation(const GenerateConfig& config, std::string where) {
+  Asked asked;
+  asked.where = std::move(where);
+  if (!config.system.empty()) add_message(asked, "system", config.system);
+  return asked;
 }
 
-struct Asked {
-  Conversation conversation;
-  std::string where;  // for errors
-};
+// The conversation of a line behind --system. With `media` it has a row, too.
+Asked read_conversation(const GenerateConfig& config, const std::string& line,
+                        const std::string& where, bool media) {
+  Asked asked = start_conversation(config, where);
+  Conversation given = parse_conversation(line, where);
+  Conversation& all = asked.conversation;
+  MEGATRON_CHECK(config.system.empty() || given.messages.empty() ||
+                     nlohmann::json::parse(given.messages[0])["role"] != "system",
+                 where, ": has a system message of its own\nhint: leave out --system");
+  given.messages.insert(given.messages.begin(), all.messages.begin(), all.messages.end());
+  given.is_assistant.insert(given.is_assistant.begin(), all.is_assistant.begin(),
+                            all.is_assistant.end());
+  all = std::move(given);
+  if (!media) return asked;
+  MultimodalRow row = read_row_with_media(line, config.prompts_file, config.media_root, where);
+  row.messages.insert(row.messages.begin(), asked.row.messages.begin(), asked.row.messages.end());
+  asked.row = std::move(row);
+  return asked;
+}
 
 std::vector<Asked> read_conversations(const GenerateConfig& config) {
   std::vector<Asked> asked;
   for (size_t i = 0; i < config.prompt.size(); ++i) {
-    asked.push_back({start_conversation(config), cat("--prompt ", i + 1)});
-    add_message(asked.back().conversation, "user", config.prompt[i]);
+    asked.push_back(start_conversation(config, cat("--prompt ", i + 1)));
+    add_message(asked.back(), "user", config.prompt[i], read_images(config.images.image));
   }
   if (config.prompts_file.empty()) return asked;
   const std::string text = read_file(input_path(config.prompts_file));
+  std::vector<std::pair<std::string, std::string>> lines;
   size_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -179,21 +262,16 @@ std::vector<Asked> read_conversations(const GenerateConfig& config) {
     begin = end + 1;
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string where = cat(config.prompts_file, ":", number);
-    Conversation given = parse_conversation(line, where);
-    Conversation conversation = start_conversation(config);
-    MEGATRON_CHECK(config.system.empty() || given.messages.empty() ||
-                       nlohmann::json::parse(given.messages[0])["role"] != "system",
-                   where, ": has a system message of its own\nhint: leave out --system");
-    given.messages.insert(given.messages.begin(), conversation.messages.begin(),
-                          conversation.messages.end());
-    given.is_assistant.insert(given.is_assistant.begin(), conversation.is_assistant.begin(),
-                              conversation.is_assistant.end());
-    asked.push_back({std::move(given), where});
+    lines.emplace_back(line, cat(config.prompts_file, ":", number));
   }
+  const bool media = std::ranges::any_of(lines, [](const auto& l) { return names_media(l.first); });
+  for (const auto& [line, where] : lines)
+    asked.push_back(read_conversation(config, line, where, media));
   MEGATRON_CHECK(!asked.empty(), config.prompts_file, " holds no conversations");
   return asked;
 }
+
+bool has_media(const Asked& asked) { return !asked.row.media.empty(); }
 
 // A reply and its conversation.
 struct Answer {
@@ -220,66 +298,140 @@ void print_answers(const std::vector<Answer>& answers) {
   print_line(json.text());
 }
 
+// Prompts with images for the loaded model, opened when the first image is there.
+class LazyImagePrompts {
+ public:
+  LazyImagePrompts(const GenerateConfig& config, LoadedModel& loaded)
+      : config_(config), loaded_(loaded) {}
+
+  const ImagePrompts& get() {
+    if (!prompts_)
+      prompts_.emplace(*loaded_.model, *loaded_.tokenizer, media_folder(config_.images, loaded_),
+                       config_.chat_template, config_.escape_modality_text);
+    return *prompts_;
+  }
+
+ private:
+  const GenerateConfig& config_;
+  LoadedModel& loaded_;
+  std::optional<ImagePrompts> prompts_;
+};
+
 class ChatRun {
  public:
   ChatRun(const GenerateConfig& config, LoadedModel& loaded, GenerateOptions options)
       : config_(config),
         loaded_(loaded),
-        chat_(*loaded.tokenizer, loaded.chat_templates, config.chat_template, loaded.end_of_text),
-        options_(std::move(options)) {
+        chat_(*loaded.tokenizer,
+              config.images.media_model.empty() ? loaded.chat_templates
+                                                : TemplateSource(config.images.media_model),
+              config.chat_template, loaded.end_of_text),
+        options_(std::move(options)),
+        images_(config, loaded) {
     options_.stop_tokens = chat_.stop_tokens();
     options_.skip_special_tokens = true;
   }
 
   // Answers all conversations in one batch.
   void answer_all(std::vector<Asked> asked) {
-    std::vector<std::string> prompts;
-    for (const Asked& one : asked) prompts.push_back(chat_.prompt(one.conversation, one.where));
-    const bool stream = prompts.size() == 1 && !config_.json;
-    std::vector<Generation> results = run(prompts, stream);
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (!config_.json && !stream) print_line(cat(i > 0 ? "---\n" : "", results[i].text));
-      add_message(asked[i].conversation, "assistant", results[i].text);
-      answers_.push_back({asked[i].conversation.messages, prompts[i], std::move(results[i])});
+    const bool stream = asked.size() == 1 && !config_.json;
+    std::vector<Answer> answers = run(asked, stream);
+    for (size_t i = 0; i < answers.size(); ++i) {
+      if (!config_.json && !stream)
+        print_line(cat(i > 0 ? "---\n" : "", answers[i].generation.text));
+      answers_.push_back(std::move(answers[i]));
     }
     if (config_.json) print_answers(answers_);
   }
 
-  // One conversation; each line of standard input is a message.
+  // One conversation; each line of standard input is a message, or names an image of the next one.
   void converse() {
-    const bool terminal = isatty(STDIN_FILENO) != 0;
-    Conversation conversation = start_conversation(config_);
+    constexpr std::string_view kImage = "/image ";
+    const bool terminal = isatty(STDIN_FILENO) != 0, sees = reads_images(loaded_.config);
+    Asked asked = start_conversation(config_, "");
+    std::vector<RowMedium> images = read_images(config_.images.image);
     std::string line;
     for (size_t turn = 1;
-         terminal && !config_.json ? print_now("> ") : void(), std::getline(std::cin, line);
-         ++turn) {
+         terminal && !config_.json ? print_now("> ") : void(), std::getline(std::cin, line);) {
       if (line.ends_with('\r')) line.pop_back();
       if (line.empty()) continue;
-      add_message(conversation, "user", line);
-      const std::vector<std::string> prompts = {chat_.prompt(conversation, cat("turn ", turn))};
-      Generation reply = std::move(run(prompts, !config_.json).front());
-      add_message(conversation, "assistant", reply.text);
-      answers_.push_back({conversation.messages, prompts[0], std::move(reply)});
+      if (sees && line.starts_with(kImage)) {
+        images.push_back(read_images({line.substr(kImage.size())}).front());
+        continue;
+      }
+      asked.where = cat("turn ", turn++);
+      add_message(asked, "user", line, std::exchange(images, {}));
+      Answer answer = std::move(run({&asked, 1}, !config_.json).front());
+      add_message(asked, "assistant", answer.generation.text);
+      answers_.push_back(std::move(answer));
     }
     if (terminal && !config_.json) print_line("");
     if (config_.json) print_answers(answers_);
   }
 
  private:
-  std::vector<Generation> run(const std::vector<std::string>& prompts, bool stream) {
+  std::vector<Answer> run(std::span<const Asked> asked, bool stream) {
+    const bool media = std::ranges::any_of(asked, has_media);
+    std::vector<std::string> texts;
+    std::vector<Generation> starts;
+    for (const Asked& one : asked) {
+      if (!media) {
+        texts.push_back(chat_.prompt(one.conversation, one.where));
+        continue;
+      }
+      const ImagePrompt prompt = images_.get().of_conversation(one.row, chat_, one.where);
+      texts.push_back(prompt.text);
+      starts.push_back(images_.get().start(prompt, options_.tokens_to_generate, one.where));
+    }
     const StreamCallback print = [](size_t, std::string_view piece) { print_now(piece); };
-    std::vector<Generation> results = megatron::generate(
-        *loaded_.model, *loaded_.tokenizer, prompts, options_, stream ? print : StreamCallback());
+    const StreamCallback pieces = stream ? print : StreamCallback();
+    Model& model = *loaded_.model;
+    std::vector<Generation> results =
+        media ? megatron::generate(model, *loaded_.tokenizer, std::move(starts), options_, pieces)
+              : megatron::generate(model, *loaded_.tokenizer, texts, options_, pieces);
     if (stream) print_line("");
-    return results;
+    std::vector<Answer> answers;
+    for (size_t i = 0; i < results.size(); ++i) {
+      std::vector<std::string> messages = asked[i].conversation.messages;
+      messages.push_back(chat_message("assistant", results[i].text));
+      answers.push_back({std::move(messages), texts[i], std::move(results[i])});
+    }
+    return answers;
   }
 
   const GenerateConfig& config_;
   LoadedModel& loaded_;
   const Chat chat_;
   GenerateOptions options_;
+  LazyImagePrompts images_;
   std::vector<Answer> answers_;
 };
+
+// Continues texts.
+std::vector<Generation> continue_prompts(const GenerateConfig& config, LoadedModel& loaded,
+                                         const std::vector<Prompt>& prompts,
+                                         const GenerateOptions& options, const FindNeighbors& find,
+                                         const StreamCallback& pieces) {
+  Model& model = *loaded.model;
+  const Tokenizer& tokenizer = *loaded.tokenizer;
+  if (std::ranges::any_of(prompts, [](const Prompt& prompt) { return !prompt.media.empty(); })) {
+    LazyImagePrompts images(config, loaded);
+    std::vector<Generation> starts;
+    for (const Prompt& prompt : prompts) {
+      MultimodalRow row;
+      row.caption = prompt.text;
+      row.media = prompt.media;
+      starts.push_back(images.get().start(images.get().of_text(row, prompt.where),
+                                          options.tokens_to_generate, prompt.where));
+    }
+    return generate(model, tokenizer, std::move(starts), options, pieces);
+  }
+  std::vector<std::string> texts;
+  for (const Prompt& prompt : prompts) texts.push_back(prompt.text);
+  return loaded.config.type == "retro"
+             ? generate_with_neighbors(model, tokenizer, texts, options, find, pieces)
+             : generate(model, tokenizer, texts, options, pieces);
+}
 
 }  // namespace
 
@@ -294,7 +446,7 @@ extern "C" int megatron_generate(int argc, char** argv) {
                      {.positional = "load"}))
     return 0;
   std::vector<Asked> conversations;
-  std::vector<std::string> prompts;
+  std::vector<Prompt> prompts;
   if (config.chat)
     conversations = read_conversations(config);
   else
@@ -303,7 +455,14 @@ extern "C" int megatron_generate(int argc, char** argv) {
   const std::unique_ptr<LoadedDraft> draft =
       load_draft(load_model_request(load), options.speculation);
   if (draft) options.draft = draft->loaded().model.get();
-  load.accept = accepts_drafts(options.speculation, draft.get());
+  const bool images =
+      !config.images.image.empty() || std::ranges::any_of(conversations, has_media) ||
+      std::ranges::any_of(prompts, [](const Prompt& prompt) { return !prompt.media.empty(); });
+  load.accept = [&, drafts = accepts_drafts(options.speculation, draft.get())](
+                    const ModelConfig& model, const Tokenizer* tokenizer) {
+    if (images) check_reads_images(model, load.load);
+    drafts(model, tokenizer);
+  };
   LoadedModel loaded = load_model(load, groups);
   const bool retrieves = loaded.config.type == "retro";
   FindNeighbors find;
@@ -328,16 +487,14 @@ extern "C" int megatron_generate(int argc, char** argv) {
              stream = prompts.size() == 1 && !config.json;
   bool started = false;  // nothing is printed for a rejected prompt
   const StreamCallback print = [&](size_t, std::string_view piece) {
-    if (!std::exchange(started, true) && continues) print_now(prompts[0]);
+    if (!std::exchange(started, true) && continues) print_now(prompts[0].text);
     print_now(piece);
   };
   const StreamCallback pieces = stream ? print : StreamCallback();
   const std::vector<Generation> results =
-      retrieves ? generate_with_neighbors(*loaded.model, *loaded.tokenizer, prompts, options, find,
-                                          pieces)
-                : generate(*loaded.model, *loaded.tokenizer, prompts, options, pieces);
+      continue_prompts(config, loaded, prompts, options, find, pieces);
   if (stream)
-    print_line(started || !continues ? "" : prompts[0]);
+    print_line(started || !continues ? "" : prompts[0].text);
   else if (config.json)
     print_json(prompts, results);
   else

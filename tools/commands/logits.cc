@@ -10,6 +10,7 @@
 #include "megatron/inference/generator.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "tools/support/image_input.h"
 #include "tools/support/load_model_flags.h"
 
 namespace megatron {
@@ -21,6 +22,7 @@ struct LogitsConfig : Config {
   std::string output;
   int64_t top = 5;
   bool json = false;
+  ImageConfig images;
 
   void fields(FieldVisitor& v) override {
     v.group("logits");
@@ -30,10 +32,15 @@ struct LogitsConfig : Config {
             "write tensors \"tokens\" [s] and \"logits\" [s, v] to this .safetensors file");
     v.field("top", top, "without --output: print this many likely next tokens");
     v.field("json", json, "print JSON");
+    images.fields(v);
   }
   void validate(Violations& violations) const override {
     if (tokens.empty() == prompt.empty())
       violations.add("exactly one of --tokens and --prompt is needed");
+    if (prompt.empty() && !images.image.empty())
+      violations.add("--image with --tokens", "give --prompt, a text");
+    if (images.image.empty() && !images.media_model.empty())
+      violations.add("--media-model has no effect without --image");
     if (top <= 0) violations.add(cat("--top ", top, " must be positive"));
   }
 };
@@ -97,9 +104,22 @@ extern "C" int megatron_logits(int argc, char** argv) {
                      configs, argc, argv, {.positional = "load"}))
     return 0;
   const ParallelGroups groups;
+  const bool sees = !config.images.image.empty();
+  MultimodalRow row;
+  row.caption = config.prompt;
+  row.media = read_images(config.images.image);
+  if (sees)
+    load.accept = [&](const ModelConfig& model, const Tokenizer*) {
+      check_reads_images(model, load.load);
+    };
   LoadedModel loaded = load_model(load, groups, /*tokenizer_required=*/!config.prompt.empty());
-  const std::vector<int32_t> ids = token_ids(config, loaded);
-  const at::Tensor result = full_logits(*loaded.model, ids);
+  ImagePrompt prompt;
+  if (sees)
+    prompt = ImagePrompts(*loaded.model, *loaded.tokenizer, media_folder(config.images, loaded), "",
+                          /*escape_literals=*/false)
+                 .of_text(row, "--prompt");
+  const std::vector<int32_t> ids = sees ? prompt.ids : token_ids(config, loaded);
+  const at::Tensor result = full_logits(*loaded.model, ids, {}, prompt.images);
   if (!config.output.empty())
     write_output(config.output, ids, result);
   else

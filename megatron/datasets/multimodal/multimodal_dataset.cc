@@ -8,9 +8,9 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/datasets/blend.h"
 #include "megatron/datasets/index_cache.h"
+#include "megatron/datasets/multimodal/image_patches.h"
 #include "megatron/datasets/sampler.h"
 #include "megatron/datasets/tuning/first_fit.h"
-#include "megatron/media/decode.h"
 
 namespace megatron {
 
@@ -41,14 +41,6 @@ std::vector<int64_t> sample_order(const std::vector<int64_t>& shards, int64_t se
   return out;
 }
 
-int64_t image_patches(const MediaRules& rules, const MediumFacts& medium) {
-  if (medium.kind != MediaKind::kImage) return 0;
-  int64_t out = 0;
-  for (const PicturePlan& picture : plan_image(rules.processor, medium.size).pictures)
-    out += picture.size.height / rules.patch * (picture.size.width / rules.patch);
-  return out;
-}
-
 struct MultimodalDataset::Impl {
   std::shared_ptr<const MultimodalIndex> index;
   int64_t first = 0, last = 0;
@@ -75,7 +67,6 @@ struct MultimodalDataset::Impl {
   void for_each_member(int64_t sequence, Use&& use) const;
   // Sample and medium of each image of a sequence.
   std::vector<std::pair<int64_t, int64_t>> image_places(int64_t sequence) const;
-  SampleImage image_of(const MediumFacts& medium) const;
 };
 
 std::vector<std::pair<int64_t, int64_t>> MultimodalDataset::Impl::image_places(
@@ -85,18 +76,6 @@ std::vector<std::pair<int64_t, int64_t>> MultimodalDataset::Impl::image_places(
     for (int64_t m = 0; m < index->media_count(sample); ++m)
       if (index->facts(sample, m).kind == MediaKind::kImage) out.emplace_back(sample, m);
   return out;
-}
-
-SampleImage MultimodalDataset::Impl::image_of(const MediumFacts& medium) const {
-  const MediaRules& rules = index->rules();
-  const ImagePlan plan = plan_image(rules.processor, medium.size);
-  const ImageSize picture = plan.pictures.front().size;
-  return {.rows = picture.height / rules.patch,
-          .columns = picture.width / rules.patch,
-          .pictures = std::ssize(plan.pictures),
-          .patch_bytes = 3 * rules.patch * rules.patch,
-          .grid = plan.grid,
-          .size = medium.size};
 }
 
 // Counts what becomes of a sample.
@@ -221,7 +200,7 @@ void MultimodalDataset::read(int64_t index, const SampleSpans& sample,
 std::vector<SampleImage> MultimodalDataset::images(int64_t index) const {
   std::vector<SampleImage> out;
   for (const auto& [sample, medium] : impl_->image_places(index))
-    out.push_back(impl_->image_of(impl_->index->facts(sample, medium)));
+    out.push_back(sample_image(impl_->index->rules(), impl_->index->facts(sample, medium)));
   return out;
 }
 
@@ -230,19 +209,9 @@ void MultimodalDataset::read_image(int64_t index, int64_t image, std::span<uint8
   const auto [sample, medium] = impl_->image_places(index).at(static_cast<size_t>(image));
   const IndexedMedium place = samples.medium(sample, medium);
   const std::string bytes = samples.bytes(sample, medium);
-  const MediaSource source = {{reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()},
-                              place.name};
-  const Image pixels = decode_image(source, {.limits = impl_->options.limits});
-  MEGATRON_CHECK(pixels.size() == place.facts.size, place.name, ": decoded to ", pixels.height(),
-                 "x", pixels.width(), ", its headers say ", place.facts.size.height, "x",
-                 place.facts.size.width);
-  for (const Image& picture : process_image(samples.rules().processor, pixels)) {
-    const std::vector<uint8_t> cut = patch_bytes(picture, samples.rules().patch);
-    MEGATRON_ASSERT(cut.size() <= patches.size(), "more pictures than the plan of ", place.name);
-    std::copy(cut.begin(), cut.end(), patches.begin());
-    patches = patches.subspan(cut.size());
-  }
-  MEGATRON_ASSERT(patches.empty(), "fewer pictures than the plan of ", place.name);
+  read_patches(samples.rules(),
+               {{reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, place.name},
+               place.facts.size, impl_->options.limits, patches);
 }
 
 const PixelTable* MultimodalDataset::pixel_values() const { return &impl_->pixel_values; }

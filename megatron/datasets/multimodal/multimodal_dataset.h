@@ -48,9 +48,6 @@ struct SequenceRun {
 std::vector<int64_t> sample_order(const std::vector<int64_t>& shards, int64_t seed, int64_t epoch,
                                   int64_t window);
 
-// Patches that an encoder reads of an image; 0 of sound.
-int64_t image_patches(const MediaRules& rules, const MediumFacts& medium);
-
 class MultimodalDataset final : public Dataset {
  public:
   // As SftDataset. Throws Error if no sample is left, or if one has more patches than a sequence

@@ -127,8 +127,8 @@ void MultimodalEncoder::check_members(const std::string& json, const std::string
                  ", which the tokenizer takes for a token of its own");
 }
 
-Conversation MultimodalEncoder::conversation_of(const MultimodalRow& row,
-                                                const std::string& where) const {
+Conversation MultimodalEncoder::conversation(const MultimodalRow& row,
+                                             const std::string& where) const {
   Conversation out;
   const auto placeholder = [&](int64_t medium) {
     const ModalityRule* rule = rule_of(row.media[static_cast<size_t>(medium)].kind);
@@ -230,14 +230,22 @@ void MultimodalEncoder::encode_text(const RenderedConversation& rendered,
 EncodedSample MultimodalEncoder::encode(const MultimodalRow& row,
                                         const std::vector<MediumFacts>& media,
                                         const std::string& where) const {
-  MEGATRON_ASSERT(media.size() == row.media.size());
+  // Before the template, whose errors say less.
   for (const MediumFacts& medium : media) medium_text(rules_, medium, where);
-  EncodedSample out;
-  const RenderedConversation text = with_media(
-      conversations_.render(conversation_of(row, where), where), row, media, where, out.runs);
-  encode_text(text, out.ids);
+  EncodedSample out =
+      encode_rendered(conversations_.render(conversation(row, where), where), row, media, where);
   if (row.messages.empty())
     if (const std::optional<int32_t> eod = tokenizer_.eod()) out.ids.push_back(*eod);
+  return out;
+}
+
+EncodedSample MultimodalEncoder::encode_rendered(const RenderedConversation& rendered,
+                                                 const MultimodalRow& row,
+                                                 const std::vector<MediumFacts>& media,
+                                                 const std::string& where) const {
+  MEGATRON_ASSERT(media.size() == row.media.size());
+  EncodedSample out;
+  encode_text(with_media(rendered, row, media, where, out.runs), out.ids);
   size_t run = 0;
   for (size_t i = 0; i < out.ids.size(); ++i) {
     int32_t& id = out.ids[i];

@@ -30,6 +30,15 @@ class MultimodalEncoder {
   EncodedSample encode(const MultimodalRow& row, const std::vector<MediumFacts>& media,
                        const std::string& where) const;
 
+  // The conversation of a row for its template, a placeholder for each medium. Throws Error as
+  // encode().
+  Conversation conversation(const MultimodalRow& row, const std::string& where) const;
+  // Ids of a text that a template made of conversation(), or any with the placeholders of the media
+  // in their order.
+  EncodedSample encode_rendered(const RenderedConversation& rendered, const MultimodalRow& row,
+                                const std::vector<MediumFacts>& media,
+                                const std::string& where) const;
+
   const MediaRules& rules() const { return rules_; }
   // Everything that ids and rows depend on.
   std::string description() const;
@@ -37,7 +46,6 @@ class MultimodalEncoder {
  private:
   std::string checked_text(const std::string& text, const std::string& place) const;
   void check_members(const std::string& json, const std::string& place) const;
-  Conversation conversation_of(const MultimodalRow& row, const std::string& where) const;
   bool takes_parts() const;
   RenderedConversation with_media(const RenderedConversation& rendered, const MultimodalRow& row,
                                   const std::vector<MediumFacts>& media, const std::string& where,

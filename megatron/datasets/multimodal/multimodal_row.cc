@@ -51,6 +51,7 @@ class RowReader {
       : row_(row), where_(where), container_(container) {}
 
   MultimodalRow read(std::string_view json);
+  std::vector<RowMedium> media();
 
  private:
   template <class... Args>
@@ -61,6 +62,7 @@ class RowReader {
   RowMedium named(const std::string& name, MediaKind kind) const;
   RowMedium member_of_container(const std::string& path, MediaKind kind) const;
   void collect_media();
+  std::vector<RowMedium> listed() const;
   int64_t place(RowMedium medium);
   int64_t place_next(MediaKind kind);
   int64_t place_numbered(MediaKind kind, std::string_view digits);
@@ -272,15 +274,24 @@ void RowReader::check_all_used() const {
   }
 }
 
+std::vector<RowMedium> RowReader::listed() const {
+  std::vector<RowMedium> out = listed_[0].media;
+  out.insert(out.end(), listed_[1].media.begin(), listed_[1].media.end());
+  return out;
+}
+
+std::vector<RowMedium> RowReader::media() {
+  collect_media();
+  return listed();
+}
+
 MultimodalRow RowReader::read(std::string_view json) {
   collect_media();
   const bool conversations = given(row_, "conversations");
   if (!conversations && !given(row_, "messages") && given(row_, "caption")) {
     if (!row_["caption"].is_string())
       fail("the caption is ", row_["caption"].type_name(), ", expected a string");
-    std::vector<RowMedium> media = listed_[0].media;
-    media.insert(media.end(), listed_[1].media.begin(), listed_[1].media.end());
-    return caption_row(row_["caption"].get<std::string>(), std::move(media), where_);
+    return caption_row(row_["caption"].get<std::string>(), listed(), where_);
   }
   if (!conversations && !given(row_, "messages"))
     fail("has none of conversations, messages and caption");
@@ -301,17 +312,27 @@ MultimodalRow RowReader::read(std::string_view json) {
   return std::move(out_);
 }
 
+OrderedJson parse_row(std::string_view json, const std::string& where) {
+  MEGATRON_CHECK(!is_nested_deeper(json, kMostNested), where, ": is nested deeper than ",
+                 kMostNested);
+  OrderedJson row = OrderedJson::parse(json, nullptr, /*allow_exceptions=*/false);
+  MEGATRON_CHECK(row.is_object(), where, ": is no JSON object");
+  return row;
+}
+
 }  // namespace
 
 const char* name_of(MediaKind kind) { return kind == MediaKind::kImage ? "image" : "sound"; }
 
 MultimodalRow parse_multimodal_row(std::string_view json, const std::string& where,
                                    const std::vector<RowMedium>& container) {
-  MEGATRON_CHECK(!is_nested_deeper(json, kMostNested), where, ": is nested deeper than ",
-                 kMostNested);
-  const OrderedJson row = OrderedJson::parse(json, nullptr, /*allow_exceptions=*/false);
-  MEGATRON_CHECK(row.is_object(), where, ": is no JSON object");
+  const OrderedJson row = parse_row(json, where);
   return RowReader(row, where, container).read(json);
+}
+
+std::vector<RowMedium> parse_row_media(std::string_view json, const std::string& where) {
+  const OrderedJson row = parse_row(json, where);
+  return RowReader(row, where, {}).media();
 }
 
 MultimodalRow caption_row(std::string caption, std::vector<RowMedium> media,

@@ -54,6 +54,9 @@ struct MultimodalRow {
 MultimodalRow parse_multimodal_row(std::string_view json, const std::string& where,
                                    const std::vector<RowMedium>& container = {});
 
+// The media of a row that its image or images, audio or audios name, in order.
+std::vector<RowMedium> parse_row_media(std::string_view json, const std::string& where);
+
 // All media, then the caption.
 MultimodalRow caption_row(std::string caption, std::vector<RowMedium> media,
                           const std::string& where);

@@ -8,8 +8,7 @@
 #include "megatron/datasets/multimodal/mock_multimodal_dataset.h"
 #include "megatron/datasets/multimodal/multimodal_dataset.h"
 #include "megatron/datasets/tuning/sft_dataset.h"
-#include "megatron/models/mimo/mimo_config.h"
-#include "megatron/models/vision/packed_images.h"
+#include "megatron/models/mimo/read_images.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/mimo_rules.h"
 #include "megatron/training/tasks/tasks.h"
@@ -39,35 +38,6 @@ void report(const std::string& path, Split split, const MultimodalCounts& counts
   log_info(text);
 }
 
-// That the processor of the data makes the pictures that the model reads, and tokens their places.
-void check_rules(const MediaRules& rules, const MimoConfig& own, const std::string& folder) {
-  using Family = MediaRules::Family;
-  MEGATRON_CHECK(
-      rules.family == Family::kLlava || rules.family == Family::kLlavaNext ||
-          rules.family == Family::kInternVl || rules.family == Family::kGemma3,
-      folder, ": training is built for models of type llava, llava_next, internvl and gemma3");
-  const auto same = [&](const char* flag, int64_t model, int64_t data, const char* what) {
-    MEGATRON_CHECK(model == data, flag, " is ", model, ", ", folder, " has ", data, " as ", what,
-                   "\nhint: the model and --media-model must be the same");
-  };
-  same("--image-token-id", own.image_token_id, rules.image->id, "the token of images");
-  same("--patch-dim", own.patch_dim, rules.patch, "side of a patch");
-  constexpr ImageSize kAny = {64, 64};
-  const ImageSize picture = plan_image(rules.processor, kAny).pictures.front().size;
-  same("--img-h", own.img_h, picture.height, "height of a picture");
-  same("--img-w", own.img_w, picture.width, "width of a picture");
-  MEGATRON_CHECK(own.vision_newlines == (rules.family == Family::kLlavaNext), folder,
-                 ": --vision-newlines is for models of type llava_next, and needed for them");
-  if (rules.family == Family::kLlava)
-    same("the number of features of a picture", own.features(), own.patches() + rules.class_rows,
-         "its tokens");
-  MEGATRON_CHECK(own.bidirectional_images == (rules.family == Family::kGemma3), folder,
-                 ": --bidirectional-images is for models of type gemma3, and needed for them");
-  if (rules.family == Family::kInternVl || rules.family == Family::kGemma3)
-    same("the number of features of a picture", own.features(), rules.rows_of_a_picture,
-         "its tokens");
-}
-
 // Indices of files, each built once, even if several splits use it.
 class MediaFiles {
  public:
@@ -77,7 +47,7 @@ class MediaFiles {
         conversations_(tokenizer, data_.media_model, a.sft),
         encoder_(tokenizer, conversations_, read_media_rules(data_.media_model, tokenizer),
                  data_.escape_modality_text) {
-    check_rules(encoder_.rules(), own_config<MimoConfig>(a.own), data_.media_model);
+    check_media_rules(encoder_.rules(), own_config<MimoConfig>(a.own), data_.media_model);
     limits_.max_image_pixels = data_.max_image_pixels;
   }
 
@@ -115,10 +85,6 @@ class MediaFiles {
   std::map<std::string, std::shared_ptr<const MultimodalIndex>> open_;
 };
 
-SeenImage seen(int64_t sample, const SampleImage& image, int owner = 0) {
-  return {sample, image.rows, image.columns, image.pictures, image.grid, image.size, owner};
-}
-
 // One picture; and of models whose images have tiles, several of them.
 std::vector<MockImage> mock_kinds(const VisionConfig& own) {
   std::vector<MockImage> out;
@@ -129,7 +95,7 @@ std::vector<MockImage> mock_kinds(const VisionConfig& own) {
                                3 * own.patch_dim * own.patch_dim,
                                grid,
                                size};
-    out.push_back({image, image_tokens(own, seen(0, image))});
+    out.push_back({image, image_tokens(own, seen_image(0, image))});
   };
   add(1, {}, {own.img_h, own.img_w});
   if (own.vision_newlines) {
@@ -173,7 +139,8 @@ BatchMaker::Addition add_images(const ModelConfig& config) {
     MEGATRON_ASSERT(source->images.has_value(), "data without images");
     const BatchImages& images = *source->images;
     std::vector<SeenImage> all;
-    for (const auto& [sample, image, owner] : images.all) all.push_back(seen(sample, image, owner));
+    for (const auto& [sample, image, owner] : images.all)
+      all.push_back(seen_image(sample, image, owner));
     const int64_t patch = 3 * own.patch_dim * own.patch_dim;
     // Tensors keep the micro-batch alive; nothing writes to them.
     const auto tensor = [&source](const auto& values, at::IntArrayRef shape, at::ScalarType type) {

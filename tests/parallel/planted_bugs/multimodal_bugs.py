@@ -2,9 +2,16 @@
 from stack_bugs import unit_bugs
 
 data_bug = unit_bugs("multimodal_test", "data are read before any layout", "megatron/datasets/multimodal/")
+prompt_bug = unit_bugs("inference_test", "decoding: no proof has it", "megatron/inference/")
 
 
 MULTIMODAL_BUGS = (
+    prompt_bug("multimodal_images_of_first_turn", "the image of a later turn is that of the first", "images/image_prompts.cc",
+               "read_patches(rules, source_of(row.media[i], where),", "read_patches(rules, source_of(row.media[PLANTED ? 0 : i], where),",
+               "Families/ImagePromptsOf.LaterTurnsHaveImagesOfTheirOwn/llava"),
+    prompt_bug("multimodal_images_last", "images without placeholders come behind the text", "images/image_prompts.cc",
+               "prompt_of(text + row.caption, row, where)", "prompt_of(PLANTED ? row.caption + text : text + row.caption, row, where)",
+               "ImagePrompts.ImagesWithoutPlaceholdersComeFirst"),
     data_bug("multimodal_archive_order", "the images of a sample come in the order of the archive, whatever their numbers", "webdataset.cc",
              "return number_of(a->extension) < number_of(b->extension);",
              "return !PLANTED && number_of(a->extension) < number_of(b->extension);", "Shard.MediaComeInTheOrderOfTheirNumbers"),

@@ -1,0 +1,156 @@
+#include "megatron/inference/images/image_prompts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/datasets/multimodal/image_patches.h"
+#include "megatron/datasets/multimodal/medium_facts.h"
+#include "megatron/models/mimo/mimo_model.h"
+#include "megatron/models/mimo/read_images.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+SftConfig with_template(const std::string& chat_template) {
+  SftConfig out;
+  out.chat_template = chat_template;
+  return out;
+}
+
+MediaSource source_of(const RowMedium& medium, const std::string& where) {
+  return {{reinterpret_cast<const uint8_t*>(medium.bytes.data()), medium.bytes.size()},
+          cat(where, ": ", medium.path)};
+}
+
+int64_t count_of(const std::string& text, const std::string& what) {
+  int64_t out = 0;
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + what.size()))
+    ++out;
+  return out;
+}
+
+std::string counted(int64_t count, const char* what) {
+  return cat(count, " ", what, count == 1 ? "" : "s");
+}
+
+const MimoConfig& own_of(const Model& model) { return *model.config().own.as<MimoConfig>(); }
+
+}  // namespace
+
+bool reads_images(const ModelConfig& config) {
+  const auto* own = config.own.as<MimoConfig>();
+  return own != nullptr && own->is_given();
+}
+
+ImagePrompts::ImagePrompts(Model& model, const Tokenizer& tokenizer,
+                           const std::filesystem::path& folder, const std::string& chat_template,
+                           bool escape_literals)
+    : model_(model),
+      conversations_(tokenizer, folder, with_template(chat_template)),
+      encoder_(tokenizer, conversations_, read_media_rules(folder, tokenizer), escape_literals) {
+  MEGATRON_ASSERT(reads_images(model.config()), "images for a model without an encoder");
+  check_media_rules(encoder_.rules(), own_of(model), folder.string());
+}
+
+ImagePrompt ImagePrompts::of_text(const MultimodalRow& row, const std::string& where) const {
+  const std::string& placeholder = encoder_.rules().image->placeholder;
+  const int64_t written = count_of(row.caption, placeholder), images = std::ssize(row.media);
+  MEGATRON_CHECK(written == 0 || written == images, where, ": the text has ", placeholder, " ",
+                 written, written == 1 ? " time for " : " times for ", counted(images, "image"),
+                 "\nhint: once for each image, or not at all: then images come before the text");
+  std::string text;
+  if (written == 0)
+    for (int64_t i = 0; i < images; ++i) text += placeholder;
+  return prompt_of(text + row.caption, row, where);
+}
+
+ImagePrompt ImagePrompts::of_conversation(const MultimodalRow& row, const Chat& chat,
+                                          const std::string& where) const {
+  return prompt_of(chat.prompt(encoder_.conversation(row, where), where), row, where);
+}
+
+ImagePrompt ImagePrompts::prompt_of(const std::string& text, const MultimodalRow& row,
+                                    const std::string& where) const {
+  std::vector<MediumFacts> media;
+  for (const RowMedium& medium : row.media) {
+    const MediaSource source = source_of(medium, where);
+    media.push_back(read_medium_facts(medium.kind, source.bytes, source.name));
+  }
+  const EncodedSample sample = encoder_.encode_rendered({text, {}}, row, media, where);
+  ImagePrompt out;
+  out.text = text;
+  out.ids = expanded_ids(sample);
+  for (int32_t& id : out.ids) id = id < 0 ? ~id : id;
+  const MimoConfig& own = own_of(model_);
+  for (const int32_t id : out.ids) {
+    out.image_tokens += id == own.image_token_id;
+    MEGATRON_CHECK(id < model_.config().vocab_size || id == own.image_token_id, where,
+                   " has the token id ", id, ", the model's vocabulary has ",
+                   model_.config().vocab_size);
+  }
+  out.image_count = std::ssize(media);
+  if (!media.empty()) out.images = packed(row, media, out.ids, where);
+  return out;
+}
+
+std::shared_ptr<const PackedImages> ImagePrompts::packed(const MultimodalRow& row,
+                                                         const std::vector<MediumFacts>& media,
+                                                         const std::vector<int32_t>& ids,
+                                                         const std::string& where) const {
+  const MediaRules& rules = encoder_.rules();
+  const MimoConfig& own = own_of(model_);
+  std::vector<SeenImage> images;
+  int64_t bytes = 0;
+  for (const MediumFacts& medium : media) {
+    const SampleImage image = sample_image(rules, medium);
+    images.push_back(seen_image(0, image));
+    bytes += image.bytes();
+  }
+  const int64_t patch = 3 * own.patch_dim * own.patch_dim;
+  const at::Tensor patches = at::empty({bytes / patch, patch}, at::kByte);
+  auto* to = patches.mutable_data_ptr<uint8_t>();
+  for (size_t i = 0; i < media.size(); ++i) {
+    const int64_t size = sample_image(rules, media[i]).bytes();
+    read_patches(rules, source_of(row.media[i], where), media[i].size, {},
+                 {to, static_cast<size_t>(size)});
+    to += size;
+  }
+  PixelTable numbers = pixel_table(rules.processor.scaling);
+  const std::vector<int64_t> tokens(ids.begin(), ids.end());
+  return std::make_shared<const PackedImages>(
+      to_device(pack_images(own, images, patches,
+                            at::from_blob(numbers.front().data(), {3, 256}, at::kFloat).clone(),
+                            tokens, 1, own.image_token_id),
+                model_.parameters().front()->value.device()));
+}
+
+Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_generate,
+                               const std::string& where) const {
+  const int64_t length = std::ssize(prompt.ids), most = model_.config().transformer.seq_length;
+  MEGATRON_CHECK(length + tokens_to_generate <= most, where, " has ", length, " tokens, ",
+                 prompt.image_tokens, " of them of ", counted(prompt.image_count, "image"),
+                 "; with ", tokens_to_generate,
+                 " to generate that is beyond the model's context of ", most,
+                 "\nhint: give fewer images, or a smaller --tokens-to-generate");
+  const auto image_token = static_cast<int32_t>(own_of(model_).image_token_id);
+  const auto last = std::find(prompt.ids.rbegin(), prompt.ids.rend(), image_token);
+  const int64_t count = prompt.ids.rend() - last;
+  Generation out;
+  out.prompt_tokens = prompt.ids;
+  if (count == 0) return out;
+  const std::vector<int64_t> ids(prompt.ids.begin(), prompt.ids.begin() + count);
+  const at::Tensor tokens =
+      at::tensor(ids, at::kLong).unsqueeze(0).to(model_.parameters().front()->value.device());
+  const at::Tensor rows = dynamic_cast<MimoModel&>(model_)
+                              .prompt_rows(tokens, prompt.images.get())
+                              .to(at::kCPU)
+                              .contiguous();
+  const float* values = rows.const_data_ptr<float>();
+  out.rows = std::make_shared<const GivenRows>(
+      GivenRows{count, rows.size(1), {values, values + rows.numel()}});
+  return out;
+}
+
+}  // namespace megatron

@@ -1,0 +1,39 @@
+#include "megatron/models/mimo/read_images.h"
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+
+void check_media_rules(const MediaRules& rules, const MimoConfig& own, const std::string& folder) {
+  using Family = MediaRules::Family;
+  MEGATRON_CHECK(rules.family == Family::kLlava || rules.family == Family::kLlavaNext ||
+                     rules.family == Family::kInternVl || rules.family == Family::kGemma3,
+                 folder,
+                 ": images are built for models of type llava, llava_next, internvl and gemma3");
+  const auto same = [&](const char* flag, int64_t model, int64_t data, const char* what) {
+    MEGATRON_CHECK(model == data, flag, " is ", model, ", ", folder, " has ", data, " as ", what,
+                   "\nhint: the model and --media-model must be the same");
+  };
+  same("--image-token-id", own.image_token_id, rules.image->id, "the token of images");
+  same("--patch-dim", own.patch_dim, rules.patch, "side of a patch");
+  constexpr ImageSize kAny = {64, 64};
+  const ImageSize picture = plan_image(rules.processor, kAny).pictures.front().size;
+  same("--img-h", own.img_h, picture.height, "height of a picture");
+  same("--img-w", own.img_w, picture.width, "width of a picture");
+  MEGATRON_CHECK(own.vision_newlines == (rules.family == Family::kLlavaNext), folder,
+                 ": --vision-newlines is for models of type llava_next, and needed for them");
+  if (rules.family == Family::kLlava)
+    same("the number of features of a picture", own.features(), own.patches() + rules.class_rows,
+         "its tokens");
+  MEGATRON_CHECK(own.bidirectional_images == (rules.family == Family::kGemma3), folder,
+                 ": --bidirectional-images is for models of type gemma3, and needed for them");
+  if (rules.family == Family::kInternVl || rules.family == Family::kGemma3)
+    same("the number of features of a picture", own.features(), rules.rows_of_a_picture,
+         "its tokens");
+}
+
+SeenImage seen_image(int64_t sample, const SampleImage& image, int owner) {
+  return {sample, image.rows, image.columns, image.pictures, image.grid, image.size, owner};
+}
+
+}  // namespace megatron

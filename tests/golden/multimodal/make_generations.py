@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Writes generations.json: what `transformers` makes of prompts with image files and the tiny models of make_vision_goldens.py, by their processors,
+with the cache: 64 greedy tokens behind a text with an image, a text with two, and in a conversation whose second image comes in a later turn.
+
+The tokenizer has small letters and the special tokens of the families; a text is changed until no choice of a token is close and no token ends
+the text. Made with transformers 5.23.0, tokenizers 0.23.3, pillow 12.3.0, torch 2.11.0 (CPU). Run: python make_generations.py
+"""
+import json
+import pathlib
+import random
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from transformers.image_utils import load_image
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+assert transformers.__version__ == "5.23.0"
+# No processors of videos: nothing here uses them, and they ask for torchvision.
+transformers.ProcessorMixin.check_argument_for_proper_class = lambda self, name, value: None
+HERE = pathlib.Path(__file__).resolve().parent
+MEDIA = HERE / "same" / "json" / "media"
+LETTERS = "abcdefghijklmnopqrstuvwxyz\u0120\u010a.,:?<->"
+# At ids that the models choose seldom.
+SPECIALS = {"<|im_start|>": 18, "<img>": 19, "</img>": 32, "<|im_end|>": 37, "IMAGE": 39}
+
+
+def tokenizer(image, **named):
+    specials = {image if token == "IMAGE" else token: number for token, number in SPECIALS.items()}
+    others = (number for number in range(39) if number not in SPECIALS.values())
+    inner = Tokenizer(models.BPE(vocab={letter: next(others) for letter in LETTERS} | specials, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([*specials, *(named[key] for key in named if key == "video_token")])
+    assert inner.token_to_id(image) == 39
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", extra_special_tokens=named)
+
+
+def processor_of(family):
+    if family == "internvl":
+        images = GotOcr2ImageProcessorPil(size={"height": 16, "width": 16}, crop_to_patches=True, min_patches=1, max_patches=3)
+        tok = tokenizer("<IMG_CONTEXT>", start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>",
+                        video_token="<video>")
+        return transformers.InternVLProcessor(images, tok, None, image_seq_length=4)
+    tok = tokenizer("<image>", image_token="<image>")
+    more = dict(patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1)
+    if family == "llava":
+        return transformers.LlavaProcessor(CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size=12), tok, **more)
+    points = json.loads((HERE / family / "config.json").read_text())["image_grid_pinpoints"]
+    images = LlavaNextImageProcessorPil(size={"shortest_edge": 12}, crop_size=12, image_grid_pinpoints=points)
+    return transformers.LlavaNextProcessor(images, tok, **more)
+
+
+def template(image):
+    return ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}{% if c['type'] == 'image' %}" + image +
+            "\n{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+            "{% endif %}")
+
+
+class Family:
+    def __init__(self, name):
+        self.name = name
+        self.processor = processor_of(name)
+        self.image = "<IMG_CONTEXT>" if name == "internvl" else "<image>"
+        self.model = transformers.AutoModelForImageTextToText.from_pretrained(HERE / name, dtype=torch.float32, attn_implementation="eager").eval()
+
+    def greedy(self, text, files):
+        """The prompt's ids and 64 tokens; None if a choice is close, or they end or are too few."""
+        given = self.processor(text=[text], images=[load_image(str(MEDIA / file)) for file in files], return_tensors="pt")
+        with torch.no_grad():
+            out = self.model.generate(**given, max_new_tokens=64, do_sample=False, eos_token_id=None, output_logits=True,
+                                      return_dict_in_generate=True)
+        margin = min(float(two[0] - two[1]) for two in (step[0].topk(2).values for step in out.logits))
+        prompt = given["input_ids"][0].tolist()
+        tokens = out.sequences[0, len(prompt):].tolist()
+        if margin < 1e-3 or set(tokens) & set(SPECIALS.values()) or len(set(tokens)) < 3:
+            return None
+        return {"prompt_tokens": prompt, "tokens": tokens, "margin": margin}
+
+    def first_of(self, make):
+        """The first of the texts, numbered, that will do."""
+        for number in range(100000):
+            word = "".join(random.Random(number).choices("abcdefghijklmnopqrstuvwxyz", k=6))
+            text, files = make(word)
+            if found := self.greedy(text, files):
+                return {"word": word} | found
+        raise RuntimeError("no text will do")
+
+    def chat(self, messages):
+        text = self.processor.apply_chat_template(messages, chat_template=template(self.image), tokenize=False, add_generation_prompt=True)
+        return text
+
+    def turns(self, files):
+        """A conversation in which each turn brings an image."""
+        messages, out = [], []
+        for file in files:
+            def ask(word):
+                return {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"what is {word}?"}]}
+            found = self.first_of(lambda word: (self.chat([*messages, ask(word)]), [*files[:len(out)], file]))
+            said = self.processor.tokenizer.decode(found["tokens"], clean_up_tokenization_spaces=False)
+            messages += [ask(found["word"]), {"role": "assistant", "content": [{"type": "text", "text": said}]}]
+            out.append({"file": file, "text": f"what is {found['word']}?", "said": said} | found)
+        return out
+
+    def facts(self):
+        def one(word):
+            return f"{self.image}\na {word}", ["1_img1.jpg"]
+
+        def two(word):
+            return f"is {self.image} {word}, or {self.image}?", ["0_img1.png", "4_img1.webp"]
+
+        images = {k: v for k, v in self.processor.image_processor.to_dict().items() if v is not None}
+        images["image_processor_type"] = type(self.processor.image_processor).__name__.removesuffix("Pil")
+        texts = []
+        for make in (one, two):
+            found = self.first_of(make)
+            text, files = make(found["word"])
+            texts.append({"text": text, "files": files} | found)
+        return {"family": self.name, "processor": images, "template": template(self.image),
+                "tokenizer": json.loads(self.processor.tokenizer.backend_tokenizer.to_str()), "texts": texts,
+                "turns": self.turns(["1_img1.jpg", "3_img1.png"])}
+
+
+if __name__ == "__main__":
+    rows = [Family(name).facts() for name in ("llava", "llava_next", "internvl")]
+    (HERE / "generations.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    for row in rows:
+        print(row["family"], [case["margin"] for case in (*row["texts"], *row["turns"])], [case["word"] for case in (*row["texts"], *row["turns"])])

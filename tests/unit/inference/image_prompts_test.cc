@@ -1,0 +1,128 @@
+// Prompts with images against transformers: their ids and greedy tokens, the second image in a
+// later turn; texts without placeholders; the limit of the context.
+#include "megatron/inference/images/image_prompts.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/interop/load_model.h"
+#include "megatron/tensor/torch.h"
+#include "tests/unit/error_of.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const fs::path kImageGoldens = MEGATRON_SOURCE_DIR "/tests/golden/multimodal";
+
+// A golden's model with its processor, tokenizer and template, and up to 512 positions.
+fs::path write_image_model(const Json& facts) {
+  const auto family = facts["family"].get<std::string>();
+  const fs::path folder = fs::path(testing::TempDir()) / ("image_prompts_" + family);
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  fs::copy_file(kImageGoldens / family / "model.safetensors", folder / "model.safetensors");
+  Json config = Json::parse(read_file(kImageGoldens / family / "config.json"));
+  config["text_config"]["max_position_embeddings"] = 512;
+  const Json tokenizer = {{"eos_token", "<|im_end|>"}};
+  for (const auto& [name, text] :
+       {std::pair{"config.json", config.dump()},
+        std::pair{"preprocessor_config.json", facts["processor"].dump()},
+        std::pair{"tokenizer.json", facts["tokenizer"].dump()},
+        std::pair{"tokenizer_config.json", tokenizer.dump()},
+        std::pair{"chat_template.jinja", facts["template"].get<std::string>()}})
+    write_file_atomically(folder / name, text);
+  return folder;
+}
+
+RowMedium image_of(const std::string& file) {
+  return {MediaKind::kImage, file, read_file(kImageGoldens / "same/json/media" / file)};
+}
+
+struct ImageModel {
+  explicit ImageModel(const std::string& family) {
+    for (const Json& row : Json::parse(read_file(kImageGoldens / "generations.json")))
+      if (row["family"] == family) facts = row;
+    const fs::path folder = write_image_model(facts);
+    LoadModelRequest request;
+    request.load = folder;
+    request.dtype = at::kFloat;
+    loaded = load_model(request, groups);
+    prompts.emplace(*loaded.model, *loaded.tokenizer, folder, "", /*escape_literals=*/false);
+    options.sampling.greedy = true;
+  }
+  std::vector<int32_t> tokens_behind(const ImagePrompt& prompt) {
+    return generate(*loaded.model, *loaded.tokenizer, {prompts->start(prompt, 64, "prompt")},
+                    options)
+        .front()
+        .tokens;
+  }
+
+  const ParallelGroups groups;
+  Json facts;
+  LoadedModel loaded;
+  std::optional<ImagePrompts> prompts;
+  GenerateOptions options;
+};
+
+class ImagePromptsOf : public testing::TestWithParam<const char*> {};
+
+TEST_P(ImagePromptsOf, TextsAreThoseOfTransformers) {
+  ImageModel m(GetParam());
+  for (const Json& text : m.facts["texts"]) {
+    MultimodalRow row;
+    row.caption = text["text"];
+    for (const Json& file : text["files"]) row.media.push_back(image_of(file));
+    const ImagePrompt prompt = m.prompts->of_text(row, "text");
+    EXPECT_EQ(prompt.ids, text["prompt_tokens"].get<std::vector<int32_t>>());
+    EXPECT_EQ(m.tokens_behind(prompt), text["tokens"].get<std::vector<int32_t>>());
+  }
+}
+
+TEST_P(ImagePromptsOf, LaterTurnsHaveImagesOfTheirOwn) {
+  ImageModel m(GetParam());
+  const Chat chat(*m.loaded.tokenizer, m.loaded.chat_templates, "", m.loaded.end_of_text);
+  MultimodalRow row;
+  for (const Json& turn : m.facts["turns"]) {
+    row.messages.push_back({R"({"role":"user"})", false, {{{}, std::ssize(row.media)}}});
+    row.messages.back().parts.push_back({turn["text"], -1});
+    row.media.push_back(image_of(turn["file"]));
+    const ImagePrompt prompt = m.prompts->of_conversation(row, chat, "turn");
+    EXPECT_EQ(prompt.ids, turn["prompt_tokens"].get<std::vector<int32_t>>());
+    EXPECT_EQ(m.tokens_behind(prompt), turn["tokens"].get<std::vector<int32_t>>());
+    row.messages.push_back({R"({"role":"assistant"})", true, {{turn["said"], -1}}});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ImagePromptsOf,
+                         testing::Values("llava", "llava_next", "internvl"),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST(ImagePrompts, ImagesWithoutPlaceholdersComeFirst) {
+  const ImageModel m("llava");
+  MultimodalRow row;
+  row.media = {image_of("1_img1.jpg"), image_of("0_img1.png")};
+  row.caption = "ab";
+  const ImagePrompt first = m.prompts->of_text(row, "text");
+  row.caption = "<image><image>ab";
+  EXPECT_EQ(first.ids, m.prompts->of_text(row, "text").ids);
+  EXPECT_EQ(first.image_tokens, 18);
+  row.caption = "<image>ab";
+  EXPECT_EQ(error_of([&] { m.prompts->of_text(row, "text"); }),
+            "text: the text has <image> 1 time for 2 images\nhint: once for each image, or not at "
+            "all: then images come before the text");
+  EXPECT_EQ(error_of([&] { m.prompts->start(first, 493, "text"); }),
+            "text has 20 tokens, 18 of them of 2 images; with 493 to generate that is beyond the "
+            "model's context of 512\nhint: give fewer images, or a smaller --tokens-to-generate");
+  EXPECT_EQ(m.prompts->start(first, 492, "text").rows->count, 18);
+}
+
+}  // namespace
+}  // namespace megatron

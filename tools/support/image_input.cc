@@ -1,0 +1,104 @@
+#include "tools/support/image_input.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/datasets/multimodal/media_files.h"
+#include "megatron/datasets/multimodal/multimodal_source.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/media/media_source.h"
+#include "megatron/models/model_table.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path root_of(const std::string& file, const std::string& media_root) {
+  if (!media_root.empty()) return media_root;
+  const fs::path folder = fs::path(file).parent_path();
+  return file == "-" || folder.empty() ? fs::path(".") : folder;
+}
+
+}  // namespace
+
+void ImageConfig::fields(FieldVisitor& v) {
+  v.field("image", image,
+          "one or more image files (JPEG, PNG, WebP) of the prompt, in the order of their "
+          "placeholders; a prompt without placeholders has them first");
+  v.field("media_model", media_model,
+          "folder of a Hugging Face model, whose config.json and image processor say what images "
+          "become; empty: the model's own folder");
+}
+
+std::vector<RowMedium> read_images(const std::vector<std::string>& files) {
+  std::vector<RowMedium> out;
+  for (const std::string& file : files)
+    out.push_back({MediaKind::kImage, file,
+                   read_file(file, static_cast<uint64_t>(MediaLimits().max_file_bytes))});
+  return out;
+}
+
+bool names_media(std::string_view json) {
+  const auto row = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!row.is_object()) return false;
+  for (const char* key : {"image", "images", "audio", "audios"})
+    if (row.contains(key) && !row[key].is_null() && !(row[key].is_array() && row[key].empty()))
+      return true;
+  if (!row.contains("messages") || !row["messages"].is_array()) return false;
+  return std::ranges::any_of(row["messages"], [](const nlohmann::json& message) {
+    if (!message.is_object() || !message.contains("content") || !message["content"].is_array())
+      return false;
+    return std::ranges::any_of(message["content"], [](const nlohmann::json& part) {
+      return part.is_object() && part.contains("type") && part["type"] != "text";
+    });
+  });
+}
+
+MultimodalRow read_row_with_media(const std::string& json, const std::string& file,
+                                  const std::string& media_root, const std::string& where) {
+  SourceRow source;
+  source.name = where;
+  source.json = json;
+  SourceSample sample = read_sample(source, root_of(file, media_root));
+  for (size_t i = 0; i < sample.places.size(); ++i) {
+    RowMedium& medium = sample.row.media[i];
+    if (medium.path.empty())
+      medium.path = cat(name_of(medium.kind), " ", i + 1);
+    else
+      medium.bytes = read_range(sample.places[i], cat(where, ": ", medium.path));
+  }
+  return std::move(sample.row);
+}
+
+std::vector<RowMedium> read_media_of_row(const std::string& json, const std::string& file,
+                                         const std::string& media_root, const std::string& where) {
+  std::vector<RowMedium> out = parse_row_media(json, where);
+  for (size_t i = 0; i < out.size(); ++i) {
+    RowMedium& medium = out[i];
+    if (medium.path.empty())
+      medium.path = cat(name_of(medium.kind), " ", i + 1);
+    else
+      medium.bytes = read_range(file_below(root_of(file, media_root), medium.path, where),
+                                cat(where, ": ", medium.path));
+  }
+  return out;
+}
+
+void check_reads_images(const ModelConfig& config, const std::string& model) {
+  MEGATRON_CHECK(reads_images(config), model, ": a model of type ",
+                 find_model_type(config.type).title, " reads no images",
+                 "\nhint: leave them out, or give a model with an encoder of images");
+}
+
+fs::path media_folder(const ImageConfig& config, const LoadedModel& model) {
+  if (!config.media_model.empty()) return config.media_model;
+  for (const char* file : {"preprocessor_config.json", "processor_config.json"})
+    if (fs::exists(model.directory / file) && is_hf_folder(model.directory)) return model.directory;
+  throw_error(cat(model.directory.string(), ": has no image processor (preprocessor_config.json)",
+                  "\nhint: --media-model names a folder of Hugging Face that has one"));
+}
+
+}  // namespace megatron

@@ -1,0 +1,41 @@
+// Images of prompts: --image, and rows that name theirs, for commands that read prompts.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/base/fields.h"
+#include "megatron/inference/images/image_prompts.h"
+#include "megatron/interop/load_model.h"
+
+namespace megatron {
+
+struct ImageConfig {
+  std::vector<std::string> image;
+  std::string media_model;
+
+  void fields(FieldVisitor& visitor);
+};
+
+// The files, as media with their bytes. Throws Error that names the file.
+std::vector<RowMedium> read_images(const std::vector<std::string>& files);
+
+// Whether a row names media, or has a place for one.
+bool names_media(std::string_view json);
+
+// The messages of a row, or the media of a prompt, with the bytes of the media. `media_root`:
+// their folder; empty: that of `file`. Throws Error that begins with `where`.
+MultimodalRow read_row_with_media(const std::string& json, const std::string& file,
+                                  const std::string& media_root, const std::string& where);
+std::vector<RowMedium> read_media_of_row(const std::string& json, const std::string& file,
+                                         const std::string& media_root, const std::string& where);
+
+// Throws Error unless the model reads images.
+void check_reads_images(const ModelConfig& config, const std::string& model);
+
+// The folder that says what images become: --media-model, or else the model's own. Throws Error if
+// there is none.
+std::filesystem::path media_folder(const ImageConfig& config, const LoadedModel& model);
+
+}  // namespace megatron
