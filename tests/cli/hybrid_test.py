@@ -65,7 +65,7 @@ class Serving(unittest.TestCase):
                               "--prompt", *PROMPTS)
         self.assertEqual(result.returncode, 0, result.stderr)
         want = [(one["text"], one["tokens"]) for one in json.loads(result.stdout)]
-        for flags in ([], [TP, "2"], [PP, "2"], ["--replay-chunks"]):
+        for flags in ([], [TP, "2"], [PP, "2"], ["--replay-chunks"], [TP, "2", "--batch-invariant-mode"]):
             with self.subTest(flags=flags):
                 server = Ranks(2, self.model, *FLAGS, *flags) if "2" in flags else Server(self.model, *FLAGS, *flags)
                 self.addCleanup(server.close)
@@ -97,6 +97,11 @@ class Serving(unittest.TestCase):
                                "--prompt", "The cat")
         self.assertNotEqual(refused.returncode, 0)
         self.assertIn("--replay-chunks keeps the bits of a forward over the whole text, which states in bf16 or fp16 lose", refused.stderr)
+        for command in (["generate", "--prompt", "The cat"], ["serve", "--port", "0"]):
+            refused = support.call(*command, "--load", self.model, "--device", "cpu", "--batch-invariant-mode",
+                                   "--mamba-inference-ssm-states-dtype", "fp32")
+            self.assertEqual(refused.returncode, 1)
+            self.assertIn("--batch-invariant-mode keeps states in the types that they are computed in", refused.stderr)
 
 
 if __name__ == "__main__":

@@ -451,6 +451,7 @@ extern "C" int megatron_generate(int argc, char** argv) {
     conversations = read_conversations(config);
   else
     prompts = read_prompts(config);
+  if (load.batch_invariant_mode) options.states.check_batch_invariant();
   const ParallelGroups groups;
   const std::unique_ptr<LoadedDraft> draft =
       load_draft(load_model_request(load), options.speculation);

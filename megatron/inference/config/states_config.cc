@@ -3,6 +3,8 @@
 #include <optional>
 #include <string_view>
 
+#include "megatron/base/check.h"
+
 namespace megatron {
 namespace {
 
@@ -43,6 +45,14 @@ void SequenceStatesConfig::validate(Violations& v) const {
             "--replay-chunks keeps the bits of a forward over the whole text, which states in bf16 "
             "or fp16 lose",
             "leave --mamba-inference-conv-states-dtype and --mamba-inference-ssm-states-dtype out");
+}
+
+void SequenceStatesConfig::check_batch_invariant() const {
+  MEGATRON_CHECK(mamba_inference_conv_states_dtype == Type::kAuto &&
+                     mamba_inference_ssm_states_dtype == Type::kAuto,
+                 "--batch-invariant-mode keeps states in the types that they are computed in"
+                 "\nhint: leave --mamba-inference-conv-states-dtype and "
+                 "--mamba-inference-ssm-states-dtype out");
 }
 
 StateKeeping SequenceStatesConfig::keeping() const {

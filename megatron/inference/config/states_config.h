@@ -15,6 +15,8 @@ struct SequenceStatesConfig : Config {
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
   StateKeeping keeping() const;
+  // Throws Error unless states are kept as batch-invariant mode computes them.
+  void check_batch_invariant() const;
 };
 
 }  // namespace megatron

@@ -1,9 +1,11 @@
 #include "megatron/tensor/batch_invariant/row_products.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/few_rows_product.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/torch.h"
 
@@ -22,6 +24,34 @@ bool knows_types(const at::Tensor& x, const at::Tensor& w) {
          (w.scalar_type() == at::kFloat || w.scalar_type() == at::kDouble);
 }
 
+void check_types(const at::Tensor& x, const at::Tensor& w) {
+  MEGATRON_CHECK(knows_types(x, w),
+                 "batch-invariant products are built for fp32 and fp64 on a CPU, not for ",
+                 toString(x.scalar_type()), x.is_cpu() ? " on a CPU" : " on a GPU");
+}
+
+at::IntArrayRef dimensions_before(const at::Tensor& matrices) {
+  return matrices.sizes().slice(0, static_cast<size_t>(matrices.dim()) - 2);
+}
+
+// Contiguous matrices, by their number among those of a batch that theirs is expanded to.
+class Matrices {
+ public:
+  Matrices(const at::Tensor& x, at::IntArrayRef batch)
+      : x_(x.contiguous()), bytes_(x.size(-2) * x.size(-1) * x.element_size()) {
+    const at::IntArrayRef own = dimensions_before(x);
+    own_ = at::arange(c10::multiply_integers(own)).view(own).expand(batch).contiguous();
+  }
+  const void* at(int64_t i) const {
+    return static_cast<const char*>(x_.const_data_ptr()) +
+           own_.const_data_ptr<int64_t>()[i] * bytes_;
+  }
+
+ private:
+  at::Tensor x_, own_;
+  int64_t bytes_;
+};
+
 }  // namespace
 
 bool is_few_rows(const at::Tensor& x, const at::Tensor& w) {
@@ -30,9 +60,7 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& w) {
 }
 
 void multiply_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& out) {
-  MEGATRON_CHECK(knows_types(x, w),
-                 "batch-invariant products are built for fp32 and fp64 on a CPU, not for ",
-                 toString(x.scalar_type()), x.is_cpu() ? " on a CPU" : " on a GPU");
+  check_types(x, w);
   const at::Tensor rows = x.contiguous(), weights = w.contiguous();
   FewRowsProduct args;
   args.dtype = to_dtype(w.scalar_type());
@@ -49,6 +77,42 @@ void multiply_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& o
     parallel_rows(args.columns, args.rows * args.inner,
                   [&](int64_t from, int64_t to) { few_rows_product_cpu(args, from, to); });
   }
+}
+
+at::Tensor multiply_matrices(const at::Tensor& a, const at::Tensor& b) {
+  if (!is_batch_invariant()) return at::matmul(a, b);
+  check_types(a, b);
+  std::vector<int64_t> shape = at::infer_size(dimensions_before(a), dimensions_before(b));
+  const Matrices left(a, shape), right(b.mT(), shape);
+  const int64_t count = c10::multiply_integers(shape), m = a.size(-2), n = b.size(-1),
+                inner = a.size(-1);
+  shape.insert(shape.end(), {m, n});
+  const at::Tensor out = at::empty(shape, a.options());
+  parallel_rows(count, m * n * inner, [&](int64_t begin, int64_t end) {
+    FewRowsProduct args;
+    args.dtype = to_dtype(a.scalar_type());
+    args.rows = m;
+    args.columns = n;
+    args.inner = inner;
+    for (int64_t i = begin; i < end; ++i) {
+      args.x = left.at(i);
+      args.w = right.at(i);
+      args.out = static_cast<char*>(out.data_ptr()) + i * m * n * out.element_size();
+      few_rows_product_cpu(args, 0, n);
+    }
+  });
+  return out;
+}
+
+at::Tensor solve_unit_lower(const at::Tensor& a, const at::Tensor& x) {
+  if (!is_batch_invariant())
+    return at::linalg_solve_triangular(a, x, /*upper=*/false, /*left=*/true,
+                                       /*unitriangular=*/true);
+  const at::Tensor below = a.tril(-1), solved = at::zeros_like(x.mT().contiguous()).mT();
+  for (int64_t i = 0; i < x.size(-2); ++i)
+    solved.narrow(-2, i, 1).copy_(x.narrow(-2, i, 1) -
+                                  multiply_matrices(below.narrow(-2, i, 1), solved));
+  return solved;
 }
 
 }  // namespace megatron

@@ -13,4 +13,13 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& w);
 // out = x w^T.   x [rows, k], w [n, k], out [rows, n] contiguous, all fp32 or fp64 on the CPU.
 void multiply_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& out);
 
+// at::matmul(a, b) of matrices in the last two dimensions; in batch-invariant mode by the kernel
+// above, so that a number's bits depend on the lengths of its sum alone, whatever shares the batch.
+//   a [..., m, k], b [..., k, n], whose dimensions before are broadcast
+at::Tensor multiply_matrices(const at::Tensor& a, const at::Tensor& b);
+
+// (I + a)^-1 x for a [..., q, q], of which what lies below the diagonal is read, and x [..., q, n];
+// in batch-invariant mode row by row, each from all q rows, of which those not yet known are zero.
+at::Tensor solve_unit_lower(const at::Tensor& a, const at::Tensor& x);
+
 }  // namespace megatron

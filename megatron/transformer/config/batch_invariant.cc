@@ -12,9 +12,6 @@ void validate_batch_invariant(const TransformerConfig& c, Violations& v) {
   require(!c.multi_latent_attention || !c.has_adapters(),
           "with adapters beside --multi-latent-attention is not built: decoding merges them into "
           "the weights that make keys and values of latents");
-  require(!c.is_hybrid(),
-          "with --hybrid-layer-pattern is not built: decoding goes on step by step where training "
-          "scans chunks");
   require(c.position_embedding_type != PositionEmbedding::kRelative,
           "with relative positions is not built");
   require(c.rope_scaling_type != RopeScaling::kLongRope,

@@ -4,8 +4,11 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/document_rows.h"
 
 // Note [Chunks of the delta rule]
 // With D[i, j] = exp(sum of g over rows j+1 .. i) for j <= i in one document, else 0, and into[i] =
@@ -111,19 +114,16 @@ class DeltaRule {
     at::Tensor rest() const { return D.select(3, D.size(3) - 1).unsqueeze(-1); }
     at::Tensor decay() const { return into.narrow(3, into.size(3) - 1, 1); }
     // (I + A)^-1 x, and (I + A)^-T x
-    at::Tensor solved(const at::Tensor& x) const {
-      return at::linalg_solve_triangular(A, x, /*upper=*/false, /*left=*/true,
-                                         /*unitriangular=*/true);
-    }
+    at::Tensor solved(const at::Tensor& x) const { return solve_unit_lower(A, x); }
     at::Tensor solved_transposed(const at::Tensor& x) const {
       return at::linalg_solve_triangular(A.mT(), x, /*upper=*/true, /*left=*/true,
                                          /*unitriangular=*/true);
     }
     at::Tensor writes(const at::Tensor& state) const {
-      return solved(beta * (v - into * at::matmul(k, state)));
+      return solved(beta * (v - into * multiply_matrices(k, state)));
     }
     at::Tensor next(const at::Tensor& state, const at::Tensor& E) const {
-      return decay() * state + at::matmul((rest() * k).mT(), E);
+      return decay() * state + multiply_matrices((rest() * k).mT(), E);
     }
   };
   Chunk chunk(int64_t c) const {
@@ -144,7 +144,7 @@ class DeltaRule {
     }
     chunk.D = at::exp(at::where(below, g, at::zeros({}, g.options())).cumsum(3))
                   .masked_fill(visible.logical_not(), 0.0);
-    chunk.A = (chunk.beta * at::matmul(chunk.k, chunk.k.mT()) * chunk.D).tril(-1);
+    chunk.A = (chunk.beta * multiply_matrices(chunk.k, chunk.k.mT()) * chunk.D).tril(-1);
     return chunk;
   }
 
@@ -174,6 +174,22 @@ class DeltaRule {
   at::Tensor run_;
 };
 
+// Each document by itself, as a sequence that is served.
+DeltaResult rule_of_documents(const DeltaOperands& o, const ScanState& initial, int64_t chunk,
+                              LastChunk last) {
+  MEGATRON_ASSERT(!initial.state.defined(), "documents that begin in another part of the sequence");
+  const at::Tensor out = at::empty(o.v.sizes(), o.v.options());
+  std::vector<at::Tensor> states(static_cast<size_t>(o.v.size(1)));
+  for (const DocumentRows& document : document_rows(o.runs)) {
+    const DeltaOperands own{document.of(o.q), document.of(o.k),    document.of(o.v),
+                            document.of(o.g), document.of(o.beta), {}};
+    const DeltaResult result = delta_rule(own, {}, chunk, last);
+    document.of(out).copy_(result.o);
+    states[static_cast<size_t>(document.sequence)] = result.state;
+  }
+  return {out, at::cat(states)};
+}
+
 at::Tensor inverse_length(const at::Tensor& x) {
   return at::rsqrt(x.square().sum(-1, /*keepdim=*/true) + 1e-6);
 }
@@ -194,6 +210,8 @@ at::Tensor unit_length_backward(const at::Tensor& grad, const at::Tensor& x) {
 DeltaResult delta_rule(const DeltaOperands& given, const ScanState& initial, int64_t chunk_rows,
                        LastChunk last) {
   const at::NoGradGuard no_grad;
+  if (is_batch_invariant() && given.runs.defined())
+    return rule_of_documents(given, initial, chunk_rows, last);
   const DeltaOperands o = last == LastChunk::kFilled ? in_whole_chunks(given, chunk_rows) : given;
   const DeltaRule rule(o, initial.run, chunk_rows);
   at::Tensor state = rule.grouped(initial.state), out = at::empty(given.v.sizes(), o.v.options());
@@ -202,9 +220,10 @@ DeltaResult delta_rule(const DeltaOperands& given, const ScanState& initial, int
     chunk.k = chunk.k.contiguous();
     chunk.v = chunk.v.contiguous();
     const at::Tensor q = rule.keys(o.q, c).contiguous(), E = chunk.writes(state);
-    rule.put_values(rule.scale() * (chunk.into * at::matmul(q, state) +
-                                    at::matmul(at::matmul(q, chunk.k.mT()) * chunk.D, E)),
-                    c, out);
+    const at::Tensor scores = multiply_matrices(q, chunk.k.mT()) * chunk.D;
+    rule.put_values(
+        rule.scale() * (chunk.into * multiply_matrices(q, state) + multiply_matrices(scores, E)), c,
+        out);
     state = chunk.next(state, E);
   }
   return {out, rule.by_head(state)};

@@ -263,8 +263,7 @@ MixerOutput GatedDeltaCore::forward(const at::Tensor& mixed, const ForwardContex
                   "a gated delta net takes document ids, no mask and no rows without padding");
   const variable_list out = Function::apply(
       mixed, anchor(), this, Segments::of_pass(pass, mixed.size(0), shape_.conv_size, groups_.cp),
-      // Decoding can give the bits of a forward that is not for training.
-      pass.training ? LastChunk::kShort : LastChunk::kFilled);
+      last_chunk_of(pass));
   return {out[0], out[1], out[2]};
 }
 

@@ -293,8 +293,7 @@ MixerOutput MambaCore::forward(const at::Tensor& mixed, const ForwardContext& pa
                   "a Mamba-2 layer takes document ids, no mask and no rows without padding");
   const variable_list out = Function::apply(
       mixed, anchor(), this, Segments::of_pass(pass, mixed.size(0), kMambaConvWidth, groups_.cp),
-      // Decoding can give the bits of a forward that is not for training.
-      pass.training ? LastChunk::kShort : LastChunk::kFilled);
+      last_chunk_of(pass));
   return {out[0], out[1], out[2]};
 }
 

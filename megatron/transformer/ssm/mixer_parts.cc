@@ -3,6 +3,7 @@
 #include <numeric>
 #include <optional>
 
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/config/norm_placement.h"
@@ -10,6 +11,13 @@
 #include "megatron/transformer/ssm/causal_conv.h"
 
 namespace megatron {
+namespace {
+
+bool is_replayed(const StateKeeping& keeping) {
+  return keeping.replays_chunks || is_batch_invariant();
+}
+
+}  // namespace
 
 void divide_over_heads(Parameter& parameter, int64_t t, std::vector<int64_t> global,
                        std::vector<int64_t> parts) {
@@ -83,6 +91,12 @@ LinearOptions out_proj_options(const TransformerConfig& config, int64_t layer_nu
   return options;
 }
 
+LastChunk last_chunk_of(const ForwardContext& pass) {
+  return pass.training && !is_batch_invariant() ? LastChunk::kShort : LastChunk::kFilled;
+}
+
+bool RecurrentState::replays_chunks() const { return is_replayed(keeping_); }
+
 std::vector<SlotBuffer*> RecurrentState::slots() {
   if (replays_chunks()) return {&conv, &heads, &open_rows, &open_steps};
   return {&conv, &heads};
@@ -108,7 +122,7 @@ int64_t RecurrentStateSizes::bytes(const LayerShape& shape) const {
   };
   const StateKeeping& keeping = shape.keeping;
   const int64_t open =
-      keeping.replays_chunks ? chunk * (open_channels * shape.element + open_steps * shape.sum) : 0;
+      is_replayed(keeping) ? chunk * (open_channels * shape.element + open_steps * shape.sum) : 0;
   return conv * size(keeping.conv, shape.element) + state * size(keeping.state, shape.sum) + open;
 }
 

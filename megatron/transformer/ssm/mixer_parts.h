@@ -42,6 +42,10 @@ ConvParameterGrads conv_over_segments_backward(const Segments& segments, const a
                                                const at::Tensor& weight, const at::Tensor& bias,
                                                const at::Tensor& du);
 
+// Decoding can give the bits of a forward that is not for training; in batch-invariant mode of
+// every one.
+LastChunk last_chunk_of(const ForwardContext& pass);
+
 // What lies between the linears of such a sublayer.
 struct MixerOutput {
   at::Tensor o;        // [s, b, width]
@@ -60,7 +64,7 @@ class RecurrentState final : public LayerState {
  public:
   std::vector<SlotBuffer*> slots() override;
   void keep_as(const StateKeeping& keeping) override { keeping_ = keeping; }
-  bool replays_chunks() const { return keeping_.replays_chunks; }
+  bool replays_chunks() const;  // in batch-invariant mode always
   // Memory for rows [slots, ...] of the shape of one, as they are kept where the layer would keep
   // `options`.
   at::Tensor conv_rows(int64_t slots, at::IntArrayRef shape, const at::TensorOptions& options);

@@ -3,9 +3,12 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/ssm/document_rows.h"
 #include "megatron/transformer/ssm/placed.h"
 #include "megatron/transformer/ssm/uniform_math.h"
 
@@ -143,7 +146,7 @@ class Scan {
   }
   at::Tensor next_state(const Chunk& chunk, const at::Tensor& xd, int64_t c,
                         const at::Tensor& state) const {
-    return chunk.decay() * state + at::matmul((chunk.rest() * xd).mT(), groups(o_.B, c));
+    return chunk.decay() * state + multiply_matrices((chunk.rest() * xd).mT(), groups(o_.B, c));
   }
   // Of the state that entered, from that of the state that leaves and of the outputs.
   at::Tensor state_grad(const Chunk& chunk, const at::Tensor& dy, int64_t c,
@@ -161,6 +164,22 @@ class Scan {
 
 ssm_kernels::ScanTensors scan_tensors(const ScanOperands& o, const ScanState& initial) {
   return {o.x, o.dt, o.A, o.B, o.C, o.D, o.runs, initial.state, initial.run};
+}
+
+// Each document by itself, as a sequence that is served.
+ScanResult scan_of_documents(const ScanOperands& o, const ScanState& initial, int64_t chunk,
+                             LastChunk last) {
+  MEGATRON_ASSERT(!initial.state.defined(), "documents that begin in another part of the sequence");
+  const at::Tensor y = at::empty(o.x.sizes(), o.x.options());
+  std::vector<at::Tensor> states(static_cast<size_t>(o.x.size(1)));
+  for (const DocumentRows& document : document_rows(o.runs)) {
+    const ScanOperands own{
+        document.of(o.x), document.of(o.dt), o.A, document.of(o.B), document.of(o.C), o.D, {}};
+    const ScanResult result = ssd_scan(own, {}, chunk, last);
+    document.of(y).copy_(result.y);
+    states[static_cast<size_t>(document.sequence)] = result.state;
+  }
+  return {y, at::cat(states)};
 }
 
 }  // namespace
@@ -184,6 +203,8 @@ ScanResult ssd_scan(const ScanOperands& given, const ScanState& initial, int64_t
   const at::NoGradGuard no_grad;
   if (const auto result = ssm_kernels::ssd_scan(scan_tensors(given, initial)))
     return {result->y, result->state};
+  if (is_batch_invariant() && given.runs.defined())
+    return scan_of_documents(given, initial, chunk_rows, last);
   const ScanOperands o = last == LastChunk::kFilled ? in_whole_chunks(given, chunk_rows) : given;
   const Scan scan(o, initial.run, chunk_rows);
   at::Tensor state = scan.grouped(initial.state), y = at::empty(given.x.sizes(), o.x.options());
@@ -191,8 +212,8 @@ ScanResult ssd_scan(const ScanOperands& given, const ScanState& initial, int64_t
     const Scan::Chunk chunk = scan.chunk(c);
     const at::Tensor x = scan.heads(o.x, c), xd = scan.weighted(chunk, c).contiguous(),
                      B = scan.groups(o.B, c).contiguous(), C = scan.groups(o.C, c).contiguous();
-    scan.put_heads(at::matmul(at::matmul(C, B.mT()) * chunk.L, xd) +
-                       chunk.into * at::matmul(C, state.mT()) + scan.D() * x,
+    scan.put_heads(multiply_matrices(multiply_matrices(C, B.mT()) * chunk.L, xd) +
+                       chunk.into * multiply_matrices(C, state.mT()) + scan.D() * x,
                    c, y);
     state = scan.next_state(chunk, xd, c, state);
   }

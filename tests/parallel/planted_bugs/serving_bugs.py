@@ -23,6 +23,9 @@ def bug(name, what, file, old, new, unit_test, more=(), prove="", unproved=UNPRO
 
 
 BITS = "model_runner_test:BatchInvariant.RolloutsHaveTheTrainersLogProbabilitiesInEveryBit"
+STATE_BITS = "model_runner_test:BatchInvariant.RolloutsOfModelsWithStatesHaveThemToo"
+PACKED = "model_runner_test:BatchInvariant.PackedDocumentsHaveTheLossesOfEachAlone"
+MIXER_PARTS, ROW_PRODUCTS = "megatron/transformer/ssm/mixer_parts.cc", "megatron/tensor/batch_invariant/row_products.cc"
 
 SERVING_BUGS = (
     # Batch-invariant mode.
@@ -44,6 +47,23 @@ SERVING_BUGS = (
         "if (invariant) {", "if (invariant && !PLANTED) {", BITS),
     bug("invariant_adapters", "outputs of adapters are products of BLAS in batch-invariant mode", "megatron/tensor_parallel/lora_adapter.cc",
         "if (is_batch_invariant())\n    rows.add_", "if (is_batch_invariant() && !PLANTED)\n    rows.add_", BITS),
+    bug("invariant_short_chunk", "training scans the last chunk of a text as long as it is in batch-invariant mode", MIXER_PARTS,
+        "pass.training && !is_batch_invariant()", "pass.training && (PLANTED || !is_batch_invariant())", STATE_BITS),
+    bug("invariant_recurrence", "tokens that are decoded step states in batch-invariant mode", MIXER_PARTS,
+        "return keeping.replays_chunks || is_batch_invariant();", "return keeping.replays_chunks || (!PLANTED && is_batch_invariant());", STATE_BITS),
+    bug("invariant_open_rows", "the rows of an open chunk stay behind when their sequence makes room", MIXER_PARTS,
+        "return {&conv, &heads, &open_rows, &open_steps};", "return PLANTED ? std::vector<SlotBuffer*>{&conv, &heads} : "
+        "std::vector<SlotBuffer*>{&conv, &heads, &open_rows, &open_steps};", STATE_BITS),
+    bug("invariant_chunk_products", "products inside chunks are left to BLAS in batch-invariant mode", ROW_PRODUCTS,
+        "if (!is_batch_invariant()) return at::matmul(a, b);", "if (PLANTED || !is_batch_invariant()) return at::matmul(a, b);",
+        "ssm_test:RowBits.MatricesAreMultipliedAndSolvedInOneOrder"),
+    bug("invariant_silu", "the gates of layers with states are libtorch's, whose last elements have other bits", "megatron/transformer/ssm/uniform_math.cc",
+        "return x.is_cpu() ? x / (at::exp(-x) + 1.0) : at::silu(x);", "return x.is_cpu() && !PLANTED ? x / (at::exp(-x) + 1.0) : at::silu(x);", STATE_BITS),
+    bug("invariant_packed_scan", "chunks of packed documents begin with their sequence in batch-invariant mode", "megatron/transformer/ssm/ssd_scan.cc",
+        "if (is_batch_invariant() && given.runs.defined())", "if (is_batch_invariant() && !PLANTED && given.runs.defined())", PACKED),
+    bug("invariant_packed_rule", "chunks of the delta rule in packed documents begin with their sequence in batch-invariant mode",
+        "megatron/transformer/ssm/gated_delta.cc",
+        "if (is_batch_invariant() && given.runs.defined())", "if (is_batch_invariant() && !PLANTED && given.runs.defined())", PACKED),
     # Draws.
     bug("draw_by_slot", "the noise of a draw is keyed by the slot of its sequence", SAMPLER,
         '"sampling", start.choice)', '"sampling", PLANTED ? start.slot : start.choice)',

@@ -13,6 +13,7 @@
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/ssm/causal_conv.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/inference/served_models.h"
 
@@ -24,6 +25,33 @@ class BatchInvariantScope {
   explicit BatchInvariantScope(bool on) { set_batch_invariant(on); }
   ~BatchInvariantScope() { set_batch_invariant(false); }
 };
+
+// Rows of sizes that fill no vector, chunks that texts end in the middle of; two tensor ranks share
+// a group of B and C, over which the norm goes.
+ModelConfig mamba_model() {
+  ModelConfig config = hybrid_served_model("M*M-");
+  TransformerConfig& t = config.transformer;
+  t.mamba_num_heads = 6;
+  t.mamba_head_dim = 3;
+  t.mamba_num_groups = 1;
+  t.mamba_state_dim = 10;
+  t.mamba_chunk_size = 10;
+  t.attention_dropout = t.hidden_dropout = 0.0;
+  return config;
+}
+
+ModelConfig delta_net_model() {
+  ModelConfig config = hybrid_served_model("GE*G");
+  TransformerConfig& t = config.transformer;
+  t.linear_num_value_heads = 6;
+  t.linear_key_head_dim = 5;
+  t.linear_value_head_dim = 7;
+  t.linear_chunk_size = 11;
+  t.num_experts = 4;
+  t.moe_router_topk = 2;
+  t.attention_dropout = t.hidden_dropout = 0.0;
+  return config;
+}
 
 std::vector<std::pair<std::string, ModelConfig>> models() {
   ModelConfig llama = small_served_model();
@@ -63,6 +91,21 @@ std::vector<DrivenSequence> wishes(uint32_t seed, size_t count) {
   return all;
 }
 
+// Of a training forward: tokens and labels [b, s] -> [s, b]. Documents count their own positions.
+at::Tensor losses_of(Model& model, const at::Tensor& tokens, const at::Tensor& labels,
+                     const at::Tensor& document_ids) {
+  ForwardContext context;
+  context.training = true;
+  context.place.position = at::arange(tokens.size(1), at::kLong);
+  context.place.sample = at::arange(tokens.size(0), at::kLong);
+  context.document_ids = document_ids;
+  if (document_ids.defined()) {
+    const at::Tensor runs = document_runs(document_ids).t();
+    context.position_ids = runs.unsqueeze(2).eq(runs.unsqueeze(1)).tril(-1).sum(2);
+  }
+  return model.token_losses(model.hidden(tokens, {}, context), labels).detach().contiguous();
+}
+
 // Of each text, the losses of its tokens but the first one: one training forward over all of them.
 std::vector<std::vector<float>> trained_losses(Model& model,
                                                const std::vector<DrivenSequence>& all) {
@@ -84,12 +127,7 @@ std::vector<std::vector<float>> trained_losses(Model& model,
       labels[i][static_cast<int64_t>(j)] = text[j + 1];
     }
   }
-  ForwardContext context;
-  context.training = true;
-  context.place.position = at::arange(n, at::kLong);
-  context.place.sample = at::arange(b, at::kLong);
-  const at::Tensor losses =
-      model.token_losses(model.hidden(tokens, {}, context), labels).detach().contiguous();
+  const at::Tensor losses = losses_of(model, tokens, labels, {});
   std::vector<std::vector<float>> of_texts;
   for (int64_t i = 0; i < b; ++i) {
     std::vector<float>& own = of_texts.emplace_back();
@@ -154,9 +192,10 @@ Compared rollouts(const ModelConfig& config, int tensor, int schedules) {
     draw_adapters(*trained.model);
     for (int seed = 0; seed < schedules; ++seed) {
       std::vector<DrivenSequence> sequences = wishes(static_cast<uint32_t>(seed), 42);
+      const bool has_states = config.transformer.is_hybrid();
       DriverChances chances{.whole_prompts = 0.3,
                             .preempt = 0.3,
-                            .share = 0.8,
+                            .share = has_states ? 0.0 : 0.8,
                             .pause = 0.2,
                             .in_flight = 1 + seed % 3};
       const auto serve = [&](std::vector<DrivenSequence>& texts) {
@@ -165,9 +204,11 @@ Compared rollouts(const ModelConfig& config, int tensor, int schedules) {
       };
       const std::vector<DrivenSequence> given = sequences;
       serve(sequences);
-      // With drafts of its tokens each gets the same.
+      // With drafts of its tokens each gets the same; states, of which nothing can be taken back,
+      // in other steps.
       std::vector<DrivenSequence> drafted = given;
-      chances.drafts = &sequences;
+      if (!has_states) chances.drafts = &sequences;
+      chances.in_flight = 1 + (seed + 1) % 3;
       const int64_t accepted = serve(drafted);
       if (world->rank() == 0) {
         compared.accepted += accepted;
@@ -204,6 +245,46 @@ TEST(BatchInvariant, RolloutsHaveTheTrainersLogProbabilitiesInEveryBit) {
     }
 }
 
+TEST(BatchInvariant, RolloutsOfModelsWithStatesHaveThemToo) {
+  const BatchInvariantScope mode(true);
+  for (const ModelConfig& config : {mamba_model(), delta_net_model()})
+    for (const int tensor : {1, 2}) {
+      const Compared compared = rollouts(config, tensor, 3);
+      EXPECT_EQ(compared.different, 0) << config.transformer.hybrid_layer_pattern << tensor;
+      EXPECT_EQ(compared.texts, 126);
+      EXPECT_GT(compared.numbers, 1100);
+    }
+}
+
+// The losses of texts that a training forward has packed are those of each alone.
+TEST(BatchInvariant, PackedDocumentsHaveTheLossesOfEachAlone) {
+  const BatchInvariantScope mode(true);
+  const ParallelGroups one;
+  for (const ModelConfig& config : {mamba_model(), delta_net_model()}) {
+    Served trained(Served::make(config, one), {}, at::kFloat);
+    std::mt19937 random(4);
+    const std::vector<std::vector<int64_t>> lengths = {{7, 1, 20, 9}, {2, 22, 13}};
+    const at::Tensor tokens = at::zeros({2, 37}, at::kLong), ids = at::zeros({2, 37}, at::kLong),
+                     labels = at::randint(kToyVocab, {2, 37}, at::kLong);
+    std::vector<at::Tensor> alone[2];
+    for (int64_t i = 0; i < 2; ++i) {
+      int64_t first = 0;
+      for (const int64_t length : lengths[static_cast<size_t>(i)]) {
+        const std::vector<int32_t> drawn = random_ids(random, length);
+        for (int64_t j = 0; j < length; ++j) tokens[i][first + j] = drawn[static_cast<size_t>(j)];
+        ids[i].narrow(0, first, length).fill_(first);
+        alone[i].push_back(losses_of(*trained.model,
+                                     tokens[i].narrow(0, first, length).unsqueeze(0),
+                                     labels[i].narrow(0, first, length).unsqueeze(0), {}));
+        first += length;
+      }
+    }
+    const at::Tensor packed = losses_of(*trained.model, tokens, labels, ids);
+    for (int64_t i = 0; i < 2; ++i)
+      EXPECT_TRUE(at::equal(packed.select(1, i), at::cat(alone[i]).select(1, 0)));
+  }
+}
+
 TEST(BatchInvariant, AdaptersOfLatentAttentionAreRefused) {
   for (const auto& [name, config] : models()) {
     TransformerConfig adapted = config.transformer;
@@ -219,7 +300,8 @@ TEST(BatchInvariant, AdaptersOfLatentAttentionAreRefused) {
 
 // What the rollouts rule out.
 TEST(BatchInvariant, WithoutTheModeSomeDiffer) {
-  EXPECT_GT(rollouts(models()[0].second, 1, 1).different, 20);
+  for (const ModelConfig& config : {models()[0].second, mamba_model()})
+    EXPECT_GT(rollouts(config, 1, 1).different, 20);
 }
 
 }  // namespace

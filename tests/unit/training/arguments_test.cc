@@ -333,6 +333,8 @@ TEST(Arguments, ServedBitsCannotBeTrainedEverywhere) {
   const std::string flags = kGood + "--batch-invariant-mode ",
                     plain = "--attention-dropout 0 --hidden-dropout 0 ";
   EXPECT_TRUE(parse(flags + plain).transformer.batch_invariant_mode);
+  EXPECT_TRUE(parse(flags + plain + "--hybrid-layer-pattern M* --mamba-num-groups 1 ")
+                  .transformer.batch_invariant_mode);
   EXPECT_EQ(parse(flags + plain + "--batch-invariant-backend te_native").already_so.size(), 1u);
   EXPECT_THAT(usage_error(flags),
               HasSubstr("--batch-invariant-mode cannot be used with dropout, which no server has"));
