@@ -64,11 +64,14 @@ def main():
     bert = [measured("train", "--task", "bert", "--num-layers", "1", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "64",
                      "--max-position-embeddings", "64", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500", "--micro-batch-size", "8",
                      "--global-batch-size", "8", "--num-threads", "1", "--device", "cpu", "--bench-warmup", "1", "--bench-steps", "3",
-                     *lengths, "--remove-padding", padding) for padding in ("true", "false")]
+                     "--bench-floor", "--bench-seconds", "0.05", *lengths, "--remove-padding", padding) for padding in ("true", "false")]
     texts = [one["text_tokens_per_step_and_rank"] for one in bert]
     assert texts[0] == texts[1] and 8 * 11 < texts[0] < 8 * 43, texts
     assert all(one["text_tokens_per_second_and_rank"] > 0 and one["tokens_per_step_and_rank"] == 8 * 64 for one in bert), bert
     assert abs(bert[0]["last_loss"] - bert[1]["last_loss"]) < 1e-4, bert
+    # The lower bound of a step without padding is that of its texts, 8 to 43 of 64 tokens; the bytes of the optimizer are the same ones.
+    texts_only, padded = (one["floor"]["memory_ms"] / one["floor"]["optimizer_ms"] for one in bert)
+    assert 0.2 * padded < texts_only < 0.95 * padded, (texts_only, padded)
 
     # A model that reads made-up neighbours: its own parameters, operations, lower bound.
     sizes = ("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "2", "--seq-length", "64", "--max-position-embeddings", "64",

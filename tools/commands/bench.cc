@@ -166,7 +166,24 @@ class BenchBatches {
     const std::shared_ptr<const MicroBatch> source = loader_->next();
     MEGATRON_CHECK(source != nullptr, "--train-iters has fewer steps than are timed");
     tokens_ += text_tokens(*source);
-    return maker_.make(source);
+    Batch batch = maker_.make(source);
+    Batch rows;
+    rows.unpadded = batch.unpadded;
+    rows.most_counted = batch.most_counted;
+    rows_.push_back(std::move(rows));
+    return batch;
+  }
+  // Which rows a usual micro-batch computes: the one with the median number of them.
+  Batch usual_rows() {
+    if (rows_.empty()) return {};
+    const auto count = [](const Batch& batch) {
+      int64_t rows = 0;
+      for (const auto& [column, texts] : batch.unpadded) rows += texts->rows;
+      return rows;
+    };
+    const auto middle = rows_.begin() + std::ssize(rows_) / 2;
+    std::ranges::nth_element(rows_, middle, {}, count);
+    return *middle;
   }
   // Tokens of texts without padding since the last call, a rank's share of those of its data rank;
   // 0: not known. Copies to the device have ended.
@@ -182,6 +199,7 @@ class BenchBatches {
   const ParallelGroups& groups_;
   c10::Device device_;
   int64_t sample_, tokens_ = 0;
+  std::vector<Batch> rows_;  // of each micro-batch, without its columns
   std::unique_ptr<Tokenizer> tokenizer_;
   TrainValidTestDatasets datasets_;
   std::unique_ptr<DataLoader> loader_;  // null: random tokens
@@ -197,6 +215,7 @@ struct Measured {
   double first_step_ms = 0.0;
   double last_loss = 0.0;
   KernelProfile kernels;  // kernels of an additional step
+  Batch rows;             // BenchBatches::usual_rows()
   StepFloor floor;        // --bench-floor
 };
 
@@ -313,6 +332,7 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
   }
   timers.set_sections(nullptr);
   if (clock != nullptr) clock->pause();
+  if (config.bench_floor) measured.rows = batches.usual_rows();
   if (config.bench_kernels > 0 || !config.bench_timeline.empty()) {
     groups.world.barrier();
     const std::vector<KernelEvent> events = profile_kernels([&] {
@@ -451,7 +471,10 @@ int bench_kernels(const Arguments& arguments, const BenchConfig& config, const J
   const Vocabulary vocabulary = vocabulary_of(arguments, *make_tokenizer(arguments.tokenizer));
   const Ceiling copy = copy_ceiling(device, config.bench_seconds);
   std::vector<Ceiling> all = {copy};
-  for (Ceiling& one : kernel_ceilings(arguments, vocabulary, device, config.bench_seconds))
+  const std::unique_ptr<Model> model =
+      whole_model(benched_task(arguments, vocabulary).model_provider, arguments, vocabulary);
+  for (Ceiling& one :
+       kernel_ceilings(arguments, model->config(), vocabulary, device, config.bench_seconds))
     all.push_back(std::move(one));
   if (job.is_first()) print_ceilings(config, all, copy.byte_rate(), device);
   job.groups.world.barrier();
@@ -482,9 +505,10 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
       for (const FlatShard& shard : store->shards())
         updated += shard.trained() ? shard.values.numel() : 0;
     }
-    measured.floor = step_floor(
-        arguments, whole_model(task.model_provider, arguments, vocabulary)->config(), vocabulary,
-        step_options(arguments, 0).num_microbatches, updated, device, config.bench_seconds);
+    measured.floor =
+        step_floor(arguments, whole_model(task.model_provider, arguments, vocabulary)->config(),
+                   vocabulary, measured.rows, step_options(arguments, 0).num_microbatches, updated,
+                   device, config.bench_seconds);
   }
   const int ranks = job.groups.world.size();
   const auto tokens = static_cast<double>(step_options(arguments, 0).global_batch_size *

@@ -105,9 +105,6 @@ SublayerCost encoder_cost(const RetroSizes& sizes, const LayerShape& shape) {
   SublayerCost all = both_halves(layers.front());
   for (size_t i = 1; i < layers.size(); ++i) all.append(both_halves(layers[i]), stream);
   all.count_per_token_of(static_cast<double>(2 * sizes.k));
-  for (int64_t i = 0; i < stack.num_layers; ++i)
-    all.attentions.push_back({retrieved.samples, 2 * sizes.m, 2 * sizes.m,
-                              stack.num_attention_heads, stack.kv_channels});
   all.saved += saved_around(sizes, shape);
   // Embeddings of neighbours, and rows of chunks that sequence parallelism gathers and divides anew
   const auto h = static_cast<double>(stack.hidden_size);

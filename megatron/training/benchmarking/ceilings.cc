@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -22,8 +23,8 @@
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/benchmarking/measured_attention.h"
 #include "megatron/training/setup.h"
-#include "megatron/transformer/attention/attention_cost.h"
 #include "megatron/transformer/layer_kinds.h"
 #include "megatron/transformer/ssm/ssm_work.h"
 
@@ -94,14 +95,15 @@ struct Linear {
 
 // The sizes that decide what a step computes.
 struct Shapes {
+  const ModelConfig& model;
   const TransformerConfig& config;
-  ModelConfig model;
-  int64_t samples, length, hidden, vocabulary;
+  int64_t layers, samples, length, hidden, vocabulary;
   at::ScalarType type;
 
-  Shapes(const Arguments& arguments, const Vocabulary& words)
-      : config(arguments.transformer),
-        model{.transformer = arguments.transformer},
+  Shapes(const Arguments& arguments, const ModelConfig& of, const Vocabulary& words)
+      : model(of),
+        config(model.transformer),
+        layers(config.num_layers),
         samples(arguments.training.micro_batch_size),
         length(config.seq_length),
         hidden(config.hidden_size),
@@ -109,20 +111,29 @@ struct Shapes {
         type(model_dtype(arguments.optimizer)) {}
   int64_t rows() const { return samples * length; }
 
-  // Layers count from 1.
-  LayerCost cost(int64_t number) const {
+  LayerShape shape() const {
     LayerShape shape;
     shape.samples = samples;
     shape.tokens = shape.rows = rows();
-    return model_layer_cost(model, number, shape, /*offloaded=*/false);
+    return shape;
   }
-  std::vector<Linear> layer(c10::Device device, int64_t number = 1) const {
+  // Layers count from 1.
+  LayerCost cost(int64_t number) const {
+    return model_layer_cost(model, number, shape(), /*offloaded=*/false);
+  }
+  EndsCost ends() const {
+    return find_model_type(model.type).ends_cost(model, {shape(), vocabulary});
+  }
+  // `texts`: the part of the rows that is not padding, of the layer's tokens and of those that
+  // cross attention attends to.
+  std::vector<Linear> layer(c10::Device device, int64_t number, double texts = 1.0,
+                            double encoded = 1.0) const {
     const LayerCost layer = cost(number);
     std::vector<Linear> linears;
     for (const SublayerCost* half : {&layer.first, &layer.second}) {
       for (const LinearSize& size : half->linears) {
-        const auto of_size =
-            static_cast<int64_t>(std::lround(size.share * static_cast<double>(rows())));
+        const double share = size.share * (size.of_encoded ? encoded : texts);
+        const auto of_size = static_cast<int64_t>(std::lround(share * static_cast<double>(rows())));
         linears.emplace_back(size.name, of_size, size.outputs, size.inputs, type, device,
                              config.quantization(number));
         if (size.gelu_in_input_grad) linears.back().gelu_input = linears.back().x;
@@ -146,61 +157,15 @@ struct Shapes {
     if (layer == std::string::npos) return {};
     return cost(static_cast<int64_t>(layer) + 1).first.linears;
   }
-  Linear head(c10::Device device) const {
-    return {"output_layer", rows(), vocabulary, hidden, type, device};
+  Linear head(c10::Device device, double share = 1.0) const {
+    const auto of_head = static_cast<int64_t>(std::lround(share * static_cast<double>(rows())));
+    return {"output_layer", std::max<int64_t>(1, of_head), vocabulary, hidden, type, device};
   }
-};
-
-// Causal attention of all heads.
-struct Attention {
-  PackedHeads heads;
-  at::Tensor packed, dy;
-  AttentionOptions options;
-  double forward_flops;
-
-  Attention(const PackedHeads& sizes, int64_t length, int64_t samples, at::ScalarType type,
-            c10::Device device)
-      : heads(sizes) {
-    const int64_t keys = heads.groups * heads.head_size, queries = heads.heads_per_group * keys;
-    packed = normal({length, samples, queries + 2 * keys}, type, device);
-    dy = normal({length, samples, queries}, type, device);
-    options.scale = 1.0 / std::sqrt(static_cast<double>(heads.head_size));
-    // Half of the query-key pairs, as in Megatron's formula.
-    forward_flops = 2.0 * static_cast<double>(samples * length) * static_cast<double>(length) *
-                    static_cast<double>(queries);
-  }
-  Attention(const Shapes& shapes, c10::Device device)
-      : Attention(attention_heads(shapes.config), shapes.length, shapes.samples, shapes.type,
-                  device) {}
-  void forward() const {
-    const at::NoGradGuard no_grad;
-    packed_attention(packed, heads, {}, options);
-  }
-  void both() const {
-    const c10::AutoGradMode grad_mode(true);
-    at::Tensor leaf = packed.detach().requires_grad_();
-    packed_attention(leaf, heads, {}, options).backward(dy);
-  }
-};
-
-// Attention of a FullAttention.
-struct OtherAttention {
-  at::Tensor q, k, v, dy;
-  AttentionOptions options;
-
-  OtherAttention(const FullAttention& size, at::ScalarType type, c10::Device device)
-      : q(normal({size.queries, size.sequences, size.heads, size.head_size}, type, device)),
-        k(normal({size.keys, size.sequences, size.heads, size.head_size}, type, device)),
-        v(at::randn_like(k)),
-        dy(at::randn_like(q)) {
-    options.causal = false;
-    options.scale = 1.0 / std::sqrt(static_cast<double>(size.head_size));
-  }
-  void both() const {
-    const c10::AutoGradMode grad_mode(true);
-    std::vector<at::Tensor> leaves;
-    for (const at::Tensor& x : {q, k, v}) leaves.push_back(x.detach().requires_grad_());
-    core_attention(leaves[0], leaves[1], leaves[2], options).backward(dy);
+  // Of the first layer that attends to its own tokens; none: no layer does.
+  std::optional<AttentionSize> attention() const {
+    for (const AttendedLayers& one : attended_layers(model, layers, shape(), {{}, 0}))
+      if (!one.size.crosses) return one.size;
+    return std::nullopt;
   }
 };
 
@@ -268,15 +233,22 @@ std::vector<Ceiling> machine_ceilings(c10::Device device, double least) {
   all.push_back(copy_ceiling(device, least));
   const PackedHeads heads = device.is_cuda() ? PackedHeads{8, 4, 128} : PackedHeads{1, 4, 32};
   const int64_t length = device.is_cuda() ? 4096 : 256;
-  const Attention attention(heads, length, /*samples=*/2, type, device);
+  AttentionSize size;
+  size.sequences = 2;
+  size.queries = size.keys = length;
+  size.heads = heads.groups * heads.heads_per_group;
+  size.groups = heads.groups;
+  size.key_size = size.value_size = heads.head_size;
+  size.packed = size.causal = true;
+  const MeasuredAttention attention(size, {}, type, device);
   const std::string shape = cat(heads.groups * heads.heads_per_group, " heads of ", heads.head_size,
                                 ", ", heads.groups, " groups, 2 x ", length, " tokens, causal");
   all.push_back({cat("attention forward, ", shape),
                  seconds_per_run(device, least, [&] { attention.forward(); }),
-                 attention.forward_flops, 0.0});
+                 attention.forward_flops(), 0.0});
   all.push_back({"attention forward and backward",
                  seconds_per_run(device, least, [&] { attention.both(); }),
-                 3.5 * attention.forward_flops, 0.0});
+                 3.5 * attention.forward_flops(), 0.0});
   if (!device.is_cuda()) return all;
   const HostCopies copies(device);
   const at::Tensor there = normal({int64_t{64} << 20}, at::kFloat, device);
@@ -359,13 +331,12 @@ void add_linears(Bench& bench) {
 }
 
 void add_attention(Bench& bench) {
-  const Shapes& shapes = bench.shapes;
-  if (!shapes.config.attends()) return;
-  const c10::Device device = bench.device;
-  const Attention attention(shapes, device);
-  bench.add("attention forward", attention.forward_flops, 0.0, [&] { attention.forward(); });
-  bench.add("attention forward and backward", 3.5 * attention.forward_flops, 0.0,
-            [&] { attention.both(); });
+  const std::optional<AttentionSize> size = bench.shapes.attention();
+  if (!size) return;
+  const MeasuredAttention attention(*size, {}, bench.shapes.type, bench.device);
+  const double flops = attention.forward_flops();
+  bench.add("attention forward", flops, 0.0, [&] { attention.forward(); });
+  bench.add("attention forward and backward", 3.5 * flops, 0.0, [&] { attention.both(); });
 }
 
 void add_norm(Bench& bench) {
@@ -401,14 +372,14 @@ void add_activation(Bench& bench) {
 
 void add_rotary(Bench& bench) {
   const Shapes& shapes = bench.shapes;
-  if (!shapes.config.attends()) return;
-  const PackedHeads sizes = attention_heads(shapes.config);
+  const std::optional<AttentionSize> size = shapes.attention();
+  if (!size) return;
   const c10::Device device = bench.device;
-  const at::Tensor heads = normal(
-      {shapes.length, shapes.samples, sizes.groups * (sizes.heads_per_group + 1), sizes.head_size},
-      shapes.type, device);
+  const at::Tensor heads =
+      normal({shapes.length, shapes.samples, size->heads + size->groups, size->key_size},
+             shapes.type, device);
   const at::Tensor angle =
-      at::randn({shapes.length, sizes.head_size / 2}, at::dtype(at::kFloat).device(device));
+      at::randn({shapes.length, size->key_size / 2}, at::dtype(at::kFloat).device(device));
   const at::Tensor cosine = angle.cos(), sine = angle.sin();
   bench.add("rotary, in place", 0.0, bytes_of({heads, heads}),
             [&] { rotate_(heads, cosine, sine, false, 1.0); });
@@ -465,55 +436,57 @@ void add_update(Bench& bench) {
 
 }  // namespace
 
-std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabulary& vocabulary,
-                                     c10::Device device, double least) {
+std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const ModelConfig& model,
+                                     const Vocabulary& vocabulary, c10::Device device,
+                                     double least) {
   const at::NoGradGuard no_grad;
-  Bench bench{arguments, vocabulary, device, least, Shapes(arguments, vocabulary), {}};
+  Bench bench{arguments, vocabulary, device, least, Shapes(arguments, model, vocabulary), {}};
   for (const auto add : {add_linears, add_attention, add_norm, add_activation, add_rotary,
                          add_cross_entropy, add_embedding, add_update})
     add(bench);
   for (const SsmWork& work :
-       ssm_work(arguments.transformer, bench.shapes.samples, bench.shapes.type, device))
+       ssm_work(model.transformer, bench.shapes.samples, bench.shapes.type, device))
     bench.add(work.name, work.operations, work.bytes, work.run);
   return std::move(bench.all);
 }
 
 StepFloor step_floor(const Arguments& arguments, const ModelConfig& model,
-                     const Vocabulary& vocabulary, int64_t num_microbatches,
+                     const Vocabulary& vocabulary, const Batch& batch, int64_t num_microbatches,
                      int64_t updated_parameters, c10::Device device, double least) {
   const at::NoGradGuard no_grad;
-  Shapes shapes(arguments, vocabulary);
-  shapes.model.type = model.type;
-  shapes.model.own = model.own;
+  const Shapes shapes(arguments, model, vocabulary);
+  const EndsCost ends = shapes.ends();
+  const StackTexts texts(batch, ends.first_stack);
+  const auto h = static_cast<double>(shapes.hidden);
+  // Rows of the head: those of the last stack, or the positions that the loss counts
+  const double head_share =
+      std::min(1.0, ends.head_products / (h * static_cast<double>(shapes.vocabulary))) *
+      (batch.most_counted > 0 ? 1.0 : texts.share(shapes.layers));
   const auto passes = static_cast<double>(num_microbatches);
   StepFloor floor;
   // Elements that the other kernels read or write, per token and per step
   double of_token = 0.0, of_weights = 0.0;
-  int64_t with_attention = 0;  // layers
-  std::vector<FullAttention> others;
   {
     // Layers of one kind share their operands.
     std::map<std::string, std::vector<Linear>> kinds;
     std::vector<const std::vector<Linear>*> layers_of;
-    for (int64_t number = 1; number <= shapes.config.num_layers; ++number) {
+    for (int64_t number = 1; number <= shapes.layers; ++number) {
       const QuantizationOptions options = shapes.config.quantization(number);
       const LayerCost cost = shapes.cost(number);
       std::string kind = cat(shapes.config.layer_letters(number), static_cast<int>(options.recipe));
       for (const SublayerCost* half : {&cost.first, &cost.second})
         for (const LinearSize& size : half->linears) kind += size.name;
-      if (!kinds.contains(kind)) kinds.emplace(kind, shapes.layer(device, number));
+      if (!kinds.contains(kind))
+        kinds.emplace(kind, shapes.layer(device, number, texts.share(number), texts.share(1)));
       layers_of.push_back(&kinds.at(kind));
-      for (const FullAttention& one : cost.first.attentions) others.push_back(one);
-      const std::string_view letters = shapes.config.layer_letters(number);
-      with_attention += letters.find_first_of("*+") != std::string_view::npos ? 1 : 0;
-      of_token += cost.first.moved_elements + cost.second.moved_elements;
+      of_token += texts.share(number) * (cost.first.moved_elements + cost.second.moved_elements);
       if (!options.enabled()) continue;
       // Quantised weights; if scaled by their own amax, they are read once more.
       for (const Linear& linear : *layers_of.back())
         of_weights += static_cast<double>(linear.w.numel()) *
                       (options.recipe == QuantizationRecipe::kTensorwise ? 2.0 : 1.0);
     }
-    const Linear head = shapes.head(device);
+    const Linear head = shapes.head(device, head_share);
     const double seconds = seconds_per_run(device, least, [&] {
       for (const std::vector<Linear>* linears : layers_of)
         for (const Linear& linear : *linears) linear.forward();
@@ -525,21 +498,15 @@ StepFloor step_floor(const Arguments& arguments, const ModelConfig& model,
     });
     floor.gemm_ms = 1e3 * passes * seconds;
   }
-  if (with_attention > 0) {
-    const Attention attention(shapes, device);
-    floor.attention_ms = 1e3 * passes * static_cast<double>(with_attention) *
-                         seconds_per_run(device, least / 2, [&] { attention.both(); });
-  }
-  for (const FullAttention& one : others) {
-    const OtherAttention attention(one, shapes.type, device);
-    floor.attention_ms +=
-        1e3 * passes * seconds_per_run(device, least / 20, [&] { attention.both(); });
+  for (const AttendedLayers& one : attended_layers(model, shapes.layers, shapes.shape(), texts)) {
+    const MeasuredAttention attention(one.size, one.rows, shapes.type, device);
+    floor.attention_ms += 1e3 * passes * static_cast<double>(one.layers) *
+                          seconds_per_run(device, least / 2, [&] { attention.both(); });
   }
   const Ceiling copy = copy_ceiling(device, least / 4);
-  const auto h = static_cast<double>(shapes.hidden);
   // Cross entropy: logits; logits, their gradient
-  of_token += 3 * static_cast<double>(shapes.vocabulary);
-  of_token += 2 * h + 4 * h + 5 * h;  // embedding, final norm
+  of_token += head_share * 3 * static_cast<double>(shapes.vocabulary);
+  of_token += texts.share(1) * (2 * h + 4 * h + 5 * h);  // embedding, final norm
   const auto width = static_cast<double>(at::elementSize(shapes.type));
   const double of_step = passes * static_cast<double>(shapes.rows()) * of_token + of_weights;
   floor.memory_ms = 1e3 * of_step * width / copy.byte_rate();

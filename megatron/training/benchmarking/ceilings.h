@@ -37,14 +37,17 @@ std::vector<Ceiling> machine_ceilings(c10::Device device, double least);
 std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device device,
                                          double least);
 
-// Each kernel of a layer of the configured model on one micro-batch of random numbers, then those
-// of output layer and optimizer.
-std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabulary& vocabulary,
-                                     c10::Device device, double least);
+// Each kernel of a layer of the model on one micro-batch of random numbers, then those of output
+// layer and optimizer.
+std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const ModelConfig& model,
+                                     const Vocabulary& vocabulary, c10::Device device,
+                                     double least);
 
 // Lower bound for one step of one rank without tensor, pipeline or context parallelism. GEMMs with
 // quantised operands are timed without the casts; the bytes that casts must move count as memory.
-// `model`: type and own flags of the model.
+// Attention is what the model's layers compute, without dropout and masks: causal or not, in
+// windows, with a bias by distance, with caps and sinks. `batch`: a micro-batch, whose rows without
+// padding count where it has some.
 // `updated_parameters`: parameters that the optimizer updates on this rank. Communication of data
 // parallelism is not counted.
 struct StepFloor {
@@ -55,7 +58,7 @@ struct StepFloor {
   double total_ms() const { return gemm_ms + attention_ms + memory_ms + optimizer_ms; }
 };
 StepFloor step_floor(const Arguments& arguments, const ModelConfig& model,
-                     const Vocabulary& vocabulary, int64_t num_microbatches,
+                     const Vocabulary& vocabulary, const Batch& batch, int64_t num_microbatches,
                      int64_t updated_parameters, c10::Device device, double least);
 
 }  // namespace megatron

@@ -191,10 +191,6 @@ double attention_moved_elements(const TransformerConfig& c, int64_t layer_number
 
 }  // namespace
 
-PackedHeads attention_heads(const TransformerConfig& c) {
-  return {c.query_groups(), c.num_attention_heads / c.query_groups(), c.kv_channels};
-}
-
 SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_number,
                             const LayerShape& shape, bool offloaded) {
   if (config.multi_latent_attention)
@@ -222,6 +218,7 @@ SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_numbe
   const int64_t gates = config.attention_output_gate ? width : 0;
   cost.linears = {{"linear_qkv", width + gates + 2 * keys, h, false, gates},
                   {"linear_proj", h, width}};
+  cost.attentions = {attention.attention(layer_number)};
   cost.score_products = attention.score_products();
   cost.moved_elements = attention_moved_elements(config, layer_number);
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;

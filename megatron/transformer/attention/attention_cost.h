@@ -31,9 +31,6 @@
 
 namespace megatron {
 
-// The heads of a layer, all of them.
-PackedHeads attention_heads(const TransformerConfig& config);
-
 // `offloaded`: the layer's saved activations go to host memory. Layers count from 1.
 SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_number,
                             const LayerShape& shape, bool offloaded);

@@ -98,6 +98,32 @@ void CoreAttentionCost::divide_context(int64_t layer) {
   if (masked && whole_sequence && sizes.others == 0) mask = shape.samples * sequence * sequence;
 }
 
+AttentionSize CoreAttentionCost::attention(int64_t layer) const {
+  const int64_t samples = std::max<int64_t>(1, shape.samples);
+  AttentionSize size;
+  size.sequences = samples;
+  size.queries = shape.tokens / samples;
+  size.crosses = sizes.others > 0;
+  size.keys = size.crosses ? sizes.others / samples : size.queries;
+  size.heads = sizes.heads;
+  size.groups = sizes.groups;
+  size.key_size = sizes.key;
+  size.value_size = sizes.value;
+  size.backend = config.attention_backend;
+  size.deterministic = !config.fast;
+  if (size.crosses) return size;
+  size.packed = sizes.packed;
+  size.causal = config.causal;
+  if (const std::vector<int64_t> window = config.window(layer); !window.empty()) {
+    size.window_left = window[0];
+    if (!config.causal) size.window_right = window[1];
+  }
+  size.softcap = config.attn_logit_softcapping;
+  size.by_distance = by_distance;
+  size.sinks = has_sinks();
+  return size;
+}
+
 int64_t CoreAttentionCost::padded_out() const {
   const bool cudnn =
       shape.on_gpu && sequence % 64 == 0 && config.attention_backend != AttentionBackend::kFlash;

@@ -66,6 +66,9 @@ struct CoreAttentionCost {
   int64_t forward_extra() const;
   int64_t backward_extra() const;
 
+  // Before context parallelism divides it.
+  AttentionSize attention(int64_t layer) const;
+
   Traffic context_traffic() const;
   // Multiply-adds per token of the sequence, over all ranks of the layer: of queries with keys and
   // of their scores with values.

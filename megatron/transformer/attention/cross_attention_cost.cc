@@ -81,9 +81,8 @@ SublayerCost cross_attention_cost(const TransformerConfig& config, int64_t layer
                   {"cross_attention.linear_kv", 2 * width, h},
                   {"cross_attention.linear_proj", h, width}};
   cost.linears[1].share = rows;
-  const int64_t samples = std::max<int64_t>(1, shape.samples);
-  cost.attentions = {{samples, shape.tokens / samples, shape.encoded / samples,
-                      config.num_attention_heads, config.kv_channels}};
+  cost.linears[1].of_encoded = true;
+  cost.attentions = {cross.attention(layer_number)};
   cost.score_products = cross.score_products();
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;
   const auto a = static_cast<double>(width);

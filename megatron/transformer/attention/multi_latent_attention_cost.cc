@@ -298,6 +298,7 @@ SublayerCost multi_latent_attention_cost(const TransformerConfig& config, int64_
                        attention.out + attention.q + attention.k + attention.v + around.stream +
                        attention.backward_extra();
   cost.linears = latent_linears(config);
+  cost.attentions = {attention.attention(layer_number)};
   cost.score_products = attention.score_products();
   cost.kept.position = (config.kv_lora_rank + config.qk_pos_emb_head_dim) * shape.element;
   cost.moved_elements = latent_moved_elements(config);

@@ -66,13 +66,26 @@ struct LinearSize {
   bool gelu_in_input_grad = false;  // the GEMM of its input gradient applies a GELU's backward
   int64_t unreported = 0;           // outputs that reported_products() leaves out
   double share = 1;                 // its rows for each token of the sequence
+  bool of_encoded = false;          // which are those that cross attention attends to
   double products() const { return share * static_cast<double>(outputs * inputs); }
 };
 
-// Attention of one micro-batch without a causal mask, of all heads.
-struct FullAttention {
-  int64_t sequences, queries, keys;
-  int64_t heads, head_size;
+// Attention of one micro-batch on a rank, and which keys a query sees; as AttentionOptions
+// (tensor/attention/attention.h).
+struct AttentionSize {
+  int64_t sequences = 1, queries = 1, keys = 1;
+  int64_t heads = 1, groups = 1;         // of queries; of keys and values
+  int64_t key_size = 1, value_size = 1;  // of one head
+  bool packed = false;                   // queries, keys and values are views of one tensor
+  bool crosses = false;                  // keys are other tokens
+  bool causal = false;
+  int64_t window_left = -1, window_right = -1;
+  double softcap = 0.0;
+  bool by_distance = false;  // scores have a bias by distance
+  bool sinks = false;
+  AttentionBackend backend = AttentionBackend::kAuto;
+  bool deterministic = true;
+  bool operator==(const AttentionSize&) const = default;
 };
 
 // Bytes that a rank sends for one micro-batch.
@@ -140,8 +153,7 @@ struct SublayerCost {
   // Per token of the sequence, over all ranks of the layer: with weights, and of queries with keys
   // and of their scores with values.
   std::vector<LinearSize> linears;
-  // Besides that of the stack's own sequences
-  std::vector<FullAttention> attentions;
+  std::vector<AttentionSize> attentions;
   double score_products = 0;
   double recomputed_products = 0;  // again in the backward, by --recompute-modules
   // Elements per token that the kernels of the other operations must read or write
