@@ -22,7 +22,7 @@ UNITY ?=
 export UNITY
 CTEST = . .venv/toolchain.sh; "$$CTEST" -j $(JOBS)
 
-.PHONY: help setup build test matrix clients grammars quickstart learn encoder reversal retrieval chat chat-test test-asan test-tsan coverage extension fuzz docs format dist install clean
+.PHONY: help setup build test matrix clients grammars quickstart learn encoder reversal retrieval shapes chat chat-test test-asan test-tsan coverage extension fuzz docs format dist install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -72,7 +72,10 @@ reversal: build  ## train a tiny T5 to reverse texts of 12 symbols (a minute on 
 retrieval: build  ## train a tiny GPT with and without neighbours of random passages (four minutes on two cores): retrieval halves the loss
 	@scripts/retrieval.sh
 
-learn: encoder reversal retrieval  ## what small models learn here: all of them
+shapes: build  ## train an encoder of images, a projector and a decoder on drawn shapes (four minutes on two cores) and let them describe others
+	@scripts/shapes.sh
+
+learn: encoder reversal retrieval shapes  ## what small models learn here: all of them
 
 test-asan: setup  ## every test under AddressSanitizer and UBSan
 	@scripts/build.sh asan
