@@ -75,6 +75,11 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroup
   return find_model_type(config.type).make(config, groups, slice, tables);
 }
 
+std::string_view unplanned_reason(const ModelConfig& config) {
+  const auto reason = find_model_type(config.type).unplanned;
+  return reason != nullptr ? reason(config) : std::string_view();
+}
+
 LayerCost model_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
                            bool offloaded) {
   const ModelType& type = find_model_type(config.type);

@@ -35,8 +35,9 @@ struct ModelType {
   bool decodes = true;  // continues a sequence token by token, so that it can be served
   std::string_view not_served = {};  // why a server does not take it, if that is not `decodes`
   std::string_view language_model =
-      {};               // what the names of its language model's parameters begin with
-  bool planned = true;  // `ends_cost` and `layer_cost` are all that it costs
+      {};  // what the names of its language model's parameters begin with
+  // Why `ends_cost` and `layer_cost` are not all that a model costs; empty, null: they are
+  std::string_view (*unplanned)(const ModelConfig& config) = nullptr;
   ModelOrigin origin = {};
 };
 
@@ -63,6 +64,9 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroup
 // (which must outlive this one).
 std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups,
                                   const StageSlice& slice, const EmbeddingTables& tables = {});
+
+// Why plans do not know what a model of config.type costs; empty: they do.
+std::string_view unplanned_reason(const ModelConfig& config);
 
 // What a layer of a model of config.type costs a rank; as LayerCostFunction.
 LayerCost model_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,

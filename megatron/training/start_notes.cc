@@ -33,8 +33,8 @@ std::vector<std::string> start_notes(const Arguments& arguments, const Vocabular
   if (!on_gpu) add(half_precision_on_cpu(arguments));
   // There is no estimate for dynamic context parallelism, and none for some models.
   const auto planned = [&] {
-    const std::string type = whole_model(provider, arguments, vocabulary)->config().type;
-    return !arguments.parallel.hybrid_context_parallel && find_model_type(type).planned;
+    return !arguments.parallel.hybrid_context_parallel &&
+           unplanned_reason(whole_model(provider, arguments, vocabulary)->config()).empty();
   };
   if (on_gpu && arguments.transformer.attention_dropout > 0 && planned()) {
     const LayoutPlan plan = make_layout_plan(arguments, vocabulary, on_gpu, provider);

@@ -159,9 +159,9 @@ Vocabulary planned_vocabulary(const Arguments& arguments) {
   return {config.vocab_size.value_or(padded), padded};
 }
 
-std::string model_type_of(const Arguments& arguments) {
+ModelConfig model_config_of(const Arguments& arguments) {
   const Vocabulary vocabulary = likely_vocabulary(arguments);
-  return whole_model(find_task(arguments).model_provider, arguments, vocabulary)->config().type;
+  return whole_model(find_task(arguments).model_provider, arguments, vocabulary)->config();
 }
 
 }  // namespace
@@ -198,10 +198,8 @@ extern "C" int megatron_check(int argc, char** argv) {
         "documents, which check does "
         "not see\nhint: every rule holds; leave it out to see what a fixed --context-parallel-size "
         "costs");
-  if (!find_model_type(model_type_of(arguments)).planned)
-    throw UsageError(cat("what a model of --task ", arguments.training.task,
-                         " costs beyond its layers is not known to check",
-                         "\nhint: every rule holds; measure memory with a few steps"));
+  if (const std::string_view reason = unplanned_reason(model_config_of(arguments)); !reason.empty())
+    throw UsageError(std::string(reason));
   const bool on_gpu = arguments.training.device != DeviceChoice::kCpu;
   LayoutPlan plan = make_layout_plan(arguments, planned_vocabulary(arguments), on_gpu,
                                      find_task(arguments).model_provider);

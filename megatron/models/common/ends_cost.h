@@ -29,6 +29,11 @@
 //                    backward), T h e gathered (and gathered backward)
 #pragma once
 
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "megatron/transformer/layer/layer_cost.h"
 
 namespace megatron {
@@ -40,14 +45,17 @@ struct EndsShape {
   LayerShape layer;
   int64_t vocabulary = 0;
   int64_t vocabulary_stages = 1;
+  // Whether a parameter whose name begins so is trained; empty: all are
+  std::function<bool(std::string_view)> trains = {};
 };
 
 // What an end adds to the segment that it belongs to.
 struct EndCost {
   int64_t saved = 0;
   int64_t pending = 0;  // between the passes I and W
-  // Peaks in addition to `saved`, while it runs: after the layers, and backward before them. Of the
-  // head: those of its final norm, and of output layer and loss
+  // Peaks in addition to `saved`, while it runs: after the layers, and backward before them; of the
+  // embedding before them, and backward after them. Of the head: those of its final norm, and of
+  // output layer and loss
   int64_t norm_forward_peak = 0, norm_backward_peak = 0;
   int64_t forward_peak = 0, backward_peak = 0;
   Traffic tensor, context, expert, expert_tensor;
@@ -63,9 +71,22 @@ struct SplitHeadCost {
   Traffic tensor;
 };
 
+// What a model has besides its language model, on the segment with the embedding: the work of a
+// micro-batch on the rank that has most of it.
+struct ModuleCost {
+  std::string name;                        // its parameters' names begin so: "vision_model."
+  double weights = 0, scores = 0;          // multiply-adds, as of SublayerCost
+  double moved = 0;                        // elements
+  bool weight_grads = true, grads = true;  // whether a backward computes those; any
+};
+
 // A column of model_table.h.
 struct EndsCost {
   EndCost embedding;
+  // Of `embedding.saved`: an encoder of media, and its features up to the language model
+  int64_t encoder = 0, features = 0;
+  int64_t media = 0;  // of a micro-batch besides `batch`, on the segment with the embedding
+  std::vector<ModuleCost> modules;
   // Final norm, multi-token prediction, output layer and loss; with the vocabulary split over the
   // stages the norm alone
   EndCost head;

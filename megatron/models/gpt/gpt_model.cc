@@ -121,15 +121,15 @@ StageTensors GPTModel::hidden(const Batch& batch, const StageTensors& input,
   return hidden_with(batch, {}, input, context);
 }
 
-StageTensors GPTModel::hidden_with(const Batch& batch, const at::Tensor& more,
-                                   const StageTensors& input, const ForwardContext& given) {
+StageTensors GPTModel::hidden_with(const Batch& batch, at::Tensor more, const StageTensors& input,
+                                   const ForwardContext& given) {
   const ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
   at::Tensor x;
   if (slice().embedding) {
     const at::Tensor& tokens = batch["tokens"];
     check_shape("tokens", tokens, {-1, -1});
     check_shape("place.position", context.place.position, {tokens.size(1)});
-    x = embed(tokens, more, context);
+    x = embed(tokens, std::move(more), context);
   } else {
     MEGATRON_ASSERT(input.size() == 1, input.size(), " tensors from the previous segment");
     x = input.front();
@@ -142,11 +142,10 @@ StageTensors GPTModel::hidden_with(const Batch& batch, const at::Tensor& more,
   return {std::move(x)};
 }
 
-at::Tensor GPTModel::embed(const at::Tensor& tokens, const at::Tensor& more,
+at::Tensor GPTModel::embed(const at::Tensor& tokens, at::Tensor more,
                            const ForwardContext& context) {
-  return impl_->embedding->forward(
-      tokens, context,
-      more.defined() ? more.narrow(0, context.first_row, context.rows.position.size(0)) : more);
+  if (more.defined()) more = more.narrow(0, context.first_row, context.rows.position.size(0));
+  return impl_->embedding->forward(tokens, context, more);
 }
 
 at::Tensor GPTModel::embedded(const at::Tensor& tokens, const at::Tensor& more,

@@ -24,7 +24,7 @@ class GPTModel : public Model {
                       const ForwardContext& context) override;
   // The same, for a model that reads more than tokens: `more`, [s, b, h] of the whole sequences of
   // this rank, is added to the embedding before its dropout; undefined: nothing. Differentiable.
-  StageTensors hidden_with(const Batch& batch, const at::Tensor& more, const StageTensors& input,
+  StageTensors hidden_with(const Batch& batch, at::Tensor more, const StageTensors& input,
                            const ForwardContext& context);
   // What hidden_with() gives to the first layer, [s, b, h] ([s/t, b, h] with sequence parallelism);
   // segment with the embedding.
@@ -42,7 +42,7 @@ class GPTModel : public Model {
   void make_embedding(bool mtp, Parameter* table);
   void make_mtp();
   // `context` as with_rows() returns it.
-  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& more, const ForwardContext& context);
+  at::Tensor embed(const at::Tensor& tokens, at::Tensor more, const ForwardContext& context);
   // What the output layer multiplies: hidden states over --logits-scaling, which takes h products
   // of a token, not one of each logit.
   at::Tensor scaled(const at::Tensor& hidden) const;

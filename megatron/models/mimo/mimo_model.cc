@@ -201,10 +201,10 @@ const ModelType& mimo_model_type() {
   static const ModelType type = {.name = "mimo",
                                  .title = "MIMO",
                                  .make = make_model_of<MimoModel>,
-                                 .ends_cost = language_ends_cost,
+                                 .ends_cost = mimo_ends_cost,
                                  .config = OwnConfig(MimoConfig()),
                                  .language_model = "language_model.",
-                                 .planned = false};
+                                 .unplanned = mimo_unplanned};
   return type;
 }
 

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
+#include "megatron/models/common/ends_cost.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/vision/vision_encoder.h"
@@ -73,6 +75,11 @@ class MimoModel : public Model {
   std::unique_ptr<VisionProjector> vision_projection_;
   std::unique_ptr<Parameter> image_newline_;  // null: there is none
 };
+
+// Columns of the table of models (mimo_cost.cc): with what the encoder costs in the worst
+// micro-batch.
+EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape);
+std::string_view mimo_unplanned(const ModelConfig& config);
 
 // The configuration of the GPT in it.
 ModelConfig language_config(const ModelConfig& config);

@@ -1,5 +1,7 @@
 #include "megatron/models/vision/vision_encoder.h"
 
+#include <utility>
+
 #include "megatron/base/check.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/torch.h"
@@ -85,8 +87,9 @@ at::Tensor pooled_features(const at::Tensor& features, int64_t k) {
 at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardContext& given) {
   const int64_t n = images.pictures, h = layers_.hidden_size, p = config_.patches();
   const int64_t rows = config_.encoder_rows();
-  const at::Tensor patches = numbers_of(images, conv1_.weight().value.scalar_type());
-  at::Tensor x = conv1_.forward(patches.unsqueeze(1)).view({n, p, h});
+  at::Tensor x =
+      conv1_.forward(numbers_of(images, conv1_.weight().value.scalar_type()).unsqueeze(1))
+          .view({n, p, h});
   if (class_token_) x = at::cat({differentiable(*class_token_).expand({n, 1, h}), x}, 1);
   x = x + position_embeddings_.forward(at::arange(rows, images.places.options()));
   ForwardContext context;
@@ -95,7 +98,8 @@ at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardConte
   context.place = context.rows = images.segments->place();
   context.unpadded = images.segments;
   x = x.view({n * rows, 1, h});
-  x = decoder_.forward(ln_pre_ ? ln_pre_->forward(x) : x, context);
+  if (ln_pre_) x = ln_pre_->forward(x);
+  x = decoder_.forward(std::move(x), context);
   if (ln_post_) x = ln_post_->forward(x);
   const int64_t first = class_token_ && !config_.vision_class_token ? 1 : 0;
   x = x.view({n, rows, h}).narrow(1, first, rows - first);

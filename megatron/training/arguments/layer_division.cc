@@ -98,15 +98,18 @@ StageLayout with_counts(const StageLayout& even, const std::vector<int64_t>& cou
 
 // What is computed again comes before the input gradient; other kernels move as much in both
 // passes.
+PassCosts work_seconds(double weights, double scores, double again, double moved) {
+  const double w = operations_time(weights), s = operations_time(scores),
+               m = moving_time(moved) / 2;
+  return {w + s + m, w + 2 * s + operations_time(again) + m, w};
+}
+
 PassCosts layer_seconds(const TransformerConfig& t, const LayerCost& layer) {
   const bool full = t.recompute_granularity == RecomputeGranularity::kFull;
-  const double weights = operations_time(layer.weight_products()),
-               scores = operations_time(layer.score_products()),
-               again = operations_time(full ? layer.products()
-                                            : layer.first.recomputed_products +
-                                                  layer.second.recomputed_products),
-               moved = moving_time(layer.first.moved_elements + layer.second.moved_elements) / 2;
-  return {weights + scores + moved, weights + 2 * scores + again + moved, weights};
+  return work_seconds(
+      layer.weight_products(), layer.score_products(),
+      full ? layer.products() : layer.first.recomputed_products + layer.second.recomputed_products,
+      layer.first.moved_elements + layer.second.moved_elements);
 }
 
 bool names_layers_of_stages(const PipelineConfig& p) {

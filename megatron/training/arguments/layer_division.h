@@ -10,6 +10,9 @@ namespace megatron {
 // Whether flags say how many layers stages or chunks have, and not the number of these alone.
 bool names_layers_of_stages(const PipelineConfig& config);
 
+// Seconds of multiply-adds and of moved elements on an H100, as below.
+PassCosts work_seconds(double weights, double scores, double again, double moved);
+
 // Seconds of the passes of a layer for each token of the sequence, over all of its ranks:
 // operations at the rate that GEMMs attain on an H100, the bytes of other kernels at that of its
 // memory, in bf16.

@@ -103,7 +103,11 @@ ChunkPass::ChunkPass(const LayoutPlan& plan, int stage, int chunk)
       arrived_(slice_.head ? 0 : stream_),
       halves_(in_flight_) {
   // The embedding's output, and its gradient
-  pass_.moments.push_back({stream_, arrived_ + stream_, arrived_ + stream_});
+  const EndCost& embedding = plan.ends.embedding;
+  const int64_t backward = arrived_ + stream_ + embedding.backward_peak;
+  pass_.moments.push_back({std::max(stream_, slice_.embedding ? embedding.forward_peak : 0),
+                           slice_.embedding ? backward : arrived_ + stream_,
+                           slice_.embedding ? backward : arrived_ + stream_});
   streams_.push_back(stream_);
 }
 
@@ -279,7 +283,12 @@ void ChunkPass::hold(int64_t bytes, int64_t after) {
 // Layers run before the head saves anything, and run backward after it has freed everything.
 void ChunkPass::add_ends() {
   const EndsCost& ends = plan_.ends;
-  if (slice_.embedding) pass_.saved.ends += ends.embedding.saved;
+  if (slice_.embedding) {
+    pass_.saved.ends += ends.embedding.saved - ends.encoder - ends.features;
+    pass_.saved.encoder += ends.encoder;
+    pass_.saved.features += ends.features;
+    pass_.pending += ends.embedding.pending;
+  }
   if (!slice_.head) return;
   const EndCost& head = ends.head;
   pass_.saved.ends += head.saved;

@@ -8,6 +8,7 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/pipeline_parallel/draw.h"
 #include "megatron/training/planning/letter_costs.h"
+#include "megatron/training/planning/module_costs.h"
 
 namespace megatron {
 
@@ -117,12 +118,35 @@ std::string letters_text(const LayoutPlan& plan) {
              "  of one layer, for a micro-batch on a rank; times at the rates of an H100\n");
 }
 
+// Rows of modules besides the language model; empty: there are none.
+std::string modules_text(const LayoutPlan& plan) {
+  const std::vector<ModuleReport> modules = module_reports(plan);
+  if (modules.empty()) return {};
+  Table table({"module", "parameters", "trained", "forward TFLOP", "backward TFLOP", "forward ms",
+               "backward ms"});
+  const auto tera = [](double flops) { return format_text("%.4f", flops / 1e12); };
+  for (const ModuleReport& one : modules)
+    table.add({one.name, format_count(static_cast<uint64_t>(one.parameters)),
+               format_count(static_cast<uint64_t>(one.trained)), tera(one.forward_flops),
+               tera(one.backward_flops), format_text("%.3f", one.forward_ms),
+               format_text("%.3f", one.backward_ms)});
+  return cat("\n", table.text(),
+             "  of the largest legal micro-batch, for a rank; times at the rates of an H100\n");
+}
+
 std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
   const StageMemory& m = report.stages[static_cast<size_t>(report.fullest)].memory;
   Table table({cat("memory of a rank of stage ", report.fullest, ", GiB"), ""});
   for (const auto& [name, bytes] : memory_items(m)) {
     if (bytes == 0) continue;
     table.add({name, gib(bytes)});
+    for (const ModuleMemory& module : m.modules) {
+      const int64_t of = name == "weights"            ? module.weights
+                         : name == "gradients"        ? module.gradients
+                         : name == "optimizer states" ? module.states
+                                                      : 0;
+      if (of > 0) table.add({cat("  ", module_name(module.name), " ", gib(of))});
+    }
     if (name != "activations") continue;
     for (size_t chunk = 0; chunk < m.passes.size(); ++chunk) {
       const SavedBytes& saved = m.passes[chunk].saved;
@@ -134,7 +158,9 @@ std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
             {"norms", saved.norms},
             {"attention", saved.attention},
             {"mlp", saved.mlp},
-            {"embedding, head, loss", saved.ends}})
+            {"embedding, head, loss", saved.ends},
+            {"encoder of images", saved.encoder},
+            {"features of images", saved.features}})
         if (size > 0) table.add({cat("    ", part, " ", gib(size))});
     }
   }
@@ -262,7 +288,15 @@ void add_json(JsonWriter& json, const StageMemory& m) {
       .member("host_optimizer_states", m.host_optimizer_states)
       .member("host_activations", m.host_activations)
       .member("in_flight", m.passes_in_flight);
-  json.key("saved_per_pass").begin_array();
+  json.key("modules").begin_object();
+  for (const ModuleMemory& module : m.modules)
+    json.key(module_name(module.name))
+        .begin_object()
+        .member("weights", module.weights)
+        .member("gradients", module.gradients)
+        .member("optimizer states", module.states)
+        .end_object();
+  json.end_object().key("saved_per_pass").begin_array();
   for (const PassBytes& pass : m.passes) {
     const SavedBytes& saved = pass.saved;
     json.begin_object()
@@ -271,6 +305,8 @@ void add_json(JsonWriter& json, const StageMemory& m) {
         .member("attention", saved.attention);
     json.member("mlp", saved.mlp)
         .member("ends", saved.ends)
+        .member("encoder", saved.encoder)
+        .member("features", saved.features)
         .member("all", saved.total())
         .end_object();
   }
@@ -306,13 +342,23 @@ PassCosts chunk_costs(const LayoutPlan& plan, int stage, int chunk, double unit,
     first_again += layer.first.recomputed_products;
     second_again += layer.second.recomputed_products;
   }
-  const double linear = weights / unit + (slice.head && !plan.splits_vocabulary() ? head : 0.0),
-               attention = scores / unit;
+  double linear = weights / unit + (slice.head && !plan.splits_vocabulary() ? head : 0.0),
+         attention = scores / unit;
   const double again =
       (full ? (weights + scores) / unit : 0.0) + first_again / unit + second_again / unit;
+  double forward = linear + attention, input = forward + attention + again;
+  for (const ModuleCost& module : plan.ends.modules) {
+    if (!slice.embedding) break;
+    const double per_token = static_cast<double>(plan.tensor) / static_cast<double>(plan.tokens());
+    const double w = module.weights * per_token / unit, s = module.scores * per_token / unit;
+    forward += w + s;
+    if (module.grads) input += w + 2 * s;
+    if (module.weight_grads) linear += w;
+  }
   // A minimum, so that the drawing shows segments without work.
-  const double forward = std::max(linear + attention, 0.05);
-  return {forward, forward + attention + again, std::max(linear, 0.05)};
+  const double least = 0.05;
+  return {std::max(forward, least), input + std::max(0.0, least - forward),
+          std::max(linear, least)};
 }
 
 }  // namespace
@@ -474,6 +520,21 @@ void write_letters(const LayoutPlan& plan, JsonWriter& json) {
   json.end_array();
 }
 
+void write_modules(const LayoutPlan& plan, JsonWriter& json) {
+  json.key("modules").begin_array();
+  for (const ModuleReport& one : module_reports(plan))
+    json.begin_object()
+        .member("name", one.name)
+        .member("parameters", one.parameters)
+        .member("trained", one.trained)
+        .member("forward_flops", one.forward_flops)
+        .member("backward_flops", one.backward_flops)
+        .member("forward_ms", one.forward_ms)
+        .member("backward_ms", one.backward_ms)
+        .end_object();
+  json.end_array();
+}
+
 }  // namespace
 
 std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
@@ -482,8 +543,9 @@ std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
     out += cat("pipeline: ", plan.schedule.name, ", idle ",
                format_text("%.1f%%", 100 * report.idle), " of the time\n");
   out += checkpoint_text(report);
-  out += groups_text(plan) + "\n" + stages_text(plan, report) + letters_text(plan) + "\n" +
-         memory_text(plan, report) + "\n" + traffic_text(report) + expert_loads_text(report);
+  out += groups_text(plan) + "\n" + stages_text(plan, report) + letters_text(plan) +
+         modules_text(plan) + "\n" + memory_text(plan, report) + "\n" + traffic_text(report) +
+         expert_loads_text(report);
   return report.step ? out + step_text(plan, *report.step) : out;
 }
 
@@ -502,6 +564,7 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
   if (const std::string pattern = pattern_of(plan); !pattern.empty())
     json.member("hybrid_layer_pattern", pattern);
   write_letters(plan, json);
+  write_modules(plan, json);
   json.member("layers", report.stage_layers).member("fullest_stage", report.fullest);
   json.member("cuda_context", report.outside.context)
       .member("nccl_buffers", report.outside.communicators);

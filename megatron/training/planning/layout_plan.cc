@@ -139,9 +139,16 @@ ModelConfig LayoutPlan::model_config() const {
 void LayoutPlan::set_expert_load(double load) {
   expert_load = load;
   const ModelConfig config = model_config();
+  const auto trains = [this](std::string_view name) {
+    return std::ranges::any_of(held_by(0).chunks, [&](const std::unique_ptr<Model>& chunk) {
+      return std::ranges::any_of(chunk->parameters(), [&](const Parameter* p) {
+        return p->trainable && p->name.starts_with(name);
+      });
+    });
+  };
   ends = find_model_type(config.type)
              .ends_cost(config, {layer_shape(), vocabulary.padded_size,
-                                 splits_vocabulary() ? pipeline : 1});
+                                 splits_vocabulary() ? pipeline : 1, trains});
 }
 
 LayerCost LayoutPlan::layer_cost(int64_t layer_number, bool offloaded) const {

@@ -100,12 +100,32 @@ int64_t code_bytes(const std::vector<Parameter*>& parameters) {
   return bytes;
 }
 
+// Of the modules besides the language model, without the alignment of buffers.
+void add_modules(const LayoutPlan& plan, const PlannedBuffer& planned, StageMemory& memory) {
+  const DataSharding& sharding = planned.sharding;
+  memory.modules.resize(plan.ends.modules.size());
+  for (size_t i = 0; i < memory.modules.size(); ++i) {
+    ModuleMemory& module = memory.modules[i];
+    module.name = plan.ends.modules[i].name;
+    for (const Parameter* p : planned.parameters) {
+      if (!p->name.starts_with(module.name)) continue;
+      const int64_t elements = num_elements(*p);
+      module.weights += plan.bytes.model * elements / (sharding.values ? sharding.shards : 1);
+      if (!p->trainable) continue;
+      module.gradients += plan.bytes.sum * elements / (sharding.gradients ? sharding.shards : 1);
+      module.states += optimizer_state_bytes(plan.arguments.optimizer, plan.bytes.model == 2) *
+                       elements / sharding.shards;
+    }
+  }
+}
+
 void add_buffer(const LayoutPlan& plan, const PlannedBuffer& planned, StageMemory& memory) {
   const BufferLayout& buffer = planned.layout;
   const DataSharding& sharding = planned.sharding;
   const int64_t all = buffer.num_value_elements, own = all / sharding.shards;
   const int64_t trained = buffer.num_trained_elements, own_trained = trained / sharding.shards;
   for (const Parameter* p : planned.parameters) memory.parameters += num_elements(*p);
+  add_modules(plan, planned, memory);
   memory.weights += plan.bytes.model * (sharding.values ? own : all);
   if (!sharding.values) memory.weights += code_bytes(planned.parameters);
   memory.gradients += plan.bytes.sum * (sharding.gradients ? own_trained : trained);
@@ -133,7 +153,7 @@ class Walk {
         out_(memory),
         in_flight_(memory.passes.size(), 0),
         transfer_(plan.transfer_bytes(stage)),
-        batch_(plan.ends.batch),
+        batch_(plan.ends.batch + (plan.stages.slice(stage, 0).embedding ? plan.ends.media : 0)),
         vocabulary_(plan.ends.split_head),
         hidden_calls_(
             hidden_calls(plan.schedule, stage, plan.arguments.pipeline.overlap_p2p_communication)),

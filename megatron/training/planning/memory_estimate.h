@@ -36,6 +36,12 @@
 
 namespace megatron {
 
+// Of weights, gradients and states: those of one module besides the language model.
+struct ModuleMemory {
+  std::string name;  // as of ModuleCost
+  int64_t weights = 0, gradients = 0, states = 0;
+};
+
 struct StageMemory {
   int64_t parameters = 0;  // elements on this rank
   int64_t weights = 0;
@@ -57,6 +63,7 @@ struct StageMemory {
   // Offloaded, in pinned memory of the host, at the moment of the peak
   int64_t host_activations = 0;
 
+  std::vector<ModuleMemory> modules;  // of EndsCost::modules
   std::vector<PassBytes> passes;      // by chunk
   std::vector<int> passes_in_flight;  // by chunk, at the peak
 

@@ -153,9 +153,14 @@ ShardedStores::ShardedStores(const LayoutPlan& plan, int stage,
     std::vector<Use> again;
     const std::vector<Parameter*> parameters =
         plan.held_by(stage).chunks[static_cast<size_t>(chunk)]->parameters();
-    // Those of multi-token prediction run with the head.
-    const auto in_layers = [](const Parameter* p) {
-      return part_of_model(p->name).is_layer() && !p->name.starts_with("mtp.");
+    // Those of multi-token prediction run with the head, those of an encoder before the layers.
+    const auto of_encoder = [&plan](const Parameter* p) {
+      return std::ranges::any_of(plan.ends.modules, [&](const ModuleCost& module) {
+        return p->name.starts_with(module.name);
+      });
+    };
+    const auto in_layers = [&](const Parameter* p) {
+      return part_of_model(p->name).is_layer() && !p->name.starts_with("mtp.") && !of_encoder(p);
     };
     auto left = std::ranges::count_if(parameters, in_layers);
     for (const Parameter* p : parameters) {
@@ -167,13 +172,15 @@ ShardedStores::ShardedStores(const LayoutPlan& plan, int stage,
       if (in_layer && part.name != std::exchange(last, part.name))
         layers = std::min(layers + 1, after - 1);
       // What stands between layers, as the norm behind an encoder, runs with the layer before it.
-      const size_t moment = in_layer                         ? layers
+      const size_t moment = of_encoder(p)                    ? 0
+                            : in_layer                       ? layers
                             : output                         ? head
                             : layers == 0 && slice.embedding ? 0
                             : layers > 0 && left > 0         ? layers
                                                              : after;
       const auto& [domain, index] = places.at(p);
-      const bool read_again = moment > 0 && p->role != ParameterRole::kBias;
+      const bool read_again = (moment > 0 || of_encoder(p)) && p->role != ParameterRole::kBias &&
+                              (moment > 0 || p->role != ParameterRole::kEmbedding);
       uses[moment].push_back({domain, index, read_again, output || is_hidden_matrix(*p)});
       if (moment == 0 && slice.head && p->uses > 1) again.push_back({domain, index, true, true});
     }

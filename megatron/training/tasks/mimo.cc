@@ -1,4 +1,5 @@
 // Training of a GPT that reads images beside text.
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -159,10 +160,23 @@ BatchMaker::Addition add_images(const ModelConfig& config) {
   };
 }
 
+// A plan counts the pictures of a sequence, which a flag of the data limits.
+ModelProvider mimo_provider() {
+  return [provide = provide_model("mimo")](const Arguments& arguments, const Vocabulary& vocabulary,
+                                           const ParallelGroups& groups, const StageSlice& slice,
+                                           const std::vector<Model*>& chunks) {
+    Arguments counted = arguments;
+    auto& own = own_config<MimoConfig>(counted.own);
+    const int64_t most = own_config<MimoDataConfig>(arguments.own).max_patches_per_sequence;
+    if (most > 0) own.most_pictures = std::max<int64_t>(1, most / own.patches());
+    return provide(counted, vocabulary, groups, slice, chunks);
+  };
+}
+
 PretrainTask mimo_task(const Arguments& arguments) {
   PretrainTask task = gpt_task(arguments);
   task.name = "mimo";
-  task.model_provider = provide_model("mimo");
+  task.model_provider = mimo_provider();
   task.datasets_provider = mimo_datasets;
   task.add_to_batch = add_images;
   task.flops_per_token = [provide = task.model_provider](const Arguments& a,

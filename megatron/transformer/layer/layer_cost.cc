@@ -12,6 +12,8 @@ SavedBytes& SavedBytes::operator+=(const SavedBytes& other) {
   attention += other.attention;
   mlp += other.mlp;
   ends += other.ends;
+  encoder += other.encoder;
+  features += other.features;
   return *this;
 }
 
@@ -21,6 +23,8 @@ SavedBytes& SavedBytes::operator-=(const SavedBytes& other) {
   attention -= other.attention;
   mlp -= other.mlp;
   ends -= other.ends;
+  encoder -= other.encoder;
+  features -= other.features;
   return *this;
 }
 
@@ -208,7 +212,8 @@ StreamCost::StreamCost(const TransformerConfig& c, const LayerShape& shape, bool
       pre_norm(normed_input),
       recompute_norm(c.recomputes("layernorm")),
       pre_norm_saved(pre_norm ? stats + (recompute_norm ? 0 : normed) : 0),
-      post_norm_saved(c.has_post_norm() ? (part > 0 ? part : product) + stats : 0) {}
+      post_norm_saved((c.has_post_norm() ? (part > 0 ? part : product) + stats : 0) +
+                      (c.branch_scales ? normed : 0)) {}
 
 void StreamCost::column_forward(int64_t output, AllocationTrack& track) const {
   if (pre_norm) track.take(stats + normed + cast);

@@ -46,8 +46,9 @@ struct SavedBytes {
   int64_t norms = 0;
   int64_t attention = 0;
   int64_t mlp = 0;
-  int64_t ends = 0;  // embedding, final norm, head, loss
-  int64_t total() const { return residual + norms + attention + mlp + ends; }
+  int64_t ends = 0;                   // embedding, final norm, head, loss
+  int64_t encoder = 0, features = 0;  // of media: an encoder, and what it gives to the first layer
+  int64_t total() const { return residual + norms + attention + mlp + ends + encoder + features; }
   SavedBytes& operator+=(const SavedBytes& other);
   SavedBytes& operator-=(const SavedBytes& other);
 };
@@ -258,7 +259,7 @@ struct StreamCost {
   int64_t branch;  // gradient of the sublayer's output, if it is not that of the stream
   bool pre_norm, recompute_norm;
   // Saved by the input's norm (statistics, and its output unless it is recomputed) and by the norm
-  // of the sublayer's output; 0 without one
+  // and the scale of the sublayer's output; 0 without one
   int64_t pre_norm_saved, post_norm_saved;
 
   // Norm, all-gather and GEMM of a column-parallel layer; the output stays allocated.

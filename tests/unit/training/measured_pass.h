@@ -30,6 +30,7 @@ inline Measured measure(const Arguments& a, int64_t padded_vocab, const StageSli
   const PretrainTask task = find_task(a);
   const std::unique_ptr<Model> module =
       task.model_provider(a, {500, padded_vocab}, groups, slice, {});
+  freeze_parameters(a.training, *module);
   const at::ScalarType dtype = model_dtype(a.optimizer);
   DistributedDataParallel store(*module, groups, dtype, c10::kCPU);
   store.initialize(1);

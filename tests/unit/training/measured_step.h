@@ -7,14 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "megatron/models/retro/retro_config.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/passes.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
-#include "megatron/transformer/context_parallel/context_parallel.h"
 #include "tests/unit/allocation_meter.h"
 #include "tests/unit/parse_line.h"
+#include "tests/unit/training/random_batch.h"
 
 namespace megatron {
 
@@ -25,29 +24,11 @@ inline Arguments parse(const std::string& flags, int64_t world_size) {
 inline const std::string kRun =
     " --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 500 ";
 
-inline Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
-  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length / groups.cp.size();
-  Batch batch;
-  batch.set("tokens", at::randint(0, 500, {b, s}, at::kLong));
-  batch.set("labels", at::randint(0, 500, {b, s}, at::kLong));
-  batch.set("loss_mask", at::ones({b, s}));
-  if (a.training.task == "retro") {
-    const auto& own = own_config<RetroConfig>(a.own);
-    const int64_t m = own.retro_chunk_length, k = own.retro_num_neighbors;
-    batch.set("neighbor_tokens", at::randint(0, 500, {b, s / m, k, 2 * m}, at::kLong));
-    batch.set("neighbor_mask", at::ones({b, s / m, k}, at::kByte));
-  }
-  batch.place.sample = at::arange(b, at::kLong);
-  batch.place.position =
-      zigzag_positions(a.transformer.seq_length, groups.cp.size(), groups.cp.rank());
-  return batch;
-}
-
 // What the allocator counts in the second of two training steps; `evaluates`: a forward over other
 // samples comes before it.
 inline int64_t step_peak(const Arguments& a, const Vocabulary& vocabulary,
                          const ParallelGroups& groups, bool evaluates = false) {
-  const PretrainTask task = gpt_task();
+  const PretrainTask task = find_task(a);
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   TrainedModel model =

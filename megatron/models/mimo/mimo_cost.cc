@@ -1,0 +1,269 @@
+// What the encoder of images costs a rank, besides the language model. Letters as in
+// models/common/ends_cost.h; of the encoder h_v its width, h_f that of a feature, p the side of a
+// patch, m the width of the projector; P the pictures of the worst legal micro-batch that a rank
+// encodes, n patches each, r = P (n + 1) rows (P n of SigLIP), N = P times the features of a picture.
+//
+// Held by a micro-batch: 3 p^2 P n bytes of pixels, 40 r of segments, places of all features.
+// Saved behind the embedding:
+//   pixels       3 p^2 P n e              as the numbers that conv1 reads
+//   norm         r h_v e + 8 r            CLIP before the layers, SigLIP behind them: the input and
+//                                         its statistics
+//   layers       as those of a language model, of P sequences
+//   projector    N h_f e                  features
+//                2 N m e                  mlp: input and output of the activation, m wide
+//                N h_f e + 8 N            the norm's output, and its statistics
+//   features     t N h e, and a place of 8 bytes each
+// Where the encoder is frozen as a whole it saves nothing, and with the projector neither does
+// that. An encoder that is frozen in part saves all.
+#include <algorithm>
+
+#include "megatron/models/mimo/mimo_model.h"
+#include "megatron/transformer/transformer_layer_cost.h"
+
+namespace megatron {
+namespace {
+
+constexpr int64_t kPlaceBytes = 8, kPixelIndexBytes = 8, kColours = 3;
+constexpr int64_t kSegmentBytes = 5 * kPlaceBytes;  // of a row: UnpaddedRows
+
+constexpr const char *kEncoder = "vision_model.", *kProjector = "vision_projection.";
+
+// Sizes of the worst micro-batch.
+struct Images {
+  Images(const ModelConfig& config, const EndsShape& of)
+      : own(config.own.as_or_default<MimoConfig>()),
+        language(config.transformer),
+        layers(own.encoder(language)),
+        given(of.layer),
+        trains_encoder(!of.trains || of.trains(kEncoder)),
+        trains_projector(!of.trains || of.trains(kProjector)) {
+    const int64_t room = language.seq_length / own.features();
+    const int64_t of_sequence = own.most_pictures > 0 && own.vision_newlines ? own.most_pictures
+                                : own.most_pictures > 0 ? std::min(room, own.most_pictures)
+                                                        : room;
+    all = given.samples * of_sequence;
+    pictures = (all + given.tensor - 1) / given.tensor;
+    rows = pictures * own.encoder_rows();
+    features = pictures * own.features();
+    padded = features * given.tensor;
+    shape = given;
+    shape.samples = pictures;
+    shape.tokens = shape.rows = rows;
+    shape.residual = shape.element;
+    shape.tensor = shape.context = 1;
+    shape.context_levels.clear();
+    shape.sequence_parallel = shape.documents = shape.padded = false;
+    shape.unpadded = true;
+    for (int64_t layer = 1; layer <= layers.num_layers; ++layer)
+      costs.push_back(transformer_layer_cost(layers, layer, shape, /*offloaded=*/false));
+  }
+
+  int64_t middle() const {
+    if (own.vision_projection_type != VisionProjection::kMlp) return 0;
+    return own.vision_projection_ffn_hidden_size > 0 ? own.vision_projection_ffn_hidden_size
+                                                     : language.hidden_size;
+  }
+  int64_t pixels() const {
+    return pictures * own.patches() * kColours * own.patch_dim * own.patch_dim;
+  }
+  // Bytes
+  int64_t width() const { return rows * layers.hidden_size * shape.element; }
+  int64_t read() const { return features * own.feature_size() * shape.element; }
+  int64_t activated() const { return features * middle() * shape.element; }
+  int64_t given_rows() const { return features * language.hidden_size * shape.element; }
+  int64_t of_sequences() const {
+    return given.tokens * language.hidden_size * shape.element;  // [s, b, h]
+  }
+  int64_t projector_norm() const {
+    return own.vision_projection_norm ? read() + 2 * features * shape.sum : 0;
+  }
+  // Saved by the norm besides those of the layers, which is before or behind them
+  int64_t norm() const {
+    return own.is_clip() || own.is_siglip() ? width() + 2 * rows * shape.sum : 0;
+  }
+  bool trains() const { return trains_encoder || trains_projector; }
+
+  const MimoConfig own;
+  const TransformerConfig& language;
+  const TransformerConfig layers;
+  const LayerShape& given;
+  const bool trains_encoder, trains_projector;
+  int64_t all = 0, pictures = 0;  // of all tensor ranks, of one
+  int64_t rows = 0, features = 0;
+  int64_t padded = 0;  // features of all ranks, as many of each as of the one with most
+  LayerShape shape;    // of the encoder's layers
+  std::vector<LayerCost> costs;
+};
+
+int64_t encoder_saved(const Images& z) {
+  if (!z.trains_encoder) return 0;
+  int64_t saved = z.pixels() * z.shape.element;
+  saved += z.norm();
+  for (const LayerCost& layer : z.costs) saved += layer.saved().total();
+  return saved;
+}
+
+int64_t features_saved(const Images& z) {
+  if (!z.trains()) return 0;
+  int64_t saved = z.read() + 2 * z.activated() + z.projector_norm();
+  saved += z.all * z.own.features() * (kPlaceBytes + z.language.hidden_size * z.shape.element);
+  if (z.own.vision_newlines) saved += z.given.tokens * z.shape.element;
+  return saved;
+}
+
+// From pixels to rows of the first layer; ends with what is saved.
+void forward(const Images& z, AllocationTrack& track) {
+  const int64_t numbers = z.pixels() * z.shape.element, sums = z.pixels() * z.shape.sum,
+                index = z.pixels() * kPixelIndexBytes, w = z.width();
+  track.touch(2 * index);
+  track.touch(index + sums + (z.shape.element != z.shape.sum ? numbers : 0));
+  track.take(numbers);
+  track.take(2 * w);  // conv1; with the class row
+  track.give(w);
+  track.touch(w);  // with positions
+  if (z.own.is_clip()) track.take(z.norm());
+  if (!z.trains_encoder) track.give(track.live() - w);
+  for (const LayerCost& layer : z.costs) {
+    if (z.trains_encoder) {
+      track.touch(layer.forward_peak());
+      track.take(layer.saved().total());  // its input is there, its output comes
+    } else {
+      track.touch(layer.stream + layer.unrecorded_peak());
+    }
+  }
+  if (z.own.is_siglip()) track.take(z.norm());
+  if (z.own.is_siglip() && !z.trains_encoder) track.give(z.norm());
+  track.take(z.read());
+  track.give(w);  // what the last layer gave
+  track.take(2 * z.activated() + z.given_rows() + z.projector_norm());
+  if (!z.trains()) track.give(z.read() + 2 * z.activated() + z.projector_norm());
+  if (z.given.tensor > 1) {
+    const int64_t whole = z.given_rows() * z.given.tensor;
+    track.take(z.given_rows() + whole);
+    track.give(2 * z.given_rows());
+    track.take(whole);  // those that are taken
+    track.give(whole);
+  }
+  const int64_t placed = z.of_sequences();
+  track.take(kPlaceBytes * z.all * z.own.features());
+  track.take(2 * placed);
+  track.touch(z.own.vision_newlines ? placed : 0);
+}
+
+// From the gradient of the first layer's input, with all saved.
+void backward(const Images& z, AllocationTrack& track) {
+  if (!z.trains()) return;
+  const int64_t whole = z.given_rows() * z.given.tensor, saved = features_saved(z);
+  track.take(z.of_sequences());  // of the placed rows, then of the features
+  track.take(whole);
+  track.give(z.of_sequences());
+  if (z.given.tensor > 1) {
+    track.take(whole);  // in the order of the ranks
+    track.give(whole);
+    track.take(z.given_rows());
+    track.give(whole);
+  }
+  if (z.middle() > 0) {
+    track.take(z.activated());
+    track.give(z.given_rows() + z.activated());  // and what the second linear read
+    track.take(z.activated());
+    track.give(2 * z.activated());  // with the activation's input
+  }
+  const int64_t grad = z.middle() > 0 ? z.activated() : z.given_rows();
+  if (!z.trains_encoder) return;
+  track.take(z.read());
+  track.give(grad - z.activated());
+  track.give(saved - 2 * z.activated());
+  track.take(z.width());
+  track.give(z.read());
+  if (z.own.is_siglip()) track.give(z.norm());
+  for (size_t i = z.costs.size(); i-- > 0;) {
+    track.touch(z.costs[i].backward_peak(/*grad_is_held=*/false).most);
+    track.give(z.costs[i].saved().total());
+  }
+  track.touch(2 * z.width());  // of the norm, and without the class row
+}
+
+// Held by the linears between the passes I and W.
+int64_t pending(const Images& z) {
+  int64_t bytes = 0;
+  if (z.trains_encoder) {
+    bytes += z.pixels() * z.shape.element +
+             z.pictures * z.own.patches() * z.layers.hidden_size * z.shape.element;
+    for (const LayerCost& layer : z.costs) bytes += layer.first.pending + layer.second.pending;
+  }
+  if (z.trains_projector)
+    bytes += z.read() + z.projector_norm() + 2 * z.activated() + z.given_rows();
+  return bytes;
+}
+
+double encoder_products(const Images& z) {
+  const double in = static_cast<double>(kColours * z.own.patch_dim * z.own.patch_dim);
+  double products = static_cast<double>(z.pictures * z.own.patches()) * in *
+                    static_cast<double>(z.layers.hidden_size);
+  for (const LayerCost& layer : z.costs)
+    products += static_cast<double>(z.rows) * layer.weight_products();
+  return products;
+}
+
+ModuleCost encoder_cost(const Images& z) {
+  ModuleCost cost{kEncoder, encoder_products(z)};
+  const auto rows = static_cast<double>(z.rows);
+  for (const LayerCost& layer : z.costs) {
+    cost.scores += rows * layer.score_products();
+    cost.moved += rows * (layer.first.moved_elements + layer.second.moved_elements);
+  }
+  cost.weight_grads = cost.grads = z.trains_encoder;
+  return cost;
+}
+
+ModuleCost projector_cost(const Images& z) {
+  const auto in = static_cast<double>(z.own.feature_size()),
+             out = static_cast<double>(z.language.hidden_size),
+             middle = static_cast<double>(z.middle()), rows = static_cast<double>(z.features);
+  ModuleCost cost{kProjector, rows * (middle > 0 ? middle * (in + out) : in * out)};
+  cost.moved = 5 * rows * middle;
+  cost.weight_grads = z.trains_projector;
+  cost.grads = z.trains();
+  return cost;
+}
+
+}  // namespace
+
+std::string_view mimo_unplanned(const ModelConfig& config) {
+  const auto& own = config.own.as_or_default<MimoConfig>();
+  if (own.bidirectional_images)
+    return "what attention in both directions within images (--bidirectional-images) costs is not "
+           "known to check\nhint: every rule holds; measure memory with a few steps";
+  if (!own.vision_newlines || own.most_pictures > 0) return {};
+  return "how many pictures a sequence may have depends on the shapes of the images\nhint: "
+         "--max-patches-per-sequence says how many patches they have at most";
+}
+
+EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
+  EndsCost cost = language_ends_cost(config, shape);
+  if (!config.own.as_or_default<MimoConfig>().is_given()) return cost;
+  const Images z(config, shape);
+  cost.encoder = encoder_saved(z);
+  cost.features = features_saved(z);
+  const int64_t saved = cost.encoder + cost.features;
+  cost.embedding.saved += saved;
+  AllocationTrack forwards, backwards;
+  forward(z, forwards);
+  cost.embedding.forward_peak = forwards.most() - saved;
+  backward(z, backwards);
+  cost.embedding.backward_peak = backwards.most();
+  cost.embedding.pending = pending(z);
+  const bool taken = z.given.tensor > 1 || z.own.vision_newlines;
+  cost.media = z.pixels() + kSegmentBytes * z.rows +
+               (taken ? 2 : 1) * kPlaceBytes * z.all * z.own.features();
+  cost.modules = {encoder_cost(z), projector_cost(z)};
+  if (z.given.tensor > 1) {
+    const double one_way =
+        scatter_bytes(z.given.tensor, static_cast<double>(z.given_rows() * z.given.tensor));
+    cost.embedding.tensor += {one_way, z.trains() && z.given.sequence_parallel ? one_way : 0};
+  }
+  return cost;
+}
+
+}  // namespace megatron

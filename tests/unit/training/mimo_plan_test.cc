@@ -1,0 +1,155 @@
+// What a model that reads images holds of its largest micro-batch, next to its plan.
+#include <gtest/gtest.h>
+
+#include "megatron/base/check.h"
+#include "megatron/models/mimo/mimo_config.h"
+#include "megatron/models/mimo/mimo_model.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/planning/layout_check.h"
+#include "megatron/training/planning/memory_estimate.h"
+#include "megatron/training/planning/module_costs.h"
+#include "tests/unit/training/measured_pass.h"
+
+namespace megatron {
+namespace {
+
+const std::string kSeeingModel =
+    "--task mimo --num-layers 4 --hidden-size 128 --num-attention-heads 8 --seq-length 256 "
+    "--position-embedding-type rope --micro-batch-size 2 --attention-dropout 0 "
+    "--vision-num-layers 3 --vision-hidden-size 64 --vision-ffn-hidden-size 256 "
+    "--vision-num-attention-heads 4 --img-h 32 --img-w 32 --patch-dim 4 --image-token-id 600 "
+    "--disable-vision-class-token ";
+const std::string kClip = "--vision-model-type clip ";
+
+class MimoActivations : public testing::TestWithParam<ActivationCase> {};
+
+TEST_P(MimoActivations, AreWhatThePlanSays) { expect_planned(GetParam(), kSeeingModel + kClip); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, MimoActivations,
+    testing::Values(
+        ActivationCase{"clip", "", 1, true, 0.05},
+        // The encoder holds most.
+        ActivationCase{"large_encoder",
+                       "--num-layers 1 --vision-num-layers 8 --vision-hidden-size 128", 1, true,
+                       0.05},
+        ActivationCase{"internvit",
+                       "--vision-model-type internvit --pixel-shuffle --vision-projection-norm", 1,
+                       true, 0.05},
+        ActivationCase{"siglip", "--vision-model-type siglip --vision-pooling 2", 1, true, 0.05},
+        ActivationCase{"affine", "--vision-projection-type affine", 1, true, 0.05},
+        ActivationCase{"frozen_encoder", "--num-layers 1 --freeze vision_model", 1, true, 0.05},
+        ActivationCase{"frozen_ends", "--freeze vision_model vision_projection", 1, true, 0.05},
+        ActivationCase{"recomputed",
+                       "--recompute-granularity full --recompute-method uniform "
+                       "--recompute-num-layers 1",
+                       1, true, 0.05},
+        ActivationCase{"limited", "--max-patches-per-sequence 130", 1, true, 0.05},
+        ActivationCase{"tp2", "--tensor-model-parallel-size 2", 2, true, 0.05},
+        ActivationCase{"tp2_sp", "--tensor-model-parallel-size 2 --sequence-parallel", 2, true,
+                       0.05},
+        ActivationCase{"pp2", "--pipeline-model-parallel-size 2", 2, true, 0.05}),
+    [](const auto& info) { return info.param.name; });
+
+LayoutPlan plan_of(const std::string& more, int64_t world_size = 1, bool on_gpu = true) {
+  const Arguments a = parse(kSeeingModel + kRun + kClip + more, world_size);
+  return make_layout_plan(a, {500, 1024}, on_gpu, find_task(a).model_provider);
+}
+
+// All that a rank allocates in a step, weights and states included.
+class MimoSteps : public testing::TestWithParam<ActivationCase> {};
+
+TEST_P(MimoSteps, AllocateWhatThePlanSays) {
+  const auto& c = GetParam();
+  const Arguments a = parse(kSeeingModel + kRun + kClip + c.flags, c.world_size);
+  const LayoutPlan plan = plan_of(c.flags, c.world_size, /*on_gpu=*/false);
+  std::mutex mutex;
+  run_ranks(static_cast<int>(c.world_size), [&](const std::shared_ptr<Backend>& world) {
+    const ParallelGroups groups = make_parallel_groups(a.parallel, world);
+    const auto real = static_cast<double>(step_peak(a, {500, 1024}, groups));
+    const std::lock_guard lock(mutex);
+    const auto planned = static_cast<double>(stage_memory(plan, groups.pp.rank()).allocated());
+    EXPECT_NEAR(planned / real, 1, c.tolerance) << planned << " and " << real;
+  });
+}
+
+const std::string kSharded =
+    "--use-megatron-fsdp --overlap-grad-reduce --overlap-param-gather --eval-iters 0 "
+    "--global-batch-size 8 ";
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, MimoSteps,
+    testing::Values(ActivationCase{"serial", "--eval-iters 0", 1, true, 0.05},
+                    ActivationCase{"frozen", "--eval-iters 0 --freeze vision_model", 1, true, 0.05},
+                    ActivationCase{"sharded", kSharded.c_str(), 2, true, 0.05}),
+    [](const auto& info) { return info.param.name; });
+
+// A limit of patches is one of memory.
+TEST(MimoPlan, CountsTheLargestLegalMicroBatch) {
+  const auto saved = [](const std::string& more) { return pass_bytes(plan_of(more), 0, 0).saved; };
+  const SavedBytes whole = saved(""), half = saved("--max-patches-per-sequence 128"),
+                   quarter = saved("--max-patches-per-sequence 64");
+  EXPECT_EQ(saved("--max-patches-per-sequence 100000").encoder, whole.encoder);  // 4 have room
+  EXPECT_EQ(2 * half.encoder, whole.encoder);
+  EXPECT_EQ(4 * quarter.encoder, whole.encoder);
+  EXPECT_EQ(4 * quarter.features, whole.features);
+  EXPECT_EQ(half.ends, whole.ends);
+}
+
+TEST(MimoPlan, AFrozenEncoderSavesNothing) {
+  const SavedBytes frozen = pass_bytes(plan_of("--freeze vision_model"), 0, 0).saved,
+                   both =
+                       pass_bytes(plan_of("--freeze vision_model vision_projection"), 0, 0).saved;
+  EXPECT_EQ(frozen.encoder, 0);
+  EXPECT_GT(frozen.features, 0);
+  EXPECT_EQ(both.features, 0);
+}
+
+// Parameters, and multiply-adds next to the sum over the linears of encoder and projector.
+TEST(MimoPlan, CountsModules) {
+  const LayoutPlan plan = plan_of("--freeze vision_model");
+  const std::vector<ModuleReport> modules = module_reports(plan);
+  ASSERT_EQ(modules.size(), 3u);
+  int64_t all = 0;
+  for (const ModuleReport& one : modules) all += one.parameters;
+  EXPECT_EQ(all, plan.model_elements);
+  const int64_t h = 64, f = 256;
+  const int64_t norms_and_biases = 4 * h + 3 * h + h + f + h;
+  const int64_t of_layer = 4 * h * h + 2 * h * f + norms_and_biases;
+  EXPECT_EQ(modules[0].name, "vision_model");
+  EXPECT_EQ(modules[0].parameters, 3 * of_layer + 48 * h + h + 65 * h + 2 * h);
+  EXPECT_EQ(modules[0].trained, 0);
+  EXPECT_EQ(modules[0].backward_flops, 0);
+  const double pictures = 8, rows = 65 * pictures;
+  EXPECT_EQ(modules[0].forward_flops,
+            2 * (64 * pictures * 48 * h + 3 * rows * (4 * h * h + 2 * h * f + 2 * 65 * h)));
+  EXPECT_EQ(modules[1].forward_flops, 2 * 64 * pictures * (64 * 128 + 128 * 128));
+  EXPECT_EQ(modules[1].backward_flops, 2 * modules[1].forward_flops);
+  EXPECT_GT(modules[2].forward_ms, 0);
+  EXPECT_TRUE(module_reports(make_layout_plan(parse("--num-layers 2 --hidden-size 64 "
+                                                    "--num-attention-heads 4 --seq-length 32 "
+                                                    "--micro-batch-size 1 " +
+                                                        kRun,
+                                                    1),
+                                              {500, 512}))
+                  .empty());
+}
+
+TEST(MimoPlan, IsReported) {
+  const LayoutPlan plan = plan_of("");
+  const std::string text = layout_text(plan, make_layout_report(plan));
+  for (const char* part : {"  vision_model", "  vision_projection", "encoder of images",
+                           "features of images", "forward TFLOP", "  language_model"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+}
+
+// Tiles of an image have fewer tokens than features: tokens do not limit pictures.
+TEST(MimoPlan, NeedsALimitOfTiles) {
+  EXPECT_NE(unplanned_reason(plan_of("--bidirectional-images").model_config()), "");
+  const std::string tiles = "--vision-newlines ";
+  EXPECT_NE(unplanned_reason(plan_of(tiles).model_config()), "");
+  EXPECT_EQ(unplanned_reason(plan_of(tiles + "--max-patches-per-sequence 320").model_config()), "");
+}
+
+}  // namespace
+}  // namespace megatron

@@ -1,0 +1,60 @@
+// A micro-batch of random tokens, of the form that the task of a run reads.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/models/batch.h"
+#include "megatron/models/mimo/mimo_config.h"
+#include "megatron/models/retro/retro_config.h"
+#include "megatron/models/vision/packed_images.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/mimo_rules.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
+
+namespace megatron {
+
+// As many pictures as the sequences may have, divided over the tensor ranks.
+inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, Batch& batch) {
+  const auto& own = own_config<MimoConfig>(a.own);
+  const at::Tensor tokens = batch["tokens"];
+  const int64_t room = tokens.size(1) / own.features(),
+                limit = own_config<MimoDataConfig>(a.own).max_patches_per_sequence / own.patches();
+  std::vector<SeenImage> images;
+  int64_t pictures = 0;
+  for (int64_t i = 0; i < tokens.size(0); ++i)
+    for (int64_t k = 0; k < (limit > 0 ? std::min(room, limit) : room); ++k) {
+      tokens[i].narrow(0, k * own.features(), own.features()).fill_(own.image_token_id);
+      const int owner = static_cast<int>(images.size()) % groups.tp.size();
+      pictures += owner == groups.tp.rank();
+      images.push_back({i, own.patch_rows(), own.patch_columns(), 1, {}, {}, owner});
+    }
+  batch.images = std::make_shared<const PackedImages>(pack_images(
+      own, images,
+      at::randint(0, 256, {pictures * own.patches(), 3 * own.patch_dim * own.patch_dim}, at::kByte),
+      at::randn({3, 256}), {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
+      tokens.size(0), own.image_token_id, groups.tp.rank(), groups.tp.size()));
+}
+
+inline Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
+  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length / groups.cp.size();
+  Batch batch;
+  batch.set("tokens", at::randint(0, 500, {b, s}, at::kLong));
+  batch.set("labels", at::randint(0, 500, {b, s}, at::kLong));
+  batch.set("loss_mask", at::ones({b, s}));
+  if (a.training.task == "retro") {
+    const auto& own = own_config<RetroConfig>(a.own);
+    const int64_t m = own.retro_chunk_length, k = own.retro_num_neighbors;
+    batch.set("neighbor_tokens", at::randint(0, 500, {b, s / m, k, 2 * m}, at::kLong));
+    batch.set("neighbor_mask", at::ones({b, s / m, k}, at::kByte));
+  }
+  if (a.training.task == "mimo") fill_with_images(a, groups, batch);
+  batch.place.sample = at::arange(b, at::kLong);
+  batch.place.position =
+      zigzag_positions(a.transformer.seq_length, groups.cp.size(), groups.cp.rank());
+  return batch;
+}
+
+}  // namespace megatron
