@@ -99,6 +99,11 @@ class MimoTest(support.FolderTest):
         result = support.call("pretrain", *RUN, *MODEL, *self.data, "--train-iters", "5")
         self.assertEqual(result.returncode, 1)
         self.assertRegex(result.stderr, r"error: .*rows.jsonl: line \d+: 1_img1.jpg: byte \d+: JPEG: the file is cut")
+        skipped = self.train("skipped", "--train-iters", "3", "--on-bad-media", "skip")
+        self.assertRegex(skipped.stderr, r"warning: .*rows.jsonl: line 2: 1_img1.jpg: byte \d+: JPEG: .*: the sample counts nothing")
+        self.assertIn("; 5 with images that cannot be decoded, which count nothing", skipped.stderr + skipped.stdout)
+        result = support.call("pretrain", *RUN, *MODEL, *self.data, "--train-iters", "3", "--on-bad-media", "skip", "--max-bad-media", "4")
+        self.assertIn("5 images cannot be decoded, more than --max-bad-media 4; the first: ", result.stderr)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ struct MultimodalDataset::Impl {
             options.most_patches > 0 ? options.most_patches : std::numeric_limits<int64_t>::max()};
   }
   SequenceLoad load_of(int64_t sample);
+  bool is_bad(int64_t sample) const;  // an image of it cannot be decoded
   void choose();
   void pack(int64_t epoch);
   void count_patches();
@@ -76,6 +77,10 @@ std::vector<std::pair<int64_t, int64_t>> MultimodalDataset::Impl::image_places(
     for (int64_t m = 0; m < index->media_count(sample); ++m)
       if (index->facts(sample, m).kind == MediaKind::kImage) out.emplace_back(sample, m);
   return out;
+}
+
+bool MultimodalDataset::Impl::is_bad(int64_t sample) const {
+  return std::ranges::binary_search(index->bad_samples(), sample, {}, &BadSample::sample);
 }
 
 // Counts what becomes of a sample.
@@ -105,7 +110,8 @@ SequenceLoad MultimodalDataset::Impl::load_of(int64_t sample) {
                  " patches, more than the ", options.most_patches, " that a sequence may have");
   counts.cut += kept < all;
   counts.positions += kept;
-  counts.counted += counted;
+  counts.bad += is_bad(sample);
+  if (!is_bad(sample)) counts.counted += counted;
   counts.patches += patches;
   return {kept, patches};
 }
@@ -190,6 +196,7 @@ void MultimodalDataset::read(int64_t index, const SampleSpans& sample,
     const auto at = static_cast<size_t>(begin), count = static_cast<size_t>(kept);
     fuse(d.index->sample(member), d.options.fusion, out.tokens.subspan(at, count),
          out.labels.subspan(at, count), out.loss_mask.subspan(at, count));
+    if (d.is_bad(member)) std::ranges::fill(out.loss_mask.subspan(at, count), 0.0F);
     std::iota(out.position_ids.begin() + begin, out.position_ids.begin() + begin + kept, 0);
     end = at + count;
     position = kept;
@@ -207,6 +214,8 @@ std::vector<SampleImage> MultimodalDataset::images(int64_t index) const {
 void MultimodalDataset::read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const {
   const MultimodalIndex& samples = *impl_->index;
   const auto [sample, medium] = impl_->image_places(index).at(static_cast<size_t>(image));
+  constexpr uint8_t kGray = 128;
+  if (samples.is_bad(sample, medium)) return std::ranges::fill(patches, kGray), void();
   const IndexedMedium place = samples.medium(sample, medium);
   const std::string bytes = samples.bytes(sample, medium);
   read_patches(samples.rules(),

@@ -35,6 +35,7 @@ struct MultimodalCounts {
   int64_t samples = 0, cut = 0, dropped = 0, silent = 0, sequences = 0;
   int64_t positions = 0, counted = 0, patches = 0, most_patches = 0;  // most: of a sequence
   std::string first_dropped;                                          // its name
+  int64_t bad = 0;  // samples with an image that cannot be decoded, of which nothing counts
 };
 
 // Rows of a medium in a sequence.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
 
 #include "megatron/base/check.h"
@@ -12,6 +13,7 @@
 #include "megatron/datasets/index_cache.h"
 #include "megatron/datasets/multimodal/medium_facts.h"
 #include "megatron/datasets/multimodal/multimodal_source.h"
+#include "megatron/media/decode.h"
 
 namespace megatron {
 namespace {
@@ -27,8 +29,9 @@ struct EndsRow {
 struct RunRow {
   int64_t token, rows, medium;
 };
-// Where: a member of the sample's file, a file below the folder of media, bytes of the index.
-enum Where : int64_t { kMember, kFile, kHeld };
+// Where: a member of the sample's file, a file below the folder of media, bytes of the index;
+// nowhere, it cannot be decoded.
+enum Where : int64_t { kMember, kFile, kHeld, kBad };
 // a, b: height and width, or samples and 0. text: end of the name behind the sample's key.
 struct MediumRow {
   int64_t kind, where, offset, size, a, b, text;
@@ -42,17 +45,25 @@ struct Arrays {
   std::vector<EndsRow> ends;
   std::string texts;  // of each sample its key and the names of its media
   std::string held;   // bytes of media that rows hold themselves
+  std::string bad;    // "SAMPLE REASON" on a line each
 };
 
 // As a sample is added.
 struct Encoded {
   SourceSample source;
   std::vector<MediumFacts> media;
+  std::vector<std::string> bad;  // of each medium why it cannot be decoded
   EncodedSample tokens;
 };
 
 std::span<const uint8_t> as_bytes_of(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+// Up to the first empty line.
+std::string_view bad_lines(std::string_view text) {
+  if (text.starts_with('\n')) return {};
+  return text.substr(0, text.find("\n\n") + 1);
 }
 
 void pad_to_words(std::string& bytes) { bytes.resize((bytes.size() + 3) / 4 * 4, '\0'); }
@@ -101,11 +112,16 @@ struct MultimodalIndex::Impl {
   std::span<const MediumRow> media;
   std::span<const EndsRow> ends;
   std::string_view texts, held;
+  std::vector<BadSample> bad;
 
   void build(const MultimodalEncoder& encoder);
   Encoded encode(const MultimodalEncoder& encoder, const SourceRow& row,
                  const std::string& file) const;
+  // What headers say of a medium; `bad`: why it cannot be decoded, if that is no error.
+  MediumFacts facts_of(MediaKind kind, std::span<const uint8_t> bytes, const std::string& name,
+                       std::string& bad) const;
   void add(const Encoded& sample, size_t shard);
+  void read_bad(std::string_view lines);
   void use_own();
   void use_cached();
   void check() const;
@@ -121,7 +137,7 @@ struct MultimodalIndex::Impl {
 
 Encoded MultimodalIndex::Impl::encode(const MultimodalEncoder& encoder, const SourceRow& row,
                                       const std::string& file) const {
-  Encoded out{read_sample(row, root_of(options.media_root, file)), {}, {}};
+  Encoded out{read_sample(row, root_of(options.media_root, file)), {}, {}, {}};
   const auto count = std::ssize(out.source.row.media);
   MEGATRON_CHECK(count <= options.most_media, out.source.name, ": has ", count,
                  " images and sounds, more than ", options.most_media);
@@ -129,18 +145,52 @@ Encoded MultimodalIndex::Impl::encode(const MultimodalEncoder& encoder, const So
     const RowMedium& medium = out.source.row.media[m];
     const FileRange& place = out.source.places[m];
     const std::string name = medium_label(out.source.name, medium.path, m);
+    std::string& bad = out.bad.emplace_back();
     if (place.path.empty()) {
-      out.media.push_back(
-          read_medium_facts(medium.kind, as_bytes_of(medium.bytes), name, options.limits));
+      out.media.push_back(facts_of(medium.kind, as_bytes_of(medium.bytes), name, bad));
       continue;
     }
     // Headers are read from a map: no more of a file than they take.
     const MappedFile mapped(place.path);
     const auto* data = reinterpret_cast<const uint8_t*>(mapped.bytes().data()) + place.offset;
-    out.media.push_back(read_medium_facts(medium.kind, {data, place.size}, name, options.limits));
+    out.media.push_back(facts_of(medium.kind, {data, place.size}, name, bad));
   }
   out.tokens = encoder.encode(out.source.row, out.media, out.source.name);
   return out;
+}
+
+MediumFacts MultimodalIndex::Impl::facts_of(MediaKind kind, std::span<const uint8_t> bytes,
+                                            const std::string& name, std::string& bad) const {
+  if (!options.most_bad || kind != MediaKind::kImage)
+    return read_medium_facts(kind, bytes, name, options.limits);
+  MediumFacts facts{kind, kBadImage, 0};
+  try {
+    facts = read_medium_facts(kind, bytes, name, options.limits);
+    const Image pixels = decode_image({bytes, name}, {.limits = options.limits});
+    if (pixels.size() != facts.size) bad = cat(name, ": is not of the size that its headers say");
+  } catch (const MediaError& error) {
+    bad = error.what();
+    std::ranges::replace(bad, '\n', ' ');
+  }
+  return facts;
+}
+
+void MultimodalIndex::Impl::read_bad(std::string_view lines) {
+  bad.clear();
+  for (size_t end = 0; (end = lines.find('\n')) != std::string_view::npos;
+       lines.remove_prefix(end + 1)) {
+    const std::string_view line = lines.substr(0, end);
+    const size_t blank = line.find(' ');
+    int64_t sample = -1;
+    std::from_chars(line.data(), line.data() + line.size(), sample);
+    MEGATRON_CHECK(blank != std::string_view::npos && sample >= 0 && sample < std::ssize(ends),
+                   path, ": the cached list of bad media is damaged",
+                   "\nhint: remove the folder of --data-cache-path");
+    bad.push_back({sample, std::string(line.substr(blank + 1))});
+  }
+  if (!options.most_bad || std::ssize(bad) <= *options.most_bad) return;
+  throw_error(cat(path, ": ", bad.size(), " images cannot be decoded, more than --max-bad-media ",
+                  *options.most_bad, "; the first: ", bad.front().reason));
 }
 
 void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
@@ -156,7 +206,7 @@ void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
     MediumRow row{
         static_cast<int64_t>(facts.kind), kHeld, 0, 0, facts.size.height, facts.size.width, 0};
     if (facts.kind == MediaKind::kSound) row.a = facts.samples;
-    if (place.path.empty()) {
+    if (place.path.empty() && sample.bad[m].empty()) {
       row.offset = std::ssize(own.held);
       row.size = std::ssize(medium.bytes);
       own.held += medium.bytes;
@@ -164,6 +214,11 @@ void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
       row.where = place.path == files.paths[shard] ? kMember : kFile;
       row.offset = static_cast<int64_t>(place.offset);
       row.size = static_cast<int64_t>(place.size);
+    }
+    if (!sample.bad[m].empty()) {
+      row.where = kBad;
+      row.offset = row.size = 0;
+      own.bad += cat(own.ends.size(), " ", sample.bad[m], "\n");
     }
     own.texts += medium.path;
     row.text = std::ssize(own.texts);
@@ -195,6 +250,8 @@ void MultimodalIndex::Impl::build(const MultimodalEncoder& encoder) {
   }
   pad_to_words(own.texts);
   pad_to_words(own.held);
+  own.bad += '\n';  // an empty line ends it, before what pads it
+  pad_to_words(own.bad);
 }
 
 void MultimodalIndex::Impl::use_own() {
@@ -204,6 +261,7 @@ void MultimodalIndex::Impl::use_own() {
   ends = own.ends;
   texts = own.texts;
   held = own.held;
+  if (options.most_bad) read_bad(bad_lines(own.bad));
 }
 
 void MultimodalIndex::Impl::use_cached() {
@@ -217,6 +275,7 @@ void MultimodalIndex::Impl::use_cached() {
   ends = rows_of<EndsRow>(cached[3]);
   texts = chars(cached[4]);
   held = chars(cached[5]);
+  if (options.most_bad) read_bad(bad_lines(chars(cached[6])));
 }
 
 // That no row leads out of the arrays, whatever lies in the files.
@@ -237,7 +296,7 @@ void MultimodalIndex::Impl::check() const {
     for (int64_t m = last.media; m < end.media; ++m) {
       const MediumRow& row = media[static_cast<size_t>(m)];
       if (row.text < text || row.text > std::ssize(texts) || row.offset < 0 || row.size < 0 ||
-          row.where < kMember || row.where > kHeld ||
+          row.where < kMember || row.where > kBad ||
           (row.where == kHeld &&
            (row.offset > std::ssize(held) || row.size > std::ssize(held) - row.offset)))
         fail(i);
@@ -299,10 +358,13 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
   json.end_array().key("encoding").raw(encoder.description());
   json.member("most_pixels", options.limits.max_image_pixels);
   json.member("most_bytes", options.limits.max_file_bytes);
-  json.member("most_media", options.most_media).end_object();
+  json.member("most_media", options.most_media);
+  if (options.most_bad) json.member("marks_bad", true);
+  json.end_object();
   d.description = json.text();
 
-  static const std::string kNames[] = {"ids", "runs", "media", "ends", "texts", "held"};
+  static const std::string kNames[] = {"ids", "runs", "media", "ends", "texts", "held", "bad"};
+  const size_t arrays_of_index = options.most_bad ? 7 : 6;
   IndexCache cache(folder, "MultimodalIndex", d.description);
   const auto build = [&](const std::function<void(std::span<const CacheArray>)>& store) {
     d.build(encoder);
@@ -312,11 +374,12 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
         array_of("media", d.own.media),
         array_of("ends", d.own.ends),
         words_of("texts", d.own.texts),
-        words_of("held", d.own.held)};
-    store(arrays);
+        words_of("held", d.own.held),
+        words_of("bad", d.own.bad)};
+    store(std::span(arrays).first(arrays_of_index));
     d.own = {};
   };
-  if (cache.get(kNames, build, d.cached)) {
+  if (cache.get(std::span(kNames).first(arrays_of_index), build, d.cached)) {
     d.use_cached();
   } else {
     d.build(encoder);
@@ -331,6 +394,12 @@ int64_t MultimodalIndex::size() const { return std::ssize(impl_->ends); }
 const std::string& MultimodalIndex::path() const { return impl_->path; }
 const MediaRules& MultimodalIndex::rules() const { return impl_->rules; }
 const std::string& MultimodalIndex::description() const { return impl_->description; }
+
+const std::vector<BadSample>& MultimodalIndex::bad_samples() const { return impl_->bad; }
+
+bool MultimodalIndex::is_bad(int64_t i, int64_t medium) const {
+  return impl_->medium_row(i, medium).where == kBad;
+}
 
 EncodedSample MultimodalIndex::sample(int64_t i) const {
   const Impl& d = *impl_;

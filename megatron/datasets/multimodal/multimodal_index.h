@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct MultimodalIndexOptions {
   std::string cache_path;  // empty: cache/MultimodalIndex next to the data
   MediaLimits limits;
   int64_t most_media = 64;  // of a sample
+  // Every image is decoded, and those that cannot be are marked, at most so many: more are an
+  // error. Empty: none is decoded, and headers that cannot be read are errors
+  std::optional<int64_t> most_bad;
 };
 
 // A medium of a sample.
@@ -26,6 +30,14 @@ struct IndexedMedium {
   FileRange place;   // empty path: the index holds the bytes
   std::string name;  // for messages: "a.tar: s/003: img1.png"
 };
+
+// A sample with an image that cannot be decoded, of the size that its headers say or, if they do
+// not, kBadImage.
+struct BadSample {
+  int64_t sample = 0;
+  std::string reason;  // names file, row, medium and byte
+};
+inline constexpr ImageSize kBadImage = {64, 64};
 
 // Built once for each node and mapped. Thread safe.
 class MultimodalIndex {
@@ -46,6 +58,9 @@ class MultimodalIndex {
   // The bytes of a medium. Throws Error if they cannot be read, or if their headers say something
   // else than when the index was built.
   std::string bytes(int64_t i, int64_t medium) const;
+  // With most_bad: whether a medium was marked; the samples of those, ascending.
+  bool is_bad(int64_t i, int64_t medium) const;
+  const std::vector<BadSample>& bad_samples() const;
 
   const std::string& path() const;
   const MediaRules& rules() const;

@@ -1,7 +1,8 @@
 // What the encoder of images costs a rank, besides the language model. Letters as in
 // models/common/ends_cost.h; of the encoder h_v its width, h_f that of a feature, p the side of a
 // patch, m the width of the projector; P the pictures of the worst legal micro-batch that a rank
-// encodes, n patches each, r = P (n + 1) rows (P n of SigLIP), N = P times the features of a picture.
+// encodes, n patches each, r = P (n + 1) rows (P n of SigLIP), N = P times the features of a
+// picture.
 //
 // Held by a micro-batch: 3 p^2 P n bytes of pixels, 40 r of segments, places of all features.
 // Saved behind the embedding:

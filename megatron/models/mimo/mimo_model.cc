@@ -144,8 +144,7 @@ ForwardContext MimoModel::with_image_blocks(const Batch& batch,
   ForwardContext out = context;
   if (!own_.bidirectional_images || batch.images == nullptr || batch.images->all_pictures == 0)
     return out;
-  out.attention_mask =
-      image_block_mask(batch["tokens"], own_.image_token_id, context.document_ids);
+  out.attention_mask = image_block_mask(batch["tokens"], own_.image_token_id, context.document_ids);
   out.mask_is_causal = true;
   out.document_ids.reset();
   return out;

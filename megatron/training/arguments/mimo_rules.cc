@@ -7,6 +7,8 @@
 
 namespace megatron {
 
+constexpr std::string_view kOnBadMedia[] = {"error", "skip"};
+
 void MimoDataConfig::fields(FieldVisitor& v) {
   v.group("mimo");
   v.role(FieldRole::kRun);
@@ -26,6 +28,10 @@ void MimoDataConfig::fields(FieldVisitor& v) {
           "shuffle files, and then so many neighbouring samples; 0: all samples are shuffled");
   v.field("max_image_pixels", max_image_pixels, "larger images are errors");
   v.field("max_images_per_sample", max_images_per_sample, "samples with more are errors");
+  v.choice("on_bad_media", on_bad_media, kOnBadMedia,
+           "images that cannot be decoded: end the run, or are gray in samples that count nothing");
+  v.field("max_bad_media", max_bad_media,
+          "with --on-bad-media skip: more such images of a source end the run; default: 100");
 }
 
 void MimoDataConfig::validate(Violations& v) const {
@@ -36,6 +42,10 @@ void MimoDataConfig::validate(Violations& v) const {
   for (const auto& [flag, value] : {std::pair{"--max-image-pixels", max_image_pixels},
                                     std::pair{"--max-images-per-sample", max_images_per_sample}})
     v.require(value > 0, cat(flag, " is ", value), "a positive number");
+  if (!max_bad_media) return;
+  v.require(*max_bad_media >= 0, cat("--max-bad-media is ", *max_bad_media), "0 or more");
+  v.require(on_bad_media == OnBadMedia::kSkip,
+            "--max-bad-media has no effect without --on-bad-media skip");
 }
 
 namespace {

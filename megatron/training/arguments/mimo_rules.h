@@ -2,12 +2,17 @@
 // tasks.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "megatron/training/arguments/arguments.h"
 #include "megatron/transformer/config/proof/proof_size.h"
 
 namespace megatron {
+
+// Images that cannot be decoded: end the run, or their samples count nothing.
+enum class OnBadMedia { kError, kSkip };
+inline constexpr int64_t kMostBadMedia = 100;
 
 // Where images come from, and what becomes of rows with them.
 struct MimoDataConfig : Config {
@@ -19,6 +24,8 @@ struct MimoDataConfig : Config {
   int64_t shuffle_window = 0;
   int64_t max_image_pixels = 89'478'485;
   int64_t max_images_per_sample = 64;
+  OnBadMedia on_bad_media = OnBadMedia::kError;
+  std::optional<int64_t> max_bad_media;  // default: kMostBadMedia
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 };

@@ -36,7 +36,15 @@ void report(const std::string& path, Split split, const MultimodalCounts& counts
                 counts.first_dropped);
   if (counts.silent > 0)
     text += cat("; ", count(counts.silent), " without a token that counts dropped");
+  if (counts.bad > 0)
+    text +=
+        cat("; ", count(counts.bad), " with images that cannot be decoded, which count nothing");
   log_info(text);
+}
+
+std::optional<int64_t> most_bad_media(const MimoDataConfig& data) {
+  if (data.on_bad_media == OnBadMedia::kError) return {};
+  return data.max_bad_media.value_or(kMostBadMedia);
 }
 
 // Indices of files, each built once, even if several splits use it.
@@ -55,13 +63,17 @@ class MediaFiles {
   std::shared_ptr<const MultimodalIndex> open(const std::string& path) {
     const std::lock_guard lock(mutex_);
     std::shared_ptr<const MultimodalIndex>& index = open_[path];
-    if (!index)
+    if (!index) {
       index = std::make_shared<const MultimodalIndex>(
           path, encoder_,
           MultimodalIndexOptions{.media_root = data_.media_root,
                                  .cache_path = cache_path_,
                                  .limits = limits_,
-                                 .most_media = data_.max_images_per_sample});
+                                 .most_media = data_.max_images_per_sample,
+                                 .most_bad = most_bad_media(data_)});
+      for (const BadSample& bad : index->bad_samples())
+        log_warning(cat(bad.reason, ": the sample counts nothing"));
+    }
     return index;
   }
   MultimodalDatasetOptions options(const Arguments& a, const DatasetRequest& request) const {

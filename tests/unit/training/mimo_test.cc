@@ -154,6 +154,8 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused("--reset-position-ids", "has no effect with --task mimo");
   refused("--max-patches-per-sequence -1", "--max-patches-per-sequence is -1");
   refused("--max-images-per-sample 0", "--max-images-per-sample is 0");
+  refused("--max-bad-media 3", "--max-bad-media has no effect without --on-bad-media skip");
+  refused("--on-bad-media skip --max-bad-media -1", "--max-bad-media is -1");
   refused("--num-experts 2", "--num-experts with --task mimo is not built");
   refused("--mtp-num-layers 1", "--mtp-num-layers with --task mimo is not built");
   EXPECT_THAT(error_of([&] { parse_line("pretrain --task gpt --media-root x " + kMimoRun); }),

@@ -1,8 +1,10 @@
 // The index of media and the sequences made from it: the same whatever the files, the data-parallel
 // size and the workers.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <span>
@@ -52,12 +54,16 @@ class Indexed : public ::testing::Test {
       text += Json{{"image", image_of(i)}, {"caption", caption_of(i)}}.dump() + "\n";
     return folder_.write(name, text);
   }
-  std::string write_tar(const std::string& name, int64_t first, int64_t last) {
+  // `damage`: of the bytes of the image of a sample.
+  std::string write_tar(
+      const std::string& name, int64_t first, int64_t last,
+      const std::function<void(int64_t, std::string&)>& damage = [](int64_t, std::string&) {}) {
     std::vector<std::pair<std::string, std::string>> files;
     for (int64_t i = first; i < last; ++i) {
       const std::string image = image_of(i);
       files.emplace_back(cat(i, image.substr(image.rfind('.'))),
                          read_file(options_.media_root + "/" + image));
+      damage(i, files.back().second);
       files.emplace_back(cat(i, ".txt"), caption_of(i));
     }
     return folder_.write(name, tar_of(files));
@@ -122,6 +128,63 @@ TEST_F(Indexed, ItsRulesOutliveTheEncoder) {
   // In the memory of the one that the index was opened with.
   encoder_.emplace(*tokenizer_, *conversations_, other, false);
   EXPECT_EQ(data->images(0).at(0).rows, rows);
+}
+
+// An image that is cut, and one that is none: their samples count nothing, and all others are what
+// and where they would be.
+TEST_F(Indexed, SamplesOfBadImagesCountNothingInTheirPlaces) {
+  const auto whole = dataset(index(write_tar("whole.tar", 0, 20)), {.sequence_length = 40}, 30);
+  const std::string damaged = write_tar("damaged.tar", 0, 20, [](int64_t i, std::string& bytes) {
+    if (i == 5) bytes.resize(bytes.size() - 30);
+    if (i == 11) bytes = "no image";
+  });
+  EXPECT_THAT(error_of([&] { index(damaged); }), testing::HasSubstr(damaged + ": 11: 11.webp: "));
+  options_.most_bad = 1;
+  EXPECT_THAT(error_of([&] { index(damaged); }),
+              testing::HasSubstr(": 2 images cannot be decoded, more than --max-bad-media 1; the "
+                                 "first: " +
+                                 damaged + ": 5: 5.jpg: byte "));
+  options_.most_bad = 2;
+  for (const bool from_cache : {false, true}) {
+    const auto data = dataset(index(damaged), {.sequence_length = 40}, 30);
+    const std::vector<BadSample>& bad = data->index().bad_samples();
+    ASSERT_EQ(bad.size(), 2U) << from_cache;
+    EXPECT_EQ(bad[0].sample, 5);
+    EXPECT_EQ(bad[1].sample, 11);
+    EXPECT_THAT(bad[1].reason, testing::StartsWith(damaged + ": 11: 11.webp: "));
+    EXPECT_EQ(data->counts().bad, 2);
+    EXPECT_EQ(data->counts().positions, whole->counts().positions);
+    EXPECT_LT(data->counts().counted, whole->counts().counted);
+    ASSERT_EQ(data->size(), whole->size());
+    int64_t seen = 0;
+    for (int64_t i = 0; i < data->size(); ++i) {
+      Sample ours = data->sample(i), theirs = whole->sample(i);
+      EXPECT_EQ(ours.get<int64_t>("tokens"), theirs.get<int64_t>("tokens"));
+      EXPECT_EQ(ours.document_starts, theirs.document_starts);
+      std::vector<float> mask = theirs.get<float>("loss_mask");
+      const std::vector<SequenceRun> runs = data->runs(i);
+      for (size_t k = 0; k < runs.size(); ++k) {
+        const bool is_bad = runs[k].sample == 5 || runs[k].sample == 11;
+        EXPECT_EQ(data->index().is_bad(runs[k].sample, runs[k].medium), is_bad);
+        const SampleImage image = data->images(i).at(k);
+        std::vector<uint8_t> pixels(static_cast<size_t>(image.bytes())), expected = pixels;
+        data->read_image(i, static_cast<int64_t>(k), pixels);
+        whole->read_image(i, static_cast<int64_t>(k), expected);
+        if (!is_bad) {
+          EXPECT_EQ(pixels, expected);
+          continue;
+        }
+        ++seen;
+        EXPECT_EQ(std::ranges::count(pixels, 128), std::ssize(pixels));
+        const size_t end = k + 1 < ours.document_starts.size()
+                               ? static_cast<size_t>(ours.document_starts[k + 1])
+                               : mask.size();
+        for (auto at = static_cast<size_t>(ours.document_starts[k]); at < end; ++at) mask[at] = 0;
+      }
+      EXPECT_EQ(ours.get<float>("loss_mask"), mask);
+    }
+    EXPECT_GE(seen, 2);
+  }
 }
 
 // Samples and pixels of the steps, in the order of their places in the stream.
