@@ -55,11 +55,10 @@ std::vector<int64_t> as_convolution(const std::vector<int64_t>& ours) {
 
 std::vector<int64_t> as_vector(const std::vector<int64_t>& ours) { return {ours.back()}; }
 
-const HfRow kClipEnds[] = {
-    {.ours = "vision_model.class_token",
-     .theirs = {"vision_tower.embeddings.class_embedding"},
-     .stored_shape = as_vector},
-    {"vision_model.ln_pre.@", {"vision_tower.pre_layrnorm.@"}}};  // sic
+const HfRow kClipEnds[] = {{.ours = "vision_model.class_token",
+                            .theirs = {"vision_tower.embeddings.class_embedding"},
+                            .stored_shape = as_vector},
+                           {"vision_model.ln_pre.@", {"vision_tower.pre_layrnorm.@"}}};  // sic
 
 const HfRow kSiglipEnds[] = {
     {"vision_model.conv1.bias", {"vision_tower.embeddings.patch_embedding.bias"}},
@@ -115,13 +114,12 @@ const HfRow kInternVit[] = {
     {"vision_model.decoder.layers.*.mlp.linear_fc2.@", {"vision_tower.encoder.layer.*.mlp.fc2.@"}},
     {"vision_projection.encoder.linear_fc1.layer_norm_@", {"multi_modal_projector.layer_norm.@"}}};
 
-const HfRow kGemma3Projector[] = {
-    {"vision_projection.encoder.layer_norm_weight",
-     {"multi_modal_projector.mm_soft_emb_norm.weight"}},
-    {"vision_projection.encoder.weight",
-     {"multi_modal_projector.mm_input_projection_weight"},
-     HfLayout::kSame,
-     /*transposed=*/true}};
+const HfRow kGemma3Projector[] = {{"vision_projection.encoder.layer_norm_weight",
+                                   {"multi_modal_projector.mm_soft_emb_norm.weight"}},
+                                  {"vision_projection.encoder.weight",
+                                   {"multi_modal_projector.mm_input_projection_weight"},
+                                   HfLayout::kSame,
+                                   /*transposed=*/true}};
 
 const HfRow kNewline[] = {{"image_newline", {"image_newline"}}};
 
@@ -538,9 +536,9 @@ std::vector<HfFamily> multimodal_hf_families() {
   HfFamily internvl = image_family("internvl", "InternVLForConditionalGeneration",
                                    {language, kInternVit, kProjector}, internvl_fields);
   internvl.carried = [](HfFields&, const ModelConfig&) { return std::vector<std::string>(); };
-  HfFamily gemma3 = image_family(
-      "gemma3", "Gemma3ForConditionalGeneration",
-      {gemma3_language_rows(), kClip, kSiglipEnds, kGemma3Projector}, gemma3_fields);
+  HfFamily gemma3 =
+      image_family("gemma3", "Gemma3ForConditionalGeneration",
+                   {gemma3_language_rows(), kClip, kSiglipEnds, kGemma3Projector}, gemma3_fields);
   gemma3.carried = head_of_siglip;
   return {image_family("llava", "LlavaForConditionalGeneration",
                        {language, kClip, kClipEnds, kProjector}, llava_of_one_picture),

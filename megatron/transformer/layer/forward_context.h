@@ -28,13 +28,13 @@ struct ForwardContext {
   // The same for activations between layers, [s/t] with sequence parallelism. Undefined: the
   // same as `place`.
   TokenPositions rows;
-  int64_t first_row = 0;      // index of the first such activation in this rank's sequence
-  at::Tensor position_ids;    // [b, s] int64; undefined: place.position for every row
-  at::Tensor attention_mask;  // bool [b, 1, s, keys], True = may NOT attend, beyond causality;
-                              // undefined: none. Only at one context-parallel rank
+  int64_t first_row = 0;        // index of the first such activation in this rank's sequence
+  at::Tensor position_ids;      // [b, s] int64; undefined: place.position for every row
+  at::Tensor attention_mask;    // bool [b, 1, s, keys], True = may NOT attend, beyond causality;
+                                // undefined: none. Only at one context-parallel rank
   bool mask_is_causal = false;  // the mask says which later keys are seen: causality adds nothing
-  at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
-                              // tokens attend within their document only; undefined: no boundaries
+  at::Tensor document_ids;  // [b, s] int64 of the whole sequence on every context-parallel rank:
+                            // tokens attend within their document only; undefined: no boundaries
   // [s, b] int64 document_runs() (transformer/ssm/causal_conv.h) of document_ids; from
   // TransformerBlock on, if layers with states are among its own
   at::Tensor document_runs;

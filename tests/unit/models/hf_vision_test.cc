@@ -340,13 +340,9 @@ const std::vector<std::vector<std::pair<std::string, std::string>>> kSpellings =
 // With the layers behind the one whose output is taken and the norm behind them, which the model
 // does not compute with.
 TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
-  const std::map<std::string, size_t> carried = {{"llava", 18},
-                                                 {"llava_full", 2},
-                                                 {"llava_next", 18},
-                                                 {"internvl", 0},
-                                                 {"internvl_biases", 0},
-                                                 {"gemma3", 0},
-                                                 {"gemma3_long", 11}};
+  const std::map<std::string, size_t> carried = {
+      {"llava", 18},          {"llava_full", 2}, {"llava_next", 18}, {"internvl", 0},
+      {"internvl_biases", 0}, {"gemma3", 0},     {"gemma3_long", 11}};
   for (const auto& [name, count] : carried)
     for (size_t spelling = 0; spelling < kSpellings.size(); ++spelling) {
       const fs::path root = vision_work_folder(name + std::to_string(spelling));
@@ -417,8 +413,7 @@ TEST(HfVisionModels, ImagesAreSeenInBothDirections) {
     std::vector<std::string> out;
     for (int64_t i = 0; i < 9; ++i) {
       std::string row;
-      for (int64_t j = 0; j < 9; ++j)
-        row += !mask[i][j].item<bool>() && j > i - window ? '1' : '.';
+      for (int64_t j = 0; j < 9; ++j) row += !mask[i][j].item<bool>() && j > i - window ? '1' : '.';
       out.push_back(row);
     }
     return out;
@@ -427,10 +422,10 @@ TEST(HfVisionModels, ImagesAreSeenInBothDirections) {
                                                    ".1111....", "..111....", "...111...",
                                                    "....1111.", ".....111.", "......111"}));
   // Two documents, whose border lies in the first image.
-  EXPECT_EQ(rows(at::tensor({0, 0, 0, 1, 1, 1, 1, 1, 1}, at::kLong).unsqueeze(0), 9),
-            (std::vector<std::string>{"1........", "111......", "111......", "...11....",
-                                      "...11....", "...111...", "...11111.", "...11111.",
-                                      "...111111"}));
+  EXPECT_EQ(
+      rows(at::tensor({0, 0, 0, 1, 1, 1, 1, 1, 1}, at::kLong).unsqueeze(0), 9),
+      (std::vector<std::string>{"1........", "111......", "111......", "...11....", "...11....",
+                                "...111...", "...11111.", "...11111.", "...111111"}));
 }
 
 TEST(HfVisionModels, WhatGemma3HasNotIsNamed) {
