@@ -36,10 +36,11 @@ std::optional<int32_t> end_of_input(const Tokenizer& tokenizer, const GenerateOp
   return options.end_of_input ? options.end_of_input : tokenizer.eod();
 }
 
-// The id that stands for a feature of an image; -1: the model reads none.
-int64_t image_token(const ModelConfig& config) {
+// The id that stands for a feature of an image. nullopt: the model reads none.
+std::optional<int64_t> image_token(const ModelConfig& config) {
   const auto* own = config.own.as<MimoConfig>();
-  return own == nullptr ? -1 : own->image_token_id;
+  if (own == nullptr || own->image_token_id < 0) return std::nullopt;
+  return own->image_token_id;
 }
 
 void check_ids(const std::vector<int32_t>& ids, size_t prompt, const ModelConfig& config) {
