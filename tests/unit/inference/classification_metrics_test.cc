@@ -12,9 +12,10 @@
 namespace megatron {
 namespace {
 
-nlohmann::json metrics_golden() {
-  return nlohmann::json::parse(
-      read_file(MEGATRON_SOURCE_DIR "/tests/golden/encoders/metrics.json"));
+const nlohmann::json& metrics_golden() {
+  static const nlohmann::json golden =
+      nlohmann::json::parse(read_file(MEGATRON_SOURCE_DIR "/tests/golden/encoders/metrics.json"));
+  return golden;
 }
 
 void expect_metrics(const std::vector<NamedMetric>& metrics, const nlohmann::json& expected) {
