@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "megatron/base/check.h"
-#include "megatron/pipeline_parallel/transfers.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -24,15 +23,14 @@ at::Tensor memory_for_all(const at::Tensor& tensor, const ProcessGroup& group) {
 
 class Executor {
  public:
-  Executor(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
-           at::Device device)
+  Executor(const Schedule& schedule, const std::vector<ActionTransfers>& transfers,
+           StageCompute& stage, const PipelineLinks& links, at::Device device)
       : schedule_(schedule),
         actions_(schedule.stages.at(static_cast<size_t>(links.stage()))),
         stage_(stage),
         links_(links),
-        device_(device) {
-    std::vector<std::vector<ActionTransfers>> plan = plan_transfers(schedule);
-    transfers_ = std::move(plan[static_cast<size_t>(links.stage())]);
+        device_(device),
+        transfers_(transfers) {
     for (size_t i = 0; i < transfers_.size(); ++i) {
       const Transfer& receive = transfers_[i].receive;
       if (!receive.any()) continue;
@@ -287,7 +285,7 @@ class Executor {
   StageCompute& stage_;
   const PipelineLinks& links_;
   const at::Device device_;
-  std::vector<ActionTransfers> transfers_;                 // by action of this stage
+  const std::vector<ActionTransfers>& transfers_;          // by action of this stage
   std::map<int, Incoming> incoming_;                       // by peer
   std::vector<Arrival> arrivals_;                          // by action that uses it
   std::vector<Outgoing> outgoing_;                         // not yet known to have been received
@@ -357,11 +355,17 @@ const ProcessGroup& PipelineLinks::from(int peer) const {
   return found->second;
 }
 
-void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
-                  at::Device device) {
+void run_pipeline(const Schedule& schedule, const std::vector<ActionTransfers>& transfers,
+                  StageCompute& stage, const PipelineLinks& links, at::Device device) {
   MEGATRON_ASSERT(links.stage() < schedule.num_stages, "stage ", links.stage(),
                   " of a schedule of ", schedule.num_stages, " stages");
-  Executor(schedule, stage, links, device).run();
+  Executor(schedule, transfers, stage, links, device).run();
+}
+
+void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
+                  at::Device device) {
+  const auto plan = plan_transfers(schedule);
+  run_pipeline(schedule, plan.at(static_cast<size_t>(links.stage())), stage, links, device);
 }
 
 }  // namespace megatron

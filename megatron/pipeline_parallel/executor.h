@@ -9,6 +9,7 @@
 #include "megatron/comm/process_group.h"
 #include "megatron/pipeline_parallel/schedule.h"
 #include "megatron/pipeline_parallel/stage_tensors.h"
+#include "megatron/pipeline_parallel/transfers.h"
 
 namespace megatron {
 
@@ -84,7 +85,12 @@ class PipelineLinks {
 // even with backends that buffer nothing, see replay.h. A list of tensors is sent one by one, in
 // its order.
 //
-// Rethrows exceptions of the stage; the peers' waits then fail through the backend.
+// `transfers`: of this stage's actions, from plan_transfers(), which looks at all stages: runs that
+// repeat a schedule plan once. Rethrows exceptions of the stage; the peers' waits then fail through
+// the backend.
+void run_pipeline(const Schedule& schedule, const std::vector<ActionTransfers>& transfers,
+                  StageCompute& stage, const PipelineLinks& links, at::Device device);
+// Plans the transfers, too.
 void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
                   at::Device device);
 

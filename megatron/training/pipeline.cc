@@ -15,17 +15,19 @@ Pipeline::Pipeline(const PipelineConfig& config, StageLayout layout, const Paral
       layout_(std::move(layout)) {
   needs_warm_up_ = num_stages_ > 1;
   forward_needs_warm_up_ = needs_warm_up_ && splits_vocabulary();
-  links_ =
-      std::make_unique<PipelineLinks>(groups.pp, schedule(num_stages_, /*training=*/false), device,
-                                      config_.overlap_p2p_communication, &groups.model_parallel);
+  links_ = std::make_unique<PipelineLinks>(
+      groups.pp, planned(num_stages_, /*training=*/false).schedule, device,
+      config_.overlap_p2p_communication, &groups.model_parallel);
 }
 
-const Schedule& Pipeline::schedule(int num_microbatches, bool training) {
-  const auto [found, inserted] = schedules_.try_emplace({num_microbatches, training});
+const Pipeline::Planned& Pipeline::planned(int num_microbatches, bool training) {
+  const auto [found, inserted] = planned_.try_emplace({num_microbatches, training});
   if (inserted) {
     const ScheduleShape shape = config_.shape(layout_, num_microbatches);
-    found->second = training ? make_schedule(config_.pipeline_schedule, shape)
-                             : make_forward_schedule(config_.pipeline_schedule, shape);
+    Schedule schedule = training ? make_schedule(config_.pipeline_schedule, shape)
+                                 : make_forward_schedule(config_.pipeline_schedule, shape);
+    auto transfers = plan_transfers(schedule);
+    found->second = {std::move(schedule), std::move(transfers[static_cast<size_t>(stage_)])};
   }
   return found->second;
 }
@@ -39,7 +41,8 @@ TensorFormats Pipeline::format(const Model& model, Border border, const Batch& b
 }
 
 void Pipeline::run(int num_microbatches, bool training, StageCompute& compute) {
-  run_pipeline(schedule(num_microbatches, training), compute, *links_, device_);
+  const Planned& plan = planned(num_microbatches, training);
+  run_pipeline(plan.schedule, plan.transfers, compute, *links_, device_);
 }
 
 }  // namespace megatron

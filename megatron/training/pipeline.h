@@ -40,14 +40,18 @@ class Pipeline {
   void run(int num_microbatches, bool training, StageCompute& compute);
 
  private:
-  const Schedule& schedule(int num_microbatches, bool training);
+  struct Planned {
+    Schedule schedule;
+    std::vector<ActionTransfers> transfers;  // of this stage
+  };
+  const Planned& planned(int num_microbatches, bool training);
 
   const PipelineConfig config_;
   const at::ScalarType dtype_;  // of the model
   const at::Device device_;
   const int stage_, num_stages_;
   const StageLayout layout_;
-  std::map<std::pair<int, bool>, Schedule> schedules_;
+  std::map<std::pair<int, bool>, Planned> planned_;
   std::unique_ptr<PipelineLinks> links_;
   bool needs_warm_up_, forward_needs_warm_up_;
 };
