@@ -16,10 +16,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path root_of(const std::string& file, const std::string& media_root) {
-  if (!media_root.empty()) return media_root;
-  const fs::path folder = fs::path(file).parent_path();
-  return file == "-" || folder.empty() ? fs::path(".") : folder;
+// Reads the bytes of media that are files, and names those that a row held. `place`: where those
+// of number i lie.
+template <class Place>
+void load(std::vector<RowMedium>& media, const std::string& where, const Place& place) {
+  for (size_t i = 0; i < media.size(); ++i) {
+    RowMedium& medium = media[i];
+    if (medium.path.empty())
+      medium.path = cat(name_of(medium.kind), " ", i + 1);
+    else
+      medium.bytes = read_range(place(i), cat(where, ": ", medium.path));
+  }
 }
 
 }  // namespace
@@ -62,28 +69,16 @@ MultimodalRow read_row_with_media(const std::string& json, const std::string& fi
   SourceRow source;
   source.name = where;
   source.json = json;
-  SourceSample sample = read_sample(source, root_of(file, media_root));
-  for (size_t i = 0; i < sample.places.size(); ++i) {
-    RowMedium& medium = sample.row.media[i];
-    if (medium.path.empty())
-      medium.path = cat(name_of(medium.kind), " ", i + 1);
-    else
-      medium.bytes = read_range(sample.places[i], cat(where, ": ", medium.path));
-  }
+  SourceSample sample = read_sample(source, media_root_of(media_root, file));
+  load(sample.row.media, where, [&](size_t i) { return sample.places[i]; });
   return std::move(sample.row);
 }
 
 std::vector<RowMedium> read_media_of_row(const std::string& json, const std::string& file,
                                          const std::string& media_root, const std::string& where) {
   std::vector<RowMedium> out = parse_row_media(json, where);
-  for (size_t i = 0; i < out.size(); ++i) {
-    RowMedium& medium = out[i];
-    if (medium.path.empty())
-      medium.path = cat(name_of(medium.kind), " ", i + 1);
-    else
-      medium.bytes = read_range(file_below(root_of(file, media_root), medium.path, where),
-                                cat(where, ": ", medium.path));
-  }
+  const fs::path root = media_root_of(media_root, file);
+  load(out, where, [&](size_t i) { return file_below(root, out[i].path, where); });
   return out;
 }
 

@@ -13,6 +13,11 @@ namespace megatron {
 
 namespace fs = std::filesystem;
 
+fs::path media_root_of(const std::string& media_root, const fs::path& file) {
+  const fs::path root = media_root.empty() ? file.parent_path() : fs::path(media_root);
+  return root.empty() ? fs::path(".") : root;
+}
+
 FileRange file_below(const fs::path& root, const std::string& path, const std::string& where) {
   const fs::path given = path;
   std::error_code error;

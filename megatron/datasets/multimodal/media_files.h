@@ -15,6 +15,10 @@ struct FileRange {
   uint64_t size = 0;
 };
 
+// The folder of the media that rows of `file` name: `media_root`, or if that is empty the file's.
+std::filesystem::path media_root_of(const std::string& media_root,
+                                    const std::filesystem::path& file);
+
 // The file of a row's path below `root`, which exists: as it is spelled, without links that leave
 // `root`. Throws Error whose message starts with `where`: a path that leaves `root` ("..", a link,
 // an absolute path elsewhere), no file there, none of bytes.

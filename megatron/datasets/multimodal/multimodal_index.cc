@@ -68,11 +68,6 @@ std::string_view bad_lines(std::string_view text) {
 
 void pad_to_words(std::string& bytes) { bytes.resize((bytes.size() + 3) / 4 * 4, '\0'); }
 
-fs::path root_of(const std::string& media_root, const std::string& file) {
-  const fs::path root = media_root.empty() ? fs::path(file).parent_path() : fs::path(media_root);
-  return root.empty() ? fs::path(".") : root;
-}
-
 std::string medium_label(const std::string& sample, const std::string& path, size_t number) {
   return cat(sample, ": ", path.empty() ? cat("medium ", number + 1) : path);
 }
@@ -137,7 +132,7 @@ struct MultimodalIndex::Impl {
 
 Encoded MultimodalIndex::Impl::encode(const MultimodalEncoder& encoder, const SourceRow& row,
                                       const std::string& file) const {
-  Encoded out{read_sample(row, root_of(options.media_root, file)), {}, {}, {}};
+  Encoded out{read_sample(row, media_root_of(options.media_root, file)), {}, {}, {}};
   const auto count = std::ssize(out.source.row.media);
   MEGATRON_CHECK(count <= options.most_media, out.source.name, ": has ", count,
                  " images and sounds, more than ", options.most_media);
@@ -338,7 +333,7 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
   d.options = options;
   d.files = list_source_files(path);
   const fs::path folder = options.cache_path.empty()
-                              ? root_of("", path) / "cache" / "MultimodalIndex"
+                              ? media_root_of("", path) / "cache" / "MultimodalIndex"
                               : fs::path(options.cache_path);
   JsonWriter json;
   json.begin_object().member("class", "MultimodalIndex").member("version", int64_t{1});
@@ -439,7 +434,8 @@ IndexedMedium MultimodalIndex::medium(int64_t i, int64_t medium) const {
                     {{}, static_cast<uint64_t>(row.offset), static_cast<uint64_t>(row.size)},
                     medium_label(name(i), path, static_cast<size_t>(medium))};
   if (row.where == kMember) out.place.path = file;
-  if (row.where == kFile) out.place.path = (root_of(d.options.media_root, file) / path).string();
+  if (row.where == kFile)
+    out.place.path = (media_root_of(d.options.media_root, file) / path).string();
   return out;
 }
 
@@ -451,9 +447,9 @@ std::string MultimodalIndex::bytes(int64_t i, int64_t medium) const {
     out = d.held.substr(one.place.offset, one.place.size);
   } else if (d.medium_row(i, medium).where == kFile) {
     const std::string& file = d.files.paths[static_cast<size_t>(shard(i))];
-    out = read_range(
-        file_below(root_of(d.options.media_root, file), std::string(d.text(i, medium)), name(i)),
-        one.name);
+    out = read_range(file_below(media_root_of(d.options.media_root, file),
+                                std::string(d.text(i, medium)), name(i)),
+                     one.name);
   } else {
     out = read_range(one.place, one.name);
   }
