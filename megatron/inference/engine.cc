@@ -17,6 +17,7 @@ RequestLimits limits_of(const RunnerFacts& facts, const EngineOptions& options) 
   if (facts.max_positions > 0)
     limits.max_positions = std::min(limits.max_positions, facts.max_positions);
   limits.hidden_size = facts.hidden_size;
+  limits.most_together = std::max<int64_t>(options.scheduler.max_step_tokens - facts.slots + 1, 1);
   limits.takes_state_input = facts.takes_state_input;
   limits.needs_state_input = facts.needs_state_input;
   limits.num_adapters = facts.num_adapters;

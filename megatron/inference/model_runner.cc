@@ -21,6 +21,17 @@ constexpr int64_t kScoredLogitsBytes = int64_t{256} << 20;
 // no precision but that of the smallest values.
 constexpr double kFp8Room = 2.0;
 
+// RaggedPart::ends of a part of a request with given rows.
+std::vector<int64_t> ends_of(const GivenRows& rows, const PlanPart& part) {
+  std::vector<int64_t> ends;
+  bool ahead = false;
+  for (int64_t i = part.first; i < part.first + part.count; ++i) {
+    ends.push_back(i < std::ssize(rows.ends) ? rows.ends[static_cast<size_t>(i)] : i + 1);
+    ahead = ahead || ends.back() > i + 1;
+  }
+  return ahead ? ends : std::vector<int64_t>();
+}
+
 StateBuffer::Rows rows_of(const std::vector<Swap>& swaps, bool to_host) {
   StateBuffer::Rows rows;
   for (const Swap& swap : swaps) {
@@ -167,6 +178,8 @@ void ModelRunner::launch(const StepPlan& plan) {
   for (const PlanPart& part : plan.parts) {
     const auto blocks = tables_.blocks(part.slot);
     parts.push_back({part.first, part.count, {blocks.begin(), blocks.end()}, part.known});
+    if (const auto& rows = slots_[static_cast<size_t>(part.slot)].rows)
+      parts.back().ends = ends_of(*rows, part);
     slots.push_back(part.slot);
   }
   RaggedBatch batch{PagedRows(std::move(parts), facts_.device_blocks, facts_.block_size, device_),

@@ -8,6 +8,16 @@
 #include "megatron/base/utf8.h"
 
 namespace megatron {
+
+int64_t GivenRows::longest_piece() const {
+  int64_t longest = 1;
+  for (int64_t first = 0, i = 1; i <= count; ++i)
+    if (stand_alone(i)) {
+      longest = std::max(longest, i - first);
+      first = i;
+    }
+  return longest;
+}
 namespace {
 
 using Found = std::optional<Refusal>;
@@ -35,6 +45,23 @@ Found check_count(const char* member, int64_t value, int64_t low, int64_t high) 
   return invalid(member, cat(member, " ", value, " is outside [", low, ", ", high, "]"));
 }
 
+Found check_ends(const GivenRows& rows, int64_t most_together) {
+  if (rows.ends.empty()) return {};
+  bool fits = std::ssize(rows.ends) == rows.count;
+  for (int64_t i = 0; fits && i < rows.count; ++i) {
+    const int64_t end = rows.ends[static_cast<size_t>(i)];
+    fits = end > i && end <= rows.count && (i == 0 || end >= rows.ends[static_cast<size_t>(i - 1)]);
+  }
+  if (!fits)
+    return invalid("rows", "the ends of given rows are not ascending numbers of leading rows");
+  if (const int64_t longest = rows.longest_piece(); most_together > 0 && longest > most_together)
+    return invalid("rows", cat(longest, " given rows attend to each other, a step has room for ",
+                               most_together,
+                               " beside other requests; --inference-dynamic-batching-max-tokens "
+                               "says how many"));
+  return {};
+}
+
 Found check_inputs(const RequestSpec& spec, const RequestLimits& limits) {
   if (spec.rows) {
     const GivenRows& rows = *spec.rows;
@@ -45,6 +72,7 @@ Found check_inputs(const RequestSpec& spec, const RequestLimits& limits) {
       return invalid("rows",
                      cat("given rows have the shape [", rows.count, ", ", rows.width, "] and ",
                          rows.values.size(), " values; expected rows of ", limits.hidden_size));
+    if (Found found = check_ends(rows, limits.most_together)) return found;
   }
   if (spec.state_input && !limits.takes_state_input)
     return invalid("state_input", "the model makes no state from an input");

@@ -26,6 +26,18 @@ struct GivenRows {
   int64_t count = 0;
   int64_t width = 0;          // the model's hidden size
   std::vector<float> values;  // [count, width]
+  // [count]: so many leading rows each of them attends to, itself included and later ones too, as
+  // where tokens of an image attend to all of it; not descending. Empty: none attends to later
+  // ones.
+  std::vector<int64_t> ends = {};
+
+  // Whether `first` rows attend to none behind them, so that they can be computed without those.
+  bool stand_alone(int64_t first) const {
+    return first <= 0 || first >= count || ends.empty() ||
+           ends[static_cast<size_t>(first - 1)] <= first;
+  }
+  // Rows of the longest piece that cannot be divided.
+  int64_t longest_piece() const;
 };
 
 // What a model makes the fixed-size state of a request from, before its first position: an
@@ -210,6 +222,7 @@ struct RequestLimits {
   int64_t vocab_size = 0;     // without padding
   int64_t max_positions = 0;  // of a sequence: the model's, or what the whole cache holds
   int64_t hidden_size = 0;    // of given rows; 0: the model takes none
+  int64_t most_together = 0;  // rows that a step has room for beside all sequences; 0: not limited
   bool takes_state_input = false, needs_state_input = false;
   int32_t num_adapters = 0;
   int32_t max_choices = 16;

@@ -146,6 +146,9 @@ class Scheduler {
   void plan_chunks(Draft& draft);
   void admit(Draft& draft);
   bool plan_chunk(Draft& draft, const std::shared_ptr<Sequence>& sequence);
+  // Of the next rows of a prompt at most `rows`, such that they attend to none behind them; if
+  // there are none, and at most `most` are needed, so many; else 0.
+  static int64_t undivided(const Sequence& sequence, int64_t rows, int64_t most);
   void add_part(Draft& draft, const std::shared_ptr<Sequence>& sequence, int64_t rows);
   static void announce_blocks(StepPlan& plan, Sequence& sequence);
   StepPlan finish_plan(Draft& draft);

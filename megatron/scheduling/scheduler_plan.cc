@@ -154,17 +154,28 @@ void Scheduler::plan_chunks(Draft& draft) {
   }
 }
 
+int64_t Scheduler::undivided(const Sequence& sequence, int64_t rows, int64_t most) {
+  if (!sequence.spec().rows) return rows;
+  const GivenRows& given = *sequence.spec().rows;
+  int64_t fits = rows;
+  while (fits > 0 && !given.stand_alone(sequence.computed + fits)) --fits;
+  if (fits > 0 || rows <= 0) return fits;
+  while (!given.stand_alone(sequence.computed + rows)) ++rows;
+  return rows <= most ? rows : 0;
+}
+
 // False: neither this one nor those after it get rows in this step.
 bool Scheduler::plan_chunk(Draft& draft, const std::shared_ptr<Sequence>& sequence) {
   const int64_t left = sequence->known() - sequence->computed;
   int64_t rows = budget_.chunk(draft.rows, draft.context, sequence->computed, left);
+  rows = undivided(*sequence, rows, budget_.max_tokens() - draft.rows);
   if (rows <= 0) return false;
   drop_behind_window(*sequence);
   const int64_t held = static_cast<int64_t>(sequence->blocks.size());
   const int64_t needed = blocks_for(sequence->computed + rows);
   if (needed > held) take_blocks(draft, *sequence, needed - held);
   const auto room = static_cast<int64_t>(sequence->blocks.size()) * facts_.block_size;
-  rows = std::min(rows, room - sequence->computed);
+  rows = undivided(*sequence, std::min(rows, room - sequence->computed), 0);
   if (rows > 0) add_part(draft, sequence, rows);
   return rows > 0;
 }

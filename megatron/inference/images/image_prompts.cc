@@ -143,13 +143,14 @@ Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_gene
   const std::vector<int64_t> ids(prompt.ids.begin(), prompt.ids.begin() + count);
   const at::Tensor tokens =
       at::tensor(ids, at::kLong).unsqueeze(0).to(model_.parameters().front()->value.device());
+  std::vector<int64_t> ends;
   const at::Tensor rows = dynamic_cast<MimoModel&>(model_)
-                              .prompt_rows(tokens, prompt.images.get())
+                              .prompt_rows(tokens, prompt.images.get(), &ends)
                               .to(at::kCPU)
                               .contiguous();
   const float* values = rows.const_data_ptr<float>();
   out.rows = std::make_shared<const GivenRows>(
-      GivenRows{count, rows.size(1), {values, values + rows.numel()}});
+      GivenRows{count, rows.size(1), {values, values + rows.numel()}, std::move(ends)});
   return out;
 }
 

@@ -163,11 +163,26 @@ StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
                                      input, context);
 }
 
-at::Tensor MimoModel::prompt_rows(const at::Tensor& tokens, const PackedImages* images) {
-  MEGATRON_CHECK(!own_.bidirectional_images || images == nullptr || images->all_pictures == 0,
-                 "prompts with images whose tokens attend to those behind them "
-                 "(--bidirectional-images, gemma3) are not built: a cache attends to what lies "
-                 "before");
+std::vector<int64_t> MimoModel::prompt_ends(const at::Tensor& tokens) const {
+  if (!own_.bidirectional_images) return {};
+  const at::Tensor of_image = tokens.eq(own_.image_token_id).flatten().to(at::kCPU).contiguous();
+  const bool* image = of_image.const_data_ptr<bool>();
+  std::vector<int64_t> ends(static_cast<size_t>(of_image.numel()));
+  int64_t end = std::ssize(ends);  // of the run of image tokens that the next one belongs to
+  for (int64_t i = std::ssize(ends) - 1; i >= 0; --i) {
+    if (!image[i]) end = i;
+    ends[static_cast<size_t>(i)] = std::max(end, i + 1);
+  }
+  return ends;
+}
+
+at::Tensor MimoModel::prompt_rows(const at::Tensor& tokens, const PackedImages* images,
+                                  std::vector<int64_t>* ends) {
+  MEGATRON_CHECK(!own_.bidirectional_images || ends != nullptr || images == nullptr ||
+                     images->all_pictures == 0,
+                 "prompts with images that are seen in both directions (--bidirectional-images, "
+                 "gemma3) are not built here");
+  if (ends != nullptr) *ends = prompt_ends(tokens);
   MEGATRON_CHECK(
       config().transformer.position_embedding_type != PositionEmbedding::kLearnedAbsolute,
       "rows of a prompt for a model with learned positions are not built");

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "megatron/models/common/ends_cost.h"
 #include "megatron/models/gpt/gpt_model.h"
@@ -51,7 +52,9 @@ class MimoModel : public Model {
   // The rows of a prompt, [n, h] in fp32, for a decoder that takes rows in the place of tokens
   // (scheduling/request.h): of `tokens` [1, n] with their images, null: there are none. Segment
   // with the embedding; not of models with learned positions. On every tensor rank.
-  at::Tensor prompt_rows(const at::Tensor& tokens, const PackedImages* images);
+  // `ends` becomes GivenRows::ends of the rows: with --bidirectional-images a decoder needs them.
+  at::Tensor prompt_rows(const at::Tensor& tokens, const PackedImages* images,
+                         std::vector<int64_t>* ends = nullptr);
 
  private:
   // [s, b, h] of tokens [b, s]: features in their places, zeros elsewhere; undefined: no image.
@@ -66,6 +69,9 @@ class MimoModel : public Model {
   // The context of the layers, in which an image's tokens attend to all of the image
   // (--bidirectional-images).
   ForwardContext with_image_blocks(const Batch& batch, const ForwardContext& context) const;
+  // For each of the tokens [1, n] of a prompt how many leading ones it attends to; empty: those up
+  // to itself.
+  std::vector<int64_t> prompt_ends(const at::Tensor& tokens) const;
   // Image tokens as kNoToken.
   at::Tensor text_of(const at::Tensor& tokens) const;
 

@@ -23,6 +23,9 @@ struct RaggedPart {
   // Positions of the sequence that are known, of a chunk of a prompt those behind it as well; 0:
   // first + count. See PagedRows::last.
   int64_t known = 0;
+  // [count]: so many leading positions each of them attends to, its own included and later ones of
+  // the part too; empty: those up to its own
+  std::vector<int64_t> ends = {};
 };
 
 // Where the rows of a ragged batch lie in the pool. Parts of one token come first.

@@ -13,6 +13,14 @@ at::Tensor bias_of_part(const at::Tensor& bias, const RaggedPart& part, int64_t 
   return bias.narrow(1, positions - end + from, part.count + end - from - 1);
 }
 
+// Bool [1, 1, count, positions], True where a row may NOT attend to a position from `from` on.
+at::Tensor mask_of_part(const RaggedPart& part, int64_t from, at::Device device) {
+  const at::Tensor positions =
+      at::arange(from, part.first + part.count, at::dtype(at::kLong).device(device));
+  const at::Tensor ends = at::tensor(part.ends, at::kLong).to(device);
+  return positions.unsqueeze(0).ge(ends.unsqueeze(1)).view({1, 1, part.count, -1});
+}
+
 }  // namespace
 
 at::Tensor KVCache::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -23,6 +31,10 @@ at::Tensor KVCache::attend(const at::Tensor& q, const at::Tensor& k, const at::T
     const int64_t from = first_seen(part, options);
     AttentionOptions of_part = options;
     of_part.distance_bias = bias_of_part(options.distance_bias, part, from);
+    if (!part.ends.empty()) {
+      of_part.causal = false;
+      of_part.mask = mask_of_part(part, from, queries.device());
+    }
     return core_attention(queries, keys_.gather(rows, part, from).unsqueeze(1),
                           values_.gather(rows, part, from).unsqueeze(1), of_part);
   };

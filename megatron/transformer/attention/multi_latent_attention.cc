@@ -234,6 +234,8 @@ at::Tensor MultiLatentAttention::attend_cached(const Latents& latents, const Rot
   const PagedView keys = cache.view(), values{keys.pool.narrow(3, 0, rank), keys.scale};
   const bool invariant = is_batch_invariant();
   const auto over_heads = [&](const RaggedPart& part, const at::Tensor& several) {
+    MEGATRON_CHECK(part.ends.empty(),
+                   "given rows that attend to later ones are not built for latent attention");
     // [positions, rank + rotated]
     const at::Tensor kept = cache.gather(rows, part, first_seen(part, options)).squeeze(1);
     const at::Tensor c = kept.narrow(1, 0, rank);

@@ -121,6 +121,23 @@ TEST(Requests, GivenRowsAndStatesAreForModelsThatTakeThem) {
             "rows: given rows have the shape [1, 3] and 3 values; expected rows of 4");
   EXPECT_NE(rows({2, 4, {1, 2, 3, 4}}), "");
   EXPECT_NE(rows({0, 4, {}}), "");
+  const GivenRows three = {3, 4, std::vector<float>(12)};
+  const auto with_ends = [&](std::vector<int64_t> ends, int64_t together = 0) {
+    GivenRows given = three;
+    given.ends = std::move(ends);
+    RequestLimits limits = kLimits;
+    limits.most_together = together;
+    return rows(std::move(given), limits);
+  };
+  for (const auto& ends : std::vector<std::vector<int64_t>>{
+           {1, 2}, {0, 2, 3}, {1, 2, 4}, {3, 2, 3}, {1, 1, 3}, {1, 2, 3, 4}})
+    EXPECT_EQ(with_ends(ends),
+              "rows: the ends of given rows are not ascending numbers of leading rows");
+  EXPECT_EQ(with_ends({1, 2, 3}, 1), "");
+  EXPECT_EQ(with_ends({1, 3, 3}, 2), "");
+  EXPECT_EQ(with_ends({1, 3, 3}, 1),
+            "rows: 2 given rows attend to each other, a step has room for 1 beside other requests; "
+            "--inference-dynamic-batching-max-tokens says how many");
   EXPECT_EQ(refusal([](RequestSpec& s) { s.state_input = std::make_shared<StateInput>(); }),
             "state_input: the model makes no state from an input");
   RequestLimits needs = kLimits;

@@ -283,6 +283,38 @@ TEST(Schedulers, GivenRowsAndStatesBelongToTheirRequest) {
   EXPECT_GT(simulation.scheduler().num_swapped_blocks(), 0u);
 }
 
+// Rows that attend to later ones are computed together with them, whatever the budget and others.
+TEST(Schedulers, RowsThatAttendToLaterOnesAreNotDivided) {
+  const std::vector<int64_t> ends = {1, 5, 5, 5, 5, 6, 7, 11, 11, 11, 11, 14, 14, 14};
+  for (int64_t budget = 6; budget <= 16; ++budget) {
+    FakeOptions options = small_model();
+    options.facts.hidden_size = 2;
+    options.facts.slots = 2;
+    SchedulerSimulation simulation({.max_step_tokens = budget}, options);
+    simulation.submit(counted_request(3, 30));
+    RequestSpec spec = counted_request(2, 4);
+    spec.rows =
+        std::make_shared<const GivenRows>(GivenRows{14, 2, std::vector<float>(28, 0.5F), ends});
+    EXPECT_EQ(spec.rows->longest_piece(), 4);
+    simulation.submit(spec);
+    simulation.run();
+    simulation.check_outputs();
+    int64_t parts = 0;
+    int32_t slot = -1;
+    for (const StepPlan& plan : simulation.plans) {
+      for (const SlotStart& start : plan.starts)
+        if (start.rows) slot = start.slot;
+      for (const PlanPart& part : plan.parts) {
+        if (part.slot != slot || part.first >= 14) continue;
+        ++parts;
+        EXPECT_TRUE(spec.rows->stand_alone(part.first + part.count))
+            << budget << ": " << part.first;
+      }
+    }
+    EXPECT_GE(parts, budget < 10 ? 2 : 1) << budget;
+  }
+}
+
 TEST(Schedulers, PromptLogProbabilitiesAreThoseOfAColdCache) {
   for (int64_t from = 0; from <= 13; from += 1) {
     SchedulerSimulation simulation({.max_step_tokens = 5}, small_model());
