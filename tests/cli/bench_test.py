@@ -1,9 +1,12 @@
 """What `megatron bench` measures on a CPU: steps with their floor, kernels, the machine; and what it refuses."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
+
+from ports import free_port
 
 MEGATRON = pathlib.Path(sys.argv[1]).resolve()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,7 +25,41 @@ def measured(*arguments):
     return json.loads(done.stdout)
 
 
+EXPERTS = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "64", "--max-position-embeddings", "64",
+           "--position-embedding-type", "rope", "--swiglu", "--disable-bias-linear", "--ffn-hidden-size", "32", "--micro-batch-size", "1",
+           "--global-batch-size", "4", "--num-threads", "1", "--device", "cpu", "--bench-warmup", "1", "--bench-steps", "3"]
+ROUTED = "tokens_per_expert_max_over_mean"
+
+
+def on_ranks(count, *arguments):
+    """What the first of these ranks prints."""
+    address = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [subprocess.Popen([MEGATRON, "bench", *map(str, arguments), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env={**os.environ, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
+    outputs = [rank.communicate() for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), outputs
+    return json.loads(outputs[0][0])
+
+
+def experts_and_vocabulary():
+    # Without a tokenizer the vocabulary is all of the padded one.
+    padded = measured("train", *EXPERTS, "--padded-vocab-size", "512")
+    null = measured("train", *EXPERTS, "--tokenizer-type", "NullTokenizer", "--vocab-size", "512")
+    same = ("parameters_of_this_rank", "last_loss", "tokens_per_step_and_rank")
+    assert ROUTED not in padded and [padded[key] for key in same] == [null[key] for key in same], (padded, null)
+
+    # Of four experts that each token uses all of, and one of; the busiest has a whole number of the 256 tokens.
+    experts = ("train", *EXPERTS, "--padded-vocab-size", "512", "--num-experts", "4", "--moe-router-pre-softmax", "--moe-router-topk")
+    one = measured(*experts, "1")[ROUTED]
+    assert measured(*experts, "4")[ROUTED] == 1 and 1 < one <= 4 and one * 64 == round(one * 64), one
+    both = on_ranks(2, *experts, "1", "--expert-model-parallel-size", "2", "--bench-floor", "--bench-seconds", "0.01")
+    assert both["ranks"] == 2 and both["floor"]["gemm_ms"] > 0 and 1 < both[ROUTED] <= 4, both
+    text = bench(*experts, "4").stdout
+    assert " | tokens per expert max/mean 1.00 | loss " in text, text
+
+
 def main():
+    experts_and_vocabulary()
     machine = measured("machine", "--bench-seconds", "0.01")["measured"]
     names = [one["name"] for one in machine]
     assert any("product" in name for name in names) and "copy" in names and any("attention" in name for name in names), names
@@ -85,7 +122,9 @@ def main():
     assert retro["floor"]["gemm_ms"] > 1.5 * plain["floor"]["gemm_ms"], (plain, retro)
     assert retro["floor"]["attention_ms"] > 1.2 * plain["floor"]["attention_ms"], (plain, retro)
 
-    for arguments, words in ((["train", *MODEL, "--mock-lengths", "8", "40"], "--mock-lengths has no effect with --task gpt"),
+    for arguments, words in ((["train", *EXPERTS], "--tokenizer-type is not given"),
+                             (["train", *EXPERTS, "--padded-vocab-size", "512", "--vocab-size", "513"], "--padded-vocab-size 512 is smaller than"),
+                             (["train", *MODEL, "--mock-lengths", "8", "40"], "--mock-lengths has no effect with --task gpt"),
                              (["kernels", "--bench-floor", *MODEL], "--bench-floor belongs to megatron bench train"),
                              (["kernels", "--bench-timeline", "t.json", *MODEL], "--bench-timeline belongs to megatron bench train"),
                              ([], "megatron bench needs to know what to measure"),

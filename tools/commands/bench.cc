@@ -214,6 +214,7 @@ struct Measured {
   std::vector<std::string> named;  // slow ranks
   double first_step_ms = 0.0;
   double last_loss = 0.0;
+  double count_over_mean = 0.0;  // StepNumbers::count_over_mean, median of the timed steps
   KernelProfile kernels;  // kernels of an additional step
   Batch rows;             // BenchBatches::usual_rows()
   StepFloor floor;        // --bench-floor
@@ -299,7 +300,7 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
   };
   Measured measured;
   StepNumbers numbers;
-  std::vector<double> times, timed_times;
+  std::vector<double> times, timed_times, counts_over_mean;
   for (int64_t step = 0; step < config.bench_warmup + config.bench_steps; ++step) {
     groups.world.barrier();
     synchronize(device);
@@ -316,6 +317,7 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     while (reader.pop(numbers, /*all=*/true)) {
       measured.last_loss = numbers.loss;
+      if (step >= config.bench_warmup) counts_over_mean.push_back(numbers.count_over_mean);
       if (numbers.replicas_differ) throw Error(model.replicas->describe(step + 1));
       for (const auto& [rank, sections] : numbers.times)
         if (rank == groups.world.rank()) measured.sections = sections;
@@ -345,6 +347,7 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
                      rank == 0 ? config.bench_timeline : cat(config.bench_timeline, ".", rank));
     if (config.bench_kernels > 0) measured.kernels = summarize_kernels(events);
   }
+  measured.count_over_mean = median(counts_over_mean);
   measured.timed_step_ms = median(timed_times);
   measured.step_ms = times.empty() ? measured.timed_step_ms : median(times);
   return measured;
@@ -367,6 +370,8 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
         .member("text_tokens_per_second_and_rank", text_tokens / seconds);
   json.member("tokens_per_second_and_rank", tokens / seconds)
       .member("tflops", flops / seconds / 1e12);
+  if (measured.count_over_mean > 0)
+    json.member("tokens_per_expert_max_over_mean", measured.count_over_mean);
   json.member("mfu", peak > 0 ? flops / seconds / peak : 0.0)
       .member("max_allocated_bytes", memory.max_allocated);
   json.member("last_loss", measured.last_loss);
@@ -399,6 +404,8 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
                         peak / 1e12, static_cast<double>(memory.max_allocated) / (1 << 30));
   if (text_tokens > 0)
     text += format_text(" | %.0f tokens/s/rank without padding", text_tokens / seconds);
+  if (measured.count_over_mean > 0)
+    text += format_text(" | tokens per expert max/mean %.2f", measured.count_over_mean);
   print_line(cat(text, " | loss ", measured.last_loss));
   if (measured.timed_step_ms > 0) {
     text = format_text("with timed sections %.2f ms, without %.2f ms (%+.2f%%)",
@@ -421,6 +428,14 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   }
   if (!measured.kernels.kernels.empty())
     print_line(kernel_table(measured.kernels, static_cast<size_t>(config.bench_kernels)));
+}
+
+// Random tokens need no tokenizer where the size of the padded vocabulary is known: they are drawn
+// from all of it.
+void use_padded_vocabulary(TokenizerConfig& tokenizer) {
+  if (!tokenizer.tokenizer_type.empty() || tokenizer.padded_vocab_size.value_or(0) < 1) return;
+  tokenizer.tokenizer_type = "NullTokenizer";
+  if (!tokenizer.vocab_size) tokenizer.vocab_size = tokenizer.padded_vocab_size;
 }
 
 c10::Device prepare_device(const Arguments& arguments, const Job& job) {
@@ -542,6 +557,7 @@ extern "C" int megatron_bench(int argc, char** argv) {
     if (config.is("machine")) return;
     arguments.data = DataConfig();  // tokens are random; nothing is read, evaluated or saved
     arguments.data.mock_data = true;
+    use_padded_vocabulary(arguments.tokenizer);
     arguments.training.save.clear();
     arguments.training.load.clear();
     arguments.training.save_interval.reset();
