@@ -184,6 +184,9 @@ constexpr LayoutRow kExpertRows[] = {
     {"moe_ep2_capacity_padded_rounds", "switch", 4, EP "2 " PADDED "1.5 " ROUNDS FULL "1 " A2A},
     {"moe_ep2_sinkhorn", "mixtral", 2,
      EP "2 --moe-router-load-balancing-type sinkhorn --moe-aux-loss-coeff 0 " A2A},
+    // Layers of multi-token prediction with experts of their own.
+    {"moe_ep2_pp2_mtp", "deepseek", 4, EP "2 " PP "2 " MTP A2A},
+    {"moe_ep2_cp2_mtp_repeated", "deepseek", 2, CP "2 " EP "2 " MTP_REPEATED SEQ A2A},
     // Everything together.
     {"moe_ep2_etp1_tp2_sp_cp2_pp2", "deepseek", 8,
      TP "2 " SP CP "2 " PP "2 " EP "2 " ETP "1 " SEQ Z A2A},
