@@ -109,7 +109,8 @@ void ModelRunner::allocate(const RunnerOptions& options) {
       PagedRows({{0, 1, {0}}}, options.device_blocks, options.block_size, device_),
       {0},
       options.slots};
-  forward(at::zeros({1, 1}, at::dtype(at::kLong).device(device_)), batch);
+  forward(at::zeros({1, 1}, at::dtype(at::kLong).device(device_)),
+          batch.rows.positions.unsqueeze(0), batch);
   facts_.device_blocks = options.device_blocks;
   facts_.host_blocks = options.host_blocks;
   facts_.host_states = options.host_states;
@@ -130,7 +131,7 @@ void ModelRunner::calibrate(const std::vector<int32_t>& ids) {
       facts_.slots};
   const std::vector<int64_t> wide(ids.begin(), ids.end());
   state_.measure_paged();
-  forward(longs(wide, device_).unsqueeze(0), batch);
+  forward(longs(wide, device_).unsqueeze(0), batch.rows.positions.unsqueeze(0), batch);
   state_.for_each_paged([](PagedBuffer& buffer) { buffer.quantize(kFp8Room); });
   state_.for_each_slots([](SlotBuffer& buffer) { buffer.clear(); });
 }
@@ -186,7 +187,7 @@ void ModelRunner::launch(const StepPlan& plan) {
                     std::move(slots), facts_.slots};
   const at::Tensor tokens = tokens_of(plan, batch);
   const RowAdapters adapters(adapter_groups(plan));
-  const at::Tensor hidden = forward(tokens, batch);
+  const at::Tensor hidden = forward(tokens, positions_of(plan, batch), batch);
   if (flight.size() > 0) finish(plan, hidden, flight);
 }
 
@@ -210,7 +211,9 @@ void ModelRunner::move_blocks(const StepPlan& plan) {
 
 void ModelRunner::start(const StepPlan& plan) {
   for (const SlotStart& start : plan.starts) {
-    slots_[static_cast<size_t>(start.slot)] = {start.adapter, start.rows, start.log_probabilities};
+    slots_[static_cast<size_t>(start.slot)] = {
+        start.adapter, start.rows, start.log_probabilities,
+        start.rows ? start.rows->next_position() - start.rows->count : 0};
     if (sampler_) sampler_->start(start);
     const bool swapped = std::ranges::any_of(
         plan.state_swap_in, [&](const Swap& swap) { return swap.device == start.slot; });
@@ -274,12 +277,33 @@ at::Tensor ModelRunner::tokens_of(const StepPlan& plan, RaggedBatch& batch) {
   return tokens.unsqueeze(0);
 }
 
-at::Tensor ModelRunner::forward(const at::Tensor& tokens, const RaggedBatch& batch) {
+at::Tensor ModelRunner::positions_of(const StepPlan& plan, const RaggedBatch& batch) const {
+  const auto own = [&](const PlanPart& part) -> const GivenRows* {
+    const GivenRows* rows = slots_[static_cast<size_t>(part.slot)].rows.get();
+    return rows != nullptr && !rows->positions.empty() ? rows : nullptr;
+  };
+  if (std::ranges::none_of(plan.parts, own)) return batch.rows.positions.unsqueeze(0);
+  std::vector<int64_t> all;
+  for (const PlanPart& part : plan.parts) {
+    const GivenRows* rows = own(part);
+    const int64_t given = rows != nullptr ? rows->count : 0,
+                  shift = slots_[static_cast<size_t>(part.slot)].shift;
+    for (int64_t i = part.first; i < part.first + part.count; ++i)
+      if (i < given)
+        all.insert(all.end(), rows->positions.begin() + 3 * i, rows->positions.begin() + 3 * i + 3);
+      else
+        all.insert(all.end(), 3, i + shift);
+  }
+  return longs(all, device_).view({1, -1, 3});
+}
+
+at::Tensor ModelRunner::forward(const at::Tensor& tokens, const at::Tensor& positions,
+                                const RaggedBatch& batch) {
   const DecodingPass decoding{state_, batch};
   ForwardContext context;
   context.decoding = &decoding;
   context.place = {at::zeros({1}, at::dtype(at::kLong).device(device_)), batch.rows.positions};
-  context.position_ids = batch.rows.positions.unsqueeze(0);
+  context.position_ids = positions;
   Batch inputs;
   inputs.set("tokens", tokens);
   inputs.place = context.place;

@@ -59,6 +59,7 @@ class ModelRunner final : public StepRunner {
     int32_t adapter = -1;
     std::shared_ptr<const GivenRows> rows;
     LogProbabilityWishes wishes;
+    int64_t shift = 0;  // of positions of ids behind rows with positions of their own
   };
   // A step whose result was not taken.
   struct Flight {
@@ -93,8 +94,11 @@ class ModelRunner final : public StepRunner {
   void start(const StepPlan& plan);
   std::vector<RowAdapters::Group> adapter_groups(const StepPlan& plan) const;
   at::Tensor tokens_of(const StepPlan& plan, RaggedBatch& batch);
+  // [1, t], or [1, t, 3] where a request has rows with positions of their own
+  at::Tensor positions_of(const StepPlan& plan, const RaggedBatch& batch) const;
   // Through this rank's segment: hidden states of the last one, else nothing.
-  at::Tensor forward(const at::Tensor& tokens, const RaggedBatch& batch);
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
+                     const RaggedBatch& batch);
   // Until at most so many tensors are on their way to other stages.
   void wait_for_passed(size_t most);
   StageTensors from_previous_stage(const TensorFormats& formats);

@@ -18,6 +18,11 @@ int64_t GivenRows::longest_piece() const {
     }
   return longest;
 }
+
+int64_t GivenRows::next_position() const {
+  return positions.empty() ? count : *std::ranges::max_element(positions) + 1;
+}
+
 namespace {
 
 using Found = std::optional<Refusal>;
@@ -62,6 +67,15 @@ Found check_ends(const GivenRows& rows, int64_t most_together) {
   return {};
 }
 
+Found check_positions(const GivenRows& rows) {
+  constexpr int64_t kAxes = 3;
+  const auto& all = rows.positions;
+  if (all.empty() || (std::ssize(all) == kAxes * rows.count && std::ranges::min(all) >= 0))
+    return {};
+  return invalid("rows", cat("given rows have ", all.size(), " positions, the least ",
+                             std::ranges::min(all), "; expected three of each row, none negative"));
+}
+
 Found check_inputs(const RequestSpec& spec, const RequestLimits& limits) {
   if (spec.rows) {
     const GivenRows& rows = *spec.rows;
@@ -73,6 +87,7 @@ Found check_inputs(const RequestSpec& spec, const RequestLimits& limits) {
                      cat("given rows have the shape [", rows.count, ", ", rows.width, "] and ",
                          rows.values.size(), " values; expected rows of ", limits.hidden_size));
     if (Found found = check_ends(rows, limits.most_together)) return found;
+    if (Found found = check_positions(rows)) return found;
   }
   if (spec.state_input && !limits.takes_state_input)
     return invalid("state_input", "the model makes no state from an input");

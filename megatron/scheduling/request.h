@@ -30,6 +30,9 @@ struct GivenRows {
   // where tokens of an image attend to all of it; not descending. Empty: none attends to later
   // ones.
   std::vector<int64_t> ends = {};
+  // [count, 3]: the positions of each of them in time, of rows and of columns. Empty: they have one
+  // each, from 0.
+  std::vector<int64_t> positions = {};
 
   // Whether `first` rows attend to none behind them, so that they can be computed without those.
   bool stand_alone(int64_t first) const {
@@ -38,6 +41,8 @@ struct GivenRows {
   }
   // Rows of the longest piece that cannot be divided.
   int64_t longest_piece() const;
+  // The position of the first id behind them, from which on they count up: the largest plus one.
+  int64_t next_position() const;
 };
 
 // What a model makes the fixed-size state of a request from, before its first position: an

@@ -115,7 +115,7 @@ struct StepPlan {
 };
 
 // Version of the serialised form; ranks of other versions are refused by name when they meet.
-constexpr int32_t kStepPlanVersion = 4;
+constexpr int32_t kStepPlanVersion = 5;
 
 // Little-endian bytes; equal plans give equal bytes.
 std::string serialise(const StepPlan& plan);

@@ -28,6 +28,7 @@ def write_model(folder, facts, positions=512):
     with open(os.path.join(golden, "config.json")) as file:
         config = json.load(file)
     config["text_config"]["max_position_embeddings"] = positions
+    config.update(facts["config"])
     files = {"config.json": config, "preprocessor_config.json": facts["processor"], "tokenizer.json": facts["tokenizer"],
              "tokenizer_config.json": {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}}
     for name, content in files.items():

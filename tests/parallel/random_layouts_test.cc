@@ -197,22 +197,24 @@ class Draw {
     for (const char* flag : {"--reset-", "--eod-mask", "document-masking",
                              "--pipeline-vocab-parallel", "--mtp-num-layers", "--fp32-residual"})
       if (given(flag)) return false;
-    const bool shuffle = dice_.chance(30), newlines = !shuffle && dice_.chance(40);
+    const bool own_sizes = dice_.chance(40) && turns_by_sections(),
+               shuffle = own_sizes || dice_.chance(30), newlines = !shuffle && dice_.chance(40);
     const int64_t side = shuffle ? 4 : 2, heads = dice_.range(1, 2);
-    const char* const encoder = dice_.pick<const char*>({"clip", "internvit", "siglip"});
+    const char* const encoder =
+        own_sizes ? "qwen2" : dice_.pick<const char*>({"clip", "internvit", "siglip"});
     const bool siglip = encoder == std::string_view("siglip"), pool = siglip && !newlines;
     add("--task mimo --vision-model-type", encoder);
     add("--patch-dim 2 --img-h", side * dice_.range(1, 2));
     add("--img-w", side * dice_.range(1, 2));
     add("--vision-num-layers", dice_.range(1, 2));
     add("--vision-num-attention-heads", heads);
-    add("--vision-hidden-size", heads * dice_.range(4, 8));
+    add("--vision-hidden-size", heads * (own_sizes ? 4 * dice_.range(1, 2) : dice_.range(4, 8)));
     add("--vision-ffn-hidden-size", dice_.range(8, 24));
     if (shuffle)
       add("--pixel-shuffle");
     else if (pool)
       add("--vision-pooling", dice_.range(1, 2));
-    maybe(50, "--bidirectional-images");
+    maybe(own_sizes ? 0 : 50, "--bidirectional-images");
     maybe(30, "--vision-projection-type affine");
     if (newlines) add("--vision-newlines");
     maybe(shuffle || newlines || siglip ? 100 : 50, "--disable-vision-class-token");
@@ -222,6 +224,20 @@ class Draw {
     if (!given("--freeze") && dice_.chance(40))
       add(dice_.pick<const char*>({"--freeze vision_model", "--freeze language_model",
                                    "--freeze-except vision_projection"}));
+    return true;
+  }
+
+  // Of plain rotary positions, those of time, rows and columns; false: it has others.
+  bool turns_by_sections() {
+    constexpr std::string_view kRope = "--position-embedding-type rope";
+    const size_t at = flags_.find(kRope);
+    if (at == std::string::npos || given("--rotary-interleaved") || given("--use-rope-scaling"))
+      return false;
+    const int64_t pairs = head_size_ / (given("--rotary-percent") ? 4 : 2),
+                  time = dice_.range(0, pairs), rows = dice_.range(0, pairs - time);
+    flags_.replace(at, kRope.size(),
+                   cat("--position-embedding-type mrope --mrope-section ", time, " ", rows, " ",
+                       pairs - time - rows));
     return true;
   }
 
@@ -353,6 +369,7 @@ class Draw {
                                                   : dice_.pick<int64_t>({3, 4, 8});
     add("--num-attention-heads", heads);
     add("--kv-channels", head_size);
+    head_size_ = head_size;
     const int64_t unit_of_sizes = fp8_unit_ > 0 ? fp8_unit_ : 8;
     add("--hidden-size", dice_.chance(60) ? heads * head_size : unit_of_sizes * dice_.range(2, 6));
     add("--ffn-hidden-size",
@@ -612,7 +629,7 @@ class Draw {
   const int64_t fp8_unit_;
   const bool experts_, stacks_;
   std::string flags_, precision_;
-  int64_t num_layers_ = 1, num_microbatches_ = 1, num_experts_ = 0, length_ = 0;
+  int64_t num_layers_ = 1, num_microbatches_ = 1, num_experts_ = 0, length_ = 0, head_size_ = 0;
   bool rope_ = false;
 };
 

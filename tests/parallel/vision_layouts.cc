@@ -48,6 +48,12 @@ constexpr ModelFlags kVisionModels[] = {
      "--normalization RMSNorm --apply-layernorm-1p --norm-placement sandwich --qk-layernorm "
      "--scale-embeddings --geglu --disable-bias-linear --window-size 2 0 "
      "--window-attn-skip-freq 2"},
+    // Pictures of their own sizes, positions of rows and columns in encoder and decoder.
+    {"qwen2_vl", VISION_GPT VISION_TOWER
+     "--num-layers 2 --vision-model-type qwen2 --patch-dim 2 --img-h 8 --img-w 8 --pixel-shuffle "
+     "--disable-vision-class-token --image-token-id 100 --position-embedding-type mrope "
+     "--mrope-section 1 2 1 --normalization RMSNorm --swiglu --add-qkv-bias --disable-bias-linear "
+     "--untie-embeddings-and-output-weights"},
 };
 
 constexpr LayoutRow kVisionRows[] = {
@@ -79,6 +85,9 @@ constexpr LayoutRow kVisionRows[] = {
     {"tp2_sp_full_gemma3", "gemma3", 2, TP "2 " SP FULL "1", "mimo"},
     {"pp2_dp2_zero2_gemma3", "gemma3", 4, PP "2 " ZERO2 OVERLAP, "mimo"},
     {"dp2_zero3_gemma3", "gemma3", 2, ZERO3 OVERLAP, "mimo"},
+    {"tp2_qwen2_vl", "qwen2_vl", 2, TP "2", "mimo"},
+    {"pp2_tp2_sp_qwen2_vl", "qwen2_vl", 4, PP "2 " TP "2 " SP, "mimo"},
+    {"dp2_zero3_qwen2_vl", "qwen2_vl", 2, ZERO3 OVERLAP, "mimo"},
     {"dp3_zero3_internvl", "internvl", 3, ZERO3 OVERLAP, "mimo"},
 };
 

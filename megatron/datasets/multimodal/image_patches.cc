@@ -22,7 +22,7 @@ SampleImage sample_image(const MediaRules& rules, const MediumFacts& medium) {
   return {.rows = picture.height / rules.patch,
           .columns = picture.width / rules.patch,
           .pictures = std::ssize(plan.pictures),
-          .patch_bytes = 3 * rules.patch * rules.patch,
+          .patch_bytes = 3 * rules.frames() * rules.patch * rules.patch,
           .grid = plan.grid,
           .size = medium.size};
 }
@@ -33,7 +33,8 @@ void read_patches(const MediaRules& rules, const MediaSource& source, ImageSize 
   MEGATRON_CHECK(pixels.size() == size, source.name, ": decoded to ", pixels.height(), "x",
                  pixels.width(), ", its headers say ", size.height, "x", size.width);
   for (const Image& picture : process_image(rules.processor, pixels)) {
-    const std::vector<uint8_t> cut = patch_bytes(picture, rules.patch);
+    const std::vector<uint8_t> cut =
+        patch_bytes(picture, rules.patch, rules.block(), rules.frames());
     MEGATRON_ASSERT(cut.size() <= patches.size(), "more pictures than the plan of ", source.name);
     std::copy(cut.begin(), cut.end(), patches.begin());
     patches = patches.subspan(cut.size());

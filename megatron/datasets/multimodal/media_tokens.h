@@ -45,6 +45,11 @@ struct MediaRules {
   int64_t rows_of_a_picture = 256;  // InternVL's tiles, Gemma 3's pictures
   std::string before, after;        // InternVL, Gemma 3: tokens around the rows
   std::string description;          // all of it, for fingerprints
+
+  // Of the encoder's patches: sides of blocks that become one feature, and how often a still image
+  // is repeated.
+  int64_t block() const { return family == Family::kQwen2Vl ? processor.merge : 1; }
+  int64_t frames() const { return family == Family::kQwen2Vl ? processor.frames : 1; }
 };
 
 // Reads config.json and preprocessor_config.json (or processor_config.json) of a folder of

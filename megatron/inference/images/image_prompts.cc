@@ -108,7 +108,7 @@ std::shared_ptr<const PackedImages> ImagePrompts::packed(const MultimodalRow& ro
     images.push_back(seen_image(0, image));
     bytes += image.bytes();
   }
-  const int64_t patch = 3 * own.patch_dim * own.patch_dim;
+  const int64_t patch = own.patch_elements();
   const at::Tensor patches = at::empty({bytes / patch, patch}, at::kByte);
   auto* to = patches.mutable_data_ptr<uint8_t>();
   for (size_t i = 0; i < media.size(); ++i) {
@@ -150,7 +150,11 @@ Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_gene
                               .contiguous();
   const float* values = rows.const_data_ptr<float>();
   out.rows = std::make_shared<const GivenRows>(
-      GivenRows{count, rows.size(1), {values, values + rows.numel()}, std::move(ends)});
+      GivenRows{count,
+                rows.size(1),
+                {values, values + rows.numel()},
+                std::move(ends),
+                prompt.images ? prompt.images->positions_of(count) : std::vector<int64_t>()});
   return out;
 }
 

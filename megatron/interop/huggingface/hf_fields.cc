@@ -551,12 +551,30 @@ ordered_json scaling_json(const TransformerConfig& c) {
 
 }  // namespace
 
+namespace {
+
+// Takes mrope_section out of the parameters, and the type that says that there is one.
+void take_sections(const std::string& name, ordered_json& parameters, TransformerConfig& config) {
+  const ordered_json* sections = member_of(parameters, "mrope_section");
+  if (sections == nullptr) absent(name, "rope_parameters.mrope_section");
+  MEGATRON_CHECK(sections->is_array(), name, ": mrope_section is no list");
+  config.mrope_section.clear();
+  for (const ordered_json& section : *sections)
+    config.mrope_section.push_back(to_integer(name, "mrope_section", section));
+  parameters.erase("mrope_section");
+  for (const char* key : {"type", "rope_type"})
+    if (parameters.contains(key) && parameters[key] == "mrope") parameters[key] = "default";
+}
+
+}  // namespace
+
 void HfFields::rope(TransformerConfig& config, const Rope& rope) {
   ordered_json& json = impl_->json;
   if (!reading()) {
     ordered_json all = rope.latent ? latent_scaling_json(config) : scaling_json(config);
     if (config.rotary_percent != 1.0 || rope.percent != 1.0)
       all["partial_rotary_factor"] = config.rotary_percent;
+    if (rope.sections) all["mrope_section"] = config.mrope_section;
     if (const ordered_json* given = impl_->find("rope_parameters"); given && given->is_object())
       for (const std::string_view key : rope.without_effect)
         if (given->contains(key)) all[std::string(key)] = (*given)[std::string(key)];
@@ -606,6 +624,7 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
     }
   }
   for (const std::string_view key : rope.without_effect) all.erase(std::string(key));
+  if (rope.sections) take_sections(name(), all, config);
   const RopeReader reader(name(), all, rope.latent ? latent_rope_types() : rope_types());
   config.rotary_base = reader.number("rope_theta", rope.theta);
   config.rotary_percent = reader.number("partial_rotary_factor", rope.percent);

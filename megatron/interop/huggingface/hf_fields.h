@@ -79,6 +79,7 @@ class HfFields {
     std::vector<std::string_view> without_effect = {};
     // Of multi-latent attention: default or yarn, with mscale and mscale_all_dim (DeepSeek)
     bool latent = false;
+    bool sections = false;  // mrope_section (Qwen 2-VL), of the type "mrope" or "default"
   };
   void rope(TransformerConfig& config, const Rope& rope);
 

@@ -13,8 +13,9 @@ using namespace hf;  // NOLINT: names of the tables
 
 // -- names, as HfRow has them
 
-// Rows of a language model as a part: ours in language_model., theirs in language_model. too.
-std::vector<HfRow> nested_rows(std::initializer_list<std::span<const HfRow>> all) {
+// Rows of a language model as a part: ours in language_model., theirs in `prefix`.
+std::vector<HfRow> nested_rows(std::initializer_list<std::span<const HfRow>> all,
+                               std::string_view prefix = "language_model.") {
   static std::deque<std::string> names;  // that the rows refer to
   const auto kept = [&](std::string text) -> std::string_view {
     return names.emplace_back(std::move(text));
@@ -22,11 +23,12 @@ std::vector<HfRow> nested_rows(std::initializer_list<std::span<const HfRow>> all
   std::vector<HfRow> nested;
   for (const std::span<const HfRow> rows : all)
     for (HfRow row : rows) {
-      const auto within = [&](std::string_view name, std::string_view layers) {
-        return kept(cat("language_model.", name.starts_with('.') ? layers : "", name));
+      const auto within = [&](std::string_view part, std::string_view name,
+                              std::string_view layers) {
+        return kept(cat(part, name.starts_with('.') ? layers : "", name));
       };
-      row.ours = within(row.ours, "decoder.layers.*");
-      for (std::string_view& theirs : row.theirs) theirs = within(theirs, "model.layers.*");
+      row.ours = within("language_model.", row.ours, "decoder.layers.*");
+      for (std::string_view& theirs : row.theirs) theirs = within(prefix, theirs, "model.layers.*");
       nested.push_back(std::move(row));
     }
   return nested;
@@ -42,6 +44,12 @@ std::span<const HfRow> language_rows() {
 std::span<const HfRow> gemma3_language_rows() {
   static const std::vector<HfRow> rows =
       nested_rows({kBody, kSeparateQKV, kQKNorms, kGatedMlp, kSandwichNorms, kHead});
+  return rows;
+}
+
+std::span<const HfRow> qwen2_language_rows() {
+  static const std::vector<HfRow> rows =
+      nested_rows({kBody, kSeparateQKV, kGatedMlp, kPreNorms, kHead}, "");
   return rows;
 }
 
@@ -85,6 +93,28 @@ const HfRow kClip[] = {
     {"vision_model.decoder.layers.*.mlp.linear_fc1.@", {"vision_tower.encoder.layers.*.mlp.fc1.@"}},
     {"vision_model.decoder.layers.*.mlp.linear_fc2.@",
      {"vision_tower.encoder.layers.*.mlp.fc2.@"}}};
+
+std::vector<int64_t> as_convolution_of_frames(const std::vector<int64_t>& ours) {
+  const std::vector<int64_t> still = as_convolution({ours[0], ours[1] / 2});
+  return {still[0], still[1], 2, still[2], still[3]};
+}
+
+const HfRow kQwen2Vision[] = {
+    {.ours = "vision_model.conv1.weight",
+     .theirs = {"visual.patch_embed.proj.weight"},
+     .stored_shape = as_convolution_of_frames},
+    {"vision_model.decoder.layers.*.self_attention.linear_qkv.layer_norm_@",
+     {"visual.blocks.*.norm1.@"}},
+    {"vision_model.decoder.layers.*.self_attention.linear_qkv.@",
+     {"visual.blocks.*.attn.qkv.@"},
+     HfLayout::kJoinedQKV},
+    {"vision_model.decoder.layers.*.self_attention.linear_proj.@", {"visual.blocks.*.attn.proj.@"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc1.layer_norm_@", {"visual.blocks.*.norm2.@"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc1.@", {"visual.blocks.*.mlp.fc1.@"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc2.@", {"visual.blocks.*.mlp.fc2.@"}},
+    {"vision_model.ln_post.@", {"visual.merger.ln_q.@"}},
+    {"vision_projection.encoder.linear_fc1.@", {"visual.merger.mlp.0.@"}},
+    {"vision_projection.encoder.linear_fc2.@", {"visual.merger.mlp.2.@"}}};
 
 std::vector<int64_t> as_batch(const std::vector<int64_t>& ours) { return {1, ours[0], ours[1]}; }
 
@@ -471,6 +501,82 @@ void gemma3_fields(HfFields& f, ModelConfig& c) {
                  "images in both directions (--bidirectional-images)");
 }
 
+void qwen2_vl_text(HfFields& f, ModelConfig& c) {
+  TransformerConfig& t = c.transformer;
+  sizes(f, c);
+  query_groups(f, t, 8);
+  f.integer("max_position_embeddings", t.max_position_embeddings, 32768);
+  f.number("rms_norm_eps", t.layernorm_epsilon, 1e-5);
+  f.number("initializer_range", t.init_method_std, 0.02);
+  head_dim(f, t, /*always=*/false);
+  f.number("attention_dropout", t.attention_dropout, 0.0);
+  f.constant("hidden_act", "\"silu\"");
+  f.constant("use_sliding_window", "false");
+  f.rope(t, {.theta = 1000000, .sections = true});
+}
+
+void qwen2_vision_fields(HfFields& f, VisionConfig& own, int64_t language_hidden) {
+  const std::string part = f.part("vision_config"), name = cat(f.name(), ": vision_config");
+  HfFields read(part, name), write = HfFields::writer(part);
+  HfFields& vision = f.reading() ? read : write;
+  own.vision_model_type = VisionModel::kQwen2;
+  vision.integer("embed_dim", own.vision_hidden_size, 1280);
+  vision.integer("depth", own.vision_num_layers, 32);
+  vision.integer("num_heads", own.vision_num_attention_heads, 16);
+  MEGATRON_CHECK(f.reading() || own.vision_ffn_hidden_size % own.vision_hidden_size == 0,
+                 "MLPs of a qwen2_vl's encoder have a multiple of its width");
+  int64_t ratio = own.vision_ffn_hidden_size / own.vision_hidden_size;
+  vision.integer("mlp_ratio", ratio, 4);
+  own.vision_ffn_hidden_size = ratio * own.vision_hidden_size;
+  vision.integer("patch_size", own.patch_dim, 14);
+  activation_field(vision, "hidden_act", own.vision_activation, "quick_gelu");
+  int64_t width = language_hidden;
+  vision.integer("hidden_size", width, 3584);
+  MEGATRON_CHECK(width == language_hidden, name, ": hidden_size is ", width,
+                 ", that of the language model is ", language_hidden);
+  vision.constant("spatial_merge_size", "2");
+  vision.constant("temporal_patch_size", "2");
+  vision.constant("in_channels", "3");
+  if (vision.reading()) vision.constant("in_chans", "3");  // of transformers 4
+  if (!f.reading()) f.set("vision_config", vision.text());
+}
+
+// The text's keys lie in text_config, or as transformers 4 wrote them at the top.
+void qwen2_vl_fields(HfFields& f, ModelConfig& c) {
+  MimoConfig& own = c.own.ensure<MimoConfig>();
+  TransformerConfig& t = c.transformer;
+  const std::string part = f.part("text_config");
+  const bool at_top = part == "{}" && f.find_integer("hidden_size").has_value();
+  if (f.reading()) {
+    find_hf_family("qwen2")->preset(t);
+    own.vision_class_token = false;
+    own.pixel_shuffle = true;
+    own.vision_layernorm_epsilon = 1e-6;
+  }
+  if (at_top) {
+    qwen2_vl_text(f, c);
+  } else {
+    HfFields read(part, cat(f.name(), ": text_config")), write = HfFields::writer(part);
+    HfFields& text = f.reading() ? read : write;
+    text.constant("model_type", "\"qwen2_vl_text\"");
+    qwen2_vl_text(text, c);
+    if (!f.reading()) f.set("text_config", text.text());
+  }
+  tied(f, t, false);
+  qwen2_vision_fields(f, own, t.hidden_size);
+  f.integer("image_token_id", own.image_token_id, 151655);
+  if (f.reading()) own.vision_projection_ffn_hidden_size = own.feature_size();
+  MEGATRON_CHECK(
+      own.has_own_sizes() && own.pixel_shuffle && own.vision_qkv_bias &&
+          own.vision_projection_bias && !own.vision_projection_norm && !own.bidirectional_images &&
+          own.vision_projection_activation == VisionActivation::kGelu &&
+          own.vision_projection_type == VisionProjection::kMlp &&
+          own.vision_layernorm_epsilon == 1e-6 &&
+          own.vision_projection_ffn_hidden_size == own.feature_size(),
+      "a qwen2_vl has the encoder of Qwen 2 and two linears with biases, as wide as four "
+      "features between them");
+}
+
 // SigLIP's head, which pools all of a picture to one vector.
 std::vector<std::string> head_of_siglip(HfFields&, const ModelConfig&) {
   std::vector<std::string> names = {"vision_tower.head.probe",
@@ -535,16 +641,23 @@ std::vector<HfFamily> multimodal_hf_families() {
   const std::span<const HfRow> language = language_rows();
   HfFamily internvl = image_family("internvl", "InternVLForConditionalGeneration",
                                    {language, kInternVit, kProjector}, internvl_fields);
-  internvl.carried = [](HfFields&, const ModelConfig&) { return std::vector<std::string>(); };
+  const auto nothing = [](HfFields&, const ModelConfig&) { return std::vector<std::string>(); };
+  internvl.carried = nothing;
   HfFamily gemma3 =
       image_family("gemma3", "Gemma3ForConditionalGeneration",
                    {gemma3_language_rows(), kClip, kSiglipEnds, kGemma3Projector}, gemma3_fields);
   gemma3.carried = head_of_siglip;
+  HfFamily qwen2_vl = image_family("qwen2_vl", "Qwen2VLForConditionalGeneration",
+                                   {qwen2_language_rows(), kQwen2Vision}, qwen2_vl_fields);
+  qwen2_vl.layers = "model.layers.*";
+  qwen2_vl.waived = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
+  qwen2_vl.beginnings = {{"model.visual.", "visual."}, {"model.language_model.", "model."}};
+  qwen2_vl.carried = nothing;
   return {image_family("llava", "LlavaForConditionalGeneration",
                        {language, kClip, kClipEnds, kProjector}, llava_of_one_picture),
           image_family("llava_next", "LlavaNextForConditionalGeneration",
                        {language, kClip, kClipEnds, kNewline, kProjector}, llava_next_fields),
-          std::move(internvl), std::move(gemma3)};
+          std::move(internvl), std::move(gemma3), std::move(qwen2_vl)};
 }
 
 }  // namespace megatron

@@ -38,7 +38,8 @@ struct Images {
         given(of.layer),
         trains_encoder(!of.trains || of.trains(kEncoder)),
         trains_projector(!of.trains || of.trains(kProjector)) {
-    const int64_t room = language.seq_length / own.features();
+    // At least one, which pictures of their own sizes have room for.
+    const int64_t room = std::max<int64_t>(1, language.seq_length / own.features());
     const int64_t of_sequence = own.most_pictures > 0 && own.vision_newlines ? own.most_pictures
                                 : own.most_pictures > 0 ? std::min(room, own.most_pictures)
                                                         : room;
@@ -236,6 +237,9 @@ std::string_view mimo_unplanned(const ModelConfig& config) {
   if (own.bidirectional_images)
     return "what attention in both directions within images (--bidirectional-images) costs is not "
            "known to check\nhint: every rule holds; measure memory with a few steps";
+  if (own.has_own_sizes())
+    return "what pictures of their own sizes (--vision-model-type qwen2) cost is not known to "
+           "check\nhint: every rule holds; measure memory with a few steps";
   if (!own.vision_newlines || own.most_pictures > 0) return {};
   return "how many pictures a sequence may have depends on the shapes of the images\nhint: "
          "--max-patches-per-sequence says how many patches they have at most";

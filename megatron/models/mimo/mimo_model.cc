@@ -21,7 +21,7 @@ ModelConfig built_mimo(const ModelConfig& config) {
   const TransformerConfig& t = config.transformer;
   MEGATRON_CHECK(config.own.as_or_default<MimoConfig>().is_given(),
                  "a model of type mimo without an encoder",
-                 "\nhint: --vision-model-type clip, internvit or siglip");
+                 "\nhint: --vision-model-type clip, internvit, siglip or qwen2");
   const auto refuse = [&](bool given, const char* what) { refuse_option(given, what, kTitle); };
   refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
@@ -30,6 +30,9 @@ ModelConfig built_mimo(const ModelConfig& config) {
   refuse(t.is_hybrid(), "--hybrid-layer-pattern");
   refuse(t.has_moe(), "--num-experts");
   refuse(t.fp32_residual_connection, "--fp32-residual-connection");
+  MEGATRON_CHECK(config.own.as<MimoConfig>()->has_own_sizes() == !t.mrope_section.empty(),
+                 "--position-embedding-type mrope is for --vision-model-type qwen2, and needed for "
+                 "it");
   return language_config(config);
 }
 
@@ -93,9 +96,9 @@ at::Tensor MimoModel::text_of(const at::Tensor& tokens) const {
 }
 
 at::Tensor MimoModel::gathered(const at::Tensor& features, const PackedImages& images) const {
-  if (images.ranks == 1 || images.most_pictures == 0) return features;
+  if (images.ranks == 1 || images.most_features == 0) return features;
   MEGATRON_ASSERT(images.ranks == groups().tp.size(), "images of ", images.ranks, " ranks");
-  const int64_t empty = images.most_pictures * own_.features() - features.size(0);
+  const int64_t empty = images.most_features - features.size(0);
   const at::Tensor own = at::constant_pad_nd(features, {0, 0, 0, empty});
   return config().sequence_parallel
              ? gather_from_sequence_parallel_region(own, groups().tp)
@@ -139,9 +142,10 @@ at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImag
   return placed.view({s, b, h});
 }
 
-ForwardContext MimoModel::with_image_blocks(const Batch& batch,
-                                            const ForwardContext& context) const {
+ForwardContext MimoModel::with_images(const Batch& batch, const ForwardContext& context) const {
   ForwardContext out = context;
+  if (batch.images != nullptr && batch.images->positions.defined())
+    out.position_ids = batch.images->positions;
   if (!own_.bidirectional_images || batch.images == nullptr || batch.images->all_pictures == 0)
     return out;
   out.attention_mask = image_block_mask(batch["tokens"], own_.image_token_id, context.document_ids);
@@ -154,7 +158,7 @@ StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
                                const ForwardContext& given) {
   MEGATRON_CHECK(given.cp == nullptr && groups().cp.size() == 1,
                  "--context-parallel-size above 1 is not built for ", kTitle);
-  const ForwardContext context = with_image_blocks(batch, given);
+  const ForwardContext context = with_images(batch, given);
   if (!slice().embedding) return language_model_.hidden(batch, input, context);
   const at::Tensor& tokens = batch["tokens"];
   Batch text = batch;

@@ -53,6 +53,7 @@ class MimoModel : public Model {
   // (scheduling/request.h): of `tokens` [1, n] with their images, null: there are none. Segment
   // with the embedding; not of models with learned positions. On every tensor rank.
   // `ends` becomes GivenRows::ends of the rows: with --bidirectional-images a decoder needs them.
+  // Of models with positions of rows and columns it needs PackedImages::positions_of() as well.
   at::Tensor prompt_rows(const at::Tensor& tokens, const PackedImages* images,
                          std::vector<int64_t>* ends = nullptr);
 
@@ -67,8 +68,8 @@ class MimoModel : public Model {
   // The projected features of all tensor ranks' images, of this rank's [N, h].
   at::Tensor gathered(const at::Tensor& features, const PackedImages& images) const;
   // The context of the layers, in which an image's tokens attend to all of the image
-  // (--bidirectional-images).
-  ForwardContext with_image_blocks(const Batch& batch, const ForwardContext& context) const;
+  // (--bidirectional-images), or have positions of rows and columns (PackedImages::positions).
+  ForwardContext with_images(const Batch& batch, const ForwardContext& context) const;
   // For each of the tokens [1, n] of a prompt how many leading ones it attends to; empty: those up
   // to itself.
   std::vector<int64_t> prompt_ends(const at::Tensor& tokens) const;

@@ -30,13 +30,85 @@ std::shared_ptr<const UnpaddedRows> no_segments(int64_t length) {
 }
 
 constexpr int64_t kNewline = -1;
+constexpr int64_t kMerged = 2;  // side of a block of patches in a picture of its own size
+
+int64_t features_of(const VisionConfig& config, const SeenImage& image) {
+  const int64_t one =
+      config.has_own_sizes() ? image.rows * image.columns / (kMerged * kMerged) : config.features();
+  return image.pictures * one;
+}
+
+void check_size(const VisionConfig& config, const SeenImage& image) {
+  if (config.has_own_sizes())
+    MEGATRON_CHECK(image.rows > 0 && image.columns > 0 && image.rows % kMerged == 0 &&
+                       image.columns % kMerged == 0 && image.pictures == 1,
+                   "a picture of ", image.rows, " x ", image.columns,
+                   " patches: both numbers must be even");
+  else
+    MEGATRON_CHECK(image.rows == config.patch_rows() && image.columns == config.patch_columns(),
+                   "a picture of ", image.rows, " x ", image.columns,
+                   " patches: the encoder has learned positions of ", config.patch_rows(), " x ",
+                   config.patch_columns(), "\nhint: resize it to ", config.img_h, " x ",
+                   config.img_w);
+}
+
+// Segments and patch_places of pictures of own sizes.
+void pack_own_sizes(std::span<const SeenImage> images, int rank, PackedImages& out) {
+  int64_t longest = 0;
+  std::vector<const SeenImage*> own;
+  for (const SeenImage& image : images)
+    if (image.owner == rank) {
+      own.push_back(&image);
+      longest = std::max(longest, image.rows * image.columns);
+    }
+  std::vector<uint8_t> mask;
+  std::vector<int64_t> places, numbers(own.size());
+  std::iota(numbers.begin(), numbers.end(), 0);
+  for (const SeenImage* image : own) {
+    const int64_t patches = image->rows * image->columns;
+    mask.insert(mask.end(), static_cast<size_t>(patches), 1);
+    mask.insert(mask.end(), static_cast<size_t>(longest - patches), 0);
+    for (int64_t i = 0; i < patches; ++i) {
+      const int64_t block = i / (kMerged * kMerged), across = image->columns / kMerged;
+      places.push_back(block / across * kMerged + i / kMerged % kMerged);
+      places.push_back(block % across * kMerged + i % kMerged);
+    }
+  }
+  out.segments = own.empty()
+                     ? no_segments(1)
+                     : std::make_shared<const UnpaddedRows>(make_unpadded_rows({mask}, numbers, 1));
+  places.resize(static_cast<size_t>(2 * out.segments->rows), 0);
+  out.patch_places = at::tensor(places, at::kLong).view({1, out.segments->rows, 2});
+}
+
+// The positions of the tokens of a sample, of which those of images are the features of `images`.
+void place_tokens(std::span<const SeenImage> images, std::span<const int64_t> tokens,
+                  std::span<const int64_t> position_ids, int64_t image_token,
+                  std::vector<int64_t>& out) {
+  int64_t next = 0;
+  const auto begins = [&](size_t i) { return i < position_ids.size() && position_ids[i] == 0; };
+  for (size_t i = 0; i < tokens.size();) {
+    if (begins(i)) next = 0;
+    if (tokens[i] != image_token || images.empty()) {
+      out.insert(out.end(), 3, next++);
+      ++i;
+      continue;
+    }
+    const int64_t rows = images.front().rows / kMerged, columns = images.front().columns / kMerged;
+    for (int64_t y = 0; y < rows; ++y)
+      for (int64_t x = 0; x < columns; ++x) out.insert(out.end(), {next, next + y, next + x});
+    next += std::max(rows, columns);
+    i += static_cast<size_t>(rows * columns);
+    images = images.subspan(1);
+  }
+}
 
 // The features of an image in the order of its tokens, counted from its first picture's, and
 // kNewline where image_newline stands.
 std::vector<int64_t> order_of(const VisionConfig& config, const SeenImage& image) {
   std::vector<int64_t> order;
   if (!config.vision_newlines) {
-    order.resize(static_cast<size_t>(image.pictures * config.features()));
+    order.resize(static_cast<size_t>(features_of(config, image)));
     std::iota(order.begin(), order.end(), 0);
     return order;
   }
@@ -62,14 +134,15 @@ std::vector<int64_t> order_of(const VisionConfig& config, const SeenImage& image
   return order;
 }
 
-// By image the number of its first picture among those of all ranks. `most`: pictures of the rank
+// By image the number of its first feature among those of all ranks. `most`: features of the rank
 // that has most, which each rank's part has room for.
-std::vector<int64_t> first_pictures(std::span<const SeenImage> images, int ranks, int64_t& most) {
+std::vector<int64_t> first_features(const VisionConfig& config, std::span<const SeenImage> images,
+                                    int ranks, int64_t& most) {
   std::vector<int64_t> counts(static_cast<size_t>(ranks), 0), out;
   for (const SeenImage& image : images) {
     int64_t& count = counts.at(static_cast<size_t>(image.owner));
     out.push_back(count);
-    count += image.pictures;
+    count += features_of(config, image);
   }
   most = *std::ranges::max_element(counts);
   for (size_t k = 0; k < out.size(); ++k) out[k] += images[k].owner * most;
@@ -85,7 +158,7 @@ int64_t image_tokens(const VisionConfig& config, const SeenImage& image) {
 PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> images,
                          at::Tensor patches, at::Tensor pixel_values,
                          std::span<const int64_t> tokens, int64_t samples, int64_t image_token,
-                         int rank, int ranks) {
+                         int rank, int ranks, std::span<const int64_t> position_ids) {
   MEGATRON_ASSERT(samples > 0 && std::ssize(tokens) % samples == 0, tokens.size(), " tokens of ",
                   samples, " samples");
   const int64_t s = std::ssize(tokens) / samples;
@@ -94,23 +167,22 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
                   "images that are not in the order of their samples");
   PackedImages out;
   out.ranks = ranks;
-  const std::vector<int64_t> first = first_pictures(images, ranks, out.most_pictures);
-  std::vector<int64_t> places, taken, newlines;
+  const std::vector<int64_t> first = first_features(config, images, ranks, out.most_features);
+  std::vector<int64_t> places, taken, newlines, positions;
+  int64_t out_patches = 0;  // of this rank
   auto image = images.begin();
   for (int64_t i = 0; i < samples; ++i) {
     std::vector<int64_t> order;  // of the features of the sample
     int64_t count = 0;
     for (; image != images.end() && image->sample == i; ++image, ++count) {
-      MEGATRON_CHECK(image->rows == config.patch_rows() && image->columns == config.patch_columns(),
-                     "a picture of ", image->rows, " x ", image->columns,
-                     " patches: the encoder has learned positions of ", config.patch_rows(), " x ",
-                     config.patch_columns(), "\nhint: resize it to ", config.img_h, " x ",
-                     config.img_w);
-      const int64_t before = first[static_cast<size_t>(image - images.begin())] * config.features();
+      check_size(config, *image);
+      const int64_t before = first[static_cast<size_t>(image - images.begin())];
       for (const int64_t feature : order_of(config, *image))
         order.push_back(feature == kNewline ? kNewline : before + feature);
       out.all_pictures += image->pictures;
-      if (image->owner == rank) out.pictures += image->pictures;
+      if (image->owner != rank) continue;
+      out.pictures += image->pictures;
+      out_patches += image->pictures * image->rows * image->columns;
     }
     size_t next = 0;
     for (int64_t j = 0; j < s; ++j) {
@@ -123,24 +195,42 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
     MEGATRON_CHECK(next == order.size(), "sample ", i, " of the micro-batch has ", next,
                    " image tokens (id ", image_token, "), its ", count,
                    count == 1 ? " image has " : " images have ", order.size(), " features");
+    if (config.has_own_sizes()) {
+      const auto of_sample = [&](std::span<const int64_t> all) {
+        return all.empty() ? all : all.subspan(static_cast<size_t>(i * s), static_cast<size_t>(s));
+      };
+      place_tokens({image - count, image}, of_sample(tokens), of_sample(position_ids), image_token,
+                   positions);
+    }
   }
   MEGATRON_ASSERT(image == images.end(), "an image of sample ", image->sample, " of ", samples);
-  check_shape("patches", patches,
-              {out.pictures * config.patches(), 3 * config.patch_dim * config.patch_dim});
+  check_shape("patches", patches, {out_patches, config.patch_elements()});
   out.patches = std::move(patches);
   out.pixel_values = std::move(pixel_values);
   out.places = at::tensor(places, at::kLong);
   if (config.vision_newlines || ranks > 1) out.taken = at::tensor(taken, at::kLong);
   if (config.vision_newlines) out.newlines = at::tensor(newlines, at::kLong);
+  if (config.has_own_sizes()) {
+    out.positions = at::tensor(positions, at::kLong).view({samples, s, 3});
+    pack_own_sizes(images, rank, out);
+    return out;
+  }
   out.segments = out.pictures > 0 ? equal_segments(out.pictures, config.encoder_rows())
                                   : no_segments(config.encoder_rows());
   return out;
 }
 
+std::vector<int64_t> PackedImages::positions_of(int64_t n) const {
+  if (!positions.defined()) return {};
+  const at::Tensor first = positions.select(0, 0).narrow(0, 0, n).to(at::kCPU).contiguous();
+  const int64_t* values = first.const_data_ptr<int64_t>();
+  return {values, values + first.numel()};
+}
+
 PackedImages to_device(const PackedImages& images, at::Device device) {
   PackedImages out = images;
-  for (at::Tensor* tensor :
-       {&out.patches, &out.pixel_values, &out.places, &out.taken, &out.newlines})
+  for (at::Tensor* tensor : {&out.patches, &out.pixel_values, &out.places, &out.taken,
+                             &out.newlines, &out.patch_places, &out.positions})
     if (tensor->defined()) *tensor = to_device(*tensor, device);
   if (images.segments == nullptr) return out;
   auto segments = std::make_shared<UnpaddedRows>(*images.segments);

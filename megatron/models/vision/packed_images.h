@@ -29,13 +29,14 @@ struct SeenImage {
 };
 
 struct PackedImages {
-  int64_t pictures = 0;  // that this rank encodes
-  // Of all ranks that divide the images, and of the one with most
-  int64_t all_pictures = 0, most_pictures = 0;
-  // Tensor ranks that divide the images. Their features follow each other, those of a rank in as
-  // many rows as that with most pictures has; 1: this rank encodes all
+  int64_t pictures = 0;       // that this rank encodes
+  int64_t all_pictures = 0;   // of all ranks that divide the images
+  int64_t most_features = 0;  // of the rank that has most of them
+  // Tensor ranks that divide the images. Their features follow each other, those of a rank in
+  // most_features rows; 1: this rank encodes all
   int ranks = 1;
-  // [P, 3 p^2], the patches of the rank's pictures, elements of a patch by channel, row and column:
+  // [P, patch_elements()], the patches of the rank's pictures, elements of a patch by channel,
+  // frame, row and column; of pictures of own sizes in blocks of two by two, blocks row by row:
   // uint8 pixels, or their numbers in a floating-point type.
   at::Tensor patches;
   // [3, 256] fp32: the number of each value of a channel's pixels (media/pixel_values.h); undefined
@@ -47,6 +48,14 @@ struct PackedImages {
   at::Tensor newlines;  // int64: the places of image_newline; undefined: there are none
   // The rows of the encoder, in which tokens attend within their picture.
   std::shared_ptr<const UnpaddedRows> segments;
+  // [1, R, 2] int64: row and column of each patch in its picture, of encoders with rotary positions
+  at::Tensor patch_places;
+  // [b, s, 3] int64: the positions of tokens in time, of rows and of columns, of pictures of own
+  // sizes; undefined: a token has one position
+  at::Tensor positions;
+
+  // [n, 3], those of the first `n` tokens of the first sample; empty: a token has one position.
+  std::vector<int64_t> positions_of(int64_t n) const;
 };
 
 // Tokens that an image becomes.
@@ -60,13 +69,19 @@ int64_t image_tokens(const VisionConfig& config, const SeenImage& image);
 // was padded, and image_newline behind each]; one without tiles has one image_newline. Source:
 // LLaVA-NeXT (Liu et al. 2024).
 //
+// Pictures of their own sizes have merged features in the place of tokens. Text counts its
+// positions up; a picture of h x w features that begins at position n has (n, n + row, n + column),
+// and the text behind it goes on at n + max(h, w). `position_ids`: as `tokens`, where each document
+// of a sample begins with 0; empty: each is one document. Source: Wang et al. 2024
+// (arXiv:2409.12191).
+//
 // With several ranks `patches` are those of the images whose owner is `rank`, in the order of all.
 //
 // On the host; `patches` may be on any device, places and segments are made on the CPU.
 PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> images,
                          at::Tensor patches, at::Tensor pixel_values,
                          std::span<const int64_t> tokens, int64_t samples, int64_t image_token,
-                         int rank = 0, int ranks = 1);
+                         int rank = 0, int ranks = 1, std::span<const int64_t> position_ids = {});
 
 // The same on another device. Copies to a GPU are asynchronous, through page-locked memory.
 PackedImages to_device(const PackedImages& images, at::Device device);

@@ -1,12 +1,14 @@
 #include "megatron/models/vision/vision_config.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 
 namespace megatron {
 namespace {
 
-constexpr std::string_view kVisionModels[] = {"none", "clip", "internvit", "siglip"};
+constexpr std::string_view kVisionModels[] = {"none", "clip", "internvit", "siglip", "qwen2"};
 constexpr std::string_view kVisionActivations[] = {"gelu", "gelu_tanh", "quick_gelu"};
 constexpr std::string_view kVisionProjections[] = {"mlp", "affine"};
 
@@ -78,8 +80,17 @@ void VisionConfig::validate(Violations& v) const {
   v.require(!pixel_shuffle || !vision_class_token,
             "--pixel-shuffle with the class row among the features is not built",
             "--disable-vision-class-token");
-  v.require(!is_siglip() || !vision_class_token, "--vision-model-type siglip has no class token",
+  v.require(!is_given() || has_class_row() || !vision_class_token,
+            cat("--vision-model-type ", kVisionModels[static_cast<size_t>(vision_model_type)],
+                " has no class token"),
             "--disable-vision-class-token");
+  v.require(!has_own_sizes() || pixel_shuffle,
+            "--vision-model-type qwen2 without --pixel-shuffle is not built");
+  v.require(!has_own_sizes() || vision_num_attention_heads <= 0 ||
+                vision_hidden_size / vision_num_attention_heads % 4 == 0,
+            cat("--vision-model-type qwen2 with heads of ",
+                vision_hidden_size / std::max<int64_t>(1, vision_num_attention_heads),
+                ": rotary positions of rows and columns need a multiple of 4"));
   v.require(vision_pooling == 1 || !(vision_class_token || pixel_shuffle || vision_newlines),
             "--vision-pooling with the class row among the features, --pixel-shuffle or "
             "--vision-newlines is not built",
@@ -103,6 +114,12 @@ TransformerConfig VisionConfig::encoder(const TransformerConfig& language) const
   t.num_attention_heads = vision_num_attention_heads;
   t.seq_length = t.max_position_embeddings = encoder_rows();
   t.position_embedding_type = PositionEmbedding::kNone;  // its own table, before the layers
+  if (has_own_sizes()) {
+    t.position_embedding_type = PositionEmbedding::kRope;
+    const int64_t section = vision_hidden_size / vision_num_attention_heads / 4;
+    t.mrope_section = {section, section};  // of rows, of columns
+    t.sections_begin_anew = true;
+  }
   t.layernorm_epsilon = vision_layernorm_epsilon;
   t.bias_gelu_fusion = false;
   t.openai_gelu = vision_activation == VisionActivation::kGeluTanh;

@@ -9,7 +9,7 @@
 
 namespace megatron {
 
-enum class VisionModel { kNone, kClip, kInternVit, kSiglip };
+enum class VisionModel { kNone, kClip, kInternVit, kSiglip, kQwen2 };
 enum class VisionActivation { kGelu, kGeluTanh, kQuickGelu };
 enum class VisionProjection { kMlp, kAffine };
 
@@ -46,8 +46,8 @@ struct VisionConfig {
   int64_t patch_rows() const { return img_h / patch_dim; }
   int64_t patch_columns() const { return img_w / patch_dim; }
   int64_t patches() const { return patch_rows() * patch_columns(); }  // of a picture
-  // SigLIP has no class row.
-  bool has_class_row() const { return vision_model_type != VisionModel::kSiglip; }
+  // Neither SigLIP nor the encoder of Qwen 2 has a class row.
+  bool has_class_row() const { return is_clip() || is_internvit(); }
   // Rows of a picture in the encoder.
   int64_t encoder_rows() const { return patches() + (has_class_row() ? 1 : 0); }
   // Sides of a picture, in features.
@@ -64,6 +64,13 @@ struct VisionConfig {
   bool is_internvit() const { return vision_model_type == VisionModel::kInternVit; }
   bool is_clip() const { return vision_model_type == VisionModel::kClip; }
   bool is_siglip() const { return vision_model_type == VisionModel::kSiglip; }
+  // Of Qwen 2: pictures of their own sizes, whose patches come in blocks of two by two that become
+  // one feature; rotary positions; img_h and img_w are no limits.
+  bool has_own_sizes() const { return vision_model_type == VisionModel::kQwen2; }
+  bool has_last_norm() const { return is_siglip() || has_own_sizes(); }
+  // Numbers of a patch: three channels, and of Qwen 2 a still image twice.
+  int64_t patch_elements() const { return 3 * frames() * patch_dim * patch_dim; }
+  int64_t frames() const { return has_own_sizes() ? 2 : 1; }
   // Of the encoder's layers; seeds, deviations and the choice of kernels are the language model's.
   TransformerConfig encoder(const TransformerConfig& language) const;
 };

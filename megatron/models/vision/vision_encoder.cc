@@ -24,12 +24,10 @@ LinearOptions conv1_options(const TransformerConfig& t, int64_t inputs, bool bia
 VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig& language)
     : config_(config),
       layers_(config.encoder(language)),
-      conv1_("conv1", kChannels * config.patch_dim * config.patch_dim, layers_.hidden_size,
-             conv1_options(layers_, kChannels * config.patch_dim * config.patch_dim,
-                           !config.is_clip()),
+      conv1_("conv1", config.patch_elements(), layers_.hidden_size,
+             conv1_options(layers_, config.patch_elements(),
+                           config.is_internvit() || config.is_siglip()),
              alone_),
-      position_embeddings_(config.encoder_rows(), layers_.hidden_size,
-                           Init::normal(layers_.init_method_std)),
       decoder_(layers_, 0, layers_.num_layers, /*final_norm=*/false, /*sequence_parallel=*/false,
                alone_) {
   add("conv1", &conv1_);
@@ -40,25 +38,29 @@ VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig
     class_token_->role = ParameterRole::kEmbedding;
     add("class_token", class_token_.get());
   }
-  add("position_embeddings", &position_embeddings_);
+  if (!config.has_own_sizes()) {
+    position_embeddings_ = std::make_unique<Embedding>(config.encoder_rows(), layers_.hidden_size,
+                                                       Init::normal(layers_.init_method_std));
+    add("position_embeddings", position_embeddings_.get());
+  }
   if (config.is_clip()) {
     ln_pre_ = std::make_unique<Norm>(layers_.hidden_size, norm_options(layers_));
     add("ln_pre", ln_pre_.get());
   }
   add("decoder", &decoder_);
-  if (config.is_siglip()) {
+  if (config.has_last_norm()) {
     ln_post_ = std::make_unique<Norm>(layers_.hidden_size, norm_options(layers_));
     add("ln_post", ln_post_.get());
   }
 }
 
-// Element e of a patch is of channel e / p^2.
+// Element e of a patch is of channel e / (frames p^2).
 at::Tensor VisionEncoder::numbers_of(const PackedImages& images, at::ScalarType type) const {
   if (images.patches.scalar_type() != at::kByte) return images.patches.to(type);
   MEGATRON_ASSERT(images.pixel_values.defined(), "pixels without the table of their numbers");
   const at::Tensor row = at::arange(kChannels, images.patches.options().dtype(at::kLong)) *
                          images.pixel_values.size(1);
-  const int64_t area = config_.patch_dim * config_.patch_dim;
+  const int64_t area = config_.patch_elements() / kChannels;
   const at::Tensor index = images.patches.view({images.patches.size(0), kChannels, area})
                                .to(at::kLong)
                                .add(row.view({1, kChannels, 1}));
@@ -84,19 +86,30 @@ at::Tensor pooled_features(const at::Tensor& features, int64_t k) {
       .view({n * rows * columns, h});
 }
 
+// Rows of pictures of unlike sizes, and empty ones behind them.
+at::Tensor VisionEncoder::features_of_own_sizes(const PackedImages& images,
+                                                ForwardContext context) {
+  const at::Tensor patches = numbers_of(images, conv1_.weight().value.scalar_type());
+  const int64_t p = patches.size(0), empty = images.segments->rows - p;
+  at::Tensor x = at::constant_pad_nd(conv1_.forward(patches.unsqueeze(1)), {0, 0, 0, 0, 0, empty});
+  context.position_ids = images.patch_places;
+  x = ln_post_->forward(decoder_.forward(std::move(x), context)).narrow(0, 0, p);
+  return x.reshape({p / 4, config_.feature_size()});
+}
+
 at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardContext& given) {
-  const int64_t n = images.pictures, h = layers_.hidden_size, p = config_.patches();
-  const int64_t rows = config_.encoder_rows();
-  at::Tensor x =
-      conv1_.forward(numbers_of(images, conv1_.weight().value.scalar_type()).unsqueeze(1))
-          .view({n, p, h});
-  if (class_token_) x = at::cat({differentiable(*class_token_).expand({n, 1, h}), x}, 1);
-  x = x + position_embeddings_.forward(at::arange(rows, images.places.options()));
   ForwardContext context;
   context.training = given.training;
   context.discarded = given.discarded;
   context.place = context.rows = images.segments->place();
   context.unpadded = images.segments;
+  if (config_.has_own_sizes()) return features_of_own_sizes(images, std::move(context));
+  const int64_t n = images.pictures, h = layers_.hidden_size, p = config_.patches();
+  const int64_t rows = config_.encoder_rows();
+  const at::Tensor patches = numbers_of(images, conv1_.weight().value.scalar_type());
+  at::Tensor x = conv1_.forward(patches.unsqueeze(1)).view({n, p, h});
+  if (class_token_) x = at::cat({differentiable(*class_token_).expand({n, 1, h}), x}, 1);
+  x = x + position_embeddings_->forward(at::arange(rows, images.places.options()));
   x = x.view({n * rows, 1, h});
   if (ln_pre_) x = ln_pre_->forward(x);
   x = decoder_.forward(std::move(x), context);

@@ -13,13 +13,15 @@
 
 namespace megatron {
 
-// x = [class | conv1 patches] + P; norm (CLIP); layers; norm (SigLIP, which has no class row). With
+// x = [class | conv1 patches] + P; norm (CLIP); layers; norm (SigLIP and Qwen 2, which have no
+// class row). Qwen 2 has rotary positions of rows and columns in the place of P. With
 // --pixel-shuffle a cell of two by two features is one: [(0,0) | (0,1) | (1,0) | (1,1)]; with
 // --vision-pooling k one of k by k is their mean.
 //
-// Parameters: conv1.weight [h, 3 p^2], conv1.bias (not CLIP), class_token [1, 1, h] (not SigLIP),
-// position_embeddings.weight [rows, h] with the class row first, ln_pre.weight|bias (CLIP),
-// decoder.layers.N..., ln_post.weight|bias (SigLIP). SigLIP: Zhai et al. 2023 (arXiv:2303.15343).
+// Parameters: conv1.weight [h, patch_elements()], conv1.bias (InternViT, SigLIP), class_token [1,
+// 1, h] (CLIP, InternViT), position_embeddings.weight [rows, h] with the class row first (not Qwen
+// 2), ln_pre.weight|bias (CLIP), decoder.layers.N..., ln_post.weight|bias (SigLIP, Qwen 2). SigLIP:
+// Zhai et al. 2023 (arXiv:2303.15343); Qwen 2-VL: Wang et al. 2024 (arXiv:2409.12191).
 //
 // The whole encoder is on each rank, which encodes all pictures that it is given. Communication:
 // none.
@@ -33,14 +35,15 @@ class VisionEncoder : public Module {
 
  private:
   at::Tensor numbers_of(const PackedImages& images, at::ScalarType type) const;
+  at::Tensor features_of_own_sizes(const PackedImages& images, ForwardContext context);
 
   const VisionConfig config_;
   const TransformerConfig layers_;
   const ParallelGroups alone_;
   ColumnParallelLinear conv1_;
-  std::unique_ptr<Parameter> class_token_;  // null: there is none
-  Embedding position_embeddings_;
-  std::unique_ptr<Norm> ln_pre_, ln_post_;  // null: there is none
+  std::unique_ptr<Parameter> class_token_;          // null: there is none
+  std::unique_ptr<Embedding> position_embeddings_;  // null: rotary positions
+  std::unique_ptr<Norm> ln_pre_, ln_post_;          // null: there is none
   TransformerBlock decoder_;
 };
 

@@ -502,6 +502,13 @@ void layers_of_a_pattern_can_be_trained(const Arguments& a, Violations& v) {
           "leave one of them out");
 }
 
+void sections_turn_with_images(const Arguments& a, Violations& v) {
+  if (!a.transformer.mrope_section.empty() && a.training.task != "mimo")
+    v.add(cat("--position-embedding-type mrope has no effect with --task ", a.training.task,
+              ": of tokens without images all three positions are the same"),
+          "--position-embedding-type rope");
+}
+
 void stages_can_share_the_vocabulary(const Arguments& a, Violations& v) {
   if (!a.splits_vocabulary()) return;
   if (!a.transformer.untie_embeddings_and_output_weights)
@@ -554,6 +561,7 @@ constexpr Rule kRules[] = {world_divides,
                            states_divide,
                            validate_served_bits,
                            preferences_fit,
+                           sections_turn_with_images,
                            stages_can_share_the_vocabulary,
                            documents_can_have_their_own_width,
                            microbatches_feed_the_pipeline,

@@ -16,7 +16,6 @@ constexpr KnownFlag::Kind kNo = KnownFlag::Kind::kRefused;
 
 // Reasons of rows and of refused values.
 constexpr std::string_view kRl = "reinforcement learning is not built yet";
-constexpr std::string_view kMrope = "multimodal rotary positions are not built yet";
 constexpr std::string_view kMuon = "of the optimizers, only adam and sgd are built";
 
 // A flag that is accepted if the claim holds; `values`: accepted values, empty: any.
@@ -70,7 +69,6 @@ constexpr KnownFlag kRows[] = {
      1},
     so("--use-te-activation-func", kFusedActivation),
     {"--symmetric-ar-type", kNo, "sums over symmetric memory are not built yet", 1, 1},
-    {"--mrope-section", kNo, kMrope, 1, -1},
     so("--cache-mla-latents", kLatentCache),
     so("--mla-down-proj-fusion", kFusedDownProjections),
     so("--transformer-impl", kOneImplementation, 1, 1,
@@ -546,7 +544,6 @@ constexpr RefusedValue kRefusedValues[] = {
     {"--main-params-dtype", "fp16 fp8", kStateRange},
     {"--exp-avg-dtype", "fp16 fp8", kStateRange},
     {"--exp-avg-sq-dtype", "fp16 fp8", kStateRange},
-    {"--position-embedding-type", "mrope", kMrope},
     {"--experimental-attention-variant", "gdn2",
      "gated delta nets of the second kind are not built"},
     {"--experimental-attention-variant", "dsa", "sparse attention is not built"},

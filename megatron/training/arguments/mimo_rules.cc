@@ -76,7 +76,9 @@ void validate_mimo(const Arguments& a, Violations& v) {
   validate_built(a, v);
   if (!own.is_given())
     v.add("--task mimo without an encoder of images",
-          "--vision-model-type clip, internvit or siglip");
+          "--vision-model-type clip, internvit, siglip or qwen2");
+  else if (own.has_own_sizes() != !a.transformer.mrope_section.empty())
+    v.add("--position-embedding-type mrope is for --vision-model-type qwen2, and needed for it");
   if (!a.data.mock_data && data.media_model.empty())
     v.add("--media-model is not given",
           "the folder of a Hugging Face model whose image processor makes the pictures");
@@ -87,7 +89,8 @@ void validate_mimo(const Arguments& a, Violations& v) {
         "--dataloader-inter-document-masking has no effect with --task mimo",
         "leave it out: samples are separated anyway");
   const int64_t length = a.transformer.seq_length;
-  if (own.is_given() && own.patch_dim > 0 && length > 0 && length <= own.features() + 1)
+  if (own.is_given() && !own.has_own_sizes() && own.patch_dim > 0 && length > 0 &&
+      length <= own.features() + 1)
     v.add(cat("--seq-length ", length, " has no room for a picture of ", own.features(),
               " tokens and text"));
 }
@@ -126,7 +129,8 @@ void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   if (was.image_token_id >= size && was.image_token_id < likely_vocabulary(before).padded_size)
     shrinker.set("--image-token-id", own.image_token_id, size - 1);
   // Room for a picture and text
-  const int64_t least = own.features() + 4;
+  constexpr int64_t kText = 4;
+  const int64_t least = own.features() + kText;
   if (a.transformer.seq_length < least) a.transformer.seq_length = least;
 }
 

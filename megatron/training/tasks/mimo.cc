@@ -102,14 +102,17 @@ class MediaFiles {
 std::vector<MockImage> mock_kinds(const VisionConfig& own) {
   std::vector<MockImage> out;
   const auto add = [&](int64_t pictures, TileGrid grid, ImageSize size) {
-    const SampleImage image = {own.patch_rows(),
-                               own.patch_columns(),
-                               pictures,
-                               3 * own.patch_dim * own.patch_dim,
-                               grid,
-                               size};
+    const SampleImage image = {
+        own.patch_rows(), own.patch_columns(), pictures, own.patch_elements(), grid, size};
     out.push_back({image, image_tokens(own, seen_image(0, image))});
   };
+  if (own.has_own_sizes()) {  // wider and higher than the other side
+    for (const auto& [rows, columns] : {std::pair{2, 4}, std::pair{4, 2}, std::pair{2, 2}}) {
+      const SampleImage image = {rows, columns, 1, own.patch_elements(), {}, {}};
+      out.push_back({image, image_tokens(own, seen_image(0, image))});
+    }
+    return out;
+  }
   add(1, {}, {own.img_h, own.img_w});
   if (own.vision_newlines) {
     add(3, {1, 2}, {own.img_h, 2 * own.img_w - 1});
@@ -145,6 +148,18 @@ TrainValidTestDatasets mimo_datasets(const Arguments& a, const DatasetRequest& g
 
 // -- micro-batches
 
+// Of each token of the samples 0 if a document begins there.
+std::vector<int64_t> document_places(const MicroBatch& source) {
+  const int64_t length = source.sequence_length();
+  std::vector<int64_t> out(static_cast<size_t>(source.micro_batch_size * length), 1);
+  for (int64_t i = 0; i < source.micro_batch_size; ++i) {
+    out[static_cast<size_t>(i * length)] = 0;
+    for (const int32_t start : source.document_starts[static_cast<size_t>(i)])
+      out[static_cast<size_t>(i * length + start)] = 0;
+  }
+  return out;
+}
+
 // The images of a micro-batch, on the device.
 BatchMaker::Addition add_images(const ModelConfig& config) {
   const auto& own = config.own.as_or_default<MimoConfig>();
@@ -154,7 +169,7 @@ BatchMaker::Addition add_images(const ModelConfig& config) {
     std::vector<SeenImage> all;
     for (const auto& [sample, image, owner] : images.all)
       all.push_back(seen_image(sample, image, owner));
-    const int64_t patch = 3 * own.patch_dim * own.patch_dim;
+    const int64_t patch = own.patch_elements();
     // Tensors keep the micro-batch alive; nothing writes to them.
     const auto tensor = [&source](const auto& values, at::IntArrayRef shape, at::ScalarType type) {
       return at::from_blob(
@@ -167,7 +182,7 @@ BatchMaker::Addition add_images(const ModelConfig& config) {
                     tensor(images.patches, {std::ssize(images.patches) / patch, patch}, at::kByte),
                     tensor(images.pixel_values, {3, 256}, at::kFloat), tokens,
                     source->micro_batch_size, own.image_token_id, images.ranks.rank,
-                    images.ranks.size),
+                    images.ranks.size, document_places(*source)),
         device));
   };
 }

@@ -52,6 +52,14 @@ at::Tensor yarn_frequencies(const TransformerConfig& c, double factor, const at:
   return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept;
 }
 
+// [r]: the section of each rotated pair.
+at::Tensor section_of_pairs(const std::vector<int64_t>& sections, at::Device device) {
+  std::vector<int64_t> of_pair;
+  for (size_t i = 0; i < sections.size(); ++i)
+    of_pair.insert(of_pair.end(), static_cast<size_t>(sections[i]), static_cast<int64_t>(i));
+  return at::tensor(of_pair, at::kLong).to(device);
+}
+
 }  // namespace
 
 RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config)
@@ -60,7 +68,10 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config)
 at::Tensor RotaryEmbedding::scaled_frequencies(at::ScalarType type, at::Device device,
                                                bool beyond) const {
   const TransformerConfig& c = config_;
-  const at::Tensor base = powers(c.rotary_base, c.rotary_width(), type, device);
+  const at::Tensor base = c.sections_begin_anew
+                              ? powers(c.rotary_base, 2 * c.mrope_section.front(), type, device)
+                                    .repeat({std::ssize(c.mrope_section)})
+                              : powers(c.rotary_base, c.rotary_width(), type, device);
   switch (scaling_.type) {
     case RopeScaling::kNone:
       return 1.0 / base;
@@ -99,13 +110,18 @@ LayerRotary RotaryEmbedding::tables(const at::Tensor& positions, at::ScalarType 
   const at::NoGradGuard no_grad;
   const auto precision = type == at::kDouble ? at::kDouble : at::kFloat;
   const at::Device device = positions.device();
+  // [s], [s, b] or [s, b, r]
   at::Tensor at_positions =
-      (positions.dim() == 2 ? positions.t() : positions).to(precision).contiguous();
+      (positions.dim() >= 2 ? positions.transpose(0, 1) : positions).to(precision).contiguous();
+  if (positions.dim() == 3)
+    at_positions = at_positions.index_select(2, section_of_pairs(config_.mrope_section, device));
+  else
+    at_positions.unsqueeze_(-1);
   if (config_.rotary_seq_len_interpolation_factor)
     at_positions =
         at_positions * (1.0 / static_cast<double>(*config_.rotary_seq_len_interpolation_factor));
   const auto tables_of = [&](const at::Tensor& frequencies, double factor) {
-    const at::Tensor angles = at_positions.unsqueeze(-1) * frequencies;
+    const at::Tensor angles = at_positions * frequencies;
     RotaryTables tables{angles.cos(), angles.sin(), config_.rotary_interleaved};
     if (factor != 1.0) {
       tables.cos.mul_(factor);

@@ -14,11 +14,11 @@ class RotaryEmbedding {
  public:
   explicit RotaryEmbedding(const TransformerConfig& config);
 
-  // Tables for the positions [s] or [b, s] (int64), on their device. Computed in fp32 by the same
-  // operations in the same order as in Megatron and Hugging Face, so that rounding agrees; in fp64
-  // for fp64 models. With longrope the last position of a sequence decides which list of factors
-  // its tokens use: `last` [s], or if undefined the largest of a row, which must then be one whole
-  // sequence.
+  // Tables for the positions [s], [b, s] or, with sections, [b, s, sections] (int64), on their
+  // device. Computed in fp32 by the same operations in the same order as in Megatron and Hugging
+  // Face, so that rounding agrees; in fp64 for fp64 models. With longrope the last position of a
+  // sequence decides which list of factors its tokens use: `last` [s], or if undefined the largest
+  // of a row, which must then be one whole sequence.
   LayerRotary tables(const at::Tensor& positions, at::ScalarType type,
                      const at::Tensor& last = {}) const;
 

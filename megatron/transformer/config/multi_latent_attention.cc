@@ -110,6 +110,8 @@ void validate_multi_latent_attention(const TransformerConfig& c, Violations& v) 
   v.require(!c.rotary_interleaved,
             "--rotary-interleaved cannot be used with --multi-latent-attention, which sorts the "
             "pairs into halves before it rotates");
+  v.require(c.mrope_section.empty(),
+            "--position-embedding-type mrope with --multi-latent-attention is not built");
   v.require(c.rotary_percent == 1.0, "--rotary-percent has no effect with --multi-latent-attention",
             "--qk-pos-emb-head-dim says how many features are rotated");
   v.require(!c.query_pre_attn_scalar,

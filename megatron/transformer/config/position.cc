@@ -7,7 +7,8 @@
 namespace megatron {
 namespace {
 
-constexpr std::string_view kPositions[] = {"learned_absolute", "rope", "none", "yarn", "relative"};
+constexpr std::string_view kPositions[] = {"learned_absolute", "rope", "none", "yarn",
+                                           "relative",         "mrope"};
 constexpr std::string_view kRopeScalings[] = {"none", "linear", "llama3", "yarn", "longrope"};
 
 }  // namespace
@@ -24,6 +25,8 @@ void PositionConfig::fields(FieldVisitor& v) {
   v.field("rotary_base", rotary_base, "base of the rotary frequencies");
   v.field("rotary_percent", rotary_percent, "fraction of each head that is rotated");
   v.field("rotary_interleaved", rotary_interleaved, "rotate neighbouring pairs instead of halves");
+  v.field("mrope_section", mrope_section,
+          "mrope: rotated pairs that turn with a token's place in time, its row and its column");
   v.field("rotary_seq_len_interpolation_factor", rotary_seq_len_interpolation_factor,
           "divide positions by this");
   v.field("rotary_base_local", rotary_base_local,
@@ -62,6 +65,8 @@ void PositionConfig::finalize() {
   if (use_rotary_position_embeddings) position_embedding_type = PositionEmbedding::kRope;
   if (!add_position_embedding && position_embedding_type == PositionEmbedding::kLearnedAbsolute)
     position_embedding_type = PositionEmbedding::kNone;
+  if (position_embedding_type == PositionEmbedding::kMrope && !mrope_section.empty())
+    position_embedding_type = PositionEmbedding::kRope;
   if (position_embedding_type == PositionEmbedding::kYarn) {
     position_embedding_type = PositionEmbedding::kRope;
     if (rope_scaling_type == RopeScaling::kNone) rope_scaling_type = RopeScaling::kYarn;
@@ -86,6 +91,19 @@ void PositionConfig::validate(Violations& v, const ShapeConfig& shape) const {
                 width, " features, an even number is needed"));
   v.require(rope_scaling_factor > 0,
             cat("--rope-scaling-factor ", rope_scaling_factor, " must be positive"));
+  v.require(position_embedding_type != PositionEmbedding::kMrope,
+            "--position-embedding-type mrope without --mrope-section",
+            "three numbers, for example 16 24 24");
+  v.require(mrope_section.empty() || (rope && rope_scaling_type == RopeScaling::kNone &&
+                                      !rotary_interleaved && !rotary_base_local),
+            "--mrope-section goes with --position-embedding-type mrope alone, without "
+            "--rope-scaling-type, --rotary-interleaved and --rotary-base-local");
+  int64_t pairs = 0;
+  for (const int64_t section : mrope_section) pairs += section;
+  v.require(mrope_section.empty() || (mrope_section.size() == 3 &&
+                                      std::ranges::min(mrope_section) >= 0 && pairs == width / 2),
+            cat("--mrope-section has ", mrope_section.size(), " values for ", pairs, " pairs"),
+            cat("three numbers with the sum ", width / 2));
   validate_scaling(v, shape);
   v.require(!rotary_base_local || *rotary_base_local > 0,
             cat("--rotary-base-local ", rotary_base_local.value_or(0), " must be positive"));

@@ -10,9 +10,10 @@
 
 namespace megatron {
 
-// kYarn becomes kRope with RopeScaling::kYarn when the configuration is finalized.
+// When the configuration is finalized kYarn becomes kRope with RopeScaling::kYarn, and kMrope kRope
+// with mrope_section.
 // kRelative: numbers of a table are added to the scores of attention, by distance.
-enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone, kYarn, kRelative };
+enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone, kYarn, kRelative, kMrope };
 // How rotary frequencies are scaled for sequences longer than a model was trained on. kLinear: all
 // divided by the factor; kLlama3: long wavelengths only; kYarn: Peng et al. 2023
 // (arXiv:2309.00071); kLongRope: Ding et al. 2024 (arXiv:2402.13753), one factor per frequency,
@@ -31,6 +32,11 @@ struct PositionConfig {
   double rotary_base = 10000.0;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;
+  // Rotated pairs that turn with the first, second and third of a token's positions, in this order;
+  // empty: a token has one position. Wang et al. 2024 (arXiv:2409.12191)
+  std::vector<int64_t> mrope_section;
+  // Not a flag: each section has the frequencies of a head of its own (encoders of images)
+  bool sections_begin_anew = false;
   std::optional<int64_t> rotary_seq_len_interpolation_factor;
   // Base of windowed layers, which then use no RoPE scaling
   std::optional<double> rotary_base_local;

@@ -15,8 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.image_utils import load_image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 assert transformers.__version__ == "5.23.0"
 # No processors of videos: nothing here uses them, and they ask for torchvision.
@@ -25,6 +27,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 MEDIA = HERE / "same" / "json" / "media"
 LETTERS = "abcdefghijklmnopqrstuvwxyz\u0120\u010a.,:?<->"
 # At ids that the models choose seldom.
+PLACEHOLDERS = {"internvl": "<IMG_CONTEXT>", "gemma3": "<img>", "qwen2_vl": "<|image_pad|>"}
+# Members of config.json that name tokens, where the tiny model has those of the large one.
+CONFIGS = {"gemma3": {"boi_token_index": 19, "eoi_token_index": 32}}
 SPECIALS = {"<|im_start|>": 18, "<img>": 19, "</img>": 32, "<|im_end|>": 37, "IMAGE": 39}
 
 
@@ -45,6 +50,13 @@ def processor_of(family):
         tok = tokenizer("<IMG_CONTEXT>", start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>",
                         video_token="<video>")
         return transformers.InternVLProcessor(images, tok, None, image_seq_length=4)
+    if family == "gemma3":
+        images = Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
+        tok = tokenizer("<image_soft_token>", image_token="<image_soft_token>", boi_token="<img>", eoi_token="</img>")
+        return transformers.Gemma3Processor(images, tok, image_seq_length=4)
+    if family == "qwen2_vl":
+        images = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=256, max_pixels=1024)
+        return transformers.Qwen2VLProcessor(images, tokenizer("<|image_pad|>", image_token="<|image_pad|>"), None)
     tok = tokenizer("<image>", image_token="<image>")
     more = dict(patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1)
     if family == "llava":
@@ -64,7 +76,7 @@ class Family:
     def __init__(self, name):
         self.name = name
         self.processor = processor_of(name)
-        self.image = "<IMG_CONTEXT>" if name == "internvl" else "<image>"
+        self.image = PLACEHOLDERS.get(name, "<image>")
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(HERE / name, dtype=torch.float32, attn_implementation="eager").eval()
 
     def greedy(self, text, files):
@@ -119,13 +131,13 @@ class Family:
             found = self.first_of(make)
             text, files = make(found["word"])
             texts.append({"text": text, "files": files} | found)
-        return {"family": self.name, "processor": images, "template": template(self.image),
+        return {"family": self.name, "config": CONFIGS.get(self.name, {}), "processor": images, "template": template(self.image),
                 "tokenizer": json.loads(self.processor.tokenizer.backend_tokenizer.to_str()), "texts": texts,
                 "turns": self.turns(["1_img1.jpg", "3_img1.png"])}
 
 
 if __name__ == "__main__":
-    rows = [Family(name).facts() for name in ("llava", "llava_next", "internvl")]
+    rows = [Family(name).facts() for name in ("llava", "llava_next", "internvl", "gemma3", "qwen2_vl")]
     (HERE / "generations.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     for row in rows:
         print(row["family"], [case["margin"] for case in (*row["texts"], *row["turns"])], [case["word"] for case in (*row["texts"], *row["turns"])])

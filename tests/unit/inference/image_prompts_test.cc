@@ -31,6 +31,7 @@ fs::path write_image_model(const Json& facts) {
   fs::copy_file(kImageGoldens / family / "model.safetensors", folder / "model.safetensors");
   Json config = Json::parse(read_file(kImageGoldens / family / "config.json"));
   config["text_config"]["max_position_embeddings"] = 512;
+  config.update(facts["config"]);
   const Json tokenizer = {{"eos_token", "<|im_end|>"}};
   for (const auto& [name, text] :
        {std::pair{"config.json", config.dump()},
@@ -102,7 +103,7 @@ TEST_P(ImagePromptsOf, LaterTurnsHaveImagesOfTheirOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ImagePromptsOf,
-                         testing::Values("llava", "llava_next", "internvl"),
+                         testing::Values("llava", "llava_next", "internvl", "gemma3", "qwen2_vl"),
                          [](const auto& param) { return std::string(param.param); });
 
 TEST(ImagePrompts, ImagesWithoutPlaceholdersComeFirst) {

@@ -40,8 +40,10 @@ fs::path vision_folder(const std::string& name) {
   return fs::path(MEGATRON_SOURCE_DIR "/tests/golden/multimodal") / name;
 }
 
-// Pictures [n, 3, h, w] as patches [P, 3 p^2], by patch and in it by channel, row and column.
+// As they are, or pictures [n, 3, h, w] as patches [P, 3 p^2], by patch and in it by channel, row
+// and column.
 at::Tensor patches_of(const at::Tensor& pixels, int64_t p) {
+  if (pixels.dim() == 2) return pixels;
   const int64_t n = pixels.size(0), rows = pixels.size(2) / p, columns = pixels.size(3) / p;
   return pixels.view({n, 3, rows, p, columns, p})
       .permute({0, 2, 4, 1, 3, 5})
@@ -77,10 +79,17 @@ struct HfVision {
     const at::Tensor rows = golden.at("images").to(at::kLong);
     for (int64_t i = 0; i < rows.size(0); ++i) {
       const auto at = [&](int64_t column) { return rows[i][column].item<int64_t>(); };
-      out.push_back(
-          {at(0), own.patch_rows(), own.patch_columns(), at(1), {at(2), at(3)}, {at(4), at(5)}});
+      if (own.has_own_sizes())
+        out.push_back({at(0), at(2), at(3)});
+      else
+        out.push_back(
+            {at(0), own.patch_rows(), own.patch_columns(), at(1), {at(2), at(3)}, {at(4), at(5)}});
     }
     return out;
+  }
+  // Of an image in the golden's pixels: its pictures, or patches of its own size.
+  int64_t parts_of(const SeenImage& image) const {
+    return own.has_own_sizes() ? image.rows * image.columns : image.pictures;
   }
   // Ranks take turns with the images.
   PackedImages packed(const at::Tensor& tokens, int64_t image_token, int rank = 0,
@@ -90,9 +99,9 @@ struct HfVision {
     int64_t first = 0;
     for (size_t k = 0; k < all.size(); ++k) {
       all[k].owner = static_cast<int>(k) % ranks;
-      if (all[k].owner == rank)
-        pixels.push_back(golden.at("pixels").narrow(0, first, all[k].pictures));
-      first += all[k].pictures;
+      const int64_t parts = parts_of(all[k]);
+      if (all[k].owner == rank) pixels.push_back(golden.at("pixels").narrow(0, first, parts));
+      first += parts;
     }
     return pack_images(own, all, patches_of(at::cat(pixels), own.patch_dim), {},
                        {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
@@ -200,8 +209,11 @@ TEST_P(HfVisionGolden, PixelsOfAByteAreTheirNumbers) {
   const at::Tensor table = at::randn({3, 256}),
                    bytes = at::randint(0, 256, v.golden.at("pixels").sizes(), at::kByte);
   at::Tensor numbers = at::empty_like(v.golden.at("pixels"));
+  const auto channel = [](const at::Tensor& pixels, int64_t c) {
+    return pixels.view({pixels.size(0), 3, -1}).select(1, c);
+  };
   for (int64_t c = 0; c < 3; ++c)
-    numbers.select(1, c).copy_(table[c].index({bytes.select(1, c).to(at::kLong)}));
+    channel(numbers, c).copy_(table[c].index({channel(bytes, c).to(at::kLong)}));
   v.golden["pixels"] = numbers;
   v.see();
   const at::Tensor expected = v.logits();
@@ -261,7 +273,7 @@ TEST_P(HfVisionGolden, GreedyTokensBehindImages) {
   std::vector<SeenImage> images;
   int64_t before = 0, pictures = 0;
   for (SeenImage image : v.images()) {
-    (image.sample == last ? pictures : before) += image.pictures;
+    (image.sample == last ? pictures : before) += v.parts_of(image);
     if (image.sample == last) images.push_back(image);
   }
   for (SeenImage& image : images) image.sample = 0;
@@ -281,7 +293,9 @@ TEST_P(HfVisionGolden, GreedyTokensBehindImages) {
       GivenRows{n,
                 rows.size(1),
                 {rows.const_data_ptr<float>(), rows.const_data_ptr<float>() + rows.numel()},
-                ends});
+                ends,
+                packed.positions_of(n)});
+  EXPECT_EQ(spec.rows->positions.size(), v.own.has_own_sizes() ? static_cast<size_t>(3 * n) : 0U);
   spec.prompt = {static_cast<int32_t>(prompt[0][n].item<int64_t>())};
   spec.sampling.temperature = 0.0;
   const at::Tensor& expected = v.golden.at("generated");
@@ -303,7 +317,7 @@ TEST_P(HfVisionGolden, GreedyTokensBehindImages) {
 
 INSTANTIATE_TEST_SUITE_P(Families, HfVisionGolden,
                          testing::Values("llava", "llava_full", "llava_next", "internvl",
-                                         "internvl_biases", "gemma3", "gemma3_long"),
+                                         "internvl_biases", "gemma3", "gemma3_long", "qwen2_vl"),
                          [](const auto& param) { return param.param; });
 
 fs::path vision_work_folder(const std::string& name) {
@@ -332,7 +346,8 @@ void write_renamed(const fs::path& from, const fs::path& to,
   write_safetensors(to / "model.safetensors", renamed, {{"format", "pt"}});
 }
 
-// What transformers 5 writes, what 4 wrote, and the modules of both.
+// What transformers 5 writes, what 4 wrote, and the modules of both. Of those that Qwen 2-VL lacks
+// nothing is renamed.
 const std::vector<std::vector<std::pair<std::string, std::string>>> kSpellings = {
     {},
     {{"vision_tower.", "vision_tower.vision_model."}},
@@ -340,6 +355,8 @@ const std::vector<std::vector<std::pair<std::string, std::string>>> kSpellings =
      {"language_model.lm_head.", "lm_head."},
      {"vision_tower.", "model.vision_tower."},
      {"image_newline", "model.image_newline"},
+     {"visual.", "model.visual."},
+     {"model.", "model.language_model."},
      {"multi_modal_projector.", "model.multi_modal_projector."}},
     {{"language_model.model.", "model.language_model."},
      {"language_model.lm_head.", "lm_head."},
@@ -350,8 +367,8 @@ const std::vector<std::vector<std::pair<std::string, std::string>>> kSpellings =
 // does not compute with.
 TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
   const std::map<std::string, size_t> carried = {
-      {"llava", 18},          {"llava_full", 2}, {"llava_next", 18}, {"internvl", 0},
-      {"internvl_biases", 0}, {"gemma3", 0},     {"gemma3_long", 11}};
+      {"llava", 18},          {"llava_full", 2}, {"llava_next", 18},  {"internvl", 0},
+      {"internvl_biases", 0}, {"gemma3", 0},     {"gemma3_long", 11}, {"qwen2_vl", 0}};
   for (const auto& [name, count] : carried)
     for (size_t spelling = 0; spelling < kSpellings.size(); ++spelling) {
       const fs::path root = vision_work_folder(name + std::to_string(spelling));
@@ -617,9 +634,78 @@ TEST(HfVisionModels, WhatIsNotBuiltBesideImagesIsNamed) {
             "--mtp-num-layers is not built for a model that reads images");
   config = read_hf_config(vision_folder("llava")).config;
   config.own = {};
-  EXPECT_EQ(error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
-            "a model of type mimo without an encoder\nhint: --vision-model-type clip, internvit or "
-            "siglip");
+  EXPECT_EQ(
+      error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
+      "a model of type mimo without an encoder\nhint: --vision-model-type clip, internvit, siglip "
+      "or qwen2");
+}
+
+// 3 words, 4 x 6 patches, 2 words, 2 x 2 patches, 2 words; and the same behind another document.
+TEST(HfVisionModels, PositionsOfTimeRowsAndColumns) {
+  VisionConfig config;
+  config.vision_model_type = VisionModel::kQwen2;
+  config.vision_class_token = false;
+  config.pixel_shuffle = true;
+  config.patch_dim = 2;
+  const std::vector<int64_t> tokens = {1, 1, 1, 9, 9, 9, 9, 9, 9, 1, 1, 9, 1, 1},
+                             t = {0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8, 9, 10},
+                             h = {0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7, 8, 9, 10},
+                             w = {0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8, 9, 10};
+  const std::vector<SeenImage> images = {{0, 4, 6}, {0, 2, 2}};
+  const auto list = [](const at::Tensor& x) {
+    const at::Tensor own = x.contiguous();
+    return std::vector<int64_t>(own.const_data_ptr<int64_t>(),
+                                own.const_data_ptr<int64_t>() + own.numel());
+  };
+  const PackedImages packed = pack_images(config, images, at::zeros({28, 24}), {}, tokens, 1, 9);
+  EXPECT_EQ(list(packed.positions.select(2, 0)), t);
+  EXPECT_EQ(list(packed.positions.select(2, 1)), h);
+  EXPECT_EQ(list(packed.positions.select(2, 2)), w);
+  // Places of the first picture: rows 0 0 1 1 ..., columns 0 1 0 1 2 3 ...
+  const at::Tensor places = packed.patch_places.select(0, 0).narrow(0, 0, 24);
+  EXPECT_EQ(list(places.select(1, 0)), (std::vector<int64_t>{0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1,
+                                                             2, 2, 3, 3, 2, 2, 3, 3, 2, 2, 3, 3}));
+  EXPECT_EQ(list(places.select(1, 1)), (std::vector<int64_t>{0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5,
+                                                             0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5}));
+  std::vector<int64_t> two = {1, 9, 1}, ids = {0, 1, 2};
+  two.insert(two.end(), tokens.begin(), tokens.end());
+  for (int64_t i = 0; i < std::ssize(tokens); ++i) ids.push_back(i);
+  const std::vector<SeenImage> all = {{0, 2, 2}, {0, 4, 6}, {0, 2, 2}};
+  const PackedImages documents =
+      pack_images(config, all, at::zeros({32, 24}), {}, two, 1, 9, 0, 1, ids);
+  std::vector<int64_t> expected = {0, 1, 2};
+  expected.insert(expected.end(), w.begin(), w.end());
+  EXPECT_EQ(list(documents.positions.select(2, 2)), expected);
+  EXPECT_EQ(
+      error_of([&] { pack_images(config, {{{0, 3, 2}}}, at::zeros({6, 24}), {}, tokens, 1, 9); }),
+      "a picture of 3 x 2 patches: both numbers must be even");
+}
+
+// Qwen2-VL 2B as it is published, with the keys of transformers 4.
+TEST(HfVisionModels, PublishedConfigurationOfQwen2Vl) {
+  const HfModel model = parse_hf_config(R"({"architectures": ["Qwen2VLForConditionalGeneration"],
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+    "hidden_size": 1536, "image_token_id": 151655, "initializer_range": 0.02,
+    "intermediate_size": 8960, "max_position_embeddings": 32768, "max_window_layers": 28,
+    "model_type": "qwen2_vl", "num_attention_heads": 12, "num_hidden_layers": 28,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_scaling": {"mrope_section": [16, 24, 24],
+    "type": "mrope"}, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true,
+    "torch_dtype": "bfloat16", "transformers_version": "4.41.2", "use_cache": true,
+    "use_sliding_window": false, "video_token_id": 151656, "vision_config": {"depth": 32,
+    "embed_dim": 1280, "hidden_size": 1536, "in_chans": 3, "mlp_ratio": 4, "num_heads": 16,
+    "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2},
+    "vision_end_token_id": 151653, "vision_start_token_id": 151652, "vision_token_id": 151654,
+    "vocab_size": 151936})",
+                                        "config.json");
+  const MimoConfig& own = *model.config.own.as<MimoConfig>();
+  const TransformerConfig& t = model.config.transformer;
+  EXPECT_EQ(t.mrope_section, (std::vector<int64_t>{16, 24, 24}));
+  EXPECT_EQ(t.rotary_base, 1000000.0);
+  EXPECT_TRUE(t.window_size.empty());
+  EXPECT_FALSE(t.untie_embeddings_and_output_weights);
+  EXPECT_EQ(own.vision_ffn_hidden_size, 5120);
+  EXPECT_EQ(own.feature_size(), 5120);
+  EXPECT_EQ(own.patch_elements(), 1176);
 }
 
 }  // namespace

@@ -138,6 +138,20 @@ TEST(Requests, GivenRowsAndStatesAreForModelsThatTakeThem) {
   EXPECT_EQ(with_ends({1, 3, 3}, 1),
             "rows: 2 given rows attend to each other, a step has room for 1 beside other requests; "
             "--inference-dynamic-batching-max-tokens says how many");
+  const auto with_positions = [&](std::vector<int64_t> positions) {
+    GivenRows given = three;
+    given.positions = std::move(positions);
+    return rows(std::move(given));
+  };
+  EXPECT_EQ(with_positions({0, 0, 0, 1, 1, 1, 1, 1, 2}), "");
+  EXPECT_EQ(with_positions({0, 1, 2}),
+            "rows: given rows have 3 positions, the least 0; expected three of each row, none "
+            "negative");
+  EXPECT_EQ(with_positions({0, 0, 0, 1, 1, 1, 1, -1, 2}),
+            "rows: given rows have 9 positions, the least -1; expected three of each row, none "
+            "negative");
+  EXPECT_EQ(three.next_position(), 3);
+  EXPECT_EQ((GivenRows{2, 1, {1, 2}, {}, {0, 0, 0, 0, 4, 1}}.next_position()), 5);
   EXPECT_EQ(refusal([](RequestSpec& s) { s.state_input = std::make_shared<StateInput>(); }),
             "state_input: the model makes no state from an input");
   RequestLimits needs = kLimits;

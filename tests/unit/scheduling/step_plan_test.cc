@@ -27,7 +27,8 @@ StepPlan full_plan() {
   start.adapter = 4;
   start.prompt_length = 5;
   start.ids = {1, 2, 3};
-  start.rows = std::make_shared<GivenRows>(GivenRows{2, 2, {1, 2, 3, 4}, {2, 2}});
+  start.rows =
+      std::make_shared<GivenRows>(GivenRows{2, 2, {1, 2, 3, 4}, {2, 2}, {0, 0, 0, 0, 0, 1}});
   start.state_input = std::make_shared<StateInput>(StateInput{{8, 9}, {1, 2}, {0.5f, 0.25f}});
   start.sampling.temperature = 0.7;
   start.sampling.logit_bias = {{1, -1.5f}, {8, 2.0f}};
@@ -78,7 +79,12 @@ TEST(StepPlans, EveryPartOfAPlanIsInItsHash) {
       [](StepPlan& p) { ++p.starts[0].ids[0]; },
       [](StepPlan& p) { p.starts[0].rows = nullptr; },
       [](StepPlan& p) {
-        p.starts[0].rows = std::make_shared<GivenRows>(GivenRows{2, 2, {1, 2, 3, 4}, {1, 2}});
+        p.starts[0].rows =
+            std::make_shared<GivenRows>(GivenRows{2, 2, {1, 2, 3, 4}, {1, 2}, {0, 0, 0, 0, 0, 1}});
+      },
+      [](StepPlan& p) {
+        p.starts[0].rows =
+            std::make_shared<GivenRows>(GivenRows{2, 2, {1, 2, 3, 4}, {2, 2}, {0, 0, 0, 0, 1, 0}});
       },
       [](StepPlan& p) { p.starts[0].sampling.min_p = 0.5; },
       [](StepPlan& p) { p.starts[0].log_probabilities.processed = true; },
@@ -108,7 +114,7 @@ TEST(StepPlans, BytesThatAreNoPlanAreRefused) {
             "a step plan has 1 bytes behind its end");
   std::string other = bytes;
   other[0] = 9;
-  EXPECT_EQ(error_of([&] { parse_step_plan(other); }), "a step plan has version 9, expected 4");
+  EXPECT_EQ(error_of([&] { parse_step_plan(other); }), "a step plan has version 9, expected 5");
   std::string flag = serialise(StepPlan{});
   StepPlan plan;
   plan.parts = {{0, 0, 1, 1, 0, 0, true}};

@@ -146,6 +146,10 @@ TEST(MimoPlan, IsReported) {
 // Tiles of an image have fewer tokens than features: tokens do not limit pictures.
 TEST(MimoPlan, NeedsALimitOfTiles) {
   EXPECT_NE(unplanned_reason(plan_of("--bidirectional-images").model_config()), "");
+  EXPECT_NE(unplanned_reason(plan_of("--vision-model-type qwen2 --pixel-shuffle "
+                                     "--position-embedding-type mrope --mrope-section 4 2 2")
+                                 .model_config()),
+            "");
   const std::string tiles = "--vision-newlines ";
   EXPECT_NE(unplanned_reason(plan_of(tiles).model_config()), "");
   EXPECT_EQ(unplanned_reason(plan_of(tiles + "--max-patches-per-sequence 320").model_config()), "");

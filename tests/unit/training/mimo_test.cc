@@ -117,7 +117,9 @@ TEST(Mimo, GradientsGoThroughAFrozenLanguageModel) {
 TEST(Mimo, MadeUpSamplesHaveARowForEachFeature) {
   for (const char* flags :
        {"", "--vision-newlines", "--vision-model-type internvit --pixel-shuffle --patch-dim 2",
-        "--image-token-id 500"}) {
+        "--image-token-id 500",
+        "--vision-model-type qwen2 --pixel-shuffle --patch-dim 2 --position-embedding-type mrope "
+        "--mrope-section 2 1 1"}) {
     const Arguments a = mimo_arguments(flags);
     const auto& own = own_config<MimoConfig>(a.own);
     const auto samples = mimo_samples(a);
@@ -158,6 +160,26 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused("--on-bad-media skip --max-bad-media -1", "--max-bad-media is -1");
   refused("--num-experts 2", "--num-experts with --task mimo is not built");
   refused("--mtp-num-layers 1", "--mtp-num-layers with --task mimo is not built");
+  const std::string qwen2 = "--vision-model-type qwen2 --pixel-shuffle ",
+                    mrope = "--position-embedding-type mrope --mrope-section ";
+  refused(qwen2, "mrope is for --vision-model-type qwen2, and needed for it");
+  refused(mrope + "2 1 1", "mrope is for --vision-model-type qwen2, and needed for it");
+  refused("--vision-model-type qwen2 " + mrope + "2 1 1",
+          "--vision-model-type qwen2 without --pixel-shuffle is not built");
+  refused(qwen2 + mrope + "2 1 1 --vision-num-attention-heads 8",
+          "qwen2 with heads of 2: rotary positions of rows and columns need a multiple of 4");
+  refused(qwen2 + mrope + "2 1", "--mrope-section has 2 values for 3 pairs");
+  refused(qwen2 + mrope + "2 1 3", "--mrope-section has 3 values for 6 pairs");
+  refused(qwen2 + mrope + "2 1 1 --rotary-interleaved", "--mrope-section goes with");
+  refused(qwen2 + "--position-embedding-type mrope", "mrope without --mrope-section");
+  refused(qwen2 + "--mrope-section 2 1 1 --position-embedding-type none", "--mrope-section goes");
+  EXPECT_THAT(error_of([&] {
+                parse_line(
+                    "pretrain --task gpt --num-layers 1 --hidden-size 8 "
+                    "--num-attention-heads 1 --seq-length 8 " +
+                    mrope + "2 1 1 " + kMimoRun);
+              }),
+              HasSubstr("--position-embedding-type mrope has no effect with --task gpt"));
   EXPECT_THAT(error_of([&] { parse_line("pretrain --task gpt --media-root x " + kMimoRun); }),
               HasSubstr("--media-root has no effect with --task gpt"));
 }

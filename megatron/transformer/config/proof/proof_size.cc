@@ -269,6 +269,11 @@ void shrink_layer(TransformerConfig& t, const ProofRanks& before, const ProofRan
     shrink_latents(t, tiny.heads / tp, shrinker);
   else
     shrinker.set("--kv-channels", t.kv_channels, t.attends() ? head_size : 0);
+  if (!t.mrope_section.empty()) {
+    const int64_t pairs = t.rotary_width() / 2, side = std::max<int64_t>(1, pairs / 3);
+    t.mrope_section = {pairs - 2 * side, side, side};
+    shrinker.note(cat("--mrope-section ", pairs - 2 * side, " ", side, " ", side));
+  }
   shrinker.set("--hidden-size", t.hidden_size, hidden);
   shrinker.set(
       "--ffn-hidden-size", t.ffn_hidden_size,
