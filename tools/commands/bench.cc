@@ -215,9 +215,9 @@ struct Measured {
   double first_step_ms = 0.0;
   double last_loss = 0.0;
   double count_over_mean = 0.0;  // StepNumbers::count_over_mean, median of the timed steps
-  KernelProfile kernels;  // kernels of an additional step
-  Batch rows;             // BenchBatches::usual_rows()
-  StepFloor floor;        // --bench-floor
+  KernelProfile kernels;         // kernels of an additional step
+  Batch rows;                    // BenchBatches::usual_rows()
+  StepFloor floor;               // --bench-floor
 };
 
 double median(std::vector<double> times) {

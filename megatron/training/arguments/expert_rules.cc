@@ -139,7 +139,8 @@ void graphs_hold_experts(const Arguments& a, Violations& v) {
   v.require(a.parallel.expert_model_parallel_size == 1,
             cat("--cuda-graph-impl local with --expert-model-parallel-size ",
                 a.parallel.expert_model_parallel_size,
-                " is not built: every layer waits for the counts of other ranks"),
+                " is not built: a graph holds the work of one rank, and every layer exchanges rows "
+                "with others"),
             "--expert-model-parallel-size 1, or no graphs");
   v.require(
       a.training.moe_routing_record.empty() && a.training.moe_routing_replay.empty(),

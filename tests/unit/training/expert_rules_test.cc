@@ -147,7 +147,7 @@ constexpr Refused kRefused[] = {
     {"--use-tp-pp-dp-mapping --expert-model-parallel-size 2", 4,
      "--use-tp-pp-dp-mapping needs --expert-model-parallel-size 2"},
     {"--cuda-graph-impl local --expert-model-parallel-size 2", 2,
-     "every layer waits for the counts of other ranks"},
+     "every layer exchanges rows with others"},
     {"--cuda-graph-impl local --moe-router-force-load-balancing", 1,
      "a graph would draw the same numbers in every step"},
     {"--fp4-format e2m1 --bf16", 1, "--fp4-format with --num-experts is not built yet"},

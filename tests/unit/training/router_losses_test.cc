@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
+#include <numeric>
 
 #include "megatron/comm/thread_backend.h"
 #include "megatron/models/common/routers.h"
@@ -119,6 +121,81 @@ TEST(TokensPerExpert, AreThoseOfAllRanksAndStages) {
     const LossesOfStep step = step_of(divided, gpt_task(), mask, groups);
     const std::lock_guard lock(mutex);
     expect_all(step);
+  });
+}
+
+// Three steps, or the first and the last of them: in the second one the logits of the first layer's
+// router are not numbers.
+struct StepsOfRank {
+  std::vector<StepNumbers> numbers;
+  std::vector<at::Tensor> values;  // of parameters and states, after the last
+};
+StepsOfRank steps_of_rank(const Arguments& a, const ParallelGroups& groups, bool with_nan) {
+  const PretrainTask task = gpt_task();
+  TrainedModel model =
+      build_model(task, a, {500, 512}, groups, at::kFloat, c10::kCPU, StartPoint{});
+  Timers timers(0);
+  OutcomeReader reader(c10::kCPU);
+  StepOptions options = step_options(a, 0);
+  options.keeps_tokens_per_expert = true;
+  const auto batch = [&] {
+    Batch one = random_batch(a, groups);
+    const at::Tensor text = at::arange(one["tokens"].numel()).view_as(one["tokens"]);
+    one.set("tokens", (text * 37 + 11 * groups.dp.rank()).remainder(500));
+    one.set("labels", (text * 53).remainder(500));
+    one.totals = sequence_totals(one["loss_mask"], a.transformer.seq_length);
+    return one;
+  };
+  Module& module = *model.chunks.front().module;
+  StepsOfRank steps;
+  const auto step = [&] {
+    reader.push(train_step(model, task, options, batch, timers));
+    EXPECT_TRUE(reader.pop(steps.numbers.emplace_back(), /*all=*/true));
+  };
+  step();
+  if (with_nan) {
+    at::Tensor router;
+    module.visit([&](const std::string& name, Parameter& parameter) {
+      if (name == "decoder.layers.0.mlp.router.weight") router = parameter.value;
+    });
+    const at::Tensor kept = router.clone();
+    router.fill_(std::nan(""));
+    step();
+    router.copy_(kept);
+  }
+  step();
+  module.visit([&](const std::string&, Parameter& p) { steps.values.push_back(p.value.clone()); });
+  module.visit_state(
+      [&](const std::string&, at::Tensor& state) { steps.values.push_back(state.clone()); });
+  return steps;
+}
+
+// Every token still has k experts, rows travel and come back, and neither weights nor the bias of
+// experts nor what the optimizer keeps move.
+TEST(LogitsThatAreNoNumbers, RouteLegallyAndSkipTheStep) {
+  const Arguments a =
+      parse(kRouted + kRun +
+                "--moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+                "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall",
+            2);
+  constexpr int64_t kChoices = 8 * 16 * 2;
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+    const ParallelGroups groups = make_parallel_groups(a.parallel, world);
+    const StepsOfRank skipped = steps_of_rank(a, groups, true),
+                      good = steps_of_rank(a, groups, false);
+    const StepNumbers& bad = skipped.numbers[1];
+    EXPECT_TRUE(std::isnan(bad.loss));
+    EXPECT_EQ(bad.state.skip, 1);
+    EXPECT_EQ(bad.state.num_skipped, 1);
+    ASSERT_EQ(bad.tokens_per_expert.size(), 2);
+    for (const std::vector<int64_t>& of_layer : bad.tokens_per_expert)
+      EXPECT_EQ(std::accumulate(of_layer.begin(), of_layer.end(), int64_t{0}), kChoices);
+    EXPECT_EQ(skipped.numbers[2].loss, good.numbers[1].loss);
+    EXPECT_EQ(skipped.numbers[2].state.grad_norm, good.numbers[1].state.grad_norm);
+    EXPECT_NE(good.numbers[1].loss, good.numbers[0].loss);
+    ASSERT_EQ(skipped.values.size(), good.values.size());
+    for (size_t i = 0; i < good.values.size(); ++i)
+      EXPECT_TRUE(at::equal(skipped.values[i], good.values[i])) << "tensor " << i;
   });
 }
 

@@ -34,8 +34,7 @@ TransformerConfig expert_golden_config(const std::string& name, const nlohmann::
   if (name == "qwen2_moe") {
     t.num_experts = sizes["num_experts"];
     t.moe_router_pre_softmax = true;  // norm_topk_prob: false
-    t.moe_shared_expert_intermediate_size =
-        sizes["shared_expert_intermediate_size"].get<int64_t>();
+    t.moe_shared_expert_intermediate_size = sizes["shared_expert_intermediate_size"].get<int64_t>();
     t.moe_shared_expert_gate = true;
   }
   if (name == "deepseek_v3") {
@@ -60,9 +59,8 @@ void compare_layer_with_golden(const std::string& name, at::ScalarType type, dou
   SCOPED_TRACE(cat(name, " ", c10::toString(type)));
   const SafetensorsFile file(MEGATRON_SOURCE_DIR "/tests/golden/moe/" + name + ".safetensors");
   const std::map<std::string, at::Tensor> golden = read_golden_tensors(file);
-  const TransformerConfig config =
-      expert_golden_config(name, nlohmann::json::parse(file.header().metadata.at("config")),
-                           golden.at("x").size(2));
+  const TransformerConfig config = expert_golden_config(
+      name, nlohmann::json::parse(file.header().metadata.at("config")), golden.at("x").size(2));
   const ParallelGroups one;
   MoELayer layer(config, 1, false, one);
   PlainParameterStore store(layer, type, at::kCPU, true);
