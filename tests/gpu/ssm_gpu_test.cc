@@ -8,6 +8,7 @@
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/ssm/causal_conv.h"
+#include "megatron/transformer/ssm/gated_delta.h"
 #include "megatron/transformer/ssm/gated_norm.h"
 #include "megatron/transformer/ssm/normed_gate.h"
 #include "megatron/transformer/ssm/ssd_scan.h"
@@ -243,6 +244,97 @@ TEST_F(SsmGpu, StepMatchesFp64) {
   }
 }
 
+struct DeltaCase {
+  int64_t s, b, key_heads, value_heads, key_size, value_size, document;  // as ScanCase
+  bool initial;
+  double decay;  // the scale of g
+};
+struct DeltaInputs {
+  DeltaOperands operands;
+  ScanState initial;
+};
+
+DeltaInputs draw_delta(const DeltaCase& c) {
+  DeltaInputs in;
+  const auto unit = [&](const at::Tensor& x) {
+    return unit_length(x.to(at::kDouble)).to(at::kBFloat16);
+  };
+  in.operands.q = unit(draw({c.s, c.b, c.key_heads, c.key_size}));
+  // Keys that look alike, so that the inverse of a chunk has something to do.
+  in.operands.k = unit(draw({c.s, c.b, c.key_heads, c.key_size}) +
+                       0.7 * draw({1, c.b, c.key_heads, c.key_size}));
+  // A slice of wider rows.
+  const int64_t width = c.value_heads * c.value_size;
+  in.operands.v =
+      draw({c.s, c.b, width + 64}).narrow(2, 64, width).unflatten(2, {c.value_heads, c.value_size});
+  in.operands.g = -c.decay * at::softplus(1.5 * at::randn({c.s, c.b, c.value_heads}) - 1);
+  in.operands.beta = at::sigmoid(1.5 * at::randn({c.s, c.b, c.value_heads}));
+  if (c.document > 0) in.operands.runs = draw_runs(c.s, c.b, c.document);
+  if (c.initial) in.initial.state = 0.3 * at::randn({c.b, c.value_heads, c.key_size, c.value_size});
+  return in;
+}
+DeltaInputs moved(const DeltaInputs& in, at::Tensor (*move)(const at::Tensor&),
+                  const at::Tensor& runs) {
+  const DeltaOperands& o = in.operands;
+  return {{move(o.q), move(o.k), move(o.v), move(o.g), move(o.beta), runs},
+          {move(in.initial.state), {}}};
+}
+
+const DeltaCase kDeltas[] = {
+    {256, 1, 4, 8, 128, 128, 0, false, 1.0},  {333, 2, 2, 4, 128, 128, 30, true, 1.0},
+    {300, 1, 1, 2, 128, 128, 4, true, 1.0},   {200, 2, 2, 4, 64, 64, 60, true, 1.0},
+    {1, 2, 1, 2, 128, 128, 0, true, 1.0},     {200, 1, 2, 2, 128, 64, 60, true, 1.0},
+    {256, 1, 1, 2, 128, 128, 0, true, 30.0},  {130, 1, 1, 3, 64, 128, 0, true, 0.01},
+    {2048, 1, 1, 2, 128, 128, 300, true, 0.1}};
+// What is multiplied is rounded four times in a row: the inverse, W and U, E, the state.
+constexpr double kDeltaTolerance = 1e-2;
+
+TEST_F(SsmGpu, DeltaRuleMatchesFp64) {
+  for (const DeltaCase& c : kDeltas) {
+    SCOPED_TRACE(cat(c.s, " tokens, keys of ", c.key_size, ", values of ", c.value_size));
+    const DeltaInputs in = draw_delta(c), gpu = moved(in, there, there(in.operands.runs)),
+                      exact_in = moved(in, wide, in.operands.runs);
+    const DeltaOperands& o = gpu.operands;
+    if (!ssm_kernels::delta_rule({o.q, o.k, o.v, o.g, o.beta, o.runs}))
+      GTEST_SKIP() << "the rule's kernel needs a Hopper GPU";
+    const DeltaResult result = delta_rule(o, gpu.initial, 64);
+    const DeltaResult exact = delta_rule(exact_in.operands, exact_in.initial, 64);
+    expect_close(result.o, exact.o, "o", kDeltaTolerance);
+    expect_close(result.state, exact.state, "state", kDeltaTolerance);
+    const DeltaResult again = delta_rule(o, gpu.initial, 64);
+    EXPECT_TRUE(at::equal(result.o, again.o) && at::equal(result.state, again.state))
+        << "another run gave other bits";
+  }
+}
+
+// What a token becomes depends in no bit on how many follow it in its chunk.
+TEST_F(SsmGpu, DeltaRuleOfAPrefixHasTheSameBits) {
+  const DeltaInputs in = draw_delta({200, 2, 2, 4, 128, 128, 50, true, 1.0});
+  const DeltaInputs gpu = moved(in, there, there(in.operands.runs));
+  const DeltaOperands& o = gpu.operands;
+  if (!ssm_kernels::delta_rule({o.q, o.k, o.v, o.g, o.beta, o.runs}))
+    GTEST_SKIP() << "the rule's kernel needs a Hopper GPU";
+  const at::Tensor whole = delta_rule(o, gpu.initial, 64).o;
+  for (const int64_t rows : {1, 64, 77, 130}) {
+    const auto first = [&](const at::Tensor& t) { return t.narrow(0, 0, rows); };
+    const DeltaOperands part{first(o.q), first(o.k),    first(o.v),
+                             first(o.g), first(o.beta), first(o.runs)};
+    EXPECT_TRUE(at::equal(delta_rule(part, gpu.initial, 64).o, first(whole))) << rows;
+  }
+}
+
+TEST_F(SsmGpu, HeadsOfLengthOneMatchFp64) {
+  for (const int64_t size : {64, 128}) {
+    const at::Tensor
+        x = draw({77, 2, 3 * size + 40}).narrow(2, 8, 3 * size).unflatten(2, {3, size}),
+        grad = draw({77, 2, 3, size});
+    if (!ssm_kernels::unit_length(there(x))) GTEST_SKIP() << "the rule needs a Hopper GPU";
+    expect_close(unit_length(there(x)), unit_length(wide(x)), "y");
+    expect_close(unit_length_backward(there(grad), there(x)),
+                 unit_length_backward(wide(grad), wide(x)), "dx");
+  }
+}
+
 TEST_F(SsmGpu, NormedGateMatchesFp64) {
   for (const int64_t size : {24, 64, 128}) {
     const at::Tensor
@@ -266,10 +358,12 @@ TEST_F(SsmGpu, NormedGateMatchesFp64) {
   }
 }
 
-// Of a layer of Nemotron-H 8B, beside a copy of as many bytes as each reads and writes.
+// Of a layer of Nemotron-H 8B, and of a gated delta net with 16 and 32 heads of 128, beside a copy
+// of as many bytes as each reads and writes.
 TEST_F(SsmGpu, Rates) {
   const int64_t s = 8192;
   const ScanInputs in = on_gpu(draw_scan({s, 1, 128, 8, 64, 128, 0, false}));
+  const DeltaInputs delta = moved(draw_delta({s, 1, 16, 32, 128, 128, 0, false, 1.0}), there, {});
   const at::Tensor u = draw({s, 1, 10240}).to(kGpu), weight = draw({10240, 1, 4}).to(kGpu),
                    bias = draw({10240}).to(kGpu), y = draw({s, 1, 8192}).to(kGpu),
                    z = draw({s, 1, 8192}).to(kGpu), w = draw({8192}).to(kGpu),
@@ -277,15 +371,16 @@ TEST_F(SsmGpu, Rates) {
                    from = at::empty({1 << 28}, u.options()), to = at::empty_like(from);
   const NormGroups groups{.count = 8};
   const std::vector<double> times = milliseconds(
-      to, {[&] { to.copy_(from); }, [&] { ssd_scan(in.operands, {}, 128); },
-           [&] { ssd_scan_backward(in.dy, {}, in.operands, {}, 128); },
-           [&] { causal_conv(u, weight, bias); }, [&] { causal_conv_backward(u, u, weight, bias); },
-           [&] { gated_norm(y, z, w, groups); },
-           [&] { gated_norm_backward(y, y, z, w, rstd, groups); }});
+      to,
+      {[&] { to.copy_(from); }, [&] { ssd_scan(in.operands, {}, 128); },
+       [&] { ssd_scan_backward(in.dy, {}, in.operands, {}, 128); },
+       [&] { causal_conv(u, weight, bias); }, [&] { causal_conv_backward(u, u, weight, bias); },
+       [&] { gated_norm(y, z, w, groups); }, [&] { gated_norm_backward(y, y, z, w, rstd, groups); },
+       [&] { delta_rule(delta.operands, {}, 64); }});
   const double copied = 4.0 * (1 << 28) / times[0];  // bytes in a millisecond
   const char* const names[] = {"copy",         "scan", "its backward", "convolution",
-                               "its backward", "norm", "its backward"};
-  const double bytes[] = {0, 37120, 58112, 40960, 61440, 49152, 81920};
+                               "its backward", "norm", "its backward", "delta rule"};
+  const double bytes[] = {0, 37120, 58112, 40960, 61440, 49152, 81920, 24832};
   for (size_t i = 1; i < times.size(); ++i)
     std::printf("%s %.1f ns a token, %.0f%% of the copy rate\n", names[i],
                 times[i] * 1e6 / static_cast<double>(s),

@@ -13,7 +13,7 @@ constexpr int kPanel = kChunk * sm90::kPanelRowBytes;  // bytes of 64 rows
 
 // Where time steps and borders of documents come from.
 struct StepSource {
-  const float *dt, *a;
+  const float *dt, *a;  // a null: 1
   ScanDocuments documents;
   const int64_t* initial_document;
   int tokens, samples, heads;
@@ -50,7 +50,7 @@ struct HeadSteps {
     dt = source.dt + which * source.heads + head;
     documents =
         source.documents.ids ? source.documents.ids + which * source.documents.sample : nullptr;
-    a = source.a[head] * 1.4426950408889634f;
+    a = (source.a ? source.a[head] : 1.0f) * 1.4426950408889634f;
   }
   __device__ RawSteps fetch(int chunk, int lane) const {
     RawSteps steps{};
@@ -153,20 +153,13 @@ struct LaneDecays {
     start[1] = last_of(first & until, second & until);
     has_border = (first | second) != 0;
   }
-  __device__ void write(ChunkDecays& out, int lane) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int j = 2 * lane + i;
-      out.sum_step[j] = make_float2(sum[i], step[i]);
-      out.keep[j] = start[i] < 0 ? exp2f(sum[i]) : 0.0f;
-      out.weight[j] = j >= last ? exp2f(fminf(total - sum[i], 0.0f)) * step[i] : 0.0f;
-      out.start[j] = start[i];
-    }
-    if (lane == 0) {
-      out.decay = last < 0 ? exp2f(total) : 0.0f;
-      out.has_border = has_border;
-    }
+  // Of token 2 lane + i: the decay of the state before the chunk until it, 0 behind a border, and
+  // of what it adds until the end of the chunk, 0 before one.
+  __device__ float keep(int i) const { return start[i] < 0 ? exp2f(sum[i]) : 0.0f; }
+  __device__ float rest(int i, int lane) const {
+    return 2 * lane + i >= last ? exp2f(fminf(total - sum[i], 0.0f)) : 0.0f;
   }
+  __device__ float decay() const { return last < 0 ? exp2f(total) : 0.0f; }
 
  private:
   // The last set bit of tokens with even and odd number.
@@ -176,10 +169,25 @@ struct LaneDecays {
   }
 };
 
+__device__ __forceinline__ void write_decays(const LaneDecays& mine, ChunkDecays& out, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int j = 2 * lane + i;
+    out.sum_step[j] = make_float2(mine.sum[i], mine.step[i]);
+    out.keep[j] = mine.keep(i);
+    out.weight[j] = mine.rest(i, lane) * mine.step[i];
+    out.start[j] = mine.start[i];
+  }
+  if (lane == 0) {
+    out.decay = mine.decay();
+    out.has_border = mine.has_border;
+  }
+}
+
 // One warp computes the decays of all chunks into a ring of kStages, each when it is empty.
-template <int kStages, class ChunkAt>
+template <int kStages, class Decays, class ChunkAt>
 __device__ __forceinline__ void compute_decays(const HeadSteps& steps, StepRing& ring,
-                                               ChunkDecays* decays, uint32_t full, uint32_t empty,
+                                               Decays* decays, uint32_t full, uint32_t empty,
                                                int chunks, int lane, const ChunkAt& chunk_at) {
 #pragma unroll
   for (int i = 0; i < kStepsAhead; ++i) steps.start(ring, i, chunk_at(i), chunks, lane);
@@ -188,7 +196,7 @@ __device__ __forceinline__ void compute_decays(const HeadSteps& steps, StepRing&
     const LaneDecays mine(steps.take(ring, i % kStepsAhead, lane), steps.a, lane);
     steps.start(ring, i % kStepsAhead, chunk_at(i + kStepsAhead), chunks, lane);
     sm90::barrier_wait(empty + 8 * stage, parity);
-    mine.write(decays[stage], lane);
+    write_decays(mine, decays[stage], lane);
     sm90::barrier_arrive(full + 8 * stage);
     if (++stage == kStages) stage = 0, parity ^= 1;
   }

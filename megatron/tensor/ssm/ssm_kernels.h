@@ -78,4 +78,26 @@ std::optional<ScanGradients> ssd_scan_backward(const at::Tensor& dy, const at::T
                                                const ScanTensors& operands,
                                                const ScanGradients& places = {});
 
+// ---- the gated delta rule
+
+// x / sqrt(sum of squares + 1e-6) of queries or keys [s, b, H, K] in bf16, which is what the rule's
+// kernel multiplies; nothing where there is none for heads of K.
+std::optional<at::Tensor> unit_length(const at::Tensor& x);
+std::optional<at::Tensor> unit_length_backward(const at::Tensor& grad, const at::Tensor& x,
+                                               const at::Tensor& dx = {});
+
+struct DeltaTensors {
+  at::Tensor q, k;        // [s, b, Hk, K]
+  at::Tensor v;           // [s, b, Hv, V]
+  at::Tensor g, beta;     // [s, b, Hv] fp32
+  at::Tensor runs;        // [s, b] int64; undefined: one document
+  at::Tensor state = {};  // [b, Hv, K, V] fp32 before the first row; undefined: zero
+  at::Tensor run = {};    // [b] the run that it belongs to; undefined: that of the first row
+};
+struct DeltaOutputs {
+  at::Tensor o, state;  // the state after the last row
+};
+constexpr int64_t kDeltaChunk = 64;  // rows of a chunk of the kernels
+std::optional<DeltaOutputs> delta_rule(const DeltaTensors& operands);
+
 }  // namespace megatron::ssm_kernels

@@ -1,8 +1,10 @@
 #include "megatron/kernels/ssm/conv_silu.h"
+#include "megatron/kernels/ssm/gated_delta.h"
 #include "megatron/kernels/ssm/gated_norm.h"
 #include "megatron/kernels/ssm/ssd_scan.h"
 #include "megatron/kernels/ssm/ssd_scan_backward.h"
 #include "megatron/kernels/ssm/ssd_step.h"
+#include "megatron/kernels/ssm/unit_length.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
@@ -320,6 +322,94 @@ std::optional<ScanGradients> ssd_scan_backward(const at::Tensor& dy, const at::T
   args.workspace = workspace.data_ptr();
   ssd_scan_backward_cuda(args, current_stream(o.x));
   return grads;
+}
+
+// ---- the gated delta rule
+
+namespace {
+
+bool fits_unit_length(const at::Tensor& x) {
+  return has_rows(x) && x.dim() == 4 && unit_length_supports(x.size(3)) && has_scans();
+}
+UnitLengthArgs unit_length_args(const at::Tensor& x) {
+  UnitLengthArgs args;
+  args.tokens = x.size(0);
+  args.samples = x.size(1);
+  args.heads = x.size(2);
+  args.size = x.size(3);
+  args.x = rows(x);
+  return args;
+}
+
+bool fits_delta(const DeltaTensors& o) {
+  return has_rows(o.q) && has_rows(o.k) && has_rows(o.v) && o.g.scalar_type() == at::kFloat &&
+         o.beta.scalar_type() == at::kFloat && gated_delta_supports(o.k.size(3), o.v.size(3)) &&
+         has_scans() && (!o.state.defined() || o.state.scalar_type() == at::kFloat);
+}
+// The operands, with what the kernels need contiguous.
+struct HeldDelta {
+  at::Tensor g, beta, initial_state, initial_run;
+  GatedDeltaArgs args;
+
+  explicit HeldDelta(const DeltaTensors& o) : g(o.g.contiguous()), beta(o.beta.contiguous()) {
+    args.tokens = o.v.size(0);
+    args.samples = o.v.size(1);
+    args.key_heads = o.k.size(2);
+    args.value_heads = o.v.size(2);
+    args.key_size = o.k.size(3);
+    args.value_size = o.v.size(3);
+    args.q = rows(o.q);
+    args.k = rows(o.k);
+    args.v = rows(o.v);
+    args.g = floats(g);
+    args.beta = floats(beta);
+    args.documents = documents(o.runs);
+    if (o.state.defined()) {
+      initial_state = o.state.contiguous();
+      args.initial_state = floats(initial_state);
+    }
+    if (o.runs.defined() && o.run.defined()) {
+      initial_run = o.run.contiguous();
+      args.initial_document = initial_run.const_data_ptr<int64_t>();
+    }
+  }
+};
+at::Tensor empty_state(const DeltaTensors& o) {
+  return empty_floats({o.v.size(1), o.v.size(2), o.k.size(3), o.v.size(3)}, o.v);
+}
+
+}  // namespace
+
+std::optional<at::Tensor> unit_length(const at::Tensor& x) {
+  if (!fits_unit_length(x)) return std::nullopt;
+  UnitLengthArgs args = unit_length_args(x);
+  const at::Tensor y = at::empty(x.sizes(), x.options());
+  args.y = rows(y);
+  unit_length_forward_cuda(args, current_stream(x));
+  return y;
+}
+
+std::optional<at::Tensor> unit_length_backward(const at::Tensor& grad, const at::Tensor& x,
+                                               const at::Tensor& dx) {
+  if (!fits_unit_length(x) || !has_rows(grad)) return std::nullopt;
+  UnitLengthArgs args = unit_length_args(x);
+  const at::Tensor result = place(dx, x);
+  args.dy = rows(grad);
+  args.dx = rows(result);
+  unit_length_backward_cuda(args, current_stream(x));
+  return result;
+}
+
+std::optional<DeltaOutputs> delta_rule(const DeltaTensors& o) {
+  if (!fits_delta(o)) return std::nullopt;
+  HeldDelta rule(o);
+  const DeltaOutputs result{at::empty(o.v.sizes(), o.v.options()), empty_state(o)};
+  rule.args.o = rows(result.o);
+  rule.args.final_state = result.state.data_ptr<float>();
+  const at::Tensor workspace = empty_bytes(gated_delta_workspace(rule.args), o.v);
+  rule.args.workspace = workspace.data_ptr();
+  gated_delta_forward_cuda(rule.args, current_stream(o.v));
+  return result;
 }
 
 }  // namespace megatron::ssm_kernels

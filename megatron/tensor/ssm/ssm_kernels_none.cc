@@ -31,5 +31,11 @@ std::optional<ScanGradients> ssd_scan_backward(const at::Tensor&, const at::Tens
                                                const ScanTensors&, const ScanGradients&) {
   return std::nullopt;
 }
+std::optional<at::Tensor> unit_length(const at::Tensor&) { return std::nullopt; }
+std::optional<at::Tensor> unit_length_backward(const at::Tensor&, const at::Tensor&,
+                                               const at::Tensor&) {
+  return std::nullopt;
+}
+std::optional<DeltaOutputs> delta_rule(const DeltaTensors&) { return std::nullopt; }
 
 }  // namespace megatron::ssm_kernels

@@ -7,8 +7,10 @@
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/shape.h"
+#include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/ssm/document_rows.h"
+#include "megatron/transformer/ssm/placed.h"
 
 // Note [Chunks of the delta rule]
 // With D[i, j] = exp(sum of g over rows j+1 .. i) for j <= i in one document, else 0, and into[i] =
@@ -194,17 +196,25 @@ at::Tensor inverse_length(const at::Tensor& x) {
   return at::rsqrt(x.square().sum(-1, /*keepdim=*/true) + 1e-6);
 }
 
+ssm_kernels::DeltaTensors delta_tensors(const DeltaOperands& o, const ScanState& initial) {
+  return {o.q, o.k, o.v, o.g, o.beta, o.runs, initial.state, initial.run};
+}
+
 }  // namespace
 
 at::Tensor unit_length(const at::Tensor& x) {
+  if (const auto y = ssm_kernels::unit_length(x)) return *y;
   const at::Tensor wide = x.to(accumulate_type(x));
   return wide * inverse_length(wide);
 }
 
-at::Tensor unit_length_backward(const at::Tensor& grad, const at::Tensor& x) {
+at::Tensor unit_length_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& dx) {
+  if (const auto result = ssm_kernels::unit_length_backward(grad, x, dx))
+    return placed(*result, dx);
   const at::Tensor wide = x.to(accumulate_type(x)), inverse = inverse_length(wide),
                    y = wide * inverse;
-  return (inverse * (grad - y * (grad * y).sum(-1, /*keepdim=*/true))).to(x.scalar_type());
+  return placed((inverse * (grad - y * (grad * y).sum(-1, /*keepdim=*/true))).to(x.scalar_type()),
+                dx);
 }
 
 DeltaResult delta_rule(const DeltaOperands& given, const ScanState& initial, int64_t chunk_rows,
@@ -212,6 +222,9 @@ DeltaResult delta_rule(const DeltaOperands& given, const ScanState& initial, int
   const at::NoGradGuard no_grad;
   if (is_batch_invariant() && given.runs.defined())
     return rule_of_documents(given, initial, chunk_rows, last);
+  if (chunk_rows % ssm_kernels::kDeltaChunk == 0)
+    if (const auto result = ssm_kernels::delta_rule(delta_tensors(given, initial)))
+      return {result->o, result->state};
   const DeltaOperands o = last == LastChunk::kFilled ? in_whole_chunks(given, chunk_rows) : given;
   const DeltaRule rule(o, initial.run, chunk_rows);
   at::Tensor state = rule.grouped(initial.state), out = at::empty(given.v.sizes(), o.v.options());

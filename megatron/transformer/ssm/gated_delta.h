@@ -16,9 +16,11 @@
 
 namespace megatron {
 
-// x / sqrt(sum of squares + 1e-6) over the last dimension, in fp32 (fp64), and the backward, as x.
+// x / sqrt(sum of squares + 1e-6) over the last dimension, in fp32 (fp64), or in bf16 where the
+// rule has a kernel; and the backward, as x, in `dx` if that is defined.
 at::Tensor unit_length(const at::Tensor& x);
-at::Tensor unit_length_backward(const at::Tensor& grad, const at::Tensor& x);
+at::Tensor unit_length_backward(const at::Tensor& grad, const at::Tensor& x,
+                                const at::Tensor& dx = {});
 
 // With any strides.
 struct DeltaOperands {

@@ -199,8 +199,8 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
       const DeltaGrads rule =
           delta_rule_backward(segment.rows_of(norm.y), dstates[i], segment_operands(segment, whole),
                               {incoming[i], segment.run}, core.chunk_);
-      segment.rows_of(dwhole.q).copy_(unit_length_backward(rule.q, segment.rows_of(raw.q)));
-      segment.rows_of(dwhole.k).copy_(unit_length_backward(rule.k, segment.rows_of(raw.k)));
+      unit_length_backward(rule.q, segment.rows_of(raw.q), segment.rows_of(dwhole.q));
+      unit_length_backward(rule.k, segment.rows_of(raw.k), segment.rows_of(dwhole.k));
       segment.rows_of(dwhole.v).copy_(rule.v);
       segment.rows_of(dg).copy_(rule.g);
       segment.rows_of(dbeta).copy_(rule.beta);

@@ -4,10 +4,12 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/ssm/conv_silu.h"
+#include "megatron/kernels/ssm/gated_delta.h"
 #include "megatron/kernels/ssm/gated_norm.h"
 #include "megatron/kernels/ssm/ssd_scan.h"
 #include "megatron/kernels/ssm/ssd_scan_backward.h"
 #include "megatron/kernels/ssm/ssd_step.h"
+#include "megatron/tensor/ssm/ssm_kernels.h"
 #include "megatron/transformer/ssm/gated_delta_core.h"
 #include "megatron/transformer/ssm/mamba_core.h"
 
@@ -40,7 +42,8 @@ void add_mamba(const TransformerConfig& c, int64_t t, bool scans, bool training,
         cat("its kernel takes groups of multiples of 8 channels up to 8192, not ", group));
 }
 
-void add_gated_delta(const TransformerConfig& c, int64_t t, std::vector<std::string>& notes) {
+void add_gated_delta(const TransformerConfig& c, int64_t t, bool scans, bool training,
+                     std::vector<std::string>& notes) {
   const GatedDeltaShape rank(c, t);
   const auto add = [&](std::string_view what, const std::string& why) {
     notes.push_back(cat("the ", what, " of gated delta nets", kReference, why));
@@ -48,7 +51,16 @@ void add_gated_delta(const TransformerConfig& c, int64_t t, std::vector<std::str
   if (!conv_silu_supports(rank.conv_channels(), rank.conv_size))
     add("convolution", cat("its kernel takes multiples of 8 channels and 2 to 4 tokens, not ",
                            rank.conv_channels(), " and ", rank.conv_size));
-  add("delta rule", "it has no kernel");
+  const std::string sizes = cat("not ", c.linear_key_head_dim, " and ", c.linear_value_head_dim);
+  if (!scans)
+    add("delta rule", "its kernel is for Hopper GPUs");
+  else if (!gated_delta_supports(c.linear_key_head_dim, c.linear_value_head_dim))
+    add("delta rule", cat("its kernel takes heads of 64 and 128, ", sizes));
+  else if (c.linear_chunk_size % ssm_kernels::kDeltaChunk != 0)
+    add("delta rule", cat("its kernel takes chunks of multiples of ", ssm_kernels::kDeltaChunk,
+                          " rows, not ", c.linear_chunk_size));
+  if (training) add("delta rule's backward", "it has no kernel");
+  if (!training) add("decoding step", "it has no kernel");
   if (!gated_norm_supports(c.linear_value_head_dim))
     add("norm and gate",
         cat("its kernel takes heads of multiples of 8 up to 8192, not ", c.linear_value_head_dim));
@@ -66,7 +78,7 @@ std::vector<std::string> reference_notes(const TransformerConfig& config, int64_
     return notes;
   }
   if (mamba) add_mamba(config, t, scans, training, notes);
-  if (delta) add_gated_delta(config, t, notes);
+  if (delta) add_gated_delta(config, t, scans, training, notes);
   return notes;
 }
 

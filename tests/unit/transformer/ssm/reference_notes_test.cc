@@ -59,12 +59,32 @@ TEST(ReferenceNotes, OfGatedDeltaNets) {
   TransformerConfig config;
   config.num_layers = 1;
   config.layer_pattern = "G";
+  const auto notes = [&](bool scans, bool training) {
+    return reference_notes(config, 1, at::kBFloat16, scans, training);
+  };
+  EXPECT_THAT(decoding(config),
+              ElementsAre("the decoding step of gated delta nets runs as tensor operations: it "
+                          "has no kernel"));
+  EXPECT_THAT(notes(true, /*training=*/true),
+              ElementsAre("the delta rule's backward of gated delta nets runs as tensor "
+                          "operations: it has no kernel"));
   EXPECT_THAT(
-      decoding(config),
-      ElementsAre(HasSubstr("the delta rule of gated delta nets runs as tensor operations")));
+      notes(/*scans=*/false, false),
+      Contains(HasSubstr("the delta rule of gated delta nets runs as tensor operations: its "
+                         "kernel is for Hopper GPUs")));
+  config.linear_chunk_size = 96;
+  EXPECT_THAT(decoding(config), Contains(HasSubstr("chunks of multiples of 64 rows, not 96")));
+  config.linear_key_head_dim = 32;
   config.linear_value_head_dim = 36;
-  EXPECT_THAT(decoding(config), Contains(HasSubstr("the norm and gate of gated delta nets")));
-  config.linear_value_head_dim = 128;
+  EXPECT_THAT(decoding(config),
+              ElementsAre(HasSubstr("the delta rule of gated delta nets runs as tensor "
+                                    "operations: its kernel takes heads of 64 and 128, not 32 and "
+                                    "36"),
+                          HasSubstr("the decoding step"),
+                          HasSubstr("the norm and gate of gated delta nets")));
+  config = {};
+  config.num_layers = 1;
+  config.layer_pattern = "G";
   config.linear_conv_kernel_dim = 5;
   EXPECT_THAT(decoding(config)[0], HasSubstr("2 to 4 tokens, not 8192 and 5"));
 }
