@@ -252,6 +252,7 @@ struct DeltaCase {
 struct DeltaInputs {
   DeltaOperands operands;
   ScanState initial;
+  at::Tensor grad, dstate;
 };
 
 DeltaInputs draw_delta(const DeltaCase& c) {
@@ -269,15 +270,21 @@ DeltaInputs draw_delta(const DeltaCase& c) {
       draw({c.s, c.b, width + 64}).narrow(2, 64, width).unflatten(2, {c.value_heads, c.value_size});
   in.operands.g = -c.decay * at::softplus(1.5 * at::randn({c.s, c.b, c.value_heads}) - 1);
   in.operands.beta = at::sigmoid(1.5 * at::randn({c.s, c.b, c.value_heads}));
+  in.grad = draw({c.s, c.b, c.value_heads, c.value_size});
   if (c.document > 0) in.operands.runs = draw_runs(c.s, c.b, c.document);
-  if (c.initial) in.initial.state = 0.3 * at::randn({c.b, c.value_heads, c.key_size, c.value_size});
+  if (c.initial) {
+    in.initial.state = 0.3 * at::randn({c.b, c.value_heads, c.key_size, c.value_size});
+    in.dstate = 0.3 * at::randn({c.b, c.value_heads, c.key_size, c.value_size});
+  }
   return in;
 }
 DeltaInputs moved(const DeltaInputs& in, at::Tensor (*move)(const at::Tensor&),
                   const at::Tensor& runs) {
   const DeltaOperands& o = in.operands;
   return {{move(o.q), move(o.k), move(o.v), move(o.g), move(o.beta), runs},
-          {move(in.initial.state), {}}};
+          {move(in.initial.state), {}},
+          move(in.grad),
+          move(in.dstate)};
 }
 
 const DeltaCase kDeltas[] = {
@@ -303,6 +310,32 @@ TEST_F(SsmGpu, DeltaRuleMatchesFp64) {
     expect_close(result.state, exact.state, "state", kDeltaTolerance);
     const DeltaResult again = delta_rule(o, gpu.initial, 64);
     EXPECT_TRUE(at::equal(result.o, again.o) && at::equal(result.state, again.state))
+        << "another run gave other bits";
+  }
+}
+
+TEST_F(SsmGpu, GradientsOfTheDeltaRuleMatchFp64) {
+  for (const DeltaCase& c : kDeltas) {
+    if (c.key_size != c.value_size) continue;
+    SCOPED_TRACE(cat(c.s, " tokens, keys and values of ", c.key_size));
+    const DeltaInputs in = draw_delta(c), gpu = moved(in, there, there(in.operands.runs)),
+                      exact_in = moved(in, wide, in.operands.runs);
+    const DeltaOperands& o = gpu.operands;
+    if (!ssm_kernels::delta_rule_backward(gpu.grad, gpu.dstate,
+                                          {o.q, o.k, o.v, o.g, o.beta, o.runs}))
+      GTEST_SKIP() << "the rule's kernel needs a Hopper GPU";
+    const auto run = [](const DeltaInputs& i) {
+      return delta_rule_backward(i.grad, i.dstate, i.operands, i.initial, 64);
+    };
+    const DeltaGrads got = run(gpu), again = run(gpu), exact = run(exact_in);
+    expect_close(got.q, exact.q, "dq", kDeltaTolerance);
+    expect_close(got.k, exact.k, "dk", kDeltaTolerance);
+    expect_close(got.v, exact.v, "dv", kDeltaTolerance);
+    expect_close(got.beta, exact.beta, "dbeta", kDeltaTolerance);
+    expect_close(got.g, exact.g, "dg", 2 * kDeltaTolerance);
+    expect_close(got.state, exact.state, "dstate", kDeltaTolerance);
+    EXPECT_TRUE(at::equal(got.k, again.k) && at::equal(got.g, again.g) &&
+                at::equal(got.beta, again.beta))
         << "another run gave other bits";
   }
 }
@@ -376,11 +409,13 @@ TEST_F(SsmGpu, Rates) {
        [&] { ssd_scan_backward(in.dy, {}, in.operands, {}, 128); },
        [&] { causal_conv(u, weight, bias); }, [&] { causal_conv_backward(u, u, weight, bias); },
        [&] { gated_norm(y, z, w, groups); }, [&] { gated_norm_backward(y, y, z, w, rstd, groups); },
-       [&] { delta_rule(delta.operands, {}, 64); }});
+       [&] { delta_rule(delta.operands, {}, 64); },
+       [&] { delta_rule_backward(delta.grad, {}, delta.operands, {}, 64); }});
   const double copied = 4.0 * (1 << 28) / times[0];  // bytes in a millisecond
-  const char* const names[] = {"copy",         "scan", "its backward", "convolution",
-                               "its backward", "norm", "its backward", "delta rule"};
-  const double bytes[] = {0, 37120, 58112, 40960, 61440, 49152, 81920, 24832};
+  const char* const names[] = {"copy",         "scan",         "its backward",
+                               "convolution",  "its backward", "norm",
+                               "its backward", "delta rule",   "its backward"};
+  const double bytes[] = {0, 37120, 58112, 40960, 61440, 49152, 81920, 24832, 41472};
   for (size_t i = 1; i < times.size(); ++i)
     std::printf("%s %.1f ns a token, %.0f%% of the copy rate\n", names[i],
                 times[i] * 1e6 / static_cast<double>(s),

@@ -100,12 +100,17 @@ inline WorkRows work_rows(const GatedDeltaArgs& args) {
               static_cast<char*>(args.workspace) + 2 * args.tokens * args.samples * w_columns,
               args.samples, u_columns)};
 }
+// Tiles of 64 rows of `columns`, one after another.
+inline CUtensorMap tile_map(void* data, int64_t tiles, int64_t columns) {
+  return sm90::panel_map(data, columns, 1, 64 * tiles, columns, columns, 64);
+}
 inline CUtensorMap map_of(const GatedDeltaArgs& args, const ScanRows& rows, int64_t columns) {
   return sm90::panel_map(rows.data, columns, args.samples, args.tokens, rows.sample, rows.token,
                          kChunk);
 }
 
-// W and U of all chunks, to the workspace.
-void compute_writes(const GatedDeltaArgs& args, cudaStream_t stream);
+// W and U of all chunks, to the workspace; and their inverses T, bf16 [samples, chunks, heads, 64,
+// 64], where `inverses` is not null.
+void compute_writes(const GatedDeltaArgs& args, void* inverses, cudaStream_t stream);
 
 }  // namespace megatron::delta

@@ -330,7 +330,7 @@ void launch_forward(const GatedDeltaArgs& args, cudaStream_t stream) {
 
 void gated_delta_forward_cuda(const GatedDeltaArgs& args, void* stream) {
   const auto of = static_cast<cudaStream_t>(stream);
-  compute_writes(args, of);
+  compute_writes(args, nullptr, of);
   if (args.key_size == 64)
     launch_forward<64>(args, of);
   else

@@ -16,19 +16,20 @@ namespace {
 using namespace sm90;
 
 struct WritesParams {
-  CUtensorMap k, v, w, u;
+  CUtensorMap k, v, w, u, t;
   ssd::StepSource steps;
   const float* beta;
-  int value_heads, per_key;
+  int value_heads, per_key, chunks;
 };
 
 constexpr int kRow = kChunk + 4;  // floats of a row of T
 
-template <int kK, int kV>
+template <int kK, int kV, bool kKeep>
 struct WritesShape {
+  static constexpr int kBlocks = kKeep ? 3 : 4;  // of a multiprocessor
   static constexpr int kPanelsK = kK / kPanelColumns, kPanelsV = kV / kPanelColumns;
   static constexpr int kSharedBytes =
-      1024 + (kPanelsK + kPanelsV) * kPanel + (kChunk * kRow + 4 * kChunk) * 4 + 16;
+      1024 + (kPanelsK + kPanelsV + kKeep) * kPanel + (kChunk * kRow + 4 * kChunk) * 4 + 16;
 };
 
 // a as a sum of two tf32 numbers.
@@ -135,14 +136,16 @@ __device__ __forceinline__ void put_panels(uint32_t to, const float (&d)[kSums],
   ssd::write_state_panels<2 * kSums>(to, d, 16 * warp + lane / 8 % 2 * 8 + lane % 8, lane / 8);
 }
 
-template <int kK, int kV>
-__global__ void __launch_bounds__(kGroupThreads, 4)
+template <int kK, int kV, bool kKeep>
+__global__ void __launch_bounds__(kGroupThreads, WritesShape<kK, kV, kKeep>::kBlocks)
     delta_writes(const __grid_constant__ WritesParams p) {
-  using Shape = WritesShape<kK, kV>;
+  using Shape = WritesShape<kK, kV, kKeep>;
   extern __shared__ unsigned char raw[];
   unsigned char* const shared = ssd::aligned_shared(raw);
   const uint32_t k_tile = shared_address(shared), v_tile = k_tile + Shape::kPanelsK * kPanel;
-  float* const T = reinterpret_cast<float*>(shared + (Shape::kPanelsK + Shape::kPanelsV) * kPanel);
+  const uint32_t t_tile = v_tile + Shape::kPanelsV * kPanel;  // of what is kept
+  float* const T =
+      reinterpret_cast<float*>(shared + (Shape::kPanelsK + Shape::kPanelsV + kKeep) * kPanel);
   float* const sums = T + kChunk * kRow;
   float* const keeps = sums + kChunk;
   float* const betas = keeps + kChunk;
@@ -226,6 +229,7 @@ __global__ void __launch_bounds__(kGroupThreads, 4)
   uint32_t of_v[4][4], of_k[4][4];
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
+    uint32_t plain[4] = {};
     if (k > warp) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) of_v[k][i] = of_k[k][i] = 0;
@@ -240,7 +244,12 @@ __global__ void __launch_bounds__(kGroupThreads, 4)
       const float low = t.x * beta.x, high = t.y * beta.y;
       of_v[k][i] = pack2(low, high);
       of_k[k][i] = pack2(low * keep.x, high * keep.y);
+      plain[i] = pack2(t.x, t.y);
     }
+    if constexpr (kKeep)
+      store_matrices(
+          t_tile + panel_piece(16 * warp + lane / 8 % 2 * 8 + lane % 8, 2 * k + lane / 16),
+          plain[0], plain[1], plain[2], plain[3]);
   }
   {
     float w[kK / 2];
@@ -273,13 +282,15 @@ __global__ void __launch_bounds__(kGroupThreads, 4)
       store_panel(&p.w, k_tile + i * kPanel, head * kK + i * kPanelColumns, sample, token0);
     for (int i = 0; i < Shape::kPanelsV; ++i)
       store_panel(&p.u, v_tile + i * kPanel, head * kV + i * kPanelColumns, sample, token0);
+    if constexpr (kKeep)
+      store_panel(&p.t, t_tile, 0, 0, ((sample * p.chunks + chunk) * p.value_heads + head) * 64);
     stores_commit();
     stores_done();
   }
 }
 
-template <int kK, int kV>
-void launch_writes(const GatedDeltaArgs& args, cudaStream_t stream) {
+template <int kK, int kV, bool kKeep>
+void launch_writes(const GatedDeltaArgs& args, void* inverses, cudaStream_t stream) {
   const int64_t chunks = (args.tokens + kChunk - 1) / kChunk;
   const WorkRows work = work_rows(args);
   WritesParams p{};
@@ -291,8 +302,10 @@ void launch_writes(const GatedDeltaArgs& args, cudaStream_t stream) {
   p.beta = args.beta;
   p.value_heads = static_cast<int>(args.value_heads);
   p.per_key = static_cast<int>(args.value_heads / args.key_heads);
-  constexpr int kBytes = WritesShape<kK, kV>::kSharedBytes;
-  auto* const kernel = delta_writes<kK, kV>;
+  p.chunks = static_cast<int>(chunks);
+  if constexpr (kKeep) p.t = tile_map(inverses, args.samples * chunks * args.value_heads, kChunk);
+  constexpr int kBytes = WritesShape<kK, kV, kKeep>::kSharedBytes;
+  auto* const kernel = delta_writes<kK, kV, kKeep>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "cudaFuncSetAttribute");
   const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(args.value_heads),
@@ -303,12 +316,17 @@ void launch_writes(const GatedDeltaArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-void compute_writes(const GatedDeltaArgs& args, cudaStream_t stream) {
-  const bool wide_v = args.value_size == 128;
-  if (args.key_size == 64)
-    wide_v ? launch_writes<64, 128>(args, stream) : launch_writes<64, 64>(args, stream);
+void compute_writes(const GatedDeltaArgs& args, void* inverses, cudaStream_t stream) {
+  const bool wide_v = args.value_size == 128, wide_k = args.key_size == 128;
+  if (inverses)  // of the backward, whose sizes are equal
+    wide_k ? launch_writes<128, 128, true>(args, inverses, stream)
+           : launch_writes<64, 64, true>(args, inverses, stream);
+  else if (wide_k)
+    wide_v ? launch_writes<128, 128, false>(args, nullptr, stream)
+           : launch_writes<128, 64, false>(args, nullptr, stream);
   else
-    wide_v ? launch_writes<128, 128>(args, stream) : launch_writes<128, 64>(args, stream);
+    wide_v ? launch_writes<64, 128, false>(args, nullptr, stream)
+           : launch_writes<64, 64, false>(args, nullptr, stream);
 }
 
 }  // namespace megatron::delta

@@ -98,6 +98,12 @@ struct DeltaOutputs {
   at::Tensor o, state;  // the state after the last row
 };
 constexpr int64_t kDeltaChunk = 64;  // rows of a chunk of the kernels
+struct DeltaGradients {
+  at::Tensor q, k, v, g, beta, state;  // q, k, v in bf16, the others in fp32
+};
 std::optional<DeltaOutputs> delta_rule(const DeltaTensors& operands);
+std::optional<DeltaGradients> delta_rule_backward(const at::Tensor& grad, const at::Tensor& dstate,
+                                                  const DeltaTensors& operands,
+                                                  const DeltaGradients& places = {});
 
 }  // namespace megatron::ssm_kernels

@@ -1,5 +1,6 @@
 #include "megatron/kernels/ssm/conv_silu.h"
 #include "megatron/kernels/ssm/gated_delta.h"
+#include "megatron/kernels/ssm/gated_delta_backward.h"
 #include "megatron/kernels/ssm/gated_norm.h"
 #include "megatron/kernels/ssm/ssd_scan.h"
 #include "megatron/kernels/ssm/ssd_scan_backward.h"
@@ -410,6 +411,36 @@ std::optional<DeltaOutputs> delta_rule(const DeltaTensors& o) {
   rule.args.workspace = workspace.data_ptr();
   gated_delta_forward_cuda(rule.args, current_stream(o.v));
   return result;
+}
+
+std::optional<DeltaGradients> delta_rule_backward(const at::Tensor& grad, const at::Tensor& dstate,
+                                                  const DeltaTensors& o,
+                                                  const DeltaGradients& places) {
+  if (!fits_delta(o) || !has_rows(grad) || !gated_delta_backward_supports(o.k.size(3), o.v.size(3)))
+    return std::nullopt;
+  const HeldDelta rule(o);
+  const at::Tensor dfinal = dstate.defined() ? dstate.contiguous() : dstate;
+  DeltaGradients grads;
+  grads.q = at::empty(o.q.sizes(), o.q.options());
+  grads.k = at::empty(o.k.sizes(), o.k.options());
+  grads.v = place(places.v, o.v);
+  grads.g = float_place(places.g, o.g);
+  grads.beta = float_place(places.beta, o.beta);
+  grads.state = empty_state(o);
+  GatedDeltaBackwardArgs args;
+  args.rule = rule.args;
+  args.dout = rows(grad);
+  args.dfinal_state = floats(dfinal);
+  args.dq = rows(grads.q);
+  args.dk = rows(grads.k);
+  args.dv = rows(grads.v);
+  args.dg = grads.g.data_ptr<float>();
+  args.dbeta = grads.beta.data_ptr<float>();
+  args.dinitial_state = grads.state.data_ptr<float>();
+  const at::Tensor workspace = empty_bytes(gated_delta_backward_workspace(rule.args), o.v);
+  args.workspace = workspace.data_ptr();
+  gated_delta_backward_cuda(args, current_stream(o.v));
+  return grads;
 }
 
 }  // namespace megatron::ssm_kernels

@@ -37,5 +37,9 @@ std::optional<at::Tensor> unit_length_backward(const at::Tensor&, const at::Tens
   return std::nullopt;
 }
 std::optional<DeltaOutputs> delta_rule(const DeltaTensors&) { return std::nullopt; }
+std::optional<DeltaGradients> delta_rule_backward(const at::Tensor&, const at::Tensor&,
+                                                  const DeltaTensors&, const DeltaGradients&) {
+  return std::nullopt;
+}
 
 }  // namespace megatron::ssm_kernels

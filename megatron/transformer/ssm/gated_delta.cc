@@ -260,9 +260,20 @@ DeltaResult delta_steps(const DeltaOperands& o, const ScanState& initial) {
 }
 
 DeltaGrads delta_rule_backward(const at::Tensor& grad, const at::Tensor& dstate,
-                               const DeltaOperands& o, const ScanState& initial,
-                               int64_t chunk_rows) {
+                               const DeltaOperands& o, const ScanState& initial, int64_t chunk_rows,
+                               const DeltaOperands& places) {
   const at::NoGradGuard no_grad;
+  const auto in_place = [&](DeltaGrads grads) {
+    grads.v = placed(grads.v, places.v);
+    grads.g = placed(grads.g, places.g);
+    grads.beta = placed(grads.beta, places.beta);
+    return grads;
+  };
+  if (chunk_rows % ssm_kernels::kDeltaChunk == 0)
+    if (const auto d = ssm_kernels::delta_rule_backward(
+            grad, dstate, delta_tensors(o, initial),
+            {.q = {}, .k = {}, .v = places.v, .g = places.g, .beta = places.beta}))
+      return in_place({d->q, d->k, d->v, d->g, d->beta, d->state});
   const DeltaRule rule(o, initial.run, chunk_rows);
   std::vector<at::Tensor> states = {rule.grouped(initial.state)};  // that enter each chunk
   for (int64_t c = 0; c + 1 < rule.num_chunks(); ++c) {
@@ -309,7 +320,7 @@ DeltaGrads delta_rule_backward(const at::Tensor& grad, const at::Tensor& dstate,
     dnext = dS;
   }
   grads.state = rule.by_head(dnext);
-  return grads;
+  return in_place(std::move(grads));
 }
 
 DeltaSummary delta_summary(const DeltaOperands& o, const at::Tensor& run, int64_t chunk_rows) {

@@ -49,10 +49,11 @@ struct DeltaGrads {
   at::Tensor g, beta;  // fp32 (fp64)
   at::Tensor state;    // of the initial state
 };
-// `dstate`: gradient of the last state; undefined: zero.
+// `dstate`: gradient of the last state; undefined: zero. `places`: where the gradients of v, g and
+// beta are written; undefined ones are made.
 DeltaGrads delta_rule_backward(const at::Tensor& grad, const at::Tensor& dstate,
                                const DeltaOperands& operands, const ScanState& initial,
-                               int64_t chunk);
+                               int64_t chunk, const DeltaOperands& places = {});
 
 // -- a part of a sequence as a map of states, for what is composed over parts
 

@@ -196,14 +196,11 @@ struct GatedDeltaCore::Function : torch::autograd::Function<GatedDeltaCore::Func
                         raw = core.heads(convolved, whole.g, whole.beta);
     size_t i = 0;
     for (const Segments::Segment& segment : segments.own()) {
-      const DeltaGrads rule =
-          delta_rule_backward(segment.rows_of(norm.y), dstates[i], segment_operands(segment, whole),
-                              {incoming[i], segment.run}, core.chunk_);
+      const DeltaGrads rule = delta_rule_backward(
+          segment.rows_of(norm.y), dstates[i], segment_operands(segment, whole),
+          {incoming[i], segment.run}, core.chunk_, segment_operands(segment, dwhole));
       unit_length_backward(rule.q, segment.rows_of(raw.q), segment.rows_of(dwhole.q));
       unit_length_backward(rule.k, segment.rows_of(raw.k), segment.rows_of(dwhole.k));
-      segment.rows_of(dwhole.v).copy_(rule.v);
-      segment.rows_of(dg).copy_(rule.g);
-      segment.rows_of(dbeta).copy_(rule.beta);
       ++i;
     }
     drows.beta.copy_(dbeta * whole.beta * (1.0 - whole.beta));

@@ -1,6 +1,6 @@
 #include "megatron/transformer/ssm/gated_delta_net_cost.h"
 
-#include "megatron/kernels/ssm/gated_delta.h"
+#include "megatron/kernels/ssm/gated_delta_backward.h"
 #include "megatron/transformer/ssm/gated_delta_core.h"
 #include "megatron/transformer/ssm/recurrent_cost.h"
 
@@ -24,32 +24,31 @@ struct DeltaTensors {
 // The rule's kernels take bf16 and keep what they leave each other beside.
 struct RuleMemory {
   int64_t unit_element;  // of queries and keys of unit length
-  int64_t forward;
+  int64_t forward, backward;
 };
-RuleMemory memory_of_rule(const DeltaTensors& z, const LayerShape& s) {
+RuleMemory memory_of_rule(const DeltaTensors& z, const TransformerConfig& c, const LayerShape& s) {
   const GatedDeltaShape& r = z.rank;
-  if (s.element != 2 || !gated_delta_supports(r.key_size, r.value_size)) return {s.sum, 0};
+  const int64_t chunks = (s.tokens / s.samples + c.linear_chunk_size - 1) / c.linear_chunk_size;
+  if (s.element != 2 || !gated_delta_supports(r.key_size, r.value_size))
+    return {s.sum, 0, chunks * z.state / s.sum * s.element};
   GatedDeltaArgs rule;
   rule.tokens = s.tokens / s.samples;
   rule.samples = s.samples;
   rule.value_heads = r.value_heads;
   rule.key_size = r.key_size;
   rule.value_size = r.value_size;
-  return {s.element, gated_delta_workspace(rule)};
+  return {s.element, gated_delta_workspace(rule), gated_delta_backward_workspace(rule)};
 }
 
 RecurrentTensors tensors_of(const DeltaTensors& z, const TransformerConfig& c,
                             const LayerShape& s) {
-  const RuleMemory rule = memory_of_rule(z, s);
+  const RuleMemory rule = memory_of_rule(z, c, s);
   const int64_t mixed = s.tokens * z.rank.mixed() * s.element,
                 y = s.tokens * z.rank.value_width() * s.element,
                 conv = s.tokens * z.rank.conv_channels() * s.element,
                 unit = 2 * s.tokens * z.rank.key_width() * rule.unit_element,
                 // Of the norm; as large: decays, and betas
-      stats = s.tokens * z.rank.value_heads * s.sum,
-                chunks = (s.tokens / s.samples + c.linear_chunk_size - 1) / c.linear_chunk_size,
-                chunk_states = chunks * z.state / s.sum * s.element,
-                operands = conv + unit + 2 * stats;
+      stats = s.tokens * z.rank.value_heads * s.sum, operands = conv + unit + 2 * stats;
   return {.around = StreamCost(c, s),
           .mixed = mixed,
           .y = y,
@@ -57,7 +56,7 @@ RecurrentTensors tensors_of(const DeltaTensors& z, const TransformerConfig& c,
           .saved = mixed + y + stats + (s.context > 1 ? 2 * (z.state + z.rows) : 0),
           .forward_extra = operands + rule.forward,
           // What the rule reads and its gradients
-          .backward_extra = 2 * operands + chunk_states};
+          .backward_extra = 2 * operands + rule.backward};
 }
 
 // Per token, forward and backward.

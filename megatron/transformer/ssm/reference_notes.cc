@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/ssm/conv_silu.h"
 #include "megatron/kernels/ssm/gated_delta.h"
+#include "megatron/kernels/ssm/gated_delta_backward.h"
 #include "megatron/kernels/ssm/gated_norm.h"
 #include "megatron/kernels/ssm/ssd_scan.h"
 #include "megatron/kernels/ssm/ssd_scan_backward.h"
@@ -59,7 +60,9 @@ void add_gated_delta(const TransformerConfig& c, int64_t t, bool scans, bool tra
   else if (c.linear_chunk_size % ssm_kernels::kDeltaChunk != 0)
     add("delta rule", cat("its kernel takes chunks of multiples of ", ssm_kernels::kDeltaChunk,
                           " rows, not ", c.linear_chunk_size));
-  if (training) add("delta rule's backward", "it has no kernel");
+  else if (training &&
+           !gated_delta_backward_supports(c.linear_key_head_dim, c.linear_value_head_dim))
+    add("delta rule's backward", cat("its kernel takes keys and values of one size, ", sizes));
   if (!training) add("decoding step", "it has no kernel");
   if (!gated_norm_supports(c.linear_value_head_dim))
     add("norm and gate",
