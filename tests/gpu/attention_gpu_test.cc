@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 
 #include "megatron/tensor/attention/attention.h"
 #include "megatron/tensor/attention/attention_block.h"
@@ -19,7 +20,8 @@ struct AttentionCase {
   int64_t window_left = -1;
   double dropout = 0.0;
   bool sinks = false;
-  bool bias = false;  // by distance
+  bool bias = false;    // by distance
+  bool masked = false;  // some keys, for all queries of a sample
 };
 
 void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
@@ -42,6 +44,10 @@ AttentionOptions make_options(const AttentionCase& c, AttentionBackend backend, 
     at::manual_seed(8);
     o.distance_bias = at::randn({c.s + c.s_k - 1, c.n}).t().to(device);  // as the layers give it
     if (device == at::kCPU) o.distance_bias = o.distance_bias.to(at::kDouble);
+  }
+  if (c.masked) {
+    const at::Tensor keys = at::arange(c.b * c.s_k).view({c.b, 1, 1, c.s_k});
+    o.mask = (keys * keys).remainder(7).lt(3).to(device).expand({c.b, 1, c.s, c.s_k});
   }
   if (c.dropout > 0) {
     o.dropout = c.dropout;
@@ -112,6 +118,11 @@ const AttentionCase kCases[] = {
     {"bias_wide", 200, 200, 2, 2, 2, 128, false, -1, 0.0, false, true},
     {"bias_wide_causal", 129, 129, 2, 2, 2, 128, true, -1, 0.0, false, true},
     {"bias_dropout", 64, 64, 2, 4, 4, 64, false, -1, 0.2, false, true},
+    {"masked", 128, 128, 3, 4, 4, 64, false, -1, 0.0, false, false, true},
+    {"masked_cross", 64, 256, 6, 4, 4, 64, false, -1, 0.0, false, false, true},
+    {"masked_odd", 45, 104, 3, 2, 2, 40, false, -1, 0.0, false, false, true},
+    {"masked_wide", 70, 64, 3, 2, 2, 128, false, -1, 0.0, false, false, true},
+    {"masked_groups", 64, 64, 3, 4, 2, 64, false, -1, 0.0, false, false, true},
     {"sinks_window", 128, 128, 2, 8, 2, 64, true, 31, 0.0, true},
     {"sinks", 128, 128, 2, 8, 2, 64, true, -1, 0.0, true},
 };
@@ -145,6 +156,35 @@ INSTANTIATE_TEST_SUITE_P(SinksByName, GpuAttention,
                                                               AttentionBackend::kUnfused),
                                             ::testing::Bool()),
                          case_name);
+
+// Of chunks that read two neighbours of 128 tokens each, beside products and a softmax.
+TEST(GpuAttentionMasked, IsBitReproducibleAndFast) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  AttentionCase c{"", 64, 256, 256, 16, 16, 64, false};
+  c.masked = true;
+  const at::Device gpu(at::kCUDA, 0);
+  const auto options = at::dtype(at::kBFloat16).device(gpu);
+  at::manual_seed(4);
+  const at::Tensor q = at::randn({c.s, c.b, c.n, c.d}, options),
+                   kv = at::randn({c.s_k, c.b, c.n, 2 * c.d}, options), dout = at::randn_like(q);
+  const Tensors qkv = {q, kv.narrow(3, 0, c.d), kv.narrow(3, c.d, c.d)};
+  const auto work = [&](AttentionBackend backend) {
+    return [&, o = make_options(c, backend, false, gpu)] {
+      Tensors leaves;
+      for (const at::Tensor& t : qkv) leaves.push_back(t.detach().requires_grad_());
+      core_attention(leaves[0], leaves[1], leaves[2], o).backward(dout);
+      return leaves;
+    };
+  };
+  const auto masked = work(AttentionBackend::kAuto);
+  const Tensors once = masked(), twice = masked();
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(once[i].grad(), twice[i].grad()));
+  const std::vector<double> ms = milliseconds(
+      q, {[&] { masked(); }, [&, plain = work(AttentionBackend::kUnfused)] { plain(); }});
+  std::printf("masked attention of 256 chunks, forward and backward: %.3f ms, unfused %.3f ms\n",
+              ms[0], ms[1]);
+  EXPECT_LT(ms[0], ms[1]);
+}
 
 // Blocks of keys added up, as a ring of context-parallel ranks does: keys before all queries, then
 // a block with keys before the queries and on the diagonal, which flash attention computes as two;

@@ -9,6 +9,7 @@
 #include "megatron/tensor/detail/attention_cudnn.h"
 #include "megatron/tensor/detail/attention_distance.h"
 #include "megatron/tensor/detail/attention_library.h"
+#include "megatron/tensor/detail/attention_masked.h"
 #include "megatron/tensor/detail/attention_rows.h"
 #include "megatron/tensor/detail/attention_unfused.h"
 #include "megatron/tensor/rotary.h"
@@ -18,7 +19,7 @@
 namespace megatron {
 namespace {
 
-enum class Path { kFlashCpu, kFlashCuda, kCudnn, kDistance, kUnfused, kRows };
+enum class Path { kFlashCpu, kFlashCuda, kCudnn, kDistance, kMasked, kUnfused, kRows };
 
 // Whether the backward writes gradients with the strides that it is given.
 bool writes_views(Path path) { return path == Path::kCudnn || path == Path::kDistance; }
@@ -75,6 +76,7 @@ Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
   if (why_not_distance_kernel(q, k, v, o).empty()) return Path::kDistance;
   if (q.is_cuda() && why_not_fused(q, k, v, o, /*by_name=*/false).empty()) return Path::kCudnn;
+  if (why_not_masked_kernel(q, k, v, o).empty()) return Path::kMasked;
   if (!why_unfused(q, k, v, o).empty()) return Path::kUnfused;
   return q.is_cuda() ? Path::kFlashCuda : Path::kFlashCpu;
 }
@@ -161,6 +163,15 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       f.library_out = to_heads(f.out);
       return f;
     }
+    case Path::kMasked: {
+      MaskedAttention r = masked_attention_forward(q, k, v, o);
+      f.out = r.out.transpose(0, 1).contiguous();
+      f.library_out = std::move(r.out);
+      f.lse = std::move(r.lse);
+      f.seed = std::move(r.seed);
+      f.offset = std::move(r.offset);
+      return f;
+    }
     case Path::kCudnn: {
       f.out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
       f.library_out = to_heads(f.out);
@@ -191,6 +202,10 @@ void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const 
   }
   if (path == Path::kUnfused) {
     grads = unfused_attention_backward(dout, q, k, v, o, dbias);
+    return;
+  }
+  if (path == Path::kMasked) {
+    grads = masked_attention_backward(dout, q, k, v, {f.library_out, f.lse, f.seed, f.offset}, o);
     return;
   }
   if (writes_views(path)) {
@@ -308,7 +323,8 @@ struct QKV {
   QKV(const at::Tensor& packed, Path path) {
     const int64_t s = packed.size(0), b = packed.size(1), g = packed.size(2),
                   r = packed.size(3) - 2, d = packed.size(4);
-    if (path == Path::kUnfused || path == Path::kDistance || path == Path::kRows) {
+    if (path == Path::kUnfused || path == Path::kDistance || path == Path::kMasked ||
+        path == Path::kRows) {
       q = packed.narrow(3, 0, r).reshape({s, b, g * r, d});
       k = packed.select(3, r);
       v = packed.select(3, r + 1);

@@ -51,7 +51,8 @@ struct AttentionOptions {
 // Differentiable in q, k, v, sinks and distance_bias. kAuto takes the first backend that supports
 // these options: with a bias by distance or a narrow window a kernel of our own (CUDA, 16-bit
 // types), cuDNN (kFused; CUDA, lengths that are multiples of 64, since each shape needs a plan),
-// flash attention, else the unfused path (ATen operations, softmax in fp32). All are
+// flash attention, libtorch's memory-efficient kernel behind a mask of keys alone (CUDA, 16-bit
+// types), else the unfused path (ATen operations, softmax in fp32). All are
 // bit-reproducible unless `deterministic` is off. Throws Error if a backend is requested that does
 // not support the options.
 //

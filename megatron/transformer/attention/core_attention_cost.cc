@@ -54,13 +54,22 @@ CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, 
                   is_narrow_window(window[0], c.causal ? 0 : window[1], sequence);
 }
 
+bool CoreAttentionCost::takes_mask() const {
+  constexpr int64_t kKeyMultiple = 8;
+  return masked && (sizes.others > 0 || (!config.causal && !shape.documents)) && shape.on_gpu &&
+         shape.element == 2 && sizes.groups == sizes.heads && sizes.key == sizes.value &&
+         key_sequence % kKeyMultiple == 0 && config.attention_dropout == 0;
+}
+
 bool CoreAttentionCost::is_unfused(int64_t layer) const {
   if (config.attention_backend == AttentionBackend::kUnfused ||
       config.attention_backend == AttentionBackend::kLocal)
     return true;
   const std::vector<int64_t> window = config.window(layer);
   const bool windowed = !window.empty() && window[0] >= 0 && window[0] < sequence - 1;
-  if (masked || config.attention_dropout > 0 || config.attn_logit_softcapping > 0) return true;
+  if ((masked && !takes_mask()) || config.attention_dropout > 0 ||
+      config.attn_logit_softcapping > 0)
+    return true;
   if (windowed && (!shape.on_gpu || sequence % 64 != 0)) return true;  // cuDNN supports windows
   if (by_distance &&
       !(shape.on_gpu && distance_attention_supports(sizes.key) && sizes.value == sizes.key))
@@ -134,6 +143,7 @@ int64_t CoreAttentionCost::saved() const {
   int64_t saved = mask + out;  // input of linear_proj
   if (!saves_library()) return saved;
   if (exchanged > 0 && padded_out() == 0) saved += out;  // before the all-to-all back
+  if (takes_mask()) saved += out;                        // of the kernel, samples outside
   return saved + padded_out() + lse;
 }
 
@@ -183,6 +193,7 @@ int64_t CoreAttentionCost::forward_extra() const {
 // a part of the batch.
 int64_t CoreAttentionCost::backward_copies() const {
   if (!shape.on_gpu) return 0;
+  if (kernel == AttentionKernel::kLibrary && takes_mask()) return q * wide + lse;
   const int64_t b = shape.samples, own_heads = std::max<int64_t>(1, sizes.heads / a2a);
   const int64_t queries = sequence / shape.context * a2a;
   if (kernel == AttentionKernel::kLibrary && (by_distance || narrow_window)) {

@@ -75,6 +75,8 @@ struct CoreAttentionCost {
   double score_products() const;
 
  private:
+  // A mask of keys, the same for all queries, which a kernel on a GPU takes (attention_masked.h)
+  bool takes_mask() const;
   bool is_unfused(int64_t layer) const;
   void divide_context(int64_t layer);
   int64_t score_bytes() const;
