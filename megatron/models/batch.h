@@ -40,6 +40,9 @@ class Batch {
   // [b, s] int64 of the whole sequence: tokens attend within their document only; undefined: no
   // boundaries
   at::Tensor document_ids;
+  // The same documents as rows that kernels attend within, on GPUs at one context-parallel rank;
+  // null: not known
+  std::shared_ptr<UnpaddedRows> document_rows;
   // Elements of a sample's loss weight that are not 0, at most; 0: not known
   int64_t most_counted = 0;
   // [b] fp32 (fp64): output of the reference model, for tasks that have one, on the last stage; see

@@ -25,6 +25,22 @@ at::Tensor document_tensor(const MicroBatch& source) {
   return ids;
 }
 
+std::shared_ptr<UnpaddedRows> document_rows(const MicroBatch& source, c10::Device device) {
+  const int64_t length = source.sequence_length();
+  std::vector<DocumentPlace> places;
+  for (int64_t i = 0; i < source.micro_batch_size; ++i) {
+    const std::vector<int32_t> borders =
+        cu_seqlens(source.document_starts[static_cast<size_t>(i)], length);
+    for (size_t j = 0; j + 1 < borders.size(); ++j)
+      places.push_back({i, borders[j], borders[j + 1] - borders[j]});
+  }
+  auto rows =
+      std::make_shared<UnpaddedRows>(make_document_rows(places, length, source.micro_batch_size));
+  rows->offsets = to_device(rows->offsets, device);
+  rows->counts = to_device(rows->counts, device);
+  return rows;
+}
+
 // The texts that column i marks.
 TextMask texts_of(const MicroBatch& source, size_t i) {
   const auto elements = [&](size_t column) {
@@ -92,7 +108,10 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
       batch.unpadded.emplace_back(column.name, unpadded_rows(*source, i, row_multiple_, device_));
     batch.set(column.name, column.split ? zigzag_slice(whole, 1, cp_) : whole);
   }
-  if (!source->crosses_documents) batch.document_ids = to_device(document_tensor(*source), device_);
+  if (!source->crosses_documents) {
+    batch.document_ids = to_device(document_tensor(*source), device_);
+    if (device_.is_cuda() && cp_.size() == 1) batch.document_rows = document_rows(*source, device_);
+  }
   if (length_ != s) {
     length_ = s;
     positions_ = zigzag_positions(s, cp_.size(), cp_.rank(), device_);

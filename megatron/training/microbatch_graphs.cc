@@ -18,12 +18,22 @@ auto tensors_of(B& batch) {
   for (auto& [name, tensor] : batch.columns()) all.push_back(&tensor);
   for (auto& [name, rows] : batch.unpadded)
     for (at::Tensor* tensor : rows->tensors()) all.push_back(tensor);
+  if (batch.document_rows != nullptr) {
+    all.push_back(&batch.document_rows->offsets);
+    all.push_back(&batch.document_rows->counts);
+  }
   return all;
 }
 
 bool same_kind(const at::Tensor& x, const at::Tensor& y) {
   if (!x.defined() || !y.defined()) return x.defined() == y.defined();
   return x.sizes() == y.sizes() && x.scalar_type() == y.scalar_type();
+}
+
+// The longest document decides on a kernel's grid.
+bool same_kind(const UnpaddedRows* x, const UnpaddedRows* y) {
+  if (x == nullptr || y == nullptr) return x == y;
+  return x->length == y->length;
 }
 
 bool same_kind(const Batch& x, const Batch& y) {
@@ -34,6 +44,7 @@ bool same_kind(const Batch& x, const Batch& y) {
     return same_name(a, b) && a.second->has_holes() == b.second->has_holes();
   };
   if (!std::ranges::equal(x.unpadded, y.unpadded, same_rows)) return false;
+  if (!same_kind(x.document_rows.get(), y.document_rows.get())) return false;
   return std::ranges::equal(tensors_of(x), tensors_of(y),
                             [](const auto* a, const auto* b) { return same_kind(*a, *b); });
 }
@@ -61,6 +72,8 @@ bool MicrobatchGraphs::is_new(const Batch& batch, const at::Tensor& loss_scale) 
   auto inputs = std::make_shared<Inputs>();
   inputs->batch = batch;
   for (auto& [name, rows] : inputs->batch.unpadded) rows = std::make_shared<UnpaddedRows>(*rows);
+  if (auto& rows = inputs->batch.document_rows; rows != nullptr)
+    rows = std::make_shared<UnpaddedRows>(*rows);
   for (at::Tensor* tensor : tensors_of(inputs->batch))
     if (tensor->defined()) *tensor = at::empty_like(*tensor, {}, at::MemoryFormat::Contiguous);
   inputs->loss_scale = at::empty_like(loss_scale);

@@ -31,6 +31,7 @@ ForwardContext context_of(const Batch& batch, bool training) {
   context.place = batch.place;
   context.position_ids = batch.find("position_ids");
   context.document_ids = batch.document_ids;
+  context.document_rows = batch.document_rows;
   context.tokens.padding = batch.padding;
   context.cp = batch.cp;
   return context;

@@ -267,8 +267,10 @@ StageTensors BertModel::hidden(const Batch& batch, const StageTensors& input,
   const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kPaddingMask);
   ForwardContext context =
       with_rows(without_padding(given, rows), config().sequence_parallel, groups().tp);
-  if (const at::Tensor mask = batch.find(kPaddingMask); mask.defined() && rows == nullptr)
+  if (const at::Tensor mask = batch.find(kPaddingMask); mask.defined() && rows == nullptr) {
     context.document_ids = padding_documents(mask, given.document_ids);
+    context.document_rows.reset();
+  }
   if (!embedding_) return {encoder_.forward(input.front(), context)};
   const at::Tensor text = batch.find("text"), padded = text.defined() ? text : batch["tokens"];
   const at::Tensor tokens = rows != nullptr ? rows->column(padded) : padded;

@@ -151,6 +151,7 @@ ForwardContext MimoModel::with_images(const Batch& batch, const ForwardContext& 
   out.attention_mask = image_block_mask(batch["tokens"], own_.image_token_id, context.document_ids);
   out.mask_is_causal = true;
   out.document_ids.reset();
+  out.document_rows.reset();
   return out;
 }
 

@@ -27,6 +27,7 @@ LayerShape decoder_shape(const T5Stacks& stacks, const LayerShape& encoder) {
   shape.tokens = encoder.tokens / stacks.encoder.seq_length * stacks.decoder.seq_length;
   shape.rows = shape.tokens / (encoder.tokens / encoder.rows);
   shape.documents = true;  // the text and its padding
+  shape.document_rows = false;
   return shape;
 }
 

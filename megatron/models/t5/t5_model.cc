@@ -197,6 +197,7 @@ ForwardContext T5Model::encoder_context(const Batch& batch, const ForwardContext
   const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kEncoderMask);
   ForwardContext context =
       with_rows(without_padding(given, rows), config().sequence_parallel, groups().tp);
+  context.document_rows.reset();
   if (rows == nullptr) context.document_ids = kinds_of_mask(batch[kEncoderMask]);
   return context;
 }
@@ -208,6 +209,7 @@ ForwardContext T5Model::decoder_context(const Batch& batch, const ForwardContext
   if (rows == nullptr)
     context.place.position = at::arange(mask.size(1), given.place.position.options());
   context = with_rows(context, config().sequence_parallel, groups().tp);
+  context.document_rows.reset();
   if (rows == nullptr) context.document_ids = kinds_of_mask(mask, batch.find("loss_mask"));
   return context;
 }

@@ -264,7 +264,7 @@ struct Ranged {
 };
 
 void describe(const Node& node, fe::graph::Graph& graph, const Ranged& t) {
-  const int64_t b = t.ranges.counts.size(0), row = t.rows.stride(0);
+  const int64_t b = t.ranges.counts.size(0), row = t.rows.stride(0) * t.ranges.step;
   const Node offsets = graph.tensor(fe::graph::Tensor_attributes()
                                         .set_uid(t.id + kOffsetsOf)
                                         .set_dim({b + 1, 1, 1, 1})
@@ -295,7 +295,7 @@ Node counts(fe::graph::Graph& graph, Id id, int64_t b) {
 PlanKey make_ranges_key(int64_t kind, const AttentionOptions& o, const RowRanges& queries,
                         const RowRanges& keys, std::initializer_list<at::Tensor> tensors) {
   PlanKey key = make_key(kind, o, {tensors.begin()->narrow(0, 0, 0)});
-  key.insert(key.end(), {queries.counts.size(0), queries.most, keys.most});
+  key.insert(key.end(), {queries.counts.size(0), queries.most, keys.most, queries.step, keys.step});
   for (const at::Tensor& t : tensors)
     key.insert(key.end(), {t.size(1), t.size(2), t.stride(0), t.stride(1)});
   return key;
@@ -373,7 +373,7 @@ Bindings bindings(std::initializer_list<Ranged> tensors, const RowRanges& querie
 RowRanges some_samples(const RowRanges& all, int64_t first, int64_t count) {
   if (count == all.counts.size(0)) return all;
   return {all.offsets.narrow(0, first, count + 1), all.counts.narrow(0, first, count).clone(),
-          all.most};
+          all.most, all.step};
 }
 
 AttentionParts parts_of_ranges(const at::Tensor& q, const at::Tensor& k, const RowRanges& queries,

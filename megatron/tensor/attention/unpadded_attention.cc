@@ -70,7 +70,9 @@ at::Tensor attention_by_samples(const at::Tensor& q, const at::Tensor& k, const 
 
 // -- ranges of rows
 
-RowRanges ranges_of(const UnpaddedRows& rows) { return {rows.offsets, rows.counts, rows.length}; }
+RowRanges ranges_of(const UnpaddedRows& rows) {
+  return {rows.offsets, rows.counts, rows.length, rows.step};
+}
 
 QueryKeyRanges ranges_of(const AttendedRows& rows) {
   return {ranges_of(*rows.queries), ranges_of(rows.of_keys())};
@@ -97,9 +99,10 @@ RangeKernel choose_kernel(const at::Tensor& q, const at::Tensor& k, const at::Te
   if (!automatic && options.backend != AttentionBackend::kFused) return RangeKernel::kNone;
   const bool holes = rows.queries->has_holes() || rows.of_keys().has_holes();
   if (automatic && (holes || !q.is_cuda())) return RangeKernel::kNone;
-  if (automatic && why_not_distance_kernel(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), options,
-                                           rows.of_keys().length)
-                       .empty())
+  if (automatic && rows.queries->step == 1 &&
+      why_not_distance_kernel(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), options,
+                              rows.of_keys().length)
+          .empty())
     return RangeKernel::kDistance;
   const std::string reason = why_not_ranges(q, k, v, rows, options);
   MEGATRON_CHECK(automatic || reason.empty(),
@@ -245,23 +248,25 @@ struct UnpaddedFunction : torch::autograd::Function<UnpaddedFunction> {
   }
 };
 
-// Queries, keys and values of packed projections [R, 1, g * (r + 2) * d]; queries of several heads
-// for a group are a copy.
+// Queries, keys and values of packed projections [s, b, g * (r + 2) * d], R = s b rows; queries of
+// several heads for a group are a copy.
 struct PackedRows {
   PackedRows(const at::Tensor& packed, const PackedHeads& heads)
-      : all(packed.view(
-            {packed.size(0), heads.groups, heads.heads_per_group + 2, heads.head_size})) {
+      : length(packed.size(0)),
+        all(packed.view({-1, heads.groups, heads.heads_per_group + 2, heads.head_size})) {
     const int64_t r = heads.heads_per_group;
-    parts.q =
-        r == 1 ? all.select(2, 0)
-               : all.narrow(2, 0, r).reshape({packed.size(0), heads.groups * r, heads.head_size});
+    parts.q = r == 1
+                  ? all.select(2, 0)
+                  : all.narrow(2, 0, r).reshape({all.size(0), heads.groups * r, heads.head_size});
     parts.k = all.select(2, r);
     parts.v = all.select(2, r + 1);
   }
   void turn(const RotaryAngles& rotary, double sign) const {
-    if (rotary.cos.defined())
-      rotate_(all.narrow(2, 0, all.size(2) - 1), rotary.cos, rotary.sin, rotary.interleaved, sign);
+    if (!rotary.cos.defined()) return;
+    const at::Tensor rows = all.view({length, -1, all.size(2), all.size(3)});
+    rotate_(rows.narrow(2, 0, all.size(2) - 1), rotary.cos, rotary.sin, rotary.interleaved, sign);
   }
+  int64_t length;  // s
   at::Tensor all;  // [R, g, r + 2, d]
   Queried parts;
 };
@@ -279,7 +284,7 @@ struct PackedUnpaddedFunction : torch::autograd::Function<PackedUnpaddedFunction
     context->saved_data["groups"] = heads.groups;
     context->saved_data["r"] = heads.heads_per_group;
     context->saved_data["interleaved"] = rotary.interleaved;
-    return f.out.view({flat.size(0), 1, heads.groups * heads.heads_per_group * heads.head_size});
+    return f.out.view({flat.size(0), flat.size(1), -1});
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto saved = context->get_saved_variables();
@@ -290,13 +295,12 @@ struct PackedUnpaddedFunction : torch::autograd::Function<PackedUnpaddedFunction
     const at::Tensor dflat = at::empty_like(flat);
     const PackedRows into(dflat, heads);
     const at::Tensor dout =
-        grads[0].contiguous().view({flat.size(0), packed.parts.q.size(1), heads.head_size});
+        grads[0].contiguous().view({-1, packed.parts.q.size(1), heads.head_size});
     const OptionGrads others =
         run_backward(dout, packed.parts, saved, 3, *pass_of(*context), into.parts);
     if (heads.heads_per_group > 1)  // a copy
       into.all.narrow(2, 0, heads.heads_per_group)
-          .copy_(into.parts.q.view(
-              {flat.size(0), heads.groups, heads.heads_per_group, heads.head_size}));
+          .copy_(into.parts.q.view({-1, heads.groups, heads.heads_per_group, heads.head_size}));
     into.turn({saved[1], saved[2], context->saved_data["interleaved"].toBool()}, -1.0);
     return {dflat, others.sinks, others.distance_bias, {}, {}, {}, {}};
   }
@@ -348,6 +352,39 @@ at::Tensor unpadded_packed_attention(const at::Tensor& packed, const PackedHeads
   return PackedUnpaddedFunction::apply(packed, std::optional<at::Tensor>(options.sinks),
                                        std::optional<at::Tensor>(options.distance_bias), heads,
                                        rotary, rows, options);
+}
+
+std::optional<at::Tensor> packed_attention_of_documents(const at::Tensor& packed,
+                                                        const PackedHeads& heads,
+                                                        const RotaryAngles& rotary,
+                                                        const AttendedRows& documents,
+                                                        const AttentionOptions& options) {
+  MEGATRON_ASSERT(packed.is_contiguous(), "packed attention over a tensor with gaps");
+  const at::Tensor all =
+      packed.view({-1, heads.groups, heads.heads_per_group + 2, heads.head_size});
+  const at::Tensor q = at::empty(
+      {all.size(0), heads.groups * heads.heads_per_group, heads.head_size}, packed.options());
+  if (choose_kernel(q, all.select(2, heads.heads_per_group),
+                    all.select(2, heads.heads_per_group + 1), documents,
+                    options) == RangeKernel::kNone)
+    return std::nullopt;
+  return PackedUnpaddedFunction::apply(packed, std::optional<at::Tensor>(options.sinks),
+                                       std::optional<at::Tensor>(options.distance_bias), heads,
+                                       rotary, documents, options);
+}
+
+std::optional<at::Tensor> attention_of_documents(const at::Tensor& q, const at::Tensor& k,
+                                                 const at::Tensor& v, const AttendedRows& documents,
+                                                 const AttentionOptions& options) {
+  const int64_t s = q.size(0), b = q.size(1);
+  const auto rows = [&](const at::Tensor& t) { return t.reshape({s * b, t.size(2), t.size(3)}); };
+  const at::Tensor queries = rows(q), keys = rows(k), values = rows(v);
+  if (choose_kernel(queries, keys, values, documents, options) == RangeKernel::kNone)
+    return std::nullopt;
+  return UnpaddedFunction::apply(queries, keys, values, std::optional<at::Tensor>(options.sinks),
+                                 std::optional<at::Tensor>(options.distance_bias), documents,
+                                 options)
+      .view({s, b, q.size(2), v.size(3)});
 }
 
 }  // namespace megatron

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "megatron/tensor/attention/attention.h"
 #include "megatron/tensor/attention/unpadded_rows.h"
@@ -37,5 +38,17 @@ at::Tensor attention_with_padding(const at::Tensor& q, const at::Tensor& k, cons
 at::Tensor unpadded_packed_attention(const at::Tensor& packed, const PackedHeads& heads,
                                      const RotaryAngles& rotary, const AttendedRows& rows,
                                      const AttentionOptions& options);
+
+// Self-attention within documents of samples [s, b] (make_document_rows()), as packed_attention()
+// and core_attention() with a mask of the others: cuDNN's ranges of rows, on GPUs. std::nullopt: it
+// does not compute this attention, whose options are as for the mask.
+std::optional<at::Tensor> packed_attention_of_documents(const at::Tensor& packed,
+                                                        const PackedHeads& heads,
+                                                        const RotaryAngles& rotary,
+                                                        const AttendedRows& documents,
+                                                        const AttentionOptions& options);
+std::optional<at::Tensor> attention_of_documents(const at::Tensor& q, const at::Tensor& k,
+                                                 const at::Tensor& v, const AttendedRows& documents,
+                                                 const AttentionOptions& options);
 
 }  // namespace megatron

@@ -1,6 +1,7 @@
 #include "megatron/tensor/attention/unpadded_rows.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "megatron/base/check.h"
@@ -142,6 +143,34 @@ UnpaddedRows make_unpadded_rows(const TextMask& texts_of, std::span<const int64_
     sample[row] = samples.back();
     position[row] = 0;
     place[row] = b * s;
+  }
+  return out;
+}
+
+UnpaddedRows make_document_rows(std::span<const DocumentPlace> documents, int64_t s, int64_t b) {
+  constexpr int64_t kLeastLength = 256;
+  UnpaddedRows out;
+  int64_t longest = 1;
+  for (const DocumentPlace& one : documents) {
+    MEGATRON_ASSERT(one.sample >= 0 && one.sample < b && one.begin >= 0 && one.length > 0 &&
+                        one.begin + one.length <= s,
+                    "a document outside of its sample");
+    longest = std::max(longest, one.length);
+  }
+  const auto power = [](int64_t n) {
+    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
+  };
+  out.samples = power(std::max<int64_t>(1, std::ssize(documents)));
+  out.length = std::min(s, power(std::max(longest, kLeastLength)));
+  out.rows = s * b;
+  out.step = b;
+  out.offsets = at::full({out.samples + 1}, out.rows, at::kInt);
+  out.counts = at::zeros({out.samples}, at::kInt);
+  auto* offset = out.offsets.mutable_data_ptr<int32_t>();
+  auto* count = out.counts.mutable_data_ptr<int32_t>();
+  for (const DocumentPlace& one : documents) {
+    *offset++ = static_cast<int32_t>(one.begin * b + one.sample);
+    *count++ = static_cast<int32_t>(one.length);
   }
   return out;
 }

@@ -38,6 +38,7 @@ struct UnpaddedRows {
   int64_t length = 0;            // s, with padding
   int64_t rows = 0;              // R
   int64_t most_empty = 0;        // empty rows, at most
+  int64_t step = 1;              // from one of a text's rows to its next
   std::vector<int64_t> lengths;  // [b], at least 1; on the host
   std::vector<bool> holes;       // [b]: whether the sample has any; on the host
   bool has_holes() const;
@@ -64,6 +65,17 @@ struct UnpaddedRows {
 // `samples` [b]: their ordinals. The tensors are on the CPU.
 UnpaddedRows make_unpadded_rows(const TextMask& texts, std::span<const int64_t> samples,
                                 int64_t multiple_of);
+
+// Where a document lies: in which sample of a micro-batch, and where in it.
+struct DocumentPlace {
+  int64_t sample = 0, begin = 0, length = 0;
+};
+
+// Documents of samples [s, b] as texts of rows in that order, for attention within them: of these
+// fields samples, length, rows, step, offsets and counts are set. So that shapes stay few, `samples`
+// and `length` are powers of two, `length` from 256 on but at most s; texts behind the last document
+// have no rows. The tensors are on the CPU.
+UnpaddedRows make_document_rows(std::span<const DocumentPlace> documents, int64_t s, int64_t b);
 
 // Which queries [b, 1, s, s] may NOT attend to which keys: text to text, holes to holes.
 at::Tensor mask_of_kinds(const at::Tensor& kinds);

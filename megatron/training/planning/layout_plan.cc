@@ -92,6 +92,7 @@ LayerShape LayoutPlan::layer_shape() const {
   shape.sequence_parallel = sequence_parallel;
   shape.documents =
       arguments.data.reset_attention_mask || arguments.data.dataloader_inter_document_masking;
+  shape.document_rows = shape.documents && on_gpu && context == 1;
   shape.unpadded = unpadded_row_multiple(arguments) > 0;
   shape.on_gpu = on_gpu;
   return shape;

@@ -197,6 +197,10 @@ at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
     return unpadded_packed_attention(mixed, packed_heads(), angles, {context.pass.unpadded}, core);
   if (context.pass.document_ids.defined()) {
     MEGATRON_ASSERT(!core.mask.defined(), "document ids beside a mask");
+    if (context.pass.document_rows != nullptr)
+      if (std::optional<at::Tensor> y = packed_attention_of_documents(
+              mixed, packed_heads(), angles, {context.pass.document_rows}, core))
+        return *y;
     const at::Tensor positions = zigzag_positions(mixed.size(0), 1, 0, mixed.device());
     core.mask = document_mask(context.pass.document_ids, positions, positions);
   }

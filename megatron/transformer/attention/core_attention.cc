@@ -105,6 +105,9 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
     MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask");
     return core_attention(q, k, v, core);
   }
+  if (pass.document_rows != nullptr && cp.size() == 1)
+    if (std::optional<at::Tensor> y = attention_of_documents(q, k, v, {pass.document_rows}, core))
+      return *y;
   return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_,
                                     parallel_, &cp);
 }

@@ -29,13 +29,28 @@ bool takes_ranges(const TransformerConfig& c, const LayerShape& s) {
   return s.unpadded && s.on_gpu && s.element == 2 && c.attention_dropout == 0;
 }
 
+// Whether they attend so within documents.
+bool takes_documents(const TransformerConfig& c, const LayerShape& s,
+                     const CoreAttentionSizes& heads) {
+  return s.document_rows && c.causal && s.element == 2 && heads.others == 0 && heads.key % 8 == 0 &&
+         heads.key <= 256 && c.attention_dropout == 0 && c.attn_logit_softcapping == 0 &&
+         c.softmax_type == SoftmaxType::kVanilla &&
+         (c.attention_backend == AttentionBackend::kAuto ||
+          c.attention_backend == AttentionBackend::kFused);
+}
+
+// Sums of ranges are [documents, heads, the longest], with powers of two for both numbers: more
+// than one for each token.
+constexpr int64_t kSumsOfDocuments = 4;
+
 }  // namespace
 
 CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, const LayerShape& s,
                                      const CoreAttentionSizes& heads)
     : config(c),
       shape(s),
-      masked(s.documents || (((!c.causal && s.padded) || heads.others > 0) && !takes_ranges(c, s))),
+      masked((s.documents && !takes_documents(c, s, heads)) ||
+             (((!c.causal && s.padded) || heads.others > 0) && !takes_ranges(c, s))),
       by_distance(c.position_embedding_type == PositionEmbedding::kRelative && heads.others == 0),
       sizes(heads),
       sequence(c.seq_length),
@@ -45,7 +60,8 @@ CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, 
       k((heads.others > 0 ? heads.others : s.tokens) * heads.groups * heads.key * s.element),
       v((heads.others > 0 ? heads.others : s.tokens) * heads.groups * heads.value * s.element),
       out(s.tokens * heads.heads * heads.value * s.element),
-      lse(s.tokens * heads.heads * s.sum) {
+      lse((s.documents && takes_documents(c, s, heads) ? kSumsOfDocuments : 1) * s.tokens *
+          heads.heads * s.sum) {
   divide_context(layer);
   const std::vector<int64_t> window = c.window(layer);
   narrow_window = kernel == AttentionKernel::kLibrary && s.on_gpu && heads.others == 0 &&

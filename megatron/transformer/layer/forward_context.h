@@ -35,6 +35,8 @@ struct ForwardContext {
   bool mask_is_causal = false;  // the mask says which later keys are seen: causality adds nothing
   at::Tensor document_ids;  // [b, s] int64 of the whole sequence on every context-parallel rank:
                             // tokens attend within their document only; undefined: no boundaries
+  // make_document_rows() of document_ids; null: not known
+  std::shared_ptr<const UnpaddedRows> document_rows;
   // [s, b] int64 document_runs() (transformer/ssm/causal_conv.h) of document_ids; from
   // TransformerBlock on, if layers with states are among its own
   at::Tensor document_runs;

@@ -33,7 +33,9 @@ struct LayerShape {
   double expert_load = 1.0;
   std::vector<int64_t> context_levels;  // inner and outer ranks of a2a+p2p
   bool sequence_parallel = false;
-  bool documents = false;     // attention is masked at borders of documents
+  bool documents = false;  // tokens attend within their document only
+  // ForwardContext::document_rows is given, by which kernels on GPUs know documents without a mask
+  bool document_rows = false;
   bool unpadded = false;      // rows of padding are in no layer
   bool padded = true;         // texts of encoders have padding, which is masked
   bool on_gpu = true;         // GPU kernels save other tensors than CPU ones

@@ -81,6 +81,21 @@ TEST(UnpaddedRows, KindsOfAMaskAreTheSameOnTheDevice) {
   EXPECT_TRUE(at::equal(kinds_of_mask(tensor), rows.kinds));
 }
 
+TEST(UnpaddedRows, DocumentsOfInterleavedSamplesAreRangesWithAStep) {
+  const UnpaddedRows rows = make_document_rows(
+      std::vector<DocumentPlace>{{0, 0, 300}, {0, 300, 212}, {1, 0, 512}}, /*s=*/512, /*b=*/2);
+  EXPECT_EQ(rows.samples, 4);
+  EXPECT_EQ(rows.length, 512);
+  EXPECT_EQ(rows.rows, 1024);
+  EXPECT_EQ(rows.step, 2);
+  EXPECT_EQ(integers(rows.offsets.to(at::kLong)), (std::vector<int64_t>{0, 600, 1, 1024, 1024}));
+  EXPECT_EQ(integers(rows.counts.to(at::kLong)), (std::vector<int64_t>{300, 212, 512, 0}));
+  const std::vector<DocumentPlace> even = {{0, 0, 128}, {0, 128, 128}};
+  EXPECT_EQ(make_document_rows(even, 256, 1).length, 256);
+  EXPECT_EQ(make_document_rows(even, 200 + 56, 1).samples, 2);
+  EXPECT_EQ(make_document_rows(std::vector<DocumentPlace>{{0, 0, 90}}, 90, 1).length, 90);
+}
+
 struct UnpaddedCase {
   const char* name;
   bool causal = false;
