@@ -188,7 +188,8 @@ TEST_F(SsmGpu, GradientsOfTheScanMatchFp64) {
     expect_close(got.x, exact.x, "dx");
     expect_close(got.B, exact.B, "dB");
     expect_close(got.C, exact.C, "dC");
-    expect_close(got.dt, exact.dt, "ddt");
+    // Of one token: eight sums of terms of both signs, too few for a norm to average.
+    expect_close(got.dt, exact.dt, "ddt", c.s == 1 ? 2 * kTolerance : kTolerance);
     expect_close(got.D, exact.D, "dD", 1e-5);
     expect_close(got.state, exact.state, "dstate");
     // A sum of terms of both signs, that may be far larger than it is.
