@@ -135,6 +135,27 @@ TEST(GpuDocumentRows, WhatNoKernelComputesIsLeftToAMask) {
   EXPECT_FALSE(attention_of_documents(wide, wide, wide, {documents.rows}, {}).has_value());
 }
 
+// Of latent attention, whose values are narrower than its keys.
+TEST(GpuDocumentRows, ValuesMayBeNarrowerThanKeys) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const int64_t s = 512, n = 4;
+  const Documents documents({{100, 412}, {512}}, s);
+  at::manual_seed(9);
+  const at::Tensor q = at::randn({s, 2, n, 192}).to(at::kBFloat16),
+                   k = at::randn({s, 2, n, 192}).to(at::kBFloat16),
+                   v = at::randn({s, 2, n, 128}).to(at::kBFloat16);
+  AttentionOptions options;
+  options.scale = 0.07;
+  AttentionOptions masked = options;
+  masked.mask = documents.mask;
+  const at::Tensor exact =
+      core_attention(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble), masked);
+  const std::optional<at::Tensor> out =
+      attention_of_documents(q.to(kGpu), k.to(kGpu), v.to(kGpu), {documents.rows}, options);
+  ASSERT_TRUE(out.has_value());
+  EXPECT_LT(relative_error(out->cpu(), exact), 2e-2);
+}
+
 // Losses of six steps, and the weights after them.
 Tensors train(const std::string& more) {
   const Arguments arguments = parse_line(
