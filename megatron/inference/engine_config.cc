@@ -8,6 +8,7 @@ namespace megatron {
 namespace {
 
 constexpr double kFlagGiB = 1 << 30;
+constexpr std::string_view kKvCacheTypes[] = {"auto", "fp8"};
 
 CacheDemand cache_demand(const EngineConfig& config, const ServedShape& shape) {
   CacheDemand demand;
@@ -47,6 +48,10 @@ void EngineConfig::fields(FieldVisitor& v) {
           "requests that wait for their first step; more get 429");
   v.field({"prefix_caching", "--inference-dynamic-batching-prefix-caching"}, prefix_caching,
           "requests that begin alike share keys and values");
+  v.choice(
+      "kv_cache_dtype", kv_cache_dtype, kKvCacheTypes,
+      "type of keys and values: auto, that of the activations; fp8, E4M3 with a scale for each "
+      "layer and head, which follow from a text that is read at the start");
   v.field("step_timeout_seconds", step_timeout_seconds,
           "a step that takes longer ends the server with an error");
   states.fields(v);
@@ -104,13 +109,15 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
   shape.element = static_cast<int64_t>(c10::elementSize(dtype));
   shape.on_gpu = on_gpu;
   shape.keeping = config.states.keeping();
+  shape.fp8_cache = config.kv_cache_dtype == KvCacheType::kFp8;
   return shape;
 }
 
 CachePlan served_cache(const EngineConfig& config, const ModelConfig& model,
                        const ServedShape& shape, const StageSlice& slice, int64_t budget) {
   if (config.cache_gb > 0.0) budget = static_cast<int64_t>(config.cache_gb * kFlagGiB);
-  KeptBytes kept = kept_bytes(model, slice, shape.tensor_ranks, shape.element, shape.keeping);
+  KeptBytes kept =
+      kept_bytes(model, slice, shape.tensor_ranks, shape.element, shape.keeping, shape.fp8_cache);
   if (slice.first_layer == 0) kept += shape.draft.kept;
   return plan_cache(kept, cache_demand(config, shape), budget);
 }

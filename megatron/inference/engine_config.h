@@ -11,6 +11,9 @@
 
 namespace megatron {
 
+// kAuto: that of the activations.
+enum class KvCacheType { kAuto, kFp8 };
+
 struct EngineConfig : Config {
   int64_t max_requests = 64;
   int64_t max_seq_length = 0;
@@ -21,6 +24,7 @@ struct EngineConfig : Config {
   double max_gap_ms = 0.0;
   int64_t max_waiting_requests = 1024;
   bool prefix_caching = true;
+  KvCacheType kv_cache_dtype = KvCacheType::kAuto;
   double step_timeout_seconds = 300.0;
   SequenceStatesConfig states;
   SpeculationConfig speculation;

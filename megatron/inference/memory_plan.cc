@@ -13,6 +13,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/models/model_table.h"
+#include "megatron/nn/forward_parameter_store.h"
 #include "megatron/transformer/attention/core_attention_cost.h"
 
 namespace megatron {
@@ -100,10 +101,24 @@ int64_t sampling_peak(const ModelConfig& config, const ServedShape& served) {
   return rows * config.padded_vocab_size / served.tensor_ranks * each;
 }
 
+// Of a weight that is held in FP8 alone: codes, and fp32 scales for 128 x 128 of them or for all.
+int64_t quantized_bytes(const Parameter& weight) {
+  constexpr int64_t kScaleBytes = 4, kBlock = 128;
+  const std::vector<int64_t>& shape = weight.local_shape;
+  const int64_t elements = c10::multiply_integers(shape);
+  const int64_t columns = shape.back(), rows = shape[shape.size() - 2];
+  const int64_t matrices = elements / std::max<int64_t>(1, rows * columns);
+  const auto blocks = [](int64_t n) { return (n + kBlock - 1) / kBlock; };
+  return elements + kScaleBytes * matrices *
+                        (weight.quantization == QuantizationRecipe::kBlockwise
+                             ? blocks(rows) * blocks(columns)
+                             : 1);
+}
+
 }  // namespace
 
 KeptBytes kept_bytes(const ModelConfig& config, const StageSlice& slice, int64_t tensor_ranks,
-                     int64_t element, const StateKeeping& keeping) {
+                     int64_t element, const StateKeeping& keeping, bool fp8_cache) {
   LayerShape shape;
   shape.tokens = shape.rows = 1;
   shape.element = shape.residual = element;
@@ -114,6 +129,7 @@ KeptBytes kept_bytes(const ModelConfig& config, const StageSlice& slice, int64_t
   for (int64_t layer = slice.first_layer + 1; layer <= slice.first_layer + slice.num_layers;
        ++layer)
     kept += model_layer_cost(config, layer, shape, /*offloaded=*/false).kept();
+  if (fp8_cache) kept.position /= element;
   return kept;
 }
 
@@ -186,8 +202,10 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
   for (const Parameter* parameter : model->parameters()) {
     const int64_t elements = c10::multiply_integers(parameter->local_shape);
     memory.parameters += elements;
-    memory.weights +=
-        elements * (parameter->keeps_fp32 ? std::max<int64_t>(4, shape.element) : shape.element);
+    memory.weights += holds_quantized_alone(*parameter)
+                          ? quantized_bytes(*parameter)
+                          : elements * (parameter->keeps_fp32 ? std::max<int64_t>(4, shape.element)
+                                                              : shape.element);
   }
   memory.activations = layer_peak(config, memory.slice, shape, shape.max_step_tokens);
   if (memory.slice.head) memory.sampling = sampling_peak(config, shape);

@@ -14,9 +14,10 @@
 
 namespace megatron {
 
-// What a rank keeps of the layers of its stage; `element`: bytes of one activation.
+// What a rank keeps of the layers of its stage; `element`: bytes of one activation. Keys and values
+// are in that type, or with `fp8_cache` in FP8.
 KeptBytes kept_bytes(const ModelConfig& config, const StageSlice& slice, int64_t tensor_ranks,
-                     int64_t element, const StateKeeping& keeping = {});
+                     int64_t element, const StateKeeping& keeping = {}, bool fp8_cache = false);
 
 // What the cache is wanted for.
 struct CacheDemand {
@@ -63,6 +64,7 @@ struct ServedShape {
   int64_t max_step_tokens = 2048;
   int64_t element = 4;  // bytes of a weight and of an activation
   StateKeeping keeping = {};
+  bool fp8_cache = false;  // a byte for each element of keys and values
   bool on_gpu = false;
   DraftMemory draft = {};
 };

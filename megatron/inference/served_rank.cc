@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
@@ -22,6 +23,42 @@ int32_t fewest_blocks(int32_t own, const ParallelGroups& groups, at::Device devi
   const at::Tensor fewest = at::full({1}, -int64_t{own}, at::dtype(at::kLong).device(device));
   groups.world.all_reduce(fewest, ReduceOp::kMax)->wait();
   return static_cast<int32_t>(-fewest.item<int64_t>());
+}
+
+constexpr std::string_view kCalibrationText =
+    "The harbour froze in the winter of 1897, and for eleven weeks no ship could leave. Letters "
+    "went "
+    "over the ice by sledge; the price of salt rose from 3.20 to 14.75, then fell again. \"We had "
+    "bread,\" the pilot's daughter wrote, \"but nobody knew for how long.\"\n\n"
+    "def mean(values: list[float]) -> float:\n    if not values:\n        raise "
+    "ValueError('empty')\n    return sum(values) / len(values)  # O(n)\n\n"
+    "Q: Which of these is larger, 7/8 or 0.85?\nA: 7/8 = 0.875, so it is larger by 0.025.\n\n"
+    "El puerto se helo aquel invierno. Der Hafen war zugefroren; niemand wusste, wie lange. "
+    "{\"id\": 42, \"tags\": [\"ice\", \"salt\"], \"open\": false}\n"
+    "Take two cups of flour, a pinch of salt and 150 ml of warm water; knead for ten minutes, then "
+    "let the dough rest. Meanwhile, chop the onions. Finally, if x > 0 and y < 0, then x * y < 0.";
+
+// Whether tokens are spelled as their ids, as NullTokenizer's are: it reads no words.
+bool spells_ids(const Tokenizer& tokenizer) {
+  constexpr int32_t kLooked = 3;
+  if (tokenizer.vocab_size() < kLooked) return false;
+  for (int32_t id = 0; id < kLooked; ++id)
+    if (tokenizer.id_to_token(id) != std::to_string(id)) return false;
+  return true;
+}
+
+// Ids from which the scales of an FP8 cache follow: of a text, else from all over the vocabulary.
+std::vector<int32_t> calibration_ids(const LoadedModel& loaded, int64_t most) {
+  std::vector<int32_t> ids;
+  if (!spells_ids(*loaded.tokenizer)) {
+    ids = loaded.tokenizer->encode(kCalibrationText);
+  } else {
+    constexpr int64_t kIds = 256, kStride = 7919;
+    for (int64_t i = 0; i < kIds; ++i)
+      ids.push_back(static_cast<int32_t>(i * kStride % loaded.config.vocab_size));
+  }
+  ids.resize(std::min<size_t>(ids.size(), static_cast<size_t>(most)));
+  return ids;
 }
 
 DraftModelOptions draft_options(const EngineConfig& config, int64_t vocab_size) {
@@ -61,18 +98,22 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   shape.stages = groups.pp.size();
   if (draft) shape.draft = draft_memory(draft->loaded().config, draft->loaded().dtype, shape);
   ServingMemory memory = serving_memory(loaded_.config, shape, groups.pp.rank());
-  memory.weights = loaded_.store->bytes();
-  const int64_t budget =
-      cache_budget(request_.device, memory.step()) / (on_gpu ? 1 : std::max(1, local_ranks));
+  // Quantised copies are made by the first forward.
+  const int64_t coming = std::max<int64_t>(0, memory.weights - loaded_.store->bytes());
+  memory.weights = loaded_.store->bytes() + coming;
+  const int64_t budget = cache_budget(request_.device, memory.step() + coming) /
+                         (on_gpu ? 1 : std::max(1, local_ranks));
   memory.cache = served_cache(config, loaded_.config, shape, memory.slice, budget);
   memory.cache.blocks = fewest_blocks(memory.cache.blocks, groups, request_.device);
-  if (const auto free = free_memory(request_.device)) memory.check_fits(*free);
+  if (const auto free = free_memory(request_.device)) memory.check_fits(*free - coming);
   RunnerOptions options;
   options.slots = static_cast<int32_t>(shape.slots);
   options.block_size = config.block_size;
   options.adapters = adapters_.empty() ? nullptr : &adapters_;
   options.max_positions = shape.max_positions;
   options.keeping = shape.keeping;
+  options.fp8_cache = shape.fp8_cache;
+  if (options.fp8_cache) options.calibration = calibration_ids(loaded_, shape.max_positions);
   options.device_blocks = memory.cache.blocks;
   if (config.swap_gb > 0.0) {
     const auto each = static_cast<double>(std::max<int64_t>(1, memory.cache.block_bytes));
@@ -86,6 +127,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   if (draft) {
     options.adapters = nullptr;
     options.keeping = {};
+    options.fp8_cache = false;
     options.host_blocks = options.host_states = 0;
     draft_ = std::make_unique<ServedDraft>(std::move(draft), options,
                                            draft_options(config, loaded_.config.vocab_size));

@@ -239,6 +239,7 @@ DescribedModel describe_model(const LoadModelRequest& request, int64_t tensor_ra
     set_vocabulary(described.config, hf_tokenizer(request.load, vocab), vocab, tensor_ranks);
     described.dtype = *request.dtype;
     if (request.accept) request.accept(described.config, nullptr);
+    if (request.fp8) quantize_linears(described.config.transformer, *request.fp8);
     return described;
   }
   MEGATRON_CHECK(!is_hf_folder(request.load) || fs::exists(request.load / kHfIndex) ||
@@ -253,6 +254,7 @@ DescribedModel describe_model(const LoadModelRequest& request, int64_t tensor_ra
                  tensor_ranks);
   described.dtype = request.dtype.value_or(stored_dtype(found.checkpoint, found.config));
   if (request.accept) request.accept(described.config, nullptr);
+  if (request.fp8) quantize_linears(described.config.transformer, *request.fp8);
   return described;
 }
 

@@ -15,6 +15,10 @@ at::Tensor on_host(const at::Tensor& value) {
 
 }  // namespace
 
+bool holds_quantized_alone(const Parameter& parameter) {
+  return parameter.quantization != QuantizationRecipe::kNone && !parameter.read_unquantized;
+}
+
 ForwardParameterStore::ForwardParameterStore(Module& module, at::ScalarType dtype,
                                              at::Device device)
     : module_(module), device_(device) {
@@ -24,13 +28,9 @@ ForwardParameterStore::ForwardParameterStore(Module& module, at::ScalarType dtyp
   });
 }
 
-bool ForwardParameterStore::only_copy_is_kept(const Parameter& parameter) const {
-  return parameter.quantization != QuantizationRecipe::kNone && !parameter.read_unquantized;
-}
-
 void ForwardParameterStore::place() {
   module_.visit([&](const std::string&, Parameter& parameter) {
-    if (!only_copy_is_kept(parameter)) parameter.value = parameter.value.to(device_);
+    if (!holds_quantized_alone(parameter)) parameter.value = parameter.value.to(device_);
   });
   module_.visit_state([&](const std::string&, at::Tensor& state) { state = state.to(device_); });
 }
@@ -50,7 +50,7 @@ void ForwardParameterStore::exchange(const std::vector<at::Tensor>& values) {
     }
   };
   module_.visit([&](const std::string&, Parameter& parameter) {
-    if (!only_copy_is_kept(parameter)) return put(parameter.value);
+    if (!holds_quantized_alone(parameter)) return put(parameter.value);
     parameter.value = take();
     if (const auto copies = copies_.find(&parameter); copies != copies_.end()) *copies->second = {};
   });
@@ -113,7 +113,7 @@ GradTarget ForwardParameterStore::grad_target(Parameter& parameter) {
 
 void ForwardParameterStore::quantized(Parameter& weight, QuantizedTensor& copies) {
   copies_[&weight] = &copies;
-  if (only_copy_is_kept(weight))
+  if (holds_quantized_alone(weight))
     weight.value = at::empty({0}, weight.value.options().device(device_));
 }
 

@@ -12,6 +12,9 @@
 
 namespace megatron {
 
+// Whether only its quantised copy is kept on the device.
+bool holds_quantized_alone(const Parameter& parameter);
+
 // Values are written in host memory first (by a checkpoint), then place() moves them. No forward
 // may run during a call.
 class ForwardParameterStore final : public ParameterStore {
@@ -47,7 +50,6 @@ class ForwardParameterStore final : public ParameterStore {
  private:
   // Values, then quantised copies.
   std::vector<at::Tensor*> held() const;
-  bool only_copy_is_kept(const Parameter& parameter) const;
 
   Module& module_;
   const at::Device device_;

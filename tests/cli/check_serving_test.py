@@ -56,6 +56,40 @@ class CheckServingTest(unittest.TestCase):
         tokens = re.search(r"cache: (\d+) tokens in blocks of 16", server.messages())[1]
         self.assertIn(f"cache: {tokens} tokens in blocks of 16; up to 4 requests at a time, of 96 tokens at most", result.stdout)
 
+    def test_fp8_is_counted(self):
+        flags = ["--inference-dynamic-batching-buffer-size-gb", "0.0002", "--inference-max-requests", "4", "--inference-dynamic-batching-block-size", "16",
+                 "--fp8-format", "e4m3", "--kv-cache-dtype", "fp8"]
+        server = Server(MODEL, *flags)
+        self.addCleanup(server.close)
+        reply = server.ok("/v1/completions", {"prompt": "The cat", "temperature": 0, "max_tokens": 4, "ignore_eos": True})
+        self.assertEqual(reply["usage"]["completion_tokens"], 4)
+        told = re.search(r"memory: weights (.*), cache (.*), the largest step (.*), together (.*)", server.messages()).groups()
+        result = check(MODEL, "--device", "cpu", "--dtype", "fp64", *flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for part in (told[0], told[1], told[3]):
+            self.assertIn(part, result.stdout)
+        self.large()
+        large = [self.folder, "--dtype", "bf16", "--device", "h200", "--tensor-model-parallel-size", "2", "--inference-max-requests", "8"]
+        wide, blocks, whole = (self.report(*large, *more)["stages"][0]["memory_bytes"] for more in (
+            [], ["--fp8-format", "e4m3", "--kv-cache-dtype", "fp8"], ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"]))
+        self.assertEqual(2 * blocks["cache"], wide["cache"])
+        self.assertEqual(whole["cache"], wide["cache"])
+        # Of a rank: tables and the head in bf16, linears with a byte each and a scale for 128 x 128.
+        linears = 80 * (8192 * (10240 + 8192) + 3 * 8192 * 28672) // 2
+        self.assertEqual(wide["weights"] - blocks["weights"], linears - linears // (128 * 128) * 4)
+        self.assertEqual(wide["weights"] - whole["weights"], linears - 80 * 4 * 4)
+
+    def test_fp8_that_is_refused(self):
+        for flags, reason in (
+                (["--fp8-format", "e4m3", "--fp8-recipe", "delayed"], "--fp8-recipe delayed takes scales from earlier steps of training"),
+                (["--kv-cache-dtype", "fp4"], "--kv-cache-dtype")):
+            result = support.call("serve", MODEL, *flags)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(reason, result.stderr)
+        result = support.call("serve", MODEL, "--batch-invariant-mode", "--kv-cache-dtype", "fp8", "--device", "cpu")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("--kv-cache-dtype fp8 rounds keys and values", result.stderr)
+
     def test_a_draft_model_is_counted(self):
         flags = ["--inference-dynamic-batching-buffer-size-gb", "0.0002", "--inference-max-requests", "4", "--inference-dynamic-batching-block-size", "16",
                  "--num-speculative-tokens", "3", "--speculative-model", MODEL]

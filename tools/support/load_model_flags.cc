@@ -16,6 +16,9 @@ constexpr std::string_view kDTypes[] = {"stored", "fp32", "bf16", "fp16", "fp64"
 
 constexpr std::optional<at::ScalarType> kScalarTypes[] = {std::nullopt, at::kFloat, at::kBFloat16,
                                                           at::kHalf, at::kDouble};
+// In the order of Fp8Format and Fp8Recipe.
+constexpr std::string_view kFp8Formats[] = {"none", "e4m3", "hybrid"};
+constexpr std::string_view kFp8Recipes[] = {"delayed", "tensorwise", "blockwise"};
 constexpr std::string_view kDevices[] = {"auto", "cpu", "cuda", "h100", "h200", "b200"};
 
 }  // namespace
@@ -39,12 +42,21 @@ void LoadModelConfig::model_fields(FieldVisitor& v) {
   v.choice("dtype", dtype, kDTypes, "element type to compute in");
   v.choice("device", device, kDevices,
            "auto: the GPU when there is one; h100, h200, b200: a GPU of that model");
+  v.choice("fp8_format", fp8_format, kFp8Formats,
+           "round the weights of linears to FP8 when they are loaded, and multiply in it; both "
+           "formats mean e4m3, hybrid's other one is for gradients");
+  v.choice("fp8_recipe", fp8_recipe, kFp8Recipes,
+           "with --fp8-format: scales of 128 elements and 128 x 128 of a weight, or of a tensor");
 }
 
 void LoadModelConfig::validate(Violations& violations) const {
   if (load.empty())
     violations.add("--load is required", "give the folder that --save of pretrain named");
   at_least(violations, "--num-threads", num_threads, 0);
+  violations.require(fp8_recipe != Fp8Recipe::kDelayed,
+                     "--fp8-recipe delayed takes scales from earlier steps of training, which a "
+                     "loaded model has none of",
+                     "blockwise or tensorwise");
 }
 
 LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank) {
@@ -54,6 +66,7 @@ LoadModelRequest load_model_request(const LoadModelConfig& config, int local_ran
   request.ckpt_step = config.ckpt_step;
   request.dtype = kScalarTypes[static_cast<size_t>(config.dtype)];
   request.device = choose_device(config.device, local_rank);
+  if (config.fp8_format != Fp8Format::kNone) request.fp8 = config.fp8_recipe;
   request.batch_invariant = config.batch_invariant_mode;
   request.accept = config.accept;
   return request;

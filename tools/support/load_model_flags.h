@@ -15,6 +15,8 @@ struct LoadModelConfig : Config {
   std::optional<int64_t> ckpt_step;
   ModelDType dtype = ModelDType::kStored;
   DeviceChoice device = DeviceChoice::kAuto;
+  Fp8Format fp8_format = Fp8Format::kNone;
+  Fp8Recipe fp8_recipe = Fp8Recipe::kBlockwise;
   bool batch_invariant_mode = false;
   int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
   // No flag: what the command says of the model before its weights are read.
