@@ -192,8 +192,8 @@ TEST(GpuDocumentRows, GraphsLeaveTheBitsOfEagerStepsAndLossesThoseOfAMask) {
                 graphs = train("--cuda-graph-impl local --cuda-graph-warmup-steps 1"),
                 masked = train("--attention-backend unfused");
   for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(at::equal(eager[i], graphs[i])) << i;
-  for (size_t i = 0; i + 1 < eager.size(); ++i)
-    EXPECT_LT((eager[i] - masked[i]).abs().max().item<double>(), 1e-2) << i;
+  for (size_t i = 0; i + 1 < eager.size(); ++i)  // sums over tokens and their weights
+    EXPECT_LT(relative_error(eager[i], masked[i]), 1e-4) << i;
 }
 
 // Documents of a packed sequence beside a mask of the others, and beside one causal sequence.

@@ -39,6 +39,25 @@ double sum_rounding(int64_t width) { return static_cast<double>(width + 1) * 0x1
 
 at::Tensor fp32_above(const at::Tensor& x) { return (x * (1 + 0x1p-20)).to(at::kFloat); }
 
+struct Found {
+  at::Tensor distances, ids;
+};
+
+// The k nearest of each row [n, m] in order, ties to the lower id.
+Found nearest_of(Found all, int64_t k) {
+  if (all.distances.size(1) > k) {
+    const auto [nearest, places] = all.distances.topk(k, 1, /*largest=*/false, /*sorted=*/false);
+    const at::Tensor inside = all.distances.le(nearest.amax(1, /*keepdim=*/true)).sum(1);
+    // Else some that are as far as the k-th are beyond it, and ids decide which.
+    if (inside.eq(k).all().item<bool>()) all = {nearest, all.ids.gather(1, places)};
+  }
+  at::Tensor order;
+  std::tie(all.ids, order) = all.ids.sort(/*stable=*/true, 1, /*descending=*/false);
+  all.distances = all.distances.gather(1, order);
+  std::tie(all.distances, order) = all.distances.sort(/*stable=*/true, 1, /*descending=*/false);
+  return {all.distances.narrow(1, 0, k).contiguous(), all.ids.gather(1, order.narrow(1, 0, k))};
+}
+
 // Of a tile of queries, in one part of the vectors.
 class TileSearch {
  public:
@@ -134,14 +153,10 @@ class TileSearch {
         candidate_distances(candidates_, queries_, vectors_.vectors).narrow(1, 0, most);
     at::Tensor ids = candidates_.rows.narrow(1, 0, most).to(at::kLong) + first_id_;
     ids.masked_fill_(distances == kInfinity, -1);
-    distances = at::cat({distances_, distances}, 1);
-    ids = at::cat({ids_, ids}, 1);
-    at::Tensor order;
-    std::tie(ids, order) = ids.sort(/*stable=*/true, 1, /*descending=*/false);
-    distances = distances.gather(1, order);
-    std::tie(distances, order) = distances.sort(/*stable=*/true, 1, /*descending=*/false);
-    distances_ = distances.narrow(1, 0, k_).contiguous();
-    ids_ = ids.gather(1, order.narrow(1, 0, k_));
+    const Found found =
+        nearest_of({at::cat({distances_, distances}, 1), at::cat({ids_, ids}, 1)}, k_);
+    distances_ = found.distances;
+    ids_ = found.ids;
     bounds_.limits =
         at::minimum(bounds_.limits, limits_of(distances_.select(1, k_ - 1) - squares_));
     candidates_ =
