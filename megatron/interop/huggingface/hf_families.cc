@@ -452,7 +452,7 @@ std::string write_hf_config(const HfFamily& family, const ModelConfig& config,
       architecture_difference(config.transformer, back.config.transformer);
   MEGATRON_CHECK(difference.empty(), "a ", family.model_type,
                  " model of Hugging Face cannot express this model: ", difference);
-  const std::string other = own_difference(config.own, back.config.own);
+  const std::string other = own_difference(copy.own, back.config.own);  // as the family says them
   MEGATRON_CHECK(other.empty(), "a ", family.model_type,
                  " model of Hugging Face cannot express this model: ", other);
   return text;

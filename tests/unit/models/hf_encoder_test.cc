@@ -387,6 +387,16 @@ TEST(HfEncoders, AModernBertThatIsNoneIsNotWritten) {
   EXPECT_NE(error([](auto&, auto& t, auto&) { t.kv_channels = 6; }), "");
 }
 
+// A BERT pretrained here says its two token types by having a binary head.
+TEST(HfEncoders, TokenTypesOfABinaryHeadAreWritten) {
+  const HfModel model = read_hf_config(encoder_folder("megatron_bert"));
+  ModelConfig config = model.config;
+  ASSERT_TRUE(config.own.as<BertConfig>()->bert_binary_head);
+  config.own.as<BertConfig>()->bert_token_types.reset();
+  const std::string text = write_hf_config(*model.family, config, "{}");
+  EXPECT_EQ(nlohmann::json::parse(text)["type_vocab_size"], 2);
+}
+
 TEST(HfEncoders, AFamilyThatDoesNotFitIsNotWritten) {
   const auto error = [](const char* golden, const char* family) {
     const HfModel model = read_hf_config(encoder_folder(golden));
