@@ -227,6 +227,28 @@ TEST_F(GroupedGemmGpu, Rates) {
     for (const auto& [n, k] : load.weights) print_rates(load, n, k);
 }
 
+// What bounds weight gradients of many experts: times by rows of an expert, beside those of writing
+// the gradients alone.
+TEST_F(GroupedGemmGpu, RatesOfWeightGradientsByRows) {
+  constexpr int64_t kExperts = 128, kN = 1536, kK = 2048;
+  const auto options = at::dtype(at::kBFloat16).device(kGpu);
+  const at::Tensor dw = at::zeros({kExperts, kN, kK}, options.dtype(at::kFloat)),
+                   dw0 = at::zeros({kN, kK}, options.dtype(at::kFloat));
+  const std::vector<double> bare = milliseconds(dw, {[&] { dw.zero_(); }, [&] { dw.add_(1.0); }});
+  std::printf("gradients alone: written %.3f ms, read and written %.3f\n", bare[0], bare[1]);
+  for (const int64_t rows : {64, 128, 256, 512, 1024, 2048}) {
+    const at::Tensor counts = at::full({kExperts}, rows, at::kLong).to(kGpu),
+                     x = at::randn({kExperts * rows, kK}, options),
+                     dy = at::randn({kExperts * rows, kN}, options);
+    const std::vector<double> ms =
+        milliseconds(dw, {[&] { linear_weight_grad(dy, x, dw0, 1.0); },
+                          [&] { grouped_weight_grad(dy, x, counts, dw, 0.0); },
+                          [&] { grouped_weight_grad(dy, x, counts, dw, 1.0); }});
+    std::printf("%5ld rows of an expert: dense %.3f ms, grouped %.3f, added %.3f\n",
+                static_cast<long>(rows), ms[0], ms[1], ms[2]);
+  }
+}
+
 TEST_F(GroupedGemmGpu, ProductsAreAtens) {
   constexpr int64_t kN = 768, kK = 512;
   const Case one{kN, kK, {300, 0, 128, 77, 519}};
