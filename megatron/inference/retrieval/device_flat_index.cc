@@ -39,12 +39,12 @@ double sum_rounding(int64_t width) { return static_cast<double>(width + 1) * 0x1
 
 at::Tensor fp32_above(const at::Tensor& x) { return (x * (1 + 0x1p-20)).to(at::kFloat); }
 
-struct Found {
+struct TileNearest {
   at::Tensor distances, ids;
 };
 
 // The k nearest of each row [n, m] in order, ties to the lower id.
-Found nearest_of(Found all, int64_t k) {
+TileNearest nearest_of(TileNearest all, int64_t k) {
   if (all.distances.size(1) > k) {
     const auto [nearest, places] = all.distances.topk(k, 1, /*largest=*/false, /*sorted=*/false);
     const at::Tensor inside = all.distances.le(nearest.amax(1, /*keepdim=*/true)).sum(1);
@@ -153,7 +153,7 @@ class TileSearch {
         candidate_distances(candidates_, queries_, vectors_.vectors).narrow(1, 0, most);
     at::Tensor ids = candidates_.rows.narrow(1, 0, most).to(at::kLong) + first_id_;
     ids.masked_fill_(distances == kInfinity, -1);
-    const Found found =
+    const TileNearest found =
         nearest_of({at::cat({distances_, distances}, 1), at::cat({ids_, ids}, 1)}, k_);
     distances_ = found.distances;
     ids_ = found.ids;
