@@ -73,7 +73,7 @@ struct DocumentPlace {
 
 // Documents of samples [s, b] as texts of rows in that order, for attention within them: of these
 // fields samples, length, rows, step, offsets and counts are set. So that shapes stay few, samples
-// and length are powers of two, the length from 256 on but at most s; texts behind the last document
+// and length are powers of two, the length from 256 on, at most s; texts behind the last document
 // have no rows. The tensors are on the CPU.
 UnpaddedRows make_document_rows(std::span<const DocumentPlace> documents, int64_t s, int64_t b);
 
