@@ -98,9 +98,9 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   shape.stages = groups.pp.size();
   if (draft) shape.draft = draft_memory(draft->loaded().config, draft->loaded().dtype, shape);
   ServingMemory memory = serving_memory(loaded_.config, shape, groups.pp.rank());
-  // Quantised copies are made by the first forward.
+  // The first forward makes quantised copies, and frees what they are copies of.
   const int64_t coming = std::max<int64_t>(0, memory.weights - loaded_.store->bytes());
-  memory.weights = loaded_.store->bytes() + coming;
+  if (!request_.fp8) memory.weights = loaded_.store->bytes();
   const int64_t budget = cache_budget(request_.device, memory.step() + coming) /
                          (on_gpu ? 1 : std::max(1, local_ranks));
   memory.cache = served_cache(config, loaded_.config, shape, memory.slice, budget);

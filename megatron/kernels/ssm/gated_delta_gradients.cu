@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(GradientShape<kK>::kThreads, 1)
     if (lane == 0) sums.product[4 * (warpgroup - 1) + warp] = product;
   };
   // D of rows row, row + 8 and columns j, j + 1, where j >= 16 warp at most on the diagonal block.
-  const auto decays_at = [&](float(&d)[4], int k, int j, bool diagonal) {
+  const auto decays_at = [&](float (&d)[4], int k, int j, bool diagonal) {
     const float2 sum = *reinterpret_cast<const float2*>(of.sum + j);
     const float sum0 = of.sum[row], sum1 = of.sum[row + 8];
     d[0] = exp2_fast(fminf(sum0 - sum.x, 0.0f)), d[1] = exp2_fast(fminf(sum0 - sum.y, 0.0f));

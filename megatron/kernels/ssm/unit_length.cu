@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kBlock) unit_rows(const __grid_constant__ Unit
     return static_cast<bf16*>(rows.data) + token * rows.token + sample * rows.sample +
            head * kSize + lane * kPack;
   };
-  const auto load = [&](const ScanRows& rows, float(&to)[kPack]) {
+  const auto load = [&](const ScanRows& rows, float (&to)[kPack]) {
     unpack<bf16>(exists ? load_once(at(rows)) : uint4{}, to);
   };
   float x[kPack], dy[kPack], squares = 0.0f, products = 0.0f;

@@ -302,8 +302,7 @@ namespace {
 
 // As seconds_per_run(), of a captured graph on a GPU: kernels that are shorter than the host's work
 // for them take as long as they do in a step, which the host is ahead of.
-double device_seconds_per_run(c10::Device device, double least,
-                              const std::function<void()>& work) {
+double device_seconds_per_run(c10::Device device, double least, const std::function<void()>& work) {
   if (!device.is_cuda()) return seconds_per_run(device, least, work);
   work();
   work();
