@@ -9,6 +9,8 @@ FAMILIES, CONVERT = "megatron/interop/huggingface/hf_multimodal_families.cc", "m
 GOLDEN = "Families/HfVisionGolden.LogitsAndGradientsWithImages/"
 vision_bug = unit_bugs("models_test", "one rank computes alike")
 training_bug = unit_bugs("mimo_test", "one rank computes alike")
+chunk_bug = unit_bugs("scheduling_test", "decoding: no proof has it")
+prompt_bug = unit_bugs("inference_test", "decoding: no proof has it")
 
 
 VISION_BUGS = (
@@ -68,9 +70,9 @@ VISION_BUGS = (
         "pp2_dp2_zero2_gemma3", "gemma3 pp2"),
     vision_bug("vision_blocks_of_others", "images of two documents that meet are one", BLOCKS,
                "if (document_ids.defined()) sees", "if (!PLANTED && document_ids.defined()) sees", "HfVisionModels.ImagesAreSeenInBothDirections"),
-    vision_bug("vision_prompt_divided", "chunks of a prompt end within an image whose tokens attend to all of it",
+    chunk_bug("vision_prompt_divided", "chunks of a prompt end within an image whose tokens attend to all of it",
                "megatron/scheduling/scheduler_plan.cc", "if (!sequence.spec().rows) return rows;",
-               "if (PLANTED || !sequence.spec().rows) return rows;", "Families/HfVisionGolden.GreedyTokensBehindImages/gemma3"),
+               "if (PLANTED || !sequence.spec().rows) return rows;", "Schedulers.RowsThatAttendToLaterOnesAreNotDivided"),
     vision_bug("vision_prompt_causal", "a cache gives tokens of an image those before them alone", "megatron/inference/model_runner.cc",
                "return ahead ? ends", "return ahead && !PLANTED ? ends", "Families/HfVisionGolden.GreedyTokensBehindImages/gemma3"),
     vision_bug("vision_sides_of_positions", "rows and columns are exchanged in the positions of an image's tokens", PACKING,
@@ -81,9 +83,9 @@ VISION_BUGS = (
                "if (!PLANTED && begins(i)) next = 0;", "HfVisionModels.PositionsOfTimeRowsAndColumns"),
     vision_bug("vision_places_of_patches", "places of patches are counted as if a picture were as wide as it is high", PACKING,
                "across = image->columns / kMerged", "across = (PLANTED ? image->rows : image->columns) / kMerged", GOLDEN + "qwen2_vl"),
-    vision_bug("vision_prompt_positions", "ids behind the rows of a prompt have their numbers as positions", "megatron/inference/model_runner.cc",
+    prompt_bug("vision_prompt_positions", "ids behind the rows of a prompt have their numbers as positions", "megatron/inference/model_runner.cc",
                "start.rows ? start.rows->next_position()", "!PLANTED && start.rows ? start.rows->next_position()",
-               "Families/HfVisionGolden.GreedyTokensBehindImages/qwen2_vl"),
+               "Families/ImagePromptsOf.TextsAreThoseOfTransformers/qwen2_vl"),
     vision_bug("vision_soft_norm", "the weight of Gemma 3's norm of features is a factor itself", PROJECTOR, ".zero_centered = true",
                ".zero_centered = !PLANTED", GOLDEN + "gemma3"),
     vision_bug("vision_pooling_of_columns", "features are pooled along rows of the picture, as if cells were as high as one", ENCODER,
