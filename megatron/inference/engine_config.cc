@@ -85,6 +85,13 @@ void EngineConfig::validate(Violations& v) const {
             "each request that runs takes a token of a step");
 }
 
+void EngineConfig::check_batch_invariant() const {
+  states.check_batch_invariant();
+  MEGATRON_CHECK(kv_cache_dtype == KvCacheType::kAuto,
+                 "--kv-cache-dtype fp8 rounds keys and values, which training does not: it "
+                 "cannot be used in --batch-invariant-mode");
+}
+
 EngineOptions engine_options(const EngineConfig& config) {
   EngineOptions options;
   options.scheduler.max_step_tokens = config.max_step_tokens;
@@ -110,6 +117,7 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
   shape.on_gpu = on_gpu;
   shape.keeping = config.states.keeping();
   shape.fp8_cache = config.kv_cache_dtype == KvCacheType::kFp8;
+  shape.keeping.drafts = shape.drafts;
   return shape;
 }
 

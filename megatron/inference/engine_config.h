@@ -31,6 +31,8 @@ struct EngineConfig : Config {
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
+  // Throws Error for flags that --batch-invariant-mode cannot have.
+  void check_batch_invariant() const;
 };
 
 EngineOptions engine_options(const EngineConfig& config);

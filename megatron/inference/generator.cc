@@ -86,6 +86,7 @@ RunnerOptions runner_options(Model& model, const std::vector<Generation>& texts,
   const int64_t tokens = given.tokens_to_generate;
   RunnerOptions options;
   options.keeping = given.states.keeping();
+  options.keeping.drafts = given.speculation.num_speculative_tokens;
   std::vector<int64_t> blocks;
   for (const Generation& text : texts) {
     const int64_t before = reads_input(model) ? 1 : std::ssize(text.prompt_tokens);

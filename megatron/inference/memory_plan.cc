@@ -14,6 +14,7 @@
 #include "megatron/interop/load_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/forward_parameter_store.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/transformer/attention/core_attention_cost.h"
 
 namespace megatron {
@@ -46,13 +47,14 @@ int64_t chunk_attention_peak(const TransformerConfig& t, int64_t layer, const La
   sizes.others = positions;
   const CoreAttentionCost attention(t, layer, shape, sizes);
   const int64_t e = shape.element, tokens = shape.tokens, pairs = tokens * positions;
-  int64_t read = kept * positions;
+  int64_t read = is_batch_invariant() && !t.multi_latent_attention ? 0 : kept * positions;
   // Of latents keys and values, and keys with their rotated features, in place of the queries' own;
   // else rotated queries are a tensor of their own.
   if (t.multi_latent_attention)
     read += (positions - tokens) * sizes.heads * (t.qk_head_dim + sizes.value + sizes.key) * e;
   else
     read += attention.q;
+  if (is_batch_invariant()) return read;  // keys are read in their blocks
   const int64_t mask = pairs * (1 + static_cast<int64_t>(sizeof(int64_t)));  // with distances
   if (shape.on_gpu || t.attn_logit_softcapping > 0 || !t.window(layer).empty() ||
       t.attention_backend == AttentionBackend::kUnfused)

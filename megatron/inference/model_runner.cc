@@ -156,9 +156,13 @@ void ModelRunner::make_facts(const RunnerOptions& options) {
   // Equal on all stages: one may have attention alone.
   bool owns_state = false;
   state_.for_each_slots([&](SlotBuffer&) { owns_state = true; });
-  const at::Tensor any = at::full({1}, owns_state ? 1 : 0, at::dtype(at::kInt).device(device_));
+  const at::Tensor any = at::zeros({2}, at::dtype(at::kInt).device(device_));
+  any[0] = owns_state ? 1 : 0;
+  any[1] = state_.takes_back() ? 0 : 1;
   pp_.all_reduce(any, ReduceOp::kMax)->wait();
-  facts_.owns_state = any.item<int32_t>() != 0;
+  facts_.owns_state = any[0].item<int32_t>() != 0;
+  if (any[1].item<int32_t>() == 0)
+    facts_.state_drafts = static_cast<int32_t>(options.keeping.drafts);
   facts_.draw_latency = pp_.size();
   facts_.launch_waits = device_.is_cpu();
   facts_.weights_version = weights_ != nullptr ? weights_->version() : 0;
@@ -176,15 +180,17 @@ void ModelRunner::launch(const StepPlan& plan) {
   if (plan.parts.empty()) return;
   std::vector<RaggedPart> parts;
   std::vector<int64_t> slots;
+  std::vector<PartDrafts> drafts;
   for (const PlanPart& part : plan.parts) {
     const auto blocks = tables_.blocks(part.slot);
     parts.push_back({part.first, part.count, {blocks.begin(), blocks.end()}, part.known});
     if (const auto& rows = slots_[static_cast<size_t>(part.slot)].rows)
       parts.back().ends = ends_of(*rows, part);
     slots.push_back(part.slot);
+    drafts.push_back({part.drafts, part.stood});
   }
   RaggedBatch batch{PagedRows(std::move(parts), facts_.device_blocks, facts_.block_size, device_),
-                    std::move(slots), facts_.slots};
+                    std::move(slots), facts_.slots, std::move(drafts)};
   const at::Tensor tokens = tokens_of(plan, batch);
   const RowAdapters adapters(adapter_groups(plan));
   const at::Tensor hidden = forward(tokens, positions_of(plan, batch), batch);

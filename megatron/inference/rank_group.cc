@@ -72,10 +72,11 @@ std::string describe(const RunnerFacts& facts) {
              " max_positions=", facts.max_positions, " window=", facts.window,
              " rope_border=", facts.rope_border, " takes_state_input=", facts.takes_state_input,
              " needs_state_input=", facts.needs_state_input, " owns_state=", facts.owns_state,
-             " adapters=", facts.num_adapters, " slots=", facts.slots,
-             " block_size=", facts.block_size, " device_blocks=", facts.device_blocks,
-             " host_blocks=", facts.host_blocks, " host_states=", facts.host_states,
-             " draw_latency=", facts.draw_latency, " weights_version=", facts.weights_version);
+             " state_drafts=", facts.state_drafts, " adapters=", facts.num_adapters,
+             " slots=", facts.slots, " block_size=", facts.block_size,
+             " device_blocks=", facts.device_blocks, " host_blocks=", facts.host_blocks,
+             " host_states=", facts.host_states, " draw_latency=", facts.draw_latency,
+             " weights_version=", facts.weights_version);
 }
 
 std::string hello_of(const RunnerFacts& facts, const std::string& build) {

@@ -4,18 +4,11 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "megatron/scheduling/sequence.h"
 
 namespace megatron {
-
-// Why a model with RunnerFacts::owns_state gets none.
-inline constexpr std::string_view kNoDraftsOfStates =
-    "speculative decoding takes back what was computed of tokens that were not drawn, and this "
-    "model has states of fixed size (of Mamba-2 layers, of gated delta nets or of an encoder), of "
-    "which nothing can be taken back\nhint: serve it without --num-speculative-tokens";
 
 // A text whose tokens are all known.
 struct DraftQuery {

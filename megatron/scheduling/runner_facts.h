@@ -16,6 +16,7 @@ struct RunnerFacts {
   // Sequences own a state in addition to their blocks. A prefix of blocks alone does not restore
   // it, so that no prefix is shared.
   bool owns_state = false;
+  int32_t state_drafts = 0;  // drafts of a part that such a state does not keep until they stand
   int32_t num_adapters = 0;
 
   int32_t slots = 0;       // sequences that may run at a time

@@ -34,7 +34,11 @@ Scheduler::Scheduler(const SchedulerConfig& config, const RunnerFacts& facts,
   MEGATRON_CHECK(facts.slots > 0 && facts.block_size > 0 && facts.device_blocks > 0, "a cache of ",
                  facts.device_blocks, " blocks of ", facts.block_size, " positions for ",
                  facts.slots, " sequences");
-  MEGATRON_CHECK(!config.draft_source || !facts.owns_state, kNoDraftsOfStates);
+  MEGATRON_CHECK(
+      !config.draft_source || !facts.owns_state || config.max_drafts <= facts.state_drafts,
+      "speculative decoding takes back what was computed of tokens that were not drawn, and the "
+      "states of fixed size of this model are kept for ",
+      facts.state_drafts, " of them at a time, not for ", config.max_drafts);
   for (int32_t slot = facts.slots; slot-- > 0;) free_slots_.push_back(slot);
   for (int32_t state = facts.host_states; state-- > 0;) free_host_states_.push_back(state);
 }
@@ -186,7 +190,13 @@ void Scheduler::drop_host_copy(Sequence& sequence) {
   sequence.host_state = -1;
   sequence.host_dropped = 0;
   sequence.swapped = false;
+  forget_computed(sequence);
+}
+
+// Everything is computed again.
+void Scheduler::forget_computed(Sequence& sequence) {
   sequence.computed = sequence.ended = 0;
+  sequence.stood = 0;
 }
 
 void Scheduler::free_ended_host_copies() {
@@ -220,7 +230,10 @@ StepOutput Scheduler::read_entry(const InFlight::Entry& entry, const StepResult&
   const auto accepted = std::max<int64_t>(1, static_cast<int64_t>(output.draws.size())) - 1;
   const bool resident = sequence.residency == entry.residency;
   // The keys of drafts that stand are in its blocks, or went to the host with them.
-  if (resident && (sequence.is_running() || sequence.swapped)) sequence.computed += accepted;
+  if (resident && (sequence.is_running() || sequence.swapped)) {
+    sequence.computed += accepted;
+    sequence.stood += static_cast<int32_t>(accepted);
+  }
   if (sequence.is_running() && resident) {
     sequence.ended = entry.end + accepted;
     publish(sequence, /*tail=*/false);

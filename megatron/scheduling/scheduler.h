@@ -174,6 +174,7 @@ class Scheduler {
   int64_t blocks_promised() const;
 
   void drop_host_copy(Sequence& sequence);
+  void forget_computed(Sequence& sequence);
   void free_ended_host_copies();
   void publish(Sequence& sequence, bool tail);
   StepOutput read_entry(const InFlight::Entry& entry, const StepResult& result, size_t& draw,

@@ -1,6 +1,7 @@
 // How a step is planned; see scheduler.h.
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/scheduling/scheduler.h"
@@ -237,7 +238,7 @@ void Scheduler::preempt(Draft* draft, Sequence& sequence, bool may_swap) {
     sequence.last_step = draft->plan.step;
   } else {
     publish(sequence, /*tail=*/true);
-    sequence.computed = sequence.ended = 0;
+    forget_computed(sequence);
   }
   leave_device(sequence, sequence.last_step);
 }
@@ -426,6 +427,7 @@ void Scheduler::add_part(Draft& draft, const std::shared_ptr<Sequence>& sequence
   part.first = s.computed;
   part.count = static_cast<int32_t>(rows);
   part.known = s.length();
+  part.stood = std::exchange(s.stood, 0);
   const int64_t end = s.computed + rows;
   // Row i gives the log-probability of position first + i + 1.
   if (s.scored < s.prompt && s.scored <= end) {

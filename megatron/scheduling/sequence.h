@@ -50,6 +50,7 @@ struct Sequence {
   int32_t dropped = 0;          // leading kNoBlock
   // Blocks that plans have told the ranks of, and how many of them as kNoBlock.
   int32_t announced = 0, announced_dropped = 0;
+  int32_t stood = 0;      // the last of `computed`: drafts of its last part
   int64_t computed = 0;   // positions that are in the cache after the last planned step
   int64_t ended = 0;      // after the last step that has ended
   int64_t last_step = 0;  // the last planned one that reads or writes its blocks

@@ -81,7 +81,7 @@ void visit_members(Io& io, BlockChange& v) {
 template <class Io>
 void visit_members(Io& io, PlanPart& v) {
   visit_all(io, v.slot, v.first, v.count, v.known, v.score_first, v.score_count, v.draws, v.masked,
-            v.drafts);
+            v.drafts, v.stood);
 }
 template <class Io>
 void visit_members(Io& io, BlockCopy& v) {

@@ -73,6 +73,9 @@ struct PlanPart {
   // of the last 1 + drafts rows, and stands if all drafts before it equal what was drawn for their
   // places. Rows of drafts that do not are written again. Only a part that draws has them.
   int32_t drafts = 0;
+  // So many positions before `first` were drafts of the slot's part before, and stand. A state of
+  // fixed size has not read them.
+  int32_t stood = 0;
   int32_t num_draws() const { return draws ? 1 + drafts : 0; }
 
   bool operator==(const PlanPart&) const = default;

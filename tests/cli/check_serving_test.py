@@ -160,6 +160,12 @@ class CheckServingTest(unittest.TestCase):
                             ([MODEL, "--inference-max-requests", "0"], "--inference-max-requests 0 is outside"),
                             ([self.folder], "--dtype"),
                             ([ENCODER], "the memory of a server is planned for decoders, and a model of type BERT is none"),
+                            ([MODEL, "--batch-invariant-mode", "--device", "h100", "--dtype", "fp32"], "--batch-invariant-mode is not built for GPUs yet"),
+                            ([MODEL, "--batch-invariant-mode", "--device", "cpu", "--dtype", "bf16"], "--batch-invariant-mode computes in fp32 or fp64 on a CPU"),
+                            ([MODEL, "--batch-invariant-mode", "--device", "cpu", "--dtype", "fp32", "--kv-cache-dtype", "fp8"],
+                             "--kv-cache-dtype fp8 rounds keys and values, which training does not: it cannot be used in --batch-invariant-mode"),
+                            ([MODEL, "--batch-invariant-mode", "--device", "cpu", "--mamba-inference-ssm-states-dtype", "fp32"],
+                             "--batch-invariant-mode keeps states in the types that they are computed in"),
                             ([MODEL, "--inference-dynamic-batching-buffer-size-gb", "1e-9"], "holds 0 blocks of 64 tokens, and 1 is needed")):
             result = check(*flags)
             self.assertNotEqual(result.returncode, 0, flags)

@@ -79,15 +79,56 @@ class Serving(unittest.TestCase):
                 self.assertEqual(again, want)
                 server.stop()
 
-    def test_guesses_are_refused(self):
-        refused = "this model has states of fixed size (of Mamba-2 layers, of gated delta nets or of an encoder), of which nothing can be taken back"
-        for model, *command in ((self.model, "generate", "--prompt", "The cat"), (self.model, "serve", "--port", "0"),
-                                (self.model, "bench", "serve", "--num-requests", "1"), (self.model, "check", "--serve"),
-                                (os.path.join(GOLDEN, "encoders", "t5_v1_1"), "generate", "--prompt", "The cat")):
-            with self.subTest(command=command):
-                result = support.call(*command, "--load", model, "--device", "cpu", "--dtype", "fp32", "--num-speculative-tokens", "2")
-                self.assertEqual(result.returncode, 1, result.stderr)
-                self.assertIn(refused, result.stderr)
+    def test_guesses_change_no_token(self):
+        exact = ["--device", "cpu", "--dtype", "fp64", "--num-threads", "1"]
+        guess = ["--num-speculative-tokens", "3", "--ngram-prompt-lookup-min", "1"]
+        t5 = os.path.join(GOLDEN, "encoders", "t5_v1_1")
+        for model, prompts, flags in ((self.model, PROMPTS, []), (self.model, PROMPTS, ["--batch-invariant-mode"]), (t5, ["5 6 7", "1 2"], [])):
+            texts = []
+            for more in ([], guess):
+                result = support.call("generate", model, *exact, "--json", "--tokens-to-generate", "24", "--greedy", "--ignore-eod", "--prompt", *prompts,
+                                      *flags, *more)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                texts.append([(one["text"], one["tokens"]) for one in json.loads(result.stdout)])
+            self.assertEqual(texts[0], texts[1])
+        body = {"prompt": PROMPTS, "max_tokens": 48, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+        answers, accepted = [], 0
+        for flags in ([], guess, [TP, "2", *guess], [PP, "2", *guess]):
+            server = Ranks(2, self.model, *FLAGS, *flags) if "2" in flags else Server(self.model, *FLAGS, *flags)
+            self.addCleanup(server.close)
+            reply = server.ok("/v1/completions", body)
+            answers.append([one["token_ids"] for one in reply["choices"]])
+            accepted += reply["usage"].get("completion_tokens_details", {}).get("accepted_prediction_tokens", 0)
+            server.stop()
+        for other in answers[1:]:
+            self.assertEqual(other, answers[0])
+        self.assertGreater(accepted, 5)
+
+    def test_what_states_keep_is_planned(self):
+        flags = ["--device", "cpu", "--dtype", "fp32", *FLAGS, "--inference-dynamic-batching-buffer-size-gb", "0.02"]
+        mode, guess, replay = ["--batch-invariant-mode"], ["--num-speculative-tokens", "3"], ["--replay-chunks"]
+        server = Server(self.model, *flags, *mode, *guess, exact=[])
+        self.addCleanup(server.close)
+        weights, together = re.search(r"memory: weights (.*), cache .*, together (.*)", server.messages()).groups()
+
+        def states(*more):
+            result = support.call("check", "--serve", self.model, *flags, *more, "--json")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            return json.loads(result.stdout)["stages"][0]["memory_bytes"]["states"]
+
+        result = support.call("check", "--serve", self.model, *flags, *mode, *guess)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(weights, result.stdout)
+        self.assertIn(together, result.stdout)
+        self.assertEqual(states(*mode, *guess), states(*replay, *guess))
+        self.assertGreater(states(*replay, *guess), states(*replay))
+        self.assertGreater(states(*replay), states(*guess))
+        self.assertGreater(states(*guess), states())
+
+    def test_a_model_with_states_drafts_for_none(self):
+        result = support.call("generate", self.model, "--device", "cpu", "--num-speculative-tokens", "2", "--speculative-model", self.model, "--prompt", "The cat")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("a draft model is a decoder without states of fixed size, and this is a model of Mamba-2 layers or gated delta nets", result.stderr)
 
     def test_states_have_the_types_that_are_asked_for(self):
         narrow = support.call("generate", self.model, "--device", "cpu", "--dtype", "bf16", "--mamba-inference-ssm-states-dtype", "bf16",

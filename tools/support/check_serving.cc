@@ -16,6 +16,9 @@
 #include "megatron/models/model_table.h"
 #include "megatron/runtime/device.h"
 #include "megatron/runtime/device_models.h"
+#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/batch_invariant.h"
 #include "tools/support/load_model_flags.h"
 #include "tools/support/served_ranks_config.h"
 
@@ -30,6 +33,7 @@ struct ServingCheckConfig : LoadModelConfig {
     model_fields(v);
     v.group("check --serve");
     v.field("serve", serve, "memory of `megatron serve` instead of that of training");
+    v.field("batch_invariant_mode", batch_invariant_mode, kBatchInvariantHelp);
     v.field("json", json, "print JSON, sizes in bytes");
   }
 };
@@ -77,6 +81,12 @@ ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig&
   MEGATRON_CHECK(type.decodes, config.load,
                  ": the memory of a server is planned for decoders, and a model of type ",
                  type.title, " is none", type.not_served.empty() ? "" : ": ", type.not_served);
+  if (config.batch_invariant_mode) {
+    engine.check_batch_invariant();
+    check_batch_invariant(plan.model.config.transformer,
+                          named ? at::Device(at::kCUDA) : at::Device(device), plan.model.dtype);
+  }
+  set_batch_invariant(config.batch_invariant_mode);  // layers keep what it needs
   plan.shape = served_shape(engine, plan.model.config, plan.model.dtype,
                             /*on_gpu=*/named || !device.is_cpu());
   plan.shape.tensor_ranks = ranks.tensor_model_parallel_size;

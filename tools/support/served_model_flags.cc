@@ -128,12 +128,7 @@ std::unique_ptr<ServedRank> load_served_rank(const ServedModelConfig& config,
                                              const EngineConfig& engine,
                                              const ParallelGroups& groups, int local_rank,
                                              int local_ranks, Agreement* agreement) {
-  if (config.batch_invariant_mode) {
-    engine.states.check_batch_invariant();
-    MEGATRON_CHECK(engine.kv_cache_dtype == KvCacheType::kAuto,
-                   "--kv-cache-dtype fp8 rounds keys and values, which training does not: it "
-                   "cannot be used in --batch-invariant-mode");
-  }
+  if (config.batch_invariant_mode) engine.check_batch_invariant();
   AdapterFolders adapters;
   for (const std::string& text : config.adapters) adapters.push_back(split_adapter(text));
   ServedModelConfig checked = config;

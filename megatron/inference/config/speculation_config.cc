@@ -1,7 +1,6 @@
 #include "megatron/inference/config/speculation_config.h"
 
 #include "megatron/base/check.h"
-#include "megatron/inference/memory_plan.h"
 #include "megatron/scheduling/prompt_lookup.h"
 
 namespace megatron {
@@ -48,9 +47,6 @@ void SpeculationConfig::check(const ModelConfig& model) const {
   if (num_speculative_tokens == 0) return;
   MEGATRON_CHECK(model.type != "retro",
                  "--num-speculative-tokens is not built for a model with retrieval");
-  const StageSlice all{.first_layer = 0, .num_layers = model.transformer.num_layers};
-  MEGATRON_CHECK(kept_bytes(model, all, /*tensor_ranks=*/1, sizeof(float)).sequence == 0,
-                 kNoDraftsOfStates);
 }
 
 void SpeculationConfig::apply(SchedulerConfig& scheduler) const {

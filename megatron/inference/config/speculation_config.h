@@ -18,7 +18,7 @@ struct SpeculationConfig : Config {
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
-  // Throws Error for a model that cannot take back what it computed of drafts.
+  // Throws Error for a model that gets none.
   void check(const ModelConfig& model) const;
   // All but the drafts of a model, whose source is not there yet.
   void apply(SchedulerConfig& scheduler) const;

@@ -40,7 +40,8 @@ DraftModel::DraftModel(StepRunner& runner, const DraftModelOptions& options)
     : runner_(runner), options_(options), blocks_(block_options(runner.facts(), options)) {
   const RunnerFacts& facts = runner.facts();
   MEGATRON_CHECK(!facts.owns_state && !facts.needs_state_input,
-                 "the draft model: ", kNoDraftsOfStates);
+                 "a draft model takes back what it has read where a text turns out otherwise, and "
+                 "this one has states of fixed size, of which nothing can be taken back");
   MEGATRON_ASSERT(facts.draw_latency == 1, "a draft model of ", facts.draw_latency, " stages");
   MEGATRON_ASSERT(options.max_step_tokens >= facts.slots, "a step of ", options.max_step_tokens,
                   " tokens for ", facts.slots, " texts");

@@ -30,8 +30,9 @@ struct EncodedSequence {
 class CrossKVCache final : public KVCache {
  public:
   std::vector<SlotBuffer*> slots() override { return {&keys_and_values, &lengths}; }
-  SlotBuffer keys_and_values;  // [slots, rows, n/t, 2 d]
-  SlotBuffer lengths;          // [slots, 1] int64: rows that are in use
+  bool takes_back() const override { return true; }  // no row of the decoder changes them
+  SlotBuffer keys_and_values;                        // [slots, rows, n/t, 2 d]
+  SlotBuffer lengths;                                // [slots, 1] int64: rows that are in use
 };
 
 // The second sublayer of a decoder layer: norm, query projection, key and value projection of

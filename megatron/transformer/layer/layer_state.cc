@@ -1,5 +1,7 @@
 #include "megatron/transformer/layer/layer_state.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/transformer/layer/layer.h"
 
@@ -44,6 +46,12 @@ int64_t DecodingState::bytes() const {
   int64_t sum = 0;
   for_each([&](StateBuffer& buffer) { sum += buffer.bytes(); });
   return sum;
+}
+
+bool DecodingState::takes_back() const {
+  return std::ranges::all_of(states_, [](const auto& state) {
+    return !state || state->slots().empty() || state->takes_back();
+  });
 }
 
 }  // namespace megatron

@@ -18,10 +18,15 @@ class Layer;
 
 // Tokens of several sequences, one after another in one row of the model: [1, t] ids, [t, 1, h]
 // activations.
+struct PartDrafts {
+  int64_t drafts = 0;  // its last so many rows may not stand
+  int64_t stood = 0;   // so many positions before it were drafts of its sequence's part before
+};
 struct RaggedBatch {
   PagedRows rows;
   std::vector<int64_t> slots;  // by part: which state of fixed size is that of its sequence
   int64_t num_slots = 0;       // that there are
+  std::vector<PartDrafts> drafts = {};  // by part; empty: none has any
   // Rows whose embeddings of words are given: their indices [m] int64, and [m, h].
   at::Tensor given_rows = {}, given_values = {};
 };
@@ -38,6 +43,8 @@ class LayerState {
   virtual std::vector<SlotBuffer*> slots() { return {}; }
   // Before the first forward.
   virtual void keep_as(const StateKeeping&) {}
+  // Whether rows that may not stand (StateKeeping::drafts) leave what is held in slots as it was.
+  virtual bool takes_back() const { return false; }
 };
 
 // States of all layers of a model. Not thread safe.
@@ -56,8 +63,9 @@ class DecodingState {
   void for_each_slots(const std::function<void(SlotBuffer&)>& f) const;
   void for_each(const std::function<void(StateBuffer&)>& f) const;
 
-  void clear();           // forgets all sequences and frees the memory
-  int64_t bytes() const;  // of the memory held on the device
+  void clear();             // forgets all sequences and frees the memory
+  int64_t bytes() const;    // of the memory held on the device
+  bool takes_back() const;  // all layers do that hold something in slots
 
  private:
   bool measuring_ = false;

@@ -3,6 +3,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <optional>
 
 namespace megatron {
@@ -14,6 +15,8 @@ struct StateKeeping {
   // The state is that at the last border of a chunk, and the operands of the rows behind it are
   // kept, so that decoding computes chunks as a forward of the whole sequence does.
   bool replays_chunks = false;
+  // Rows of drafts at the end of a part, at most: they change no state before they stand.
+  int64_t drafts = 0;
 
   bool operator==(const StateKeeping&) const = default;
 };

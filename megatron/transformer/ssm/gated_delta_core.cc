@@ -277,7 +277,7 @@ at::Tensor GatedDeltaCore::decode(const at::Tensor& mixed, RecurrentState& state
   const Values values(parameters);
   const Rows rows(shape_, mixed);
   const at::ScalarType type = accumulate_type(mixed);
-  const at::Tensor conv_rows = state.conv_rows(batch.num_slots, {back, shape_.conv_channels()},
+  const at::Tensor conv_rows = state.conv_rows(batch.num_slots, back, shape_.conv_channels(),
                                                mixed.options()),
                    states = state.states(batch.num_slots,
                                          {shape_.value_heads, shape_.key_size, shape_.value_size},
@@ -287,21 +287,30 @@ at::Tensor GatedDeltaCore::decode(const at::Tensor& mixed, RecurrentState& state
   steps.convolve(rows.u, values.conv_weight, {}, conv_rows, convolved);
   const DeltaOperands whole = operands(convolved, rows, values);
   const at::Tensor y = at::empty(whole.v.sizes(), mixed.options());
+  const auto rows_of = [&](int64_t first, int64_t count) -> RowOperands {
+    return {convolved.narrow(0, first, count),
+            at::cat({whole.g.narrow(0, first, count), whole.beta.narrow(0, first, count)}, 2)};
+  };
+  const LastChunk last = state.replays_chunks() ? LastChunk::kFilled : LastChunk::kShort;
+  const RowScan scan = [&](const RowOperands& own, const ScanState& initial) -> ScanOutput {
+    DeltaOperands o = heads(own.rows, own.steps.narrow(2, 0, shape_.value_heads),
+                            own.steps.narrow(2, shape_.value_heads, shape_.value_heads));
+    o.q = unit_length(o.q);
+    o.k = unit_length(o.k);
+    const DeltaResult result = delta_rule(o, initial, chunk_, last);
+    return {result.o.flatten(2), result.state};
+  };
+  const RowOperands open = state.open_rows(batch.num_slots, chunk_, rows_of(0, 1));
   if (state.replays_chunks()) {
-    const int64_t heads_of_rank = shape_.value_heads;
-    const ChunkScan scan = [&](const ChunkRows& own, const ScanState& initial) -> ChunkResult {
-      DeltaOperands o = heads(own.rows, own.steps.narrow(2, 0, heads_of_rank),
-                              own.steps.narrow(2, heads_of_rank, heads_of_rank));
-      o.q = unit_length(o.q);
-      o.k = unit_length(o.k);
-      const DeltaResult result = delta_rule(o, initial, chunk_, LastChunk::kFilled);
-      return {result.o.flatten(2), result.state};
-    };
-    replay_chunks(batch, chunk_, {convolved, at::cat({whole.g, whole.beta}, 2)}, state, states,
-                  scan, y.flatten(2));
+    replay_chunks(batch, chunk_, rows_of(0, t), open, states, scan, y.flatten(2));
     return normed_gate(y, by_head(rows.z), values.norm, eps_).o.flatten(2);
   }
   for (const DecodingSteps::Step& step : steps.all()) {
+    if (step.has_drafts()) {
+      scan_drafts(step, rows_of(step.first, step.count), open, states, scan,
+                  y.flatten(2).narrow(0, step.first, step.count));
+      continue;
+    }
     const DeltaOperands own{step.rows_of(whole.q), step.rows_of(whole.k),    step.rows_of(whole.v),
                             step.rows_of(whole.g), step.rows_of(whole.beta), {}};
     const ScanState initial{step.states_of(states, type)};

@@ -100,11 +100,13 @@ SublayerCost gated_delta_net_cost(const TransformerConfig& c, int64_t layer_numb
     cost.context = {bytes, bytes};
   }
   const GatedDeltaShape& rank = z.rank;
-  cost.kept.sequence =
-      RecurrentStateSizes{(rank.conv_size - 1) * rank.conv_channels(),
-                          rank.value_heads * rank.key_size * rank.value_size, c.linear_chunk_size,
-                          rank.conv_channels(), 2 * rank.value_heads}
-          .bytes(shape);
+  cost.kept.sequence = RecurrentStateSizes{rank.conv_size - 1,
+                                           rank.conv_channels(),
+                                           rank.value_heads * rank.key_size * rank.value_size,
+                                           c.linear_chunk_size,
+                                           rank.conv_channels(),
+                                           2 * rank.value_heads}
+                           .bytes(shape);
   return cost;
 }
 

@@ -310,7 +310,7 @@ at::Tensor MambaCore::decode(const at::Tensor& mixed, RecurrentState& state,
   const Values values(parameters);
   const Operands parts(shape_, mixed);
   const at::ScalarType type = accumulate_type(mixed);
-  const at::Tensor conv_rows = state.conv_rows(batch.num_slots, {back, shape_.conv_channels()},
+  const at::Tensor conv_rows = state.conv_rows(batch.num_slots, back, shape_.conv_channels(),
                                                mixed.options()),
                    states =
                        state.states(batch.num_slots, {shape_.heads, shape_.head_size, shape_.state},
@@ -321,19 +321,31 @@ at::Tensor MambaCore::decode(const at::Tensor& mixed, RecurrentState& state,
   const at::Tensor bc = gather_groups(convolved.narrow(2, shape_.width(), 2 * shape_.states()));
   const at::Tensor dt = time_steps(parts.r, values.dt_bias, limits_),
                    y = at::empty({t, 1, shape_.width()}, mixed.options());
+  const auto rows_of = [&](int64_t first, int64_t count) -> RowOperands {
+    return {at::cat({convolved.narrow(2, 0, shape_.width()).narrow(0, first, count),
+                     bc.narrow(0, first, count)},
+                    2),
+            dt.narrow(0, first, count)};
+  };
+  const LastChunk last = state.replays_chunks() ? LastChunk::kFilled : LastChunk::kShort;
+  const RowScan scan = [&](const RowOperands& own, const ScanState& initial) -> ScanOutput {
+    const at::Tensor states_of_rows =
+        own.rows.narrow(2, shape_.width(), own.rows.size(2) - shape_.width());
+    const ScanResult result =
+        ssd_scan(operands(own.rows, states_of_rows, own.steps, values), initial, chunk_, last);
+    return {result.y.flatten(2), result.state};
+  };
+  const RowOperands open = state.open_rows(batch.num_slots, chunk_, rows_of(0, 1));
   if (state.replays_chunks()) {
-    const at::Tensor rows = at::cat({convolved.narrow(2, 0, shape_.width()), bc}, 2);
-    const ChunkScan scan = [&](const ChunkRows& own, const ScanState& initial) -> ChunkResult {
-      const at::Tensor states_of_rows =
-          own.rows.narrow(2, shape_.width(), own.rows.size(2) - shape_.width());
-      const ScanResult result = ssd_scan(operands(own.rows, states_of_rows, own.steps, values),
-                                         initial, chunk_, LastChunk::kFilled);
-      return {result.y.flatten(2), result.state};
-    };
-    replay_chunks(batch, chunk_, {rows, dt}, state, states, scan, y);
+    replay_chunks(batch, chunk_, rows_of(0, t), open, states, scan, y);
     return gated_norm(y, parts.z, values.norm, norm_groups()).o;
   }
   for (const DecodingSteps::Step& step : steps.all()) {
+    if (step.has_drafts()) {
+      scan_drafts(step, rows_of(step.first, step.count), open, states, scan,
+                  y.narrow(0, step.first, step.count));
+      continue;
+    }
     const ScanOperands own =
         operands(step.rows_of(convolved), step.rows_of(bc), step.rows_of(dt), values);
     const ScanState initial{step.states_of(states, type)};

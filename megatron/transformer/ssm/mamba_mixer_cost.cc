@@ -94,11 +94,13 @@ SublayerCost mamba_mixer_cost(const TransformerConfig& c, int64_t layer_number,
   cost.tensor += group_traffic(z, shape);
   cost.context = segment_traffic(z, shape);
   const MambaShape& rank = z.rank;
-  cost.kept.sequence =
-      RecurrentStateSizes{(kMambaConvWidth - 1) * rank.conv_channels(),
-                          rank.heads * rank.head_size * rank.state, c.mamba_chunk_size,
-                          rank.width() + 2 * rank.states() * rank.sharing, rank.heads}
-          .bytes(shape);
+  cost.kept.sequence = RecurrentStateSizes{kMambaConvWidth - 1,
+                                           rank.conv_channels(),
+                                           rank.heads * rank.head_size * rank.state,
+                                           c.mamba_chunk_size,
+                                           rank.width() + 2 * rank.states() * rank.sharing,
+                                           rank.heads}
+                           .bytes(shape);
   if (recompute) {
     cost.recomputed_products = cost.weight_products() + cost.score_products;
     cost.tensor.backward += cost.tensor.forward;

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <optional>
 
+#include "megatron/base/check.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/lora.h"
@@ -15,6 +16,31 @@ namespace {
 
 bool is_replayed(const StateKeeping& keeping) {
   return keeping.replays_chunks || is_batch_invariant();
+}
+
+// Rows whose operands are kept.
+int64_t open_capacity(const StateKeeping& keeping, int64_t chunk) {
+  return (is_replayed(keeping) ? chunk : 0) + keeping.drafts;
+}
+
+PartDrafts drafts_of(const RaggedBatch& batch, size_t part) {
+  return batch.drafts.empty() ? PartDrafts{} : batch.drafts[part];
+}
+
+// The first `count` open rows of a slot, then others.
+RowOperands behind(const RowOperands& open, int64_t slot, int64_t count, const RowOperands& added) {
+  if (count == 0) return added;
+  const auto both = [&](const at::Tensor& kept, const at::Tensor& more) {
+    return at::cat({kept[slot].narrow(0, 0, count).unsqueeze(1), more});
+  };
+  return {both(open.rows, added.rows), both(open.steps, added.steps)};
+}
+
+void keep_open(const RowOperands& rest, const RowOperands& open, int64_t slot) {
+  const int64_t count = rest.rows.size(0);
+  MEGATRON_ASSERT(count <= open.rows.size(1), count, " open rows of ", open.rows.size(1));
+  open.rows[slot].narrow(0, 0, count).copy_(rest.rows.squeeze(1));
+  open.steps[slot].narrow(0, 0, count).copy_(rest.steps.squeeze(1));
 }
 
 }  // namespace
@@ -95,25 +121,37 @@ LastChunk last_chunk_of(const ForwardContext& pass) {
   return pass.training && !is_batch_invariant() ? LastChunk::kShort : LastChunk::kFilled;
 }
 
+RowOperands RowOperands::narrow(int64_t first, int64_t count) const {
+  return {rows.narrow(0, first, count), steps.narrow(0, first, count)};
+}
+
 bool RecurrentState::replays_chunks() const { return is_replayed(keeping_); }
 
 std::vector<SlotBuffer*> RecurrentState::slots() {
-  if (replays_chunks()) return {&conv, &heads, &open_rows, &open_steps};
-  return {&conv, &heads};
+  if (open_capacity(keeping_, /*chunk=*/1) > 0)
+    return {&conv_, &states_, &open_rows_, &open_steps_};
+  return {&conv_, &states_};
 }
 
-at::Tensor RecurrentState::conv_rows(int64_t slots, at::IntArrayRef shape,
+at::Tensor RecurrentState::conv_rows(int64_t slots, int64_t back, int64_t channels,
                                      const at::TensorOptions& options) {
-  return conv.rows(
-      slots, shape,
+  return conv_.rows(
+      slots, {back + keeping_.drafts, channels},
       options.dtype(keeping_.conv.value_or(c10::typeMetaToScalarType(options.dtype()))));
 }
 
 at::Tensor RecurrentState::states(int64_t slots, at::IntArrayRef shape,
                                   const at::TensorOptions& options) {
-  return heads.rows(
+  return states_.rows(
       slots, shape,
       options.dtype(keeping_.state.value_or(c10::typeMetaToScalarType(options.dtype()))));
+}
+
+RowOperands RecurrentState::open_rows(int64_t slots, int64_t chunk, const RowOperands& like) {
+  const int64_t most = open_capacity(keeping_, chunk);
+  if (most == 0) return {};
+  return {open_rows_.rows(slots, {most, like.rows.size(2)}, like.rows.options()),
+          open_steps_.rows(slots, {most, like.steps.size(2)}, like.steps.options())};
 }
 
 int64_t RecurrentStateSizes::bytes(const LayerShape& shape) const {
@@ -121,69 +159,74 @@ int64_t RecurrentStateSizes::bytes(const LayerShape& shape) const {
     return type ? static_cast<int64_t>(c10::elementSize(*type)) : otherwise;
   };
   const StateKeeping& keeping = shape.keeping;
-  const int64_t open =
-      is_replayed(keeping) ? chunk * (open_channels * shape.element + open_steps * shape.sum) : 0;
-  return conv * size(keeping.conv, shape.element) + state * size(keeping.state, shape.sum) + open;
+  return (conv_rows + keeping.drafts) * conv_channels * size(keeping.conv, shape.element) +
+         state * size(keeping.state, shape.sum) +
+         open_capacity(keeping, chunk) * (open_channels * shape.element + open_steps * shape.sum);
 }
 
-void replay_chunks(const RaggedBatch& batch, int64_t chunk, const ChunkRows& rows,
-                   RecurrentState& state, const at::Tensor& states, const ChunkScan& scan,
+void replay_chunks(const RaggedBatch& batch, int64_t chunk, const RowOperands& rows,
+                   const RowOperands& open, const at::Tensor& states, const RowScan& scan,
                    const at::Tensor& y) {
-  const at::Tensor open = state.open_rows.rows(batch.num_slots, {chunk, rows.rows.size(2)},
-                                               rows.rows.options()),
-                   open_steps = state.open_steps.rows(batch.num_slots, {chunk, rows.steps.size(2)},
-                                                      rows.steps.options());
   int64_t row = 0;
   for (size_t i = 0; i < batch.slots.size(); ++i) {
     const RaggedPart& part = batch.rows.parts()[i];
-    const int64_t slot = batch.slots[i], before = part.first % chunk, count = before + part.count,
-                  whole = count / chunk * chunk;
-    const auto behind = [&](const at::Tensor& kept, const at::Tensor& added) {
-      return at::cat(
-          {kept[slot].narrow(0, 0, before).unsqueeze(1), added.narrow(0, row, part.count)});
-    };
-    const ChunkRows own{behind(open, rows.rows), behind(open_steps, rows.steps)};
-    const auto piece = [&](int64_t first, int64_t length) -> ChunkRows {
-      return {own.rows.narrow(0, first, length), own.steps.narrow(0, first, length)};
-    };
-    ScanState border;
-    if (part.first >= chunk) border.state = states.narrow(0, slot, 1);
+    const PartDrafts drafts = drafts_of(batch, i);
+    const int64_t slot = batch.slots[i], counted = part.first - drafts.stood,
+                  border = counted / chunk * chunk, before = part.first - border,
+                  count = before + part.count, whole = (count - drafts.drafts) / chunk * chunk;
+    const RowOperands own = behind(open, slot, before, rows.narrow(row, part.count));
+    ScanState initial;
+    if (border > 0) initial.state = states.narrow(0, slot, 1);
     std::vector<at::Tensor> outputs;
     if (whole > 0) {
-      const ChunkResult result = scan(piece(0, whole), border);
+      const ScanOutput result = scan(own.narrow(0, whole), initial);
       outputs.push_back(result.y);
-      border.state = result.state;
+      initial.state = result.state;
       states[slot].copy_(result.state[0]);
     }
     if (whole < count) {
-      const ChunkRows rest = piece(whole, count - whole);
-      outputs.push_back(scan(rest, border).y);
-      open[slot].narrow(0, 0, count - whole).copy_(rest.rows.squeeze(1));
-      open_steps[slot].narrow(0, 0, count - whole).copy_(rest.steps.squeeze(1));
+      const RowOperands rest = own.narrow(whole, count - whole);
+      outputs.push_back(scan(rest, initial).y);
+      keep_open(rest, open, slot);
     }
     y.narrow(0, row, part.count).copy_(at::cat(outputs).narrow(0, before, part.count));
     row += part.count;
   }
 }
 
+void scan_drafts(const DecodingSteps::Step& step, const RowOperands& rows, const RowOperands& open,
+                 const at::Tensor& states, const RowScan& scan, const at::Tensor& y) {
+  const auto [drafts, stood] = step.drafts;
+  const int64_t certain = step.count - drafts;
+  const RowOperands own = behind(open, step.slot, stood, rows);
+  const ScanOutput result =
+      scan(own.narrow(0, stood + certain), {step.states_of(states, rows.steps.scalar_type())});
+  step.keep(result.state, states);
+  y.narrow(0, 0, certain).copy_(result.y.narrow(0, stood, certain));
+  if (drafts == 0) return;
+  const RowOperands rest = own.narrow(stood + certain, drafts);
+  y.narrow(0, certain, drafts).copy_(scan(rest, {result.state}).y);
+  keep_open(rest, open, step.slot);
+}
+
 DecodingSteps::DecodingSteps(const RaggedBatch& batch, at::Device device) {
   const std::vector<RaggedPart>& parts = batch.rows.parts();
-  const int64_t single = batch.rows.single();
-  const auto add = [&](size_t part, size_t num_parts, int64_t first, int64_t count) {
+  int64_t row = 0;
+  for (size_t i = 0, end; i < parts.size(); i = end) {
+    const auto joins = [&](size_t part) {
+      return parts[part].count == 1 && drafts_of(batch, part).stood == 0;
+    };
+    for (end = i + 1; joins(i) && end < parts.size() && joins(end);) ++end;
     std::vector<int64_t> slots, begins;
-    for (size_t i = part; i < part + num_parts; ++i) {
-      slots.push_back(batch.slots[i]);
-      begins.push_back(parts[i].first == 0 ? 1 : 0);
+    for (size_t part = i; part < end; ++part) {
+      slots.push_back(batch.slots[part]);
+      begins.push_back(parts[part].first == 0 ? 1 : 0);
     }
-    steps_.push_back({first, count, static_cast<int64_t>(num_parts),
+    const auto sequences = static_cast<int64_t>(end - i);
+    steps_.push_back({row, parts[i].count, sequences, slots.front(),
                       at::tensor(slots, at::kLong).to(device),
-                      at::tensor(begins, at::kLong).to(device, at::kBool)});
-  };
-  if (single > 0) add(0, static_cast<size_t>(single), 0, 1);
-  int64_t row = single;
-  for (size_t i = static_cast<size_t>(single); i < parts.size(); ++i) {
-    add(i, 1, row, parts[i].count);
-    row += parts[i].count;
+                      at::tensor(begins, at::kLong).to(device, at::kBool), drafts_of(batch, i)});
+    row += parts[i].count * sequences;
   }
 }
 
@@ -204,11 +247,17 @@ void DecodingSteps::Step::keep(const at::Tensor& states, const at::Tensor& kept)
 
 void DecodingSteps::convolve(const at::Tensor& u, const at::Tensor& weight, const at::Tensor& bias,
                              const at::Tensor& kept, const at::Tensor& out) const {
+  const int64_t back = weight.size(2) - 1;
   for (const Step& step : steps_) {
+    const auto [drafts, stood] = step.drafts;
     const at::Tensor rows = step.rows_of(u),
-                     before = step.states_of(kept, u.scalar_type()).transpose(0, 1);
+                     before = step.states_of(kept.narrow(1, stood, back), u.scalar_type())
+                                  .transpose(0, 1);
     step.rows_of(out).copy_(causal_conv(rows, weight, bias, {.before = before}));
-    step.keep(last_conv_rows(before, rows, weight.size(2)).transpose(0, 1), kept);
+    const int64_t certain = step.count - drafts;
+    at::Tensor last = last_conv_rows(before, rows.narrow(0, 0, certain), weight.size(2));
+    if (drafts > 0) last = at::cat({last, rows.narrow(0, certain, drafts)});
+    step.keep(last.transpose(0, 1), kept.narrow(1, 0, back + drafts));
   }
 }
 

@@ -9,6 +9,7 @@
 #include "megatron/inference/engine.h"
 #include "megatron/inference/generator.h"
 #include "megatron/scheduling/clock.h"
+#include "megatron/scheduling/prompt_lookup.h"
 #include "tests/unit/inference/served_models.h"
 
 namespace megatron {
@@ -26,6 +27,10 @@ class RandomRequests {
       : served_(served), random_(seed), runner_(*served.model, *served.weights, runner) {
     EngineOptions options;
     options.scheduler.max_step_tokens = 5 + seed % 9;
+    if (runner.keeping.drafts > 0) {
+      options.scheduler.max_drafts = static_cast<int32_t>(runner.keeping.drafts);
+      options.scheduler.draft_source = std::make_shared<PromptLookup>(1, 4);
+    }
     options.check_invariants = true;
     engine_.emplace(runner_, nullptr, nullptr, clock_, options);
   }
@@ -117,7 +122,7 @@ class RandomRequests {
 TEST(HybridServing, RequestsGetWhatTheyGetAlone) {
   const ParallelGroups one;
   uint64_t preemptions = 0, swapped = 0;
-  int64_t canceled = 0, whole = 0;
+  int64_t canceled = 0, whole = 0, drafts = 0, accepted = 0;
   for (const char* pattern : {"M-", "GM*-"}) {
     const ModelConfig config = hybrid_served_model(pattern);
     Served served(Served::make(config, one));
@@ -127,18 +132,23 @@ TEST(HybridServing, RequestsGetWhatTheyGetAlone) {
       options.host_blocks = seed % 2 == 0 ? 24 : 0;  // else computed again
       options.host_states = seed % 2 == 0 ? 3 : 0;
       options.keeping.replays_chunks = seed == 5;
+      options.keeping.drafts = seed < 2 ? 0 : 2 + seed;
       RandomRequests requests(served, options, seed);
       requests.run(10);
       preemptions += requests.stats().preemptions;
       swapped += requests.stats().swapped_blocks;
       canceled += requests.canceled();
       whole += requests.whole();
+      drafts += static_cast<int64_t>(requests.stats().drafts);
+      accepted += static_cast<int64_t>(requests.stats().accepted_drafts);
     }
   }
   EXPECT_GT(preemptions, 10u);
   EXPECT_GT(swapped, 4u);
   EXPECT_GT(canceled, 4);
   EXPECT_GT(whole, 60);
+  EXPECT_GT(accepted, 10);
+  EXPECT_GT(drafts, accepted * 5 / 4);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/engine_config.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/allocation_meter.h"
 #include "tests/unit/error_of.h"
@@ -68,22 +69,37 @@ TEST(MemoryPlan, TheCacheTakesWhatIsPlanned) {
     }
 }
 
-// What says so before weights are read is what the scheduler would say.
-TEST(MemoryPlan, DraftsAreForModelsWithoutStates) {
+// States have rows for drafts, as many as the flag allows.
+TEST(MemoryPlan, RowsOfDraftsAreCounted) {
+  const ParallelGroups one;
+  EngineConfig engine;
+  engine.max_requests = 4;
+  engine.speculation.num_speculative_tokens = 3;
+  for (const char* pattern : {"M*", "G-", "GM"})
+    for (const bool replays : {false, true}) {
+      engine.states.replay_chunks = replays;
+      const ModelConfig config = hybrid_served_model(pattern);
+      Served served(Served::make(config, one));
+      RunnerOptions options = small_runner(20);
+      options.keeping = served_shape(engine, config, at::kDouble, /*on_gpu=*/false).keeping;
+      EXPECT_EQ(options.keeping.drafts, 3);
+      const ModelRunner runner(*served.model, options);
+      EXPECT_EQ(runner.facts().state_drafts, 3);
+      const StageSlice& slice = served.model->slice();
+      const KeptBytes kept = kept_bytes(config, slice, 1, sizeof(double), options.keeping);
+      EXPECT_EQ(runner.cache_bytes(), 20 * 4 * kept.position + 4 * kept.sequence) << pattern;
+      StateKeeping without = options.keeping;
+      without.drafts = 0;
+      EXPECT_GT(kept.sequence, kept_bytes(config, slice, 1, sizeof(double), without).sequence);
+    }
+}
+
+TEST(MemoryPlan, ModelsWithRetrievalGetNoDrafts) {
   SpeculationConfig none, some;
   some.num_speculative_tokens = 3;
-  for (const auto& [name, config] : planned_kinds()) {
-    EXPECT_EQ(error_of([&] { none.check(config); }), "") << name;
-    EXPECT_EQ(error_of([&] { some.check(config); }),
-              config.transformer.is_hybrid() ? std::string(kNoDraftsOfStates) : "")
-        << name;
-  }
-  EXPECT_EQ(error_of([&] { some.check(hybrid_served_model("*-*-")); }), "");
-  const ModelConfig t5 =
-      describe_model(
-          {.load = MEGATRON_SOURCE_DIR "/tests/golden/encoders/t5_v1_1", .dtype = at::kFloat}, 1)
-          .config;
-  EXPECT_EQ(error_of([&] { some.check(t5); }), kNoDraftsOfStates);
+  for (const auto& [name, config] : planned_kinds())
+    for (const SpeculationConfig& speculation : {none, some})
+      EXPECT_EQ(error_of([&] { speculation.check(config); }), "") << name;
   ModelConfig retro = small_served_model();
   retro.type = "retro";
   EXPECT_EQ(error_of([&] { some.check(retro); }),
@@ -327,47 +343,55 @@ ModelConfig wide_model(bool latent) {
   return config;
 }
 
+struct MemoryModeScope {
+  explicit MemoryModeScope(bool on) { set_batch_invariant(on); }
+  ~MemoryModeScope() { set_batch_invariant(false); }
+};
+
 TEST(MemoryPlan, AStepTakesWhatIsPlanned) {
   const ParallelGroups one;
   for (const bool latent : {false, true}) {
     const ModelConfig config = wide_model(latent);
-    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-      Served served(Served::make(config, one), {}, type);
-      RunnerOptions options;
-      options.slots = 64;
-      options.device_blocks = 64;
-      ModelRunner runner(*served.model, options);
-      ServedShape shape;
-      shape.slots = options.slots;
-      shape.max_positions = 1024;
-      shape.max_step_tokens = 512;
-      shape.element = static_cast<int64_t>(c10::elementSize(type));
-      const ServingMemory planned = serving_memory(config, shape, 0);
-      // Together with weights and cache within 5%, and not more than 2% above the plan.
-      const int64_t kept = planned.weights + runner.cache_bytes();
-      const auto expect_planned = [&](int64_t most, int64_t wanted, const char* what) {
-        const double measured =
-            static_cast<double>(kept + most) / static_cast<double>(kept + wanted);
-        EXPECT_GT(measured, 0.95) << what << " " << most << " of " << wanted;
-        EXPECT_LT(measured, 1.02) << what << " " << most << " of " << wanted;
-      };
-      // The last chunk of the longest prompt.
-      StepPlan chunk;
-      chunk.step = 1;
-      std::vector<int32_t> blocks(16);
-      for (int32_t i = 0; i < 16; ++i) blocks[static_cast<size_t>(i)] = i;
-      add_start(chunk, 0, blocks);
-      add_rows(chunk, 0, 512, 512, false);
-      expect_planned(StepMeter(runner).most(chunk), planned.activations, "chunk");
-      StepPlan draws;
-      draws.step = 2;
-      draws.releases = {0};
-      for (int32_t slot = 0; slot < 64; ++slot) {
-        add_start(draws, slot, {slot});
-        add_rows(draws, slot, 3, 1, true);
+    for (const bool invariant : {false, true})
+      for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+        if (invariant && type != at::kFloat) continue;
+        const MemoryModeScope mode(invariant);
+        Served served(Served::make(config, one), {}, type);
+        RunnerOptions options;
+        options.slots = 64;
+        options.device_blocks = 64;
+        ModelRunner runner(*served.model, options);
+        ServedShape shape;
+        shape.slots = options.slots;
+        shape.max_positions = 1024;
+        shape.max_step_tokens = 512;
+        shape.element = static_cast<int64_t>(c10::elementSize(type));
+        const ServingMemory planned = serving_memory(config, shape, 0);
+        // Together with weights and cache within 5%, and not more than 2% above the plan.
+        const int64_t kept = planned.weights + runner.cache_bytes();
+        const auto expect_planned = [&](int64_t most, int64_t wanted, const char* what) {
+          const double measured =
+              static_cast<double>(kept + most) / static_cast<double>(kept + wanted);
+          EXPECT_GT(measured, 0.95) << what << " " << most << " of " << wanted;
+          EXPECT_LT(measured, 1.02) << what << " " << most << " of " << wanted;
+        };
+        // The last chunk of the longest prompt.
+        StepPlan chunk;
+        chunk.step = 1;
+        std::vector<int32_t> blocks(16);
+        for (int32_t i = 0; i < 16; ++i) blocks[static_cast<size_t>(i)] = i;
+        add_start(chunk, 0, blocks);
+        add_rows(chunk, 0, 512, 512, false);
+        expect_planned(StepMeter(runner).most(chunk), planned.activations, "chunk");
+        StepPlan draws;
+        draws.step = 2;
+        draws.releases = {0};
+        for (int32_t slot = 0; slot < 64; ++slot) {
+          add_start(draws, slot, {slot});
+          add_rows(draws, slot, 3, 1, true);
+        }
+        expect_planned(StepMeter(runner).most(draws), planned.sampling, "draws");
       }
-      expect_planned(StepMeter(runner).most(draws), planned.sampling, "draws");
-    }
   }
 }
 

@@ -89,16 +89,16 @@ TEST(ModelRunner, ServesEveryKindOfModel) {
     const std::vector<DrivenSequence> given = random_sequences(random, 6);
     const std::vector<DrivenSequence> expected = all_alone(*served.model, given);
     for (uint32_t seed = 0; seed < 3; ++seed) {
-      ModelRunner runner(*served.model, *served.weights, small_runner(14));
+      RunnerOptions options = small_runner(14);
+      options.keeping.drafts = seed > 0 ? 4 : 0;
+      ModelRunner runner(*served.model, *served.weights, options);
       EXPECT_EQ(runner.facts().window, name == "windows in all layers" ? 6 : 0);
       EXPECT_EQ(runner.facts().max_positions, name == "learned positions" ? 32 : 0);
       const bool hybrid = config.transformer.is_hybrid();
       EXPECT_EQ(runner.facts().owns_state, hybrid);
       DriverChances chances = kMixed;
-      if (hybrid)
-        chances.share = 0.0;
-      else if (seed > 0)
-        chances.drafts = &expected;
+      if (hybrid) chances.share = 0.0;
+      if (seed > 0) chances.drafts = &expected;
       PlanDriver driver(runner, chances, seed);
       std::vector<DrivenSequence> got = given;
       driver.run(got);
@@ -138,8 +138,11 @@ TEST(ModelRunner, SequencesOwnStatesAndBringRows) {
   }
   int64_t swaps = 0;
   for (uint32_t seed = 0; seed < 8; ++seed) {
-    ModelRunner runner(*served.model, *served.weights, small_runner(16));
+    RunnerOptions options = small_runner(16);
+    options.keeping.drafts = 3;
+    ModelRunner runner(*served.model, *served.weights, options);
     EXPECT_TRUE(runner.facts().owns_state);
+    EXPECT_EQ(runner.facts().state_drafts, 0) << "of a state that takes nothing back";
     EXPECT_TRUE(runner.facts().takes_state_input && runner.facts().needs_state_input);
     EXPECT_EQ(runner.facts().hidden_size, 16);
     DriverChances chances = kMixed;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
@@ -104,7 +105,7 @@ void PlanDriver::preempt(StepPlan& plan) {
   if (!swap) {
     for (const int32_t block : r.blocks) release(block);
     r.blocks.clear();
-    r.done = r.dropped = 0;
+    r.done = r.stood = r.dropped = 0;
     again_.push_back(std::move(r));
     return;
   }
@@ -233,7 +234,7 @@ void PlanDriver::compute_again_beyond_border() {
     if (facts_.rope_border == 0 || r.is_beyond || known(r) <= facts_.rope_border) continue;
     while (flights_.size() > 1) read();  // the ids become known
     r.is_beyond = true;
-    r.done = 0;
+    r.done = r.stood = 0;
     ++crossed_;
   }
 }
@@ -283,7 +284,7 @@ void PlanDriver::add_parts(StepPlan& plan) {
     std::erase_if(plan.blocks, [&](const BlockChange& change) { return change.slot == slot; });
     for (const int32_t block : r.blocks) release(block);
     r.blocks.clear();
-    r.done = r.dropped = 0;
+    r.done = r.stood = r.dropped = 0;
     const DrivenSequence& sequence = (*sequences_)[r.sequence];
     r.ids = sequence.start.ids;
     for (const DrawnToken& drawn : sequence.drawn) r.ids.push_back(drawn.id);
@@ -309,6 +310,7 @@ void PlanDriver::add_part(StepPlan& plan, int32_t slot, int64_t count, int64_t d
   part.first = r.done;
   part.count = static_cast<int32_t>(count);
   part.known = std::max<int64_t>(known(r), r.done + count);
+  part.stood = static_cast<int32_t>(std::exchange(r.stood, 0));
   for (int64_t p = r.done; p < r.done + count; ++p) {
     const int64_t index = p - rows;
     plan.tokens.push_back(index < 0 ? kGivenRow
@@ -373,6 +375,7 @@ void PlanDriver::read() {
         r.ids.push_back(drawn->id);
         r.has_drafts = false;
         r.done += i > 0 ? 1 : 0;
+        r.stood += i > 0 ? 1 : 0;
         r.drawn += i > 0 ? 1 : 0;
       }
       stands = i < drafts.size() && drawn->id == drafts[i];

@@ -58,6 +58,7 @@ class PlanDriver {
     std::vector<int32_t> ids;  // known ones: the prompt's, then those that were read
     int64_t prompt = 0;        // positions, given rows included
     int64_t done = 0;          // positions in the cache
+    int64_t stood = 0;         // the last of them: drafts of the last part
     int64_t drawn = 0;         // tokens, read or in flight
     int64_t free_at = 0;       // first step that may take the token of the last draw
     bool has_drafts = false;   // in flight

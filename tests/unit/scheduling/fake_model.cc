@@ -124,7 +124,7 @@ void FakeModel::move_blocks(const StepPlan& plan) {
     host_.at(static_cast<size_t>(swap.host)) = device_.at(static_cast<size_t>(swap.device));
   for (const Swap& swap : plan.state_swap_out)
     host_states_.at(static_cast<size_t>(swap.host)) =
-        slots_.at(static_cast<size_t>(swap.device)).state;
+        slots_.at(static_cast<size_t>(swap.device)).held;
   for (const int32_t block : plan.poison) {
     Block& poisoned = device_.at(static_cast<size_t>(block));
     poisoned.assign(poisoned.size(), Cell{});
@@ -134,7 +134,7 @@ void FakeModel::move_blocks(const StepPlan& plan) {
   for (const Swap& swap : plan.swap_in)
     device_.at(static_cast<size_t>(swap.device)) = host_.at(static_cast<size_t>(swap.host));
   for (const Swap& swap : plan.state_swap_in)
-    slots_.at(static_cast<size_t>(swap.device)).state =
+    slots_.at(static_cast<size_t>(swap.device)).held =
         host_states_.at(static_cast<size_t>(swap.host));
   for (const BlockCopy& copy : plan.copies) {
     Block& to = device_.at(static_cast<size_t>(copy.to));
@@ -185,7 +185,16 @@ void FakeModel::compute(const StepPlan& plan, const PlanPart& part, Place& at, S
   const Setting setting = {slot.start.adapter,
                            facts.rope_border > 0 && part.known > facts.rope_border,
                            options_.keys_depend_on_weights ? plan.weights_version : 0};
-  if (part.first == 0 && facts.owns_state) slot.state = first_state(slot.start.state_input.get());
+  if (part.first == 0) slot.held = {first_state(slot.start.state_input.get()), {}};
+  // A state reads drafts when they stand.
+  Held& held = slot.held;
+  MEGATRON_ASSERT(!facts.owns_state || (part.stood >= 0 && part.stood <= std::ssize(held.drafts)),
+                  "slot ", part.slot, " has ", held.drafts.size(), " drafts, and ", part.stood,
+                  " stand");
+  for (int32_t i = 0; facts.owns_state && i < part.stood; ++i)
+    held.state = mix(held.state, held.drafts[static_cast<size_t>(i)]);
+  held.drafts.clear();
+  uint64_t state = held.state;
   MEGATRON_ASSERT(part.drafts == 0 || (part.draws && part.drafts < part.count), "drafts");
   // A draft that does not stand is drawn over; nothing behind it counts.
   const int64_t first_draw = part.first + part.count - part.drafts - 1;
@@ -203,7 +212,11 @@ void FakeModel::compute(const StepPlan& plan, const PlanPart& part, Place& at, S
     } else {
       key = static_cast<uint64_t>(id);
     }
-    if (facts.owns_state) slot.state = mix(slot.state, key);
+    state = mix(state, key);
+    if (p <= first_draw)
+      held.state = state;
+    else
+      held.drafts.push_back(key);
     uint64_t context = 0;
     for (int64_t q = facts.window > 0 ? std::max<int64_t>(0, p - facts.window + 1) : 0; q < p;
          ++q) {
@@ -212,7 +225,7 @@ void FakeModel::compute(const StepPlan& plan, const PlanPart& part, Place& at, S
                       " which was not written");
       context += term(seen.content, q);
     }
-    const uint64_t content = content_of(setting, key, p, slot.state, context);
+    const uint64_t content = content_of(setting, key, p, facts.owns_state ? state : 0, context);
     cell(part.slot, p) = {true, p, content};
     const int64_t row = p - part.first;
     if (row >= part.score_first && row < part.score_first + part.score_count)

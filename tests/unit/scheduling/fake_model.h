@@ -46,11 +46,15 @@ class FakeModel {
     uint64_t content = 0;
   };
   using Block = std::vector<Cell>;
+  struct Held {
+    uint64_t state = 0;            // of what counts
+    std::vector<uint64_t> drafts;  // behind it
+  };
   struct Slot {
     bool used = false;
     SlotStart start;
     int64_t next = -1;  // position that must come next; -1: the first part says
-    uint64_t state = 0;
+    Held held;
     int32_t last_drawn = -1;
     int64_t drawn_for = -1, drawn_in = -1;  // position and step
     std::vector<int32_t> ids;
@@ -70,7 +74,7 @@ class FakeModel {
   BlockTables tables_;
   std::vector<Block> device_, host_;
   std::vector<Slot> slots_;
-  std::vector<uint64_t> host_states_;
+  std::vector<Held> host_states_;
   int64_t last_step_ = 0, rows_ = 0;
   uint64_t last_hash_ = 0;
 };

@@ -151,13 +151,35 @@ TEST(Speculation, PromptsAreReadBesideDrafts) {
   EXPECT_TRUE(beside) << "no prompt was read beside drafts";
 }
 
-TEST(Speculation, ModelsWithStatesOfFixedSizeAreRefused) {
+// The plan says which drafts stand, as those that a state has to read.
+TEST(Speculation, StatesReadDraftsThatStand) {
   FakeOptions options = drafted_model();
   options.facts.owns_state = true;
-  EXPECT_NE(error_of([&] {
-              Scheduler(with_drafts(options, 2), options.facts);
-            }).find("this model has states of fixed size"),
-            std::string::npos);
+  options.facts.state_drafts = 4;
+  SchedulerSimulation run(with_drafts(options, 3), options);
+  run.submit(counted_request(5, 41));
+  run.run();
+  run.check_outputs();
+  int64_t stood = 0, first = 0;
+  for (const StepPlan& plan : run.plans)
+    for (const PlanPart& part : plan.parts) {
+      EXPECT_EQ(part.first, first + part.stood);
+      first = part.first + part.count - part.drafts;
+      stood += part.stood;
+    }
+  EXPECT_GT(stood, 8);
+  EXPECT_LE(stood, static_cast<int64_t>(run.scheduler().num_accepted_drafts()));
+}
+
+TEST(Speculation, StatesAreKeptForSoManyDrafts) {
+  FakeOptions options = drafted_model();
+  options.facts.owns_state = true;
+  options.facts.state_drafts = 3;
+  EXPECT_EQ(error_of([&] { Scheduler(with_drafts(options, 2), options.facts); }),
+            "speculative decoding takes back what was computed of tokens that were not drawn, and "
+            "the states of fixed size of this model are kept for 3 of them at a time, not for 4");
+  options.facts.state_drafts = 4;
+  EXPECT_EQ(error_of([&] { Scheduler(with_drafts(options, 2), options.facts); }), "");
 }
 
 }  // namespace

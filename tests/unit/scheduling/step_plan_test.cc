@@ -97,6 +97,7 @@ TEST(StepPlans, EveryPartOfAPlanIsInItsHash) {
       [](StepPlan& p) { ++p.targets[0]; },
       [](StepPlan& p) { p.parts[0].masked = false; },
       [](StepPlan& p) { ++p.parts[0].drafts; },
+      [](StepPlan& p) { ++p.parts[0].stood; },
       [](StepPlan& p) { ++p.masks[1]; }};
   for (size_t i = 0; i < changes.size(); ++i) {
     StepPlan plan = full_plan();
@@ -119,8 +120,9 @@ TEST(StepPlans, BytesThatAreNoPlanAreRefused) {
   StepPlan plan;
   plan.parts = {{0, 0, 1, 1, 0, 0, true}};
   flag = serialise(plan);
-  // The part ends with a flag and its number of drafts; three empty lists follow.
-  flag[flag.size() - 29] = 2;
+  // The part ends with a flag, its number of drafts and that of those that stood; three empty lists
+  // follow.
+  flag[flag.size() - 33] = 2;
   EXPECT_EQ(error_of([&] { parse_step_plan(flag); }),
             "a step plan has a flag that is neither 0 nor 1");
 }

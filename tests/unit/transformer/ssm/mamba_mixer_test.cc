@@ -99,7 +99,7 @@ TEST(MambaMixer, StateOfTheVectorByDecoding) {
   }
   expect_vector(last, {0.278244959546, 0.700095958119, 0.807696114054, 0.552747134412},
                 "out of token 6");
-  expect_vector(state.heads.data()[0][3],
+  expect_vector(state.slots()[1]->data()[0][3],
                 {-0.00956584081083, 5.26288968595e-05, 0.014781614037, -0.00640035405176,
                  5.52925873862e-05, 0.0100990431685},
                 "S_7 of head 3");

@@ -190,7 +190,7 @@ void expect_bits_of_the_forward(const TransformerConfig& config, int64_t s, at::
   }
   EXPECT_LT(largest(plain.to(at::kDouble) - forward.to(at::kDouble)),
             type == at::kFloat ? 1e-4 : 0.1);
-  EXPECT_GT(replayed.open_rows.bytes(), 0);
+  EXPECT_GT(replayed.slots().at(2)->bytes(), 0);
   EXPECT_EQ(replayed.slots().size(), 4u);
 }
 
@@ -207,8 +207,8 @@ void expect_states_of_types(const TransformerConfig& config, int64_t s) {
     RecurrentState state;
     state.keep_as(keeping);
     const at::Tensor o = decode_in_slices(mixer.core_, mixed, state);
-    EXPECT_EQ(state.conv.data().scalar_type(), conv);
-    EXPECT_EQ(state.heads.data().scalar_type(), heads);
+    EXPECT_EQ(state.slots()[0]->data().scalar_type(), conv);
+    EXPECT_EQ(state.slots()[1]->data().scalar_type(), heads);
     return o.to(at::kDouble);
   };
   const at::Tensor usual = decoded({}, at::kBFloat16, at::kFloat);
