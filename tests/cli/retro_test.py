@@ -8,6 +8,8 @@ import json
 import os
 import pathlib
 import random
+import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -80,6 +82,33 @@ class RetroTest(support.FolderTest):
         self.run_ok(*self.flags("kills"))
         self.assertEqual(self.files("kills"), expected)
         self.assertGreater(killed, 2)
+
+    def test_commands_run_as_written(self):
+        page = (GOLDENS.parents[1] / "docs" / "retro.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+        block = lambda kind: "".join(text for name, text in blocks if name == kind)
+        commands = [shlex.split(line)[1:] for line in re.sub(r"\\\n\s*", " ", block("")).splitlines() if line.startswith("megatron ")]
+        self.assertGreaterEqual({command[0] for command in commands},
+                                {"train-tokenizer", "preprocess-data", "retro", "check", "pretrain", "evaluate", "generate"}, commands)
+        os.symlink(EMBEDDER, self.path("encoder"))
+        pathlib.Path(self.path("run.yaml")).write_text(block("yaml"), encoding="utf-8")
+        pathlib.Path(self.path("neighbours.jsonl")).write_text(block("json"), encoding="utf-8")
+        draw = random.Random(1)
+        for name, count in (("text", 60), ("held_out", 3)):
+            lines = (json.dumps({"text": " ".join(draw.choices(WORDS, k=draw.randint(20, 80)))}) + "\n" for _ in range(count))
+            pathlib.Path(self.path(name + ".jsonl")).write_text("".join(lines), encoding="utf-8")
+        before = os.getcwd()
+        self.addCleanup(os.chdir, before)
+        os.chdir(self.folder)
+        for command in commands:
+            with self.subTest(command=command):
+                self.run_ok(*command)
+
+    def test_vectors_depend_on_no_threads_and_batches(self):
+        make = ["--retro-tasks", "db-build,index-train,index-add", "--num-threads"]
+        self.run_ok(*self.flags("one", *make, "1"))
+        self.run_ok(*self.flags("many", *make, "16", "--retro-embedder-batch-tokens", "100"))
+        self.assertEqual(self.files("many"), self.files("one"))
 
     def test_neighbours_are_the_nearest_of_other_documents(self):
         self.run_ok(*self.flags("p"))
@@ -208,30 +237,44 @@ class RetroTest(support.FolderTest):
         self.run_ok(*self.train("p", "--save", self.path("run"), "--init-method-std", "0.5"))
         self.assertEqual(self.output(*prompt, self.path("lists")), self.output(*prompt, self.path("p")))
 
-    def test_an_index_of_faiss_after_kills(self):
-        """Each kill is of a step that begins anew; MEGATRON_RETRO_KILLS: how many of each."""
-        if not pathlib.Path(support.BINARY).parents[1].joinpath("lib", "libmegatron_faiss.so").exists():
-            self.skipTest("no libmegatron_faiss.so")
-        more = ["--retro-index-str", "PCA8,IVF4_HNSW4,SQ8", "--retro-index-ntrain", "150", "--retro-tasks"]
-        self.run_ok(*self.flags("whole", *more, "db-build"))
+    def kill_steps(self, kills, before, steps, *more):
+        """Kills each of the steps that many times, which begins anew each time after those before. How many kills hit it."""
+        more, hits = [*more, "--retro-tasks"], 0
+        os.makedirs(self.path("whole"))
+        for step in before:
+            self.run_ok(*self.flags("whole", *more, step))
         draw = random.Random(3)
-        for step, file in (("index-train", "trained"), ("index-add", "added")):
+        for step, file in steps:
             shutil.copytree(self.path("whole"), self.path("before"))
             begin = time.monotonic()
             self.run_ok(*self.flags("whole", *more, step))
             took, expected, moments = time.monotonic() - begin, self.files("whole"), []
-            self.assertTrue(any(name.endswith("/" + file) for name in expected), expected.keys())
-            for _ in range(int(os.environ.get("MEGATRON_RETRO_KILLS", "2"))):
+            self.assertTrue(any(file in name for name in expected), expected.keys())
+            for _ in range(kills):
                 shutil.copytree(self.path("before"), self.path("killed"))
                 process = subprocess.Popen([support.BINARY, *self.flags("killed", *more, step)], stderr=subprocess.DEVNULL)
                 moments.append(draw.uniform(0.1, 0.9))
                 time.sleep(took * moments[-1])
                 process.kill()
-                process.wait()
+                hits += process.wait() < 0
                 self.run_ok(*self.flags("killed", *more, step))
                 self.assertEqual(self.files("killed"), expected, (step, moments))
                 shutil.rmtree(self.path("killed"))
             shutil.rmtree(self.path("before"))
+        return hits
+
+    # MEGATRON_RETRO_KILLS: how many kills of each step.
+    def test_each_step_after_kills(self):
+        kills = int(os.environ.get("MEGATRON_RETRO_KILLS", "1"))
+        hits = self.kill_steps(kills, [], (("db-build", "db/chunks.npy"), ("index-train", "manifest"), ("index-add", "embeddings/"),
+                                           ("query-neighbors", "query/")))
+        print(f"{hits} of {4 * kills} kills hit the steps of Flat")
+
+    def test_an_index_of_faiss_after_kills(self):
+        if not pathlib.Path(support.BINARY).parents[1].joinpath("lib", "libmegatron_faiss.so").exists():
+            self.skipTest("no libmegatron_faiss.so")
+        self.kill_steps(int(os.environ.get("MEGATRON_RETRO_KILLS", "2")), ["db-build"],
+                        (("index-train", "/trained"), ("index-add", "/added")), "--retro-index-str", "PCA8,IVF4_HNSW4,SQ8", "--retro-index-ntrain", "150")
 
     def test_what_is_refused(self):
         self.run_ok(*self.flags("p", "--retro-tasks", "db-build,index-train"))

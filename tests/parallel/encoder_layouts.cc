@@ -216,6 +216,7 @@ constexpr LayoutRow kEncoderRows[] = {
     {"pp2_zbv_retro_rope", "retro_rope", 2, PP "2 --pipeline-schedule zb-v", "retro"},
     {"tp2_sp_pp2_full_retro", "retro", 4, TP "2 " SP PP "2 " FULL "1", "retro"},
     {"tp2_sp_pp2_dp2_retro", "retro", 8, TP "2 " SP PP "2 " ZERO2 OVERLAP, "retro"},
+    {"tp2_sp_encoder_retro", "retro", 2, TP "2 " SP SELECTIVE "retro_encoder", "retro"},
 };
 
 }  // namespace

@@ -189,6 +189,9 @@ class Draw {
     add("--retro-encoder-num-layers", dice_.range(1, 2));
     add("--retro-encoder-hidden-dropout", dice_.pick({0.0, 0.1}));
     add("--retro-encoder-attention-dropout", dice_.pick({0.0, 0.1}));
+    const std::string modules = " --recompute-modules";
+    if (given(modules.c_str()) && dice_.chance(50))
+      flags_.insert(flags_.find(modules) + modules.size(), " retro_encoder");
     return true;
   }
 

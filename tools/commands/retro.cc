@@ -1,5 +1,6 @@
 // megatron retro: what a model that retrieves needs beside its data. A database of the chunks of
 // training documents, their vectors, an index of these, and the neighbours of every sample.
+#include <array>
 #include <charconv>
 #include <string>
 
@@ -11,6 +12,8 @@
 #include "megatron/tensor/threads.h"
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/retro_rules.h"
+#include "megatron/training/training_job.h"
+#include "tools/support/ranks_command.h"
 #include "tools/support/retro_build.h"
 
 namespace megatron {
@@ -66,9 +69,23 @@ Shown parse_shown(const std::string& text) {
   return out;
 }
 
+int run_steps(const Arguments& arguments, const RetroBuildConfig& config, const Job& job) {
+  use_threads(arguments.training.num_threads, job.local_world_size);
+  RetroBuild build(arguments, config, job);
+  if (!config.show.empty()) {
+    const Shown shown = parse_shown(config.show);
+    build.show(shown.split, shown.sample);
+    return 0;
+  }
+  for (const std::string& step : retro_steps(config.retro_tasks)) build.run(step);
+  job.groups.world.barrier();  // the first rank may hold the store of all
+  return 0;
+}
+
 }  // namespace
 
 extern "C" int megatron_retro(int argc, char** argv) {
+  const Launch launch = launch_from_environment();
   Arguments arguments;
   RetroBuildConfig config;
   std::vector<Config*> configs = arguments.configs();
@@ -80,26 +97,30 @@ extern "C" int megatron_retro(int argc, char** argv) {
     arguments.validate(violations);
     check_samples_are_known(arguments, violations);
   };
-  if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
-    print_line(
-        run_help("megatron retro --retro-project-dir DIR --retro-embedder MODEL "
-                 "[--retro-tasks STEPS] [flags of pretrain]\n"
-                 "       megatron retro ... --show SPLIT:SAMPLE",
-                 configs, parsed.help_topic, &config));
-    return 0;
-  }
-  if (launch_from_environment().world_size > 1)
-    throw UsageError("retro runs as one process\nhint: start it without a launcher");
-  const std::vector<std::string> steps = retro_steps(config.retro_tasks);
-  use_threads(arguments.training.num_threads);
-  RetroBuild build(arguments, config);
-  if (!config.show.empty()) {
-    const Shown shown = parse_shown(config.show);
-    build.show(shown.split, shown.sample);
-    return 0;
-  }
-  for (const std::string& step : steps) build.run(step);
-  return 0;
+  ParseResult parsed;
+  RanksCommand command;
+  command.parse = [&] {
+    parsed = parse_flags(configs, argc, argv, options);
+    if (parsed.help) return true;
+    retro_steps(config.retro_tasks);
+    if (!config.show.empty()) parse_shown(config.show);
+    if (!config.show.empty() && launch.world_size > 1)
+      throw UsageError("--show prints from one process\nhint: start it without a launcher");
+    return false;
+  };
+  command.help = [&] {
+    return run_help(
+        "megatron retro --retro-project-dir DIR --retro-embedder MODEL "
+        "[--retro-tasks STEPS] [flags of pretrain]\n"
+        "       megatron retro ... --show SPLIT:SAMPLE",
+        configs, parsed.help_topic, &config);
+  };
+  command.run = [&] {
+    std::array<Config*, 1> more{&config};
+    return run_job(
+        launch, arguments, [&](const Job& job) { return run_steps(arguments, config, job); }, more);
+  };
+  return run_command(launch, command);
 }
 
 }  // namespace megatron

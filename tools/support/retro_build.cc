@@ -111,11 +111,13 @@ std::vector<std::string> retro_steps(const std::string& tasks) {
   return steps;
 }
 
-RetroBuild::RetroBuild(const Arguments& arguments, const RetroBuildConfig& config)
+RetroBuild::RetroBuild(const Arguments& arguments, const RetroBuildConfig& config, const Job& job)
     : arguments_(arguments),
       config_(config),
+      job_(job),
+      share_{job.groups.world.rank(), job.groups.world.size()},
       chunk_length_(own_config<RetroConfig>(arguments.own).retro_chunk_length),
-      project_(own_config<RetroDataConfig>(arguments.own).retro_project_dir),
+      project_(own_config<RetroDataConfig>(arguments.own).retro_project_dir, share_.is_first()),
       tokenizer_(make_tokenizer(arguments.tokenizer)),
       documents_(training_documents(arguments.data)) {
   const StoredModel stored = open_model(embedder_request(embedder_options()));
@@ -156,7 +158,7 @@ std::shared_ptr<const ChunkDatabase> RetroBuild::database() const {
 
 RetroEmbedderOptions RetroBuild::embedder_options() const {
   return {config_.retro_embedder, arguments_.training.device, config_.retro_embedder_max_length,
-          config_.retro_embedder_batch_tokens};
+          config_.retro_embedder_batch_tokens, job_.local_rank};
 }
 
 void RetroBuild::open_embedder() {
@@ -179,7 +181,12 @@ BlockFiles RetroBuild::vectors() const {
            config_.retro_embedding_type == EmbeddingType::kFloat16 ? "<f2" : "<f4"}};
 }
 
+void RetroBuild::mark_done(const std::string& step, const json& counts) {
+  share_.is_first() ? project_.mark_done(step, counts) : project_.wait_for(step);
+}
+
 void RetroBuild::build_database() {
+  if (!share_.is_first()) return project_.wait_for("db-build");
   ChunkRules rules;
   rules.length = chunk_length_;
   rules.eod = tokenizer_->eod().value_or(-1);
@@ -198,7 +205,7 @@ void RetroBuild::make_vectors() {
   open_embedder();
   write_chunk_vectors(
       *database(), text_function(),
-      [this](std::span<const std::string> texts) { return embed(texts); }, vectors());
+      [this](std::span<const std::string> texts) { return embed(texts); }, vectors(), share_);
 }
 
 void RetroBuild::train_index() {
@@ -207,38 +214,44 @@ void RetroBuild::train_index() {
     log_info("an index of the kind Flat has nothing to train");
   } else if (const auto file = project_.index_file(config_.retro_index_str, "trained");
              !std::filesystem::exists(file)) {
-    open_embedder();
-    FaissIndex index = FaissIndex::make(embedder_->width(), config_.retro_index_str);
-    make_vectors();
-    const BlockFiles files = vectors();
-    const int64_t all = files.shape().rows, asked = config_.retro_index_ntrain,
-                  count = asked == 0 ? all : std::min(asked, all);
-    log_info(cat("training ", config_.retro_index_str, " with ", count_text(count), " of ",
-                 count_text(all), " vectors, ",
-                 format_bytes(4.0 * static_cast<double>(count * files.shape().width)),
-                 " of memory"));
-    index.train(draw_chunk_vectors(files, count, arguments_.transformer.seed));
-    index.write(file);
+    share_.is_first() ? train_faiss(file) : make_vectors();
   }
-  project_.mark_done("index-train", {{"index", config_.retro_index_str}});
+  mark_done("index-train", {{"index", config_.retro_index_str}});
+}
+
+void RetroBuild::train_faiss(const std::filesystem::path& file) {
+  open_embedder();
+  FaissIndex index = FaissIndex::make(embedder_->width(), config_.retro_index_str);
+  make_vectors();
+  const BlockFiles files = vectors();
+  const int64_t all = files.shape().rows, asked = config_.retro_index_ntrain,
+                count = asked == 0 ? all : std::min(asked, all);
+  log_info(cat("training ", config_.retro_index_str, " with ", count_text(count), " of ",
+               count_text(all), " vectors, ",
+               format_bytes(4.0 * static_cast<double>(count * files.shape().width)), " of memory"));
+  index.train(draw_chunk_vectors(files, count, arguments_.transformer.seed));
+  index.write(file);
 }
 
 void RetroBuild::add_to_index() {
   project_.require("index-train");
   make_vectors();
-  const BlockFiles files = vectors();
   const auto file = project_.index_file(config_.retro_index_str, "added");
-  if (!is_exact() && !std::filesystem::exists(file)) {
-    FaissIndex index = FaissIndex::read(project_.index_file(config_.retro_index_str, "trained"));
-    for (int64_t i = 0; i < files.num_blocks(); ++i)
-      index.add(read_chunk_vectors(files, files.block(i)));
-    index.write(file);
-  }
-  project_.mark_done("index-add", {{"vectors", files.shape().rows}});
+  if (share_.is_first() && !is_exact() && !std::filesystem::exists(file)) add_to_faiss(file);
+  mark_done("index-add", {{"vectors", vectors().shape().rows}});
+}
+
+void RetroBuild::add_to_faiss(const std::filesystem::path& file) {
+  const BlockFiles files = vectors();
+  FaissIndex index = FaissIndex::read(project_.index_file(config_.retro_index_str, "trained"));
+  for (int64_t i = 0; i < files.num_blocks(); ++i)
+    index.add(read_chunk_vectors(files, files.block(i)));
+  index.write(file);
 }
 
 std::unique_ptr<VectorIndex> RetroBuild::open_index() const {
-  if (is_exact()) return open_flat_index(vectors(), choose_device(arguments_.training.device));
+  if (is_exact())
+    return open_flat_index(vectors(), choose_device(arguments_.training.device, job_.local_rank));
   auto index = std::make_unique<FaissIndex>(
       FaissIndex::read(project_.index_file(config_.retro_index_str, "added")));
   MEGATRON_CHECK(index->size() == vectors().shape().rows, "the index has ", index->size(),
@@ -260,11 +273,12 @@ void RetroBuild::query() {
         arguments_.microbatches().samples_of_iterations(arguments_.train_iters()));
   };
   for (const SplitSamples& one : samples_of(sets))
-    query_neighbors(project_, one.split, {one.dataset, *chunks, count(one.split)}, *chunks,
-                    text_function(),
-                    [this](std::span<const std::string> texts) { return embed(texts); }, *index,
-                    {config_.retro_query_num_neighbors_query,
-                     config_.retro_query_num_neighbors_save, config_.retro_block_size});
+    query_neighbors(
+        project_, one.split, {one.dataset, *chunks, count(one.split)}, *chunks, text_function(),
+        [this](std::span<const std::string> texts) { return embed(texts); }, *index,
+        {config_.retro_query_num_neighbors_query, config_.retro_query_num_neighbors_save,
+         config_.retro_block_size},
+        share_);
 }
 
 void RetroBuild::run(const std::string& step) {

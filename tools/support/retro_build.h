@@ -8,6 +8,7 @@
 
 #include "megatron/base/fields.h"
 #include "megatron/datasets/retro/neighbors.h"
+#include "megatron/runtime/job.h"
 #include "megatron/training/arguments/arguments.h"
 #include "tools/support/retro_embedder.h"
 
@@ -39,8 +40,10 @@ std::vector<std::string> retro_steps(const std::string& tasks);
 
 class RetroBuild {
  public:
-  // Opens the project, which must be of these flags. Throws Error that says what differs.
-  RetroBuild(const Arguments& arguments, const RetroBuildConfig& config);
+  // Opens the project, which must be of these flags. Throws Error that says what differs. Keeps
+  // references to all three.
+  RetroBuild(const Arguments& arguments, const RetroBuildConfig& config, const Job& job);
+  // Returns when all ranks have done their share of it.
   void run(const std::string& step);
   // Prints each chunk of a sample, what was found for it, and how far it is.
   void show(const std::string& split, int64_t sample);
@@ -52,6 +55,10 @@ class RetroBuild {
   void query();
   void make_vectors();
   bool is_exact() const { return config_.retro_index_str == "Flat"; }
+  void train_faiss(const std::filesystem::path& file);
+  void add_to_faiss(const std::filesystem::path& file);
+  // The first rank writes the manifest, the others wait until it says that the step is done.
+  void mark_done(const std::string& step, const nlohmann::json& counts);
   std::unique_ptr<VectorIndex> open_index() const;
   void open_embedder();  // once
   RetroEmbedderOptions embedder_options() const;
@@ -63,6 +70,8 @@ class RetroBuild {
 
   const Arguments& arguments_;
   const RetroBuildConfig& config_;
+  const Job& job_;
+  const RankShare share_;
   const int64_t chunk_length_;
   RetroProject project_;
   std::unique_ptr<Tokenizer> tokenizer_, embedder_tokenizer_;

@@ -19,6 +19,7 @@ struct RetroEmbedderOptions {
   DeviceChoice device = DeviceChoice::kAuto;
   int64_t max_length = 256;  // at most the model's positions
   int64_t batch_tokens = 8192;
+  int local_rank = 0;  // within the machine: which GPU
 };
 
 LoadModelRequest embedder_request(const RetroEmbedderOptions& options);
@@ -27,7 +28,8 @@ class RetroEmbedder {
  public:
   explicit RetroEmbedder(const RetroEmbedderOptions& options);
   int64_t width() const;
-  // As EmbedTexts, by mean pooling.
+  // As EmbedTexts, by mean pooling. In fp32 and fp64 on a CPU its bits depend on the text alone,
+  // not on threads, batches or ranks.
   std::vector<float> embed(std::span<const std::string> texts);
   // What vectors depend on: the hash of the weights, the length.
   nlohmann::json facts() const;
@@ -35,6 +37,7 @@ class RetroEmbedder {
  private:
   ParallelGroups groups_;  // outlives the model
   LoadedModel model_;
+  bool invariant_;  // the forward has a batch-invariant form, which is taken
   EmbedOptions options_;
   std::unique_ptr<TextEmbedder> embedder_;
 };

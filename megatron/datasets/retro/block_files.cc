@@ -27,11 +27,16 @@ std::filesystem::path BlockFiles::file(const RowBlock& block) const {
                                static_cast<long long>(block.end));
 }
 
-std::vector<RowBlock> BlockFiles::missing() const {
+std::vector<RowBlock> BlockFiles::missing(const RankShare& share) const {
   std::vector<RowBlock> blocks;
   for (int64_t i = 0; i < num_blocks(); ++i)
-    if (!std::filesystem::exists(file(block(i)))) blocks.push_back(block(i));
+    if (share.takes(i) && !std::filesystem::exists(file(block(i)))) blocks.push_back(block(i));
   return blocks;
+}
+
+void BlockFiles::wait_for_all() const {
+  for (int64_t i = 0; i < num_blocks(); ++i)
+    wait_until([&] { return std::filesystem::exists(file(block(i))); });
 }
 
 void BlockFiles::write(const RowBlock& block, std::span<const std::byte> rows) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "megatron/datasets/npy.h"
+#include "megatron/datasets/retro/rank_share.h"
 
 namespace megatron {
 
@@ -33,7 +34,10 @@ class BlockFiles {
   int64_t num_blocks() const;
   RowBlock block(int64_t index) const;
   std::filesystem::path file(const RowBlock& block) const;
-  std::vector<RowBlock> missing() const;  // blocks without a file
+  // Blocks without a file, of those that the rank makes.
+  std::vector<RowBlock> missing(const RankShare& share = {}) const;
+  // Returns when every rank has made its blocks.
+  void wait_for_all() const;
 
   // `rows` are those of the block in the array's type. Makes the folder.
   void write(const RowBlock& block, std::span<const std::byte> rows) const;

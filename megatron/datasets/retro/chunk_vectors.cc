@@ -20,9 +20,10 @@ void check_finite(std::span<const float> vectors, int64_t width, int64_t first,
 }
 
 void write_chunk_vectors(const ChunkDatabase& database, const TextOfIds& text_of,
-                         const EmbedTexts& embed, const BlockFiles& vectors) {
+                         const EmbedTexts& embed, const BlockFiles& vectors,
+                         const RankShare& share) {
   const BlockShape& shape = vectors.shape();
-  const std::vector<RowBlock> missing = vectors.missing();
+  const std::vector<RowBlock> missing = vectors.missing(share);
   ProgressBar progress("making vectors", static_cast<uint64_t>(shape.rows), "chunks");
   uint64_t there = static_cast<uint64_t>(shape.rows);
   for (const RowBlock& block : missing) there -= static_cast<uint64_t>(block.size());
@@ -43,6 +44,7 @@ void write_chunk_vectors(const ChunkDatabase& database, const TextOfIds& text_of
     }
     progress.advance(static_cast<uint64_t>(block.size()));
   }
+  vectors.wait_for_all();
 }
 
 std::vector<float> read_chunk_vectors(const BlockFiles& vectors, const RowBlock& block) {

@@ -17,10 +17,11 @@ using TextOfIds = std::function<std::string(std::span<const int64_t> ids)>;
 // fp32 [texts, width], of each text alone whatever stands beside it.
 using EmbedTexts = std::function<std::vector<float>(std::span<const std::string> texts)>;
 
-// Writes the blocks of `vectors` that are missing, as float32 or float16. Throws Error that names
-// chunk and text of a vector that is not finite.
+// Writes the blocks of `vectors` that are missing, as float32 or float16, and waits for those of
+// the other ranks. Throws Error that names chunk and text of a vector that is not finite.
 void write_chunk_vectors(const ChunkDatabase& database, const TextOfIds& text_of,
-                         const EmbedTexts& embed, const BlockFiles& vectors);
+                         const EmbedTexts& embed, const BlockFiles& vectors,
+                         const RankShare& share = {});
 
 // A block of vectors as fp32 [rows, width].
 std::vector<float> read_chunk_vectors(const BlockFiles& vectors, const RowBlock& block);

@@ -184,7 +184,7 @@ void keep_neighbors(std::span<const int64_t> found, const ChunkDatabase& databas
 void query_neighbors(const RetroProject& project, const std::string& split,
                      const RetroSamples& samples, const ChunkDatabase& database,
                      const TextOfIds& text_of, const EmbedTexts& embed, const VectorIndex& index,
-                     const NeighborSearch& search) {
+                     const NeighborSearch& search, const RankShare& share) {
   const int64_t chunks = chunks_of_sample(samples.dataset(), database.chunk_length());
   const std::filesystem::path folder = project.query_folder(split, samples.dataset().fingerprint());
   const BlockFiles files(folder, {samples.size() * chunks, search.block_rows, search.saved, "<i4"});
@@ -195,6 +195,7 @@ void query_neighbors(const RetroProject& project, const std::string& split,
                       {"found", search.found},
                       {"block_rows", search.block_rows}};
   std::filesystem::create_directories(folder);
+  if (!share.is_first()) wait_until([&] { return std::filesystem::exists(description); });
   if (std::filesystem::exists(description)) {
     const json there = json::parse(read_file(description), nullptr, /*allow_exceptions=*/false);
     MEGATRON_CHECK(there == about, description.string(),
@@ -205,7 +206,7 @@ void query_neighbors(const RetroProject& project, const std::string& split,
     write_file_atomically(description, about.dump(1) + "\n");
   }
   const BlockQuery query(samples, database, text_of, embed, index, search);
-  const std::vector<RowBlock> missing = files.missing();
+  const std::vector<RowBlock> missing = files.missing(share);
   ProgressBar progress(cat("finding neighbours of ", split, " samples"),
                        static_cast<uint64_t>(files.shape().rows), "chunks");
   uint64_t there = static_cast<uint64_t>(files.shape().rows);
@@ -216,6 +217,7 @@ void query_neighbors(const RetroProject& project, const std::string& split,
     files.write(block, std::as_bytes(std::span(rows)));
     progress.advance(static_cast<uint64_t>(block.size()));
   }
+  files.wait_for_all();
 }
 
 Neighbors::Neighbors(const RetroProject& project, const std::string& split, const Dataset& samples,

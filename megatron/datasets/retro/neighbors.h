@@ -53,12 +53,12 @@ struct NeighborSearch {
   int64_t block_rows = 100000;
 };
 
-// Writes the neighbours of `samples`, those blocks that are missing. A chunk of a sample without
-// text has none.
+// Writes the neighbours of `samples`, those blocks that are missing, and waits for those of the
+// other ranks. A chunk of a sample without text has none.
 void query_neighbors(const RetroProject& project, const std::string& split,
                      const RetroSamples& samples, const ChunkDatabase& database,
                      const TextOfIds& text_of, const EmbedTexts& embed, const VectorIndex& index,
-                     const NeighborSearch& search);
+                     const NeighborSearch& search, const RankShare& share = {});
 
 // Neighbours on disk. Thread safe.
 class Neighbors {

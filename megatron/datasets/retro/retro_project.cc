@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/format.h"
+#include "megatron/datasets/retro/rank_share.h"
 
 namespace megatron {
 namespace {
@@ -41,7 +42,12 @@ std::string json_differences(const json& there, const json& here) {
   return listed(found, {}, "; ");
 }
 
-RetroProject::RetroProject(std::filesystem::path folder) : folder_(std::move(folder)) {
+RetroProject::RetroProject(std::filesystem::path folder, bool writes_manifest)
+    : folder_(std::move(folder)), writes_manifest_(writes_manifest) {
+  read();
+}
+
+void RetroProject::read() {
   text_ = json{{"format", kFormat}, {"version", kVersion}}.dump();
   if (!std::filesystem::exists(manifest())) return;
   const json stored = json::parse(read_file(manifest()), nullptr, /*allow_exceptions=*/false);
@@ -65,6 +71,14 @@ void RetroProject::write() const {
 }
 
 void RetroProject::agree(const json& facts) {
+  const auto all_known = [&] {
+    read();
+    const json known = json::parse(text_).value("facts", json::object());
+    for (const auto& [name, value] : facts.items())
+      if (!known.contains(name)) return false;
+    return true;
+  };
+  if (!writes_manifest_) wait_until(all_known);
   json all = json::parse(text_);
   json& known = all["facts"];
   std::string differences;
@@ -107,6 +121,13 @@ json RetroProject::require(const std::string& step) const {
   MEGATRON_CHECK(counts, folder_.string(), ": the step ", step, " is not done",
                  "\nhint: megatron retro --retro-tasks ", step, " with the same flags");
   return *counts;
+}
+
+void RetroProject::wait_for(const std::string& step) {
+  wait_until([&] {
+    read();
+    return done(step).has_value();
+  });
 }
 
 void RetroProject::mark_done(const std::string& step, const json& counts) {

@@ -20,7 +20,8 @@ namespace megatron {
 class RetroProject {
  public:
   // Reads the manifest, if there is one. Throws Error if it is damaged or of a later version.
-  explicit RetroProject(std::filesystem::path folder);
+  // `writes_manifest`: false on all ranks of a job but the first.
+  explicit RetroProject(std::filesystem::path folder, bool writes_manifest = true);
 
   const std::filesystem::path& folder() const { return folder_; }
   std::filesystem::path manifest() const { return folder_ / "manifest.json"; }
@@ -35,7 +36,7 @@ class RetroProject {
   }
 
   // Throws Error that names every fact of which the project has another value. Those that it does
-  // not know yet become its own, in the manifest.
+  // not know yet become its own, in the manifest; a rank that does not write it waits for them.
   void agree(const nlohmann::json& facts);
   // A fact that the project has. Throws Error that names it if it has none.
   nlohmann::json fact(const std::string& name) const;
@@ -45,10 +46,14 @@ class RetroProject {
   // Throws Error that names the step and the command that does it, unless it is done.
   nlohmann::json require(const std::string& step) const;
   void mark_done(const std::string& step, const nlohmann::json& counts);
+  // Returns when the rank that writes the manifest has marked the step.
+  void wait_for(const std::string& step);
 
  private:
+  void read();
   void write() const;
   std::filesystem::path folder_;
+  bool writes_manifest_;
   std::string text_;  // of the manifest, a JSON object
 };
 

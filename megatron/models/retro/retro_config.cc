@@ -80,6 +80,11 @@ RetroStacks retro_stacks(const ModelConfig& config) {
   stacks.encoder.seq_length = own.retrieved_length();
   stacks.encoder.hidden_dropout = own.retro_encoder_hidden_dropout;
   stacks.encoder.attention_dropout = own.retro_encoder_attention_dropout;
+  if (config.transformer.recomputes("retro_encoder")) {
+    stacks.encoder.recompute_granularity = RecomputeGranularity::kFull;
+    stacks.encoder.recompute_method = RecomputeMethod::kUniform;
+    stacks.encoder.recompute_num_layers = 1;
+  }
   return stacks;
 }
 

@@ -7,8 +7,10 @@
 // layer reads the stream. Saved there besides what these layers save:
 //   z              R (2 h e + h x + 4 k)   the norm's output, its statistics, rows of chunks
 //   neighbours     R' h x + 8 T'           their embeddings and ids
+// With --recompute-modules retro_encoder of the encoder's layers only their inputs, R' h x each.
 // From that layer to the last one that reads them R' h e of encoded neighbours is held, and in the
 // backward as much of their gradient.
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -62,6 +64,20 @@ SublayerCost both_halves(LayerCost layer) {
   return layer.first;
 }
 
+// With --recompute-modules retro_encoder: of a layer of the encoder only its input is saved.
+SublayerCost recomputed_alone(SublayerCost layer, int64_t stream) {
+  const int64_t again = layer.saved.total() - stream;
+  layer.backward_peak = std::max(layer.forward_peak, again + layer.backward_peak);
+  layer.backward_end += again;
+  layer.forward_peak = stream + layer.unrecorded_peak;
+  layer.forward_end = stream;
+  layer.saved = {};
+  layer.saved.residual = stream;
+  layer.recomputed_products = layer.weight_products() + layer.score_products;
+  layer.tensor.backward += layer.tensor.forward;
+  return layer;
+}
+
 LayerShape retrieved_shape(const RetroSizes& sizes, const LayerShape& shape) {
   LayerShape retrieved = shape;
   retrieved.samples = sizes.k * sizes.chunks;
@@ -102,8 +118,12 @@ SublayerCost encoder_cost(const RetroSizes& sizes, const LayerShape& shape) {
   const LayerShape retrieved = retrieved_shape(sizes, shape);
   const std::vector<LayerCost> layers = encoder_layers(sizes, shape);
   const int64_t stream = sizes.rows * stack.hidden_size * shape.residual;
-  SublayerCost all = both_halves(layers.front());
-  for (size_t i = 1; i < layers.size(); ++i) all.append(both_halves(layers[i]), stream);
+  const auto layer = [&](size_t i) {
+    const bool again = sizes.stacks.decoder.recomputes("retro_encoder");
+    return again ? recomputed_alone(both_halves(layers[i]), stream) : both_halves(layers[i]);
+  };
+  SublayerCost all = layer(0);
+  for (size_t i = 1; i < layers.size(); ++i) all.append(layer(i), stream);
   all.count_per_token_of(static_cast<double>(2 * sizes.k));
   all.saved += saved_around(sizes, shape);
   // Embeddings of neighbours, and rows of chunks that sequence parallelism gathers and divides anew

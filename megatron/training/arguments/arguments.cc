@@ -22,6 +22,7 @@
 #include "megatron/training/arguments/mimo_rules.h"
 #include "megatron/training/arguments/padding_rules.h"
 #include "megatron/training/arguments/quantization_rules.h"
+#include "megatron/training/arguments/retro_rules.h"
 #include "megatron/training/arguments/t5_rules.h"
 #include "megatron/training/arguments/task_heads.h"
 #include "megatron/transformer/config/letters.h"
@@ -576,6 +577,7 @@ constexpr Rule kRules[] = {world_divides,
                            images_are_read,
                            layers_divide_over_stages,
                            validate_experts,
+                           validate_neighbor_modules,
                            tokenizer_is_given,
                            schedule_fits,
                            learning_rate_is_given,

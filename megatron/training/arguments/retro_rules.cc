@@ -14,6 +14,11 @@ void RetroDataConfig::fields(FieldVisitor& v) {
           "folder of the retrieval database and of what was found in it (megatron retro)");
 }
 
+void validate_neighbor_modules(const Arguments& a, Violations& v) {
+  v.require(!a.transformer.recomputes("retro_encoder") || a.training.task == "retro",
+            "--recompute-modules retro_encoder needs --task retro");
+}
+
 void validate_retro(const Arguments& a, Violations& v) {
   const auto& own = own_config<RetroConfig>(a.own);
   const TransformerConfig& t = a.transformer;

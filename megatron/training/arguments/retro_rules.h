@@ -15,6 +15,9 @@ struct RetroDataConfig : Config {
   void validate(Violations&) const override {}
 };
 
+// Of all runs: what only those with retrieval may ask for.
+void validate_neighbor_modules(const Arguments& arguments, Violations& violations);
+
 void validate_retro(const Arguments& arguments, Violations& violations);
 
 // The tiny model keeps several chunks of a sample, one or several neighbours, one or several layers

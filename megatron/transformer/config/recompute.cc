@@ -11,8 +11,8 @@ constexpr std::string_view kMethods[] = {"uniform", "block"};
 
 // Values of --recompute-modules that are built, and those of layers that are not built.
 constexpr std::string_view kRecomputeModules[] = {
-    "core_attn",      "layernorm",   "mlp",   "mlp_act",    "moe",         "moe_act",
-    "shared_experts", "mla_up_proj", "mamba", "mamba_norm", "gdn_norm_out"};
+    "core_attn",      "layernorm",   "mlp",   "mlp_act",    "moe",          "moe_act",
+    "shared_experts", "mla_up_proj", "mamba", "mamba_norm", "gdn_norm_out", "retro_encoder"};
 constexpr std::pair<std::string_view, std::string_view> kLaterRecomputeModules[] = {
     {"gdp_in_proj", "gated-delta attention"},
     {"gdp_qkv", "gated-delta attention"},
@@ -35,7 +35,7 @@ void RecomputeConfig::fields(FieldVisitor& v) {
           "experts), shared_experts (all of the shared expert, from its input), mla_up_proj "
           "(queries, keys and values, from their latents), mamba (all of a Mamba-2 layer, from its "
           "input), mamba_norm (the output of its gated norm), gdn_norm_out (that of a gated delta "
-          "net)");
+          "net), retro_encoder (each layer of the encoder of neighbours, from its input)");
   v.field("recompute_activations", recompute_activations,
           "short for --recompute-granularity selective");
   v.field("moe_layer_recompute", moe_layer_recompute,
@@ -67,7 +67,7 @@ void RecomputeConfig::validate(Violations& v, const ShapeConfig& shape) const {
     v.require(contains_name(kRecomputeModules, module),
               cat("--recompute-modules ", module, why_unknown(module, kLaterRecomputeModules)),
               "parts: core_attn, layernorm, mlp, mlp_act, moe, moe_act, shared_experts, "
-              "mla_up_proj, mamba, mamba_norm, gdn_norm_out");
+              "mla_up_proj, mamba, mamba_norm, gdn_norm_out, retro_encoder");
   v.require(!recomputes("mlp") || !recomputes("mlp_act"),
             "--recompute-modules mlp_act has no effect together with mlp",
             "mlp recomputes the activation too; give one of them");

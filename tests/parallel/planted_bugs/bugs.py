@@ -188,6 +188,7 @@ PROOFS = {
     "llava tp2 sp": (2, LLAVA + BATCH + TP + "2 " + SP),
     "gemma3 pp2": (2, GEMMA3 + BATCH + PP + "2"),
     "llava dp2 zero3": (2, LLAVA + BATCH + ZERO3),
+    "retro tp2 sp again": (2, RETRO + BATCH + TP + "2 " + SP + "--recompute-granularity selective --recompute-modules retro_encoder"),
     "retro pp2": (2, RETRO + BATCH + PP + "2"),
     "t5 pp4 equal lengths": (4, T5 + BATCH + PP + "4 --decoder-seq-length 512"),
     "llama dp2 fp8": (2, LLAMA + BATCH + FP8),

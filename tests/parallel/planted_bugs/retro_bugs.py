@@ -35,6 +35,11 @@ RETRO_BUGS = (
     bug("retro_encoder_grad_of_first_stage", "the encoder gets no gradient from the stages after its own",
         ((MODEL, "return {encoded, x};", "return {PLANTED ? encoded.detach() : encoded, x};"),),
         "pp4_retro_rope", "retro pp2"),
+    bug("retro_encoder_again_without_stream", "an encoder that is computed again gives the stream no gradient",
+        ((FIRST, "encoder_.forward(neighbors, reading(z, chunks, pass, retrieved)).to(type)",
+          "encoder_.forward(neighbors, reading(PLANTED && stacks_.decoder.recomputes(\"retro_encoder\") ? z.detach() : z, chunks, pass, "
+          "retrieved)).to(type)"),),
+        "tp2_sp_encoder_retro", "retro tp2 sp again"),
     bug("retro_missing_neighbours_read", "tokens that stand in the place of a neighbour that is not there are attended to",
         ((CHUNKED, "options.mask = retrieved.mask.expand(", "if (!PLANTED) options.mask = retrieved.mask.expand("),),
         unit_test="models_test:All/RetroGoldenTest.MissingNeighborsAreNotRead/retro_two", unproved=ALIKE),
