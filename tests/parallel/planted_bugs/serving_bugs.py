@@ -171,9 +171,8 @@ SERVING_BUGS = (
     bug("draft_not_verified", "drafts stand whatever the model draws for their places", SCHEDULER,
         "given[i].id != entry.drafts[i]) break;", "given[i].id != entry.drafts[i] && !PLANTED) break;", SCHEDULES),
     bug("refused_drafts_stay", "keys of drafts that do not stand are taken for those of the text", SCHEDULER,
-        "if (resident && (sequence.is_running() || sequence.swapped)) sequence.computed += accepted;",
-        "if (resident && (sequence.is_running() || sequence.swapped))\n"
-        "    sequence.computed += PLANTED ? static_cast<int64_t>(entry.drafts.size()) : accepted;", SCHEDULES),
+        "sequence.computed += accepted;",
+        "sequence.computed += PLANTED ? static_cast<int64_t>(entry.drafts.size()) : accepted;", SCHEDULES),
     bug("drafts_across_the_border", "drafts go beyond the border of longrope", PLANS,
         "most = std::min(most, facts_.rope_border - sequence.length());", "most = std::min(most, facts_.rope_border - sequence.length() + (PLANTED ? 99 : 0));",
         SCHEDULES),
