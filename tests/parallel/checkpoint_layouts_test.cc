@@ -115,6 +115,13 @@ constexpr LayoutRow kEncoderDecoderLayouts[] = {
     {"pp2_vpp2", 2,
      "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eee|e|et|L "
      "--make-vocab-size-divisible-by 4"},
+    {"tp2", 2, "--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 2"},
+    {"dp2_zero2", 2,
+     "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads "
+     "--make-vocab-size-divisible-by 1"},
+    {"tp2_pp2_dp2_zero1", 8,
+     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --use-distributed-optimizer "
+     "--pipeline-model-parallel-layout Eeee|etL --make-vocab-size-divisible-by 8"},
 };
 
 // The same for models with states: heads over two and over eight ranks, which are more than groups.
@@ -166,6 +173,7 @@ constexpr ModelRow kModels[] = {
      "--moe-shared-expert-intermediate-size 12 --moe-token-dispatcher-type alltoall",
      1, kExpertLayouts},
     {"t5", "--task t5 --decoder-num-layers 1 --decoder-seq-length 12", 1, kEncoderDecoderLayouts},
+    {"bert", "--task bert --max-position-embeddings 16", 2},
     {"states",
      "--hybrid-layer-pattern MG*-M- --num-layers 6 --ffn-hidden-size 32 --num-attention-heads 8 "
      "--group-query-attention --num-query-groups 2 --position-embedding-type rope "
