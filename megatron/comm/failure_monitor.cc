@@ -40,6 +40,8 @@ constexpr double kCollectSeconds = 1.5;
 constexpr double kVerdictSeconds = 3.0;  // how long the others wait for the verdict
 // How long the main thread may take to exit by itself after the report
 constexpr double kUnwindSeconds = 1.0;
+// In which the lowest rank of a machine without a store has seen what the others have
+constexpr double kLowestExaminesSeconds = 1.0;
 constexpr double kStuckStoreSeconds = 4.0;  // after which a call to the store counts as hung
 // After SIGTERM: time to find out whether a dead peer is the cause
 constexpr double kTerminatedSeconds = 0.5;
@@ -484,7 +486,7 @@ struct FailureMonitor::Impl {
                 own ? error->failure : FailureClass::kRetry, text},
                lowest);
     } else {
-      sleep_seconds(kTickSeconds);  // until the lowest rank has examined what is killed here
+      sleep_seconds(kLowestExaminesSeconds);  // what is killed here
     }
     kill_neighbours(dead);
     if (!lowest) return;

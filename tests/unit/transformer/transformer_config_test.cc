@@ -330,36 +330,24 @@ const std::vector<BrokenRule> kBrokenRules = {
      "--cp-comm-type ring is not known\nhint: types: p2p, all_gather, a2a, a2a+p2p",
      [](auto& c) { c.cp_comm_type = {"ring"}; }},
     {"CpCommTypeForEachLayer", "--cp-comm-type has 2 values, expected 1 or one per layer, 4",
-     [](auto& c) {
-       c.cp_comm_type = {"a2a", "p2p"};
-     }},
+     [](auto& c) { c.cp_comm_type = {"a2a", "p2p"}; }},
     {"WindowSidesFromMinusOne", "--window-size -2: expected -1 (no limit) or more",
-     [](auto& c) {
-       c.window_size = {-2, 0};
-     }},
+     [](auto& c) { c.window_size = {-2, 0}; }},
     {"SkipFrequencyNeedsAWindow", "--window-attn-skip-freq has an effect only with --window-size",
      [](auto& c) { c.window_attn_skip_freq = "2"; }},
     {"SkipListForEachLayer",
      "--window-attn-skip-freq [1,0]: expected a positive integer, or a list of 4 zeros and ones",
-     [](auto& c) {
-       c.window_size = {4, 0}, c.window_attn_skip_freq = "[1,0]";
-     }},
+     [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "[1,0]"; }},
     {"SkipFrequencyIsPositive",
      "--window-attn-skip-freq 0: expected a positive integer, or a list of 4 zeros and ones",
-     [](auto& c) {
-       c.window_size = {4, 0}, c.window_attn_skip_freq = "0";
-     }},
+     [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "0"; }},
     {"SkipFrequencyHasNoLeadingZero",
      "--window-attn-skip-freq 00: expected a positive integer, or a list of 4 zeros and ones",
-     [](auto& c) {
-       c.window_size = {4, 0}, c.window_attn_skip_freq = "00";
-     }},
+     [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "00"; }},
     {"SkipFrequencyFits",
      "--window-attn-skip-freq 99999999999999999999: expected a positive integer, or a list of 4 "
      "zeros and ones",
-     [](auto& c) {
-       c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999";
-     }},
+     [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999"; }},
     {"RecomputedLayersInRange", "--recompute-num-layers 5: expected 1 to 4",
      [](auto& c) { c.recompute_num_layers = 5; }},
     {"RecomputeModulesNeedSelective", "--recompute-modules needs --recompute-granularity selective",
@@ -493,9 +481,7 @@ const std::vector<BrokenRule> kBrokenRules = {
      "--rotary-percent 0.2 of --kv-channels 16 rotates 3 features, an even number is needed",
      [](auto& c) { rope(c).rotary_percent = 0.2; }},
     {"LocalBaseIsPositive", "--rotary-base-local 0 must be positive",
-     [](auto& c) {
-       c.rotary_base_local = 0, c.window_size = {4, 0};
-     }},
+     [](auto& c) { c.rotary_base_local = 0, c.window_size = {4, 0}; }},
     {"LocalBaseNeedsAWindow", "--rotary-base-local has an effect only with --window-size",
      [](auto& c) { c.rotary_base_local = 9; }},
     {"RopeScalingNeedsRope",
@@ -590,9 +576,7 @@ const std::vector<BrokenRule> kBrokenRules = {
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"query"}; }},
     {"LoraTargetsDoNotOverlap",
      "--lora-targets linear_qkv and linear_v would adapt the same rows\nhint: give one of them",
-     [](auto& c) {
-       c.lora_rank = 1, c.lora_targets = {"v_proj", "linear_qkv"};
-     }},
+     [](auto& c) { c.lora_rank = 1, c.lora_targets = {"v_proj", "linear_qkv"}; }},
     {"LoraTargetNeedsAGate",
      "--lora-targets linear_fc1_up: the MLP of this model is not gated\nhint: linear_fc1",
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"up_proj"}; }},
