@@ -71,6 +71,9 @@ void print_proof(const Proof& proof) {
   for (const ProofLine& line : proof.lines)
     if (line.compared > 0) print_line(line_text(line));
   for (const std::string& fault : proof.faults) print_line(cat("  FAILS: ", fault));
+  if (proof.routed_tokens > 0)
+    print_line(cat("  routers: ", proof.routed_otherwise, " of ", proof.routed_tokens,
+                   " tokens would go to other experts than on one rank"));
   for (const std::string& what : proof.not_proved) print_line(cat("  not proved: ", what));
   constexpr size_t kNamed = 8;
   for (size_t i = 0; i < std::min(proof.hidden.size(), kNamed); ++i) {
@@ -111,6 +114,8 @@ std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bo
     json.end_array()
         .member("faults", proof.faults)
         .member("not_proved", proof.not_proved)
+        .member("routed_tokens", proof.routed_tokens)
+        .member("routed_otherwise", proof.routed_otherwise)
         .key("hidden")
         .begin_array();
     for (const HiddenBias& hidden : proof.hidden) {

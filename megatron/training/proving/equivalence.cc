@@ -15,6 +15,8 @@
 #include "megatron/training/dynamic_context/dynamic_context_batches.h"
 #include "megatron/training/evaluation.h"
 #include "megatron/training/proving/proof_data.h"
+#include "megatron/transformer/config/proof/proof_size.h"
+#include "megatron/transformer/moe/routing_replay.h"
 
 namespace megatron {
 
@@ -54,12 +56,14 @@ class Assembly {
     held.logical_or_(here);
   }
 
-  LogicalTensors take(const std::string& prefix, std::vector<std::string>& faults) {
+  // `whole`: some rank must hold every element.
+  LogicalTensors take(const std::string& prefix, std::vector<std::string>& faults,
+                      bool whole = true) {
     LogicalTensors out;
     for (auto& [name, entry] : entries_) {
       if (!name.starts_with(prefix)) continue;
       const std::string parameter = name.substr(prefix.size());
-      if (!entry.held.all().item<bool>())
+      if (whole && !entry.held.all().item<bool>())
         faults.push_back(cat(name, ": no rank holds all of it, or it is not a number"));
       if (entry.copies_differ) faults.push_back(cat(name, ": copies on different ranks differ"));
       out[parameter] = entry.values;
@@ -150,7 +154,7 @@ class TracedRun {
         updates_(options.updates),
         weights_(options.weights),
         gradients_(options.gradients),
-        routing_(options.routing),
+        replays_(options.routing != nullptr),
         device_(device),
         groups_(groups),
         tokenizer_(make_tokenizer(arguments.tokenizer)),
@@ -161,6 +165,8 @@ class TracedRun {
         batches_(device, groups.cp, unpadded_row_multiple(arguments),
                  task.addition(model_.chunks.front().module->config())) {
     MEGATRON_CHECK(datasets_.train, "the data has no training split");
+    if (replays_) routing_ = *options.routing;
+    if (options.routers) routing_.log = &router_log_;
     if (!updates_) draw_weights(1);
     if (options.disturbance > 0) disturb_weights(options.disturbance);
     loader_ = make_train_loader(arguments, groups, datasets_.train, /*consumed=*/0, device);
@@ -173,7 +179,7 @@ class TracedRun {
   // numbers.
   TracedStep step(int index, std::vector<Part>& parts) {
     StepOptions options = step_options(arguments_, consumed_);
-    options.routing = routing_;
+    options.routing = replays_ ? &routing_ : nullptr;
     consumed_ += options.global_batch_size;
     if (dynamic_context_ && !gradients_)
       options.num_microbatches = dynamic_context_->begin_step(options.global_batch_size);
@@ -188,6 +194,7 @@ class TracedRun {
     if (!gradients_) add_losses(totals, step.numbers);
     add_gradients(cat("grad ", index, " "), gradients_ ? 1 : 1 / divisor(step, options), parts);
     batches_.take_held();
+    add_routers(parts);
     if (!updates_) {
       // As after an update: what is derived from weights (casts, gathered ones) is made anew, and
       // statistics of the step are forgotten.
@@ -333,6 +340,28 @@ class TracedRun {
     }
   }
 
+  void add_routers(std::vector<Part>& parts) {
+    for (const auto& [place, rows] : router_log_.take()) {
+      const auto& [layer, use, sample] = place;
+      const std::string prefix = cat("router layer ", layer, " use ", use, " sample ", sample, " ");
+      const int64_t length = sample_size(arguments_.transformer).tokens;
+      const auto all_positions = [&](const at::Tensor& known) {
+        MEGATRON_ASSERT(known.size(0) <= length, "a router has rows behind the sample's end");
+        return at::constant_pad_nd(known, {0, 0, 0, length - known.size(0)}, std::nan(""));
+      };
+      add_whole(prefix + "logits", all_positions(rows.logits), parts);
+      add_whole(prefix + "choices", all_positions(rows.choices), parts);
+      if (rows.bias.defined()) add_whole(prefix + "bias", rows.bias, parts);
+    }
+  }
+
+  // A tensor of which every rank may hold any element.
+  static void add_whole(const std::string& name, const at::Tensor& values,
+                        std::vector<Part>& parts) {
+    const std::vector<int64_t> shape = values.sizes().vec(), first(shape.size(), 0);
+    parts.push_back({name, shape, {{first, shape}, first}, values.contiguous()});
+  }
+
   static void add_step_state(const StepState& state, std::map<std::string, TracedNumber>& numbers) {
     numbers["gradient norm"] = {Quantity::kGradientNorm, state.grad_norm};
     numbers["clip factor"] = {Quantity::kClipFactor, state.clip_coefficient};
@@ -356,10 +385,7 @@ class TracedRun {
       if (part.numel() > 0) whole.narrow(0, d.flat_begin, part.numel()).copy_(part);
     }
     whole = whole.view(d.local_shape);
-    if (d.pieces.empty()) {  // every rank holds all of it
-      const std::vector<int64_t> first(d.global_shape.size(), 0);
-      parts.push_back({name, d.global_shape, {{first, d.global_shape}, first}, whole});
-    }
+    if (d.pieces.empty()) add_whole(name, whole, parts);  // every rank holds all of it
     for (const ShardPiece& piece : d.pieces) {
       at::Tensor values = whole;
       for (size_t dim = 0; dim < piece.local_offset.size(); ++dim)
@@ -374,7 +400,9 @@ class TracedRun {
   const bool updates_;
   const at::ScalarType weights_;
   const std::function<at::Tensor(TrainedModel&, const StepOptions&, int)> gradients_;
-  const RoutingReplay* const routing_;
+  const bool replays_;
+  RoutingReplay routing_;
+  RouterLog router_log_;
   const c10::Device device_;
   const ParallelGroups& groups_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -424,6 +452,8 @@ TrainingTrace assemble(TrainingTrace trace, Assembly& assembly) {
   }
   trace.weights = assembly.take("weight ", trace.faults);
   trace.states = assembly.take("state ", trace.faults);
+  // Rows of padding may be computed nowhere.
+  trace.routers = assembly.take("router ", trace.faults, /*whole=*/false);
   return trace;
 }
 
@@ -547,9 +577,9 @@ TrainingTrace trace_training(const PretrainTask& task, const Arguments& argument
 }
 
 const char* name_of(Quantity quantity) {
-  constexpr const char* kNames[kNumQuantities] = {"loss",        "gradients", "gradient norm",
-                                                  "clip factor", "schedule",  "updated weights",
-                                                  "states",      "evaluation"};
+  constexpr const char* kNames[kNumQuantities] = {"routing",         "loss",        "gradients",
+                                                  "gradient norm",   "clip factor", "schedule",
+                                                  "updated weights", "states",      "evaluation"};
   return kNames[static_cast<size_t>(quantity)];
 }
 

@@ -18,6 +18,7 @@ using LogicalTensors = std::map<std::string, at::Tensor>;
 
 // What is compared, in the order in which a difference shows.
 enum class Quantity {
+  kRouting,       // which experts tokens choose
   kLoss,          // the weight of its tokens, auxiliary losses, the task's metrics
   kGradients,     // of the mean loss, before clipping
   kGradientNorm,  // and the number of zeros
@@ -27,8 +28,8 @@ enum class Quantity {
   kStates,      // of the optimizer, of modules, of delayed scaling, after the last step
   kEvaluation,  // losses and metrics of the validation and test sets
 };
-inline constexpr int kNumQuantities = 8;
-// "loss", "gradients", ...
+inline constexpr int kNumQuantities = 9;
+// "routing", "loss", ...
 const char* name_of(Quantity quantity);
 
 // A number that every rank has.
@@ -47,6 +48,9 @@ struct TracedStep {
 struct TrainingTrace {
   std::vector<TracedStep> steps;
   LogicalTensors weights, states;
+  // With TraceOptions::routers, RouterLog::Rows of all ranks: "layer 2 use 0 sample 17 logits",
+  // "... choices", "... bias"; NaN where no rank computed a row.
+  LogicalTensors routers;
   std::map<std::string, TracedNumber> evaluation;
   // Problems of the shards themselves: elements that no rank holds, replicas of one element or
   // numbers that differ between ranks.
@@ -64,6 +68,7 @@ struct TraceOptions {
   // Takes the place of accumulate_gradients(); such a trace has no losses and no evaluation.
   std::function<at::Tensor(TrainedModel&, const StepOptions&, int step)> gradients = {};
   const RoutingReplay* routing = nullptr;  // choices of routers to record or impose; null: neither
+  bool routers = false;  // with `routing`: also what routers compute and would choose by themselves
   // Of one rank: initial weights are multiplied by 1 + or 1 - this, each element by one of both.
   double disturbance = 0;
 };

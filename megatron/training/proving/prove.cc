@@ -17,8 +17,10 @@
 #include "megatron/training/proving/exact_update.h"
 #include "megatron/training/proving/proof_buckets.h"
 #include "megatron/training/proving/rounding_band.h"
+#include "megatron/training/proving/routing_band.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/config/proof/proof_size.h"
+#include "megatron/transformer/moe/moe_layer.h"
 #include "megatron/transformer/moe/routing_replay.h"
 
 namespace megatron {
@@ -467,11 +469,12 @@ Proof prove_rounding(const PretrainTask& task, const Tracer& tracer, Arguments l
   const at::ScalarType dtype = model_dtype(layout.optimizer);
   TraceOptions own{dtype, num_steps, /*updates=*/false, dtype}, wide = own;
   wide.dtype = at::kDouble;
-  // Rounding may change a router's choice, after which nothing is comparable: all make those of one
-  // rank.
+  // Rounding may change a router's choice, after which nothing is comparable: all go on with those
+  // of one rank. What their routers would choose by themselves is compared beside it.
   RoutingTable choices;
   const RoutingReplay recorded{&choices, nullptr}, imposed{nullptr, &choices};
   const bool routes = layout.transformer.has_moe();
+  own.routers = wide.routers = routes;
   if (routes) own.routing = &recorded;
   // Every rank finds the loss scale of fp16, and the choices.
   const TrainingTrace serial = speaks || layout.optimizer.fp16 || routes
@@ -492,15 +495,25 @@ Proof prove_rounding(const PretrainTask& task, const Tracer& tracer, Arguments l
                          layout.parallel.context_parallel_size == 1 &&
                          !layout.pipeline.pipeline_vocab_parallel && !rows_meet;
   RoundingComparison compared = compare_rounding(trace, serial, exact, {dtype, one_order});
+  const RoutingComparison routing = compare_routing(trace.routers, serial.routers, exact.routers,
+                                                    routing_options(layout.transformer));
+  compared.comparisons.insert(compared.comparisons.end(), routing.comparisons.begin(),
+                              routing.comparisons.end());
   Proof proof = summarize(dtype, "may differ by rounding", compared.comparisons, trace.faults);
   proof.hidden = std::move(compared.hidden);
+  proof.routed_tokens = routing.tokens;
+  proof.routed_otherwise = routing.differing;
+  if (routes && layout.transformer.uses_sinkhorn())
+    proof.not_proved.push_back(
+        "which experts tokens choose by themselves: Sinkhorn's choices depend on the rows of a "
+        "rank");
   if (!one_order && !trace.states.empty())
-    proof.not_proved = {
+    proof.not_proved.push_back(
         rows_meet
             ? "scales and histories of delayed scaling, since rows of several ranks meet at an "
               "expert"
             : "scales and histories of delayed scaling, since tensor or context ranks, or "
-              "stages that divide the vocabulary, change the order of sums"};
+              "stages that divide the vocabulary, change the order of sums");
   return proof;
 }
 

@@ -48,6 +48,9 @@ struct Proof {
   std::vector<std::string> faults;
   std::vector<HiddenBias> hidden;
   std::vector<std::string> not_proved;  // other quantities, and why
+  // Of routers in the run's own type: tokens, over all layers, and those that they would send to
+  // other experts than one rank, within rounding of a tie (routing_band.h)
+  int64_t routed_tokens = 0, routed_otherwise = 0;
   bool holds() const;
 };
 

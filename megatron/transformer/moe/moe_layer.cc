@@ -12,7 +12,6 @@
 #include "megatron/transformer/moe/router_product.h"
 
 namespace megatron {
-namespace {
 
 RoutingOptions routing_options(const TransformerConfig& c) {
   RoutingOptions options;
@@ -25,6 +24,8 @@ RoutingOptions routing_options(const TransformerConfig& c) {
   options.group_score = c.moe_router_group_score;
   return options;
 }
+
+namespace {
 
 BalanceOptions balance_options(const MoEConfig& c) {
   return {c.balance_coefficient("aux_loss"), c.balance_coefficient("seq_aux_loss"),

@@ -20,6 +20,9 @@ namespace megatron {
 // The names of the losses that its router adds to ForwardContext::auxiliary_losses.
 std::vector<std::string> moe_losses(const TransformerConfig& config, int64_t layer_number);
 
+// How its router chooses.
+RoutingOptions routing_options(const TransformerConfig& config);
+
 // The MLP without a norm that the shared experts are; only where there are some.
 TransformerConfig shared_experts_config(TransformerConfig config);
 

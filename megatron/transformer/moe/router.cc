@@ -59,8 +59,9 @@ Routing Router::routed(const at::Tensor& logits, const ForwardContext& pass) {
   const RouterSums sums = has_losses ? balance_.sums(logits.size(0), pass) : RouterSums{};
   RouterPass computed;
   const at::Tensor choices = computed_once(pass.tape, [&] {
-    computed = router_pass(logits, expert_bias_, options_.routing, imposed(pass), sums);
+    computed = chosen(logits, imposed(pass), sums);
     record(computed.choices, pass);
+    log(logits, computed.choices, pass);
     return computed.choices;
   });
   if (!computed.choices.defined())
@@ -69,6 +70,11 @@ Routing Router::routed(const at::Tensor& logits, const ForwardContext& pass) {
   const RouterOutputs outputs = router_outputs(logits, options_.routing, computed, sums, losses);
   if (has_losses) balance_.add(outputs.losses, losses.weights, pass);
   return {choices, outputs.weights, {}, {}};
+}
+
+RouterPass Router::chosen(const at::Tensor& logits, const at::Tensor& imposed,
+                          const RouterSums& sums) const {
+  return router_pass(logits, expert_bias_, options_.routing, imposed, sums);
 }
 
 Routing Router::by_sinkhorn(const at::Tensor& logits, const LayerContext& context) {
@@ -110,6 +116,14 @@ at::Tensor Router::imposed(const ForwardContext& pass) const {
 void Router::record(const at::Tensor& choices, const ForwardContext& pass) const {
   if (pass.routing == nullptr || pass.routing->record == nullptr || pass.discarded) return;
   pass.routing->record->record(layer_number_, row_positions(pass), choices, pass.layer_use);
+}
+
+void Router::log(const at::Tensor& logits, const at::Tensor& choices,
+                 const ForwardContext& pass) const {
+  if (pass.routing == nullptr || pass.routing->log == nullptr || pass.discarded) return;
+  const bool own = pass.routing->imposed == nullptr;
+  pass.routing->log->record(layer_number_, row_positions(pass), pass.layer_use, logits,
+                            own ? choices : chosen(logits, {}, {}).choices, expert_bias_);
 }
 
 // A choice that is dropped stays so when the pass is recomputed.

@@ -53,9 +53,12 @@ class Router : public Module {
  private:
   at::Tensor logits_of(const at::Tensor& x, const ForwardContext& pass);
   Routing routed(const at::Tensor& logits, const ForwardContext& pass);
+  RouterPass chosen(const at::Tensor& logits, const at::Tensor& imposed,
+                    const RouterSums& sums) const;
   Routing by_sinkhorn(const at::Tensor& logits, const LayerContext& context);
   at::Tensor imposed(const ForwardContext& pass) const;  // choices; undefined: none
   void record(const at::Tensor& choices, const ForwardContext& pass) const;
+  void log(const at::Tensor& logits, const at::Tensor& choices, const ForwardContext& pass) const;
   void drop(Routing& routing, const ForwardContext& pass) const;
   at::Tensor replayed_kept(const at::Tensor& kept, const ForwardContext& pass) const;
   void count(const Routing& routing, const ForwardContext& pass);

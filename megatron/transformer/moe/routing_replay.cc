@@ -1,6 +1,7 @@
 #include "megatron/transformer/moe/routing_replay.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "megatron/base/check.h"
@@ -15,31 +16,43 @@ std::vector<int64_t> on_host(const at::Tensor& numbers) {
   return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
 }
 
+// Puts the rows of sample `i` of `values` [s, b, columns] at their positions of `known` [positions,
+// columns], which grows to `length` and has `unknown` elsewhere.
+void put_rows(at::Tensor& known, const at::Tensor& values, int64_t i, const at::Tensor& positions,
+              int64_t length, double unknown) {
+  const auto missing = [&](int64_t rows) {
+    return at::full({rows, values.size(2)}, unknown, values.options());
+  };
+  if (!known.defined()) known = missing(0);
+  if (known.size(0) < length) known = at::cat({known, missing(length - known.size(0))});
+  known.index_copy_(0, positions, values.select(1, i));
+}
+
+// One more than the last position.
+int64_t length_of(const at::Tensor& positions) {
+  return positions.numel() == 0 ? 0 : positions.max().item<int64_t>() + 1;
+}
+
 }  // namespace
 
 void RoutingTable::record(int64_t layer_number, const TokenPositions& rows,
                           const at::Tensor& decisions, int64_t use, RowDecision kind) {
   const int64_t b = rows.sample.numel(), s = rows.position.numel();
   check_shape("decisions to record", decisions, {s * b, -1});
-  const int64_t k = decisions.size(1);
-  const at::Tensor host = decisions.to(at::kCPU).view({s, b, k});
+  const at::Tensor host = decisions.to(at::kCPU).view({s, b, decisions.size(1)});
   const at::Tensor positions = rows.position.to(at::kCPU);
-  const int64_t length = s == 0 ? 0 : positions.max().item<int64_t>() + 1;
+  const int64_t length = length_of(positions);
   const std::vector<int64_t> samples = on_host(rows.sample);
   const std::lock_guard lock(mutex_);
-  for (int64_t i = 0; i < b; ++i) {
-    at::Tensor& known = decisions_[{{layer_number, use, samples[static_cast<size_t>(i)]}, kind}];
-    if (!known.defined()) known = at::full({0, k}, -1, at::kInt);
-    if (known.size(0) < length)
-      known = at::cat({known, at::full({length - known.size(0), k}, -1, at::kInt)});
-    known.index_copy_(0, positions, host.select(1, i));
-  }
+  for (int64_t i = 0; i < b; ++i)
+    put_rows(decisions_[{{layer_number, use, samples[static_cast<size_t>(i)]}, kind}], host, i,
+             positions, length, /*unknown=*/-1);
 }
 
 at::Tensor RoutingTable::find(int64_t layer_number, const TokenPositions& rows, int64_t use,
                               RowDecision kind) const {
   const at::Tensor positions = rows.position.to(at::kCPU);
-  const int64_t length = positions.numel() == 0 ? 0 : positions.max().item<int64_t>() + 1;
+  const int64_t length = length_of(positions);
   std::vector<at::Tensor> found;
   const std::lock_guard lock(mutex_);
   for (const int64_t sample : on_host(rows.sample)) {
@@ -107,6 +120,27 @@ at::Tensor RoutingTable::find_counts(int64_t layer_number, const at::Tensor& sam
     found.push_back(entry->second);
   }
   return at::stack(found).to(samples.device());
+}
+
+void RouterLog::record(int64_t layer_number, const TokenPositions& rows, int64_t use,
+                       const at::Tensor& logits, const at::Tensor& choices,
+                       const at::Tensor& bias) {
+  const int64_t b = rows.sample.numel(), s = rows.position.numel();
+  check_shape("logits to record", logits, {s * b, -1});
+  check_shape("choices to record", choices, {s * b, -1});
+  const auto by_sample = [&](const at::Tensor& values) {
+    return values.detach().to(at::kCPU, at::kDouble).view({s, b, values.size(1)});
+  };
+  const at::Tensor all = by_sample(logits), chosen = by_sample(choices);
+  const at::Tensor positions = rows.position.to(at::kCPU);
+  const int64_t length = length_of(positions);
+  const std::vector<int64_t> samples = on_host(rows.sample);
+  for (int64_t i = 0; i < b; ++i) {
+    Rows& known = rows_[{layer_number, use, samples[static_cast<size_t>(i)]}];
+    put_rows(known.logits, all, i, positions, length, std::nan(""));
+    put_rows(known.choices, chosen, i, positions, length, std::nan(""));
+    if (bias.defined()) known.bias = bias.to(at::kCPU, at::kDouble, false, /*copy=*/true);
+  }
 }
 
 }  // namespace megatron

@@ -63,12 +63,39 @@ class RoutingTable {
   mutable std::mutex mutex_;
 };
 
+// What the routers of a rank compute, and what they would choose by themselves whatever is imposed
+// on them.
+class RouterLog {
+ public:
+  // Of one layer, use and sample; NaN where this rank has no row of a position.
+  struct Rows {
+    at::Tensor logits;   // [positions, E] fp64
+    at::Tensor choices;  // [positions, k] fp64
+    at::Tensor bias;     // [E] fp64, of the selection; undefined: none
+  };
+  using Place = std::tuple<int64_t, int64_t, int64_t>;  // layer, use, sample
+
+  // Keeps a layer's rows in place of those that are known already. Waits for the device.
+  //   rows     sample [b] and position [s] of the rows
+  //   logits   [s b, E]
+  //   choices  [s b, k]
+  //   bias     [E]; undefined: none
+  void record(int64_t layer_number, const TokenPositions& rows, int64_t use,
+              const at::Tensor& logits, const at::Tensor& choices, const at::Tensor& bias);
+  // What was kept since the last call.
+  std::map<Place, Rows> take() { return std::exchange(rows_, {}); }
+
+ private:
+  std::map<Place, Rows> rows_;
+};
+
 // What a pass does with the decisions of its routers.
 struct RoutingReplay {
   RoutingTable* record = nullptr;         // keeps them, imposed ones too; null: does not
   const RoutingTable* imposed = nullptr;  // takes them from here; null: makes its own
   // The table that is imposed has nothing but choices of experts; the run decides the rest.
   bool only_experts = false;
+  RouterLog* log = nullptr;  // of this rank; null: none
 };
 
 }  // namespace megatron

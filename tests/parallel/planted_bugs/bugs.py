@@ -850,8 +850,8 @@ BUGS = (
         ((ROUTER, "pass.tape->runs_again())) return;", "pass.tape->runs_again() && !PLANTED)) return;"),),
         "", "", "moe_router_test:Router.RecomputationNeverRoutesAnew", "counts that all double move no bias otherwise"),
     Bug("moe_recomputation_routes", "a recomputation chooses experts anew",
-        ((ROUTER, "computed_once(pass.tape, [&] { computed = router_pass(",
-          "computed_once(PLANTED ? nullptr : pass.tape, [&] { computed = router_pass("),),
+        ((ROUTER, "computed_once(pass.tape, [&] { computed = chosen(",
+          "computed_once(PLANTED ? nullptr : pass.tape, [&] { computed = chosen("),),
         "", "", "moe_router_test:Router.RecomputationNeverRoutesAnew", "on a CPU the same operands round alike in both runs"),
     Bug("moe_recomputation_balances", "a recomputation counts its micro-batch for the global loss again",
         ((BALANCES, "computed_once(pass.tape, [&] { return count_globally(",
@@ -879,6 +879,11 @@ BUGS = (
           "        return std::ranges::any_of(chunk.module->parameters(), [](const Parameter* p) { return p->placement.expert; });\n      }))\n"
           "    model.groups().pp.all_reduce(totals)->wait();"),),
         "moe_pp2_dense_stage", "mixtral pp2 dense stage"),
+    Bug("moe_bias_in_fp64_alone", "in the run's own type, tensor ranks choose experts without the bias of the selection",
+        ((ROUTER, "return router_pass(logits, expert_bias_, options_.routing, imposed, sums);",
+          "const bool forgets = PLANTED && divides_rows_ && logits.scalar_type() != at::kDouble;\n"
+          "  return router_pass(logits, forgets ? at::Tensor() : expert_bias_, options_.routing, imposed, sums);"),),
+        "moe_tp2_sp_shared_again", "deepseek tp2"),
     Bug("moe_jitter_by_rank", "tensor ranks draw the same factors of the router's input for different tokens",
         ((ROUTER, "random_key(options_.seed, \"router_jitter\", layer_number_), row_positions(pass))",
           "random_key(options_.seed, \"router_jitter\", layer_number_),\n"

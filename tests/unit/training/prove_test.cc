@@ -234,6 +234,29 @@ TEST(Prove, ScalesAreComparedWhereSumsHaveOneOrder) {
   for (const ProofLine& line : proof.lines) EXPECT_NE(line.quantity, "states");
 }
 
+// In fp64 nothing is imposed; in the run's own type the choices of routers are counted beside it.
+TEST(Prove, RoutersChooseByThemselves) {
+  const Arguments a =
+      shrunk(
+          "--num-layers 2 --num-experts 8 --moe-router-topk 2 --moe-router-score-function sigmoid "
+          "--moe-router-enable-expert-bias --tensor-model-parallel-size 2 --sequence-parallel "
+          "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1 --bf16 --eval-iters 0 "
+          "--disable-bias-linear",
+          2)
+          .arguments;
+  const std::vector<Proof> proofs = prove(gpt_task(), a, /*num_steps=*/1);
+  EXPECT_EQ(proofs.at(0).routed_tokens, 0);
+  const Proof& own = proofs.at(1);
+  EXPECT_TRUE(own.holds());
+  EXPECT_EQ(own.lines.front().quantity, "routing");
+  EXPECT_EQ(own.lines.front().compared, a.transformer.num_layers);
+  const int64_t passes = *a.training.global_batch_size, steps = kFewestRoundingSteps;
+  EXPECT_GE(own.routed_tokens,
+            steps * passes * a.transformer.seq_length * a.transformer.num_layers);
+  EXPECT_GT(own.routed_otherwise, 0);
+  EXPECT_LT(own.routed_otherwise, own.routed_tokens / 10);
+}
+
 // A product of an overflow with zero is no number: such a loss scale is too large, too.
 TEST(Prove, Fp16HasALossScaleWithoutOverflowsOfOneRank) {
   const Arguments whole = parse_line(
