@@ -243,11 +243,15 @@ class TracedRun {
   }
 
  private:
-  // Initial ones, but those that a run starts as zeros (biases, halves of adapters) are none: what
-  // is multiplied by zeros shows nothing.
+  // Initial ones, but those that a run starts as zeros (biases, halves of adapters, biases of a
+  // router's selection) are none: what is multiplied by zeros shows nothing.
   void draw_weights(int64_t seed) {
     constexpr double kOfZeros = 0.05;
-    for (const ModelChunk& chunk : model_.chunks)
+    for (const ModelChunk& chunk : model_.chunks) {
+      chunk.module->visit_state([&](const std::string& name, at::Tensor& state) {
+        normal_(state.view({1, -1}), kOfZeros, random_key(seed, name), /*first_row=*/0,
+                /*row_elements=*/state.numel(), /*column_offset=*/0);
+      });
       chunk.store->edit_values([&](Parameter& parameter) {
         const Init init = parameter.init;
         if (init.kind == Init::Kind::kZero) parameter.init = Init::normal(kOfZeros);
@@ -255,6 +259,7 @@ class TracedRun {
         parameter.init = init;
         parameter.value.copy_(parameter.value.to(weights_));
       });
+    }
   }
 
   void disturb_weights(double by) {
