@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Trains one Llama-like model here and in plain PyTorch, from the same weights on the same samples, and compares the losses.
+"""Trains one Llama-like model, or with --pattern one of Mamba-2 (M), attention (*) and MLP (-) layers as Nemotron-H has them, here and in
+plain PyTorch, from the same weights on the same samples, and compares the losses.
 
     loss_curve.py --program 'dist/bin/megatron-run megatron' --output results --ours bf16 fp8-tensorwise fp8-delayed fp8-blockwise
+    loss_curve.py --program 'dist/bin/megatron-run megatron' --output results --pattern M-M*M- --tolerance 5e-3
     loss_curve.py --program build/bin/megatron --output results --device cpu --ours fp32 --peers fp32 --steps 20 --warmup 5 \
         --layers 2 --hidden 64 --ffn 128 --heads 4 --groups 2 --sequence 64 --batch 4 --micro-batch 2 --vocabulary 512 --window 5 --lr 3e-3 --tolerance 1e-5
 
@@ -36,6 +38,7 @@ OURS = {
 PEERS = ("fp32", "tf32", "bf16")
 ENDINGS = (".md", ".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".yaml", ".txt")
 SKIPPED = ("build", "dist", "runs", "golden", "shared", "site-packages", "dist-packages", "__pycache__", "results")
+CONVOLUTION, CHUNK = 4, 128  # of Mamba-2: rows of the convolution, tokens of a chunk
 EPSILON, ROTARY_BASE, BETAS, WEIGHT_DECAY, CLIP = 1e-5, 10000.0, (0.9, 0.95), 0.1, 1.0
 
 
@@ -116,8 +119,32 @@ class Samples:
 # -- weights
 
 
+def mamba_widths():
+    """Of all heads, and with the keys and queries of the groups beside them."""
+    inner = 2 * ARGUMENTS.hidden
+    return inner, inner + 2 * ARGUMENTS.mamba_groups * ARGUMENTS.states
+
+
+def hybrid_shapes():
+    a = ARGUMENTS
+    (inner, mixed), heads, key = mamba_widths(), 2 * a.hidden // a.mamba_head, a.groups * (a.hidden // a.heads)
+    mixers = {
+        "M": {"in_proj.weight": (inner + mixed + heads, a.hidden), "conv1d.weight": (mixed, 1, CONVOLUTION), "conv1d.bias": (mixed,),
+              "A_log": (heads,), "D": (heads,), "dt_bias": (heads,), "norm.weight": (inner,), "out_proj.weight": (a.hidden, inner)},
+        "*": {"q_proj.weight": (a.hidden, a.hidden), "k_proj.weight": (key, a.hidden), "v_proj.weight": (key, a.hidden),
+              "o_proj.weight": (a.hidden, a.hidden)},
+        "-": {"up_proj.weight": (a.ffn, a.hidden), "down_proj.weight": (a.hidden, a.ffn)}}
+    out = {"backbone.embeddings.weight": (a.vocabulary, a.hidden)}
+    for i, letter in enumerate(a.pattern):
+        out[f"backbone.layers.{i}.norm.weight"] = (a.hidden,)
+        out |= {f"backbone.layers.{i}.mixer.{name}": shape for name, shape in mixers[letter].items()}
+    return out | {"backbone.norm_f.weight": (a.hidden,), "lm_head.weight": (a.vocabulary, a.hidden)}
+
+
 def shapes():
     a = ARGUMENTS
+    if a.pattern:
+        return hybrid_shapes()
     head = a.hidden // a.heads
     out = {"model.embed_tokens.weight": (a.vocabulary, a.hidden)}
     for i in range(a.layers):
@@ -135,13 +162,40 @@ def draw_weights():
     torch.manual_seed(ARGUMENTS.seed)
     weights = {}
     for name, shape in shapes().items():
-        scale = 0.02 / math.sqrt(2 * ARGUMENTS.layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
-        weights[name] = torch.ones(shape) if len(shape) == 1 else (scale * torch.randn(shape)).bfloat16().float()
+        scale = 0.02
+        if name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight")):
+            scale /= math.sqrt(2 * ARGUMENTS.layers)
+        if name.endswith("conv1d.weight"):
+            scale = 0.3
+        weight = torch.ones(shape) if len(shape) == 1 else scale * torch.randn(shape)
+        if name.endswith("A_log"):
+            weight = torch.linspace(1, 16, *shape).log()
+        elif name.endswith("dt_bias"):  # time steps from 0.001 to 0.1
+            weight = torch.expm1(torch.logspace(-3, -1, *shape)).log()
+        elif name.endswith("conv1d.bias"):
+            weight = torch.zeros(shape)
+        weights[name] = weight.bfloat16().float()
     return weights
 
 
+def config():
+    a = ARGUMENTS
+    both = {"vocab_size": a.vocabulary, "hidden_size": a.hidden, "intermediate_size": a.ffn, "num_attention_heads": a.heads,
+            "num_key_value_heads": a.groups, "max_position_embeddings": a.sequence, "tie_word_embeddings": False, "attention_bias": False,
+            "mlp_bias": False, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32"}
+    if not a.pattern:
+        return both | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": a.layers, "hidden_act": "silu",
+                       "rms_norm_eps": EPSILON, "rope_theta": ROTARY_BASE}
+    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
+    return both | {"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "layers_block_type": [kinds[c] for c in a.pattern],
+                   "head_dim": a.hidden // a.heads, "mlp_hidden_act": "relu2", "layer_norm_epsilon": EPSILON, "expand": 2,
+                   "ssm_state_size": a.states, "mamba_num_heads": 2 * a.hidden // a.mamba_head, "mamba_head_dim": a.mamba_head,
+                   "n_groups": a.mamba_groups, "conv_kernel": CONVOLUTION, "chunk_size": CHUNK, "use_conv_bias": True,
+                   "mamba_proj_bias": False, "use_bias": False}
+
+
 def write_folder(weights):
-    a, folder = ARGUMENTS, path("initial")
+    folder = path("initial")
     os.makedirs(folder, exist_ok=True)
     head, begin = {}, 0
     for name, weight in weights.items():
@@ -154,11 +208,7 @@ def write_folder(weights):
         for weight in weights.values():
             out.write(weight.numpy().tobytes())
     with open(os.path.join(folder, "config.json"), "w") as out:
-        json.dump({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": a.vocabulary, "hidden_size": a.hidden,
-                   "intermediate_size": a.ffn, "num_hidden_layers": a.layers, "num_attention_heads": a.heads,
-                   "num_key_value_heads": a.groups, "max_position_embeddings": a.sequence, "hidden_act": "silu",
-                   "rms_norm_eps": EPSILON, "rope_theta": ROTARY_BASE, "tie_word_embeddings": False, "attention_bias": False,
-                   "mlp_bias": False, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32"}, out)
+        json.dump(config(), out)
 
 
 # -- ours
@@ -203,11 +253,11 @@ class Peer(torch.nn.Module):
 
     def attention(self, x, layer):
         b, s, _ = x.shape
-        q, k, v = (F.linear(x, self.weight(f"{layer}.self_attn.{c}_proj.weight")).view(b, s, heads, -1).transpose(1, 2)
+        q, k, v = (F.linear(x, self.weight(f"{layer}.{c}_proj.weight")).view(b, s, heads, -1).transpose(1, 2)
                    for c, heads in (("q", ARGUMENTS.heads), ("k", ARGUMENTS.groups), ("v", ARGUMENTS.groups)))
         k, v = (t.repeat_interleave(ARGUMENTS.heads // ARGUMENTS.groups, 1) for t in (self.rotate(k), v))
         y = F.scaled_dot_product_attention(self.rotate(q), k, v, is_causal=True)
-        return F.linear(y.transpose(1, 2).reshape(b, s, -1), self.weight(f"{layer}.self_attn.o_proj.weight"))
+        return F.linear(y.transpose(1, 2).reshape(b, s, -1), self.weight(f"{layer}.o_proj.weight"))
 
     def mlp(self, x, layer):
         gate, up = (F.linear(x, self.weight(f"{layer}.mlp.{name}_proj.weight")) for name in ("gate", "up"))
@@ -217,10 +267,71 @@ class Peer(torch.nn.Module):
         x = F.embedding(tokens, self.weight("model.embed_tokens.weight"))
         for i in range(ARGUMENTS.layers):
             layer = f"model.layers.{i}"
-            x = x + self.attention(self.norm(x, layer + ".input_layernorm.weight"), layer)
+            x = x + self.attention(self.norm(x, layer + ".input_layernorm.weight"), layer + ".self_attn")
             x = x + self.mlp(self.norm(x, layer + ".post_attention_layernorm.weight"), layer)
         logits = F.linear(self.norm(x, "model.norm.weight"), self.weight("lm_head.weight"))
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+class HybridPeer(Peer):
+    """Layers by letters; attention has no positions, states and time steps are fp32."""
+
+    def rotate(self, x):
+        return x
+
+    def norm(self, x, name):
+        # In fp32, and back to the type of the products
+        return super().norm(x.float(), name).to(x.dtype)
+
+    def mamba(self, x, layer):
+        a, (inner, mixed) = ARGUMENTS, mamba_widths()
+        z, x, dt = F.linear(x, self.weight(layer + ".in_proj.weight")).split([inner, mixed, inner // a.mamba_head], -1)
+        with torch.autocast(a.device, enabled=False):
+            x = F.pad(x.float().transpose(1, 2), (CONVOLUTION - 1, 0))
+            x = F.conv1d(x, self.weight(layer + ".conv1d.weight"), self.weight(layer + ".conv1d.bias"), groups=mixed)
+            x, keys, queries = F.silu(x.transpose(1, 2)).split([inner, (mixed - inner) // 2, (mixed - inner) // 2], -1)
+            y = scan(x.unflatten(-1, (-1, a.mamba_head)), F.softplus(dt.float() + self.weight(layer + ".dt_bias")),
+                     -self.weight(layer + ".A_log").exp(), keys.unflatten(-1, (a.mamba_groups, -1)),
+                     queries.unflatten(-1, (a.mamba_groups, -1)), self.weight(layer + ".D"))
+            y = (y.flatten(-2) * F.silu(z.float())).unflatten(-1, (a.mamba_groups, -1))
+            y = F.rms_norm(y, y.shape[-1:], eps=EPSILON).flatten(-2) * self.weight(layer + ".norm.weight")
+        return F.linear(y.to(z.dtype), self.weight(layer + ".out_proj.weight"))
+
+    def forward(self, tokens, labels):
+        x = F.embedding(tokens, self.weight("backbone.embeddings.weight"))
+        for i, letter in enumerate(ARGUMENTS.pattern):
+            layer = f"backbone.layers.{i}"
+            y = self.norm(x, layer + ".norm.weight")
+            layer += ".mixer"
+            if letter == "M":
+                y = self.mamba(y, layer)
+            elif letter == "*":
+                y = self.attention(y, layer)
+            else:
+                y = F.linear(F.relu(F.linear(y, self.weight(layer + ".up_proj.weight"))).square(), self.weight(layer + ".down_proj.weight"))
+            x = x + y
+        logits = F.linear(self.norm(x, "backbone.norm_f.weight"), self.weight("lm_head.weight"))
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def scan(x, dt, a, keys, queries, d):
+    """Mamba-2's scan by chunks (Dao and Gu 2024, listing 1): x [b, s, heads, size], dt [b, s, heads], keys and queries [b, s, groups, states]."""
+    heads, groups = x.shape[2], keys.shape[2]
+    length = min(CHUNK, x.shape[1])
+    chunks = (part.unflatten(1, (-1, length)) for part in (x * dt[..., None], dt * a, *(
+        part.repeat_interleave(heads // groups, 2) for part in (keys, queries))))
+    scaled, decay, keys, queries = (part.transpose(2, 3) for part in chunks)  # [b, chunks, heads, length, ...]
+    decay = decay.cumsum(-1)
+    within = (decay[..., :, None] - decay[..., None, :]).masked_fill(
+        torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1), -math.inf).exp()
+    y = (queries @ keys.mT * within) @ scaled
+    ends = (keys * (decay[..., -1:] - decay).exp()[..., None]).mT @ scaled  # what each chunk adds to the state
+    state, before = torch.zeros_like(ends[:, 0]), []
+    for i in range(ends.shape[1]):
+        before.append(state)
+        state = state * decay[:, i, :, -1].exp()[..., None, None] + ends[:, i]
+    y = y + (queries * decay.exp()[..., None]) @ torch.stack(before, 1)
+    return y.transpose(2, 3).flatten(1, 2) + x * d[:, None]
 
 
 def learning_rate(step):
@@ -235,7 +346,7 @@ def learning_rate(step):
 def train_there(name, weights, samples):
     a = ARGUMENTS
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-    model = Peer(weights).to(a.device)
+    model = (HybridPeer if a.pattern else Peer)(weights).to(a.device)
     parameters = list(model.parameters())
     groups = [{"params": [p for p in parameters if p.dim() > 1], "weight_decay": WEIGHT_DECAY},
               {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0}]
@@ -348,6 +459,10 @@ if __name__ == "__main__":
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--pattern", help="letters of the layers, M, * and -, in place of --layers")
+    parser.add_argument("--states", type=int, default=128, help="of Mamba-2, as the next two")
+    parser.add_argument("--mamba-head", type=int, default=64)
+    parser.add_argument("--mamba-groups", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--ffn", type=int, default=2816)
     parser.add_argument("--heads", type=int, default=16)
@@ -363,6 +478,10 @@ if __name__ == "__main__":
     parser.add_argument("--limit", type=float, default=150, help="seconds after which a run is ended")
     parser.add_argument("flags", nargs="*", help="more flags of pretrain, behind --")
     ARGUMENTS = parser.parse_args()
+    if ARGUMENTS.pattern:
+        ARGUMENTS.layers = len(ARGUMENTS.pattern)
+        if set(ARGUMENTS.pattern) - set("M*-"):
+            parser.error("--pattern has other letters than M, * and -")
     if ARGUMENTS.vocabulary % 128 != 0 or ARGUMENTS.batch % ARGUMENTS.micro_batch != 0:
         parser.error("--vocabulary must be a multiple of 128, --batch one of --micro-batch")
     sys.exit(main())
