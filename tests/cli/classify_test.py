@@ -41,6 +41,12 @@ class ClassifyTest(support.FolderTest):
         self.output(*RUN, "--bert-classes", "2", *labels, "--train-data-path", rows, "--save", saved)
         samples = self.path("samples.jsonl")
         metrics = json.loads(self.output("classify", saved, "--input", rows, *labels, "--log-samples", samples, "--device", "cpu"))
+        written = self.path("written")
+        self.output("convert-checkpoint", "--load", saved, "--save", written)
+        config = json.loads(pathlib.Path(written, "config.json").read_text())
+        self.assertEqual(config["architectures"], ["BertForSequenceClassification"])
+        self.assertIn("classifier.weight", tensors_of(written))
+        self.assertEqual(json.loads(self.output("classify", written, "--input", rows, *labels, "--device", "cpu")), metrics)
         self.assertEqual(metrics["texts"], 32)
         self.assertGreater(metrics["accuracy"], 0.9)
         logged = [json.loads(line) for line in pathlib.Path(samples).read_text().splitlines()]

@@ -20,7 +20,8 @@ const HfRow kBertEnds[] = {
     {"output_layer.weight", {"cls.predictions.decoder.weight"}},
     {"output_layer.bias", {"cls.predictions.bias"}},
     {"pooler.dense.@", {"bert.pooler.dense.@"}},
-    {"binary_head.@", {"cls.seq_relationship.@"}}};
+    {"binary_head.@", {"cls.seq_relationship.@"}},
+    {"classification_head.@", {"classifier.@"}}};
 
 const HfRow kBertLinears[] = {
     {".self_attention.linear_qkv.@",
@@ -61,7 +62,11 @@ const HfRow kRoberta[] = {
     {"lm_head.layer_norm.@", {"lm_head.layer_norm.@"}},
     {"output_layer.weight", {"lm_head.decoder.weight"}},
     {"output_layer.bias", {"lm_head.bias"}},
-    {"pooler.dense.@", {"roberta.pooler.dense.@"}}};
+    {.ours = "pooler.dense.@",
+     .theirs = {"classifier.dense.@"},
+     .beside = "classification_head.weight"},
+    {"pooler.dense.@", {"roberta.pooler.dense.@"}},
+    {"classification_head.@", {"classifier.out_proj.@"}}};
 
 const HfRow kModernBert[] = {
     {"embedding.word_embeddings.weight", {"model.embeddings.tok_embeddings.weight"}},
@@ -83,33 +88,51 @@ const HfRow kModernBert[] = {
 
 // -- keys
 
+// Says the classes of a model, in whose place it has no heads of pretraining.
+void write_classes(HfFields& f, BertConfig& own) {
+  f.num_labels(own.bert_classes);
+  own.bert_lm_head = true;
+  own.bert_binary_head = own.bert_pooler = false;
+}
+
 // The heads that a model of this architecture has.
 void bert_heads(HfFields& f, BertConfig& own, const std::string& name, bool has_pretraining) {
   const std::string both = name + "ForPreTraining", masked = name + "ForMaskedLM",
-                    bare = name + "Model";
+                    bare = name + "Model", classes = name + "ForSequenceClassification";
   if (!f.reading()) {
-    MEGATRON_CHECK(own.bert_lm_head || !own.bert_binary_head,
+    const bool has_classes = own.bert_classes > 0;
+    MEGATRON_CHECK(own.bert_choices == 0, "a multiple-choice head is not written as a ", name);
+    MEGATRON_CHECK(has_classes || own.bert_lm_head || !own.bert_binary_head,
                    "models of Hugging Face have no binary head without that of masked tokens");
-    const std::string& architecture = !own.bert_lm_head      ? bare
+    MEGATRON_CHECK(!has_classes || own.bert_pooling == BertPooling::kFirst, "classes of a ", name,
+                   " of Hugging Face read the first token (bert_pooling)");
+    const std::string& architecture = has_classes            ? classes
+                                      : !own.bert_lm_head    ? bare
                                       : own.bert_binary_head ? both
                                                              : masked;
-    return f.set("architectures", cat("[\"", architecture, "\"]"));
+    f.set("architectures", cat("[\"", architecture, "\"]"));
+    if (has_classes) write_classes(f, own);
+    return;
   }
   const std::string& usual = has_pretraining ? both : masked;
   const std::vector<std::string> given = f.texts("architectures");
   const std::string& architecture = given.empty() ? usual : given.front();
-  MEGATRON_CHECK(architecture == usual || architecture == masked || architecture == bare, f.name(),
-                 ": a ", architecture, " is not built yet\nhint: expected a model with ",
-                 has_pretraining ? both + ", " : "", masked, " or ", bare, " as its architecture");
+  MEGATRON_CHECK(architecture == usual || architecture == masked || architecture == bare ||
+                     architecture == classes,
+                 f.name(), ": a ", architecture, " is not built yet\nhint: expected a model with ",
+                 has_pretraining ? both + ", " : "", masked, ", ", classes, " or ", bare,
+                 " as its architecture");
   own.bert_lm_head = architecture != bare;
   own.bert_pooler = architecture == bare;
   own.bert_binary_head = has_pretraining && architecture == both;
+  if (architecture == classes) f.num_labels(own.bert_classes);
 }
 
 // Files that say more of the heads than their architecture: models published with all heads of
 // pretraining under the name of one of them, and bare ones without a pooler.
 void heads_of_files(const HfFamily& family, const HfNames& held, ModelConfig& c) {
   BertConfig& own = *c.own.as<BertConfig>();
+  if (own.bert_classes > 0) return;
   const bool pooler = held(cat(family.prefix, "pooler.dense.weight"));
   if (!own.bert_lm_head)
     own.bert_pooler = pooler;
@@ -207,7 +230,7 @@ void modern_head(HfFields& f, BertConfig& own) {
                                : own.bert_lm_head ? masked
                                                   : bare,
                                "\"]"));
-    if (has_classes) f.num_labels(own.bert_classes);
+    if (has_classes) write_classes(f, own);
     return;
   }
   const std::vector<std::string> given = f.texts("architectures");

@@ -290,7 +290,13 @@ namespace {
 std::vector<HfTensor> tensors_of_parts(
     const HfFamily& family, const ParameterShapes& parameters, const HfNames& held,
     const std::function<const TransformerConfig&(const std::string& ours)>& part) {
-  const std::vector<Names> all = names_of(family);
+  std::vector<Names> all = names_of(family);
+  std::erase_if(all, [&](const Names& names) {
+    const std::string_view beside = names.row->beside;
+    return !beside.empty() && std::ranges::none_of(parameters, [&](const auto& parameter) {
+      return parameter.first == beside;
+    });
+  });
   std::vector<HfTensor> tensors;
   for (const auto& [name, shape] : parameters) {
     const TransformerConfig& config = part(name);

@@ -62,6 +62,8 @@ struct HfRow {
   HfLayout layout = HfLayout::kSame;
   bool transposed = false;  // the Hugging Face weight is [inputs, outputs], that of every expert
   bool (*of)(const TransformerConfig& config) = nullptr;  // whether models have it; null: all have
+  // A parameter of ours that models with this row have, too; empty: none
+  std::string_view beside = {};
   // The shape of the Hugging Face tensor where the same elements have another one than in ours
   // (convolutions); null: it is the same
   std::vector<int64_t> (*stored_shape)(const std::vector<int64_t>& ours) = nullptr;

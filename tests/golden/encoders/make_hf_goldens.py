@@ -5,8 +5,8 @@ no token is predicted, next_sentence_label [b]), and what `transformers` compute
   logits [b, s, v], order [b, 2]     of the heads; the order where the model has that head
   loss [1]                           mean cross entropy of the labels, plus that of the order
   grad/<name>                        its gradient
-  class [b], classes, classes_first [b, c]   of a model that tells classes, in the place of those: its classes, logits of the mean of a
-                                     text's hidden states and of the first one; the loss is that of the mean
+  class [b], classes [b, c]          of a model that tells classes, in the place of those: its classes and their logits; the loss is theirs
+  classes_first [b, c]               of a ModernBERT, whose logits are those of the mean of a text's hidden states: of the first one
   hidden [b, s, h], pooled [b, h]    of a model without a head, in the place of those; pooled where it has a pooler
 
 Windows of the ModernBERTs are shorter than the sequences.
@@ -41,6 +41,10 @@ CASES = {
     "modernbert_biases": ("ModernBertForMaskedLM", BIASES),
     "modernbert_model": ("ModernBertModel", dict()),
     "modernbert_classes": ("ModernBertForSequenceClassification", dict(num_labels=3, classifier_pooling="mean", classifier_bias=True)),
+    "bert_classes": ("BertForSequenceClassification", dict(type_vocab_size=2, num_labels=3)),
+    "megatron_bert_classes": ("MegatronBertForSequenceClassification", dict(type_vocab_size=2, num_labels=3)),
+    "roberta_classes": ("RobertaForSequenceClassification",
+                        dict(type_vocab_size=1, pad_token_id=1, max_position_embeddings=18, layer_norm_eps=1e-5, num_labels=3)),
 }
 
 
@@ -79,10 +83,12 @@ def make(name, architecture, settings, seed):
         tensors["class"] = torch.tensor([2, 0, 1], dtype=torch.int32)
         loss = F.cross_entropy(out.logits, tensors["class"].long())
         loss.backward()
-        grads = {"grad/" + key: p.grad for key, p in model.named_parameters()}
-        model.config.classifier_pooling = "cls"
-        first = model(input_ids=ids, attention_mask=mask).logits
-        return save(tensors | grads | dict(classes=out.logits, classes_first=first, loss=loss.reshape(1)), folder)
+        tensors |= {"grad/" + key: p.grad for key, p in model.named_parameters()}
+        tensors |= dict(classes=out.logits, loss=loss.reshape(1))
+        if modern:
+            model.config.classifier_pooling = "cls"
+            tensors["classes_first"] = model(input_ids=ids, attention_mask=mask).logits
+        return save(tensors, folder)
     logits = out.logits if hasattr(out, "logits") else out.prediction_logits
     loss = F.cross_entropy(logits.view(b * s, -1), labels.view(-1))
     if hasattr(out, "seq_relationship_logits"):

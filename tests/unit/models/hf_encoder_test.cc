@@ -195,9 +195,11 @@ TEST(HfEncoderGolden, HiddenStatesOfAModelWithoutAHead) {
   }
 }
 
-TEST(HfEncoderGolden, ClassesOfAModernBert) {
+class HfClassesGolden : public testing::TestWithParam<std::string> {};
+
+TEST_P(HfClassesGolden, LogitsAndGradients) {
   const ParallelGroups groups;
-  HfEncoder e("modernbert_classes", groups);
+  HfEncoder e(GetParam(), groups);
   ASSERT_EQ(num_classes(e.model.config()), 3);
   RecomputeTape tape;
   e.context.tape = &tape;
@@ -208,7 +210,27 @@ TEST(HfEncoderGolden, ClassesOfAModernBert) {
   EXPECT_NEAR(loss.item<double>(), e.golden.at("loss").item<double>(), 1e-5);
   tape.backward(BackwardRoot(loss), {at::ones_like(loss)});
   expect_gradients(e);
+}
 
+TEST_P(HfClassesGolden, LogitsOnTwoTensorParallelRanks) {
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+    const at::NoGradGuard no_grad;
+    ParallelGroups groups;
+    groups.tp = ProcessGroup(world, "tp");
+    HfEncoder e(GetParam(), groups);
+    const at::Tensor hidden = e.model.hidden(e.batch, {}, e.context).front();
+    expect_close(e.model.class_logits(hidden, e.batch["padding_mask"]), e.golden.at("classes"),
+                 kHfTolerance, 0, "classes");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HfClassesGolden,
+                         testing::Values("bert_classes", "megatron_bert_classes", "roberta_classes",
+                                         "modernbert_classes"),
+                         [](const auto& param) { return param.param; });
+
+TEST(HfEncoderGolden, ClassesOfTheFirstTokenOfAModernBert) {
+  const ParallelGroups groups;
   HfFolder folder = opened("modernbert_classes", "p2p");
   folder.model.config.own.as<BertConfig>()->bert_pooling = BertPooling::kFirst;
   HfEncoder first("modernbert_classes", groups, {0, 4, true, true}, {}, std::move(folder));
@@ -256,7 +278,8 @@ fs::path empty_folder(const std::string& name) {
 
 TEST(HfEncoders, ThereAndBackAreTheSame) {
   for (const char* name : {"megatron_bert", "bert", "roberta", "bert_model", "modernbert",
-                           "modernbert_biases", "modernbert_model", "modernbert_classes"})
+                           "modernbert_biases", "modernbert_model", "modernbert_classes",
+                           "bert_classes", "megatron_bert_classes", "roberta_classes"})
     expect_there_and_back(encoder_folder(name), empty_folder(name), name);
 }
 
@@ -288,8 +311,8 @@ TEST(HfEncoders, WhatIsNotBuiltIsNamed) {
   };
   EXPECT_EQ(error("architectures", {"MegatronBertForQuestionAnswering"}),
             "config.json: a MegatronBertForQuestionAnswering is not built yet\nhint: expected a "
-            "model with MegatronBertForPreTraining, MegatronBertForMaskedLM or MegatronBertModel "
-            "as its architecture");
+            "model with MegatronBertForPreTraining, MegatronBertForMaskedLM, "
+            "MegatronBertForSequenceClassification or MegatronBertModel as its architecture");
   EXPECT_EQ(error("hidden_act", "gelu_new"),
             "config.json: hidden_act other than \"gelu\" is not built: the head has the exact "
             "GELU\nhint: --no-bias-gelu-fusion trains with the exact GELU in the layers, too");
@@ -385,6 +408,20 @@ TEST(HfEncoders, AModernBertThatIsNoneIsNotWritten) {
             "a modernbert model of Hugging Face cannot express this model: exact_geglu is false, "
             "not true");
   EXPECT_NE(error([](auto&, auto& t, auto&) { t.kv_channels = 6; }), "");
+}
+
+TEST(HfEncoders, ClassesThatNoFamilyHasAreNotWritten) {
+  const HfModel model = read_hf_config(encoder_folder("roberta_classes"));
+  const auto error = [&](const auto& change) {
+    ModelConfig config = model.config;
+    change(*config.own.as<BertConfig>());
+    return error_of([&] { write_hf_config(*model.family, config, "{}"); });
+  };
+  EXPECT_EQ(error([](BertConfig&) {}), "");
+  EXPECT_EQ(error([](BertConfig& own) { own.bert_pooling = BertPooling::kMean; }),
+            "classes of a Roberta of Hugging Face read the first token (bert_pooling)");
+  EXPECT_EQ(error([](BertConfig& own) { own.bert_classes = 0, own.bert_choices = 4; }),
+            "a multiple-choice head is not written as a Roberta");
 }
 
 // A BERT pretrained here says its two token types by having a binary head.
