@@ -402,6 +402,9 @@ TEST_F(SsmGpu, Rates) {
                    bias = draw({10240}).to(kGpu), y = draw({s, 1, 8192}).to(kGpu),
                    z = draw({s, 1, 8192}).to(kGpu), w = draw({8192}).to(kGpu),
                    rstd = at::ones({s, 1, 8}, at::dtype(at::kFloat).device(kGpu)),
+                   ys = draw({s, 1, 32, 128}).to(kGpu), zs = draw({s, 1, 32, 128}).to(kGpu),
+                   ws = draw({128}).to(kGpu),
+                   rstds = at::ones({s, 1, 32}, at::dtype(at::kFloat).device(kGpu)),
                    from = at::empty({1 << 28}, u.options()), to = at::empty_like(from);
   const NormGroups groups{.count = 8};
   const std::vector<double> times = milliseconds(
@@ -410,13 +413,14 @@ TEST_F(SsmGpu, Rates) {
        [&] { ssd_scan_backward(in.dy, {}, in.operands, {}, 128); },
        [&] { causal_conv(u, weight, bias); }, [&] { causal_conv_backward(u, u, weight, bias); },
        [&] { gated_norm(y, z, w, groups); }, [&] { gated_norm_backward(y, y, z, w, rstd, groups); },
+       [&] { normed_gate(ys, zs, ws, 1e-6); }, [&] { normed_gate_backward(ys, ys, zs, ws, rstds); },
        [&] { delta_rule(delta.operands, {}, 64); },
        [&] { delta_rule_backward(delta.grad, {}, delta.operands, {}, 64); }});
   const double copied = 4.0 * (1 << 28) / times[0];  // bytes in a millisecond
-  const char* const names[] = {"copy",         "scan",         "its backward",
-                               "convolution",  "its backward", "norm",
-                               "its backward", "delta rule",   "its backward"};
-  const double bytes[] = {0, 37120, 58112, 40960, 61440, 49152, 81920, 24832, 41472};
+  const char* const names[] = {"copy",         "scan",       "its backward", "convolution",
+                               "its backward", "norm",       "its backward", "norm and gate",
+                               "its backward", "delta rule", "its backward"};
+  const double bytes[] = {0, 37120, 58112, 40960, 61440, 49152, 81920, 24576, 40960, 24832, 41472};
   for (size_t i = 1; i < times.size(); ++i)
     std::printf("%s %.1f ns a token, %.0f%% of the copy rate\n", names[i],
                 times[i] * 1e6 / static_cast<double>(s),

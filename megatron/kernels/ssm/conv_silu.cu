@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "megatron/kernels/column_sum.h"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/ssm/conv_silu.h"
@@ -8,7 +10,7 @@ namespace {
 using bf16 = __nv_bfloat16;
 
 // A thread computes kSize neighbouring channels of a run of tokens of one sample.
-constexpr int kForwardRun = 64, kBackwardRun = 128, kConvThreads = 128;
+constexpr int kForwardRun = 64, kConvThreads = 128;
 constexpr int kForwardSize = 4, kBackwardSize = 4;  // channels of a thread
 constexpr int kAhead = 4;  // rows that a thread loads together, while it computes those before
 
@@ -182,12 +184,13 @@ __global__ void __launch_bounds__(kConvThreads)
 }
 
 // A run reads kWidth - 1 rows more at each end.
+constexpr int kBackwardResident = 3;  // blocks of a multiprocessor that its registers suffice for
 template <int kWidth, int kSize>
-__global__ void __launch_bounds__(kConvThreads)
-    conv_backward(const __grid_constant__ ConvSiluArgs args) {
+__global__ void __launch_bounds__(kConvThreads, kBackwardResident)
+    conv_backward(const __grid_constant__ ConvSiluArgs args, int run) {
   constexpr int kBefore = kWidth - 1;
   using Row = typename Words<kSize>::type;
-  const ConvTask<kWidth, kSize> task(args, kBackwardRun);
+  const ConvTask<kWidth, kSize> task(args, run);
   if (task.empty()) return;
   const int last = task.end + kBefore;
   Row next[kAhead], next_dy[kAhead];
@@ -272,18 +275,44 @@ __global__ void __launch_bounds__(kConvThreads)
   }
 }
 
-template <class Kernel>
-void launch_conv(const ConvSiluArgs& args, Kernel kernel, int size, int run, void* stream) {
-  const unsigned threads = kConvThreads;
-  const dim3 grid(static_cast<unsigned>((args.channels / size + threads - 1) / threads),
-                  static_cast<unsigned>((args.tokens + run - 1) / run),
+int64_t blocks_of_channels(const ConvSiluArgs& args, int size) {
+  return (args.channels / size + kConvThreads - 1) / kConvThreads;
+}
+
+int64_t runs_of_tokens(const ConvSiluArgs& args, int64_t run) {
+  return (args.tokens + run - 1) / run;
+}
+
+template <class Kernel, class... More>
+void launch_conv(const ConvSiluArgs& args, Kernel kernel, int size, int64_t run, void* stream,
+                 More... more) {
+  const dim3 grid(static_cast<unsigned>(blocks_of_channels(args, size)),
+                  static_cast<unsigned>(runs_of_tokens(args, run)),
                   static_cast<unsigned>(args.samples));
-  kernel<<<grid, threads, 0, as_stream(stream)>>>(args);
+  kernel<<<grid, kConvThreads, 0, as_stream(stream)>>>(args, more...);
   check_cuda(cudaGetLastError(), "the convolution of a state-space layer");
 }
 
+// Tokens of a run of the backward: about 128, so that the blocks fill the device a whole number of
+// times.
+int64_t backward_run(const ConvSiluArgs& args) {
+  constexpr int64_t kWanted = 128, kDevice = int64_t{132} * kBackwardResident;
+  const int64_t columns = blocks_of_channels(args, kBackwardSize) * args.samples;
+  const int64_t blocks = columns * runs_of_tokens(args, kWanted);
+  const int64_t runs = std::max<int64_t>(blocks / kDevice, 1) * kDevice / columns;
+  if (blocks <= kDevice || runs == 0) return kWanted;
+  return (args.tokens + runs - 1) / runs;
+}
+
 int64_t backward_blocks(const ConvSiluArgs& args) {
-  return args.samples * ((args.tokens + kBackwardRun - 1) / kBackwardRun);
+  return args.samples * runs_of_tokens(args, backward_run(args));
+}
+
+template <int kWidth>
+void launch_backward(const ConvSiluArgs& args, void* stream) {
+  const int64_t run = backward_run(args);
+  launch_conv(args, conv_backward<kWidth, kBackwardSize>, kBackwardSize, run, stream,
+              static_cast<int>(run));
 }
 
 }  // namespace
@@ -308,13 +337,13 @@ void conv_silu_backward_cuda(const ConvSiluArgs& args, void* stream) {
   if (args.tokens > 0 && args.samples > 0) {
     switch (args.width) {
       case 2:
-        launch_conv(args, conv_backward<2, kBackwardSize>, kBackwardSize, kBackwardRun, stream);
+        launch_backward<2>(args, stream);
         break;
       case 3:
-        launch_conv(args, conv_backward<3, kBackwardSize>, kBackwardSize, kBackwardRun, stream);
+        launch_backward<3>(args, stream);
         break;
       default:
-        launch_conv(args, conv_backward<4, kBackwardSize>, kBackwardSize, kBackwardRun, stream);
+        launch_backward<4>(args, stream);
     }
   }
   PartialSum sum;

@@ -10,6 +10,9 @@ namespace {
 using bf16 = __nv_bfloat16;
 constexpr int kPack = 8;
 constexpr int kSmallBlock = 128, kLargeBlock = 512;
+// Threads of a multiprocessor that the registers of the backward suffice for: its teams all run at
+// once.
+constexpr int kSmallResident = 768, kLargeResident = 512;
 
 // A team of kLanes threads works on the group of a row, a thread on kPacks packs of 8 columns;
 // kLanes 0: a team is a block.
@@ -108,10 +111,27 @@ __global__ void __launch_bounds__(kLanes ? kSmallBlock : kLargeBlock)
   }
 }
 
+// The sum over the teams of a block of their kSize numbers, in the order of the teams; in the first
+// team. All threads of the block call it.
+template <int kLanes, int kSize>
+__device__ __forceinline__ void sum_over_teams(float (&value)[kSize]) {
+  __shared__ float shared[kSmallBlock][kSize + 1];
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) shared[threadIdx.x][j] = value[j];
+  __syncthreads();
+  if (threadIdx.x >= kLanes) return;
+  for (unsigned thread = threadIdx.x + kLanes; thread < blockDim.x; thread += kLanes) {
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) value[j] += shared[thread][j];
+  }
+}
+
 // Team t works on group t % groups of every (teams / groups)-th row and sums its gradient of the
-// weight over them. It loads the next row while it computes one.
+// weight over them; one that all groups share is summed over the teams of a block, too. It loads
+// the next row while it computes one.
 template <int kLanes, int kPacks, bool kNormFirst>
-__global__ void __launch_bounds__(kLanes ? kSmallBlock : kLargeBlock)
+__global__ void __launch_bounds__(kLanes ? kSmallBlock : kLargeBlock,
+                                  kLanes ? kSmallResident / kSmallBlock : 1)
     norm_backward(const __grid_constant__ GatedNormArgs args, unsigned runs) {
   __shared__ float2 shared[2][32];
   const unsigned lanes = kLanes ? kLanes : blockDim.x, lane = threadIdx.x % lanes;
@@ -203,8 +223,15 @@ __global__ void __launch_bounds__(kLanes ? kSmallBlock : kLargeBlock)
       *reinterpret_cast<uint4*>(to(args.dz, token, sample, column)) = pack_words<bf16>(dz);
     }
   }
+  float* partial = args.workspace + (run * args.groups + group) * args.group_size;
+  if constexpr (kLanes > 0) {
+    if (args.shared_weight) {
+      sum_over_teams<kLanes>(dweight[0]);
+      if (threadIdx.x >= lanes) return;
+      partial = args.workspace + blockIdx.x * args.group_size;
+    }
+  }
   if (run >= runs) return;
-  float* const partial = args.workspace + (run * args.groups + group) * args.group_size;
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
     const unsigned pack = lane + i * lanes;
@@ -231,13 +258,17 @@ void with_team(int64_t group_size, F&& f) {
   f(integral_constant<int, 0>(), integral_constant<int, 2>(), threads(2));
 }
 unsigned teams_of_block(int lanes, unsigned threads) { return lanes ? threads / lanes : 1; }
+unsigned blocks_of_teams(int64_t teams, unsigned each) {
+  return static_cast<unsigned>((teams + each - 1) / each);
+}
 
 // Runs of rows of the backward: enough teams for the device, few enough that their sums cost
 // little.
 int64_t backward_runs(const GatedNormArgs& args) {
   int64_t teams = 0;
   with_team(args.group_size, [&](auto lanes, auto, unsigned threads) {
-    teams = int64_t{132} * 768 / threads * teams_of_block(lanes, threads);
+    teams = int64_t{132} * (lanes ? kSmallResident : kLargeResident) / threads *
+            teams_of_block(lanes, threads);
   });
   return std::max<int64_t>(1, std::min(teams / args.groups, args.tokens * args.samples));
 }
@@ -253,8 +284,7 @@ void gated_norm_forward_cuda(const GatedNormArgs& args, void* stream) {
   if (teams == 0) return;
   with_team(args.group_size, [&](auto lanes, auto packs, unsigned threads) {
     constexpr int kLanes = decltype(lanes)::value, kPacks = decltype(packs)::value;
-    const int64_t each = teams_of_block(kLanes, threads);
-    const auto blocks = static_cast<unsigned>((teams + each - 1) / each);
+    const unsigned blocks = blocks_of_teams(teams, teams_of_block(kLanes, threads));
     auto* const kernel =
         args.norm_first ? norm_forward<kLanes, kPacks, true> : norm_forward<kLanes, kPacks, false>;
     kernel<<<blocks, threads, 0, as_stream(stream)>>>(args);
@@ -264,17 +294,17 @@ void gated_norm_forward_cuda(const GatedNormArgs& args, void* stream) {
 
 void gated_norm_backward_cuda(const GatedNormArgs& args, void* stream) {
   const int64_t runs = backward_runs(args);
+  unsigned blocks = 0;
   with_team(args.group_size, [&](auto lanes, auto packs, unsigned threads) {
     constexpr int kLanes = decltype(lanes)::value, kPacks = decltype(packs)::value;
-    const int64_t each = teams_of_block(kLanes, threads);
-    const auto blocks = static_cast<unsigned>((runs * args.groups + each - 1) / each);
+    blocks = blocks_of_teams(runs * args.groups, teams_of_block(kLanes, threads));
     auto* const kernel = args.norm_first ? norm_backward<kLanes, kPacks, true>
                                          : norm_backward<kLanes, kPacks, false>;
     kernel<<<blocks, threads, 0, as_stream(stream)>>>(args, static_cast<unsigned>(runs));
   });
   check_cuda(cudaGetLastError(), "the backward of the gated norm of a state-space layer");
   PartialSum sum;
-  sum.blocks = args.shared_weight ? runs * args.groups : runs;
+  sum.blocks = args.shared_weight ? blocks : runs;
   sum.columns = args.shared_weight ? args.group_size : args.groups * args.group_size;
   sum.partial = args.workspace;
   sum.beta = 0.0;
