@@ -77,8 +77,16 @@ def main():
 
     train = measured("train", *MODEL, "--bench-warmup", "1", "--bench-steps", "3", "--bench-floor", "--bench-seconds", "0.02")
     floor = train["floor"]
-    parts = [floor[part] for part in ("gemm_ms", "attention_ms", "memory_ms", "optimizer_ms")]
-    assert all(part > 0 for part in parts) and abs(sum(parts) - floor["total_ms"]) < 1e-6 * floor["total_ms"], floor
+    def check_sum(floor, *more):
+        parts = [floor[part] for part in ("gemm_ms", "attention_ms", *more, "memory_ms", "optimizer_ms")]
+        assert all(part > 0 for part in parts) and abs(sum(parts) - floor["total_ms"]) < 1e-6 * floor["total_ms"], floor
+
+    check_sum(floor)
+    assert floor["states_ms"] == 0, floor
+    hybrid = measured("train", *EXPERTS, "--num-layers", "4", "--hybrid-layer-pattern", "MG*-", "--mamba-num-groups", "2", "--mamba-state-dim", "16",
+                      "--mamba-head-dim", "16", "--linear-num-key-heads", "2", "--linear-num-value-heads", "4", "--linear-key-head-dim", "16",
+                      "--linear-value-head-dim", "16", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500", "--bench-warmup", "0", "--bench-steps", "1", "--bench-floor", "--bench-seconds", "0.02")
+    check_sum(hybrid["floor"], "states_ms")
     assert train["step_ms"] > 0 and train["tokens_per_second_and_rank"] > 0, train
 
     # Over the optimizer's bytes, which are the same ones, the rate of a copy cancels out.

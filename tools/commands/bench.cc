@@ -387,6 +387,7 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
     const StepFloor& floor = measured.floor;
     json.key("floor").begin_object();
     json.member("gemm_ms", floor.gemm_ms).member("attention_ms", floor.attention_ms);
+    json.member("states_ms", floor.states_ms);
     json.member("memory_ms", floor.memory_ms).member("optimizer_ms", floor.optimizer_ms);
     json.member("total_ms", floor.total_ms()).end_object();
   }
@@ -420,11 +421,13 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   }
   if (config.bench_floor) {
     const StepFloor& floor = measured.floor;
+    const std::string states =
+        floor.states_ms > 0 ? format_text("states %.1f, ", floor.states_ms) : "";
     print_line(format_text(
-        "floor %.1f ms (GEMM %.1f, attention %.1f, other memory %.1f, optimizer %.1f) | "
+        "floor %.1f ms (GEMM %.1f, attention %.1f, %sother memory %.1f, optimizer %.1f) | "
         "the step reaches %.1f%% of it",
-        floor.total_ms(), floor.gemm_ms, floor.attention_ms, floor.memory_ms, floor.optimizer_ms,
-        100 * floor.total_ms() / measured.step_ms));
+        floor.total_ms(), floor.gemm_ms, floor.attention_ms, states.c_str(), floor.memory_ms,
+        floor.optimizer_ms, 100 * floor.total_ms() / measured.step_ms));
   }
   if (!measured.kernels.kernels.empty())
     print_line(kernel_table(measured.kernels, static_cast<size_t>(config.bench_kernels)));

@@ -516,13 +516,21 @@ StepFloor step_floor(const Arguments& arguments, const ModelConfig& model,
     floor.attention_ms += 1e3 * passes * static_cast<double>(one.layers) *
                           device_seconds_per_run(device, least / 2, [&] { attention.both(); });
   }
+  double bytes_of_states = 0.0;  // of a micro-batch, which of_token counts, too
+  for (const SsmWork& work : ssm_work(shapes.config, shapes.samples, shapes.type, device)) {
+    const auto runs =
+        static_cast<double>(work.runs * shapes.config.count_hybrid_letter(work.letter));
+    if (runs == 0) continue;
+    floor.states_ms += 1e3 * passes * runs * device_seconds_per_run(device, least / 4, work.run);
+    bytes_of_states += runs * work.bytes;
+  }
   const Ceiling copy = copy_ceiling(device, least / 4);
   // Cross entropy: logits; logits, their gradient
   of_token += head_share * 3 * static_cast<double>(shapes.vocabulary);
   of_token += texts.share(1) * (2 * h + 4 * h + 5 * h);  // embedding, final norm
   const auto width = static_cast<double>(at::elementSize(shapes.type));
   const double of_step = passes * static_cast<double>(shapes.rows()) * of_token + of_weights;
-  floor.memory_ms = 1e3 * of_step * width / copy.byte_rate();
+  floor.memory_ms = 1e3 * (of_step * width - passes * bytes_of_states) / copy.byte_rate();
   const OptimizerConfig& o = arguments.optimizer;
   const bool half_model = shapes.type != at::kFloat;
   // The gradient, for its norm and for the update

@@ -46,16 +46,18 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const ModelConf
 // Lower bound for one step of one rank without tensor, pipeline or context parallelism. GEMMs with
 // quantised operands are timed without the casts; the bytes that casts must move count as memory.
 // Attention is what the model's layers compute, without dropout and masks: causal or not, in
-// windows, with a bias by distance, with caps and sinks. `batch`: a micro-batch, whose rows without
+// windows, with a bias by distance, with caps and sinks. Convolutions, scans and norms of
+// state-space layers are timed by themselves, too. `batch`: a micro-batch, whose rows without
 // padding count where it has some.
 // `updated_parameters`: parameters that the optimizer updates on this rank. Communication of data
 // parallelism is not counted.
 struct StepFloor {
   double gemm_ms = 0.0;       // the step's GEMMs, back to back
   double attention_ms = 0.0;  // forward and backward, back to back
+  double states_ms = 0.0;     // kernels of state-space layers, each by itself
   double memory_ms = 0.0;     // bytes that the other kernels must move, at the rate of a copy
   double optimizer_ms = 0.0;  // the same for the optimizer
-  double total_ms() const { return gemm_ms + attention_ms + memory_ms + optimizer_ms; }
+  double total_ms() const { return gemm_ms + attention_ms + states_ms + memory_ms + optimizer_ms; }
 };
 StepFloor step_floor(const Arguments& arguments, const ModelConfig& model,
                      const Vocabulary& vocabulary, const Batch& batch, int64_t num_microbatches,

@@ -24,8 +24,12 @@ class SsmWorks {
       : c_(config), s_(config.seq_length), b_(samples), type_(type), device_(device) {}
 
   std::vector<SsmWork> all() {
-    if (c_.has_letter('M')) mamba();
-    if (c_.has_letter('G')) delta();
+    for (const auto& [letter, works] :
+         {std::pair('M', &SsmWorks::mamba), std::pair('G', &SsmWorks::delta)}) {
+      if (!c_.has_letter(letter)) continue;
+      letter_ = letter;
+      (this->*works)();
+    }
     return std::move(all_);
   }
 
@@ -40,25 +44,26 @@ class SsmWorks {
     return at::randn(shape, at::dtype(type_).device(device_)).mul_(0.1);
   }
   // `elements`: read and written for each token; `operations`: of it.
-  void add(const std::string& name, double operations, double elements,
-           std::function<void()> work) {
+  void add(const std::string& name, double operations, double elements, std::function<void()> work,
+           int runs = 1) {
     const double tokens = static_cast<double>(s_ * b_);
     all_.push_back({name, tokens * operations,
                     tokens * elements * static_cast<double>(c10::elementSize(type_)),
-                    std::move(work)});
+                    std::move(work), letter_, runs});
   }
   // `states`: bytes of one sequence.
   void add_step(const std::string& name, int64_t sequences, const at::Tensor& states,
                 std::function<void()> work) {
     all_.push_back({cat(name, " step of ", sequences, sequences == 1 ? " sequence" : " sequences"),
-                    0.0, 2.0 * static_cast<double>(states.nbytes()), std::move(work)});
+                    0.0, 2.0 * static_cast<double>(states.nbytes()), std::move(work), letter_, 0});
   }
   void convolution(const std::string& name, int64_t channels, int64_t width, bool has_bias) {
     const at::Tensor u = rows(s_, b_, {channels}), dy = rows(s_, b_, {channels}),
                      weight = weights({channels, 1, width}),
                      bias = has_bias ? weights({channels}) : at::Tensor();
     const auto c = static_cast<double>(channels);
-    add(name + " convolution forward", 0, 2 * c, [=] { causal_conv(u, weight, bias); });
+    // The backward computes it again.
+    add(name + " convolution forward", 0, 2 * c, [=] { causal_conv(u, weight, bias); }, /*runs=*/2);
     add(name + " convolution backward", 0, 3 * c,
         [=] { causal_conv_backward(dy, u, weight, bias); });
   }
@@ -146,6 +151,7 @@ class SsmWorks {
   const int64_t s_, b_;
   const at::ScalarType type_;
   const c10::Device device_;
+  char letter_ = ' ';
   std::vector<SsmWork> all_;
 };
 

@@ -17,6 +17,9 @@ struct SsmWork {
   // full; bytes that it must read and write at least
   double operations = 0, bytes = 0;
   std::function<void()> run;
+  // Of layers of this letter in a forward and backward; 0 runs: of decoding
+  char letter = ' ';
+  int runs = 1;
 };
 
 // Convolution, scan and norm of each kind of such layers that the model has, forward and backward,
