@@ -482,6 +482,8 @@ if __name__ == "__main__":
         ARGUMENTS.layers = len(ARGUMENTS.pattern)
         if set(ARGUMENTS.pattern) - set("M*-"):
             parser.error("--pattern has other letters than M, * and -")
+        if ARGUMENTS.sequence % min(CHUNK, ARGUMENTS.sequence) != 0 or 2 * ARGUMENTS.hidden % (ARGUMENTS.mamba_head * ARGUMENTS.mamba_groups) != 0:
+            parser.error(f"--sequence must be a multiple of {CHUNK} or below, 2 --hidden one of --mamba-head times --mamba-groups")
     if ARGUMENTS.vocabulary % 128 != 0 or ARGUMENTS.batch % ARGUMENTS.micro_batch != 0:
         parser.error("--vocabulary must be a multiple of 128, --batch one of --micro-batch")
     sys.exit(main())

@@ -51,9 +51,22 @@ void expect_close(const at::Tensor& got, const at::Tensor& exact, const char* na
   EXPECT_LT((difference.norm() / exact.norm()).item<double>(), tolerance) << name;
 }
 
+TEST_F(SsmGpu, ConvolutionOfNoSamplesHasZeroGradients) {
+  const at::Tensor u = draw({8, 0, 64}), weight = draw({64, 1, 4}), bias = draw({64});
+  const CausalConvGrads grads =
+      causal_conv_backward(there(u), there(u), there(weight), there(bias));
+  EXPECT_EQ(grads.u.numel(), 0);
+  EXPECT_TRUE(grads.weight.eq(0).all().item<bool>());
+  EXPECT_TRUE(grads.bias.eq(0).all().item<bool>());
+}
+
+// The last is divided into runs of a length that fills the device.
 TEST_F(SsmGpu, ConvolutionMatchesFp64) {
-  for (const auto& [s, b, channels, width] :
-       {std::array<int64_t, 4>{300, 2, 64, 4}, {129, 1, 136, 4}, {5, 3, 72, 3}, {640, 1, 40, 2}}) {
+  for (const auto& [s, b, channels, width] : {std::array<int64_t, 4>{300, 2, 64, 4},
+                                              {129, 1, 136, 4},
+                                              {5, 3, 72, 3},
+                                              {640, 1, 40, 2},
+                                              {2048, 1, 16384, 4}}) {
     for (const bool with_before : {false, true}) {
       // A slice of wider rows.
       const at::Tensor u = draw({s, b, channels + 16}).narrow(2, 8, channels),

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "megatron/kernels/column_sum.h"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/ssm/conv_silu.h"
@@ -299,9 +297,9 @@ int64_t backward_run(const ConvSiluArgs& args) {
   constexpr int64_t kWanted = 128, kDevice = int64_t{132} * kBackwardResident;
   const int64_t columns = blocks_of_channels(args, kBackwardSize) * args.samples;
   const int64_t blocks = columns * runs_of_tokens(args, kWanted);
-  const int64_t runs = std::max<int64_t>(blocks / kDevice, 1) * kDevice / columns;
-  if (blocks <= kDevice || runs == 0) return kWanted;
-  return (args.tokens + runs - 1) / runs;
+  if (blocks <= kDevice) return kWanted;  // also without samples
+  const int64_t runs = blocks / kDevice * kDevice / columns;
+  return runs == 0 ? kWanted : (args.tokens + runs - 1) / runs;
 }
 
 int64_t backward_blocks(const ConvSiluArgs& args) {

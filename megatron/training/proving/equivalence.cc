@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <optional>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
@@ -154,7 +155,6 @@ class TracedRun {
         updates_(options.updates),
         weights_(options.weights),
         gradients_(options.gradients),
-        replays_(options.routing != nullptr),
         device_(device),
         groups_(groups),
         tokenizer_(make_tokenizer(arguments.tokenizer)),
@@ -165,8 +165,8 @@ class TracedRun {
         batches_(device, groups.cp, unpadded_row_multiple(arguments),
                  task.addition(model_.chunks.front().module->config())) {
     MEGATRON_CHECK(datasets_.train, "the data has no training split");
-    if (replays_) routing_ = *options.routing;
-    if (options.routers) routing_.log = &router_log_;
+    if (options.routing != nullptr) routing_ = *options.routing;
+    if (options.routers) routing_.value().log = &router_log_;
     if (!updates_) draw_weights(1);
     if (options.disturbance > 0) disturb_weights(options.disturbance);
     loader_ = make_train_loader(arguments, groups, datasets_.train, /*consumed=*/0, device);
@@ -179,7 +179,7 @@ class TracedRun {
   // numbers.
   TracedStep step(int index, std::vector<Part>& parts) {
     StepOptions options = step_options(arguments_, consumed_);
-    options.routing = replays_ ? &routing_ : nullptr;
+    options.routing = routing_ ? &*routing_ : nullptr;
     consumed_ += options.global_batch_size;
     if (dynamic_context_ && !gradients_)
       options.num_microbatches = dynamic_context_->begin_step(options.global_batch_size);
@@ -405,8 +405,7 @@ class TracedRun {
   const bool updates_;
   const at::ScalarType weights_;
   const std::function<at::Tensor(TrainedModel&, const StepOptions&, int)> gradients_;
-  const bool replays_;
-  RoutingReplay routing_;
+  std::optional<RoutingReplay> routing_;
   RouterLog router_log_;
   const c10::Device device_;
   const ParallelGroups& groups_;

@@ -24,12 +24,8 @@ class SsmWorks {
       : c_(config), s_(config.seq_length), b_(samples), type_(type), device_(device) {}
 
   std::vector<SsmWork> all() {
-    for (const auto& [letter, works] :
-         {std::pair('M', &SsmWorks::mamba), std::pair('G', &SsmWorks::delta)}) {
-      if (!c_.has_letter(letter)) continue;
-      letter_ = letter;
-      (this->*works)();
-    }
+    if (c_.has_letter('M')) mamba();
+    if (c_.has_letter('G')) delta();
     return std::move(all_);
   }
 
@@ -80,6 +76,7 @@ class SsmWorks {
   }
   void mamba() {
     const std::string name = "Mamba-2";
+    letter_ = 'M';
     const int64_t heads = c_.mamba_heads(c_), width = c_.mamba_width(c_),
                   chunk = c_.mamba_chunk_size;
     convolution(name, width + 2 * c_.mamba_states(), kMambaConvWidth, /*has_bias=*/true);
@@ -117,6 +114,7 @@ class SsmWorks {
   }
   void delta() {
     const std::string name = "gated delta net";
+    letter_ = 'G';
     const int64_t heads = c_.linear_num_value_heads, size = c_.linear_value_head_dim;
     const auto qk = static_cast<double>(c_.linear_key_width()),
                v = static_cast<double>(c_.linear_value_width()), H = static_cast<double>(heads);
@@ -151,7 +149,7 @@ class SsmWorks {
   const int64_t s_, b_;
   const at::ScalarType type_;
   const c10::Device device_;
-  char letter_ = ' ';
+  char letter_ = ' ';  // of the layers whose work is added
   std::vector<SsmWork> all_;
 };
 
