@@ -17,6 +17,9 @@ constexpr std::string_view kWeight = "weight";
 ServedAdapter::ServedAdapter(const LoadedModel& base, const std::filesystem::path& folder) {
   Model& model = *base.model;
   const ParallelGroups& groups = model.groups();
+  MEGATRON_CHECK(model.sequence_input() == SequenceInputUse::kNone, folder.string(),
+                 ": adapters of requests are not built for models that read an input of each "
+                 "sequence\nhint: merge the adapter, megatron convert-checkpoint");
   MEGATRON_CHECK(model.config().transformer.lora_rank == 0, folder.string(), ": ",
                  base.directory.string(), " holds adapters already");
   ModelConfig config = model.config();

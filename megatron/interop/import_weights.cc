@@ -85,8 +85,15 @@ void import_weights(const ImportRequest& request, const ConvertProgress& progres
   save.iteration = request.iteration;
   save.state = kWeightsOnlyState;
   save.files = request.files;
+  const auto source_of = [&](const std::string& key) {
+    const Checkpoint* last = nullptr;
+    for (const Checkpoint* source : request.sources)
+      if (source->manifest().tensors.contains(key)) last = source;
+    return last;
+  };
   for (const Checkpoint* source : request.sources) {
     for (const auto& [key, stored] : source->manifest().tensors) {
+      if (source_of(key) != source || request.left_out.contains(key)) continue;
       ShardedTensor tensor;
       tensor.key = key;
       tensor.dtype = stored.dtype;
@@ -109,8 +116,7 @@ void import_weights(const ImportRequest& request, const ConvertProgress& progres
     memory.resize(pending);
     ShardedTensor tensor = wanted;
     tensor.data = memory.data();
-    for (const Checkpoint* source : request.sources)
-      if (source->manifest().tensors.contains(tensor.key)) load_one(*source, tensor);
+    load_one(*source_of(tensor.key), tensor);
     return memory.data();
   };
   const SaveResult saved = save_checkpoint(save);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,7 +67,8 @@ std::string word_embeddings_of(std::string_view model_type);
 struct ImportRequest {
   std::filesystem::path root;  // where iter_* is written
   int64_t iteration = 0;
-  std::vector<const Checkpoint*> sources;  // with disjoint tensors
+  std::vector<const Checkpoint*> sources;  // of tensors in several the last one's is taken
+  std::set<std::string> left_out = {};     // tensors that are not taken
   StoredFiles files;
 };
 

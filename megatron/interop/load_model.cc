@@ -299,12 +299,17 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   loaded.store =
       std::make_unique<ForwardParameterStore>(*loaded.model, loaded.dtype, request.device);
   const auto own = [](at::Tensor& value) -> at::Tensor& { return value; };
-  const auto of_adapter = [&](const std::string& name) { return is_lora_parameter(name); };
+  const auto of_adapter = [&](const std::string& name) {
+    return adapter && (is_lora_parameter(name) || adapter->manifest().tensors.contains(name));
+  };
   const LoadOptions options = load_options(groups);
-  checkpoint.load(
-      wanted_tensors(*loaded.model, own,
-                     [&](const std::string& name) { return !adapter || !is_lora_parameter(name); }),
-      options);
+  LoadOptions of_base = options;
+  if (adapter)
+    for (const std::string& name : replaced_parameters(found.config, loaded.config))
+      of_base.allow_unexpected.push_back(name);
+  checkpoint.load(wanted_tensors(*loaded.model, own,
+                                 [&](const std::string& name) { return !of_adapter(name); }),
+                  of_base);
   if (adapter) adapter->load(wanted_tensors(*loaded.model, own, of_adapter), options);
   loaded.store->place();
   return loaded;

@@ -166,7 +166,10 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   check_type(checkpoint, parts.origin.empty() ? model_type(model.chunks) : parts.origin, agreement);
   std::vector<StateTensor> tensors = state_tensors(model, parts.optimizer), adapters;
   if (!parts.adapters || parts.adapter_source != nullptr)
-    adapters = take(tensors, is_lora_parameter);
+    adapters = take(tensors, [&](const std::string& key) {
+      return is_lora_parameter(key) || (parts.adapter_source != nullptr &&
+                                        parts.adapter_source->manifest().tensors.contains(key));
+    });
   std::vector<StateTensor> frozen;
   if (parts.frozen_source != nullptr)
     frozen = take(tensors, [names = frozen_names(model)](const std::string& key) {

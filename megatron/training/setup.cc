@@ -177,11 +177,10 @@ std::vector<std::string> parameter_names(const PretrainTask& task, const Argumen
   return names;
 }
 
-// Opens --adapter for the model of the loaded weights.
+// Opens --adapter for the model of the loaded weights, which `config` is.
 Checkpoint open_adapter(const Arguments& arguments, const Vocabulary& vocabulary,
-                        const Checkpoint& weights) {
+                        const Checkpoint& weights, ModelConfig config) {
   const std::filesystem::path& folder = weights.directory();
-  ModelConfig config;
   config.transformer = arguments.transformer;
   config.vocab_size = config.padded_vocab_size = vocabulary.size;
   const HfFamily& family =
@@ -387,7 +386,8 @@ void load_start(const PretrainTask& task, const Arguments& arguments, const Voca
   std::optional<Checkpoint> adapter;
   if (arguments.transformer.has_adapters() && !start.continues()) {
     if (!arguments.training.adapter.empty()) {
-      adapter = open_adapter(arguments, vocabulary, *start.checkpoint);
+      adapter = open_adapter(arguments, vocabulary, *start.checkpoint,
+                             model.chunks.front().module->config());
       parts.adapter_source = &*adapter;
     } else if (!has_adapters(*start.checkpoint)) {  // new adapters for a base model
       parts.adapters = false;

@@ -16,9 +16,9 @@ RUN = ["finetune", "--task", "classify", "--load", SENTENCE, "--seq-length", "16
        "--num-threads", "1", "--device", "cpu"]
 
 
-def tensors_of(folder):
+def tensors_of(folder, file="model.safetensors"):
     """Bytes of the tensors of a folder's safetensors file."""
-    data = pathlib.Path(folder, "model.safetensors").read_bytes()
+    data = pathlib.Path(folder, file).read_bytes()
     begin = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:begin])
     return {name: data[begin + t["data_offsets"][0]:begin + t["data_offsets"][1]] for name, t in header.items() if name != "__metadata__"}
@@ -57,6 +57,33 @@ class ClassifyTest(support.FolderTest):
         self.output(*RUN, "--bert-classes", "1", "--train-data-path", numbers, "--save", self.path("number"))
         metrics = json.loads(self.output("classify", self.path("number"), "--input", numbers, "--device", "cpu"))
         self.assertGreater(metrics["spearman"], 0.8)
+
+    def test_adapters_and_the_head_beside_them(self):
+        words = ["cat", "dog", "mat", "small"]
+        rows = self.write("train.tsv", ["sentence1\tsentence2\tlabel"] +
+                          [f"the {a} ran\ta {b} sat\t{int(b in ('cat', 'dog'))}" for a in words for b in words])
+        run = [*RUN, "--bert-classes", "2", "--train-data-path", rows]
+        saved, peft, whole = self.path("saved"), self.path("peft"), self.path("whole")
+        self.output(*run, "--lora-rank", "4", "--lora-targets", "query", "value", "--save", saved)
+        classify = lambda folder: json.loads(self.output("classify", folder, "--input", rows, "--device", "cpu"))
+        metrics = classify(saved)
+        self.assertGreater(metrics["accuracy"], 0.9)
+        self.output("convert-checkpoint", "--load", saved, "--save", peft)
+        config = json.loads(pathlib.Path(peft, "adapter_config.json").read_text())
+        self.assertEqual((config["task_type"], config["modules_to_save"], config["target_modules"]),
+                         ("SEQ_CLS", ["classifier", "pooler"], ["query", "value"]))
+        stored = tensors_of(peft, "adapter_model.safetensors")
+        self.assertIn("base_model.model.classifier.weight", stored)
+        # The base has no head; the file's is the model's.
+        self.output("convert-checkpoint", "--load", SENTENCE, "--adapter", peft, "--save", whole)
+        self.assertEqual(classify(whole), metrics)
+        self.output("convert-checkpoint", "--load", whole, "--save", self.path("merged"), "--merge-adapter")
+        self.assertAlmostEqual(classify(self.path("merged"))["accuracy"], metrics["accuracy"], delta=0.1)
+        # Nothing is learned at a learning rate of 0, neither by adapters nor by the head.
+        on, again = [arg.replace("1e-2", "0") for arg in RUN], self.path("again")
+        self.output(*on, "--adapter", peft, "--train-data-path", rows, "--no-save-frozen", "--pretrained-checkpoint", SENTENCE, "--save", again)
+        self.output("convert-checkpoint", "--load", again, "--save", self.path("peft again"), "--hf-model-type", "bert")
+        self.assertEqual(tensors_of(self.path("peft again"), "adapter_model.safetensors"), stored)
 
     def test_the_head_of_a_modernbert_becomes_the_pooler(self):
         rows = self.write("train.jsonl", [json.dumps({"text": text, "label": label}) for text, label in (("a cat", 0), ("a dog", 1), ("mats", 2))])

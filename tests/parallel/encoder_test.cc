@@ -39,7 +39,6 @@ TEST(Bert, RefusesWhatIsNotBuilt) {
   refused("--final-logit-softcapping", [](auto&, auto& t) { t.final_logit_softcapping = 30; });
   refused("--logits-scaling", [](auto&, auto& t) { t.logits_scaling = 8; });
   refused("--mtp-num-layers", [](auto&, auto& t) { t.mtp_num_layers = 1; });
-  refused("--lora-rank", [](auto&, auto& t) { t.lora_rank = 4; });
   ModelConfig one_sided;
   one_sided.type = "bert";
   one_sided.transformer.window_size = {4, -1};
@@ -155,6 +154,11 @@ std::vector<ProvedLayout> some_layouts() {
   some.push_back({"tp2_sp_norms_of_sums", 2,
                   "--tensor-model-parallel-size 2 --sequence-parallel --norm-placement residual "
                   "--bert-embedding-norm --bert-first-position 2"});
+  some.push_back(
+      {"tp2_sp_lora", 2, "--tensor-model-parallel-size 2 --sequence-parallel --lora-rank 4"});
+  some.push_back({"pp2_classes_lora", 2,
+                  "--pipeline-model-parallel-size 2 --task classify --bert-classes 3 "
+                  "--lora-rank 4 --lora-targets query value"});
   some.push_back(
       {"tp2_sp_modern", 2, "--tensor-model-parallel-size 2 --sequence-parallel " MODERN});
   some.push_back(

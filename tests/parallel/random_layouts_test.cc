@@ -124,6 +124,7 @@ class Draw {
     if (dice_.chance(30)) add("--bert-first-position", dice_.range(1, 3));
     encoder_layers();
     maybe(20, "--remove-padding false");
+    adapters();
     return true;
   }
 
@@ -358,6 +359,15 @@ class Draw {
                   length =
                       dice_.chance(30) ? std::max(length_, needed) : needed + dice_.range(0, 8);
     add("--decoder-seq-length", (length + mesh_.tp - 1) / mesh_.tp * mesh_.tp);
+    adapters();
+  }
+
+  void adapters() {
+    if (!dice_.chance(25)) return;
+    add("--lora-rank", dice_.range(1, 3));
+    if (dice_.chance(50))
+      add("--lora-targets",
+          dice_.pick<const char*>({"linear_q linear_v", "linear_qkv linear_fc1", "linear_k"}));
   }
 
   void heads() {

@@ -48,7 +48,6 @@ TEST(T5, RefusesWhatIsNotBuilt) {
   refused("--multi-latent-attention", [](auto&, auto& t) { t.multi_latent_attention = true; });
   refused("--num-experts", [](auto&, auto& t) { t.num_experts = 4; });
   refused("--mtp-num-layers", [](auto&, auto& t) { t.mtp_num_layers = 1; });
-  refused("--lora-rank", [](auto&, auto& t) { t.lora_rank = 4; });
   refused("--fp8-format or --fp4-format",
           [](auto&, auto& t) { t.fp8_format = Fp8Format::kHybrid; });
   refused("--parallel-residual", [](auto&, auto& t) { t.parallel_residual = true; });
@@ -353,6 +352,7 @@ const ProvedLayout kT5Layouts[] = {
      "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
      "--overlap-grad-reduce --overlap-param-gather"},
     {"pp2", 2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eeet|ttL"},
+    {"tp2_sp_lora", 2, "--tensor-model-parallel-size 2 --sequence-parallel --lora-rank 4"},
     {"relative_tp2_pp2", 4,
      "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
      "--pipeline-model-parallel-layout Eeet|ttL --position-embedding-type relative"},

@@ -57,6 +57,7 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
 ConvertResult import_hf_model(HfImport model, const fs::path& root, const ConvertProgress& progress,
                               const fs::path& adapter) {
   HfFolder& source = model.source;
+  const ModelConfig base = source.model.config;
   std::optional<Checkpoint> adapters;
   if (!adapter.empty())
     adapters = open_peft_folder(adapter, *source.model.family, source.model.config);
@@ -75,7 +76,10 @@ ConvertResult import_hf_model(HfImport model, const fs::path& root, const Conver
   request.files.emplace_back("config.yaml", model_yaml(source.model.config, model.tokenizer));
   for (auto& file : model.tokenizer_files) request.files.push_back(std::move(file));
   for (auto& file : origin_files(source.checkpoint)) request.files.push_back(std::move(file));
-  if (adapters) request.files.emplace_back(kKeptPeftConfig, read_file(adapter / kPeftConfig));
+  if (adapters) {
+    request.files.emplace_back(kKeptPeftConfig, read_file(adapter / kPeftConfig));
+    request.left_out = replaced_parameters(base, source.model.config);
+  }
   import_weights(request, progress, result);
   return result;
 }
@@ -184,7 +188,10 @@ class Exporter {
       for (HfTensor& tensor : tensors_) tensor.name.erase(0, family->prefix.size());
     const bool adapters_alone = origin_.has_adapters() && !request_.merge_adapter;
     std::vector<HfTensor> adapters;
-    if (adapters_alone) adapters = peft_tensors(*family, origin_.config);
+    if (adapters_alone) {
+      adapters = peft_tensors(*family, origin_.config);
+      if (is_unchanged_adapter()) keep_modules_to_save(*family, origin_.peft_json, adapters);
+    }
     if (origin_.has_adapters() && !checkpoint_.manifest().tensors.contains(tensors_.front().ours)) {
       MEGATRON_CHECK(adapters_alone, "--merge-adapter: ", checkpoint_.directory().string(),
                      " holds adapters without their base",
@@ -206,7 +213,9 @@ class Exporter {
     result_.num_tensors = static_cast<int64_t>(tensors_.size());
     if (adapters_alone) {
       write_in_one_file(kPeftSafetensors);
-      put(kPeftConfig, write_peft_config(*family, origin_.config, origin_.peft_json));
+      put(kPeftConfig, is_unchanged_adapter()
+                           ? origin_.peft_json
+                           : write_peft_config(*family, origin_.config, origin_.peft_json));
       return std::move(result_);
     }
     write_tensors();
@@ -229,6 +238,10 @@ class Exporter {
     return Checkpoint(resolve_start(start).checkpoint->directory);
   }
 
+  // Whether it was imported from a folder of PEFT, and nobody has trained it since.
+  bool is_unchanged_adapter() const {
+    return is_weights_only(checkpoint_) && origin_.peft_json != "{}";
+  }
   std::string table() const { return word_embeddings_of(origin_.config.type); }
   DType stored_dtype(const std::string& ours) const {
     return checkpoint_.manifest().tensors.at(ours).dtype;
@@ -264,7 +277,7 @@ class Exporter {
       const ParallelGroups groups;
       const std::unique_ptr<Model> model = make_model(origin_.config, groups);  // holds no memory
       model->visit([&](const std::string& key, Parameter& parameter) {
-        if (is_lora_parameter(key)) expected[key] = parameter.global_shape;
+        if (parameter.trainable) expected[key] = parameter.global_shape;
       });
     }
     const auto& stored = checkpoint_.manifest().tensors;

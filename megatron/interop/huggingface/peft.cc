@@ -9,9 +9,12 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/interop/foreign_tensors.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/models/bert/bert_model.h"
+#include "megatron/models/model_table.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/moe/moe_layer.h"
@@ -27,21 +30,13 @@ constexpr std::string_view kWeight = ".weight";
 
 // Settings that change what an adapter computes or add other weights; refused unless null, false or
 // empty.
-constexpr const char* kNotBuilt[] = {"use_dora",
-                                     "use_qalora",
-                                     "use_bdlora",
-                                     "lora_bias",
-                                     "modules_to_save",
-                                     "rank_pattern",
-                                     "alpha_pattern",
-                                     "layer_replication",
-                                     "trainable_token_indices",
-                                     "target_parameters",
-                                     "alora_invocation_tokens",
-                                     "arrow_config",
-                                     "kasa_config",
-                                     "monteclora_config",
-                                     "velora_config"};
+constexpr const char* kNotBuilt[] = {"use_dora",          "use_qalora",
+                                     "use_bdlora",        "lora_bias",
+                                     "rank_pattern",      "alpha_pattern",
+                                     "layer_replication", "trainable_token_indices",
+                                     "target_parameters", "alora_invocation_tokens",
+                                     "arrow_config",      "kasa_config",
+                                     "monteclora_config", "velora_config"};
 
 bool is_off(const ordered_json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
@@ -51,13 +46,15 @@ bool is_off(const ordered_json& value) {
 // "linear_qkv" of "decoder.layers.3.self_attention.linear_qkv.weight", for linears that can have
 // adapters; else empty.
 std::string_view linear_of(std::string_view weight) {
-  if (!weight.starts_with("decoder.layers.") || !weight.ends_with(kWeight)) return {};
+  if ((!weight.starts_with("decoder.layers.") && !weight.starts_with("encoder.layers.")) ||
+      !weight.ends_with(kWeight))
+    return {};
   weight.remove_suffix(kWeight.size());
   const std::string_view name = weight.substr(weight.rfind('.') + 1);
   for (const std::string_view linear :
-       {"linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj",
-        "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj", "linear_fc1", "linear_fc2",
-        "in_proj", "out_proj"})
+       {"linear_qkv", "linear_q", "linear_kv", "linear_q_proj", "linear_q_down_proj",
+        "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj", "linear_fc1",
+        "linear_fc2", "in_proj", "out_proj"})
     if (name == linear) return linear;
   return {};
 }
@@ -66,6 +63,7 @@ std::string_view linear_of(std::string_view weight) {
 std::string part_name(std::string_view linear, size_t part, size_t parts) {
   if (parts == 1 || linear == "in_proj") return std::string(linear);
   if (linear == "linear_qkv") return std::array{"linear_q", "linear_k", "linear_v"}.at(part);
+  if (linear == "linear_kv") return std::array{"linear_k", "linear_v"}.at(part);
   return std::array{"linear_fc1_gate", "linear_fc1_up"}.at(part);
 }
 
@@ -87,12 +85,54 @@ struct AdaptableModule {
   std::string target() const { return part_name(linear, part, parts); }
 };
 
-std::vector<AdaptableModule> adaptable_modules(const HfFamily& family, const ModelConfig& config) {
+ModelConfig base_of(const ModelConfig& config) {
   ModelConfig base = config;
   base.transformer.lora_rank = 0;
+  return base;
+}
+
+// The tensors of the base model that a model with adapters trains: those of new heads. Their names
+// begin as those of PEFT's files.
+std::vector<HfTensor> trained_heads(const HfFamily& family, const ModelConfig& config) {
+  ModelConfig adapted = config;
+  adapted.transformer.lora_rank = 1;
+  const ParallelGroups alone;
+  std::set<std::string> trained;
+  make_model(adapted, alone)->visit([&](const std::string& name, const Parameter& parameter) {
+    if (parameter.trainable && !is_lora_parameter(name)) trained.insert(name);
+  });
+  std::vector<HfTensor> heads;
+  if (trained.empty()) return heads;
+  for (HfTensor& tensor : hf_tensors(family, base_of(config))) {
+    if (!trained.contains(tensor.ours)) continue;
+    tensor.name.insert(0, kPrefix);
+    heads.push_back(std::move(tensor));
+  }
+  return heads;
+}
+
+// The module of a head, as modules_to_save lists it: "pooler" of
+// "base_model.model.bert.pooler.dense.weight" for the prefix "bert."
+std::string module_to_save(const HfFamily& family, std::string_view name) {
+  name.remove_prefix(kPrefix.size());
+  if (!family.prefix.empty() && name.starts_with(family.prefix))
+    name.remove_prefix(family.prefix.size());
+  return std::string(name.substr(0, name.find('.')));
+}
+
+// Those that an adapter_config.json lists.
+std::set<std::string> modules_to_save(const ordered_json& json) {
+  std::set<std::string> modules;
+  if (!json.is_object() || !json.contains("modules_to_save")) return modules;
+  for (const ordered_json& module : json["modules_to_save"])
+    if (module.is_string()) modules.insert(module.get<std::string>());
+  return modules;
+}
+
+std::vector<AdaptableModule> adaptable_modules(const HfFamily& family, const ModelConfig& config) {
   std::vector<AdaptableModule> modules;
   std::map<std::string, size_t> parts;
-  for (HfTensor& tensor : hf_tensors(family, base)) {
+  for (HfTensor& tensor : hf_tensors(family, base_of(config))) {
     const std::string_view linear = linear_of(tensor.ours);
     if (linear.empty() || tensor.expert >= 0) continue;  // experts in one tensor have no adapters
     const size_t part = parts[tensor.ours]++;
@@ -164,7 +204,17 @@ std::vector<HfTensor> peft_tensors(const HfFamily& family, const ModelConfig& co
     }
     tensors.push_back(std::move(b));
   }
+  for (HfTensor& head : trained_heads(family, config)) tensors.push_back(std::move(head));
   return tensors;
+}
+
+void keep_modules_to_save(const HfFamily& family, const std::string& json,
+                          std::vector<HfTensor>& tensors) {
+  const std::set<std::string> listed =
+      modules_to_save(ordered_json::parse(json, nullptr, /*allow_exceptions=*/false));
+  std::erase_if(tensors, [&](const HfTensor& tensor) {
+    return !is_lora_parameter(tensor.ours) && !listed.contains(module_to_save(family, tensor.name));
+  });
 }
 
 namespace {
@@ -181,12 +231,19 @@ class PeftReader {
 
   Checkpoint run() {
     read_settings();
+    choose_head();
     choose_targets();
     manifest_.add_file(file_);
     std::set<std::string> used;
     std::map<std::string, std::string> factors;  // of adapters that several modules share, by ours
     for (const HfTensor& tensor : peft_tensors(family_, config_)) {
       used.insert(tensor.name);
+      if (!is_lora_parameter(tensor.ours)) {  // of a head, which may be the base model's
+        if (modules_to_save_.contains(module_to_save(family_, tensor.name)) ||
+            file_.find(tensor.name) != nullptr)
+          add(tensor);
+        continue;
+      }
       const bool shared = tensor.ours.ends_with(cat("in_proj.", kLoraA));
       const auto [first, added] = factors.try_emplace(tensor.ours, tensor.name);
       if (!shared || added)
@@ -231,12 +288,35 @@ class PeftReader {
     MEGATRON_CHECK(
         json.contains("lora_alpha") && json["lora_alpha"].is_number() && json["lora_alpha"] > 0,
         name, ": lora_alpha is not a positive number");
+    modules_to_save_ = modules_to_save(json);
     TransformerConfig& t = config_.transformer;
     t.lora_rank = json["r"].get<int64_t>();
     t.lora_alpha = json["lora_alpha"].get<double>();
     // alpha / sqrt(r) = alpha sqrt(r) / r
     if (json.value("use_rslora", false))
       *t.lora_alpha *= std::sqrt(static_cast<double>(t.lora_rank));
+  }
+
+  // An encoder without a head of classes gets that of the file.
+  void choose_head() {
+    const auto* own = config_.own.as<BertConfig>();
+    if (config_.type == "bert" && own != nullptr && text_head_outputs(config_) == 0) {
+      ModelConfig with = config_;
+      BertConfig& heads = *with.own.as<BertConfig>();
+      heads.bert_lm_head = heads.bert_binary_head = heads.bert_pooler = false;
+      heads.bert_token_types = num_token_types(config_);
+      heads.bert_classes = 1;
+      for (const HfTensor& tensor : trained_heads(family_, with)) {
+        if (tensor.ours != "classification_head.weight") continue;
+        const SafetensorsEntry* entry = file_.find(tensor.name);
+        if (entry == nullptr || entry->shape.size() != 2) continue;
+        heads.bert_classes = entry->shape[0];
+        config_.own = with.own;
+      }
+    }
+    MEGATRON_CHECK(modules_to_save_.empty() || !trained_heads(family_, config_).empty(),
+                   (folder_ / kPeftConfig).string(), ": modules_to_save ",
+                   ordered_json(modules_to_save_).dump(), " is not built");
   }
 
   // Chooses the targets that the file has tensors for.
@@ -291,34 +371,57 @@ class PeftReader {
   ModelConfig& config_;
   const SafetensorsFile file_;
   ForeignManifest manifest_;
+  std::set<std::string> modules_to_save_;
 };
 
-// target_modules for PEFT: the last component of each module name, or the last two if a module that
-// is not adapted has the same last one.
+// "b.c" of "a.b.c" for 2; the whole name if it has no more parts.
+std::string_view end_of_name(std::string_view name, int parts) {
+  size_t at = name.size();
+  for (; parts > 0 && at != std::string_view::npos && at > 0; --parts) at = name.rfind('.', at - 1);
+  return name.substr(at == std::string_view::npos || parts > 0 ? 0 : at + 1);
+}
+
+// target_modules for PEFT: of each module the shortest end of its name that is not the end of a
+// module's that is not adapted. PEFT would adapt that, too.
 std::vector<std::string> module_names(const HfFamily& family, const ModelConfig& config) {
-  std::set<std::string> adapted, others;
-  const auto last = [](const std::string& name, int names) {
-    size_t at = name.size();
-    for (; names > 0 && at != std::string::npos; --names) at = name.rfind('.', at - 1);
-    return name.substr(at == std::string::npos ? 0 : at + 1);
-  };
-  std::vector<std::string> chosen;
-  for (const AdaptableModule& module : adaptable_modules(family, config)) {
-    const int adapter =
-        adapter_of(module, lora_adapters(config.transformer, module.linear), family);
-    (adapter < 0 ? others : adapted).insert(last(module.name(), 1));
-    if (adapter >= 0) chosen.push_back(module.name());
+  std::set<std::string> adapted;
+  for (const AdaptableModule& module : adaptable_modules(family, config))
+    if (adapter_of(module, lora_adapters(config.transformer, module.linear), family) >= 0)
+      adapted.insert(module.name());
+  std::set<std::string, std::less<>> ends;  // of the others
+  for (const HfTensor& tensor : hf_tensors(family, base_of(config))) {
+    if (!tensor.name.ends_with(kWeight)) continue;
+    const std::string name = tensor.name.substr(0, tensor.name.size() - kWeight.size());
+    if (adapted.contains(name)) continue;
+    for (int parts = 1;; ++parts) {
+      const std::string_view end = end_of_name(name, parts);
+      ends.emplace(end);
+      if (end == name) break;
+    }
   }
-  // PEFT would adapt linears of routed experts of that name, too.
-  ModelConfig base = config;
-  base.transformer.lora_rank = 0;
-  for (const HfTensor& tensor : hf_tensors(family, base))
-    if (tensor.expert >= 0 && tensor.name.ends_with(kWeight))
-      others.insert(last(tensor.name.substr(0, tensor.name.size() - kWeight.size()), 1));
   std::set<std::string> names;
-  for (const std::string& name : chosen)
-    names.insert(others.contains(last(name, 1)) ? last(name, 2) : last(name, 1));
+  for (const std::string& name : adapted) {
+    int parts = 1;
+    while (ends.contains(end_of_name(name, parts)) && end_of_name(name, parts) != name) ++parts;
+    names.emplace(end_of_name(name, parts));
+  }
   return {names.begin(), names.end()};
+}
+
+// The modules of new heads, in order.
+std::vector<std::string> head_modules(const HfFamily& family, const ModelConfig& config) {
+  std::set<std::string> names;
+  for (const HfTensor& tensor : trained_heads(family, config))
+    names.insert(module_to_save(family, tensor.name));
+  return {names.begin(), names.end()};
+}
+
+// PEFT's name of what the model does; null: it has none.
+ordered_json task_type(const ModelConfig& config) {
+  if (config.type == "gpt") return "CAUSAL_LM";
+  if (config.type == "t5") return "SEQ_2_SEQ_LM";
+  if (num_classes(config) > 0) return "SEQ_CLS";
+  return nullptr;
 }
 
 // A whole number without a decimal point, as PEFT writes it.
@@ -333,13 +436,29 @@ Checkpoint open_peft_folder(const fs::path& folder, const HfFamily& family, Mode
   return PeftReader(folder, family, config).run();
 }
 
+std::set<std::string> replaced_parameters(const ModelConfig& base, const ModelConfig& adapted) {
+  const ParallelGroups alone;
+  std::set<std::string> names;
+  make_model(base, alone)->visit([&](const std::string& name, const Parameter&) {
+    names.insert(name);
+  });
+  make_model(adapted, alone)->visit([&](const std::string& name, const Parameter&) {
+    names.erase(name);
+  });
+  return names;
+}
+
 std::string write_peft_config(const HfFamily& family, const ModelConfig& config,
                               const std::string& base) {
   const TransformerConfig& t = config.transformer;
   const double alpha = t.lora_alpha.value_or(static_cast<double>(t.lora_rank));
   auto json = ordered_json::parse(base, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) json = ordered_json::object();
-  if (json.contains("r") && json["r"] == t.lora_rank && json.contains("lora_alpha")) {
+  const std::vector<std::string> heads = head_modules(family, config);
+  const std::set<std::string> listed = modules_to_save(json);
+  const bool lists_heads = std::ranges::includes(listed, heads);
+  if (lists_heads && json.contains("r") && json["r"] == t.lora_rank &&
+      json.contains("lora_alpha")) {
     const double root = json.value("use_rslora", false) ? std::sqrt(double(t.lora_rank)) : 1.0;
     if (json["lora_alpha"].is_number() && json["lora_alpha"].get<double>() * root == alpha)
       return base;
@@ -349,7 +468,7 @@ std::string write_peft_config(const HfFamily& family, const ModelConfig& config,
   for (const AdaptableModule& module : adaptable_modules(family, config))
     transposed |= module.weight.transposed;
   json["peft_type"] = "LORA";
-  json["task_type"] = "CAUSAL_LM";
+  json["task_type"] = task_type(config);
   if (!json.contains("base_model_name_or_path")) json["base_model_name_or_path"] = nullptr;
   json["bias"] = "none";
   json["fan_in_fan_out"] = transposed;
@@ -357,6 +476,7 @@ std::string write_peft_config(const HfFamily& family, const ModelConfig& config,
   json["init_lora_weights"] = true;
   json["lora_alpha"] = number(alpha);
   json["lora_dropout"] = 0.0;
+  if (!heads.empty()) json["modules_to_save"] = heads;
   json["r"] = t.lora_rank;
   json["target_modules"] = module_names(family, config);
   json["use_dora"] = false;
@@ -372,8 +492,7 @@ const HfFamily& family_of_model(const Checkpoint& checkpoint, const ModelConfig&
       if (const HfFamily* family = find_hf_family(json["model_type"].get<std::string>()))
         return *family;
   }
-  ModelConfig base = config;
-  base.transformer.lora_rank = 0;
+  const ModelConfig base = base_of(config);
   for (const HfFamily& family : hf_families()) {
     if (family.type != config.type) continue;
     try {

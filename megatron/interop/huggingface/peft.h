@@ -5,9 +5,13 @@
 // ours (transformer/config/lora.h). If one of our adapters spans several Hugging Face modules, each
 // is written with a copy of its A; several of our adapters in one Hugging Face module cannot be
 // expressed.
+//
+// What else such a model trains, the pooler and the head of classes of an encoder, is in the file
+// under the names of the base model; modules_to_save says so.
 #pragma once
 
 #include <filesystem>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,16 +26,24 @@ inline constexpr const char* kPeftSafetensors = "adapter_model.safetensors";
 
 bool is_peft_folder(const std::filesystem::path& folder);
 
-// The adapter's tensors, in our model order, for the targets and the rank of the configuration.
-// Throws Error if PEFT's format cannot express them.
+// The adapter's tensors, in our model order, for the targets and the rank of the configuration;
+// then those of heads. Throws Error if PEFT's format cannot express them.
 std::vector<HfTensor> peft_tensors(const HfFamily& family, const ModelConfig& config);
+// Takes from `tensors` those of heads that the text of an adapter_config.json does not list in
+// modules_to_save.
+void keep_modules_to_save(const HfFamily& family, const std::string& json,
+                          std::vector<HfTensor>& tensors);
 
 // Opens the folder for a base model of this family and shape, and sets rank, alpha and targets of
-// `config`: the targets are those that the file holds tensors for. Every tensor is used exactly
-// once. Throws Error naming tensors that are missing, left over or of another shape, and settings
-// that are not built (DoRA, biases, ranks by pattern, further modules).
+// `config`: the targets are those that the file holds tensors for. An encoder without classes gets
+// those of a head that the file holds, in the place of the heads of pretraining. Every tensor is
+// used exactly once. Throws Error naming tensors that are missing, left over or of another shape,
+// and settings that are not built (DoRA, biases, ranks by pattern, further modules but heads).
 Checkpoint open_peft_folder(const std::filesystem::path& folder, const HfFamily& family,
                             ModelConfig& config);
+
+// The parameters of `base` in whose place `adapted`, the same model with adapters, has a head.
+std::set<std::string> replaced_parameters(const ModelConfig& base, const ModelConfig& adapted);
 
 // The adapters of the linear whose weight is named `weight`. A shared expert has its own width.
 LoraOptions adapter_options(const TransformerConfig& config, std::string_view weight);

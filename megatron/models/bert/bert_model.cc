@@ -4,6 +4,7 @@
 #include "megatron/base/format.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/common/counted_rows.h"
+#include "megatron/models/common/freezing.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/activation.h"
@@ -124,7 +125,6 @@ ModelConfig bidirectional(ModelConfig config) {
   refuse(t.final_logit_softcapping > 0, "--final-logit-softcapping");
   refuse(t.logits_scaling != 1.0, "--logits-scaling");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
-  refuse(t.lora_rank > 0, "--lora-rank");
   for (const int64_t side : t.window_size)
     MEGATRON_CHECK(side >= 0, "--window-size ", listed(t.window_size, {}, " "),
                    ": tokens of a BERT see those before and behind them, and both sides of a "
@@ -246,6 +246,10 @@ BertModel::BertModel(const ModelConfig& given, const ParallelGroups& groups,
     add(name, text_head_.get());
   }
   name_parameters();
+  if (text_head_outputs(config()) > 0)
+    freeze_beside_adapters(*this, {"pooler.", "classification_head.", "multichoice_head."});
+  else
+    freeze_beside_adapters(*this);
 }
 
 BertModel::~BertModel() = default;

@@ -61,7 +61,8 @@ struct BertConfig : Config {
 // embedding.norm..., encoder..., lm_head.{dense, layer_norm}..., output_layer.bias, untied
 // output_layer.weight; with token types embedding.tokentype_embeddings.weight; with the binary head
 // pooler.dense..., binary_head...; with classes pooler.dense..., classification_head..., with
-// choices pooler.dense..., multichoice_head...; with bert_pooler_norm pooler.layer_norm....
+// choices pooler.dense..., multichoice_head...; with bert_pooler_norm pooler.layer_norm.... With
+// adapters they alone are trained, and beside them pooler and head of classes or choices.
 class BertModel : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.

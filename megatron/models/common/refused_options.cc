@@ -22,7 +22,6 @@ void refuse_options_of_gpt(const ModelConfig& config, const char* model) {
   refuse(t.multi_latent_attention, "--multi-latent-attention");
   refuse(t.has_moe(), "--num-experts");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
-  refuse(t.lora_rank > 0, "--lora-rank");
   refuse(t.is_quantized(), "--fp8-format or --fp4-format");
   refuse(t.parallel_residual, "--parallel-residual");
   refuse(t.norm_placement != NormPlacement::kPre, "--norm-placement other than pre");

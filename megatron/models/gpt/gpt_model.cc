@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/common/embedding.h"
+#include "megatron/models/common/freezing.h"
 #include "megatron/models/common/multi_token_prediction.h"
 #include "megatron/models/common/output_layer.h"
 #include "megatron/models/common/vocabulary_pass.h"
@@ -12,7 +13,6 @@
 #include "megatron/tensor_parallel/cross_entropy.h"
 #include "megatron/tensor_parallel/layers.h"
 #include "megatron/tensor_parallel/linear_cross_entropy.h"
-#include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/transformer_block.h"
 
 namespace megatron {
@@ -64,10 +64,7 @@ GPTModel::GPTModel(const ModelConfig& given, const ParallelGroups& groups, const
   if (Module* output = impl_->output->output_layer()) add("output_layer", output);
   if (Module* copy = impl_->output->tied_table()) add("embedding", copy);
   name_parameters();
-  if (config.transformer.lora_rank == 0) return;
-  visit([](const std::string& name, Parameter& parameter) {
-    parameter.trainable = is_lora_parameter(name);
-  });
+  freeze_beside_adapters(*this);
 }
 
 GPTModel::~GPTModel() = default;

@@ -21,6 +21,7 @@ constexpr int64_t kOfTokens = 0, kOfNeighbors = 1;
 const ModelConfig& built_retro(const ModelConfig& config) {
   constexpr const char* kModel = "a model with retrieval";
   refuse_options_of_gpt(config, kModel);
+  refuse_option(config.transformer.has_adapters(), "--lora-rank", kModel);
   refuse_option(config.transformer.position_embedding_type == PositionEmbedding::kRelative,
                 "--position-embedding-type relative", kModel);
   refuse_option(config.transformer.is_hybrid(), "--hybrid-layer-pattern", kModel);

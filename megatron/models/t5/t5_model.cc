@@ -6,6 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/models/common/freezing.h"
 #include "megatron/models/common/refused_options.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/functional.h"
@@ -67,6 +68,7 @@ T5Model::T5Model(const ModelConfig& given, const ParallelGroups& groups, const S
   if (decoder_) add("decoder", decoder_.get());
   if (slice.head) make_output(tables);
   name_parameters();
+  freeze_beside_adapters(*this);
 }
 
 T5Model::~T5Model() = default;

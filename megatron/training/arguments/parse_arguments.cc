@@ -8,6 +8,7 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
+#include "megatron/models/model_table.h"
 #include "megatron/training/arguments/arguments.h"
 #include "megatron/training/arguments/flag_table.h"
 
@@ -100,6 +101,10 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
   if (training.adapter.empty()) return;
   const Checkpoint checkpoint(folder);
   ModelConfig config;
+  config.type = read_model_type(stored.string());
+  const OwnConfig of_type = find_model_type(config.type).config;
+  for (const OwnConfig& own : arguments.own)
+    if (own.same_type(of_type)) config.own = own;
   config.transformer = arguments.transformer;
   config.transformer.finalize();
   const auto& tensors = checkpoint.manifest().tensors;
@@ -107,6 +112,8 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
     config.vocab_size = config.padded_vocab_size = table->second.shape[0];
   open_peft_folder(training.adapter, family_of_model(checkpoint, config), config);
   arguments.transformer = config.transformer;
+  for (OwnConfig& own : arguments.own)
+    if (own.same_type(config.own)) own = config.own;
 }
 
 // `arguments` hold the defaults.

@@ -5,6 +5,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 namespace {
@@ -24,8 +25,11 @@ struct SplitKeysAndValues : torch::autograd::Function<SplitKeysAndValues> {
   }
 };
 
-LinearOptions input_options(const TransformerConfig& config, int64_t rows, bool sequence_parallel) {
+LinearOptions input_options(const TransformerConfig& config, std::string_view linear, int64_t rows,
+                            int64_t layer_number, bool sequence_parallel) {
   LinearOptions options;
+  options.quantization = config.quantization(layer_number);
+  options.lora = lora_options(config, linear);
   options.bias = config.qkv_bias();
   options.init = config.weight_init(rows, config.hidden_size);
   options.sequence_parallel = sequence_parallel;
@@ -40,9 +44,13 @@ CrossAttention::CrossAttention(const TransformerConfig& config, int64_t layer_nu
       heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
       first_head_(groups.tp.rank() * heads_),
       linear_q_("linear_q", config.hidden_size, config.attention_width(),
-                input_options(config, config.attention_width(), sequence_parallel), groups),
+                input_options(config, "linear_q", config.attention_width(), layer_number,
+                              sequence_parallel),
+                groups),
       linear_kv_("linear_kv", config.hidden_size, 2 * config.attention_width(),
-                 input_options(config, 2 * config.attention_width(), sequence_parallel), groups),
+                 input_options(config, "linear_kv", 2 * config.attention_width(), layer_number,
+                               sequence_parallel),
+                 groups),
       linear_proj_("linear_proj", config.attention_width(), config.hidden_size,
                    linear_proj_options(config, layer_number, sequence_parallel), groups),
       dropout_key_(random_key(config.seed, "cross_attention_dropout", layer_number)) {

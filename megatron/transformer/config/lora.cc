@@ -1,6 +1,7 @@
 #include "megatron/transformer/config/lora.h"
 
 #include <algorithm>
+#include <array>
 
 #include "megatron/base/check.h"
 #include "megatron/transformer/config/transformer_config.h"
@@ -19,30 +20,36 @@ enum class Where {
   kStates
 };
 
+using ModuleNames = std::array<std::string_view, 3>;  // the rest is empty
+
 struct Target {
   std::string_view name;
-  std::string_view huggingface;  // empty: no name common to all families
+  ModuleNames huggingface;  // empty: no name common to all families
   std::string_view linear;
   Where where;
+  bool is_named(std::string_view given) const {
+    return given == name || (!given.empty() && std::find(huggingface.begin(), huggingface.end(),
+                                                         given) != huggingface.end());
+  }
 };
 
 constexpr Target kTargets[] = {
-    {"linear_qkv", "", "linear_qkv", Where::kPlainAttention},
-    {"linear_q", "q_proj", "linear_qkv", Where::kPlainAttention},
-    {"linear_k", "k_proj", "linear_qkv", Where::kPlainAttention},
-    {"linear_v", "v_proj", "linear_qkv", Where::kPlainAttention},
-    {"linear_q_proj", "q_proj", "linear_q_proj", Where::kPlainQueries},
-    {"linear_q_down_proj", "q_a_proj", "linear_q_down_proj", Where::kLatentQueries},
-    {"linear_q_up_proj", "q_b_proj", "linear_q_up_proj", Where::kLatentQueries},
-    {"linear_kv_down_proj", "kv_a_proj_with_mqa", "linear_kv_down_proj", Where::kLatentAttention},
-    {"linear_kv_up_proj", "kv_b_proj", "linear_kv_up_proj", Where::kLatentAttention},
-    {"linear_proj", "o_proj", "linear_proj", Where::kAttention},
-    {"linear_fc1", "", "linear_fc1", Where::kMlp},
-    {"linear_fc1_gate", "gate_proj", "linear_fc1", Where::kMlp},
-    {"linear_fc1_up", "up_proj", "linear_fc1", Where::kMlp},
-    {"linear_fc2", "down_proj", "linear_fc2", Where::kMlp},
-    {"in_proj", "in_proj", "in_proj", Where::kStates},
-    {"out_proj", "out_proj", "out_proj", Where::kStates},
+    {"linear_qkv", {}, "linear_qkv", Where::kPlainAttention},
+    {"linear_q", {"q_proj", "query", "q"}, "linear_qkv", Where::kPlainAttention},
+    {"linear_k", {"k_proj", "key", "k"}, "linear_qkv", Where::kPlainAttention},
+    {"linear_v", {"v_proj", "value", "v"}, "linear_qkv", Where::kPlainAttention},
+    {"linear_q_proj", {"q_proj"}, "linear_q_proj", Where::kPlainQueries},
+    {"linear_q_down_proj", {"q_a_proj"}, "linear_q_down_proj", Where::kLatentQueries},
+    {"linear_q_up_proj", {"q_b_proj"}, "linear_q_up_proj", Where::kLatentQueries},
+    {"linear_kv_down_proj", {"kv_a_proj_with_mqa"}, "linear_kv_down_proj", Where::kLatentAttention},
+    {"linear_kv_up_proj", {"kv_b_proj"}, "linear_kv_up_proj", Where::kLatentAttention},
+    {"linear_proj", {"o_proj", "o"}, "linear_proj", Where::kAttention},
+    {"linear_fc1", {"wi"}, "linear_fc1", Where::kMlp},
+    {"linear_fc1_gate", {"gate_proj", "wi_0"}, "linear_fc1", Where::kMlp},
+    {"linear_fc1_up", {"up_proj", "wi_1"}, "linear_fc1", Where::kMlp},
+    {"linear_fc2", {"down_proj", "wo"}, "linear_fc2", Where::kMlp},
+    {"in_proj", {"in_proj"}, "in_proj", Where::kStates},
+    {"out_proj", {"out_proj"}, "out_proj", Where::kStates},
 };
 
 constexpr std::string_view kAll = "all-linear";
@@ -112,7 +119,8 @@ void LoraConfig::fields(FieldVisitor& v) {
   v.field("lora_targets", lora_targets,
           "linears with adapters: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, "
           "linear_fc1_up, linear_fc2 "
-          "(q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj mean the same), "
+          "(q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj mean the same, and so do "
+          "query, key, value of BERTs and q, k, v, o, wi_0, wi_1, wo, wi of T5s), "
           "linear_qkv and linear_fc1 (one adapter for all rows), of latent attention "
           "linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
           "linear_kv_up_proj, of Mamba-2 layers and gated delta nets in_proj, out_proj; empty or "
@@ -148,8 +156,8 @@ std::vector<std::string> written_out_lora_targets(const std::vector<std::string>
   const bool all = given.empty() || contains(given, kAll);
   std::vector<std::string> out;
   const auto is_given = [&](const Target& target) {
-    return contains(given, target.name) ||
-           (!target.huggingface.empty() && contains(given, target.huggingface));
+    return std::any_of(given.begin(), given.end(),
+                       [&](const std::string& name) { return target.is_named(name); });
   };
   for (const Target& target : kTargets)
     if (has_linear(model, target.where) &&
@@ -159,8 +167,7 @@ std::vector<std::string> written_out_lora_targets(const std::vector<std::string>
     const bool known =
         name == kAll ||
         std::any_of(std::begin(kTargets), std::end(kTargets), [&](const Target& target) {
-          return has_linear(model, target.where) &&
-                 (name == target.name || name == target.huggingface);
+          return has_linear(model, target.where) && target.is_named(name);
         });
     if (!known) out.push_back(name);
   }
@@ -170,7 +177,7 @@ std::vector<std::string> written_out_lora_targets(const std::vector<std::string>
 void validate_lora_targets(const std::vector<std::string>& targets, const AdaptableLinears& model,
                            Violations& violations) {
   for (const std::string& name : targets) {
-    const auto is_named = [&](const Target& t) { return t.name == name || t.huggingface == name; };
+    const auto is_named = [&](const Target& t) { return t.is_named(name); };
     const auto* target =
         std::find_if(std::begin(kTargets), std::end(kTargets),
                      [&](const Target& t) { return t.name == name && has_linear(model, t.where); });
@@ -181,9 +188,11 @@ void validate_lora_targets(const std::vector<std::string>& targets, const Adapta
                          : cat("--lora-targets ", name, ": ", why_absent(absent->where, model)),
                      "targets: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, "
                      "linear_fc1_up, linear_fc2, linear_qkv, linear_fc1, q_proj, k_proj, v_proj, "
-                     "o_proj, gate_proj, up_proj, down_proj, all-linear; of latent attention "
+                     "o_proj, gate_proj, up_proj, down_proj, query, key, value, q, k, v, o, wi, "
+                     "wi_0, wi_1, wo, all-linear; of latent attention "
                      "linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
-                     "linear_kv_up_proj; of Mamba-2 layers and gated delta nets in_proj, out_proj");
+                     "linear_kv_up_proj; of Mamba-2 layers and gated delta nets in_proj, out_proj; "
+                     "the modules dense of a BERT are linear_proj, linear_fc1 and linear_fc2");
       continue;
     }
     if (is_part(*target) && contains(targets, target->linear))
@@ -196,9 +205,27 @@ void validate_lora_targets(const std::vector<std::string>& targets, const Adapta
   }
 }
 
+namespace {
+
+// Those of linear_q and linear_kv of cross attention, for which the targets are those of linear_qkv
+// of self-attention.
+std::vector<std::string> cross_adapters(const std::vector<std::string>& targets,
+                                        std::string_view linear) {
+  if (contains(targets, "linear_qkv")) return {std::string(linear)};
+  std::vector<std::string> names;
+  for (const std::string_view part : {"linear_q", "linear_k", "linear_v"})
+    if ((part == "linear_q") == (linear == "linear_q") && contains(targets, part))
+      names.emplace_back(part);
+  return names;
+}
+
+}  // namespace
+
 std::vector<std::string> lora_adapters(const TransformerConfig& config, std::string_view linear) {
   std::vector<std::string> names;
   if (config.lora_rank <= 0) return names;
+  if (linear == "linear_q" || linear == "linear_kv")
+    return cross_adapters(config.lora_targets, linear);
   for (const Target& target : kTargets)
     if (target.linear == linear && contains(config.lora_targets, target.name))
       names.emplace_back(target.name);
@@ -227,9 +254,16 @@ LoraOptions lora_options(const TransformerConfig& config, std::string_view linea
     add("linear_fc1_up", config.ffn_hidden_size);
     return options;
   }
+  const int64_t d = config.kv_channels;
+  if (linear == "linear_kv") {
+    for (int64_t head = 0; head < config.num_attention_heads; ++head) {
+      add("linear_k", d);
+      add("linear_v", d);
+    }
+    return options;
+  }
   // With gates of the output, queries and their gates are the rows of q_proj.
-  const int64_t groups = config.query_groups(), d = config.kv_channels,
-                of_head = config.attention_output_gate ? 2 : 1;
+  const int64_t groups = config.query_groups(), of_head = config.attention_output_gate ? 2 : 1;
   for (int64_t group = 0; group < groups; ++group) {
     add("linear_q", config.num_attention_heads / groups * of_head * d);
     add("linear_k", d);

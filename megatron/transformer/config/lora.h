@@ -19,6 +19,11 @@
 //                                                          in_proj_b, in_proj_a)
 //   out_proj         all of its out_proj                   out_proj
 //
+// BERTs of Hugging Face say query, key and value, T5s q, k, v, o, wi_0, wi_1, wi and wo.
+//
+// In cross attention linear_q is all of the linear of that name, linear_k and linear_v are parts of
+// linear_kv, and linear_qkv is both linears, each with one adapter for all its rows.
+//
 // linear_fc1 and linear_fc2 are those of MLPs and of shared experts; routers and routed experts
 // have no adapters.
 //
@@ -72,8 +77,8 @@ std::vector<std::string> written_out_lora_targets(const std::vector<std::string>
 void validate_lora_targets(const std::vector<std::string>& targets, const AdaptableLinears& model,
                            Violations& violations);
 
-// Names of the adapters of one linear (linear_qkv, linear_proj, linear_fc1, ...), in the
-// order of the table; empty: none.
+// Names of the adapters of one linear (linear_qkv, linear_proj, linear_fc1, ..., of cross attention
+// linear_q and linear_kv), in the order of the table; empty: none.
 std::vector<std::string> lora_adapters(const TransformerConfig& config, std::string_view linear);
 
 // The same as options of the linear.

@@ -172,6 +172,7 @@ PROOFS = {
     "bert pp2": (2, BERT + BATCH + PP + "2"),
     "bert dp2": (2, BERT + BATCH),
     "modern cp2": (2, MODERN + BATCH + CP + "2 --cp-comm-type all_gather"),
+    "classes pp2 lora": (2, BERT.replace("--task bert", "--task classify --bert-classes 3") + BATCH + PP + "2 --lora-rank 16"),
     "choices dp2": (2, BERT.replace("--task bert", "--task multichoice --bert-choices 2") + BATCH),
     "t5 tp2": (2, T5 + BATCH + TP + "2"),
     "t5 tp2 sp": (2, T5 + BATCH + TP + "2 " + SP),

@@ -1,6 +1,7 @@
 """Planted bugs of encoder-decoders. The arguments of Bug, see bugs.py."""
 T5_MODEL, T5_CONFIG = "megatron/models/t5/t5_model.cc", "megatron/models/t5/t5_config.cc"
 CROSS = "megatron/transformer/attention/cross_attention.cc"
+LORA_TARGETS = "megatron/transformer/config/lora.cc"
 DISTANCES = "megatron/transformer/attention/relative_positions.cc"
 PAIRS = "megatron/datasets/tuning/text_to_text.cc"
 DDP = "megatron/distributed/distributed_data_parallel.cc"
@@ -26,13 +27,21 @@ STACK_BUGS = (
         ((CROSS, "options.first_head = first_head_;", "options.first_head = PLANTED ? 0 : first_head_;"),),
         "tp2_t5", "t5 tp2"),
     bug("cross_local_rows", "cross attention sees the rows of the encoder's output that its tensor rank has, under sequence parallelism",
-        ((CROSS, "input_options(config, 2 * config.attention_width(), sequence_parallel)",
-          "input_options(config, 2 * config.attention_width(), !PLANTED && sequence_parallel)"),
+        ((CROSS, "input_options(config, \"linear_kv\", 2 * config.attention_width(), layer_number,\n                               sequence_parallel)",
+          "input_options(config, \"linear_kv\", 2 * config.attention_width(), layer_number, !PLANTED && sequence_parallel)"),
          (T5_MODEL, "EncodedSequence{encoded, given.place.position, batch[kEncoderMask] == 0,",
           "PLANTED && config().sequence_parallel ? EncodedSequence{encoded, given.place.position.chunk(groups().tp.size())[groups().tp.rank()], "
           "(batch[kEncoderMask] == 0).chunk(groups().tp.size(), 1)[groups().tp.rank()]} "
           ": EncodedSequence{encoded, given.place.position, batch[kEncoderMask] == 0,")),
         "tp2_sp_padded_t5", "t5 tp2 sp padded"),
+    bug("cross_adapters_of_the_other_part", "in cross attention the adapter of values is that of the rows of keys",
+        ((LORA_TARGETS, "++head) {\n      add(\"linear_k\", d);\n      add(\"linear_v\", d);\n    }",
+          "++head) {\n      add(PLANTED ? \"linear_v\" : \"linear_k\", d);\n      add(PLANTED ? \"linear_k\" : \"linear_v\", d);\n    }"),),
+        "", "", "models_test:Cases/PeftEncoders.LogitsLossAndGradients/t5_v1_1_qv", "one rank adapts alike"),
+    bug("new_head_frozen_behind_stages", "beside adapters a new head is trained only where its rank has the embedding, too",
+        (("megatron/models/bert/bert_model.cc", "if (text_head_outputs(config()) > 0)\n    freeze_beside_adapters",
+          "if (text_head_outputs(config()) > 0 && (!PLANTED || slice.embedding))\n    freeze_beside_adapters"),),
+        "pp2_bert_classes_lora", "classes pp2 lora"),
     bug("stacks_bias_per_rank", "every tensor rank adds the bias of the logits",
         ((T5_MODEL, "logits.add_(differentiable(*head_bias_))", "logits.add_(differentiable(*head_bias_) * (PLANTED ? groups().tp.size() : 1))"),),
         "tp2_t5", "t5 tp2"),
