@@ -31,7 +31,7 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
     cross_part_ = std::make_unique<ResidualSublayer>(
         config, *cross_attention_,
         random_key(config.seed, "cross_attention_output_dropout", layer_number), sequence_parallel,
-        /*names=*/SublayerNames{});
+        SublayerNames{.joined = true});
     if (Norm* norm = cross_attention_->input_norm()) add("pre_cross_attn_layernorm", norm);
     add("cross_attention", cross_attention_.get());
   }

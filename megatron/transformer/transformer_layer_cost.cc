@@ -19,7 +19,7 @@ LayerCost transformer_layer_cost(const TransformerConfig& config, int64_t layer_
 LayerCost cross_attention_layer_cost(const TransformerConfig& config, int64_t layer_number,
                                      const LayerShape& shape, bool offloaded) {
   LayerCost cost = transformer_layer_cost(config, layer_number, shape, offloaded);
-  cost.first.append(cross_attention_cost(config, layer_number, shape), cost.stream);
+  cost.first.append(cross_attention_cost(config, layer_number, shape, offloaded), cost.stream);
   return cost;
 }
 

@@ -148,6 +148,13 @@ constexpr LayoutRow kEncoderRows[] = {
     {"tp2_bert_classes_lora", "bert_classes", 2, TP "2 " LORA, "classify"},
     {"pp2_bert_classes_lora", "bert_classes", 2, PP "2 " LORA, "classify"},
     {"dp2_zero3_bert_choices_lora", "bert_choices", 2, ZERO3 OVERLAP LORA, "multichoice"},
+    // What several layers save leaves the device, but the encoder's output.
+    {"pp2_offload_t5", "t5", 2,
+     PP "2 " OFFLOAD "attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_act", "t5"},
+    {"tp2_sp_offload_t5_relative", "t5_relative", 2,
+     TP "2 " SP OFFLOAD "qkv_linear core_attn attn_proj mlp_fc2", "t5"},
+    {"tp2_offload_layers_t5_even", "t5_even", 2,
+     TP "2 --cpu-offloading-num-layers 1 --min-offloaded-tensor-size 0", "t5"},
     // Layouts that compute padding, against one rank that does so, too; all others leave it out.
     {"tp2_sp_padded_bert", "bert", 2, TP "2 " SP "--remove-padding false", "bert"},
     {"pp2_dp2_padded_bert_residual", "bert_residual", 4,

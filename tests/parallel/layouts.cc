@@ -366,6 +366,7 @@ constexpr LayoutRow kRows[] = {
 #define FP8 "--bf16 --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 "
 
 constexpr LayoutRow kQuantizedRows[] = {
+    // Encoders compute padding here, since the run on one rank does, where it takes part in scales.
     {"dp2_fp8", "llama", 2, FP8},
     {"dp3_zero1_fp8", "llama", 3, ZERO1 OVERLAP FP8},
     {"dp2_zero3_fp8", "llama", 2, ZERO3 OVERLAP FP8},
@@ -373,6 +374,15 @@ constexpr LayoutRow kQuantizedRows[] = {
     {"pp2_vpp2_fp8", "llama", 2, PP "2 " VPP "2 " FP8},
     {"pp2_zbh1_fp8_full", "llama", 2, PP "2 --pipeline-schedule zb-h1 " FULL "1 " FP8},
     {"pp2_dp2_zero1_fp8", "llama", 4, PP "2 " ZERO1 OVERLAP FP8},
+    {"dp2_fp8_bert", "bert", 2, FP8 "--remove-padding false", "bert"},
+    {"dp2_zero1_fp8_t5", "t5", 2,
+     ZERO1 OVERLAP FP8 "--decoder-seq-length 16 --remove-padding false", "t5"},
+    {"pp2_fp8_t5_relative", "t5_relative", 2,
+     PP "2 " FP8 "--decoder-seq-length 16 --remove-padding false", "t5"},
+    {"pp3_homes_fp8_t5", "t5", 3,
+     PP "3 --pipeline-model-parallel-layout Ee|t|ttL --decoder-seq-length 16 --remove-padding "
+        "false " FP8,
+     "t5"},
 };
 
 }  // namespace

@@ -48,14 +48,15 @@ TEST(T5, RefusesWhatIsNotBuilt) {
   refused("--multi-latent-attention", [](auto&, auto& t) { t.multi_latent_attention = true; });
   refused("--num-experts", [](auto&, auto& t) { t.num_experts = 4; });
   refused("--mtp-num-layers", [](auto&, auto& t) { t.mtp_num_layers = 1; });
-  refused("--fp8-format or --fp4-format",
-          [](auto&, auto& t) { t.fp8_format = Fp8Format::kHybrid; });
   refused("--parallel-residual", [](auto&, auto& t) { t.parallel_residual = true; });
   refused("--no-first-input-norm", [](auto&, auto& t) { t.first_input_norm = false; });
   refused("--norm-placement other than pre",
           [](auto&, auto& t) { t.norm_placement = NormPlacement::kSandwich; });
-  refused("offloading of activations",
-          [](auto&, auto& t) { t.fine_grained_activation_offloading = true; });
+  refused("--first-last-layers-bf16", [](auto&, auto& t) { t.first_last_layers_bf16 = true; });
+  refused("offloading of activations with --recompute-granularity full", [](auto&, auto& t) {
+    t.fine_grained_activation_offloading = true;
+    t.recompute_granularity = RecomputeGranularity::kFull;
+  });
   refused("--distribute-saved-activations",
           [](auto&, auto& t) { t.distribute_saved_activations = true; });
   refused(
@@ -133,6 +134,9 @@ TEST(T5, NamesFlagsThatDoNotFit) {
                                 "--pipeline-model-parallel-layout Ee|tL",
                         2),
               HasSubstr("has e, layers of an encoder, which --task gpt has not"));
+  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --bf16 --fp8-format hybrid"),
+              HasSubstr("--micro-batch-size x --decoder-seq-length is 18, which --fp8-format needs "
+                        "to be a multiple of 16"));
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --context-parallel-size 2", 2),
               HasSubstr("--context-parallel-size above 1 with --task t5 is not built"));
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --mlm-replace 1 0 0"),
@@ -328,6 +332,11 @@ TEST_P(T5Layouts, AreProved) {
             "");
 }
 
+#define OFFLOADED                                                                         \
+  "--fine-grained-activation-offloading --min-offloaded-tensor-size 0 --offload-modules " \
+  "attn_norm "                                                                            \
+  "qkv_linear core_attn attn_proj mlp_norm mlp_act "
+
 class T5Memory : public T5Layouts {};
 
 // Transfers between stages that have ended early weigh more where the stage holds little.
@@ -370,6 +379,10 @@ const ProvedLayout kT5Stages[] = {
     {"pp2_behind", 2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eeee|ttL"},
     {"pp3_homes", 3, "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout Ee|eet|tL"},
     {"pp2_vpp2", 2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ee|eet|t|L"},
+    {"offload", 1, OFFLOADED "--decoder-num-layers 4"},
+    {"pp2_offload", 2,
+     OFFLOADED "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eeeet|ttL "
+               "--decoder-num-layers 3"},
     {"pp2_by_cost", 2, "--decoder-num-layers 5 --pipeline-model-parallel-size 2"},
     {"pp4_gpipe", 4,
      "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ee|ee|t|tL "

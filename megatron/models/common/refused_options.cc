@@ -22,10 +22,8 @@ void refuse_options_of_gpt(const ModelConfig& config, const char* model) {
   refuse(t.multi_latent_attention, "--multi-latent-attention");
   refuse(t.has_moe(), "--num-experts");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
-  refuse(t.is_quantized(), "--fp8-format or --fp4-format");
   refuse(t.parallel_residual, "--parallel-residual");
   refuse(t.norm_placement != NormPlacement::kPre, "--norm-placement other than pre");
-  refuse(t.offloads_activations(), "offloading of activations");
   refuse(t.distribute_saved_activations, "--distribute-saved-activations");
   refuse(t.recompute_granularity == RecomputeGranularity::kFull &&
              (t.recompute_method == RecomputeMethod::kBlock || t.recompute_num_layers > 1),

@@ -9,7 +9,7 @@ namespace megatron {
 void refuse_option(bool given, const char* option, const char* model);
 
 // Refuses those that neither T5 nor a model with retrieval knows: of the loss, of scores, latents,
-// experts, depths of prediction, quantised products, places of norms, offloading, and
+// experts, depths of prediction, places of norms, and
 // other units of recomputation than one layer.
 void refuse_options_of_gpt(const ModelConfig& config, const char* model);
 

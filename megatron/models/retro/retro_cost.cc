@@ -56,7 +56,7 @@ SublayerCost cross_of(const TransformerConfig& stack, int64_t layer_number, Laye
   config.seq_length = length;
   shape.samples = std::max<int64_t>(1, shape.tokens / length);
   shape.encoded = encoded;
-  return cross_attention_cost(config, layer_number, shape);
+  return cross_attention_cost(config, layer_number, shape, /*offloaded=*/false);
 }
 
 SublayerCost both_halves(LayerCost layer) {

@@ -22,6 +22,8 @@ const ModelConfig& built_retro(const ModelConfig& config) {
   constexpr const char* kModel = "a model with retrieval";
   refuse_options_of_gpt(config, kModel);
   refuse_option(config.transformer.has_adapters(), "--lora-rank", kModel);
+  refuse_option(config.transformer.is_quantized(), "--fp8-format or --fp4-format", kModel);
+  refuse_option(config.transformer.offloads_activations(), "offloading of activations", kModel);
   refuse_option(config.transformer.position_embedding_type == PositionEmbedding::kRelative,
                 "--position-embedding-type relative", kModel);
   refuse_option(config.transformer.is_hybrid(), "--hybrid-layer-pattern", kModel);

@@ -28,6 +28,10 @@ const ModelConfig& built(const ModelConfig& config) {
   refuse_options_of_gpt(config, kModel);
   refuse_option(config.transformer.group_query_attention, "--group-query-attention", kModel);
   refuse_option(!config.transformer.first_input_norm, "--no-first-input-norm", kModel);
+  refuse_option(config.transformer.first_last_layers_bf16, "--first-last-layers-bf16", kModel);
+  refuse_option(config.transformer.offloads_activations() &&
+                    config.transformer.recompute_granularity == RecomputeGranularity::kFull,
+                "offloading of activations with --recompute-granularity full", kModel);
   return config;
 }
 

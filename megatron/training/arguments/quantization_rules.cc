@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/models/t5/t5_config.h"
+#include "megatron/training/arguments/t5_rules.h"
 
 namespace megatron {
 namespace {
@@ -100,6 +102,9 @@ class Sizes {
     const int64_t ranks = undivided && a_.parallel.sequence_parallel ? cp_ * tp_ : cp_;
     const std::string by = cat(cp_ > 1 ? " / --context-parallel-size" : "",
                                ranks > cp_ ? " / --tensor-model-parallel-size" : "");
+    if (trains_t5(a_.training.task))
+      check("--micro-batch-size x --decoder-seq-length",
+            a_.training.micro_batch_size * own_config<T5Config>(a_.own).decoder_seq_length);
     const int64_t length = t_.seq_length;
     check("--micro-batch-size x --seq-length" + by, a_.training.micro_batch_size * length, ranks);
     if (a_.training.eval_iters > 0 && a_.eval_micro_batch_size() != a_.training.micro_batch_size)

@@ -1,6 +1,7 @@
 #include "megatron/training/arguments/t5_rules.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "megatron/base/format.h"
 #include "megatron/datasets/masked/t5_dataset.h"
@@ -134,12 +135,13 @@ void shrink_t5(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   }
   const int64_t encoder = before.transformer.seq_length, tp = a.parallel.tensor_model_parallel_size,
                 needed = t5_needs(t.seq_length, a.masked.mask_prob).decoder_positions;
+  const int64_t unit = std::lcm(tp, t.is_quantized() ? t.quantization(1).alignment() : int64_t{1});
   int64_t length = t.seq_length;
   if (was.decoder_seq_length < encoder) length = std::max(needed, t.seq_length / 2);
   if (was.decoder_seq_length > encoder || length > t.seq_length) length = 2 * t.seq_length;
   if (was.decoder_seq_length != encoder) {
-    length = (length + tp - 1) / tp * tp;
-    if (length == t.seq_length) length += tp;
+    length = (length + unit - 1) / unit * unit;
+    if (length == t.seq_length) length += unit;
   }
   shrinker.set("--decoder-seq-length", own.decoder_seq_length, length);
   if (t.position_embedding_type == PositionEmbedding::kRelative) {

@@ -62,6 +62,11 @@ class ChunkPass {
     int64_t unrecorded = 0, saved = 0, backward = 0;
   };
 
+  bool is_offloaded(int64_t index) const {
+    return index < of_first_stack_
+               ? index < num_offloaded_first_
+               : index - of_first_stack_ < num_offloaded_ - num_offloaded_first_;
+  }
   // The most of each in the layers of one unit.
   RecomputedLayer in_unit(int64_t unit) const;
   void add_recomputed_layer(const LayerCost& layer);
@@ -76,7 +81,8 @@ class ChunkPass {
   const TransformerConfig& config_;
   const StageSlice slice_;
   const RecomputedLayers again_;
-  const int64_t num_offloaded_;  // layers, from the first
+  // Layers that offload, of each stack from its first; those of the chunk's first stack
+  const int64_t of_first_stack_, num_offloaded_first_, num_offloaded_;
   const int64_t in_flight_;
   const int64_t stream_;
   // The chunk's output gradient is held by the caller until the end and not counted for the last
@@ -97,7 +103,12 @@ ChunkPass::ChunkPass(const LayoutPlan& plan, int stage, int chunk)
       config_(plan.model()),
       slice_(plan.stages.slice(stage, chunk)),
       again_(recomputed_layers(config_, slice_.num_layers)),
-      num_offloaded_(config_.num_offloaded_layers(slice_.num_layers, slice_.head)),
+      of_first_stack_(
+          std::clamp<int64_t>(plan.ends.first_stack - slice_.first_layer, 0, slice_.num_layers)),
+      num_offloaded_first_(config_.num_offloaded_layers(
+          of_first_stack_, slice_.first_layer + slice_.num_layers >= plan.ends.first_stack)),
+      num_offloaded_(num_offloaded_first_ + config_.num_offloaded_layers(
+                                                slice_.num_layers - of_first_stack_, slice_.head)),
       in_flight_(config_.fine_grained_offloading_max_inflight_offloads),
       stream_(plan.stream_bytes()),
       arrived_(slice_.head ? 0 : stream_),
@@ -115,7 +126,7 @@ PassBytes ChunkPass::run() {
   std::vector<LayerCost> layers;
   for (int64_t i = 0; i < slice_.num_layers; ++i) {
     layers.push_back(
-        plan_.layer_cost(slice_.first_layer + i + 1, i >= again_.layers && i < num_offloaded_));
+        plan_.layer_cost(slice_.first_layer + i + 1, i >= again_.layers && is_offloaded(i)));
     if (i < again_.layers) continue;
     first_half_.push_back(halves_.count());
     halves_.add(layers.back().first.offloaded);
@@ -185,7 +196,7 @@ void ChunkPass::add_recomputed_layer(const LayerCost& layer) {
 
 void ChunkPass::add_layer(int64_t index, const LayerCost& layer) {
   const int64_t half = first_half_[static_cast<size_t>(index - again_.layers)];
-  const bool offloaded = index < num_offloaded_;
+  const bool offloaded = is_offloaded(index);
   SavedBytes saved = layer.saved();
   const int64_t whole = saved.total();
   PassMoment& moment = pass_.moments[static_cast<size_t>(index) + 1];

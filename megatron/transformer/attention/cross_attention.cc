@@ -1,6 +1,7 @@
 #include "megatron/transformer/attention/cross_attention.h"
 
 #include "megatron/base/check.h"
+#include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/attention/unpadded_attention.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -64,21 +65,45 @@ CrossAttention::CrossAttention(const TransformerConfig& config, int64_t layer_nu
   add("linear_proj", &linear_proj_);
 }
 
-SublayerOutput CrossAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
+at::Tensor CrossAttention::queries(const at::Tensor& x, at::ScalarType type,
+                                   OffloadedPass* offload) {
+  const OffloadScope scope(offload, [&](const at::Tensor& saved) {
+    return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
+  });
   const at::Tensor normed = norm_ != nullptr ? norm_->forward(x) : x;
+  return linear_q_.forward(normed.to(type));
+}
+
+SublayerOutput CrossAttention::project_back(const at::Tensor& y, const at::Tensor& x, bool add,
+                                            OffloadedPass* offload) {
+  const OffloadScope scope(offload,
+                           [&](const at::Tensor&) { return config_.offloads("attn_proj"); });
+  if (add) return {linear_proj_.forward(y, x), {}};
+  return {linear_proj_.forward(y), x};
+}
+
+// The encoder's output, which every layer reads, stays on the device.
+SublayerOutput CrossAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
+  OffloadedPass* const offload = context.offload();
   if (context.state != nullptr) {
     auto& kept = static_cast<CrossKVCache&>(*context.state);
-    const at::Tensor q = linear_q_.forward(normed.to(kept.keys_and_values.data().scalar_type()));
-    const at::Tensor y = attend_kept(q, kept, context.pass.decoding->batch);
-    if (add) return {linear_proj_.forward(y, x), {}};
-    return {linear_proj_.forward(y), x};
+    const at::Tensor q = queries(x, kept.keys_and_values.data().scalar_type(), offload);
+    return project_back(attend_kept(q, kept, context.pass.decoding->batch), x, add, offload);
   }
   MEGATRON_ASSERT(context.pass.encoded != nullptr, "cross attention without an encoder's output");
   const EncodedSequence& encoded = *context.pass.encoded;
-  const at::Tensor y = attend_encoded(linear_q_.forward(normed.to(encoded.states.scalar_type())),
-                                      linear_kv_.forward(encoded.states), encoded, context.pass);
-  if (add) return {linear_proj_.forward(y, x), {}};
-  return {linear_proj_.forward(y), x};
+  const at::Tensor q = queries(x, encoded.states.scalar_type(), offload),
+                   kv = linear_kv_.forward(encoded.states);
+  at::Tensor y;
+  {
+    const OffloadScope scope(offload, [&](const at::Tensor& saved) {
+      if (saved.scalar_type() == at::kBool) return false;  // the mask, of which a layer has a view
+      const bool input = is_alias(saved, q) || is_alias(saved, kv);
+      return config_.offloads(input ? "core_attn" : "attn_proj");
+    });
+    y = attend_encoded(q, kv, encoded, context.pass);
+  }
+  return project_back(y, x, add, offload);
 }
 
 void CrossAttention::keep(const at::Tensor& encoded, LayerState& state, const SequenceSlot& slot) {

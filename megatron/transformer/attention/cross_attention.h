@@ -73,6 +73,10 @@ class CrossAttention : public Sublayer {
   RowParallelLinear linear_proj_;
 
  private:
+  // In `type`, that of what they attend to.
+  at::Tensor queries(const at::Tensor& x, at::ScalarType type, OffloadedPass* offload);
+  SublayerOutput project_back(const at::Tensor& y, const at::Tensor& x, bool add,
+                              OffloadedPass* offload);
   at::Tensor attend_kept(const at::Tensor& q, CrossKVCache& kept, const RaggedBatch& batch) const;
   at::Tensor attend_encoded(const at::Tensor& q, const at::Tensor& kv,
                             const EncodedSequence& encoded, const ForwardContext& pass) const;

@@ -23,21 +23,39 @@ struct Cross : CoreAttentionCost {
         norm(s.rows * c.hidden_size * (s.residual + (s.residual == s.element ? 0 : s.element)) +
              around.stats),
         encoded(s.encoded * c.hidden_size * s.element),
-        kv(k + v) {}
+        kv(k + v),
+        codes(c.quantization(layer).enabled() && c.fp8_wgrad && !s.sequence_parallel
+                  ? s.encoded * c.hidden_size
+                  : 0) {}
 
   const StreamCost around;
   const int64_t norm;     // output of the norm, also in the model's type, and its statistics
   const int64_t encoded;  // the encoder's output, gathered
   const int64_t kv;
+  const int64_t codes;  // the encoder's output, quantised for the weight gradient of linear_kv
 
   int64_t gathered_encoded() const { return shape.sequence_parallel ? encoded : 0; }
-  int64_t kept() const { return q + kv + CoreAttentionCost::saved(); }
+  int64_t kept() const { return q + kv + codes + CoreAttentionCost::saved(); }
+
+  OffloadedBytes offloaded() const {
+    OffloadedBytes out;
+    offload(config, "attn_norm", &SavedBytes::residual, around.stream, shape.residual, 1, out);
+    offload(config, "qkv_linear", &SavedBytes::norms, norm - around.stats, shape.element, 1, out);
+    offload(config, "qkv_linear", &SavedBytes::norms, around.stats, shape.sum,
+            config.normalization == Normalization::kLayerNorm ? 2 : 1, out);
+    offload(config, "core_attn", &SavedBytes::attention, q, shape.element, 1, out);
+    offload(config, "core_attn", &SavedBytes::attention, kv, shape.element, 2, out);
+    if (saves_library())
+      offload(config, "attn_proj", &SavedBytes::attention, lse, shape.sum, 1, out);
+    offload(config, "attn_proj", &SavedBytes::attention, this->out, shape.element, 1, out);
+    return out;
+  }
 
   void forward(AllocationTrack& track) const {
     track.take(norm);
     track.take(around.gathered + q);
     track.give(around.gathered);
-    track.take(gathered_encoded() + kv);
+    track.take(gathered_encoded() + kv + codes);
     track.give(gathered_encoded());
     track.take(out);
     track.touch(forward_extra());
@@ -58,16 +76,33 @@ struct Cross : CoreAttentionCost {
   }
 };
 
+// Per token of the decoder, forward and backward; `rows` of the encoder for each.
+double cross_moved_elements(const TransformerConfig& c, int64_t layer_number, double rows) {
+  const auto h = static_cast<double>(c.hidden_size), a = static_cast<double>(c.attention_width());
+  double elements = kNormElements * h;
+  if (c.add_bias_linear) elements += a + 2 * rows * a + h;
+  const QuantizationOptions options = c.quantization(layer_number);
+  if (!options.enabled()) return elements;
+  // Casts: Note [Bytes of casts] in layer_cost.h. The encoder's output is quantised by each layer.
+  elements += rows * h;
+  if (options.recipe != QuantizationRecipe::kTensorwise) return elements + a + h;
+  elements += h + rows * h;          // result of the norm: x again; the encoder's output
+  elements += 2 * a;                 // output of attention: read, write quantised
+  elements += 2 * a + 4 * rows * a;  // gradients of queries; of keys and values
+  return elements + 2 * h;           // gradient of the residual stream
+}
+
 }  // namespace
 
 SublayerCost cross_attention_cost(const TransformerConfig& config, int64_t layer_number,
-                                  const LayerShape& shape) {
+                                  const LayerShape& shape, bool offloaded) {
   const Cross cross(config, layer_number, shape);
   const StreamCost& around = cross.around;
   SublayerCost cost;
   cost.saved.residual = around.stream;
   cost.saved.norms = cross.norm;
   cost.saved.attention = cross.kept();
+  if (offloaded) cost.offloaded = cross.offloaded();
   cost.set_peaks([&](AllocationTrack& track) { cross.forward(track); },
                  [&](AllocationTrack& track) { cross.backward(track); },
                  cross.norm + cross.q + cross.kv + cross.out +
@@ -85,9 +120,7 @@ SublayerCost cross_attention_cost(const TransformerConfig& config, int64_t layer
   cost.attentions = {cross.attention(layer_number)};
   cost.score_products = cross.score_products();
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;
-  const auto a = static_cast<double>(width);
-  cost.moved_elements = kNormElements * static_cast<double>(h) +
-                        (config.add_bias_linear ? a + 2 * rows * a + static_cast<double>(h) : 0);
+  cost.moved_elements = cross_moved_elements(config, layer_number, rows);
   cost.tensor = around.tensor_traffic(shape);
   const double one_way = scatter_bytes(shape.tensor, static_cast<double>(cross.encoded));
   cost.tensor += {shape.sequence_parallel ? one_way : 0, 2 * one_way};

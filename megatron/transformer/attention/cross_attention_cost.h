@@ -5,6 +5,7 @@
 //   residual stream  R h x                  input of the norm
 //   norms            R (h e + 4 k)          its output and statistics
 //   attention        d e N (2 T + 2 M)      queries, keys and values, the input of linear_proj
+//                    M h                    in FP8: the encoder's output, quantised by linear_kv
 //
 // The encoder's output, which all layers read, and its gradient are counted by the model.
 //
@@ -17,6 +18,6 @@ namespace megatron {
 
 // Layers count from 1. shape.encoded is M.
 SublayerCost cross_attention_cost(const TransformerConfig& config, int64_t layer_number,
-                                  const LayerShape& shape);
+                                  const LayerShape& shape, bool offloaded);
 
 }  // namespace megatron

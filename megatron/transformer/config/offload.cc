@@ -119,7 +119,7 @@ int64_t OffloadConfig::num_offloaded_layers(int64_t chunk_layers, bool last_chun
                              ? cpu_offloading_num_layers
                              : static_cast<int64_t>(std::ceil(activation_offload_fraction *
                                                               static_cast<double>(chunk_layers)));
-  return std::min(wanted, last_chunk ? chunk_layers - 1 : chunk_layers);
+  return std::max<int64_t>(0, std::min(wanted, last_chunk ? chunk_layers - 1 : chunk_layers));
 }
 
 }  // namespace megatron

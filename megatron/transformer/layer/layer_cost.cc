@@ -52,6 +52,8 @@ double SublayerCost::weight_products() const {
 
 void SublayerCost::append(const SublayerCost& next, int64_t stream) {
   saved += next.saved;
+  offloaded.given += next.offloaded.given;
+  offloaded.taken += next.offloaded.taken;
   unrecorded_peak = std::max(unrecorded_peak, stream + next.unrecorded_peak);
   forward_peak = std::max(forward_peak, forward_end + next.forward_peak);
   forward_end += next.forward_end;

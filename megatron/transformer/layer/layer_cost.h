@@ -163,7 +163,7 @@ struct SublayerCost {
   double moved_elements = 0;
   double weight_products() const;
   // Adds a sublayer that follows this one in the same half; `stream`: bytes of what lies between.
-  // Neither offloads anything.
+  // It takes back all that it offloads.
   void append(const SublayerCost& next, int64_t stream);
   // For a sequence of another stack with `share` tokens for each token of this one.
   void count_per_token_of(double share);

@@ -43,7 +43,7 @@ at::Tensor run_sublayer(const TransformerConfig& config, const SublayerNames& na
                         const at::Tensor& x, const LayerContext& context,
                         const SublayerFunction& sublayer) {
   const ForwardContext& pass = context.pass;
-  if (pass.offload != nullptr) pass.offload->begin_group();
+  if (pass.offload != nullptr && !names.joined) pass.offload->begin_group();
   if (pass.tape == nullptr || !config.recomputes(names.recomputed)) return sublayer(x, context);
   RecomputeTape::Keeper keeper;
   if (OffloadedPass* offload = context.offload();

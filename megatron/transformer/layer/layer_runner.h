@@ -19,6 +19,7 @@ class ProcessGroup;
 struct SublayerNames {
   std::string_view recomputed;  // in --recompute-modules; empty: never recomputed as a whole
   std::string_view input;       // its input in --offload-modules
+  bool joined = false;          // offloaded in one group with the sublayer before it
 };
 
 // Runs in the forward, and with recomputation again in the backward: a pure function of x,
