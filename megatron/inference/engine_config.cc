@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
+#include "megatron/inference/graphs/decode_graphs.h"
 
 namespace megatron {
 namespace {
@@ -52,6 +53,9 @@ void EngineConfig::fields(FieldVisitor& v) {
       "kv_cache_dtype", kv_cache_dtype, kKvCacheTypes,
       "type of keys and values: auto, that of the activations; fp8, E4M3 with a scale for each "
       "layer and head, which follow from a text that is read at the start");
+  v.field({"num_cuda_graphs", "--inference-dynamic-batching-num-cuda-graphs"}, num_cuda_graphs,
+          "numbers of requests for which steps that only decode run as CUDA graphs, at equal "
+          "distances up to --inference-max-requests; -1: those that waste few rows, 0: none");
   v.field("step_timeout_seconds", step_timeout_seconds,
           "a step that takes longer ends the server with an error");
   states.fields(v);
@@ -74,6 +78,7 @@ void EngineConfig::validate(Violations& v) const {
   count("--inference-dynamic-batching-block-size", block_size, 1, 4096);
   count("--inference-dynamic-batching-max-tokens", max_step_tokens, 1, 1 << 20);
   count("--max-waiting-requests", max_waiting_requests, 1, 1 << 20);
+  count("--inference-dynamic-batching-num-cuda-graphs", num_cuda_graphs, -1, 65536);
   number("--inference-dynamic-batching-buffer-size-gb", cache_gb);
   number("--swap-space-gb", swap_gb);
   number("--max-gap-ms", max_gap_ms);
@@ -118,6 +123,10 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
   shape.keeping = config.states.keeping();
   shape.fp8_cache = config.kv_cache_dtype == KvCacheType::kFp8;
   shape.keeping.drafts = shape.drafts;
+  if (on_gpu && shape.drafts == 0)
+    if (const std::vector<int64_t> sizes = graph_sizes(config.num_cuda_graphs, shape.slots);
+        !sizes.empty())
+      shape.graph_rows = sizes.back();
   return shape;
 }
 

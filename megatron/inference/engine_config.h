@@ -25,6 +25,7 @@ struct EngineConfig : Config {
   int64_t max_waiting_requests = 1024;
   bool prefix_caching = true;
   KvCacheType kv_cache_dtype = KvCacheType::kAuto;
+  int64_t num_cuda_graphs = -1;
   double step_timeout_seconds = 300.0;
   SequenceStatesConfig states;
   SpeculationConfig speculation;

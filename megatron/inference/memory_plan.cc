@@ -103,6 +103,15 @@ int64_t sampling_peak(const ModelConfig& config, const ServedShape& served) {
   return rows * config.padded_vocab_size / served.tensor_ranks * each;
 }
 
+// Activations and logits of the largest graph; smaller ones use the same memory.
+int64_t graph_memory(const ModelConfig& config, const StageSlice& slice,
+                     const ServedShape& served) {
+  ServedShape decoding = served;
+  decoding.max_positions = 0;  // keys are read where they lie
+  return layer_peak(config, slice, decoding, served.graph_rows) +
+         served.graph_rows * config.padded_vocab_size * served.element;
+}
+
 // Of a weight that is held in FP8 alone: codes, and fp32 scales for 128 x 128 of them or for all.
 int64_t quantized_bytes(const Parameter& weight) {
   constexpr int64_t kScaleBytes = 4, kBlock = 128;
@@ -212,6 +221,11 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
   memory.activations = layer_peak(config, memory.slice, shape, shape.max_step_tokens);
   if (memory.slice.head) memory.sampling = sampling_peak(config, shape);
   if (shape.on_gpu) memory.library_workspace = kServedBlasWorkspace;
+  const bool keys_alone =
+      kept_bytes(config, memory.slice, shape.tensor_ranks, shape.element, shape.keeping).sequence ==
+      0;
+  if (shape.graph_rows > 0 && shape.tensor_ranks * shape.stages == 1 && keys_alone)
+    memory.graphs = graph_memory(config, memory.slice, shape);
   if (stage == 0) memory.draft = shape.draft;
   return memory;
 }
@@ -220,7 +234,7 @@ DraftMemory draft_memory(const ModelConfig& draft, at::ScalarType dtype,
                          const ServedShape& served) {
   ServedShape alone = served;
   alone.tensor_ranks = alone.stages = 1;
-  alone.drafts = 0;
+  alone.drafts = alone.graph_rows = 0;
   alone.element = static_cast<int64_t>(c10::elementSize(dtype));
   alone.keeping = {};
   alone.draft = {};

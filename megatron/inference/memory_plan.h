@@ -66,6 +66,7 @@ struct ServedShape {
   StateKeeping keeping = {};
   bool fp8_cache = false;  // a byte for each element of keys and values
   bool on_gpu = false;
+  int64_t graph_rows = 0;  // of the largest CUDA graph of a decoding step; 0: there are none
   DraftMemory draft = {};
 };
 
@@ -79,9 +80,10 @@ struct ServingMemory {
   int64_t activations = 0;  // of the layers, with keys and values that a chunk reads
   int64_t sampling = 0;     // logits and their copies, when every slot draws its tokens
   int64_t library_workspace = 0;
+  int64_t graphs = 0;      // what CUDA graphs hold, also while other steps run
   DraftMemory draft = {};  // its blocks are part of the cache
   int64_t step() const {
-    return std::max(std::max(activations, sampling) + library_workspace, draft.step);
+    return std::max(std::max(activations, sampling) + library_workspace, draft.step) + graphs;
   }
   int64_t total() const { return weights + draft.weights + cache.bytes() + step(); }
   std::string text() const;  // one line

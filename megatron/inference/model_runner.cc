@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "megatron/base/check.h"
+#include "megatron/base/log.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/scheduling/token_grammar.h"
 #include "megatron/tensor/batch_invariant/mode.h"
@@ -42,7 +43,14 @@ StateBuffer::Rows rows_of(const std::vector<Swap>& swaps, bool to_host) {
 }
 
 at::Tensor longs(const std::vector<int64_t>& values, at::Device device) {
-  return at::tensor(values, at::kLong).to(device);
+  return to_device(at::tensor(values, at::kLong), device);
+}
+
+// Whether rows are 0, 1, ...
+bool counts_up(const std::vector<int64_t>& rows) {
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (rows[i] != static_cast<int64_t>(i)) return false;
+  return true;
 }
 
 // Positions that the widest layer sees; 0: all.
@@ -88,6 +96,17 @@ ModelRunner::ModelRunner(Model& model, ServedWeights* weights, at::Device device
   if (options.fp8_cache) calibrate(options.calibration);
   allocate(options);
   make_facts(options);
+  if (options.graph_sizes.empty() || !device_.is_cuda() || facts_.owns_state ||
+      tp_.size() * pp_.size() > 1)
+    return;
+  const int64_t blocks = facts_.device_blocks, size = facts_.block_size,
+                positions = facts_.max_positions;
+  const int64_t most = positions > 0 ? std::min(blocks, (positions + size - 1) / size) : blocks;
+  graphs_ = std::make_unique<DecodeGraphs>(
+      options.graph_sizes, DecodeGraphs::Pool{blocks, size, most, facts_.slots}, last_sampled_,
+      [this](const at::Tensor& tokens, const RaggedBatch& batch) {
+        return model_.logits(forward(tokens, batch.rows.positions.unsqueeze(0), batch)).squeeze(1);
+      });
 }
 
 ModelRunner::~ModelRunner() = default;
@@ -178,6 +197,10 @@ void ModelRunner::launch(const StepPlan& plan) {
   start(plan);
   Flight& flight = flights_.emplace_back(flight_of(plan));
   if (plan.parts.empty()) return;
+  if (const auto logits = run_graph(plan)) {
+    if (flight.size() > 0) finish(plan, {{}, *logits}, flight);
+    return;
+  }
   std::vector<RaggedPart> parts;
   std::vector<int64_t> slots;
   std::vector<PartDrafts> drafts;
@@ -194,7 +217,33 @@ void ModelRunner::launch(const StepPlan& plan) {
   const at::Tensor tokens = tokens_of(plan, batch);
   const RowAdapters adapters(adapter_groups(plan));
   const at::Tensor hidden = forward(tokens, positions_of(plan, batch), batch);
-  if (flight.size() > 0) finish(plan, hidden, flight);
+  if (flight.size() > 0) finish(plan, {hidden, {}}, flight);
+}
+
+std::optional<at::Tensor> ModelRunner::run_graph(const StepPlan& plan) {
+  if (!graphs_) return std::nullopt;
+  std::vector<DecodeGraphs::Row> rows;
+  for (const PlanPart& part : plan.parts) {
+    const Slot& slot = slots_[static_cast<size_t>(part.slot)];
+    if (part.count != 1 || part.drafts > 0 || part.score_count > 0 || slot.adapter >= 0 ||
+        slot.rows)
+      return std::nullopt;
+    const int32_t token = plan.tokens.at(rows.size());
+    MEGATRON_ASSERT(token >= 0 || token == kLastSampled, "token ", token);
+    rows.push_back({token, part.slot, part.first, part.known, tables_.blocks(part.slot)});
+  }
+  if (!graphs_->fits(rows)) return std::nullopt;
+  try {
+    const at::Tensor logits = graphs_->run(rows);
+    ++graph_steps_;
+    return logits;
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    log_warning(cat("decoding runs without CUDA graphs, which this model cannot be captured in: ",
+                    what.substr(0, what.find('\n'))));
+    graphs_.reset();
+    return std::nullopt;
+  }
 }
 
 void ModelRunner::move_blocks(const StepPlan& plan) {
@@ -366,7 +415,7 @@ ModelRunner::Flight ModelRunner::flight_of(const StepPlan& plan) const {
 }
 
 // The last stage computes the numbers of the step; the first one receives them.
-void ModelRunner::finish(const StepPlan& plan, const at::Tensor& hidden, Flight& flight) {
+void ModelRunner::finish(const StepPlan& plan, const Computed& computed, Flight& flight) {
   if (is_last()) {
     std::vector<TokenSampler::Row> rows;
     std::span<const uint32_t> masks = plan.masks;
@@ -389,11 +438,12 @@ void ModelRunner::finish(const StepPlan& plan, const at::Tensor& hidden, Flight&
     }
     std::vector<at::Tensor> numbers;
     if (!rows.empty()) {
-      const TokenSampler::Draws draws = sampler_->draw(logits_of(hidden, last), rows, flight.draws);
+      const TokenSampler::Draws draws =
+          sampler_->draw(logits_of(computed, last), rows, flight.draws);
       keep_ids(flight, draws.ids);
       numbers = {draws.ids.to(at::kDouble), draws.report};
     }
-    if (flight.scores.rows() > 0) numbers.push_back(score(plan, hidden, flight));
+    if (flight.scores.rows() > 0) numbers.push_back(score(plan, computed, flight));
     flight.numbers = at::cat(numbers);
     flight.settled = true;
     if (!is_first()) {
@@ -408,11 +458,14 @@ void ModelRunner::finish(const StepPlan& plan, const at::Tensor& hidden, Flight&
   if (is_first()) settle(flight);
 }
 
-at::Tensor ModelRunner::logits_of(const at::Tensor& hidden, const std::vector<int64_t>& rows) {
-  return model_.logits(hidden.index_select(0, longs(rows, device_))).squeeze(1);
+at::Tensor ModelRunner::logits_of(const Computed& computed, const std::vector<int64_t>& rows) {
+  if (!computed.logits.defined())
+    return model_.logits(computed.hidden.index_select(0, longs(rows, device_))).squeeze(1);
+  if (counts_up(rows)) return computed.logits.narrow(0, 0, static_cast<int64_t>(rows.size()));
+  return computed.logits.index_select(0, longs(rows, device_));
 }
 
-at::Tensor ModelRunner::score(const StepPlan& plan, const at::Tensor& hidden,
+at::Tensor ModelRunner::score(const StepPlan& plan, const Computed& computed,
                               const Flight& flight) {
   std::vector<int64_t> rows;
   int64_t row = 0;
@@ -427,9 +480,9 @@ at::Tensor ModelRunner::score(const StepPlan& plan, const at::Tensor& hidden,
   for (size_t begin = 0; begin < rows.size(); begin += chunk) {
     const auto first = static_cast<std::ptrdiff_t>(begin),
                last = static_cast<std::ptrdiff_t>(std::min(begin + chunk, rows.size()));
-    parts.push_back(sampler_->score(logits_of(hidden, {rows.begin() + first, rows.begin() + last}),
-                                    {plan.targets.begin() + first, plan.targets.begin() + last},
-                                    flight.scores.most()));
+    parts.push_back(sampler_->score(
+        logits_of(computed, {rows.begin() + first, rows.begin() + last}),
+        {plan.targets.begin() + first, plan.targets.begin() + last}, flight.scores.most()));
   }
   return at::cat(parts);
 }
@@ -512,6 +565,7 @@ ServedWeights& ModelRunner::weights() const {
 
 std::string ModelRunner::transit(const RunnerTransition& transition) {
   const at::NoGradGuard no_grad;
+  if (graphs_) graphs_->clear();
   try {
     if (const auto* suspend = std::get_if<SuspendRunner>(&transition)) {
       if (suspend->levels.weights != MemoryLevel::kKeep) weights().suspend(suspend->levels.weights);

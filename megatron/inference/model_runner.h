@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "megatron/inference/adapters.h"
+#include "megatron/inference/graphs/decode_graphs.h"
 #include "megatron/inference/sampling.h"
 #include "megatron/inference/served_weights.h"
 #include "megatron/inference/step_runner.h"
@@ -30,6 +31,9 @@ struct RunnerOptions {
   bool fp8_cache = false;
   std::vector<int32_t> calibration = {};
   const AdapterList* adapters = nullptr;  // outlives the runner; null: none
+  // Rows of decoding steps that run as CUDA graphs, rising; empty: none do. Not used on a CPU, by
+  // several ranks, and for models that keep more of a sequence than keys and values.
+  std::vector<int64_t> graph_sizes = {};
 };
 
 // On rank 0 of the model, the first of the first stage, take() gives what was drawn. The first
@@ -53,6 +57,7 @@ class ModelRunner final : public StepRunner {
   std::optional<std::string> poll(int64_t wait_ns) override;
 
   int64_t cache_bytes() const { return state_.bytes(); }  // blocks and states on the device
+  int64_t graph_steps() const { return graph_steps_; }    // that ran as graphs
 
  private:
   struct Slot {
@@ -90,6 +95,8 @@ class ModelRunner final : public StepRunner {
   void allocate(const RunnerOptions& options);
   void calibrate(const std::vector<int32_t>& ids);
 
+  // Logits of each row, if the step runs as a graph.
+  std::optional<at::Tensor> run_graph(const StepPlan& plan);
   void move_blocks(const StepPlan& plan);
   void start(const StepPlan& plan);
   std::vector<RowAdapters::Group> adapter_groups(const StepPlan& plan) const;
@@ -104,9 +111,13 @@ class ModelRunner final : public StepRunner {
   StageTensors from_previous_stage(const TensorFormats& formats);
   void pass_on(const StageTensors& tensors);  // to the next one
   Flight flight_of(const StepPlan& plan) const;
-  void finish(const StepPlan& plan, const at::Tensor& hidden, Flight& flight);
-  at::Tensor score(const StepPlan& plan, const at::Tensor& hidden, const Flight& flight);
-  at::Tensor logits_of(const at::Tensor& hidden, const std::vector<int64_t>& rows);
+  // What a step has computed: hidden states, or logits of all rows.
+  struct Computed {
+    at::Tensor hidden, logits;
+  };
+  void finish(const StepPlan& plan, const Computed& computed, Flight& flight);
+  at::Tensor score(const StepPlan& plan, const Computed& computed, const Flight& flight);
+  at::Tensor logits_of(const Computed& computed, const std::vector<int64_t>& rows);
   void keep_ids(const Flight& flight, const at::Tensor& ids);
   void settle(Flight& flight);
   ServedWeights& weights() const;  // throws Error if they stay
@@ -125,6 +136,8 @@ class ModelRunner final : public StepRunner {
   std::vector<Slot> slots_;
   std::optional<TokenSampler> sampler_;  // on the last stage
   at::Tensor last_sampled_;              // [slots] int64 on the device
+  std::unique_ptr<DecodeGraphs> graphs_;
+  int64_t graph_steps_ = 0;
   std::deque<Flight> flights_;
   std::deque<Passed> passed_;
   int64_t last_step_ = 0;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/random.h"
 #include "megatron/tensor/torch.h"
 
@@ -249,9 +250,9 @@ void TokenSampler::keep_counts(const std::vector<DraftedCounts>& drafted, const 
     const std::vector<int64_t> drafts(of.drafts.begin(), of.drafts.end());
     const std::vector<int64_t> rows(of.rows.begin(), of.rows.end());
     const at::Tensor stand =
-        ids.narrow(0, of.first, count).eq(at::tensor(drafts, at::kLong).to(device_));
+        ids.narrow(0, of.first, count).eq(to_device(at::tensor(drafts, at::kLong), device_));
     const at::Tensor last = stand.to(at::kLong).cumprod(0).sum().view({1});
-    const at::Tensor row = at::tensor(rows, at::kLong).to(device_).index_select(0, last);
+    const at::Tensor row = to_device(at::tensor(rows, at::kLong), device_).index_select(0, last);
     counts_[of.own].copy_(counts_.index_select(0, row).squeeze(0));
     free_counts_.insert(free_counts_.end(), of.rows.begin(), of.rows.end());
   }
@@ -267,7 +268,7 @@ TokenSampler::Draws TokenSampler::draw(const at::Tensor& logits, std::span<const
   std::vector<at::Tensor> parts = {
       at::stack({ids.to(at::kDouble), finite.to(at::kDouble)}, 1).view({-1})};
   const auto selected = [&](const std::vector<int64_t>& of) {
-    return at::tensor(of, at::kLong).to(logits.device());
+    return to_device(at::tensor(of, at::kLong), logits.device());
   };
   if (const LogProbabilityReport& raw = report.raw_; raw.rows() > 0) {
     const at::Tensor index = selected(report.raw_rows_);
@@ -288,7 +289,7 @@ at::Tensor TokenSampler::score(const at::Tensor& logits, const std::vector<int32
   const std::vector<int64_t> ids(targets.begin(), targets.end());
   return LogProbabilityReport::pack(
       VocabularyLogits(logits, vocab_size_, shards_of(tp_))
-          .log_probabilities(at::tensor(ids, at::kLong).to(logits.device()), top));
+          .log_probabilities(to_device(at::tensor(ids, at::kLong), logits.device()), top));
 }
 
 }  // namespace megatron

@@ -115,6 +115,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   options.fp8_cache = shape.fp8_cache;
   if (options.fp8_cache) options.calibration = calibration_ids(loaded_, shape.max_positions);
   options.device_blocks = memory.cache.blocks;
+  if (shape.graph_rows > 0) options.graph_sizes = graph_sizes(config.num_cuda_graphs, shape.slots);
   if (config.swap_gb > 0.0) {
     const auto each = static_cast<double>(std::max<int64_t>(1, memory.cache.block_bytes));
     const double blocks = std::min(config.swap_gb * kSwapGiB / each, 1e9);
@@ -129,6 +130,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
     options.keeping = {};
     options.fp8_cache = false;
     options.host_blocks = options.host_states = 0;
+    options.graph_sizes.clear();
     draft_ = std::make_unique<ServedDraft>(std::move(draft), options,
                                            draft_options(config, loaded_.config.vocab_size));
     cache += draft_->runner().cache_bytes();

@@ -75,6 +75,9 @@ def main():
     assert abs(moved - 2 * 4 * rows * hidden) < 1e-6 * moved, (moved, "a norm reads and writes every fp32 element once")
     assert norm["of_copy_rate"] > 0
 
+    some = measured("kernels", *MODEL, "--bench-seconds", "0.005", "--bench-only", "norm ")["measured"]
+    assert [one["name"] for one in some] == ["copy", "norm forward", "norm backward"], some
+
     train = measured("train", *MODEL, "--bench-warmup", "1", "--bench-steps", "3", "--bench-floor", "--bench-seconds", "0.02")
     floor = train["floor"]
     def check_sum(floor, *more):
@@ -137,6 +140,8 @@ def main():
                              (["kernels", "--bench-timeline", "t.json", *MODEL], "--bench-timeline belongs to megatron bench train"),
                              ([], "megatron bench needs to know what to measure"),
                              (["machine", "--bench-seconds", "0"], "--bench-seconds 0 must be positive"),
+                             (["train", *MODEL, "--bench-only", "norm"], "--bench-only belongs to megatron bench kernels"),
+                             (["kernels", *MODEL, "--bench-seconds", "0.005", "--bench-only", "convolution"], 'no kernel of this model has "convolution" in its name'),
                              (["train", *MODEL, "--cuda-graph-impl", "local"], "--cuda-graph-impl local needs a GPU")):
         done = bench(*arguments)
         assert done.returncode != 0 and words in done.stderr, (arguments, done.stderr)

@@ -102,6 +102,8 @@ void add_paged_cases(std::vector<KernelCase>& rows, bool perf) {
   if (perf) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
       rows.push_back(paged_case({16, 4096, 32, 8, 128, 128, plain}, type));
+    rows.push_back(paged_case({1, 4096, 32, 8, 128, 128, plain}, at::kBFloat16));
+    rows.push_back(paged_case({256, 2048, 32, 8, 128, 128, plain}, at::kBFloat16));
     return;
   }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -111,6 +113,10 @@ void add_paged_cases(std::vector<KernelCase>& rows, bool perf) {
     rows.push_back(paged_case({2, 33, 2, 2, 256, 192, options_of(0.1, 0.0, 0)}, type));
     rows.push_back(paged_case({5, 70, 4, 2, 64, 64, options_of(0.1, 0.0, 30)}, type, true));
     rows.push_back(paged_case({2, 90, 4, 1, 576, 512, options_of(0.05, 0.0, -1)}, type));
+    // Heads of a group in one tile of 16, in several, and positions in several blocks of threads
+    rows.push_back(paged_case({1, 900, 8, 2, 128, 128, options_of(0.1, 0.0, -1)}, type, true));
+    rows.push_back(paged_case({3, 400, 20, 1, 96, 96, options_of(0.1, 3.0, 150)}, type));
+    rows.push_back(paged_case({40, 200, 6, 6, 256, 256, options_of(0.05, 0.0, -1)}, type));
   }
 }
 

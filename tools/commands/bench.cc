@@ -41,6 +41,7 @@ struct BenchConfig : Config {
   int64_t bench_kernels = 0;
   std::string bench_timeline;
   bool bench_floor = false;
+  std::string bench_only;
   double bench_seconds = 1.0;
   bool bench_sections = false;
   std::string bench_slow;
@@ -68,6 +69,7 @@ struct BenchConfig : Config {
         "bench_slow", bench_slow,
         "RANK:SECTION:SHARE slows a rank after the warm-up by that share of a step, by products "
         "(forward), or by sleeping (data, host), and reports when it is named");
+    v.field("bench_only", bench_only, "of kernels, only those whose names contain this");
     v.field("bench_seconds", bench_seconds, "how long kernels and parts of a step are run each");
     v.field("json", json, "print JSON");
   }
@@ -96,6 +98,8 @@ struct BenchConfig : Config {
       violations.add(cat("--bench-seconds ", bench_seconds, " must be positive"));
     if (bench_floor && !is("train"))
       violations.add("--bench-floor belongs to megatron bench train");
+    if (!bench_only.empty() && !is("kernels"))
+      violations.add("--bench-only belongs to megatron bench kernels");
     if (!bench_timeline.empty() && !is("train"))
       violations.add("--bench-timeline belongs to megatron bench train");
     if ((bench_sections || !bench_slow.empty()) && !is("train"))
@@ -491,9 +495,11 @@ int bench_kernels(const Arguments& arguments, const BenchConfig& config, const J
   std::vector<Ceiling> all = {copy};
   const std::unique_ptr<Model> model =
       whole_model(benched_task(arguments, vocabulary).model_provider, arguments, vocabulary);
-  for (Ceiling& one :
-       kernel_ceilings(arguments, model->config(), vocabulary, device, config.bench_seconds))
+  for (Ceiling& one : kernel_ceilings(arguments, model->config(), vocabulary, device,
+                                      config.bench_seconds, config.bench_only))
     all.push_back(std::move(one));
+  MEGATRON_CHECK(all.size() > 1, "no kernel of this model has \"", config.bench_only,
+                 "\" in its name\nhint: without --bench-only all are measured and named");
   if (job.is_first()) print_ceilings(config, all, copy.byte_rate(), device);
   job.groups.world.barrier();
   return 0;

@@ -7,6 +7,7 @@
 #include "megatron/base/value_checks.h"
 #include "megatron/runtime/device.h"
 #include "megatron/serving/bench/load_generator.h"
+#include "megatron/training/benchmarking/kernel_profile.h"
 #include "tools/support/api_key.h"
 #include "tools/support/served_model_flags.h"
 
@@ -30,6 +31,7 @@ struct BenchServeConfig : Config {
   int64_t prefix_tokens = 0;
   double temperature = 0.0;
   int64_t seed = 1234;
+  int64_t bench_kernels = 0;
   bool json = false;
 
   void fields(FieldVisitor& v) override {
@@ -52,6 +54,9 @@ struct BenchServeConfig : Config {
     v.field("prefix_tokens", prefix_tokens, "tokens of each prompt that all of them share");
     v.field("temperature", temperature, "of the draws");
     v.field("seed", seed, "of prompts and arrivals");
+    v.field("bench_kernels", bench_kernels,
+            "of a model that is loaded, the requests once more under the profiler: time by kind of "
+            "work and this many of the longest kernels (0: none)");
     v.field("json", json, "print JSON");
   }
   void validate(Violations& violations) const override {
@@ -66,9 +71,26 @@ struct BenchServeConfig : Config {
         cat("--prefix-tokens ", prefix_tokens, " is above --prompt-tokens ", prompt_tokens));
     violations.require(std::isfinite(request_rate) && request_rate >= 0.0,
                        cat("--request-rate ", request_rate, " is negative"));
+    at_least(violations, "--bench-kernels", bench_kernels, 0);
+    violations.require(bench_kernels == 0 || url.empty(),
+                       "--bench-kernels measures this process, and --url is another one");
     violations.require(temperature >= 0.0, cat("--temperature ", temperature, " is negative"));
   }
 };
+
+// The kernels of a load, each from its start to its end.
+std::string kernels_of(EngineService& engine, int64_t vocab_size, const ClientLoad& load,
+                       c10::Device device, int64_t most) {
+  ClientLoad measured = load;
+  measured.num_warmup = 0;
+  const std::unique_ptr<LoadTarget> target = make_engine_target(engine, vocab_size);
+  const std::vector<KernelEvent> events = profile_kernels([&] {
+    run_load(*target, measured, {});
+    synchronize(device);
+  });
+  return events.empty() ? "no kernels: there is no GPU\n"
+                        : kernel_table(summarize_kernels(events), static_cast<size_t>(most));
+}
 
 }  // namespace
 
@@ -108,6 +130,10 @@ int bench_serve(int argc, char** argv) {
     set_status_line(cat(ended, " of ", config.num_requests, " requests"));
   });
   set_status_line("");
+  std::string kernels;
+  if (service && config.bench_kernels > 0)
+    kernels = kernels_of(service->engine(), service->model().tokenizer->vocab_size(), options,
+                         choose_device(load.device), config.bench_kernels);
   if (service) {
     const EngineStats stats = service->engine().stats();
     service->stop();
@@ -121,6 +147,7 @@ int bench_serve(int argc, char** argv) {
   }
   const LoadSummary summary = summarise(result);
   print_line(config.json ? summary_json(summary, options) : summary_text(summary));
+  if (!kernels.empty() && !config.json) print_line(kernels);
   MEGATRON_CHECK(summary.failed == 0, summary.failed, " of ", config.num_requests,
                  " requests failed: ", summary.problems.front());
   return 0;

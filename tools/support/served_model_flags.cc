@@ -11,7 +11,9 @@ namespace {
 
 constexpr auto kSo = KnownFlag::Kind::kAlreadySo;
 constexpr auto kNo = KnownFlag::Kind::kRefused;
-constexpr char kGraphs[] = "CUDA graphs of decoding steps are not built yet";
+constexpr char kGraphs[] =
+    "steps that only decode run as CUDA graphs, see --inference-dynamic-batching-num-cuda-graphs; "
+    "those that read prompts do not";
 constexpr char kRouter[] =
     "replicas stand behind a router of their own, and do not speak with each other";
 constexpr char kOneDevice[] =
@@ -46,11 +48,10 @@ constexpr KnownFlag kInferenceFlags[] = {
      "requests that make room have no memory of their own on the device; --swap-space-gb gives "
      "them host memory",
      1, 1},
-    {"--inference-dynamic-batching-num-cuda-graphs", kNo, kGraphs, 1, 1, "0"},
     {"--inference-dynamic-batching-cuda-graph-mixed-prefill-count", kNo, kGraphs, 1, 1, "0"},
     {"--inference-cuda-graph-max-tokens", kNo, kGraphs, 1, 1, "0"},
     {"--inference-cuda-graph-scope", kNo, kGraphs, 1, 1, "none"},
-    {"--decode-only-cuda-graphs", kNo, kGraphs},
+    {"--decode-only-cuda-graphs", kSo, kGraphs},
     {"--batch-invariant-backend", kSo, "batch-invariant mode has one backend"},
     {"--inference-coordinator-port", kNo, kRouter, 1, 1},
     {"--inference-dynamic-batching-prefix-caching-coordinator-policy", kNo, kRouter, 1, 1},

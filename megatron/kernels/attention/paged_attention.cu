@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) paged_attention_kernel(PagedAt
       sum += weight * sum_of[w];
       value += weight * values_of[w][j];
     }
-    store_as(out[j], value_scale * value / sum);
+    store_as(out[j], end > 0 ? value_scale * value / sum : Acc(0));
   }
 }
 
@@ -122,6 +122,7 @@ void paged_attention_cuda(const PagedAttention& args, void* stream) {
   const int64_t width = std::max(args.key_size, args.value_size);
   MEGATRON_ASSERT(width <= kPagedAttentionWidth, "paged attention with heads of ", width,
                   " features");
+  if (has_paged_tiles(args)) return paged_tiles_cuda(args, stream);
   with_cuda_type(args.dtype, [&](auto type) {
     using T = decltype(type);
     if (width <= 4 * kLanes) {

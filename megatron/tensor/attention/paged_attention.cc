@@ -3,9 +3,12 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/kernels/attention/paged_append.h"
 #include "megatron/kernels/attention/paged_attention.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/detail/paged_rows.h"
+#include "megatron/tensor/host_copy.h"
+#include "megatron/tensor/rotary.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
@@ -14,20 +17,58 @@ namespace {
 
 template <class T>
 at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Device device) {
-  return at::tensor(values, at::dtype(type)).to(device);
+  return to_device(at::tensor(values, at::dtype(type)), device);
 }
 
 // Largest finite value of E4M3.
 constexpr double kLargestCode = 448.0;
 
-PagedPool pool_of(const PagedView& view, const at::Tensor& q) {
+PagedPool pool_of(const PagedView& view, const at::Tensor& rows) {
   const at::Tensor& pool = view.pool;
   MEGATRON_ASSERT(pool.stride(3) == 1, "features of a paged cache lie apart");
-  MEGATRON_ASSERT(pool.scalar_type() == (view.scale.defined() ? at::kByte : q.scalar_type()),
-                  "a cache in ", toString(pool.scalar_type()), " for queries in ",
-                  toString(q.scalar_type()));
+  MEGATRON_ASSERT(pool.scalar_type() == (view.scale.defined() ? at::kByte : rows.scalar_type()),
+                  "a cache in ", toString(pool.scalar_type()), " for rows in ",
+                  toString(rows.scalar_type()));
   return {pool.const_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2),
           view.scale.defined() ? view.scale.const_data_ptr<float>() : nullptr};
+}
+
+// [t, g, d] or [t, g, r, d] as the kernel reads it.
+AppendedHeads heads_of(const at::Tensor& t) {
+  if (!t.defined()) return {};
+  MEGATRON_ASSERT(t.stride(-1) == 1 || t.size(-1) == 1, "features of a row lie apart");
+  return {t.const_data_ptr(), t.stride(0), t.stride(1), t.dim() == 4 ? t.stride(2) : 0, t.size(-1)};
+}
+
+// `out`: for rotated queries. Keys, values and queries that are not there are undefined.
+void append_on_gpu(const at::Tensor& out, const PagedBuffer* keys, const PagedBuffer* values,
+                   const PagedRows& rows, const AddedRows& added) {
+  const at::Tensor& any = added.k;
+  PagedAppend args;
+  args.dtype = to_dtype(any.scalar_type());
+  args.rows = rows.rows();
+  args.groups = any.size(1);
+  args.heads_per_group = added.q.defined() ? added.q.size(2) : 0;
+  args.query = heads_of(added.q);
+  args.key = heads_of(added.k);
+  args.value = heads_of(added.v);
+  args.keys = pool_of(keys->view(), any);
+  if (values != nullptr) args.values = pool_of(values->view(), any);
+  const RotaryAngles& angles = added.angles;
+  if (angles.cos.defined()) {
+    check_shape("angles of rows", angles.cos, {rows.rows(), 1, -1});
+    args.cos = angles.cos.const_data_ptr();
+    args.sin = angles.sin.const_data_ptr();
+    args.angle_stride = angles.cos.stride(0);
+    args.half = angles.cos.size(2);
+    args.interleaved = angles.interleaved;
+  }
+  args.slots = rows.slots.const_data_ptr<int64_t>();
+  args.block_size = rows.block_size();
+  if (out.defined()) args.out = out.data_ptr();
+  launch(
+      any, args.rows, 1, [](int64_t, int64_t) {},
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(paged_append_cuda(args, stream)); });
 }
 
 // Positions that a row reads, on average: the cost of attention is theirs.
@@ -76,17 +117,42 @@ PagedRows::PagedRows(std::vector<RaggedPart> parts, int64_t blocks, int64_t bloc
                       block_table.data_ptr<int32_t>() + i * static_cast<int64_t>(most));
     lengths.data_ptr<int32_t>()[i] = static_cast<int32_t>(part.first + 1);
   }
-  block_table = block_table.to(device);
-  lengths = lengths.to(device);
+  block_table = to_device(block_table, device);
+  lengths = to_device(lengths, device);
   sequences = at::arange(single_, at::dtype(at::kInt).device(device));
 }
 
-void PagedBuffer::write(const PagedRows& rows, const at::Tensor& values) {
+PagedRows::PagedRows(Numbers numbers, int64_t blocks, int64_t block_size)
+    : slots(std::move(numbers.slots)),
+      positions(std::move(numbers.positions)),
+      last(std::move(numbers.last)),
+      last_rows(std::move(numbers.last_rows)),
+      lengths(std::move(numbers.lengths)),
+      block_table(std::move(numbers.block_table)),
+      parts_(static_cast<size_t>(slots.size(0)), RaggedPart{0, 1, {}}),
+      blocks_(blocks),
+      block_size_(block_size),
+      single_(slots.size(0)) {
+  MEGATRON_ASSERT(slots.is_cuda(), "rows whose numbers come later are those of a GPU");
+  sequences = at::arange(single_, at::dtype(at::kInt).device(slots.device()));
+}
+
+void PagedBuffer::hold(const PagedRows& rows, const at::Tensor& values) {
   check_shape("values for a paged cache", values, {rows.rows(), -1, -1});
   type_ = values.scalar_type();
   if (measuring_) {
     const at::Tensor largest = values.abs().amax(at::IntArrayRef{0, 2}).to(at::kFloat);
     amax_ = amax_.defined() ? at::maximum(amax_, largest) : largest;
+  }
+  reserve(rows.pool_blocks(), {rows.block_size(), values.size(1), values.size(2)},
+          scale_.defined() ? values.options().dtype(at::kByte) : values.options());
+}
+
+void PagedBuffer::write(const PagedRows& rows, const at::Tensor& values) {
+  hold(rows, values);
+  if (values.is_cuda()) {
+    append_on_gpu({}, this, nullptr, rows, {{}, values, {}});
+    return;
   }
   at::Tensor kept = values;
   if (scale_.defined())
@@ -94,7 +160,6 @@ void PagedBuffer::write(const PagedRows& rows, const at::Tensor& values) {
                .clamp(-kLargestCode, kLargestCode)
                .to(at::kFloat8_e4m3fn)
                .view(at::kByte);
-  reserve(rows.pool_blocks(), {rows.block_size(), values.size(1), values.size(2)}, kept.options());
   data_.flatten(0, 1).index_copy_(0, rows.slots, kept);
 }
 
@@ -120,6 +185,28 @@ void PagedBuffer::quantize(double room) {
   scale_ = at::where(amax_ > 0, amax_ * (room / kLargestCode), at::ones_like(amax_));
   amax_.reset();
   measuring_ = false;
+}
+
+at::Tensor append_rows(PagedBuffer& keys, PagedBuffer& values, const PagedRows& rows,
+                       const AddedRows& added) {
+  const at::Tensor &q = added.q, &k = added.k;
+  const int64_t t = rows.rows(), n = q.size(1) * q.size(2), d = q.size(3);
+  const RotaryAngles& angles = added.angles;
+  if (q.is_cuda() && !keys.is_measuring()) {
+    keys.hold(rows, k);
+    values.hold(rows, added.v);
+    const at::Tensor out = at::empty({t, 1, n, d}, q.options());
+    append_on_gpu(out, &keys, &values, rows, added);
+    return out;
+  }
+  at::Tensor queries = q.reshape({t, 1, n, d}), rotated = k.unsqueeze(1);
+  if (angles.cos.defined()) {
+    queries = apply_rotary(queries, angles.cos, angles.sin, angles.interleaved);
+    rotated = apply_rotary(rotated, angles.cos, angles.sin, angles.interleaved);
+  }
+  keys.write(rows, rotated.squeeze(1));
+  values.write(rows, added.v);
+  return queries;
 }
 
 int64_t first_seen(const RaggedPart& part, const AttentionOptions& options) {

@@ -33,6 +33,13 @@ class PagedRows {
  public:
   // A pool of `blocks` blocks of `block_size` positions. Tensors are made on `device`.
   PagedRows(std::vector<RaggedPart> parts, int64_t blocks, int64_t block_size, at::Device device);
+  // Rows of one token each, on a GPU, whose numbers are written to these tensors later: work on them
+  // can be captured in a graph. A row with a negative slot and a length of 0 writes and attends to
+  // nothing. Shapes as below.
+  struct Numbers {
+    at::Tensor slots, positions, last, last_rows, lengths, block_table;
+  };
+  PagedRows(Numbers numbers, int64_t blocks, int64_t block_size);
 
   const std::vector<RaggedPart>& parts() const { return parts_; }
   int64_t rows() const { return slots.size(0); }  // t
@@ -68,6 +75,8 @@ class PagedBuffer final : public StateBuffer {
   // Writes values [t, g, d] to the slots of their rows. The pool is allocated by the first call,
   // and enlarged when that of `rows` has more blocks. Values beyond the range of FP8 saturate.
   void write(const PagedRows& rows, const at::Tensor& values);
+  // What write() does but for the writing: `values` may have any strides. The pool is data().
+  void hold(const PagedRows& rows, const at::Tensor& values);
   // Positions [from, first + count) of a part, [positions, g, d] in the type of what was written: a
   // copy.
   at::Tensor gather(const PagedRows& rows, const RaggedPart& part, int64_t from = 0) const;
@@ -75,6 +84,7 @@ class PagedBuffer final : public StateBuffer {
 
   // From now on write() notes the largest values of each head.
   void measure();
+  bool is_measuring() const { return measuring_; }
   // Ends measure() and what was written: the pool holds FP8 from now on, whose range is `room`
   // times those values. Nothing else changes the scales.
   void quantize(double room);
@@ -86,6 +96,17 @@ class PagedBuffer final : public StateBuffer {
   at::Tensor scale_;  // [g] fp32; undefined: not quantised
   at::ScalarType type_ = at::kFloat;
 };
+
+// What a batch's rows add to a cache, features contiguous.
+struct AddedRows {
+  at::Tensor q;              // [t, g, heads of a group, d]
+  at::Tensor k, v;           // [t, g, d], [t, g, v]
+  RotaryAngles angles = {};  // rotate q and k: [t, 1, r]; undefined: nothing is rotated
+};
+// Writes keys and values to the slots of their rows; on a GPU one kernel. Returns the queries,
+// [t, 1, n, d]. Not differentiable.
+at::Tensor append_rows(PagedBuffer& keys, PagedBuffer& values, const PagedRows& rows,
+                       const AddedRows& added);
 
 // The leading rows() of one token, each over all positions of its sequence up to its own.
 //

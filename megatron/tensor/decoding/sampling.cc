@@ -7,6 +7,7 @@
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/cross_entropy.h"
 #include "megatron/tensor/detail/launch.h"
+#include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
@@ -20,7 +21,7 @@ template <class T>
 at::Tensor bytes_on(const std::vector<T>& values, at::Device device) {
   at::Tensor bytes = at::empty({static_cast<int64_t>(values.size()), sizeof(T)}, at::kByte);
   if (!values.empty()) std::memcpy(bytes.data_ptr(), values.data(), values.size() * sizeof(T));
-  return bytes.to(device);
+  return to_device(bytes, device);
 }
 
 template <class T>
@@ -236,7 +237,7 @@ at::Tensor VocabularyLogits::draw(const SamplingBatch& batch) {
   std::vector<double> temperatures;
   for (const SamplingRow& row : batch.rows)
     temperatures.push_back(row.temperature > 0.0 ? row.temperature : 1.0);
-  temperatures_ = at::tensor(temperatures, at::kDouble).unsqueeze(1).to(logits_.device());
+  temperatures_ = to_device(at::tensor(temperatures, at::kDouble).unsqueeze(1), logits_.device());
   if (std::ranges::any_of(batch.rows, changes_logits)) process(batch);
   for (const SelectBy by : {SelectBy::kCount, SelectBy::kProbability}) {
     if (!selects_any(batch.rows.data(), n, by)) continue;

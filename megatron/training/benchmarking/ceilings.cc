@@ -317,15 +317,18 @@ struct Bench {
   const Arguments& arguments;
   const Vocabulary& vocabulary;
   const c10::Device device;
-  const double least;  // seconds of each measurement
+  const double least;       // seconds of each measurement
+  const std::string& only;  // what the names of those that are measured contain
   const Shapes shapes;
   std::vector<Ceiling> all;
 
   at::Tensor random(int64_t columns) const {
     return normal({shapes.rows(), columns}, shapes.type, device);
   }
-  void add(std::string name, double flops, double bytes, const std::function<void()>& work) {
-    all.push_back({std::move(name), seconds_per_run(device, least, work), flops, bytes});
+  void add(std::string name, double flops, double bytes, const std::function<void()>& work,
+           decltype(&seconds_per_run) measure = seconds_per_run) {
+    if (name.find(only) == std::string::npos) return;
+    all.push_back({std::move(name), measure(device, least, work), flops, bytes});
   }
 };
 
@@ -450,16 +453,16 @@ void add_update(Bench& bench) {
 }  // namespace
 
 std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const ModelConfig& model,
-                                     const Vocabulary& vocabulary, c10::Device device,
-                                     double least) {
+                                     const Vocabulary& vocabulary, c10::Device device, double least,
+                                     const std::string& only) {
   const at::NoGradGuard no_grad;
-  Bench bench{arguments, vocabulary, device, least, Shapes(arguments, model, vocabulary), {}};
+  Bench bench{arguments, vocabulary, device, least, only, Shapes(arguments, model, vocabulary), {}};
   for (const auto add : {add_linears, add_attention, add_norm, add_activation, add_rotary,
                          add_cross_entropy, add_embedding, add_update})
     add(bench);
   for (const SsmWork& work :
        ssm_work(model.transformer, bench.shapes.samples, bench.shapes.type, device))
-    bench.add(work.name, work.operations, work.bytes, work.run);
+    bench.add(work.name, work.operations, work.bytes, work.run, device_seconds_per_run);
   return std::move(bench.all);
 }
 

@@ -38,10 +38,10 @@ std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device 
                                          double least);
 
 // Each kernel of a layer of the model on one micro-batch of random numbers, then those of output
-// layer and optimizer.
+// layer and optimizer; of them those whose names contain `only`.
 std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const ModelConfig& model,
-                                     const Vocabulary& vocabulary, c10::Device device,
-                                     double least);
+                                     const Vocabulary& vocabulary, c10::Device device, double least,
+                                     const std::string& only);
 
 // Lower bound for one step of one rank without tensor, pipeline or context parallelism. GEMMs with
 // quantised operands are timed without the casts; the bytes that casts must move count as memory.

@@ -153,12 +153,14 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
       context.state == nullptr) {
     return back(attend_packed(mixed, context));
   }
+  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
+  if (!q_layernorm_ && !gated && kv_.size() == 1 && context.state != nullptr)
+    return back(decode(mixed, rotary, context));
   const variable_list qkv =
       SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels, gated);
   at::Tensor q = own_heads(qkv[0]);
   at::Tensor k = qkv[1];
   const at::Tensor& v = qkv[2];
-  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
   const OffloadScope leads_to_core_attention(context.offload(), [&](const at::Tensor& saved) {
     return config_.offloads("core_attn") && !is_alias(saved, rotary.cos) &&
            !is_alias(saved, rotary.sin);
@@ -171,13 +173,32 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
     q = apply_rotary(q, rotary.cos, rotary.sin, rotary.interleaved);
     k = apply_rotary(k, rotary.cos, rotary.sin, rotary.interleaved);
   }
-  at::Tensor y = context.state == nullptr ? core_.forward(q, k, v, context)
-                                          : static_cast<KVCache*>(context.state)
-                                                ->attend(q, k, v, context.pass.decoding->batch.rows,
-                                                         core_.cached(context, q.options()));
+  at::Tensor y =
+      context.state == nullptr
+          ? core_.forward(q, k, v, context)
+          : attend_cached({q.reshape({s, groups_, heads_ / groups_, config_.kv_channels}),
+                           k.squeeze(1), v.squeeze(1)},
+                          context);
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
   if (gated) y = OutputGate::apply(y, own_heads(qkv[3]));
   return back(y.reshape({s, b, heads_ * config_.kv_channels}));
+}
+
+at::Tensor SelfAttention::decode(const at::Tensor& mixed, const RotaryTables& rotary,
+                                 const LayerContext& context) const {
+  const int64_t t = mixed.size(0), of_group = heads_ / groups_;
+  const at::Tensor heads = mixed.view({t, groups_, of_group + 2, config_.kv_channels});
+  const at::Tensor y = attend_cached({heads.narrow(2, 0, of_group),
+                                      heads.select(2, of_group),
+                                      heads.select(2, of_group + 1),
+                                      {rotary.cos, rotary.sin, rotary.interleaved}},
+                                     context);
+  return y.view({t, 1, heads_ * config_.kv_channels});
+}
+
+at::Tensor SelfAttention::attend_cached(const AddedRows& added, const LayerContext& context) const {
+  return static_cast<KVCache*>(context.state)
+      ->attend(added, context.pass.decoding->batch.rows, core_.cached(context, added.q.options()));
 }
 
 at::Tensor SelfAttention::own_heads(const at::Tensor& heads) const {

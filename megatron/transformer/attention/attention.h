@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "megatron/tensor/attention/paged_attention.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
 #include "megatron/transformer/attention/core_attention.h"
 #include "megatron/transformer/attention/qk_norm.h"
@@ -36,6 +37,11 @@ class SelfAttention : public AttentionSublayer {
   PackedHeads packed_heads() const { return {groups_, heads_ / groups_, config_.kv_channels}; }
   // Core attention on views of the fused QKV tensor, without copying queries, keys and values.
   at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
+  // Decoding: attention over the cache on views of the fused QKV tensor [t, 1, ...], which rotates
+  // them.
+  at::Tensor decode(const at::Tensor& mixed, const RotaryTables& rotary,
+                    const LayerContext& context) const;
+  at::Tensor attend_cached(const AddedRows& added, const LayerContext& context) const;
   SublayerOutput project_back(const at::Tensor& y, const at::Tensor& x, bool add,
                               OffloadedPass* offload);
 

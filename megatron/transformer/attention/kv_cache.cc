@@ -23,10 +23,9 @@ at::Tensor mask_of_part(const RaggedPart& part, int64_t from, at::Device device)
 
 }  // namespace
 
-at::Tensor KVCache::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const PagedRows& rows, const AttentionOptions& options) {
-  keys_.write(rows, k.squeeze(1));
-  values_.write(rows, v.squeeze(1));
+at::Tensor KVCache::attend(const AddedRows& added, const PagedRows& rows,
+                           const AttentionOptions& options) {
+  const at::Tensor q = append_rows(keys_, values_, rows, added);
   const auto several = [&](const RaggedPart& part, const at::Tensor& queries) {
     const int64_t from = first_seen(part, options);
     AttentionOptions of_part = options;

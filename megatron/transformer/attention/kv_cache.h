@@ -11,12 +11,8 @@ class KVCache : public LayerState {
  public:
   // Writes the keys and values of a batch's rows to their places and attends: each row to its
   // sequence up to its own position. A bias by distance (options.distance_bias) is that of as many
-  // positions as there are, or more.
-  //
-  //   q       [t, 1, n, d]     k [t, 1, g, d]     v [t, 1, g, v]
-  //   return  [t, 1, n, v]
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const PagedRows& rows, const AttentionOptions& options);
+  // positions as there are, or more. Returns [t, 1, n, v].
+  at::Tensor attend(const AddedRows& added, const PagedRows& rows, const AttentionOptions& options);
 
   std::vector<PagedBuffer*> paged() override { return {&keys_, &values_}; }
 

@@ -9,6 +9,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/engine_config.h"
+#include "megatron/inference/graphs/decode_graphs.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
@@ -252,6 +253,33 @@ TEST(MemoryPlan, ACacheThatDoesNotFitIsRefused) {
             "the GPU has free beside the weights\nhint: "
             "--inference-dynamic-batching-buffer-size-gb 39.99 or less");
   EXPECT_EQ(free_memory(at::kCPU), std::nullopt);
+}
+
+TEST(MemoryPlan, GraphsHoldLogitsBesideOtherSteps) {
+  const ModelConfig config = small_served_model();
+  EngineConfig engine;
+  engine.max_requests = 100;
+  const auto step = [&](int64_t graphs, bool on_gpu) {
+    engine.num_cuda_graphs = graphs;
+    return serving_memory(config, served_shape(engine, config, at::kBFloat16, on_gpu), 0).step();
+  };
+  const int64_t logits = 100 * config.padded_vocab_size * 2;
+  EXPECT_GT(step(-1, true), step(0, true) + logits);
+  EXPECT_EQ(step(3, true), step(-1, true)) << "the largest one counts";
+  EXPECT_EQ(step(-1, false), step(0, false)) << "a CPU has none";
+}
+
+TEST(MemoryPlan, SizesOfGraphsReachTheLargestStep) {
+  using Sizes = std::vector<int64_t>;
+  EXPECT_EQ(graph_sizes(0, 64), Sizes());
+  EXPECT_EQ(graph_sizes(4, 64), (Sizes{16, 32, 48, 64}));
+  EXPECT_EQ(graph_sizes(3, 10), (Sizes{4, 7, 10}));
+  EXPECT_EQ(graph_sizes(9, 2), (Sizes{1, 2}));
+  EXPECT_EQ(graph_sizes(-1, 1), (Sizes{1}));
+  EXPECT_EQ(graph_sizes(-1, 30), (Sizes{1, 2, 4, 8, 16, 24, 30}));
+  const Sizes many = graph_sizes(-1, 256);
+  EXPECT_EQ(many.size(), 17);
+  for (size_t i = 4; i < many.size(); ++i) EXPECT_LE(4 * many[i], 5 * many[i - 1] + 40) << many[i];
 }
 
 TEST(MemoryPlan, RanksDivideAModel) {

@@ -64,8 +64,9 @@ ModelConfig hybrid_served_model(const std::string& pattern) {
   return config;
 }
 
-Served::Served(std::unique_ptr<Model> made, WeightReader read, at::ScalarType type)
-    : model(std::move(made)), store(*model, type, at::kCPU) {
+Served::Served(std::unique_ptr<Model> made, WeightReader read, at::ScalarType type,
+               at::Device device)
+    : model(std::move(made)), store(*model, type, device) {
   at::set_num_threads(1);
   initialize_parameters(*model, 5, model->groups());
   store.place();

@@ -27,7 +27,7 @@ ModelConfig hybrid_served_model(const std::string& pattern);
 // A model, or a stage of one, with random weights.
 struct Served {
   explicit Served(std::unique_ptr<Model> made, WeightReader read = {},
-                  at::ScalarType type = at::kDouble);
+                  at::ScalarType type = at::kDouble, at::Device device = at::kCPU);
   static std::unique_ptr<Model> make(ModelConfig config, const ParallelGroups& groups);
 
   std::unique_ptr<Model> model;

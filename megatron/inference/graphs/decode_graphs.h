@@ -1,0 +1,75 @@
+// Steps in which every sequence decodes one token, as CUDA graphs: one for each of some numbers of
+// rows. A step runs the next larger one; rows that are too many read and write nothing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "megatron/tensor/device_graph.h"
+#include "megatron/transformer/layer/layer_state.h"
+
+namespace megatron {
+
+// Numbers of rows with a graph, rising, for steps of up to `most` rows: `count` of them at equal
+// distances; -1: 1, 2, 4, 8, then closer together than any step is long; 0: none.
+std::vector<int64_t> graph_sizes(int64_t count, int64_t most);
+
+class DecodeGraphs {
+ public:
+  struct Pool {
+    int64_t blocks = 0, block_size = 0;
+    int64_t most_blocks = 0;  // of a sequence
+    int64_t slots = 0;
+  };
+  // Ids [1, t] and where their rows lie -> logits [t, columns]. Runs on the current stream, without
+  // waiting for the device or copying from the host.
+  using Forward = std::function<at::Tensor(const at::Tensor& tokens, const RaggedBatch& batch)>;
+
+  // `last_sampled` [slots] int64: what was drawn last for each slot; its memory stays.
+  DecodeGraphs(std::vector<int64_t> sizes, const Pool& pool, at::Tensor last_sampled,
+               Forward forward);
+
+  struct Row {
+    int32_t token = 0;  // an id; negative: what was drawn last for the slot
+    int32_t slot = 0;
+    int64_t position = 0;
+    int64_t known = 0;                // positions of the sequence that are known
+    std::span<const int32_t> blocks;  // of its positions; leading ones may be negative
+  };
+  bool fits(std::span<const Row> rows) const;
+  // Logits [rows, columns], until the next call. The first step of a size runs twice and is
+  // captured; throws Error, c10::Error if it cannot be.
+  at::Tensor run(std::span<const Row> rows);
+  // Before weights or buffers of the cache move.
+  void clear();
+
+ private:
+  struct Captured {
+    RaggedBatch batch;
+    at::Tensor logits;
+    DeviceGraph graph;
+  };
+  RaggedBatch batch_of(int64_t size) const;
+  at::Tensor tokens_of(int64_t size) const;
+  Captured capture(int64_t size);
+  void write(std::span<const Row> rows, int64_t size);
+
+  const std::vector<int64_t> sizes_;
+  const Pool pool_;
+  const at::Tensor last_sampled_;
+  const Forward forward_;
+  // Numbers of rows on the device: those of a row of `wide_` are ids, slots to take ids of (or -1),
+  // places in the pool, positions, last known ones and row numbers; `narrow_` has lengths, then
+  // tables of blocks.
+  at::Tensor wide_, narrow_;
+  std::unique_ptr<DeviceGraphPool> memory_;
+  std::map<int64_t, Captured> captured_;
+};
+
+}  // namespace megatron
