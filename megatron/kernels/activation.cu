@@ -3,6 +3,7 @@
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/amax.cuh"
+#include "megatron/kernels/detail/early_start.cuh"
 
 namespace megatron {
 namespace {
@@ -20,6 +21,7 @@ __device__ __forceinline__ float largest_in(const Group& group, float amax) {
 // blockIdx.x + gridDim.x, ...
 template <class T, class Gate, bool InPacks, bool Measured, bool Backward>
 __global__ void gated_kernel(ActivationArgs args, uint32_t tiles_of_row) {
+  let_next_kernel_begin();
   using Acc = AccumulateType<T>;
   using Group = std::conditional_t<InPacks, Pack<T>, Single<T>>;
   const T* x = static_cast<const T*>(args.x);

@@ -12,12 +12,20 @@ struct FewRowsProduct {
   int64_t rows = 0;
   int64_t columns = 0;
   int64_t inner = 0;
-  const void* x = nullptr;  // [rows, inner]
-  const void* w = nullptr;  // [columns, inner]
-  void* out = nullptr;      // [rows, columns] = x w^T
+  const void* x = nullptr;       // [rows, inner]
+  const void* w = nullptr;       // [columns, inner]
+  const void* bias = nullptr;    // [columns], null: none; on a GPU alone
+  const void* addend = nullptr;  // [rows, columns], null: none; on a GPU alone
+  void* out = nullptr;           // [rows, columns] = x w^T + bias + addend
 };
 // Each number has an order of additions that depends on `inner` alone: a row does not depend on
 // those beside it.
 void few_rows_product_cpu(const FewRowsProduct& args, int64_t column_begin, int64_t column_end);
+
+// The same on a Hopper GPU, in bf16 and fp16 with fp32 sums: up to kMostRowsOnGpu rows of a
+// multiple of 8 elements, 16-byte aligned.
+constexpr int64_t kMostRowsOnGpu = 4;
+bool has_few_rows_product(const FewRowsProduct& args);
+void few_rows_product_cuda(const FewRowsProduct& args, void* stream);
 
 }  // namespace megatron

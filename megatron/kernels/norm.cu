@@ -2,6 +2,7 @@
 
 #include "megatron/kernels/detail/amax.cuh"
 #include "megatron/kernels/detail/async_copy.cuh"
+#include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/norm_rows.cuh"
 #include "megatron/kernels/norm.h"
 
@@ -30,6 +31,7 @@ __device__ __forceinline__ double rounded_product(double a, double b) { return _
 template <class T, class W, bool LayerNorm, unsigned MostThreads>
 __global__ void __launch_bounds__(MostThreads, MostThreads == kForwardThreads ? 10 : 1)
     norm_forward_packs(NormForward norm) {
+  let_next_kernel_begin();
   using Acc = AccumulateType<T>;
   constexpr int kSize = Pack<T>::kSize;
   __shared__ Acc shared[2][32][1];

@@ -42,6 +42,7 @@ void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Ten
   at::Tensor out = y.view({rows.size(0), w.size(0)});
   const at::Tensor summand = addend.defined() ? addend.reshape(out.sizes()) : addend;
   const bool invariant = is_batch_invariant();
+  if (!invariant && multiply_few_rows(rows, w, shift, summand, out)) return;
   if (!invariant && x.is_cuda() && blas_forward(rows, w, shift, summand, out)) return;
   if (invariant || is_few_rows(rows, w)) {
     multiply_rows(rows, w, out);

@@ -76,7 +76,7 @@ def main():
     assert norm["of_copy_rate"] > 0
 
     some = measured("kernels", *MODEL, "--bench-seconds", "0.005", "--bench-only", "norm ")["measured"]
-    assert [one["name"] for one in some] == ["copy", "norm forward", "norm backward"], some
+    assert [one["name"] for one in some] == ["copy", "norm forward", "norm backward with the residual's gradient"], some
 
     train = measured("train", *MODEL, "--bench-warmup", "1", "--bench-steps", "3", "--bench-floor", "--bench-seconds", "0.02")
     floor = train["floor"]

@@ -2,9 +2,14 @@
 // it gets alone, by forwards over the whole of it on the CPU.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
+
 #include "megatron/base/format.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/attention/kv_cache.h"
+#include "tests/kernels/cases.h"
 #include "tests/unit/inference/served_models.h"
 
 namespace megatron {
@@ -52,6 +57,78 @@ TEST(ServedGpu, SequencesGetWhatTheyGetAloneInGraphs) {
     }
   }
 }
+
+// Chunks behind a cache and single tokens, from views of one tensor that are rotated on the way.
+struct CachedShape {
+  int64_t heads, groups, d, window;
+  bool interleaved, fp8;
+};
+
+void PrintTo(const CachedShape& c, std::ostream* out) {
+  *out << c.heads << "_" << c.groups << "_" << c.d << "_window" << c.window
+       << (c.interleaved ? "_interleaved" : "") << (c.fp8 ? "_fp8" : "");
+}
+
+class ServedGpuCache : public testing::TestWithParam<std::tuple<CachedShape, at::ScalarType>> {};
+
+TEST_P(ServedGpuCache, AttendsAsTheCpuDoesInFp64) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const auto& [c, type] = GetParam();
+  constexpr int64_t kBlock = 16, kBlocks = 40;
+  const std::vector<std::vector<int32_t>> tables = {
+      {7, 3, 11, 0}, {1, 30, 5, 9, 2, 8, 31, 12, 14, 17}, {20, 21, 22, 4, 6, 10, 13, 15, 16, 18}};
+  const std::vector<std::vector<std::array<int64_t, 3>>> steps = {
+      // sequence, first, count
+      {{0, 0, 1}, {1, 0, 70}, {2, 0, 33}},
+      {{0, 1, 1}, {1, 70, 1}, {2, 33, 40}},
+      {{2, 73, 1}, {0, 2, 30}, {1, 71, 60}}};
+  at::manual_seed(11);
+  KVCache there, here;
+  const int64_t r = c.heads / c.groups;
+  const auto step = [&](const std::vector<std::array<int64_t, 3>>& parts, bool compare) {
+    const auto rows_on = [&](at::Device device) {
+      std::vector<RaggedPart> ragged;
+      for (const auto& [sequence, first, count] : parts)
+        ragged.push_back({first, count, tables[static_cast<size_t>(sequence)]});
+      return PagedRows(std::move(ragged), kBlocks, kBlock, device);
+    };
+    const PagedRows rows = rows_on(at::kCPU);
+    const int64_t t = rows.rows();
+    const at::Tensor mixed = at::randn({t, c.groups, r + 2, c.d}).to(type);
+    const at::Tensor angles = at::randn({t, 1, c.d / 2});
+    const auto added = [&](const at::Tensor& all, const at::Tensor& angle) {
+      return AddedRows{all.narrow(2, 0, r),
+                       all.select(2, r),
+                       all.select(2, r + 1),
+                       {angle.cos(), angle.sin(), c.interleaved}};
+    };
+    AttentionOptions options;
+    options.scale = 0.4 / std::sqrt(static_cast<double>(c.d));
+    options.window_left = c.window;
+    const at::Tensor exact =
+        here.attend(added(mixed.to(at::kDouble), angles.to(at::kDouble)), rows, options);
+    const at::Tensor got = there.attend(added(mixed.to(kServingGpu), angles.to(kServingGpu)),
+                                        rows_on(kServingGpu), options);
+    if (!compare) return;
+    const double limit = c.fp8 ? 0.08 : type == at::kHalf ? 3e-3 : 2e-2;
+    EXPECT_LT(relative_error(got.cpu(), exact), limit);
+  };
+  if (c.fp8) {
+    for (PagedBuffer* buffer : there.paged()) buffer->measure();
+    step(steps.front(), false);
+    for (PagedBuffer* buffer : there.paged()) buffer->quantize(2.0);
+  }
+  for (const auto& parts : steps) step(parts, true);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ServedGpuCache,
+                         testing::Combine(testing::Values(CachedShape{8, 2, 128, -1, false, false},
+                                                          CachedShape{6, 6, 64, 20, true, false},
+                                                          CachedShape{20, 1, 96, 64, false, false},
+                                                          CachedShape{4, 4, 256, -1, true, false},
+                                                          CachedShape{8, 2, 128, 30, false, true},
+                                                          CachedShape{4, 2, 64, -1, true, true}),
+                                          testing::Values(at::kBFloat16, at::kHalf)));
 
 // Weights move when they wait in host memory: what was captured reads their old places.
 TEST(ServedGpu, GraphsAreCapturedAgainBehindATransition) {

@@ -431,6 +431,27 @@ KernelCase linear_case(at::ScalarType type, Shape shape) {
   return row;
 }
 
+// A product of few rows with a matrix that is large enough for a kernel of its own.
+KernelCase few_rows_case(at::ScalarType type, int64_t rows, int64_t n, int64_t k) {
+  KernelCase row;
+  row.name = row_name("few_rows_of_" + std::to_string(n), type, {rows, k});
+  row.type = type;
+  row.inputs = [=] {
+    return Tensors{normal({rows, k}, type, 1), normal({n, k}, type, 2, 0.1), normal({n}, type, 3),
+                   normal({rows, n}, type, 4)};
+  };
+  row.run = [](const Tensors& t) -> Tensors {
+    return {linear_forward(t[0], t[1], {}), linear_forward(t[0], t[1], t[2], t[3])};
+  };
+  row.reference = [](const Tensors& t) -> Tensors {
+    const at::Tensor y = at::matmul(t[0], t[1].t());
+    return {y, y + t[2] + t[3]};
+  };
+  row.tolerance = tolerance_of(type);
+  row.bytes = 2 * n * k * static_cast<int64_t>(at::elementSize(type));
+  return row;
+}
+
 // The codes of x and of its transpose as bytes, and the scale.
 KernelCase fp8_cast_case(at::ScalarType codes, at::ScalarType type, Shape shape) {
   KernelCase row;
@@ -646,6 +667,10 @@ std::vector<KernelCase> kernel_cases(bool perf) {
   if (perf) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
       add_cases(rows, type, {{2048, 1024}});
+    rows.push_back(few_rows_case(at::kBFloat16, 1, 28672, 4096));
+    rows.push_back(few_rows_case(at::kBFloat16, 1, 4096, 14336));
+    rows.push_back(few_rows_case(at::kBFloat16, 1, 6144, 4096));
+    rows.push_back(few_rows_case(at::kBFloat16, 4, 28672, 4096));
     for (const Shape shape : {Shape{8192, 4096}, Shape{8192, 28672}}) {
       rows.push_back(fp8_cast_case(at::kFloat8_e4m3fn, at::kBFloat16, shape));
       rows.push_back(fp8_block_case(false, at::kBFloat16, shape));
@@ -657,6 +682,9 @@ std::vector<KernelCase> kernel_cases(bool perf) {
     std::erase_if(rows, [](const KernelCase& row) { return row.bytes == 0; });
     return rows;
   }
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
+    for (int64_t few = 1; few <= 5; ++few)
+      rows.push_back(few_rows_case(type, few, 700 + few, few % 2 == 0 ? 1032 : 2304));
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     add_cases(rows, type, {{1, 1}, {7, 127}, {129, 7}, {130, 1030}});
     for (int i = 0; i < 9; ++i)

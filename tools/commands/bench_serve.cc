@@ -6,8 +6,8 @@
 #include "megatron/base/parse.h"
 #include "megatron/base/value_checks.h"
 #include "megatron/runtime/device.h"
+#include "megatron/runtime/kernel_profile.h"
 #include "megatron/serving/bench/load_generator.h"
-#include "megatron/training/benchmarking/kernel_profile.h"
 #include "tools/support/api_key.h"
 #include "tools/support/served_model_flags.h"
 
@@ -83,6 +83,7 @@ std::string kernels_of(EngineService& engine, int64_t vocab_size, const ClientLo
                        c10::Device device, int64_t most) {
   ClientLoad measured = load;
   measured.num_warmup = 0;
+  ++measured.seed;  // other prompts: the cache knows the first ones
   const std::unique_ptr<LoadTarget> target = make_engine_target(engine, vocab_size);
   const std::vector<KernelEvent> events = profile_kernels([&] {
     run_load(*target, measured, {});

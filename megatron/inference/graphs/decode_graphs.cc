@@ -60,7 +60,11 @@ void DecodeGraphs::clear() {
 RaggedBatch DecodeGraphs::batch_of(int64_t size) const {
   const auto wide = [&](int64_t row) { return wide_[row].narrow(0, 0, size); };
   PagedRows::Numbers numbers{
-      wide(kSlots), wide(kPositions), wide(kLast), wide(kRows), narrow_.narrow(0, 0, size),
+      wide(kSlots),
+      wide(kPositions),
+      wide(kLast),
+      wide(kRows),
+      narrow_.narrow(0, 0, size),
       narrow_.narrow(0, size, size * pool_.most_blocks).view({size, pool_.most_blocks})};
   std::vector<int64_t> slots(static_cast<size_t>(size));
   return {PagedRows(std::move(numbers), pool_.blocks, pool_.block_size), std::move(slots),

@@ -24,8 +24,7 @@ struct Target {
     }
     // Divided as tensors are: in the type of sums
     const auto scaled = load_as<AccumulateType<T>>(rounded) / AccumulateType<T>(scale);
-    codes[feature] =
-        __nv_cvt_float_to_fp8(static_cast<float>(scaled), __NV_SATFINITE, __NV_E4M3);
+    codes[feature] = __nv_cvt_float_to_fp8(static_cast<float>(scaled), __NV_SATFINITE, __NV_E4M3);
   }
 };
 
@@ -53,8 +52,8 @@ __global__ void __launch_bounds__(kLanes* kWarps) paged_append_kernel(PagedAppen
   const bool is_query = head < queries, is_key = !is_query && head < queries + keys;
   const AppendedHeads& heads = is_query ? a.query : is_key ? a.key : a.value;
   const int64_t group = is_query ? head / a.heads_per_group : (head - queries) % a.groups;
-  const T* from = static_cast<const T*>(heads.data) + row * heads.row_stride +
-                  group * heads.group_stride;
+  const T* from =
+      static_cast<const T*>(heads.data) + row * heads.row_stride + group * heads.group_stride;
   Target<T> to;
   if (is_query) {
     from += head % a.heads_per_group * heads.head_stride;
@@ -73,8 +72,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) paged_append_kernel(PagedAppen
     to.store(first, x * cos[i] - y * sin[i]);
     to.store(second, y * cos[i] + x * sin[i]);
   }
-  for (int64_t i = 2 * half + lane; i < heads.size; i += kLanes)
-    to.store(i, load_as<Acc>(from[i]));
+  for (int64_t i = 2 * half + lane; i < heads.size; i += kLanes) to.store(i, load_as<Acc>(from[i]));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct PagedAppend {
   DType dtype = DType::kFloat32;
   int64_t rows = 0, groups = 0, heads_per_group = 0;
   AppendedHeads query, key, value;  // of keys and values a group has one head
-  // [rows, half], fp32 (fp64 for fp64): kernels/rotary.h. Values are not rotated; half = 0: nothing.
+  // [rows, half], fp32 (fp64 for fp64), as in kernels/rotary.h; half = 0: nothing is rotated
   const void *cos = nullptr, *sin = nullptr;
   int64_t angle_stride = 0, half = 0;
   bool interleaved = false;

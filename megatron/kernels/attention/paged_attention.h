@@ -19,8 +19,8 @@ struct PagedPool {
 
 // out[i] = softmax(scale q[i] k^T) v over positions [lengths[i] - 1 - window_left, lengths[i]), in
 // fp32 (fp64 for fp64); the softmax also sums the exponential of the head's sink. A row's result
-// depends on no other row's values and not on how the pool is divided; by tiles on a GPU its sums are
-// divided by the number of rows.
+// depends on no other row's values and not on how the pool is divided; by tiles on a GPU the
+// division of its sums depends on the number of rows.
 struct PagedAttention {
   DType dtype = DType::kFloat32;
   int64_t rows = 0;
@@ -47,9 +47,9 @@ void paged_attention_cpu(const PagedAttention& args, int64_t begin, int64_t end)
 // Heads of up to kPagedAttentionWidth features.
 constexpr int64_t kPagedAttentionWidth = 640;
 void paged_attention_cuda(const PagedAttention& args, void* stream);
-// By tensor cores of a Hopper GPU, which paged_attention_cuda() uses where it can: in bf16 and fp16,
-// keys and values of one size up to 256, a multiple of 8 (16 of an FP8 pool), in blocks of a
-// multiple of 16 positions. Probabilities are rounded to the type of the values.
+// By tensor cores of a Hopper GPU, where paged_attention_cuda() can: in bf16 and fp16, keys and
+// values of one size up to 256, a multiple of 8 (16 of an FP8 pool), in blocks of a multiple of 16
+// positions. Probabilities are rounded to the type of the values.
 bool has_paged_tiles(const PagedAttention& args);
 void paged_tiles_cuda(const PagedAttention& args, void* stream);
 

@@ -5,14 +5,15 @@
 // the order of the warps. Where sequences and groups are too few for the device, the positions of
 // one are divided over the blocks of a cluster, which add their parts in order through shared
 // memory: no scratch memory, no second kernel, and no sum whose order depends on timing.
+#include <cuda_fp8.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "megatron/kernels/attention/paged_attention.h"
+#include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/mma_tiles.cuh"
 #include "megatron/kernels/detail/sm90.cuh"
-
-#include <cuda_fp8.h>
 
 namespace megatron {
 namespace {
@@ -113,8 +114,8 @@ __device__ __forceinline__ void widen_tile(T* to, const uint8_t* from) {
 // The row and 16 of the heads of a group that a block has.
 struct Work {
   int64_t row, group;
-  int64_t head;  // the first of them
-  int heads;     // so many, at most 16
+  int64_t head;    // the first of them
+  int heads;       // so many, at most 16
   int first, end;  // positions
 };
 
@@ -244,8 +245,7 @@ __device__ __forceinline__ void attend_tiles(Seen<D>& seen, WarpRing<T, D, Fp8>&
   for (int stage = 0; stage < kStages - 1; ++stage, next += kWarps) start(next, stage);
   uint32_t q[D / 16][4];
   load_queries<T, D>(q, a, w);
-  const float scale =
-      static_cast<float>(a.scale) * (Fp8 ? a.keys.scale[w.group] : 1.0f);
+  const float scale = static_cast<float>(a.scale) * (Fp8 ? a.keys.scale[w.group] : 1.0f);
   const float cap = static_cast<float>(a.softcap);
   int stage = 0, ahead = kStages - 1;
   for (int tile = begin + warp; tile < end; tile += kWarps, next += kWarps) {
@@ -285,6 +285,7 @@ struct Sum {
 template <class T, int D, bool Fp8>
 __global__ void __launch_bounds__(kBlock, D == 256 ? 1 : 2)
     paged_tiles_kernel(PagedAttention a, int splits) {
+  let_next_kernel_begin();
   extern __shared__ __align__(128) unsigned char raw[];
   auto& memory = *reinterpret_cast<Memory<T, D, Fp8>*>(raw);
   const int split = static_cast<int>(blockIdx.x) % splits;
@@ -294,8 +295,7 @@ __global__ void __launch_bounds__(kBlock, D == 256 ? 1 : 2)
   const int tile = w.first / kTile, tiles = (w.end + kTile - 1) / kTile - tile;
   const int share = (tiles + splits - 1) / splits, begin = tile + split * share;
   Seen<D> seen;
-  attend_tiles<T, D, Fp8>(seen, memory.rings[warp], a, w, begin,
-                          min(begin + share, tile + tiles));
+  attend_tiles<T, D, Fp8>(seen, memory.rings[warp], a, w, begin, min(begin + share, tile + tiles));
   wait_for_copies<0>();
   __syncthreads();  // the rings are free
 

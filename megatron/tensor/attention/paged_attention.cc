@@ -137,6 +137,34 @@ PagedRows::PagedRows(Numbers numbers, int64_t blocks, int64_t block_size)
   sequences = at::arange(single_, at::dtype(at::kInt).device(slots.device()));
 }
 
+const PagedRows::Chunks& PagedRows::chunks(int64_t window_left) const {
+  const auto [found, is_new] = chunks_.try_emplace(window_left);
+  Chunks& chunks = found->second;
+  if (!is_new) return chunks;
+  AttentionOptions window;
+  window.window_left = window_left;
+  std::vector<int64_t> places;
+  std::vector<int32_t> query_ends = {0}, key_ends = {0};
+  for (const RaggedPart& part : parts_) {
+    if (part.count == 1) continue;
+    const int64_t from = first_seen(part, window), end = part.first + part.count;
+    for (int64_t p = from; p < end; ++p) {
+      const int64_t block = part.blocks[static_cast<size_t>(p / block_size_)];
+      MEGATRON_ASSERT(block >= 0, "position ", p, " is in no block");
+      places.push_back(block * block_size_ + p % block_size_);
+    }
+    query_ends.push_back(query_ends.back() + static_cast<int32_t>(part.count));
+    key_ends.push_back(key_ends.back() + static_cast<int32_t>(end - from));
+    chunks.most_queries = std::max(chunks.most_queries, part.count);
+    chunks.most_keys = std::max(chunks.most_keys, end - from);
+  }
+  const at::Device device = slots.device();
+  chunks.places = on_device(places, at::kLong, device);
+  chunks.query_ends = on_device(query_ends, at::kInt, device);
+  chunks.key_ends = on_device(key_ends, at::kInt, device);
+  return chunks;
+}
+
 void PagedBuffer::hold(const PagedRows& rows, const at::Tensor& values) {
   check_shape("values for a paged cache", values, {rows.rows(), -1, -1});
   type_ = values.scalar_type();
@@ -169,9 +197,16 @@ at::Tensor PagedBuffer::gather(const PagedRows& rows, const RaggedPart& part, in
   const std::vector<int32_t> blocks(part.blocks.begin() + first_block,
                                     part.blocks.begin() + last_block + 1);
   MEGATRON_ASSERT(blocks.front() >= 0, "position ", from, " is in no block");
-  at::Tensor found = data_.index_select(0, on_device(blocks, at::kInt, data_.device()))
-                         .flatten(0, 1)
-                         .narrow(0, from - first_block * size, end - from);
+  return values_of(data_.index_select(0, on_device(blocks, at::kInt, data_.device()))
+                       .flatten(0, 1)
+                       .narrow(0, from - first_block * size, end - from));
+}
+
+at::Tensor PagedBuffer::gather(const at::Tensor& places) const {
+  return values_of(data_.flatten(0, 1).index_select(0, places));
+}
+
+at::Tensor PagedBuffer::values_of(const at::Tensor& found) const {
   if (!scale_.defined()) return found;
   return (found.view(at::kFloat8_e4m3fn).to(at::kFloat) * scale_.unsqueeze(1)).to(type_);
 }
@@ -268,6 +303,30 @@ at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const Pag
                      {rows.sequences, rows.lengths, rows.block_table, rows.block_size(),
                       rows.single() > 0 ? positions_of_row(rows) : 0},
                      options);
+}
+
+std::optional<at::Tensor> attend_chunks(const at::Tensor& q, const PagedBuffer& keys,
+                                        const PagedBuffer& values, const PagedRows& rows,
+                                        const AttentionOptions& options) {
+  const int64_t d = q.size(2);
+  const bool half = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
+  const bool by_library = options.backend == AttentionBackend::kAuto ||
+                          options.backend == AttentionBackend::kFlash ||
+                          options.backend == AttentionBackend::kFused;
+  if (!q.is_cuda() || !half || !by_library || d % 8 != 0 || d > 256 ||
+      values.view().pool.size(3) != d || options.softcap > 0.0 || options.sinks.defined() ||
+      options.distance_bias.defined() || options.mask.defined() || !options.causal ||
+      std::ranges::any_of(rows.parts(), [](const RaggedPart& part) { return !part.ends.empty(); }))
+    return std::nullopt;
+  const PagedRows::Chunks& chunks = rows.chunks(options.window_left);
+  // Its causal mask lets the last query of a part see the last of its keys.
+  const std::optional<int64_t> left =
+      options.window_left < 0 ? std::nullopt : std::optional(options.window_left);
+  return std::get<0>(at::_flash_attention_forward(
+      q.contiguous(), keys.gather(chunks.places), values.gather(chunks.places), chunks.query_ends,
+      chunks.key_ends, chunks.most_queries, chunks.most_keys, /*dropout_p=*/0.0,
+      /*is_causal=*/true, /*return_debug_mask=*/false, options.scale, left,
+      left ? std::optional<int64_t>(0) : std::nullopt));
 }
 
 at::Tensor attend_parts(

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "megatron/tensor/attention/attention.h"
@@ -33,9 +35,9 @@ class PagedRows {
  public:
   // A pool of `blocks` blocks of `block_size` positions. Tensors are made on `device`.
   PagedRows(std::vector<RaggedPart> parts, int64_t blocks, int64_t block_size, at::Device device);
-  // Rows of one token each, on a GPU, whose numbers are written to these tensors later: work on them
-  // can be captured in a graph. A row with a negative slot and a length of 0 writes and attends to
-  // nothing. Shapes as below.
+  // Rows of one token each, on a GPU, whose numbers are written to these tensors later: work on
+  // them can be captured in a graph. A row with a negative slot and a length of 0 writes and
+  // attends to nothing. Shapes as below.
   struct Numbers {
     at::Tensor slots, positions, last, last_rows, lengths, block_table;
   };
@@ -44,6 +46,14 @@ class PagedRows {
   const std::vector<RaggedPart>& parts() const { return parts_; }
   int64_t rows() const { return slots.size(0); }  // t
   int64_t single() const { return single_; }      // leading parts of one token
+  // The parts of several tokens, and the positions that some row of each sees, for attention with
+  // this window (AttentionOptions::window_left). Made once for all layers.
+  struct Chunks {
+    at::Tensor places;                // [keys] int64: block * block_size + offset, part by part
+    at::Tensor query_ends, key_ends;  // [parts + 1] int32: rows and keys of the parts before
+    int64_t most_queries = 0, most_keys = 0;  // of a part
+  };
+  const Chunks& chunks(int64_t window_left) const;
   int64_t pool_blocks() const { return blocks_; }
   int64_t block_size() const { return block_size_; }
 
@@ -58,6 +68,7 @@ class PagedRows {
  private:
   std::vector<RaggedPart> parts_;
   int64_t blocks_, block_size_, single_ = 0;
+  mutable std::map<int64_t, Chunks> chunks_;  // by window
 };
 
 // A pool as attention reads it.
@@ -80,6 +91,8 @@ class PagedBuffer final : public StateBuffer {
   // Positions [from, first + count) of a part, [positions, g, d] in the type of what was written: a
   // copy.
   at::Tensor gather(const PagedRows& rows, const RaggedPart& part, int64_t from = 0) const;
+  // The same of all places, [places, g, d].
+  at::Tensor gather(const at::Tensor& places) const;
   PagedView view() const { return {data_, scale_}; }
 
   // From now on write() notes the largest values of each head.
@@ -91,6 +104,8 @@ class PagedBuffer final : public StateBuffer {
   const at::Tensor& scale() const { return scale_; }
 
  private:
+  at::Tensor values_of(const at::Tensor& found) const;  // of codes, else what they are
+
   bool measuring_ = false;
   at::Tensor amax_;   // [g] fp32: what was measured
   at::Tensor scale_;  // [g] fp32; undefined: not quantised
@@ -120,6 +135,12 @@ at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const Pag
 
 // The first position that any row of a part sees.
 int64_t first_seen(const RaggedPart& part, const AttentionOptions& options);
+
+// All rows of parts of several tokens, q [t - single, n, d] -> [t - single, n, v], by one call of
+// libtorch's flash attention on a GPU; nothing: it does not compute exactly this.
+std::optional<at::Tensor> attend_chunks(const at::Tensor& q, const PagedBuffer& keys,
+                                        const PagedBuffer& values, const PagedRows& rows,
+                                        const AttentionOptions& options);
 
 // The rows of one token by `single`, [single, n, d] -> [single, n, v], and each part of several by
 // `several`, [count, 1, n, d] -> [count, 1, n, v].

@@ -59,6 +59,32 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& w) {
          w.numel() >= kFewRowsWeights && w.is_contiguous();
 }
 
+bool multiply_few_rows([[maybe_unused]] const at::Tensor& x, [[maybe_unused]] const at::Tensor& w,
+                       [[maybe_unused]] const at::Tensor& bias,
+                       [[maybe_unused]] const at::Tensor& addend,
+                       [[maybe_unused]] const at::Tensor& out) {
+#ifdef MEGATRON_CUDA
+  if (!x.is_cuda() || x.size(0) > kMostRowsOnGpu || w.numel() < kFewRowsWeights) return false;
+  for (const at::Tensor* t : {&x, &w, &bias, &addend, &out})
+    if (t->defined() && (!t->is_contiguous() || t->scalar_type() != w.scalar_type())) return false;
+  FewRowsProduct args;
+  args.dtype = to_dtype(w.scalar_type());
+  args.rows = x.size(0);
+  args.columns = w.size(0);
+  args.inner = w.size(1);
+  args.x = x.const_data_ptr();
+  args.w = w.const_data_ptr();
+  if (bias.defined()) args.bias = bias.const_data_ptr();
+  if (addend.defined()) args.addend = addend.const_data_ptr();
+  args.out = out.data_ptr();
+  if (!has_few_rows_product(args)) return false;
+  few_rows_product_cuda(args, current_stream(x));
+  return true;
+#else
+  return false;
+#endif
+}
+
 void multiply_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& out) {
   check_types(x, w);
   const at::Tensor rows = x.contiguous(), weights = w.contiguous();

@@ -1,5 +1,5 @@
-// Products on the CPU by a kernel whose numbers have an order of additions that depends on the
-// length of the sum alone (kernels/few_rows_product.h).
+// Products of few rows by kernels of our own (kernels/few_rows_product.h); on the CPU one whose
+// numbers have an order of additions that depends on the length of the sum alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +12,11 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& w);
 
 // out = x w^T.   x [rows, k], w [n, k], out [rows, n] contiguous, all fp32 or fp64 on the CPU.
 void multiply_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& out);
+
+// out = x w^T + bias + addend on a GPU, where its kernel supports exactly this: up to four rows in
+// bf16 or fp16 on Hopper. Else false, and nothing was done. `bias` and `addend` may be undefined.
+bool multiply_few_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                       const at::Tensor& addend, const at::Tensor& out);
 
 // at::matmul(a, b) of matrices in the last two dimensions; in batch-invariant mode by the kernel
 // above, so that a number's bits depend on the lengths of its sum alone, whatever shares the batch.

@@ -46,6 +46,14 @@ at::Tensor KVCache::attend(const AddedRows& added, const PagedRows& rows,
           several(rows.parts()[static_cast<size_t>(i)], queries.narrow(0, i, 1).unsqueeze(1)));
     return at::cat(outs).squeeze(1);
   };
+  const int64_t singles = rows.single(), others = rows.rows() - singles;
+  if (others > 0) {
+    if (const std::optional<at::Tensor> chunks =
+            attend_chunks(q.narrow(0, singles, others).squeeze(1), keys_, values_, rows, options)) {
+      if (singles == 0) return chunks->unsqueeze(1);
+      return at::cat({single(q.narrow(0, 0, singles).squeeze(1)), *chunks}).unsqueeze(1);
+    }
+  }
   return attend_parts(rows, q, single, several);
 }
 

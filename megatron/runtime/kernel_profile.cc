@@ -1,4 +1,4 @@
-#include "megatron/training/benchmarking/kernel_profile.h"
+#include "megatron/runtime/kernel_profile.h"
 
 #include <torch/csrc/autograd/profiler_kineto.h>
 
