@@ -453,9 +453,11 @@ void ApiServer::generate(Call call, Endpoint endpoint) {
                                               call.exchange, std::string(call.route->path));
       call.exchange->post([generation] { generation->start(); });
     } catch (const std::exception& error) {
-      call.exchange->post([this, call, error = error_for_client(error)] {
-        respond(call, error_response(error, shape_of(call.request().path)));
-      });
+      call.exchange->post(
+          [this, call,
+           response = error_response(error_for_client(error), shape_of(call.request().path))] {
+            respond(call, response);
+          });
     }
   });
   if (taken) return;

@@ -12,6 +12,7 @@ DRAFTS, TWINS = "megatron/inference/speculation/draft_model.cc", "engine_test:Dr
 UNPROVED = "decoding: no proof has it"
 ALONE, KINDS, OWNED = ("model_runner_test:ModelRunner.EverySequenceGetsWhatItGetsAlone", "model_runner_test:ModelRunner.ServesEveryKindOfModel",
                        "model_runner_test:ModelRunner.SequencesOwnStatesAndBringRows")
+SERVED = "model_runner_test:ServedSchedules.RandomOnesGiveTheTokensOfEachRequestAlone"
 RANKS = "model_runner_test:ModelRunner.RanksServeWhatOneRankServes"
 SCHEDULES, IDENTITIES = "engine_test:EngineSchedules.RandomOnesGiveWhatEachRequestGivesAlone", "scheduling_test:Schedulers.PrefixesAreSharedOnlyWithinASaltAnAdapterAndAVersion"
 HITS, COMMANDS = "scheduling_test:Schedulers.HitsAtEveryBorderAreTheColdAnswers", "engine_test:EngineCommands.EveryOneInEveryStateWithEveryFaultAtEveryRank"
@@ -121,6 +122,12 @@ SERVING_BUGS = (
     bug("noise_drawn_anew", "a sequence that is computed again draws with other noise", SAMPLER,
         "random_key(static_cast<int64_t>(p.seed),",
         "random_key(static_cast<int64_t>(p.seed) + (PLANTED ? static_cast<int64_t>(start.ids.size()) - start.prompt_length : 0),", ALONE),
+    # What only an engine on a real model shows.
+    bug("output_becomes_prompt", "what a sequence had generated when it was preempted counts as its prompt for penalties and the least number of tokens",
+        PLANS, "start.prompt_length = sequence.prompt;",
+        "start.prompt_length = PLANTED ? sequence.given + static_cast<int64_t>(sequence.ids.size()) : sequence.prompt;", SERVED),
+    bug("drafts_without_adapter", "drafts are computed without the adapter of their request", RUNNER,
+        "adapter >= 0) rows[adapter].push_back(row);", "adapter >= 0 && !(PLANTED && i >= part.count - part.drafts)) rows[adapter].push_back(row);", SERVED),
     # The scheduler.
     bug("block_freed_early", "a block is free before the last step that uses it has ended", BLOCKS,
         "if (after <= ended_)", "if (PLANTED || after <= ended_)", SCHEDULES),

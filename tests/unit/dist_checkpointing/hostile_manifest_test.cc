@@ -11,6 +11,7 @@
 #include "megatron/base/check.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "test_support.h"
+#include "tests/unit/slowness.h"
 
 namespace megatron {
 namespace {
@@ -35,11 +36,7 @@ std::string with_checksum(const std::string& body) {
   return body + trailer;
 }
 
-#if defined(__SANITIZE_THREAD__)  // which takes ten times as long
-constexpr std::chrono::seconds kBound{600};
-#else
-constexpr std::chrono::seconds kBound{60};
-#endif
+constexpr std::chrono::seconds kBound{60 * kSlowness};
 
 class HostileManifest : public testing::Test {
  protected:

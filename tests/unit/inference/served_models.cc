@@ -1,12 +1,15 @@
 #include "tests/unit/inference/served_models.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/generator.h"
-#include "megatron/interop/load_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
@@ -78,6 +81,30 @@ std::unique_ptr<Model> Served::make(ModelConfig config, const ParallelGroups& gr
   return make_model(config, groups, served_slice(config, groups.pp.rank(), groups.pp.size()));
 }
 
+LoadModelRequest golden_model(const std::string& base, const std::filesystem::path& adapter) {
+  LoadModelRequest request;
+  request.load = MEGATRON_SOURCE_DIR "/tests/golden/hf/" + base;
+  request.adapter = adapter;
+  request.dtype = at::kDouble;
+  return request;
+}
+
+std::filesystem::path golden_adapter(const std::string& name) {
+  return MEGATRON_SOURCE_DIR "/tests/golden/lora/" + name;
+}
+
+std::filesystem::path stronger_than(const std::filesystem::path& adapter) {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / cat("stronger_adapter.", getpid());
+  std::filesystem::remove_all(folder);
+  std::filesystem::copy(adapter, folder);
+  std::string config = read_file(folder / "adapter_config.json");
+  const size_t at = config.find("\"lora_alpha\": ") + 14;
+  config.replace(at, config.find(',', at) - at, "150");
+  std::ofstream(folder / "adapter_config.json") << config;
+  return folder;
+}
+
 RunnerOptions small_runner(int32_t blocks) {
   RunnerOptions options;
   options.slots = 4;
@@ -130,19 +157,20 @@ std::vector<DrivenSequence> random_sequences(std::mt19937& random, size_t count)
   return all;
 }
 
-DrivenSequence alone(const DrivenSequence& given, const LogitsOf& logits_of) {
+DrivenSequence alone(const DrivenSequence& given, const LogitsOf& logits_of, int64_t vocab_size) {
   DrivenSequence s = given;
   const int64_t rows = s.start.rows ? s.start.rows->count : 0;
   s.start.slot = 0;
   s.start.prompt_length = rows + static_cast<int64_t>(s.start.ids.size());
-  TokenSampler sampler(kToyVocab, kToyVocab, {}, at::kCPU);
+  TokenSampler sampler(vocab_size, vocab_size, {}, at::kCPU);
   sampler.start(s.start);
   std::vector<int32_t> ids = s.start.ids;
   const LogProbabilityReport prompt({s.start.log_probabilities.prompt_top});
   for (int64_t i = 0; i < s.tokens; ++i) {
     const at::Tensor logits = logits_of(ids);
-    for (int64_t j = rows == 0 ? 1 : 0;
-         i == 0 && prompt.most() > 0 && j < static_cast<int64_t>(ids.size()); ++j) {
+    for (int64_t j = rows == 0 ? 1 : 0; i == 0 && s.start.log_probabilities.prompt_top >= 0 &&
+                                        j < static_cast<int64_t>(ids.size());
+         ++j) {
       const int32_t target = ids[static_cast<size_t>(j)];
       const at::Tensor numbers =
           sampler.score(logits.narrow(0, rows + j - 1, 1), {target}, prompt.most());

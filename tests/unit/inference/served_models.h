@@ -1,6 +1,7 @@
 // Small models as they are served, sequences for them, and what each sequence gets alone.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <random>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "megatron/inference/model_runner.h"
+#include "megatron/interop/load_model.h"
 #include "tests/unit/inference/plan_driver.h"
 
 namespace megatron {
@@ -35,6 +37,12 @@ struct Served {
   std::optional<ServedWeights> weights;
 };
 
+// A model of tests/golden/hf in fp64, with an adapter or without; an adapter of tests/golden/lora;
+// a copy of one with a larger lora_alpha.
+LoadModelRequest golden_model(const std::string& base, const std::filesystem::path& adapter = {});
+std::filesystem::path golden_adapter(const std::string& name);
+std::filesystem::path stronger_than(const std::filesystem::path& adapter);
+
 // Four slots and blocks of four positions.
 RunnerOptions small_runner(int32_t blocks);
 
@@ -45,7 +53,8 @@ std::vector<DrivenSequence> random_sequences(std::mt19937& random, size_t count)
 
 // What sequences get by forwards over everything known, without a cache.
 using LogitsOf = std::function<at::Tensor(const std::vector<int32_t>& ids)>;
-DrivenSequence alone(const DrivenSequence& given, const LogitsOf& logits_of);
+DrivenSequence alone(const DrivenSequence& given, const LogitsOf& logits_of,
+                     int64_t vocab_size = kToyVocab);
 std::vector<DrivenSequence> all_alone(Model& model, const std::vector<DrivenSequence>& given);
 
 std::vector<int32_t> ids_of(const DrivenSequence& sequence);

@@ -200,29 +200,6 @@ TEST(ServedWeights, InFp8DecodeAsTheWholeSequence) {
   for (size_t i = 0; i < given.size(); ++i) EXPECT_EQ(ids_of(given[i]), ids_of(expected[i])) << i;
 }
 
-const fs::path kAdapters = MEGATRON_SOURCE_DIR "/tests/golden/lora";
-const fs::path kAdapter = kAdapters / "llama_all";
-
-LoadModelRequest golden(const std::string& base, const fs::path& adapter = {}) {
-  LoadModelRequest request;
-  request.load = MEGATRON_SOURCE_DIR "/tests/golden/hf/" + base;
-  request.adapter = adapter;
-  request.dtype = at::kDouble;
-  return request;
-}
-
-// A second adapter: PEFT's own folder with another lora_alpha.
-fs::path stronger_than(const fs::path& adapter) {
-  const fs::path folder = fs::path(testing::TempDir()) / "stronger_adapter";
-  fs::remove_all(folder);
-  fs::copy(adapter, folder);
-  std::string config = read_file(folder / "adapter_config.json");
-  const size_t at = config.find("\"lora_alpha\": ") + 14;
-  config.replace(at, config.find(',', at) - at, "150");
-  std::ofstream(folder / "adapter_config.json") << config;
-  return folder;
-}
-
 std::vector<DrivenSequence> adapted_sequences(int64_t vocab_size) {
   std::mt19937 random(8);
   std::vector<DrivenSequence> all;
@@ -250,9 +227,9 @@ class Adapters : public testing::TestWithParam<AdaptedModel> {};
 
 TEST_P(Adapters, RowsOfOneBatchTakeTheirOwn) {
   const auto own_model = [&](const fs::path& adapter = {}) {
-    return golden(GetParam().base, adapter);
+    return golden_model(GetParam().base, adapter);
   };
-  const fs::path adapter = kAdapters / GetParam().adapter, stronger = stronger_than(adapter);
+  const fs::path adapter = golden_adapter(GetParam().adapter), stronger = stronger_than(adapter);
   const ParallelGroups one;
   const LoadedModel base = load_model(own_model(), one);
   const std::vector<std::pair<std::string, fs::path>> folders = {{"all", adapter},
@@ -315,19 +292,20 @@ INSTANTIATE_TEST_SUITE_P(Models, Adapters,
 
 TEST(AdapterFolders, ThatDoNotFitAreRefusedByName) {
   const ParallelGroups one;
-  const LoadedModel base = load_model(golden("llama2"), one);
+  const LoadedModel base = load_model(golden_model("llama2"), one);
   const auto refused = [&](const fs::path& folder) {
     return error_of([&] { load_adapters(base, {{"mine", folder}}); });
   };
   EXPECT_EQ(refused("/nowhere").substr(0, 14), "adapter mine: ");
-  EXPECT_NE(refused(MEGATRON_SOURCE_DIR "/tests/golden/lora/qwen2_qv"), "");
-  const LoadedModel adapted = load_model(golden("llama2", kAdapter), one);
-  EXPECT_NE(
-      error_of([&] { load_adapters(adapted, {{"all", kAdapter}}); }).find("holds adapters already"),
-      std::string::npos);
-  const LoadedModel latents = load_model(golden("deepseek_v2_lite"), one);
+  EXPECT_NE(refused(golden_adapter("qwen2_qv")), "");
+  const LoadedModel adapted = load_model(golden_model("llama2", golden_adapter("llama_all")), one);
   EXPECT_NE(error_of([&] {
-              load_adapters(latents, {{"all", kAdapters / "deepseek_v2_lite_attention"}});
+              load_adapters(adapted, {{"all", golden_adapter("llama_all")}});
+            }).find("holds adapters already"),
+            std::string::npos);
+  const LoadedModel latents = load_model(golden_model("deepseek_v2_lite"), one);
+  EXPECT_NE(error_of([&] {
+              load_adapters(latents, {{"all", golden_adapter("deepseek_v2_lite_attention")}});
             }).find("cached latents meet one weight for all rows"),
             std::string::npos);
 }

@@ -17,6 +17,7 @@
 
 #include "ask.h"
 #include "megatron/base/check.h"
+#include "tests/unit/slowness.h"
 
 namespace megatron {
 namespace {
@@ -177,7 +178,8 @@ TEST(ServingLoad, SlowReadersHurtNobody) {
   FakeServer fake(
       {}, limits,
       {.step_ns = 200'000, .max_running = 1000, .max_queued = 1000, .stop_early = false});
-  const size_t count = is_whole() ? 100 : 20;
+  // Under a sanitizer the texts of more of them take all of the processor.
+  const size_t count = is_whole() ? 100 : kSlowness > 1 ? 4 : 20;
   std::vector<std::unique_ptr<RawClient>> slow;
   for (size_t i = 0; i < count; ++i) {
     slow.push_back(std::make_unique<RawClient>(fake.port(), 2048));
@@ -201,7 +203,7 @@ TEST(ServingLoad, SlowReadersHurtNobody) {
     cut = fake.server->counts().slow_readers;
   }
   EXPECT_EQ(cut, count);
-  EXPECT_LT(others, 5.0);
+  EXPECT_LT(others, 5.0 * kSlowness);
   for (int i = 0; i < 1000 && fake.server->num_open() > 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_EQ(fake.server->num_open(), 0u);
