@@ -87,8 +87,9 @@ __global__ void __launch_bounds__(kLanes* kWarps, kResident)
       for (int r = 0; r < Rows; ++r) {
         const int64_t at = r * a.columns + here.column;
         // Not from the L1 cache, which a kernel that begins early may find filled before the write
-        const float more =
-            a.addend == nullptr ? 0.0f : load_as<float>(__ldcg(static_cast<const T*>(a.addend) + at));
+        const float more = a.addend == nullptr
+                               ? 0.0f
+                               : load_as<float>(__ldcg(static_cast<const T*>(a.addend) + at));
         store_as(static_cast<T*>(a.out)[at], sums[r] + bias + more);
       }
     }

@@ -4,6 +4,8 @@
 #define TP "--tensor-model-parallel-size "
 #define PP "--pipeline-model-parallel-size "
 #define CP "--context-parallel-size "
+#define CP_GATHER "--cp-comm-type all_gather "
+#define CP_A2A "--cp-comm-type a2a "
 #define VPP "--num-virtual-stages-per-pipeline-rank "
 #define SP "--sequence-parallel "
 #define DYNAMIC_CP "--hybrid-context-parallel --max-seqlen-per-dp-cp-rank "

@@ -358,7 +358,8 @@ class Draw {
     const int64_t needed = t5_needs(length_, 0.15).decoder_positions,
                   length =
                       dice_.chance(30) ? std::max(length_, needed) : needed + dice_.range(0, 8);
-    add("--decoder-seq-length", (length + mesh_.tp - 1) / mesh_.tp * mesh_.tp);
+    const int64_t unit = mesh_.tp * (mesh_.cp > 1 ? 2 * mesh_.cp : 1);
+    add("--decoder-seq-length", (length + unit - 1) / unit * unit);
     adapters();
   }
 
@@ -471,6 +472,7 @@ class Draw {
     if (cp == 1) return;
     add("--context-parallel-size", cp);
     const auto type = [&] {
+      if (stacks_) return dice_.pick<const char*>({"all_gather", "a2a"});
       return dice_.pick<const char*>({"p2p", "p2p", "all_gather", "a2a", "a2a+p2p"});
     };
     const int64_t types = dice_.chance(70) ? 1 : std::max<int64_t>(1, num_layers_);
@@ -668,7 +670,7 @@ Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
              experts = (seed >= kFirstOfExperts && seed < kFirstOfStacks) ||
                        (hybrids && seed % kHybridsWithExperts == 0);
   Mesh mesh = draw_mesh(dice, max_ranks);
-  while ((stacks || retro || mimo) && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
+  while ((retro || mimo) && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
   const bool fp8 =
       blocks || (!stacks && !experts && !encoders && !retro && !mimo && dice.chance(34));
   const bool encoder = encoders || (!stacks && !experts && !hybrids && !retro && !mimo && !fp8 &&
@@ -808,6 +810,14 @@ TEST(DrawnTypes, AreDrawnAboutAsOften) {
               static_cast<int>(fp8), static_cast<int>(fp16));
   const auto all = static_cast<double>(fp32 + bf16 + fp16 + fp8);
   for (const int64_t count : {fp32, bf16, fp8}) EXPECT_GE(static_cast<double>(count), 0.25 * all);
+}
+
+TEST(DrawnTypes, StacksAreDrawnOverContextRanks) {
+  int64_t over_context = 0;
+  for (int64_t seed = kFirstOfStacks; seed < kFirstOfStacks + 100; ++seed)
+    over_context += legal_configuration(static_cast<uint64_t>(seed), kMaxRanks)
+                        .flags.find("--context-parallel-size") != std::string::npos;
+  EXPECT_GE(over_context, 20);
 }
 
 auto seeds(int64_t first, int64_t count) {

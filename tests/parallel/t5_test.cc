@@ -7,15 +7,19 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/thread_backend.h"
 #include "megatron/models/model_table.h"
 #include "megatron/models/t5/t5_config.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/planning/communication_estimate.h"
 #include "megatron/training/planning/layout_plan.h"
 #include "megatron/training/proving/prove.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/attention/relative_positions.h"
 #include "tests/extension/proofs.h"
 #include "tests/parallel/against_one_rank.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -65,6 +69,23 @@ TEST(T5, RefusesWhatIsNotBuilt) {
         t.recompute_granularity = RecomputeGranularity::kFull;
         t.recompute_num_layers = 2;
       });
+}
+
+// Also of models that no rule has seen.
+TEST(T5, RefusesRingsOfContextRanks) {
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+    ParallelConfig parallel;
+    parallel.context_parallel_size = 2;
+    const ParallelGroups ranks = make_parallel_groups(parallel, world);
+    ModelConfig config;
+    config.type = "t5";
+    config.transformer.num_layers = 2;
+    for (const char* type : {"p2p", "a2a+p2p"}) {
+      config.transformer.cp_comm_type = {type};
+      EXPECT_EQ(error_of([&] { make_model(config, ranks); }),
+                "ring attention (--cp-comm-type p2p or a2a+p2p) is not built for T5");
+    }
+  });
 }
 
 constexpr const char* kT5Run =
@@ -137,8 +158,36 @@ TEST(T5, NamesFlagsThatDoNotFit) {
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --bf16 --fp8-format hybrid"),
               HasSubstr("--micro-batch-size x --decoder-seq-length is 18, which --fp8-format needs "
                         "to be a multiple of 16"));
-  EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --context-parallel-size 2", 2),
-              HasSubstr("--context-parallel-size above 1 with --task t5 is not built"));
+  const std::string context = small + "--context-parallel-size 2 --decoder-seq-length ";
+  EXPECT_THAT(
+      t5_errors(context + "12 --cp-comm-type a2a --bf16 --fp8-format hybrid", 2),
+      HasSubstr("--micro-batch-size x --decoder-seq-length / --context-parallel-size is 12"));
+  for (const char* ring : {"", "--cp-comm-type p2p", "--cp-comm-type all_gather a2a p2p a2a",
+                           "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 1"})
+    EXPECT_THAT(t5_errors(cat(context, "12 ", ring), 2),
+                HasSubstr("ring attention with --task t5 (--cp-comm-type p2p or a2a+p2p) is not "
+                          "built"))
+        << ring;
+  EXPECT_THAT(t5_errors(context + "12 --task seq2seq", 2),
+              HasSubstr("ring attention with --task seq2seq"));
+  EXPECT_THAT(t5_errors(context + "10 --cp-comm-type a2a", 2),
+              HasSubstr("--decoder-seq-length 10 is not divisible by 4, twice "
+                        "--context-parallel-size 2\nhint: --decoder-seq-length 12"));
+  EXPECT_THAT(t5_errors(context + "12 --cp-comm-type a2a --seq-length 34", 2),
+              HasSubstr("a sequence of 34 tokens is not divisible by 4"));
+  EXPECT_THAT(t5_errors(context + "20 --cp-comm-type all_gather --num-attention-heads 3 "
+                                  "--hidden-size 24 --seq-length 60 --sequence-parallel "
+                                  "--tensor-model-parallel-size 3",
+                        6),
+              HasSubstr("--decoder-seq-length 20 is not divisible by --tensor-model-parallel-size "
+                        "3 x --context-parallel-size 2, which --sequence-parallel splits it over"));
+  EXPECT_THAT(t5_errors(context + "12 --cp-comm-type a2a --num-attention-heads 1", 2),
+              HasSubstr("--cp-comm-type a2a divides heads over 2 context-parallel ranks"));
+  EXPECT_THAT(
+      t5_errors(context + "12 --cp-comm-type a2a --remove-padding true", 2),
+      HasSubstr("--remove-padding true: --context-parallel-size divides each sample alike"));
+  EXPECT_EQ(t5_errors(context + "12 --cp-comm-type a2a", 2), "");
+  EXPECT_EQ(t5_errors(context + "12 --cp-comm-type all_gather", 2), "");
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --mlm-replace 1 0 0"),
               HasSubstr("--mlm-replace has no effect with --task t5"));
   EXPECT_THAT(t5_errors(small + "--decoder-seq-length 9 --relative-attention-num-buckets 16"),
@@ -187,6 +236,30 @@ TEST(T5, CountsParametersAndWork) {
                             d * h * v;
     EXPECT_NEAR(task.flops_per_token(arguments, {v, v}) * s / (6 * products), 1, 1e-12);
   }
+}
+
+// Self-attention of both stacks, and the keys and values of the encoder's output for each layer of
+// the decoder.
+TEST(T5, CountsTrafficOfContextRanks) {
+  const double c = 4, b = 2, h = 128, microbatches = 4, e = 2, f = 4;
+  const double encoder = 256 / c * b * h, decoder = 64 / c * b * h;
+  const auto sent = [&](const char* exchange) {
+    const Arguments arguments = parse_run(
+        cat(kT5Run, kMeasuredT5, "--bf16 --context-parallel-size 4 --cp-comm-type ", exchange), 4);
+    const LayoutPlan plan = make_layout_plan(arguments, {101, 104}, /*on_gpu=*/true,
+                                             find_task(arguments).model_provider);
+    for (const GroupTraffic& traffic : stage_traffic(plan, 0))
+      if (traffic.group == "cp") return traffic;
+    return GroupTraffic{};
+  };
+  const double cross = 2 * 2 * encoder;  // two layers, keys and values
+  const GroupTraffic gather = sent("all_gather"), exchange = sent("a2a");
+  const double own = 2 * (3 * encoder + 2 * decoder);
+  EXPECT_DOUBLE_EQ(gather.forward, microbatches * (c - 1) * (own + cross) * e);
+  EXPECT_DOUBLE_EQ(gather.backward, microbatches * (c - 1) * (own * (e + f) + cross * f));
+  const double exchanged = (c - 1) / c * 2 * own * e;  // queries, keys, values and outputs
+  EXPECT_DOUBLE_EQ(exchange.forward, microbatches * (exchanged + (c - 1) * cross * e));
+  EXPECT_DOUBLE_EQ(exchange.backward, microbatches * (exchanged + (c - 1) * cross * f));
 }
 
 // What the published models of v1.0 and v1.1 hold.
@@ -268,6 +341,31 @@ TEST(T5, ProofsKeepBothStacks) {
   EXPECT_EQ(tiny.transformer.num_layers, 3);
   EXPECT_EQ(tiny.transformer.seq_length, 16);
   EXPECT_EQ(own.decoder_seq_length, 8);
+}
+
+// Parts of context ranks have two halves, of each stack; the layers of both keep their exchange.
+TEST(T5, ProofsKeepLengthsOfContextRanks) {
+  const std::string flags = cat(kT5Run,
+                                "--num-layers 6 --hidden-size 1024 --num-attention-heads 16 "
+                                "--seq-length 512 --context-parallel-size 4 ");
+  for (const auto& [more, encoder, decoder] :
+       {std::tuple{"--decoder-seq-length 128 --cp-comm-type a2a", 16, 8},
+        std::tuple{"--decoder-seq-length 512 --cp-comm-type all_gather", 16, 16},
+        std::tuple{"--decoder-seq-length 1024 --cp-comm-type all_gather", 16, 32}}) {
+    const Arguments tiny = shrink(parse_run(flags + more, 4), 4, 5).arguments;
+    EXPECT_EQ(tiny.parallel.context_parallel_size, 4);
+    EXPECT_EQ(tiny.transformer.seq_length, encoder) << more;
+    EXPECT_EQ(own_config<T5Config>(tiny.own).decoder_seq_length, decoder) << more;
+  }
+  const Arguments tiny =
+      shrink(parse_run(flags + "--decoder-seq-length 128 --cp-comm-type a2a a2a a2a all_gather "
+                               "all_gather all_gather all_gather all_gather all_gather a2a a2a a2a",
+                       4),
+             4, 5)
+          .arguments;
+  EXPECT_EQ(tiny.transformer.num_layers, 4);
+  EXPECT_THAT(tiny.transformer.cp_comm_type,
+              testing::ElementsAre("a2a", "all_gather", "all_gather", "a2a"));
 }
 
 // Distances of the made-up samples reach the last bucket of each stack.
@@ -365,6 +463,12 @@ const ProvedLayout kT5Layouts[] = {
     {"relative_tp2_pp2", 4,
      "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
      "--pipeline-model-parallel-layout Eeet|ttL --position-embedding-type relative"},
+    {"cp2_gather", 2, "--context-parallel-size 2 --cp-comm-type all_gather"},
+    {"relative_cp2_a2a", 2,
+     "--context-parallel-size 2 --cp-comm-type a2a --position-embedding-type relative"},
+    {"relative_cp2_gather_pp2", 4,
+     "--context-parallel-size 2 --cp-comm-type all_gather --position-embedding-type relative "
+     "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Eeet|ttL"},
 };
 const ProvedLayout kRelativeT5[] = {
     {"relative", 1, "--position-embedding-type relative"},
@@ -391,6 +495,16 @@ const ProvedLayout kT5Stages[] = {
      "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout Eee|et|tL "
      "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
 };
+const ProvedLayout kT5Contexts[] = {
+    {"cp2_gather", 2, "--context-parallel-size 2 --cp-comm-type all_gather"},
+    {"cp2_a2a", 2, "--context-parallel-size 2 --cp-comm-type a2a"},
+    {"relative_cp4_gather", 4,
+     "--context-parallel-size 4 --cp-comm-type all_gather --position-embedding-type relative"},
+    {"relative_cp2_a2a", 2,
+     "--context-parallel-size 2 --cp-comm-type a2a --position-embedding-type relative"},
+};
+INSTANTIATE_TEST_SUITE_P(Contexts, T5Memory, testing::ValuesIn(kT5Contexts),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Relative, T5Memory, testing::ValuesIn(kRelativeT5),
                          [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Proofs, T5Memory, testing::Values(kT5Layouts[0], kT5Layouts[1]),

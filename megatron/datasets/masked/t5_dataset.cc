@@ -23,18 +23,25 @@ SentenceSourceOptions t5_sentences(int64_t sequence_length, SentenceSourceOption
 
 Columns t5_columns(int64_t sequence_length, int64_t decoder_sequence_length) {
   const std::vector<int64_t> encoder = {sequence_length}, decoder = {decoder_sequence_length};
-  return Columns(
-      {{.name = "text_enc", .shape = encoder},
-       {.name = "text_dec", .shape = decoder},
-       {.name = "labels", .shape = decoder, .padding = -1},
-       {.name = "loss_mask",
-        .type = ElementType::kFloat32,
-        .shape = decoder,
-        .is_loss_weight = true,
-        .extends = "dec_mask"},
-       {.name = "enc_mask", .type = ElementType::kUInt8, .shape = encoder, .marks_text = true},
-       {.name = "dec_mask", .type = ElementType::kUInt8, .shape = decoder, .marks_text = true},
-       {.name = "truncated", .shape = {1}, .split = false}});
+  return Columns({{.name = "text_enc", .shape = encoder},
+                  {.name = "text_dec", .shape = decoder},
+                  {.name = "labels", .shape = decoder, .padding = -1},
+                  {.name = "loss_mask",
+                   .type = ElementType::kFloat32,
+                   .shape = decoder,
+                   .is_loss_weight = true,
+                   .extends = "dec_mask"},
+                  {.name = "enc_mask",
+                   .type = ElementType::kUInt8,
+                   .shape = encoder,
+                   .split = false,
+                   .marks_text = true},
+                  {.name = "dec_mask",
+                   .type = ElementType::kUInt8,
+                   .shape = decoder,
+                   .split = false,
+                   .marks_text = true},
+                  {.name = "truncated", .shape = {1}, .split = false}});
 }
 
 T5Needs t5_needs(int64_t sequence_length, double mask_probability) {

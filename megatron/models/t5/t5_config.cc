@@ -46,6 +46,14 @@ void T5Config::validate(Violations& v) const {
           "of its own"));
 }
 
+bool attends_in_rings(const TransformerConfig& config) {
+  for (int64_t layer = 1; layer <= config.num_layers; ++layer) {
+    const ContextParallelType type = config.context_parallel_type(layer);
+    if (type == ContextParallelType::kP2P || type == ContextParallelType::kA2AP2P) return true;
+  }
+  return false;
+}
+
 RelativeBuckets relative_buckets(const ModelConfig& config, bool decoder) {
   const auto& sizes = config.own.as_or_default<T5Config>();
   return {sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance, !decoder};
@@ -65,6 +73,9 @@ T5Stacks t5_stacks(const ModelConfig& config) {
   stacks.decoder.layer_pattern = "*x-";
   stacks.decoder.num_layers = sizes.decoder_num_layers;
   stacks.decoder.seq_length = sizes.decoder_seq_length;
+  // One for each layer: those of the decoder follow
+  if (std::vector<std::string>& types = stacks.decoder.cp_comm_type; types.size() > 1)
+    types.erase(types.begin(), types.begin() + sizes.encoder_num_layers);
   return stacks;
 }
 

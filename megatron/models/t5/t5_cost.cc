@@ -24,7 +24,7 @@ double decoder_share(const T5Stacks& stacks) {
 LayerShape decoder_shape(const T5Stacks& stacks, const LayerShape& encoder) {
   LayerShape shape = encoder;
   shape.encoded = encoder.tokens;
-  shape.tokens = encoder.tokens / stacks.encoder.seq_length * stacks.decoder.seq_length;
+  shape.tokens = encoder.tokens * stacks.decoder.seq_length / stacks.encoder.seq_length;
   shape.rows = shape.tokens / (encoder.tokens / encoder.rows);
   shape.documents = true;  // the text and its padding
   shape.document_rows = false;

@@ -16,6 +16,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/cross_entropy.h"
 #include "megatron/transformer/attention/cross_attention.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
 namespace {
@@ -23,7 +24,7 @@ namespace {
 // Which use of the embedding a pass makes.
 constexpr int64_t kOfEncoder = 0, kOfDecoder = 1;
 
-const ModelConfig& built(const ModelConfig& config) {
+const ModelConfig& built(const ModelConfig& config, const ParallelGroups& groups) {
   constexpr const char* kModel = "T5";
   refuse_options_of_gpt(config, kModel);
   refuse_option(config.transformer.group_query_attention, "--group-query-attention", kModel);
@@ -32,6 +33,8 @@ const ModelConfig& built(const ModelConfig& config) {
   refuse_option(config.transformer.offloads_activations() &&
                     config.transformer.recompute_granularity == RecomputeGranularity::kFull,
                 "offloading of activations with --recompute-granularity full", kModel);
+  refuse_option(groups.cp.size() > 1 && attends_in_rings(config.transformer),
+                "ring attention (--cp-comm-type p2p or a2a+p2p)", kModel);
   return config;
 }
 
@@ -48,7 +51,7 @@ at::Tensor column_of(const Batch& batch, const char* column, const char* mask) {
 
 T5Model::T5Model(const ModelConfig& given, const ParallelGroups& groups, const StageSlice& slice,
                  const EmbeddingTables& tables)
-    : Model(built(given), groups, slice),
+    : Model(built(given, groups), groups, slice),
       own_(config().own.as_or_default<T5Config>()),
       stacks_(t5_stacks(config())) {
   const int64_t border = stacks_.encoder.num_layers, end = slice.first_layer + slice.num_layers,
@@ -193,8 +196,8 @@ TensorFormats T5Model::border(int64_t layers_before, const Batch& batch,
   const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kDecoderMask);
   TensorFormat decoder = rows_format(batch, rows.get(), dtype);
   if (rows == nullptr)
-    decoder.shape[0] =
-        stacks_.decoder.seq_length / (config().sequence_parallel ? groups().tp.size() : 1);
+    decoder.shape[0] = stacks_.decoder.seq_length / groups().cp.size() /
+                       (config().sequence_parallel ? groups().tp.size() : 1);
   if (layers_before == config().transformer.num_layers) return {decoder};
   return {encoded, decoder};
 }
@@ -212,18 +215,23 @@ ForwardContext T5Model::decoder_context(const Batch& batch, const ForwardContext
   const at::Tensor& mask = batch[kDecoderMask];
   const std::shared_ptr<const UnpaddedRows> rows = batch.rows_of(kDecoderMask);
   ForwardContext context = without_padding(given, rows);
+  const ProcessGroup& cp = groups().cp;
   if (rows == nullptr)
-    context.place.position = at::arange(mask.size(1), given.place.position.options());
+    context.place.position = zigzag_positions(mask.size(1), cp.size(), cp.rank(), mask.device());
   context = with_rows(context, config().sequence_parallel, groups().tp);
   context.document_rows.reset();
-  if (rows == nullptr) context.document_ids = kinds_of_mask(mask, batch.find("loss_mask"));
+  if (rows == nullptr) {
+    const at::Tensor counts = batch.find("loss_mask");
+    context.document_ids =
+        kinds_of_mask(mask, counts.defined() ? zigzag_gather(counts, 1, cp) : counts);
+  }
   return context;
 }
 
 namespace {
 
-// What the self-attention of a stack adds to its scores, of which one backward collects the
-// gradient.
+// What the self-attention of a stack adds to its scores, by distances in the whole sequence of s
+// tokens; one backward collects its gradient.
 at::Tensor distance_bias(RelativePositions* positions, int64_t s, RecomputeTape* tape) {
   if (positions == nullptr) return {};
   const at::Tensor bias = positions->bias(s);
@@ -238,7 +246,7 @@ at::Tensor T5Model::encode(const Batch& batch, const StageTensors& input,
   if (!slice().embedding && !encoder_) return input.front();
   ForwardContext context = encoder_context(batch, given);
   context.distance_bias =
-      distance_bias(encoder_distances_.get(), batch["text_enc"].size(1), given.tape);
+      distance_bias(encoder_distances_.get(), batch[kEncoderMask].size(1), given.tape);
   check_shape("place.position", given.place.position, {batch["text_enc"].size(1)});
   at::Tensor x = slice().embedding ? embedding_->forward(column_of(batch, "text_enc", kEncoderMask),
                                                          context, {}, kOfEncoder)
@@ -257,17 +265,18 @@ StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
   if (given.decoding != nullptr) return decode(batch, input, given);
   const int64_t end = slice().first_layer + slice().num_layers,
                 all = config().transformer.num_layers;
-  const ForwardContext decoder = decoder_context(batch, given);
   if (slice().first_layer == all && !slice().embedding)  // the head alone
-    return {decoder_->forward(input.front(), decoder)};
+    return {decoder_->forward(input.front(), decoder_context(batch, given))};
   at::Tensor encoded = encode(batch, input, given);
   if (!decoder_) return {encoded};
   if (given.tape != nullptr) encoded = given.tape->share(encoded);
-  ForwardContext context = decoder;
+  ForwardContext context = decoder_context(batch, given);
   context.distance_bias =
-      distance_bias(decoder_distances_.get(), batch["text_dec"].size(1), given.tape);
-  context.encoded = std::make_shared<const EncodedSequence>(EncodedSequence{
-      encoded, given.place.position, batch[kEncoderMask] == 0, batch.rows_of(kEncoderMask)});
+      distance_bias(decoder_distances_.get(), batch[kDecoderMask].size(1), given.tape);
+  const at::Tensor& mask = batch[kEncoderMask];
+  context.encoded = std::make_shared<const EncodedSequence>(
+      EncodedSequence{encoded, zigzag_positions(mask.size(1), 1, 0, mask.device()), mask == 0,
+                      batch.rows_of(kEncoderMask)});
   const auto embedded = [&] {
     return embedding_->forward(t5_decoder_column(batch, "text_dec"), context, {}, kOfDecoder);
   };

@@ -31,11 +31,15 @@ namespace megatron {
 // Of samples without padding (Batch::rows_of) rows are those of the texts, [R, 1, h] of each stack
 // in the place of [s, b, h].
 //
-// Borders between segments: within the encoder its rows [s_e/t, b, h]; behind it its output, and
-// within the decoder also the decoder's rows [s_d/t, b, h]. The gradient of the encoder's output
-// adds up along the decoder's segments. The decoder's embedding goes with its first layer, the
-// encoder's norm with its last one; the word table has homes on the stages of both embeddings and,
-// tied, of the head, a table of relative positions on every stage with a layer of its stack.
+// With c context ranks both sequences are in zig-zag parts of s_e/c and s_d/c tokens; the masks are
+// those of the whole sequences. Communication over cp: that of attention, and the decoder's loss
+// mask is gathered, once for each micro-batch.
+//
+// Borders between segments: within the encoder its rows [s_e/(c t), b, h]; behind it its output,
+// and within the decoder also the decoder's rows [s_d/(c t), b, h]. The gradient of the encoder's
+// output adds up along the decoder's segments. The decoder's embedding goes with its first layer,
+// the encoder's norm with its last one; the word table has homes on the stages of both embeddings
+// and, tied, of the head, a table of relative positions on every stage with a layer of its stack.
 class T5Model : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.

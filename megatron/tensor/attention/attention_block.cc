@@ -147,11 +147,13 @@ AttentionBlock attention_block_forward(const at::Tensor& q, const at::Tensor& k,
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
     const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options) {
+    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options,
+    const at::Tensor& dbias) {
   check_attention(q, k, v, options);
   const at::NoGradGuard no_grad;
-  return is_library(q, k, v, options) ? library_backward(dout, q, k, v, out, lse, options)
-                                      : unfused_block_backward(dout, q, k, v, out, lse, options);
+  return is_library(q, k, v, options)
+             ? library_backward(dout, q, k, v, out, lse, options)
+             : unfused_block_backward(dout, q, k, v, out, lse, options, dbias);
 }
 
 namespace {

@@ -27,10 +27,12 @@ AttentionBlock attention_block_forward(const at::Tensor& q, const at::Tensor& k,
 
 // This block's gradients (dq, dk, dv), in q's type or fp32 (fp64), where `out` (q's type) and `lse`
 // are the combination of ALL blocks. Sum dq over the blocks, and dk and dv over the sets of
-// queries. Bit-reproducible.
+// queries. Adds the gradient of options.distance_bias to `dbias`, unless that is undefined.
+// Bit-reproducible.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
     const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options);
+    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options,
+    const at::Tensor& dbias = {});
 
 // Combines `total` with a block over other keys, in place; `total.out` has the type of `total.lse`.
 // Both may be views of rows.

@@ -217,7 +217,8 @@ AttentionBlock unfused_block(const at::Tensor& q, const at::Tensor& k, const at:
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
     const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options) {
+    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options,
+    const at::Tensor& dbias) {
   const int64_t s = q.size(0), r = q.size(2) / k.size(2);
   const auto type = q.options().dtype(accumulate_type(q));
   at::Tensor dq = at::empty(q.sizes(), type), dk = at::empty(k.sizes(), type),
@@ -237,8 +238,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
     // dscore = p (dp - sum over ALL keys of dp p), and that sum is dout . out.
     const at::Tensor mean =
         (grad * grouped_rows(out, c, r)).sum(-1).view({probs.size(0), probs.size(1), s, 1});
-    dscores = raw_score_grads(dscores.sub_(mean).mul_(probs), rows, keys.transpose(-1, -2), options)
-                  .view(grouped);
+    dscores.sub_(mean).mul_(probs);
+    if (dbias.defined()) chunk_heads(dbias, c, r).add_(sum_by_distance(dscores));
+    dscores = raw_score_grads(dscores, rows, keys.transpose(-1, -2), options).view(grouped);
     put_grouped_rows(at::matmul(dscores, keys), dq, c, r);
     put_grouped_rows(at::matmul(dscores.transpose(-1, -2), rows), dk, c, 1);
   }

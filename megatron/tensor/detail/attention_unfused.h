@@ -23,12 +23,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(
     const AttentionOptions& options, const at::Tensor& dbias = {});
 
 // attention_block_forward and attention_block_backward (tensor/attention/attention_block.h);
-// gradients in fp32 (fp64).
+// gradients in fp32 (fp64), that of options.distance_bias added to `dbias`.
 AttentionBlock unfused_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options);
 std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
     const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options);
+    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options,
+    const at::Tensor& dbias = {});
 
 // Bool, True = may not attend, from `causal`, the window and `mask`: [s, s_k], [1 or b, 1, s, s_k],
 // or undefined if nothing is masked.

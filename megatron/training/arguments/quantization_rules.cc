@@ -103,8 +103,8 @@ class Sizes {
     const std::string by = cat(cp_ > 1 ? " / --context-parallel-size" : "",
                                ranks > cp_ ? " / --tensor-model-parallel-size" : "");
     if (trains_t5(a_.training.task))
-      check("--micro-batch-size x --decoder-seq-length",
-            a_.training.micro_batch_size * own_config<T5Config>(a_.own).decoder_seq_length);
+      check("--micro-batch-size x --decoder-seq-length" + by,
+            a_.training.micro_batch_size * own_config<T5Config>(a_.own).decoder_seq_length, ranks);
     const int64_t length = t_.seq_length;
     check("--micro-batch-size x --seq-length" + by, a_.training.micro_batch_size * length, ranks);
     if (a_.training.eval_iters > 0 && a_.eval_micro_batch_size() != a_.training.micro_batch_size)

@@ -28,6 +28,46 @@ void validate_layout(const Arguments& a, const T5Config& own, Violations& v) {
           "e for each layer of the encoder, then t for each of the decoder");
 }
 
+// What the decoder's length is a multiple of: both halves of the part of a context rank have tokens
+// of every tensor rank.
+int64_t unit_of_decoder(const ParallelConfig& p, bool divided_over_tensor) {
+  const int64_t cp = p.context_parallel_size;
+  return (cp > 1 ? 2 * cp : 1) * (divided_over_tensor ? p.tensor_model_parallel_size : 1);
+}
+
+void decoder_divides(const Arguments& a, int64_t length, Violations& v) {
+  const int64_t tp = a.parallel.tensor_model_parallel_size, cp = a.parallel.context_parallel_size;
+  if (tp < 1 || cp < 1) return;  // a rule of its own reports it
+  const int64_t unit = unit_of_decoder(a.parallel, a.parallel.sequence_parallel);
+  const std::string hint = cat("--decoder-seq-length ", (length / unit + 1) * unit);
+  if (cp > 1 && length % (2 * cp) != 0)
+    v.add(cat("--decoder-seq-length ", length, " is not divisible by ", 2 * cp,
+              ", twice --context-parallel-size ", cp),
+          hint);
+  if (a.parallel.sequence_parallel && length % (cp * tp) != 0)
+    v.add(cat("--decoder-seq-length ", length, " is not divisible by --tensor-model-parallel-size ",
+              tp, cp > 1 ? cat(" x --context-parallel-size ", cp) : "",
+              ", which --sequence-parallel splits it over"),
+          hint);
+}
+
+// Of --cp-comm-type with a value for each layer, those of some layers along each stack.
+void keep_exchanges(Arguments& a, const Arguments& before, Shrinker& shrinker) {
+  const std::vector<std::string>& had = before.transformer.cp_comm_type;
+  if (had.size() <= 1) return;
+  const auto &own = own_config<T5Config>(a.own), &was = own_config<T5Config>(before.own);
+  std::vector<std::string> types;
+  const auto add = [&](int64_t first, int64_t layers, int64_t count) {
+    for (int64_t i = 0; i < count; ++i)
+      types.push_back(had.at(static_cast<size_t>(first + i * layers / count)));
+  };
+  add(0, was.encoder_num_layers, own.encoder_num_layers);
+  add(was.encoder_num_layers, was.decoder_num_layers, own.decoder_num_layers);
+  if (a.transformer.num_layers != before.transformer.num_layers)
+    shrinker.note("--cp-comm-type of some layers of each stack");
+  a.transformer.cp_comm_type = std::move(types);
+}
+
 // The segments that were before, at and behind the border stay so: of each stack that one has a few
 // layers, or all where the depth has to stay.
 void keep_border(Arguments& a, const Arguments& before, Shrinker& shrinker) {
@@ -108,15 +148,11 @@ void validate_t5(const Arguments& a, Violations& v) {
   if (!relative && t.max_position_embeddings < own.decoder_seq_length)
     v.add(cat("--max-position-embeddings ", t.max_position_embeddings,
               " is below --decoder-seq-length ", own.decoder_seq_length));
-  const int64_t tp = a.parallel.tensor_model_parallel_size;
-  if (a.parallel.sequence_parallel && tp > 0 && own.decoder_seq_length % tp != 0)
-    v.add(cat("--decoder-seq-length ", own.decoder_seq_length,
-              " is not divisible by --tensor-model-parallel-size ", tp,
-              ", which --sequence-parallel splits it over"),
-          cat("--decoder-seq-length ", (own.decoder_seq_length / tp + 1) * tp));
-  if (a.parallel.context_parallel_size > 1)
-    v.add(cat("--context-parallel-size above 1 with --task ", a.training.task, " is not built"),
-          "leave one of them out");
+  decoder_divides(a, own.decoder_seq_length, v);
+  if (a.parallel.context_parallel_size > 1 && attends_in_rings(t))
+    v.add(cat("ring attention with --task ", a.training.task,
+              " (--cp-comm-type p2p or a2a+p2p) is not built"),
+          "--cp-comm-type all_gather or a2a");
   validate_layout(a, own, v);
 }
 
@@ -133,7 +169,9 @@ void shrink_t5(Arguments& a, const Arguments& before, Shrinker& shrinker) {
                  one_or_several(was.decoder_num_layers));
     t.num_layers = own.encoder_num_layers + own.decoder_num_layers;
   }
-  const int64_t encoder = before.transformer.seq_length, tp = a.parallel.tensor_model_parallel_size,
+  keep_exchanges(a, before, shrinker);
+  const int64_t encoder = before.transformer.seq_length,
+                unit = unit_of_decoder(a.parallel, /*divided_over_tensor=*/true),
                 needed = t5_needs(t.seq_length, a.masked.mask_prob).decoder_positions;
   const int64_t unit = std::lcm(tp, t.is_quantized() ? t.quantization(1).alignment() : int64_t{1});
   int64_t length = t.seq_length;

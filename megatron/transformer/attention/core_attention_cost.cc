@@ -53,7 +53,7 @@ CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, 
              (((!c.causal && s.padded) || heads.others > 0) && !takes_ranges(c, s))),
       by_distance(c.position_embedding_type == PositionEmbedding::kRelative && heads.others == 0),
       sizes(heads),
-      sequence(c.seq_length),
+      sequence(heads.others > 0 ? c.seq_length / s.context : c.seq_length),
       key_sequence(heads.others > 0 ? heads.others / s.samples : sequence),
       wide(s.sum / s.element),
       q(s.tokens * heads.heads * heads.key * s.element),
@@ -83,12 +83,13 @@ bool CoreAttentionCost::is_unfused(int64_t layer) const {
     return true;
   const std::vector<int64_t> window = config.window(layer);
   const bool windowed = !window.empty() && window[0] >= 0 && window[0] < sequence - 1;
-  if ((masked && !takes_mask()) || config.attention_dropout > 0 ||
+  const bool in_blocks = gathers || outer > 1;  // which kernels with masks and biases do not take
+  if ((masked && (in_blocks || !takes_mask())) || config.attention_dropout > 0 ||
       config.attn_logit_softcapping > 0)
     return true;
   if (windowed && (!shape.on_gpu || sequence % 64 != 0)) return true;  // cuDNN supports windows
-  if (by_distance &&
-      !(shape.on_gpu && distance_attention_supports(sizes.key) && sizes.value == sizes.key))
+  if (by_distance && !(!in_blocks && shape.on_gpu && distance_attention_supports(sizes.key) &&
+                       sizes.value == sizes.key))
     return true;
   if (sizes.value > sizes.key) return true;
   return shape.on_gpu && (shape.element != 2 || sizes.key % 8 != 0 || sizes.key > 256);
@@ -96,12 +97,13 @@ bool CoreAttentionCost::is_unfused(int64_t layer) const {
 
 // How the context ranks divide the work, and which kernels compute it.
 void CoreAttentionCost::divide_context(int64_t layer) {
+  const int64_t context = sizes.others > 0 ? 1 : shape.context;
   const ContextParallelType type =
-      shape.context > 1 ? config.context_parallel_type(layer) : ContextParallelType::kA2A;
-  a2a = type == ContextParallelType::kA2A      ? shape.context
+      context > 1 ? config.context_parallel_type(layer) : ContextParallelType::kA2A;
+  a2a = type == ContextParallelType::kA2A      ? context
         : type == ContextParallelType::kA2AP2P ? shape.context_levels.at(0)
                                                : 1;
-  outer = shape.context / a2a;
+  outer = context / a2a;
   gathers = type == ContextParallelType::kAllGather;
   const bool unfused = is_unfused(layer);
   kernel = gathers     ? AttentionKernel::kAllGather
@@ -117,7 +119,11 @@ void CoreAttentionCost::divide_context(int64_t layer) {
       kernel == AttentionKernel::kLibrary || kernel == AttentionKernel::kUnfused;
   if (!whole_sequence && (!shape.on_gpu || unfused)) {
     const int64_t queries = sequence / shape.context * a2a;
-    block_scores = shape.samples * sizes.heads / a2a * queries * queries * shape.sum;
+    // Of a ring all queries with as many keys, else half of them with those of the whole sequence
+    const int64_t pairs = gathers ? queries / 2 * sequence : queries * queries;
+    block_scores = shape.samples * sizes.heads / a2a * pairs * shape.sum;
+    if (by_distance)
+      block_distances = sizes.heads * (queries / 2) * (queries / 2 + sequence) * shape.sum;
   }
   // Of cross attention one mask serves all queries and layers.
   if (masked && whole_sequence && sizes.others == 0) mask = shape.samples * sequence * sequence;
@@ -253,7 +259,8 @@ int64_t CoreAttentionCost::backward_extra() const {
     case AttentionKernel::kRing:
       return (2 + 2 * wide) * (k + v) + wide * q + expanded + copies + lse + 2 * block_scores;
     case AttentionKernel::kAllGather:
-      return shape.context * (2 + wide) * (k + v) + expanded + copies + lse + 2 * block_scores;
+      return shape.context * (2 + wide) * (k + v) + expanded + copies + lse + 2 * block_scores +
+             block_distances;
   }
   return 0;
 }

@@ -21,8 +21,8 @@ struct CoreAttentionSizes {
   int64_t heads = 1, groups = 1;
   int64_t key = 1, value = 1;
   bool packed = false;  // queries, keys and values are views of one tensor (packed_attention)
-  // Tokens of a rank that are attended to without causality, as by cross attention; 0: those of the
-  // queries, as causality lets
+  // Tokens that a rank attends to without causality, as by cross attention, for which keys and
+  // values of all context ranks are gathered; 0: those of the queries, as causality lets
   int64_t others = 0;
 };
 
@@ -38,7 +38,7 @@ struct CoreAttentionCost {
   const bool by_distance;      // relative positions are added to the scores
   bool narrow_window = false;  // one that a kernel of our own takes on a GPU
   const CoreAttentionSizes sizes;
-  const int64_t sequence;      // tokens of the queries
+  const int64_t sequence;      // tokens of the queries; of cross attention, of this rank's
   const int64_t key_sequence;  // tokens that are attended to
   const int64_t wide;          // bytes of an fp32 element over those of the model's type
   int64_t q, k, v, out;
@@ -48,7 +48,9 @@ struct CoreAttentionCost {
   int64_t exchanged = 0;
   int64_t mask = 0;
   int64_t block_scores = 0;  // scores of p2p and all_gather blocks computed without a library
-  bool gathers = false;      // all_gather
+  // of all_gather, gradients of a bias by distance, each row at its place among all distances
+  int64_t block_distances = 0;
+  bool gathers = false;  // all_gather
   AttentionKernel kernel = AttentionKernel::kLibrary;
 
   // Saves a log-sum-exp, and apart from the input of linear_proj an output.

@@ -1,12 +1,14 @@
 #include "megatron/transformer/attention/cross_attention.h"
 
 #include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/attention/unpadded_attention.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
 namespace {
@@ -42,6 +44,7 @@ LinearOptions input_options(const TransformerConfig& config, std::string_view li
 CrossAttention::CrossAttention(const TransformerConfig& config, int64_t layer_number,
                                bool sequence_parallel, const ParallelGroups& groups)
     : config_(config),
+      parallel_(groups),
       heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
       first_head_(groups.tp.rank() * heads_),
       linear_q_("linear_q", config.hidden_size, config.attention_width(),
@@ -93,7 +96,8 @@ SublayerOutput CrossAttention::forward(const at::Tensor& x, const LayerContext& 
   MEGATRON_ASSERT(context.pass.encoded != nullptr, "cross attention without an encoder's output");
   const EncodedSequence& encoded = *context.pass.encoded;
   const at::Tensor q = queries(x, encoded.states.scalar_type(), offload),
-                   kv = linear_kv_.forward(encoded.states);
+                   kv = gather_sequence(linear_kv_.forward(encoded.states),
+                                        context_ranks(context.pass));
   at::Tensor y;
   {
     const OffloadScope scope(offload, [&](const at::Tensor& saved) {
@@ -139,6 +143,10 @@ at::Tensor CrossAttention::attend_kept(const at::Tensor& q, CrossKVCache& kept,
                      .view({t, 1, 1, most});
   return core_attention(q.view({1, t, heads_, d}), kv.narrow(3, 0, d), kv.narrow(3, d, d), options)
       .view({t, 1, heads_ * d});
+}
+
+const ProcessGroup& CrossAttention::context_ranks(const ForwardContext& pass) const {
+  return pass.cp != nullptr ? *pass.cp : parallel_.cp;
 }
 
 AttentionOptions CrossAttention::attention_options(const ForwardContext& pass,

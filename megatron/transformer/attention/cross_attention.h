@@ -14,9 +14,12 @@ struct ParallelGroups;
 
 // What the layers of a decoder read of the sequences that an encoder has read.
 struct EncodedSequence {
-  at::Tensor states;  // [s_e, b, h] ([s_e/t, b, h] with sequence parallelism), in the model's type
-  at::Tensor position;  // [s_e] int64, in the whole sequence
-  at::Tensor mask;      // bool [b, s_e], True = is not attended to; undefined: all are
+  // Of this context rank, in the model's type: [s_e/c, b, h], with sequence parallelism
+  // [s_e/(c t), b, h]
+  at::Tensor states;
+  // Of the whole sequence: [s_e] int64; bool [b, s_e], True = is not attended to (undefined: all
+  // are)
+  at::Tensor position, mask;
   // Without padding: states are [R_e, 1, h], those of the decoder ForwardContext::unpadded; null:
   // both have padding, or none
   std::shared_ptr<const UnpaddedRows> rows = nullptr;
@@ -43,7 +46,9 @@ class CrossKVCache final : public KVCache {
 // layer's.
 //
 // Communication: that of its linears over tp; linear_kv sums the gradient of the encoder's output.
-// Keeps a reference to config, which must outlive it.
+// With several context ranks, whose queries are those of their own tokens, every --cp-comm-type
+// gathers keys and values of the whole encoder's output over cp, and sums their gradients.
+// Keeps references to config and groups, which must outlive it.
 class CrossAttention : public Sublayer {
  public:
   // `layer_number` keys the draws of dropout. Throws Error when the heads do not divide over the
@@ -62,11 +67,13 @@ class CrossAttention : public Sublayer {
   // For the queries at `place`; without causality.
   AttentionOptions attention_options(const ForwardContext& pass, const TokenPositions& place,
                                      const at::Tensor& key_position) const;
+  const ProcessGroup& context_ranks(const ForwardContext& pass) const;
   // q [s, b, n d], kv [s_e, b, 2 n d] -> [s, b, n, d]
   at::Tensor attend(const at::Tensor& q, const at::Tensor& kv,
                     const AttentionOptions& options) const;
 
   const TransformerConfig& config_;
+  const ParallelGroups& parallel_;
   int64_t heads_, first_head_;  // of this rank
   std::unique_ptr<Norm> norm_;  // null: none
   ColumnParallelLinear linear_q_, linear_kv_;

@@ -11,7 +11,7 @@ CoreAttentionSizes cross_sizes(const TransformerConfig& c, const LayerShape& s) 
   CoreAttentionSizes sizes;
   sizes.heads = sizes.groups = c.num_attention_heads / s.tensor;
   sizes.key = sizes.value = c.kv_channels;
-  sizes.others = s.encoded;
+  sizes.others = s.encoded * s.context;
   return sizes;
 }
 
@@ -24,6 +24,7 @@ struct Cross : CoreAttentionCost {
              around.stats),
         encoded(s.encoded * c.hidden_size * s.element),
         kv(k + v),
+        own_kv(kv / s.context),
         codes(c.quantization(layer).enabled() && c.fp8_wgrad && !s.sequence_parallel
                   ? s.encoded * c.hidden_size
                   : 0) {}
@@ -31,9 +32,11 @@ struct Cross : CoreAttentionCost {
   const StreamCost around;
   const int64_t norm;     // output of the norm, also in the model's type, and its statistics
   const int64_t encoded;  // the encoder's output, gathered
-  const int64_t kv;
-  const int64_t codes;  // the encoder's output, quantised for the weight gradient of linear_kv
+  const int64_t kv;       // of all context ranks
+  const int64_t own_kv;   // what linear_kv makes of this rank's part
+  const int64_t codes;    // the encoder's output, quantised for the weight gradient of linear_kv
 
+  int64_t others() const { return shape.context - 1; }
   int64_t gathered_encoded() const { return shape.sequence_parallel ? encoded : 0; }
   int64_t kept() const { return q + kv + codes + CoreAttentionCost::saved(); }
 
@@ -55,8 +58,13 @@ struct Cross : CoreAttentionCost {
     track.take(norm);
     track.take(around.gathered + q);
     track.give(around.gathered);
-    track.take(gathered_encoded() + kv + codes);
+    track.take(gathered_encoded() + own_kv + codes);
     track.give(gathered_encoded());
+    if (others() > 0) {
+      track.take(kv);
+      track.touch(kv);  // in the order of ranks
+      track.give(own_kv);
+    }
     track.take(out);
     track.touch(forward_extra());
     around.row_forward(0, track);
@@ -67,10 +75,15 @@ struct Cross : CoreAttentionCost {
     track.take(q + kv);  // their gradients
     track.touch(std::max(backward_extra(), kv));
     track.give(out + kept());
+    if (others() > 0) {
+      track.touch((kv + own_kv) * wide + (wide > 1 ? kv * wide : 0));  // summed in fp32
+      track.take(own_kv);
+      track.give(kv);
+    }
     // The gradient of the encoder's output, whole and as this rank's rows
     track.touch(encoded + (shape.sequence_parallel ? encoded / shape.tensor : 0) +
                 gathered_encoded());
-    track.give(kv);
+    track.give(own_kv);
     around.column_backward(q, track);
     if (around.pre_norm_saved < norm) track.give(norm - around.pre_norm_saved);
   }
@@ -107,7 +120,7 @@ SublayerCost cross_attention_cost(const TransformerConfig& config, int64_t layer
                  [&](AllocationTrack& track) { cross.backward(track); },
                  cross.norm + cross.q + cross.kv + cross.out +
                      std::max(cross.forward_extra(), around.product + around.part));
-  cost.pending = around.pending() + cross.q + cross.kv + cross.out;
+  cost.pending = around.pending() + cross.q + cross.own_kv + cross.out;
   cost.deferred_peak = cross.kept() + cross.q + cross.kv + around.stream + cross.backward_extra();
   const int64_t h = config.hidden_size, width = config.attention_width();
   const double rows =
@@ -124,6 +137,8 @@ SublayerCost cross_attention_cost(const TransformerConfig& config, int64_t layer
   cost.tensor = around.tensor_traffic(shape);
   const double one_way = scatter_bytes(shape.tensor, static_cast<double>(cross.encoded));
   cost.tensor += {shape.sequence_parallel ? one_way : 0, 2 * one_way};
+  const auto sent = static_cast<double>(cross.others() * cross.own_kv);
+  cost.context = {sent, sent * static_cast<double>(cross.wide)};
   return cost;
 }
 

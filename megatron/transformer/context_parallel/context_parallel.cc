@@ -69,6 +69,40 @@ at::Tensor zigzag_gather(const at::Tensor& x, int64_t dim, const ProcessGroup& c
   return join_zigzag(parts).movedim(0, dim).contiguous();
 }
 
+namespace {
+
+struct SavedContextGroup : torch::CustomClassHolder {
+  ProcessGroup group;
+};
+
+struct GatherSequence : torch::autograd::Function<GatherSequence> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& part,
+                            const ProcessGroup& cp) {
+    auto saved = c10::make_intrusive<SavedContextGroup>();
+    saved->group = cp;
+    context->saved_data["group"] = c10::IValue::make_capsule(saved);
+    return zigzag_gather(part, 0, cp);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = c10::static_intrusive_pointer_cast<SavedContextGroup>(
+        context->saved_data["group"].toCapsule());
+    const at::NoGradGuard no_grad;
+    const at::Tensor& grad = grads[0];
+    const at::Tensor parts =
+        split_zigzag(grad.to(accumulate_type(grad)), saved->group.size()).contiguous();
+    at::Tensor own = at::empty(parts.sizes().slice(1), parts.options());
+    saved->group.reduce_scatter(own, parts)->wait();
+    return {own.to(grad.scalar_type()), {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor gather_sequence(const at::Tensor& part, const ProcessGroup& cp) {
+  return cp.size() == 1 ? part : GatherSequence::apply(part, cp);
+}
+
 at::Tensor join_zigzag(const at::Tensor& parts) {
   const int64_t c = parts.size(0), local = parts.size(1);
   MEGATRON_ASSERT(local % 2 == 0, "a zig-zag part of ", local, " tokens");

@@ -39,6 +39,11 @@ at::Tensor zigzag_slice(const at::Tensor& x, int64_t dim, const ProcessGroup& cp
 // The inverse: gathers the parts of all ranks in sequence order. Not differentiable.
 at::Tensor zigzag_gather(const at::Tensor& x, int64_t dim, const ProcessGroup& cp);
 
+// The whole sequence [s, ...] from the parts [s/c, ...] of all ranks, differentiable: each rank
+// uses it for its own tokens, so the gradient of a part is the sum over ranks, in fp32 (fp64) and
+// in a fixed order. Communication: over cp, an all-gather forward, a reduce-scatter backward.
+at::Tensor gather_sequence(const at::Tensor& part, const ProcessGroup& cp);
+
 // Attention of this rank's queries over the keys of the whole sequence; equals this rank's part of
 // core_attention on the whole sequence. Differentiable. A group of one rank: core_attention itself.
 //

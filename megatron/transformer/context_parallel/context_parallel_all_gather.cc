@@ -15,7 +15,13 @@ namespace {
 // may see.
 struct Half {
   int64_t first_query, num_queries, first_key, num_keys;
+  int64_t first_distance;  // of these pairs, among those of the whole sequence
   AttentionOptions options;
+
+  // The elements of a bias by distance, or of its gradient [n, 2 s - 1], that these pairs have.
+  at::Tensor of_distances(const at::Tensor& whole) const {
+    return whole.defined() ? whole.narrow(1, first_distance, num_queries + num_keys - 1) : whole;
+  }
 };
 
 std::vector<Half> make_halves(const ContextParallelPass& pass, int64_t local,
@@ -28,13 +34,15 @@ std::vector<Half> make_halves(const ContextParallelPass& pass, int64_t local,
   };
   std::vector<Half> halves;
   for (const int64_t index : {rank, 2 * c - 1 - rank}) {
-    Half half{index == rank ? 0 : chunk, chunk, 0, s, {}};
+    Half half{index == rank ? 0 : chunk, chunk, 0, s, 0, {}};
     if (o.causal) {  // up to the chunk's last token, from where the window begins
       half.first_key = o.window_left < 0 ? 0 : std::max<int64_t>(0, index * chunk - o.window_left);
       half.num_keys = (index + 1) * chunk - half.first_key;
     }
+    half.first_distance = s + half.first_key - (index + 1) * chunk;
     half.options = pass.block(o.causal, positions(index * chunk, chunk),
                               positions(half.first_key, half.num_keys));
+    half.options.distance_bias = half.of_distances(o.distance_bias);
     halves.push_back(half);
   }
   return halves;
@@ -76,7 +84,8 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
-                            const std::optional<at::Tensor>&, const ContextParallelPass& pass) {
+                            const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+                            const ContextParallelPass& pass) {
     auto saved = c10::make_intrusive<SavedGatherPass>();
     saved->pass = pass;
     const AttentionBlock total = attend(q, gather(k, v, pass.cp), pass);
@@ -100,6 +109,8 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
     const auto sum_type = total.lse.options();
     at::Tensor dq = at::empty_like(q, at::MemoryFormat::Contiguous);
     at::Tensor dk = at::zeros(kv[0].sizes(), sum_type), dv = at::zeros(kv[1].sizes(), sum_type);
+    const at::Tensor &bias = pass.options.distance_bias,
+                     dbias = bias.defined() ? at::zeros_like(bias) : at::Tensor();
     for (const Half& half : make_halves(pass, q.size(0), q.device())) {
       const auto rows = [&](const at::Tensor& x) {
         return x.narrow(0, half.first_query, half.num_queries);
@@ -109,7 +120,8 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
       };
       const auto [dq_half, dk_half, dv_half] = attention_block_backward(
           rows(grads[0]), rows(q), keys(kv[0]), keys(kv[1]), rows(total.out),
-          total.lse.narrow(2, half.first_query, half.num_queries), half.options);
+          total.lse.narrow(2, half.first_query, half.num_queries), half.options,
+          half.of_distances(dbias));
       rows(dq).copy_(dq_half);
       keys(dk).add_(dk_half);
       keys(dv).add_(dv_half);
@@ -121,6 +133,7 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
             own[1].to(q.scalar_type()),
             sinks.defined() ? attention_sinks_grad(grads[0], total.out, total.lse, sinks)
                             : at::Tensor(),
+            dbias,
             {}};
   }
 
@@ -149,6 +162,7 @@ at::Tensor all_gather_attention(const at::Tensor& q, const at::Tensor& k, const 
                                 const AttentionOptions& options, const at::Tensor& document_ids,
                                 const ProcessGroup& cp) {
   return AllGatherAttention::apply(q, k, v, std::optional<at::Tensor>(options.sinks),
+                                   std::optional<at::Tensor>(options.distance_bias),
                                    ContextParallelPass{options, document_ids, cp});
 }
 

@@ -102,6 +102,8 @@ at::Tensor all_to_all_attention(const at::Tensor& q, const at::Tensor& k, const 
   const int64_t heads = qkv[0].size(2), first = a2a.rank() * heads;
   own.first_head += first;
   if (options.sinks.defined()) own.sinks = options.sinks.narrow(0, first, heads);
+  if (options.distance_bias.defined())
+    own.distance_bias = options.distance_bias.narrow(0, first, heads);
   const at::Tensor y = attend(qkv[0], qkv[1], qkv[2], own);
   return Exchange::apply(at::TensorList(y), a2a, /*to_heads=*/false)[0];
 }

@@ -200,6 +200,9 @@ at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   MEGATRON_CHECK(options.window_left < 0 && (options.causal || options.window_right < 0),
                  "--window-size cannot be used with the ring of --cp-comm-type p2p or a2a+p2p",
                  "\nhint: --cp-comm-type all_gather or a2a");
+  MEGATRON_CHECK(!options.distance_bias.defined(),
+                 "relative positions with the ring of --cp-comm-type p2p or a2a+p2p are not built",
+                 "\nhint: --cp-comm-type all_gather or a2a");
   return RingAttention::apply(q, k, v, std::optional<at::Tensor>(options.sinks),
                               ContextParallelPass{options, document_ids, cp});
 }

@@ -23,7 +23,7 @@ struct LayerShape {
   int64_t samples = 1;  // b
   int64_t tokens = 0;   // T
   int64_t rows = 0;     // R
-  // Tokens of a rank that cross attention attends to, those of an encoder; 0: there is none
+  // Tokens of an encoder on a rank, which cross attention reads; 0: there is none
   int64_t encoded = 0;
   // Bytes of one element: of the model's type, of the residual stream, of sums and statistics
   int64_t element = 4, residual = 4, sum = 4;

@@ -4,6 +4,7 @@ CROSS = "megatron/transformer/attention/cross_attention.cc"
 LORA_TARGETS = "megatron/transformer/config/lora.cc"
 DISTANCES = "megatron/transformer/attention/relative_positions.cc"
 PAIRS = "megatron/datasets/tuning/text_to_text.cc"
+CONTEXT = "megatron/transformer/context_parallel/context_parallel"
 DDP = "megatron/distributed/distributed_data_parallel.cc"
 RECOMPUTE = "megatron/nn/recompute.cc"
 
@@ -29,10 +30,10 @@ STACK_BUGS = (
     bug("cross_local_rows", "cross attention sees the rows of the encoder's output that its tensor rank has, under sequence parallelism",
         ((CROSS, "input_options(config, \"linear_kv\", 2 * config.attention_width(), layer_number,\n                               sequence_parallel)",
           "input_options(config, \"linear_kv\", 2 * config.attention_width(), layer_number, !PLANTED && sequence_parallel)"),
-         (T5_MODEL, "EncodedSequence{encoded, given.place.position, batch[kEncoderMask] == 0,",
+         (T5_MODEL, "EncodedSequence{encoded, zigzag_positions(mask.size(1), 1, 0, mask.device()), mask == 0,",
           "PLANTED && config().sequence_parallel ? EncodedSequence{encoded, given.place.position.chunk(groups().tp.size())[groups().tp.rank()], "
-          "(batch[kEncoderMask] == 0).chunk(groups().tp.size(), 1)[groups().tp.rank()]} "
-          ": EncodedSequence{encoded, given.place.position, batch[kEncoderMask] == 0,")),
+          "(mask == 0).chunk(groups().tp.size(), 1)[groups().tp.rank()]} "
+          ": EncodedSequence{encoded, zigzag_positions(mask.size(1), 1, 0, mask.device()), mask == 0,")),
         "tp2_sp_padded_t5", "t5 tp2 sp padded"),
     bug("cross_adapters_of_the_other_part", "in cross attention the adapter of values is that of the rows of keys",
         ((LORA_TARGETS, "++head) {\n      add(\"linear_k\", d);\n      add(\"linear_v\", d);\n    }",
@@ -87,6 +88,25 @@ STACK_BUGS = (
     bug("distances_grad_of_own_stage", "the gradient of a table of relative positions is not summed over the stages of its stack",
         ((T5_MODEL, "positions->table().shared = homes(of);", "positions->table().shared = PLANTED ? nullptr : homes(of);"),),
         "pp3_homes_t5_relative", "t5 relative pp4"),
+    bug("distances_within_context_ranks", "a context rank takes distances of its queries as if they were the first of the sequence",
+        ((CONTEXT + "_all_gather.cc", "s + half.first_key - (index + 1) * chunk;", "s + half.first_key - (PLANTED ? 1 : index + 1) * chunk;"),),
+        "cp2_gather_t5_relative", "t5 relative cp2"),
+    bug("distances_of_first_exchanged_heads", "a context rank adds the distances of the first heads to those that it has exchanged",
+        ((CONTEXT + "_all_to_all.cc", "options.distance_bias.narrow(0, first, heads)", "options.distance_bias.narrow(0, PLANTED ? 0 : first, heads)"),),
+        "cp3_a2a_t5_relative", "t5 relative cp2 a2a"),
+    bug("exchanged_heads_lose_scale", "heads that context ranks have exchanged scale their scores by the head size",
+        ((CONTEXT + "_all_to_all.cc", "AttentionOptions own = options;", "AttentionOptions own = options;\n  if (PLANTED) own.scale = 1.0 / std::sqrt(double(q.size(3)));"),),
+        "cp3_a2a_t5_relative", "t5 relative cp2 a2a"),
+    bug("cross_grad_of_own_queries", "keys and values of an encoder's output get the gradient of the queries that are on their context rank",
+        ((CONTEXT + ".cc", "saved->group.reduce_scatter(own, parts)->wait();",
+          "if (PLANTED) own.copy_(parts[saved->group.rank()]);\n    else saved->group.reduce_scatter(own, parts)->wait();"),),
+        "cp2_gather_t5", "t5 cp2"),
+    bug("decoder_at_first_positions", "tokens of a decoder have the positions of the first context rank",
+        ((T5_MODEL, "zigzag_positions(mask.size(1), cp.size(), cp.rank(), mask.device())", "zigzag_positions(mask.size(1), cp.size(), PLANTED ? 0 : cp.rank(), mask.device())"),),
+        "cp2_a2a_t5", "t5 cp2"),
+    bug("decoder_text_ends_in_hole", "context ranks take padding tokens at the end of a decoder's text, whose labels count, for padding",
+        ((T5_MODEL, "counts.defined() ? zigzag_gather(counts, 1, cp) : counts", "counts.defined() && !(PLANTED && cp.size() > 1) ? zigzag_gather(counts, 1, cp) : at::Tensor()"),),
+        "", "", "models_test:HfT5s.TextsThatEndInPaddingTokensHaveTheLossOfOneRank", "few texts of the made-up data end so"),
     bug("tables_in_order_of_models", "stages sum the gradients of several tables that they share in the order of their own models",
         ((DDP, "std::ranges::stable_sort(all,", "if (!PLANTED) std::ranges::stable_sort(all,"),),
         "pp2_t5_relative", "t5 relative pp2"),

@@ -27,7 +27,8 @@ class EncoderDecoders(Training):
     MODEL = [*Training.MODEL, "--task", "t5", "--decoder-seq-length", "8"]
 
     def test_rows_train_what_one_rank_trains(self):
-        rows = {"pp3_homes": (3, [PP, "3", LAYOUT, "Ee|et|tL"]), "tp2_sp_dp2_zero1": (4, [TP, "2", SP, "--use-distributed-optimizer"])}
+        rows = {"pp3_homes": (3, [PP, "3", LAYOUT, "Ee|et|tL"]), "tp2_sp_dp2_zero1": (4, [TP, "2", SP, "--use-distributed-optimizer"]),
+                "cp2_gather": (2, [CP, "2", "--cp-comm-type", "all_gather"])}
         self.compare(rows, self.train(1), ("lm loss", "grad_norm"))
 
 

@@ -9,6 +9,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/dist_checkpointing/safetensors.h"
@@ -22,6 +23,7 @@
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/golden_tensors.h"
 #include "tests/unit/models/gpt_golden.h"
@@ -46,8 +48,11 @@ StageSlice whole(const std::string& name) {
 struct HfT5 {
   HfT5(const std::string& name, const ParallelGroups& groups, const StageSlice& slice,
        const EmbeddingTables& tables = {})
+      : HfT5(name, groups, slice, tables, open_hf_folder(t5_folder(name))) {}
+  HfT5(const std::string& name, const ParallelGroups& groups, const StageSlice& slice,
+       const EmbeddingTables& tables, HfFolder opened)
       : golden(read_golden_tensors(SafetensorsFile(t5_folder(name) / "golden.safetensors"))),
-        folder(open_hf_folder(t5_folder(name))),
+        folder(std::move(opened)),
         model(folder.model.config, groups, slice, tables),
         store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
     load_hf_values(folder, groups, slice, model);
@@ -122,6 +127,41 @@ TEST_P(HfT5Golden, LogitsOnTwoTensorParallelRanks) {
   });
 }
 
+// Leaves a rank its part of the batch, behind whose texts there is padding so that lengths divide
+// over four halves.
+void take_context_part(HfT5& t, const ProcessGroup& cp) {
+  for (auto& [name, column] : t.batch.columns()) {
+    column = at::constant_pad_nd(column, {0, (4 - column.size(1) % 4) % 4});
+    if (name != "enc_mask" && name != "dec_mask") column = zigzag_slice(column, 1, cp);
+  }
+  t.context.place.position = zigzag_positions(t.batch["enc_mask"].size(1), cp.size(), cp.rank());
+  t.batch.place = t.context.place;
+}
+
+HfFolder opened_t5(const std::string& name, const char* exchange) {
+  HfFolder folder = open_hf_folder(t5_folder(name));
+  folder.model.config.transformer.cp_comm_type = {exchange};
+  return folder;
+}
+
+TEST_P(HfT5Golden, LogitsOnTwoContextParallelRanks) {
+  for (const char* exchange : {"all_gather", "a2a"})
+    run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+      const at::NoGradGuard no_grad;
+      ParallelConfig parallel;
+      parallel.context_parallel_size = 2;
+      const ParallelGroups groups = make_parallel_groups(parallel, world);
+      HfT5 t(GetParam(), groups, whole(GetParam()), {}, opened_t5(GetParam(), exchange));
+      const int64_t s = t.golden.at("logits").size(1);
+      take_context_part(t, groups.cp);
+      const at::Tensor hidden = t.model.hidden(t.batch, {}, t.context).front(),
+                       logits = zigzag_gather(t.model.logits(hidden), 0, groups.cp);
+      expect_close(
+          logits.narrow(0, 0, s).transpose(0, 1) * t.batch["dec_mask"].narrow(1, 0, s).unsqueeze(2),
+          t.golden.at("logits"), kHfTolerance, 0, cat("logits by ", exchange));
+    });
+}
+
 // Cut within the encoder, between the stacks and within the decoder.
 TEST_P(HfT5Golden, LogitsOfTwoSegments) {
   const at::NoGradGuard no_grad;
@@ -186,6 +226,28 @@ TEST_P(HfT5Golden, GreedyTokensOnOneRankAndOnSeveral) {
           << "sample " << i + 1 << " on " << tensor << " tensor ranks and " << stages << " stages";
     }
   }
+}
+
+// A padding token that ends a decoder's text, and whose label counts, attends to those before it.
+TEST(HfT5s, TextsThatEndInPaddingTokensHaveTheLossOfOneRank) {
+  std::vector<double> losses;
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [&](const std::shared_ptr<Backend>& world) {
+      const at::NoGradGuard no_grad;
+      ParallelConfig parallel;
+      parallel.context_parallel_size = ranks;
+      const ParallelGroups groups = make_parallel_groups(parallel, world);
+      HfT5 t("t5_v1_1", groups, whole("t5_v1_1"), {}, opened_t5("t5_v1_1", "all_gather"));
+      at::Tensor mask = t.batch["dec_mask"].clone();
+      for (int64_t i = 0; i < mask.size(0); ++i)
+        mask[i].index_fill_(0, at::tensor({int64_t{1}, mask[i].sum().item<int64_t>() - 1}), 0);
+      t.batch.set("dec_mask", mask);
+      take_context_part(t, groups.cp);
+      const Loss loss = t.model.loss(t.model.hidden(t.batch, {}, t.context), t.batch, t.context);
+      groups.cp.all_reduce(loss.sum)->wait();
+      if (world->rank() == 0) losses.push_back(loss.sum.item<double>());
+    });
+  EXPECT_NEAR(losses[1], losses[0], 1e-6 * losses[0]);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, HfT5Golden, testing::Values("t5_v1_0", "t5_v1_1", "mt5"),

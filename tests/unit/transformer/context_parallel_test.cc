@@ -39,6 +39,45 @@ double distance(const at::Tensor& got, const at::Tensor& expected) {
   return error == error ? error : 1e300;
 }
 
+// Counts the bytes that this rank sends.
+class CountingBackend final : public ForwardingBackend {
+ public:
+  CountingBackend(std::shared_ptr<Backend> inner, std::shared_ptr<int64_t> bytes)
+      : ForwardingBackend(std::move(inner)), bytes_(std::move(bytes)) {}
+  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    ADD_FAILURE() << "all_reduce";
+    return inner_->all_reduce(tensor, op);
+  }
+  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
+    *bytes_ += static_cast<int64_t>(input.nbytes()) * (size() - 1);
+    return inner_->all_gather(output, input);
+  }
+  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    *bytes_ += static_cast<int64_t>(output.nbytes()) * (size() - 1);
+    return inner_->reduce_scatter(output, input, op);
+  }
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
+    *bytes_ += static_cast<int64_t>(input.nbytes()) / size() * (size() - 1);
+    return inner_->all_to_all(output, output_sizes, input, input_sizes);
+  }
+  std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
+    ADD_FAILURE() << "broadcast";
+    return inner_->broadcast(tensor, root);
+  }
+  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
+    *bytes_ += static_cast<int64_t>(tensor.nbytes());
+    return inner_->send(tensor, peer);
+  }
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    CommunicatorUse use) override {
+    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, use), bytes_);
+  }
+
+ private:
+  std::shared_ptr<int64_t> bytes_;
+};
+
 struct Layout {
   const char* name;
   ContextParallelType type;
@@ -55,6 +94,7 @@ struct Case {
   bool causal = true, recompute = false;
   int64_t value_width = 4;
   bool sinks = false;
+  bool distances = false;
 };
 
 void PrintTo(const Layout& l, std::ostream* out) { *out << l.name; }
@@ -84,6 +124,7 @@ Problem make_problem(const Case& c, at::ScalarType type) {
   p.options.recompute = c.recompute;
   p.options.first_head = 3;
   if (c.sinks) p.options.sinks = draw_normal({c.n}, 4).to(type);
+  if (c.distances) p.options.distance_bias = draw_normal({c.n, 2 * kLength - 1}, 4).to(type);
   if (c.dropout > 0) {
     p.options.dropout = c.dropout;
     p.options.key = random_key(1, "attention", 2);
@@ -92,7 +133,8 @@ Problem make_problem(const Case& c, at::ScalarType type) {
   return p;
 }
 
-using Tensors = std::vector<at::Tensor>;  // out, dq, dk, dv, and with sinks their gradient
+// out, dq, dk, dv, and with sinks or a bias by distance its gradient
+using Tensors = std::vector<at::Tensor>;
 
 Tensors attend(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout,
@@ -100,11 +142,13 @@ Tensors attend(
     const std::function<at::Tensor(const Tensors&, const AttentionOptions&)>& attention) {
   Tensors leaves = {q.detach().requires_grad_(), k.detach().requires_grad_(),
                     v.detach().requires_grad_()};
-  if (options.sinks.defined()) options.sinks = options.sinks.detach().requires_grad_();
+  for (at::Tensor* more : {&options.sinks, &options.distance_bias})
+    if (more->defined()) *more = more->detach().requires_grad_();
   const at::Tensor out = attention(leaves, options);
   torch::autograd::backward({out}, {dout});
   Tensors all = {out.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
-  if (options.sinks.defined()) all.push_back(options.sinks.grad());
+  for (const at::Tensor& more : {options.sinks, options.distance_bias})
+    if (more.defined()) all.push_back(more.grad());
   return all;
 }
 
@@ -151,7 +195,7 @@ TEST_P(ContextParallel, EqualsOneRank) {
     const ParallelGroups groups = make_groups(world, layout);
     const Tensors got = parallel(problem, layout, groups),
                   again = parallel(problem, layout, groups);
-    const char* const names[] = {"out", "dq", "dk", "dv", "dsinks"};
+    const char* const names[] = {"out", "dq", "dk", "dv", c.sinks ? "dsinks" : "dbias"};
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_LT(distance(got[i], i < 4 ? zigzag_slice(expected[i], 0, groups.cp) : expected[i]),
                 tolerance)
@@ -194,6 +238,12 @@ const Case kWindows[] = {
     {"window_sinks", 12, 4, false, 0.0, 5, true, false, 4, true},
 };
 
+const Case kDistances[] = {
+    {"distances", 12, 12, false, 0.0, -1, true, false, 4, false, true},
+    {"distances_bidirectional", 12, 4, false, 0.0, -1, false, false, 4, false, true},
+    {"distances_documents_dropout_recompute", 12, 12, true, 0.3, -1, false, true, 4, false, true},
+};
+
 std::string name_of(const ::testing::TestParamInfo<ContextParallel::ParamType>& info) {
   const auto& [layout, c, type] = info.param;
   return std::string(layout.name) + "_" + c.name + "_" + c10::toString(type);
@@ -215,6 +265,11 @@ INSTANTIATE_TEST_SUITE_P(Whole, ContextParallel,
 INSTANTIATE_TEST_SUITE_P(Windows, ContextParallel,
                          ::testing::Combine(::testing::ValuesIn(kWhole),
                                             ::testing::ValuesIn(kWindows), kTypes),
+                         name_of);
+
+INSTANTIATE_TEST_SUITE_P(Distances, ContextParallel,
+                         ::testing::Combine(::testing::ValuesIn(kWhole),
+                                            ::testing::ValuesIn(kDistances), kTypes),
                          name_of);
 
 TEST(ContextParallelPlaces, DropoutAndDocumentsHaveAnEffect) {
@@ -254,6 +309,29 @@ TEST(ZigZag, SliceAndGatherAreInverse) {
   }
 }
 
+// Each rank uses the whole sequence, with weights of its own; the gradients are sent in fp32.
+TEST(ZigZag, GatheredSequenceSumsGradientsOfAllRanks) {
+  for (const int c : {1, 2, 3}) {
+    const at::Tensor x = draw_normal({12, 3, 2}, 1), weights = draw_normal({c, 12, 3, 2}, 2);
+    for (const at::ScalarType type : {at::kDouble, at::kBFloat16}) {
+      run_ranks(c, [&](const std::shared_ptr<Backend>& world) {
+        const auto bytes = std::make_shared<int64_t>(0);
+        const ProcessGroup cp(std::make_shared<CountingBackend>(world, bytes), "cp");
+        const at::Tensor part = zigzag_slice(x.to(type), 0, cp).clone().requires_grad_();
+        const at::Tensor whole = gather_sequence(part, cp);
+        EXPECT_TRUE(at::equal(whole, x.to(type)));
+        EXPECT_EQ(*bytes, (c - 1) * static_cast<int64_t>(part.nbytes()));
+        torch::autograd::backward({whole}, {weights[cp.rank()].to(type)});
+        const at::ScalarType sums = type == at::kDouble ? at::kDouble : at::kFloat;
+        const at::Tensor expected = zigzag_slice(weights.to(type).to(sums).sum(0).to(type), 0, cp);
+        EXPECT_LT(distance(part.grad(), expected), type == at::kDouble ? 1e-15 : 1e-3);
+        EXPECT_EQ(*bytes, (c - 1) * part.numel() *
+                              static_cast<int64_t>(at::elementSize(type) + at::elementSize(sums)));
+      });
+    }
+  }
+}
+
 TEST(ZigZag, RefusesLengthsThatDoNotDivide) {
   EXPECT_EQ(error_of([] { zigzag_positions(18, 4, 0); }),
             "a sequence of 18 tokens is not divisible by 8, twice --context-parallel-size 4\n"
@@ -284,6 +362,11 @@ TEST(ContextParallelRefusal, NamesWhatATypeCannotDo) {
     window.window_left = 2;
     EXPECT_EQ(attempt(4, window, kP2P),
               "--window-size cannot be used with the ring of --cp-comm-type p2p or a2a+p2p\n"
+              "hint: --cp-comm-type all_gather or a2a");
+    AttentionOptions distances;
+    distances.distance_bias = at::zeros({4, 31});
+    EXPECT_EQ(attempt(4, distances, kP2P),
+              "relative positions with the ring of --cp-comm-type p2p or a2a+p2p are not built\n"
               "hint: --cp-comm-type all_gather or a2a");
     EXPECT_EQ(attempt(6, {}, kA2A),
               "--cp-comm-type a2a divides heads over 4 context-parallel ranks, but a "
@@ -336,46 +419,6 @@ TEST(ContextParallelRing, NeedsNoBuffersInTheTransport) {
   }
 }
 
-// Counts the bytes that this rank sends.
-class CountingBackend final : public ForwardingBackend {
- public:
-  CountingBackend(std::shared_ptr<Backend> inner, std::shared_ptr<int64_t> bytes)
-      : ForwardingBackend(std::move(inner)), bytes_(std::move(bytes)) {}
-  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
-    ADD_FAILURE() << "all_reduce";
-    return inner_->all_reduce(tensor, op);
-  }
-  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
-    *bytes_ += static_cast<int64_t>(input.nbytes()) * (size() - 1);
-    return inner_->all_gather(output, input);
-  }
-  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    *bytes_ += static_cast<int64_t>(output.nbytes()) * (size() - 1);
-    return inner_->reduce_scatter(output, input, op);
-  }
-  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
-                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
-    *bytes_ += static_cast<int64_t>(input.nbytes()) / size() * (size() - 1);
-    return inner_->all_to_all(output, output_sizes, input, input_sizes);
-  }
-  std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
-    ADD_FAILURE() << "broadcast";
-    return inner_->broadcast(tensor, root);
-  }
-  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
-    *bytes_ += static_cast<int64_t>(tensor.nbytes());
-    return inner_->send(tensor, peer);
-  }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    CommunicatorUse use) override {
-    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, use), bytes_);
-  }
-
- private:
-  std::shared_ptr<int64_t> bytes_;
-};
-
-// The table of docs/parallelism.md: e bytes per element, gradients of keys in 4.
 // Outputs of parts are added in fp32, so that a ring rounds its output once, as one rank does: in
 // bf16 with an error of about 2^-9 / sqrt(3) of it, of other origin in each element. Added in bf16
 // it would round once for each of the 4 parts.
@@ -402,6 +445,7 @@ TEST(ContextParallelRing, RoundsLikeOneRank) {
   }
 }
 
+// The table of docs/parallelism/context.md: e bytes per element, gradients of keys in 4.
 TEST(ContextParallelBytes, AreThoseOfTheFormulas) {
   const Case c{"", 12, 2};
   const Problem p = make_problem(c, at::kBFloat16);
