@@ -171,9 +171,10 @@ void shrink_t5(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   }
   keep_exchanges(a, before, shrinker);
   const int64_t encoder = before.transformer.seq_length,
-                unit = unit_of_decoder(a.parallel, /*divided_over_tensor=*/true),
+                rows = t.is_quantized() ? t.quantization(1).alignment() : int64_t{1},
+                unit = std::lcm(unit_of_decoder(a.parallel, /*divided_over_tensor=*/true),
+                                rows * a.parallel.context_parallel_size),
                 needed = t5_needs(t.seq_length, a.masked.mask_prob).decoder_positions;
-  const int64_t unit = std::lcm(tp, t.is_quantized() ? t.quantization(1).alignment() : int64_t{1});
   int64_t length = t.seq_length;
   if (was.decoder_seq_length < encoder) length = std::max(needed, t.seq_length / 2);
   if (was.decoder_seq_length > encoder || length > t.seq_length) length = 2 * t.seq_length;

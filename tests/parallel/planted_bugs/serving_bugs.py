@@ -122,7 +122,7 @@ SERVING_BUGS = (
     bug("noise_drawn_anew", "a sequence that is computed again draws with other noise", SAMPLER,
         "random_key(static_cast<int64_t>(p.seed),",
         "random_key(static_cast<int64_t>(p.seed) + (PLANTED ? static_cast<int64_t>(start.ids.size()) - start.prompt_length : 0),", ALONE),
-    # What only an engine on a real model shows.
+    # Between the engine and a real model.
     bug("output_becomes_prompt", "what a sequence had generated when it was preempted counts as its prompt for penalties and the least number of tokens",
         PLANS, "start.prompt_length = sequence.prompt;",
         "start.prompt_length = PLANTED ? sequence.given + static_cast<int64_t>(sequence.ids.size()) : sequence.prompt;", SERVED),
