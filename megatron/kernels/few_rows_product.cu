@@ -1,8 +1,8 @@
 // Note [Products of few rows on a GPU]
-// The product of a token reads a matrix once and does little else, so it takes as long as the memory
-// takes. Each warp reads whole rows of the weights, one after another, with the next kPacks loads of
-// each thread in flight while it sums the ones before; the first are under way before the kernel
-// ahead, which computes `x`, has ended.
+// The product of a token reads a matrix once and does little else, so it takes as long as the
+// memory takes. Each warp reads whole rows of the weights, one after another, with the next kPacks
+// loads of each thread in flight while it sums the ones before; the first are under way before the
+// kernel ahead, which computes `x`, has ended.
 #include <algorithm>
 
 #include "megatron/kernels/detail/cuda_types.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ uint4 load_streamed(const void* from) {
   return words;
 }
 
-// Where a warp is in its share of the weights: rows from its own number on, all warps' number apart.
+// Where a warp is in its share of the weights: rows from its own number on, all warps apart.
 struct Place {
   int64_t column;
   int chunk;
