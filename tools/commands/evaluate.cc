@@ -284,6 +284,7 @@ extern "C" int megatron_evaluate(int argc, char** argv) {
     return 0;
   const Launch launch = launch_from_environment();
   RuntimeOptions options;
+  options.gemm_tuning = false;  // steps have any number of rows
   options.parallel.tensor_model_parallel_size = config.tensor_model_parallel_size;
   options.settings = [&] { return shared_settings(configs); };
   data_parallel_size(options.parallel, launch.world_size);  // the ranks divide

@@ -142,6 +142,7 @@ RuntimeOptions runtime_options(const ServeFlags& flags, const Launch& launch) {
           ? cat("\nhint: torchrun --no-python --nproc-per-node ", ranks, " megatron serve ...")
           : "\nhint: several replicas are servers of their own, each with a --port");
   RuntimeOptions options;
+  options.gemm_tuning = false;  // steps have any number of rows: each would be tuned while all wait
   options.parallel.tensor_model_parallel_size = flags.ranks.tensor_model_parallel_size;
   options.parallel.pipeline_model_parallel_size = flags.ranks.pipeline_model_parallel_size;
   options.comm = flags.comm;

@@ -567,13 +567,15 @@ const std::vector<BrokenRule> kBrokenRules = {
     {"LoraAlphaIsPositive", "--lora-alpha 0 must be positive",
      [](auto& c) { c.lora_rank = 1, c.lora_alpha = 0.0; }},
     {"LoraTargetIsKnown",
-     "--lora-targets query is not known\n"
-     "hint: targets: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, linear_fc1_up, "
-     "linear_fc2, linear_qkv, "
-     "linear_fc1, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, all-linear; of "
-     "latent attention linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
-     "linear_kv_up_proj; of Mamba-2 layers and gated delta nets in_proj, out_proj",
-     [](auto& c) { c.lora_rank = 1, c.lora_targets = {"query"}; }},
+     "--lora-targets queries is not known\n"
+     "hint: targets: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, "
+     "linear_fc1_up, linear_fc2, linear_qkv, linear_fc1, q_proj, k_proj, v_proj, "
+     "o_proj, gate_proj, up_proj, down_proj, query, key, value, q, k, v, o, wi, "
+     "wi_0, wi_1, wo, all-linear; of latent attention "
+     "linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
+     "linear_kv_up_proj; of Mamba-2 layers and gated delta nets in_proj, out_proj; "
+     "the modules dense of a BERT are linear_proj, linear_fc1 and linear_fc2",
+     [](auto& c) { c.lora_rank = 1, c.lora_targets = {"queries"}; }},
     {"LoraTargetsDoNotOverlap",
      "--lora-targets linear_qkv and linear_v would adapt the same rows\nhint: give one of them",
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"v_proj", "linear_qkv"}; }},
