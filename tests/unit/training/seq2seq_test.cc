@@ -121,7 +121,8 @@ TEST(Seq2seq, NamesFlagsThatDoNotFit) {
           "--reset-position-ids, --reset-attention-mask or --eod-mask-loss has no effect with "
           "--task seq2seq");
   refused("--decoder-seq-length 8 --context-parallel-size 2",
-          "--context-parallel-size above 1 with --task seq2seq is not built");
+          "ring attention with --task seq2seq (--cp-comm-type p2p or a2a+p2p) is not built");
+  EXPECT_EQ(error("--decoder-seq-length 8 --context-parallel-size 2 --cp-comm-type all_gather"), "");
 }
 
 }  // namespace
