@@ -122,7 +122,8 @@ TEST(Seq2seq, NamesFlagsThatDoNotFit) {
           "--task seq2seq");
   refused("--decoder-seq-length 8 --context-parallel-size 2",
           "ring attention with --task seq2seq (--cp-comm-type p2p or a2a+p2p) is not built");
-  EXPECT_EQ(error("--decoder-seq-length 8 --context-parallel-size 2 --cp-comm-type all_gather"), "");
+  EXPECT_EQ(error("--decoder-seq-length 8 --context-parallel-size 2 --cp-comm-type all_gather"),
+            "");
 }
 
 }  // namespace
