@@ -237,6 +237,8 @@ std::optional<at::Tensor> ModelRunner::run_graph(const StepPlan& plan) {
     const at::Tensor logits = graphs_->run(rows);
     ++graph_steps_;
     return logits;
+  } catch (const InternalError&) {
+    throw;
   } catch (const std::exception& error) {
     const std::string what = error.what();
     log_warning(cat("decoding runs without CUDA graphs, which this model cannot be captured in: ",

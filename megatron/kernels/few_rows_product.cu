@@ -1,8 +1,8 @@
 // Note [Products of few rows on a GPU]
 // The product of a token reads a matrix once and does little else, so it takes as long as the
 // memory takes. Each warp reads whole rows of the weights, one after another, with the next kPacks
-// loads of each thread in flight while it sums the ones before; the first are under way before the
-// kernel ahead, which computes `x`, has ended.
+// loads of each thread in flight while it sums the ones before; those of weights at rest are under
+// way before the kernel ahead, which computes `x`, has ended.
 #include <algorithm>
 
 #include "megatron/kernels/detail/cuda_types.cuh"
@@ -119,7 +119,7 @@ void start(const FewRowsProduct& args, void* stream) {
   config.stream = as_stream(stream);
   cudaLaunchAttribute early = early_start();
   config.attrs = &early;
-  config.numAttrs = 1;
+  config.numAttrs = args.weights_at_rest ? 1 : 0;
   const int chunks = static_cast<int>((args.inner + kChunk - 1) / kChunk);
   check_cuda(cudaLaunchKernelEx(&config, kernel, args, chunks), "a product of few rows");
 }
@@ -128,12 +128,8 @@ void start(const FewRowsProduct& args, void* stream) {
 
 bool has_few_rows_product(const FewRowsProduct& args) {
   constexpr int64_t kMostBytes = 56 << 10;  // of `x`, in each of kResident blocks
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "cudaDeviceGetAttribute");
   const auto is_aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  return major == 9 && (args.dtype == DType::kBFloat16 || args.dtype == DType::kFloat16) &&
+  return is_hopper() && (args.dtype == DType::kBFloat16 || args.dtype == DType::kFloat16) &&
          args.rows >= 1 && args.rows <= kMostRowsOnGpu && args.inner % 8 == 0 &&
          args.rows * args.inner * 2 <= kMostBytes && is_aligned(args.x) && is_aligned(args.w);
 }

@@ -17,6 +17,8 @@ struct FewRowsProduct {
   const void* bias = nullptr;    // [columns], null: none; on a GPU alone
   const void* addend = nullptr;  // [rows, columns], null: none; on a GPU alone
   void* out = nullptr;           // [rows, columns] = x w^T + bias + addend
+  // On a GPU: no work that is still queued writes `w`, which is read before that work has ended.
+  bool weights_at_rest = false;
 };
 // Each number has an order of additions that depends on `inner` alone: a row does not depend on
 // those beside it.

@@ -22,16 +22,16 @@ at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); 
 }  // namespace
 
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                          const at::Tensor& addend) {
+                          const at::Tensor& addend, bool at_rest) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = w.size(0);
   at::Tensor y = at::empty(shape, x.options().requires_grad(false));
-  linear_forward_into(x, w, bias, y, addend);
+  linear_forward_into(x, w, bias, y, addend, at_rest);
   return y;
 }
 
 void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                         at::Tensor y, const at::Tensor& addend) {
+                         at::Tensor y, const at::Tensor& addend, bool at_rest) {
   const at::NoGradGuard no_grad;
   check_shape("linear weight", w, {-1, x.size(-1)});
   MEGATRON_ASSERT(!addend.defined() || addend.sizes() == y.sizes(), "a product of ", y.sizes(),
@@ -42,7 +42,7 @@ void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Ten
   at::Tensor out = y.view({rows.size(0), w.size(0)});
   const at::Tensor summand = addend.defined() ? addend.reshape(out.sizes()) : addend;
   const bool invariant = is_batch_invariant();
-  if (!invariant && multiply_few_rows(rows, w, shift, summand, out)) return;
+  if (!invariant && multiply_few_rows(rows, w, shift, summand, out, at_rest)) return;
   if (!invariant && x.is_cuda() && blas_forward(rows, w, shift, summand, out)) return;
   if (invariant || is_few_rows(rows, w)) {
     multiply_rows(rows, w, out);

@@ -14,9 +14,10 @@ namespace megatron {
 void tune_gemms(const std::string& folder);
 
 // y = x w^T (+ bias) (+ addend).   x [..., k], w [n, k], bias [n] or undefined, addend [..., n] of
-// x's type or undefined; returns [..., n]. On CUDA the sum is rounded once.
+// x's type or undefined; returns [..., n]. On CUDA the sum is rounded once. `at_rest`: no work that
+// is still queued writes `w`, which may be read before that work has ended.
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                          const at::Tensor& addend = {});
+                          const at::Tensor& addend = {}, bool at_rest = false);
 
 // dx = dy w. dy [..., n], w [n, k]; returns [..., k]. With `gelu_input` [..., k] of dy's type:
 // multiplied by the derivative of Activation::kGeluTanh at gelu_input, which gives the gradient
@@ -26,7 +27,7 @@ at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w,
 
 // The same, written to y [..., n] and dx [..., k], contiguous and of the operands' type.
 void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                         at::Tensor y, const at::Tensor& addend = {});
+                         at::Tensor y, const at::Tensor& addend = {}, bool at_rest = false);
 void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx,
                             const at::Tensor& gelu_input = {});
 

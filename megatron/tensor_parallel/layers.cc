@@ -70,7 +70,9 @@ State* saved_state(AutogradContext* context) {
 // X A^T + b, plus the output of the adapter.
 at::Tensor product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& bias, const at::Tensor& residual = {}) {
-  const at::Tensor y = linear_forward(x, weight, bias, residual);
+  // Of a store that trains, weights may just have been gathered or updated.
+  const at::Tensor y =
+      linear_forward(x, weight, bias, residual, state.weight->store->only_forward());
   if (state.lora != nullptr) state.lora->add_output(x, y);
   if (const RowAdapters* rows = RowAdapters::current()) rows->add_output(*state.weight, x, y);
   return y;

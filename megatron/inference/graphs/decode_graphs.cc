@@ -9,9 +9,9 @@
 namespace megatron {
 namespace {
 
-enum WideRow : int64_t { kIds, kFrom, kSlots, kPositions, kLast, kRows, kWideRows };
+enum WideRow : int64_t { kIds, kFrom, kSlots, kPositions, kLast, kWideRows };
 
-// Numbers of rows without a graph of their own lie this far below the next one, at most.
+// From a number of rows with a graph to the next one.
 int64_t distance_behind(int64_t rows) {
   return rows < 8 ? rows : rows < 64 ? 8 : rows < 128 ? 16 : rows < 256 ? 32 : 64;
 }
@@ -60,11 +60,7 @@ void DecodeGraphs::clear() {
 RaggedBatch DecodeGraphs::batch_of(int64_t size) const {
   const auto wide = [&](int64_t row) { return wide_[row].narrow(0, 0, size); };
   PagedRows::Numbers numbers{
-      wide(kSlots),
-      wide(kPositions),
-      wide(kLast),
-      wide(kRows),
-      narrow_.narrow(0, 0, size),
+      wide(kSlots), wide(kPositions), wide(kLast), narrow_.narrow(0, 0, size),
       narrow_.narrow(0, size, size * pool_.most_blocks).view({size, pool_.most_blocks})};
   std::vector<int64_t> slots(static_cast<size_t>(size));
   return {PagedRows(std::move(numbers), pool_.blocks, pool_.block_size), std::move(slots),
@@ -110,7 +106,6 @@ void DecodeGraphs::write(std::span<const Row> rows, int64_t size) {
     lengths[i] = static_cast<int32_t>(row.position + 1);
     std::ranges::copy(row.blocks, tables + static_cast<int64_t>(i) * pool_.most_blocks);
   }
-  for (int64_t i = 0; i < size; ++i) of(kRows)[i] = i;
   wide_.narrow(1, 0, size).copy_(wide, /*non_blocking=*/true);
   narrow_.narrow(0, 0, narrow.size(0)).copy_(narrow, /*non_blocking=*/true);
 }

@@ -17,7 +17,7 @@
 namespace megatron {
 
 // Numbers of rows with a graph, rising, for steps of up to `most` rows: `count` of them at equal
-// distances; -1: 1, 2, 4, 8, then closer together than any step is long; 0: none.
+// distances; -1: 1, 2, 4, 8, then 8 apart up to 64, 16 to 128, 32 to 256, and 64; 0: none.
 std::vector<int64_t> graph_sizes(int64_t count, int64_t most);
 
 class DecodeGraphs {
@@ -65,8 +65,8 @@ class DecodeGraphs {
   const at::Tensor last_sampled_;
   const Forward forward_;
   // Numbers of rows on the device: those of a row of `wide_` are ids, slots to take ids of (or -1),
-  // places in the pool, positions, last known ones and row numbers; `narrow_` has lengths, then
-  // tables of blocks.
+  // places in the pool, positions and last known ones; `narrow_` has lengths, then tables of
+  // blocks.
   at::Tensor wide_, narrow_;
   std::unique_ptr<DeviceGraphPool> memory_;
   std::map<int64_t, Captured> captured_;

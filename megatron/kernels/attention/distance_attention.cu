@@ -10,15 +10,6 @@ using Tiles = DistanceAttentionTiles;
 constexpr int kWarps = Tiles::kWarps, kBlock = kWarps * kWarpThreads;
 constexpr int kTile = Tiles::kTile, kHalf = Tiles::kHalf;
 constexpr int kWindow = 2 * kHalf;  // distances of kHalf x kHalf scores, and one
-constexpr float kLog2E = 1.4426950408889634f;
-
-// 2^x; numbers that are not normal become 0.
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // A warp owns Blocks times 16 rows.
 template <int D>
 constexpr int kBlocks = D == 64 ? 2 : 1;

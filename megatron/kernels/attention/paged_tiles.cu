@@ -20,13 +20,6 @@ namespace {
 
 constexpr int kWarps = 4, kTile = 16, kMostSplits = 8;
 constexpr int kBlock = kWarps * kWarpThreads;
-constexpr float kLog2E = 1.4426950408889634f;
-
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // Heads are padded to D features by zeros.
 template <class T, int D, bool Fp8>
@@ -406,12 +399,8 @@ bool is_aligned(const PagedPool& pool) {
 }  // namespace
 
 bool has_paged_tiles(const PagedAttention& args) {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "cudaDeviceGetAttribute");
   const int64_t chunk = args.keys.scale != nullptr ? 16 : 8;
-  return major == 9 && (args.dtype == DType::kBFloat16 || args.dtype == DType::kFloat16) &&
+  return is_hopper() && (args.dtype == DType::kBFloat16 || args.dtype == DType::kFloat16) &&
          args.key_size == args.value_size && args.key_size <= 256 && args.key_size % chunk == 0 &&
          args.block_size % kTile == 0 && is_aligned(args.keys) && is_aligned(args.values) &&
          reinterpret_cast<uintptr_t>(args.query) % 4 == 0;

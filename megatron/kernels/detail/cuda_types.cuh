@@ -235,6 +235,15 @@ __device__ Acc reduce_block(Acc value, Op op, Acc* shared) {
   return shared[32];
 }
 
+// Whether the current device is a Hopper GPU.
+inline bool is_hopper() {
+  int device = 0, major = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+             "cudaDeviceGetAttribute");
+  return major == 9;
+}
+
 // Allows a kernel that much dynamic shared memory; false: the device has less.
 template <class Kernel>
 bool allow_shared_memory(Kernel* kernel, size_t bytes) {

@@ -10,6 +10,16 @@ namespace megatron {
 
 constexpr int kWarpThreads = 32;
 
+// Of a softmax in powers of two.
+constexpr float kLog2E = 1.4426950408889634f;
+
+// 2^x; numbers that are not normal become 0.
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Two elements in a register.
 template <class T>
 __device__ __forceinline__ uint32_t pack_two(float low, float high) {

@@ -96,13 +96,7 @@ GroupArrays arrays_in(void* workspace, int64_t experts) {
 
 }  // namespace
 
-bool has_grouped_gemm() {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "cudaDeviceGetAttribute");
-  return major == 9;
-}
+bool has_grouped_gemm() { return is_hopper(); }
 
 int64_t grouped_gemm_workspace(int64_t experts) {
   return aligned(experts * GroupArrays::kBytes) + map_bytes(experts);

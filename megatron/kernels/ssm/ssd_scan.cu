@@ -346,13 +346,7 @@ void run_forward(const SsdScanArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-bool has_ssd_scan() {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "cudaDeviceGetAttribute");
-  return major == 9;
-}
+bool has_ssd_scan() { return is_hopper(); }
 
 void ssd_scan_forward_cuda(const SsdScanArgs& args, void* stream) {
   const auto with_state = [&](auto clusters) {

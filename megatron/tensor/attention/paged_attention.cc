@@ -126,7 +126,6 @@ PagedRows::PagedRows(Numbers numbers, int64_t blocks, int64_t block_size)
     : slots(std::move(numbers.slots)),
       positions(std::move(numbers.positions)),
       last(std::move(numbers.last)),
-      last_rows(std::move(numbers.last_rows)),
       lengths(std::move(numbers.lengths)),
       block_table(std::move(numbers.block_table)),
       parts_(static_cast<size_t>(slots.size(0)), RaggedPart{0, 1, {}}),
@@ -134,6 +133,7 @@ PagedRows::PagedRows(Numbers numbers, int64_t blocks, int64_t block_size)
       block_size_(block_size),
       single_(slots.size(0)) {
   MEGATRON_ASSERT(slots.is_cuda(), "rows whose numbers come later are those of a GPU");
+  last_rows = at::arange(single_, at::dtype(at::kLong).device(slots.device()));
   sequences = at::arange(single_, at::dtype(at::kInt).device(slots.device()));
 }
 

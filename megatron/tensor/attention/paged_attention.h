@@ -39,7 +39,7 @@ class PagedRows {
   // them can be captured in a graph. A row with a negative slot and a length of 0 writes and
   // attends to nothing. Shapes as below.
   struct Numbers {
-    at::Tensor slots, positions, last, last_rows, lengths, block_table;
+    at::Tensor slots, positions, last, lengths, block_table;
   };
   PagedRows(Numbers numbers, int64_t blocks, int64_t block_size);
 

@@ -62,7 +62,7 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& w) {
 bool multiply_few_rows([[maybe_unused]] const at::Tensor& x, [[maybe_unused]] const at::Tensor& w,
                        [[maybe_unused]] const at::Tensor& bias,
                        [[maybe_unused]] const at::Tensor& addend,
-                       [[maybe_unused]] const at::Tensor& out) {
+                       [[maybe_unused]] const at::Tensor& out, [[maybe_unused]] bool at_rest) {
 #ifdef MEGATRON_CUDA
   if (!x.is_cuda() || x.size(0) > kMostRowsOnGpu || w.numel() < kFewRowsWeights) return false;
   for (const at::Tensor* t : {&x, &w, &bias, &addend, &out})
@@ -77,6 +77,7 @@ bool multiply_few_rows([[maybe_unused]] const at::Tensor& x, [[maybe_unused]] co
   if (bias.defined()) args.bias = bias.const_data_ptr();
   if (addend.defined()) args.addend = addend.const_data_ptr();
   args.out = out.data_ptr();
+  args.weights_at_rest = at_rest;
   if (!has_few_rows_product(args)) return false;
   few_rows_product_cuda(args, current_stream(x));
   return true;

@@ -14,9 +14,10 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& w);
 void multiply_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& out);
 
 // out = x w^T + bias + addend on a GPU, where its kernel supports exactly this: up to four rows in
-// bf16 or fp16 on Hopper. Else false, and nothing was done. `bias` and `addend` may be undefined.
+// bf16 or fp16 on Hopper. Else false, and nothing was done. `bias` and `addend` may be undefined;
+// `at_rest`: see linear_forward().
 bool multiply_few_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                       const at::Tensor& addend, const at::Tensor& out);
+                       const at::Tensor& addend, const at::Tensor& out, bool at_rest);
 
 // at::matmul(a, b) of matrices in the last two dimensions; in batch-invariant mode by the kernel
 // above, so that a number's bits depend on the lengths of its sum alone, whatever shares the batch.

@@ -160,7 +160,19 @@ class PeftOfEncoders : public testing::Test {
   std::filesystem::path root_;
 };
 
-class PeftEncoders : public PeftOfEncoders, public testing::WithParamInterface<AdaptedCase> {};
+class PeftEncoders : public PeftOfEncoders, public testing::WithParamInterface<AdaptedCase> {
+ protected:
+  // Reads the case's base and adapter, and writes them to a folder.
+  void in_and_out(const char* folder, bool merged) {
+    const AdaptedCase& c = GetParam();
+    import_hf_folder(encoder_base(c.base), root_ / "ours", {}, encoder_adapter(c.name));
+    ExportRequest request;
+    request.load = root_ / "ours";
+    request.folder = root_ / folder;
+    request.merge_adapter = merged;
+    export_hf_folder(request);
+  }
+};
 
 TEST_P(PeftEncoders, LogitsLossAndGradients) {
   const AdaptedCase& c = GetParam();
@@ -219,11 +231,7 @@ TEST_P(PeftEncoders, LogitsOnTwoTensorParallelRanks) {
 
 TEST_P(PeftEncoders, InAndOutTheSameBytes) {
   const AdaptedCase& c = GetParam();
-  import_hf_folder(encoder_base(c.base), root_ / "ours", {}, encoder_adapter(c.name));
-  ExportRequest request;
-  request.load = root_ / "ours";
-  request.folder = root_ / "theirs";
-  export_hf_folder(request);
+  in_and_out("theirs", /*merged=*/false);
   for (const char* name : {kPeftSafetensors, kPeftConfig})
     EXPECT_EQ(read_file(root_ / "theirs" / name), read_file(encoder_adapter(c.name) / name))
         << name;
@@ -232,12 +240,7 @@ TEST_P(PeftEncoders, InAndOutTheSameBytes) {
 // The sums are rounded to bf16, the type of the base; the head keeps its own.
 TEST_P(PeftEncoders, MergedIsTheSameModel) {
   const AdaptedCase& c = GetParam();
-  import_hf_folder(encoder_base(c.base), root_ / "ours", {}, encoder_adapter(c.name));
-  ExportRequest request;
-  request.load = root_ / "ours";
-  request.folder = root_ / "merged";
-  request.merge_adapter = true;
-  export_hf_folder(request);
+  in_and_out("merged", /*merged=*/true);
   const at::NoGradGuard no_grad;
   const ParallelGroups groups;
   AdaptedEncoder e(c.base, c.name, groups);
