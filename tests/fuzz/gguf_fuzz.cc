@@ -192,7 +192,8 @@ TEST(GgufFuzz, Files) {
   const char* given = std::getenv("MEGATRON_FUZZ_SECONDS");
   const std::chrono::duration<double> budget(given != nullptr ? std::atof(given) : 2.0);
   std::vector<std::string> corpus;
-  for (const char* name : {"llama3", "gemma3", "phi3", "gpt2", "gpt_neox", "mixtral"})
+  for (const char* name : {"llama3", "gemma3", "phi3", "gpt2", "gpt_neox", "mixtral", "deepseek_v2",
+                           "glm4_moe", "gpt_oss_mxfp4"})
     corpus.push_back(
         read_file(fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/gguf" / cat(name, ".gguf")));
   const MemoryFile file;

@@ -1,6 +1,7 @@
 #include "megatron/dist_checkpointing/foreign/ggml_types.h"
 
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "megatron/dist_checkpointing/detail/convert.h"
@@ -205,6 +206,17 @@ void decode_iq4_xs(const std::byte* in, float* out) {
   }
 }
 
+// Four bits are a float of two bits of exponent and one of mantissa, doubled; the scale is a power
+// of two, halved.
+void decode_mxfp4(const std::byte* in, float* out) {
+  constexpr std::array<float, 16> kTwice = {0, 1,  2,  3,  4,  6,  8,  12,
+                                            0, -1, -2, -3, -4, -6, -8, -12};
+  BlockReader block(in);
+  const float d = std::ldexp(1.0f, *block.take(1) - 128);
+  for_each_nibble(block.take(16),
+                  [&](int i, int q) { out[i] = d * kTwice[static_cast<size_t>(q)]; });
+}
+
 template <void (*kDecode)(const std::byte*, float*), int64_t kElements, int64_t kBytes>
 void each_block(const std::byte* in, int64_t blocks, float* out) {
   for (int64_t i = 0; i < blocks; ++i) kDecode(in + i * kBytes, out + i * kElements);
@@ -242,7 +254,7 @@ constexpr GgmlType kGgmlTypes[] = {
     {30, "BF16", 1, 2, decode_bf16},
     {34, "TQ1_0", 256, 54},
     {35, "TQ2_0", 256, 66},
-    {39, "MXFP4", 32, 17},
+    {39, "MXFP4", 32, 17, each_block<decode_mxfp4, 32, 17>},
     {40, "NVFP4", 64, 36},
     {41, "Q1_0", 128, 18},
 };

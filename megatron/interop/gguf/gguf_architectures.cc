@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
+#include <set>
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
@@ -42,15 +44,53 @@ const GgufName kGatedMlp[] = {{"blk.*.ffn_gate", "model.layers.*.mlp.gate_proj"}
                               {"blk.*.ffn_up", "model.layers.*.mlp.up_proj"},
                               {"blk.*.ffn_down", "model.layers.*.mlp.down_proj"}};
 
-const GgufName kGgufExperts[] = {
-    {"blk.*.ffn_gate_inp", "model.layers.*.mlp.gate"},
-    {"blk.*.ffn_gate_exps", "model.layers.*.mlp.experts.*.gate_proj"},
-    {"blk.*.ffn_up_exps", "model.layers.*.mlp.experts.*.up_proj"},
-    {"blk.*.ffn_down_exps", "model.layers.*.mlp.experts.*.down_proj"},
+const GgufName kGgufExperts[] = {{"blk.*.ffn_gate_inp", "model.layers.*.mlp.gate"},
+                                 {"blk.*.ffn_gate_exps", "model.layers.*.mlp.experts.*.gate_proj"},
+                                 {"blk.*.ffn_up_exps", "model.layers.*.mlp.experts.*.up_proj"},
+                                 {"blk.*.ffn_down_exps", "model.layers.*.mlp.experts.*.down_proj"}};
+
+const GgufName kGgufGatedSharedExpert[] = {
     {"blk.*.ffn_gate_shexp", "model.layers.*.mlp.shared_expert.gate_proj"},
     {"blk.*.ffn_up_shexp", "model.layers.*.mlp.shared_expert.up_proj"},
     {"blk.*.ffn_down_shexp", "model.layers.*.mlp.shared_expert.down_proj"},
     {"blk.*.ffn_gate_inp_shexp", "model.layers.*.mlp.shared_expert_gate", Form::kOneRow}};
+
+const GgufName kGgufSharedExperts[] = {
+    {"blk.*.exp_probs_b.bias", "model.layers.*.mlp.gate.e_score_correction_bias"},
+    {"blk.*.ffn_gate_shexp", "model.layers.*.mlp.shared_experts.gate_proj"},
+    {"blk.*.ffn_up_shexp", "model.layers.*.mlp.shared_experts.up_proj"},
+    {"blk.*.ffn_down_shexp", "model.layers.*.mlp.shared_experts.down_proj"}};
+
+// Older files have kv_b in one tensor.
+const GgufName kGgufLatentAttention[] = {
+    {"blk.*.attn_q", "model.layers.*.self_attn.q_proj"},
+    {"blk.*.attn_q_a", "model.layers.*.self_attn.q_a_proj"},
+    {"blk.*.attn_q_a_norm", "model.layers.*.self_attn.q_a_layernorm"},
+    {"blk.*.attn_q_b", "model.layers.*.self_attn.q_b_proj"},
+    {"blk.*.attn_kv_a_mqa", "model.layers.*.self_attn.kv_a_proj_with_mqa"},
+    {"blk.*.attn_kv_a_norm", "model.layers.*.self_attn.kv_a_layernorm"},
+    {"blk.*.attn_k_b", "model.layers.*.self_attn.kv_b_proj", Form::kLatentKeys},
+    {"blk.*.attn_v_b", "model.layers.*.self_attn.kv_b_proj", Form::kLatentValues},
+    {"blk.*.attn_kv_b", "model.layers.*.self_attn.kv_b_proj"},
+    {"blk.*.attn_output", "model.layers.*.self_attn.o_proj"}};
+
+const GgufName kNextTokenLayers[] = {
+    {"blk.*.nextn.enorm", "model.layers.*.enorm"},
+    {"blk.*.nextn.hnorm", "model.layers.*.hnorm"},
+    {"blk.*.nextn.eh_proj", "model.layers.*.eh_proj"},
+    {"blk.*.nextn.embed_tokens", "model.layers.*.embed_tokens"},
+    {"blk.*.nextn.shared_head_norm", "model.layers.*.shared_head.norm"},
+    {"blk.*.nextn.shared_head_head", "model.layers.*.shared_head.head"}};
+
+const GgufName kNormsAroundAttention[] = {
+    {"blk.*.attn_norm", "model.layers.*.input_layernorm"},
+    {"blk.*.post_attention_norm", "model.layers.*.post_attention_layernorm"}};
+
+const GgufName kGgufGptOss[] = {{"blk.*.attn_sinks.weight", "model.layers.*.self_attn.sinks"},
+                                {"blk.*.ffn_gate_inp", "model.layers.*.mlp.router"},
+                                {"blk.*.ffn_gate_exps", "model.layers.*.mlp.experts.*.gate_proj"},
+                                {"blk.*.ffn_up_exps", "model.layers.*.mlp.experts.*.up_proj"},
+                                {"blk.*.ffn_down_exps", "model.layers.*.mlp.experts.*.down_proj"}};
 
 // Older files have a tensor for each expert.
 const GgufName kMixtralExperts[] = {
@@ -123,12 +163,12 @@ bool has(GgufSettings& s, std::string_view tensor) {
   return s.file().find_tensor(tensor) != nullptr;
 }
 
-// Sizes that all architectures have, and the tie; "causal" is what all of them are.
 struct Sizes {
   int64_t hidden = 0, heads = 0, head_dim = 0, context = 0, layers = 0;
 };
 
-Sizes read_sizes(GgufSettings& s) {
+// Sizes that all architectures have, and the tie; "causal" is what all of them are.
+Sizes read_common_sizes(GgufSettings& s) {
   Sizes sizes;
   sizes.hidden = s.integer("embedding_length");
   sizes.layers = s.integer("block_count");
@@ -136,8 +176,6 @@ Sizes read_sizes(GgufSettings& s) {
   sizes.context = s.integer("context_length");
   MEGATRON_CHECK(sizes.heads > 0, s.file().place(s.full("attention.head_count")), ": is ",
                  sizes.heads, ", expected 1 or more");
-  sizes.head_dim = s.integer("attention.key_length", sizes.hidden / sizes.heads);
-  s.expect("attention.value_length", sizes.head_dim);
   s.expect("attention.causal", true);
   s.expect("pooling_type", int64_t{0});
   s.find_text("tensor_data_layout");
@@ -147,9 +185,29 @@ Sizes read_sizes(GgufSettings& s) {
   return sizes;
 }
 
+Sizes read_sizes(GgufSettings& s) {
+  Sizes sizes = read_common_sizes(s);
+  sizes.head_dim = s.integer("attention.key_length", sizes.hidden / sizes.heads);
+  s.expect("attention.value_length", sizes.head_dim);
+  return sizes;
+}
+
+// Layers that predict further tokens come after the decoder's and are counted with them; files may
+// lack them.
+void leave_out_further_layers(GgufSettings& s, Sizes& sizes) {
+  const int64_t further = s.integer("nextn_predict_layers", 0);
+  MEGATRON_CHECK(further >= 0 && further < std::max<int64_t>(sizes.layers, 1),
+                 s.file().place(s.full("nextn_predict_layers")), ": is ", further, " of ",
+                 sizes.layers, " layers");
+  sizes.layers -= further;
+  const bool held = has(s, cat("blk.", sizes.layers, ".nextn.eh_proj.weight"));
+  s.json().member("num_nextn_predict_layers", held ? further : 0);
+}
+
 // Sizes under the names that most families have for them.
-Sizes write_sizes(GgufSettings& s) {
-  const Sizes sizes = read_sizes(s);
+Sizes write_sizes(GgufSettings& s, bool further_layers = false) {
+  Sizes sizes = read_sizes(s);
+  if (further_layers) leave_out_further_layers(s, sizes);
   s.json()
       .member("hidden_size", sizes.hidden)
       .member("num_hidden_layers", sizes.layers)
@@ -258,9 +316,25 @@ void write_yarn(GgufSettings& s, int64_t context) {
     if (const auto factor = s.find_number(key)) s.json().member("attention_factor", *factor);
 }
 
+struct RopeForm {
+  double theta = 10000.0;
+  bool partial = false;  // a part of a head is rotated
+  bool rounds = true;    // YaRN's range of frequencies is rounded to whole ones
+  bool latent = false;   // its attention is scaled by the lengths, too
+};
+
+// Of latent attention. The files hold 0.1 * mscale_all_dim, and mscale is the same.
+void write_latent_scale(GgufSettings& s) {
+  if (const auto scale = s.find_number("rope.scaling.yarn_log_multiplier")) {
+    const double mscale = std::round(*scale * 1e7) / 1e6;
+    s.json().member("mscale", mscale).member("mscale_all_dim", mscale);
+  }
+}
+
 // The members of rope_parameters.
-void write_rope(GgufSettings& s, const Sizes& sizes, double theta, bool partial = false) {
-  theta = s.number("rope.freq_base", theta);
+void write_rope(GgufSettings& s, const Sizes& sizes, const RopeForm& form) {
+  const double theta = s.number("rope.freq_base", form.theta);
+  const bool partial = form.partial;
   s.json().begin_object().member("rope_theta", theta);
   const int64_t rotated = s.integer("rope.dimension_count", sizes.head_dim);
   MEGATRON_CHECK(partial || rotated == sizes.head_dim,
@@ -274,6 +348,8 @@ void write_rope(GgufSettings& s, const Sizes& sizes, double theta, bool partial 
   s.find_boolean("rope.scaling.finetuned");
   if (type == "yarn") {
     write_yarn(s, sizes.context);
+    if (!form.rounds) s.json().member("truncate", false);
+    if (form.latent) write_latent_scale(s);
   } else if (type == "linear" || (type == "none" && scale != 1.0)) {
     s.json().member("rope_type", "linear").member("factor", s.number("rope.scaling.factor", scale));
   } else if (type == "none") {
@@ -286,9 +362,9 @@ void write_rope(GgufSettings& s, const Sizes& sizes, double theta, bool partial 
   s.json().end_object();
 }
 
-void rope(GgufSettings& s, const Sizes& sizes, double theta = 10000.0, bool partial = false) {
+void rope(GgufSettings& s, const Sizes& sizes, const RopeForm& form = {}) {
   s.json().key("rope_parameters");
-  write_rope(s, sizes, theta, partial);
+  write_rope(s, sizes, form);
 }
 
 void llama(GgufSettings& s) {
@@ -310,10 +386,14 @@ void qwen(GgufSettings& s) {
 
 // -- experts
 
-void experts(GgufSettings& s, const char* count, bool renormalised) {
+void expert_counts(GgufSettings& s, const char* count) {
   s.json()
       .member(count, s.integer("expert_count"))
       .member("num_experts_per_tok", s.integer("expert_used_count"));
+}
+
+void experts(GgufSettings& s, const char* count, bool renormalised) {
+  expert_counts(s, count);
   s.expect("expert_weights_norm", renormalised);
   s.expect_number("expert_weights_scale", 1.0);
   s.expect("expert_gating_func", int64_t{1});  // softmax
@@ -363,6 +443,81 @@ void olmoe(GgufSettings& s) {
   s.json().member("norm_topk_prob", false);
 }
 
+// What DeepSeek and GLM have: dense layers first, shared experts, groups, scaled weights.
+void grouped_experts(GgufSettings& s, bool sigmoid) {
+  expert_counts(s, "n_routed_experts");
+  expert_widths(s);
+  s.expect("expert_gating_func", int64_t{sigmoid ? 2 : 1});
+  const bool renormalised = s.find_boolean("expert_weights_norm").value_or(false);
+  MEGATRON_CHECK(renormalised == sigmoid, s.file().place(s.full("expert_weights_norm")), ": is ",
+                 renormalised ? "true" : "false", ", which is not built with ",
+                 sigmoid ? "sigmoid scores" : "softmax scores");
+  const double scale = s.number("expert_weights_scale", 0.0);
+  s.json()
+      .member("norm_topk_prob", renormalised)
+      .member("routed_scaling_factor", scale == 0.0 ? 1.0 : scale)  // 0: there is none
+      .member("n_shared_experts", s.integer("expert_shared_count", 0))
+      .member("first_k_dense_replace", s.integer("leading_dense_block_count", 0));
+  const int64_t groups = s.integer("expert_group_count", 1);
+  const int64_t kept = s.integer("expert_group_used_count", 1);
+  if (!sigmoid) s.json().member("topk_method", groups > 1 ? "group_limited_greedy" : "greedy");
+  if (sigmoid || groups > 1) s.json().member("n_group", groups).member("topk_group", kept);
+}
+
+// With keys and values of all heads in one latent. New files have the sizes of heads under *_mla;
+// key_length and value_length are then those of the latent.
+void latent_attention(GgufSettings& s, const Sizes& sizes) {
+  const bool split = s.find_integer("attention.key_length_mla").has_value();
+  const char* const key_name = split ? "attention.key_length_mla" : "attention.key_length";
+  const int64_t rotated = s.integer("rope.dimension_count"), key = s.integer(key_name),
+                value = s.integer(split ? "attention.value_length_mla" : "attention.value_length"),
+                latent = s.integer("attention.kv_lora_rank");
+  MEGATRON_CHECK(rotated > 0 && rotated < key, s.file().place(s.full(key_name)), ": is ", key,
+                 ", expected more than rope.dimension_count, ", rotated);
+  if (split) {
+    s.expect("attention.key_length", latent + rotated);
+    s.expect("attention.value_length", latent);
+  }
+  s.expect("attention.head_count_kv", split ? 1 : sizes.heads);
+  s.json()
+      .member("num_key_value_heads", sizes.heads)
+      .member("kv_lora_rank", latent)
+      .member("qk_nope_head_dim", key - rotated)
+      .member("qk_rope_head_dim", rotated)
+      .member("v_head_dim", value)
+      .key("q_lora_rank");
+  if (const auto rank = s.find_integer("attention.q_lora_rank"))
+    s.json().value(*rank);
+  else
+    s.json().null();
+}
+
+void deepseek2(GgufSettings& s, bool sigmoid) {
+  Sizes sizes = read_common_sizes(s);
+  if (sigmoid) leave_out_further_layers(s, sizes);
+  s.json()
+      .member("hidden_size", sizes.hidden)
+      .member("num_hidden_layers", sizes.layers)
+      .member("num_attention_heads", sizes.heads)
+      .member("max_position_embeddings", sizes.context)
+      .member("intermediate_size", s.integer("feed_forward_length"));
+  rms_norm(s);
+  latent_attention(s, sizes);
+  sizes.head_dim = s.integer("rope.dimension_count");
+  rope(s, sizes, {.latent = true});
+  grouped_experts(s, sigmoid);
+}
+
+void glm4_moe(GgufSettings& s) {
+  const Sizes sizes = write_sizes(s, /*further_layers=*/true);
+  rms_norm(s);
+  rope(s, sizes, {.partial = true});
+  grouped_experts(s, /*sigmoid=*/true);
+  s.json()
+      .member("attention_bias", has(s, "blk.0.attn_q.bias"))
+      .member("use_qk_norm", has(s, "blk.0.attn_q_norm.weight"));
+}
+
 // -- others
 
 // The kinds of the layers, if the file lists them.
@@ -404,7 +559,7 @@ void gemma3(GgufSettings& s) {
   const Sizes sizes = write_sizes(s);
   rms_norm(s);
   s.json().key("rope_parameters").begin_object().key("full_attention");
-  write_rope(s, sizes, 1e6);
+  write_rope(s, sizes, {.theta = 1e6});
   s.json().key("sliding_attention").begin_object().member("rope_type", "default");
   s.json().member("rope_theta", s.number("rope.freq_base_swa", 10000.0)).end_object().end_object();
   query_scale(s, sizes, 62);
@@ -429,7 +584,7 @@ void phi3(GgufSettings& s) {
                           *const shorts = s.file().find_tensor("rope_factors_short.weight");
   if (longs == nullptr || shorts == nullptr) {
     s.expect_number("rope.scaling.attn_factor", 1.0);
-    return rope(s, sizes, 10000.0, /*partial=*/true);
+    return rope(s, sizes, {.partial = true});
   }
   const std::string type = s.find_text("rope.scaling.type").value_or("longrope");
   MEGATRON_CHECK(type == "longrope", s.file().place(s.full("rope.scaling.type")), ": \"", type,
@@ -468,7 +623,7 @@ void gpt2(GgufSettings& s) {
 
 void gpt_neox(GgufSettings& s) {
   const Sizes sizes = write_sizes(s);
-  rope(s, sizes, 10000.0, /*partial=*/true);
+  rope(s, sizes, {.partial = true});
   s.json()
       .member("layer_norm_eps", s.number("attention.layer_norm_epsilon"))
       .member("use_parallel_residual", s.find_boolean("use_parallel_residual").value_or(true));
@@ -482,35 +637,31 @@ void starcoder2(GgufSettings& s) {
       .member("use_bias", has(s, "blk.0.attn_q.bias"));
 }
 
-const std::vector<GgufArchitecture>& architectures() {
-  static const std::vector<GgufArchitecture> table = {
+void gpt_oss(GgufSettings& s) {
+  const Sizes sizes = write_sizes(s);
+  rms_norm(s);
+  rope(s, sizes, {.theta = 150000.0, .rounds = false});
+  s.json().member("sliding_window", s.integer("attention.sliding_window"));
+  layer_types(s, sizes, 2);
+  expert_counts(s, "num_local_experts");
+  s.expect("expert_feed_forward_length", s.integer("feed_forward_length"));
+  s.expect("expert_gating_func", int64_t{3});  // softmax of the scores that were chosen
+}
+
+std::vector<GgufArchitecture> dense_architectures() {
+  return {
       {.name = "llama",
        .model_type = "llama",
        .names = {kEnds, kPairedAttention, kNormsBefore, kGatedMlp},
        .settings = llama},
-      {.name = "llama",
-       .experts = true,
-       .model_type = "mixtral",
-       .names = {kEnds, kPairedAttention, kNormsBefore, kMixtralExperts},
-       .settings = mixtral},
       {.name = "qwen2",
        .model_type = "qwen2",
        .names = {kEnds, kAttention, kNormsBefore, kGatedMlp},
        .settings = qwen},
-      {.name = "qwen2moe",
-       .experts = true,
-       .model_type = "qwen2_moe",
-       .names = {kEnds, kAttention, kNormsBefore, kGgufExperts},
-       .settings = qwen2_moe},
       {.name = "qwen3",
        .model_type = "qwen3",
        .names = {kEnds, kAttention, kNormsBefore, kGatedMlp},
        .settings = qwen},
-      {.name = "qwen3moe",
-       .experts = true,
-       .model_type = "qwen3_moe",
-       .names = {kEnds, kAttention, kNormsBefore, kGgufExperts},
-       .settings = qwen3_moe},
       {.name = "gemma2",
        .model_type = "gemma2",
        .names = {kGemma, kGatedMlp},
@@ -536,32 +687,83 @@ const std::vector<GgufArchitecture>& architectures() {
        .model_type = "olmo2",
        .names = {kEnds, kAttention, kNormsAfter, kGatedMlp},
        .settings = qwen},
+  };
+}
+
+std::vector<GgufArchitecture> expert_architectures() {
+  return {
+      {.name = "llama",
+       .experts = true,
+       .model_type = "mixtral",
+       .names = {kEnds, kPairedAttention, kNormsBefore, kMixtralExperts},
+       .settings = mixtral},
+      {.name = "qwen2moe",
+       .experts = true,
+       .model_type = "qwen2_moe",
+       .names = {kEnds, kAttention, kNormsBefore, kGgufExperts, kGgufGatedSharedExpert},
+       .settings = qwen2_moe},
+      {.name = "qwen3moe",
+       .experts = true,
+       .model_type = "qwen3_moe",
+       .names = {kEnds, kAttention, kNormsBefore, kGgufExperts},
+       .settings = qwen3_moe},
       {.name = "olmoe",
        .experts = true,
        .model_type = "olmoe",
        .names = {kEnds, kAttention, kNormsBefore, kGgufExperts},
        .settings = olmoe},
+      {.name = "deepseek2",
+       .experts = true,
+       .gating = 2,
+       .model_type = "deepseek_v3",
+       .names = {kEnds, kGgufLatentAttention, kNormsBefore, kGatedMlp, kGgufExperts,
+                 kGgufSharedExperts, kNextTokenLayers},
+       .settings = [](GgufSettings& s) { deepseek2(s, /*sigmoid=*/true); }},
+      {.name = "deepseek2",
+       .experts = true,
+       .model_type = "deepseek_v2",
+       .names = {kEnds, kGgufLatentAttention, kNormsBefore, kGatedMlp, kGgufExperts,
+                 kGgufSharedExperts},
+       .settings = [](GgufSettings& s) { deepseek2(s, /*sigmoid=*/false); }},
+      {.name = "glm4moe",
+       .experts = true,
+       .model_type = "glm4_moe",
+       .names = {kEnds, kAttention, kNormsAroundAttention, kGatedMlp, kGgufExperts,
+                 kGgufSharedExperts, kNextTokenLayers},
+       .settings = glm4_moe},
+      {.name = "gpt-oss",
+       .experts = true,
+       .model_type = "gpt_oss",
+       .names = {kEnds, kAttention, kNormsAroundAttention, kGgufGptOss},
+       .settings = gpt_oss},
   };
+}
+
+const std::vector<GgufArchitecture>& architectures() {
+  static const std::vector<GgufArchitecture> table = [] {
+    std::vector<GgufArchitecture> all = dense_architectures();
+    std::ranges::move(expert_architectures(), std::back_inserter(all));
+    return all;
+  }();
   return table;
 }
 
 }  // namespace
 }  // namespace gguf
 
-const GgufArchitecture* find_gguf_architecture(std::string_view name, bool experts) {
+const GgufArchitecture* find_gguf_architecture(std::string_view name, bool experts,
+                                               int64_t gating) {
   for (const GgufArchitecture& row : gguf::architectures())
-    if (row.name == name && row.experts == experts) return &row;
+    if (row.name == name && row.experts == experts && (row.gating == 0 || row.gating == gating))
+      return &row;
   return nullptr;
 }
 
 std::string gguf_architecture_names() {
   std::string names;
-  std::string_view last;
-  for (const GgufArchitecture& row : gguf::architectures()) {
-    if (row.name == last) continue;
-    names += cat(names.empty() ? "" : ", ", row.name);
-    last = row.name;
-  }
+  std::set<std::string_view> listed;
+  for (const GgufArchitecture& row : gguf::architectures())
+    if (listed.insert(row.name).second) names += cat(names.empty() ? "" : ", ", row.name);
   return names;
 }
 

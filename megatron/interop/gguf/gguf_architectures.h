@@ -21,10 +21,14 @@ enum class GgufForm {
   kJoinedByPart,  // rows are [all queries | all keys | all values] instead of by head
   kFromOne,       // norm weights have 1 added
   kOneRow,        // a vector that is a matrix of one row there
+  // Of latent attention, by head: what makes keys of a latent, transposed, and what makes values.
+  // Together they are one matrix there, of each head [keys | values].
+  kLatentKeys,
+  kLatentValues,
 };
 
-// Names without ".weight" and ".bias". '*' stands for an index: the layer, then the expert. With
-// one '*' more in theirs: all experts of a layer in one tensor.
+// Names without ".weight" and ".bias"; with one where theirs has neither. '*' stands for an index:
+// the layer, then the expert. With one '*' more in theirs: all experts of a layer in one tensor.
 struct GgufName {
   std::string_view name;  // in the file
   std::string_view theirs;
@@ -34,6 +38,7 @@ struct GgufName {
 struct GgufArchitecture {
   std::string_view name;        // general.architecture
   bool experts = false;         // expert_count is above 0
+  int64_t gating = 0;           // expert_gating_func, where families differ in it; 0: any
   std::string_view model_type;  // of config.json
   std::vector<std::span<const GgufName>> names;
   // Writes all keys of config.json except model_type and those of special tokens.
@@ -43,7 +48,8 @@ struct GgufArchitecture {
 };
 
 // Null: not built.
-const GgufArchitecture* find_gguf_architecture(std::string_view name, bool experts);
+const GgufArchitecture* find_gguf_architecture(std::string_view name, bool experts,
+                                               int64_t gating = 0);
 // "llama, qwen2, ..."
 std::string gguf_architecture_names();
 

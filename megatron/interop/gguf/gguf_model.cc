@@ -39,22 +39,48 @@ void check_kind(const GgufFile& file) {
 const GgufArchitecture& architecture_of(const GgufFile& file) {
   const auto name = file.text("general.architecture", /*most_bytes=*/64);
   MEGATRON_CHECK(name.has_value(), file.place("general.architecture"), ": is not there");
-  const int64_t experts = file.integer(*name + ".expert_count").value_or(0);
-  const GgufArchitecture* const found = find_gguf_architecture(*name, experts > 0);
+  const bool experts = file.integer(*name + ".expert_count").value_or(0) > 0;
+  const int64_t gating = file.integer(*name + ".expert_gating_func").value_or(0);
+  const GgufArchitecture* const found = find_gguf_architecture(*name, experts, gating);
+  const bool other = find_gguf_architecture(*name, !experts) != nullptr;
   MEGATRON_CHECK(found != nullptr, file.place("general.architecture"), ": \"", *name, "\"",
-                 experts > 0 ? " with experts" : "",
+                 experts ? " with experts"
+                 : other ? " without experts"
+                         : "",
                  " is not built\nhint: those that are: ", gguf_architecture_names());
   return *found;
 }
 
 // -- tensors
 
+// Whether the names of a row have their ".weight" or ".bias".
+bool is_whole(const GgufName& row) {
+  return row.name.ends_with(".weight") || row.name.ends_with(".bias");
+}
+
+// Joins a tensor of latent attention with that of the values.
+void add_values(const GgufFile& file, GgufPart& part) {
+  const GgufTensor& keys = *part.tensor;
+  std::string name = keys.name;
+  name.replace(name.find("attn_k_b"), 8, "attn_v_b");
+  part.values = file.find_tensor(name);
+  MEGATRON_CHECK(part.values != nullptr, file.place(keys), ": is there without ", name);
+  const std::vector<int64_t>& values = part.values->shape;
+  MEGATRON_CHECK(keys.shape.size() == 3 && values.size() == 3 && values[0] == keys.shape[0] &&
+                     values[2] == keys.shape[1],
+                 file.place(keys), ": its shape and that of ", name,
+                 " do not fit: expected [heads, latent, keys] and [heads, values, latent]");
+  part.shape = {keys.shape[0] * (keys.shape[2] + values[1]), keys.shape[1]};
+}
+
 // Fills the parts that a row of the table makes of a tensor; false: the row has another name.
 bool add_parts_by(const GgufName& row, const GgufTensor& tensor, std::string_view stem,
                   std::string_view suffix, const TransformerConfig& t, const GgufFile& file,
                   std::vector<GgufPart>& parts) {
-  auto indices = indices_of(row.name, stem);
+  const bool whole = is_whole(row);
+  auto indices = indices_of(row.name, whole ? std::string_view(tensor.name) : stem);
   if (!indices) return false;
+  if (whole) suffix = "";
   GgufPart part{.tensor = &tensor, .name = {}, .shape = tensor.shape};
   const int64_t d = t.kv_channels;
   const int64_t rows = tensor.shape[0];
@@ -77,6 +103,12 @@ bool add_parts_by(const GgufName& row, const GgufTensor& tensor, std::string_vie
       break;
     case GgufForm::kOneRow:
       if (part.shape.size() == 1) part.shape.insert(part.shape.begin(), 1);
+      break;
+    case GgufForm::kLatentKeys:
+      add_values(file, part);
+      break;
+    case GgufForm::kLatentValues:
+      return true;  // with those of keys, which the model misses if they are not there
   }
   const auto stars = [](std::string_view name) {
     return std::count(name.begin(), name.end(), '*');
@@ -87,14 +119,16 @@ bool add_parts_by(const GgufName& row, const GgufTensor& tensor, std::string_vie
     return true;
   }
   constexpr int64_t kMostExperts = 65536;
-  MEGATRON_CHECK(part.shape.size() == 3 && rows <= kMostExperts, file.place(tensor), ": has ",
-                 part.shape.size(), " dimensions and ", rows,
-                 " experts, expected 3 dimensions and at most ", kMostExperts, " experts");
+  const size_t dimensions = suffix == ".bias" ? 2 : 3;
+  MEGATRON_CHECK(part.shape.size() == dimensions && rows <= kMostExperts, file.place(tensor),
+                 ": has ", part.shape.size(), " dimensions and ", rows, " experts, expected ",
+                 dimensions, " dimensions and at most ", kMostExperts, " experts");
   part.shape.erase(part.shape.begin());
+  const int64_t size = part.shape[0] * (dimensions == 3 ? part.shape[1] : 1);
   indices->push_back(0);
   for (int64_t& expert = indices->back(); expert < rows; ++expert) {
     part.name = with_indices(row.theirs, *indices).append(suffix);
-    part.first = expert * part.shape[0] * part.shape[1];
+    part.first = expert * size;
     parts.push_back(part);
   }
   return true;
@@ -234,6 +268,10 @@ std::string config_json(const GgufFile& file, const GgufArchitecture& architectu
 
 // The name in the file of a tensor of Hugging Face, which the file may lack.
 std::string name_in_file(const GgufArchitecture& architecture, const std::string& theirs) {
+  for (const auto& rows : architecture.names)
+    for (const GgufName& row : rows)
+      if (const auto indices = indices_of(row.theirs, theirs); indices && is_whole(row))
+        return with_indices(row.name, *indices);
   for (const char* suffix : {".weight", ".bias"}) {
     if (!theirs.ends_with(suffix)) continue;
     const auto stem =

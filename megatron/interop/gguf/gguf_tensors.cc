@@ -53,20 +53,49 @@ class GgufSource : public ComputedBytes {
 
   void read_elements(const PlacedPart& placed, int64_t first, int64_t last, std::byte* out) const {
     const GgufPart& part = placed.part;
-    if (part.order.is_same()) return read_run(placed, part.first + first, last - first, out);
+    if (part.values != nullptr) return read_heads(placed, first, last, out);
+    if (part.order.is_same())
+      return read_run(placed, *part.tensor, part.first + first, last - first, out);
     const int64_t columns = num_elements(part.shape) / part.shape[0];
     for (int64_t at = first; at < last;) {
       const int64_t row = at / columns, column = at % columns;
       const int64_t count = std::min(columns - column, last - at);
-      read_run(placed, part.first + part.order.in_file(row) * columns + column, count, out);
+      read_run(placed, *part.tensor, part.first + part.order.in_file(row) * columns + column, count,
+               out);
       out += count * size_of(placed.dtype);
       at += count;
     }
   }
 
-  // Consecutive elements of the tensor in the file.
-  void read_run(const PlacedPart& placed, int64_t first, int64_t count, std::byte* out) const {
-    const GgufTensor& tensor = *placed.part.tensor;
+  void read_heads(const PlacedPart& placed, int64_t first, int64_t last, std::byte* out) const {
+    const GgufPart& part = placed.part;
+    const int64_t columns = part.shape[1], keys = part.tensor->shape[2],
+                  rows = keys + part.values->shape[1], size = size_of(placed.dtype);
+    std::vector<std::byte> head;  // [columns, keys] of head `held`
+    int64_t held = -1;
+    for (int64_t at = first; at < last;) {
+      const int64_t row = at / columns % rows, column = at % columns, which = at / columns / rows;
+      const int64_t count = std::min(columns - column, last - at);
+      if (row >= keys) {
+        read_run(placed, *part.values, (which * (rows - keys) + row - keys) * columns + column,
+                 count, out);
+      } else {
+        head.resize(static_cast<size_t>(columns * keys * size));
+        if (held != which)
+          read_run(placed, *part.tensor, which * columns * keys, columns * keys, head.data());
+        held = which;
+        for (int64_t i = 0; i < count; ++i)
+          std::memcpy(out + i * size, head.data() + ((column + i) * keys + row) * size,
+                      static_cast<size_t>(size));
+      }
+      out += count * size;
+      at += count;
+    }
+  }
+
+  // Consecutive elements of a tensor of the part in the file.
+  void read_run(const PlacedPart& placed, const GgufTensor& tensor, int64_t first, int64_t count,
+                std::byte* out) const {
     const GgmlType& type = *tensor.type;
     if (type.bytes == size_of(placed.dtype) && !type.is_quantized() && placed.part.shift == 0.0f) {
       file_->read_at(tensor.offset + static_cast<uint64_t>(first * type.bytes), out,
@@ -99,29 +128,39 @@ class GgufSource : public ComputedBytes {
   const std::vector<PlacedPart> parts_;  // by begin
 };
 
+// Of each part its tensor, or both.
+std::vector<const GgufTensor*> tensors_of(const std::vector<GgufPart>& parts) {
+  std::vector<const GgufTensor*> tensors;
+  for (const GgufPart& part : parts)
+    for (const GgufTensor* tensor : {part.tensor, part.values})
+      if (tensor != nullptr) tensors.push_back(tensor);
+  return tensors;
+}
+
 // Whether every tensor keeps the type it has in the file.
 bool keeps_types(const std::vector<GgufPart>& parts) {
   std::set<uint32_t> types;
-  for (const GgufPart& part : parts)
-    if (part.tensor->type->name != "F32") types.insert(part.tensor->type->id);
-  return types.size() <= 1 && std::none_of(parts.begin(), parts.end(), [](const GgufPart& part) {
-           return part.tensor->type->is_quantized();
-         });
+  bool quantized = false;
+  for (const GgufTensor* tensor : tensors_of(parts)) {
+    if (tensor->type->name != "F32") types.insert(tensor->type->id);
+    quantized |= tensor->type->is_quantized();
+  }
+  return types.size() <= 1 && !quantized;
 }
 
 DType stored_type(const GgufPart& part, bool keeps) {
   const std::string_view name = part.tensor->type->name;
   if (!keeps || part.shift != 0.0f) return DType::kFloat32;
+  if (part.values != nullptr && part.values->type != part.tensor->type) return DType::kFloat32;
   return name == "F16" ? DType::kFloat16 : name == "BF16" ? DType::kBFloat16 : DType::kFloat32;
 }
 
 }  // namespace
 
 TensorFiles gguf_tensor_files(std::shared_ptr<const GgufFile> file, std::vector<GgufPart> parts) {
-  for (const GgufPart& part : parts)
-    MEGATRON_CHECK(part.tensor->type->decode != nullptr, file->place(*part.tensor), ": the type ",
-                   part.tensor->type->name,
-                   " is not built\nhint: those that are: ", ggml_type_names());
+  for (const GgufTensor* tensor : tensors_of(parts))
+    MEGATRON_CHECK(tensor->type->decode != nullptr, file->place(*tensor), ": the type ",
+                   tensor->type->name, " is not built\nhint: those that are: ", ggml_type_names());
   // Aligned so that blocks of the reader are whole quantised blocks.
   constexpr uint64_t kAlignment = 1024;
   const bool keeps = keeps_types(parts);

@@ -34,6 +34,9 @@ struct GgufPart {
   int64_t first = 0;           // its first element in the tensor
   RowOrder order;
   float shift = 0.0f;  // is added to every element
+  // Of latent attention: `tensor` is [heads, columns, keys] and this [heads, values, columns]; rows
+  // are, by head, those of keys and then those of values. Null: not so.
+  const GgufTensor* values = nullptr;
 };
 
 // The parts as one file of tensors. Quantised tensors are fp32, others keep their type, unless the

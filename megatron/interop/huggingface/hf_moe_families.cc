@@ -64,6 +64,12 @@ const HfRow kGptOss[] = {
      /*transposed=*/true},
     {".mlp.experts.linear_fc2.bias", {".mlp.experts.down_proj_bias"}}};
 
+// Experts by themselves, [outputs, inputs], as GGUF files have them.
+const HfRow kGptOssMatrices[] = {{".mlp.experts.linear_fc1.@",
+                                  {".mlp.experts.*.gate_proj.@", ".mlp.experts.*.up_proj.@"},
+                                  HfLayout::kStacked},
+                                 {".mlp.experts.linear_fc2.@", {".mlp.experts.*.down_proj.@"}}};
+
 const HfRow kLatentAttention[] = {
     {".input_layernorm.weight", {".input_layernorm.weight"}},
     {".self_attention.linear_q_proj.weight", {".self_attn.q_proj.weight"}},
@@ -447,7 +453,7 @@ std::vector<HfFamily> moe_hf_families() {
                   {"output_layer.weight", ".shared_head.head.weight"}}},
       {.model_type = "gpt_oss",
        .architecture = "GptOssForCausalLM",
-       .rows = {kBody, kSeparateQKV, kPreNorms, kExpertNorms, kGptOss, kHead},
+       .rows = {kBody, kSeparateQKV, kPreNorms, kExpertNorms, kGptOss, kGptOssMatrices, kHead},
        .preset = gpt_oss_preset,
        .fields = gpt_oss_fields},
   };

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 HERE = Path(__file__).resolve().parent
 HF = HERE.parent / "hf"
@@ -29,7 +29,8 @@ from conversion import get_model_class  # noqa: E402
 from conversion.base import ModelBase  # noqa: E402
 from make_hf_golden import fill  # noqa: E402
 
-AS_THEY_ARE = ["llama2", "llama3", "qwen3", "phi3", "gpt2", "gpt_neox", "gpt_neox_sequential", "olmo2", "olmoe"]
+AS_THEY_ARE = ["llama2", "llama3", "qwen3", "phi3", "gpt2", "gpt_neox", "gpt_neox_sequential", "olmo2", "olmoe",
+              "deepseek_v2_lite", "deepseek_v3", "glm4_moe"]
 # Settings that the format has no keys for, as they are without.
 CHANGED = {
     "mixtral": {"sliding_window": None},
@@ -39,6 +40,7 @@ CHANGED = {
     "starcoder2": {"sliding_window": None},
     "qwen2_moe": {"decoder_sparse_step": 1, "mlp_only_layers": []},
     "qwen3_moe": {"decoder_sparse_step": 1, "mlp_only_layers": []},
+    "deepseek_v2": {"rope_parameters": {"mscale_all_dim": 1.0}},
 }
 
 
@@ -62,6 +64,8 @@ def changed(family, changes):
     for key, value in changes.items():
         if key == "layer_types":
             value = value[:1] * config.num_hidden_layers
+        if isinstance(value, dict):
+            value = {**getattr(config, key), **value}
         setattr(config, key, value)
     if "decoder_sparse_step" in changes:  # there are layers with other weights
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -74,10 +78,31 @@ def changed(family, changes):
         convert(folder, HERE / f"{family}.gguf")
         # Anew, since .to() has rounded the rotary frequencies, too.
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    write_logits(family, model)
+
+
+def write_logits(family, model):
     tokens = load_file(HF / family / "golden.safetensors")["tokens"][:24]
     with torch.no_grad():
         logits = model(tokens[None].long()).logits[0]
     save_file({"tokens": tokens.contiguous(), "logits": logits.contiguous()}, HERE / f"{family}.safetensors")
+
+
+def codes():
+    """The experts of gpt-oss stay codes of MXFP4, with the limit of activations that the format implies."""
+    family = "gpt_oss_mxfp4"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = shutil.copytree(HF / family, Path(temporary) / family)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "swiglu_limit": 7.0}))
+        convert(folder, HERE / f"{family}.gguf")
+        model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.bfloat16)
+        numbers = {name: value.float() for name, value in model.state_dict().items()}
+        config = AutoConfig.from_pretrained(folder)
+        del config.quantization_config
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+        model.load_state_dict(numbers)
+    write_logits(family, model)
 
 
 def main():
@@ -85,6 +110,7 @@ def main():
         convert(HF / family, HERE / f"{family}.gguf")
     for family, changes in CHANGED.items():
         changed(family, changes)
+    codes()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 HERE = Path(__file__).resolve().parent
-TYPES = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+TYPES = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 # Where the 16-bit scales of a block are.
 SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2],
           "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0]}
@@ -35,7 +35,7 @@ def random_blocks(name, count, rng, scale=None):
         blocks = blocks.reshape(-1, 2)
         blocks[:, 1] &= 0xBB if name == "F16" else 0xBF
         return blocks.reshape(count, size)
-    for i, at in enumerate(SCALES[name]):
+    for i, at in enumerate(SCALES.get(name, [])):
         if scale is None:
             values = rng.integers(0, 1 << 16, count, dtype=np.uint16)
             values &= 0xBBFF  # not infinite

@@ -67,14 +67,14 @@ TEST_P(GgmlTypes, DecodeToTheBitsOfThePackage) {
 
 INSTANTIATE_TEST_SUITE_P(All, GgmlTypes,
                          testing::Values("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
-                                         "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
-                                         "IQ4_XS"),
+                                         "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+                                         "MXFP4"),
                          [](const auto& param) { return std::string(param.param); });
 
 TEST(GgmlTypes, WithoutADecoderAreKnownByNameAndSize) {
-  const GgmlType* const type = find_ggml_type(39);
+  const GgmlType* const type = find_ggml_type(40);
   ASSERT_NE(type, nullptr);
-  EXPECT_EQ(type->name, "MXFP4");
+  EXPECT_EQ(type->name, "NVFP4");
   EXPECT_EQ(type->decode, nullptr);
   EXPECT_EQ(find_ggml_type(5), nullptr) << "removed from ggml";
   EXPECT_THAT(ggml_type_names(), HasSubstr("F32, F16, Q4_0, Q4_1, Q5_0"));

@@ -62,7 +62,8 @@ TEST_P(GgufModelTest, GivesTheLogitsOfTheFolder) {
 
 INSTANTIATE_TEST_SUITE_P(Families, GgufModelTest,
                          testing::Values("llama2", "llama3", "qwen3", "phi3", "gpt2", "gpt_neox",
-                                         "gpt_neox_sequential", "olmo2", "olmoe"),
+                                         "gpt_neox_sequential", "olmo2", "olmoe",
+                                         "deepseek_v2_lite", "deepseek_v3", "glm4_moe"),
                          [](const auto& param) { return std::string(param.param); });
 
 class GgufLogits : public testing::TestWithParam<const char*> {};
@@ -99,8 +100,38 @@ TEST_P(GgufLogits, EqualThoseOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(Files, GgufLogits,
                          testing::Values("llama_quantized", "mixtral", "qwen2", "gemma2", "gemma3",
-                                         "starcoder2", "qwen2_moe", "qwen3_moe"),
+                                         "starcoder2", "qwen2_moe", "qwen3_moe", "deepseek_v2",
+                                         "gpt_oss_mxfp4"),
                          [](const auto& param) { return std::string(param.param); });
+
+// A tensor of ours in fp32.
+std::vector<float> values_of(const HfFolder& folder, const std::string& key) {
+  ShardedTensor tensor;
+  tensor.key = key;
+  tensor.dtype = DType::kFloat32;
+  tensor.global_shape = folder.checkpoint.manifest().tensors.at(key).shape;
+  std::vector<float> values(num_bytes(tensor.dtype, tensor.global_shape) / sizeof(float));
+  tensor.data = reinterpret_cast<std::byte*>(values.data());
+  LoadOptions options;
+  options.convert_dtype = true;
+  options.wanted_elsewhere = {"*"};
+  folder.checkpoint.load({&tensor, 1}, options);
+  return values;
+}
+
+TEST(GgufTensors, AreThoseOfTheFolderWithFurtherLayers) {
+  const GgufModel ours = open_gguf(kFolder / "glm4_moe.gguf");
+  const HfFolder theirs = open_hf_folder(hf_golden_folder("glm4_moe"));
+  EXPECT_EQ(ours.folder.model.config.transformer.mtp_num_layers, 1);
+  EXPECT_EQ(architecture_difference(ours.folder.model.config.transformer,
+                                    theirs.model.config.transformer),
+            "");
+  const auto& tensors = theirs.checkpoint.manifest().tensors;
+  EXPECT_EQ(ours.folder.checkpoint.manifest().tensors.size(), tensors.size());
+  EXPECT_TRUE(tensors.contains("mtp.layers.0.transformer_layer.mlp.router.expert_bias"));
+  for (const auto& [key, tensor] : tensors)
+    EXPECT_EQ(values_of(ours.folder, key), values_of(theirs, key)) << key;
+}
 
 class GgufFiles : public testing::Test {
  protected:
@@ -150,8 +181,118 @@ class GgufFiles : public testing::Test {
     add("blk.0.ffn_down.weight", {16, 8});
     return b;
   }
+  // A tiny model of one layer with latent attention: 2 heads with keys of 2 + 2 and values of 3,
+  // a latent of 4, 2 experts.
+  static GgufBuilder deepseek(bool split, std::string_view except = {}) {
+    GgufBuilder b = llama(except, "deepseek2");
+    const auto key = [&](const char* name, auto value) {
+      const std::string full = std::string("deepseek2.") + name;
+      if (full != except) b.key(full, value);
+    };
+    key("attention.head_count_kv", split ? 1u : 2u);
+    key("attention.kv_lora_rank", 4u);
+    key("attention.key_length", split ? 6u : 4u);
+    key("attention.value_length", split ? 4u : 3u);
+    if (split) key("attention.key_length_mla", 4u);
+    if (split) key("attention.value_length_mla", 3u);
+    key("rope.dimension_count", 2u);
+    key("expert_count", 2u);
+    key("expert_used_count", 1u);
+    key("expert_feed_forward_length", 4u);
+    key("expert_shared_count", 1u);
+    key("leading_dense_block_count", 0u);
+    return b;
+  }
+  // All but those of what makes keys and values of the latent.
+  static GgufBuilder& add_deepseek_tensors(GgufBuilder& b, std::string_view except = {}) {
+    const auto add = [&](std::string_view name, const std::vector<uint64_t>& extents) {
+      if (name != except) b.tensor(name, extents);
+    };
+    add("token_embd.weight", {8, 12});
+    add("output_norm.weight", {8});
+    add("blk.0.attn_norm.weight", {8});
+    add("blk.0.attn_q.weight", {8, 8});
+    add("blk.0.attn_kv_a_mqa.weight", {8, 6});
+    add("blk.0.attn_kv_a_norm.weight", {4});
+    add("blk.0.attn_output.weight", {6, 8});
+    add("blk.0.ffn_norm.weight", {8});
+    add("blk.0.ffn_gate_inp.weight", {8, 2});
+    for (const char* name : {"gate", "up"}) {
+      add(std::string("blk.0.ffn_") + name + "_exps.weight", {8, 4, 2});
+      add(std::string("blk.0.ffn_") + name + "_shexp.weight", {8, 4});
+    }
+    add("blk.0.ffn_down_exps.weight", {4, 8, 2});
+    add("blk.0.ffn_down_shexp.weight", {4, 8});
+    return b;
+  }
   const fs::path root_ = fs::path(testing::TempDir()) / ("gguf_model_" + std::to_string(getpid()));
 };
+
+TEST_F(GgufFiles, LatentAttentionIsInOneTensorOrTwo) {
+  constexpr const char* kOurs = "decoder.layers.0.self_attention.linear_kv_up_proj.weight";
+  GgufBuilder b = deepseek(false);
+  add_deepseek_tensors(b).tensor("blk.0.attn_kv_b.weight", {4, 10});
+  const std::vector<float> together = values_of(open_gguf(write(b)).folder, kOurs);
+  ASSERT_EQ(together.size(), 40u);
+  EXPECT_EQ(together[7], 7.0f / 64);
+  std::string keys, values, short_values;
+  for (size_t head = 0; head < 2; ++head) {
+    for (size_t column = 0; column < 4; ++column)
+      for (size_t key = 0; key < 2; ++key)
+        keys += GgufBuilder::number(together[(head * 5 + key) * 4 + column]);
+    for (size_t i = 0; i < 12; ++i) {
+      const std::string value = GgufBuilder::number(together[(head * 5 + 2) * 4 + i]);
+      values += value;
+      short_values += value.substr(2);  // of bf16
+    }
+  }
+  for (const bool mixed : {false, true}) {
+    b = deepseek(true);
+    add_deepseek_tensors(b).tensor("blk.0.attn_k_b.weight", {2, 4, 2}, 0, keys);
+    b.tensor("blk.0.attn_v_b.weight", {4, 3, 2}, mixed ? 30 : 0, mixed ? short_values : values);
+    EXPECT_EQ(values_of(open_gguf(write(b)).folder, kOurs), together) << mixed;
+  }
+}
+
+TEST_F(GgufFiles, ExpertsAndLatentsThatAreNotBuiltAreRefusedByKey) {
+  const auto refused = [&](GgufBuilder b, const std::vector<uint64_t>& values = {4, 3, 2}) {
+    add_deepseek_tensors(b).tensor("blk.0.attn_k_b.weight", {2, 4, 2});
+    if (!values.empty()) b.tensor("blk.0.attn_v_b.weight", values);
+    return refusal(b);
+  };
+  const auto with = [&](const char* name, auto value) {
+    const std::string full = std::string("deepseek2.") + name;
+    return deepseek(true, full).key(full, value);
+  };
+  EXPECT_EQ(refused(deepseek(true)), "");
+  EXPECT_THAT(refused(deepseek(true), {}), HasSubstr("tensor blk.0.attn_k_b.weight at byte "));
+  EXPECT_THAT(refused(deepseek(true), {}), HasSubstr("is there without blk.0.attn_v_b.weight"));
+  EXPECT_THAT(refused(deepseek(true), {3, 3, 2}),
+              HasSubstr("do not fit: expected [heads, latent, keys] and [heads, values, latent]"));
+  EXPECT_EQ(refused(deepseek(true), {4, 4, 2}),
+            "blk.0.attn_k_b.weight has shape [12,4], by its metadata it is [10,4]");
+  GgufBuilder b = deepseek(true);
+  add_deepseek_tensors(b).tensor("blk.0.attn_v_b.weight", {4, 3, 2});
+  EXPECT_EQ(refusal(b),
+            "blk.0.attn_k_b.weight is not in the files, the model of its metadata has it");
+  EXPECT_THAT(refused(with("expert_count", 0u)),
+              HasSubstr("\"deepseek2\" without experts is not built"));
+  EXPECT_THAT(refused(with("rope.dimension_count", 4u)),
+              HasSubstr("key deepseek2.attention.key_length_mla at byte "));
+  EXPECT_THAT(refused(with("rope.dimension_count", 4u)),
+              HasSubstr("is 4, expected more than rope.dimension_count, 4"));
+  EXPECT_THAT(refused(with("attention.key_length", 4u)), HasSubstr("is 4, only 6 is built"));
+  EXPECT_THAT(refused(with("attention.head_count_kv", 2u)), HasSubstr("is 2, only 1 is built"));
+  EXPECT_THAT(refused(with("expert_gating_func", 4u)), HasSubstr("is 4, only 1 is built"));
+  EXPECT_THAT(refused(with("expert_weights_norm", true)),
+              HasSubstr("is true, which is not built with softmax scores"));
+  b = with("expert_gating_func", 2u).key("deepseek2.expert_weights_norm", true);
+  EXPECT_THAT(refused(b.key("deepseek2.nextn_predict_layers", 1u)),
+              HasSubstr("key deepseek2.nextn_predict_layers at byte "));
+  EXPECT_THAT(refused(b), HasSubstr("is 1 of 1 layers"));
+  EXPECT_THAT(refused(with("attention.temperature_length", 8u)),
+              HasSubstr("this setting is not built for the architecture deepseek2"));
+}
 
 TEST_F(GgufFiles, SettingsComeFromTheMetadata) {
   GgufBuilder b = llama();
@@ -200,7 +341,7 @@ TEST_F(GgufFiles, WhatIsNotBuiltIsRefusedByKey) {
   b = llama("", "rwkv7");
   EXPECT_THAT(refusal(add_tensors(b)),
               HasSubstr("key general.architecture at byte 56: \"rwkv7\" is not built\nhint: those "
-                        "that are: llama, qwen2, qwen2moe, qwen3"));
+                        "that are: llama, qwen2, qwen3, gemma2"));
   b = llama("", "qwen2").key("qwen2.expert_count", 4u);
   EXPECT_THAT(refusal(add_tensors(b)), HasSubstr("\"qwen2\" with experts is not built"));
   b = llama("llama.block_count");
