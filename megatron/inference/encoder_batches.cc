@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/models/t5/t5_model.h"
 #include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
 
@@ -23,16 +24,17 @@ std::shared_ptr<UnpaddedRows> rows_of_texts(const at::Tensor& lengths, int64_t s
 
 // The length of samples for texts of up to `longest` tokens. Lengths are few, since each shape
 // needs a plan of cuDNN; what is added is computed nowhere, unless experts see padding.
-int64_t length_for(const BertModel& model, int64_t longest) {
+int64_t length_for(const Model& model, int64_t longest) {
   constexpr int64_t kUnit = 64;
   const TransformerConfig& t = model.config().transformer;
   if (t.has_moe()) return longest;
   const int64_t rounded = (longest + kUnit - 1) / kUnit * kUnit;
+  if (t.position_embedding_type == PositionEmbedding::kRelative) return rounded;
   return std::max(longest, std::min(rounded, t.max_position_embeddings));
 }
 
-EncodedTexts encode_batch(BertModel& model, std::span<const PairTokens> texts,
-                          std::vector<size_t> rows, int64_t s) {
+EncodedTexts encode_batch(Model& model, std::span<const PairTokens> texts, std::vector<size_t> rows,
+                          int64_t s) {
   const int64_t vocabulary = model.config().vocab_size;
   const auto b = std::ssize(rows);
   const at::Tensor ids = at::zeros({b, s}, at::kLong), types = at::zeros_like(ids),
@@ -53,19 +55,24 @@ EncodedTexts encode_batch(BertModel& model, std::span<const PairTokens> texts,
   EncodedTexts out{std::move(rows), {}, to_device(lengths, device), {}};
   const at::Tensor position = at::arange(s, at::dtype(at::kLong).device(device));
   std::shared_ptr<UnpaddedRows> unpadded;  // null: all texts are as long, or experts see padding
+  auto* const t5 = dynamic_cast<T5Model*>(&model);
+  const char* const mask = t5 != nullptr ? "enc_mask" : "padding_mask";
   Batch batch;
-  batch.set("text", to_device(ids, device));
+  batch.set(t5 != nullptr ? "text_enc" : "text", to_device(ids, device));
   batch.set("types", to_device(types, device));
   if (lengths.min().item<int64_t>() < s) {
-    batch.set("padding_mask", out.text = position < out.lengths.unsqueeze(1));
+    out.text = position < out.lengths.unsqueeze(1);
     if (!model.config().transformer.has_moe()) unpadded = rows_of_texts(lengths, s, device);
   }
-  if (unpadded != nullptr) batch.unpadded.emplace_back("padding_mask", unpadded);
+  if (out.text.defined() || t5 != nullptr)
+    batch.set(mask, out.text.defined() ? out.text : at::ones_like(ids, device));
+  if (unpadded != nullptr) batch.unpadded.emplace_back(mask, unpadded);
   ForwardContext context;
   context.place.position = position;
   context.place.sample = at::zeros({b}, position.options());
   batch.place = context.place;
-  out.hidden = model.hidden(batch, {}, context).front();
+  out.hidden =
+      t5 != nullptr ? t5->encoded(batch, context) : model.hidden(batch, {}, context).front();
   if (unpadded != nullptr) out.hidden = unpadded->with_padding(out.hidden.squeeze(1));
   return out;
 }
@@ -81,7 +88,16 @@ BertModel& encoder_of(Model& model) {
   return *bert;
 }
 
-void for_each_batch(BertModel& model, std::span<const PairTokens> texts, int64_t batch_tokens,
+void check_reads_texts(const Model& model) {
+  if (dynamic_cast<const T5Model*>(&model) != nullptr) return;
+  MEGATRON_CHECK(
+      dynamic_cast<const BertModel*>(&model) != nullptr, "the model is of type ",
+      model.config().type, ", whose tokens do not see those after them; this needs an encoder",
+      "\nhint: a BERT or a T5, or a folder of Hugging Face of a model of type bert, roberta, "
+      "modernbert or t5");
+}
+
+void for_each_batch(Model& model, std::span<const PairTokens> texts, int64_t batch_tokens,
                     const std::function<void(const EncodedTexts&)>& use) {
   const at::NoGradGuard no_grad;
   std::vector<size_t> order(texts.size());

@@ -13,8 +13,10 @@
 
 namespace megatron {
 
-// Throws Error for a model that is no encoder.
+// Throws Error for a model that is no BERT.
 BertModel& encoder_of(Model& model);
+// Throws Error for a model without an encoder: neither a BERT nor a T5.
+void check_reads_texts(const Model& model);
 
 struct EncodedTexts {
   std::vector<size_t> rows;  // which texts
@@ -24,8 +26,9 @@ struct EncodedTexts {
 };
 
 // Calls `use` with the hidden states of all texts, those of similar length together; the longest
-// come first. `batch_tokens`: of one forward, with padding; a longer text is alone.
-void for_each_batch(BertModel& model, std::span<const PairTokens> texts, int64_t batch_tokens,
+// come first; of a T5 they are its encoder's output. `batch_tokens`: of one forward, with padding;
+// a longer text is alone.
+void for_each_batch(Model& model, std::span<const PairTokens> texts, int64_t batch_tokens,
                     const std::function<void(const EncodedTexts&)>& use);
 
 }  // namespace megatron

@@ -6,6 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/inference/generator.h"
+#include "megatron/models/t5/t5_model.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -14,24 +15,16 @@ namespace {
 constexpr int64_t kHeldVectors = 16384;    // on the device, at least so many
 constexpr double kSmallestLength = 1e-12;  // as torch.nn.functional.normalize
 
-// What stands around a text.
-std::vector<int32_t> around(std::vector<int32_t> own, std::optional<int32_t> usual,
-                            const char* name) {
-  if (!own.empty()) return own;
-  MEGATRON_CHECK(usual.has_value(), "the tokenizer has no ", name,
-                 ", which stands around a text of an encoder");
-  return {*usual};
-}
-
 }  // namespace
 
 TextEmbedder::TextEmbedder(Model& model, const Tokenizer& tokenizer, const EmbedOptions& options)
-    : model_(encoder_of(model)),
-      tokenizer_(tokenizer),
-      options_(options),
-      prefix_(around(tokenizer.prefix_ids(), tokenizer.cls(), "[CLS]")),
-      suffix_(around(tokenizer.suffix_ids(), tokenizer.sep(), "[SEP]")) {
-  MEGATRON_CHECK(options.pooling != Pooling::kPooler || has_pooler(model.config()),
+    : model_(model), tokenizer_(tokenizer), options_(options) {
+  check_reads_texts(model);
+  prefix_ = tokenizer.prefix_ids();
+  suffix_ = tokenizer.suffix_ids();
+  if (prefix_.empty() && suffix_.empty()) add_usual_ids();
+  MEGATRON_CHECK(options.pooling != Pooling::kPooler ||
+                     (dynamic_cast<BertModel*>(&model) != nullptr && has_pooler(model.config())),
                  "the model has no pooler\nhint: --pooling mean or cls");
   const int64_t limit = max_positions(model.config());
   MEGATRON_CHECK(limit < 0 || options.max_length <= limit, "--max-length ", options.max_length,
@@ -39,6 +32,22 @@ TextEmbedder::TextEmbedder(Model& model, const Tokenizer& tokenizer, const Embed
   const auto specials = static_cast<int64_t>(prefix_.size() + suffix_.size());
   MEGATRON_CHECK(options.max_length > specials, "--max-length ", options.max_length,
                  " leaves no room between the ", specials, " tokens around a text");
+}
+
+// Where the tokenizer does not say what stands around a text: the token that ends it behind that of
+// a T5, [CLS] and [SEP] around others.
+void TextEmbedder::add_usual_ids() {
+  if (dynamic_cast<T5Model*>(&model_) != nullptr) {
+    if (tokenizer_.eod()) suffix_ = {*tokenizer_.eod()};
+    return;
+  }
+  const auto required = [](std::optional<int32_t> id, const char* name) {
+    MEGATRON_CHECK(id.has_value(), "the tokenizer has no ", name,
+                   ", which stands around a text of an encoder");
+    return *id;
+  };
+  prefix_ = {required(tokenizer_.cls(), "[CLS]")};
+  suffix_ = {required(tokenizer_.sep(), "[SEP]")};
 }
 
 std::vector<PairTokens> TextEmbedder::ids_of(std::span<const std::string> texts) {
@@ -63,7 +72,8 @@ std::vector<PairTokens> TextEmbedder::ids_of(std::span<const std::string> texts)
 
 at::Tensor TextEmbedder::pool(const EncodedTexts& batch) {
   const at::Tensor &hidden = batch.hidden, &lengths = batch.lengths;
-  if (options_.pooling == Pooling::kPooler) return model_.pooled(hidden, batch.text).to(at::kFloat);
+  if (options_.pooling == Pooling::kPooler)
+    return encoder_of(model_).pooled(hidden, batch.text).to(at::kFloat);
   if (options_.pooling == Pooling::kCls) return hidden[0].to(at::kFloat);
   const at::Tensor position = at::arange(hidden.size(0), lengths.options()),
                    ends = lengths.unsqueeze(1);

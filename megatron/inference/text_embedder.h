@@ -27,8 +27,9 @@ struct EmbedOptions {
 // Keeps references to the model and its tokenizer, which must outlive it.
 class TextEmbedder {
  public:
-  // Throws Error for a model that is no encoder or lacks a pooler that is asked for, for a
-  // tokenizer without [CLS] and [SEP], and for more positions than the model has.
+  // Throws Error for a model without an encoder or a pooler that is asked for, for a tokenizer that
+  // puts nothing around a text and has no [CLS] and [SEP], and for more positions than the model
+  // has.
   TextEmbedder(Model& model, const Tokenizer& tokenizer, const EmbedOptions& options);
 
   // [texts, h] fp32 on the CPU, in the order of the texts. A text without a token has a row of
@@ -38,10 +39,11 @@ class TextEmbedder {
   int64_t num_cut() const { return num_cut_; }
 
  private:
+  void add_usual_ids();
   std::vector<PairTokens> ids_of(std::span<const std::string> texts);
   at::Tensor pool(const EncodedTexts& batch);  // [b, h]
 
-  BertModel& model_;
+  Model& model_;
   const Tokenizer& tokenizer_;
   const EmbedOptions options_;
   std::vector<int32_t> prefix_, suffix_;

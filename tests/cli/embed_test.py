@@ -12,6 +12,7 @@ import support
 GOLDENS = pathlib.Path(__file__).resolve().parent.parent / "golden"
 SENTENCE = str(GOLDENS / "encoders" / "sentence")
 MODERN = str(GOLDENS / "encoders" / "modern_sentence")
+T5 = str(GOLDENS / "encoders" / "t5_sentence")
 
 
 class EmbedTest(support.FolderTest):
@@ -40,17 +41,20 @@ class EmbedTest(support.FolderTest):
         out = self.output("embed", SENTENCE, "--input", lines, "--json-key", "body", "--pooling", "cls", "--max-length", "16", "--device", "cpu")
         self.assert_vectors([json.loads(line)["embedding"] for line in out.splitlines()], golden["cls"])
 
-    def test_vectors_of_a_modernbert_are_those_of_transformers(self):
-        golden = json.loads(pathlib.Path(MODERN, "vectors.json").read_text(encoding="utf-8"))
-        texts = self.texts("texts.txt", golden["texts"])
-        for kind in ("mean-all", "mean", "cls"):
-            out = self.output("embed", MODERN, "--input", texts, "--pooling", kind, "--max-length", "40", "--device", "cpu")
-            self.assert_vectors([json.loads(line)["embedding"] for line in out.splitlines()], golden[kind])
+    def test_vectors_of_modernbert_and_t5_are_those_of_transformers(self):
+        for model in (MODERN, T5):
+            golden = json.loads(pathlib.Path(model, "vectors.json").read_text(encoding="utf-8"))
+            texts = self.texts("texts.txt", golden["texts"])
+            for kind in ("mean-all", "mean", "cls"):
+                out = self.output("embed", model, "--input", texts, "--pooling", kind, "--max-length", "40", "--device", "cpu")
+                self.assert_vectors([json.loads(line)["embedding"] for line in out.splitlines()], golden[kind])
 
     def test_what_is_refused(self):
         texts = self.texts("texts.txt", ["1 2"])
         self.assert_error(1, "the model is of type gpt, whose tokens do not see those after them; this needs an encoder", "embed",
                           str(GOLDENS / "hf" / "llama2"), "--input", texts, "--device", "cpu")
+        self.assert_error(1, "the model has no pooler", "embed", T5, "--input", texts, "--pooling", "pooler", "--device", "cpu")
+        self.assert_error(1, "an encoder continues no text: every token sees those after it", "generate", T5, "--prompt", "the cat", "--device", "cpu")
         lines = self.texts("texts.jsonl", ['{"text": "a"}', '{"txt": "b"}'])
         self.assert_error(1, f'{lines}:2: no string under "text"', "embed", SENTENCE, "--input", lines)
         self.assert_error(2, "--output v.txt ends neither in .npy nor in .jsonl", "embed", SENTENCE, "--input", texts, "--output", "v.txt")

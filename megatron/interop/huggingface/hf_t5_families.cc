@@ -11,6 +11,7 @@ namespace {
 using namespace hf;  // NOLINT: names of the tables
 
 constexpr std::string_view kOldArchitecture = "T5WithLMHeadModel";
+constexpr std::string_view kBoth = "ForConditionalGeneration", kEncoder = "EncoderModel";
 constexpr int64_t kPositions = 512;  // that T5 was trained on; tables of distances have no limit
 
 // -- names, as HfRow has them
@@ -132,35 +133,58 @@ void output_fields(HfFields& f, TransformerConfig& t, T5Config& own, bool scales
                  "(--t5-no-output-bias)");
 }
 
-void t5_fields_of(HfFields& f, ModelConfig& c, const std::string& architecture,
-                  const char* feed_forward, bool scales_if_tied) {
+// Whether the decoder is there. An encoder alone keeps what its config.json says of one.
+void t5_stacks_of(HfFields& f, T5Config& own, const std::string& name) {
+  const std::string both = cat(name, kBoth), encoder = cat(name, kEncoder);
+  if (f.reading()) {
+    const std::vector<std::string> given = f.texts("architectures");
+    const std::string architecture = given.empty() ? both : given.front();
+    MEGATRON_CHECK(
+        architecture == both || architecture == encoder || architecture == kOldArchitecture,
+        f.name(), ": a ", architecture, " is not built\nhint: expected a model with ", both, " or ",
+        encoder, " as its architecture");
+    own.t5_encoder_only = architecture == encoder;
+  } else {
+    f.set("architectures", cat("[\"", own.t5_encoder_only ? encoder : both, "\"]"));
+  }
+  f.integer("num_layers", own.encoder_num_layers);
+  if (own.t5_encoder_only) {
+    own.decoder_num_layers = 0;
+    if (!f.reading() && !f.find_integer("num_decoder_layers")) {
+      f.integer("num_decoder_layers", own.encoder_num_layers);  // its default
+      f.set("is_encoder_decoder", "false");
+    }
+    return;
+  }
+  f.integer("num_decoder_layers", own.decoder_num_layers, own.encoder_num_layers);
+  f.constant("is_encoder_decoder", "true");
+}
+
+void t5_fields_of(HfFields& f, ModelConfig& c, const std::string& name, const char* feed_forward,
+                  bool scales_if_tied) {
   TransformerConfig& t = c.transformer;
-  if (const std::vector<std::string> given = f.texts("architectures");
-      f.reading() && !given.empty())
-    MEGATRON_CHECK(given.front() == architecture || given.front() == kOldArchitecture, f.name(),
-                   ": a ", given.front(), " is not built\nhint: expected a model with ",
-                   architecture, " as its architecture");
   T5Config& own = c.own.ensure<T5Config>();
   f.integer("vocab_size", c.vocab_size);
   f.integer("d_model", t.hidden_size);
   f.integer("d_kv", t.kv_channels, 64);
   f.integer("d_ff", t.ffn_hidden_size);
   f.integer("num_heads", t.num_attention_heads);
-  f.integer("num_layers", own.encoder_num_layers);
-  f.integer("num_decoder_layers", own.decoder_num_layers, own.encoder_num_layers);
+  t5_stacks_of(f, own, name);
   f.integer("relative_attention_num_buckets", own.relative_attention_num_buckets, 32);
   f.integer("relative_attention_max_distance", own.relative_attention_max_distance, 128);
   f.number("layer_norm_epsilon", t.layernorm_epsilon, 1e-6);
   double dropout = t.hidden_dropout;
   f.number("dropout_rate", dropout, 0.1);
-  f.constant("is_encoder_decoder", "true");
   mlp_fields(f, t, feed_forward);
   if (f.reading()) {
     t.hidden_dropout = t.attention_dropout = dropout;
     t.num_layers = own.encoder_num_layers + own.decoder_num_layers;
     t.max_position_embeddings = own.decoder_seq_length = kPositions;
   }
-  output_fields(f, t, own, scales_if_tied);
+  if (own.t5_encoder_only)
+    tied(f, t, true);
+  else
+    output_fields(f, t, own, scales_if_tied);
 }
 
 void t5_preset(TransformerConfig& t) {
@@ -172,7 +196,8 @@ void t5_preset(TransformerConfig& t) {
 
 // Models of T5 1.1 have an output layer of their own, which transformers 5 does not say of them.
 void output_of_files(const HfFamily&, const HfNames& held, ModelConfig& c) {
-  if (c.own.as<T5Config>()->t5_scale_output || !held("lm_head.weight")) return;
+  const T5Config& own = *c.own.as<T5Config>();
+  if (own.t5_encoder_only || own.t5_scale_output || !held("lm_head.weight")) return;
   c.transformer.untie_embeddings_and_output_weights = true;
   c.own.as<T5Config>()->t5_output_bias = true;
 }
@@ -197,11 +222,9 @@ HfFamily t5_family(std::string_view type, std::string_view architecture,
 
 std::vector<HfFamily> t5_hf_families() {
   return {t5_family("t5", "T5ForConditionalGeneration",
-                    [](HfFields& f, ModelConfig& c) {
-                      t5_fields_of(f, c, "T5ForConditionalGeneration", "relu", true);
-                    }),
+                    [](HfFields& f, ModelConfig& c) { t5_fields_of(f, c, "T5", "relu", true); }),
           t5_family("mt5", "MT5ForConditionalGeneration", [](HfFields& f, ModelConfig& c) {
-            t5_fields_of(f, c, "MT5ForConditionalGeneration", "gated-gelu", false);
+            t5_fields_of(f, c, "MT5", "gated-gelu", false);
           })};
 }
 

@@ -21,6 +21,8 @@ void T5Config::fields(FieldVisitor& v) {
           "a tied output layer without a bias");
   v.field("t5_scale_output", t5_scale_output,
           "divide the input of a tied output layer by the square root of hidden_size");
+  v.field("t5_encoder_only", t5_encoder_only,
+          "the encoder of a T5 without a decoder, as `embed` needs it");
   v.role(FieldRole::kNumerics);
   v.field("encoder_seq_length", encoder_seq_length,
           "tokens per sample of the encoder of a T5, another name of --seq-length");
@@ -62,11 +64,11 @@ RelativeBuckets relative_buckets(const ModelConfig& config, bool decoder) {
 T5Stacks t5_stacks(const ModelConfig& config) {
   const auto& sizes = config.own.as_or_default<T5Config>();
   const int64_t layers = config.transformer.num_layers;
-  MEGATRON_CHECK(sizes.encoder_num_layers > 0 && sizes.decoder_num_layers > 0 &&
-                     sizes.encoder_num_layers + sizes.decoder_num_layers == layers,
-                 "a T5 of ", sizes.encoder_num_layers, " encoder layers and ",
-                 sizes.decoder_num_layers, " decoder layers has not the ", layers,
-                 " layers of num_layers");
+  MEGATRON_CHECK(
+      sizes.encoder_num_layers > 0 && (sizes.decoder_num_layers > 0) == !sizes.t5_encoder_only &&
+          sizes.encoder_num_layers + sizes.decoder_num_layers == layers,
+      "a T5 of ", sizes.encoder_num_layers, " encoder layers and ", sizes.decoder_num_layers,
+      " decoder layers has not the ", layers, " layers of num_layers");
   T5Stacks stacks{config.transformer, config.transformer};
   stacks.encoder.causal = false;
   stacks.encoder.num_layers = sizes.encoder_num_layers;

@@ -24,11 +24,13 @@ struct T5Config : Config {
   // Those of Hugging Face have none, and scale the decoder's output before a tied output layer
   bool t5_output_bias = true;
   bool t5_scale_output = false;
+  bool t5_encoder_only = false;  // num_layers are the encoder's, decoder_num_layers is 0
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 };
 
-// The configurations of both stacks, which count their own layers.
+// The configurations of both stacks, which count their own layers; of an encoder alone the decoder
+// has none.
 struct T5Stacks {
   TransformerConfig encoder, decoder;
 };

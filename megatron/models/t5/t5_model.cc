@@ -65,7 +65,7 @@ T5Model::T5Model(const ModelConfig& given, const ParallelGroups& groups, const S
     decoder_ = std::make_unique<TransformerBlock>(
         stacks_.decoder, first_of_decoder_, end - border - first_of_decoder_,
         /*final_norm=*/slice.head, rows, groups, make_layer, /*numbered_after=*/border);
-  else if (slice.head)  // the head without a layer: its norm
+  else if (slice.head && !own_.t5_encoder_only)  // the head without a layer: its norm
     decoder_ = std::make_unique<TransformerBlock>(stacks_.decoder, stacks_.decoder.num_layers, 0,
                                                   /*final_norm=*/true, rows, groups);
   make_groups_of_homes();
@@ -73,7 +73,7 @@ T5Model::T5Model(const ModelConfig& given, const ParallelGroups& groups, const S
   make_distances(tables);
   if (encoder_) add("encoder", encoder_.get());
   if (decoder_) add("decoder", decoder_.get());
-  if (slice.head) make_output(tables);
+  if (slice.head && !own_.t5_encoder_only) make_output(tables);
   name_parameters();
   freeze_beside_adapters(*this);
 }
@@ -94,7 +94,9 @@ std::set<int> stages_of_table(Parameter* EmbeddingTables::* table, const StageSl
   } else if (table == &EmbeddingTables::decoder_distances) {
     layers(border, config.num_layers);
   } else {
-    stages = {slice.stage_of_embedding(), slice.stage_of_layer(border)};
+    stages = {slice.stage_of_embedding()};
+    if (border == config.num_layers) return stages;  // an encoder alone
+    stages.insert(slice.stage_of_layer(border));
     if (table == &EmbeddingTables::words && !config.untie_embeddings_and_output_weights)
       stages.insert(slice.stage_of_head());
   }
@@ -256,17 +258,26 @@ at::Tensor T5Model::encode(const Batch& batch, const StageTensors& input,
   return ends ? x.to(parameters().front()->value.scalar_type()) : x;
 }
 
+at::Tensor T5Model::encoded(const Batch& batch, const ForwardContext& context) {
+  MEGATRON_ASSERT(slice().embedding && slice().head, "the encoder of a part of a model");
+  return encode(batch, {}, context);
+}
+
 at::Tensor t5_decoder_column(const Batch& batch, const char* column) {
   return column_of(batch, column, kDecoderMask);
 }
 
 StageTensors T5Model::hidden(const Batch& batch, const StageTensors& input,
                              const ForwardContext& given) {
+  MEGATRON_CHECK(given.decoding == nullptr || !own_.t5_encoder_only,
+                 "an encoder continues no text: every token sees those after it");
   if (given.decoding != nullptr) return decode(batch, input, given);
   const int64_t end = slice().first_layer + slice().num_layers,
                 all = config().transformer.num_layers;
   if (slice().first_layer == all && !slice().embedding)  // the head alone
-    return {decoder_->forward(input.front(), decoder_context(batch, given))};
+    return own_.t5_encoder_only
+               ? input
+               : StageTensors{decoder_->forward(input.front(), decoder_context(batch, given))};
   at::Tensor encoded = encode(batch, input, given);
   if (!decoder_) return {encoded};
   if (given.tape != nullptr) encoded = given.tape->share(encoded);
@@ -330,6 +341,7 @@ StageTensors T5Model::decode(const Batch& batch, const StageTensors& input,
 }
 
 at::Tensor T5Model::logits(const at::Tensor& hidden) {
+  MEGATRON_CHECK(output_ != nullptr, "an encoder alone has no output layer (t5_encoder_only)");
   const bool scaled =
       own_.t5_scale_output && !config().transformer.untie_embeddings_and_output_weights;
   const double root = std::sqrt(static_cast<double>(config().transformer.hidden_size));

@@ -40,6 +40,8 @@ namespace megatron {
 // output adds up along the decoder's segments. The decoder's embedding goes with its first layer,
 // the encoder's norm with its last one; the word table has homes on the stages of both embeddings
 // and, tied, of the head, a table of relative positions on every stage with a layer of its stack.
+//
+// Of an encoder alone (t5_encoder_only) its output is the hidden states; it has no loss.
 class T5Model : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.
@@ -61,11 +63,15 @@ class T5Model : public Model {
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   EmbeddingTables embedding_tables() override;
+  // Of a model on one segment: the encoder's output, [s_e, b, h], from its columns alone.
+  at::Tensor encoded(const Batch& batch, const ForwardContext& context);
 
   // Decoding: the ids of a sequence's input go through the encoder once, at most seq_length, and
   // its rows, later its output, from segment to segment. Then segments of the encoder pass on the
   // decoder's tokens, [1, t] int64, those of the decoder its rows alone.
-  SequenceInputUse sequence_input() const override { return SequenceInputUse::kRequired; }
+  SequenceInputUse sequence_input() const override {
+    return own_.t5_encoder_only ? SequenceInputUse::kNone : SequenceInputUse::kRequired;
+  }
   StageTensors begin_sequence(const SequenceInput& input, const StageTensors& before,
                               DecodingState& state, int64_t slot, int64_t num_slots) override;
   TensorFormats sequence_border(int64_t layers_before, const SequenceInput& input,

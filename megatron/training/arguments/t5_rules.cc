@@ -102,7 +102,8 @@ void finalize_t5(Arguments& a) {
   TransformerConfig& t = a.transformer;
   const bool one_spelling = own.encoder_num_layers == 0 || t.num_layers == 0;
   if (own.encoder_num_layers == 0) own.encoder_num_layers = t.num_layers;
-  if (own.decoder_num_layers == 0) own.decoder_num_layers = own.encoder_num_layers;
+  if (own.decoder_num_layers == 0 && !own.t5_encoder_only)
+    own.decoder_num_layers = own.encoder_num_layers;
   if (one_spelling) t.num_layers = own.encoder_num_layers + own.decoder_num_layers;
   if (own.encoder_seq_length && t.seq_length == 0) t.seq_length = *own.encoder_seq_length;
   if (own.encoder_seq_length == t.seq_length) own.encoder_seq_length = {};
@@ -113,6 +114,11 @@ void finalize_t5(Arguments& a) {
 void validate_t5(const Arguments& a, Violations& v) {
   const auto& own = own_config<T5Config>(a.own);
   const TransformerConfig& t = a.transformer;
+  if (own.t5_encoder_only) {
+    v.add(cat("--task ", a.training.task, " with --t5-encoder-only: an encoder alone has no loss"),
+          "a model with both stacks");
+    return;
+  }
   const int64_t layers = own.encoder_num_layers + own.decoder_num_layers;
   if (t.num_layers != layers)
     v.add(cat("--num-layers ", t.num_layers, " and --encoder-num-layers ", own.encoder_num_layers,

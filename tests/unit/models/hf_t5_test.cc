@@ -167,11 +167,15 @@ TEST_P(HfT5Golden, LogitsOfTwoSegments) {
   const at::NoGradGuard no_grad;
   const ParallelGroups groups;
   const int64_t layers = whole(GetParam()).num_layers;
+  HfT5 all(GetParam(), groups, whole(GetParam()));
   for (int64_t cut = 1; cut < layers; ++cut) {
     HfT5 first(GetParam(), groups, {0, cut, true, false}),
         second(GetParam(), groups, {cut, layers - cut, false, true},
                first.model.embedding_tables());
     const StageTensors middle = first.model.hidden(first.batch, {}, first.context);
+    if (cut == all.model.config().own.as<T5Config>()->encoder_num_layers) {
+      EXPECT_TRUE(at::equal(all.model.encoded(all.batch, all.context), middle.front()));
+    }
     const at::Tensor hidden = second.model.hidden(second.batch, middle, second.context).front();
     expect_close(second.logits(hidden), second.golden.at("logits"), kHfTolerance, 0, "logits");
   }
@@ -260,7 +264,7 @@ fs::path t5_work_folder(const std::string& name) {
 }
 
 TEST(HfT5s, ThereAndBackAreTheSame) {
-  for (const std::string name : {"t5_v1_0", "t5_v1_1", "mt5"}) {
+  for (const std::string name : {"t5_v1_0", "t5_v1_1", "mt5", "t5_sentence"}) {
     const fs::path root = t5_work_folder(name);
     import_hf_folder(t5_folder(name), root / "ours");
     export_hf_folder({root / "ours", {}, root / "theirs", "", 1 << 20});
@@ -277,10 +281,11 @@ TEST(HfT5s, ThereAndBackAreTheSame) {
     for (const std::string& text : {read_file(root / "theirs" / "config.json"),
                                     write_hf_config(*model.family, model.config, "{}")}) {
       const auto json = nlohmann::json::parse(text);
-      for (const char* key : {"architectures", "d_model", "d_kv", "d_ff", "num_heads", "num_layers",
-                              "num_decoder_layers", "relative_attention_num_buckets",
-                              "relative_attention_max_distance", "layer_norm_epsilon",
-                              "feed_forward_proj", "tie_word_embeddings", "vocab_size"})
+      for (const char* key :
+           {"architectures", "d_model", "d_kv", "d_ff", "num_heads", "num_layers",
+            "is_encoder_decoder", "num_decoder_layers", "relative_attention_num_buckets",
+            "relative_attention_max_distance", "layer_norm_epsilon", "feed_forward_proj",
+            "tie_word_embeddings", "vocab_size"})
         EXPECT_EQ(json[key], theirs[key]) << name << " " << key;
     }
   }
@@ -293,9 +298,9 @@ TEST(HfT5s, WhatIsNotBuiltIsNamed) {
     json[key] = value;
     return error_of([&] { parse_hf_config(json.dump(), "config.json"); });
   };
-  EXPECT_EQ(error("architectures", {"T5EncoderModel"}),
-            "config.json: a T5EncoderModel is not built\nhint: expected a model with "
-            "T5ForConditionalGeneration as its architecture");
+  EXPECT_EQ(error("architectures", {"T5ForTokenClassification"}),
+            "config.json: a T5ForTokenClassification is not built\nhint: expected a model with "
+            "T5ForConditionalGeneration or T5EncoderModel as its architecture");
   EXPECT_EQ(error("architectures", {"T5WithLMHeadModel"}), "");
   EXPECT_EQ(error("feed_forward_proj", "gated-relu"),
             "config.json: feed_forward_proj \"gated-relu\" is not built");
