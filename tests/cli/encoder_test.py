@@ -147,6 +147,11 @@ class EncoderTest(support.FolderTest):
         self.assertIn("--mask-prob has no effect with --task gpt", self.refused("--mask-prob", "0.2"))
         self.assertIn("--bert-no-binary-head has no effect with --task gpt", self.refused("--bert-no-binary-head"))
         self.assertIn("--eod-mask-loss has no effect with --task bert", self.refused("--task", "bert", "--eod-mask-loss"))
+        packed = self.refused("--task", "bert", "--bert-data", "packed", "--remove-padding", "true", "--short-seq-prob", "0.2")
+        self.assertIn("--bert-data packed with the binary head: packed samples have no two halves", packed)
+        self.assertIn("--remove-padding true: samples of --bert-data packed have no padding", packed)
+        self.assertIn("--short-seq-prob has no effect with --bert-data packed", packed)
+        self.assertIn("--bert-data has no effect with --task t5", self.refused("--task", "t5", "--bert-data", "packed"))
 
     def test_a_plan_counts_the_logits_of_masked_tokens(self):
         flags = ["--world-size", "1", "--task", "bert", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "30521",

@@ -30,6 +30,12 @@ constexpr ModelFlags kEncoderModels[] = {
      "--position-embedding-type rope --rotary-base 1000 --rotary-base-local 50 --window-size 5 5 "
      "--window-attn-skip-freq [0,1,1,0] --exact-geglu --disable-bias-linear --disable-norm-bias "
      "--no-first-input-norm --attention-dropout 0.1 --hidden-dropout 0.1"},
+    // Several documents in a sample, positions learned.
+    {"bert_packed",
+     "--task bert --bert-data packed --bert-no-binary-head --num-layers 4 --hidden-size 48 "
+     "--num-attention-heads 12 --seq-length 24 --max-position-embeddings 24 --attention-dropout "
+     "0.1 "
+     "--hidden-dropout 0.1 --mask-prob 0.3"},
     // Classes of pairs of texts.
     {"bert_classes",
      "--task classify --bert-classes 3 --num-layers 4 --hidden-size 48 --num-attention-heads 12 "
@@ -135,6 +141,12 @@ constexpr LayoutRow kEncoderRows[] = {
      PP "2 " OFFLOAD "attn_norm qkv_linear core_attn mlp_norm mlp_act", "bert"},
     {"tp2_sp_pp2_cp2_bert_modern", "bert_modern", 8,
      TP "2 " SP PP "2 " CP "2 --cp-comm-type all_gather " ZERO1 OVERLAP, "bert"},
+    {"tp2_sp_bert_packed", "bert_packed", 2, TP "2 " SP, "bert"},
+    {"cp2_bert_packed", "bert_packed", 2, CP "2", "bert"},
+    {"cp2_a2a_bert_packed", "bert_packed", 2, CP "2 " CP_A2A, "bert"},
+    {"pp2_vpp2_bert_packed", "bert_packed", 2, PP "2 " VPP "2", "bert"},
+    {"tp2_sp_pp2_cp2_bert_packed", "bert_packed", 8, TP "2 " SP PP "2 " CP "2 " CP_GATHER ZERO1,
+     "bert"},
     {"tp2_bert_classes", "bert_classes", 2, TP "2", "classify"},
     {"pp2_bert_classes", "bert_classes", 2, PP "2", "classify"},
     {"dp2_zero3_bert_classes", "bert_classes", 2, ZERO3 OVERLAP, "classify"},
@@ -148,6 +160,12 @@ constexpr LayoutRow kEncoderRows[] = {
     {"tp2_bert_classes_lora", "bert_classes", 2, TP "2 " LORA, "classify"},
     {"pp2_bert_classes_lora", "bert_classes", 2, PP "2 " LORA, "classify"},
     {"dp2_zero3_bert_choices_lora", "bert_choices", 2, ZERO3 OVERLAP LORA, "multichoice"},
+    // Context ranks, with adapters and with what leaves the device.
+    {"tp2_sp_cp2_offload_bert_lora", "bert", 4,
+     TP "2 " SP CP "2 " OFFLOAD "qkv_linear core_attn mlp_norm mlp_act " LORA, "bert"},
+    {"cp2_a2a_t5_lora", "t5", 2, CP "2 " CP_A2A LORA, "t5"},
+    {"cp2_gather_offload_t5_relative_lora", "t5_relative", 2,
+     CP "2 " CP_GATHER OFFLOAD "attn_norm qkv_linear core_attn attn_proj mlp_fc2 " LORA, "t5"},
     // What several layers save leaves the device, but the encoder's output.
     {"pp2_offload_t5", "t5", 2,
      PP "2 " OFFLOAD "attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_act", "t5"},

@@ -6,56 +6,9 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
-#include "megatron/datasets/gpt/gpt_indices.h"
-#include "megatron/datasets/index_cache.h"
+#include "megatron/datasets/gpt/sample_order.h"
 
 namespace megatron {
-namespace {
-
-// One of the index arrays, in memory or mapped.
-struct IndexView {
-  const int32_t* i32 = nullptr;
-  const uint32_t* u32 = nullptr;
-  const int64_t* i64 = nullptr;
-  int64_t size = 0;
-
-  int64_t operator[](int64_t i) const { return i32 ? i32[i] : u32 ? int64_t{u32[i]} : i64[i]; }
-  static IndexView of(const IndexArray& array) {
-    IndexView view;
-    view.size = array.size();
-    if (array.is_wide) {
-      view.i64 = array.wide.data();
-    } else {
-      view.i32 = array.narrow.data();
-    }
-    return view;
-  }
-  static IndexView of(const NpyArray& array) {
-    IndexView view;
-    view.size = array.size();
-    if (array.dtype() == "<i4")
-      view.i32 = array.as<int32_t>("<i4").data();
-    else if (array.dtype() == "<u4")
-      view.u32 = array.as<uint32_t>("<u4").data();
-    else
-      view.i64 = array.as<int64_t>("<i8").data();
-    return view;
-  }
-};
-
-CacheArray cache_array(const char* name, const IndexArray& array, std::vector<int64_t> shape) {
-  return {name, array.is_wide ? "<i8" : "<i4", std::move(shape),
-          array.is_wide ? std::as_bytes(std::span(array.wide))
-                        : std::as_bytes(std::span(array.narrow))};
-}
-
-// The part of a sample within one sequence.
-struct Piece {
-  int64_t sequence, offset, count;
-};
-
-}  // namespace
-
 std::string to_string(Split split) {
   static constexpr const char* kNames[] = {"train", "valid", "test"};
   return kNames[static_cast<int>(split)];
@@ -79,22 +32,17 @@ struct GPTDataset::Impl {
   std::optional<int64_t> num_samples;
   GPTDatasetConfig config;
   int64_t extra, pad;
-  int64_t epochs = 1;
-  GPTIndices built;              // when the cache is not used
-  std::vector<NpyArray> cached;  // document, sample, shuffle index
-  IndexView documents, rows, shuffle;
-  int64_t size = 0;
+  std::optional<SampleOrder> order;
 
   bool drop_last() const {
     return split != Split::kValid || config.drop_last_partial_validation_sequence;
   }
   void check_request();
-  void load_indices(const std::string& description);
+  void make_order(const std::string& description);
   GPTIndexInputs index_inputs() const;
-  void locate_pieces(int64_t index, std::vector<Piece>& pieces) const;
   // Reads the pieces into `out` and pads the rest.
-  void read_pieces(std::span<const Piece> pieces, std::span<int64_t> out) const;
-  void document_starts(std::span<const Piece> pieces, std::span<const int64_t> tokens,
+  void read_pieces(std::span<const SequencePiece> pieces, std::span<int64_t> out) const;
+  void document_starts(std::span<const SequencePiece> pieces, std::span<const int64_t> tokens,
                        std::vector<int32_t>& starts) const;
 };
 
@@ -133,42 +81,14 @@ GPTIndexInputs GPTDataset::Impl::index_inputs() const {
   return inputs;
 }
 
-void GPTDataset::Impl::load_indices(const std::string& description) {
-  static const std::string kNames[] = {"document_index", "sample_index", "shuffle_index"};
-  const auto build = [&](const std::function<void(std::span<const CacheArray>)>& store) {
-    const GPTIndices indices = build_gpt_indices(index_inputs());
-    const int64_t count = indices.sample_index.size() / 2 - 1;
-    const bool wide = !indices.shuffle_wide.empty();
-    const CacheArray arrays[] = {
-        cache_array("document_index", indices.document_index, {indices.document_index.size()}),
-        cache_array("sample_index", indices.sample_index, {count + 1, 2}),
-        {"shuffle_index",
-         wide ? "<i8" : "<u4",
-         {count},
-         wide ? std::as_bytes(std::span(indices.shuffle_wide))
-              : std::as_bytes(std::span(indices.shuffle_narrow))}};
-    store(arrays);
-  };
-  if (config.use_cache) {
-    const std::filesystem::path folder = index_folders(data->prefix(), config.cache_path).front();
-    IndexCache cache(folder, "GPTDataset-" + to_string(split), description);
-    if (cache.get(kNames, build, cached)) {
-      documents = IndexView::of(cached[0]);
-      rows = IndexView::of(cached[1]);
-      shuffle = IndexView::of(cached[2]);
-      return;
-    }
-  }
-  built = build_gpt_indices(index_inputs());
-  documents = IndexView::of(built.document_index);
-  rows = IndexView::of(built.sample_index);
-  if (built.shuffle_wide.empty()) {
-    shuffle.u32 = built.shuffle_narrow.data();
-    shuffle.size = built.shuffle_narrow.size();
-  } else {
-    shuffle.i64 = built.shuffle_wide.data();
-    shuffle.size = built.shuffle_wide.size();
-  }
+void GPTDataset::Impl::make_order(const std::string& description) {
+  SampleOrderOptions options;
+  options.data = data->prefix();
+  options.name = "GPTDataset-" + to_string(split);
+  options.description = description;
+  options.use_cache = config.use_cache;
+  if (options.use_cache) options.folder = index_folders(data->prefix(), config.cache_path).front();
+  order.emplace(index_inputs(), options);
 }
 
 GPTDataset::GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first, int64_t last,
@@ -186,25 +106,18 @@ GPTDataset::GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first
   const bool ambiguous = facts.pad == facts.eod || facts.pad == facts.bos;
   impl_->pad = ambiguous && !config.allow_ambiguous_pad_tokens ? -1 : facts.pad;
   impl_->check_request();
-  impl_->load_indices(description());
-  impl_->size = impl_->shuffle.size;
-  impl_->epochs = impl_->documents.size / (last - first);
-  MEGATRON_CHECK(impl_->rows.size == 2 * (impl_->size + 1), impl_->data->prefix(),
-                 ": the cached sample index has ", impl_->rows.size / 2, " rows, expected ",
-                 impl_->size + 1, "\nhint: remove the cache folder");
+  impl_->make_order(description());
 }
 
 GPTDataset::~GPTDataset() = default;
 
-int64_t GPTDataset::size() const { return impl_->size; }
-int64_t GPTDataset::num_epochs() const { return impl_->epochs; }
+int64_t GPTDataset::size() const { return impl_->order->size(); }
+int64_t GPTDataset::num_epochs() const { return impl_->order->num_epochs(); }
 const IndexedDataset& GPTDataset::data() const { return *impl_->data; }
 
 std::vector<int64_t> GPTDataset::sequences(int64_t index) const {
-  std::vector<Piece> pieces;
-  impl_->locate_pieces(index, pieces);
   std::vector<int64_t> out;
-  for (const Piece& piece : pieces) out.push_back(piece.sequence);
+  for (const SequencePiece& piece : impl_->order->pieces(index)) out.push_back(piece.sequence);
   return out;
 }
 
@@ -223,38 +136,10 @@ std::string GPTDataset::description() const {
   return json.text();
 }
 
-void GPTDataset::Impl::locate_pieces(int64_t index, std::vector<Piece>& pieces) const {
-  MEGATRON_CHECK(index >= 0 && index < size, data->prefix(), ": there is no sample ", index, " of ",
-                 size);
-  const int64_t row = shuffle[index];
-  MEGATRON_CHECK(row >= 0 && row < size, data->prefix(),
-                 ": the cached shuffle index points to row ", row, " of ", size,
-                 "\nhint: remove the cache folder");
-  const int64_t d0 = rows[2 * row], o0 = rows[2 * row + 1], d1 = rows[2 * row + 2],
-                o1 = rows[2 * row + 3];
-  MEGATRON_CHECK(d0 >= 0 && d0 <= d1 && d1 < documents.size, data->prefix(),
-                 ": the cached sample index's row ", row, " reaches from document ", d0, " to ", d1,
-                 " of ", documents.size, "\nhint: remove the cache folder");
-  int64_t total = 0;
-  for (int64_t d = d0; d <= d1; ++d) {
-    const int64_t sequence = documents[d];
-    MEGATRON_CHECK(sequence >= first && sequence < last, data->prefix(),
-                   ": the cached document index names sequence ", sequence, ", the split has ",
-                   first, " to ", last - 1, "\nhint: remove the cache folder");
-    const int64_t begin = d == d0 ? o0 : 0;
-    const int64_t end = d == d1 ? o1 + extra : data->sequence_lengths()[sequence];
-    if (end > begin) pieces.push_back({sequence, begin, end - begin});
-    total += std::max<int64_t>(0, end - begin);
-  }
-  MEGATRON_CHECK(total <= config.sequence_length + extra, data->prefix(),
-                 ": the cached sample index's row ", row, " covers ", total,
-                 " tokens, expected at most ", config.sequence_length + extra,
-                 "\nhint: remove the cache folder");
-}
-
-void GPTDataset::Impl::read_pieces(std::span<const Piece> pieces, std::span<int64_t> out) const {
+void GPTDataset::Impl::read_pieces(std::span<const SequencePiece> pieces,
+                                   std::span<int64_t> out) const {
   int64_t at = 0;
-  for (const Piece& piece : pieces) {
+  for (const SequencePiece& piece : pieces) {
     const auto target = out.subspan(at, piece.count);
     data->read(piece.sequence, piece.offset, target);
     check_vocabulary(*data, piece.sequence, piece.offset, target, config.tokenizer.vocab_size);
@@ -265,14 +150,14 @@ void GPTDataset::Impl::read_pieces(std::span<const Piece> pieces, std::span<int6
 
 // Document starts (inter-document masking): after end-of-document tokens, and at the start of
 // sequences.
-void GPTDataset::Impl::document_starts(std::span<const Piece> pieces,
+void GPTDataset::Impl::document_starts(std::span<const SequencePiece> pieces,
                                        std::span<const int64_t> tokens,
                                        std::vector<int32_t>& starts) const {
   starts.assign(1, 0);
   const int64_t length = tokens.size();
   if (config.inter_document_masking) {
     int64_t at = 0;
-    for (const Piece& piece : pieces) {
+    for (const SequencePiece& piece : pieces) {
       at += piece.count;
       if (at < length) starts.push_back(static_cast<int32_t>(at));
     }
@@ -292,8 +177,7 @@ void GPTDataset::read(int64_t index, const SampleSpans& sample,
   const int64_t length = d.config.sequence_length, eod = d.config.tokenizer.eod;
   MEGATRON_ASSERT(static_cast<int64_t>(out.tokens.size()) == length, "sample of ",
                   out.tokens.size(), " tokens");
-  std::vector<Piece> pieces;
-  d.locate_pieces(index, pieces);
+  const std::vector<SequencePiece> pieces = d.order->pieces(index);
   std::vector<int64_t> text(length + d.extra);
   d.read_pieces(pieces, text);
 

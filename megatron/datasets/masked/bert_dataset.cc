@@ -50,6 +50,29 @@ int64_t most_masked_by_bert(const MaskingOptions& masking, int64_t sequence_leng
   return most_masked(masking, sequence_length - 3);  // [CLS] and two [SEP]
 }
 
+void check_bert_tokens(const MaskedTokens& tokens) {
+  std::vector<std::string> missing;
+  if (tokens.cls < 0) missing.emplace_back("[CLS]");
+  if (tokens.sep < 0) missing.emplace_back("[SEP]");
+  if (tokens.mask < 0) missing.emplace_back("[MASK]");
+  MEGATRON_CHECK(
+      missing.empty(), tokens.identity.name, " has no ", listed(missing),
+      ", which samples of BERT need\nhint: give a vocabulary of BERT, or the folder of a "
+      "Hugging Face model whose tokenizer_config.json names cls_token, sep_token and "
+      "mask_token");
+}
+
+void write_labels(const MaskedPositions& masked, std::span<int64_t> labels,
+                  std::span<float> loss_mask) {
+  std::fill(labels.begin(), labels.end(), -1);
+  std::fill(loss_mask.begin(), loss_mask.end(), 0.0F);
+  for (size_t i = 0; i < masked.positions.size(); ++i) {
+    const auto at = static_cast<size_t>(masked.positions[i]);
+    labels[at] = masked.originals[i];
+    loss_mask[at] = 1.0F;
+  }
+}
+
 BertDataset::BertDataset(std::unique_ptr<const SentenceSource> sentences,
                          std::shared_ptr<const MaskedTokens> tokens,
                          const BertDatasetConfig& config)
@@ -59,15 +82,7 @@ BertDataset::BertDataset(std::unique_ptr<const SentenceSource> sentences,
       tokens_(std::move(tokens)),
       config_(config),
       masking_(config.masking, *tokens_) {
-  std::vector<std::string> missing;
-  if (tokens_->cls < 0) missing.emplace_back("[CLS]");
-  if (tokens_->sep < 0) missing.emplace_back("[SEP]");
-  if (tokens_->mask < 0) missing.emplace_back("[MASK]");
-  MEGATRON_CHECK(
-      missing.empty(), tokens_->identity.name, " has no ", listed(missing),
-      ", which samples of BERT need\nhint: give a vocabulary of BERT, or the folder of a "
-      "Hugging Face model whose tokenizer_config.json names cls_token, sep_token and "
-      "mask_token");
+  check_bert_tokens(*tokens_);
 }
 
 BertDataset::Pair BertDataset::pair_of(const SentenceRun& run, NumpyRandom& random) const {
@@ -125,13 +140,7 @@ void BertDataset::read(int64_t index, const SampleSpans& sample,
   masking_.mask(text.first(size), run.target, random, masked);
   std::fill(text.begin() + size, text.end(), std::max<int64_t>(tokens_->pad, 0));
   std::fill(types.begin() + size, types.end(), 0);
-  std::fill(labels.begin(), labels.end(), -1);
-  std::fill(loss_mask.begin(), loss_mask.end(), 0.0F);
-  for (size_t i = 0; i < masked.positions.size(); ++i) {
-    const auto at = static_cast<size_t>(masked.positions[i]);
-    labels[at] = masked.originals[i];
-    loss_mask[at] = 1.0F;
-  }
+  write_labels(masked, labels, loss_mask);
   for (size_t i = 0; i < text.size(); ++i)
     padding_mask[i] = i < size && text[i] != tokens_->pad ? 1 : 0;
   sample.get<int64_t>("is_random")[0] = pair.swapped ? 1 : 0;

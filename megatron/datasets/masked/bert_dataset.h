@@ -37,6 +37,13 @@ Columns bert_columns(int64_t sequence_length, int64_t most_masked);
 // Tokens of a sample that are masked at most.
 int64_t most_masked_by_bert(const MaskingOptions& masking, int64_t sequence_length);
 
+// Throws Error that names what is missing if there is no [CLS], [SEP] or mask.
+void check_bert_tokens(const MaskedTokens& tokens);
+
+// labels -1 and loss_mask 0, but the original token and 1 where one is masked.
+void write_labels(const MaskedPositions& masked, std::span<int64_t> labels,
+                  std::span<float> loss_mask);
+
 class BertDataset : public Dataset {
  public:
   // `tokens` must have [CLS], [SEP] and a mask: else an Error names what is missing.

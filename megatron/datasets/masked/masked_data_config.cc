@@ -10,12 +10,16 @@ namespace megatron {
 namespace {
 
 constexpr std::string_view kGeometric[] = {"auto", "true", "false"};
+constexpr std::string_view kBertData[] = {"sentences", "packed"};
 
 }  // namespace
 
 void MaskedDataConfig::fields(FieldVisitor& v) {
   v.group("masked data");
   v.role(FieldRole::kNumerics);
+  v.choice("bert_data", bert_data, kBertData,
+           "samples of BERT: sentences of one document, or packed, documents one after the other "
+           "that fill them, each of which attends to itself alone");
   v.field("mask_prob", mask_prob, "share of the tokens of a sample that are masked");
   v.field("short_seq_prob", short_seq_prob,
           "share of samples of BERT and T5 that are built for a shorter length");
@@ -37,8 +41,13 @@ void MaskedDataConfig::fields(FieldVisitor& v) {
 void MaskedDataConfig::validate(Violations& violations) const {
   violations.require(mask_prob > 0 && mask_prob < 1, cat("--mask-prob is ", mask_prob),
                      "above 0 and below 1, such as 0.15");
+  const double kShortSeqProb = MaskedDataConfig().short_seq_prob;
   violations.require(short_seq_prob >= 0 && short_seq_prob <= 1,
                      cat("--short-seq-prob is ", short_seq_prob), "0 to 1");
+  violations.require(bert_data == BertData::kSentences || short_seq_prob == kShortSeqProb,
+                     "--short-seq-prob has no effect with --bert-data packed, whose samples are "
+                     "all full",
+                     "leave it out");
   violations.require(!masking_max_ngram || (*masking_max_ngram >= 1 && *masking_max_ngram <= 1000),
                      cat("--masking-max-ngram is ", masking_max_ngram.value_or(0)), "1 to 1000");
   violations.require(!masking_longer_ngrams || masking_geometric != MaskingGeometric::kTrue,

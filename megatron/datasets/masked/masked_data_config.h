@@ -12,8 +12,11 @@ namespace megatron {
 
 enum class MaskedKind { kBert, kT5 };
 enum class MaskingGeometric { kAuto, kTrue, kFalse };
+// Samples of BERT: sentences of one document, or text of several that fills them
+enum class BertData { kSentences, kPacked };
 
 struct MaskedDataConfig : Config {
+  BertData bert_data = BertData::kSentences;
   double mask_prob = 0.15;
   double short_seq_prob = 0.1;
   std::optional<int64_t> masking_max_ngram;  // none: 3 for BERT, 10 for T5

@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
 #include "megatron/datasets/masked/bert_dataset.h"
+#include "megatron/datasets/masked/packed_dataset.h"
 #include "megatron/datasets/masked/t5_dataset.h"
 
 namespace megatron {
@@ -62,6 +63,50 @@ MockSentenceIds mock_ids(const MaskedTokens& tokens, const std::vector<int64_t>&
   return ids;
 }
 
+// What the tokenizer puts around a text, else [CLS] and [SEP].
+PackedTextOptions packed_options(const MaskedTokens& tokens, const DatasetRequest& request,
+                                 const SentenceSourceOptions& base) {
+  check_bert_tokens(tokens);
+  PackedTextOptions options;
+  options.sequence_length = request.sequence_length;
+  options.prefix = tokens.prefix;
+  options.suffix = tokens.suffix;
+  if (options.prefix.empty() && options.suffix.empty()) {
+    options.prefix = {tokens.cls};
+    options.suffix = {tokens.sep};
+  }
+  const size_t around = options.prefix.size() + options.suffix.size();
+  MEGATRON_CHECK(static_cast<size_t>(request.sequence_length) > around, "sequence length is ",
+                 request.sequence_length, ", the tokens around a document are ", around);
+  options.seed = base.seed;
+  options.vocab_size = base.vocab_size;
+  options.cache_path = base.cache_path;
+  return options;
+}
+
+void make_packed(const std::shared_ptr<const MaskedTokens>& tokens, const MaskedModel& model,
+                 const MaskedDataConfig& masked, const SentenceSourceOptions& base,
+                 DatasetRequest& request) {
+  MEGATRON_CHECK(!model.binary_head,
+                 "--bert-data packed: packed samples have no two halves, whose order the binary "
+                 "head predicts\nhint: --bert-no-binary-head");
+  const PackedTextOptions options = packed_options(*tokens, request, base);
+  const auto make = [tokens, options, masking = masked.masking(MaskedKind::kBert)](
+                        std::unique_ptr<const PackedText> text) {
+    return std::make_shared<const PackedDataset>(std::move(text), tokens, masking, options);
+  };
+  request.make_member = [make, options](const MemberRequest& member) {
+    PackedTextOptions own = options;
+    own.threads = member.threads;
+    return make(packed_text_of_file(member.open(member.path), member.bounds, member.split,
+                                    member.num_samples, own));
+  };
+  request.make_mock = [make, options, ids = mock_ids(*tokens, masked.mock_lengths)](
+                          Split split, int64_t num_samples) {
+    return make(mock_packed_text(split, num_samples, ids, options));
+  };
+}
+
 }  // namespace
 
 TrainValidTestDatasets build_masked_datasets(const MaskedModel& model, const DataConfig& data,
@@ -75,10 +120,14 @@ TrainValidTestDatasets build_masked_datasets(const MaskedModel& model, const Dat
                                    .seed = given.seed,
                                    .vocab_size = tokens->vocab_size,
                                    .cache_path = data.data_cache_path};
+  DatasetRequest request = given;
+  if (model.kind == MaskedKind::kBert && masked.bert_data == BertData::kPacked) {
+    make_packed(tokens, model, masked, base, request);
+    return build_train_valid_test_datasets(data, request);
+  }
   const MakeMasked make = model.kind == MaskedKind::kBert
                               ? make_bert(model, masked, given, base)
                               : make_t5(model, masked, given, base, *tokens);
-  DatasetRequest request = given;
   request.make_member = [make, tokens](const MemberRequest& member) {
     return make(tokens, [&](const SentenceSourceOptions& options) {
       return sentences_of_file(member.open(member.path), member.bounds, member.split,

@@ -42,6 +42,11 @@ MaskedTokens masked_tokens(const Tokenizer& tokenizer, TokenizerIdentity identit
   out.eos = id_of(tokenizer.eod());
   while (const auto sentinel = tokenizer.token_to_id(cat("<extra_id_", out.sentinels.size(), ">")))
     out.sentinels.push_back(*sentinel);
+  const auto wide = [](const std::vector<int32_t>& ids) {
+    return std::vector<int64_t>(ids.begin(), ids.end());
+  };
+  out.prefix = wide(tokenizer.prefix_ids());
+  out.suffix = wide(tokenizer.suffix_ids());
   out.vocab_size = tokenizer.vocab_size();
   const auto size = static_cast<size_t>(out.vocab_size);
   out.continues_word.resize(size);

@@ -15,6 +15,7 @@ struct MaskedTokens {
   int64_t decoder_start = -1, eos = -1;             // of a decoder's input and labels
   std::vector<int64_t> sentinels;                   // <extra_id_0>, <extra_id_1>, ...
   std::vector<int64_t> replacements;                // all ids, ascending
+  std::vector<int64_t> prefix, suffix;              // around a text, as the tokenizer says
   // By id: the token continues the word before it. Where words are marked at their beginning, one
   // that follows a token of `ends_word` begins a word all the same.
   std::vector<uint8_t> continues_word, ends_word;

@@ -144,7 +144,10 @@ void masked_tokens_are_data(const Arguments& a, Violations& v) {
   const std::string& task = a.training.task;
   const bool masks = task == "bert" || task == "t5";
   MaskedDataConfig read = masks ? MaskedDataConfig() : a.masked;
-  if (task == "t5") read.mlm_replace = a.masked.mlm_replace;  // spans become sentinels
+  if (task == "t5") {
+    read.mlm_replace = a.masked.mlm_replace;  // spans become sentinels
+    read.bert_data = a.masked.bert_data;
+  }
   std::vector<std::string> given = flags_given(read);
   if (task != "bert" && heads_of_task(task).empty())
     std::ranges::copy(flags_given(own_config<BertConfig>(a.own)), std::back_inserter(given));
@@ -160,6 +163,17 @@ void masked_tokens_are_data(const Arguments& a, Violations& v) {
               "--task ",
               task),
           "leave it out: a sample is from one document");
+}
+
+void packed_text_is_built(const Arguments& a, Violations& v) {
+  if (!a.packs_masked_text()) return;
+  if (own_config<BertConfig>(a.own).bert_binary_head)
+    v.add(
+        "--bert-data packed with the binary head: packed samples have no two halves, whose order "
+        "it predicts",
+        "--bert-no-binary-head");
+  if (a.parallel.hybrid_context_parallel)
+    v.add("--bert-data packed with --hybrid-context-parallel is not built");
 }
 
 void learning_rate_is_given(const Arguments& a, Violations& v) {
@@ -574,6 +588,7 @@ constexpr Rule kRules[] = {world_divides,
                            conversations_are_data,
                            preferences_are_data,
                            masked_tokens_are_data,
+                           packed_text_is_built,
                            images_are_read,
                            layers_divide_over_stages,
                            validate_experts,
@@ -623,7 +638,13 @@ int64_t Arguments::mailbox_part_bytes(int64_t type_bytes) const {
 }
 
 int64_t Arguments::most_masked_by_bert() const {
+  if (packs_masked_text())
+    return most_masked(masked.masking(MaskedKind::kBert), transformer.seq_length);
   return megatron::most_masked_by_bert(masked.masking(MaskedKind::kBert), transformer.seq_length);
+}
+
+bool Arguments::packs_masked_text() const {
+  return training.task == "bert" && masked.bert_data == BertData::kPacked;
 }
 
 void Arguments::finalize() {
@@ -640,6 +661,7 @@ void Arguments::finalize() {
   if (training.skip_train || training.finetune) training.no_load_optim = true;
   if (sft.sft) training.task = "sft";
   sft.sft = training.task == "sft";
+  if (packs_masked_text()) data.dataloader_inter_document_masking = true;
   if (sft.sft)
     data.dataloader_inter_document_masking = !data.reset_position_ids && !data.reset_attention_mask;
 }

@@ -81,6 +81,8 @@ struct Arguments {
   // `type_bytes` per element; 0 if tensor parallelism does not use peer-to-peer copies
   // (comm/peer_mailbox.h).
   int64_t mailbox_part_bytes(int64_t type_bytes) const;
+  // Whether samples of BERT are packed text.
+  bool packs_masked_text() const;
   // Tokens of a sample of BERT that are masked at most.
   int64_t most_masked_by_bert() const;
   int64_t train_iters() const;

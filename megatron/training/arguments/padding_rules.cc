@@ -15,6 +15,7 @@ bool pads_samples(std::string_view task) {
 std::string why_padding_stays(const Arguments& a) {
   if (!pads_samples(a.training.task))
     return cat("samples of --task ", a.training.task, " have no padding");
+  if (a.packs_masked_text()) return "samples of --bert-data packed have no padding";
   if (a.parallel.context_parallel_size > 1)
     return "--context-parallel-size divides each sample alike, with its padding";
   if (a.transformer.has_moe())

@@ -46,7 +46,7 @@ int64_t num_layers(const std::string& name) {
   return read_hf_config(encoder_folder(name)).config.transformer.num_layers;
 }
 
-// A golden, and the model of its folder with its weights and gradients in fp32.
+// A golden, and the model of its folder with its weights and gradients in fp32 or `dtype`.
 struct HfEncoder {
   HfEncoder(const std::string& name, const ParallelGroups& groups, const char* cp_comm_type = "p2p")
       : HfEncoder(name, groups, {0, num_layers(name), true, true}, {}, cp_comm_type) {}
@@ -54,11 +54,12 @@ struct HfEncoder {
             const EmbeddingTables& tables, const char* cp_comm_type = "p2p")
       : HfEncoder(name, groups, slice, tables, opened(name, cp_comm_type)) {}
   HfEncoder(const std::string& name, const ParallelGroups& groups, const StageSlice& slice,
-            const EmbeddingTables& tables, HfFolder opened_folder)
+            const EmbeddingTables& tables, HfFolder opened_folder,
+            at::ScalarType dtype = at::kFloat)
       : golden(read_golden_tensors(SafetensorsFile(encoder_folder(name) / "golden.safetensors"))),
         folder(std::move(opened_folder)),
         model(folder.model.config, groups, slice, tables),
-        store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
+        store(model, dtype, at::kCPU, /*gradients=*/true) {
     load_hf_values(folder, groups, slice, model);
     const at::Tensor labels = golden.at("labels").to(at::kLong);
     batch.set("text", golden.at("input_ids").to(at::kLong));
@@ -83,6 +84,20 @@ struct HfEncoder {
   Batch batch;
   ForwardContext context;
 };
+
+std::map<std::string, at::Tensor> gradients_of_loss(HfEncoder& e, at::Tensor& hidden) {
+  RecomputeTape tape;
+  e.context.tape = &tape;
+  const StageTensors states = e.model.hidden(e.batch, {}, e.context);
+  hidden = states.front().detach();
+  const Loss loss = e.model.loss(states, e.batch, e.context);
+  tape.backward(BackwardRoot(loss.sum), {(1 / loss.weight).to(loss.sum)});
+  std::map<std::string, at::Tensor> grads;
+  e.model.visit([&](const std::string& ours, Parameter& parameter) {
+    grads[ours] = e.store.grad(parameter);
+  });
+  return grads;
+}
 
 // Every gradient of the golden, after the backward.
 void expect_gradients(HfEncoder& e) {
@@ -447,6 +462,43 @@ TEST(HfEncoders, AFamilyThatDoesNotFitIsNotWritten) {
             "position 0 of the model has row 2 of the table (bert_first_position), here it has 0");
   EXPECT_NE(error("bert", "roberta"), "");
   EXPECT_EQ(error("roberta", "camembert"), "");
+}
+
+// The texts of a golden in one sample, each of which sees itself alone and has its own positions,
+// against one sample for each, with padding behind it.
+TEST(HfEncoders, PackedTextsAreThoseApart) {
+  for (const std::string name : {"bert", "modernbert"}) {
+    const ParallelGroups groups;
+    const StageSlice whole = {0, num_layers(name), true, true};
+    HfEncoder apart(name, groups, whole, {}, opened(name, "p2p"), at::kDouble),
+        packed(name, groups, whole, {}, opened(name, "p2p"), at::kDouble);
+    const int64_t samples = apart.batch["text"].size(0), s = apart.batch["text"].size(1);
+    const at::Tensor ends = (apart.batch["padding_mask"] * at::arange(1, s + 1)).amax(1);
+    std::vector<int64_t> lengths;
+    for (int64_t i = 0; i < samples; ++i) lengths.push_back(ends[i].item<int64_t>());
+    apart.batch.set("types", at::zeros_like(apart.batch["types"]));
+    apart.batch.set("padding_mask",
+                    (at::arange(s) < at::tensor(lengths).unsqueeze(1)).to(at::kLong));
+    packed.batch = {};
+    const auto join = [&](const at::Tensor& column) {
+      std::vector<at::Tensor> parts;
+      for (int64_t i = 0; i < samples; ++i)
+        parts.push_back(column[i].narrow(0, 0, lengths[static_cast<size_t>(i)]));
+      return at::cat(parts).unsqueeze(0);
+    };
+    for (const char* column : {"text", "labels", "loss_mask"})
+      packed.batch.set(column, join(apart.batch[column]));
+    packed.context = context_for(packed.batch["text"], /*training=*/false);
+    packed.context.position_ids = join(at::arange(s).expand({samples, s}));
+    packed.context.document_ids = join(at::arange(samples).unsqueeze(1).expand({samples, s}));
+    packed.batch.place = packed.context.place;
+    at::Tensor hidden, hidden_apart;
+    const auto grads = gradients_of_loss(packed, hidden),
+               grads_apart = gradients_of_loss(apart, hidden_apart);
+    expect_close(hidden.transpose(0, 1), join(hidden_apart.transpose(0, 1)), 1e-11, 0, name);
+    for (const auto& [parameter, grad] : grads_apart)
+      expect_close(grads.at(parameter), grad, 1e-11, 1.0, name + " gradient of " + parameter);
+  }
 }
 
 }  // namespace
