@@ -270,7 +270,9 @@ void ChunkPass::add_what_lies_between_stacks() {
   const EndsCost& ends = plan_.ends;
   const int64_t before = ends.first_stack - slice_.first_layer;
   if (ends.first_stack == 0) return;
-  hold(before > 0 ? ends.between_stacks : ends.passed_on, before);
+  // The output of the first stack is held for layers of the second one.
+  const bool read = before < slice_.num_layers;
+  hold(before > 0 ? ends.between_stacks - (read ? 0 : ends.passed_on) : ends.passed_on, before);
 }
 
 void ChunkPass::add_what_moves_beside() {

@@ -180,6 +180,17 @@ int64_t CoreAttentionCost::score_bytes() const {
          shape.sum;
 }
 
+// Of unfused attention: copies in the accumulating type, or, where heads share keys, in its order.
+int64_t CoreAttentionCost::copied(int64_t bytes) const {
+  return wide > 1 || sizes.heads != sizes.groups ? wide * bytes : 0;
+}
+
+// Of unfused attention: which keys lie behind a query, or outside of its window.
+int64_t CoreAttentionCost::limits_bytes() const {
+  const bool limited = config.causal || !config.window_size.empty();
+  return limited && sizes.others == 0 ? sequence * sequence : 0;
+}
+
 // Of relative positions: the gradients of the scores of all samples of a piece, summed in rows that
 // are twice as wide, while those of the probabilities are no longer held.
 int64_t CoreAttentionCost::distances_extra() const {
@@ -200,7 +211,7 @@ int64_t CoreAttentionCost::forward_extra() const {
     case AttentionKernel::kLibrary:
       return repeated_groups() + 2 * padded_out();  // padded values, and the output
     case AttentionKernel::kUnfused:
-      return 2 * score_bytes() + wide * (q + k + v) + (sizes.others > 0 ? 0 : sequence * sequence) +
+      return 2 * score_bytes() + copied(q + k + v) + limits_bytes() +
              (has_sinks() ? (wide - 1) * out + lse : 0);  // the sum before it is rounded
     case AttentionKernel::kRing:
       return 2 * (k + v) + (wide + 1) * out + 2 * lse + block_scores;
@@ -254,7 +265,7 @@ int64_t CoreAttentionCost::backward_extra() const {
              (padded_out() > 0 ? 2 * padded_out() + q - v : 0);
     case AttentionKernel::kUnfused:
       return (config.attention_dropout > 0 ? 5 : 3) * score_bytes() + distances_extra() +
-             wide * (q + out + k + v) + (sizes.others > 0 ? 0 : sequence * sequence) +
+             copied(q + out + k + v) + limits_bytes() +
              (has_sinks() ? out + lse : 0);  // computed again
     case AttentionKernel::kRing:
       return (2 + 2 * wide) * (k + v) + wide * q + expanded + copies + lse + 2 * block_scores;

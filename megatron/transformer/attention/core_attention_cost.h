@@ -82,6 +82,8 @@ struct CoreAttentionCost {
   bool is_unfused(int64_t layer) const;
   void divide_context(int64_t layer);
   int64_t score_bytes() const;
+  int64_t copied(int64_t bytes) const;
+  int64_t limits_bytes() const;
   int64_t distances_extra() const;
   int64_t repeated_groups() const;
   int64_t backward_copies() const;

@@ -36,9 +36,9 @@ inline Measured measure(const Arguments& a, int64_t padded_vocab, const StageSli
   store.initialize(1);
   const Batch batch = random_batch(a, groups);
   const int64_t rows =
-      batch["tokens"].size(1) / (a.parallel.sequence_parallel ? groups.tp.size() : 1);
+      batch.place.position.size(0) / (a.parallel.sequence_parallel ? groups.tp.size() : 1);
   const at::ScalarType stream = a.transformer.fp32_residual_connection ? at::kFloat : dtype;
-  const std::vector<int64_t> shape = {rows, batch["tokens"].size(0), a.transformer.hidden_size};
+  const std::vector<int64_t> shape = {rows, batch.place.sample.size(0), a.transformer.hidden_size};
   std::unique_ptr<ActivationOffload> offload;
   const TransformerConfig& c = a.transformer;
   if (c.offloads_activations())
@@ -55,7 +55,7 @@ inline Measured measure(const Arguments& a, int64_t padded_vocab, const StageSli
     context.place = batch.place;
     context.tape = &tape;
     context.loss_grad = at::ones({});
-    context.tokens.of_sequence = at::ones({batch["tokens"].size(0)}, at::kDouble);
+    context.tokens.of_sequence = at::ones({batch.place.sample.size(0)}, at::kDouble);
     const RoutingReplay routing{.imposed = choices, .only_experts = true};
     if (choices != nullptr) context.routing = &routing;
     std::optional<AuxiliaryLosses> losses;

@@ -9,6 +9,7 @@
 #include "megatron/models/batch.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/retro/retro_config.h"
+#include "megatron/models/t5/t5_config.h"
 #include "megatron/models/vision/packed_images.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/mimo_rules.h"
@@ -38,12 +39,28 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
       tokens.size(0), own.image_token_id, groups.tp.rank(), groups.tp.size()));
 }
 
+// The columns of an encoder-decoder, without padding.
+inline void fill_with_pairs(const Arguments& a, const ParallelGroups& groups, Batch& batch) {
+  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length,
+                s_d = own_config<T5Config>(a.own).decoder_seq_length, ranks = groups.cp.size();
+  batch.set("text_enc", at::randint(0, 500, {b, s / ranks}, at::kLong));
+  batch.set("enc_mask", at::ones({b, s}, at::kByte));
+  batch.set("text_dec", at::randint(0, 500, {b, s_d / ranks}, at::kLong));
+  batch.set("dec_mask", at::ones({b, s_d}, at::kByte));
+  batch.set("labels", at::randint(0, 500, {b, s_d / ranks}, at::kLong));
+  batch.set("loss_mask", at::ones({b, s_d / ranks}));
+}
+
 inline Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
   const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length / groups.cp.size();
   Batch batch;
-  batch.set("tokens", at::randint(0, 500, {b, s}, at::kLong));
-  batch.set("labels", at::randint(0, 500, {b, s}, at::kLong));
-  batch.set("loss_mask", at::ones({b, s}));
+  if (a.training.task == "t5") {
+    fill_with_pairs(a, groups, batch);
+  } else {
+    batch.set("tokens", at::randint(0, 500, {b, s}, at::kLong));
+    batch.set("labels", at::randint(0, 500, {b, s}, at::kLong));
+    batch.set("loss_mask", at::ones({b, s}));
+  }
   if (a.training.task == "retro") {
     const auto& own = own_config<RetroConfig>(a.own);
     const int64_t m = own.retro_chunk_length, k = own.retro_num_neighbors;
