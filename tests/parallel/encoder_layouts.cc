@@ -143,10 +143,7 @@ constexpr LayoutRow kEncoderRows[] = {
      TP "2 " SP PP "2 " CP "2 --cp-comm-type all_gather " ZERO1 OVERLAP, "bert"},
     {"tp2_sp_bert_packed", "bert_packed", 2, TP "2 " SP, "bert"},
     {"cp2_bert_packed", "bert_packed", 2, CP "2", "bert"},
-    {"cp2_a2a_bert_packed", "bert_packed", 2, CP "2 " CP_A2A, "bert"},
     {"pp2_vpp2_bert_packed", "bert_packed", 2, PP "2 " VPP "2", "bert"},
-    {"tp2_sp_pp2_cp2_bert_packed", "bert_packed", 8, TP "2 " SP PP "2 " CP "2 " CP_GATHER ZERO1,
-     "bert"},
     {"tp2_bert_classes", "bert_classes", 2, TP "2", "classify"},
     {"pp2_bert_classes", "bert_classes", 2, PP "2", "classify"},
     {"dp2_zero3_bert_classes", "bert_classes", 2, ZERO3 OVERLAP, "classify"},
@@ -156,21 +153,17 @@ constexpr LayoutRow kEncoderRows[] = {
     {"tp2_pp2_dp2_bert_choices", "bert_choices", 8, TP "2 " PP "2 " ZERO1 OVERLAP, "multichoice"},
     // Adapters, and beside them new heads.
     {"tp2_sp_bert_lora", "bert", 2, TP "2 " SP LORA, "bert"},
-    {"pp2_vpp2_bert_residual_lora", "bert_residual", 2, PP "2 " VPP "2 " LORA, "bert"},
-    {"tp2_bert_classes_lora", "bert_classes", 2, TP "2 " LORA, "classify"},
     {"pp2_bert_classes_lora", "bert_classes", 2, PP "2 " LORA, "classify"},
     {"dp2_zero3_bert_choices_lora", "bert_choices", 2, ZERO3 OVERLAP LORA, "multichoice"},
     // Context ranks, with adapters and with what leaves the device.
-    {"tp2_sp_cp2_offload_bert_lora", "bert", 4,
-     TP "2 " SP CP "2 " OFFLOAD "qkv_linear core_attn mlp_norm mlp_act " LORA, "bert"},
+    {"cp2_offload_bert_lora", "bert", 2,
+     CP "2 " OFFLOAD "qkv_linear core_attn mlp_norm mlp_act " LORA, "bert"},
     {"cp2_a2a_t5_lora", "t5", 2, CP "2 " CP_A2A LORA, "t5"},
     {"cp2_gather_offload_t5_relative_lora", "t5_relative", 2,
      CP "2 " CP_GATHER OFFLOAD "attn_norm qkv_linear core_attn attn_proj mlp_fc2 " LORA, "t5"},
     // What several layers save leaves the device, but the encoder's output.
     {"pp2_offload_t5", "t5", 2,
      PP "2 " OFFLOAD "attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_act", "t5"},
-    {"tp2_sp_offload_t5_relative", "t5_relative", 2,
-     TP "2 " SP OFFLOAD "qkv_linear core_attn attn_proj mlp_fc2", "t5"},
     {"tp2_offload_layers_t5_even", "t5_even", 2,
      TP "2 --cpu-offloading-num-layers 1 --min-offloaded-tensor-size 0", "t5"},
     // Layouts that compute padding, against one rank that does so, too; all others leave it out.
@@ -227,34 +220,21 @@ constexpr LayoutRow kEncoderRows[] = {
     {"tp4_t5_rope_lora_parts", "t5_rope", 4, TP "4 " LORA "--lora-targets q v wi_1 wo", "t5"},
     {"pp3_homes_t5_relative_lora", "t5_relative", 3,
      PP "3 --pipeline-model-parallel-layout Ee|et|tL " LORA, "t5"},
-    {"pp2_zbh1_t5_lora_whole", "t5", 2,
-     PP "2 --pipeline-schedule zb-h1 " LORA "--lora-targets linear_qkv linear_fc1", "t5"},
     {"tp2_full_t5_lora", "t5", 2, TP "2 " FULL "1 " LORA, "t5"},
-    {"dp2_zero3_t5_pairs_lora", "t5_pairs", 2, ZERO3 OVERLAP LORA, "seq2seq"},
     {"tp2_sp_padded_t5", "t5", 2, TP "2 " SP "--remove-padding false", "t5"},
     {"tp2_pp2_padded_t5_relative", "t5_relative", 4, TP "2 " PP "2 --remove-padding false", "t5"},
     {"all_16_t5", "t5", 16, TP "2 " SP PP "4 " ZERO1 OVERLAP, "t5"},
     // Both sequences over context ranks; cross attention gathers keys and values.
     {"cp2_gather_t5", "t5", 2, CP "2 " CP_GATHER, "t5"},
     {"cp2_a2a_t5", "t5", 2, CP "2 " CP_A2A, "t5"},
-    {"cp4_gather_t5_rope", "t5_rope", 4, CP "4 " CP_GATHER, "t5"},
     {"cp2_gather_t5_relative", "t5_relative", 2, CP "2 " CP_GATHER, "t5"},
     {"cp3_a2a_t5_relative", "t5_relative", 3, CP "3 " CP_A2A, "t5"},
     {"cp2_layers_t5_relative", "t5_relative", 2,
      CP "2 --cp-comm-type all_gather a2a a2a all_gather", "t5"},
     {"tp2_sp_cp2_a2a_t5_rope", "t5_rope", 4, TP "2 " SP CP "2 " CP_A2A, "t5"},
-    {"tp2_cp2_gather_t5_relative", "t5_relative", 4, TP "2 " CP "2 " CP_GATHER, "t5"},
     {"pp2_cp2_gather_t5", "t5", 4, PP "2 " CP "2 " CP_GATHER, "t5"},
-    {"pp2_zbh1_cp2_a2a_t5_relative", "t5_relative", 4,
-     PP "2 --pipeline-schedule zb-h1 " CP "2 " CP_A2A, "t5"},
     {"cp2_gather_full_t5_relative", "t5_relative", 2, CP "2 " CP_GATHER FULL "1", "t5"},
-    {"cp2_gather_selective_t5_relative", "t5_relative", 2,
-     CP "2 " CP_GATHER SELECTIVE "core_attn layernorm", "t5"},
-    {"cp2_dp2_zero3_t5_relative", "t5_relative", 4, CP "2 " CP_GATHER ZERO3 OVERLAP, "t5"},
     {"cp2_gather_t5_pairs", "t5_pairs", 2, CP "2 " CP_GATHER, "seq2seq"},
-    {"cp2_dp2_evaluation_t5_pairs", "t5_pairs", 4, CP "2 " CP_A2A EVALUATE, "seq2seq"},
-    {"all_16_cp2_t5_relative", "t5_relative", 16,
-     TP "2 " SP PP "2 " VPP "2 " CP "2 " CP_GATHER ZERO1 OVERLAP, "t5"},
 
     // Encoded neighbours move beside the stream from the first layer that reads them to the last.
     {"tp2_retro", "retro", 2, TP "2", "retro"},
@@ -279,9 +259,34 @@ constexpr LayoutRow kEncoderRows[] = {
     {"tp2_sp_encoder_retro", "retro", 2, TP "2 " SP SELECTIVE "retro_encoder", "retro"},
 };
 
+// Joins of what the rows above show apart.
+constexpr LayoutRow kMoreEncoderRows[] = {
+    {"cp2_a2a_bert_packed", "bert_packed", 2, CP "2 " CP_A2A, "bert"},
+    {"tp2_sp_pp2_cp2_bert_packed", "bert_packed", 8, TP "2 " SP PP "2 " CP "2 " CP_GATHER ZERO1,
+     "bert"},
+    {"cp4_gather_t5_rope", "t5_rope", 4, CP "4 " CP_GATHER, "t5"},
+    {"tp2_cp2_gather_t5_relative", "t5_relative", 4, TP "2 " CP "2 " CP_GATHER, "t5"},
+    {"pp2_zbh1_cp2_a2a_t5_relative", "t5_relative", 4,
+     PP "2 --pipeline-schedule zb-h1 " CP "2 " CP_A2A, "t5"},
+    {"cp2_gather_selective_t5_relative", "t5_relative", 2,
+     CP "2 " CP_GATHER SELECTIVE "core_attn layernorm", "t5"},
+    {"cp2_dp2_zero3_t5_relative", "t5_relative", 4, CP "2 " CP_GATHER ZERO3 OVERLAP, "t5"},
+    {"cp2_dp2_evaluation_t5_pairs", "t5_pairs", 4, CP "2 " CP_A2A EVALUATE, "seq2seq"},
+    {"all_16_cp2_t5_relative", "t5_relative", 16,
+     TP "2 " SP PP "2 " VPP "2 " CP "2 " CP_GATHER ZERO1 OVERLAP, "t5"},
+    {"pp2_zbh1_t5_lora_whole", "t5", 2,
+     PP "2 --pipeline-schedule zb-h1 " LORA "--lora-targets linear_qkv linear_fc1", "t5"},
+    {"dp2_zero3_t5_pairs_lora", "t5_pairs", 2, ZERO3 OVERLAP LORA, "seq2seq"},
+    {"pp2_vpp2_bert_residual_lora", "bert_residual", 2, PP "2 " VPP "2 " LORA, "bert"},
+    {"tp2_bert_classes_lora", "bert_classes", 2, TP "2 " LORA, "classify"},
+    {"tp2_sp_offload_t5_relative", "t5_relative", 2,
+     TP "2 " SP OFFLOAD "qkv_linear core_attn attn_proj mlp_fc2", "t5"},
+};
+
 }  // namespace
 
 std::span<const LayoutRow> encoder_rows() { return kEncoderRows; }
+std::span<const LayoutRow> more_encoder_rows() { return kMoreEncoderRows; }
 std::span<const ModelFlags> encoder_models() { return kEncoderModels; }
 
 }  // namespace megatron

@@ -86,6 +86,11 @@ INSTANTIATE_TEST_SUITE_P(MoreHybrids, Layouts, testing::ValuesIn(more_rows(more_
 INSTANTIATE_TEST_SUITE_P(MoreHybrids, RoundedLayouts,
                          testing::ValuesIn(more_rows(more_hybrid_rows())),
                          [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(MoreEncoders, Layouts, testing::ValuesIn(more_rows(more_encoder_rows())),
+                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(MoreEncoders, RoundedLayouts,
+                         testing::ValuesIn(more_rows(more_encoder_rows())),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Vision, RoundedLayouts, testing::ValuesIn(rows_in_fp32(vision_rows())),
                          [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Vision, Layouts,

@@ -34,6 +34,7 @@ std::span<const ModelFlags> expert_models();
 
 // Those of encoders and encoder-decoders.
 std::span<const LayoutRow> encoder_rows();
+std::span<const LayoutRow> more_encoder_rows();  // which `make matrix` alone takes
 std::span<const ModelFlags> encoder_models();
 
 // Those of models that read images.

@@ -184,6 +184,7 @@ PROOFS = {
     "t5 relative pp2": (2, T5 + RELATIVE + BATCH + PP + "2 --pipeline-model-parallel-layout Ee*24t*4|t*8L"),
     "t5 relative pp4": (4, T5 + RELATIVE + BATCH + PP + "4"),
     "t5 cp2": (2, T5 + BATCH + CP + "2 --cp-comm-type all_gather"),
+    "t5 cp2 fp8": (2, T5 + BATCH + CP + "2 --cp-comm-type all_gather " + FP8),
     "t5 relative cp2": (2, T5 + RELATIVE + BATCH + CP + "2 --cp-comm-type all_gather"),
     "t5 relative cp2 a2a": (2, T5 + RELATIVE + "--query-pre-attn-scalar 1 " + BATCH + CP + "2 --cp-comm-type a2a"),
     "retro tp2 sp": (2, RETRO + BATCH + TP + "2 " + SP),
