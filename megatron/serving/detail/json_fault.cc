@@ -171,9 +171,19 @@ class FaultFinder {
     return fail(cat(number.substr(0, 40), number.size() > 40 ? "..." : "",
                     integer ? ", an integer beyond 64 bits" : ", a number beyond doubles"));
   }
+  // Of a number that no double holds: below all of them, not above.
   static bool is_tiny(std::string_view number) {
-    return number.find("e-") != std::string_view::npos ||
-           number.find("E-") != std::string_view::npos;
+    const size_t e = number.find_first_of("eE");
+    const std::string_view digits = number.substr(0, e);
+    const size_t point = std::min(digits.find('.'), digits.size());
+    const auto power = static_cast<int64_t>(point) -
+                       static_cast<int64_t>(digits.find_first_of("123456789"));  // of ten
+    if (e == std::string_view::npos) return power < 0;
+    const std::string_view text = number.substr(e + (number[e + 1] == '+' ? 2 : 1));
+    int64_t exponent = 0;
+    if (std::from_chars(text.data(), text.data() + text.size(), exponent).ec != std::errc())
+      return text.starts_with('-');
+    return exponent < -power;
   }
   bool string(std::string* out) {
     for (++at_; at_ < text_.size();) {

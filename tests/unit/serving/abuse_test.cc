@@ -183,8 +183,8 @@ void add_heads(std::vector<RawRequest>& out) {
   line("fields without end", endless, {431});
   line("line feeds alone", "GET /health HTTP/1.1\nHost: localhost\n\n", {400});
   line("carriage returns alone", "GET /health HTTP/1.1\rHost: localhost\r\r", {400});
-  line("a zero", std::string("GET /health HTTP/1.1\r\nHost: localhost\r\nX: a\0b\r\n\r\n", 54),
-       {400});
+  using std::string_literals::operator""s;
+  line("a zero", "GET /health HTTP/1.1\r\nHost: localhost\r\nX: a\0b\r\n\r\n"s, {400});
   line("a folded line", "GET /health HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\n\r\n", {400});
   line("a field without a colon", "GET /health HTTP/1.1\r\nHost: localhost\r\nX\r\n\r\n", {400});
   line("a field without a name", "GET /health HTTP/1.1\r\nHost: localhost\r\n: x\r\n\r\n", {400});

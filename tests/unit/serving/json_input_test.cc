@@ -26,6 +26,9 @@ TEST(JsonFault, SaysWhatAndWhere) {
   EXPECT_EQ(fault("{\"a\": NaN}"), "a|NaN, which is no number of JSON|6");
   EXPECT_EQ(fault("{\"a\": -Infinity}"), "a|no number|7");
   EXPECT_EQ(fault("{\"a\": {\"b\": [0, 1e999]}}"), "a.b[1]|1e999, a number beyond doubles|16");
+  EXPECT_THAT(fault(std::string(324, '8') + "e-5"), HasSubstr("8..., a number beyond doubles|0"));
+  EXPECT_EQ(fault("0." + std::string(400, '0') + "1"), "") << "too small for a double is zero";
+  EXPECT_EQ(fault(std::string(300, '8') + "e-" + std::string(30, '9')), "");
   EXPECT_EQ(fault("{\"n\": 123456789012345678901}"),
             "n|123456789012345678901, an integer beyond 64 bits|6");
   EXPECT_EQ(fault("{\"a\": \"\xff\"}"), "a|bytes that are not UTF-8|7");
