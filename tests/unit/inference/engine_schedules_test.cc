@@ -303,6 +303,9 @@ class ServedSchedule {
     const EngineStats stats = engine_.stats();
     EXPECT_EQ(stats.queued + stats.running + stats.preempted, 0);
     EXPECT_EQ(stats.blocks_held, 0);
+    if (runner_.facts().owns_state) {
+      EXPECT_EQ(stats.cached_tokens, 0u) << "states are of no prefix";
+    }
     count(stats);
   }
 
