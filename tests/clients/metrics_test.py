@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -26,9 +27,12 @@ def wandb_files(folder):
     return sorted(glob.glob(os.path.join(folder, "wandb", "offline-run-*", "run-*.wandb")))
 
 
+LOGS = tempfile.TemporaryDirectory()  # wandb writes its own into the current folder
+
+
 def client(server, *command, **options):
     environment = dict(os.environ, WANDB_BASE_URL=server.url, WANDB_API_KEY="0" * 40, WANDB_ERROR_REPORTING="false")
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    return subprocess.Popen(command, cwd=LOGS.name, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
 def rows(path):
