@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/serving/http/http_message.h"
+#include "tests/unit/slowness.h"
 
 namespace megatron {
 
@@ -27,7 +28,7 @@ class RawClient {
   // False: the connection is closed.
   bool send(std::string_view bytes);
   // One response; what arrives beyond it is kept for the next. Waits at most so long.
-  RawResponse response(double seconds = 10);
+  RawResponse response(double seconds = 10 * kSlowness);
   // Appends what arrives within so long, at most `most` bytes, to `out`; false: the server closed
   // the connection.
   bool read_some(std::string& out, double seconds, size_t most = 1 << 16);
