@@ -292,7 +292,8 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   if (request.fp8) quantize_linears(loaded.config.transformer, *request.fp8);
   loaded.dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
   if (request.batch_invariant)
-    check_batch_invariant(loaded.config.transformer, request.device, loaded.dtype);
+    check_batch_invariant(loaded.config.transformer, request.device, loaded.dtype,
+                          groups.tp.size());
   set_batch_invariant(request.batch_invariant);
   loaded.model = make_model(loaded.config, groups,
                             served_slice(loaded.config, groups.pp.rank(), groups.pp.size()));

@@ -1,4 +1,5 @@
 #include "megatron/kernels/detail/cuda_types.cuh"
+#include "megatron/kernels/detail/rotation.cuh"
 #include "megatron/kernels/rotary.h"
 
 namespace megatron {
@@ -39,8 +40,10 @@ __global__ void rotary_kernel(Rotary rotary) {
     const int64_t first = rotary.interleaved ? 2 * i : i,
                   second = rotary.interleaved ? 2 * i + 1 : i + r;
     const Acc a = load_as<Acc>(in[first]), c = load_as<Acc>(in[second]);
-    store_as(out[first], a * cosine - c * sine);
-    store_as(out[second], c * cosine + a * sine);
+    Acc x, y;
+    rotate_pair(a, c, cosine, sine, x, y);
+    store_as(out[first], x);
+    store_as(out[second], y);
   }
 }
 
@@ -64,10 +67,11 @@ __global__ void rotary_packs(Rotary rotary) {
   Pack<T> first, second;
 #pragma unroll
   for (int j = 0; j < kSize; ++j) {
-    const Acc x = load_as<Acc>(a.at[j]), y = load_as<Acc>(c.at[j]),
-              turn = static_cast<Acc>(rotary.sign) * sine[j];
-    store_as(first.at[j], x * cosine[j] - y * turn);
-    store_as(second.at[j], y * cosine[j] + x * turn);
+    Acc x, y;
+    rotate_pair(load_as<Acc>(a.at[j]), load_as<Acc>(c.at[j]), cosine[j],
+                static_cast<Acc>(rotary.sign) * sine[j], x, y);
+    store_as(first.at[j], x);
+    store_as(second.at[j], y);
   }
   store_group(out, first);
   store_group(out + rotary.half, second);

@@ -19,11 +19,11 @@ void HostStates::add(const at::Tensor& values, const at::Tensor& grads, const Ty
   Run run;
   run.values = values;
   run.first_piece = pieces_.size();
-  run.states.master = copies_.host_empty({n}, types.master);
+  run.states.master = copies_.host_lasting({n}, types.master);
   for (const at::ScalarType type : types.states)
-    run.states.states.push_back(copies_.host_empty({n}, type).zero_());
+    run.states.states.push_back(copies_.host_lasting({n}, type).zero_());
   const bool masters = types.master != values.scalar_type();
-  if (masters) run.states.value = copies_.host_empty({n}, values.scalar_type());
+  if (masters) run.states.value = copies_.host_lasting({n}, values.scalar_type());
 
   std::sort(blocks.begin(), blocks.end(),
             [](const auto& a, const auto& b) { return a.begin < b.begin; });

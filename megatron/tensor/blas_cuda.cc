@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/fp8/fp8.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/detail/blas.h"
 #include "megatron/tensor/detail/blas_product.h"
 #include "megatron/tensor/torch.h"
@@ -109,6 +110,7 @@ bool blas_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
   product.transpose_a = true;
   product.k = x.size(1);
   product.bias = bias.defined();
+  product.one_order = is_batch_invariant();
   BlasOperands operands = {w.const_data_ptr(), x.const_data_ptr(), y.data_ptr(),
                            bias.defined() ? bias.const_data_ptr() : nullptr};
   add_to(addend, operands);

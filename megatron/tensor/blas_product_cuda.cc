@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 
@@ -26,7 +27,13 @@
 // another rank, which may wait for the lock. A GPU at its power limit slows down within tens of
 // milliseconds, with some algorithms more than with others, so the finalists, among them the
 // heuristic's first choice, run for that long; another one is chosen only for a clear gain.
-// choice among them, run for that long; it is left only for a clear gain.
+//
+// Note [Products in one order]
+// Batch-invariant products must not choose by their number of rows how they add. cuBLASLt's kernels
+// that do not divide the sum over k add its products step by step, whatever their tiles are; that
+// those of different tiles do so alike is promised nowhere. So each candidate for a power of two of
+// rows computes a small product of the same length of sums, and the first one is taken whose
+// numbers are, in every bit, those of the library's first choice for 256 rows.
 namespace megatron {
 namespace {
 
@@ -265,6 +272,84 @@ cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
   return best.ms * kLeastGain < timed.front().ms ? candidates[best.index] : candidates.front();
 }
 
+// A small product of one kind, always on the same numbers.
+class OrderProbe {
+ public:
+  static constexpr int64_t kMostRows = 256, kMostColumns = 512;
+
+  // `like`: one whose k, types and epilogue count.
+  explicit OrderProbe(const BlasProduct& like)
+      : product_(like),
+        stream_(at::cuda::getStreamFromPool(/*isHighPriority=*/true,
+                                            static_cast<c10::DeviceIndex>(like.device))) {
+    product_.m = product_.ldd = std::min(like.m, kMostColumns);
+    product_.lda = product_.ldb = like.k;
+  }
+
+  // Of `rows` rows; empty: the algorithm cannot compute it.
+  std::vector<uint16_t> run(const cublasLtMatmulAlgo_t& algorithm, int64_t rows) {
+    product_.n = rows;
+    const ScratchMemory a(product_.elements_of_a() * 2, stream_),
+        b(product_.elements_of_b() * 2, stream_), d(product_.elements_of_d() * 2, stream_),
+        bias(product_.m * 2, stream_);
+    for (const ScratchMemory* memory : {&a, &b, &d, &bias})
+      MEGATRON_CHECK(memory->get() != nullptr, "no memory on the GPU to choose a product's kernel");
+    fill_normal(a.get(), product_.elements_of_a(), product_.type, 1, stream_);
+    fill_normal(b.get(), product_.elements_of_b(), product_.type, 2, stream_);
+    fill_normal(bias.get(), product_.m, product_.type, 3, stream_);
+    BlasPlan plan(product_);
+    const BlasOperands operands = {a.get(), b.get(), d.get(), product_.bias ? bias.get() : nullptr};
+    if (plan.run(algorithm, operands, nullptr, stream_) != CUBLAS_STATUS_SUCCESS) return {};
+    std::vector<uint16_t> numbers(static_cast<size_t>(product_.elements_of_d()));
+    check_cuda(cudaMemcpyAsync(numbers.data(), d.get(), numbers.size() * 2, cudaMemcpyDeviceToHost,
+                               stream_),
+               "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    return numbers;
+  }
+
+ private:
+  BlasProduct product_;
+  c10::cuda::CUDAStream stream_;
+};
+
+// Candidates, with one_order those that add alike: see Note [Products in one order]. Call with the
+// lock of the choices.
+std::vector<cublasLtMatmulAlgo_t> allowed_candidates(const BlasProduct& product, BlasPlan& plan) {
+  std::vector<cublasLtMatmulAlgo_t> all = plan.candidates(kCandidates);
+  if (!product.one_order) return all;
+  static std::map<BlasProduct, std::vector<uint16_t>> numbers_of_kinds;
+  OrderProbe probe(product);
+  BlasProduct kind = product;
+  kind.m = kind.ldd = std::min(product.m, OrderProbe::kMostColumns);
+  kind.n = OrderProbe::kMostRows;
+  kind.lda = kind.ldb = kind.k;
+  kind.alignment = 256;
+  std::vector<uint16_t>& numbers = numbers_of_kinds[kind];
+  if (numbers.empty()) numbers = probe.run(BlasPlan(kind).candidates(1).front(), kind.n);
+  const int64_t rows = std::min(product.n, OrderProbe::kMostRows);
+  std::erase_if(all, [&](const cublasLtMatmulAlgo_t& candidate) {
+    const std::vector<uint16_t> own = probe.run(candidate, rows);
+    return own.empty() || !std::equal(own.begin(), own.end(), numbers.begin());
+  });
+  MEGATRON_CHECK(!all.empty(), "cuBLASLt ", cublasLtGetVersion(), " has no kernel for ",
+                 product.text(), " that adds in the same order as for other numbers of rows",
+                 "\nhint: leave --batch-invariant-mode out");
+  return all;
+}
+
+// The library's first choice for a power of two of rows, which all numbers up to it share.
+cublasLtMatmulAlgo_t first_ordered(BlasProduct product) {
+  static std::map<BlasProduct, cublasLtMatmulAlgo_t> chosen;
+  int64_t rows = 1;
+  while (rows < product.n) rows *= 2;
+  product.n = rows;
+  const auto found = chosen.find(product);
+  if (found != chosen.end()) return found->second;
+  BlasPlan plan(product);
+  return chosen[product] = allowed_candidates(product, plan).front();
+}
+
 }  // namespace
 
 void check_blas(cublasStatus_t status, const char* call) {
@@ -292,7 +377,8 @@ std::string BlasProduct::text() const {
              bias        ? " bias "
              : gelu_grad ? " dgelu "
                          : " ",
-             m, "x", n, "x", k, " ld ", lda, " ", ldb, " ", ldd, " align ", alignment);
+             one_order ? "one order " : "", m, "x", n, "x", k, " ld ", lda, " ", ldb, " ", ldd,
+             " align ", alignment);
 }
 
 BlasPlan::BlasPlan(const BlasProduct& product) : product_(product) {
@@ -358,9 +444,11 @@ std::vector<cublasLtMatmulAlgo_t> BlasPlan::candidates(int count) const {
     check_blas(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
                "cublasLtMatmulPreferenceSetAttribute");
   };
-  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kBlasWorkspaceBytes);
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, product_.one_order ? 0 : kBlasWorkspaceBytes);
   // Split-K sums are added in fp32, in a fixed order.
-  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      static_cast<uint32_t>(product_.one_order ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                               : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   for (const auto attribute :
        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
@@ -409,7 +497,7 @@ cublasStatus_t BlasPlan::run(const cublasLtMatmulAlgo_t& algorithm, const BlasOp
   const void* c = operands.c != nullptr ? operands.c : operands.d;
   return cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), operation_, &alpha, operands.a, a_,
                         operands.b, b_, &operands.beta, c, d_, operands.d, d_, &algorithm,
-                        workspace, kBlasWorkspaceBytes, stream);
+                        workspace, workspace != nullptr ? kBlasWorkspaceBytes : 0, stream);
 }
 
 cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan) {
@@ -417,7 +505,8 @@ cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan
   const std::lock_guard lock(all.mutex);
   const double operations = 2.0 * static_cast<double>(product.m) * static_cast<double>(product.n) *
                             static_cast<double>(product.k);
-  if (all.folder.empty() || operations < kLeastOperations) return plan.candidates(1).front();
+  if (all.folder.empty() || operations < kLeastOperations)
+    return product.one_order ? first_ordered(product) : plan.candidates(1).front();
   const std::string text = product.text(), path = file_path(all, product.device);
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
   // Timed without the lock: the ranks of a machine choose at the same time. A rank waiting for
@@ -428,7 +517,7 @@ cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan
     read_choices(all, path);
   }
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
-  const cublasLtMatmulAlgo_t algorithm = fastest(product, plan, plan.candidates(kCandidates));
+  const cublasLtMatmulAlgo_t algorithm = fastest(product, plan, allowed_candidates(product, plan));
   const LockedFile file(path);
   read_choices(all, path);  // the first written choice counts, for all ranks
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;

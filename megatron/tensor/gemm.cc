@@ -43,7 +43,7 @@ void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Ten
   const at::Tensor summand = addend.defined() ? addend.reshape(out.sizes()) : addend;
   const bool invariant = is_batch_invariant();
   if (!invariant && multiply_few_rows(rows, w, shift, summand, out, at_rest)) return;
-  if (!invariant && x.is_cuda() && blas_forward(rows, w, shift, summand, out)) return;
+  if (x.is_cuda() && blas_forward(rows, w, shift, summand, out)) return;
   if (invariant || is_few_rows(rows, w)) {
     multiply_rows(rows, w, out);
     if (bias.defined()) out.add_(shift);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <new>
 
+#include "megatron/tensor/detail/pinned_memory.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -77,6 +78,14 @@ at::Tensor HostCopies::host_empty(at::IntArrayRef sizes, at::ScalarType type) co
   constexpr std::align_val_t kAlignment{64};
   void* memory = ::operator new(std::max<size_t>(1, bytes), kAlignment);
   return at::from_blob(memory, sizes, [](void* p) { ::operator delete(p, kAlignment); }, options);
+}
+
+at::Tensor HostCopies::host_lasting(at::IntArrayRef sizes, at::ScalarType type) const {
+  const size_t bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
+  if (!impl_->asynchronous() || bytes == 0) return host_empty(sizes, type);
+  const std::shared_ptr<void> memory = pinned_memory(bytes);
+  return at::from_blob(
+      memory.get(), sizes, [memory](void*) {}, at::TensorOptions().dtype(type).device(at::kCPU));
 }
 
 }  // namespace megatron

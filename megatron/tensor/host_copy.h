@@ -40,12 +40,15 @@ class HostCopies {
   Mark mark(Stream stream) const;
   // Work submitted to `stream` from now on starts after the mark.
   void wait(Stream stream, const Mark& mark) const;
-  // Tensors of equal size; the host's must come from host_empty(). Callers must order later
+  // Tensors of equal size; the host's must come from host_empty() or host_lasting(). Callers must order later
   // accesses themselves.
   void copy(Stream stream, const at::Tensor& to, const at::Tensor& from) const;
   // Host memory: pinned, from a caching allocator; on a CPU from outside of libtorch, so that it is
   // not counted as device memory.
   at::Tensor host_empty(at::IntArrayRef sizes, at::ScalarType type) const;
+  // The same for what is large and stays: on a GPU of exactly its size, and not from that
+  // allocator.
+  at::Tensor host_lasting(at::IntArrayRef sizes, at::ScalarType type) const;
 
  private:
   struct Impl;

@@ -84,7 +84,8 @@ ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig&
   if (config.batch_invariant_mode) {
     engine.check_batch_invariant();
     check_batch_invariant(plan.model.config.transformer,
-                          named ? at::Device(at::kCUDA) : at::Device(device), plan.model.dtype);
+                          named ? at::Device(at::kCUDA) : at::Device(device), plan.model.dtype,
+                          ranks.tensor_model_parallel_size);
   }
   set_batch_invariant(config.batch_invariant_mode);  // layers keep what it needs
   plan.shape = served_shape(engine, plan.model.config, plan.model.dtype,

@@ -2,6 +2,7 @@
 
 #include "megatron/kernels/attention/paged_append.h"
 #include "megatron/kernels/detail/cuda_types.cuh"
+#include "megatron/kernels/detail/rotation.cuh"
 
 namespace megatron {
 namespace {
@@ -69,8 +70,10 @@ __global__ void __launch_bounds__(kLanes* kWarps) paged_append_kernel(PagedAppen
   for (int64_t i = lane; i < half; i += kLanes) {
     const int64_t first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + half;
     const Acc x = load_as<Acc>(from[first]), y = load_as<Acc>(from[second]);
-    to.store(first, x * cos[i] - y * sin[i]);
-    to.store(second, y * cos[i] + x * sin[i]);
+    Acc turned_x, turned_y;
+    rotate_pair(x, y, cos[i], sin[i], turned_x, turned_y);
+    to.store(first, turned_x);
+    to.store(second, turned_y);
   }
   for (int64_t i = 2 * half + lane; i < heads.size; i += kLanes) to.store(i, load_as<Acc>(from[i]));
 }

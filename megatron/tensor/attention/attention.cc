@@ -5,6 +5,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/attention/attention_block.h"
+#include "megatron/tensor/attention/ordered_attention.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/detail/attention_cudnn.h"
 #include "megatron/tensor/detail/attention_distance.h"
@@ -19,7 +20,7 @@
 namespace megatron {
 namespace {
 
-enum class Path { kFlashCpu, kFlashCuda, kCudnn, kDistance, kMasked, kUnfused, kRows };
+enum class Path { kFlashCpu, kFlashCuda, kCudnn, kDistance, kMasked, kUnfused, kRows, kOrdered };
 
 // Whether the backward writes gradients with the strides that it is given.
 bool writes_views(Path path) { return path == Path::kCudnn || path == Path::kDistance; }
@@ -56,10 +57,10 @@ Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    "\nhint: --attention-backend auto takes a backend that can");
   };
   if (is_batch_invariant()) {
-    const std::string reason = why_not_rows(q, o);
+    const std::string reason = q.is_cuda() ? why_not_ordered(q, k, v, o) : why_not_rows(q, o);
     MEGATRON_CHECK(reason.empty(),
                    "--batch-invariant-mode cannot compute this attention: ", reason);
-    return Path::kRows;
+    return q.is_cuda() ? Path::kOrdered : Path::kRows;
   }
   switch (o.backend) {
     case AttentionBackend::kUnfused:
@@ -79,6 +80,13 @@ Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   if (why_not_masked_kernel(q, k, v, o).empty()) return Path::kMasked;
   if (!why_unfused(q, k, v, o).empty()) return Path::kUnfused;
   return q.is_cuda() ? Path::kFlashCuda : Path::kFlashCpu;
+}
+
+// Another kernel's, where a forward has none of its own.
+Path backward_path(Path forward, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   const AttentionOptions& o) {
+  if (forward != Path::kOrdered) return forward;
+  return why_not_fused(q, k, v, o, /*by_name=*/true).empty() ? Path::kCudnn : Path::kRows;
 }
 
 // Each key group repeated for its query heads, [s_k, b, n, d]: the CPU kernel has no grouped heads.
@@ -135,6 +143,13 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       f.out = block.out;
       f.library_out = to_heads(f.out);
       f.lse = block.lse;
+      return f;
+    }
+    case Path::kOrdered: {
+      AttentionBlock block = ordered_attention(q, k, v, o);
+      f.out = std::move(block.out);
+      f.library_out = to_heads(f.out);
+      f.lse = std::move(block.lse);
       return f;
     }
     case Path::kFlashCpu: {
@@ -195,8 +210,8 @@ void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const 
                   const at::Tensor& v, const Forward& f, const AttentionOptions& o, Grads& grads,
                   const at::Tensor& dbias) {
   if (path == Path::kRows || (path == Path::kUnfused && o.sinks.defined())) {
-    const auto [dq, dk, dv] =
-        unfused_block_backward(dout, q, k, v, from_heads(f.library_out), f.lse, o);
+    const auto [dq, dk, dv] = unfused_block_backward(
+        dout, q, k, v, from_heads(f.library_out), f.lse.view(f.library_out.sizes().slice(0, 3)), o);
     grads = {dq.to(q.scalar_type()), dk.to(q.scalar_type()), dv.to(q.scalar_type())};
     return;
   }
@@ -259,7 +274,7 @@ at::Tensor zero_bias_grad(const AttentionOptions& o) {
 // Carries the options through autograd's context.
 struct SavedOptions : torch::CustomClassHolder {
   AttentionOptions options;
-  Path path = Path::kUnfused;
+  Path path = Path::kUnfused, backward = Path::kUnfused;
 };
 
 // Saves what the backward needs of a library's forward beyond its inputs; nothing if it is
@@ -289,6 +304,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     auto saved = c10::make_intrusive<SavedOptions>();
     saved->options = options;
     saved->path = choose_path(q, k, v, options);
+    saved->backward = backward_path(saved->path, q, k, v, options);
     Forward f = run_forward(saved->path, q, k, v, saved->options);
     torch::autograd::variable_list tensors = {q, k, v};
     save(f, *saved, tensors);
@@ -306,7 +322,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     Grads result;
     const Forward f = saved_forward(t, 3, *holder, t[0], t[1], t[2]);
     const at::Tensor dbias = zero_bias_grad(holder->options);
-    run_backward(holder->path, grads[0], t[0], t[1], t[2], f, holder->options, result, dbias);
+    run_backward(holder->backward, grads[0], t[0], t[1], t[2], f, holder->options, result, dbias);
     return {std::get<0>(result),
             std::get<1>(result),
             std::get<2>(result),
@@ -361,6 +377,7 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
     saved->options = options;
     saved->path = choose_path(folded.q, folded.k, folded.v, options);
     const QKV qkv(packed, saved->path);
+    saved->backward = backward_path(saved->path, qkv.q, qkv.k, qkv.v, options);
     check_attention(qkv.q, qkv.k, qkv.v, saved->options);
     Forward f = run_forward(saved->path, qkv.q, qkv.k, qkv.v, saved->options);
     torch::autograd::variable_list tensors = {packed, rotary.cos, rotary.sin};
@@ -381,15 +398,15 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
     const QKV qkv(packed, holder->path);
     at::Tensor dpacked = at::empty_like(packed);
     Grads result;
-    if (writes_views(holder->path)) {
+    if (writes_views(holder->backward)) {
       const QKV into(dpacked, holder->path);
       result = {into.q, into.k, into.v};
     }
     const at::Tensor dout = grads[0].contiguous().view(qkv.q.sizes());
     const Forward f = saved_forward(t, 3, *holder, qkv.q, qkv.k, qkv.v);
     const at::Tensor dbias = zero_bias_grad(holder->options);
-    run_backward(holder->path, dout, qkv.q, qkv.k, qkv.v, f, holder->options, result, dbias);
-    if (!writes_views(holder->path)) {
+    run_backward(holder->backward, dout, qkv.q, qkv.k, qkv.v, f, holder->options, result, dbias);
+    if (!writes_views(holder->backward)) {
       const int64_t r = packed.size(3) - 2;
       const at::Tensor dq = dpacked.narrow(3, 0, r), dk = dpacked.select(3, r),
                        dv = dpacked.select(3, r + 1);

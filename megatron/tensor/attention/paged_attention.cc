@@ -1,6 +1,8 @@
 #include "megatron/tensor/attention/paged_attention.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/attention/paged_append.h"
@@ -71,6 +73,20 @@ void append_on_gpu(const at::Tensor& out, const PagedBuffer* keys, const PagedBu
       [&](void* stream) { MEGATRON_CUDA_KERNEL(paged_append_cuda(args, stream)); });
 }
 
+// The blocks of each part, [parts, most blocks] int32.
+at::Tensor table_of(std::span<const RaggedPart> parts, at::Device device) {
+  size_t most = 0;
+  for (const RaggedPart& part : parts) most = std::max(most, part.blocks.size());
+  const at::Tensor table =
+      at::zeros({static_cast<int64_t>(parts.size()), static_cast<int64_t>(most)}, at::kInt);
+  int32_t* row = table.data_ptr<int32_t>();
+  for (const RaggedPart& part : parts) {
+    std::ranges::copy(part.blocks, row);
+    row += most;
+  }
+  return to_device(table, device);
+}
+
 // Positions that a row reads, on average: the cost of attention is theirs.
 int64_t positions_of_row(const PagedRows& rows) {
   int64_t positions = 0;
@@ -106,19 +122,11 @@ PagedRows::PagedRows(std::vector<RaggedPart> parts, int64_t blocks, int64_t bloc
   last = on_device(last_position, at::kLong, device);
   last_rows = on_device(last_row, at::kLong, device);
   if (single_ == 0) return;
-  size_t most = 0;
-  for (int64_t i = 0; i < single_; ++i)
-    most = std::max(most, parts_[static_cast<size_t>(i)].blocks.size());
-  block_table = at::zeros({single_, static_cast<int64_t>(most)}, at::kInt);
-  lengths = at::empty({single_}, at::kInt);
-  for (int64_t i = 0; i < single_; ++i) {
-    const RaggedPart& part = parts_[static_cast<size_t>(i)];
-    std::ranges::copy(part.blocks,
-                      block_table.data_ptr<int32_t>() + i * static_cast<int64_t>(most));
-    lengths.data_ptr<int32_t>()[i] = static_cast<int32_t>(part.first + 1);
-  }
-  block_table = to_device(block_table, device);
-  lengths = to_device(lengths, device);
+  const std::span<const RaggedPart> singles(parts_.data(), static_cast<size_t>(single_));
+  std::vector<int32_t> seen;
+  for (const RaggedPart& part : singles) seen.push_back(static_cast<int32_t>(part.first + 1));
+  block_table = table_of(singles, device);
+  lengths = on_device(seen, at::kInt, device);
   sequences = at::arange(single_, at::dtype(at::kInt).device(device));
 }
 
@@ -163,6 +171,32 @@ const PagedRows::Chunks& PagedRows::chunks(int64_t window_left) const {
   chunks.query_ends = on_device(query_ends, at::kInt, device);
   chunks.key_ends = on_device(key_ends, at::kInt, device);
   return chunks;
+}
+
+const PagedRows::Spans& PagedRows::spans(int64_t most) const {
+  const auto [found, is_new] = spans_.try_emplace(most);
+  if (!is_new) return found->second;
+  const std::span<const RaggedPart> several(parts_.begin() + single_, parts_.end());
+  std::vector<std::array<int32_t, 4>> spans;
+  int64_t first = single_;
+  for (size_t i = 0; i < several.size(); ++i) {
+    const RaggedPart& part = several[i];
+    MEGATRON_CHECK(part.ends.empty(),
+                   "--batch-invariant-mode on GPUs knows no rows that see later ones");
+    for (int64_t done = 0; done < part.count; done += most)
+      spans.push_back({static_cast<int32_t>(i), static_cast<int32_t>(first + done),
+                       static_cast<int32_t>(std::min(most, part.count - done)),
+                       static_cast<int32_t>(part.first + done)});
+    first += part.count;
+  }
+  // Those that see most begin first.
+  std::ranges::stable_sort(spans, std::ranges::greater{},
+                           [](const std::array<int32_t, 4>& span) { return span[2] + span[3]; });
+  std::vector<int32_t> numbers;
+  for (const auto& span : spans) numbers.insert(numbers.end(), span.begin(), span.end());
+  found->second = {table_of(several, slots.device()),
+                   on_device(numbers, at::kInt, slots.device()).view({-1, 4})};
+  return found->second;
 }
 
 void PagedBuffer::hold(const PagedRows& rows, const at::Tensor& values) {

@@ -54,6 +54,13 @@ class PagedRows {
     int64_t most_queries = 0, most_keys = 0;  // of a part
   };
   const Chunks& chunks(int64_t window_left) const;
+  // The same rows for a kernel that takes at most `most` consecutive ones of a part at once. Throws
+  // Error if a part's rows see other positions than those up to their own.
+  struct Spans {
+    at::Tensor block_table;  // [parts, most blocks] int32
+    at::Tensor spans;        // [spans, 4] int32: row of the table, first row, rows, position
+  };
+  const Spans& spans(int64_t most) const;
   int64_t pool_blocks() const { return blocks_; }
   int64_t block_size() const { return block_size_; }
 
@@ -69,6 +76,7 @@ class PagedRows {
   std::vector<RaggedPart> parts_;
   int64_t blocks_, block_size_, single_ = 0;
   mutable std::map<int64_t, Chunks> chunks_;  // by window
+  mutable std::map<int64_t, Spans> spans_;    // by most rows
 };
 
 // A pool as attention reads it.

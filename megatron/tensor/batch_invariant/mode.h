@@ -9,7 +9,7 @@ namespace megatron {
 
 inline constexpr char kBatchInvariantHelp[] =
     "the bits of a token's logits do not depend on what shares its batch, and are the same when "
-    "it is served and when it is trained on; fp32 and fp64 on CPUs";
+    "it is served and when it is trained on; fp32 and fp64 on CPUs, bf16 and fp16 on Hopper GPUs";
 
 // From now on, forward products and attention of this process are batch-invariant; the other
 // operations always are. Off by default. Operations without such a form throw Error.

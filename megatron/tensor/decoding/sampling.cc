@@ -43,7 +43,8 @@ VocabularyLogits::VocabularyLogits(const at::Tensor& logits, int64_t vocab_size,
   const int64_t held = logits.size(1);
   first_id_ = shards_.rank * held;
   columns_ = std::clamp<int64_t>(vocab_size - first_id_, 0, held);
-  logits_ = logits.to(accumulate_type(logits)).contiguous();
+  given_ = logits.contiguous();
+  logits_ = given_.to(accumulate_type(logits));
   processed_ = logits_;
   extremes_ = extremes_of(arguments(logits_, {}));
 }
@@ -85,7 +86,7 @@ LogProbabilities VocabularyLogits::log_probabilities(const at::Tensor& ids, int6
 LogProbabilities VocabularyLogits::trained_log_probabilities(const at::Tensor& ids,
                                                              int64_t n) const {
   check_shape("ids with probabilities", ids, {logits_.size(0)});
-  CrossEntropyParts parts = cross_entropy_parts(logits_, ids - first_id_, columns_);
+  CrossEntropyParts parts = cross_entropy_parts(given_, ids - first_id_, columns_);
   const at::Tensor lse = combine_parts(parts, shards_.max, shards_.sum);
   LogProbabilities result = largest_of(arguments(logits_, extremes_[1]), logits_, n);
   result.chosen = (parts.target - lse).to(at::kFloat);

@@ -84,7 +84,8 @@ class VocabularyLogits {
 
   VocabularyShards shards_;
   int64_t columns_, first_id_;
-  at::Tensor logits_;        // [rows, columns with padding] fp32 (fp64), as given
+  at::Tensor given_;         // [rows, columns with padding]
+  at::Tensor logits_;        // the same in fp32 (fp64)
   at::Tensor processed_;     // the same tensor if processing changes nothing
   at::Tensor extremes_;      // [3, rows] of all ranks, see process_logits()
   at::Tensor rows_;          // SamplingRow [rows] as bytes

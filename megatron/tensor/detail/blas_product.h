@@ -32,6 +32,8 @@ struct BlasProduct {
   cudaDataType_t type_b = CUDA_R_16BF;
   BlasScale scale_a = BlasScale::kNone, scale_b = BlasScale::kNone;
   bool fast = false;
+  // The order of additions of an element of D depends on k alone: see Note [Products in one order].
+  bool one_order = false;
   auto operator<=>(const BlasProduct&) const = default;
 
   bool scaled() const { return scale_a != BlasScale::kNone; }

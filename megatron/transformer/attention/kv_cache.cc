@@ -1,5 +1,7 @@
 #include "megatron/transformer/attention/kv_cache.h"
 
+#include "megatron/tensor/attention/ordered_attention.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -26,6 +28,8 @@ at::Tensor mask_of_part(const RaggedPart& part, int64_t from, at::Device device)
 at::Tensor KVCache::attend(const AddedRows& added, const PagedRows& rows,
                            const AttentionOptions& options) {
   const at::Tensor q = append_rows(keys_, values_, rows, added);
+  if (is_batch_invariant() && q.is_cuda())
+    return ordered_rows(q, keys_.view(), values_.view(), rows, options);
   const auto several = [&](const RaggedPart& part, const at::Tensor& queries) {
     const int64_t from = first_seen(part, options);
     AttentionOptions of_part = options;

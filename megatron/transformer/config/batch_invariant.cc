@@ -27,16 +27,39 @@ void validate_batch_invariant(const TransformerConfig& c, Violations& v) {
           "--moe-router-load-balancing-type aux_loss");
 }
 
-void check_batch_invariant(const TransformerConfig& model, at::Device device,
-                           at::ScalarType dtype) {
+void validate_batch_invariant_on_gpu(const TransformerConfig& c, int64_t tensor_ranks,
+                                     Violations& v) {
+  const auto require = [&](bool holds, const char* problem) {
+    v.require(holds, cat("--batch-invariant-mode ", problem, " is not built for GPUs"),
+              "--device cpu");
+  };
+  require(!c.has_moe(), "with experts");
+  require(!c.multi_latent_attention, "with --multi-latent-attention");
+  require(!c.is_hybrid(), "with layers that have states");
+  require(c.softmax_type == SoftmaxType::kVanilla, "with --softmax-type other than vanilla");
+  require(c.kv_channels <= 128 && c.kv_channels % 8 == 0,
+          "with heads of more than 128 features, or not a multiple of 8,");
+  require(tensor_ranks <= 2,
+          "with --tensor-model-parallel-size above 2, where the order of a sum over ranks depends "
+          "on its length,");
+}
+
+void check_batch_invariant(const TransformerConfig& model, at::Device device, at::ScalarType dtype,
+                           int64_t tensor_ranks) {
   Violations violations;
   validate_batch_invariant(model, violations);
-  violations.require(device.is_cpu(), "--batch-invariant-mode is not built for GPUs yet",
-                     "--device cpu");
-  violations.require(
-      dtype == at::kFloat || dtype == at::kDouble,
-      cat("--batch-invariant-mode computes in fp32 or fp64 on a CPU, not in ", toString(dtype)),
-      "--dtype fp32");
+  if (device.is_cpu()) {
+    violations.require(
+        dtype == at::kFloat || dtype == at::kDouble,
+        cat("--batch-invariant-mode computes in fp32 or fp64 on a CPU, not in ", toString(dtype)),
+        "--dtype fp32");
+  } else {
+    violations.require(
+        dtype == at::kBFloat16 || dtype == at::kHalf,
+        cat("--batch-invariant-mode computes in bf16 or fp16 on a GPU, not in ", toString(dtype)),
+        "--dtype bf16, or --device cpu");
+    validate_batch_invariant_on_gpu(model, tensor_ranks, violations);
+  }
   violations.throw_if_any();
 }
 

@@ -2,20 +2,14 @@
 // training forward over the same texts, whatever shared their steps.
 #include "megatron/transformer/config/batch_invariant.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
-
-#include <algorithm>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
-#include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/config/lora.h"
-#include "megatron/transformer/ssm/causal_conv.h"
 #include "tests/unit/error_of.h"
-#include "tests/unit/inference/served_models.h"
+#include "tests/unit/inference/rollouts.h"
 
 namespace megatron {
 namespace {
@@ -84,161 +78,11 @@ std::vector<std::pair<std::string, ModelConfig>> models() {
   return all;
 }
 
-std::vector<DrivenSequence> wishes(uint32_t seed, size_t count) {
-  std::mt19937 random(seed);
-  std::vector<DrivenSequence> all = random_sequences(random, count);
-  for (DrivenSequence& s : all) s.start.log_probabilities = {.output_top = 1, .prompt_top = 1};
-  return all;
-}
-
-// Of a training forward: tokens and labels [b, s] -> [s, b]. Documents count their own positions.
-at::Tensor losses_of(Model& model, const at::Tensor& tokens, const at::Tensor& labels,
-                     const at::Tensor& document_ids) {
-  ForwardContext context;
-  context.training = true;
-  context.place.position = at::arange(tokens.size(1), at::kLong);
-  context.place.sample = at::arange(tokens.size(0), at::kLong);
-  context.document_ids = document_ids;
-  if (document_ids.defined()) {
-    const at::Tensor runs = document_runs(document_ids).t();
-    context.position_ids = runs.unsqueeze(2).eq(runs.unsqueeze(1)).tril(-1).sum(2);
-  }
-  return model.token_losses(model.hidden(tokens, {}, context), labels).detach().contiguous();
-}
-
-// Of each text, the losses of its tokens but the first one: one training forward over all of them.
-std::vector<std::vector<float>> trained_losses(Model& model,
-                                               const std::vector<DrivenSequence>& all) {
-  std::vector<std::vector<int32_t>> texts;
-  size_t longest = 0;
-  for (const DrivenSequence& s : all) {
-    texts.push_back(s.start.ids);
-    const std::vector<int32_t> drawn = ids_of(s);
-    texts.back().insert(texts.back().end(), drawn.begin(), drawn.end());
-    longest = std::max(longest, texts.back().size());
-  }
-  const auto b = static_cast<int64_t>(all.size());
-  const int64_t n = static_cast<int64_t>(longest) / 2 * 2;  // sequence parallelism divides it
-  const at::Tensor tokens = at::zeros({b, n}, at::kLong), labels = at::zeros({b, n}, at::kLong);
-  for (int64_t i = 0; i < b; ++i) {
-    const std::vector<int32_t>& text = texts[static_cast<size_t>(i)];
-    for (size_t j = 0; j + 1 < text.size(); ++j) {
-      tokens[i][static_cast<int64_t>(j)] = text[j];
-      labels[i][static_cast<int64_t>(j)] = text[j + 1];
-    }
-  }
-  const at::Tensor losses = losses_of(model, tokens, labels, {});
-  std::vector<std::vector<float>> of_texts;
-  for (int64_t i = 0; i < b; ++i) {
-    std::vector<float>& own = of_texts.emplace_back();
-    for (size_t j = 0; j + 1 < texts[static_cast<size_t>(i)].size(); ++j)
-      own.push_back(losses[static_cast<int64_t>(j)][i].item<float>());
-  }
-  return of_texts;
-}
-
-// Adapters begin with no output; these have one, the same on every rank.
-void draw_adapters(Model& model) {
-  int64_t seed = 1;
-  model.visit([&](const std::string& name, Parameter& parameter) {
-    if (!is_lora_parameter(name)) return;
-    at::Generator random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(seed++));
-    parameter.value.normal_(0.0, 0.3, random);
-  });
-}
-
-struct Compared {
-  int64_t texts = 0, numbers = 0, different = 0, accepted = 0;
-};
-
-// Tokens and numbers, in every bit.
-bool equal(const std::vector<DrivenSequence>& a, const std::vector<DrivenSequence>& b) {
-  const auto same = [](const DrawnToken& x, const DrawnToken& y) {
-    return x.id == y.id && x.log_probabilities == y.log_probabilities;
-  };
-  return std::ranges::equal(a, b, [&](const DrivenSequence& x, const DrivenSequence& y) {
-    return std::ranges::equal(x.drawn, y.drawn, same) && x.scores == y.scores;
-  });
-}
-
-void compare(const std::vector<DrivenSequence>& served,
-             const std::vector<std::vector<float>>& losses, Compared& so_far) {
-  for (size_t i = 0; i < served.size(); ++i) {
-    std::vector<float> told;
-    for (const PositionLogProbabilities& of : served[i].scores)
-      told.push_back(of.chosen.log_probability);
-    for (const DrawnToken& drawn : served[i].drawn)
-      told.push_back(drawn.log_probabilities->chosen.log_probability);
-    ASSERT_EQ(told.size(), losses[i].size());
-    for (size_t j = 0; j < told.size(); ++j) so_far.different += told[j] != -losses[i][j];
-    so_far.numbers += static_cast<int64_t>(told.size());
-    ++so_far.texts;
-  }
-}
-
-// Rollouts by ranks as threads: chunks of prompts, prefixes that are shared, preemption by both
-// ways, steps in flight; then the forward of the trainer on the same ranks.
-Compared rollouts(const ModelConfig& config, int tensor, int schedules) {
-  Compared compared;
-  run_ranks(tensor, [&](const std::shared_ptr<Backend>& world) {
-    ParallelConfig parallel;
-    parallel.tensor_model_parallel_size = tensor;
-    const ParallelGroups groups = make_parallel_groups(parallel, world);
-    Served served(Served::make(config, groups), {}, at::kFloat);
-    ModelConfig training = config;
-    training.sequence_parallel = tensor > 1;
-    Served trained(Served::make(training, groups), {}, at::kFloat);
-    draw_adapters(*served.model);
-    draw_adapters(*trained.model);
-    for (int seed = 0; seed < schedules; ++seed) {
-      std::vector<DrivenSequence> sequences = wishes(static_cast<uint32_t>(seed), 42);
-      const bool has_states = config.transformer.is_hybrid();
-      DriverChances chances{.whole_prompts = 0.3,
-                            .preempt = 0.3,
-                            .share = has_states ? 0.0 : 0.8,
-                            .pause = 0.2,
-                            .in_flight = 1 + seed % 3};
-      const auto serve = [&](std::vector<DrivenSequence>& texts) {
-        RunnerOptions options = small_runner(9 + 4 * (seed % 5));
-        options.keeping.drafts = chances.most_drafts;
-        ModelRunner runner(*served.model, *served.weights, options);
-        return drive_ranks(groups.world, runner, chances, static_cast<uint32_t>(seed), texts);
-      };
-      const std::vector<DrivenSequence> given = sequences;
-      serve(sequences);
-      // With drafts of its tokens, some of them wrong, each gets the same.
-      std::vector<DrivenSequence> drafted = given;
-      chances.drafts = &sequences;
-      chances.in_flight = 1 + (seed + 1) % 3;
-      const int64_t accepted = serve(drafted);
-      if (world->rank() == 0) {
-        compared.accepted += accepted;
-        compared.different += equal(sequences, drafted) ? 0 : 1;
-      }
-      // Other ranks learn what was drawn.
-      at::Tensor drawn = at::zeros({42, 10}, at::kLong);
-      for (size_t i = 0; i < sequences.size(); ++i)
-        for (size_t j = 0; world->rank() == 0 && j < sequences[i].drawn.size(); ++j)
-          drawn[static_cast<int64_t>(i)][static_cast<int64_t>(j)] = sequences[i].drawn[j].id;
-      groups.world.broadcast(drawn, 0)->wait();
-      for (size_t i = 0; world->rank() != 0 && i < sequences.size(); ++i) {
-        sequences[i].drawn.clear();
-        const at::Tensor own = drawn[static_cast<int64_t>(i)];
-        for (int64_t j = 0; j < sequences[i].tokens; ++j)
-          sequences[i].drawn.push_back({0, static_cast<int32_t>(own[j].item<int64_t>()), true, {}});
-      }
-      const auto losses = trained_losses(*trained.model, sequences);
-      if (world->rank() == 0) compare(sequences, losses, compared);
-    }
-  });
-  return compared;
-}
-
 TEST(BatchInvariant, RolloutsHaveTheTrainersLogProbabilitiesInEveryBit) {
   const BatchInvariantScope mode(true);
   for (const auto& [name, config] : models())
     for (const int tensor : {1, 2}) {
-      const Compared compared = rollouts(config, tensor, 2);
+      const Compared compared = rollouts(config, {.tensor = tensor});
       EXPECT_EQ(compared.different, 0) << name << ", " << tensor << " ranks";
       EXPECT_EQ(compared.texts, 84);
       EXPECT_GT(compared.accepted, 50);
@@ -250,7 +94,7 @@ TEST(BatchInvariant, RolloutsOfModelsWithStatesHaveThemToo) {
   const BatchInvariantScope mode(true);
   for (const ModelConfig& config : {mamba_model(), delta_net_model()})
     for (const int tensor : {1, 2}) {
-      const Compared compared = rollouts(config, tensor, 2);
+      const Compared compared = rollouts(config, {.tensor = tensor});
       EXPECT_EQ(compared.different, 0) << config.transformer.hybrid_layer_pattern << tensor;
       EXPECT_EQ(compared.texts, 84);
       EXPECT_GT(compared.accepted, 50);
@@ -300,10 +144,31 @@ TEST(BatchInvariant, AdaptersOfLatentAttentionAreRefused) {
   }
 }
 
+TEST(BatchInvariant, WhatGpusLackIsRefused) {
+  const auto error = [](const TransformerConfig& model, at::ScalarType type, int64_t ranks) {
+    return error_of([&] { check_batch_invariant(model, at::kCUDA, type, ranks); });
+  };
+  for (const auto& [name, config] : models()) {
+    const std::string found = error(config.transformer, at::kBFloat16, 2);
+    const char* missing = name == "mixtral"    ? "with experts is not built for GPUs"
+                          : name == "deepseek" ? "with --multi-latent-attention is not built"
+                                               : "";
+    EXPECT_EQ(found.empty(), *missing == 0) << name << found;
+    EXPECT_NE(found.find(missing), std::string::npos) << found;
+  }
+  const TransformerConfig llama = models()[0].second.transformer;
+  EXPECT_NE(error(llama, at::kFloat, 1).find("computes in bf16 or fp16 on a GPU, not in Float"),
+            std::string::npos);
+  EXPECT_NE(error(llama, at::kHalf, 4).find("--tensor-model-parallel-size above 2"),
+            std::string::npos);
+  EXPECT_NE(error(mamba_model().transformer, at::kHalf, 1).find("with layers that have states"),
+            std::string::npos);
+}
+
 // What the rollouts rule out.
 TEST(BatchInvariant, WithoutTheModeSomeDiffer) {
   for (const ModelConfig& config : {models()[0].second, mamba_model()})
-    EXPECT_GT(rollouts(config, 1, 1).different, 20);
+    EXPECT_GT(rollouts(config, {.schedules = 1}).different, 20);
 }
 
 }  // namespace

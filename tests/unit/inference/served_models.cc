@@ -122,17 +122,18 @@ std::vector<int32_t> random_ids(std::mt19937& random, int64_t count) {
   return ids;
 }
 
-std::vector<DrivenSequence> random_sequences(std::mt19937& random, size_t count) {
+std::vector<DrivenSequence> random_sequences(std::mt19937& random, size_t count,
+                                             int64_t longest_prompt, int64_t most_tokens) {
   std::vector<DrivenSequence> all;
   const auto number = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
   };
   for (size_t i = 0; i < count; ++i) {
     DrivenSequence s;
-    s.start.ids = i % 3 == 2 ? all.back().start.ids : random_ids(random, number(1, 17));
+    s.start.ids = i % 3 == 2 ? all.back().start.ids : random_ids(random, number(1, longest_prompt));
     s.start.request = RequestId{i + 1};
     s.start.choice = static_cast<int32_t>(i % 2);
-    s.tokens = number(1, 9);
+    s.tokens = number(1, most_tokens);
     SamplingParameters& p = s.start.sampling;
     p.seed = static_cast<uint64_t>(number(1, 5));
     p.temperature = i % 2 == 0 ? 0.0 : 1.3;

@@ -49,7 +49,8 @@ RunnerOptions small_runner(int32_t blocks);
 std::vector<int32_t> random_ids(std::mt19937& random, int64_t count);
 // Greedy ones and drawn ones, with every option of sampling and of log-probabilities. Every third
 // one has the prompt of the one before it.
-std::vector<DrivenSequence> random_sequences(std::mt19937& random, size_t count);
+std::vector<DrivenSequence> random_sequences(std::mt19937& random, size_t count,
+                                             int64_t longest_prompt = 17, int64_t most_tokens = 9);
 
 // What sequences get by forwards over everything known, without a cache.
 using LogitsOf = std::function<at::Tensor(const std::vector<int32_t>& ids)>;

@@ -338,12 +338,14 @@ TEST(Arguments, ServedBitsCannotBeTrainedEverywhere) {
   EXPECT_EQ(parse(flags + plain + "--batch-invariant-backend te_native").already_so.size(), 1u);
   EXPECT_THAT(usage_error(flags),
               HasSubstr("--batch-invariant-mode cannot be used with dropout, which no server has"));
-  const std::string problems = usage_error(
-      flags + plain + "--bf16 --device cuda --fp8-format hybrid --context-parallel-size 1");
-  for (const char* const part : {"--batch-invariant-mode with FP8 or FP4 products is not built",
-                                 "--batch-invariant-mode is not built for GPUs yet",
-                                 "--batch-invariant-mode computes in fp32 on a CPU"})
-    EXPECT_THAT(problems, HasSubstr(part));
+  EXPECT_TRUE(parse(flags + plain + "--bf16 --device cuda").transformer.batch_invariant_mode);
+  for (const auto& [more, problem] : std::vector<std::pair<std::string, std::string>>{
+           {"--bf16 --device cuda --fp8-format hybrid", "with FP8 or FP4 products is not built"},
+           {"--bf16 --device cuda --hybrid-layer-pattern M* --mamba-num-groups 1",
+            "with layers that have states is not built for GPUs"},
+           {"--device cuda", "computes in bf16 or fp16 on GPUs"},
+           {"--bf16 --device cpu", "computes in fp32 on a CPU"}})
+    EXPECT_THAT(usage_error(flags + plain + more), HasSubstr("--batch-invariant-mode " + problem));
 }
 
 TEST(Arguments, AFlagIsRefusedWhereItsReasonDoesNotHold) {

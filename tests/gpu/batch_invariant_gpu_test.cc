@@ -1,0 +1,322 @@
+// Batch-invariant mode on a GPU: attention, products and whole rollouts have the bits of the
+// trainer's forward, whatever shares their steps.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "megatron/base/format.h"
+#include "megatron/comm/rendezvous.h"
+#include "megatron/inference/graphs/decode_graphs.h"
+#include "megatron/tensor/batch_invariant/mode_scope.h"
+#include "megatron/tensor/gemm.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/attention/kv_cache.h"
+#include "tests/kernels/cases.h"
+#include "tests/unit/inference/rollouts.h"
+
+namespace megatron {
+namespace {
+
+const at::Device kInvariantGpu(at::kCUDA, 0);
+
+struct OrderedShape {
+  int64_t heads, groups, d, window;
+  double cap;
+};
+
+void PrintTo(const OrderedShape& c, std::ostream* out) {
+  *out << c.heads << "_" << c.groups << "_" << c.d << "_window" << c.window << "_cap" << c.cap;
+}
+
+class OrderedAttentionGpu : public testing::TestWithParam<OrderedShape> {
+ protected:
+  AttentionOptions options() const {
+    AttentionOptions options;
+    options.scale = 1.5 / std::sqrt(static_cast<double>(GetParam().d));
+    options.window_left = GetParam().window;
+    options.softcap = GetParam().cap;
+    return options;
+  }
+};
+
+// Three texts of one length are trained on; then each is read in chunks and decoded, in steps that
+// it shares with the others.
+TEST_P(OrderedAttentionGpu, TrainingChunksAndDecodingHaveTheSameBits) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const OrderedShape c = GetParam();
+  const BatchInvariantScope mode(true);
+  constexpr int64_t kTexts = 3, kLength = 1100, kBlock = 32, kOfText = (kLength + 31) / 32;
+  at::manual_seed(5);
+  const int64_t r = c.heads / c.groups;
+  const at::Tensor all = at::randn({kLength, kTexts, c.groups, r + 2, c.d}).to(at::kBFloat16);
+  const auto queries = [&](at::Device device, at::ScalarType type) {
+    return all.narrow(3, 0, r).reshape({kLength, kTexts, c.heads, c.d}).to(device, type);
+  };
+  const auto part = [&](int64_t which, at::Device device, at::ScalarType type) {
+    return all.select(3, r + which).to(device, type);
+  };
+  const at::Tensor trained =
+      core_attention(queries(kInvariantGpu, at::kBFloat16), part(0, kInvariantGpu, at::kBFloat16),
+                     part(1, kInvariantGpu, at::kBFloat16), options());
+  const at::Tensor exact =
+      core_attention(queries(at::kCPU, at::kDouble), part(0, at::kCPU, at::kDouble),
+                     part(1, at::kCPU, at::kDouble), options());
+  EXPECT_LT(relative_error(trained.cpu(), exact), 1e-2);
+
+  KVCache cache;
+  std::mt19937 random(3);
+  const std::vector<int64_t> lengths = {kLength, 700, 33};
+  std::vector<int64_t> done = {0, 0, 0};
+  int64_t compared = 0, different = 0;
+  while (done != lengths) {
+    std::vector<RaggedPart> parts;
+    std::vector<at::Tensor> rows, want;
+    std::vector<int64_t> counts;
+    for (size_t i = 0; i < done.size(); ++i) {
+      const int64_t most = random() % 3 != 0 ? 1 : i == 0 ? 300 : 90;
+      counts.push_back(std::min(lengths[i] - done[i], 1 + static_cast<int64_t>(random()) % most));
+    }
+    for (const bool single : {true, false})
+      for (size_t i = 0; i < done.size(); ++i) {
+        const int64_t count = counts[i];
+        if (count == 0 || (count == 1) != single) continue;
+        std::vector<int32_t> blocks;
+        for (int64_t b = 0; b < kOfText; ++b)
+          blocks.push_back(static_cast<int32_t>(b * kTexts + static_cast<int64_t>(i)));
+        parts.push_back({done[i], count, std::move(blocks)});
+        const auto sample = static_cast<int64_t>(i);
+        rows.push_back(all.narrow(0, done[i], count).select(1, sample));
+        want.push_back(trained.narrow(0, done[i], count).select(1, sample));
+      }
+    for (const RaggedPart& p : parts) done[static_cast<size_t>(p.blocks[0])] += p.count;
+    const PagedRows ragged(parts, kTexts * kOfText, kBlock, kInvariantGpu);
+    const at::Tensor mixed = at::cat(rows).to(kInvariantGpu);
+    const at::Tensor got = cache.attend(
+        {mixed.narrow(2, 0, r), mixed.select(2, r), mixed.select(2, r + 1), {}}, ragged, options());
+    const at::Tensor expected = at::cat(want).unsqueeze(1);
+    different += got.ne(expected).sum().item<int64_t>();
+    compared += got.numel();
+  }
+  EXPECT_EQ(different, 0) << "of " << compared;
+  EXPECT_EQ(compared, (kLength + 700 + 33) * c.heads * c.d);
+}
+
+TEST_P(OrderedAttentionGpu, GradientsAreThoseOfFp64) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const OrderedShape c = GetParam();
+  at::manual_seed(6);
+  constexpr int64_t kLength = 320, kSamples = 2;
+  const at::Tensor q = at::randn({kLength, kSamples, c.heads, c.d}).to(at::kBFloat16),
+                   k = at::randn({kLength, kSamples, c.groups, c.d}).to(at::kBFloat16),
+                   v = at::randn({kLength, kSamples, c.groups, c.d}).to(at::kBFloat16),
+                   dout = at::randn({kLength, kSamples, c.heads, c.d}).to(at::kBFloat16);
+  const auto gradients = [&](at::Device device, at::ScalarType type, bool invariant) {
+    const BatchInvariantScope mode(invariant);
+    std::vector<at::Tensor> inputs;
+    for (const at::Tensor& t : {q, k, v})
+      inputs.push_back(t.to(device, type).detach().requires_grad_(true));
+    core_attention(inputs[0], inputs[1], inputs[2], options()).backward(dout.to(device, type));
+    std::vector<at::Tensor> grads;
+    for (const at::Tensor& t : inputs) grads.push_back(t.grad().cpu());
+    return grads;
+  };
+  const auto got = gradients(kInvariantGpu, at::kBFloat16, true);
+  const auto exact = gradients(at::kCPU, at::kDouble, false);
+  for (size_t i = 0; i < 3; ++i) EXPECT_LT(relative_error(got[i], exact[i]), 2e-2) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, OrderedAttentionGpu,
+                         testing::Values(OrderedShape{8, 2, 128, -1, 0.0},
+                                         OrderedShape{6, 6, 64, -1, 0.0},
+                                         OrderedShape{6, 2, 72, 100, 0.0},
+                                         OrderedShape{20, 1, 96, -1, 5.0},
+                                         OrderedShape{4, 1, 64, 300, 2.0}));
+
+// The linear layers of Llama 3 8B, and small ones with a bias or a summand.
+TEST(BatchInvariantGpu, RowsOfProductsHaveTheSameBitsForAnyNumberOfRows) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const BatchInvariantScope mode(true);
+  at::manual_seed(7);
+  struct Shape {
+    int64_t n, k;
+    bool bias, addend;
+  };
+  for (const Shape& c : {Shape{6144, 4096, false, false}, Shape{4096, 4096, false, true},
+                         Shape{28672, 4096, false, false}, Shape{4096, 14336, false, true},
+                         Shape{32000, 4096, false, false}, Shape{192, 64, true, false},
+                         Shape{64, 256, true, true}, Shape{1024, 72, false, false}}) {
+    constexpr int64_t kMost = 8200;
+    const at::TensorOptions type = at::dtype(at::kBFloat16).device(kInvariantGpu);
+    const at::Tensor x = at::randn({kMost, c.k}, type), w = at::randn({c.n, c.k}, type),
+                     bias = c.bias ? at::randn({c.n}, type) : at::Tensor(),
+                     addend = c.addend ? at::randn({kMost, c.n}, type) : at::Tensor();
+    const auto product = [&](int64_t first, int64_t rows) {
+      return linear_forward(x.narrow(0, first, rows), w, bias,
+                            addend.defined() ? addend.narrow(0, first, rows) : addend);
+    };
+    const at::Tensor all = product(0, kMost);
+    std::vector<int64_t> counts;
+    for (int64_t rows = 1; rows <= 256; ++rows) counts.push_back(rows);
+    counts.insert(counts.end(), {300, 511, 1000, 2048, 4096});
+    for (const int64_t rows : counts) {
+      const int64_t first = (rows * 37) % (kMost - rows);
+      EXPECT_TRUE(at::equal(product(first, rows), all.narrow(0, first, rows)))
+          << c.n << " x " << c.k << ", " << rows << " rows";
+    }
+  }
+}
+
+std::vector<std::pair<std::string, ModelConfig>> invariant_models() {
+  ModelConfig llama = small_served_model();
+  llama.transformer.hidden_size = 512;
+  llama.transformer.init_method_std = 0.08;
+  ModelConfig gpt = llama;
+  gpt.transformer.hidden_size = 256;
+  gpt.transformer.group_query_attention = false;
+  gpt.transformer.position_embedding_type = PositionEmbedding::kLearnedAbsolute;
+  gpt.transformer.max_position_embeddings = 1024;
+  gpt.transformer.normalization = Normalization::kLayerNorm;
+  gpt.transformer.swiglu = false;
+  gpt.transformer.add_bias_linear = true;
+  ModelConfig gemma = llama;
+  gemma.transformer.window_size = {100, 0};
+  gemma.transformer.window_attn_skip_freq = "2";
+  gemma.transformer.attn_logit_softcapping = 3.0;
+  gemma.transformer.final_logit_softcapping = 5.0;
+  gemma.transformer.qk_layernorm = true;
+  ModelConfig adapted = llama;
+  adapted.transformer.lora_rank = 24;
+  std::vector<std::pair<std::string, ModelConfig>> all = {
+      {"llama", llama}, {"gpt", gpt}, {"gemma", gemma}, {"adapters", adapted}};
+  for (auto& [name, config] : all)
+    config.transformer.attention_dropout = config.transformer.hidden_dropout = 0.0;
+  return all;
+}
+
+RolloutOptions rollouts_on_gpu() {
+  RolloutOptions options;
+  options.schedules = 4;
+  options.longest_prompt = 400;
+  options.most_tokens = 40;
+  options.device = kInvariantGpu;
+  options.type = at::kBFloat16;
+  options.runner.slots = 12;
+  options.runner.block_size = 16;
+  options.runner.device_blocks = 60;
+  options.runner.host_blocks = 80;
+  options.runner.graph_sizes = graph_sizes(-1, options.runner.slots);
+  options.more_blocks = 40;
+  return options;
+}
+
+TEST(BatchInvariantGpu, RolloutsHaveTheTrainersLogProbabilitiesInEveryBit) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const BatchInvariantScope mode(true);
+  for (const auto& [name, config] : invariant_models()) {
+    const Compared compared = rollouts(config, rollouts_on_gpu());
+    EXPECT_EQ(compared.different, 0) << name << ", of " << compared.numbers;
+    EXPECT_EQ(compared.texts, 168);
+    EXPECT_GT(compared.accepted, 100);
+    EXPECT_GT(compared.numbers, 25000);
+    if (name != "adapters") EXPECT_GT(compared.graph_steps, 100);
+  }
+}
+
+// Text i has i + 1 tokens to write, so that steps have 256 rows, 255 and so on down to one.
+TEST(BatchInvariantGpu, EveryNumberOfRowsHasTheSameBitsInGraphsAndWithout) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const BatchInvariantScope mode(true);
+  constexpr size_t kTexts = 256;
+  std::mt19937 random(9);
+  std::vector<DrivenSequence> given = random_sequences(random, kTexts);
+  for (size_t i = 0; i < kTexts; ++i) {
+    given[i].tokens = static_cast<int64_t>(i) + 1;
+    given[i].start.ends.clear();
+    given[i].start.log_probabilities = {.output_top = 1};
+  }
+  const ParallelGroups one;
+  Served served(Served::make(invariant_models()[0].second, one), {}, at::kBFloat16, kInvariantGpu);
+  RunnerOptions options = small_runner(256 * 18);
+  options.block_size = 16;
+  options.slots = kTexts;
+  const auto run = [&](bool graphs) {
+    options.graph_sizes = graph_sizes(graphs ? -1 : 0, options.slots);
+    ModelRunner runner(*served.model, *served.weights, options);
+    PlanDriver driver(runner, {.whole_prompts = 1.0}, 1);
+    std::vector<DrivenSequence> texts = given;
+    driver.run(texts);
+    EXPECT_EQ(runner.graph_steps() > 250, graphs) << runner.graph_steps();
+    return texts;
+  };
+  const std::vector<DrivenSequence> with = run(true), without = run(false);
+  int64_t different = 0;
+  for (size_t i = 0; i < kTexts; ++i)
+    for (size_t j = 0; j < with[i].drawn.size(); ++j)
+      different += with[i].drawn[j].id != without[i].drawn.at(j).id ||
+                   with[i].drawn[j].log_probabilities != without[i].drawn[j].log_probabilities;
+  EXPECT_EQ(different, 0);
+  // Few of them alone, too.
+  for (const size_t i : {3, 100, 200}) {
+    std::vector<DrivenSequence> alone = {given[i]};
+    ModelRunner runner(*served.model, *served.weights, options);
+    PlanDriver(runner, {.whole_prompts = 0.3}, 2).run(alone);
+    EXPECT_EQ(ids_of(alone[0]), ids_of(with[i]));
+  }
+}
+
+// Ranks are processes, each with a GPU of its own: torchrun --nproc-per-node 2 gpu_tests ...
+TEST(BatchInvariantGpu, RolloutsOfTwoTensorRanks) {
+  const Launch launch = launch_from_environment();
+  if (!at::hasCUDA() || launch.world_size != 2) GTEST_SKIP() << "not two ranks";
+  const BatchInvariantScope mode(true);
+  RolloutOptions options = rollouts_on_gpu();
+  options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank));
+  const c10::DeviceGuard guard(options.device);
+  options.tensor = 2;
+  const Connection connection = connect(launch, {}, options.device);
+  const Compared compared =
+      rollouts_of_rank(invariant_models()[0].second, options, connection.world);
+  EXPECT_EQ(compared.different, 0) << "of " << compared.numbers;
+  if (launch.rank == 0) EXPECT_EQ(compared.texts, 168);
+}
+
+// Eight layers of Llama 3 8B; MEGATRON_ROLLOUTS: how many texts, each of which is served twice.
+TEST(BatchInvariantGpu, RolloutsOfTheShapeOfLlama8B) {
+  const char* wanted = std::getenv("MEGATRON_ROLLOUTS");
+  if (!at::hasCUDA() || wanted == nullptr) GTEST_SKIP() << "no GPU, or not MEGATRON_ROLLOUTS";
+  const BatchInvariantScope mode(true);
+  ModelConfig config = invariant_models()[0].second;
+  TransformerConfig& t = config.transformer;
+  t.num_layers = 8;
+  t.hidden_size = 4096;
+  t.ffn_hidden_size = 14336;
+  t.num_attention_heads = 32;
+  t.num_query_groups = 8;
+  t.init_method_std = 0.02;
+  config.padded_vocab_size = 128256;
+  RolloutOptions options = rollouts_on_gpu();
+  options.texts = 50;
+  options.schedules = (std::atoi(wanted) + 49) / 50;
+  options.runner.slots = 50;
+  options.runner.device_blocks = 400;
+  options.more_blocks = 100;
+  options.runner.graph_sizes = graph_sizes(-1, options.runner.slots);
+  const Compared compared = rollouts(config, options);
+  EXPECT_EQ(compared.different, 0);
+  EXPECT_GT(compared.accepted, 20 * options.schedules);
+  std::cout << compared.texts << " texts, " << compared.numbers << " numbers, "
+            << compared.different << " different, " << compared.accepted << " drafts stood, "
+            << compared.graph_steps << " steps by graphs" << std::endl;
+}
+
+// What the rollouts rule out.
+TEST(BatchInvariantGpu, WithoutTheModeSomeDiffer) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  RolloutOptions options = rollouts_on_gpu();
+  options.schedules = 1;
+  EXPECT_GT(rollouts(invariant_models()[0].second, options).different, 100);
+}
+
+}  // namespace
+}  // namespace megatron
