@@ -1,12 +1,14 @@
-// Attention of decoding steps over a paged cache, next to the kernel of FlashInfer's headers: the shape of Llama 3 8B (32 heads in 8
-// groups of 128 features, bf16), blocks of 64 positions in random order, all sequences equally long.
+// Attention of decoding steps over a paged cache, next to the kernel of FlashInfer's headers: the
+// shape of Llama 3 8B (32 heads in 8 groups of 128 features, bf16), blocks of 64 positions in
+// random order, all sequences equally long.
 //
-//   pip download --no-deps flashinfer-python==0.7.2.post1 && unzip -q flashinfer_python-*.whl 'flashinfer/data/include/*'
-//   nvcc -O3 -std=c++20 -arch=sm_90a --expt-relaxed-constexpr -Iflashinfer/data/include -I. benchmarks/flashinfer_decode.cu
-//     megatron/kernels/attention/paged_tiles.cu megatron/kernels/attention/ordered_attention.cu -Xcompiler -fPIC -lcuda -o flashinfer_decode
+//   pip download --no-deps flashinfer-python==0.7.2.post1
+//   unzip -q flashinfer_python-*.whl 'flashinfer/data/*'
+//   cmake --preset gpu -DMEGATRON_FLASHINFER_DIR=$PWD/flashinfer/data
+//   cmake --build build/gpu --target flashinfer_decode
 //
-// Prints, for each number of sequences and length, GB/s of keys and values: ours, that of batch-invariant mode, FlashInfer's; and the
-// largest difference of the numbers.
+// Prints, for each number of sequences and length, GB/s of keys and values: ours, that of
+// batch-invariant mode, FlashInfer's; and the largest difference of the numbers.
 #include <cuda_bf16.h>
 
 #include <algorithm>

@@ -36,6 +36,7 @@ class ModelService {
 
   const ServedModel& model() const { return served_; }
   EngineService& engine() { return thread_; }
+  const ServedRank& rank() const { return *rank_; }
 
   // Runs the engine, and returns when it takes requests. Throws Error if it fails instead.
   void start();

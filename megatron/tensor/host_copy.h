@@ -40,8 +40,8 @@ class HostCopies {
   Mark mark(Stream stream) const;
   // Work submitted to `stream` from now on starts after the mark.
   void wait(Stream stream, const Mark& mark) const;
-  // Tensors of equal size; the host's must come from host_empty() or host_lasting(). Callers must order later
-  // accesses themselves.
+  // Tensors of equal size; the host's must come from host_empty() or host_lasting(). Callers must
+  // order later accesses themselves.
   void copy(Stream stream, const at::Tensor& to, const at::Tensor& from) const;
   // Host memory: pinned, from a caching allocator; on a CPU from outside of libtorch, so that it is
   // not counted as device memory.

@@ -4,6 +4,7 @@ import http.client
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -162,6 +163,11 @@ class ServeTest(FolderTest):
         load = json.loads(self.output("bench", "serve", "--load", self.model, *EXACT, "--num-requests", "5", "--concurrency", "3", "--num-warmup",
                                       "1", "--prompt-tokens", "20", "--output-tokens", "5", "--json"))
         self.assertEqual((load["completed"], load["failed"], load["output_tokens"]), (5, 0, 25))
+        text = self.output("bench", "serve", "--load", self.model, *EXACT, "--num-requests", "5", "--prompt-tokens", "20", "--output-tokens", "5")
+        bound = re.search(r"bound of this machine: copies of [\d.]+ TB/s and products of [\d.]+ TFLOP/s allow [\d.]+ ms between tokens and "
+                          r"([\d.]+) generated tokens/s, of which ([\d.]+)% were seen", text)
+        self.assertIsNotNone(bound, text)
+        self.assertTrue(0 < float(bound[2]) < 100 and float(bound[1]) > 0, bound[0])
 
     def copy_llama(self):
         """A tiny Llama of Hugging Face, with a tokenizer whose words are w0 to w39."""

@@ -2,6 +2,7 @@
 // trainer's forward, whatever shares their steps.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 

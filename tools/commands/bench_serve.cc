@@ -1,10 +1,12 @@
 // megatron bench serve: requests at a server as many clients would send them, and what they see.
+#include <algorithm>
 #include <cmath>
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/base/value_checks.h"
+#include "megatron/inference/bounds/serving_bound.h"
 #include "megatron/runtime/device.h"
 #include "megatron/runtime/kernel_profile.h"
 #include "megatron/serving/bench/load_generator.h"
@@ -93,6 +95,33 @@ std::string kernels_of(EngineService& engine, int64_t vocab_size, const ClientLo
                         : kernel_table(summarize_kernels(events), static_cast<size_t>(most));
 }
 
+// What this machine allows at most, and how much of it the load had; "": that is not known.
+std::string bound_text(ModelService& service, const EngineConfig& engine, const ClientLoad& load,
+                       const LoadSummary& summary, const MachineRates& rates) {
+  const LoadedModel& loaded = service.rank().loaded();
+  const bool narrow = engine.kv_cache_dtype == KvCacheType::kFp8;
+  const auto cost = served_cost(*loaded.model, narrow ? 1 : c10::elementSize(loaded.dtype));
+  if (!cost) return "";
+  const int64_t cached = engine.prefix_caching ? load.prefix_tokens : 0;
+  const ServingBound bound =
+      serving_bound(*cost,
+                    {.requests = load.num_requests,
+                     .together = std::min(load.concurrency, engine.max_requests),
+                     .prompt_tokens = std::max<int64_t>(1, load.prompt_tokens - cached),
+                     .cached_tokens = cached,
+                     .output_tokens = load.output_tokens},
+                    rates);
+  const auto percent = [](double part) { return format_fixed(100.0 * part, 1) + "%"; };
+  std::string text =
+      cat("bound of this machine: copies of ", format_fixed(rates.copied_bytes * 1e-12, 2),
+          " TB/s and products of ", format_fixed(rates.operations * 1e-12, 1), " TFLOP/s allow ",
+          format_fixed(bound.token_seconds * 1e3, 2), " ms between tokens");
+  if (load.request_rate == 0.0)
+    text += cat(" and ", format_fixed(bound.tokens_per_second, 1), " generated tokens/s, of which ",
+                percent(summary.output_tokens_per_second / bound.tokens_per_second), " were seen");
+  return text;
+}
+
 }  // namespace
 
 int bench_serve(int argc, char** argv) {
@@ -119,7 +148,10 @@ int bench_serve(int argc, char** argv) {
   const ParallelGroups groups;
   std::unique_ptr<ModelService> service;
   std::unique_ptr<LoadTarget> target;
+  MachineRates rates;
   if (config.url.empty()) {
+    const c10::Device device = choose_device(load.device);
+    if (!config.json) rates = measure_rates(device.is_cuda() ? at::kBFloat16 : at::kFloat, device);
     service = load_served_model(load, engine, groups);
     target = make_engine_target(service->engine(), service->model().tokenizer->vocab_size());
     service->start();
@@ -148,6 +180,10 @@ int bench_serve(int argc, char** argv) {
   }
   const LoadSummary summary = summarise(result);
   print_line(config.json ? summary_json(summary, options) : summary_text(summary));
+  if (service && !config.json)
+    if (const std::string bound = bound_text(*service, engine, options, summary, rates);
+        !bound.empty())
+      print_line(bound);
   if (!kernels.empty() && !config.json) print_line(kernels);
   MEGATRON_CHECK(summary.failed == 0, summary.failed, " of ", config.num_requests,
                  " requests failed: ", summary.problems.front());

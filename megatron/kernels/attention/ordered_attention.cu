@@ -250,7 +250,7 @@ __device__ __forceinline__ void finish(const Rows<D>& total, const OrderedAttent
     if (of_sequence >= tile.rows) continue;
     const int64_t of_group = a.heads / a.groups;
     const int64_t of_all = tile.group * of_group + tile.head + head;
-    const bool sees = total.sum[half] > 0.0f;
+    const bool sees = total.sum[half] != 0.0f;  // what is not a number stays so
     if (a.lse != nullptr && lane % 4 == 0) {
       constexpr float kLn2 = 0.69314718055994531f;
       a.lse[(tile.sequence * a.heads + of_all) * a.count + tile.row + of_sequence] =

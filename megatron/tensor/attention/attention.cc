@@ -138,18 +138,13 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       f.lse = block.lse;
       return f;
     }
-    case Path::kRows: {
-      const AttentionBlock block = rows_attention(q, k, v, o);
+    case Path::kRows:
+    case Path::kOrdered: {
+      const auto forward = path == Path::kRows ? rows_attention : ordered_attention;
+      const AttentionBlock block = forward(q, k, v, o);
       f.out = block.out;
       f.library_out = to_heads(f.out);
       f.lse = block.lse;
-      return f;
-    }
-    case Path::kOrdered: {
-      AttentionBlock block = ordered_attention(q, k, v, o);
-      f.out = std::move(block.out);
-      f.library_out = to_heads(f.out);
-      f.lse = std::move(block.lse);
       return f;
     }
     case Path::kFlashCpu: {

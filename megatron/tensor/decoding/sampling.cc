@@ -284,6 +284,7 @@ at::Tensor VocabularyLogits::draw_kept() const {
 VocabularyLogits VocabularyLogits::at_rows(const at::Tensor& index) const {
   VocabularyLogits some = *this;
   some.logits_ = logits_.index_select(0, index);
+  some.given_ = given_.is_same(logits_) ? some.logits_ : given_.index_select(0, index);
   some.processed_ = processed_.is_same(logits_) ? some.logits_ : processed_.index_select(0, index);
   some.extremes_ = extremes_.index_select(1, index);
   if (rows_.defined()) {
