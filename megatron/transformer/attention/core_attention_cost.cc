@@ -180,9 +180,11 @@ int64_t CoreAttentionCost::score_bytes() const {
          shape.sum;
 }
 
-// Of unfused attention: copies in the accumulating type, or, where heads share keys, in its order.
+// Of unfused attention: copies in the accumulating type, or, where heads share keys, in its order;
+// or as much for inputs that have come back from host memory.
 int64_t CoreAttentionCost::copied(int64_t bytes) const {
-  return wide > 1 || sizes.heads != sizes.groups ? wide * bytes : 0;
+  const bool views = wide == 1 && sizes.heads == sizes.groups && !config.offloads_activations();
+  return views ? 0 : wide * bytes;
 }
 
 // Of unfused attention: which keys lie behind a query, or outside of its window.
