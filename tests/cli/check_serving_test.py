@@ -160,7 +160,7 @@ class CheckServingTest(unittest.TestCase):
                             ([MODEL, "--inference-max-requests", "0"], "--inference-max-requests 0 is outside"),
                             ([self.folder], "--dtype"),
                             ([ENCODER], "the memory of a server is planned for decoders, and a model of type BERT is none"),
-                            ([MODEL, "--batch-invariant-mode", "--device", "h100", "--dtype", "fp32"], "--batch-invariant-mode is not built for GPUs yet"),
+                            ([MODEL, "--batch-invariant-mode", "--device", "h100", "--dtype", "fp32"], "--batch-invariant-mode computes in bf16 or fp16 on a GPU"),
                             ([MODEL, "--batch-invariant-mode", "--device", "cpu", "--dtype", "bf16"], "--batch-invariant-mode computes in fp32 or fp64 on a CPU"),
                             ([MODEL, "--batch-invariant-mode", "--device", "cpu", "--dtype", "fp32", "--kv-cache-dtype", "fp8"],
                              "--kv-cache-dtype fp8 rounds keys and values, which training does not: it cannot be used in --batch-invariant-mode"),

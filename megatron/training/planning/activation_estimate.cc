@@ -74,6 +74,8 @@ class ChunkPass {
   void add_recomputed_units();
   void add_what_lies_between_stacks();
   void add_what_moves_beside();
+  // Whether the chunk has more layers than these.
+  bool goes_on_behind(int64_t layers) const { return layers < slice_.num_layers; }
   void hold(int64_t bytes, int64_t after);
   void add_ends();
 
@@ -271,7 +273,7 @@ void ChunkPass::add_what_lies_between_stacks() {
   const int64_t before = ends.first_stack - slice_.first_layer;
   if (ends.first_stack == 0) return;
   // The output of the first stack is held for layers of the second one.
-  const bool read = before < slice_.num_layers;
+  const bool read = goes_on_behind(before);
   hold(before > 0 ? ends.between_stacks - (read ? 0 : ends.passed_on) : ends.passed_on, before);
 }
 
@@ -285,7 +287,7 @@ void ChunkPass::add_what_moves_beside() {
 // Saves bytes behind layer `after` of the chunk, counted from 1; 0 or less: from its beginning on,
 // more than it has: nowhere.
 void ChunkPass::hold(int64_t bytes, int64_t after) {
-  if (after > slice_.num_layers) return;
+  if (!goes_on_behind(after - 1)) return;
   pass_.saved.ends += bytes;
   for (int64_t i = 0; after > 0 && i <= after; ++i)
     for (int64_t PassMoment::* peak :
