@@ -77,24 +77,28 @@ EncodedTexts encode_batch(Model& model, std::span<const PairTokens> texts, std::
   return out;
 }
 
+void check_encoder(bool is_one, const Model& model, const char* which) {
+  MEGATRON_CHECK(
+      is_one, "the model is of type ", model.config().type,
+      ", whose tokens do not see those after them; this needs an encoder\nhint: ", which);
+}
+
 }  // namespace
 
 BertModel& encoder_of(Model& model) {
   auto* bert = dynamic_cast<BertModel*>(&model);
-  MEGATRON_CHECK(
-      bert != nullptr, "the model is of type ", model.config().type,
-      ", whose tokens do not see those after them; this needs an encoder",
-      "\nhint: a BERT, or a folder of Hugging Face of a model of type bert, roberta or modernbert");
+  check_encoder(bert != nullptr, model,
+                "a BERT, or a folder of Hugging Face of a model of type bert, roberta or "
+                "modernbert");
   return *bert;
 }
 
 void check_reads_texts(const Model& model) {
-  if (dynamic_cast<const T5Model*>(&model) != nullptr) return;
-  MEGATRON_CHECK(
-      dynamic_cast<const BertModel*>(&model) != nullptr, "the model is of type ",
-      model.config().type, ", whose tokens do not see those after them; this needs an encoder",
-      "\nhint: a BERT or a T5, or a folder of Hugging Face of a model of type bert, roberta, "
-      "modernbert or t5");
+  check_encoder(dynamic_cast<const T5Model*>(&model) != nullptr ||
+                    dynamic_cast<const BertModel*>(&model) != nullptr,
+                model,
+                "a BERT or a T5, or a folder of Hugging Face of a model of type bert, roberta, "
+                "modernbert or t5");
 }
 
 void for_each_batch(Model& model, std::span<const PairTokens> texts, int64_t batch_tokens,

@@ -4,6 +4,7 @@
 #include "megatron/kernels/detail/async_copy.cuh"
 #include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/norm_rows.cuh"
+#include "megatron/kernels/detail/rounded_product.cuh"
 #include "megatron/kernels/norm.h"
 
 // Note [Norm kernels]
@@ -20,11 +21,6 @@ constexpr int kForwardPacks = 4;           // packs per thread
 constexpr unsigned kForwardThreads = 128;  // minimum per block, for one row or several
 constexpr int kBackwardRing = 2;           // rows of a block being loaded or processed
 constexpr int64_t kPacksAlone = 512;       // in longer rows a thread of the backward has two packs
-
-// A product that is always rounded: contraction into an FMA would skip the rounding of one of two
-// equal products.
-__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
 // blockDim.y rows at a time; a thread holds packs threadIdx.x, threadIdx.x + blockDim.x, ... of one
 // row.

@@ -15,7 +15,8 @@ struct MachineRates {
   double operations = 0.0;    // of matrix products, a second
 };
 
-// Measured here and now, in less than a second and, on a GPU, 1.2 GiB. `type` of the products.
+// Measured here and now, in less than a second and, on a GPU, 1.2 GiB, which are given back.
+// `type` of the products.
 MachineRates measure_rates(at::ScalarType type, at::Device device);
 
 // What one token costs.

@@ -10,6 +10,7 @@ using Tiles = DistanceAttentionTiles;
 constexpr int kWarps = Tiles::kWarps, kBlock = kWarps * kWarpThreads;
 constexpr int kTile = Tiles::kTile, kHalf = Tiles::kHalf;
 constexpr int kWindow = 2 * kHalf;  // distances of kHalf x kHalf scores, and one
+
 // A warp owns Blocks times 16 rows.
 template <int D>
 constexpr int kBlocks = D == 64 ? 2 : 1;

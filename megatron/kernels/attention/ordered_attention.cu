@@ -12,6 +12,7 @@
 #include "megatron/kernels/attention/ordered_attention.h"
 #include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/mma_tiles.cuh"
+#include "megatron/kernels/detail/paged_pool.h"
 
 namespace megatron {
 namespace {
@@ -556,11 +557,6 @@ void start(const OrderedAttention& args, cudaStream_t stream) {
            kTileWarps * kWarpThreads, kBytes, stream>>>(args);
 }
 
-bool is_aligned(const PagedPool& pool) {
-  return pool.scale == nullptr && reinterpret_cast<uintptr_t>(pool.data) % 16 == 0 &&
-         pool.block_stride % 8 == 0 && pool.position_stride % 8 == 0 && pool.group_stride % 8 == 0;
-}
-
 }  // namespace
 
 int64_t ordered_span_rows(int64_t heads, int64_t groups) { return kTileRows / (heads / groups); }
@@ -568,9 +564,10 @@ int64_t ordered_span_rows(int64_t heads, int64_t groups) { return kTileRows / (h
 bool has_ordered_attention(const OrderedAttention& a) {
   return is_hopper() && (a.dtype == DType::kBFloat16 || a.dtype == DType::kFloat16) &&
          a.size <= 128 && a.size % 8 == 0 && a.heads / a.groups <= kTileRows &&
-         (a.block_size % kPiece == 0 || a.table_stride == 1) && is_aligned(a.keys) &&
-         is_aligned(a.values) && reinterpret_cast<uintptr_t>(a.query) % 4 == 0 &&
-         a.query_part % 2 == 0 && a.query_row % 2 == 0 && a.query_head % 2 == 0;
+         (a.block_size % kPiece == 0 || a.table_stride == 1) && a.keys.scale == nullptr &&
+         a.values.scale == nullptr && has_aligned_heads(a.keys) && has_aligned_heads(a.values) &&
+         reinterpret_cast<uintptr_t>(a.query) % 4 == 0 && a.query_part % 2 == 0 &&
+         a.query_row % 2 == 0 && a.query_head % 2 == 0;
 }
 
 void ordered_attention_cuda(const OrderedAttention& args, void* stream) {

@@ -13,6 +13,7 @@
 #include "megatron/kernels/attention/paged_attention.h"
 #include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/mma_tiles.cuh"
+#include "megatron/kernels/detail/paged_pool.h"
 #include "megatron/kernels/detail/sm90.cuh"
 
 namespace megatron {
@@ -390,20 +391,14 @@ void start(const PagedAttention& args, void* stream) {
   check_cuda(cudaLaunchKernelEx(&config, kernel, args, splits), "paged attention");
 }
 
-bool is_aligned(const PagedPool& pool) {
-  const int64_t elements = pool.scale != nullptr ? 16 : 8;
-  return reinterpret_cast<uintptr_t>(pool.data) % 16 == 0 && pool.block_stride % elements == 0 &&
-         pool.position_stride % elements == 0 && pool.group_stride % elements == 0;
-}
-
 }  // namespace
 
 bool has_paged_tiles(const PagedAttention& args) {
   const int64_t chunk = args.keys.scale != nullptr ? 16 : 8;
   return is_hopper() && (args.dtype == DType::kBFloat16 || args.dtype == DType::kFloat16) &&
          args.key_size == args.value_size && args.key_size <= 256 && args.key_size % chunk == 0 &&
-         args.block_size % kTile == 0 && is_aligned(args.keys) && is_aligned(args.values) &&
-         reinterpret_cast<uintptr_t>(args.query) % 4 == 0;
+         args.block_size % kTile == 0 && has_aligned_heads(args.keys) &&
+         has_aligned_heads(args.values) && reinterpret_cast<uintptr_t>(args.query) % 4 == 0;
 }
 
 void paged_tiles_cuda(const PagedAttention& args, void* stream) {

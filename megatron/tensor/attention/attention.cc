@@ -57,7 +57,7 @@ Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    "\nhint: --attention-backend auto takes a backend that can");
   };
   if (is_batch_invariant()) {
-    const std::string reason = q.is_cuda() ? why_not_ordered(q, k, v, o) : why_not_rows(q, o);
+    const std::string reason = q.is_cuda() ? why_not_ordered(q, k, v, o) : why_not_rows(o);
     MEGATRON_CHECK(reason.empty(),
                    "--batch-invariant-mode cannot compute this attention: ", reason);
     return q.is_cuda() ? Path::kOrdered : Path::kRows;

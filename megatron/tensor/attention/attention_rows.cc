@@ -28,8 +28,7 @@ at::Tensor first_seen(const at::Tensor& mask, const at::Tensor& lengths) {
 
 }  // namespace
 
-std::string why_not_rows(const at::Tensor& q, const AttentionOptions& o) {
-  if (!q.is_cpu()) return "it is not built for GPUs yet";
+std::string why_not_rows(const AttentionOptions& o) {
   if (o.dropout > 0.0) return "attention dropout is drawn for the whole of the scores";
   if (o.distance_bias.defined()) return "relative positions are added to the scores";
   if (!o.causal && (o.window_left >= 0 || o.window_right >= 0))

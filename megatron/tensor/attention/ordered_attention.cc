@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/attention/ordered_attention.h"
 #include "megatron/tensor/detail/launch.h"
+#include "megatron/tensor/detail/paged_rows.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
@@ -109,17 +110,12 @@ at::Tensor ordered_rows(const at::Tensor& q, const PagedView& keys, const PagedV
   OrderedAttention args = arguments(queries, keys.pool.size(2), options);
   args.query_row = args.query_part = args.out_row = args.out_part = n * d;
   args.query_head = args.out_head = d;
-  const auto pool = [](const PagedView& view) {
-    const at::Tensor& of = view.pool;
-    return PagedPool{of.const_data_ptr(), of.stride(0), of.stride(1), of.stride(2), nullptr};
-  };
-  args.keys = pool(keys);
-  args.values = pool(values);
+  args.keys = pool_of(keys, queries);
+  args.values = pool_of(values, queries);
   args.block_size = rows.block_size();
   args.query = queries.const_data_ptr();
   args.out = out.data_ptr();
-  const bool fits = !keys.scale.defined() && !values.scale.defined() && values.pool.size(3) == d &&
-                    keys.pool.scalar_type() == q.scalar_type() && knows(args);
+  const bool fits = values.pool.size(3) == d && knows(args);  // not a cache in FP8
   MEGATRON_CHECK(fits, "--batch-invariant-mode on GPUs knows no cache of ", n, " heads of ", d,
                  " features in ", toString(q.scalar_type()), " in blocks of ", rows.block_size(),
                  " positions\nhint: it is built for Hopper, bf16 and fp16, at most 128 features, a "

@@ -25,6 +25,8 @@ at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Devi
 // Largest finite value of E4M3.
 constexpr double kLargestCode = 448.0;
 
+}  // namespace
+
 PagedPool pool_of(const PagedView& view, const at::Tensor& rows) {
   const at::Tensor& pool = view.pool;
   MEGATRON_ASSERT(pool.stride(3) == 1, "features of a paged cache lie apart");
@@ -34,6 +36,8 @@ PagedPool pool_of(const PagedView& view, const at::Tensor& rows) {
   return {pool.const_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2),
           view.scale.defined() ? view.scale.const_data_ptr<float>() : nullptr};
 }
+
+namespace {
 
 // [t, g, d] or [t, g, r, d] as the kernel reads it.
 AppendedHeads heads_of(const at::Tensor& t) {

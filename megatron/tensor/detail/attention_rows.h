@@ -9,7 +9,7 @@
 namespace megatron {
 
 // Why not, or "".
-std::string why_not_rows(const at::Tensor& q, const AttentionOptions& options);
+std::string why_not_rows(const AttentionOptions& options);
 
 // Shapes as for core_attention, `out` in q's type; with the sinks. A mask must leave each query an
 // uninterrupted range of keys up to its last one, as the borders of documents do; throws Error.

@@ -3,9 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "megatron/kernels/attention/paged_attention.h"
 #include "megatron/tensor/attention/paged_attention.h"
 
 namespace megatron {
+
+// As kernels read a cache for rows of queries.
+PagedPool pool_of(const PagedView& view, const at::Tensor& rows);
 
 // What each row sees, int32: positions [starts, lengths) of its sequence, which lie in the blocks
 // of that row of the table.

@@ -5,13 +5,14 @@ local layers.
 
 Made with transformers 5.23.0, tokenizers 0.23.3, torch 2.11.0 (CPU). Run: python make_modern_sentence_goldens.py
 """
-import json
 import os
 import shutil
 
 import tokenizers
 import torch
 import transformers
+
+from vectors_file import write_vectors
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "modern_sentence")
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -52,10 +53,7 @@ def main():
     for extra in os.listdir(HERE):
         if extra not in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
             os.remove(os.path.join(HERE, extra))
-    rows = {kind: [[float(f"{x:.9g}") for x in row] for row in vectors] for kind, vectors in rows.items()}
-    with open(os.path.join(HERE, "vectors.json"), "w", encoding="utf-8") as file:
-        json.dump({"texts": TEXTS} | rows, file, ensure_ascii=False)
-        file.write("\n")
+    write_vectors(HERE, TEXTS, rows)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ states by hand ("mean": of the tokens between [CLS] and [SEP], zeros where there
 
 Made with sentence-transformers 6.2.0, transformers 5.23.0, torch 2.11.0 (CPU). Run: python make_sentence_goldens.py
 """
-import json
 import os
 import shutil
 
@@ -12,6 +11,8 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling, Transformer
+
+from vectors_file import write_vectors
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sentence")
 WORDS = "the cat sat on a mat and dog ran to un ##happy ##ly ##s , . ! small re ##s ##u ##m ##e \u4e2d \u56fd b ##c".split()
@@ -53,10 +54,7 @@ def main():
                          "sentence_bert_config.json"):
             path = os.path.join(HERE, extra)
             shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
-    rows = {kind: [[float(f"{x:.9g}") for x in row] for row in vectors] for kind, vectors in rows.items()}
-    with open(os.path.join(HERE, "vectors.json"), "w", encoding="utf-8") as file:
-        json.dump({"texts": TEXTS} | rows, file, ensure_ascii=False)
-        file.write("\n")
+    write_vectors(HERE, TEXTS, rows)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ all tokens, "mean" of those before </s>, "cls" of the first. Some texts reach be
 
 Made with transformers 5.23.0, tokenizers 0.23.3, torch 2.11.0 (CPU). Run: python make_t5_sentence_goldens.py
 """
-import json
 import os
 import shutil
 
 import tokenizers
 import torch
 import transformers
+
+from vectors_file import write_vectors
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "t5_sentence")
 TEXTS = ["The cat sat on the mat.", "A dog ran, and ran!", "r\u00e9sum\u00e9 \u4e2d\u56fd", "small cats " * 6, "b", "the cat and the dog ran to the mat, and sat on it"]
@@ -48,10 +49,7 @@ def main():
     for extra in os.listdir(HERE):
         if extra not in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
             os.remove(os.path.join(HERE, extra))
-    rows = {kind: [[float(f"{x:.9g}") for x in row] for row in vectors] for kind, vectors in rows.items()}
-    with open(os.path.join(HERE, "vectors.json"), "w", encoding="utf-8") as file:
-        json.dump({"texts": TEXTS} | rows, file, ensure_ascii=False)
-        file.write("\n")
+    write_vectors(HERE, TEXTS, rows)
 
 
 if __name__ == "__main__":

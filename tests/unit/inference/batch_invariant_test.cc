@@ -6,19 +6,13 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
-#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/batch_invariant/mode_scope.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/inference/rollouts.h"
 
 namespace megatron {
 namespace {
-
-class BatchInvariantScope {
- public:
-  explicit BatchInvariantScope(bool on) { set_batch_invariant(on); }
-  ~BatchInvariantScope() { set_batch_invariant(false); }
-};
 
 // Rows of sizes that fill no vector, chunks that texts end in the middle of; two tensor ranks share
 // a group of B and C, over which the norm goes.
