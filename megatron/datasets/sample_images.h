@@ -29,6 +29,10 @@ struct SampleImage {
 struct ImageRanks {
   int size = 1;
   int rank = 0;
+  // Context-parallel ranks, each of which holds the tokens of a part of the sequences, and which
+  // part this one holds.
+  int parts = 1;
+  int part = 0;
 };
 
 // The images of a micro-batch.

@@ -463,7 +463,9 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
 }
 
 ImageRanks image_ranks(const ParallelGroups& groups) {
-  return {groups.tp.size(), groups.pp.rank() == 0 ? groups.tp.rank() : -1};
+  const int rank = groups.cp.rank() * groups.tp.size() + groups.tp.rank();
+  return {groups.cp.size() * groups.tp.size(), groups.pp.rank() == 0 ? rank : -1, groups.cp.size(),
+          groups.cp.rank()};
 }
 
 std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,

@@ -59,7 +59,7 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
                                               const std::shared_ptr<const Dataset>& dataset,
                                               int64_t consumed_samples, c10::Device device);
 
-// The tensor ranks of the stage that encodes images divide them; other stages read none.
+// The tensor and context ranks of the stage that encodes images divide them; others read none.
 ImageRanks image_ranks(const ParallelGroups& groups);
 
 // Options of the iteration that follows `consumed_samples`.

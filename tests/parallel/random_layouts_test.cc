@@ -670,7 +670,7 @@ Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
              experts = (seed >= kFirstOfExperts && seed < kFirstOfStacks) ||
                        (hybrids && seed % kHybridsWithExperts == 0);
   Mesh mesh = draw_mesh(dice, max_ranks);
-  while ((retro || mimo) && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
+  while (retro && mesh.cp > 1) mesh = draw_mesh(dice, max_ranks);
   const bool fp8 =
       blocks || (!stacks && !experts && !encoders && !retro && !mimo && dice.chance(34));
   const bool encoder = encoders || (!stacks && !experts && !hybrids && !retro && !mimo && !fp8 &&

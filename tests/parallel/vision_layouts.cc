@@ -88,6 +88,17 @@ constexpr LayoutRow kVisionRows[] = {
     {"tp2_qwen2_vl", "qwen2_vl", 2, TP "2", "mimo"},
     {"pp2_tp2_sp_qwen2_vl", "qwen2_vl", 4, PP "2 " TP "2 " SP, "mimo"},
     {"dp2_zero3_qwen2_vl", "qwen2_vl", 2, ZERO3 OVERLAP, "mimo"},
+    {"cp2_llava", "llava", 2, CP "2", "mimo"},
+    {"cp2_tp2_llava", "llava", 4, CP "2 " TP "2", "mimo"},
+    {"cp2_tp2_sp_frozen_language_llava", "llava", 4, CP "2 " TP "2 " SP FROZEN_LANGUAGE, "mimo"},
+    {"cp2_pp2_vpp2_llava", "llava", 4, CP "2 " PP "2 " VPP "2", "mimo"},
+    {"cp3_gather_llava_full", "llava_full", 3, CP "3 " CP_GATHER, "mimo"},
+    {"cp2_dp2_zero3_llava_tiles", "llava_tiles", 4, CP "2 " ZERO3 OVERLAP, "mimo"},
+    {"cp2_a2a_internvl", "internvl", 2, CP "2 " CP_A2A, "mimo"},
+    {"cp2_gather_gemma3", "gemma3", 2, CP "2 " CP_GATHER, "mimo"},
+    {"cp2_a2a_pp2_gemma3", "gemma3", 4, CP "2 " CP_A2A PP "2", "mimo"},
+    {"cp2_qwen2_vl", "qwen2_vl", 2, CP "2", "mimo"},
+    {"cp2_a2a_tp2_sp_qwen2_vl", "qwen2_vl", 4, CP "2 " CP_A2A TP "2 " SP, "mimo"},
     {"dp3_zero3_internvl", "internvl", 3, ZERO3 OVERLAP, "mimo"},
 };
 

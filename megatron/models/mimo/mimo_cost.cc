@@ -13,7 +13,7 @@
 //   projector    N h_f e                  features
 //                2 N m e                  mlp: input and output of the activation, m wide
 //                N h_f e + 8 N            the norm's output, and its statistics
-//   features     t N h e, and a place of 8 bytes each
+//   features     those that become tokens here, h e and a place of 8 bytes each
 // Where the encoder is frozen as a whole it saves nothing, and with the projector neither does
 // that. An encoder that is frozen in part saves all.
 #include <algorithm>
@@ -44,10 +44,11 @@ struct Images {
                                 : own.most_pictures > 0 ? std::min(room, own.most_pictures)
                                                         : room;
     all = given.samples * of_sequence;
-    pictures = (all + given.tensor - 1) / given.tensor;
+    ranks = given.tensor * given.context;
+    pictures = (all + ranks - 1) / ranks;
     rows = pictures * own.encoder_rows();
     features = pictures * own.features();
-    padded = features * given.tensor;
+    padded = features * ranks;
     shape = given;
     shape.samples = pictures;
     shape.tokens = shape.rows = rows;
@@ -68,6 +69,7 @@ struct Images {
   int64_t pixels() const {
     return pictures * own.patches() * kColours * own.patch_dim * own.patch_dim;
   }
+  int64_t placed() const { return std::min(all * own.features(), given.tokens); }
   // Bytes
   int64_t width() const { return rows * layers.hidden_size * shape.element; }
   int64_t read() const { return features * own.feature_size() * shape.element; }
@@ -90,7 +92,8 @@ struct Images {
   const TransformerConfig layers;
   const LayerShape& given;
   const bool trains_encoder, trains_projector;
-  int64_t all = 0, pictures = 0;  // of all tensor ranks, of one
+  int64_t ranks = 1;              // of tp and cp
+  int64_t all = 0, pictures = 0;  // of all these ranks, of one
   int64_t rows = 0, features = 0;
   int64_t padded = 0;  // features of all ranks, as many of each as of the one with most
   LayerShape shape;    // of the encoder's layers
@@ -108,7 +111,7 @@ int64_t encoder_saved(const Images& z) {
 int64_t features_saved(const Images& z) {
   if (!z.trains()) return 0;
   int64_t saved = z.read() + 2 * z.activated() + z.projector_norm();
-  saved += z.all * z.own.features() * (kPlaceBytes + z.language.hidden_size * z.shape.element);
+  saved += z.placed() * (kPlaceBytes + z.language.hidden_size * z.shape.element);
   if (z.own.vision_newlines) saved += z.given.tokens * z.shape.element;
   return saved;
 }
@@ -139,15 +142,15 @@ void forward(const Images& z, AllocationTrack& track) {
   track.give(w);  // what the last layer gave
   track.take(2 * z.activated() + z.given_rows() + z.projector_norm());
   if (!z.trains()) track.give(z.read() + 2 * z.activated() + z.projector_norm());
-  if (z.given.tensor > 1) {
-    const int64_t whole = z.given_rows() * z.given.tensor;
+  if (z.ranks > 1) {
+    const int64_t whole = z.given_rows() * z.ranks;
     track.take(z.given_rows() + whole);
     track.give(2 * z.given_rows());
     track.take(whole);  // those that are taken
     track.give(whole);
   }
   const int64_t placed = z.of_sequences();
-  track.take(kPlaceBytes * z.all * z.own.features());
+  track.take(kPlaceBytes * z.placed());
   track.take(2 * placed);
   track.touch(z.own.vision_newlines ? placed : 0);
 }
@@ -155,11 +158,11 @@ void forward(const Images& z, AllocationTrack& track) {
 // From the gradient of the first layer's input, with all saved.
 void backward(const Images& z, AllocationTrack& track) {
   if (!z.trains()) return;
-  const int64_t whole = z.given_rows() * z.given.tensor, saved = features_saved(z);
+  const int64_t whole = z.given_rows() * z.ranks, saved = features_saved(z);
   track.take(z.of_sequences());  // of the placed rows, then of the features
   track.take(whole);
   track.give(z.of_sequences());
-  if (z.given.tensor > 1) {
+  if (z.ranks > 1) {
     track.take(whole);  // in the order of the ranks
     track.give(whole);
     track.take(z.given_rows());
@@ -259,14 +262,18 @@ EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
   backward(z, backwards);
   cost.embedding.backward_peak = backwards.most();
   cost.embedding.pending = pending(z);
-  const bool taken = z.given.tensor > 1 || z.own.vision_newlines;
-  cost.media = z.pixels() + kSegmentBytes * z.rows +
-               (taken ? 2 : 1) * kPlaceBytes * z.all * z.own.features();
+  const bool taken = z.ranks > 1 || z.own.vision_newlines;
+  cost.media = z.pixels() + kSegmentBytes * z.rows + (taken ? 2 : 1) * kPlaceBytes * z.placed();
   cost.modules = {encoder_cost(z), projector_cost(z)};
+  const int64_t of_tensor_ranks = z.given_rows() * z.given.tensor;
   if (z.given.tensor > 1) {
-    const double one_way =
-        scatter_bytes(z.given.tensor, static_cast<double>(z.given_rows() * z.given.tensor));
+    const double one_way = scatter_bytes(z.given.tensor, static_cast<double>(of_tensor_ranks));
     cost.embedding.tensor += {one_way, z.trains() && z.given.sequence_parallel ? one_way : 0};
+  }
+  if (z.given.context > 1) {
+    const double one_way =
+        scatter_bytes(z.given.context, static_cast<double>(of_tensor_ranks * z.given.context));
+    cost.embedding.context += {one_way, z.trains() ? one_way : 0};
   }
   return cost;
 }

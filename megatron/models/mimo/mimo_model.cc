@@ -11,13 +11,14 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/mappings.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
 namespace {
 
 constexpr const char* kTitle = "a model that reads images";
 
-ModelConfig built_mimo(const ModelConfig& config) {
+ModelConfig built_mimo(const ModelConfig& config, const ParallelGroups& groups) {
   const TransformerConfig& t = config.transformer;
   MEGATRON_CHECK(config.own.as_or_default<MimoConfig>().is_given(),
                  "a model of type mimo without an encoder",
@@ -30,6 +31,9 @@ ModelConfig built_mimo(const ModelConfig& config) {
   refuse(t.is_hybrid(), "--hybrid-layer-pattern");
   refuse(t.has_moe(), "--num-experts");
   refuse(t.fp32_residual_connection, "--fp32-residual-connection");
+  refuse(config.own.as<MimoConfig>()->bidirectional_images && groups.cp.size() > 1 &&
+             attends_in_rings(t),
+         "ring attention (--cp-comm-type p2p or a2a+p2p) with --bidirectional-images");
   MEGATRON_CHECK(config.own.as<MimoConfig>()->has_own_sizes() == !t.mrope_section.empty(),
                  "--position-embedding-type mrope is for --vision-model-type qwen2, and needed for "
                  "it");
@@ -53,7 +57,7 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
                      const StageSlice& slice, const EmbeddingTables& tables)
     : Model(given, groups, slice),
       own_(config().own.as_or_default<MimoConfig>()),
-      language_model_(built_mimo(config()), groups, slice, tables) {
+      language_model_(built_mimo(config(), groups), groups, slice, tables) {
   if (slice.embedding) {
     vision_model_ = std::make_unique<VisionEncoder>(own_, config().transformer);
     vision_projection_ = std::make_unique<VisionProjector>(own_, config().transformer);
@@ -97,12 +101,15 @@ at::Tensor MimoModel::text_of(const at::Tensor& tokens) const {
 
 at::Tensor MimoModel::gathered(const at::Tensor& features, const PackedImages& images) const {
   if (images.ranks == 1 || images.most_features == 0) return features;
-  MEGATRON_ASSERT(images.ranks == groups().tp.size(), "images of ", images.ranks, " ranks");
+  const ProcessGroup &tp = groups().tp, &cp = groups().cp;
+  MEGATRON_ASSERT(images.ranks == tp.size() * cp.size(), "images of ", images.ranks, " ranks");
   const int64_t empty = images.most_features - features.size(0);
-  const at::Tensor own = at::constant_pad_nd(features, {0, 0, 0, empty});
-  return config().sequence_parallel
-             ? gather_from_sequence_parallel_region(own, groups().tp)
-             : gather_rows_from_tensor_model_parallel_region(own, groups().tp);
+  at::Tensor rows = at::constant_pad_nd(features, {0, 0, 0, empty});
+  if (tp.size() > 1)
+    rows = config().sequence_parallel ? gather_from_sequence_parallel_region(rows, tp)
+                                      : gather_rows_from_tensor_model_parallel_region(rows, tp);
+  // Each context rank has the gradient of its own tokens.
+  return cp.size() > 1 ? gather_from_sequence_parallel_region(rows, cp) : rows;
 }
 
 bool MimoModel::every_rank_encodes() const {
@@ -148,7 +155,8 @@ ForwardContext MimoModel::with_images(const Batch& batch, const ForwardContext& 
     out.position_ids = batch.images->positions;
   if (!own_.bidirectional_images || batch.images == nullptr || batch.images->all_pictures == 0)
     return out;
-  out.attention_mask = image_block_mask(batch["tokens"], own_.image_token_id, context.document_ids);
+  out.attention_mask = image_block_mask(zigzag_gather(batch["tokens"], 1, groups().cp),
+                                        own_.image_token_id, context.document_ids);
   out.mask_is_causal = true;
   out.document_ids.reset();
   out.document_rows.reset();
@@ -157,8 +165,7 @@ ForwardContext MimoModel::with_images(const Batch& batch, const ForwardContext& 
 
 StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
                                const ForwardContext& given) {
-  MEGATRON_CHECK(given.cp == nullptr && groups().cp.size() == 1,
-                 "--context-parallel-size above 1 is not built for ", kTitle);
+  MEGATRON_CHECK(given.cp == nullptr, "--hybrid-context-parallel is not built for ", kTitle);
   const ForwardContext context = with_images(batch, given);
   if (!slice().embedding) return language_model_.hidden(batch, input, context);
   const at::Tensor& tokens = batch["tokens"];

@@ -25,11 +25,11 @@ namespace megatron {
 // on the segment with the embedding. Without pictures the encoder is not run and its gradients are
 // zero.
 //
-// Every tensor rank holds all of encoder and projector. In training the tensor ranks divide the
-// images of a micro-batch (PackedImages::ranks), so that the gradients of both are partial sums
-// over kTensor. Communication over tp, per micro-batch with images: all-gather of projected
-// features; backward with sequence parallelism, where each rank has the gradient of its own rows of
-// text, a reduce-scatter, else none.
+// Every rank of tp and cp holds all of encoder and projector. In training they divide the images of
+// a micro-batch (PackedImages::ranks), so that the gradients of both are partial sums over kTensor,
+// and over cp as those of all weights. Communication per micro-batch with images: over tp, then
+// over cp an all-gather of projected features; backward a reduce-scatter over cp, and over tp with
+// sequence parallelism, where each rank has the gradient of its own rows of text, too, else none.
 class MimoModel : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.

@@ -48,14 +48,6 @@ void T5Config::validate(Violations& v) const {
           "of its own"));
 }
 
-bool attends_in_rings(const TransformerConfig& config) {
-  for (int64_t layer = 1; layer <= config.num_layers; ++layer) {
-    const ContextParallelType type = config.context_parallel_type(layer);
-    if (type == ContextParallelType::kP2P || type == ContextParallelType::kA2AP2P) return true;
-  }
-  return false;
-}
-
 RelativeBuckets relative_buckets(const ModelConfig& config, bool decoder) {
   const auto& sizes = config.own.as_or_default<T5Config>();
   return {sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance, !decoder};

@@ -35,10 +35,6 @@ struct T5Stacks {
   TransformerConfig encoder, decoder;
 };
 
-// Whether a layer of either stack exchanges keys and values in rings of context ranks, which is not
-// built for T5.
-bool attends_in_rings(const TransformerConfig& config);
-
 struct RelativeBuckets;
 // How the self-attention of one stack counts distances.
 RelativeBuckets relative_buckets(const ModelConfig& config, bool decoder);

@@ -220,6 +220,22 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
   return out;
 }
 
+PackedImages PackedImages::of_tokens(const at::Tensor& held, int64_t b, int64_t s) const {
+  PackedImages out = *this;
+  at::Tensor place = at::full({b, s}, -1, at::kLong);  // by token its place here
+  place.index_copy_(1, held, at::arange(b * held.size(0), at::kLong).view({b, held.size(0)}));
+  place = place.flatten();
+  const at::Tensor to = place.index_select(0, places), kept = to.ge(0);
+  out.places = to.masked_select(kept);
+  out.taken = (taken.defined() ? taken : at::arange(places.size(0), at::kLong)).masked_select(kept);
+  if (newlines.defined()) {
+    const at::Tensor ends = place.index_select(0, newlines);
+    out.newlines = ends.masked_select(ends.ge(0));
+  }
+  if (positions.defined()) out.positions = positions.index_select(1, held);
+  return out;
+}
+
 std::vector<int64_t> PackedImages::positions_of(int64_t n) const {
   if (!positions.defined()) return {};
   const at::Tensor first = positions.select(0, 0).narrow(0, 0, n).to(at::kCPU).contiguous();

@@ -32,7 +32,7 @@ struct PackedImages {
   int64_t pictures = 0;       // that this rank encodes
   int64_t all_pictures = 0;   // of all ranks that divide the images
   int64_t most_features = 0;  // of the rank that has most of them
-  // Tensor ranks that divide the images. Their features follow each other, those of a rank in
+  // Ranks that divide the images. Their features follow each other, those of a rank in
   // most_features rows; 1: this rank encodes all
   int ranks = 1;
   // [P, patch_elements()], the patches of the rank's pictures, elements of a patch by channel,
@@ -53,6 +53,11 @@ struct PackedImages {
   // [b, s, 3] int64: the positions of tokens in time, of rows and of columns, of pictures of own
   // sizes; undefined: a token has one position
   at::Tensor positions;
+
+  // As a context-parallel rank reads them, which holds `held` [s'] of the tokens of each of the `b`
+  // samples of s: features, newlines and positions of those, in places of b sequences of s'. On the
+  // host.
+  PackedImages of_tokens(const at::Tensor& held, int64_t b, int64_t s) const;
 
   // [n, 3], those of the first `n` tokens of the first sample; empty: a token has one position.
   std::vector<int64_t> positions_of(int64_t n) const;

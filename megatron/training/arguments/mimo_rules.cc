@@ -4,6 +4,7 @@
 
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/training/arguments/model_provider.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
 
@@ -56,7 +57,6 @@ void validate_built(const Arguments& a, Violations& v) {
   const auto refuse = [&](bool given, const char* what) {
     if (given) v.add(cat(what, " with --task mimo is not built"), "leave one of them out");
   };
-  refuse(a.parallel.context_parallel_size > 1, "--context-parallel-size above 1");
   refuse(a.parallel.hybrid_context_parallel, "--hybrid-context-parallel");
   refuse(a.splits_vocabulary(), "--pipeline-vocab-parallel");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
@@ -88,6 +88,10 @@ void validate_mimo(const Arguments& a, Violations& v) {
         "--reset-position-ids, --reset-attention-mask, --eod-mask-loss or "
         "--dataloader-inter-document-masking has no effect with --task mimo",
         "leave it out: samples are separated anyway");
+  if (own.bidirectional_images && a.parallel.context_parallel_size > 1 &&
+      attends_in_rings(a.transformer))
+    v.add("ring attention with --bidirectional-images (--cp-comm-type p2p or a2a+p2p) is not built",
+          "--cp-comm-type all_gather or a2a");
   const int64_t length = a.transformer.seq_length;
   if (own.is_given() && !own.has_own_sizes() && own.patch_dim > 0 && length > 0 &&
       length <= own.features() + 1)

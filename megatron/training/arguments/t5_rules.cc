@@ -9,6 +9,7 @@
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/model_provider.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
 

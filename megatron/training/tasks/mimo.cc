@@ -13,6 +13,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/mimo_rules.h"
 #include "megatron/training/tasks/tasks.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
 namespace {
@@ -177,13 +178,14 @@ BatchMaker::Addition add_images(const ModelConfig& config) {
           at::TensorOptions().dtype(type));
     };
     const auto tokens = source->data().all<int64_t>("tokens");
-    batch.images = std::make_shared<const PackedImages>(to_device(
-        pack_images(own, all,
-                    tensor(images.patches, {std::ssize(images.patches) / patch, patch}, at::kByte),
-                    tensor(images.pixel_values, {3, 256}, at::kFloat), tokens,
-                    source->micro_batch_size, own.image_token_id, images.ranks.rank,
-                    images.ranks.size, document_places(*source)),
-        device));
+    const int64_t b = source->micro_batch_size;
+    PackedImages packed = pack_images(
+        own, all, tensor(images.patches, {std::ssize(images.patches) / patch, patch}, at::kByte),
+        tensor(images.pixel_values, {3, 256}, at::kFloat), tokens, b, own.image_token_id,
+        images.ranks.rank, images.ranks.size, document_places(*source));
+    if (const int64_t s = source->sequence_length(), parts = images.ranks.parts; parts > 1)
+      packed = packed.of_tokens(zigzag_positions(s, parts, images.ranks.part), b, s);
+    batch.images = std::make_shared<const PackedImages>(to_device(packed, device));
   };
 }
 

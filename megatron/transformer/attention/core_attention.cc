@@ -100,11 +100,9 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
                     "a mask or document ids beside rows without padding");
     return unpadded_attention(q, k, v, {pass.unpadded}, core);
   }
-  if (pass.attention_mask.defined()) {
-    check_whole_sequences("an attention mask", cp);
-    MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask");
-    return core_attention(q, k, v, core);
-  }
+  MEGATRON_ASSERT(!pass.attention_mask.defined() || !pass.document_ids.defined(),
+                  "document ids beside a mask");
+  if (pass.attention_mask.defined() && cp.size() == 1) return core_attention(q, k, v, core);
   if (pass.document_rows != nullptr && cp.size() == 1)
     if (std::optional<at::Tensor> y = attention_of_documents(q, k, v, {pass.document_rows}, core))
       return *y;

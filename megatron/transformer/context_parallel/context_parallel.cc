@@ -161,6 +161,11 @@ AttentionOptions ContextParallelPass::block(bool causal, const at::Tensor& query
   block.sinks.reset();  // added to the combination of all blocks
   block.causal = causal;
   block.mask = document_mask(document_ids, query_position, key_position);
+  if (options.mask.defined()) {
+    const at::Tensor own =
+        options.mask.index_select(2, query_position).index_select(3, key_position);
+    block.mask = block.mask.defined() ? block.mask.logical_or(own) : own;
+  }
   if (has_two_sided_window()) {
     const at::Tensor outside = window_mask(options, query_position, key_position);
     block.mask = block.mask.defined() ? block.mask.logical_or(outside) : outside;
@@ -204,8 +209,12 @@ at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, 
     own.sinks = o.sinks;
     return core_attention(queries, keys, values, own);
   };
-  MEGATRON_ASSERT(!options.mask.defined(),
-                  "a mask under context parallelism, which takes document ids");
+  if (options.mask.defined()) {
+    check_shape("mask", options.mask, {q.size(1), 1, s, s});
+    MEGATRON_CHECK(type == ContextParallelType::kAllGather || type == ContextParallelType::kA2A,
+                   "an attention mask in a ring of context-parallel ranks is not built",
+                   "\nhint: --cp-comm-type all_gather or a2a");
+  }
   check_shape("context parallel k", k, {local, q.size(1), -1, q.size(3)});
   check_shape("context parallel v", v, {local, q.size(1), k.size(2), -1});
   check_length(s, c);
@@ -238,6 +247,14 @@ std::string why_heads_do_not_divide(int64_t heads, int64_t ranks) {
              " context-parallel ranks, but a tensor-parallel rank has ", heads,
              " query heads\nhint: sizes that divide ", heads, ": ", format_divisors(heads),
              "; or --cp-comm-type p2p or all_gather");
+}
+
+bool attends_in_rings(const TransformerConfig& model) {
+  for (int64_t layer = 1; layer <= model.num_layers; ++layer) {
+    const ContextParallelType type = model.context_parallel_type(layer);
+    if (type == ContextParallelType::kP2P || type == ContextParallelType::kA2AP2P) return true;
+  }
+  return false;
 }
 
 void validate_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel,

@@ -48,8 +48,8 @@ at::Tensor gather_sequence(const at::Tensor& part, const ProcessGroup& cp);
 // core_attention on the whole sequence. Differentiable. A group of one rank: core_attention itself.
 //
 //   q             [s/c, b, n, d]     k, v  [s/c, b, g, d]: zig-zag parts
-//   options       of the whole sequence, without a mask: place.sample and first_head are read,
-//                 positions follow from the group
+//   options       of the whole sequence: place.sample and first_head are read, positions follow
+//                 from the group; a mask is [b, 1, s, s], and rings refuse it
 //   document_ids  [b, s] int64 of the WHOLE sequence: tokens see their own document only;
 //                 undefined: no document boundaries
 //
@@ -66,6 +66,9 @@ at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, 
 // document_ids [b, s]. Undefined when document_ids is.
 at::Tensor document_mask(const at::Tensor& document_ids, const at::Tensor& query_position,
                          const at::Tensor& key_position);
+
+// Whether a layer exchanges keys and values in rings, which take no mask.
+bool attends_in_rings(const TransformerConfig& model);
 
 // Checks a model against its context-parallel layout: lengths, heads, windows, sizes of the
 // hierarchy.

@@ -30,8 +30,8 @@ struct ForwardContext {
   TokenPositions rows;
   int64_t first_row = 0;        // index of the first such activation in this rank's sequence
   at::Tensor position_ids;      // [b, s] int64; undefined: place.position for every row
-  at::Tensor attention_mask;    // bool [b, 1, s, keys], True = may NOT attend, beyond causality;
-                                // undefined: none. Only at one context-parallel rank
+  at::Tensor attention_mask;    // bool [b, 1, s, keys] of whole sequences, True = may NOT attend,
+                                // beyond causality; undefined: none
   bool mask_is_causal = false;  // the mask says which later keys are seen: causality adds nothing
   at::Tensor document_ids;  // [b, s] int64 of the whole sequence on every context-parallel rank:
                             // tokens attend within their document only; undefined: no boundaries

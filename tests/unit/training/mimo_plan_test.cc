@@ -48,6 +48,9 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{"tp2", "--tensor-model-parallel-size 2", 2, true, 0.05},
         ActivationCase{"tp2_sp", "--tensor-model-parallel-size 2 --sequence-parallel", 2, true,
                        0.05},
+        ActivationCase{"cp2", "--context-parallel-size 2 --cp-comm-type all_gather", 2, true, 0.05},
+        ActivationCase{"cp2_tp2", "--context-parallel-size 2 --tensor-model-parallel-size 2", 4,
+                       true, 0.05},
         ActivationCase{"pp2", "--pipeline-model-parallel-size 2", 2, true, 0.05}),
     [](const auto& info) { return info.param.name; });
 

@@ -159,6 +159,10 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused("--max-bad-media 3", "--max-bad-media has no effect without --on-bad-media skip");
   refused("--on-bad-media skip --max-bad-media -1", "--max-bad-media is -1");
   refused("--num-experts 2", "--num-experts with --task mimo is not built");
+  EXPECT_THAT(
+      error_of([&] { mimo_arguments("--bidirectional-images --context-parallel-size 2", 2); }),
+      HasSubstr("ring attention with --bidirectional-images (--cp-comm-type p2p or "
+                "a2a+p2p) is not built"));
   refused("--mtp-num-layers 1", "--mtp-num-layers with --task mimo is not built");
   const std::string qwen2 = "--vision-model-type qwen2 --pixel-shuffle ",
                     mrope = "--position-embedding-type mrope --mrope-section ";

@@ -17,26 +17,33 @@
 
 namespace megatron {
 
-// As many pictures as the sequences may have, divided over the tensor ranks.
+// As many pictures as the sequences may have, divided over the tensor and context ranks.
 inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, Batch& batch) {
   const auto& own = own_config<MimoConfig>(a.own);
-  const at::Tensor tokens = batch["tokens"];
-  const int64_t room = tokens.size(1) / own.features(),
+  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length;
+  const at::Tensor tokens = at::randint(0, 500, {b, s}, at::kLong);
+  const int ranks = groups.tp.size() * groups.cp.size(),
+            rank = groups.cp.rank() * groups.tp.size() + groups.tp.rank();
+  const int64_t room = s / own.features(),
                 limit = own_config<MimoDataConfig>(a.own).max_patches_per_sequence / own.patches();
   std::vector<SeenImage> images;
   int64_t pictures = 0;
-  for (int64_t i = 0; i < tokens.size(0); ++i)
+  for (int64_t i = 0; i < b; ++i)
     for (int64_t k = 0; k < (limit > 0 ? std::min(room, limit) : room); ++k) {
       tokens[i].narrow(0, k * own.features(), own.features()).fill_(own.image_token_id);
-      const int owner = static_cast<int>(images.size()) % groups.tp.size();
-      pictures += owner == groups.tp.rank();
+      const int owner = static_cast<int>(images.size()) % ranks;
+      pictures += owner == rank;
       images.push_back({i, own.patch_rows(), own.patch_columns(), 1, {}, {}, owner});
     }
-  batch.images = std::make_shared<const PackedImages>(pack_images(
+  PackedImages packed = pack_images(
       own, images,
       at::randint(0, 256, {pictures * own.patches(), 3 * own.patch_dim * own.patch_dim}, at::kByte),
       at::randn({3, 256}), {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
-      tokens.size(0), own.image_token_id, groups.tp.rank(), groups.tp.size()));
+      b, own.image_token_id, rank, ranks);
+  if (groups.cp.size() > 1)
+    packed = packed.of_tokens(zigzag_positions(s, groups.cp.size(), groups.cp.rank()), b, s);
+  batch.set("tokens", zigzag_slice(tokens, 1, groups.cp));
+  batch.images = std::make_shared<const PackedImages>(std::move(packed));
 }
 
 // The columns of an encoder-decoder, without padding.

@@ -636,7 +636,8 @@ TEST(ContextParallelBlock, SequenceParallelRanksGiveTheSameResult) {
   }
 }
 
-TEST(ContextParallelBlock, RefusesMasks) {
+// Others take them: the layouts of models whose images are seen in both directions.
+TEST(ContextParallelBlock, RingsRefuseMasks) {
   TransformerConfig config = context_config();
   run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups = make_groups(world, {"", kP2P, 2});
@@ -645,8 +646,8 @@ TEST(ContextParallelBlock, RefusesMasks) {
     context.attention_mask = at::zeros({1, 1, 16, 16}, at::kBool);
     const at::Tensor x = draw_normal({8, 1, 32}, 1);
     EXPECT_EQ(error_of([&] { run_block(config, x, x, context, groups); }),
-              "an attention mask over 2 context-parallel ranks is not built\nhint: "
-              "--context-parallel-size 1");
+              "an attention mask in a ring of context-parallel ranks is not built\nhint: "
+              "--cp-comm-type all_gather or a2a");
   });
 }
 

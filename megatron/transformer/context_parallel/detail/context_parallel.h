@@ -58,7 +58,8 @@ struct ContextParallelPass {
   // Whether masking or dropout depends on token positions, apart from the causal mask and its
   // window.
   bool by_place() const {
-    return document_ids.defined() || options.dropout > 0.0 || has_two_sided_window();
+    return document_ids.defined() || options.mask.defined() || options.dropout > 0.0 ||
+           has_two_sided_window();
   }
   // A window of attention that is not causal.
   bool has_two_sided_window() const {
