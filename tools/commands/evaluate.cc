@@ -17,11 +17,15 @@
 #include "megatron/inference/generator.h"
 #include "megatron/runtime/job.h"
 #include "megatron/runtime/shared_settings.h"
+#include "tools/commands/evaluate_questions.h"
+#include "tools/support/image_input.h"
 #include "tools/support/load_model_flags.h"
 #include "tools/support/neighbor_lookup.h"
 
 namespace megatron {
 namespace {
+
+std::string all_task_names() { return cat(evaluation_task_names(), ", ", question_task_names()); }
 
 struct EvaluateConfig : Config {
   std::vector<std::string> tasks;
@@ -42,7 +46,7 @@ struct EvaluateConfig : Config {
     v.field(
         "tasks", tasks,
         "what to measure, each as NAME=FILE: perplexity (.txt or .jsonl), lambada, hellaswag, arc, "
-        "piqa, mmlu, race (.jsonl)");
+        "piqa, mmlu, race (.jsonl); of models that read images vqa, anls, relaxed, exact, choices");
     v.field(
         "num_fewshot", num_fewshot,
         "solved examples before each question, the first ones of --fewshot-data (of its subject)");
@@ -77,7 +81,7 @@ struct EvaluateConfig : Config {
             sign == 0 || sign == std::string::npos || sign + 1 == item.size())
           violations.add(
               cat(list == &tasks ? "--tasks " : "--fewshot-data ", item, ": expected NAME=FILE"),
-              cat("the names are ", evaluation_task_names()));
+              cat("the names are ", all_task_names()));
     const auto positive = [&](const char* flag, int64_t value) {
       if (value <= 0) violations.add(cat(flag, " ", value, " must be positive"));
     };
@@ -104,20 +108,41 @@ std::pair<std::string, std::string> name_and_file(const std::string& item) {
   return {item.substr(0, sign), item.substr(sign + 1)};
 }
 
-std::vector<EvaluationTask> read_tasks(const EvaluateConfig& config) {
-  std::vector<EvaluationTask> tasks;
+// One task: of text alone, or with questions.
+struct Task {
+  EvaluationTask text;
+  QuestionTask asked;
+
+  bool asks() const { return !asked.questions.empty(); }
+  const std::string& name() const { return asks() ? asked.name : text.name; }
+  const std::string& file() const { return asks() ? asked.file : text.file; }
+  uint64_t size() const { return asks() ? asked.questions.size() : text.examples.size(); }
+};
+
+EvaluationTask read_text_task(const EvaluateConfig& config, const std::string& name,
+                              const std::string& file) {
+  EvaluationTask task = read_evaluation_task(name, file, config.limit);
+  if (config.num_fewshot == 0 || task.kind != EvaluationKind::kChoices) return task;
+  const auto shots =
+      std::find_if(config.fewshot_data.begin(), config.fewshot_data.end(),
+                   [&](const std::string& s) { return name_and_file(s).first == name; });
+  MEGATRON_CHECK(shots != config.fewshot_data.end(), "--num-fewshot ", config.num_fewshot,
+                 " needs solved examples for ", name, "\nhint: give --fewshot-data ", name,
+                 "=FILE");
+  add_few_shot_examples(task, read_evaluation_task(name, name_and_file(*shots).second),
+                        config.num_fewshot);
+  return task;
+}
+
+std::vector<Task> read_tasks(const EvaluateConfig& config, const QuestionConfig& asked) {
+  std::vector<Task> tasks;
   for (const std::string& item : config.tasks) {
     const auto [name, file] = name_and_file(item);
-    EvaluationTask& task = tasks.emplace_back(read_evaluation_task(name, file, config.limit));
-    if (config.num_fewshot == 0 || task.kind != EvaluationKind::kChoices) continue;
-    const auto shots =
-        std::find_if(config.fewshot_data.begin(), config.fewshot_data.end(),
-                     [&](const std::string& s) { return name_and_file(s).first == name; });
-    MEGATRON_CHECK(shots != config.fewshot_data.end(), "--num-fewshot ", config.num_fewshot,
-                   " needs solved examples for ", name, "\nhint: give --fewshot-data ", name,
-                   "=FILE");
-    add_few_shot_examples(task, read_evaluation_task(name, name_and_file(*shots).second),
-                          config.num_fewshot);
+    Task& task = tasks.emplace_back();
+    if (is_question_task(name))
+      task.asked = read_question_task(name, file, asked.media_root, config.limit);
+    else
+      task.text = read_text_task(config, name, file);
   }
   return tasks;
 }
@@ -178,15 +203,15 @@ std::string sample_line(const EvaluationTask& task, const EvaluationRequests& re
   return json.end_object().text();
 }
 
-void print_table(std::span<const EvaluationTask> tasks, std::span<const EvaluationResult> results) {
+void print_table(std::span<const Task> tasks, std::span<const EvaluationResult> results) {
   std::vector<std::vector<std::string>> rows = {
       {"task", "file", "examples", "metric", "value", "stderr"}};
   for (size_t i = 0; i < tasks.size(); ++i) {
-    const std::string file = std::filesystem::path(tasks[i].file).filename().string();
+    const std::string file = std::filesystem::path(tasks[i].file()).filename().string();
     bool first = true;
     for (const EvaluationMetric& metric : results[i].metrics) {
       rows.push_back(
-          {first ? tasks[i].name : "", first ? file : "",
+          {first ? tasks[i].name() : "", first ? file : "",
            first ? std::to_string(results[i].examples) : "", metric.name,
            format_fixed(metric.value, 4),
            metric.standard_error ? "\u00b1 " + format_fixed(*metric.standard_error, 4) : ""});
@@ -201,7 +226,7 @@ void print_table(std::span<const EvaluationTask> tasks, std::span<const Evaluati
 }
 
 void print_json(const EvaluateConfig& config, const LoadedModel& model,
-                const EvaluationOptions& options, std::span<const EvaluationTask> tasks,
+                const EvaluationOptions& options, std::span<const Task> tasks,
                 std::span<const EvaluationResult> results) {
   JsonWriter json(2);
   json.begin_object()
@@ -209,8 +234,8 @@ void print_json(const EvaluateConfig& config, const LoadedModel& model,
       .member("iteration", model.iteration);
   json.member("max_length", options.max_length).key("results").begin_array();
   for (size_t i = 0; i < tasks.size(); ++i) {
-    const bool choices = tasks[i].kind == EvaluationKind::kChoices;
-    json.begin_object().member("task", tasks[i].name).member("file", tasks[i].file);
+    const bool choices = !tasks[i].asks() && tasks[i].text.kind == EvaluationKind::kChoices;
+    json.begin_object().member("task", tasks[i].name()).member("file", tasks[i].file());
     json.member("examples", results[i].examples);
     json.member("num_fewshot", choices ? config.num_fewshot : 0);
     for (const EvaluationMetric& metric : results[i].metrics) {
@@ -233,37 +258,63 @@ void print_json(const EvaluateConfig& config, const LoadedModel& model,
   print_line(json.text());
 }
 
-int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
-                   const ProjectLookupConfig& lookup, std::span<const EvaluationTask> tasks,
-                   const Job& job) {
-  const LoadedModel loaded = load_model(load, job.groups, /*tokenizer_required=*/true,
-                                        job.local_rank, job.local_world_size, job.agreement);
+struct Flags {
+  LoadModelConfig load;
+  EvaluateConfig evaluate;
+  ProjectLookupConfig lookup;
+  QuestionConfig questions;
+};
+
+// The result of a task of text, and a line of --log-samples of each example.
+EvaluationResult score_text(const EvaluateConfig& config, const EvaluationTask& task,
+                            const EvaluationOptions& options, const LoadedModel& loaded,
+                            const ParallelGroups& groups, const FindNeighbors& find,
+                            std::vector<std::string>& samples) {
+  const EvaluationRequests requests = make_requests(task, *loaded.tokenizer, options);
+  if (requests.num_truncated > 0)
+    log_warning(cat(task.name, ": ", requests.num_truncated, " of ", requests.requests.size(),
+                    " inputs are longer than --max-length ", options.max_length,
+                    " and were cut at the beginning"));
+  ProgressBar bar("evaluating " + task.name, requests.requests.size(), "requests");
+  ScoringOptions scoring;
+  if (find) scoring = scoring_with_neighbors(loaded.config, *loaded.tokenizer, find);
+  scoring.batch_tokens = config.batch_tokens;
+  const std::vector<Score> scores = score(*loaded.model, groups, requests.requests, scoring,
+                                          [&](uint64_t done) { bar.advance(done); });
+  bar.finish();
+  for (size_t i = 0; i < task.examples.size(); ++i)
+    samples.push_back(sample_line(task, requests, i, scores));
+  return evaluate(task, requests, scores);
+}
+
+int evaluate_model(const Flags& flags, std::span<const Task> tasks, const Job& job) {
+  const EvaluateConfig& config = flags.evaluate;
+  LoadedModel loaded = load_model(flags.load, job.groups, /*tokenizer_required=*/true,
+                                  job.local_rank, job.local_world_size, job.agreement);
   const EvaluationOptions options = options_for(config, loaded);
   FindNeighbors find;
-  if (loaded.config.type == "retro" || !lookup.retro_project_dir.empty())
-    find = open_project(lookup, loaded, load.device);
-  std::unique_ptr<AtomicFileWriter> samples;
+  if (loaded.config.type == "retro" || !flags.lookup.retro_project_dir.empty())
+    find = open_project(flags.lookup, loaded, flags.load.device);
+  std::unique_ptr<AtomicFileWriter> writer;
   if (!config.log_samples.empty() && job.is_first())
-    samples = std::make_unique<AtomicFileWriter>(config.log_samples);
+    writer = std::make_unique<AtomicFileWriter>(config.log_samples);
   std::vector<EvaluationResult> results;
-  for (const EvaluationTask& task : tasks) {
-    const EvaluationRequests requests = make_requests(task, *loaded.tokenizer, options);
-    if (requests.num_truncated > 0)
-      log_warning(cat(task.name, ": ", requests.num_truncated, " of ", requests.requests.size(),
-                      " inputs are longer than --max-length ", options.max_length,
-                      " and were cut at the beginning"));
-    ProgressBar bar("evaluating " + task.name, requests.requests.size(), "requests");
-    ScoringOptions scoring;
-    if (find) scoring = scoring_with_neighbors(loaded.config, *loaded.tokenizer, find);
-    scoring.batch_tokens = config.batch_tokens;
-    const std::vector<Score> scores = score(*loaded.model, job.groups, requests.requests, scoring,
-                                            [&](uint64_t done) { bar.advance(done); });
-    bar.finish();
-    results.push_back(evaluate(task, requests, scores));
-    for (size_t i = 0; samples && i < task.examples.size(); ++i)
-      samples->write(sample_line(task, requests, i, scores) + "\n");
+  for (const Task& task : tasks) {
+    std::vector<std::string> samples;
+    if (task.asks()) {
+      ProgressBar bar("evaluating " + task.name(), task.size(), "questions");
+      AskedQuestions asked =
+          ask_questions(flags.questions, loaded, job.groups, task.asked, config.batch_tokens,
+                        [&](uint64_t done) { bar.advance(done); });
+      bar.finish();
+      results.push_back(std::move(asked.result));
+      samples = std::move(asked.samples);
+    } else {
+      results.push_back(score_text(config, task.text, options, loaded, job.groups, find, samples));
+    }
+    for (size_t i = 0; writer && i < samples.size(); ++i) writer->write(samples[i] + "\n");
   }
-  if (samples) samples->commit();
+  if (writer) writer->commit();
   if (config.json)
     print_json(config, loaded, options, tasks, results);
   else
@@ -275,10 +326,10 @@ int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
 }  // namespace
 
 extern "C" int megatron_evaluate(int argc, char** argv) {
-  LoadModelConfig load;
-  EvaluateConfig config;
-  ProjectLookupConfig lookup;
-  Config* const configs[] = {&load, &config, &lookup};
+  Flags flags;
+  LoadModelConfig& load = flags.load;
+  const EvaluateConfig& config = flags.evaluate;
+  Config* const configs[] = {&load, &flags.evaluate, &flags.lookup, &flags.questions};
   if (!parse_or_help("megatron evaluate DIR --tasks NAME=FILE ... [flags]", configs, argc, argv,
                      {.known = kRefused, .positional = "load"}))
     return 0;
@@ -288,13 +339,17 @@ extern "C" int megatron_evaluate(int argc, char** argv) {
   options.parallel.tensor_model_parallel_size = config.tensor_model_parallel_size;
   options.settings = [&] { return shared_settings(configs); };
   data_parallel_size(options.parallel, launch.world_size);  // the ranks divide
-  const std::vector<EvaluationTask> tasks = read_tasks(config);
+  const std::vector<Task> tasks = read_tasks(config, flags.questions);
+  if (std::ranges::any_of(tasks, &Task::asks))
+    load.accept = [name = load.load](const ModelConfig& model, const Tokenizer*) {
+      check_reads_images(model, name);
+    };
   if (launch.world_size > 1) {
     const LoadModelRequest request = load_model_request(load, launch.local_rank);
     options.device = request.device.is_cuda() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   }
   return run_job(launch, options,
-                 [&](const Job& job) { return evaluate_model(config, load, lookup, tasks, job); });
+                 [&](const Job& job) { return evaluate_model(flags, tasks, job); });
 }
 
 }  // namespace megatron

@@ -16,19 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Reads the bytes of media that are files, and names those that a row held. `place`: where those
-// of number i lie.
-template <class Place>
-void load(std::vector<RowMedium>& media, const std::string& where, const Place& place) {
-  for (size_t i = 0; i < media.size(); ++i) {
-    RowMedium& medium = media[i];
-    if (medium.path.empty())
-      medium.path = cat(name_of(medium.kind), " ", i + 1);
-    else
-      medium.bytes = read_range(place(i), cat(where, ": ", medium.path));
-  }
-}
-
 }  // namespace
 
 void ImageConfig::fields(FieldVisitor& v) {
@@ -64,22 +51,35 @@ bool names_media(std::string_view json) {
   });
 }
 
+MultimodalRow row_with_bytes(const SourceSample& sample) {
+  MultimodalRow row = sample.row;
+  for (size_t i = 0; i < row.media.size(); ++i) {
+    RowMedium& medium = row.media[i];
+    if (medium.path.empty())
+      medium.path = cat(name_of(medium.kind), " ", i + 1);
+    else
+      medium.bytes = read_range(sample.places[i], cat(sample.name, ": ", medium.path));
+  }
+  return row;
+}
+
 MultimodalRow read_row_with_media(const std::string& json, const std::string& file,
                                   const std::string& media_root, const std::string& where) {
   SourceRow source;
   source.name = where;
   source.json = json;
-  SourceSample sample = read_sample(source, media_root_of(media_root, file));
-  load(sample.row.media, where, [&](size_t i) { return sample.places[i]; });
-  return std::move(sample.row);
+  return row_with_bytes(read_sample(source, media_root_of(media_root, file)));
 }
 
 std::vector<RowMedium> read_media_of_row(const std::string& json, const std::string& file,
                                          const std::string& media_root, const std::string& where) {
-  std::vector<RowMedium> out = parse_row_media(json, where);
+  SourceSample sample{where, {}, {}};
+  sample.row.media = parse_row_media(json, where);
   const fs::path root = media_root_of(media_root, file);
-  load(out, where, [&](size_t i) { return file_below(root, out[i].path, where); });
-  return out;
+  for (const RowMedium& medium : sample.row.media)
+    sample.places.push_back(medium.path.empty() ? FileRange()
+                                                : file_below(root, medium.path, where));
+  return row_with_bytes(sample).media;
 }
 
 void check_reads_images(const ModelConfig& config, const std::string& model) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/base/fields.h"
+#include "megatron/datasets/multimodal/multimodal_source.h"
 #include "megatron/inference/images/image_prompts.h"
 #include "megatron/interop/load_model.h"
 
@@ -23,6 +24,10 @@ std::vector<RowMedium> read_images(const std::vector<std::string>& files);
 
 // Whether a row names media, or has a place for one.
 bool names_media(std::string_view json);
+
+// The row with the bytes of its media that are files, and names of those that it held. Throws Error
+// that names the medium.
+MultimodalRow row_with_bytes(const SourceSample& sample);
 
 // The messages of a row, or the media of a prompt, with the bytes of the media. `media_root`:
 // their folder; empty: that of `file`. Throws Error that begins with `where`.

@@ -13,7 +13,7 @@ ScoringOptions scoring_with_neighbors(const ModelConfig& config, const Tokenizer
   ScoringOptions options;
   options.row_multiple = m;
   options.add_columns = [m, k, fill, find = std::move(find)](
-                            std::span<const std::span<const int32_t>> rows, Batch& batch) {
+                            std::span<const std::span<const int32_t>> rows, int64_t, Batch& batch) {
     const int64_t b = std::ssize(rows), l = batch["tokens"].size(1) / m;
     std::vector<WholeChunk> asked;
     for (int64_t row = 0; row < b; ++row)

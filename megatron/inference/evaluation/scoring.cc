@@ -26,6 +26,7 @@ std::span<const int32_t> inputs_of(const ScoreRequest& request) {
 struct ScoredRow {
   std::span<const int32_t> inputs;
   std::vector<size_t> requests;
+  int64_t group = 0;
 };
 
 // A position in a batch whose next token is scored.
@@ -77,8 +78,9 @@ class Scorer {
       MEGATRON_CHECK(limit < 0 || length - 1 <= limit, "request ", i, ": ", length - 1,
                      " token ids are beyond the model's ", limit, " positions");
       for (const int32_t id : request.ids)
-        MEGATRON_CHECK(id >= 0 && id < config_.vocab_size, "request ", i, " has the token id ", id,
-                       ", the model's vocabulary has ", config_.vocab_size);
+        MEGATRON_CHECK((id >= 0 && id < config_.vocab_size) || id == options_.other_id, "request ",
+                       i, " has the token id ", id, ", the model's vocabulary has ",
+                       config_.vocab_size);
     }
   }
 
@@ -86,6 +88,7 @@ class Scorer {
     std::vector<size_t> order(requests_.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      if (requests_[a].group != requests_[b].group) return requests_[a].group < requests_[b].group;
       const auto x = inputs_of(requests_[a]), y = inputs_of(requests_[b]);
       if (x.size() != y.size()) return x.size() > y.size();
       const auto [p, q] = std::mismatch(x.begin(), x.end(), y.begin());
@@ -95,8 +98,10 @@ class Scorer {
     for (const size_t i : order) {
       if (requests_[i].num_scored == 0) continue;
       const auto inputs = inputs_of(requests_[i]);
-      if (rows.empty() || !std::ranges::equal(rows.back().inputs, inputs))
-        rows.push_back({inputs, {}});
+      const int64_t group = requests_[i].group;
+      if (rows.empty() || rows.back().group != group ||
+          !std::ranges::equal(rows.back().inputs, inputs))
+        rows.push_back({inputs, {}, group});
       rows.back().requests.push_back(i);
     }
     return rows;
@@ -114,7 +119,7 @@ class Scorer {
     const auto longest = static_cast<int64_t>(rows[begin].inputs.size());
     const auto most = static_cast<size_t>(std::max<int64_t>(1, options_.batch_tokens / longest));
     size_t end = begin + 1;
-    while (end < rows.size() && end - begin < most &&
+    while (end < rows.size() && end - begin < most && rows[end].group == rows[begin].group &&
            beyond_rope_border(rows[end]) == beyond_rope_border(rows[begin]))
       ++end;
     return end;
@@ -145,7 +150,7 @@ class Scorer {
     if (options_.add_columns) {
       std::vector<std::span<const int32_t>> rows;
       for (const ScoredRow& row : batch) rows.push_back(row.inputs);
-      options_.add_columns(rows, inputs);
+      options_.add_columns(rows, batch[0].group, inputs);
     }
     const at::Tensor hidden = model_.hidden(inputs, {}, context).front();
     const at::Tensor flat = hidden.reshape({s * b, 1, hidden.size(2)});

@@ -15,6 +15,9 @@ namespace megatron {
 struct ScoreRequest {
   std::span<const int32_t> ids;  // owned by the caller
   int64_t num_scored = 0;
+  // Requests of other groups share neither a row nor a batch: what a model reads besides their ids
+  // differs.
+  int64_t group = 0;
 };
 
 struct Score {
@@ -28,8 +31,9 @@ struct ScoringOptions {
   // Of a model that reads more than tokens: rows are padded to a multiple of `row_multiple`, and
   // `add_columns` gives a batch the columns of its rows, each without its padding.
   int64_t row_multiple = 1;
-  std::function<void(std::span<const std::span<const int32_t>> rows, Batch& batch)> add_columns =
-      nullptr;
+  std::function<void(std::span<const std::span<const int32_t>> rows, int64_t group, Batch& batch)>
+      add_columns = nullptr;
+  int64_t other_id = -1;  // an id that rows may have outside of the vocabulary; -1: there is none
 };
 
 // Called with the number of requests completed since the last call.

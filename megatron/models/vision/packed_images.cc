@@ -236,6 +236,22 @@ PackedImages PackedImages::of_tokens(const at::Tensor& held, int64_t b, int64_t 
   return out;
 }
 
+PackedImages PackedImages::of_rows(int64_t b, int64_t s) const {
+  PackedImages out = *this;
+  const auto options = places.options();
+  const at::Tensor rows = at::arange(b, options).mul(s).unsqueeze(1);
+  const auto of_all = [&](const at::Tensor& x) { return (rows + x.unsqueeze(0)).flatten(); };
+  out.places = of_all(places);
+  out.taken = (taken.defined() ? taken : at::arange(places.size(0), options)).repeat({b});
+  if (newlines.defined()) out.newlines = of_all(newlines);
+  if (!positions.defined()) return out;
+  const int64_t behind = s - positions.size(1);
+  const at::Tensor next =
+      (positions.amax() + 1 + at::arange(behind, options)).view({1, behind, 1}).expand({1, -1, 3});
+  out.positions = at::cat({positions, next}, 1).expand({b, -1, -1});
+  return out;
+}
+
 std::vector<int64_t> PackedImages::positions_of(int64_t n) const {
   if (!positions.defined()) return {};
   const at::Tensor first = positions.select(0, 0).narrow(0, 0, n).to(at::kCPU).contiguous();

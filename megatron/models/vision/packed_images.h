@@ -59,6 +59,9 @@ struct PackedImages {
   // host.
   PackedImages of_tokens(const at::Tensor& held, int64_t b, int64_t s) const;
 
+  // As `b` samples of `s` tokens read them, each of which begins with the only one of this.
+  PackedImages of_rows(int64_t b, int64_t s) const;
+
   // [n, 3], those of the first `n` tokens of the first sample; empty: a token has one position.
   std::vector<int64_t> positions_of(int64_t n) const;
 };
