@@ -4,7 +4,7 @@ import os
 import shutil
 
 import support
-from media_model import SAME, write_media_model
+from media_model import GOLDEN, SAME, write_media_model
 from support import read_safetensors
 
 MODEL = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --position-embedding-type rope --untie-embeddings-and-output-weights "
@@ -69,6 +69,26 @@ class MimoTest(support.FolderTest):
         for name, value in before.items():
             if name in after and not name.startswith("optimizer"):
                 self.assertEqual(value != after[name], name.startswith("vision_projection"), name)
+
+    def test_folders_and_blends_of_energon(self):
+        energon = os.path.join(GOLDEN, "energon")
+        with open(self.path("blend.yaml"), "w") as file:
+            json.dump({"__class__": "MetadatasetV2", "splits": {
+                "train": {"blend": [{"weight": 2, "path": os.path.join(energon, "answering")}, {"weight": 1, "path": os.path.join(energon, "captions")}]},
+                "val": {"path": os.path.join(energon, "answering")}}}, file)
+        self.data[1] = self.path("blend.yaml")
+        out = self.train("run", "--train-iters", "2", "--data-cache-path", self.path("cache"), "--eval-iters", "1")
+        said = out.stderr + out.stdout
+        for split, folder, count in (("train", "answering", 3), ("train", "captions", 3), ("valid", "answering", 2)):
+            self.assertRegex(said, f"{split}[a-z]* split of {os.path.realpath(os.path.join(energon, folder))}: {count} samples")
+        # The same samples as rows of JSON: the same losses.
+        self.data[1] = os.path.join(energon, "captions")
+        self.train("folder", "--train-iters", "2", "--data-cache-path", self.path("cache"))
+        with open(self.path("rows.jsonl"), "w") as file:
+            file.write("".join(json.dumps({"image": IMAGES[i], "caption": f"a caption {i}"}) + "\n" for i in range(3)))
+        self.data[1] = self.path("rows.jsonl")
+        self.train("rows", "--train-iters", "2")
+        self.assertEqual(*([row["lm loss"] for row in metrics(self.path(name))] for name in ("folder", "rows")))
 
     def test_images_in_both_directions_with_crops(self):
         write_media_model(self.path("gemma3"), "gemma3")

@@ -90,7 +90,7 @@ void for_each_row(const std::vector<std::string>& paths, Use&& use) {
     const SourceFiles files = list_source_files(path);
     for (const std::string& file : files.paths) {
       if (go_on)
-        read_source_file(files.kind, file,
+        read_source_file(files, file,
                          [&](SourceRow row) { go_on = go_on && use(std::move(row), file); });
     }
   }

@@ -237,7 +237,7 @@ void MultimodalIndex::Impl::build(const MultimodalEncoder& encoder) {
       for (const Encoded& sample : encoded) add(sample, shard);
       rows.clear();
     };
-    read_source_file(files.kind, file, [&](SourceRow row) {
+    read_source_file(files, file, [&](SourceRow row) {
       rows.push_back(std::move(row));
       if (rows.size() == kBatch) flush();
     });
@@ -331,7 +331,7 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
   d.path = path;
   d.rules = encoder.rules();
   d.options = options;
-  d.files = list_source_files(path);
+  d.files = list_source_files(path, options.part);
   const fs::path folder = options.cache_path.empty()
                               ? media_root_of("", path) / "cache" / "MultimodalIndex"
                               : fs::path(options.cache_path);
@@ -351,6 +351,7 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
     json.end_object();
   }
   json.end_array().key("encoding").raw(encoder.description());
+  if (d.files.energon != nullptr) json.key("energon").raw(d.files.energon->description);
   json.member("most_pixels", options.limits.max_image_pixels);
   json.member("most_bytes", options.limits.max_file_bytes);
   json.member("most_media", options.most_media);

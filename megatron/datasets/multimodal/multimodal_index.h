@@ -15,8 +15,9 @@
 namespace megatron {
 
 struct MultimodalIndexOptions {
-  std::string media_root;  // empty: the folder of each file of rows
-  std::string cache_path;  // empty: cache/MultimodalIndex next to the data
+  std::string media_root;      // empty: the folder of each file of rows
+  std::string cache_path;      // empty: cache/MultimodalIndex next to the data
+  std::string part = "train";  // of a folder of Megatron-Energon: train, val or test
   MediaLimits limits;
   int64_t most_media = 64;  // of a sample
   // Every image is decoded, and those that cannot be are marked, at most so many: more are an

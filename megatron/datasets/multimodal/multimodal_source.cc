@@ -7,6 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/format.h"
+#include "megatron/datasets/multimodal/energon.h"
 #include "megatron/datasets/multimodal/tar_reader.h"
 #include "megatron/datasets/multimodal/webdataset.h"
 #include "megatron/datasets/sources/document_source.h"
@@ -149,14 +150,18 @@ bool is_json_list(const std::string& path) {
 
 }  // namespace
 
-SourceFiles list_source_files(const std::string& path) {
+SourceFiles list_source_files(const std::string& path, const std::string& part) {
   std::error_code error;
   MEGATRON_CHECK(fs::exists(path, error), path, ": there is no such file or folder");
+  if (is_energon_folder(path)) {
+    auto energon = read_energon_folder(path, part);
+    return {SourceKind::kTar, energon->shards, energon};
+  }
   if (!fs::is_directory(path, error)) {
     const std::optional<SourceKind> kind = source_kind_of(path);
     MEGATRON_CHECK(kind.has_value(), path, ": is none of .tar, .parquet, .json and .jsonl");
     check_regular_file(path);
-    return {*kind, {path}};
+    return {*kind, {path}, nullptr};
   }
   std::vector<fs::path> files;
   for (const auto& entry :
@@ -167,12 +172,18 @@ SourceFiles list_source_files(const std::string& path) {
   std::sort(files.begin(), files.end(),
             [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
   for (const SourceKind kind : {SourceKind::kTar, SourceKind::kParquet, SourceKind::kJson}) {
-    SourceFiles out{kind, {}};
+    SourceFiles out{kind, {}, nullptr};
     for (const fs::path& file : files)
       if (source_kind_of(file) == kind) out.paths.push_back(file.string());
     if (!out.paths.empty()) return out;
   }
   throw_error(cat(path, ": the folder has no .tar, .parquet, .json or .jsonl files"));
+}
+
+void read_source_file(const SourceFiles& files, const std::string& path,
+                      const std::function<void(SourceRow)>& emit) {
+  if (files.energon != nullptr) return read_energon_shard(*files.energon, path, emit);
+  read_source_file(files.kind, path, emit);
 }
 
 void read_source_file(SourceKind kind, const std::string& path,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,17 +14,21 @@
 
 namespace megatron {
 
+struct EnergonFolder;
+
 enum class SourceKind { kTar, kJson, kParquet };
 
 // The files that are read, in order.
 struct SourceFiles {
   SourceKind kind = SourceKind::kTar;
   std::vector<std::string> paths;
+  std::shared_ptr<const EnergonFolder> energon;  // whose shards they are; null: of none
 };
 
-// `path`: a file, or a folder that is searched for .tar, else .parquet, else .jsonl and .json, in
-// the order of their paths. Throws Error for anything else.
-SourceFiles list_source_files(const std::string& path);
+// `path`: a file; a folder of Megatron-Energon (energon.h), of which `part` says the shards; or a
+// folder that is searched for .tar, else .parquet, else .jsonl and .json, in the order of their
+// paths. Throws Error for anything else.
+SourceFiles list_source_files(const std::string& path, const std::string& part = "train");
 
 // A row as it lies in its file.
 struct SourceRow {
@@ -35,7 +40,9 @@ struct SourceRow {
   std::vector<FileRange> places;
 };
 
-// Calls emit for each row of a file in order. Throws Error.
+// Calls emit for each row of one of the files in order. Throws Error.
+void read_source_file(const SourceFiles& files, const std::string& path,
+                      const std::function<void(SourceRow)>& emit);
 void read_source_file(SourceKind kind, const std::string& path,
                       const std::function<void(SourceRow)>& emit);
 

@@ -6,6 +6,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
+#include "megatron/datasets/multimodal/energon.h"
 #include "megatron/datasets/multimodal/mock_multimodal_dataset.h"
 #include "megatron/datasets/multimodal/multimodal_dataset.h"
 #include "megatron/datasets/tuning/sft_dataset.h"
@@ -48,6 +49,27 @@ std::optional<int64_t> most_bad_media(const MimoDataConfig& data) {
   return data.max_bad_media.value_or(kMostBadMedia);
 }
 
+std::string part_of(Split split) {
+  return split == Split::kTrain ? "train" : split == Split::kValid ? "val" : "test";
+}
+
+// The data paths with blends of Megatron-Energon written out. One of --data-path has all splits.
+DataConfig without_energon_blends(const DataConfig& given) {
+  DataConfig out = given;
+  const auto is_blend = [](const std::vector<std::string>& path) {
+    return path.size() == 1 && is_energon_blend(path[0]);
+  };
+  if (is_blend(given.data_path)) {
+    out.data_path.clear();
+    out.train_data_path = out.valid_data_path = out.test_data_path = given.data_path;
+  }
+  for (const auto& [paths, split] : {std::pair{&out.train_data_path, Split::kTrain},
+                                     std::pair{&out.valid_data_path, Split::kValid},
+                                     std::pair{&out.test_data_path, Split::kTest}})
+    if (is_blend(*paths)) *paths = read_energon_blend((*paths)[0], part_of(split));
+  return out;
+}
+
 // Indices of files, each built once, even if several splits use it.
 class MediaFiles {
  public:
@@ -61,14 +83,17 @@ class MediaFiles {
     limits_.max_image_pixels = data_.max_image_pixels;
   }
 
-  std::shared_ptr<const MultimodalIndex> open(const std::string& path) {
+  // Of a folder of Megatron-Energon each split has a part of its own.
+  std::shared_ptr<const MultimodalIndex> open(const std::string& path, Split split) {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<const MultimodalIndex>& index = open_[path];
+    const std::string part = is_energon_folder(path) ? part_of(split) : "";
+    std::shared_ptr<const MultimodalIndex>& index = open_[cat(part, ":", path)];
     if (!index) {
       index = std::make_shared<const MultimodalIndex>(
           path, encoder_,
           MultimodalIndexOptions{.media_root = data_.media_root,
                                  .cache_path = cache_path_,
+                                 .part = part,
                                  .limits = limits_,
                                  .most_media = data_.max_images_per_sample,
                                  .most_bad = most_bad_media(data_)});
@@ -139,12 +164,13 @@ TrainValidTestDatasets mimo_datasets(const Arguments& a, const DatasetRequest& g
   MEGATRON_ASSERT(given.text_tokenizer != nullptr);
   const auto files = std::make_shared<MediaFiles>(a, *given.text_tokenizer);
   request.make_member = [files, options = files->options(a, given)](const MemberRequest& member) {
+    const auto bounds = is_energon_folder(member.path) ? std::pair(0.0, 1.0) : member.bounds;
     auto dataset = std::make_shared<const MultimodalDataset>(
-        files->open(member.path), member.bounds, member.split, member.num_samples, options);
+        files->open(member.path, member.split), bounds, member.split, member.num_samples, options);
     report(member.path, member.split, dataset->counts(), options.sequence_length);
     return dataset;
   };
-  return build_train_valid_test_datasets(a.data, request);
+  return build_train_valid_test_datasets(without_energon_blends(a.data), request);
 }
 
 // -- micro-batches
