@@ -210,16 +210,90 @@ void HfFields::integer_or_null(std::string_view key, std::optional<int64_t>& val
   value = impl_->json.contains(std::string(key)) ? find_integer(key) : missing;
 }
 
-void HfFields::integers(std::string_view key, std::vector<int64_t>& values) {
+void HfFields::integers(std::string_view key, std::vector<int64_t>& values,
+                        const std::vector<int64_t>& missing) {
   if (!reading()) {
     impl_->json[std::string(key)] = values;
     return;
   }
   values.clear();
   const ordered_json* found = impl_->find(key);
-  if (found == nullptr) return;
+  if (found == nullptr) {
+    values = missing;
+    return;
+  }
   if (!found->is_array()) wrong_type(name(), key, *found, "a list of whole numbers");
   for (const ordered_json& value : *found) values.push_back(to_integer(name(), key, value));
+}
+
+void HfFields::only(std::span<const std::string_view> known) const {
+  // Of PretrainedConfig, which transformers 4 wrote into every part.
+  constexpr std::string_view kOfAll[] = {
+      "_attn_implementation_autoset",
+      "_name_or_path",
+      "add_cross_attention",
+      "architectures",
+      "bad_words_ids",
+      "begin_suppress_tokens",
+      "bos_token_id",
+      "chunk_size_feed_forward",
+      "cross_attention_hidden_size",
+      "decoder_start_token_id",
+      "diversity_penalty",
+      "do_sample",
+      "dtype",
+      "early_stopping",
+      "encoder_no_repeat_ngram_size",
+      "eos_token_id",
+      "exponential_decay_length_penalty",
+      "finetuning_task",
+      "forced_bos_token_id",
+      "forced_eos_token_id",
+      "id2label",
+      "initializer_range",
+      "is_decoder",
+      "is_encoder_decoder",
+      "label2id",
+      "length_penalty",
+      "max_length",
+      "min_length",
+      "model_type",
+      "no_repeat_ngram_size",
+      "num_beam_groups",
+      "num_beams",
+      "num_return_sequences",
+      "output_attentions",
+      "output_hidden_states",
+      "output_scores",
+      "pad_token_id",
+      "prefix",
+      "problem_type",
+      "pruned_heads",
+      "remove_invalid_values",
+      "repetition_penalty",
+      "return_dict",
+      "return_dict_in_generate",
+      "sep_token_id",
+      "suppress_tokens",
+      "task_specific_params",
+      "temperature",
+      "tf_legacy_loss",
+      "tie_encoder_decoder",
+      "tie_word_embeddings",
+      "tokenizer_class",
+      "top_k",
+      "top_p",
+      "torch_dtype",
+      "torchscript",
+      "transformers_version",
+      "typical_p",
+      "use_bfloat16",
+      "use_cache"};
+  for (const auto& [key, value] : impl_->json.items())
+    MEGATRON_CHECK(std::ranges::find(known, key) != known.end() ||
+                       std::ranges::find(kOfAll, key) != std::end(kOfAll),
+                   name(), ": ", key, " is not known, so that it cannot be said what it changes",
+                   "\nhint: remove it if it changes nothing");
 }
 
 void HfFields::sides(std::string_view key, int64_t& height, int64_t& width, int64_t missing) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,8 +48,13 @@ class HfFields {
   // Height and width: one number for both, or a list of two. A list is written.
   void sides(std::string_view key, int64_t& height, int64_t& width, int64_t missing);
 
-  // A list; absent and null are an empty one.
-  void integers(std::string_view key, std::vector<int64_t>& values);
+  // A list; absent and null read as `missing`.
+  void integers(std::string_view key, std::vector<int64_t>& values,
+                const std::vector<int64_t>& missing = {});
+
+  // Reading: a key that is neither among these nor one of those of every configuration that say
+  // nothing of the layers is an error that names it.
+  void only(std::span<const std::string_view> known) const;
 
   // Two numbers, the least and the largest, as texts, "inf" for an infinite one; empty: 0 and inf,
   // which absent and null mean. An infinite one is {"__float__": "Infinity"} (transformers 5) in

@@ -99,7 +99,8 @@ std::vector<int64_t> as_convolution_of_frames(const std::vector<int64_t>& ours) 
   return {still[0], still[1], 2, still[2], still[3]};
 }
 
-const HfRow kQwen2Vision[] = {
+// Of Qwen 2 and 2.5.
+const HfRow kQwenVision[] = {
     {.ours = "vision_model.conv1.weight",
      .theirs = {"visual.patch_embed.proj.weight"},
      .stored_shape = as_convolution_of_frames},
@@ -110,11 +111,19 @@ const HfRow kQwen2Vision[] = {
      HfLayout::kJoinedQKV},
     {"vision_model.decoder.layers.*.self_attention.linear_proj.@", {"visual.blocks.*.attn.proj.@"}},
     {"vision_model.decoder.layers.*.mlp.linear_fc1.layer_norm_@", {"visual.blocks.*.norm2.@"}},
-    {"vision_model.decoder.layers.*.mlp.linear_fc1.@", {"visual.blocks.*.mlp.fc1.@"}},
-    {"vision_model.decoder.layers.*.mlp.linear_fc2.@", {"visual.blocks.*.mlp.fc2.@"}},
     {"vision_model.ln_post.@", {"visual.merger.ln_q.@"}},
     {"vision_projection.encoder.linear_fc1.@", {"visual.merger.mlp.0.@"}},
     {"vision_projection.encoder.linear_fc2.@", {"visual.merger.mlp.2.@"}}};
+
+const HfRow kQwen2Mlps[] = {
+    {"vision_model.decoder.layers.*.mlp.linear_fc1.@", {"visual.blocks.*.mlp.fc1.@"}},
+    {"vision_model.decoder.layers.*.mlp.linear_fc2.@", {"visual.blocks.*.mlp.fc2.@"}}};
+
+const HfRow kQwen25Mlps[] = {
+    {"vision_model.decoder.layers.*.mlp.linear_fc1.@",
+     {"visual.blocks.*.mlp.gate_proj.@", "visual.blocks.*.mlp.up_proj.@"},
+     HfLayout::kStacked},
+    {"vision_model.decoder.layers.*.mlp.linear_fc2.@", {"visual.blocks.*.mlp.down_proj.@"}}};
 
 std::vector<int64_t> as_batch(const std::vector<int64_t>& ours) { return {1, ours[0], ours[1]}; }
 
@@ -268,7 +277,8 @@ void text_fields(HfFields& f, ModelConfig& c, const char* missing_type,
 constexpr std::pair<std::string_view, VisionActivation> kActivationNames[] = {
     {"gelu", VisionActivation::kGelu},
     {"gelu_pytorch_tanh", VisionActivation::kGeluTanh},
-    {"quick_gelu", VisionActivation::kQuickGelu}};
+    {"quick_gelu", VisionActivation::kQuickGelu},
+    {"silu", VisionActivation::kSilu}};
 
 void activation_field(HfFields& f, std::string_view key, VisionActivation& value,
                       const char* missing) {
@@ -501,7 +511,34 @@ void gemma3_fields(HfFields& f, ModelConfig& c) {
                  "images in both directions (--bidirectional-images)");
 }
 
-void qwen2_vl_text(HfFields& f, ModelConfig& c) {
+// Of Qwen2.5-VL, the whole and its text.
+constexpr std::string_view kQwenTextKeys[] = {"attention_dropout",
+                                              "head_dim",
+                                              "hidden_act",
+                                              "hidden_size",
+                                              "image_token_id",
+                                              "intermediate_size",
+                                              "layer_types",
+                                              "max_position_embeddings",
+                                              "max_window_layers",
+                                              "num_attention_heads",
+                                              "num_hidden_layers",
+                                              "num_key_value_heads",
+                                              "rms_norm_eps",
+                                              "rope_parameters",
+                                              "rope_scaling",
+                                              "rope_theta",
+                                              "sliding_window",
+                                              "text_config",
+                                              "use_sliding_window",
+                                              "video_token_id",
+                                              "vision_config",
+                                              "vision_end_token_id",
+                                              "vision_start_token_id",
+                                              "vision_token_id",
+                                              "vocab_size"};
+
+void qwen_vl_text(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   sizes(f, c);
   query_groups(f, t, 8);
@@ -512,37 +549,78 @@ void qwen2_vl_text(HfFields& f, ModelConfig& c) {
   f.number("attention_dropout", t.attention_dropout, 0.0);
   f.constant("hidden_act", "\"silu\"");
   f.constant("use_sliding_window", "false");
+  if (f.reading())
+    for (const std::string& type : f.texts("layer_types"))
+      MEGATRON_CHECK(type == "full_attention", f.name(), ": layer_types has ", type,
+                     ", without use_sliding_window only full_attention");
   f.rope(t, {.theta = 1000000, .sections = true});
 }
 
-void qwen2_vision_fields(HfFields& f, VisionConfig& own, int64_t language_hidden) {
-  const std::string part = f.part("vision_config"), name = cat(f.name(), ": vision_config");
-  HfFields read(part, name), write = HfFields::writer(part);
-  HfFields& vision = f.reading() ? read : write;
+// The width of the language model, by its key in the encoder's part.
+void language_width(HfFields& vision, const std::string& name, std::string_view key,
+                    int64_t language_hidden) {
+  int64_t width = language_hidden;
+  vision.integer(key, width, 3584);
+  MEGATRON_CHECK(width == language_hidden, name, ": ", key, " is ", width,
+                 ", that of the language model is ", language_hidden);
+}
+
+void qwen2_vision_fields(HfFields& vision, const std::string& name, VisionConfig& own,
+                         int64_t language_hidden) {
   own.vision_model_type = VisionModel::kQwen2;
   vision.integer("embed_dim", own.vision_hidden_size, 1280);
   vision.integer("depth", own.vision_num_layers, 32);
   vision.integer("num_heads", own.vision_num_attention_heads, 16);
-  MEGATRON_CHECK(f.reading() || own.vision_ffn_hidden_size % own.vision_hidden_size == 0,
+  MEGATRON_CHECK(vision.reading() || own.vision_ffn_hidden_size % own.vision_hidden_size == 0,
                  "MLPs of a qwen2_vl's encoder have a multiple of its width");
   int64_t ratio = own.vision_ffn_hidden_size / own.vision_hidden_size;
   vision.integer("mlp_ratio", ratio, 4);
   own.vision_ffn_hidden_size = ratio * own.vision_hidden_size;
-  vision.integer("patch_size", own.patch_dim, 14);
   activation_field(vision, "hidden_act", own.vision_activation, "quick_gelu");
-  int64_t width = language_hidden;
-  vision.integer("hidden_size", width, 3584);
-  MEGATRON_CHECK(width == language_hidden, name, ": hidden_size is ", width,
-                 ", that of the language model is ", language_hidden);
+  language_width(vision, name, "hidden_size", language_hidden);
+}
+
+void qwen2_5_vision_fields(HfFields& vision, const std::string& name, VisionConfig& own,
+                           int64_t language_hidden) {
+  own.vision_model_type = VisionModel::kQwen25;
+  vision.integer("hidden_size", own.vision_hidden_size, 3584);
+  vision.integer("depth", own.vision_num_layers, 32);
+  vision.integer("num_heads", own.vision_num_attention_heads, 16);
+  vision.integer("intermediate_size", own.vision_ffn_hidden_size, 3420);
+  activation_field(vision, "hidden_act", own.vision_activation, "silu");
+  language_width(vision, name, "out_hidden_size", language_hidden);
+  vision.integer("window_size", own.vision_window_size, 112);
+  vision.integers("fullatt_block_indexes", own.vision_whole_picture_layers, {7, 15, 23, 31});
+}
+
+void qwen_vision_fields(HfFields& f, VisionConfig& own, int64_t language_hidden, bool windows) {
+  const std::string part = f.part("vision_config"), name = cat(f.name(), ": vision_config");
+  HfFields read(part, name), write = HfFields::writer(part);
+  HfFields& vision = f.reading() ? read : write;
+  if (windows) {
+    constexpr std::string_view kKeys[] = {
+        "depth",           "fullatt_block_indexes", "hidden_act",         "hidden_size",
+        "in_channels",     "in_chans",              "intermediate_size",  "num_heads",
+        "out_hidden_size", "patch_size",            "rope_parameters",    "spatial_merge_size",
+        "spatial_patch_size", "temporal_patch_size", "tokens_per_second", "window_size"};
+    if (f.reading()) vision.only(kKeys);
+    qwen2_5_vision_fields(vision, name, own, language_hidden);
+  } else {
+    qwen2_vision_fields(vision, name, own, language_hidden);
+  }
+  vision.integer("patch_size", own.patch_dim, 14);
   vision.constant("spatial_merge_size", "2");
   vision.constant("temporal_patch_size", "2");
   vision.constant("in_channels", "3");
-  if (vision.reading()) vision.constant("in_chans", "3");  // of transformers 4
-  if (!f.reading()) f.set("vision_config", vision.text());
+  if (!f.reading()) return f.set("vision_config", vision.text());
+  vision.constant("in_chans", "3");  // of transformers 4
+  HfFields rope(vision.part("rope_parameters"), cat(name, ": rope_parameters"));
+  rope.constant("rope_type", "\"axial\"");
+  rope.constant("rope_theta", "10000.0");
 }
 
 // The text's keys lie in text_config, or as transformers 4 wrote them at the top.
-void qwen2_vl_fields(HfFields& f, ModelConfig& c) {
+void qwen_vl_fields(HfFields& f, ModelConfig& c, bool windows) {
   MimoConfig& own = c.own.ensure<MimoConfig>();
   TransformerConfig& t = c.transformer;
   const std::string part = f.part("text_config");
@@ -552,18 +630,23 @@ void qwen2_vl_fields(HfFields& f, ModelConfig& c) {
     own.vision_class_token = false;
     own.pixel_shuffle = true;
     own.vision_layernorm_epsilon = 1e-6;
+    if (windows) f.only(kQwenTextKeys);
   }
   if (at_top) {
-    qwen2_vl_text(f, c);
+    qwen_vl_text(f, c);
   } else {
     HfFields read(part, cat(f.name(), ": text_config")), write = HfFields::writer(part);
     HfFields& text = f.reading() ? read : write;
-    text.constant("model_type", "\"qwen2_vl_text\"");
-    qwen2_vl_text(text, c);
+    text.constant("model_type", windows ? "\"qwen2_5_vl_text\"" : "\"qwen2_vl_text\"");
+    if (windows && f.reading()) text.only(kQwenTextKeys);
+    qwen_vl_text(text, c);
     if (!f.reading()) f.set("text_config", text.text());
   }
   tied(f, t, false);
-  qwen2_vision_fields(f, own, t.hidden_size);
+  MEGATRON_CHECK(f.reading() || own.has_windows() == windows, windows
+                     ? "a qwen2_5_vl has the encoder of Qwen 2.5 (--vision-model-type qwen2_5)"
+                     : "a qwen2_vl has the encoder of Qwen 2 (--vision-model-type qwen2)");
+  qwen_vision_fields(f, own, t.hidden_size, windows);
   f.integer("image_token_id", own.image_token_id, 151655);
   if (f.reading()) own.vision_projection_ffn_hidden_size = own.feature_size();
   MEGATRON_CHECK(
@@ -573,9 +656,12 @@ void qwen2_vl_fields(HfFields& f, ModelConfig& c) {
           own.vision_projection_type == VisionProjection::kMlp &&
           own.vision_layernorm_epsilon == 1e-6 &&
           own.vision_projection_ffn_hidden_size == own.feature_size(),
-      "a qwen2_vl has the encoder of Qwen 2 and two linears with biases, as wide as four "
-      "features between them");
+      "a qwen2_vl or qwen2_5_vl has the encoder of Qwen 2 or 2.5 and two linears with biases, as "
+      "wide as four features between them");
 }
+
+void qwen2_vl_fields(HfFields& f, ModelConfig& c) { qwen_vl_fields(f, c, /*windows=*/false); }
+void qwen2_5_vl_fields(HfFields& f, ModelConfig& c) { qwen_vl_fields(f, c, /*windows=*/true); }
 
 // SigLIP's head, which pools all of a picture to one vector.
 std::vector<std::string> head_of_siglip(HfFields&, const ModelConfig&) {
@@ -648,16 +734,22 @@ std::vector<HfFamily> multimodal_hf_families() {
                    {gemma3_language_rows(), kClip, kSiglipEnds, kGemma3Projector}, gemma3_fields);
   gemma3.carried = head_of_siglip;
   HfFamily qwen2_vl = image_family("qwen2_vl", "Qwen2VLForConditionalGeneration",
-                                   {qwen2_language_rows(), kQwen2Vision}, qwen2_vl_fields);
-  qwen2_vl.layers = "model.layers.*";
-  qwen2_vl.waived = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
-  qwen2_vl.beginnings = {{"model.visual.", "visual."}, {"model.language_model.", "model."}};
-  qwen2_vl.carried = nothing;
+                                   {qwen2_language_rows(), kQwenVision, kQwen2Mlps},
+                                   qwen2_vl_fields);
+  HfFamily qwen2_5_vl = image_family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration",
+                                     {qwen2_language_rows(), kQwenVision, kQwen25Mlps},
+                                     qwen2_5_vl_fields);
+  for (HfFamily* family : {&qwen2_vl, &qwen2_5_vl}) {
+    family->layers = "model.layers.*";
+    family->waived = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
+    family->beginnings = {{"model.visual.", "visual."}, {"model.language_model.", "model."}};
+    family->carried = nothing;
+  }
   return {image_family("llava", "LlavaForConditionalGeneration",
                        {language, kClip, kClipEnds, kProjector}, llava_of_one_picture),
           image_family("llava_next", "LlavaNextForConditionalGeneration",
                        {language, kClip, kClipEnds, kNewline, kProjector}, llava_next_fields),
-          std::move(internvl), std::move(gemma3), std::move(qwen2_vl)};
+          std::move(internvl), std::move(gemma3), std::move(qwen2_vl), std::move(qwen2_5_vl)};
 }
 
 }  // namespace megatron

@@ -22,7 +22,7 @@ ModelConfig built_mimo(const ModelConfig& config, const ParallelGroups& groups) 
   const TransformerConfig& t = config.transformer;
   MEGATRON_CHECK(config.own.as_or_default<MimoConfig>().is_given(),
                  "a model of type mimo without an encoder",
-                 "\nhint: --vision-model-type clip, internvit, siglip or qwen2");
+                 "\nhint: --vision-model-type clip, internvit, siglip, qwen2 or qwen2_5");
   const auto refuse = [&](bool given, const char* what) { refuse_option(given, what, kTitle); };
   refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
@@ -35,8 +35,8 @@ ModelConfig built_mimo(const ModelConfig& config, const ParallelGroups& groups) 
              attends_in_rings(t),
          "ring attention (--cp-comm-type p2p or a2a+p2p) with --bidirectional-images");
   MEGATRON_CHECK(config.own.as<MimoConfig>()->has_own_sizes() == !t.mrope_section.empty(),
-                 "--position-embedding-type mrope is for --vision-model-type qwen2, and needed for "
-                 "it");
+                 "--position-embedding-type mrope is for --vision-model-type qwen2 and qwen2_5, "
+                 "and needed for them");
   return language_config(config);
 }
 

@@ -10,8 +10,8 @@ void check_media_rules(const MediaRules& rules, const MimoConfig& own, const std
                      rules.family == Family::kInternVl || rules.family == Family::kGemma3 ||
                      rules.family == Family::kQwen2Vl,
                  folder,
-                 ": images are built for models of type llava, llava_next, internvl, gemma3 and "
-                 "qwen2_vl");
+                 ": images are built for models of type llava, llava_next, internvl, gemma3, "
+                 "qwen2_vl and qwen2_5_vl");
   const auto same = [&](const char* flag, int64_t model, int64_t data, const char* what) {
     MEGATRON_CHECK(model == data, flag, " is ", model, ", ", folder, " has ", data, " as ", what,
                    "\nhint: the model and --media-model must be the same");
@@ -19,7 +19,8 @@ void check_media_rules(const MediaRules& rules, const MimoConfig& own, const std
   same("--image-token-id", own.image_token_id, rules.image->id, "the token of images");
   same("--patch-dim", own.patch_dim, rules.patch, "side of a patch");
   MEGATRON_CHECK(own.has_own_sizes() == (rules.family == Family::kQwen2Vl), folder,
-                 ": --vision-model-type qwen2 is for models of type qwen2_vl, and needed for them");
+                 ": --vision-model-type qwen2 and qwen2_5 are for models of type qwen2_vl and "
+                 "qwen2_5_vl, and needed for them");
   if (own.has_own_sizes()) {
     same("the side of a block of patches", 2, rules.block(), "merge_size");
     return same("the number of frames of a patch", own.frames(), rules.frames(),

@@ -52,33 +52,57 @@ void check_size(const VisionConfig& config, const SeenImage& image) {
                    config.img_w);
 }
 
-// Segments and patch_places of pictures of own sizes.
-void pack_own_sizes(std::span<const SeenImage> images, int rank, PackedImages& out) {
-  int64_t longest = 0;
-  std::vector<const SeenImage*> own;
-  for (const SeenImage& image : images)
-    if (image.owner == rank) {
-      own.push_back(&image);
-      longest = std::max(longest, image.rows * image.columns);
-    }
+// Rows of these lengths one behind the other, as segments; `rows` as in make_unpadded_rows().
+std::shared_ptr<const UnpaddedRows> segments_of(std::span<const int64_t> lengths,
+                                                int64_t rows = 0) {
+  if (lengths.empty()) return no_segments(1);
+  const int64_t longest = *std::ranges::max_element(lengths);
   std::vector<uint8_t> mask;
-  std::vector<int64_t> places, numbers(own.size());
+  for (const int64_t length : lengths) {
+    mask.insert(mask.end(), static_cast<size_t>(length), 1);
+    mask.insert(mask.end(), static_cast<size_t>(longest - length), 0);
+  }
+  std::vector<int64_t> numbers(lengths.size());
   std::iota(numbers.begin(), numbers.end(), 0);
-  for (const SeenImage* image : own) {
-    const int64_t patches = image->rows * image->columns;
-    mask.insert(mask.end(), static_cast<size_t>(patches), 1);
-    mask.insert(mask.end(), static_cast<size_t>(longest - patches), 0);
-    for (int64_t i = 0; i < patches; ++i) {
-      const int64_t block = i / (kMerged * kMerged), across = image->columns / kMerged;
-      places.push_back(block / across * kMerged + i / kMerged % kMerged);
-      places.push_back(block % across * kMerged + i % kMerged);
+  return std::make_shared<const UnpaddedRows>(make_unpadded_rows({mask}, numbers, 1, rows));
+}
+
+constexpr int64_t kBlock = kMerged * kMerged;  // patches that become one feature
+
+// Of a picture of its own size the blocks of patches in the order of the encoder; `windows` as in
+// window_order().
+std::vector<int64_t> block_order(const VisionConfig& config, const SeenImage& image,
+                                 std::vector<int64_t>* windows = nullptr) {
+  const int64_t rows = image.rows / kMerged, columns = image.columns / kMerged;
+  if (config.has_windows()) return window_order(rows, columns, config.window_side(), windows);
+  std::vector<int64_t> order(static_cast<size_t>(rows * columns));
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
+// Segments, windows and patch_places of pictures of own sizes.
+void pack_own_sizes(const VisionConfig& config, std::span<const SeenImage> images, int rank,
+                    PackedImages& out) {
+  std::vector<int64_t> places, lengths, windows, order;
+  for (const SeenImage& image : images) {
+    if (image.owner != rank) continue;
+    lengths.push_back(image.rows * image.columns);
+    const int64_t before = std::ssize(order), across = image.columns / kMerged;
+    for (const int64_t block : block_order(config, image, &windows)) {
+      order.push_back(before + block);
+      for (int64_t i = 0; i < kBlock; ++i) {
+        places.push_back(block / across * kMerged + i / kMerged);
+        places.push_back(block % across * kMerged + i % kMerged);
+      }
     }
   }
-  out.segments = own.empty()
-                     ? no_segments(1)
-                     : std::make_shared<const UnpaddedRows>(make_unpadded_rows({mask}, numbers, 1));
+  out.segments = segments_of(lengths);
   places.resize(static_cast<size_t>(2 * out.segments->rows), 0);
   out.patch_places = at::tensor(places, at::kLong).view({1, out.segments->rows, 2});
+  if (!config.has_windows()) return;
+  for (int64_t& window : windows) window *= kBlock;
+  out.windows = segments_of(windows, out.segments->rows);
+  out.window_order = at::tensor(order, at::kLong);
 }
 
 // The positions of the tokens of a sample, of which those of images are the features of `images`.
@@ -107,6 +131,13 @@ void place_tokens(std::span<const SeenImage> images, std::span<const int64_t> to
 // kNewline where image_newline stands.
 std::vector<int64_t> order_of(const VisionConfig& config, const SeenImage& image) {
   std::vector<int64_t> order;
+  if (config.has_windows()) {
+    const std::vector<int64_t> blocks = block_order(config, image);
+    order.resize(blocks.size());
+    for (size_t k = 0; k < blocks.size(); ++k)
+      order[static_cast<size_t>(blocks[k])] = static_cast<int64_t>(k);
+    return order;
+  }
   if (!config.vision_newlines) {
     order.resize(static_cast<size_t>(features_of(config, image)));
     std::iota(order.begin(), order.end(), 0);
@@ -150,6 +181,19 @@ std::vector<int64_t> first_features(const VisionConfig& config, std::span<const 
 }
 
 }  // namespace
+
+std::vector<int64_t> window_order(int64_t rows, int64_t columns, int64_t side,
+                                  std::vector<int64_t>* lengths) {
+  std::vector<int64_t> order;
+  for (int64_t top = 0; top < rows; top += side)
+    for (int64_t left = 0; left < columns; left += side) {
+      const int64_t bottom = std::min(top + side, rows), right = std::min(left + side, columns);
+      for (int64_t y = top; y < bottom; ++y)
+        for (int64_t x = left; x < right; ++x) order.push_back(y * columns + x);
+      if (lengths != nullptr) lengths->push_back((bottom - top) * (right - left));
+    }
+  return order;
+}
 
 int64_t image_tokens(const VisionConfig& config, const SeenImage& image) {
   return std::ssize(order_of(config, image));
@@ -208,11 +252,12 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
   out.patches = std::move(patches);
   out.pixel_values = std::move(pixel_values);
   out.places = at::tensor(places, at::kLong);
-  if (config.vision_newlines || ranks > 1) out.taken = at::tensor(taken, at::kLong);
+  if (config.vision_newlines || config.has_windows() || ranks > 1)
+    out.taken = at::tensor(taken, at::kLong);
   if (config.vision_newlines) out.newlines = at::tensor(newlines, at::kLong);
   if (config.has_own_sizes()) {
     out.positions = at::tensor(positions, at::kLong).view({samples, s, 3});
-    pack_own_sizes(images, rank, out);
+    pack_own_sizes(config, images, rank, out);
     return out;
   }
   out.segments = out.pictures > 0 ? equal_segments(out.pictures, config.encoder_rows())
@@ -261,13 +306,16 @@ std::vector<int64_t> PackedImages::positions_of(int64_t n) const {
 
 PackedImages to_device(const PackedImages& images, at::Device device) {
   PackedImages out = images;
-  for (at::Tensor* tensor : {&out.patches, &out.pixel_values, &out.places, &out.taken,
-                             &out.newlines, &out.patch_places, &out.positions})
+  for (at::Tensor* tensor :
+       {&out.patches, &out.pixel_values, &out.places, &out.taken, &out.newlines, &out.patch_places,
+        &out.positions, &out.window_order})
     if (tensor->defined()) *tensor = to_device(*tensor, device);
-  if (images.segments == nullptr) return out;
-  auto segments = std::make_shared<UnpaddedRows>(*images.segments);
-  for (at::Tensor* tensor : segments->tensors()) *tensor = to_device(*tensor, device);
-  out.segments = std::move(segments);
+  for (std::shared_ptr<const UnpaddedRows>* rows : {&out.segments, &out.windows}) {
+    if (*rows == nullptr) continue;
+    auto moved = std::make_shared<UnpaddedRows>(**rows);
+    for (at::Tensor* tensor : moved->tensors()) *tensor = to_device(*tensor, device);
+    *rows = std::move(moved);
+  }
   return out;
 }
 

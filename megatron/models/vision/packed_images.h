@@ -46,9 +46,14 @@ struct PackedImages {
   // are; undefined: all of them in order.
   at::Tensor places, taken;
   at::Tensor newlines;  // int64: the places of image_newline; undefined: there are none
-  // The rows of the encoder, in which tokens attend within their picture.
-  std::shared_ptr<const UnpaddedRows> segments;
-  // [1, R, 2] int64: row and column of each patch in its picture, of encoders with rotary positions
+  // The rows of the encoder, in which tokens attend within their picture; and the same rows, in
+  // which they attend within their window. Null: the encoder has no windows.
+  std::shared_ptr<const UnpaddedRows> segments, windows;
+  // [P / 4] int64, of encoders with windows, in which those of a picture follow each other: the
+  // blocks of `patches` in the order of the encoder's rows, and of its features
+  at::Tensor window_order;
+  // [1, R, 2] int64: row and column of each patch in its picture, of encoders with rotary
+  // positions, in the order of the encoder's rows
   at::Tensor patch_places;
   // [b, s, 3] int64: the positions of tokens in time, of rows and of columns, of pictures of own
   // sizes; undefined: a token has one position
@@ -65,6 +70,12 @@ struct PackedImages {
   // [n, 3], those of the first `n` tokens of the first sample; empty: a token has one position.
   std::vector<int64_t> positions_of(int64_t n) const;
 };
+
+// The features of a picture of rows x columns features in the order of windows of side x side, cut
+// at the borders; windows row by row, and so their features. `lengths`, unless null, gets the
+// number of features of each window. Source: Qwen2.5-VL (Bai et al. 2025, arXiv:2502.13923).
+std::vector<int64_t> window_order(int64_t rows, int64_t columns, int64_t side,
+                                  std::vector<int64_t>* lengths = nullptr);
 
 // Tokens that an image becomes.
 int64_t image_tokens(const VisionConfig& config, const SeenImage& image);

@@ -8,8 +8,9 @@
 namespace megatron {
 namespace {
 
-constexpr std::string_view kVisionModels[] = {"none", "clip", "internvit", "siglip", "qwen2"};
-constexpr std::string_view kVisionActivations[] = {"gelu", "gelu_tanh", "quick_gelu"};
+constexpr std::string_view kVisionModels[] = {"none",   "clip",  "internvit",
+                                              "siglip", "qwen2", "qwen2_5"};
+constexpr std::string_view kVisionActivations[] = {"gelu", "gelu_tanh", "quick_gelu", "silu"};
 constexpr std::string_view kVisionProjections[] = {"mlp", "affine"};
 
 }  // namespace
@@ -26,7 +27,7 @@ void VisionConfig::fields(FieldVisitor& v) {
   v.field("vision_num_attention_heads", vision_num_attention_heads, "its heads");
   v.field("vision_layernorm_epsilon", vision_layernorm_epsilon,
           "added to the variance in its norms");
-  v.choice("vision_activation", vision_activation, kVisionActivations, "of its MLPs");
+  v.choice("vision_activation", vision_activation, kVisionActivations, "of its MLPs; silu: gated");
   v.field("img_h", img_h, "height of a picture that the encoder reads");
   v.field("img_w", img_w, "its width");
   v.field("patch_dim", patch_dim, "side of a patch");
@@ -35,6 +36,10 @@ void VisionConfig::fields(FieldVisitor& v) {
   v.field({"vision_qkv_bias", "--disable-vision-qkv-bias", true}, vision_qkv_bias,
           "no biases of queries, keys and values in the encoder");
   v.field("pixel_shuffle", pixel_shuffle, "two by two neighbouring features become one");
+  v.field("vision_window_size", vision_window_size,
+          "side in pixels of the windows within which patches attend (qwen2_5)");
+  v.field("vision_whole_picture_layers", vision_whole_picture_layers,
+          "numbers, from 0, of the layers in which they attend to the whole picture (qwen2_5)");
   v.field("vision_pooling", vision_pooling,
           "so many neighbouring features along each side become one, their mean");
   v.field("vision_newlines", vision_newlines,
@@ -84,11 +89,14 @@ void VisionConfig::validate(Violations& v) const {
             cat("--vision-model-type ", kVisionModels[static_cast<size_t>(vision_model_type)],
                 " has no class token"),
             "--disable-vision-class-token");
+  const std::string type =
+      cat("--vision-model-type ", kVisionModels[static_cast<size_t>(vision_model_type)]);
   v.require(!has_own_sizes() || pixel_shuffle,
-            "--vision-model-type qwen2 without --pixel-shuffle is not built");
+            cat(type, " without --pixel-shuffle is not built"));
+  validate_windows(v, type);
   v.require(!has_own_sizes() || vision_num_attention_heads <= 0 ||
                 vision_hidden_size / vision_num_attention_heads % 4 == 0,
-            cat("--vision-model-type qwen2 with heads of ",
+            cat(type, " with heads of ",
                 vision_hidden_size / std::max<int64_t>(1, vision_num_attention_heads),
                 ": rotary positions of rows and columns need a multiple of 4"));
   v.require(vision_pooling == 1 || !(vision_class_token || pixel_shuffle || vision_newlines),
@@ -106,6 +114,36 @@ void VisionConfig::validate(Violations& v) const {
             "0 or more");
 }
 
+void VisionConfig::validate_windows(Violations& v, const std::string& type) const {
+  v.require((vision_activation == VisionActivation::kSilu) == has_windows() || !is_given(),
+            "--vision-activation silu is for --vision-model-type qwen2_5, and needed for it");
+  v.require(vision_projection_activation != VisionActivation::kSilu,
+            "--vision-projection-activation silu is not built", "gelu, gelu_tanh or quick_gelu");
+  if (!has_windows()) {
+    v.require(vision_window_size == 0 && vision_whole_picture_layers.empty(),
+              cat("--vision-window-size and --vision-whole-picture-layers have no effect with ",
+                  type),
+              "--vision-model-type qwen2_5");
+    return;
+  }
+  const int64_t feature = 2 * std::max<int64_t>(1, patch_dim);
+  v.require(vision_window_size > 0 && vision_window_size % feature == 0,
+            cat("--vision-window-size ", vision_window_size,
+                " is not divisible into features of two by two patches of --patch-dim ", patch_dim),
+            cat("a positive multiple of ", feature));
+  std::vector<int64_t> layers = vision_whole_picture_layers;
+  std::ranges::sort(layers);
+  const auto refuse = [&](int64_t layer, const std::string& why) {
+    v.add(cat("--vision-whole-picture-layers has ", layer, why),
+          cat("each of 0 to ", vision_num_layers - 1, " at most once"));
+  };
+  for (const int64_t layer : layers)
+    if (layer < 0 || layer >= vision_num_layers)
+      return refuse(layer, cat(", the encoder has ", vision_num_layers, " layers"));
+  const auto twice = std::ranges::adjacent_find(layers);
+  if (twice != layers.end()) refuse(*twice, " twice");
+}
+
 TransformerConfig VisionConfig::encoder(const TransformerConfig& language) const {
   TransformerConfig t;
   t.num_layers = vision_num_layers;
@@ -119,6 +157,13 @@ TransformerConfig VisionConfig::encoder(const TransformerConfig& language) const
     const int64_t section = vision_hidden_size / vision_num_attention_heads / 4;
     t.mrope_section = {section, section};  // of rows, of columns
     t.sections_begin_anew = true;
+  }
+  if (has_windows()) {
+    t.normalization = Normalization::kRMSNorm;
+    t.swiglu = true;
+    t.whole_sample_layers.emplace();
+    for (const int64_t layer : vision_whole_picture_layers)
+      t.whole_sample_layers->push_back(layer + 1);
   }
   t.layernorm_epsilon = vision_layernorm_epsilon;
   t.bias_gelu_fusion = false;
@@ -144,6 +189,8 @@ Activation activation_of(VisionActivation activation) {
       return Activation::kGeluTanh;
     case VisionActivation::kQuickGelu:
       return Activation::kQuickGelu;
+    case VisionActivation::kSilu:
+      break;  // gated, of no projector
   }
   return Activation::kGelu;
 }

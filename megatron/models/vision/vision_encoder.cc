@@ -56,17 +56,22 @@ VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig
 
 // Element e of a patch is of channel e / (frames p^2).
 at::Tensor VisionEncoder::numbers_of(const PackedImages& images, at::ScalarType type) const {
-  if (images.patches.scalar_type() != at::kByte) return images.patches.to(type);
+  at::Tensor patches = images.patches;
+  if (images.window_order.defined())
+    patches = patches.view({images.window_order.size(0), 4 * config_.patch_elements()})
+                  .index_select(0, images.window_order)
+                  .view(patches.sizes());
+  if (patches.scalar_type() != at::kByte) return patches.to(type);
   MEGATRON_ASSERT(images.pixel_values.defined(), "pixels without the table of their numbers");
-  const at::Tensor row = at::arange(kChannels, images.patches.options().dtype(at::kLong)) *
+  const at::Tensor row = at::arange(kChannels, patches.options().dtype(at::kLong)) *
                          images.pixel_values.size(1);
   const int64_t area = config_.patch_elements() / kChannels;
-  const at::Tensor index = images.patches.view({images.patches.size(0), kChannels, area})
+  const at::Tensor index = patches.view({patches.size(0), kChannels, area})
                                .to(at::kLong)
                                .add(row.view({1, kChannels, 1}));
   return images.pixel_values.flatten()
       .index_select(0, index.flatten())
-      .view(images.patches.sizes())
+      .view(patches.sizes())
       .to(type);
 }
 
@@ -93,6 +98,7 @@ at::Tensor VisionEncoder::features_of_own_sizes(const PackedImages& images,
   const int64_t p = patches.size(0), empty = images.segments->rows - p;
   at::Tensor x = at::constant_pad_nd(conv1_.forward(patches.unsqueeze(1)), {0, 0, 0, 0, 0, empty});
   context.position_ids = images.patch_places;
+  context.unpadded_parts = images.windows;
   x = ln_post_->forward(decoder_.forward(std::move(x), context)).narrow(0, 0, p);
   return x.reshape({p / 4, config_.feature_size()});
 }

@@ -13,15 +13,18 @@
 
 namespace megatron {
 
-// x = [class | conv1 patches] + P; norm (CLIP); layers; norm (SigLIP and Qwen 2, which have no
-// class row). Qwen 2 has rotary positions of rows and columns in the place of P. With
+// x = [class | conv1 patches] + P; norm (CLIP); layers; norm (SigLIP and Qwen, which have no class
+// row). Qwen has rotary positions of rows and columns in the place of P. Patches of Qwen 2.5 go
+// through it in the order of windows, within which they attend but in
+// --vision-whole-picture-layers; its norms are RMSNorms, its MLPs gated with silu. With
 // --pixel-shuffle a cell of two by two features is one: [(0,0) | (0,1) | (1,0) | (1,1)]; with
 // --vision-pooling k one of k by k is their mean.
 //
 // Parameters: conv1.weight [h, patch_elements()], conv1.bias (InternViT, SigLIP), class_token [1,
-// 1, h] (CLIP, InternViT), position_embeddings.weight [rows, h] with the class row first (not Qwen
-// 2), ln_pre.weight|bias (CLIP), decoder.layers.N..., ln_post.weight|bias (SigLIP, Qwen 2). SigLIP:
-// Zhai et al. 2023 (arXiv:2303.15343); Qwen 2-VL: Wang et al. 2024 (arXiv:2409.12191).
+// 1, h] (CLIP, InternViT), position_embeddings.weight [rows, h] with the class row first (not
+// Qwen), ln_pre.weight|bias (CLIP), decoder.layers.N..., ln_post.weight|bias (SigLIP, Qwen; of 2.5
+// no bias). SigLIP: Zhai et al. 2023 (arXiv:2303.15343); Qwen2-VL: Wang et al. 2024
+// (arXiv:2409.12191); Qwen2.5-VL: Bai et al. 2025 (arXiv:2502.13923).
 //
 // The whole encoder is on each rank, which encodes all pictures that it is given. Communication:
 // none.
@@ -30,7 +33,8 @@ class VisionEncoder : public Module {
   // `language`: the configuration of the language model.
   VisionEncoder(const VisionConfig& config, const TransformerConfig& language);
 
-  // The features of all pictures, [N, feature_size()]. Differentiable in the parameters.
+  // The features of all pictures, [N, feature_size()], of pictures with windows in their order.
+  // Differentiable in the parameters.
   at::Tensor forward(const PackedImages& images, const ForwardContext& context);
 
  private:

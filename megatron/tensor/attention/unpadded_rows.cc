@@ -85,7 +85,7 @@ at::Tensor UnpaddedRows::with_padding(const at::Tensor& x) const {
 }
 
 UnpaddedRows make_unpadded_rows(const TextMask& texts_of, std::span<const int64_t> samples,
-                                int64_t multiple_of) {
+                                int64_t multiple_of, int64_t rows) {
   UnpaddedRows out;
   const std::span<const uint8_t> mask = texts_of.mask;
   const int64_t b = out.samples = std::ssize(samples);
@@ -101,8 +101,9 @@ UnpaddedRows make_unpadded_rows(const TextMask& texts_of, std::span<const int64_
                         tokens.begin() + length);
   }
   const int64_t texts = std::accumulate(out.lengths.begin(), out.lengths.end(), int64_t{0});
-  out.rows = unpadded_row_count(texts, b * s, multiple_of);
-  out.most_empty = row_step(b * s, multiple_of);
+  MEGATRON_ASSERT(rows == 0 || rows >= texts, rows, " rows for texts of ", texts);
+  out.rows = rows > 0 ? rows : unpadded_row_count(texts, b * s, multiple_of);
+  out.most_empty = rows > 0 ? rows - texts : row_step(b * s, multiple_of);
 
   out.sample = numbers({out.rows});
   out.position = numbers({out.rows});

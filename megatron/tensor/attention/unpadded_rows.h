@@ -62,9 +62,10 @@ struct UnpaddedRows {
   at::Tensor with_padding(const at::Tensor& x) const;
 };
 
-// `samples` [b]: their ordinals. The tensors are on the CPU.
+// `samples` [b]: their ordinals. `rows`: how many, at least those of the texts; 0:
+// unpadded_row_count(). The tensors are on the CPU.
 UnpaddedRows make_unpadded_rows(const TextMask& texts, std::span<const int64_t> samples,
-                                int64_t multiple_of);
+                                int64_t multiple_of, int64_t rows = 0);
 
 // Where a document lies: in which sample of a micro-batch, and where in it.
 struct DocumentPlace {

@@ -76,9 +76,10 @@ void validate_mimo(const Arguments& a, Violations& v) {
   validate_built(a, v);
   if (!own.is_given())
     v.add("--task mimo without an encoder of images",
-          "--vision-model-type clip, internvit, siglip or qwen2");
+          "--vision-model-type clip, internvit, siglip, qwen2 or qwen2_5");
   else if (own.has_own_sizes() != !a.transformer.mrope_section.empty())
-    v.add("--position-embedding-type mrope is for --vision-model-type qwen2, and needed for it");
+    v.add("--position-embedding-type mrope is for --vision-model-type qwen2 and qwen2_5, and "
+          "needed for them");
   if (!a.data.mock_data && data.media_model.empty())
     v.add("--media-model is not given",
           "the folder of a Hugging Face model whose image processor makes the pictures");
@@ -121,6 +122,11 @@ void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
              wide = was.patch_columns() > was.patch_rows();
   constexpr int64_t kPatch = 4;
   shrinker.set("--patch-dim", own.patch_dim, std::min(was.patch_dim, kPatch));
+  if (was.has_windows()) {  // of one feature, so that a picture has several
+    shrinker.set("--vision-window-size", own.vision_window_size, 2 * own.patch_dim);
+    std::erase_if(own.vision_whole_picture_layers,
+                  [&](int64_t layer) { return layer >= own.vision_num_layers; });
+  }
   if (was.vision_pooling > 1) {  // features in both directions of the picture
     shrinker.set("--vision-pooling", own.vision_pooling, int64_t{2});
     rows *= 2;

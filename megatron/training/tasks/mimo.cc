@@ -132,8 +132,10 @@ std::vector<MockImage> mock_kinds(const VisionConfig& own) {
         own.patch_rows(), own.patch_columns(), pictures, own.patch_elements(), grid, size};
     out.push_back({image, image_tokens(own, seen_image(0, image))});
   };
-  if (own.has_own_sizes()) {  // wider and higher than the other side
-    for (const auto& [rows, columns] : {std::pair{2, 4}, std::pair{4, 2}, std::pair{2, 2}}) {
+  if (own.has_own_sizes()) {  // wider and higher than the other side, and than a window
+    const int64_t side = own.has_windows() ? 2 * own.window_side() : 2, more = side + 2;
+    for (const auto& [rows, columns] :
+         {std::pair{side, more}, std::pair{more, side}, std::pair{int64_t{2}, int64_t{2}}}) {
       const SampleImage image = {rows, columns, 1, own.patch_elements(), {}, {}};
       out.push_back({image, image_tokens(own, seen_image(0, image))});
     }

@@ -214,8 +214,8 @@ at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
   });
   AttentionOptions core = core_.options(context, mixed.options(), mixed.size(0), mixed.size(0));
   const RotaryAngles angles{rotary.cos, rotary.sin, rotary.interleaved};
-  if (context.pass.unpadded != nullptr)
-    return unpadded_packed_attention(mixed, packed_heads(), angles, {context.pass.unpadded}, core);
+  if (const auto& rows = core_.unpadded_rows(context.pass))
+    return unpadded_packed_attention(mixed, packed_heads(), angles, {rows}, core);
   if (context.pass.document_ids.defined()) {
     MEGATRON_ASSERT(!core.mask.defined(), "document ids beside a mask");
     if (context.pass.document_rows != nullptr)

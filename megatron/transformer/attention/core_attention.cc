@@ -81,6 +81,14 @@ AttentionOptions CoreAttention::cached(const LayerContext& context,
   return options(context, queries, 1, 1);
 }
 
+const std::shared_ptr<const UnpaddedRows>& CoreAttention::unpadded_rows(
+    const ForwardContext& pass) const {
+  if (!config_.attends_within_parts(layer_number_)) return pass.unpadded;
+  MEGATRON_ASSERT(pass.unpadded_parts != nullptr, "layer ", layer_number_,
+                  " attends within parts of samples, which the pass does not have");
+  return pass.unpadded_parts;
+}
+
 at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const LayerContext& context) const {
   const ForwardContext& pass = context.pass;
@@ -94,11 +102,11 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
     return config_.offloads(input ? "core_attn" : "attn_proj");
   });
   const AttentionOptions core = options(context, q.options(), q.size(0), k.size(0));
-  if (pass.unpadded != nullptr) {
+  if (const auto& rows = unpadded_rows(pass)) {
     check_whole_sequences("attention without padding", cp);
     MEGATRON_ASSERT(!pass.attention_mask.defined() && !pass.document_ids.defined(),
                     "a mask or document ids beside rows without padding");
-    return unpadded_attention(q, k, v, {pass.unpadded}, core);
+    return unpadded_attention(q, k, v, {rows}, core);
   }
   MEGATRON_ASSERT(!pass.attention_mask.defined() || !pass.document_ids.defined(),
                   "document ids beside a mask");

@@ -38,6 +38,9 @@ class CoreAttention : public Module {
   // The options of attention over a cache. Throws Error when context-parallel ranks would share it.
   AttentionOptions cached(const LayerContext& context, const at::TensorOptions& queries) const;
 
+  // The rows within which tokens of this layer attend; null: samples have padding, or none.
+  const std::shared_ptr<const UnpaddedRows>& unpadded_rows(const ForwardContext& pass) const;
+
   // The context-parallel group of this micro-batch.
   const ProcessGroup& context_ranks(const ForwardContext& pass) const {
     return pass.cp != nullptr ? *pass.cp : parallel_.cp;

@@ -66,4 +66,9 @@ std::vector<int64_t> AttentionConfig::window(int64_t layer_number) const {
                                                                         : window_size;
 }
 
+bool AttentionConfig::attends_within_parts(int64_t layer_number) const {
+  return whole_sample_layers && std::ranges::find(*whole_sample_layers, layer_number) ==
+                                    whole_sample_layers->end();
+}
+
 }  // namespace megatron

@@ -28,12 +28,17 @@ struct AttentionConfig {
   double attention_dropout = 0.1;
   // Tokens attend to no later ones. Not a flag: a model of encoders says no
   bool causal = true;
+  // Not a flag: the layers, from 1, whose tokens attend within their whole sample; those of others
+  // attend within a part of it (ForwardContext::unpadded_parts). None: all layers
+  std::optional<std::vector<int64_t>> whole_sample_layers;
 
   void fields(FieldVisitor& visitor);
   void validate(Violations& v, const ShapeConfig& shape) const;
 
   // {left, right} of the layer (numbered from 1), or empty when it attends fully.
   std::vector<int64_t> window(int64_t layer_number) const;
+  // Whether tokens of the layer (numbered from 1) attend within parts of their sample.
+  bool attends_within_parts(int64_t layer_number) const;
 };
 
 }  // namespace megatron

@@ -44,6 +44,9 @@ struct ForwardContext {
   // within their sample. With it places of rows, and neither a mask nor document ids, at one
   // context-parallel rank. Null: samples have padding, or none.
   std::shared_ptr<const UnpaddedRows> unpadded;
+  // The same rows as those of parts of the samples, for layers in which tokens attend within their
+  // part (AttentionConfig::whole_sample_layers). Null: there are no such layers.
+  std::shared_ptr<const UnpaddedRows> unpadded_parts;
   // [n/t, 2 s - 1] fp32 (fp64): what self-attention adds to its scores by the distance of query and
   // key (AttentionOptions::distance_bias); undefined: nothing
   at::Tensor distance_bias;

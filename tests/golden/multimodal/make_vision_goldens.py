@@ -3,8 +3,8 @@ model.safetensors, bf16) and golden.safetensors: the inputs, and what `transform
 
   text [1, s], text_logits [1, s, v]   text alone
   tokens [b, s], pixels [n, 3, h, w]   samples with one image and with several; the pictures of all images
-  images [m, 6]                        of each image: its sample, its pictures, rows and columns of its tiles, height and width (tiles alone; of qwen2_vl
-                                       rows and columns of its patches, and pixels [patches, elements], as its processor orders them)
+  images [m, 6]                        of each image: its sample, its pictures, rows and columns of its tiles, height and width (tiles alone; of qwen2_vl and
+                                       qwen2_5_vl rows and columns of its patches, and pixels [patches, elements], as its processor orders them)
   logits [b, s, v]
   prompt [p], generated [64]           the last sample up to its last image and two tokens more, and its greedy tokens, whatever they are
   margin [1]                           the least difference of the two largest logits there
@@ -62,9 +62,15 @@ CASES = {
     "qwen2_vl": ("Qwen2VL", dict(text_config=QWEN2_VL, image_token_id=IMAGE, video_token_id=38, vision_start_token_id=37, vision_end_token_id=36,
                                  vision_config=dict(depth=2, embed_dim=16, hidden_size=16, num_heads=2, mlp_ratio=2, patch_size=4)),
                  [[(4, 6)], [(2, 2), (6, 2)], [(2, 8)]]),
+    # Windows of 2 x 2 merged cells: pictures of one window, of several that borders cut, of one row; the second layer attends to whole pictures.
+    "qwen2_5_vl": ("Qwen2_5_VL", dict(text_config=QWEN2_VL, image_token_id=IMAGE, video_token_id=38, vision_start_token_id=37,
+                                      vision_end_token_id=36,
+                                      vision_config=dict(depth=3, hidden_size=16, out_hidden_size=16, num_heads=2, intermediate_size=20,
+                                                         patch_size=4, window_size=16, fullatt_block_indexes=[1])),
+                   [[(6, 10)], [(2, 2), (10, 2)], [(2, 6), (4, 6)]]),
 }
 # Of models whose choices are seldom close in make_generations.py; 7 and the number of the case without one.
-FIRST_SEEDS = {"qwen2_vl": 12}
+FIRST_SEEDS = {"qwen2_vl": 12, "qwen2_5_vl": 12}
 
 
 def table_name(name, model_type):
@@ -80,7 +86,7 @@ def table_name(name, model_type):
 def see(model, images, token):
     """The pictures, what the model takes of them, the row of `images` of each image and its number of tokens."""
     vision, sizes = model.config.vision_config, [size for sample in images for size in sample]
-    if model.config.model_type == "qwen2_vl":
+    if model.config.model_type in ("qwen2_vl", "qwen2_5_vl"):
         rows = [[i, 1, *size, 0, 0] for i, sample in enumerate(images) for size in sample]
         still = torch.randn(sum(h * w for h, w in sizes), 3, 1, vision.patch_size, vision.patch_size)
         pixels = still.expand(-1, -1, 2, -1, -1).flatten(1).contiguous()
@@ -110,7 +116,7 @@ def see(model, images, token):
 
 def types_of(model, tokens, token):
     """What Gemma 3 asks for beside the tokens."""
-    key = {"gemma3": "token_type_ids", "qwen2_vl": "mm_token_type_ids"}.get(model.config.model_type)
+    key = {"gemma3": "token_type_ids", "qwen2_vl": "mm_token_type_ids", "qwen2_5_vl": "mm_token_type_ids"}.get(model.config.model_type)
     return {key: (tokens == token).long()} if key else {}
 
 

@@ -317,7 +317,8 @@ TEST_P(HfVisionGolden, GreedyTokensBehindImages) {
 
 INSTANTIATE_TEST_SUITE_P(Families, HfVisionGolden,
                          testing::Values("llava", "llava_full", "llava_next", "internvl",
-                                         "internvl_biases", "gemma3", "gemma3_long", "qwen2_vl"),
+                                         "internvl_biases", "gemma3", "gemma3_long", "qwen2_vl",
+                                         "qwen2_5_vl"),
                          [](const auto& param) { return param.param; });
 
 fs::path vision_work_folder(const std::string& name) {
@@ -368,7 +369,8 @@ const std::vector<std::vector<std::pair<std::string, std::string>>> kSpellings =
 TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
   const std::map<std::string, size_t> carried = {
       {"llava", 18},          {"llava_full", 2}, {"llava_next", 18},  {"internvl", 0},
-      {"internvl_biases", 0}, {"gemma3", 0},     {"gemma3_long", 11}, {"qwen2_vl", 0}};
+      {"internvl_biases", 0}, {"gemma3", 0},     {"gemma3_long", 11}, {"qwen2_vl", 0},
+      {"qwen2_5_vl", 0}};
   for (const auto& [name, count] : carried)
     for (size_t spelling = 0; spelling < kSpellings.size(); ++spelling) {
       const fs::path root = vision_work_folder(name + std::to_string(spelling));
@@ -636,8 +638,8 @@ TEST(HfVisionModels, WhatIsNotBuiltBesideImagesIsNamed) {
   config.own = {};
   EXPECT_EQ(
       error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
-      "a model of type mimo without an encoder\nhint: --vision-model-type clip, internvit, siglip "
-      "or qwen2");
+      "a model of type mimo without an encoder\nhint: --vision-model-type clip, internvit, siglip, "
+      "qwen2 or qwen2_5");
 }
 
 // 3 words, 4 x 6 patches, 2 words, 2 x 2 patches, 2 words; and the same behind another document.
@@ -679,6 +681,105 @@ TEST(HfVisionModels, PositionsOfTimeRowsAndColumns) {
   EXPECT_EQ(
       error_of([&] { pack_images(config, {{{0, 3, 2}}}, at::zeros({6, 24}), {}, tokens, 1, 9); }),
       "a picture of 3 x 2 patches: both numbers must be even");
+}
+
+// Of 5 x 7 merged cells and windows of 4 x 4, as transformers orders them; behind it a picture of
+// one cell.
+TEST(HfVisionModels, PatchesGoThroughTheEncoderByWindows) {
+  VisionConfig config;
+  config.vision_model_type = VisionModel::kQwen25;
+  config.vision_class_token = false;
+  config.pixel_shuffle = true;
+  config.patch_dim = 14;
+  config.vision_window_size = 112;
+  const std::vector<int64_t> tokens(36, 9);
+  const auto list = [](const at::Tensor& x) {
+    const at::Tensor own = x.to(at::kLong).contiguous();
+    return std::vector<int64_t>(own.const_data_ptr<int64_t>(),
+                                own.const_data_ptr<int64_t>() + own.numel());
+  };
+  const PackedImages packed =
+      pack_images(config, {{{0, 10, 14}, {0, 2, 2}}}, at::zeros({144, 1176}), {}, tokens, 1, 9);
+  const std::vector<int64_t> order = {0,  1,  2,  3,  7,  8,  9,  10, 14, 15, 16, 17,
+                                      21, 22, 23, 24, 4,  5,  6,  11, 12, 13, 18, 19,
+                                      20, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35};
+  EXPECT_EQ(list(packed.window_order), order);
+  EXPECT_EQ(list(packed.windows->offsets), (std::vector<int64_t>{0, 64, 112, 128, 140, 144}));
+  EXPECT_EQ(list(packed.segments->offsets), (std::vector<int64_t>{0, 140, 144}));
+  EXPECT_EQ(packed.windows->rows, packed.segments->rows);
+  // The features are put back: token k is that of block k.
+  for (int64_t k = 0; k < 36; ++k) EXPECT_EQ(order[list(packed.taken)[k]], k);
+  // The fifth block lies at the right of the fourth, in the first row; its rows are 64 to 67.
+  const at::Tensor places = packed.patch_places.select(0, 0).narrow(0, 64, 4);
+  EXPECT_EQ(list(places), (std::vector<int64_t>{0, 8, 0, 9, 1, 8, 1, 9}));
+  // On a rank without pictures there are no rows.
+  const std::vector<SeenImage> others = {{.rows = 2, .columns = 2, .owner = 1}};
+  const PackedImages none =
+      pack_images(config, others, at::zeros({0, 1176}), {}, std::vector<int64_t>{9, 1}, 1, 9, 0, 2);
+  EXPECT_EQ(none.windows->rows, 0);
+}
+
+// Qwen2.5-VL 7B as it is published, with the keys of transformers 4.
+TEST(HfVisionModels, PublishedConfigurationOfQwen25Vl) {
+  const std::string text = R"({"architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
+    "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vision_token_id": 151654,
+    "image_token_id": 151655, "video_token_id": 151656, "hidden_act": "silu", "hidden_size": 3584,
+    "initializer_range": 0.02, "intermediate_size": 18944, "max_position_embeddings": 128000,
+    "max_window_layers": 28, "model_type": "qwen2_5_vl", "num_attention_heads": 28,
+    "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "transformers_version": "4.41.2", "use_cache": true,
+    "use_sliding_window": false, "vision_config": {"depth": 32, "hidden_act": "silu",
+    "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3,
+    "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
+    "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
+    "temporal_patch_size": 2}, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vocab_size": 152064})";
+  const HfModel model = parse_hf_config(text, "config.json");
+  const MimoConfig& own = *model.config.own.as<MimoConfig>();
+  EXPECT_EQ(model.config.transformer.mrope_section, (std::vector<int64_t>{16, 24, 24}));
+  EXPECT_EQ(own.vision_ffn_hidden_size, 3420);
+  EXPECT_EQ(own.window_side(), 4);
+  EXPECT_EQ(own.vision_projection_ffn_hidden_size, 5120);
+  const TransformerConfig encoder = own.encoder(model.config.transformer);
+  for (int64_t layer = 1; layer <= 32; ++layer)
+    EXPECT_EQ(encoder.attends_within_parts(layer), layer % 8 != 0) << layer;
+
+  const auto error = [&](const char* part, const char* key, const nlohmann::json& value) {
+    auto json = nlohmann::json::parse(text);
+    (*part == '\0' ? json : json[part])[key] = value;
+    return error_of([&] { parse_hf_config(json.dump(), "config.json"); });
+  };
+  const char* vision = "vision_config";
+  EXPECT_EQ(error(vision, "window_size", 100),
+            "config.json: --vision-window-size 100 is not divisible into features of two by two "
+            "patches of --patch-dim 14\nhint: a positive multiple of 28");
+  EXPECT_EQ(error(vision, "fullatt_block_indexes", {7, 32}),
+            "config.json: --vision-whole-picture-layers has 32, the encoder has 32 layers\nhint: "
+            "each of 0 to 31 at most once");
+  EXPECT_EQ(error(vision, "deepstack_visual_indexes", {5}),
+            "config.json: vision_config: deepstack_visual_indexes is not known, so that it cannot "
+            "be said what it changes\nhint: remove it if it changes nothing");
+  EXPECT_THAT(error("", "num_experts_per_tok", 2),
+              testing::StartsWith("config.json: num_experts_per_tok is not known, so that"));
+  EXPECT_EQ(error(vision, "out_hidden_size", 2048),
+            "config.json: vision_config: out_hidden_size is 2048, that of the language model is "
+            "3584");
+  EXPECT_EQ(error(vision, "hidden_act", "gelu"),
+            "config.json: --vision-activation silu is for --vision-model-type qwen2_5, and needed "
+            "for it");
+  EXPECT_EQ(error(vision, "rope_parameters", {{"rope_type", "axial"}, {"rope_theta", 100.0}}),
+            "config.json: vision_config: rope_parameters: rope_theta 100.0 is not built, only "
+            "10000.0");
+  EXPECT_EQ(error("", "layer_types", {"full_attention", "sliding_attention"}),
+            "config.json: layer_types has sliding_attention, without use_sliding_window only "
+            "full_attention");
+  EXPECT_EQ(error_of([&] { write_hf_config(*find_hf_family("qwen2_vl"), model.config, "{}"); }),
+            "a qwen2_vl has the encoder of Qwen 2 (--vision-model-type qwen2)");
+  const auto own_text = nlohmann::json::parse(write_hf_config(*model.family, model.config, "{}"));
+  EXPECT_EQ(own_text["vision_config"]["fullatt_block_indexes"], nlohmann::json({7, 15, 23, 31}));
+  EXPECT_EQ(own_text["vision_config"]["intermediate_size"], 3420);
 }
 
 // Qwen2-VL 2B as it is published, with the keys of transformers 4.

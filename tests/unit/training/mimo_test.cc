@@ -119,7 +119,9 @@ TEST(Mimo, MadeUpSamplesHaveARowForEachFeature) {
        {"", "--vision-newlines", "--vision-model-type internvit --pixel-shuffle --patch-dim 2",
         "--image-token-id 500",
         "--vision-model-type qwen2 --pixel-shuffle --patch-dim 2 --position-embedding-type mrope "
-        "--mrope-section 2 1 1"}) {
+        "--mrope-section 2 1 1",
+        "--vision-model-type qwen2_5 --pixel-shuffle --patch-dim 2 --position-embedding-type mrope "
+        "--mrope-section 2 1 1 --vision-window-size 8 --vision-activation silu"}) {
     const Arguments a = mimo_arguments(flags);
     const auto& own = own_config<MimoConfig>(a.own);
     const auto samples = mimo_samples(a);
@@ -166,8 +168,9 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused("--mtp-num-layers 1", "--mtp-num-layers with --task mimo is not built");
   const std::string qwen2 = "--vision-model-type qwen2 --pixel-shuffle ",
                     mrope = "--position-embedding-type mrope --mrope-section ";
-  refused(qwen2, "mrope is for --vision-model-type qwen2, and needed for it");
-  refused(mrope + "2 1 1", "mrope is for --vision-model-type qwen2, and needed for it");
+  const char* for_qwen = "mrope is for --vision-model-type qwen2 and qwen2_5, and needed for them";
+  refused(qwen2, for_qwen);
+  refused(mrope + "2 1 1", for_qwen);
   refused("--vision-model-type qwen2 " + mrope + "2 1 1",
           "--vision-model-type qwen2 without --pixel-shuffle is not built");
   refused(qwen2 + mrope + "2 1 1 --vision-num-attention-heads 8",
@@ -177,6 +180,20 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused(qwen2 + mrope + "2 1 1 --rotary-interleaved", "--mrope-section goes with");
   refused(qwen2 + "--position-embedding-type mrope", "mrope without --mrope-section");
   refused(qwen2 + "--mrope-section 2 1 1 --position-embedding-type none", "--mrope-section goes");
+  const std::string qwen2_5 = "--vision-model-type qwen2_5 --pixel-shuffle --vision-activation "
+                              "silu " + mrope + "2 1 1 --vision-window-size ";
+  refused(qwen2_5 + "0", "--vision-window-size 0 is not divisible into features of two by two");
+  refused(qwen2_5 + "12", "--vision-window-size 12 is not divisible into features of two by two");
+  refused(qwen2_5 + "8 --vision-whole-picture-layers 0 2",
+          "--vision-whole-picture-layers has 2, the encoder has 2 layers");
+  refused(qwen2_5 + "8 --vision-whole-picture-layers 1 1",
+          "--vision-whole-picture-layers has 1 twice");
+  refused(qwen2_5 + "8 --vision-activation gelu", "--vision-activation silu is for");
+  refused(qwen2_5 + "8 --vision-projection-activation silu",
+          "--vision-projection-activation silu is not built");
+  refused("--vision-window-size 8",
+          "--vision-window-size and --vision-whole-picture-layers have no effect with "
+          "--vision-model-type clip");
   EXPECT_THAT(error_of([&] {
                 parse_line(
                     "pretrain --task gpt --num-layers 1 --hidden-size 8 "
