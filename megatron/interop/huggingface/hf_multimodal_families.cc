@@ -598,11 +598,22 @@ void qwen_vision_fields(HfFields& f, VisionConfig& own, int64_t language_hidden,
   HfFields read(part, name), write = HfFields::writer(part);
   HfFields& vision = f.reading() ? read : write;
   if (windows) {
-    constexpr std::string_view kKeys[] = {
-        "depth",           "fullatt_block_indexes", "hidden_act",         "hidden_size",
-        "in_channels",     "in_chans",              "intermediate_size",  "num_heads",
-        "out_hidden_size", "patch_size",            "rope_parameters",    "spatial_merge_size",
-        "spatial_patch_size", "temporal_patch_size", "tokens_per_second", "window_size"};
+    constexpr std::string_view kKeys[] = {"depth",
+                                          "fullatt_block_indexes",
+                                          "hidden_act",
+                                          "hidden_size",
+                                          "in_channels",
+                                          "in_chans",
+                                          "intermediate_size",
+                                          "num_heads",
+                                          "out_hidden_size",
+                                          "patch_size",
+                                          "rope_parameters",
+                                          "spatial_merge_size",
+                                          "spatial_patch_size",
+                                          "temporal_patch_size",
+                                          "tokens_per_second",
+                                          "window_size"};
     if (f.reading()) vision.only(kKeys);
     qwen2_5_vision_fields(vision, name, own, language_hidden);
   } else {
@@ -643,9 +654,9 @@ void qwen_vl_fields(HfFields& f, ModelConfig& c, bool windows) {
     if (!f.reading()) f.set("text_config", text.text());
   }
   tied(f, t, false);
-  MEGATRON_CHECK(f.reading() || own.has_windows() == windows, windows
-                     ? "a qwen2_5_vl has the encoder of Qwen 2.5 (--vision-model-type qwen2_5)"
-                     : "a qwen2_vl has the encoder of Qwen 2 (--vision-model-type qwen2)");
+  MEGATRON_CHECK(f.reading() || own.has_windows() == windows,
+                 windows ? "a qwen2_5_vl has the encoder of Qwen 2.5 (--vision-model-type qwen2_5)"
+                         : "a qwen2_vl has the encoder of Qwen 2 (--vision-model-type qwen2)");
   qwen_vision_fields(f, own, t.hidden_size, windows);
   f.integer("image_token_id", own.image_token_id, 151655);
   if (f.reading()) own.vision_projection_ffn_hidden_size = own.feature_size();
@@ -733,12 +744,12 @@ std::vector<HfFamily> multimodal_hf_families() {
       image_family("gemma3", "Gemma3ForConditionalGeneration",
                    {gemma3_language_rows(), kClip, kSiglipEnds, kGemma3Projector}, gemma3_fields);
   gemma3.carried = head_of_siglip;
-  HfFamily qwen2_vl = image_family("qwen2_vl", "Qwen2VLForConditionalGeneration",
-                                   {qwen2_language_rows(), kQwenVision, kQwen2Mlps},
-                                   qwen2_vl_fields);
-  HfFamily qwen2_5_vl = image_family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration",
-                                     {qwen2_language_rows(), kQwenVision, kQwen25Mlps},
-                                     qwen2_5_vl_fields);
+  HfFamily qwen2_vl =
+      image_family("qwen2_vl", "Qwen2VLForConditionalGeneration",
+                   {qwen2_language_rows(), kQwenVision, kQwen2Mlps}, qwen2_vl_fields);
+  HfFamily qwen2_5_vl =
+      image_family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration",
+                   {qwen2_language_rows(), kQwenVision, kQwen25Mlps}, qwen2_5_vl_fields);
   for (HfFamily* family : {&qwen2_vl, &qwen2_5_vl}) {
     family->layers = "model.layers.*";
     family->waived = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
@@ -749,7 +760,10 @@ std::vector<HfFamily> multimodal_hf_families() {
                        {language, kClip, kClipEnds, kProjector}, llava_of_one_picture),
           image_family("llava_next", "LlavaNextForConditionalGeneration",
                        {language, kClip, kClipEnds, kNewline, kProjector}, llava_next_fields),
-          std::move(internvl), std::move(gemma3), std::move(qwen2_vl), std::move(qwen2_5_vl)};
+          std::move(internvl),
+          std::move(gemma3),
+          std::move(qwen2_vl),
+          std::move(qwen2_5_vl)};
 }
 
 }  // namespace megatron

@@ -306,9 +306,8 @@ std::vector<int64_t> PackedImages::positions_of(int64_t n) const {
 
 PackedImages to_device(const PackedImages& images, at::Device device) {
   PackedImages out = images;
-  for (at::Tensor* tensor :
-       {&out.patches, &out.pixel_values, &out.places, &out.taken, &out.newlines, &out.patch_places,
-        &out.positions, &out.window_order})
+  for (at::Tensor* tensor : {&out.patches, &out.pixel_values, &out.places, &out.taken,
+                             &out.newlines, &out.patch_places, &out.positions, &out.window_order})
     if (tensor->defined()) *tensor = to_device(*tensor, device);
   for (std::shared_ptr<const UnpaddedRows>* rows : {&out.segments, &out.windows}) {
     if (*rows == nullptr) continue;

@@ -91,8 +91,7 @@ void VisionConfig::validate(Violations& v) const {
             "--disable-vision-class-token");
   const std::string type =
       cat("--vision-model-type ", kVisionModels[static_cast<size_t>(vision_model_type)]);
-  v.require(!has_own_sizes() || pixel_shuffle,
-            cat(type, " without --pixel-shuffle is not built"));
+  v.require(!has_own_sizes() || pixel_shuffle, cat(type, " without --pixel-shuffle is not built"));
   validate_windows(v, type);
   v.require(!has_own_sizes() || vision_num_attention_heads <= 0 ||
                 vision_hidden_size / vision_num_attention_heads % 4 == 0,
@@ -120,10 +119,10 @@ void VisionConfig::validate_windows(Violations& v, const std::string& type) cons
   v.require(vision_projection_activation != VisionActivation::kSilu,
             "--vision-projection-activation silu is not built", "gelu, gelu_tanh or quick_gelu");
   if (!has_windows()) {
-    v.require(vision_window_size == 0 && vision_whole_picture_layers.empty(),
-              cat("--vision-window-size and --vision-whole-picture-layers have no effect with ",
-                  type),
-              "--vision-model-type qwen2_5");
+    v.require(
+        vision_window_size == 0 && vision_whole_picture_layers.empty(),
+        cat("--vision-window-size and --vision-whole-picture-layers have no effect with ", type),
+        "--vision-model-type qwen2_5");
     return;
   }
   const int64_t feature = 2 * std::max<int64_t>(1, patch_dim);

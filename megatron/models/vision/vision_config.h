@@ -36,7 +36,7 @@ struct VisionConfig {
   // picture; and the layers, from 0, in which they attend to all of it
   int64_t vision_window_size = 0;
   std::vector<int64_t> vision_whole_picture_layers;
-  int64_t vision_pooling = 1;        // k: k x k neighbouring features become their mean
+  int64_t vision_pooling = 1;  // k: k x k neighbouring features become their mean
   VisionProjection vision_projection_type = VisionProjection::kMlp;
   int64_t vision_projection_ffn_hidden_size = 0;  // of mlp; 0: the width of the language model
   bool vision_projection_bias = true;
@@ -72,9 +72,7 @@ struct VisionConfig {
   bool is_siglip() const { return vision_model_type == VisionModel::kSiglip; }
   // Of Qwen 2 and 2.5: pictures of their own sizes, whose patches come in blocks of two by two that
   // become one feature; rotary positions; img_h and img_w are no limits.
-  bool has_own_sizes() const {
-    return vision_model_type == VisionModel::kQwen2 || has_windows();
-  }
+  bool has_own_sizes() const { return vision_model_type == VisionModel::kQwen2 || has_windows(); }
   // Of Qwen 2.5: windows, RMSNorm and a gated MLP.
   bool has_windows() const { return vision_model_type == VisionModel::kQwen25; }
   int64_t window_side() const { return vision_window_size / (2 * patch_dim); }  // in features

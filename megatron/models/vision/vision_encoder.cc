@@ -63,8 +63,8 @@ at::Tensor VisionEncoder::numbers_of(const PackedImages& images, at::ScalarType 
                   .view(patches.sizes());
   if (patches.scalar_type() != at::kByte) return patches.to(type);
   MEGATRON_ASSERT(images.pixel_values.defined(), "pixels without the table of their numbers");
-  const at::Tensor row = at::arange(kChannels, patches.options().dtype(at::kLong)) *
-                         images.pixel_values.size(1);
+  const at::Tensor row =
+      at::arange(kChannels, patches.options().dtype(at::kLong)) * images.pixel_values.size(1);
   const int64_t area = config_.patch_elements() / kChannels;
   const at::Tensor index = patches.view({patches.size(0), kChannels, area})
                                .to(at::kLong)

@@ -78,8 +78,9 @@ void validate_mimo(const Arguments& a, Violations& v) {
     v.add("--task mimo without an encoder of images",
           "--vision-model-type clip, internvit, siglip, qwen2 or qwen2_5");
   else if (own.has_own_sizes() != !a.transformer.mrope_section.empty())
-    v.add("--position-embedding-type mrope is for --vision-model-type qwen2 and qwen2_5, and "
-          "needed for them");
+    v.add(
+        "--position-embedding-type mrope is for --vision-model-type qwen2 and qwen2_5, and "
+        "needed for them");
   if (!a.data.mock_data && data.media_model.empty())
     v.add("--media-model is not given",
           "the folder of a Hugging Face model whose image processor makes the pictures");

@@ -67,8 +67,8 @@ std::vector<int64_t> AttentionConfig::window(int64_t layer_number) const {
 }
 
 bool AttentionConfig::attends_within_parts(int64_t layer_number) const {
-  return whole_sample_layers && std::ranges::find(*whole_sample_layers, layer_number) ==
-                                    whole_sample_layers->end();
+  return whole_sample_layers &&
+         std::ranges::find(*whole_sample_layers, layer_number) == whole_sample_layers->end();
 }
 
 }  // namespace megatron

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """Writes generations.json: what `transformers` makes of prompts with image files and the tiny models of make_vision_goldens.py, by their processors,
-with the cache: 64 greedy tokens behind a text with an image, a text with two, and in a conversation whose second image comes in a later turn.
+with the cache: 64 greedy tokens behind a text with an image, a text with two, and in a conversation whose second image comes in a later turn;
+of models whose images keep their sizes also behind a text with images of odd sizes, which are written as PNG files in base64.
 
 The tokenizer has small letters and the special tokens of the families; a text is changed until no choice of a token is close and no token ends
 the text. Made with transformers 5.23.0, tokenizers 0.23.3, pillow 12.3.0, torch 2.11.0 (CPU). Run: python make_generations.py
 """
+import base64
+import io
 import json
 import pathlib
 import random
 
 import torch
 import transformers
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.image_utils import load_image
@@ -27,7 +31,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 MEDIA = HERE / "same" / "json" / "media"
 LETTERS = "abcdefghijklmnopqrstuvwxyz\u0120\u010a.,:?<->"
 # At ids that the models choose seldom.
-PLACEHOLDERS = {"internvl": "<IMG_CONTEXT>", "gemma3": "<img>", "qwen2_vl": "<|image_pad|>"}
+PLACEHOLDERS = {"internvl": "<IMG_CONTEXT>", "gemma3": "<img>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>"}
+OWN_SIZES = ("qwen2_vl", "qwen2_5_vl")
+# Height and width of images of odd sizes: the smallest one, as long as is allowed, between two multiples of a block, higher than wide.
+ODD_SIZES = ((1, 1), (4000, 20), (70, 98), (333, 77))
 # Members of config.json that name tokens, where the tiny model has those of the large one.
 CONFIGS = {"gemma3": {"boi_token_index": 19, "eoi_token_index": 32}}
 SPECIALS = {"<|im_start|>": 18, "<img>": 19, "</img>": 32, "<|im_end|>": 37, "IMAGE": 39}
@@ -54,9 +61,10 @@ def processor_of(family):
         images = Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
         tok = tokenizer("<image_soft_token>", image_token="<image_soft_token>", boi_token="<img>", eoi_token="</img>")
         return transformers.Gemma3Processor(images, tok, image_seq_length=4)
-    if family == "qwen2_vl":
+    if family in OWN_SIZES:
         images = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=256, max_pixels=1024)
-        return transformers.Qwen2VLProcessor(images, tokenizer("<|image_pad|>", image_token="<|image_pad|>"), None)
+        cls = transformers.Qwen2VLProcessor if family == "qwen2_vl" else transformers.Qwen2_5_VLProcessor
+        return cls(images, tokenizer("<|image_pad|>", image_token="<|image_pad|>"), None)
     tok = tokenizer("<image>", image_token="<image>")
     more = dict(patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1)
     if family == "llava":
@@ -72,6 +80,16 @@ def template(image):
             "{% endif %}")
 
 
+def drawn(height, width):
+    """A PNG file of few bytes, no two parts of which are alike."""
+    image = Image.new("RGB", (width, height))
+    image.putdata([(255 * y // height, 255 * x // width, (37 * (8 * y // height) + 91 * (8 * x // width)) % 256)
+                   for y in range(height) for x in range(width)])
+    out = io.BytesIO()
+    image.save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
 class Family:
     def __init__(self, name):
         self.name = name
@@ -81,7 +99,8 @@ class Family:
 
     def greedy(self, text, files):
         """The prompt's ids and 64 tokens; None if a choice is close, or they end or are too few."""
-        given = self.processor(text=[text], images=[load_image(str(MEDIA / file)) for file in files], return_tensors="pt")
+        images = [load_image(str(MEDIA / file)) if isinstance(file, str) else Image.open(io.BytesIO(file)) for file in files]
+        given = self.processor(text=[text], images=images, return_tensors="pt")
         with torch.no_grad():
             out = self.model.generate(**given, max_new_tokens=64, do_sample=False, eos_token_id=None, output_logits=True,
                                       return_dict_in_generate=True)
@@ -131,13 +150,18 @@ class Family:
             found = self.first_of(make)
             text, files = make(found["word"])
             texts.append({"text": text, "files": files} | found)
-        return {"family": self.name, "config": CONFIGS.get(self.name, {}), "processor": images, "template": template(self.image),
+        odd = {}
+        if self.name in OWN_SIZES:
+            files = [drawn(*size) for size in ODD_SIZES]
+            odd = self.first_of(lambda word: (f" {word} ".join([self.image] * len(files)), files))
+            odd = {"odd": odd | {"text": f" {odd['word']} ".join([self.image] * len(files)), "images": [base64.b64encode(f).decode() for f in files]}}
+        return odd | {"family": self.name, "config": CONFIGS.get(self.name, {}), "processor": images, "template": template(self.image),
                 "tokenizer": json.loads(self.processor.tokenizer.backend_tokenizer.to_str()), "texts": texts,
                 "turns": self.turns(["1_img1.jpg", "3_img1.png"])}
 
 
 if __name__ == "__main__":
-    rows = [Family(name).facts() for name in ("llava", "llava_next", "internvl", "gemma3", "qwen2_vl")]
+    rows = [Family(name).facts() for name in ("llava", "llava_next", "internvl", "gemma3", "qwen2_vl", "qwen2_5_vl")]
     (HERE / "generations.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     for row in rows:
         print(row["family"], [case["margin"] for case in (*row["texts"], *row["turns"])], [case["word"] for case in (*row["texts"], *row["turns"])])

@@ -368,9 +368,9 @@ const std::vector<std::vector<std::pair<std::string, std::string>>> kSpellings =
 // does not compute with.
 TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
   const std::map<std::string, size_t> carried = {
-      {"llava", 18},          {"llava_full", 2}, {"llava_next", 18},  {"internvl", 0},
-      {"internvl_biases", 0}, {"gemma3", 0},     {"gemma3_long", 11}, {"qwen2_vl", 0},
-      {"qwen2_5_vl", 0}};
+      {"llava", 18},       {"llava_full", 2},      {"llava_next", 18},
+      {"internvl", 0},     {"internvl_biases", 0}, {"gemma3", 0},
+      {"gemma3_long", 11}, {"qwen2_vl", 0},        {"qwen2_5_vl", 0}};
   for (const auto& [name, count] : carried)
     for (size_t spelling = 0; spelling < kSpellings.size(); ++spelling) {
       const fs::path root = vision_work_folder(name + std::to_string(spelling));

@@ -180,8 +180,10 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused(qwen2 + mrope + "2 1 1 --rotary-interleaved", "--mrope-section goes with");
   refused(qwen2 + "--position-embedding-type mrope", "mrope without --mrope-section");
   refused(qwen2 + "--mrope-section 2 1 1 --position-embedding-type none", "--mrope-section goes");
-  const std::string qwen2_5 = "--vision-model-type qwen2_5 --pixel-shuffle --vision-activation "
-                              "silu " + mrope + "2 1 1 --vision-window-size ";
+  const std::string qwen2_5 =
+      "--vision-model-type qwen2_5 --pixel-shuffle --vision-activation "
+      "silu " +
+      mrope + "2 1 1 --vision-window-size ";
   refused(qwen2_5 + "0", "--vision-window-size 0 is not divisible into features of two by two");
   refused(qwen2_5 + "12", "--vision-window-size 12 is not divisible into features of two by two");
   refused(qwen2_5 + "8 --vision-whole-picture-layers 0 2",
