@@ -204,8 +204,9 @@ class Draw {
     const bool own_sizes = dice_.chance(40) && turns_by_sections(),
                shuffle = own_sizes || dice_.chance(30), newlines = !shuffle && dice_.chance(40);
     const int64_t side = shuffle ? 4 : 2, heads = dice_.range(1, 2);
-    const char* const encoder =
-        own_sizes ? "qwen2" : dice_.pick<const char*>({"clip", "internvit", "siglip"});
+    const char* const encoder = own_sizes
+                                    ? dice_.pick<const char*>({"qwen2", "qwen2_5"})
+                                    : dice_.pick<const char*>({"clip", "internvit", "siglip"});
     const bool siglip = encoder == std::string_view("siglip"), pool = siglip && !newlines;
     add("--task mimo --vision-model-type", encoder);
     add("--patch-dim 2 --img-h", side * dice_.range(1, 2));
@@ -221,6 +222,10 @@ class Draw {
     maybe(own_sizes ? 0 : 50, "--bidirectional-images");
     maybe(30, "--vision-projection-type affine");
     if (newlines) add("--vision-newlines");
+    if (encoder == std::string_view("qwen2_5")) {
+      add("--vision-activation silu --vision-window-size", 4 * dice_.range(1, 2));
+      maybe(70, "--vision-whole-picture-layers 0");
+    }
     maybe(shuffle || newlines || siglip ? 100 : 50, "--disable-vision-class-token");
     maybe(30, "--vision-projection-norm");
     maybe(30, "--disable-vision-qkv-bias");

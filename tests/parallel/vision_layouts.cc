@@ -54,6 +54,14 @@ constexpr ModelFlags kVisionModels[] = {
      "--disable-vision-class-token --image-token-id 100 --position-embedding-type mrope "
      "--mrope-section 1 2 1 --normalization RMSNorm --swiglu --add-qkv-bias --disable-bias-linear "
      "--untie-embeddings-and-output-weights"},
+    // The same with windows of two by two features, within which the first layer attends, and gated
+    // MLPs: pictures of two windows, and one of a part of one.
+    {"qwen2_5_vl", VISION_GPT VISION_TOWER
+     "--num-layers 2 --vision-model-type qwen2_5 --patch-dim 2 --img-h 8 --img-w 8 --pixel-shuffle "
+     "--vision-window-size 8 --vision-whole-picture-layers 1 --vision-activation silu "
+     "--disable-vision-class-token --image-token-id 100 --position-embedding-type mrope "
+     "--mrope-section 1 2 1 --normalization RMSNorm --swiglu --add-qkv-bias --disable-bias-linear "
+     "--untie-embeddings-and-output-weights"},
 };
 
 constexpr LayoutRow kVisionRows[] = {
@@ -88,6 +96,9 @@ constexpr LayoutRow kVisionRows[] = {
     {"tp2_qwen2_vl", "qwen2_vl", 2, TP "2", "mimo"},
     {"pp2_tp2_sp_qwen2_vl", "qwen2_vl", 4, PP "2 " TP "2 " SP, "mimo"},
     {"dp2_zero3_qwen2_vl", "qwen2_vl", 2, ZERO3 OVERLAP, "mimo"},
+    {"tp2_qwen2_5_vl", "qwen2_5_vl", 2, TP "2", "mimo"},
+    {"pp2_tp2_sp_qwen2_5_vl", "qwen2_5_vl", 4, PP "2 " TP "2 " SP, "mimo"},
+    {"cp2_dp2_zero3_qwen2_5_vl", "qwen2_5_vl", 4, CP "2 " ZERO3 OVERLAP, "mimo"},
     {"cp2_llava", "llava", 2, CP "2", "mimo"},
     {"cp2_tp2_llava", "llava", 4, CP "2 " TP "2", "mimo"},
     {"cp2_tp2_sp_frozen_language_llava", "llava", 4, CP "2 " TP "2 " SP FROZEN_LANGUAGE, "mimo"},

@@ -103,8 +103,24 @@ TEST_P(ImagePromptsOf, LaterTurnsHaveImagesOfTheirOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ImagePromptsOf,
-                         testing::Values("llava", "llava_next", "internvl", "gemma3", "qwen2_vl"),
+                         testing::Values("llava", "llava_next", "internvl", "gemma3", "qwen2_vl",
+                                         "qwen2_5_vl"),
                          [](const auto& param) { return std::string(param.param); });
+
+// 1x1, 4000x20, 70x98, 333x77
+TEST(ImagePrompts, ImagesOfOddSizes) {
+  for (const char* family : {"qwen2_vl", "qwen2_5_vl"}) {
+    ImageModel m(family);
+    const Json& odd = m.facts["odd"];
+    MultimodalRow row;
+    row.caption = odd["text"];
+    for (const Json& image : odd["images"])
+      row.media.push_back({MediaKind::kImage, "image", decode_base64(std::string(image), "image")});
+    const ImagePrompt prompt = m.prompts->of_text(row, "text");
+    EXPECT_EQ(prompt.ids, odd["prompt_tokens"].get<std::vector<int32_t>>()) << family;
+    EXPECT_EQ(m.tokens_behind(prompt), odd["tokens"].get<std::vector<int32_t>>()) << family;
+  }
+}
 
 TEST(ImagePrompts, ImagesWithoutPlaceholdersComeFirst) {
   const ImageModel m("llava");

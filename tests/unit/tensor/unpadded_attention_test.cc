@@ -59,6 +59,15 @@ TEST(UnpaddedRows, EmptyOnesFillUpToFewNumbersOfRows) {
   EXPECT_EQ(unpadded_row_count(5, 24, 3), 6);
 }
 
+TEST(UnpaddedRows, AsManyAsAreAskedFor) {
+  const std::vector<uint8_t> mask = {1, 1, 0, 1, 0, 0};
+  const UnpaddedRows rows = make_unpadded_rows({mask}, std::vector<int64_t>{4, 5}, 1, 8);
+  EXPECT_EQ(rows.rows, 8);
+  EXPECT_EQ(rows.most_empty, 5);
+  EXPECT_EQ(integers(rows.sample), (std::vector<int64_t>{4, 4, 5, 5, 5, 5, 5, 5}));
+  EXPECT_EQ(integers(rows.places), (std::vector<int64_t>{0, 1, 3, 6, 6, 6, 6, 6}));
+}
+
 TEST(UnpaddedRows, TextsGoOnToTheLastTokenOfTheLoss) {
   const std::vector<uint8_t> mask = {1, 0, 0, 0, 1, 1, 0, 0};
   const std::vector<float> counts = {1, 1, 1, 0, 1, 0, 0, 0};
