@@ -1,15 +1,19 @@
 // What the encoder of images costs a rank, besides the language model. Letters as in
-// models/common/ends_cost.h; of the encoder h_v its width, h_f that of a feature, p the side of a
-// patch, m the width of the projector; P the pictures of the worst legal micro-batch that a rank
-// encodes, n patches each, r = P (n + 1) rows (P n of SigLIP), N = P times the features of a
-// picture.
+// models/common/ends_cost.h; of the encoder h_v its width, h_f that of a feature, d of a head, p
+// the numbers of a patch, m the width of the projector; P the pictures of the worst legal
+// micro-batch that a rank encodes, n patches each, r = P (n + 1) rows (P n of SigLIP and Qwen), N =
+// P times the features of a picture. Of pictures of their own sizes one fills each sequence.
 //
-// Held by a micro-batch: 3 p^2 P n bytes of pixels, 40 r of segments, places of all features.
+// Held by a micro-batch: p P n bytes of pixels, 40 r of segments, places of all features; of
+// pictures of their own sizes 16 r of places and 24 T of positions, with windows 40 r of those and
+// 8 N of their order.
 // Saved behind the embedding:
-//   pixels       3 p^2 P n e              as the numbers that conv1 reads
-//   norm         r h_v e + 8 r            CLIP before the layers, SigLIP behind them: the input and
-//                                         its statistics
-//   layers       as those of a language model, of P sequences
+//   pixels       p P n e                  as the numbers that conv1 reads
+//   norm         r h_v e + 8 r            CLIP before the layers, SigLIP and Qwen behind them: the
+//                                         input and its statistics (of an RMSNorm 4 r)
+//   turns        4 r d, and 4 T d         of pictures of their own sizes: cosines and sines of rows
+//                                         and columns, in the encoder and in the decoder
+//   layers       as those of a language model, of P sequences; with windows of as many as there are
 //   projector    N h_f e                  features
 //                2 N m e                  mlp: input and output of the activation, m wide
 //                N h_f e + 8 N            the norm's output, and its statistics
@@ -24,21 +28,33 @@
 namespace megatron {
 namespace {
 
-constexpr int64_t kPlaceBytes = 8, kPixelIndexBytes = 8, kColours = 3;
+constexpr int64_t kPlaceBytes = 8, kPixelIndexBytes = 8;
 constexpr int64_t kSegmentBytes = 5 * kPlaceBytes;  // of a row: UnpaddedRows
 
 constexpr const char *kEncoder = "vision_model.", *kProjector = "vision_projection.";
 
+// With the pictures of the worst micro-batch: of their own sizes one of all tokens of a sequence, of
+// which only rows matter.
+MimoConfig with_largest(MimoConfig own, const TransformerConfig& language) {
+  if (!own.has_own_sizes()) return own;
+  const int64_t features = own.most_pictures > 0
+                               ? std::min(own.most_pictures, language.seq_length)
+                               : language.seq_length;
+  own.img_h = 2 * own.patch_dim;
+  own.img_w = 2 * own.patch_dim * features;
+  own.most_pictures = 1;
+  return own;
+}
+
 // Sizes of the worst micro-batch.
 struct Images {
   Images(const ModelConfig& config, const EndsShape& of)
-      : own(config.own.as_or_default<MimoConfig>()),
+      : own(with_largest(config.own.as_or_default<MimoConfig>(), config.transformer)),
         language(config.transformer),
         layers(own.encoder(language)),
         given(of.layer),
         trains_encoder(!of.trains || of.trains(kEncoder)),
         trains_projector(!of.trains || of.trains(kProjector)) {
-    // At least one, which pictures of their own sizes have room for.
     const int64_t room = std::max<int64_t>(1, language.seq_length / own.features());
     const int64_t of_sequence = own.most_pictures > 0 && own.vision_newlines ? own.most_pictures
                                 : own.most_pictures > 0 ? std::min(room, own.most_pictures)
@@ -57,8 +73,16 @@ struct Images {
     shape.context_levels.clear();
     shape.sequence_parallel = shape.documents = shape.padded = false;
     shape.unpadded = true;
-    for (int64_t layer = 1; layer <= layers.num_layers; ++layer)
-      costs.push_back(transformer_layer_cost(layers, layer, shape, /*offloaded=*/false));
+    const int64_t window = 4 * own.window_side() * own.window_side();
+    for (int64_t layer = 1; layer <= layers.num_layers; ++layer) {
+      TransformerConfig of_layer = layers;
+      LayerShape parts = shape;
+      if (layers.attends_within_parts(layer) && window < layers.seq_length) {
+        of_layer.seq_length = window;
+        parts.samples = (rows + window - 1) / window;
+      }
+      costs.push_back(transformer_layer_cost(of_layer, layer, parts, /*offloaded=*/false));
+    }
   }
 
   int64_t middle() const {
@@ -67,7 +91,7 @@ struct Images {
                                                      : language.hidden_size;
   }
   int64_t pixels() const {
-    return pictures * own.patches() * kColours * own.patch_dim * own.patch_dim;
+    return pictures * own.patches() * own.patch_elements();
   }
   int64_t placed() const { return std::min(all * own.features(), given.tokens); }
   // Bytes
@@ -83,7 +107,15 @@ struct Images {
   }
   // Saved by the norm besides those of the layers, which is before or behind them
   int64_t norm() const {
-    return own.is_clip() || own.is_siglip() ? width() + 2 * rows * shape.sum : 0;
+    if (!own.is_clip() && !own.has_last_norm()) return 0;
+    return width() + (own.has_windows() ? 1 : 2) * rows * shape.sum;
+  }
+  // Cosines and sines, of half a head each, in the encoder; and of its tokens in the decoder
+  int64_t turns() const {
+    return own.has_own_sizes() ? rows * layers.kv_channels * shape.sum : 0;
+  }
+  int64_t token_turns() const {
+    return own.has_own_sizes() ? given.tokens * language.rotary_width() * shape.sum : 0;
   }
   bool trains() const { return trains_encoder || trains_projector; }
 
@@ -103,31 +135,34 @@ struct Images {
 int64_t encoder_saved(const Images& z) {
   if (!z.trains_encoder) return 0;
   int64_t saved = z.pixels() * z.shape.element;
-  saved += z.norm();
+  saved += z.norm() + z.turns();
   for (const LayerCost& layer : z.costs) saved += layer.saved().total();
   return saved;
 }
 
 int64_t features_saved(const Images& z) {
-  if (!z.trains()) return 0;
+  if (!z.trains()) return z.token_turns();
   int64_t saved = z.read() + 2 * z.activated() + z.projector_norm();
   saved += z.placed() * (kPlaceBytes + z.language.hidden_size * z.shape.element);
   if (z.own.vision_newlines) saved += z.given.tokens * z.shape.element;
-  return saved;
+  return saved + z.token_turns();
 }
 
 // From pixels to rows of the first layer; ends with what is saved.
 void forward(const Images& z, AllocationTrack& track) {
   const int64_t numbers = z.pixels() * z.shape.element, sums = z.pixels() * z.shape.sum,
                 index = z.pixels() * kPixelIndexBytes, w = z.width();
+  if (z.own.has_windows()) track.take(z.pixels());  // in their order
   track.touch(2 * index);
   track.touch(index + sums + (z.shape.element != z.shape.sum ? numbers : 0));
   track.take(numbers);
-  track.take(2 * w);  // conv1; with the class row
+  if (z.own.has_windows()) track.give(z.pixels());
+  track.take(2 * w);  // conv1; with the class row, or empty rows
   track.give(w);
-  track.touch(w);  // with positions
+  track.take(z.turns());
+  track.touch(z.own.has_own_sizes() ? z.turns() : w);  // places as numbers; with positions
   if (z.own.is_clip()) track.take(z.norm());
-  if (!z.trains_encoder) track.give(track.live() - w);
+  if (!z.trains_encoder) track.give(track.live() - w - z.turns());
   for (const LayerCost& layer : z.costs) {
     if (z.trains_encoder) {
       track.touch(layer.forward_peak());
@@ -136,8 +171,9 @@ void forward(const Images& z, AllocationTrack& track) {
       track.touch(layer.stream + layer.unrecorded_peak());
     }
   }
-  if (z.own.is_siglip()) track.take(z.norm());
-  if (z.own.is_siglip() && !z.trains_encoder) track.give(z.norm());
+  if (z.own.has_last_norm()) track.take(z.norm());
+  if (z.own.has_last_norm() && !z.trains_encoder) track.give(z.norm());
+  if (!z.trains_encoder) track.give(z.turns());
   track.take(z.read());
   track.give(w);  // what the last layer gave
   track.take(2 * z.activated() + z.given_rows() + z.projector_norm());
@@ -148,6 +184,8 @@ void forward(const Images& z, AllocationTrack& track) {
     track.give(2 * z.given_rows());
     track.take(whole);  // those that are taken
     track.give(whole);
+  } else if (z.own.has_windows()) {
+    track.touch(z.given_rows());  // in the order of the picture
   }
   const int64_t placed = z.of_sequences();
   track.take(kPlaceBytes * z.placed());
@@ -167,6 +205,8 @@ void backward(const Images& z, AllocationTrack& track) {
     track.give(whole);
     track.take(z.given_rows());
     track.give(whole);
+  } else if (z.own.has_windows()) {
+    track.touch(z.given_rows());  // in the order of the windows
   }
   if (z.middle() > 0) {
     track.take(z.activated());
@@ -181,7 +221,7 @@ void backward(const Images& z, AllocationTrack& track) {
   track.give(saved - 2 * z.activated());
   track.take(z.width());
   track.give(z.read());
-  if (z.own.is_siglip()) track.give(z.norm());
+  if (z.own.has_last_norm()) track.give(z.norm());
   for (size_t i = z.costs.size(); i-- > 0;) {
     track.touch(z.costs[i].backward_peak(/*grad_is_held=*/false).most);
     track.give(z.costs[i].saved().total());
@@ -203,7 +243,7 @@ int64_t pending(const Images& z) {
 }
 
 double encoder_products(const Images& z) {
-  const double in = static_cast<double>(kColours * z.own.patch_dim * z.own.patch_dim);
+  const auto in = static_cast<double>(z.own.patch_elements());
   double products = static_cast<double>(z.pictures * z.own.patches()) * in *
                     static_cast<double>(z.layers.hidden_size);
   for (const LayerCost& layer : z.costs)
@@ -240,9 +280,6 @@ std::string_view mimo_unplanned(const ModelConfig& config) {
   if (own.bidirectional_images)
     return "what attention in both directions within images (--bidirectional-images) costs is not "
            "known to check\nhint: every rule holds; measure memory with a few steps";
-  if (own.has_own_sizes())
-    return "what pictures of their own sizes (--vision-model-type qwen2) cost is not known to "
-           "check\nhint: every rule holds; measure memory with a few steps";
   if (!own.vision_newlines || own.most_pictures > 0) return {};
   return "how many pictures a sequence may have depends on the shapes of the images\nhint: "
          "--max-patches-per-sequence says how many patches they have at most";
@@ -262,8 +299,11 @@ EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
   backward(z, backwards);
   cost.embedding.backward_peak = backwards.most();
   cost.embedding.pending = pending(z);
-  const bool taken = z.ranks > 1 || z.own.vision_newlines;
+  const bool taken = z.ranks > 1 || z.own.vision_newlines || z.own.has_windows();
   cost.media = z.pixels() + kSegmentBytes * z.rows + (taken ? 2 : 1) * kPlaceBytes * z.placed();
+  if (z.own.has_own_sizes())
+    cost.media += kPlaceBytes * (2 * z.rows + 3 * z.given.tokens);
+  if (z.own.has_windows()) cost.media += kSegmentBytes * z.rows + kPlaceBytes * z.features;
   cost.modules = {encoder_cost(z), projector_cost(z)};
   const int64_t of_tensor_ranks = z.given_rows() * z.given.tensor;
   if (z.given.tensor > 1) {

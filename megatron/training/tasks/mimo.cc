@@ -225,7 +225,8 @@ ModelProvider mimo_provider() {
     Arguments counted = arguments;
     auto& own = own_config<MimoConfig>(counted.own);
     const int64_t most = own_config<MimoDataConfig>(arguments.own).max_patches_per_sequence;
-    if (most > 0) own.most_pictures = std::max<int64_t>(1, most / own.patches());
+    const int64_t one = own.has_own_sizes() ? 4 : own.patches();
+    if (most > 0) own.most_pictures = std::max<int64_t>(1, most / one);
     return provide(counted, vocabulary, groups, slice, chunks);
   };
 }

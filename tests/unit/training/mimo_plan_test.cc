@@ -20,6 +20,12 @@ const std::string kSeeingModel =
     "--vision-num-attention-heads 4 --img-h 32 --img-w 32 --patch-dim 4 --image-token-id 600 "
     "--disable-vision-class-token ";
 const std::string kClip = "--vision-model-type clip ";
+#define OWN_SIZES "--pixel-shuffle --position-embedding-type mrope --mrope-section 4 2 2 "
+#define QWEN2 OWN_SIZES "--vision-model-type qwen2 "
+#define QWEN2_5                                                              \
+  OWN_SIZES                                                                  \
+  "--vision-model-type qwen2_5 --vision-activation silu --vision-window-size 32 " \
+  "--vision-whole-picture-layers 1 "
 
 class MimoActivations : public testing::TestWithParam<ActivationCase> {};
 
@@ -37,6 +43,11 @@ INSTANTIATE_TEST_SUITE_P(
                        "--vision-model-type internvit --pixel-shuffle --vision-projection-norm", 1,
                        true, 0.05},
         ActivationCase{"siglip", "--vision-model-type siglip --vision-pooling 2", 1, true, 0.05},
+        ActivationCase{"qwen2", QWEN2, 1, true, 0.05},
+        ActivationCase{"qwen2_5", QWEN2_5, 1, true, 0.05},
+        ActivationCase{"qwen2_5_frozen", QWEN2_5 "--freeze vision_model", 1, true, 0.05},
+        ActivationCase{"qwen2_5_limited", QWEN2_5 "--max-patches-per-sequence 256", 1, true, 0.05},
+        ActivationCase{"qwen2_5_tp2", QWEN2_5 "--tensor-model-parallel-size 2", 2, true, 0.05},
         ActivationCase{"affine", "--vision-projection-type affine", 1, true, 0.05},
         ActivationCase{"frozen_encoder", "--num-layers 1 --freeze vision_model", 1, true, 0.05},
         ActivationCase{"frozen_ends", "--freeze vision_model vision_projection", 1, true, 0.05},
@@ -83,6 +94,7 @@ const std::string kSharded =
 INSTANTIATE_TEST_SUITE_P(
     Layouts, MimoSteps,
     testing::Values(ActivationCase{"serial", "--eval-iters 0", 1, true, 0.05},
+                    ActivationCase{"windows", QWEN2_5 "--eval-iters 0", 1, true, 0.05},
                     ActivationCase{"frozen", "--eval-iters 0 --freeze vision_model", 1, true, 0.05},
                     ActivationCase{"sharded", kSharded.c_str(), 2, true, 0.05}),
     [](const auto& info) { return info.param.name; });
@@ -97,6 +109,22 @@ TEST(MimoPlan, CountsTheLargestLegalMicroBatch) {
   EXPECT_EQ(4 * quarter.encoder, whole.encoder);
   EXPECT_EQ(4 * quarter.features, whole.features);
   EXPECT_EQ(half.ends, whole.ends);
+}
+
+// Of pictures of own sizes one that fills the sequence, or as many patches as are allowed.
+TEST(MimoPlan, CountsPatchesOfOwnSizes) {
+  const auto saved = [](const std::string& more) { return pass_bytes(plan_of(more), 0, 0).saved; };
+  EXPECT_EQ(unplanned_reason(plan_of(QWEN2_5).model_config()), "");
+  EXPECT_EQ(4 * saved(QWEN2_5 "--max-patches-per-sequence 256").encoder, saved(QWEN2_5).encoder);
+  EXPECT_EQ(saved(QWEN2_5 "--max-patches-per-sequence 9999").encoder, saved(QWEN2_5).encoder);
+  // In two layers each of 2 x 1024 patches has scores with its window of 64, not with all.
+  const auto scores = [](const std::string& more) {
+    const LayoutPlan plan = plan_of(more);
+    return module_reports(plan)[0].forward_flops;
+  };
+  const double whole = scores(QWEN2_5 "--vision-whole-picture-layers 0 1 2"),
+               windows = scores(QWEN2_5), rows = 2 * 1024, h = 64;
+  EXPECT_EQ(whole - windows, 2 * rows * 2 * 2 * h * (1024 - 64));
 }
 
 TEST(MimoPlan, AFrozenEncoderSavesNothing) {
@@ -149,10 +177,6 @@ TEST(MimoPlan, IsReported) {
 // Tiles of an image have fewer tokens than features: tokens do not limit pictures.
 TEST(MimoPlan, NeedsALimitOfTiles) {
   EXPECT_NE(unplanned_reason(plan_of("--bidirectional-images").model_config()), "");
-  EXPECT_NE(unplanned_reason(plan_of("--vision-model-type qwen2 --pixel-shuffle "
-                                     "--position-embedding-type mrope --mrope-section 4 2 2")
-                                 .model_config()),
-            "");
   const std::string tiles = "--vision-newlines ";
   EXPECT_NE(unplanned_reason(plan_of(tiles).model_config()), "");
   EXPECT_EQ(unplanned_reason(plan_of(tiles + "--max-patches-per-sequence 320").model_config()), "");

@@ -17,9 +17,19 @@
 
 namespace megatron {
 
-// As many pictures as the sequences may have, divided over the tensor and context ranks.
+// As many pictures as the sequences may have, divided over the tensor and context ranks; of own
+// sizes one that fills a sequence.
 inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, Batch& batch) {
-  const auto& own = own_config<MimoConfig>(a.own);
+  auto own = own_config<MimoConfig>(a.own);
+  if (own.has_own_sizes()) {
+    const int64_t most = own_config<MimoDataConfig>(a.own).max_patches_per_sequence / 4;
+    const int64_t all = most > 0 ? most : a.transformer.seq_length;
+    int64_t rows = 1;
+    for (int64_t k = 1; k * k <= all; ++k)
+      if (all % k == 0) rows = k;
+    own.img_h = 2 * own.patch_dim * rows;
+    own.img_w = 2 * own.patch_dim * (all / rows);
+  }
   const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length;
   const at::Tensor tokens = at::randint(0, 500, {b, s}, at::kLong);
   const int ranks = groups.tp.size() * groups.cp.size(),
@@ -37,7 +47,7 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
     }
   PackedImages packed = pack_images(
       own, images,
-      at::randint(0, 256, {pictures * own.patches(), 3 * own.patch_dim * own.patch_dim}, at::kByte),
+      at::randint(0, 256, {pictures * own.patches(), own.patch_elements()}, at::kByte),
       at::randn({3, 256}), {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
       b, own.image_token_id, rank, ranks);
   if (groups.cp.size() > 1)
