@@ -153,8 +153,12 @@ class Family:
         odd = {}
         if self.name in OWN_SIZES:
             files = [drawn(*size) for size in ODD_SIZES]
-            odd = self.first_of(lambda word: (f" {word} ".join([self.image] * len(files)), files))
-            odd = {"odd": odd | {"text": f" {odd['word']} ".join([self.image] * len(files)), "images": [base64.b64encode(f).decode() for f in files]}}
+
+            def many(word):  # ends with text: behind an image its cache goes on elsewhere than without one
+                return f"{self.image} {word} " * len(files), files
+
+            odd = self.first_of(many)
+            odd = {"odd": odd | {"text": many(odd["word"])[0], "images": [base64.b64encode(file).decode() for file in files]}}
         return odd | {"family": self.name, "config": CONFIGS.get(self.name, {}), "processor": images, "template": template(self.image),
                 "tokenizer": json.loads(self.processor.tokenizer.backend_tokenizer.to_str()), "texts": texts,
                 "turns": self.turns(["1_img1.jpg", "3_img1.png"])}
