@@ -11,8 +11,8 @@ struct MimoConfig : Config, VisionConfig {
   int64_t image_token_id = 32000;
   // Tokens of a run of I attend to all of the run, those behind them included (Gemma 3)
   bool bidirectional_images = false;
-  // Of a sequence, at most, for plans; of own sizes as if each had one feature. 0: as many as it has
-  // room for. No flag: data limit it
+  // Of a sequence, at most, for plans; those of own sizes as if each had one feature. 0: as many as
+  // it has room for. No flag: data limit it
   int64_t most_pictures = 0;
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;

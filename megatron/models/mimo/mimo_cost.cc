@@ -33,13 +33,12 @@ constexpr int64_t kSegmentBytes = 5 * kPlaceBytes;  // of a row: UnpaddedRows
 
 constexpr const char *kEncoder = "vision_model.", *kProjector = "vision_projection.";
 
-// With the pictures of the worst micro-batch: of their own sizes one of all tokens of a sequence, of
-// which only rows matter.
+// With the pictures of the worst micro-batch: of their own sizes one of all tokens of a sequence,
+// whose height and width say no more than their product.
 MimoConfig with_largest(MimoConfig own, const TransformerConfig& language) {
   if (!own.has_own_sizes()) return own;
-  const int64_t features = own.most_pictures > 0
-                               ? std::min(own.most_pictures, language.seq_length)
-                               : language.seq_length;
+  const int64_t features = own.most_pictures > 0 ? std::min(own.most_pictures, language.seq_length)
+                                                 : language.seq_length;
   own.img_h = 2 * own.patch_dim;
   own.img_w = 2 * own.patch_dim * features;
   own.most_pictures = 1;
@@ -90,9 +89,7 @@ struct Images {
     return own.vision_projection_ffn_hidden_size > 0 ? own.vision_projection_ffn_hidden_size
                                                      : language.hidden_size;
   }
-  int64_t pixels() const {
-    return pictures * own.patches() * own.patch_elements();
-  }
+  int64_t pixels() const { return pictures * own.patches() * own.patch_elements(); }
   int64_t placed() const { return std::min(all * own.features(), given.tokens); }
   // Bytes
   int64_t width() const { return rows * layers.hidden_size * shape.element; }
@@ -111,9 +108,7 @@ struct Images {
     return width() + (own.has_windows() ? 1 : 2) * rows * shape.sum;
   }
   // Cosines and sines, of half a head each, in the encoder; and of its tokens in the decoder
-  int64_t turns() const {
-    return own.has_own_sizes() ? rows * layers.kv_channels * shape.sum : 0;
-  }
+  int64_t turns() const { return own.has_own_sizes() ? rows * layers.kv_channels * shape.sum : 0; }
   int64_t token_turns() const {
     return own.has_own_sizes() ? given.tokens * language.rotary_width() * shape.sum : 0;
   }
@@ -301,8 +296,7 @@ EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
   cost.embedding.pending = pending(z);
   const bool taken = z.ranks > 1 || z.own.vision_newlines || z.own.has_windows();
   cost.media = z.pixels() + kSegmentBytes * z.rows + (taken ? 2 : 1) * kPlaceBytes * z.placed();
-  if (z.own.has_own_sizes())
-    cost.media += kPlaceBytes * (2 * z.rows + 3 * z.given.tokens);
+  if (z.own.has_own_sizes()) cost.media += kPlaceBytes * (2 * z.rows + 3 * z.given.tokens);
   if (z.own.has_windows()) cost.media += kSegmentBytes * z.rows + kPlaceBytes * z.features;
   cost.modules = {encoder_cost(z), projector_cost(z)};
   const int64_t of_tensor_ranks = z.given_rows() * z.given.tensor;

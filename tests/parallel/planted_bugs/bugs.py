@@ -51,6 +51,8 @@ RETRO = GPT + "--task retro "
 LLAVA = LLAMA + ("--task mimo --vision-model-type clip --disable-vision-class-token --image-token-id 32000 ")
 GEMMA3 = LLAMA + ("--task mimo --vision-model-type siglip --img-h 896 --img-w 896 --vision-pooling 4 --disable-vision-class-token "
                   "--vision-projection-type affine --vision-projection-norm --bidirectional-images --image-token-id 32000 ")
+QWEN2_VL = LLAMA + ("--task mimo --vision-model-type qwen2 --pixel-shuffle --disable-vision-class-token --image-token-id 32000 "
+                    "--position-embedding-type mrope --mrope-section 16 24 24 ")
 RELATIVE = "--position-embedding-type relative "
 LETTERS = GPT.replace("--num-layers 24", "--hybrid-layer-pattern *-*--*|-*--*-*-|--*-*-|*-*-")
 NEMOTRON = ("--hybrid-layer-pattern M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M- --hidden-size 4096 --ffn-hidden-size 21504 "
@@ -192,6 +194,9 @@ PROOFS = {
     "llava next tp2": (2, LLAVA + "--vision-newlines " + BATCH + TP + "2"),
     "llava tp2 sp": (2, LLAVA + BATCH + TP + "2 " + SP),
     "gemma3 pp2": (2, GEMMA3 + BATCH + PP + "2"),
+    "llava cp2": (2, LLAVA + BATCH + CP + "2"),
+    "gemma3 cp2": (2, GEMMA3 + BATCH + CP + "2 --cp-comm-type all_gather"),
+    "qwen2 vl cp2": (2, QWEN2_VL + BATCH + CP + "2"),
     "llava dp2 zero3": (2, LLAVA + BATCH + ZERO3),
     "retro tp2 sp again": (2, RETRO + BATCH + TP + "2 " + SP + "--recompute-granularity selective --recompute-modules retro_encoder"),
     "retro pp2": (2, RETRO + BATCH + PP + "2"),

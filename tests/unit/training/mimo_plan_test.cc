@@ -22,8 +22,8 @@ const std::string kSeeingModel =
 const std::string kClip = "--vision-model-type clip ";
 #define OWN_SIZES "--pixel-shuffle --position-embedding-type mrope --mrope-section 4 2 2 "
 #define QWEN2 OWN_SIZES "--vision-model-type qwen2 "
-#define QWEN2_5                                                              \
-  OWN_SIZES                                                                  \
+#define QWEN2_5                                                                   \
+  OWN_SIZES                                                                       \
   "--vision-model-type qwen2_5 --vision-activation silu --vision-window-size 32 " \
   "--vision-whole-picture-layers 1 "
 

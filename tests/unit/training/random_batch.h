@@ -46,8 +46,7 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
       images.push_back({i, own.patch_rows(), own.patch_columns(), 1, {}, {}, owner});
     }
   PackedImages packed = pack_images(
-      own, images,
-      at::randint(0, 256, {pictures * own.patches(), own.patch_elements()}, at::kByte),
+      own, images, at::randint(0, 256, {pictures * own.patches(), own.patch_elements()}, at::kByte),
       at::randn({3, 256}), {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
       b, own.image_token_id, rank, ranks);
   if (groups.cp.size() > 1)
