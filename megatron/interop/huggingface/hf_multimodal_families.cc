@@ -512,31 +512,19 @@ void gemma3_fields(HfFields& f, ModelConfig& c) {
 }
 
 // Of Qwen2.5-VL, the whole and its text.
-constexpr std::string_view kQwenTextKeys[] = {"attention_dropout",
-                                              "head_dim",
-                                              "hidden_act",
-                                              "hidden_size",
-                                              "image_token_id",
-                                              "intermediate_size",
-                                              "layer_types",
-                                              "max_position_embeddings",
-                                              "max_window_layers",
-                                              "num_attention_heads",
-                                              "num_hidden_layers",
-                                              "num_key_value_heads",
-                                              "rms_norm_eps",
-                                              "rope_parameters",
-                                              "rope_scaling",
-                                              "rope_theta",
-                                              "sliding_window",
-                                              "text_config",
-                                              "use_sliding_window",
-                                              "video_token_id",
-                                              "vision_config",
-                                              "vision_end_token_id",
-                                              "vision_start_token_id",
-                                              "vision_token_id",
-                                              "vocab_size"};
+constexpr std::string_view kQwenTextKeys[] = {"attention_dropout",   "head_dim",
+                                              "hidden_act",          "hidden_size",
+                                              "image_token_id",      "intermediate_size",
+                                              "layer_types",         "max_position_embeddings",
+                                              "max_window_layers",   "num_attention_heads",
+                                              "num_hidden_layers",   "num_key_value_heads",
+                                              "quantization_config", "rms_norm_eps",
+                                              "rope_parameters",     "rope_scaling",
+                                              "rope_theta",          "sliding_window",
+                                              "text_config",         "use_sliding_window",
+                                              "video_token_id",      "vision_config",
+                                              "vision_end_token_id", "vision_start_token_id",
+                                              "vision_token_id",     "vocab_size"};
 
 void qwen_vl_text(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
