@@ -58,6 +58,8 @@ class ImagePromptsTest(support.FolderTest):
 
     def test_texts_and_turns_are_those_of_transformers(self):
         for facts in families():
+            if facts["family"] == "qwen2_vl":  # goes as qwen2_5_vl, and is compared in image_prompts_test.cc
+                continue
             model = self.path(facts["family"])
             write_model(model, facts)
             one, two = facts["texts"]
