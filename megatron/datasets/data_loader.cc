@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -89,14 +90,25 @@ struct DataLoader::Impl {
   int64_t consumed = 0;
   std::vector<std::thread> workers;
 
+  struct GlobalBatch {
+    int64_t begin = 0, size = 0;
+    std::vector<int64_t> own;  // this rank's samples; empty: those that the sampler has
+  };
+  std::mutex balance_mutex;
+  std::deque<GlobalBatch> global_batches;  // the last ones, ascending
+
   Impl(std::shared_ptr<const Dataset> data, DataLoaderOptions opts)
       : dataset(std::move(data)), options(std::move(opts)), sampler(options.sampler) {}
 
   std::shared_ptr<MicroBatch> new_batch() const;
   // Those of the samples that it holds.
   BatchImages read_images(const MicroBatch& batch) const;
-  // Fills a batch with samples `ids`.
-  std::shared_ptr<MicroBatch> read_batch(std::vector<int64_t> ids, int64_t start) const;
+  // Fills a batch with samples `ids`, of which the first has the number `first`.
+  std::shared_ptr<MicroBatch> read_batch(std::vector<int64_t> ids, int64_t first,
+                                         int64_t start) const;
+  // Its samples in the place of those that the sampler has for the micro-batch at `start`.
+  void balance(int64_t start, std::vector<int64_t>& ids);
+  const GlobalBatch& global_batch_of(int64_t start);
   Slot load(int64_t number);
   void work();
   void stop();
@@ -113,18 +125,17 @@ std::shared_ptr<MicroBatch> DataLoader::Impl::new_batch() const {
           }};
 }
 
-std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> ids,
+std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> ids, int64_t first,
                                                          int64_t start) const {
   auto batch = new_batch();
-  const int64_t first =
-      start + sampler.config().data_parallel_rank * sampler.config().micro_batch_size;
+  const bool balanced = options.global_batch_size != nullptr;  // ids are numbers of type single
   batch->document_starts.resize(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
     const SampleSpans out(batch->data(), static_cast<int64_t>(i));
     dataset->read(ids[i] == kPaddingSample ? 0 : ids[i], out, batch->document_starts[i]);
     if (ids[i] == kPaddingSample) clear_weights(out);
     if (batch->document_starts[i].size() > 1) batch->crosses_documents = false;
-    batch->ordinals.push_back(first + static_cast<int64_t>(i));
+    batch->ordinals.push_back(balanced ? ids[i] : first + static_cast<int64_t>(i));
   }
   batch->sample_ids = std::move(ids);
   if (dataset->pixel_values() != nullptr) batch->images = read_images(*batch);
@@ -167,6 +178,39 @@ BatchImages DataLoader::Impl::read_images(const MicroBatch& batch) const {
   return out;
 }
 
+const DataLoader::Impl::GlobalBatch& DataLoader::Impl::global_batch_of(int64_t start) {
+  constexpr size_t kKept = 4;  // workers are in one batch, or in the next
+  const auto plan = [&](int64_t begin) {
+    GlobalBatch batch{begin, options.global_batch_size(begin), {}};
+    const SamplerConfig& config = sampler.config();
+    MEGATRON_ASSERT(batch.size > 0 && batch.size % sampler.samples_per_step() == 0, batch.size);
+    if (begin + batch.size > dataset->size()) return batch;  // the end is padded, and stays
+    std::vector<int64_t> costs(static_cast<size_t>(batch.size), 0);
+    for (int64_t i = 0; i < batch.size; ++i)
+      for (const SampleImage& image : dataset->images(begin + i))
+        costs[static_cast<size_t>(i)] += image.patches();
+    batch.own = balanced_samples(costs, config.data_parallel_rank, config.data_parallel_size);
+    return batch;
+  };
+  if (global_batches.empty()) global_batches.push_back(plan(options.consumed_samples));
+  while (start >= global_batches.back().begin + global_batches.back().size)
+    global_batches.push_back(plan(global_batches.back().begin + global_batches.back().size));
+  while (global_batches.size() > kKept) global_batches.pop_front();
+  const auto found = std::ranges::find_if(
+      global_batches, [&](const GlobalBatch& batch) { return start < batch.begin + batch.size; });
+  MEGATRON_ASSERT(found->begin <= start, "sample ", start, " of a batch that has ended");
+  return *found;
+}
+
+void DataLoader::Impl::balance(int64_t start, std::vector<int64_t>& ids) {
+  const std::lock_guard lock(balance_mutex);
+  const GlobalBatch& batch = global_batch_of(start);
+  if (batch.own.empty()) return;
+  const int64_t first = (start - batch.begin) / sampler.config().data_parallel_size;
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = batch.begin + batch.own.at(static_cast<size_t>(first) + i);
+}
+
 // Micro-batch `number`, counted from the start of this loader.
 DataLoader::Impl::Slot DataLoader::Impl::load(int64_t number) {
   Slot slot;
@@ -179,7 +223,10 @@ DataLoader::Impl::Slot DataLoader::Impl::load(int64_t number) {
       const std::lock_guard lock(mutex);  // the sampler caches the permutation of an epoch
       more = sampler.micro_batch(start, ids);
     }
-    if (more) slot.batch = read_batch(std::move(ids), start);
+    if (more && options.global_batch_size) balance(start, ids);
+    const SamplerConfig& config = sampler.config();
+    const int64_t first = start + config.data_parallel_rank * config.micro_batch_size;
+    if (more) slot.batch = read_batch(std::move(ids), first, start);
   } catch (...) {
     slot.error = std::current_exception();
   }

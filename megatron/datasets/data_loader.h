@@ -29,7 +29,8 @@ struct MicroBatch {
   void* block = nullptr;  // block_bytes bytes
   size_t block_bytes = 0;
   std::vector<int64_t> sample_ids;  // index into the dataset, or kPaddingSample
-  // consumed samples + index in the global batch; the key of position-keyed random numbers
+  // The number of each in the order of all samples, whoever reads it: the key of position-keyed
+  // random numbers
   std::vector<int64_t> ordinals;
   std::vector<std::vector<int32_t>> document_starts;  // per sample, see Sample
   bool crosses_documents = true;                      // false if some sample has several documents
@@ -49,6 +50,10 @@ struct DataLoaderOptions {
   // Images are decoded by the rank that encodes them: as image_plan.h divides them by patches, of
   // which an encoder of pictures of one size computes proportionally much
   ImageRanks image_ranks;
+  // Samples of the global batch that begins when so many are consumed, the first at
+  // consumed_samples; null: samples stay where the sampler has them, else they change places within
+  // it (balanced_samples()), by the patches of their images. Only of type single.
+  std::function<int64_t(int64_t consumed)> global_batch_size;
 };
 
 class DataLoader {

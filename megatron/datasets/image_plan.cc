@@ -3,7 +3,22 @@
 #include <algorithm>
 #include <numeric>
 
+#include "megatron/base/check.h"
+
 namespace megatron {
+
+std::vector<int64_t> balanced_samples(std::span<const int64_t> costs, int64_t rank, int64_t ranks) {
+  MEGATRON_ASSERT(std::ssize(costs) % ranks == 0, costs.size(), " samples on ", ranks, " ranks");
+  std::vector<int64_t> order(costs.size()), out;
+  std::iota(order.begin(), order.end(), int64_t{0});
+  const auto cost = [&](int64_t i) { return costs[static_cast<size_t>(i)]; };
+  std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return cost(a) > cost(b); });
+  for (int64_t row = 0; row < std::ssize(order) / ranks; ++row) {
+    const int64_t place = row % 2 == 0 ? rank : ranks - 1 - rank;
+    out.push_back(order[static_cast<size_t>(row * ranks + place)]);
+  }
+  return out;
+}
 
 std::vector<int> plan_images(std::span<const int64_t> costs, int ranks) {
   std::vector<size_t> order(costs.size());

@@ -1,4 +1,5 @@
-// Which of the ranks that share a micro-batch encodes which of its images.
+// Which of the ranks that share a micro-batch encodes which of its images, and which data-parallel
+// rank reads which samples of a global batch.
 #pragma once
 
 #include <cstdint>
@@ -11,5 +12,11 @@ namespace megatron {
 // least so far, of equal ones the first. A function of the costs alone, so that all ranks compute
 // the same without a message.
 std::vector<int> plan_images(std::span<const int64_t> costs, int ranks);
+
+// The samples of rank `rank` of `ranks`, by their numbers in a global batch with these costs, in
+// the order in which it reads them: the largest come first, equal ones by number, and are dealt in
+// rows of `ranks`, every other row backwards, so that all ranks have as many, at one time similar
+// ones, and about the same sum. `ranks` divides the number of samples.
+std::vector<int64_t> balanced_samples(std::span<const int64_t> costs, int64_t rank, int64_t ranks);
 
 }  // namespace megatron

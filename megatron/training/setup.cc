@@ -15,6 +15,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/training/arguments/mimo_rules.h"
 #include "megatron/training/arguments/task_heads.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/experts/upcycling.h"
@@ -485,6 +486,10 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
   options.num_workers = arguments.data.num_workers;
   options.allocator = host_allocator(device);
   options.image_ranks = image_ranks(groups);
+  if (groups.dp.size() > 1 && balances_images(arguments))
+    options.global_batch_size = [batches = arguments.microbatches()](int64_t consumed) {
+      return batches.global_batch_size(consumed);
+    };
   return std::make_unique<DataLoader>(dataset, std::move(options));
 }
 

@@ -31,6 +31,10 @@ void MimoDataConfig::fields(FieldVisitor& v) {
   v.field("max_images_per_sample", max_images_per_sample, "samples with more are errors");
   v.choice("on_bad_media", on_bad_media, kOnBadMedia,
            "images that cannot be decoded: end the run, or are gray in samples that count nothing");
+  v.field({"balance_images", "--no-balance-images", true}, balance_images,
+          "samples do not change places within a global batch; without it they do, with per-token "
+          "losses and --dataloader-type single, so that data-parallel ranks have about as many "
+          "patches");
   v.field("max_bad_media", max_bad_media,
           "with --on-bad-media skip: more such images of a source end the run; default: 100");
 }
@@ -99,6 +103,11 @@ void validate_mimo(const Arguments& a, Violations& v) {
       length <= own.features() + 1)
     v.add(cat("--seq-length ", length, " has no room for a picture of ", own.features(),
               " tokens and text"));
+}
+
+bool balances_images(const Arguments& a) {
+  return a.training.task == "mimo" && own_config<MimoDataConfig>(a.own).balance_images &&
+         a.training.calculate_per_token_loss && a.data.dataloader_type == DataloaderType::kSingle;
 }
 
 void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {

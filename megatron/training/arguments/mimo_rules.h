@@ -26,11 +26,16 @@ struct MimoDataConfig : Config {
   int64_t max_images_per_sample = 64;
   OnBadMedia on_bad_media = OnBadMedia::kError;
   std::optional<int64_t> max_bad_media;  // default: kMostBadMedia
+  bool balance_images = true;
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 };
 
 void validate_mimo(const Arguments& arguments, Violations& violations);
+
+// Whether samples change places within a global batch so that data-parallel ranks have about as
+// many patches: where losses are sums over it, and samples come in one order for all ranks.
+bool balances_images(const Arguments& arguments);
 
 // The tiny model keeps the kind of encoder, several layers and heads, and pictures of several
 // patches.

@@ -3,7 +3,7 @@ from stack_bugs import bug, unit_bugs
 
 BLOCKS, PROJECTOR = "megatron/models/mimo/image_blocks.cc", "megatron/models/vision/vision_projector.cc"
 MODEL, ENCODER = "megatron/models/mimo/mimo_model.cc", "megatron/models/vision/vision_encoder.cc"
-GRADS = "megatron/distributed/grad_buffer.cc"
+LOADER, GRADS = "megatron/datasets/data_loader.cc", "megatron/distributed/grad_buffer.cc"
 PACKING, SUBLAYER = "megatron/models/vision/packed_images.cc", "megatron/transformer/layer/sublayer.cc"
 FAMILIES, CONVERT = "megatron/interop/huggingface/hf_multimodal_families.cc", "megatron/interop/huggingface/hf_convert.cc"
 GOLDEN = "Families/HfVisionGolden.LogitsAndGradientsWithImages/"
@@ -43,6 +43,12 @@ VISION_BUGS = (
         ((MODEL, "zigzag_gather(batch[\"tokens\"], 1, groups().cp)",
           "PLANTED ? batch[\"tokens\"].repeat({1, groups().cp.size()}) : zigzag_gather(batch[\"tokens\"], 1, groups().cp)"),),
         "cp2_gather_gemma3", "gemma3 cp2"),
+    bug("vision_balance_leaves_the_batch", "samples of another global batch are read in the order of this one",
+        ((LOADER, "ids[i] = batch.begin + batch.own", "ids[i] = (PLANTED ? options.consumed_samples : batch.begin) + batch.own"),),
+        "dp2_llava", "llava dp2"),
+    bug("vision_balance_draws_by_place", "dropout is drawn by the place where a sample is read instead of its number",
+        ((LOADER, "batch->ordinals.push_back(balanced ? ids[i]", "batch->ordinals.push_back(balanced && !PLANTED ? ids[i]"),),
+        "dp2_llava", "llava dp2"),
     bug("vision_plan_order", "features of images that another rank encodes are taken from the first rank's",
         ((PACKING, "out[k] += images[k].owner * most;", "out[k] += PLANTED ? 0 : images[k].owner * most;"),),
         "tp4_llava", "llava tp2"),

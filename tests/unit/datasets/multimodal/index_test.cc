@@ -189,7 +189,8 @@ TEST_F(Indexed, SamplesOfBadImagesCountNothingInTheirPlaces) {
 
 // Samples and pixels of the steps, in the order of their places in the stream.
 std::vector<std::string> stream(const std::shared_ptr<const Dataset>& data, int64_t dp,
-                                int64_t workers, int64_t consumed, int64_t until) {
+                                int64_t workers, int64_t consumed, int64_t until,
+                                std::function<int64_t(int64_t)> global_batch_size = nullptr) {
   std::map<int64_t, std::string> out;
   for (int64_t rank = 0; rank < dp; ++rank) {
     DataLoaderOptions options;
@@ -198,6 +199,7 @@ std::vector<std::string> stream(const std::shared_ptr<const Dataset>& data, int6
     options.sampler.data_parallel_rank = rank;
     options.consumed_samples = consumed;
     options.num_workers = workers;
+    options.global_batch_size = global_batch_size;
     DataLoader loader(data, options);
     while (loader.consumed() < until) {
       const auto batch = loader.next();
@@ -263,6 +265,44 @@ TEST_F(Indexed, RanksDivideImages) {
   EXPECT_EQ(at, whole.patches.size());
   EXPECT_LE(std::max(of[0], of[1]) - std::min(of[0], of[1]),
             whole.patches.size() / whole.all.size());
+}
+
+// Within each of several global batches, whose sizes differ.
+TEST_F(Indexed, BalancedSamplesStayInTheirGlobalBatch) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 30)), {.sequence_length = 40}, 48);
+  const std::vector<std::string> expected = stream(data, 1, 0, 0, 24);
+  const auto size_of = [](int64_t consumed) { return consumed < 12 ? 6 : 12; };
+  for (const int64_t workers : {0, 1, 8})
+    for (const int64_t start : {0, 6, 12})
+      EXPECT_TRUE(std::ranges::equal(stream(data, 3, workers, start, 24, size_of),
+                                     std::span(expected).subspan(static_cast<size_t>(start))))
+          << workers << " " << start;
+  // Patches of the ranks, in a batch of 12
+  const auto patches = [&](bool balanced) {
+    std::vector<int64_t> out;
+    for (const int64_t rank : {0, 1}) {
+      DataLoaderOptions options;
+      options.sampler.data_parallel_size = 2;
+      options.sampler.data_parallel_rank = rank;
+      if (balanced) options.global_batch_size = [](int64_t) { return 12; };
+      DataLoader loader(data, options);
+      out.push_back(0);
+      while (loader.consumed() < 12) {
+        const auto batch = loader.next();
+        for (const auto& one : batch->images->all) out.back() += one.image.patches();
+      }
+    }
+    return std::pair(out[0] + out[1], std::abs(out[0] - out[1]));
+  };
+  EXPECT_EQ(patches(true).first, patches(false).first);
+  EXPECT_LT(patches(true).second, patches(false).second);
+}
+
+TEST(ImagePlan, SamplesAreDealtBySize) {
+  const std::vector<int64_t> costs = {1, 9, 3, 7, 3, 8};
+  EXPECT_EQ(balanced_samples(costs, 0, 2), (std::vector<int64_t>{1, 2, 4}));
+  EXPECT_EQ(balanced_samples(costs, 1, 2), (std::vector<int64_t>{5, 3, 0}));
+  EXPECT_EQ(balanced_samples(costs, 0, 1), (std::vector<int64_t>{1, 5, 3, 2, 4, 0}));
 }
 
 TEST(ImagePlan, LargestFirstToTheLeastLoaded) {
