@@ -1,11 +1,13 @@
-// For any bytes, an archive and a row with media are read or refused with an Error that begins with
-// their name, and members lie within the archive. The corpus: tests/golden/multimodal. A run is
-// 6,000 archives and 20,000 rows, or MEGATRON_FUZZ_SECONDS for each.
+// For any bytes, an archive, a row with media and what Megatron-Energon says of a folder are read or
+// refused with an Error that begins with their name, and members lie within the archive. The
+// corpus: tests/golden/multimodal. A run is 6,000 archives, 20,000 rows and 400 folders, or
+// MEGATRON_FUZZ_SECONDS for each.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 
+#include "megatron/datasets/multimodal/energon.h"
 #include "tests/fuzz/repeat.h"
 #include "tests/unit/datasets/multimodal/testing.h"
 
@@ -144,6 +146,59 @@ TEST_F(MultimodalFuzz, Rows) {
     });
   });
   EXPECT_GT(read_, 100);
+  EXPECT_GT(refused_, 100);
+}
+
+TEST_F(MultimodalFuzz, FoldersOfEnergon) {
+  const Folder folder;
+  std::vector<std::string> corpora[3];
+  const char* const files[] = {"dataset.yaml", "split.yaml", ".info.json"};
+  for (const char* golden : {"energon/answering/", "energon/captions/"})
+    for (size_t i = 0; i < 3; ++i) {
+      const std::string meta = kGoldens + golden + ".nv-meta/" + files[i];
+      const bool older = !std::filesystem::exists(meta);
+      corpora[i].push_back(read_file(older ? kGoldens + golden + ".nv-meta/.info.yaml" : meta));
+    }
+  folder.write("a.tar", read_file(kGoldens + "energon/captions/a.tar"));
+  for (int shard = 0; shard < 4; ++shard) {
+    const std::string name = cat("shards/s_0", shard, ".tar");
+    folder.write(name, read_file(kGoldens + "energon/answering/" + name));
+  }
+  const std::string blend = cat("__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n",
+                                "    - {weight: 1.5, path: .}\n    - {path: blend.yaml}\n");
+  const std::vector<std::string> edges = {"{0..9}", "{a,b}",    "{{a,b},c{1..3}}",
+                                          "[0]",    "[",        "]",
+                                          "json",   ",",        ": ",
+                                          "\n- ",   "&x [*x]",  "*x",
+                                          "null",   "-1",       "1e99",
+                                          "''",     "../",      "/",
+                                          "~",      "!!binary "};
+  int blends = 0;
+  repeat_with_seeds(400, [&](uint32_t seed) {
+    random_.seed(seed);
+    const size_t which = below(2);
+    for (size_t i = 0; i < 3; ++i)
+      folder.write(cat(".nv-meta/", files[i]), mutated(corpora[i][which], 4000, edges));
+    folder.write("blend.yaml", mutated(blend, 200, edges));
+    const auto in_folder = [&](auto&& body) {
+      read_or_refused([&] {
+        try {
+          body();
+        } catch (const Error& error) {
+          const std::string message = error.what();
+          throw_error(message.starts_with(folder.path()) ? "name" : message);
+        }
+      });
+    };
+    in_folder([&] {
+      const SourceFiles source = list_source_files(folder.path());
+      for (const std::string& file : source.paths)
+        read_source_file(source, file,
+                         [&](const SourceRow& row) { EXPECT_FALSE(row.container.empty()); });
+    });
+    in_folder([&] { blends += !read_energon_blend(folder / "blend.yaml", "train").empty(); });
+  });
+  EXPECT_GT(read_, 10);
   EXPECT_GT(refused_, 100);
 }
 

@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr size_t kMostExpanded = 1'000'000;
+constexpr size_t kMostExpanded = 100'000, kMostPattern = 4096;
+constexpr uint64_t kMostMetaBytes = uint64_t{64} << 20;
 constexpr int kMostBlends = 32;  // within one another
 constexpr const char* kCaptioning = "CaptioningSample";
 constexpr const char* kAnswering = "VQASample";
@@ -25,7 +26,7 @@ fs::path meta_of(const fs::path& folder) { return folder / ".nv-meta"; }
 
 // A file of YAML, or of JSON, which is YAML.
 json read_meta(const fs::path& path) {
-  return json::parse(yaml_to_json(read_file(path), path.string()));
+  return json::parse(yaml_to_json(read_file(path, kMostMetaBytes), path.string()));
 }
 
 // The first of the files that there is.
@@ -189,7 +190,11 @@ std::vector<std::string> names_of(const json& list, const std::string& where) {
   MEGATRON_CHECK(list.is_array(), where, " is no list");
   for (const json& name : list) {
     MEGATRON_CHECK(name.is_string(), where, " has ", name.dump(), ", no text");
-    for (std::string& one : expanded_braces(name)) out.push_back(std::move(one));
+    try {
+      for (std::string& one : expanded_braces(name)) out.push_back(std::move(one));
+    } catch (const Error& error) {
+      throw_error(cat(where, ": ", error.what()));
+    }
   }
   return out;
 }
@@ -377,14 +382,16 @@ void EnergonBlend::add(const fs::path& file, const json& entry, const std::strin
     MEGATRON_CHECK(entry["blend"].is_array() && !entry["blend"].empty(), where,
                    ": a blend is no list");
     double sum = 0;
+    std::vector<double> weights;
     for (const json& one : entry["blend"]) {
       MEGATRON_CHECK(one.is_object(), where, ": a member of a blend is no object");
-      const double own = one.value("weight", 1.0);
-      MEGATRON_CHECK(own > 0, where, ": a weight of a blend is ", own);
-      sum += own;
+      const json own = one.contains("weight") ? one["weight"] : json(1.0);
+      MEGATRON_CHECK(own.is_number() && own > 0, where, ": a weight of a blend is ", own.dump());
+      weights.push_back(own.get<double>());
+      sum += weights.back();
     }
-    for (const json& one : entry["blend"])
-      add(file, one, part, weight * one.value("weight", 1.0) / sum, depth + 1);
+    for (size_t i = 0; i < weights.size(); ++i)
+      add(file, entry["blend"][i], part, weight * weights[i] / sum, depth + 1);
     return;
   }
   MEGATRON_CHECK(entry.contains("path") && entry["path"].is_string(), where, ": an entry of ", part,
@@ -405,7 +412,9 @@ void add_path(const fs::path& path, const std::string& part, double weight, int 
   }
   const json meta = read_meta(path);
   const std::string where = path.string();
-  const std::string type = meta.is_object() ? meta.value("__class__", "") : "";
+  const bool typed =
+      meta.is_object() && meta.contains("__class__") && meta["__class__"].is_string();
+  const std::string type = typed ? meta["__class__"] : json("");
   MEGATRON_CHECK(type == "MetadatasetV2", where, ": a blend of type ", type,
                  " is not built\nhint: MetadatasetV2 is");
   MEGATRON_CHECK(meta.contains("splits") && meta["splits"].is_object(), where, ": has no splits");
@@ -415,6 +424,8 @@ void add_path(const fs::path& path, const std::string& part, double weight, int 
 }  // namespace
 
 std::vector<std::string> expanded_braces(const std::string& text) {
+  MEGATRON_CHECK(text.size() <= kMostPattern, text.substr(0, 40), "...: a name of ", text.size(),
+                 " bytes");
   Braces braces;
   if (!find_braces(text, braces)) return {text};
   std::vector<std::string> out;

@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/check.h"
@@ -12,6 +13,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kMostDepth = 64;
+constexpr int64_t kMostNodes = 4'000'000;  // with those that aliases repeat
 
 Json plain_scalar(const std::string& text) {
   if (text.empty() || text == "~" || text == "null" || text == "Null" || text == "NULL") return {};
@@ -21,7 +23,8 @@ Json plain_scalar(const std::string& text) {
   return number.is_number() ? number : Json(text);
 }
 
-Json json_of(const YAML::Node& node, int depth, const std::string& where) {
+Json json_of(const YAML::Node& node, int depth, int64_t& nodes, const std::string& where) {
+  MEGATRON_CHECK(++nodes <= kMostNodes, where, ": has more than ", kMostNodes, " values");
   MEGATRON_CHECK(depth < kMostDepth, where, ":", node.Mark().line + 1, ": nested more than ",
                  kMostDepth, " deep");
   switch (node.Type()) {
@@ -29,7 +32,7 @@ Json json_of(const YAML::Node& node, int depth, const std::string& where) {
       return node.Tag() == "!" ? Json(node.Scalar()) : plain_scalar(node.Scalar());
     case YAML::NodeType::Sequence: {
       Json out = Json::array();
-      for (const YAML::Node& item : node) out.push_back(json_of(item, depth + 1, where));
+      for (const YAML::Node& item : node) out.push_back(json_of(item, depth + 1, nodes, where));
       return out;
     }
     case YAML::NodeType::Map: {
@@ -37,7 +40,7 @@ Json json_of(const YAML::Node& node, int depth, const std::string& where) {
       for (const auto& pair : node) {
         MEGATRON_CHECK(pair.first.IsScalar(), where, ":", pair.first.Mark().line + 1,
                        ": a name that is no text");
-        out[pair.first.Scalar()] = json_of(pair.second, depth + 1, where);
+        out[pair.first.Scalar()] = json_of(pair.second, depth + 1, nodes, where);
       }
       return out;
     }
@@ -55,7 +58,8 @@ std::string yaml_to_json(std::string_view text, const std::string& where) {
   } catch (const YAML::Exception& error) {
     throw_error(cat(where, ":", error.mark.line + 1, ": no YAML: ", error.msg));
   }
-  return json_of(node, 0, where).dump(-1, ' ', false, Json::error_handler_t::replace);
+  int64_t nodes = 0;
+  return json_of(node, 0, nodes, where).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace megatron

@@ -70,7 +70,7 @@ TEST(Energon, ExpandsBracesAsPythonsBraceexpand) {
   EXPECT_THAT(expanded_braces("{a,{b,c}d}"), ElementsAre("a", "bd", "cd"));
   EXPECT_THAT(expanded_braces("{-01..1}"), ElementsAre("-01", "000", "001"));
   EXPECT_EQ(error_of([] { expanded_braces("{0..99999999}"); }),
-            "{0..99999999}: stands for more than 1000000 names");
+            "{0..99999999}: stands for more than 100000 names");
 }
 
 // A folder of one shard that can be damaged in one place.
