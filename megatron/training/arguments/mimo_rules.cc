@@ -134,8 +134,12 @@ void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   shrinker.set("--patch-dim", own.patch_dim, std::min(was.patch_dim, kPatch));
   if (was.has_windows()) {  // of one feature, so that a picture has several
     shrinker.set("--vision-window-size", own.vision_window_size, 2 * own.patch_dim);
-    std::erase_if(own.vision_whole_picture_layers,
-                  [&](int64_t layer) { return layer >= own.vision_num_layers; });
+    // Layers of both kinds, where there were
+    const auto whole = std::ssize(was.vision_whole_picture_layers);
+    own.vision_whole_picture_layers.clear();
+    for (int64_t layer = whole < was.vision_num_layers ? own.vision_num_layers - 1 : 0;
+         whole > 0 && layer < own.vision_num_layers; ++layer)
+      own.vision_whole_picture_layers.push_back(layer);
   }
   if (was.vision_pooling > 1) {  // features in both directions of the picture
     shrinker.set("--vision-pooling", own.vision_pooling, int64_t{2});

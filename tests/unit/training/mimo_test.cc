@@ -10,6 +10,7 @@
 #include "megatron/models/vision/packed_images.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/proving/equivalence.h"
+#include "megatron/training/proving/prove.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tests/unit/allocation_meter.h"
 #include "tests/unit/error_of.h"
@@ -147,6 +148,26 @@ TEST(Mimo, MadeUpSamplesHaveARowForEachFeature) {
     EXPECT_GT(with_images, 4) << flags;
     EXPECT_GT(counted_behind, 0) << flags;
   }
+}
+
+TEST(Mimo, ShrunkEncodersKeepLayersOfBothKinds) {
+  const auto shrunk = [](const std::string& whole) {
+    const Arguments a = mimo_arguments(
+        "--vision-model-type qwen2_5 --pixel-shuffle --vision-activation silu --patch-dim 2 "
+        "--vision-num-layers 8 --vision-window-size 8 --position-embedding-type mrope "
+        "--mrope-section 2 1 1 " +
+        whole);
+    const Arguments small = shrink(a, /*max_axis=*/2).arguments;
+    const auto& own = own_config<MimoConfig>(small.own);
+    EXPECT_EQ(own.vision_num_layers, 2);
+    EXPECT_EQ(own.window_side(), 1);
+    return own.vision_whole_picture_layers;
+  };
+  using Layers = std::vector<int64_t>;
+  EXPECT_EQ(shrunk(""), Layers());
+  EXPECT_EQ(shrunk("--vision-whole-picture-layers 0 1"), Layers({1}));
+  EXPECT_EQ(shrunk("--vision-whole-picture-layers 7"), Layers({1}));
+  EXPECT_EQ(shrunk("--vision-whole-picture-layers 0 1 2 3 4 5 6 7"), Layers({0, 1}));
 }
 
 TEST(Mimo, RefusesWhatContradicts) {
