@@ -1,5 +1,5 @@
-// For any bytes, an archive, a row with media and what Megatron-Energon says of a folder are read or
-// refused with an Error that begins with their name, and members lie within the archive. The
+// For any bytes, an archive, a row with media and what Megatron-Energon says of a folder are read
+// or refused with an Error that begins with their name, and members lie within the archive. The
 // corpus: tests/golden/multimodal. A run is 6,000 archives, 20,000 rows and 400 folders, or
 // MEGATRON_FUZZ_SECONDS for each.
 #include <gtest/gtest.h>
