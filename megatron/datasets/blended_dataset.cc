@@ -206,6 +206,16 @@ void BlendedDataset::read_image(int64_t index, int64_t image, std::span<uint8_t>
   impl_->members[member]->read_image(sample, image, patches);
 }
 
+std::vector<SampleSound> BlendedDataset::sounds(int64_t index) const {
+  const auto [member, sample] = locate(index);
+  return impl_->members[member]->sounds(sample);
+}
+
+void BlendedDataset::read_sound(int64_t index, int64_t sound, std::span<float> frames) const {
+  const auto [member, sample] = locate(index);
+  impl_->members[member]->read_sound(sample, sound, frames);
+}
+
 const PixelTable* BlendedDataset::pixel_values() const {
   return impl_->members.front()->pixel_values();
 }

@@ -41,6 +41,8 @@ class BlendedDataset : public Dataset {
   std::pair<int64_t, int64_t> locate(int64_t index) const override;
   std::vector<SampleImage> images(int64_t index) const override;
   void read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const override;
+  std::vector<SampleSound> sounds(int64_t index) const override;
+  void read_sound(int64_t index, int64_t sound, std::span<float> frames) const override;
   const PixelTable* pixel_values() const override;
   std::string description() const override;
   const std::vector<std::shared_ptr<const Dataset>>& members() const;

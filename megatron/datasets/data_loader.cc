@@ -103,6 +103,7 @@ struct DataLoader::Impl {
   std::shared_ptr<MicroBatch> new_batch() const;
   // Those of the samples that it holds.
   BatchImages read_images(const MicroBatch& batch) const;
+  BatchSounds read_sounds(const MicroBatch& batch) const;
   // Fills a batch with samples `ids`, of which the first has the number `first`.
   std::shared_ptr<MicroBatch> read_batch(std::vector<int64_t> ids, int64_t first,
                                          int64_t start) const;
@@ -138,9 +139,52 @@ std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> id
     batch->ordinals.push_back(balanced ? ids[i] : first + static_cast<int64_t>(i));
   }
   batch->sample_ids = std::move(ids);
-  if (dataset->pixel_values() != nullptr) batch->images = read_images(*batch);
+  if (dataset->pixel_values() != nullptr) {
+    batch->images = read_images(*batch);
+    batch->sounds = read_sounds(*batch);
+  }
   batch->consumed = start + sampler.samples_per_step();
   return batch;
+}
+
+namespace {
+
+// Of sample `sample` of a micro-batch in the dataset.
+int64_t index_in_dataset(const MicroBatch& batch, int64_t sample) {
+  const int64_t id = batch.sample_ids[static_cast<size_t>(sample)];
+  return id == kPaddingSample ? 0 : id;
+}
+
+}  // namespace
+
+BatchSounds DataLoader::Impl::read_sounds(const MicroBatch& batch) const {
+  BatchSounds out;
+  out.ranks = options.image_ranks;
+  std::vector<int64_t> numbers, costs;  // of each sound: in its sample
+  for (int64_t i = 0; i < batch.micro_batch_size; ++i) {
+    int64_t number = 0;
+    for (const SampleSound& sound : dataset->sounds(index_in_dataset(batch, i))) {
+      costs.push_back(sound.rows());
+      out.all.push_back({i, sound});
+      numbers.push_back(number++);
+    }
+  }
+  const std::vector<int> owners = plan_images(costs, out.ranks.size);
+  size_t elements = 0;
+  for (size_t k = 0; k < out.all.size(); ++k) {
+    out.all[k].owner = owners[k];
+    if (owners[k] == out.ranks.rank) elements += static_cast<size_t>(out.all[k].sound.elements());
+  }
+  out.frames.resize(elements);
+  std::span<float> rest = out.frames;
+  for (size_t k = 0; k < out.all.size(); ++k) {
+    const auto& [sample, sound, owner] = out.all[k];
+    if (owner != out.ranks.rank) continue;
+    const auto size = static_cast<size_t>(sound.elements());
+    dataset->read_sound(index_in_dataset(batch, sample), numbers[k], rest.first(size));
+    rest = rest.subspan(size);
+  }
+  return out;
 }
 
 BatchImages DataLoader::Impl::read_images(const MicroBatch& batch) const {
@@ -148,13 +192,9 @@ BatchImages DataLoader::Impl::read_images(const MicroBatch& batch) const {
   out.pixel_values = *dataset->pixel_values();
   out.ranks = options.image_ranks;
   std::vector<int64_t> numbers, costs;  // of each image: in its sample
-  const auto index_of = [&](int64_t sample) {
-    const int64_t id = batch.sample_ids[static_cast<size_t>(sample)];
-    return id == kPaddingSample ? 0 : id;
-  };
   for (int64_t i = 0; i < batch.micro_batch_size; ++i) {
     int64_t number = 0;
-    for (SampleImage& image : dataset->images(index_of(i))) {
+    for (SampleImage& image : dataset->images(index_in_dataset(batch, i))) {
       costs.push_back(image.patches());
       out.all.push_back({i, image});
       numbers.push_back(number++);
@@ -172,7 +212,7 @@ BatchImages DataLoader::Impl::read_images(const MicroBatch& batch) const {
     const auto& [sample, image, owner] = out.all[k];
     if (owner != out.ranks.rank) continue;
     const auto size = static_cast<size_t>(image.bytes());
-    dataset->read_image(index_of(sample), numbers[k], rest.first(size));
+    dataset->read_image(index_in_dataset(batch, sample), numbers[k], rest.first(size));
     rest = rest.subspan(size);
   }
   return out;

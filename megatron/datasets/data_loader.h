@@ -35,7 +35,8 @@ struct MicroBatch {
   std::vector<std::vector<int32_t>> document_starts;  // per sample, see Sample
   bool crosses_documents = true;                      // false if some sample has several documents
   int64_t consumed = 0;                               // consumed samples after this micro-batch
-  std::optional<BatchImages> images;                  // of datasets whose samples may have some
+  std::optional<BatchImages> images;                  // of datasets whose samples may have media
+  std::optional<BatchSounds> sounds;                  // likewise
 
   int64_t sequence_length() const { return columns.sequence_length(); }
   ColumnBlock data() const { return {columns, block, micro_batch_size}; }
@@ -47,8 +48,8 @@ struct DataLoaderOptions {
   int64_t num_workers = 2;       // 0: read in next()
   int64_t prefetch = 4;          // maximum of prefetched micro-batches
   HostAllocator allocator;       // default: the heap
-  // Images are decoded by the rank that encodes them: as image_plan.h divides them by patches, of
-  // which an encoder of pictures of one size computes proportionally much
+  // Images and sounds are decoded by the rank that encodes them: as image_plan.h divides them by
+  // patches and by frames, of which an encoder of pictures of one size computes proportionally much
   ImageRanks image_ranks;
   // Samples of the global batch that begins when so many are consumed, the first at
   // consumed_samples; null: samples stay where the sampler has them, else they change places within

@@ -21,6 +21,10 @@ void Dataset::read_image(int64_t index, int64_t, std::span<uint8_t>) const {
   throw_error(cat("sample ", index, " has no images"));
 }
 
+void Dataset::read_sound(int64_t index, int64_t, std::span<float>) const {
+  throw_error(cat("sample ", index, " has no sounds"));
+}
+
 std::string Dataset::fingerprint() const { return hash_text(description()); }
 
 std::vector<int32_t> cu_seqlens(std::span<const int32_t> document_starts, int64_t sequence_length) {

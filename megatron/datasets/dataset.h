@@ -11,6 +11,7 @@
 
 #include "megatron/datasets/columns.h"
 #include "megatron/datasets/sample_images.h"
+#include "megatron/datasets/sample_sounds.h"
 
 namespace megatron {
 
@@ -57,7 +58,10 @@ class Dataset {
   virtual std::vector<SampleImage> images(int64_t /*index*/) const { return {}; }
   // Writes the patches of image `image` of images(index), its bytes().
   virtual void read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const;
-  // Of all images; null: samples have none.
+  // Its sounds, likewise, and the frames of one, its elements().
+  virtual std::vector<SampleSound> sounds(int64_t /*index*/) const { return {}; }
+  virtual void read_sound(int64_t index, int64_t sound, std::span<float> frames) const;
+  // Of all images; null: samples have neither images nor sounds.
   virtual const PixelTable* pixel_values() const { return nullptr; }
   // Everything that order and content of the samples depend on (files, split, blend, sequence
   // length, number of samples, seed, ...), as one JSON object on one line.

@@ -36,17 +36,23 @@ std::optional<int32_t> end_of_input(const Tokenizer& tokenizer, const GenerateOp
   return options.end_of_input ? options.end_of_input : tokenizer.eod();
 }
 
-// The id that stands for a feature of an image. nullopt: the model reads none.
-std::optional<int64_t> image_token(const ModelConfig& config) {
+// Media whose features stand in the place of this id, and how one is given; empty: of none.
+struct MediumOfToken {
+  std::string_view name, hint;
+};
+MediumOfToken medium_of(const ModelConfig& config, int64_t id) {
   const auto* own = config.own.as<MimoConfig>();
-  if (own == nullptr || own->image_token_id < 0) return std::nullopt;
-  return own->image_token_id;
+  if (own != nullptr && own->sees() && id == own->image_token_id) return {"image", "--image FILE"};
+  if (own != nullptr && own->hears() && id == own->audio_token_id) return {"sound", "--audio FILE"};
+  return {};
 }
 
 void check_ids(const std::vector<int32_t>& ids, size_t prompt, const ModelConfig& config) {
   for (const int32_t id : ids) {
-    MEGATRON_CHECK(id != image_token(config), "prompt ", prompt + 1, " has the token of an image, ",
-                   id, ", and no image\nhint: --image FILE");
+    const MediumOfToken medium = medium_of(config, id);
+    MEGATRON_CHECK(medium.name.empty(), "prompt ", prompt + 1, " has the token of ",
+                   medium.name == "image" ? "an " : "a ", medium.name, ", ", id, ", and no ",
+                   medium.name, "\nhint: ", medium.hint);
     MEGATRON_CHECK(id < config.vocab_size, "prompt ", prompt + 1, " has the token id ", id,
                    ", the model's vocabulary has ", config.vocab_size);
   }
@@ -256,7 +262,7 @@ Batch pair_of(std::span<const int32_t> input, const at::Tensor& tokens, ForwardC
 }  // namespace
 
 at::Tensor full_logits(Model& model, std::span<const int32_t> ids, std::span<const int32_t> input,
-                       std::shared_ptr<const PackedImages> images) {
+                       const PromptMedia& media) {
   const at::NoGradGuard no_grad;
   MEGATRON_CHECK(!ids.empty(), "no token ids were given");
   const ModelConfig& config = model.config();
@@ -265,9 +271,13 @@ at::Tensor full_logits(Model& model, std::span<const int32_t> ids, std::span<con
   MEGATRON_CHECK(limit < 0 || length <= limit, length, " token ids are beyond the model's ", limit,
                  " positions");
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (images != nullptr && ids[i] == image_token(config)) continue;
-    MEGATRON_CHECK(ids[i] != image_token(config), "token id ", ids[i], " at index ", i,
-                   " is that of an image, and there is none\nhint: --image FILE");
+    const MediumOfToken medium = medium_of(config, ids[i]);
+    if (medium.name == "image" ? media.images != nullptr
+                               : medium.name == "sound" && media.sounds != nullptr)
+      continue;
+    MEGATRON_CHECK(medium.name.empty(), "token id ", ids[i], " at index ", i, " is that of ",
+                   medium.name == "image" ? "an " : "a ", medium.name,
+                   ", and there is none\nhint: ", medium.hint);
     MEGATRON_CHECK(ids[i] >= 0 && ids[i] < config.vocab_size, "token id ", ids[i], " at index ", i,
                    " is outside the vocabulary of ", config.vocab_size);
   }
@@ -281,7 +291,8 @@ at::Tensor full_logits(Model& model, std::span<const int32_t> ids, std::span<con
   if (input.empty()) {
     batch.set("tokens", tokens);
     batch.place = context.place;
-    batch.images = std::move(images);
+    batch.images = media.images;
+    batch.sounds = media.sounds;
   } else {
     batch = pair_of(input, tokens, context);
   }

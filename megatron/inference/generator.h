@@ -68,13 +68,18 @@ std::vector<Generation> encode_prompts(const ModelConfig& config, const Tokenize
                                        std::span<const std::string> prompts,
                                        const GenerateOptions& options);
 
+// What a prompt has beside ids; null: nothing.
+struct PromptMedia {
+  std::shared_ptr<const PackedImages> images;
+  std::shared_ptr<const PackedSounds> sounds;
+};
+
 // Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on
 // the CPU
-// `input`: of an encoder-decoder, whose decoder reads `ids`, what its encoder reads. `images`: on
+// `input`: of an encoder-decoder, whose decoder reads `ids`, what its encoder reads. `media`: on
 // the model's device, those whose tokens are in `ids`; null: there are none.
 at::Tensor full_logits(Model& model, std::span<const int32_t> ids,
-                       std::span<const int32_t> input = {},
-                       std::shared_ptr<const PackedImages> images = nullptr);
+                       std::span<const int32_t> input = {}, const PromptMedia& media = {});
 
 // The longest run of positions the model can hold; -1: no limit.
 int64_t max_positions(const ModelConfig& config);

@@ -244,6 +244,22 @@ void ForeignManifest::add_rows(const std::string& ours, const std::vector<int64_
   }
 }
 
+void ForeignManifest::add_zeros(const std::string& ours, const std::vector<int64_t>& our_shape,
+                                DType dtype, std::span<const RowRun> runs) {
+  if (runs.empty()) return;
+  StoredTensor* const stored = tensor(ours, our_shape, ours, dtype);
+  if (stored == nullptr) return;
+  const auto bytes = static_cast<size_t>(our_shape.at(0) * size_of(dtype));
+  add_text("zeros of " + ours, std::string(bytes, '\0'));
+  for (const RowRun& run : runs) {
+    Fragment fragment;
+    fragment.file = static_cast<int>(manifest_.files.size()) - 1;
+    fragment.box = {{run.ours}, {run.count}};
+    fragment.flat_end = run.count;
+    stored->fragments.push_back(std::move(fragment));
+  }
+}
+
 Checkpoint ForeignManifest::open(const fs::path& folder) && {
   constexpr size_t kShown = 10;
   if (!problems_.empty()) {

@@ -113,6 +113,10 @@ class ForeignManifest {
                 const TensorFiles::Place& place, const TensorView& view,
                 std::span<const RowRun> runs, int64_t first_column = 0, int64_t expert = -1);
 
+  // These rows of a vector of ours, which no file holds, are zero.
+  void add_zeros(const std::string& ours, const std::vector<int64_t>& our_shape, DType dtype,
+                 std::span<const RowRun> runs);
+
   // Throws Error "<name>: <problem>" if there are problems; further ones are its details.
   Checkpoint open(const std::filesystem::path& folder) &&;
 

@@ -22,6 +22,10 @@ double hertz_of(double mel) {
   return mel < kMelsAtKnee ? 200 * mel / 3 : kKnee * std::exp(kLogStep * (mel - kMelsAtKnee));
 }
 
+constexpr int64_t kClipFrames = kMelClip / kMelHop;
+
+int64_t clips_of(int64_t samples) { return (samples + kMelClip - 1) / kMelClip; }
+
 // What a filter weighs, without the bins at which it is zero.
 struct SparseFilter {
   int64_t first = 0;
@@ -44,7 +48,8 @@ std::vector<SparseFilter> sparse_filters(int mels) {
 // transformed.
 class Spectra {
  public:
-  explicit Spectra(std::span<const float> samples) : samples_(samples), fourier_(kMelWindow) {
+  explicit Spectra(std::span<const float> samples)
+      : samples_(samples), length_(clips_of(std::ssize(samples)) * kMelClip), fourier_(kMelWindow) {
     for (int64_t i = 0; i < kMelWindow; ++i)
       window_[i] = 0.5 - 0.5 * std::cos(2 * std::numbers::pi * static_cast<double>(i) /
                                         static_cast<double>(kMelWindow));
@@ -62,14 +67,15 @@ class Spectra {
   }
 
  private:
-  // Sample i of a frame, which is centred at its number of hops. The clip is mirrored at its ends.
+  // Sample i of a frame, which is centred at its number of hops. Clips are mirrored at their ends.
   double at(int64_t frame, int64_t i) const {
     int64_t place = std::abs(frame * kMelHop + i - kMelWindow / 2);
-    if (place >= kMelClip) place = 2 * (kMelClip - 1) - place;
+    if (place >= length_) place = 2 * (length_ - 1) - place;
     return place < std::ssize(samples_) ? static_cast<double>(samples_[place]) : 0.0;
   }
 
   std::span<const float> samples_;
+  int64_t length_;  // with the zeros behind
   media::Fourier fourier_;
   std::array<double, kMelWindow> window_;
   std::array<std::complex<double>, kMelWindow> in_, out_;
@@ -96,30 +102,39 @@ std::vector<std::array<double, kMelBins>> mel_filters(int mels) {
 
 std::vector<float> log_mel(std::span<const float> samples, int mels) {
   MEGATRON_CHECK(!samples.empty(), "a sound without samples has no features");
-  MEGATRON_CHECK(std::ssize(samples) <= kMelClip, "a clip of ", samples.size(),
-                 " samples; expected at most ", kMelClip, " (30 s)");
-  constexpr int64_t kFrames = kMelClip / kMelHop;
+  const int64_t frames = clips_of(std::ssize(samples)) * kClipFrames;
   const auto filters = sparse_filters(mels);
   // Frames behind the last that reaches a sample have no power.
   const int64_t reached =
-      std::min(kFrames, (std::ssize(samples) + kMelWindow / 2 + kMelHop - 1) / kMelHop + 1);
-  std::vector<float> out(static_cast<size_t>(mels * kFrames),
+      std::min(frames, (std::ssize(samples) + kMelWindow / 2 + kMelHop - 1) / kMelHop + 1);
+  std::vector<float> out(static_cast<size_t>(mels * frames),
                          static_cast<float>(std::log10(kLeastPower)));
   Spectra spectra(samples);
   std::array<Spectra::Power, 2> power;
   for (int64_t frame = 0; frame < reached; frame += 2) {
     spectra.run(frame, power[0], power[1]);
-    for (int64_t i = 0; i < 2 && frame + i < kFrames; ++i) {
+    for (int64_t i = 0; i < 2 && frame + i < frames; ++i) {
       for (int m = 0; m < mels; ++m) {
         double sum = 0;
         for (size_t j = 0; j < filters[m].weights.size(); ++j)
           sum += filters[m].weights[j] * power[i][filters[m].first + j];
-        out[m * kFrames + frame + i] = static_cast<float>(std::log10(std::max(sum, kLeastPower)));
+        out[m * frames + frame + i] = static_cast<float>(std::log10(std::max(sum, kLeastPower)));
       }
     }
   }
   const float least = *std::max_element(out.begin(), out.end()) - 8;
   for (float& x : out) x = (std::max(x, least) + 4) / 4;
+  return out;
+}
+
+std::vector<float> frame_rows(std::span<const float> mel, int mels, int64_t frames) {
+  const int64_t all = std::ssize(mel) / mels, clips = all / kClipFrames, rows = frames + 2;
+  MEGATRON_ASSERT(frames <= kClipFrames, frames, " frames of a clip");
+  std::vector<float> out(static_cast<size_t>(clips * rows * mels), 0.0F);
+  for (int64_t clip = 0; clip < clips; ++clip)
+    for (int64_t i = 1; i < rows && i <= kClipFrames; ++i)
+      for (int m = 0; m < mels; ++m)
+        out[(clip * rows + i) * mels + m] = mel[m * all + clip * kClipFrames + i - 1];
   return out;
 }
 
@@ -130,6 +145,6 @@ int64_t qwen2_audio_tokens(int64_t frames) {
   return halved < 2 ? 0 : (halved - 2) / 2 + 1;
 }
 
-int64_t voxtral_tokens(int64_t samples) { return (samples + kMelClip - 1) / kMelClip * 375; }
+int64_t voxtral_tokens(int64_t samples) { return clips_of(samples) * 375; }
 
 }  // namespace megatron

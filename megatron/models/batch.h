@@ -17,6 +17,7 @@ namespace megatron {
 
 class ProcessGroup;
 struct PackedImages;
+struct PackedSounds;
 
 class Batch {
  public:
@@ -52,6 +53,8 @@ class Batch {
   SequenceTotals totals;
   // Of models that see (models/vision/packed_images.h); null: there are none
   std::shared_ptr<const PackedImages> images;
+  // Of models that hear (models/audio/packed_sounds.h)
+  std::shared_ptr<const PackedSounds> sounds;
   at::Tensor padding;  // bool [b, s], True = lengthens a sequence; undefined: nothing does
   // Samples [b] and positions [s] of this rank's part of the sequences
   TokenPositions place;

@@ -34,7 +34,7 @@ struct Placement {
 // How a parameter is initialised. Random numbers are position-keyed: by index in the global
 // unpadded tensor.
 struct Init {
-  enum class Kind : uint8_t { kZero, kOne, kNormal, kUniform, kFunction };
+  enum class Kind : uint8_t { kZero, kOne, kNormal, kUniform, kFunction, kSinusoids };
   using Function = at::Tensor (*)(const at::Tensor&);
   Kind kind = Kind::kZero;
   // kNormal: the standard deviation; kUniform, kFunction: the largest number drawn
@@ -45,6 +45,9 @@ struct Init {
   static Init one() { return {Kind::kOne, 0.0}; }
   static Init normal(double std) { return {Kind::kNormal, std}; }
   static Init uniform(double bound) { return {Kind::kUniform, bound}; }
+  // Of place t, column j of n: sin(t w_j) in the first half of the columns, cos(t w_{j - n/2}) in
+  // the second; w_i = 10000^(-i / (n/2 - 1)). Vaswani et al. 2017 (arXiv:1706.03762), as Whisper.
+  static Init sinusoids() { return {Kind::kSinusoids}; }
   // function(uniform in [least, most))
   static Init uniform_through(Function function, double least, double most) {
     return {Kind::kFunction, most, least, function};
@@ -57,6 +60,12 @@ enum class ParameterRole : uint8_t { kWeight, kBias, kNorm, kQKNorm, kEmbedding,
 class ParameterStore;
 class ProcessGroup;
 struct QuantizedTensor;
+
+// Elements of a vector that stay zero: of each `period` of them `count` from `first` on. They begin
+// as zeros and have no gradient.
+struct FixedZeros {
+  int64_t period = 0, first = 0, count = 0;  // count 0: there are none
+};
 
 struct Parameter {
   // Full logical name, "decoder.layers.3.mlp.linear_fc1.weight"; set by Module::name_parameters
@@ -71,6 +80,7 @@ struct Parameter {
   Init init;
   ParameterRole role = ParameterRole::kWeight;
   bool trainable = true;
+  FixedZeros zeros = {};
   // The value is fp32 in models of narrower types, too: where rounding it would change what the
   // layer computes by more than its other roundings. Its value is its master weight. Never
   // quantised.

@@ -1,6 +1,7 @@
 #include "megatron/nn/placement.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "megatron/base/check.h"
 #include "megatron/nn/reduction.h"
@@ -43,6 +44,19 @@ std::vector<Segment> segments_of(const Parameter& parameter, size_t dim,
   return {{0, 0, whole}};
 }
 
+// Rows from `first_row` on and columns from `column_offset` on of Init::sinusoids().
+void write_sinusoids(const at::Tensor& view, int64_t first_row, int64_t columns,
+                     int64_t column_offset) {
+  const auto options = view.options().dtype(at::kDouble);
+  const int64_t half = columns / 2;
+  const at::Tensor rows = at::arange(first_row, first_row + view.size(0), options).unsqueeze(1),
+                   column = at::arange(column_offset, column_offset + view.size(1), options),
+                   place = at::remainder(column, static_cast<double>(half));
+  const at::Tensor angles =
+      rows * at::exp(place * (-std::log(10000.0) / static_cast<double>(half - 1)));
+  view.copy_(at::where(column < half, at::sin(angles), at::cos(angles)));
+}
+
 // Draws a part [columns] or [rows, columns] of a tensor whose rows have `row_elements`. A part that
 // is not contiguous is drawn into a temporary and copied.
 void draw_rows(const Init& init, const at::Tensor& view, RandomKey key, int64_t first_row,
@@ -68,6 +82,8 @@ void draw_piece(const Parameter& parameter, const ShardPiece& piece, RandomKey k
   for (size_t d = 0; d < piece.local_offset.size(); ++d)
     view = view.narrow(static_cast<int64_t>(d), piece.local_offset[d], piece.global.shape[d]);
   MEGATRON_ASSERT(whole.size() <= 3, parameter.name, " has ", whole.size(), " dimensions");
+  if (parameter.init.kind == Init::Kind::kSinusoids)
+    return write_sinusoids(view, offset.at(0), whole.at(1), offset.at(1));
   if (whole.size() == 1) return draw_rows(parameter.init, view, key, offset[0], 1, 0);
   if (whole.size() == 2)
     return draw_rows(parameter.init, view, key, offset[0], whole[1], offset[1]);

@@ -27,6 +27,8 @@ void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy) {
   if (bias == nullptr || !bias->trainable) return;
   const GradTarget target = bias->store->grad_target(*bias);
   bias_grad(dy, target.tensor, target.beta);
+  if (const FixedZeros& zeros = bias->zeros; zeros.count > 0)
+    target.tensor.view({-1, zeros.period}).narrow(1, zeros.first, zeros.count).zero_();
   bias->store->grad_ready(*bias);
 }
 
@@ -308,6 +310,7 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   impl_->bias.local_shape = {output_size / ranks};
   impl_->bias.global_shape = {output_size};
   impl_->bias.role = ParameterRole::kBias;
+  impl_->bias.zeros = options.bias_zeros;
   for (Parameter* parameter : {&impl_->weight, &impl_->bias}) {
     if (options.divided) parameter->placement.shards = {{0, Axis::kTensor, parts}};
     if (!options.divided && options.sequence_parallel)

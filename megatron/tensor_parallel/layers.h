@@ -16,6 +16,7 @@ class ColumnParallelLinear;
 
 struct LinearOptions {
   bool bias = true;
+  FixedZeros bias_zeros = {};  // column-parallel only
   Init init;
   bool sequence_parallel = false;
   ParameterRole role = ParameterRole::kWeight;

@@ -3,16 +3,18 @@ import json
 import os
 import shutil
 import subprocess
+import wave
 
 import support
 from media_model import GOLDEN, SAME
 from support import call, read_safetensors
 
+SOUNDS = os.path.join(GOLDEN, "sounds")
 MEDIA = os.path.join(SAME, "json", "media")
 
 
 def media(*names):
-    return [os.path.join(MEDIA, name) for name in names]
+    return [os.path.join(SOUNDS if name.endswith(".wav") else MEDIA, name) for name in names]
 
 
 def families():
@@ -63,41 +65,42 @@ class ImagePromptsTest(support.FolderTest):
             model = self.path(facts["family"])
             write_model(model, facts)
             one, two = facts["texts"]
-            out = self.generate(model, "--prompt", one["text"], "--image", *media(*one["files"]))
+            kind = facts.get("kind", "image")
+            out = self.generate(model, "--prompt", one["text"], f"--{kind}", *media(*one["files"]))
             self.assertEqual(out[0]["tokens"], one["tokens"], facts["family"])
             # Side by side with a text, and without placeholders: the image comes first.
             placeholder = one["text"].split("\n")[0]
-            rows = self.lines({"prompt": two["text"], "images": two["files"]}, {"prompt": "a text."},
-                              {"prompt": one["text"].removeprefix(placeholder), "image": one["files"][0]})
-            out = self.generate(model, *rows, "--media-root", MEDIA)
+            rows = self.lines({"prompt": two["text"], f"{kind}s": two["files"]}, {"prompt": "a text."},
+                              {"prompt": one["text"].removeprefix(placeholder), kind: one["files"][0]})
+            out = self.generate(model, *rows, "--media-root", SOUNDS if kind == "audio" else MEDIA)
             self.assertEqual([out[i]["tokens"] for i in (0, 2)], [two["tokens"], one["tokens"]], facts["family"])
             self.assertEqual(out[1]["tokens"], self.generate(model, "--prompt", "a text.")[0]["tokens"])
             self.check_turns(model, facts)
-            self.check_logits(model, two)
+            self.check_logits(model, two, kind)
 
     def check_turns(self, model, facts):
-        turns = facts["turns"]
-        said = "".join(f"/image {media(turn['file'])[0]}\n{turn['text']}\n" for turn in turns)
+        turns, kind = facts["turns"], facts.get("kind", "image")
+        said = "".join(f"/{kind} {media(turn['file'])[0]}\n{turn['text']}\n" for turn in turns)
         out = self.generate(model, "--chat", text=said)
         for turn, answer in zip(turns, out):
             self.assertEqual((answer["prompt_tokens"], answer["tokens"]), (turn["prompt_tokens"], turn["tokens"]), facts["family"])
         self.assertEqual(out[1]["messages"][1], {"role": "assistant", "content": turns[0]["said"]})
         # The same conversations from a file, in one batch.
-        first, second = ({"role": "user", "content": [{"type": "image", "path": turn["file"]}, {"type": "text", "text": turn["text"]}]}
+        first, second = ({"role": "user", "content": [{"type": kind, "path": turn["file"]}, {"type": "text", "text": turn["text"]}]}
                          for turn in turns)
         rows = self.lines({"messages": [first, {"role": "assistant", "content": turns[0]["said"]}, second]}, {"messages": [first]})
-        out = self.generate(model, "--chat", *rows, "--media-root", MEDIA)
+        out = self.generate(model, "--chat", *rows, "--media-root", SOUNDS if kind == "audio" else MEDIA)
         self.assertEqual([answer["tokens"] for answer in out], [turns[1]["tokens"], turns[0]["tokens"]], facts["family"])
-        one = self.generate(model, "--chat", "--prompt", turns[0]["text"], "--image", *media(turns[0]["file"]))
+        one = self.generate(model, "--chat", "--prompt", turns[0]["text"], f"--{kind}", *media(turns[0]["file"]))
         self.assertEqual(one[0]["tokens"], turns[0]["tokens"])
 
-    def check_logits(self, model, case):
-        self.output("logits", model, "--prompt", case["text"], "--image", *media(*case["files"]), "--output", self.path("logits.safetensors"))
+    def check_logits(self, model, case, kind):
+        self.output("logits", model, "--prompt", case["text"], f"--{kind}", *media(*case["files"]), "--output", self.path("logits.safetensors"))
         tensors = read_safetensors(self.path("logits.safetensors"))
         shape, tokens = tensors["tokens"]
         ids = [int.from_bytes(tokens[4 * i:4 * i + 4], "little") for i in range(shape[0])]
         self.assertEqual(ids, case["prompt_tokens"])
-        top = json.loads(self.output("logits", model, "--prompt", case["text"], "--image", *media(*case["files"]), "--json", "--top", "1"))
+        top = json.loads(self.output("logits", model, "--prompt", case["text"], f"--{kind}", *media(*case["files"]), "--json", "--top", "1"))
         self.assertEqual(top[0]["id"], case["tokens"][0])
 
     def test_a_checkpoint_takes_the_processor_of_a_folder(self):
@@ -132,6 +135,27 @@ class ImagePromptsTest(support.FolderTest):
         result = call(*run, *self.lines({"prompt": "a", "images": ["../x.jpg"]}))
         self.assertEqual(result.returncode, 1)
         self.assertIn("rows.jsonl:1: the path ../x.jpg leaves the folder of media", result.stderr)
+
+    def test_what_is_wrong_with_sounds_is_named(self):
+        model, sound = self.model("qwen2_audio"), media("odd.wav")[0]
+        run = ["generate", model, "--device", "cpu"]
+        self.assert_error(1, "prompt 1: the text has <|AUDIO|> 2 times for 1 sound", *run, "--prompt", "<|AUDIO|> <|AUDIO|>", "--audio", sound)
+        self.assert_error(1, "prompt 1 has the token of a sound, 39, and no sound", *run, "--prompt", "a <|AUDIO|>")
+        self.assert_error(1, f"{model}: a model of type MIMO without an encoder of them reads no images", *run, "--prompt", "a", "--image",
+                          media("1_img1.jpg")[0])
+        llava = self.model()
+        self.assert_error(1, f"{llava}: a model of type MIMO without an encoder of them reads no sounds", "generate", llava, "--prompt", "a", "--audio", sound)
+        for name, rate, length, message in (("fast.wav", 44100, 3000, "1 channel at 44100 Hz, expected 1 channel at 16000 Hz: convert the sound first"),
+                                            ("none.wav", 16000, 0, "the sound has 0 samples, too few for one token of the model"),
+                                            ("tiny.wav", 16000, 160, "the sound has 160 samples, too few for one token of the model"),
+                                            ("long.wav", 16000, 496000, "the sound has 496000 samples, more than the 480000 of 30 s")):
+            with wave.open(self.path(name), "wb") as file:
+                file.setnchannels(1)
+                file.setsampwidth(2)
+                file.setframerate(rate)
+                file.writeframes(bytes(2 * length))
+            result = call(*run, "--prompt", "a", "--audio", self.path(name))
+            self.assertEqual((result.returncode, message in result.stderr), (1, True), result.stderr)
 
     def test_models_and_flags_without_images(self):
         golden = os.path.join(GOLDEN, "..", "evaluate", "model")

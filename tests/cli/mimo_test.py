@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import wave
 
 import support
 from media_model import GOLDEN, SAME, write_media_model
@@ -100,6 +101,37 @@ class MimoTest(support.FolderTest):
         self.train("seen", *length, "--bidirectional-images", model=model)
         self.assertEqual(len(metrics(self.path("seen"))), 3)
 
+    def test_sounds(self):
+        write_media_model(self.path("audio"), "qwen2_audio")
+        with open(self.path("sounds.jsonl"), "w") as file:
+            for i in range(12):
+                row = {"audio": ["low.wav", "odd.wav", "short.wav"][i % 3], "caption": "xyz" * (1 + i % 5)}
+                if i % 4 == 3:
+                    row = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "abc"}]}
+                file.write(json.dumps(row) + "\n")
+        data = ["--data-path", self.path("sounds.jsonl"), "--media-root", os.path.join(GOLDEN, "sounds"), "--media-model", self.path("audio"),
+                "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", self.path("audio")]
+        model = (" ".join(MODEL[:MODEL.index("--vision-model-type")]) + " --audio-model-type whisper --audio-num-layers 1 --audio-hidden-size 16 "
+                 "--audio-ffn-hidden-size 24 --audio-num-attention-heads 2 --audio-token-id 272").split()
+        self.data = data
+        self.train("heard", "--train-iters", "6", model=model)
+        losses = [row["lm loss"] for row in metrics(self.path("heard"))]
+        self.assertLess(losses[-1], losses[0])
+        run = ["pretrain", *RUN, *data, "--train-iters", "1"]
+        self.assert_error(1, f"--audio-mel-bins is 80, {self.path('audio')} has 128 as features of a frame", *run, *model, "--audio-mel-bins", "80")
+        self.assert_error(1, f"{self.path('audio')}: its model reads sounds, this one images", *run, *MODEL)
+        with wave.open(self.path("long.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(16000)
+            file.writeframes(bytes(2 * 496000))
+        with open(self.path("sounds.jsonl"), "a") as file:
+            file.write(json.dumps({"audio": "long.wav", "caption": "a"}) + "\n")
+        shutil.copytree(os.path.join(GOLDEN, "sounds"), self.path("sounds"))
+        shutil.move(self.path("long.wav"), self.path("sounds"))
+        run[run.index("--media-root") + 1] = self.path("sounds")
+        self.assert_error(1, f"{self.path('sounds.jsonl')}: line 13: the sound has 496000 samples, more than the 480000 of 30 s that the model hears", *run, *model)
+
     def test_what_contradicts_the_model_is_named(self):
         model = list(MODEL)
         model[model.index("--image-token-id") + 1] = "261"
@@ -121,9 +153,9 @@ class MimoTest(support.FolderTest):
         self.assertRegex(result.stderr, r"error: .*rows.jsonl: line \d+: 1_img1.jpg: byte \d+: JPEG: the file is cut")
         skipped = self.train("skipped", "--train-iters", "3", "--on-bad-media", "skip")
         self.assertRegex(skipped.stderr, r"warning: .*rows.jsonl: line 2: 1_img1.jpg: byte \d+: JPEG: .*: the sample counts nothing")
-        self.assertIn("; 5 with images that cannot be decoded, which count nothing", skipped.stderr + skipped.stdout)
+        self.assertIn("; 5 with media that cannot be decoded, which count nothing", skipped.stderr + skipped.stdout)
         result = support.call("pretrain", *RUN, *MODEL, *self.data, "--train-iters", "3", "--on-bad-media", "skip", "--max-bad-media", "4")
-        self.assertIn("5 images cannot be decoded, more than --max-bad-media 4; the first: ", result.stderr)
+        self.assertIn("5 media cannot be decoded, more than --max-bad-media 4; the first: ", result.stderr)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,9 @@ INSTANTIATE_TEST_SUITE_P(Vision, RoundedLayouts, testing::ValuesIn(rows_in_fp32(
 INSTANTIATE_TEST_SUITE_P(Vision, Layouts,
                          testing::ValuesIn(vision_rows().begin(), vision_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Audio, Layouts,
+                         testing::ValuesIn(audio_rows().begin(), audio_rows().end()),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Encoders, Layouts,
                          testing::ValuesIn(encoder_rows().begin(), encoder_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -393,7 +393,7 @@ std::span<const LayoutRow> quantized_rows() { return kQuantizedRows; }
 const char* model_flags(const char* name) {
   for (const std::span<const ModelFlags> models :
        {std::span<const ModelFlags>(kModels), expert_models(), encoder_models(), hybrid_models(),
-        vision_models()})
+        vision_models(), audio_models()})
     for (const ModelFlags& model : models)
       if (std::strcmp(model.name, name) == 0) return model.flags;
   throw_error(cat("the matrix has no model ", name));

@@ -41,6 +41,10 @@ std::span<const ModelFlags> encoder_models();
 std::span<const LayoutRow> vision_rows();
 std::span<const ModelFlags> vision_models();
 
+// Those of models that hear.
+std::span<const LayoutRow> audio_rows();
+std::span<const ModelFlags> audio_models();
+
 // Those of models whose layers are letters of a pattern.
 std::span<const LayoutRow> hybrid_rows();
 std::span<const LayoutRow> more_hybrid_rows();  // which `make matrix` alone takes

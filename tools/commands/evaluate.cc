@@ -342,7 +342,7 @@ extern "C" int megatron_evaluate(int argc, char** argv) {
   const std::vector<Task> tasks = read_tasks(config, flags.questions);
   if (std::ranges::any_of(tasks, &Task::asks))
     load.accept = [name = load.load](const ModelConfig& model, const Tokenizer*) {
-      check_reads_images(model, name);
+      check_reads({MediaKind::kImage}, model, name);
     };
   if (launch.world_size > 1) {
     const LoadModelRequest request = load_model_request(load, launch.local_rank);

@@ -136,7 +136,7 @@ class Questions {
   std::string add_requests(const Question& question, EvaluationRequests& out) {
     const ImagePrompt prompt = prompt_of(question);
     const int64_t group = std::ssize(read_), most = model_.config.transformer.seq_length;
-    read_.push_back(prompt.images);
+    read_.push_back(prompt.media.images);
     out.first.push_back(out.requests.size());
     int64_t tokens = 0;
     for (const std::string& choice : scored_choices(question, format_)) {
@@ -145,7 +145,7 @@ class Questions {
       const int64_t scored = std::ssize(ids) - std::ssize(prompt.ids);
       MEGATRON_CHECK(scored > 0, question.sample.name, ": the choice ", choice, " has no tokens");
       MEGATRON_CHECK(std::ssize(ids) <= most + 1, question.sample.name, " has ", std::ssize(ids),
-                     " tokens with a choice, ", prompt.image_tokens,
+                     " tokens with a choice, ", prompt.media_tokens,
                      " of them of images, beyond the model's context of ", most);
       tokens += scored;
       out.texts.push_back(std::move(ids));

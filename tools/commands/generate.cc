@@ -47,7 +47,8 @@ struct GenerateConfig : Config {
     v.field(
         "prompts_file", prompts_file,
         "a file of prompts (-: standard input), one a line; with .jsonl each line is an object "
-        "with \"prompt\" or \"text\" and perhaps \"images\" (paths), with --chat a conversation "
+        "with \"prompt\" or \"text\" and perhaps \"images\" or \"audios\" (paths), with --chat a "
+        "conversation "
         "(\"messages\")");
     v.field({"tokens_to_generate", "--tokens-to-generate --num-tokens-to-generate"},
             tokens_to_generate, "tokens after each prompt");
@@ -56,16 +57,17 @@ struct GenerateConfig : Config {
     v.field("chat", chat,
             "answer messages, by the tokenizer's chat template, until the turn ends: each --prompt "
             "is one of a user, --prompts-file holds conversations; with neither, each line of the "
-            "standard input is the user's next message; a line `/image FILE` adds an image to it");
+            "standard input is the user's next message; a line `/image FILE` or "
+            "`/audio FILE` adds an image or a sound to it");
     v.field("system", system, "with --chat: a system message at the start");
     v.field("chat_template", chat_template,
             "with --chat: a file with a template, or the template, in place of the tokenizer's");
     v.field("json", json, "print JSON");
     images.fields(v);
     v.field("media_root", media_root,
-            "folder of the images that lines of --prompts-file name; empty: the file's folder");
+            "folder of the media that lines of --prompts-file name; empty: the file's folder");
     v.field("escape_modality_text", escape_modality_text,
-            "with --chat and images: encode spellings of special tokens in messages as ordinary "
+            "with --chat and media: encode spellings of special tokens in messages as ordinary "
             "text; without it they are errors");
   }
   void validate(Violations& violations) const override {
@@ -84,13 +86,15 @@ struct GenerateConfig : Config {
       if (text.empty()) violations.add("--stop: an empty text would end everything");
   }
   void validate_images(Violations& violations) const {
-    if (!images.image.empty() && !prompts_file.empty())
-      violations.add("--image with --prompts-file", "lines of the file name their images");
-    if (!images.image.empty() && prompt.size() > 1)
-      violations.add(cat("--image with ", prompt.size(), " prompts"),
-                     "give one --prompt, or lines with \"images\" in --prompts-file");
-    if (!images.media_model.empty() && !chat && images.image.empty() && prompts_file.empty())
-      violations.add("--media-model has no effect without images");
+    const std::string name = images.image.empty() ? "audios" : "images";
+    if (images.given() && !prompts_file.empty())
+      violations.add(cat(images.flag(), " with --prompts-file"),
+                     cat("lines of the file name their ", name));
+    if (images.given() && prompt.size() > 1)
+      violations.add(cat(images.flag(), " with ", prompt.size(), " prompts"),
+                     cat("give one --prompt, or lines with \"", name, "\" in --prompts-file"));
+    if (!images.media_model.empty() && !chat && !images.given() && prompts_file.empty())
+      violations.add("--media-model has no effect without images or sounds");
     if (!media_root.empty() && prompts_file.empty())
       violations.add("--media-root has no effect without --prompts-file");
     if (escape_modality_text && !chat)
@@ -98,7 +102,7 @@ struct GenerateConfig : Config {
   }
 };
 
-// A text to continue, and its images.
+// A text to continue, and its media.
 struct Prompt {
   std::string text;
   std::vector<RowMedium> media;
@@ -117,8 +121,7 @@ std::vector<Prompt> read_prompts(const GenerateConfig& config) {
   std::vector<Prompt> prompts;
   if (config.prompts_file.empty()) {
     for (const std::string& text : config.prompt)
-      prompts.push_back(
-          {text, read_images(config.images.image), cat("prompt ", prompts.size() + 1)});
+      prompts.push_back({text, config.images.read(), cat("prompt ", prompts.size() + 1)});
     return prompts;
   }
   const std::string& path = config.prompts_file;
@@ -194,23 +197,24 @@ void print_now(std::string_view text) {
 
 struct Asked {
   Conversation conversation;
-  MultimodalRow row;  // the same, with its images
+  MultimodalRow row;  // the same, with its media
   std::string where;  // for errors
 };
 
 void add_message(Asked& asked, std::string_view role, std::string_view text,
-                 std::vector<RowMedium> images = {}) {
+                 std::vector<RowMedium> media = {}) {
   using Json = nlohmann::ordered_json;
   RowMessage message{Json{{"role", role}}.dump(), role == "assistant", {}};
   Json content = Json::array();
-  for (RowMedium& image : images) {
-    content.push_back({{"type", "image"}, {"path", image.path}});
+  for (RowMedium& medium : media) {
+    const bool image = medium.kind == MediaKind::kImage;
+    content.push_back({{"type", image ? "image" : "audio"}, {"path", medium.path}});
     message.parts.push_back({{}, std::ssize(asked.row.media)});
-    asked.row.media.push_back(std::move(image));
+    asked.row.media.push_back(std::move(medium));
   }
   content.push_back({{"type", "text"}, {"text", text}});
   message.parts.push_back({std::string(text), -1});
-  asked.conversation.messages.push_back(images.empty()
+  asked.conversation.messages.push_back(media.empty()
                                             ? chat_message(role, text)
                                             : Json{{"role", role}, {"content", content}}.dump(
                                                   -1, ' ', false, Json::error_handler_t::replace));
@@ -250,7 +254,7 @@ std::vector<Asked> read_conversations(const GenerateConfig& config) {
   std::vector<Asked> asked;
   for (size_t i = 0; i < config.prompt.size(); ++i) {
     asked.push_back(start_conversation(config, cat("--prompt ", i + 1)));
-    add_message(asked.back(), "user", config.prompt[i], read_images(config.images.image));
+    add_message(asked.back(), "user", config.prompt[i], config.images.read());
   }
   if (config.prompts_file.empty()) return asked;
   const std::string text = read_file(input_path(config.prompts_file));
@@ -298,7 +302,7 @@ void print_answers(const std::vector<Answer>& answers) {
   print_line(json.text());
 }
 
-// Prompts with images for the loaded model, opened when the first image is there.
+// Prompts with media for the loaded model, opened when the first medium is there.
 class LazyImagePrompts {
  public:
   LazyImagePrompts(const GenerateConfig& config, LoadedModel& loaded)
@@ -344,23 +348,27 @@ class ChatRun {
     if (config_.json) print_answers(answers_);
   }
 
-  // One conversation; each line of standard input is a message, or names an image of the next one.
+  // One conversation; each line of standard input is a message, or names a medium of the next one.
   void converse() {
-    constexpr std::string_view kImage = "/image ";
-    const bool terminal = isatty(STDIN_FILENO) != 0, sees = reads_images(loaded_.config);
+    constexpr std::pair<std::string_view, MediaKind> kLines[] = {{"/image ", MediaKind::kImage},
+                                                                 {"/audio ", MediaKind::kSound}};
+    const bool terminal = isatty(STDIN_FILENO) != 0;
     Asked asked = start_conversation(config_, "");
-    std::vector<RowMedium> images = read_images(config_.images.image);
+    std::vector<RowMedium> media = config_.images.read();
     std::string line;
     for (size_t turn = 1;
          terminal && !config_.json ? print_now("> ") : void(), std::getline(std::cin, line);) {
       if (line.ends_with('\r')) line.pop_back();
       if (line.empty()) continue;
-      if (sees && line.starts_with(kImage)) {
-        images.push_back(read_images({line.substr(kImage.size())}).front());
+      const auto* medium = std::ranges::find_if(kLines, [&](const auto& row) {
+        return line.starts_with(row.first) && reads_media(loaded_.config, row.second);
+      });
+      if (medium != std::end(kLines)) {
+        media.push_back(read_files(medium->second, {line.substr(medium->first.size())}).front());
         continue;
       }
       asked.where = cat("turn ", turn++);
-      add_message(asked, "user", line, std::exchange(images, {}));
+      add_message(asked, "user", line, std::exchange(media, {}));
       Answer answer = std::move(run({&asked, 1}, !config_.json).front());
       add_message(asked, "assistant", answer.generation.text);
       answers_.push_back(std::move(answer));
@@ -456,12 +464,16 @@ extern "C" int megatron_generate(int argc, char** argv) {
   const std::unique_ptr<LoadedDraft> draft =
       load_draft(load_model_request(load), options.speculation);
   if (draft) options.draft = draft->loaded().model.get();
-  const bool images =
-      !config.images.image.empty() || std::ranges::any_of(conversations, has_media) ||
-      std::ranges::any_of(prompts, [](const Prompt& prompt) { return !prompt.media.empty(); });
+  std::vector<MediaKind> kinds;
+  const auto note = [&](const std::vector<RowMedium>& media) {
+    std::ranges::copy(kinds_of(media), std::back_inserter(kinds));
+  };
+  if (config.chat && conversations.empty()) note(config.images.read());
+  for (const Asked& one : conversations) note(one.row.media);
+  for (const Prompt& one : prompts) note(one.media);
   load.accept = [&, drafts = accepts_drafts(options.speculation, draft.get())](
                     const ModelConfig& model, const Tokenizer* tokenizer) {
-    if (images) check_reads_images(model, load.load);
+    check_reads(kinds, model, load.load);
     drafts(model, tokenizer);
   };
   LoadedModel loaded = load_model(load, groups);

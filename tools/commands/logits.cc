@@ -37,10 +37,10 @@ struct LogitsConfig : Config {
   void validate(Violations& violations) const override {
     if (tokens.empty() == prompt.empty())
       violations.add("exactly one of --tokens and --prompt is needed");
-    if (prompt.empty() && !images.image.empty())
-      violations.add("--image with --tokens", "give --prompt, a text");
-    if (images.image.empty() && !images.media_model.empty())
-      violations.add("--media-model has no effect without --image");
+    if (prompt.empty() && images.given())
+      violations.add(cat(images.flag(), " with --tokens"), "give --prompt, a text");
+    if (!images.given() && !images.media_model.empty())
+      violations.add("--media-model has no effect without --image or --audio");
     if (top <= 0) violations.add(cat("--top ", top, " must be positive"));
   }
 };
@@ -104,22 +104,22 @@ extern "C" int megatron_logits(int argc, char** argv) {
                      configs, argc, argv, {.positional = "load"}))
     return 0;
   const ParallelGroups groups;
-  const bool sees = !config.images.image.empty();
+  const bool media = config.images.given();
   MultimodalRow row;
   row.caption = config.prompt;
-  row.media = read_images(config.images.image);
-  if (sees)
+  row.media = config.images.read();
+  if (media)
     load.accept = [&](const ModelConfig& model, const Tokenizer*) {
-      check_reads_images(model, load.load);
+      check_reads(kinds_of(row.media), model, load.load);
     };
   LoadedModel loaded = load_model(load, groups, /*tokenizer_required=*/!config.prompt.empty());
   ImagePrompt prompt;
-  if (sees)
+  if (media)
     prompt = ImagePrompts(*loaded.model, *loaded.tokenizer, media_folder(config.images, loaded), "",
                           /*escape_literals=*/false)
                  .of_text(row, "--prompt");
-  const std::vector<int32_t> ids = sees ? prompt.ids : token_ids(config, loaded);
-  const at::Tensor result = full_logits(*loaded.model, ids, {}, prompt.images);
+  const std::vector<int32_t> ids = media ? prompt.ids : token_ids(config, loaded);
+  const at::Tensor result = full_logits(*loaded.model, ids, {}, prompt.media);
   if (!config.output.empty())
     write_output(config.output, ids, result);
   else

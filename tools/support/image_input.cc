@@ -9,6 +9,7 @@
 #include "megatron/datasets/multimodal/multimodal_source.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/media/media_source.h"
+#include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/model_table.h"
 
 namespace megatron {
@@ -22,16 +23,24 @@ void ImageConfig::fields(FieldVisitor& v) {
   v.field("image", image,
           "one or more image files (JPEG, PNG, WebP) of the prompt, in the order of their "
           "placeholders; a prompt without placeholders has them first");
+  v.field("audio", audio,
+          "one or more sound files (WAV, FLAC, Ogg; one channel, 16 kHz) of the prompt, likewise");
   v.field("media_model", media_model,
-          "folder of a Hugging Face model, whose config.json and image processor say what images "
+          "folder of a Hugging Face model, whose config.json and image processor say what media "
           "become; empty: the model's own folder");
 }
 
-std::vector<RowMedium> read_images(const std::vector<std::string>& files) {
+std::vector<RowMedium> ImageConfig::read() const {
+  std::vector<RowMedium> out = read_files(MediaKind::kImage, image);
+  for (RowMedium& sound : read_files(MediaKind::kSound, audio)) out.push_back(std::move(sound));
+  return out;
+}
+
+std::vector<RowMedium> read_files(MediaKind kind, const std::vector<std::string>& files) {
   std::vector<RowMedium> out;
   for (const std::string& file : files)
-    out.push_back({MediaKind::kImage, file,
-                   read_file(file, static_cast<uint64_t>(MediaLimits().max_file_bytes))});
+    out.push_back(
+        {kind, file, read_file(file, static_cast<uint64_t>(MediaLimits().max_file_bytes))});
   return out;
 }
 
@@ -82,16 +91,29 @@ std::vector<RowMedium> read_media_of_row(const std::string& json, const std::str
   return row_with_bytes(sample).media;
 }
 
-void check_reads_images(const ModelConfig& config, const std::string& model) {
-  MEGATRON_CHECK(reads_images(config), model, ": a model of type ",
-                 find_model_type(config.type).title, " reads no images",
-                 "\nhint: leave them out, or give a model with an encoder of images");
+void check_reads(const std::vector<MediaKind>& kinds, const ModelConfig& config,
+                 const std::string& model) {
+  for (const MediaKind kind : kinds) {
+    const std::string name = kind == MediaKind::kImage ? "images" : "sounds";
+    MEGATRON_CHECK(
+        reads_media(config, kind), model, ": a model of type ", find_model_type(config.type).title,
+        config.own.as<MimoConfig>() == nullptr ? "" : " without an encoder of them", " reads no ",
+        name, "\nhint: leave them out, or give a model with an encoder of ", name);
+  }
+}
+
+std::vector<MediaKind> kinds_of(const std::vector<RowMedium>& media) {
+  std::vector<MediaKind> out;
+  for (const RowMedium& medium : media) out.push_back(medium.kind);
+  return out;
 }
 
 fs::path media_folder(const ImageConfig& config, const LoadedModel& model) {
   if (!config.media_model.empty()) return config.media_model;
   for (const char* file : {"preprocessor_config.json", "processor_config.json"})
     if (fs::exists(model.directory / file) && is_hf_folder(model.directory)) return model.directory;
+  if (reads_media(model.config, MediaKind::kSound) && is_hf_folder(model.directory))
+    return model.directory;
   throw_error(cat(model.directory.string(), ": has no image processor (preprocessor_config.json)",
                   "\nhint: --media-model names a folder of Hugging Face that has one"));
 }

@@ -1,4 +1,5 @@
-// Images of prompts: --image, and rows that name theirs, for commands that read prompts.
+// Images and sounds of prompts: --image, --audio, and rows that name theirs, for commands that read
+// prompts.
 #pragma once
 
 #include <string>
@@ -13,14 +14,17 @@
 namespace megatron {
 
 struct ImageConfig {
-  std::vector<std::string> image;
+  std::vector<std::string> image, audio;
   std::string media_model;
 
   void fields(FieldVisitor& visitor);
+  bool given() const { return !image.empty() || !audio.empty(); }
+  const char* flag() const { return image.empty() ? "--audio" : "--image"; }  // that is given
+  std::vector<RowMedium> read() const;  // images, then sounds, as read_files() does
 };
 
 // The files, as media with their bytes. Throws Error that names the file.
-std::vector<RowMedium> read_images(const std::vector<std::string>& files);
+std::vector<RowMedium> read_files(MediaKind kind, const std::vector<std::string>& files);
 
 // Whether a row names media, or has a place for one.
 bool names_media(std::string_view json);
@@ -36,10 +40,13 @@ MultimodalRow read_row_with_media(const std::string& json, const std::string& fi
 std::vector<RowMedium> read_media_of_row(const std::string& json, const std::string& file,
                                          const std::string& media_root, const std::string& where);
 
-// Throws Error unless the model reads images.
-void check_reads_images(const ModelConfig& config, const std::string& model);
+// Throws Error unless the model reads media of these kinds.
+void check_reads(const std::vector<MediaKind>& kinds, const ModelConfig& config,
+                 const std::string& model);
+// Of the media of a row, and those that --image and --audio give.
+std::vector<MediaKind> kinds_of(const std::vector<RowMedium>& media);
 
-// The folder that says what images become: --media-model, or else the model's own. Throws Error if
+// The folder that says what media become: --media-model, or else the model's own. Throws Error if
 // there is none.
 std::filesystem::path media_folder(const ImageConfig& config, const LoadedModel& model);
 

@@ -197,6 +197,9 @@ MediaRules read_media_rules(const std::filesystem::path& folder, const Tokenizer
                         file.id("audio_token_id", "audio_token_index",
                                 out.family == Family::kVoxtral ? int64_t{24} : int64_t{151646}),
                         file.path);
+    out.mel_bins =
+        file.get(file.json.value("audio_config", Json::object()), "num_mel_bins", int64_t{128});
+    MEGATRON_CHECK(out.mel_bins > 0, file.path, ": num_mel_bins is ", out.mel_bins);
   } else {
     out.processor = processor_of(folder, processor);
     read_image_rules(file, tokenizer, out);
@@ -204,6 +207,7 @@ MediaRules read_media_rules(const std::filesystem::path& folder, const Tokenizer
   out.description = cat(file.json.value("model_type", ""), " ", processor, " ", out.patch, " ",
                         out.class_rows, " ", out.rows_of_a_picture, " ",
                         out.image ? out.image->id : -1, " ", out.sound ? out.sound->id : -1);
+  if (out.hears()) out.description += cat(" ", out.mel_bins);
   return out;
 }
 

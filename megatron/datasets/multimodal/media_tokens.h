@@ -43,11 +43,13 @@ struct MediaRules {
   int64_t patch = 14;
   int64_t class_rows = 0;           // of a picture, beside its patches
   int64_t rows_of_a_picture = 256;  // InternVL's tiles, Gemma 3's pictures
+  int64_t mel_bins = 128;           // features of a frame of sound
   std::string before, after;        // InternVL, Gemma 3: tokens around the rows
   std::string description;          // all of it, for fingerprints
 
   // Of the encoder's patches: sides of blocks that become one feature, and how often a still image
   // is repeated.
+  bool hears() const { return sound.has_value(); }
   int64_t block() const { return family == Family::kQwen2Vl ? processor.merge : 1; }
   int64_t frames() const { return family == Family::kQwen2Vl ? processor.frames : 1; }
 };

@@ -62,14 +62,15 @@ void MockMultimodalDataset::read(int64_t index, const SampleSpans& out,
   const GPTSpans spans(out);
   for (const std::span<int64_t> ids : {spans.tokens, spans.labels})
     for (int64_t& id : ids)
-      if (id == images_.token) id = (id + 1) % images_.vocab_size;
+      while (id == images_.token || id == images_.sound_token) id = (id + 1) % images_.vocab_size;
   for (const Placed& image : placed(index)) {
-    const int64_t end = image.position + image.what.tokens;
+    const int64_t end = image.position + image.what.tokens,
+                  token = image.what.is_sound() ? images_.sound_token : images_.token;
     for (int64_t i = image.position; i < end; ++i) {
       const auto at = static_cast<size_t>(i);
-      spans.tokens[at] = images_.token;
+      spans.tokens[at] = token;
       if (i == 0) continue;
-      spans.labels[at - 1] = images_.token;
+      spans.labels[at - 1] = token;
       spans.loss_mask[at - 1] = 0.0F;
     }
   }
@@ -77,8 +78,23 @@ void MockMultimodalDataset::read(int64_t index, const SampleSpans& out,
 
 std::vector<SampleImage> MockMultimodalDataset::images(int64_t index) const {
   std::vector<SampleImage> out;
-  for (const Placed& image : placed(index)) out.push_back(image.what.image);
+  for (const Placed& image : placed(index))
+    if (!image.what.is_sound()) out.push_back(image.what.image);
   return out;
+}
+
+std::vector<SampleSound> MockMultimodalDataset::sounds(int64_t index) const {
+  std::vector<SampleSound> out;
+  for (const Placed& sound : placed(index))
+    if (sound.what.is_sound()) out.push_back(sound.what.sound);
+  return out;
+}
+
+void MockMultimodalDataset::read_sound(int64_t index, int64_t sound,
+                                       std::span<float> frames) const {
+  NumpyRandom random = random_of(images_.seed + 1002 + sound, index);
+  std::ranges::generate(
+      frames, [&] { return static_cast<float>(random.next_u32() >> 8) / (1 << 23) - 0.5F; });
 }
 
 void MockMultimodalDataset::read_image(int64_t index, int64_t image,
@@ -92,8 +108,9 @@ std::string MockMultimodalDataset::description() const {
   json.begin_object().member("class", "MockMultimodalDataset").member("token", images_.token);
   json.member("vocab_size", images_.vocab_size).member("random_seed", images_.seed);
   json.key("kinds").begin_array();
-  for (const auto& [image, tokens] : images_.kinds) {
+  for (const auto& [image, tokens, sound] : images_.kinds) {
     json.begin_object().member("tokens", tokens).member("pictures", image.pictures);
+    if (sound.frames > 0) json.member("frames", sound.frames).member("bins", sound.bins);
     json.member("rows", image.rows).member("columns", image.columns);
     json.member("patch_bytes", image.patch_bytes).end_object();
   }

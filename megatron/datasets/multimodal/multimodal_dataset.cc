@@ -9,6 +9,7 @@
 #include "megatron/datasets/blend.h"
 #include "megatron/datasets/index_cache.h"
 #include "megatron/datasets/multimodal/image_patches.h"
+#include "megatron/datasets/multimodal/sound_frames.h"
 #include "megatron/datasets/sampler.h"
 #include "megatron/datasets/tuning/first_fit.h"
 
@@ -66,16 +67,16 @@ struct MultimodalDataset::Impl {
   void count_patches();
   template <class Use>
   void for_each_member(int64_t sequence, Use&& use) const;
-  // Sample and medium of each image of a sequence.
-  std::vector<std::pair<int64_t, int64_t>> image_places(int64_t sequence) const;
+  // Sample and medium of each image or sound of a sequence.
+  std::vector<std::pair<int64_t, int64_t>> places_of(MediaKind kind, int64_t sequence) const;
 };
 
-std::vector<std::pair<int64_t, int64_t>> MultimodalDataset::Impl::image_places(
-    int64_t sequence) const {
+std::vector<std::pair<int64_t, int64_t>> MultimodalDataset::Impl::places_of(
+    MediaKind kind, int64_t sequence) const {
   std::vector<std::pair<int64_t, int64_t>> out;
   for (const int64_t sample : sequences[sequence])
     for (int64_t m = 0; m < index->media_count(sample); ++m)
-      if (index->facts(sample, m).kind == MediaKind::kImage) out.emplace_back(sample, m);
+      if (index->facts(sample, m).kind == kind) out.emplace_back(sample, m);
   return out;
 }
 
@@ -206,14 +207,15 @@ void MultimodalDataset::read(int64_t index, const SampleSpans& sample,
 
 std::vector<SampleImage> MultimodalDataset::images(int64_t index) const {
   std::vector<SampleImage> out;
-  for (const auto& [sample, medium] : impl_->image_places(index))
+  for (const auto& [sample, medium] : impl_->places_of(MediaKind::kImage, index))
     out.push_back(sample_image(impl_->index->rules(), impl_->index->facts(sample, medium)));
   return out;
 }
 
 void MultimodalDataset::read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const {
   const MultimodalIndex& samples = *impl_->index;
-  const auto [sample, medium] = impl_->image_places(index).at(static_cast<size_t>(image));
+  const auto [sample, medium] =
+      impl_->places_of(MediaKind::kImage, index).at(static_cast<size_t>(image));
   constexpr uint8_t kGray = 128;
   if (samples.is_bad(sample, medium)) return std::ranges::fill(patches, kGray), void();
   const IndexedMedium place = samples.medium(sample, medium);
@@ -221,6 +223,25 @@ void MultimodalDataset::read_image(int64_t index, int64_t image, std::span<uint8
   read_patches(samples.rules(),
                {{reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, place.name},
                place.facts.size, impl_->options.limits, patches);
+}
+
+std::vector<SampleSound> MultimodalDataset::sounds(int64_t index) const {
+  std::vector<SampleSound> out;
+  for (const auto& [sample, medium] : impl_->places_of(MediaKind::kSound, index))
+    out.push_back(sample_sound(impl_->index->rules(), impl_->index->facts(sample, medium)));
+  return out;
+}
+
+void MultimodalDataset::read_sound(int64_t index, int64_t sound, std::span<float> frames) const {
+  const MultimodalIndex& samples = *impl_->index;
+  const auto [sample, medium] =
+      impl_->places_of(MediaKind::kSound, index).at(static_cast<size_t>(sound));
+  if (samples.is_bad(sample, medium)) return std::ranges::fill(frames, 0.0F), void();
+  const IndexedMedium place = samples.medium(sample, medium);
+  const std::string bytes = samples.bytes(sample, medium);
+  read_frames(samples.rules(),
+              {{reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, place.name},
+              place.facts.samples, impl_->options.limits, frames);
 }
 
 const PixelTable* MultimodalDataset::pixel_values() const { return &impl_->pixel_values; }

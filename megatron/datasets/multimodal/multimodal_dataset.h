@@ -35,7 +35,7 @@ struct MultimodalCounts {
   int64_t samples = 0, cut = 0, dropped = 0, silent = 0, sequences = 0;
   int64_t positions = 0, counted = 0, patches = 0, most_patches = 0;  // most: of a sequence
   std::string first_dropped;                                          // its name
-  int64_t bad = 0;  // samples with an image that cannot be decoded, of which nothing counts
+  int64_t bad = 0;  // samples with a medium that cannot be decoded, of which nothing counts
 };
 
 // Rows of a medium in a sequence.
@@ -63,6 +63,8 @@ class MultimodalDataset final : public Dataset {
   std::vector<SampleImage> images(int64_t index) const override;
   // Throws Error that names the sample and the medium: bytes that cannot be read or decoded.
   void read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const override;
+  std::vector<SampleSound> sounds(int64_t index) const override;
+  void read_sound(int64_t index, int64_t sound, std::span<float> frames) const override;
   const PixelTable* pixel_values() const override;
   // Ascending. Every run lies in the sequence as a whole.
   std::vector<SequenceRun> runs(int64_t index) const;

@@ -14,6 +14,7 @@
 #include "megatron/datasets/multimodal/medium_facts.h"
 #include "megatron/datasets/multimodal/multimodal_source.h"
 #include "megatron/media/decode.h"
+#include "megatron/media/sound.h"
 
 namespace megatron {
 namespace {
@@ -156,11 +157,15 @@ Encoded MultimodalIndex::Impl::encode(const MultimodalEncoder& encoder, const So
 
 MediumFacts MultimodalIndex::Impl::facts_of(MediaKind kind, std::span<const uint8_t> bytes,
                                             const std::string& name, std::string& bad) const {
-  if (!options.most_bad || kind != MediaKind::kImage)
-    return read_medium_facts(kind, bytes, name, options.limits);
-  MediumFacts facts{kind, kBadImage, 0};
+  if (!options.most_bad) return read_medium_facts(kind, bytes, name, options.limits);
+  MediumFacts facts{kind, kBadImage, kBadSound};
   try {
     facts = read_medium_facts(kind, bytes, name, options.limits);
+    if (kind == MediaKind::kSound) {
+      if (std::ssize(decode_sound({bytes, name}, options.limits)) != facts.samples)
+        bad = cat(name, ": is not as long as its headers say");
+      return facts;
+    }
     const Image pixels = decode_image({bytes, name}, {.limits = options.limits});
     if (pixels.size() != facts.size) bad = cat(name, ": is not of the size that its headers say");
   } catch (const MediaError& error) {
@@ -184,7 +189,7 @@ void MultimodalIndex::Impl::read_bad(std::string_view lines) {
     bad.push_back({sample, std::string(line.substr(blank + 1))});
   }
   if (!options.most_bad || std::ssize(bad) <= *options.most_bad) return;
-  throw_error(cat(path, ": ", bad.size(), " images cannot be decoded, more than --max-bad-media ",
+  throw_error(cat(path, ": ", bad.size(), " media cannot be decoded, more than --max-bad-media ",
                   *options.most_bad, "; the first: ", bad.front().reason));
 }
 

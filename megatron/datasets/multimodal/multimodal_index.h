@@ -32,13 +32,14 @@ struct IndexedMedium {
   std::string name;  // for messages: "a.tar: s/003: img1.png"
 };
 
-// A sample with an image that cannot be decoded, of the size that its headers say or, if they do
-// not, kBadImage.
+// A sample with a medium that cannot be decoded, of the size that its headers say or, if they do
+// not, kBadImage or kBadSound.
 struct BadSample {
   int64_t sample = 0;
   std::string reason;  // names file, row, medium and byte
 };
 inline constexpr ImageSize kBadImage = {64, 64};
+inline constexpr int64_t kBadSound = 16000;  // samples
 
 // Built once for each node and mapped. Thread safe.
 class MultimodalIndex {

@@ -6,6 +6,7 @@
 #include "megatron/base/check.h"
 #include "megatron/datasets/multimodal/image_patches.h"
 #include "megatron/datasets/multimodal/medium_facts.h"
+#include "megatron/datasets/multimodal/sound_frames.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/mimo/read_images.h"
 #include "megatron/tensor/torch.h"
@@ -35,13 +36,15 @@ std::string counted(int64_t count, const char* what) {
   return cat(count, " ", what, count == 1 ? "" : "s");
 }
 
+const char* medium_name(const MediaRules& rules) { return rules.hears() ? "sound" : "image"; }
+
 const MimoConfig& own_of(const Model& model) { return *model.config().own.as<MimoConfig>(); }
 
 }  // namespace
 
-bool reads_images(const ModelConfig& config) {
+bool reads_media(const ModelConfig& config, MediaKind kind) {
   const auto* own = config.own.as<MimoConfig>();
-  return own != nullptr && own->is_given();
+  return own != nullptr && (kind == MediaKind::kImage ? own->sees() : own->hears());
 }
 
 ImagePrompts::ImagePrompts(Model& model, const Tokenizer& tokenizer,
@@ -50,19 +53,24 @@ ImagePrompts::ImagePrompts(Model& model, const Tokenizer& tokenizer,
     : model_(model),
       conversations_(tokenizer, folder, with_template(chat_template)),
       encoder_(tokenizer, conversations_, read_media_rules(folder, tokenizer), escape_literals) {
-  MEGATRON_ASSERT(reads_images(model.config()), "images for a model without an encoder");
+  MEGATRON_ASSERT(reads_media(model.config(), MediaKind::kImage) ||
+                      reads_media(model.config(), MediaKind::kSound),
+                  "media for a model without an encoder");
   check_media_rules(encoder_.rules(), own_of(model), folder.string());
 }
 
 ImagePrompt ImagePrompts::of_text(const MultimodalRow& row, const std::string& where) const {
-  const std::string& placeholder = encoder_.rules().image->placeholder;
-  const int64_t written = count_of(row.caption, placeholder), images = std::ssize(row.media);
-  MEGATRON_CHECK(written == 0 || written == images, where, ": the text has ", placeholder, " ",
-                 written, written == 1 ? " time for " : " times for ", counted(images, "image"),
-                 "\nhint: once for each image, or not at all: then images come before the text");
+  const MediaRules& rules = encoder_.rules();
+  const char* const name = medium_name(rules);
+  const std::string& placeholder = (rules.hears() ? rules.sound : rules.image)->placeholder;
+  const int64_t written = count_of(row.caption, placeholder), media = std::ssize(row.media);
+  MEGATRON_CHECK(written == 0 || written == media, where, ": the text has ", placeholder, " ",
+                 written, written == 1 ? " time for " : " times for ", counted(media, name),
+                 "\nhint: once for each ", name, ", or not at all: then ", name,
+                 "s come before the text");
   std::string text;
   if (written == 0)
-    for (int64_t i = 0; i < images; ++i) text += placeholder;
+    for (int64_t i = 0; i < media; ++i) text += placeholder;
   return prompt_of(text + row.caption, row, where);
 }
 
@@ -83,22 +91,33 @@ ImagePrompt ImagePrompts::prompt_of(const std::string& text, const MultimodalRow
   out.text = text;
   out.ids = expanded_ids(sample);
   for (int32_t& id : out.ids) id = id < 0 ? ~id : id;
-  const MimoConfig& own = own_of(model_);
   for (const int32_t id : out.ids) {
-    out.image_tokens += id == own.image_token_id;
-    MEGATRON_CHECK(id < model_.config().vocab_size || id == own.image_token_id, where,
-                   " has the token id ", id, ", the model's vocabulary has ",
-                   model_.config().vocab_size);
+    out.media_tokens += is_medium(id);
+    MEGATRON_CHECK(id < model_.config().vocab_size || is_medium(id), where, " has the token id ",
+                   id, ", the model's vocabulary has ", model_.config().vocab_size);
   }
-  out.image_count = std::ssize(media);
-  if (!media.empty()) out.images = packed(row, media, out.ids, where);
+  out.media_count = std::ssize(media);
+  if (media.empty()) return out;
+  const std::vector<int64_t> tokens(out.ids.begin(), out.ids.end());
+  const at::Device device = model_.parameters().front()->value.device();
+  if (encoder_.rules().hears())
+    out.media.sounds = std::make_shared<const PackedSounds>(
+        to_device(packed_sounds(row, media, tokens, where), device));
+  else
+    out.media.images = std::make_shared<const PackedImages>(
+        to_device(packed_images(row, media, tokens, where), device));
   return out;
 }
 
-std::shared_ptr<const PackedImages> ImagePrompts::packed(const MultimodalRow& row,
-                                                         const std::vector<MediumFacts>& media,
-                                                         const std::vector<int32_t>& ids,
-                                                         const std::string& where) const {
+bool ImagePrompts::is_medium(int32_t id) const {
+  const MimoConfig& own = own_of(model_);
+  return (own.sees() && id == own.image_token_id) || (own.hears() && id == own.audio_token_id);
+}
+
+PackedImages ImagePrompts::packed_images(const MultimodalRow& row,
+                                         const std::vector<MediumFacts>& media,
+                                         const std::vector<int64_t>& ids,
+                                         const std::string& where) const {
   const MediaRules& rules = encoder_.rules();
   const MimoConfig& own = own_of(model_);
   std::vector<SeenImage> images;
@@ -118,24 +137,39 @@ std::shared_ptr<const PackedImages> ImagePrompts::packed(const MultimodalRow& ro
     to += size;
   }
   PixelTable numbers = pixel_table(rules.processor.scaling);
-  const std::vector<int64_t> tokens(ids.begin(), ids.end());
-  return std::make_shared<const PackedImages>(
-      to_device(pack_images(own, images, patches,
-                            at::from_blob(numbers.front().data(), {3, 256}, at::kFloat).clone(),
-                            tokens, 1, own.image_token_id),
-                model_.parameters().front()->value.device()));
+  return pack_images(own, images, patches,
+                     at::from_blob(numbers.front().data(), {3, 256}, at::kFloat).clone(), ids, 1,
+                     own.image_token_id);
+}
+
+PackedSounds ImagePrompts::packed_sounds(const MultimodalRow& row,
+                                         const std::vector<MediumFacts>& media,
+                                         const std::vector<int64_t>& ids,
+                                         const std::string& where) const {
+  const MediaRules& rules = encoder_.rules();
+  const MimoConfig& own = own_of(model_);
+  std::vector<SeenSound> sounds;
+  std::vector<at::Tensor> frames;
+  for (size_t i = 0; i < media.size(); ++i) {
+    const SampleSound sound = sample_sound(rules, media[i]);
+    sounds.push_back(seen_sound(0, sound));
+    at::Tensor& one = frames.emplace_back(at::empty({sound.rows(), sound.bins}, at::kFloat));
+    read_frames(rules, source_of(row.media[i], where), media[i].samples, {},
+                {one.mutable_data_ptr<float>(), static_cast<size_t>(one.numel())});
+  }
+  return pack_sounds(own, sounds, at::cat(frames), ids, 1, own.audio_token_id);
 }
 
 Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_generate,
                                const std::string& where) const {
   const int64_t length = std::ssize(prompt.ids), most = model_.config().transformer.seq_length;
-  MEGATRON_CHECK(length + tokens_to_generate <= most, where, " has ", length, " tokens, ",
-                 prompt.image_tokens, " of them of ", counted(prompt.image_count, "image"),
-                 "; with ", tokens_to_generate,
-                 " to generate that is beyond the model's context of ", most,
-                 "\nhint: give fewer images, or a smaller --tokens-to-generate");
-  const auto image_token = static_cast<int32_t>(own_of(model_).image_token_id);
-  const auto last = std::find(prompt.ids.rbegin(), prompt.ids.rend(), image_token);
+  MEGATRON_CHECK(
+      length + tokens_to_generate <= most, where, " has ", length, " tokens, ", prompt.media_tokens,
+      " of them of ", counted(prompt.media_count, medium_name(encoder_.rules())), "; with ",
+      tokens_to_generate, " to generate that is beyond the model's context of ", most,
+      "\nhint: give fewer ", medium_name(encoder_.rules()), "s, or a smaller --tokens-to-generate");
+  const auto last = std::find_if(prompt.ids.rbegin(), prompt.ids.rend(),
+                                 [&](int32_t id) { return is_medium(id); });
   const int64_t count = prompt.ids.rend() - last;
   Generation out;
   out.prompt_tokens = prompt.ids;
@@ -144,17 +178,18 @@ Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_gene
   const at::Tensor tokens =
       at::tensor(ids, at::kLong).unsqueeze(0).to(model_.parameters().front()->value.device());
   std::vector<int64_t> ends;
-  const at::Tensor rows = dynamic_cast<MimoModel&>(model_)
-                              .prompt_rows(tokens, prompt.images.get(), &ends)
-                              .to(at::kCPU)
-                              .contiguous();
+  const at::Tensor rows =
+      dynamic_cast<MimoModel&>(model_)
+          .prompt_rows(tokens, prompt.media.images.get(), &ends, prompt.media.sounds.get())
+          .to(at::kCPU)
+          .contiguous();
   const float* values = rows.const_data_ptr<float>();
-  out.rows = std::make_shared<const GivenRows>(
-      GivenRows{count,
-                rows.size(1),
-                {values, values + rows.numel()},
-                std::move(ends),
-                prompt.images ? prompt.images->positions_of(count) : std::vector<int64_t>()});
+  out.rows = std::make_shared<const GivenRows>(GivenRows{
+      count,
+      rows.size(1),
+      {values, values + rows.numel()},
+      std::move(ends),
+      prompt.media.images ? prompt.media.images->positions_of(count) : std::vector<int64_t>()});
   return out;
 }
 

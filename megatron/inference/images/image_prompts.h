@@ -1,4 +1,5 @@
-// Prompts with images: their ids, and the rows that a decoder reads in the place of these.
+// Prompts with images or sounds: their ids, and the rows that a decoder reads in the place of
+// these.
 #pragma once
 
 #include <cstdint>
@@ -10,49 +11,51 @@
 #include "megatron/datasets/multimodal/multimodal_encoder.h"
 #include "megatron/inference/chat.h"
 #include "megatron/inference/generator.h"
+#include "megatron/models/audio/packed_sounds.h"
 #include "megatron/models/vision/packed_images.h"
 
 namespace megatron {
 
-// Whether a model reads images.
-bool reads_images(const ModelConfig& config);
+// Whether a model reads media of this kind.
+bool reads_media(const ModelConfig& config, MediaKind kind);
 
 struct ImagePrompt {
-  std::string text;                            // with placeholders
-  std::vector<int32_t> ids;                    // an image token for each feature
-  std::shared_ptr<const PackedImages> images;  // on the device of the model
-  int64_t image_count = 0, image_tokens = 0;
+  std::string text;          // with placeholders
+  std::vector<int32_t> ids;  // a token of images or sounds for each feature
+  PromptMedia media;         // on the device of the model
+  int64_t media_count = 0, media_tokens = 0;
 };
 
 // The media of rows hold their bytes, and a name as their path.
 class ImagePrompts {
  public:
-  // `folder`: of a model of Hugging Face, whose config.json and image processor say what an image
-  // becomes. `tokenizer` outlives this. Throws Error if the model reads other pictures, or none.
+  // `folder`: of a model of Hugging Face, whose config.json and image processor say what media
+  // become. `tokenizer` outlives this. Throws Error if the model reads other ones, or none.
   ImagePrompts(Model& model, const Tokenizer& tokenizer, const std::filesystem::path& folder,
                const std::string& chat_template, bool escape_literals);
   ImagePrompts(const ImagePrompts&) = delete;  // its parts refer to each other
 
-  // Of the row's caption, which has the placeholder of each image, or none: then images come first.
-  // Throws Error that begins with `where`, also for an image that cannot be decoded.
+  // Of the row's caption, which has the placeholder of each medium, or none: then media come first.
+  // Throws Error that begins with `where`, also for a medium that cannot be decoded.
   ImagePrompt of_text(const MultimodalRow& row, const std::string& where) const;
   // Of the row's messages, for the model's next one. Throws Error, also for texts that hold the
   // spelling of a special token.
   ImagePrompt of_conversation(const MultimodalRow& row, const Chat& chat,
                               const std::string& where) const;
 
-  // As generate() takes it: ids up to the last image token as rows. Throws Error that begins with
-  // `where` if prompt and text are longer than the model's sequences (seq_length).
+  // As generate() takes it: ids up to the last token of a medium as rows. Throws Error that begins
+  // with `where` if prompt and text are longer than the model's sequences (seq_length).
   Generation start(const ImagePrompt& prompt, int64_t tokens_to_generate,
                    const std::string& where) const;
 
  private:
   ImagePrompt prompt_of(const std::string& text, const MultimodalRow& row,
                         const std::string& where) const;
-  std::shared_ptr<const PackedImages> packed(const MultimodalRow& row,
-                                             const std::vector<MediumFacts>& media,
-                                             const std::vector<int32_t>& ids,
-                                             const std::string& where) const;
+  PackedImages packed_images(const MultimodalRow& row, const std::vector<MediumFacts>& media,
+                             const std::vector<int64_t>& ids, const std::string& where) const;
+  PackedSounds packed_sounds(const MultimodalRow& row, const std::vector<MediumFacts>& media,
+                             const std::vector<int64_t>& ids, const std::string& where) const;
+  bool is_medium(int32_t id) const;  // its features stand in the place of this id
 
   Model& model_;
   ConversationEncoder conversations_;

@@ -23,6 +23,7 @@ const std::vector<HfFamily>& families() {
     for (HfFamily& family : encoder_hf_families()) all.push_back(std::move(family));
     for (HfFamily& family : t5_hf_families()) all.push_back(std::move(family));
     for (HfFamily& family : multimodal_hf_families()) all.push_back(std::move(family));
+    for (HfFamily& family : audio_hf_families()) all.push_back(std::move(family));
     return all;
   }();
   return table;
@@ -104,6 +105,9 @@ std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
     case HfLayout::kSeparateQKV:
       part == 0 ? queries(0) : keys_or_values(0, static_cast<int64_t>(part) - 1);
       return runs;
+    case HfLayout::kQueryValue:
+      part == 0 ? queries(0) : keys_or_values(0, 1);
+      return runs;
     case HfLayout::kSeparateKV:
       for (int64_t head = 0; head < groups; ++head)
         runs.push_back({head * d, (2 * head + static_cast<int64_t>(part)) * d, d});
@@ -124,7 +128,7 @@ int64_t rows_of_part(HfLayout layout, size_t part, size_t parts, int64_t rows,
   if (layout == HfLayout::kStacked || layout == HfLayout::kSeparateKV)
     return rows / static_cast<int64_t>(parts);
   if (layout == HfLayout::kSeparateDelta) return delta_rows(t, part, part + 1);
-  if (layout != HfLayout::kSeparateQKV) return rows;
+  if (layout != HfLayout::kSeparateQKV && layout != HfLayout::kQueryValue) return rows;
   const int64_t of_head = t.attention_output_gate ? 2 : 1;
   return (part == 0 ? t.num_attention_heads * of_head : t.query_groups()) * t.kv_channels;
 }
@@ -249,6 +253,8 @@ void add_parts(const Names& names, const std::vector<int64_t>& indices, const st
     tensor.shape = shape;
     tensor.shape[0] = rows_of_part(row.layout, part, parts, shape[0], t);
     tensor.runs = row_runs(row.layout, part, tensor.shape[0], t);
+    if (row.layout == HfLayout::kQueryValue && part == 0)
+      tensor.zeros = row_runs(HfLayout::kSeparateQKV, 1, t.query_groups() * t.kv_channels, t);
     tensor.transposed = row.transposed && shape.size() >= 2;
     if (tensor.transposed) std::swap(tensor.shape[shape.size() - 2], tensor.shape.back());
     tensor.alternating = row.layout == HfLayout::kAlternating;

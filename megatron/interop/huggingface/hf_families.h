@@ -31,6 +31,7 @@ enum class HfLayout : uint8_t {
   kSeparateKV,     // key and value as separate tensors, of each head [key | value] in ours
   kJoinedQKV,      // one tensor: [all query heads | all keys | all values]
   kAlternating,    // one tensor of all experts, in which rows of gate and up alternate
+  kQueryValue,     // of biases: query and value as separate tensors; keys have none, zeros in ours
   kSeparateDelta,  // of a gated delta net: query, key and value together, z, beta, alpha
 };
 
@@ -130,6 +131,7 @@ struct HfTensor {
   std::vector<int64_t> our_shape;  // global, without vocabulary padding
   int64_t expert = -1;             // the part of ours along its first dimension; -1: all of it
   std::vector<RowRun> runs;        // cover every row of the stored tensor once
+  std::vector<RowRun> zeros = {};  // rows of ours that no tensor has, and that are zero
   bool alternating = false;        // of all experts, whose rows of gate and up alternate
 };
 
@@ -151,8 +153,8 @@ bool has_expert_views(const HfTensor& tensor);
 ShardedTensor part_of_ours(const HfTensor& tensor, DType dtype);
 
 // Every tensor of a model of this family and shape, in our model order. They cover every row of our
-// tensors once. Throws Error if the family has no name for a tensor of the model. `parameters`:
-// those of the model. `held`: those of the folder that is read; empty: for writing.
+// tensors once, but for zeros. Throws Error if the family has no name for a tensor of the model.
+// `parameters`: those of the model. `held`: those of the folder that is read; empty: for writing.
 std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& config,
                                  const HfNames& held = {});
 std::vector<HfTensor> hf_tensors(const HfFamily& family, const TransformerConfig& config,

@@ -202,6 +202,7 @@ class HfFolderReader {
     }
     used_.insert(name);
     const SafetensorsEntry& entry = *found->second.entry;
+    manifest_.add_zeros(tensor.ours, tensor.our_shape, entry.dtype, tensor.zeros);
     if (entry.shape != tensor.stored_shape()) {
       manifest_.add_problem(cat(shown(name), " has shape ", format_shape(entry.shape), ", by ",
                                 source_.described_by, " it is ",

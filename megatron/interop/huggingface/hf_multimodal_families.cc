@@ -3,7 +3,7 @@
 #include <deque>
 
 #include "megatron/base/check.h"
-#include "megatron/interop/huggingface/detail/hf_common.h"
+#include "megatron/interop/huggingface/detail/hf_multimodal.h"
 #include "megatron/models/mimo/mimo_model.h"
 
 namespace megatron {
@@ -13,9 +13,10 @@ using namespace hf;  // NOLINT: names of the tables
 
 // -- names, as HfRow has them
 
-// Rows of a language model as a part: ours in language_model., theirs in `prefix`.
-std::vector<HfRow> nested_rows(std::initializer_list<std::span<const HfRow>> all,
-                               std::string_view prefix = "language_model.") {
+}  // namespace
+
+std::vector<HfRow> hf::nested_rows(std::initializer_list<std::span<const HfRow>> all,
+                                   std::string_view prefix) {
   static std::deque<std::string> names;  // that the rows refer to
   const auto kept = [&](std::string text) -> std::string_view {
     return names.emplace_back(std::move(text));
@@ -33,6 +34,8 @@ std::vector<HfRow> nested_rows(std::initializer_list<std::span<const HfRow>> all
     }
   return nested;
 }
+
+namespace {
 
 // The rows of Llama and its descendants.
 std::span<const HfRow> language_rows() {
@@ -178,19 +181,11 @@ const std::vector<std::pair<std::string_view, std::string_view>> kBeginnings = {
 
 // -- the language model, "text_config"
 
-// What transformers takes for keys that a text_config leaves out.
-struct TextDefaults {
-  std::string_view type;
-  int64_t hidden, ffn, layers, heads, vocabulary;
-};
 constexpr TextDefaults kTextDefaults[] = {{"llama", 4096, 11008, 32, 32, 32000},
                                           {"mistral", 4096, 14336, 32, 32, 32000},
                                           {"qwen2", 4096, 22016, 32, 32, 151936},
                                           {"qwen3", 4096, 22016, 32, 32, 151936}};
 constexpr TextDefaults kGemma3Defaults[] = {{"gemma3_text", 2304, 9216, 26, 8, 262208}};
-
-// The language models that a family has; the first is that of a text_config without a type.
-using TextTypes = std::span<const TextDefaults>;
 
 const TextDefaults* defaults_of(TextTypes types, std::string_view type) {
   const auto found =
@@ -218,6 +213,7 @@ std::string with_defaults(const std::string& part, const std::string& name, std:
   fill("num_hidden_layers", defaults->layers);
   fill("num_attention_heads", defaults->heads);
   fill("vocab_size", defaults->vocabulary);
+  if (defaults->more != nullptr) defaults->more(given, full);
   return full.text();
 }
 
@@ -260,9 +256,9 @@ void write_text(HfFields& f, const ModelConfig& c, TextTypes types) {
   throw Error("no language model that is built beside images can express this one" + reasons);
 }
 
-// The whole model says whether the output layer is tied, if it says so.
-void text_fields(HfFields& f, ModelConfig& c, const char* missing_type,
-                 TextTypes types = kTextDefaults) {
+}  // namespace
+
+void hf::text_fields(HfFields& f, ModelConfig& c, const char* missing_type, TextTypes types) {
   TransformerConfig& t = c.transformer;
   if (!f.reading()) {
     write_text(f, c, types);
@@ -272,6 +268,8 @@ void text_fields(HfFields& f, ModelConfig& c, const char* missing_type,
   tied(f, t, !t.untie_embeddings_and_output_weights);
 }
 
+namespace {
+
 // -- images
 
 constexpr std::pair<std::string_view, VisionActivation> kActivationNames[] = {
@@ -280,8 +278,10 @@ constexpr std::pair<std::string_view, VisionActivation> kActivationNames[] = {
     {"quick_gelu", VisionActivation::kQuickGelu},
     {"silu", VisionActivation::kSilu}};
 
-void activation_field(HfFields& f, std::string_view key, VisionActivation& value,
-                      const char* missing) {
+}  // namespace
+
+void hf::activation_field(HfFields& f, std::string_view key, VisionActivation& value,
+                          const char* missing) {
   std::string name;
   for (const auto& [word, kind] : kActivationNames)
     if (kind == value) name = word;
@@ -292,6 +292,8 @@ void activation_field(HfFields& f, std::string_view key, VisionActivation& value
                  "\" is not built");
   value = row->second;
 }
+
+namespace {
 
 // Feature 0 is the input of the first layer, i the output of layer i; negative ones count from the
 // last layer's.
@@ -381,7 +383,7 @@ void image_token_field(HfFields& f, MimoConfig& own, int64_t missing) {
 
 void llava_fields(HfFields& f, ModelConfig& c) {
   MimoConfig& own = c.own.ensure<MimoConfig>();
-  text_fields(f, c, "llama");
+  text_fields(f, c, "llama", kTextDefaults);
   clip_fields(f, own);
   projector_fields(f, own, c.transformer);
   strategy_field(f, own);
@@ -434,7 +436,7 @@ void internvit_fields(HfFields& f, VisionConfig& own) {
 
 void internvl_fields(HfFields& f, ModelConfig& c) {
   MimoConfig& own = c.own.ensure<MimoConfig>();
-  text_fields(f, c, "qwen2");
+  text_fields(f, c, "qwen2", kTextDefaults);
   internvit_fields(f, own);
   activation_field(f, "projector_hidden_act", own.vision_projection_activation, "gelu");
   f.constant("vision_feature_layer", "-1");

@@ -10,10 +10,17 @@ void MimoConfig::fields(FieldVisitor& v) {
           "id of the token that stands where a feature of an image comes in");
   v.field("bidirectional_images", bidirectional_images,
           "tokens of an image attend to all tokens of the image, those behind them too (Gemma 3)");
+  AudioConfig::fields(v);
+  v.field("audio_token_id", audio_token_id,
+          "id of the token that stands where a feature of a sound comes in");
 }
 
 void MimoConfig::validate(Violations& v) const {
   VisionConfig::validate(v);
+  AudioConfig::validate(v);
+  v.require(audio_token_id >= 0, cat("--audio-token-id is ", audio_token_id), "0 or more");
+  v.require(!sees() || !hears() || image_token_id != audio_token_id,
+            cat("--image-token-id and --audio-token-id are ", image_token_id), "ids of two tokens");
   v.require(image_token_id >= 0, cat("--image-token-id is ", image_token_id), "0 or more");
 }
 

@@ -1,14 +1,16 @@
 // What a GPT that reads other modalities beside text has besides its layers.
 #pragma once
 
+#include "megatron/models/audio/audio_config.h"
 #include "megatron/models/vision/vision_config.h"
 
 namespace megatron {
 
-struct MimoConfig : Config, VisionConfig {
+struct MimoConfig : Config, VisionConfig, AudioConfig {
   // I, the id of a token in whose place a feature of an image stands; it may lie outside of the
   // vocabulary
   int64_t image_token_id = 32000;
+  int64_t audio_token_id = 151646;  // the same of a sound
   // Tokens of a run of I attend to all of the run, those behind them included (Gemma 3)
   bool bidirectional_images = false;
   // Of a sequence, at most, for plans; those of own sizes as if each had one feature. 0: as many as
@@ -16,6 +18,8 @@ struct MimoConfig : Config, VisionConfig {
   int64_t most_pictures = 0;
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
+
+  bool sees() const { return VisionConfig::is_given(); }
 };
 
 }  // namespace megatron

@@ -272,6 +272,10 @@ ModuleCost projector_cost(const Images& z) {
 
 std::string_view mimo_unplanned(const ModelConfig& config) {
   const auto& own = config.own.as_or_default<MimoConfig>();
+  if (own.hears())
+    return "what an encoder of sounds (--audio-model-type) costs is not known to check\nhint: "
+           "every "
+           "rule holds; measure memory with a few steps";
   if (own.bidirectional_images)
     return "what attention in both directions within images (--bidirectional-images) costs is not "
            "known to check\nhint: every rule holds; measure memory with a few steps";

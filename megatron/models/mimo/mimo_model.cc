@@ -16,13 +16,14 @@
 namespace megatron {
 namespace {
 
-constexpr const char* kTitle = "a model that reads images";
+constexpr const char* kTitle = "a model that reads images or sounds";
 
 ModelConfig built_mimo(const ModelConfig& config, const ParallelGroups& groups) {
   const TransformerConfig& t = config.transformer;
-  MEGATRON_CHECK(config.own.as_or_default<MimoConfig>().is_given(),
-                 "a model of type mimo without an encoder",
-                 "\nhint: --vision-model-type clip, internvit, siglip, qwen2 or qwen2_5");
+  const MimoConfig own = config.own.as_or_default<MimoConfig>();
+  MEGATRON_CHECK(own.sees() || own.hears(), "a model of type mimo without an encoder",
+                 "\nhint: --vision-model-type clip, internvit, siglip, qwen2 or "
+                 "qwen2_5, or --audio-model-type whisper");
   const auto refuse = [&](bool given, const char* what) { refuse_option(given, what, kTitle); };
   refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
@@ -31,13 +32,17 @@ ModelConfig built_mimo(const ModelConfig& config, const ParallelGroups& groups) 
   refuse(t.is_hybrid(), "--hybrid-layer-pattern");
   refuse(t.has_moe(), "--num-experts");
   refuse(t.fp32_residual_connection, "--fp32-residual-connection");
-  refuse(config.own.as<MimoConfig>()->bidirectional_images && groups.cp.size() > 1 &&
-             attends_in_rings(t),
+  refuse(own.bidirectional_images && groups.cp.size() > 1 && attends_in_rings(t),
          "ring attention (--cp-comm-type p2p or a2a+p2p) with --bidirectional-images");
-  MEGATRON_CHECK(config.own.as<MimoConfig>()->has_own_sizes() == !t.mrope_section.empty(),
+  MEGATRON_CHECK(own.has_own_sizes() == !t.mrope_section.empty(),
                  "--position-embedding-type mrope is for --vision-model-type qwen2 and qwen2_5, "
                  "and needed for them");
   return language_config(config);
+}
+
+// Rows of [s, b] of places i s + j.
+at::Tensor rows_of(const at::Tensor& places, int64_t s, int64_t b) {
+  return places.remainder(s) * b + places.div(s, "floor");
 }
 
 bool trains(Module& module) {
@@ -58,16 +63,16 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
     : Model(given, groups, slice),
       own_(config().own.as_or_default<MimoConfig>()),
       language_model_(built_mimo(config(), groups), groups, slice, tables) {
-  if (slice.embedding) {
+  // Each tensor rank has the gradients of its own images and sounds.
+  const auto whole = [&](const std::string&, Parameter& parameter) {
+    parameter.placement = {};  // although linears could be divided
+    if (groups.tp.size() > 1) parameter.placement.partial_grad.insert(Axis::kTensor);
+  };
+  if (slice.embedding && own_.sees()) {
     vision_model_ = std::make_unique<VisionEncoder>(own_, config().transformer);
     vision_projection_ = std::make_unique<VisionProjector>(own_, config().transformer);
     add("vision_model", vision_model_.get());
     add("vision_projection", vision_projection_.get());
-    // Each tensor rank has the gradients of its own images.
-    const auto whole = [&](const std::string&, Parameter& parameter) {
-      parameter.placement = {};  // although linears could be divided
-      if (groups.tp.size() > 1) parameter.placement.partial_grad.insert(Axis::kTensor);
-    };
     vision_model_->visit(whole);
     vision_projection_->visit(whole);
     if (own_.vision_newlines) {
@@ -79,6 +84,14 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
       if (config().sequence_parallel) image_newline_->placement.partial_grad.insert(Axis::kTensor);
       add("image_newline", image_newline_.get());
     }
+  }
+  if (slice.embedding && own_.hears()) {
+    audio_model_ = std::make_unique<AudioEncoder>(own_, config().transformer);
+    audio_projection_ = std::make_unique<AudioProjector>(own_, config().transformer);
+    add("audio_model", audio_model_.get());
+    add("audio_projection", audio_projection_.get());
+    audio_model_->visit(whole);
+    audio_projection_->visit(whole);
   }
   add("language_model", &language_model_);
   name_parameters();
@@ -96,15 +109,17 @@ TensorFormats MimoModel::border(int64_t layers_before, const Batch& batch,
 }
 
 at::Tensor MimoModel::text_of(const at::Tensor& tokens) const {
-  return tokens.masked_fill(tokens == own_.image_token_id, kNoToken);
+  at::Tensor out = tokens;
+  if (own_.sees()) out = out.masked_fill(tokens == own_.image_token_id, kNoToken);
+  if (own_.hears()) out = out.masked_fill(tokens == own_.audio_token_id, kNoToken);
+  return out;
 }
 
-at::Tensor MimoModel::gathered(const at::Tensor& features, const PackedImages& images) const {
-  if (images.ranks == 1 || images.most_features == 0) return features;
+at::Tensor MimoModel::gathered(const at::Tensor& features, int64_t most, int ranks) const {
+  if (ranks == 1 || most == 0) return features;
   const ProcessGroup &tp = groups().tp, &cp = groups().cp;
-  MEGATRON_ASSERT(images.ranks == tp.size() * cp.size(), "images of ", images.ranks, " ranks");
-  const int64_t empty = images.most_features - features.size(0);
-  at::Tensor rows = at::constant_pad_nd(features, {0, 0, 0, empty});
+  MEGATRON_ASSERT(ranks == tp.size() * cp.size(), "media of ", ranks, " ranks");
+  at::Tensor rows = at::constant_pad_nd(features, {0, 0, 0, most - features.size(0)});
   if (tp.size() > 1)
     rows = config().sequence_parallel ? gather_from_sequence_parallel_region(rows, tp)
                                       : gather_rows_from_tensor_model_parallel_region(rows, tp);
@@ -112,19 +127,21 @@ at::Tensor MimoModel::gathered(const at::Tensor& features, const PackedImages& i
   return cp.size() > 1 ? gather_from_sequence_parallel_region(rows, cp) : rows;
 }
 
-bool MimoModel::every_rank_encodes() const {
-  const ParameterStore* store = vision_projection_->parameters().front()->store;
+bool MimoModel::every_rank_encodes(Module& projection) {
+  const ParameterStore* store = projection.parameters().front()->store;
   return store != nullptr && store->communicates_in_passes();
 }
 
-bool MimoModel::trains_features() const {
+bool MimoModel::trains_images() const {
   return trains(*vision_model_) || trains(*vision_projection_) ||
          (image_newline_ != nullptr && image_newline_->trainable);
 }
 
-at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImages* all,
-                                      const ForwardContext& context) {
-  if (all == nullptr || (all->all_pictures == 0 && !every_rank_encodes())) return {};
+at::Tensor MimoModel::placed_images(const at::Tensor& tokens, const PackedImages* all,
+                                    const ForwardContext& context) {
+  if (!own_.sees() || all == nullptr ||
+      (all->all_pictures == 0 && !every_rank_encodes(*vision_projection_)))
+    return {};
   const PackedImages& images = *all;
   const int64_t b = tokens.size(0), s = tokens.size(1), h = config().transformer.hidden_size;
   at::Tensor features;
@@ -132,21 +149,47 @@ at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImag
     const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains(*vision_model_));
     features = vision_model_->forward(images, context);
   }
-  const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains_features());
-  features = gathered(vision_projection_->forward(features), images);
+  const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains_images());
+  features = gathered(vision_projection_->forward(features), images.most_features, images.ranks);
   if (images.taken.defined()) features = features.index_select(0, images.taken);
   check_shape("features", features, {images.places.size(0), h});
-  const auto rows = [&](const at::Tensor& places) {
-    return places.remainder(s) * b + places.div(s, "floor");
-  };
-  at::Tensor placed =
-      at::zeros({s * b, h}, features.options()).index_copy(0, rows(images.places), features);
+  at::Tensor placed = at::zeros({s * b, h}, features.options())
+                          .index_copy(0, rows_of(images.places, s, b), features);
   if (image_newline_ != nullptr) {
     const at::Tensor ends =
-        at::zeros({s * b, 1}, features.options()).index_fill(0, rows(images.newlines), 1);
+        at::zeros({s * b, 1}, features.options()).index_fill(0, rows_of(images.newlines, s, b), 1);
     placed = placed + ends * differentiable(*image_newline_);
   }
   return placed.view({s, b, h});
+}
+
+at::Tensor MimoModel::placed_sounds(const at::Tensor& tokens, const PackedSounds* sounds,
+                                    const ForwardContext& context) {
+  if (!own_.hears() || sounds == nullptr ||
+      (sounds->all_sounds == 0 && !every_rank_encodes(*audio_projection_)))
+    return {};
+  const int64_t b = tokens.size(0), s = tokens.size(1), h = config().transformer.hidden_size;
+  at::Tensor features;
+  {
+    const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains(*audio_model_));
+    features = audio_model_->forward(*sounds, context);
+  }
+  const c10::AutoGradMode recorded(at::GradMode::is_enabled() &&
+                                   (trains(*audio_model_) || trains(*audio_projection_)));
+  features = gathered(audio_projection_->forward(features), sounds->most_features, sounds->ranks);
+  if (sounds->taken.defined()) features = features.index_select(0, sounds->taken);
+  check_shape("features", features, {sounds->places.size(0), h});
+  return at::zeros({s * b, h}, features.options())
+      .index_copy(0, rows_of(sounds->places, s, b), features)
+      .view({s, b, h});
+}
+
+at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImages* images,
+                                      const PackedSounds* sounds, const ForwardContext& context) {
+  const at::Tensor seen = placed_images(tokens, images, context),
+                   heard = placed_sounds(tokens, sounds, context);
+  if (!seen.defined()) return heard;
+  return heard.defined() ? seen + heard : seen;
 }
 
 ForwardContext MimoModel::with_images(const Batch& batch, const ForwardContext& context) const {
@@ -171,8 +214,9 @@ StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
   const at::Tensor& tokens = batch["tokens"];
   Batch text = batch;
   text.set("tokens", text_of(tokens));
-  return language_model_.hidden_with(text, placed_features(tokens, batch.images.get(), context),
-                                     input, context);
+  return language_model_.hidden_with(
+      text, placed_features(tokens, batch.images.get(), batch.sounds.get(), context), input,
+      context);
 }
 
 std::vector<int64_t> MimoModel::prompt_ends(const at::Tensor& tokens) const {
@@ -189,7 +233,7 @@ std::vector<int64_t> MimoModel::prompt_ends(const at::Tensor& tokens) const {
 }
 
 at::Tensor MimoModel::prompt_rows(const at::Tensor& tokens, const PackedImages* images,
-                                  std::vector<int64_t>* ends) {
+                                  std::vector<int64_t>* ends, const PackedSounds* sounds) {
   MEGATRON_CHECK(!own_.bidirectional_images || ends != nullptr || images == nullptr ||
                      images->all_pictures == 0,
                  "prompts with images that are seen in both directions (--bidirectional-images, "
@@ -203,7 +247,7 @@ at::Tensor MimoModel::prompt_rows(const at::Tensor& tokens, const PackedImages* 
   ForwardContext context;
   context.place = {at::zeros({1}, tokens.options()), at::arange(tokens.size(1), tokens.options())};
   return language_model_
-      .embedded(text_of(tokens), placed_features(tokens, images, context), context)
+      .embedded(text_of(tokens), placed_features(tokens, images, sounds, context), context)
       .squeeze(1)
       .to(at::kFloat);
 }

@@ -1,12 +1,14 @@
-// A GPT that reads images beside text: features of an encoder of images, projected to its width,
-// stand in the places of tokens. With CLIP it is LLaVA: Liu et al. 2023 (arXiv:2304.08485,
-// 2310.03744).
+// A GPT that reads images, sounds or both beside text: features of an encoder of each, projected to
+// its width, stand in the places of tokens. With CLIP it is LLaVA: Liu et al. 2023
+// (arXiv:2304.08485, 2310.03744).
 #pragma once
 
 #include <memory>
 #include <string_view>
 #include <vector>
 
+#include "megatron/models/audio/audio_encoder.h"
+#include "megatron/models/audio/audio_projector.h"
 #include "megatron/models/common/ends_cost.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/models/mimo/mimo_config.h"
@@ -15,21 +17,23 @@
 
 namespace megatron {
 
-// Reads the columns of a GPT, whose tokens hold I once for each feature, and Batch::images.
+// Reads the columns of a GPT, whose tokens hold I once for each feature of an image and A once for
+// each of a sound, Batch::images and Batch::sounds.
 //
-//   x = E[tokens], scaled as a GPT's; in the rows of I the projected features, and nothing else: I
-//   looks nothing up, and the features are not scaled. Then as a GPT, positions included.
+//   x = E[tokens], scaled as a GPT's; in the rows of I and A the projected features, and nothing
+//   else: these look nothing up, and features are not scaled. Then as a GPT, positions included.
 //
 // Parameters: language_model.<those of a GPT>; vision_model... (vision/vision_encoder.h) and
-// vision_projection... (vision/vision_projector.h) and, with --vision-newlines, image_newline [h]
-// on the segment with the embedding. Without pictures the encoder is not run and its gradients are
-// zero.
+// vision_projection... (vision/vision_projector.h) and, with --vision-newlines, image_newline [h],
+// audio_model... and audio_projection... (audio/), on the segment with the embedding. Without
+// pictures the encoder of images is not run and its gradients are zero; so are those of sounds.
 //
-// Every rank of tp and cp holds all of encoder and projector. In training they divide the images of
-// a micro-batch (PackedImages::ranks), so that the gradients of both are partial sums over kTensor,
-// and over cp as those of all weights. Communication per micro-batch with images: over tp, then
-// over cp an all-gather of projected features; backward a reduce-scatter over cp, and over tp with
-// sequence parallelism, where each rank has the gradient of its own rows of text, too, else none.
+// Every rank of tp and cp holds all of encoders and projectors. In training they divide the images
+// and the sounds of a micro-batch (PackedImages::ranks), so that the gradients of both are partial
+// sums over kTensor, and over cp as those of all weights. Communication per micro-batch with
+// images, and per one with sounds: over tp, then over cp an all-gather of projected features;
+// backward a reduce-scatter over cp, and over tp with sequence parallelism, where each rank has the
+// gradient of its own rows of text, too, else none.
 class MimoModel : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.
@@ -55,32 +59,41 @@ class MimoModel : public Model {
   // `ends` becomes GivenRows::ends of the rows: with --bidirectional-images a decoder needs them.
   // Of models with positions of rows and columns it needs PackedImages::positions_of() as well.
   at::Tensor prompt_rows(const at::Tensor& tokens, const PackedImages* images,
-                         std::vector<int64_t>* ends = nullptr);
+                         std::vector<int64_t>* ends = nullptr,
+                         const PackedSounds* sounds = nullptr);
 
  private:
-  // [s, b, h] of tokens [b, s]: features in their places, zeros elsewhere; undefined: no image.
+  // [s, b, h] of tokens [b, s]: features in their places, zeros elsewhere; undefined: no media.
   at::Tensor placed_features(const at::Tensor& tokens, const PackedImages* images,
-                             const ForwardContext& context);
-  // Whether data-parallel ranks exchange values or gradients of the encoder during a pass: then one
+                             const PackedSounds* sounds, const ForwardContext& context);
+  at::Tensor placed_images(const at::Tensor& tokens, const PackedImages* images,
+                           const ForwardContext& context);
+  at::Tensor placed_sounds(const at::Tensor& tokens, const PackedSounds* sounds,
+                           const ForwardContext& context);
+  // Whether data-parallel ranks exchange values or gradients of an encoder during a pass: then one
   // without images goes through it, too, with no picture, so that all issue the same collectives.
-  bool every_rank_encodes() const;
-  bool trains_features() const;
-  // The projected features of all tensor ranks' images, of this rank's [N, h].
-  at::Tensor gathered(const at::Tensor& features, const PackedImages& images) const;
+  static bool every_rank_encodes(Module& projection);
+  bool trains_images() const;
+  // The projected features of all tensor ranks' media, of this rank's [N, h]; `most`: of the rank
+  // that has most.
+  at::Tensor gathered(const at::Tensor& features, int64_t most, int ranks) const;
   // The context of the layers, in which an image's tokens attend to all of the image
   // (--bidirectional-images), or have positions of rows and columns (PackedImages::positions).
   ForwardContext with_images(const Batch& batch, const ForwardContext& context) const;
   // For each of the tokens [1, n] of a prompt how many leading ones it attends to; empty: those up
   // to itself.
   std::vector<int64_t> prompt_ends(const at::Tensor& tokens) const;
-  // Image tokens as kNoToken.
+  // Tokens of images and sounds as kNoToken.
   at::Tensor text_of(const at::Tensor& tokens) const;
 
   const MimoConfig own_;
   GPTModel language_model_;
-  std::unique_ptr<VisionEncoder> vision_model_;  // null: another segment has the embedding
+  // Null: another segment has the embedding, or the model does not see or hear.
+  std::unique_ptr<VisionEncoder> vision_model_;
   std::unique_ptr<VisionProjector> vision_projection_;
   std::unique_ptr<Parameter> image_newline_;  // null: there is none
+  std::unique_ptr<AudioEncoder> audio_model_;
+  std::unique_ptr<AudioProjector> audio_projection_;
 };
 
 // Columns of the table of models (mimo_cost.cc): with what the encoder costs in the worst

@@ -6,16 +6,29 @@ namespace megatron {
 
 void check_media_rules(const MediaRules& rules, const MimoConfig& own, const std::string& folder) {
   using Family = MediaRules::Family;
+  MEGATRON_CHECK(!own.sees() || !own.hears(), folder,
+                 ": holds the rules of images or of sounds, the model reads both: it trains on "
+                 "--mock-data alone");
+  MEGATRON_CHECK(rules.hears() == own.hears(), folder, ": its model reads ",
+                 rules.hears() ? "sounds" : "images", ", this one ",
+                 own.hears() ? "sounds" : "images");
+  const auto same = [&](const char* flag, int64_t model, int64_t data, const char* what) {
+    MEGATRON_CHECK(model == data, flag, " is ", model, ", ", folder, " has ", data, " as ", what,
+                   "\nhint: the model and --media-model must be the same");
+  };
+  if (own.hears()) {
+    same("--audio-token-id", own.audio_token_id, rules.sound->id, "the token of sounds");
+    same("--audio-mel-bins", own.audio_mel_bins, rules.mel_bins, "features of a frame");
+    MEGATRON_CHECK(own.stacks() == (rules.family == Family::kVoxtral), folder,
+                   ": --audio-features stacked is for models of type voxtral, and needed for them");
+    return;
+  }
   MEGATRON_CHECK(rules.family == Family::kLlava || rules.family == Family::kLlavaNext ||
                      rules.family == Family::kInternVl || rules.family == Family::kGemma3 ||
                      rules.family == Family::kQwen2Vl,
                  folder,
                  ": images are built for models of type llava, llava_next, internvl, gemma3, "
                  "qwen2_vl and qwen2_5_vl");
-  const auto same = [&](const char* flag, int64_t model, int64_t data, const char* what) {
-    MEGATRON_CHECK(model == data, flag, " is ", model, ", ", folder, " has ", data, " as ", what,
-                   "\nhint: the model and --media-model must be the same");
-  };
   same("--image-token-id", own.image_token_id, rules.image->id, "the token of images");
   same("--patch-dim", own.patch_dim, rules.patch, "side of a patch");
   MEGATRON_CHECK(own.has_own_sizes() == (rules.family == Family::kQwen2Vl), folder,
@@ -44,6 +57,10 @@ void check_media_rules(const MediaRules& rules, const MimoConfig& own, const std
 
 SeenImage seen_image(int64_t sample, const SampleImage& image, int owner) {
   return {sample, image.rows, image.columns, image.pictures, image.grid, image.size, owner};
+}
+
+SeenSound seen_sound(int64_t sample, const SampleSound& sound, int owner) {
+  return {sample, sound.frames, owner};
 }
 
 }  // namespace megatron

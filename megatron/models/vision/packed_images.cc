@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/models/common/segments.h"
 #include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -17,16 +18,6 @@ std::shared_ptr<const UnpaddedRows> equal_segments(int64_t count, int64_t length
   std::vector<int64_t> numbers(static_cast<size_t>(count));
   std::iota(numbers.begin(), numbers.end(), 0);
   return std::make_shared<const UnpaddedRows>(make_unpadded_rows({mask}, numbers, 1));
-}
-
-std::shared_ptr<const UnpaddedRows> no_segments(int64_t length) {
-  auto out = std::make_shared<UnpaddedRows>();
-  out->length = length;
-  for (at::Tensor* tensor : out->tensors()) *tensor = at::empty({0}, at::kLong);
-  out->kinds = at::empty({0, length}, at::kLong);
-  out->offsets = at::zeros({1}, at::kInt);
-  out->counts = at::empty({0}, at::kInt);
-  return out;
 }
 
 constexpr int64_t kNewline = -1;
@@ -50,21 +41,6 @@ void check_size(const VisionConfig& config, const SeenImage& image) {
                    " patches: the encoder has learned positions of ", config.patch_rows(), " x ",
                    config.patch_columns(), "\nhint: resize it to ", config.img_h, " x ",
                    config.img_w);
-}
-
-// Rows of these lengths one behind the other, as segments; `rows` as in make_unpadded_rows().
-std::shared_ptr<const UnpaddedRows> segments_of(std::span<const int64_t> lengths,
-                                                int64_t rows = 0) {
-  if (lengths.empty()) return no_segments(1);
-  const int64_t longest = *std::ranges::max_element(lengths);
-  std::vector<uint8_t> mask;
-  for (const int64_t length : lengths) {
-    mask.insert(mask.end(), static_cast<size_t>(length), 1);
-    mask.insert(mask.end(), static_cast<size_t>(longest - length), 0);
-  }
-  std::vector<int64_t> numbers(lengths.size());
-  std::iota(numbers.begin(), numbers.end(), 0);
-  return std::make_shared<const UnpaddedRows>(make_unpadded_rows({mask}, numbers, 1, rows));
 }
 
 constexpr int64_t kBlock = kMerged * kMerged;  // patches that become one feature
@@ -96,12 +72,12 @@ void pack_own_sizes(const VisionConfig& config, std::span<const SeenImage> image
       }
     }
   }
-  out.segments = segments_of(lengths);
+  out.segments = segments_of_lengths(lengths);
   places.resize(static_cast<size_t>(2 * out.segments->rows), 0);
   out.patch_places = at::tensor(places, at::kLong).view({1, out.segments->rows, 2});
   if (!config.has_windows()) return;
   for (int64_t& window : windows) window *= kBlock;
-  out.windows = segments_of(windows, out.segments->rows);
+  out.windows = segments_of_lengths(windows, out.segments->rows);
   out.window_order = at::tensor(order, at::kLong);
 }
 
@@ -267,12 +243,7 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
 
 PackedImages PackedImages::of_tokens(const at::Tensor& held, int64_t b, int64_t s) const {
   PackedImages out = *this;
-  at::Tensor place = at::full({b, s}, -1, at::kLong);  // by token its place here
-  place.index_copy_(1, held, at::arange(b * held.size(0), at::kLong).view({b, held.size(0)}));
-  place = place.flatten();
-  const at::Tensor to = place.index_select(0, places), kept = to.ge(0);
-  out.places = to.masked_select(kept);
-  out.taken = (taken.defined() ? taken : at::arange(places.size(0), at::kLong)).masked_select(kept);
+  const at::Tensor place = keep_held(held, b, s, out.places, out.taken);
   if (newlines.defined()) {
     const at::Tensor ends = place.index_select(0, newlines);
     out.newlines = ends.masked_select(ends.ge(0));
@@ -309,12 +280,8 @@ PackedImages to_device(const PackedImages& images, at::Device device) {
   for (at::Tensor* tensor : {&out.patches, &out.pixel_values, &out.places, &out.taken,
                              &out.newlines, &out.patch_places, &out.positions, &out.window_order})
     if (tensor->defined()) *tensor = to_device(*tensor, device);
-  for (std::shared_ptr<const UnpaddedRows>* rows : {&out.segments, &out.windows}) {
-    if (*rows == nullptr) continue;
-    auto moved = std::make_shared<UnpaddedRows>(**rows);
-    for (at::Tensor* tensor : moved->tensors()) *tensor = to_device(*tensor, device);
-    *rows = std::move(moved);
-  }
+  out.segments = on_device(images.segments, device);
+  out.windows = on_device(images.windows, device);
   return out;
 }
 

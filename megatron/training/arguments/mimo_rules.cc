@@ -14,8 +14,8 @@ void MimoDataConfig::fields(FieldVisitor& v) {
   v.group("mimo");
   v.role(FieldRole::kRun);
   v.field("media_model", media_model,
-          "folder of a Hugging Face model, whose config.json and image processor say what images "
-          "of rows become");
+          "folder of a Hugging Face model, whose config.json and image processor say what media of "
+          "rows become");
   v.field("media_root", media_root,
           "folder of the media that rows name; empty: the folder of the row's file");
   v.field(
@@ -29,14 +29,16 @@ void MimoDataConfig::fields(FieldVisitor& v) {
           "shuffle files, and then so many neighbouring samples; 0: all samples are shuffled");
   v.field("max_image_pixels", max_image_pixels, "larger images are errors");
   v.field("max_images_per_sample", max_images_per_sample, "samples with more are errors");
-  v.choice("on_bad_media", on_bad_media, kOnBadMedia,
-           "images that cannot be decoded: end the run, or are gray in samples that count nothing");
+  v.choice(
+      "on_bad_media", on_bad_media, kOnBadMedia,
+      "media that cannot be decoded: end the run, or are gray (sounds: nothing) in samples that "
+      "count nothing");
   v.field({"balance_images", "--no-balance-images", true}, balance_images,
           "samples do not change places within a global batch; without it they do, with per-token "
           "losses and --dataloader-type single, so that data-parallel ranks have about as many "
           "patches");
   v.field("max_bad_media", max_bad_media,
-          "with --on-bad-media skip: more such images of a source end the run; default: 100");
+          "with --on-bad-media skip: more such media of a source end the run; default: 100");
 }
 
 void MimoDataConfig::validate(Violations& v) const {
@@ -78,16 +80,18 @@ void validate_mimo(const Arguments& a, Violations& v) {
   const auto& own = own_config<MimoConfig>(a.own);
   const auto& data = own_config<MimoDataConfig>(a.own);
   validate_built(a, v);
-  if (!own.is_given())
-    v.add("--task mimo without an encoder of images",
-          "--vision-model-type clip, internvit, siglip, qwen2 or qwen2_5");
+  if (!own.sees() && !own.hears())
+    v.add("--task mimo without an encoder of images or of sounds",
+          "--vision-model-type clip, internvit, siglip, qwen2 or qwen2_5, or "
+          "--audio-model-type whisper");
   else if (own.has_own_sizes() != !a.transformer.mrope_section.empty())
     v.add(
         "--position-embedding-type mrope is for --vision-model-type qwen2 and qwen2_5, and "
         "needed for them");
   if (!a.data.mock_data && data.media_model.empty())
     v.add("--media-model is not given",
-          "the folder of a Hugging Face model whose image processor makes the pictures");
+          "the folder of a Hugging Face model whose config.json and image processor say what media "
+          "become");
   if (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss ||
       a.data.dataloader_inter_document_masking)
     v.add(
@@ -99,9 +103,12 @@ void validate_mimo(const Arguments& a, Violations& v) {
     v.add("ring attention with --bidirectional-images (--cp-comm-type p2p or a2a+p2p) is not built",
           "--cp-comm-type all_gather or a2a");
   const int64_t length = a.transformer.seq_length;
-  if (own.is_given() && !own.has_own_sizes() && own.patch_dim > 0 && length > 0 &&
+  if (own.sees() && !own.has_own_sizes() && own.patch_dim > 0 && length > 0 &&
       length <= own.features() + 1)
     v.add(cat("--seq-length ", length, " has no room for a picture of ", own.features(),
+              " tokens and text"));
+  if (own.hears() && own.stacks() && length > 0 && length <= own.sound_features(1) + 1)
+    v.add(cat("--seq-length ", length, " has no room for a sound of ", own.sound_features(1),
               " tokens and text"));
 }
 
@@ -109,6 +116,32 @@ bool balances_images(const Arguments& a) {
   return a.training.task == "mimo" && own_config<MimoDataConfig>(a.own).balance_images &&
          a.training.calculate_per_token_loss && a.data.dataloader_type == DataloaderType::kSingle;
 }
+
+namespace {
+
+// `size`: of the vocabulary.
+void shrink_audio(MimoConfig& own, const MimoConfig& was, int64_t size, const Arguments& before,
+                  Shrinker& shrinker) {
+  if (!own.hears()) return;
+  constexpr int64_t kHead = 8, kBins = 8;
+  shrinker.set("--audio-num-layers", own.audio_num_layers, one_or_several(was.audio_num_layers));
+  shrinker.set("--audio-num-attention-heads", own.audio_num_attention_heads,
+               one_or_several(was.audio_num_attention_heads));
+  const int64_t heads = own.audio_num_attention_heads,
+                hidden = std::min(was.audio_hidden_size, kHead * heads);
+  shrinker.set("--audio-hidden-size", own.audio_hidden_size, hidden / heads * heads);
+  shrinker.set("--audio-ffn-hidden-size", own.audio_ffn_hidden_size,
+               std::min(was.audio_ffn_hidden_size, 2 * own.audio_hidden_size));
+  shrinker.set("--audio-mel-bins", own.audio_mel_bins, std::min(was.audio_mel_bins, kBins));
+  if (was.audio_projection_ffn_hidden_size > 0)
+    shrinker.set("--audio-projection-ffn-hidden-size", own.audio_projection_ffn_hidden_size,
+                 std::min<int64_t>(was.audio_projection_ffn_hidden_size, 24));
+  // An id within the table stays there; the last one may be that of images.
+  if (was.audio_token_id >= size && was.audio_token_id < likely_vocabulary(before).padded_size)
+    shrinker.set("--audio-token-id", own.audio_token_id, size - 2);
+}
+
+}  // namespace
 
 void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   auto& own = own_config<MimoConfig>(a.own);
@@ -150,11 +183,14 @@ void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   shrinker.set("--img-w", own.img_w, own.patch_dim * (wide ? 2 * columns : columns));
   // An id within the table stays there.
   const int64_t size = a.tokenizer.vocab_size.value_or(1);
-  if (was.image_token_id >= size && was.image_token_id < likely_vocabulary(before).padded_size)
+  if (own.sees() && was.image_token_id >= size &&
+      was.image_token_id < likely_vocabulary(before).padded_size)
     shrinker.set("--image-token-id", own.image_token_id, size - 1);
-  // Room for a picture and text
-  constexpr int64_t kText = 4;
-  const int64_t least = own.features() + kText;
+  shrink_audio(own, was, size, before, shrinker);
+  // Room for a picture, a sound and text
+  constexpr int64_t kText = 4, kFrames = 13;
+  const int64_t least =
+      (own.sees() ? own.features() : 0) + (own.hears() ? own.sound_features(kFrames) : 0) + kText;
   if (a.transformer.seq_length < least) a.transformer.seq_length = least;
 }
 

@@ -111,6 +111,10 @@ class ProofDataset final : public Dataset {
   void read_image(int64_t index, int64_t image, std::span<uint8_t> patches) const override {
     of_->read_image(index, image, patches);
   }
+  std::vector<SampleSound> sounds(int64_t index) const override { return of_->sounds(index); }
+  void read_sound(int64_t index, int64_t sound, std::span<float> frames) const override {
+    of_->read_sound(index, sound, frames);
+  }
   const PixelTable* pixel_values() const override { return of_->pixel_values(); }
   std::string description() const override {
     return cat("{\"class\": \"ProofDataset\", \"of\": ", of_->description(), "}");

@@ -1,4 +1,4 @@
-// Training of a GPT that reads images beside text.
+// Training of a GPT that reads images and sounds beside text.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -39,8 +39,7 @@ void report(const std::string& path, Split split, const MultimodalCounts& counts
   if (counts.silent > 0)
     text += cat("; ", count(counts.silent), " without a token that counts dropped");
   if (counts.bad > 0)
-    text +=
-        cat("; ", count(counts.bad), " with images that cannot be decoded, which count nothing");
+    text += cat("; ", count(counts.bad), " with media that cannot be decoded, which count nothing");
   log_info(text);
 }
 
@@ -124,9 +123,24 @@ class MediaFiles {
   std::map<std::string, std::shared_ptr<const MultimodalIndex>> open_;
 };
 
+// Sounds of two tokens, of three with a row that only others attend to, and of one; of models that
+// stack rows one of a clip.
+void add_mock_sounds(const AudioConfig& own, std::vector<MockImage>& out) {
+  const std::vector<int64_t> lengths =
+      own.stacks() ? std::vector<int64_t>{500} : std::vector<int64_t>{8, 13, 3};
+  for (const int64_t frames : lengths) {
+    const int64_t rows = packed_frames(own, frames);
+    out.push_back({{},
+                   own.sound_features(frames),
+                   {.frames = frames, .frames_of_clip = rows - 2, .bins = own.audio_mel_bins}});
+  }
+}
+
 // One picture; and of models whose images have tiles, several of them.
-std::vector<MockImage> mock_kinds(const VisionConfig& own) {
+std::vector<MockImage> mock_kinds(const MimoConfig& own) {
   std::vector<MockImage> out;
+  if (own.hears()) add_mock_sounds(own, out);
+  if (!own.sees()) return out;
   const auto add = [&](int64_t pictures, TileGrid grid, ImageSize size) {
     const SampleImage image = {
         own.patch_rows(), own.patch_columns(), pictures, own.patch_elements(), grid, size};
@@ -154,7 +168,8 @@ TrainValidTestDatasets mimo_datasets(const Arguments& a, const DatasetRequest& g
   DatasetRequest request = given;
   if (a.data.mock_data) {
     const auto& own = own_config<MimoConfig>(a.own);
-    const MockImages images = {mock_kinds(own), own.image_token_id, given.tokenizer.vocab_size,
+    const MockImages images = {mock_kinds(own), own.sees() ? own.image_token_id : -1,
+                               own.hears() ? own.audio_token_id : -1, given.tokenizer.vocab_size,
                                given.seed};
     request.make_mock = [config = gpt_dataset_config(a.data, given), images](Split split,
                                                                              int64_t count) {
@@ -189,31 +204,61 @@ std::vector<int64_t> document_places(const MicroBatch& source) {
   return out;
 }
 
-// The images of a micro-batch, on the device.
-BatchMaker::Addition add_images(const ModelConfig& config) {
+// A tensor keeps the micro-batch alive; nothing writes to it.
+template <class T>
+at::Tensor tensor_of(const std::shared_ptr<const MicroBatch>& source, const T& values,
+                     at::IntArrayRef shape, at::ScalarType type) {
+  return at::from_blob(
+      const_cast<void*>(static_cast<const void*>(values.data())), shape, [source](void*) {},
+      at::TensorOptions().dtype(type));
+}
+
+PackedImages packed_images(const MimoConfig& own, const std::shared_ptr<const MicroBatch>& source) {
+  const BatchImages& images = *source->images;
+  std::vector<SeenImage> all;
+  for (const auto& [sample, image, owner] : images.all)
+    all.push_back(seen_image(sample, image, owner));
+  const int64_t patch = own.patch_elements();
+  return pack_images(
+      own, all,
+      tensor_of(source, images.patches, {std::ssize(images.patches) / patch, patch}, at::kByte),
+      tensor_of(source, images.pixel_values, {3, 256}, at::kFloat),
+      source->data().all<int64_t>("tokens"), source->micro_batch_size, own.image_token_id,
+      images.ranks.rank, images.ranks.size, document_places(*source));
+}
+
+PackedSounds packed_sounds(const MimoConfig& own, const std::shared_ptr<const MicroBatch>& source) {
+  const BatchSounds& sounds = *source->sounds;
+  std::vector<SeenSound> all;
+  for (const auto& [sample, sound, owner] : sounds.all)
+    all.push_back(seen_sound(sample, sound, owner));
+  const int64_t bins = own.audio_mel_bins;
+  return pack_sounds(
+      own, all,
+      tensor_of(source, sounds.frames, {std::ssize(sounds.frames) / bins, bins}, at::kFloat),
+      source->data().all<int64_t>("tokens"), source->micro_batch_size, own.audio_token_id,
+      sounds.ranks.rank, sounds.ranks.size);
+}
+
+// As the rank reads it, on the device.
+template <class Packed>
+std::shared_ptr<const Packed> held(Packed packed, const ImageRanks& ranks, const MicroBatch& source,
+                                   c10::Device device) {
+  const int64_t s = source.sequence_length();
+  if (ranks.parts > 1)
+    packed =
+        packed.of_tokens(zigzag_positions(s, ranks.parts, ranks.part), source.micro_batch_size, s);
+  return std::make_shared<const Packed>(to_device(packed, device));
+}
+
+// The images and sounds of a micro-batch, on the device.
+BatchMaker::Addition add_media(const ModelConfig& config) {
   const auto& own = config.own.as_or_default<MimoConfig>();
   return [own](const std::shared_ptr<const MicroBatch>& source, c10::Device device, Batch& batch) {
-    MEGATRON_ASSERT(source->images.has_value(), "data without images");
-    const BatchImages& images = *source->images;
-    std::vector<SeenImage> all;
-    for (const auto& [sample, image, owner] : images.all)
-      all.push_back(seen_image(sample, image, owner));
-    const int64_t patch = own.patch_elements();
-    // Tensors keep the micro-batch alive; nothing writes to them.
-    const auto tensor = [&source](const auto& values, at::IntArrayRef shape, at::ScalarType type) {
-      return at::from_blob(
-          const_cast<void*>(static_cast<const void*>(values.data())), shape, [source](void*) {},
-          at::TensorOptions().dtype(type));
-    };
-    const auto tokens = source->data().all<int64_t>("tokens");
-    const int64_t b = source->micro_batch_size;
-    PackedImages packed = pack_images(
-        own, all, tensor(images.patches, {std::ssize(images.patches) / patch, patch}, at::kByte),
-        tensor(images.pixel_values, {3, 256}, at::kFloat), tokens, b, own.image_token_id,
-        images.ranks.rank, images.ranks.size, document_places(*source));
-    if (const int64_t s = source->sequence_length(), parts = images.ranks.parts; parts > 1)
-      packed = packed.of_tokens(zigzag_positions(s, parts, images.ranks.part), b, s);
-    batch.images = std::make_shared<const PackedImages>(to_device(packed, device));
+    MEGATRON_ASSERT(source->images.has_value() && source->sounds.has_value(), "data without media");
+    const ImageRanks& ranks = source->images->ranks;
+    if (own.sees()) batch.images = held(packed_images(own, source), ranks, *source, device);
+    if (own.hears()) batch.sounds = held(packed_sounds(own, source), ranks, *source, device);
   };
 }
 
@@ -236,7 +281,7 @@ PretrainTask mimo_task(const Arguments& arguments) {
   task.name = "mimo";
   task.model_provider = mimo_provider();
   task.datasets_provider = mimo_datasets;
-  task.add_to_batch = add_images;
+  task.add_to_batch = add_media;
   task.flops_per_token = [provide = task.model_provider](const Arguments& a,
                                                          const Vocabulary& vocabulary) {
     return model_flops_per_token(provide, a, vocabulary);

@@ -31,6 +31,11 @@ LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
   LinearOptions options;
   options.quantization = config.quantization(layer_number);
   options.bias = config.qkv_bias();
+  if (!config.keys_with_bias) {
+    const int64_t d = config.kv_channels,
+                  queries = qkv_rows(config) / config.query_groups() - 2 * d;
+    options.bias_zeros = {queries + 2 * d, queries, d};
+  }
   options.init = config.weight_init(qkv_rows(config), config.hidden_size);
   options.sequence_parallel = sequence_parallel;
   options.input_norm = norms_attention_input(config, layer_number);

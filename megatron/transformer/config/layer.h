@@ -22,6 +22,9 @@ struct LayerConfig {
   bool add_qkv_bias = false;
   // Not a flag: an encoder of images has no biases of queries, keys and values beside others
   bool projects_with_bias = true;
+  // Not a flag: of queries, keys and values beside biases only keys have none (Whisper). Theirs are
+  // zeros of the one vector of all
+  bool keys_with_bias = true;
   // Not a flag: the output of each sublayer is multiplied by a vector of its own (InternViT)
   bool branch_scales = false;
   bool qk_layernorm = false;

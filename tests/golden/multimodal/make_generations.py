@@ -4,14 +4,18 @@ with the cache: 64 greedy tokens behind a text with an image, a text with two, a
 of models whose images keep their sizes also behind a text with images of odd sizes, which are written as PNG files in base64.
 
 The tokenizer has small letters and the special tokens of the families; a text is changed until no choice of a token is close and no token ends
-the text. Made with transformers 5.23.0, tokenizers 0.23.3, pillow 12.3.0, torch 2.11.0 (CPU). Run: python make_generations.py
+the text. Of qwen2_audio sounds stand in the place of images; write_sounds() makes them. Made with transformers 5.23.0, tokenizers 0.23.3, pillow 12.3.0, torch 2.11.0 (CPU). Run: python make_generations.py [FAMILY]..., which
+keeps the other families.
 """
 import base64
 import io
 import json
 import pathlib
 import random
+import sys
+import wave
 
+import numpy as np
 import torch
 import transformers
 from PIL import Image
@@ -29,9 +33,11 @@ assert transformers.__version__ == "5.23.0"
 transformers.ProcessorMixin.check_argument_for_proper_class = lambda self, name, value: None
 HERE = pathlib.Path(__file__).resolve().parent
 MEDIA = HERE / "same" / "json" / "media"
+SOUNDS = HERE / "sounds"
+FAMILIES = ("llava", "llava_next", "internvl", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen2_audio")
 LETTERS = "abcdefghijklmnopqrstuvwxyz\u0120\u010a.,:?<->"
 # At ids that the models choose seldom.
-PLACEHOLDERS = {"internvl": "<IMG_CONTEXT>", "gemma3": "<img>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>"}
+PLACEHOLDERS = {"internvl": "<IMG_CONTEXT>", "gemma3": "<img>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>", "qwen2_audio": "<|AUDIO|>"}
 OWN_SIZES = ("qwen2_vl", "qwen2_5_vl")
 # Height and width of images of odd sizes: the smallest one, as long as is allowed, between two multiples of a block, higher than wide.
 ODD_SIZES = ((1, 1), (4000, 20), (70, 98), (333, 77))
@@ -40,9 +46,16 @@ CONFIGS = {"gemma3": {"boi_token_index": 19, "eoi_token_index": 32}}
 SPECIALS = {"<|im_start|>": 18, "<img>": 19, "</img>": 32, "<|im_end|>": 37, "IMAGE": 39}
 
 
+SPECIALS_OF = {"<|AUDIO|>": {"<|im_start|>": 1, "<img>": 3, "</img>": 8, "<|im_end|>": 10, "IMAGE": 39}}
+
+
+def specials_of(image):
+    return SPECIALS_OF.get(image, SPECIALS)
+
+
 def tokenizer(image, **named):
-    specials = {image if token == "IMAGE" else token: number for token, number in SPECIALS.items()}
-    others = (number for number in range(39) if number not in SPECIALS.values())
+    specials = {image if token == "IMAGE" else token: number for token, number in specials_of(image).items()}
+    others = (number for number in range(39) if number not in specials.values())
     inner = Tokenizer(models.BPE(vocab={letter: next(others) for letter in LETTERS} | specials, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -65,6 +78,8 @@ def processor_of(family):
         images = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=256, max_pixels=1024)
         cls = transformers.Qwen2VLProcessor if family == "qwen2_vl" else transformers.Qwen2_5_VLProcessor
         return cls(images, tokenizer("<|image_pad|>", image_token="<|image_pad|>"), None)
+    if family == "qwen2_audio":
+        return transformers.Qwen2AudioProcessor(transformers.WhisperFeatureExtractor(feature_size=80), tokenizer("<|AUDIO|>"))
     tok = tokenizer("<image>", image_token="<image>")
     more = dict(patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1)
     if family == "llava":
@@ -74,8 +89,26 @@ def processor_of(family):
     return transformers.LlavaNextProcessor(images, tok, **more)
 
 
-def template(image):
-    return ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}{% if c['type'] == 'image' %}" + image +
+def write_sounds():
+    """Of 2, 3 and 25 tokens; integers of 16 bits."""
+    SOUNDS.mkdir(exist_ok=True)
+    for name, length, step in (("short.wav", 1200, 1100), ("odd.wav", 2000, 1700), ("low.wav", 16000, 400)):
+        t = np.arange(length, dtype=np.int64)
+        samples = (np.abs((step * t + t * t // 9) % 65536 - 32768) - 16384).astype("<i2")
+        with wave.open(str(SOUNDS / name), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(16000)
+            file.writeframes(samples.tobytes())
+
+
+def read_sound(path):
+    with wave.open(str(path), "rb") as file:
+        return np.frombuffer(file.readframes(file.getnframes()), dtype="<i2").astype(np.float32) / 32768
+
+
+def template(image, kind="image"):
+    return ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}{% if c['type'] == '" + kind + "' %}" + image +
             "\n{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
             "{% endif %}")
 
@@ -95,19 +128,25 @@ class Family:
         self.name = name
         self.processor = processor_of(name)
         self.image = PLACEHOLDERS.get(name, "<image>")
-        self.model = transformers.AutoModelForImageTextToText.from_pretrained(HERE / name, dtype=torch.float32, attn_implementation="eager").eval()
+        self.hears = name == "qwen2_audio"
+        self.kind = "audio" if self.hears else "image"
+        cls = transformers.Qwen2AudioForConditionalGeneration if self.hears else transformers.AutoModelForImageTextToText
+        self.model = cls.from_pretrained(HERE / name, dtype=torch.float32, attn_implementation="eager").eval()
 
     def greedy(self, text, files):
         """The prompt's ids and 64 tokens; None if a choice is close, or they end or are too few."""
-        images = [load_image(str(MEDIA / file)) if isinstance(file, str) else Image.open(io.BytesIO(file)) for file in files]
-        given = self.processor(text=[text], images=images, return_tensors="pt")
+        if self.hears:
+            given = self.processor(text=[text], audio=[read_sound(SOUNDS / file) for file in files], sampling_rate=16000, return_tensors="pt")
+        else:
+            images = [load_image(str(MEDIA / file)) if isinstance(file, str) else Image.open(io.BytesIO(file)) for file in files]
+            given = self.processor(text=[text], images=images, return_tensors="pt")
         with torch.no_grad():
             out = self.model.generate(**given, max_new_tokens=64, do_sample=False, eos_token_id=None, output_logits=True,
                                       return_dict_in_generate=True)
         margin = min(float(two[0] - two[1]) for two in (step[0].topk(2).values for step in out.logits))
         prompt = given["input_ids"][0].tolist()
         tokens = out.sequences[0, len(prompt):].tolist()
-        if margin < 1e-3 or set(tokens) & set(SPECIALS.values()) or len(set(tokens)) < 3:
+        if margin < 1e-3 or set(tokens) & set(specials_of(self.image).values()) or len(set(tokens)) < 3:
             return None
         return {"prompt_tokens": prompt, "tokens": tokens, "margin": margin}
 
@@ -121,7 +160,7 @@ class Family:
         raise RuntimeError("no text will do")
 
     def chat(self, messages):
-        text = self.processor.apply_chat_template(messages, chat_template=template(self.image), tokenize=False, add_generation_prompt=True)
+        text = self.processor.apply_chat_template(messages, chat_template=template(self.image, self.kind), tokenize=False, add_generation_prompt=True)
         return text
 
     def turns(self, files):
@@ -129,7 +168,7 @@ class Family:
         messages, out = [], []
         for file in files:
             def ask(word):
-                return {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"what is {word}?"}]}
+                return {"role": "user", "content": [{"type": self.kind}, {"type": "text", "text": f"what is {word}?"}]}
             found = self.first_of(lambda word: (self.chat([*messages, ask(word)]), [*files[:len(out)], file]))
             said = self.processor.tokenizer.decode(found["tokens"], clean_up_tokenization_spaces=False)
             messages += [ask(found["word"]), {"role": "assistant", "content": [{"type": "text", "text": said}]}]
@@ -138,13 +177,15 @@ class Family:
 
     def facts(self):
         def one(word):
-            return f"{self.image}\na {word}", ["1_img1.jpg"]
+            return f"{self.image}\na {word}", ["odd.wav"] if self.hears else ["1_img1.jpg"]
 
         def two(word):
-            return f"is {self.image} {word}, or {self.image}?", ["0_img1.png", "4_img1.webp"]
+            return f"is {self.image} {word}, or {self.image}?", ["low.wav", "short.wav"] if self.hears else ["0_img1.png", "4_img1.webp"]
 
-        images = {k: v for k, v in self.processor.image_processor.to_dict().items() if v is not None}
-        images["image_processor_type"] = type(self.processor.image_processor).__name__.removesuffix("Pil")
+        processor = self.processor.feature_extractor if self.hears else self.processor.image_processor
+        given = {k: v for k, v in processor.to_dict().items() if v is not None and k != "mel_filters"}
+        if not self.hears:
+            given["image_processor_type"] = type(processor).__name__.removesuffix("Pil")
         texts = []
         for make in (one, two):
             found = self.first_of(make)
@@ -159,13 +200,17 @@ class Family:
 
             odd = self.first_of(many)
             odd = {"odd": odd | {"text": many(odd["word"])[0], "images": [base64.b64encode(file).decode() for file in files]}}
-        return odd | {"family": self.name, "config": CONFIGS.get(self.name, {}), "processor": images, "template": template(self.image),
+        more = odd | ({"kind": "audio", "media": "sounds"} if self.hears else {})
+        return more | {"family": self.name, "config": CONFIGS.get(self.name, {}), "processor": given, "template": template(self.image, self.kind),
                 "tokenizer": json.loads(self.processor.tokenizer.backend_tokenizer.to_str()), "texts": texts,
-                "turns": self.turns(["1_img1.jpg", "3_img1.png"])}
+                "turns": self.turns(["short.wav", "odd.wav"] if self.hears else ["1_img1.jpg", "3_img1.png"])}
 
 
 if __name__ == "__main__":
-    rows = [Family(name).facts() for name in ("llava", "llava_next", "internvl", "gemma3", "qwen2_vl", "qwen2_5_vl")]
-    (HERE / "generations.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    write_sounds()
+    path = HERE / "generations.json"
+    kept = {row["family"]: row for row in json.loads(path.read_text())}
+    rows = [Family(name).facts() if not sys.argv[1:] or name in sys.argv[1:] else kept[name] for name in FAMILIES]
+    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     for row in rows:
         print(row["family"], [case["margin"] for case in (*row["texts"], *row["turns"])], [case["word"] for case in (*row["texts"], *row["turns"])])

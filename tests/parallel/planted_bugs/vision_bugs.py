@@ -14,8 +14,8 @@ prompt_bug = unit_bugs("inference_test", "decoding: no proof has it")
 
 
 VISION_BUGS = (
-    vision_bug("vision_token_looked_up", "an image token is looked up, too", MODEL, "tokens.masked_fill(tokens == own_.image_token_id, kNoToken)",
-               "PLANTED ? tokens : tokens.masked_fill(tokens == own_.image_token_id, kNoToken)", GOLDEN + "llava"),
+    vision_bug("vision_token_looked_up", "an image token is looked up, too", MODEL, "if (own_.sees()) out = out.masked_fill",
+               "if (!PLANTED && own_.sees()) out = out.masked_fill", GOLDEN + "llava"),
     vision_bug("vision_places_of_samples", "features are placed sample by sample in rows that go token by token", MODEL,
                "return places.remainder(s) * b + places.div(s, \"floor\");",
                "return PLANTED ? places : places.remainder(s) * b + places.div(s, \"floor\");", GOLDEN + "llava"),
@@ -56,7 +56,8 @@ VISION_BUGS = (
         ((MODEL, "if (config().sequence_parallel) image_newline_->placement", "if (PLANTED || config().sequence_parallel) image_newline_->placement"),),
         "tp2_llava_tiles", "llava next tp2"),
     bug("vision_rank_skips_exchange", "a rank without images does not take part in the exchanges of the encoder",
-        ((MODEL, "(all->all_pictures == 0 && !every_rank_encodes())", "(all->all_pictures == 0 && (PLANTED || !every_rank_encodes()))"),),
+        ((MODEL, "(all->all_pictures == 0 && !every_rank_encodes(*vision_projection_))",
+          "(all->all_pictures == 0 && (PLANTED || !every_rank_encodes(*vision_projection_)))"),),
         "dp2_zero3_llava", "llava dp2 zero3"),
     training_bug("vision_frozen_language_cuts", "no gradient goes through a frozen language model to the projector", MODEL,
                  "return placed.view({s, b, h});",

@@ -44,7 +44,9 @@ fs::path write_image_model(const Json& facts) {
 }
 
 RowMedium image_of(const std::string& file) {
-  return {MediaKind::kImage, file, read_file(kImageGoldens / "same/json/media" / file)};
+  const bool sound = file.ends_with(".wav");
+  return {sound ? MediaKind::kSound : MediaKind::kImage, file,
+          read_file(kImageGoldens / (sound ? "sounds" : "same/json/media") / file)};
 }
 
 struct ImageModel {
@@ -104,7 +106,7 @@ TEST_P(ImagePromptsOf, LaterTurnsHaveImagesOfTheirOwn) {
 
 INSTANTIATE_TEST_SUITE_P(Families, ImagePromptsOf,
                          testing::Values("llava", "llava_next", "internvl", "gemma3", "qwen2_vl",
-                                         "qwen2_5_vl"),
+                                         "qwen2_5_vl", "qwen2_audio"),
                          [](const auto& param) { return std::string(param.param); });
 
 // 1x1, 4000x20, 70x98, 333x77
@@ -130,7 +132,7 @@ TEST(ImagePrompts, ImagesWithoutPlaceholdersComeFirst) {
   const ImagePrompt first = m.prompts->of_text(row, "text");
   row.caption = "<image><image>ab";
   EXPECT_EQ(first.ids, m.prompts->of_text(row, "text").ids);
-  EXPECT_EQ(first.image_tokens, 18);
+  EXPECT_EQ(first.media_tokens, 18);
   row.caption = "<image>ab";
   EXPECT_EQ(error_of([&] { m.prompts->of_text(row, "text"); }),
             "text: the text has <image> 1 time for 2 images\nhint: once for each image, or not at "

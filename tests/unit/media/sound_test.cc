@@ -172,8 +172,7 @@ TEST(LogMel, FramesAndTokens) {
   EXPECT_EQ(voxtral_tokens(480'000), 375);
   EXPECT_EQ(voxtral_tokens(480'001), 750);
   EXPECT_EQ(error_of([] { log_mel({}, 80); }), "a sound without samples has no features");
-  EXPECT_EQ(error_of([] { log_mel(std::vector<float>(480'001), 80); }),
-            "a clip of 480001 samples; expected at most 480000 (30 s)");
+  EXPECT_EQ(log_mel(std::vector<float>(480'001), 80).size(), 80u * 6000);
 }
 
 }  // namespace

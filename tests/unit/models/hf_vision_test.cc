@@ -633,13 +633,13 @@ TEST(HfVisionModels, WhatIsNotBuiltBesideImagesIsNamed) {
   ModelConfig config = read_hf_config(vision_folder("llava")).config;
   config.transformer.mtp_num_layers = 1;
   EXPECT_EQ(error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
-            "--mtp-num-layers is not built for a model that reads images");
+            "--mtp-num-layers is not built for a model that reads images or sounds");
   config = read_hf_config(vision_folder("llava")).config;
   config.own = {};
   EXPECT_EQ(
       error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
       "a model of type mimo without an encoder\nhint: --vision-model-type clip, internvit, siglip, "
-      "qwen2 or qwen2_5");
+      "qwen2 or qwen2_5, or --audio-model-type whisper");
 }
 
 // 3 words, 4 x 6 patches, 2 words, 2 x 2 patches, 2 words; and the same behind another document.

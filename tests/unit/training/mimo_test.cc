@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "megatron/base/check.h"
+#include "megatron/models/audio/packed_sounds.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/vision/packed_images.h"
 #include "megatron/tensor/torch.h"
@@ -170,12 +172,67 @@ TEST(Mimo, ShrunkEncodersKeepLayersOfBothKinds) {
   EXPECT_EQ(shrunk("--vision-whole-picture-layers 0 1 2 3 4 5 6 7"), Layers({0, 1}));
 }
 
+const std::string kAudioModel =
+    "--vision-model-type none --audio-model-type whisper --audio-num-layers 1 --audio-hidden-size "
+    "8 --audio-ffn-hidden-size 8 --audio-num-attention-heads 2 --audio-mel-bins 4 --audio-token-id "
+    "99 ";
+
+TEST(Mimo, MadeUpSoundsHaveARowForEachFeature) {
+  for (const char* flags : {"", "--audio-features stacked --seq-length 400",
+                            "--vision-model-type clip --seq-length 48"}) {
+    const Arguments a = mimo_arguments(kAudioModel + flags);
+    const auto& own = own_config<MimoConfig>(a.own);
+    const auto samples = mimo_samples(a);
+    int64_t with_sounds = 0, with_images = 0;
+    for (int64_t i = 0; i < samples->size(); ++i) {
+      const std::vector<int64_t> tokens = samples->sample(i).get<int64_t>("tokens");
+      int64_t rows = 0;
+      for (const SampleSound& sound : samples->sounds(i)) {
+        rows += own.sound_features(sound.frames);
+        EXPECT_EQ(sound.rows(), packed_frames(own, sound.frames));
+      }
+      EXPECT_EQ(std::ranges::count(tokens, own.audio_token_id), rows) << flags;
+      with_sounds += rows > 0;
+      with_images += !samples->images(i).empty();
+      if (own.sees()) {
+        EXPECT_EQ(std::ranges::count(tokens, own.image_token_id),
+                  4 * std::ssize(samples->images(i)));
+      }
+    }
+    EXPECT_GT(with_sounds, 3) << flags;
+    EXPECT_EQ(with_images > 0, own.sees()) << flags;
+  }
+}
+
+// Keys of the encoder of sounds have no bias, whatever an optimizer makes of roundings.
+TEST(Mimo, KeyBiasesOfSoundsStayZero) {
+  const Arguments a = mimo_arguments(kAudioModel);
+  const TrainingTrace trace = trace_training(find_task(a), a, {at::kDouble, 3});
+  size_t found = 0;
+  for (const auto& [name, value] : trace.weights) {
+    if (name == "audio_model.position_embeddings.weight") {
+      EXPECT_EQ(value[1][0].item<double>(), std::sin(1.0));
+    }
+    if (!name.starts_with("audio_model.") || !name.ends_with("linear_qkv.bias")) continue;
+    const at::Tensor parts = value.view({2, 3, 4});
+    EXPECT_EQ(parts.select(1, 1).abs().max().item<double>(), 0.0);
+    EXPECT_GT(parts.select(1, 0).abs().max().item<double>(), 0.0);
+    ++found;
+  }
+  EXPECT_EQ(found, 1U);
+}
+
 TEST(Mimo, RefusesWhatContradicts) {
   const auto refused = [](const std::string& more, const std::string& message) {
     EXPECT_THAT(error_of([&] { mimo_arguments(more); }), HasSubstr(message));
   };
-  refused("--vision-model-type none", "--task mimo without an encoder of images");
+  refused("--vision-model-type none", "--task mimo without an encoder of images or of sounds");
   refused("--seq-length 5", "--seq-length 5 has no room for a picture of 4 tokens and text");
+  refused(kAudioModel + "--audio-features stacked",
+          "--seq-length 24 has no room for a sound of 375 tokens and text");
+  refused(kAudioModel + "--audio-hidden-size 9", "--audio-hidden-size 9: positions are sines");
+  refused(kAudioModel + "--vision-model-type clip --audio-token-id 100",
+          "--image-token-id and --audio-token-id are 100");
   refused("--reset-position-ids", "has no effect with --task mimo");
   refused("--max-patches-per-sequence -1", "--max-patches-per-sequence is -1");
   refused("--max-images-per-sample 0", "--max-images-per-sample is 0");

@@ -20,6 +20,7 @@ std::vector<HfFamily> encoder_hf_families();
 std::vector<HfFamily> t5_hf_families();
 std::vector<HfFamily> hybrid_hf_families();
 std::vector<HfFamily> multimodal_hf_families();
+std::vector<HfFamily> audio_hf_families();
 
 namespace hf {
 

@@ -141,7 +141,7 @@ TEST_F(Indexed, SamplesOfBadImagesCountNothingInTheirPlaces) {
   EXPECT_THAT(error_of([&] { index(damaged); }), testing::HasSubstr(damaged + ": 11: 11.webp: "));
   options_.most_bad = 1;
   EXPECT_THAT(error_of([&] { index(damaged); }),
-              testing::HasSubstr(": 2 images cannot be decoded, more than --max-bad-media 1; the "
+              testing::HasSubstr(": 2 media cannot be decoded, more than --max-bad-media 1; the "
                                  "first: " +
                                  damaged + ": 5: 5.jpg: byte "));
   options_.most_bad = 2;

@@ -1,0 +1,42 @@
+// Encoder of sounds: log-mel features through two convolutions and a transformer with attention in
+// both directions within a clip. Source: Whisper, Radford et al. 2022 (arXiv:2212.04356).
+#pragma once
+
+#include "megatron/models/audio/packed_sounds.h"
+#include "megatron/nn/norm.h"
+#include "megatron/tensor_parallel/layers.h"
+#include "megatron/tensor_parallel/vocab_parallel_embedding.h"
+#include "megatron/transformer/transformer_block.h"
+
+namespace megatron {
+
+// c = gelu(conv1 frames); x = gelu(conv2 c) + P, of every second frame; layers, whose keys have no
+// bias; the mean of two neighbouring rows, norm (Qwen 2 Audio: Chu et al. 2024, arXiv:2407.10759),
+// or norm, four neighbouring rows side by side (Voxtral: Liu et al. 2025, arXiv:2507.13264). Both
+// convolutions read a frame and its two neighbours.
+//
+// Parameters: conv1.weight [h, 3 mel bins], of each bin the frame before, the frame and the one
+// behind, conv2.weight [h, 3 h], their biases, position_embeddings.weight [1500, h], which is never
+// trained, decoder.layers.N..., ln_post.weight|bias.
+//
+// The whole encoder is on each rank, which encodes all sounds that it is given. Communication:
+// none.
+class AudioEncoder : public Module {
+ public:
+  // `language`: the configuration of the language model.
+  AudioEncoder(const AudioConfig& config, const TransformerConfig& language);
+
+  // The features of all sounds, [N, audio_feature_size()]. Differentiable in the parameters.
+  at::Tensor forward(const PackedSounds& sounds, const ForwardContext& context);
+
+ private:
+  const AudioConfig config_;
+  const TransformerConfig layers_;
+  const ParallelGroups alone_;
+  ColumnParallelLinear conv1_, conv2_;
+  Embedding position_embeddings_;
+  TransformerBlock decoder_;
+  Norm ln_post_;
+};
+
+}  // namespace megatron
