@@ -213,7 +213,7 @@ void QuestionConfig::fields(FieldVisitor& v) {
 void QuestionConfig::validate(Violations& v) const {
   v.require(answer_tokens > 0, cat("--answer-tokens is ", answer_tokens), "a positive number");
   v.require(question_format.empty() || question_format.find("{question}") != std::string::npos,
-            "--question-format without {question}", "for example '{question}\\nAnswer briefly.'");
+            "--question-format without {question}", "for example $'{question}\\nAnswer briefly.'");
   v.require(!plain_prompts || chat_template.empty(),
             "--chat-template has no effect with --plain-prompts");
 }
