@@ -70,7 +70,7 @@ constexpr LayoutRow kVisionRows[] = {
     {"dp2_llava", "llava", 2, "", "mimo"},
     {"dp3_zero1_llava", "llava", 3, ZERO1 OVERLAP, "mimo"},
     {"dp2_zero2_llava", "llava", 2, ZERO2 OVERLAP, "mimo"},
-    {"dp2_zero3_llava", "llava", 2, ZERO3 OVERLAP, "mimo"},
+    {"dp2_zero3_llava", "llava", 2, ZERO3 OVERLAP "--no-balance-images", "mimo"},
     {"dp2_means_llava", "llava", 2, "--no-calculate-per-token-loss", "mimo"},
     {"dp2_evaluation_llava", "llava", 2, EVALUATE, "mimo"},
     {"pp2_llava", "llava", 2, PP "2", "mimo"},
