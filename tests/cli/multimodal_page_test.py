@@ -10,6 +10,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import wave
 
 import support
 from image_prompts_test import MEDIA, families, write_model
@@ -27,9 +28,12 @@ class MultimodalPageTest(support.FolderTest):
         super().setUp()
         self.model("MODEL", "llava")
         shutil.copytree(MEDIA, self.path("images"))
-        for name, copy in (("1_img1.jpg", "a.jpg"), ("0_img1.png", "b.png"), ("1_img1.jpg", "b.jpg"), ("3_1.wav", "a.wav")):
+        for name, copy in (("1_img1.jpg", "a.jpg"), ("0_img1.png", "b.png"), ("1_img1.jpg", "b.jpg")):
             shutil.copy(os.path.join(MEDIA, name), self.path(copy))
         os.symlink(os.path.abspath(support.BINARY), self.path("megatron"))
+        with wave.open(self.path("a.wav"), "wb") as sound:
+            sound.setparams((1, 2, 16000, 0, "NONE", ""))
+            sound.writeframes(bytes(range(250)) * 128)
         turns = [{"from": "human", "value": "<image>\nwhat is it?"}, {"from": "gpt", "value": "a cat."}]
         self.write("rows.json", json.dumps([{"image": "1_img1.jpg", "conversations": turns}] * 8))
         message = {"role": "user", "content": [{"type": "image", "path": "1_img1.jpg"}, {"type": "text", "text": "what is it?"}]}
