@@ -226,9 +226,11 @@ const DataLoader::Impl::GlobalBatch& DataLoader::Impl::global_batch_of(int64_t s
     MEGATRON_ASSERT(batch.size > 0 && batch.size % sampler.samples_per_step() == 0, batch.size);
     if (begin + batch.size > dataset->size()) return batch;  // the end is padded, and stays
     std::vector<int64_t> costs(static_cast<size_t>(batch.size), 0);
-    for (int64_t i = 0; i < batch.size; ++i)
-      for (const SampleImage& image : dataset->images(begin + i))
-        costs[static_cast<size_t>(i)] += image.patches();
+    for (int64_t i = 0; i < batch.size; ++i) {
+      int64_t& cost = costs[static_cast<size_t>(i)];
+      for (const SampleImage& image : dataset->images(begin + i)) cost += image.patches();
+      for (const SampleSound& sound : dataset->sounds(begin + i)) cost += sound.rows();
+    }
     batch.own = balanced_samples(costs, config.data_parallel_rank, config.data_parallel_size);
     return batch;
   };

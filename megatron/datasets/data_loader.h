@@ -53,7 +53,8 @@ struct DataLoaderOptions {
   ImageRanks image_ranks;
   // Samples of the global batch that begins when so many are consumed, the first at
   // consumed_samples; null: samples stay where the sampler has them, else they change places within
-  // it (balanced_samples()), by the patches of their images. Only of type single.
+  // it (balanced_samples()), by the patches of their images and the frames of their sounds. Only of
+  // type single.
   std::function<int64_t(int64_t consumed)> global_batch_size;
 };
 

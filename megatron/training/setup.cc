@@ -469,6 +469,17 @@ ImageRanks image_ranks(const ParallelGroups& groups) {
           groups.cp.rank()};
 }
 
+namespace {
+
+// Whether samples change places within a global batch so that data-parallel ranks encode about as
+// much: where losses are sums over it, and samples come in one order for all ranks.
+bool balances_images(const Arguments& a) {
+  return a.training.task == "mimo" && own_config<MimoDataConfig>(a.own).balance_images &&
+         a.training.calculate_per_token_loss && a.data.dataloader_type == DataloaderType::kSingle;
+}
+
+}  // namespace
+
 std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
                                               const ParallelGroups& groups,
                                               const std::shared_ptr<const Dataset>& dataset,

@@ -112,11 +112,6 @@ void validate_mimo(const Arguments& a, Violations& v) {
               " tokens and text"));
 }
 
-bool balances_images(const Arguments& a) {
-  return a.training.task == "mimo" && own_config<MimoDataConfig>(a.own).balance_images &&
-         a.training.calculate_per_token_loss && a.data.dataloader_type == DataloaderType::kSingle;
-}
-
 namespace {
 
 // `size`: of the vocabulary.

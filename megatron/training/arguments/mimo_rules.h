@@ -33,10 +33,6 @@ struct MimoDataConfig : Config {
 
 void validate_mimo(const Arguments& arguments, Violations& violations);
 
-// Whether samples change places within a global batch so that data-parallel ranks have about as
-// many patches: where losses are sums over it, and samples come in one order for all ranks.
-bool balances_images(const Arguments& arguments);
-
 // The tiny model keeps the kind of encoder, several layers and heads, and pictures of several
 // patches.
 void shrink_mimo(Arguments& arguments, const Arguments& before, Shrinker& shrinker);
