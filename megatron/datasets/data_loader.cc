@@ -155,17 +155,20 @@ int64_t index_in_dataset(const MicroBatch& batch, int64_t sample) {
   return id == kPaddingSample ? 0 : id;
 }
 
-}  // namespace
-
-BatchSounds DataLoader::Impl::read_sounds(const MicroBatch& batch) const {
-  BatchSounds out;
-  out.ranks = options.image_ranks;
-  std::vector<int64_t> numbers, costs;  // of each sound: in its sample
+// Divides the media of a micro-batch over the ranks of `out`, and reads those of this rank into
+// `own`, one after another. `media`: those of an index of the dataset; `cost` and `size`, in
+// elements of `own`, of one; `read`: one by index and number.
+template <class Out, class T, class Media, class Cost, class Size, class Read>
+void read_divided(const MicroBatch& batch, const Media& media, const Cost& cost, const Size& size,
+                  const Read& read, Out& out, std::vector<T>& own) {
+  std::vector<int64_t> numbers, costs;  // of each medium: in its sample
+  std::vector<size_t> sizes;
   for (int64_t i = 0; i < batch.micro_batch_size; ++i) {
     int64_t number = 0;
-    for (const SampleSound& sound : dataset->sounds(index_in_dataset(batch, i))) {
-      costs.push_back(sound.rows());
-      out.all.push_back({i, sound});
+    for (auto& medium : media(index_in_dataset(batch, i))) {
+      costs.push_back(cost(medium));
+      sizes.push_back(static_cast<size_t>(size(medium)));
+      out.all.push_back({i, medium});
       numbers.push_back(number++);
     }
   }
@@ -173,17 +176,30 @@ BatchSounds DataLoader::Impl::read_sounds(const MicroBatch& batch) const {
   size_t elements = 0;
   for (size_t k = 0; k < out.all.size(); ++k) {
     out.all[k].owner = owners[k];
-    if (owners[k] == out.ranks.rank) elements += static_cast<size_t>(out.all[k].sound.elements());
+    if (owners[k] == out.ranks.rank) elements += sizes[k];
   }
-  out.frames.resize(elements);
-  std::span<float> rest = out.frames;
+  own.resize(elements);
+  std::span<T> rest = own;
   for (size_t k = 0; k < out.all.size(); ++k) {
-    const auto& [sample, sound, owner] = out.all[k];
-    if (owner != out.ranks.rank) continue;
-    const auto size = static_cast<size_t>(sound.elements());
-    dataset->read_sound(index_in_dataset(batch, sample), numbers[k], rest.first(size));
-    rest = rest.subspan(size);
+    if (owners[k] != out.ranks.rank) continue;
+    read(index_in_dataset(batch, out.all[k].sample), numbers[k], rest.first(sizes[k]));
+    rest = rest.subspan(sizes[k]);
   }
+}
+
+}  // namespace
+
+BatchSounds DataLoader::Impl::read_sounds(const MicroBatch& batch) const {
+  BatchSounds out;
+  out.ranks = options.image_ranks;
+  read_divided(
+      batch, [&](int64_t index) { return dataset->sounds(index); },
+      [](const SampleSound& sound) { return sound.rows(); },
+      [](const SampleSound& sound) { return sound.elements(); },
+      [&](int64_t index, int64_t number, std::span<float> to) {
+        dataset->read_sound(index, number, to);
+      },
+      out, out.frames);
   return out;
 }
 
@@ -191,30 +207,14 @@ BatchImages DataLoader::Impl::read_images(const MicroBatch& batch) const {
   BatchImages out;
   out.pixel_values = *dataset->pixel_values();
   out.ranks = options.image_ranks;
-  std::vector<int64_t> numbers, costs;  // of each image: in its sample
-  for (int64_t i = 0; i < batch.micro_batch_size; ++i) {
-    int64_t number = 0;
-    for (SampleImage& image : dataset->images(index_in_dataset(batch, i))) {
-      costs.push_back(image.patches());
-      out.all.push_back({i, image});
-      numbers.push_back(number++);
-    }
-  }
-  const std::vector<int> owners = plan_images(costs, out.ranks.size);
-  size_t bytes = 0;
-  for (size_t k = 0; k < out.all.size(); ++k) {
-    out.all[k].owner = owners[k];
-    if (owners[k] == out.ranks.rank) bytes += static_cast<size_t>(out.all[k].image.bytes());
-  }
-  out.patches.resize(bytes);
-  std::span<uint8_t> rest = out.patches;
-  for (size_t k = 0; k < out.all.size(); ++k) {
-    const auto& [sample, image, owner] = out.all[k];
-    if (owner != out.ranks.rank) continue;
-    const auto size = static_cast<size_t>(image.bytes());
-    dataset->read_image(index_in_dataset(batch, sample), numbers[k], rest.first(size));
-    rest = rest.subspan(size);
-  }
+  read_divided(
+      batch, [&](int64_t index) { return dataset->images(index); },
+      [](const SampleImage& image) { return image.patches(); },
+      [](const SampleImage& image) { return image.bytes(); },
+      [&](int64_t index, int64_t number, std::span<uint8_t> to) {
+        dataset->read_image(index, number, to);
+      },
+      out, out.patches);
   return out;
 }
 

@@ -45,6 +45,27 @@ at::Tensor rows_of(const at::Tensor& places, int64_t s, int64_t b) {
   return places.remainder(s) * b + places.div(s, "floor");
 }
 
+ProjectorShape image_projector(const VisionConfig& own) {
+  const bool affine = own.vision_projection_type == VisionProjection::kAffine;
+  ProjectorShape out{own.feature_size(),
+                     own.vision_projection_ffn_hidden_size,
+                     affine,
+                     own.vision_projection_bias,
+                     activation_of(own.vision_projection_activation),
+                     own.vision_projection_norm};
+  if (affine)
+    out.norm = {.kind = Normalization::kRMSNorm,
+                .eps = own.vision_layernorm_epsilon,
+                .zero_centered = true};
+  return out;
+}
+
+ProjectorShape sound_projector(const AudioConfig& own) {
+  return {own.audio_feature_size(), own.audio_projection_ffn_hidden_size,
+          own.audio_projection_type == VisionProjection::kAffine, own.audio_projection_bias,
+          activation_of(own.audio_projection_activation)};
+}
+
 bool trains(Module& module) {
   return std::ranges::any_of(module.parameters(), &Parameter::trainable);
 }
@@ -70,7 +91,8 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
   };
   if (slice.embedding && own_.sees()) {
     vision_model_ = std::make_unique<VisionEncoder>(own_, config().transformer);
-    vision_projection_ = std::make_unique<VisionProjector>(own_, config().transformer);
+    vision_projection_ =
+        std::make_unique<FeatureProjector>(image_projector(own_), config().transformer);
     add("vision_model", vision_model_.get());
     add("vision_projection", vision_projection_.get());
     vision_model_->visit(whole);
@@ -87,7 +109,8 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
   }
   if (slice.embedding && own_.hears()) {
     audio_model_ = std::make_unique<AudioEncoder>(own_, config().transformer);
-    audio_projection_ = std::make_unique<AudioProjector>(own_, config().transformer);
+    audio_projection_ =
+        std::make_unique<FeatureProjector>(sound_projector(own_), config().transformer);
     add("audio_model", audio_model_.get());
     add("audio_projection", audio_projection_.get());
     audio_model_->visit(whole);

@@ -8,12 +8,11 @@
 #include <vector>
 
 #include "megatron/models/audio/audio_encoder.h"
-#include "megatron/models/audio/audio_projector.h"
 #include "megatron/models/common/ends_cost.h"
+#include "megatron/models/common/feature_projector.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/vision/vision_encoder.h"
-#include "megatron/models/vision/vision_projector.h"
 
 namespace megatron {
 
@@ -24,7 +23,7 @@ namespace megatron {
 //   else: these look nothing up, and features are not scaled. Then as a GPT, positions included.
 //
 // Parameters: language_model.<those of a GPT>; vision_model... (vision/vision_encoder.h) and
-// vision_projection... (vision/vision_projector.h) and, with --vision-newlines, image_newline [h],
+// vision_projection... (common/feature_projector.h) and, with --vision-newlines, image_newline [h],
 // audio_model... and audio_projection... (audio/), on the segment with the embedding. Without
 // pictures the encoder of images is not run and its gradients are zero; so are those of sounds.
 //
@@ -90,10 +89,10 @@ class MimoModel : public Model {
   GPTModel language_model_;
   // Null: another segment has the embedding, or the model does not see or hear.
   std::unique_ptr<VisionEncoder> vision_model_;
-  std::unique_ptr<VisionProjector> vision_projection_;
+  std::unique_ptr<FeatureProjector> vision_projection_;
   std::unique_ptr<Parameter> image_newline_;  // null: there is none
   std::unique_ptr<AudioEncoder> audio_model_;
-  std::unique_ptr<AudioProjector> audio_projection_;
+  std::unique_ptr<FeatureProjector> audio_projection_;
 };
 
 // Columns of the table of models (mimo_cost.cc): with what the encoder costs in the worst

@@ -1,7 +1,7 @@
 """Planted bugs of models that read images. The arguments of Bug, see bugs.py."""
 from stack_bugs import bug, unit_bugs
 
-BLOCKS, PROJECTOR = "megatron/models/mimo/image_blocks.cc", "megatron/models/vision/vision_projector.cc"
+BLOCKS = "megatron/models/mimo/image_blocks.cc"
 MODEL, ENCODER = "megatron/models/mimo/mimo_model.cc", "megatron/models/vision/vision_encoder.cc"
 LOADER, GRADS = "megatron/datasets/data_loader.cc", "megatron/distributed/grad_buffer.cc"
 PACKING, SUBLAYER = "megatron/models/vision/packed_images.cc", "megatron/transformer/layer/sublayer.cc"
@@ -116,7 +116,7 @@ VISION_BUGS = (
     prompt_bug("vision_prompt_positions", "ids behind the rows of a prompt have their numbers as positions", "megatron/inference/model_runner.cc",
                "start.rows ? start.rows->next_position()", "!PLANTED && start.rows ? start.rows->next_position()",
                "Families/ImagePromptsOf.TextsAreThoseOfTransformers/qwen2_vl"),
-    vision_bug("vision_soft_norm", "the weight of Gemma 3's norm of features is a factor itself", PROJECTOR, ".zero_centered = true",
+    vision_bug("vision_soft_norm", "the weight of Gemma 3's norm of features is a factor itself", MODEL, ".zero_centered = true",
                ".zero_centered = !PLANTED", GOLDEN + "gemma3"),
     vision_bug("vision_pooling_of_columns", "features are pooled along rows of the picture, as if cells were as high as one", ENCODER,
                ".mean(at::IntArrayRef{2, 4})", ".mean(PLANTED ? at::IntArrayRef{1, 4} : at::IntArrayRef{2, 4})", GOLDEN + "gemma3"),

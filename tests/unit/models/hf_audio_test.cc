@@ -27,16 +27,13 @@
 #include "tests/unit/golden_tensors.h"
 #include "tests/unit/models/gpt_golden.h"
 #include "tests/unit/models/hf_golden.h"
+#include "tests/unit/models/media_golden.h"
 #include "tests/unit/models/their_form.h"
 
 namespace megatron {
 namespace {
 
 namespace fs = std::filesystem;
-
-fs::path audio_folder(const std::string& name) {
-  return fs::path(MEGATRON_SOURCE_DIR "/tests/golden/multimodal") / name;
-}
 
 // The sound of a row of a golden, as its generator makes it.
 std::vector<float> golden_sound(int64_t n, int64_t a, int64_t c) {
@@ -48,30 +45,9 @@ std::vector<float> golden_sound(int64_t n, int64_t a, int64_t c) {
   return out;
 }
 
-// A golden, and the model of its folder with its weights and gradients in fp32.
-struct HfAudio {
+struct HfAudio : MediaGolden {
   HfAudio(const std::string& name, const ParallelGroups& groups, bool sequence_parallel = false)
-      : golden(read_golden_tensors(SafetensorsFile(audio_folder(name) / "golden.safetensors"))),
-        folder(open_hf_folder(audio_folder(name))),
-        own(*folder.model.config.own.as<MimoConfig>()),
-        whole{0, folder.model.config.transformer.num_layers, true, true},
-        model(with_ranks(folder.model.config, sequence_parallel), groups, whole, {}),
-        store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
-    load_hf_values(folder, groups, whole, model);
-    const at::Tensor labels = golden.at("labels").to(at::kLong);
-    set_tokens(golden.at("tokens").to(at::kLong));
-    batch.set("labels", labels.clamp_min(0));
-    batch.set("loss_mask", (labels >= 0).to(at::kFloat));
-  }
-  static ModelConfig with_ranks(ModelConfig config, bool sequence_parallel) {
-    config.sequence_parallel = sequence_parallel;
-    return config;
-  }
-  void set_tokens(const at::Tensor& tokens) {
-    batch.set("tokens", tokens);
-    context = context_for(tokens, /*training=*/true);
-    batch.place = context.place;
-  }
+      : MediaGolden(name, groups, sequence_parallel) {}
   // Of the golden's sounds from sample `first` on, or of all; ranks take turns with them.
   PackedSounds packed(const at::Tensor& tokens, int64_t first = 0, int rank = 0,
                       int ranks = 1) const {
@@ -126,15 +102,6 @@ struct HfAudio {
     }
     return compared;
   }
-
-  std::map<std::string, at::Tensor> golden;
-  const HfFolder folder;
-  const MimoConfig own;
-  const StageSlice whole;
-  MimoModel model;
-  PlainParameterStore store;
-  Batch batch;
-  ForwardContext context;
 };
 
 class HfAudioGolden : public testing::TestWithParam<std::string> {};
@@ -206,7 +173,7 @@ TEST_P(HfAudioGolden, GradientsOnTwoTensorRanks) {
 TEST_P(HfAudioGolden, GreedyTokensBehindSounds) {
   const ParallelGroups groups;
   LoadModelRequest request;
-  request.load = audio_folder(GetParam());
+  request.load = media_golden_folder(GetParam());
   request.dtype = at::kFloat;
   const LoadedModel loaded = load_model(request, groups);
   auto& model = dynamic_cast<MimoModel&>(*loaded.model);
@@ -242,9 +209,9 @@ INSTANTIATE_TEST_SUITE_P(Families, HfAudioGolden, testing::Values("qwen2_audio",
 TEST(HfAudioModels, ImagesAndSoundsTogether) {
   const ParallelGroups groups;
   HfAudio heard("qwen2_audio", groups);
-  const auto golden =
-      read_golden_tensors(SafetensorsFile(audio_folder("image_and_sound") / "golden.safetensors"));
-  const HfFolder seen = open_hf_folder(audio_folder("llava"));
+  const auto golden = read_golden_tensors(
+      SafetensorsFile(media_golden_folder("image_and_sound") / "golden.safetensors"));
+  const HfFolder seen = open_hf_folder(media_golden_folder("llava"));
   MimoModel llava(seen.model.config, groups, heard.whole, {});
   PlainParameterStore of_llava(llava, at::kFloat, at::kCPU, /*gradients=*/false);
   load_hf_values(seen, groups, heard.whole, llava);
@@ -326,10 +293,10 @@ TEST(HfAudioModels, ThereAndBackAreTheSameUnderEachSpelling) {
           fs::path(testing::TempDir()) / ("hf_audio_" + name + std::to_string(spelling));
       fs::remove_all(root);
       fs::create_directories(root / "given");
-      fs::copy_file(audio_folder(name) / "config.json", root / "given" / "config.json");
+      fs::copy_file(media_golden_folder(name) / "config.json", root / "given" / "config.json");
       std::vector<SafetensorsTensor> renamed;
       const auto tensors =
-          read_golden_tensors(SafetensorsFile(audio_folder(name) / "model.safetensors"));
+          read_golden_tensors(SafetensorsFile(media_golden_folder(name) / "model.safetensors"));
       for (const auto& [tensor, value] : tensors) {
         std::string other = tensor;
         for (const auto& [here, there] : kAudioSpellings[spelling])
@@ -398,7 +365,7 @@ TEST(HfAudioModels, PublishedConfigurationOfVoxtral) {
 TEST(HfAudioModels, WhatIsNotBuiltIsNamed) {
   const auto error = [&](const char* family, const char* part, const char* key,
                          const nlohmann::json& value) {
-    auto json = nlohmann::json::parse(read_file(audio_folder(family) / "config.json"));
+    auto json = nlohmann::json::parse(read_file(media_golden_folder(family) / "config.json"));
     (*part == '\0' ? json : json[part])[key] = value;
     return error_of([&] { parse_hf_config(json.dump(), "config.json"); });
   };
@@ -413,7 +380,7 @@ TEST(HfAudioModels, WhatIsNotBuiltIsNamed) {
             "config.json: audio_config: intermediate_size 24 is not four times hidden_size 8: the "
             "projector reads features of four rows");
   EXPECT_EQ(error("voxtral", "", "audio_token_id", nullptr), "config.json: has no audio_token_id");
-  const ModelConfig config = read_hf_config(audio_folder("voxtral")).config;
+  const ModelConfig config = read_hf_config(media_golden_folder("voxtral")).config;
   EXPECT_THAT(error_of([&] { write_hf_config(*find_hf_family("qwen2_audio"), config, "{}"); }),
               testing::HasSubstr("no language model that is built"));
   EXPECT_THAT(error_of([&] { write_hf_config(*find_hf_family("llava"), config, "{}"); }),
@@ -421,7 +388,8 @@ TEST(HfAudioModels, WhatIsNotBuiltIsNamed) {
 }
 
 TEST(HfAudioModels, SoundsThatDoNotFitAreNamed) {
-  const MimoConfig own = *read_hf_config(audio_folder("qwen2_audio")).config.own.as<MimoConfig>();
+  const MimoConfig own =
+      *read_hf_config(media_golden_folder("qwen2_audio")).config.own.as<MimoConfig>();
   const auto error = [&](int64_t frames, std::vector<int64_t> tokens) {
     return error_of([&] {
       pack_sounds(own, {{{0, frames}}}, at::zeros({packed_frames(own, frames), 80}), tokens, 1, 9);

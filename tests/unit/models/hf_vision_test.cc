@@ -29,16 +29,13 @@
 #include "tests/unit/golden_tensors.h"
 #include "tests/unit/models/gpt_golden.h"
 #include "tests/unit/models/hf_golden.h"
+#include "tests/unit/models/media_golden.h"
 #include "tests/unit/models/their_form.h"
 
 namespace megatron {
 namespace {
 
 namespace fs = std::filesystem;
-
-fs::path vision_folder(const std::string& name) {
-  return fs::path(MEGATRON_SOURCE_DIR "/tests/golden/multimodal") / name;
-}
 
 // As they are, or pictures [n, 3, h, w] as patches [P, 3 p^2], by patch and in it by channel, row
 // and column.
@@ -50,30 +47,9 @@ at::Tensor patches_of(const at::Tensor& pixels, int64_t p) {
       .reshape({n * rows * columns, 3 * p * p});
 }
 
-// A golden, and the model of its folder with its weights and gradients in fp32.
-struct HfVision {
+struct HfVision : MediaGolden {
   HfVision(const std::string& name, const ParallelGroups& groups, bool sequence_parallel = false)
-      : golden(read_golden_tensors(SafetensorsFile(vision_folder(name) / "golden.safetensors"))),
-        folder(open_hf_folder(vision_folder(name))),
-        own(*folder.model.config.own.as<MimoConfig>()),
-        whole{0, folder.model.config.transformer.num_layers, true, true},
-        model(with_ranks(folder.model.config, sequence_parallel), groups, whole, {}),
-        store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
-    load_hf_values(folder, groups, whole, model);
-    const at::Tensor labels = golden.at("labels").to(at::kLong);
-    set_tokens(golden.at("tokens").to(at::kLong));
-    batch.set("labels", labels.clamp_min(0));
-    batch.set("loss_mask", (labels >= 0).to(at::kFloat));
-  }
-  static ModelConfig with_ranks(ModelConfig config, bool sequence_parallel) {
-    config.sequence_parallel = sequence_parallel;
-    return config;
-  }
-  void set_tokens(const at::Tensor& tokens) {
-    batch.set("tokens", tokens);
-    context = context_for(tokens, /*training=*/true);
-    batch.place = context.place;
-  }
+      : MediaGolden(name, groups, sequence_parallel) {}
   std::vector<SeenImage> images() const {
     std::vector<SeenImage> out;
     const at::Tensor rows = golden.at("images").to(at::kLong);
@@ -114,15 +90,6 @@ struct HfVision {
   at::Tensor logits() {
     return model.logits(model.hidden(batch, {}, context).front()).transpose(0, 1);
   }
-
-  std::map<std::string, at::Tensor> golden;
-  const HfFolder folder;
-  const MimoConfig own;
-  const StageSlice whole;
-  MimoModel model;
-  PlainParameterStore store;
-  Batch batch;
-  ForwardContext context;
 };
 
 class HfVisionGolden : public testing::TestWithParam<std::string> {};
@@ -263,7 +230,7 @@ TEST_P(HfVisionGolden, GradientsOnTwoTensorRanks) {
 TEST_P(HfVisionGolden, GreedyTokensBehindImages) {
   const ParallelGroups groups;
   LoadModelRequest request;
-  request.load = vision_folder(GetParam());
+  request.load = media_golden_folder(GetParam());
   request.dtype = at::kFloat;
   const LoadedModel loaded = load_model(request, groups);
   auto& model = dynamic_cast<MimoModel&>(*loaded.model);
@@ -374,7 +341,7 @@ TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
   for (const auto& [name, count] : carried)
     for (size_t spelling = 0; spelling < kSpellings.size(); ++spelling) {
       const fs::path root = vision_work_folder(name + std::to_string(spelling));
-      write_renamed(vision_folder(name), root / "given", kSpellings[spelling]);
+      write_renamed(media_golden_folder(name), root / "given", kSpellings[spelling]);
       const HfFolder open = open_hf_folder(root / "given");
       EXPECT_EQ(open.carried.size(), count);
       import_hf_folder(root / "given", root / "ours");
@@ -395,7 +362,7 @@ TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
 
 // A configuration without the one that was read has the layers that are computed.
 TEST(HfVisionModels, AConfigurationOfItsOwn) {
-  const HfModel model = read_hf_config(vision_folder("llava"));
+  const HfModel model = read_hf_config(media_golden_folder("llava"));
   const auto json = nlohmann::json::parse(write_hf_config(*model.family, model.config, "{}"));
   EXPECT_EQ(json["vision_config"]["num_hidden_layers"], 2);
   EXPECT_EQ(json["vision_feature_layer"], -1);
@@ -457,7 +424,7 @@ TEST(HfVisionModels, ImagesAreSeenInBothDirections) {
 }
 
 TEST(HfVisionModels, WhatGemma3HasNotIsNamed) {
-  const auto text = read_file(vision_folder("gemma3") / "config.json");
+  const auto text = read_file(media_golden_folder("gemma3") / "config.json");
   const auto error = [&](const char* part, const char* key, const nlohmann::json& value) {
     auto json = nlohmann::json::parse(text);
     (*part == '\0' ? json : json[part])[key] = value;
@@ -474,7 +441,7 @@ TEST(HfVisionModels, WhatGemma3HasNotIsNamed) {
             "a divisor of 4");
   EXPECT_EQ(error("text_config", "use_bidirectional_attention", true),
             "config.json: text_config: use_bidirectional_attention true is not built, only false");
-  const HfModel gemma3 = read_hf_config(vision_folder("gemma3"));
+  const HfModel gemma3 = read_hf_config(media_golden_folder("gemma3"));
   EXPECT_THAT(error_of([&] { write_hf_config(*find_hf_family("llava"), gemma3.config, "{}"); }),
               testing::StartsWith("no language model that is built beside images can express "));
   const auto own = nlohmann::json::parse(write_hf_config(*gemma3.family, gemma3.config, "{}"));
@@ -507,7 +474,7 @@ TEST(HfVisionModels, PublishedConfiguration) {
 }
 
 TEST(HfVisionModels, WhatIsNotBuiltIsNamed) {
-  const auto text = read_file(vision_folder("llava") / "config.json");
+  const auto text = read_file(media_golden_folder("llava") / "config.json");
   const auto error = [&](const char* part, const char* key, const nlohmann::json& value) {
     auto json = nlohmann::json::parse(text);
     (*part == '\0' ? json : json[part])[key] = value;
@@ -591,7 +558,8 @@ TEST(HfVisionModels, CellsOfTwoByTwoFeatures) {
 // Branches of InternViT begin at 0.1, whatever the seed; only they.
 TEST(HfVisionModels, FactorsOfBranchesBeginSmall) {
   const ParallelGroups groups;
-  MimoModel model(read_hf_config(vision_folder("internvl")).config, groups, {0, 2, true, true}, {});
+  MimoModel model(read_hf_config(media_golden_folder("internvl")).config, groups,
+                  {0, 2, true, true}, {});
   const PlainParameterStore store(model, at::kFloat, at::kCPU, /*gradients=*/false);
   initialize_parameters(model, 5, groups);
   int64_t factors = 0;
@@ -604,7 +572,7 @@ TEST(HfVisionModels, FactorsOfBranchesBeginSmall) {
 }
 
 TEST(HfVisionModels, WhatInternvlHasNotIsNamed) {
-  const auto text = read_file(vision_folder("internvl") / "config.json");
+  const auto text = read_file(media_golden_folder("internvl") / "config.json");
   const auto error = [&](const char* part, const char* key, const nlohmann::json& value) {
     auto json = nlohmann::json::parse(text);
     (*part == '\0' ? json : json[part])[key] = value;
@@ -620,8 +588,8 @@ TEST(HfVisionModels, WhatInternvlHasNotIsNamed) {
             "config.json: --pixel-shuffle of 4 x 3 patches: both numbers must be even");
   EXPECT_EQ(error("", "downsample_ratio", 0.25),
             "config.json: downsample_ratio 0.25 is not built, only 0.5");
-  const HfModel internvl = read_hf_config(vision_folder("internvl")),
-                next = read_hf_config(vision_folder("llava_next"));
+  const HfModel internvl = read_hf_config(media_golden_folder("internvl")),
+                next = read_hf_config(media_golden_folder("llava_next"));
   EXPECT_EQ(error_of([&] { write_hf_config(*find_hf_family("llava"), next.config, "{}"); }),
             "a llava has no image_newline (--vision-newlines)");
   EXPECT_EQ(error_of([&] { write_hf_config(*find_hf_family("llava"), internvl.config, "{}"); }),
@@ -630,11 +598,11 @@ TEST(HfVisionModels, WhatInternvlHasNotIsNamed) {
 
 TEST(HfVisionModels, WhatIsNotBuiltBesideImagesIsNamed) {
   const ParallelGroups groups;
-  ModelConfig config = read_hf_config(vision_folder("llava")).config;
+  ModelConfig config = read_hf_config(media_golden_folder("llava")).config;
   config.transformer.mtp_num_layers = 1;
   EXPECT_EQ(error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),
             "--mtp-num-layers is not built for a model that reads images or sounds");
-  config = read_hf_config(vision_folder("llava")).config;
+  config = read_hf_config(media_golden_folder("llava")).config;
   config.own = {};
   EXPECT_EQ(
       error_of([&] { MimoModel(config, groups, {0, 2, true, true}, {}); }),

@@ -1,0 +1,37 @@
+#include "megatron/models/common/feature_projector.h"
+
+#include "megatron/tensor/activation.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/config/transformer_config.h"
+
+namespace megatron {
+
+FeatureProjector::FeatureProjector(const ProjectorShape& shape, const TransformerConfig& language)
+    : shape_(shape) {
+  const int64_t out = language.hidden_size, middle = shape.middle > 0 ? shape.middle : out;
+  const auto linear = [&](const char* name, int64_t inputs, int64_t outputs, bool norm) {
+    LinearOptions options;
+    options.input_norm = norm;
+    options.norm = shape.norm;
+    options.bias = shape.bias;
+    options.init = Init::normal(language.init_method_std);
+    return std::make_unique<ColumnParallelLinear>(name, inputs, outputs, options, alone_);
+  };
+  if (shape.affine) {
+    linear_fc2_ = linear("encoder", shape.inputs, out, shape.input_norm);
+    add("encoder", linear_fc2_.get());
+    return;
+  }
+  linear_fc1_ = linear("linear_fc1", shape.inputs, middle, shape.input_norm);
+  add("encoder.linear_fc1", linear_fc1_.get());
+  linear_fc2_ = linear("linear_fc2", middle, out, false);
+  add("encoder.linear_fc2", linear_fc2_.get());
+}
+
+at::Tensor FeatureProjector::forward(const at::Tensor& features) {
+  at::Tensor x = features.unsqueeze(1);
+  if (linear_fc1_) x = activate(linear_fc1_->forward(x), shape_.activation);
+  return linear_fc2_->forward(x).squeeze(1);
+}
+
+}  // namespace megatron
