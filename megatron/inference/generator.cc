@@ -36,17 +36,6 @@ std::optional<int32_t> end_of_input(const Tokenizer& tokenizer, const GenerateOp
   return options.end_of_input ? options.end_of_input : tokenizer.eod();
 }
 
-// Media whose features stand in the place of this id, and how one is given; empty: of none.
-struct MediumOfToken {
-  std::string_view name, hint;
-};
-MediumOfToken medium_of(const ModelConfig& config, int64_t id) {
-  const auto* own = config.own.as<MimoConfig>();
-  if (own != nullptr && own->sees() && id == own->image_token_id) return {"image", "--image FILE"};
-  if (own != nullptr && own->hears() && id == own->audio_token_id) return {"sound", "--audio FILE"};
-  return {};
-}
-
 void check_ids(const std::vector<int32_t>& ids, size_t prompt, const ModelConfig& config) {
   for (const int32_t id : ids) {
     const MediumOfToken medium = medium_of(config, id);
@@ -194,6 +183,13 @@ std::vector<Generation> encode_prompts(const ModelConfig& config, const Tokenize
                    std::max<int64_t>(0, limit - static_cast<int64_t>(ids.size())));
   }
   return results;
+}
+
+MediumOfToken medium_of(const ModelConfig& config, int64_t id) {
+  const auto* own = config.own.as<MimoConfig>();
+  if (own != nullptr && own->sees() && id == own->image_token_id) return {"image", "--image FILE"};
+  if (own != nullptr && own->hears() && id == own->audio_token_id) return {"sound", "--audio FILE"};
+  return {};
 }
 
 std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,

@@ -68,6 +68,12 @@ std::vector<Generation> encode_prompts(const ModelConfig& config, const Tokenize
                                        std::span<const std::string> prompts,
                                        const GenerateOptions& options);
 
+// Media whose features stand in the place of an id, and the flag that gives one; empty: of none.
+struct MediumOfToken {
+  std::string_view name, hint;
+};
+MediumOfToken medium_of(const ModelConfig& config, int64_t id);
+
 // What a prompt has beside ids; null: nothing.
 struct PromptMedia {
   std::shared_ptr<const PackedImages> images;

@@ -65,6 +65,7 @@ void ModelService::describe(const ModelServiceOptions& options) {
   if (ends.empty())
     log_warning("model and tokenizer name no end token: replies end by their length alone");
   describe_chat(options);
+  describe_media(options);
   ends.insert(served_.chat_end_tokens.begin(), served_.chat_end_tokens.end());
   grammars_.emplace(tokenizer, served_.limits.vocab_size,
                     std::vector<int32_t>(ends.begin(), ends.end()));
@@ -84,8 +85,9 @@ void ModelService::describe_encoder() {
 void ModelService::describe_chat(const ModelServiceOptions& options) {
   const LoadedModel& loaded = rank_->loaded();
   try {
-    chat_.emplace(*loaded.tokenizer, loaded.chat_templates, options.chat_template,
-                  loaded.end_of_text);
+    chat_.emplace(*loaded.tokenizer,
+                  options.chat_templates.empty() ? loaded.chat_templates : options.chat_templates,
+                  options.chat_template, loaded.end_of_text);
   } catch (const Error& error) {
     if (!options.chat_template.empty()) throw;
     served_.why_no_template =
@@ -97,6 +99,28 @@ void ModelService::describe_chat(const ModelServiceOptions& options) {
   served_.chat_template = &chat_->chat_template();
   served_.tool_template = &chat_->tool_template();
   served_.tool_format = tool_format(options.tool_call_parser, chat_->tool_template().source());
+}
+
+void ModelService::describe_media(const ModelServiceOptions& options) {
+  const LoadedModel& loaded = rank_->loaded();
+  const ModelConfig& config = loaded.config;
+  if (!reads_media(config, MediaKind::kImage) && !reads_media(config, MediaKind::kSound)) return;
+  std::string why_not = options.why_no_media;
+  if (why_not.empty() && loaded.model->groups().tp.size() > 1)
+    why_not = "a model that is divided over tensor ranks reads text alone";
+  if (why_not.empty() && !chat_)
+    why_not = cat("the model has no chat template: ", served_.why_no_template);
+  if (why_not.empty()) {
+    MediaLimits limits;
+    limits.max_image_pixels = options.limits.max_image_pixels;
+    limits.max_file_bytes = options.limits.max_medium_bytes;
+    media_.emplace(*loaded.model, rank_->weights(), *loaded.tokenizer, *chat_, options.media_folder,
+                   options.chat_template, limits);
+  } else {
+    log_warning(cat("images and sounds are refused: ", why_not));
+    media_.emplace(config, why_not);
+  }
+  served_.media = &*media_;
 }
 
 void ModelService::start() {

@@ -2,6 +2,7 @@
 // know of it.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "megatron/inference/engine_config.h"
 #include "megatron/inference/engine_thread.h"
 #include "megatron/inference/grammar.h"
+#include "megatron/inference/images/served_media.h"
 #include "megatron/inference/served_rank.h"
 #include "megatron/serving/serve_config.h"
 #include "megatron/serving/served_model.h"
@@ -20,9 +22,13 @@ namespace megatron {
 struct ModelServiceOptions {
   EngineConfig engine;
   ServeLimits limits;
-  std::string name;           // of the model, for clients; empty: that of its folder
-  std::string chat_template;  // a file or the template itself; empty: the tokenizer's
+  std::string name;               // of the model, for clients; empty: that of its folder
+  std::string chat_template;      // a file or the template itself; empty: the tokenizer's
+  TemplateSource chat_templates;  // in place of the tokenizer's; empty: those
   std::string tool_call_parser = "auto";
+  // That says what media become, of a model that reads some; empty: none, and why.
+  std::filesystem::path media_folder;
+  std::string why_no_media;
   AdapterFolders adapters;
 };
 
@@ -49,6 +55,7 @@ class ModelService {
   void describe(const ModelServiceOptions& options);
   void describe_encoder();
   void describe_chat(const ModelServiceOptions& options);
+  void describe_media(const ModelServiceOptions& options);
 
   const std::unique_ptr<ServedRank> rank_;
   const std::unique_ptr<FollowerLinks> links_;
@@ -56,6 +63,7 @@ class ModelService {
   Engine engine_;
   EngineThread thread_;
   std::optional<Chat> chat_;
+  std::optional<ServedMedia> media_;
   std::optional<GrammarCompiler> grammars_;
   ServedModel served_;
 };

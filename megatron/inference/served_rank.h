@@ -32,6 +32,7 @@ class ServedRank {
 
   const LoadModelRequest& request() const { return request_; }
   const LoadedModel& loaded() const { return loaded_; }
+  ServedWeights& weights() { return weights_; }
   StepRunner& runner() { return *served_; }
   // Null: the draft model is none, or on another rank.
   std::shared_ptr<DraftSource> drafts() const { return draft_ ? draft_->drafts() : nullptr; }

@@ -10,6 +10,12 @@ ServedWeights::ServedWeights(ForwardParameterStore& store, WeightReader read, st
                              int64_t version)
     : store_(store), read_(std::move(read)), source_(std::move(source)), version_(version) {}
 
+std::unique_lock<std::mutex> ServedWeights::hold() {
+  std::unique_lock lock(held_);
+  if (level_ != MemoryLevel::kKeep) lock.unlock();
+  return lock;
+}
+
 void ServedWeights::stage(const std::string& source) {
   discard();
   staged_source_ = source;
@@ -29,6 +35,7 @@ std::optional<std::string> ServedWeights::staged(int64_t wait_ns) {
 }
 
 void ServedWeights::commit(int64_t version) {
+  const std::lock_guard lock(held_);
   MEGATRON_CHECK(!staged_.empty() && !is_committed_,
                  "no weights were read to be exchanged for the current ones");
   if (level_ == MemoryLevel::kKeep) {
@@ -49,6 +56,7 @@ void ServedWeights::discard() {
 }
 
 void ServedWeights::suspend(MemoryLevel level) {
+  const std::lock_guard lock(held_);
   MEGATRON_CHECK(level != MemoryLevel::kDrop || !source_.empty(),
                  "weights that came from no folder cannot be read again"
                  "\nhint: suspend with the weights kept or offloaded");
@@ -62,6 +70,7 @@ void ServedWeights::suspend(MemoryLevel level) {
 }
 
 void ServedWeights::resume() {
+  const std::lock_guard lock(held_);
   if (level_ == MemoryLevel::kKeep) return;
   if (is_committed_) {
     store_.exchange(staged_);

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <future>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,7 +21,7 @@ namespace megatron {
 // any thread. Throws Error if the source does not fit the model.
 using WeightReader = std::function<std::vector<at::Tensor>(const std::string& source)>;
 
-// No forward may run during a call. Not thread safe.
+// No forward may run during a call, but of a thread that hold()s them. Otherwise not thread safe.
 class ServedWeights {
  public:
   // `store` holds the weights on their device and outlives the object. `source`: where they came
@@ -30,6 +31,10 @@ class ServedWeights {
 
   int64_t version() const { return version_; }
   at::Device device() const { return store_.device(); }
+
+  // Any thread: while it has the lock, weights stay what and where they are. A lock that is not
+  // owned: they are not on the device.
+  std::unique_lock<std::mutex> hold();
 
   // Starts to read other weights next to the current ones.
   void stage(const std::string& source);
@@ -55,6 +60,7 @@ class ServedWeights {
   std::future<std::vector<at::Tensor>> reading_;
   std::string staged_source_;
   std::vector<at::Tensor> staged_;
+  std::mutex held_;
   bool is_committed_ = false;  // while suspended: the staged ones are the current ones
 };
 

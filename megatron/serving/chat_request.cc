@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "megatron/base/json_writer.h"
+#include "megatron/serving/detail/message_contents.h"
 #include "megatron/serving/detail/request_members.h"
 #include "megatron/serving/detail/response_grammar.h"
 
@@ -11,34 +12,6 @@ namespace megatron {
 namespace {
 
 constexpr size_t kMaxTools = 128;
-
-// The text of a message: a text, or parts that are all texts.
-std::string read_content(JsonElement content, const std::string& where) {
-  std::string_view text;
-  if (content.get(text) == simdjson::SUCCESS) return std::string(text);
-  simdjson::dom::array parts;
-  if (content.get(parts) != simdjson::SUCCESS)
-    throw ApiError(400, where, cat(where, " is ", kind_of(content), "; expected a text or parts"));
-  std::string joined;
-  size_t index = 0;
-  for (const JsonElement one : parts) {
-    const std::string place = cat(where, "[", index++, "]");
-    simdjson::dom::object object;
-    if (one.get(object) != simdjson::SUCCESS)
-      throw ApiError(400, place, cat(place, " is ", kind_of(one), "; expected an object"));
-    JsonObject part(object, place + ".");
-    const std::string type = part.text("type").value_or("");
-    if (type != "text" && type != "input_text" && type != "refusal")
-      throw ApiError(
-          400, place,
-          cat(place, " is of type \"", type.substr(0, 40), "\"; models here read text alone"),
-          "unsupported");
-    const auto given = part.text(type == "refusal" ? "refusal" : "text");
-    if (!given) throw ApiError(400, place, cat(place, " has no text"));
-    joined += (index > 1 ? "\n" : "") + *given;
-  }
-  return joined;
-}
 
 // Arguments are JSON in a text for clients, and an object for templates.
 void write_arguments(JsonElement arguments, const std::string& where, size_t max_depth,
@@ -102,37 +75,41 @@ std::string read_role(JsonObject& message, const std::string& where) {
 }
 
 void write_message(simdjson::dom::object object, const std::string& where, size_t max_depth,
-                   JsonWriter& out, std::vector<std::string>& ignored) {
+                   MessageContents& contents, JsonWriter& out, std::vector<std::string>& ignored) {
   JsonObject message(object, where + ".");
   const std::string role = read_role(message, where);
-  out.begin_object().member("role", role);
   const auto content = message.any("content");
   const auto calls = message.array("tool_calls");
-  if (content)
-    out.member("content", read_content(*content, where + ".content"));
-  else if (role == "assistant")
-    out.member("content", "");
-  else
+  if (!content && role != "assistant")
     throw ApiError(400, where + ".content", cat(where, ".content is missing"));
-  if (calls) {
-    if (role != "assistant")
-      throw ApiError(400, where + ".tool_calls",
-                     cat(where, ".tool_calls: only the assistant calls tools"));
-    write_tool_calls(*calls, where + ".tool_calls", max_depth, out);
-  }
-  for (const char* const name : {"name", "tool_call_id", "reasoning_content"})
-    if (const auto text = message.text(name)) out.member(name, *text);
+  const std::string text = content ? contents.read(*content, where + ".content") : "";
+  if (calls && role != "assistant")
+    throw ApiError(400, where + ".tool_calls",
+                   cat(where, ".tool_calls: only the assistant calls tools"));
+  const auto write_rest = [&](JsonWriter& json) {
+    if (calls) write_tool_calls(*calls, where + ".tool_calls", max_depth, json);
+    for (const char* const name : {"name", "tool_call_id", "reasoning_content"})
+      if (const auto given = message.text(name)) json.member(name, *given);
+    json.end_object();
+  };
+  out.begin_object().member("role", role).member("content", text);
+  write_rest(out);
+  JsonWriter rest;
+  rest.begin_object().member("role", role);
+  write_rest(rest);
+  contents.end_message(rest.text(), role == "assistant");
   message.any("refusal");
   message.any("annotations");
   message.any("audio");
-  out.end_object();
   for (std::string& name : message.unknown()) ignored.push_back(std::move(name));
 }
 
-void read_messages(JsonObject& json, const ServeLimits& limits, GenerationRequest& request) {
+void read_messages(JsonObject& json, const ServedModel& model, const ServeLimits& limits,
+                   GenerationRequest& request) {
   const auto messages = json.array("messages");
   if (!messages) throw ApiError(400, "messages", "messages is missing");
   if (messages->size() == 0) throw ApiError(400, "messages", "messages is an empty list");
+  MessageContents contents(model, limits);
   JsonWriter out;
   out.begin_array();
   size_t index = 0;
@@ -141,9 +118,11 @@ void read_messages(JsonObject& json, const ServeLimits& limits, GenerationReques
     simdjson::dom::object object;
     if (one.get(object) != simdjson::SUCCESS)
       throw ApiError(400, where, cat(where, " is ", kind_of(one), "; expected an object"));
-    write_message(object, where, static_cast<size_t>(limits.max_json_depth), out, request.ignored);
+    write_message(object, where, static_cast<size_t>(limits.max_json_depth), contents, out,
+                  request.ignored);
   }
   request.chat.messages = out.end_array().text();
+  if (model.media != nullptr && model.media->renders()) request.media = std::move(contents.row());
   request.chat.add_generation_prompt = json.boolean("add_generation_prompt").value_or(true);
   if (!request.chat.add_generation_prompt)
     throw ApiError(400, "add_generation_prompt",
@@ -292,7 +271,7 @@ GenerationRequest parse_chat(std::string_view body, const ServedModel& model,
   GenerationRequest request;
   request.endpoint = Endpoint::kChat;
   read_common_members(json, model, limits, request);
-  read_messages(json, limits, request);
+  read_messages(json, model, limits, request);
   read_tools(json, model, request);
   read_template_variables(json, request);
   read_chat_logprobs(json, request);

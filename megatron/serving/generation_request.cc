@@ -98,6 +98,42 @@ void refuse_echo(const GenerationRequest& request) {
                  "the model's encoder reads the prompts, which its texts do not continue");
 }
 
+// A text that spells the token of a medium brings none.
+void check_no_media(const GenerationRequest& request, const PromptInput& prompt,
+                    const ServedModel& model) {
+  if (model.media == nullptr || request.media) return;
+  for (const int32_t id : prompt.ids)
+    if (const std::string_view medium = model.media->medium_of(id); !medium.empty())
+      throw ApiError(400, request_member(request, "prompt"),
+                     cat("the prompt has the token of ", medium == "image" ? "an " : "a ", medium,
+                         ", ", id, ", and no ", medium, " in its place"));
+}
+
+void refuse_beside_media(const GenerationRequest& request) {
+  if (request.prompt_logprobs >= 0 && !request.media->media.empty())
+    throw ApiError(400, "prompt_logprobs",
+                   "prompt_logprobs is not supported for prompts with images or sounds");
+}
+
+// The conversation with its media.
+void read_media(GenerationRequest& request, const ServedModel& model) {
+  refuse_beside_media(request);
+  MultimodalRow& row = *request.media;
+  row.tools = request.chat.tools;
+  row.variables = request.chat.variables;
+  try {
+    MediaPrompt prompt = model.media->prompt(row, !request.ids_alone);
+    request.prompts.push_back(
+        {.text = std::move(prompt.text), .ids = std::move(prompt.ids), .rows = prompt.rows});
+  } catch (const ApiError&) {
+    throw;
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    throw ApiError(400, "messages", message.substr(0, message.find('\n')));
+  }
+  row.media.clear();  // encoded
+}
+
 void render_conversation(GenerationRequest& request, const ServedModel& model) {
   const ChatTemplate* const chat = request.has_tools ? model.tool_template : model.chat_template;
   if (chat == nullptr)
@@ -221,14 +257,20 @@ GenerationRequest parse_api(std::string_view body, const ServedModel& model,
 }
 
 void prepare(GenerationRequest& request, const ServedModel& model, int64_t default_max_tokens) {
-  if (request.endpoint == Endpoint::kChat) render_conversation(request, model);
+  if (request.media)
+    read_media(request, model);
+  else if (request.endpoint == Endpoint::kChat)
+    render_conversation(request, model);
   if (model.encoder) {
     refuse_echo(request);
     request.decoder_start = model.encoder->decoder_start;
   }
   for (PromptInput& prompt : request.prompts) {
-    model.encoder ? encode_input(prompt, request, model)
-                  : encode_prompt(prompt, request.add_special_tokens, model);
+    if (model.encoder)
+      encode_input(prompt, request, model);
+    else if (!request.media)
+      encode_prompt(prompt, request.add_special_tokens, model);
+    check_no_media(request, prompt, model);
     const int64_t length = model.encoder ? 1 : static_cast<int64_t>(prompt.ids.size());
     if (!request.max_tokens && request.endpoint == Endpoint::kChat) {
       request.max_tokens = std::max<int64_t>(1, model.limits.max_positions - length);
@@ -240,6 +282,7 @@ void prepare(GenerationRequest& request, const ServedModel& model, int64_t defau
   // The prompt alone: the engine is asked for numbers, reported or not.
   LogProbabilityWishes& wishes = request.spec.log_probabilities;
   if (*request.max_tokens == 0 && request.echo) wishes.prompt_top = std::max(0, wishes.prompt_top);
+  if (request.media && request.ids_alone) return;
   for (size_t i = 0; i < request.prompts.size(); ++i)
     if (const auto refusal = check_request(spec_of(request, i), model.limits)) {
       ApiError error = api_error(*refusal);
@@ -250,7 +293,9 @@ void prepare(GenerationRequest& request, const ServedModel& model, int64_t defau
 
 RequestSpec spec_of(const GenerationRequest& request, size_t prompt) {
   RequestSpec spec = request.spec;
-  spec.prompt = request.prompts[prompt].ids;
+  const PromptInput& input = request.prompts[prompt];
+  spec.rows = input.rows;
+  spec.prompt.assign(input.ids.begin() + (input.rows ? input.rows->count : 0), input.ids.end());
   if (request.decoder_start)
     spec.state_input = std::make_shared<const StateInput>(
         StateInput{std::exchange(spec.prompt, {*request.decoder_start}), {}, {}});

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "megatron/chat/chat_template.h"
+#include "megatron/datasets/multimodal/multimodal_row.h"
 #include "megatron/scheduling/request.h"
 #include "megatron/serving/serve_config.h"
 #include "megatron/serving/served_model.h"
@@ -27,7 +29,8 @@ enum class ToolChoice { kNone, kAuto, kRequired, kNamed };
 struct PromptInput {
   std::string text;
   std::vector<int32_t> ids;
-  bool is_text = true;  // `ids` are of `text` once it has been encoded
+  bool is_text = true;                              // `ids` are of `text` once it has been encoded
+  std::shared_ptr<const GivenRows> rows = nullptr;  // in the place of the first ids; null: none
 };
 
 struct GenerationRequest {
@@ -47,6 +50,8 @@ struct GenerationRequest {
 
   // Conversations.
   ChatInput chat;
+  std::optional<MultimodalRow> media;  // the same with images and sounds, of models that read some
+  bool ids_alone = false;              // prepare() gives ids, and encodes no media
   bool has_tools = false, parallel_tool_calls = true;
   ToolChoice tool_choice = ToolChoice::kNone;
   ToolParameters tool_parameters;

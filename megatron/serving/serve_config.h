@@ -41,6 +41,9 @@ struct ServeLimits : Config {
   int64_t max_stop_texts = 64;
   int64_t max_stop_text_bytes = 256;
   int64_t max_logit_bias = 1024;
+  int64_t max_media = 64;
+  int64_t max_medium_bytes = 64 << 20;
+  int64_t max_image_pixels = 64 << 20;
   int64_t max_pending_requests = 256;
   int64_t max_connections = 8192;
   int64_t max_connections_per_address = 64;

@@ -14,6 +14,10 @@ void ServeLimits::fields(FieldVisitor& v) {
   v.field("max_stop_texts", max_stop_texts, "most texts in stop");
   v.field("max_stop_text_bytes", max_stop_text_bytes, "longest text in stop");
   v.field("max_logit_bias", max_logit_bias, "most entries in logit_bias");
+  v.field("max_media", max_media, "most images and sounds in one request");
+  v.field("max_medium_bytes", max_medium_bytes,
+          "largest file of an image or a sound; in base64 it is part of the body");
+  v.field("max_image_pixels", max_image_pixels, "largest image, by its header");
   v.field("max_pending_requests", max_pending_requests,
           "requests that are read but not yet with the engine; more get 429");
   v.field("max_connections", max_connections, "connections at a time");
@@ -44,6 +48,9 @@ void ServeLimits::validate(Violations& violations) const {
   require_count(violations, "--max-stop-texts", max_stop_texts, 0, 1024);
   require_count(violations, "--max-stop-text-bytes", max_stop_text_bytes, 1, 1 << 16);
   require_count(violations, "--max-logit-bias", max_logit_bias, 0, 1 << 20);
+  require_count(violations, "--max-media", max_media, 0, 1 << 16);
+  require_count(violations, "--max-medium-bytes", max_medium_bytes, 1, 64 << 20);
+  require_count(violations, "--max-image-pixels", max_image_pixels, 1, 89'478'485);
   require_count(violations, "--max-pending-requests", max_pending_requests, 1, 1 << 20);
   require_count(violations, "--max-connections", max_connections, 1, 1 << 20);
   require_count(violations, "--max-connections-per-address", max_connections_per_address, 0,

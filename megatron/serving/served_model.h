@@ -8,6 +8,7 @@
 
 #include "megatron/chat/chat_template.h"
 #include "megatron/scheduling/request.h"
+#include "megatron/serving/media_prompts.h"
 #include "megatron/serving/tool_calls.h"
 #include "megatron/tokenizers/tokenizer.h"
 
@@ -34,6 +35,7 @@ struct ServedModel {
   std::vector<int32_t> end_tokens, chat_end_tokens;
   std::optional<EncoderPrompts> encoder;  // none: texts continue their prompts
   GrammarSource* grammars = nullptr;      // null: the engine follows none
+  MediaPrompts* media = nullptr;          // null: the model reads text alone
   RequestLimits limits;                   // of the engine, for requests
 };
 

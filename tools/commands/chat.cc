@@ -96,10 +96,13 @@ class LineReader {
   bool ended_ = false;
 };
 
+constexpr uint64_t kMostMediumBytes = 64 << 20;  // as a server takes
+
 constexpr char kHelp[] =
     "/new            forget the conversation\n"
     "/undo           take back the last message and its reply\n"
     "/system TEXT    set the system message; without text: none\n"
+    "/image FILE     show the model an image with the next message; /audio FILE: a sound\n"
     "/set NAME VALUE temperature, top_p, max_tokens, seed or model; without value: the default\n"
     "/quit           end, as do Ctrl-D and Ctrl-C; Ctrl-C within a reply ends the reply\n"
     "A line that ends in \\ goes on in the next one.";
@@ -116,7 +119,7 @@ class Terminal {
       interrupted = false;
       const auto message = read_message();
       if (!message) break;
-      if (message->empty()) continue;
+      if (message->empty() || attach(*message)) continue;
       if (message->starts_with('/') && interactive_) {
         if (*message == "/quit" || *message == "/exit") return;
         obey(*message);
@@ -138,6 +141,21 @@ class Terminal {
       message += line->substr(0, line->size() - 1) + "\n";
       if (interactive_) write_now("  ");
     }
+  }
+
+  // Whether the line names a medium, which goes with the next message.
+  bool attach(const std::string& line) {
+    const bool image = line.starts_with("/image ");
+    if (!image && !line.starts_with("/audio ")) return false;
+    try {
+      client_.attach(image ? MediaKind::kImage : MediaKind::kSound,
+                     read_file(line.substr(line.find(' ') + 1), kMostMediumBytes));
+      if (interactive_) print_line("[with the next message]");
+    } catch (const Error& error) {
+      if (!interactive_) throw;
+      print_line(cat("[", error.what(), "]"));
+    }
+    return true;
   }
 
   void answer(const std::string& message) {

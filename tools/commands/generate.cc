@@ -250,7 +250,8 @@ Asked read_conversation(const GenerateConfig& config, const std::string& line,
   return asked;
 }
 
-std::vector<Asked> read_conversations(const GenerateConfig& config) {
+// `rows`: they have rows even if no line names a medium.
+std::vector<Asked> read_conversations(const GenerateConfig& config, bool rows = false) {
   std::vector<Asked> asked;
   for (size_t i = 0; i < config.prompt.size(); ++i) {
     asked.push_back(start_conversation(config, cat("--prompt ", i + 1)));
@@ -268,7 +269,8 @@ std::vector<Asked> read_conversations(const GenerateConfig& config) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     lines.emplace_back(line, cat(config.prompts_file, ":", number));
   }
-  const bool media = std::ranges::any_of(lines, [](const auto& l) { return names_media(l.first); });
+  const bool media =
+      rows || std::ranges::any_of(lines, [](const auto& l) { return names_media(l.first); });
   for (const auto& [line, where] : lines)
     asked.push_back(read_conversation(config, line, where, media));
   MEGATRON_CHECK(!asked.empty(), config.prompts_file, " holds no conversations");
@@ -308,6 +310,14 @@ class LazyImagePrompts {
   LazyImagePrompts(const GenerateConfig& config, LoadedModel& loaded)
       : config_(config), loaded_(loaded) {}
 
+  // Whether the model reads media, and it is said how: then its template may take parts alone.
+  bool available() const {
+    if (!reads_media(loaded_.config, MediaKind::kImage) &&
+        !reads_media(loaded_.config, MediaKind::kSound))
+      return false;
+    return has_media_folder(config_.images, loaded_);
+  }
+
   const ImagePrompts& get() {
     if (!prompts_)
       prompts_.emplace(*loaded_.model, *loaded_.tokenizer, media_folder(config_.images, loaded_),
@@ -335,6 +345,8 @@ class ChatRun {
     options_.stop_tokens = chat_.stop_tokens();
     options_.skip_special_tokens = true;
   }
+
+  bool takes_media() const { return images_.available(); }
 
   // Answers all conversations in one batch.
   void answer_all(std::vector<Asked> asked) {
@@ -379,7 +391,7 @@ class ChatRun {
 
  private:
   std::vector<Answer> run(std::span<const Asked> asked, bool stream) {
-    const bool media = std::ranges::any_of(asked, has_media);
+    const bool media = std::ranges::any_of(asked, has_media) || images_.available();
     std::vector<std::string> texts;
     std::vector<Generation> starts;
     for (const Asked& one : asked) {
@@ -489,6 +501,8 @@ extern "C" int megatron_generate(int argc, char** argv) {
   if (!loaded.end_of_text.empty()) options.end_of_input = loaded.end_of_text.front();
   if (config.chat) {
     ChatRun run(config, loaded, options);
+    if (run.takes_media() && std::ranges::none_of(conversations, has_media))
+      conversations = read_conversations(config, /*rows=*/true);
     if (conversations.empty())
       run.converse();
     else

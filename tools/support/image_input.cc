@@ -108,14 +108,30 @@ std::vector<MediaKind> kinds_of(const std::vector<RowMedium>& media) {
   return out;
 }
 
-fs::path media_folder(const ImageConfig& config, const LoadedModel& model) {
+namespace {
+
+// Empty: there is none.
+fs::path find_media_folder(const ImageConfig& config, const LoadedModel& model) {
   if (!config.media_model.empty()) return config.media_model;
   for (const char* file : {"preprocessor_config.json", "processor_config.json"})
     if (fs::exists(model.directory / file) && is_hf_folder(model.directory)) return model.directory;
   if (reads_media(model.config, MediaKind::kSound) && is_hf_folder(model.directory))
     return model.directory;
-  throw_error(cat(model.directory.string(), ": has no image processor (preprocessor_config.json)",
-                  "\nhint: --media-model names a folder of Hugging Face that has one"));
+  return {};
+}
+
+}  // namespace
+
+bool has_media_folder(const ImageConfig& config, const LoadedModel& model) {
+  return !find_media_folder(config, model).empty();
+}
+
+fs::path media_folder(const ImageConfig& config, const LoadedModel& model) {
+  fs::path folder = find_media_folder(config, model);
+  MEGATRON_CHECK(!folder.empty(), model.directory.string(),
+                 ": has no image processor (preprocessor_config.json)",
+                 "\nhint: --media-model names a folder of Hugging Face that has one");
+  return folder;
 }
 
 }  // namespace megatron

@@ -49,5 +49,6 @@ std::vector<MediaKind> kinds_of(const std::vector<RowMedium>& media);
 // The folder that says what media become: --media-model, or else the model's own. Throws Error if
 // there is none.
 std::filesystem::path media_folder(const ImageConfig& config, const LoadedModel& model);
+bool has_media_folder(const ImageConfig& config, const LoadedModel& model);
 
 }  // namespace megatron

@@ -1,10 +1,12 @@
 #include "tools/support/served_model_flags.h"
 
+#include <algorithm>
 #include <set>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/launch.h"
 #include "megatron/models/model_table.h"
+#include "tools/support/image_input.h"
 
 namespace megatron {
 namespace {
@@ -93,6 +95,25 @@ std::pair<std::string, std::filesystem::path> split_adapter(const std::string& t
   return {text.substr(0, equals), equals == std::string::npos ? "" : text.substr(equals + 1)};
 }
 
+// Where what media become is said, for a model that reads some.
+void set_media(const ServedModelConfig& config, const LoadedModel& loaded,
+               ModelServiceOptions& options) {
+  const bool reads = reads_media(loaded.config, MediaKind::kImage) ||
+                     reads_media(loaded.config, MediaKind::kSound);
+  MEGATRON_CHECK(reads || config.media_model.empty(),
+                 "--media-model has no effect: the model reads text alone");
+  if (!reads) return;
+  if (!config.media_model.empty()) options.chat_templates = TemplateSource(config.media_model);
+  try {
+    ImageConfig media;
+    media.media_model = config.media_model;
+    options.media_folder = media_folder(media, loaded);
+  } catch (const Error& error) {
+    options.why_no_media = error.what();
+    std::ranges::replace(options.why_no_media, '\n', ' ');
+  }
+}
+
 }  // namespace
 
 void ServedModelConfig::fields(FieldVisitor& v) {
@@ -101,6 +122,9 @@ void ServedModelConfig::fields(FieldVisitor& v) {
           "NAME=DIR: folders of PEFT with adapters; a request names one as its model");
   v.field("chat_template", chat_template,
           "a file with a template, or the template, in place of the tokenizer's");
+  v.field("media_model", media_model,
+          "folder of a Hugging Face model, whose config.json, image processor and chat template "
+          "say what images and sounds become; empty: the model's own folder");
 }
 
 void ServedModelConfig::validate(Violations& v) const {
@@ -162,6 +186,7 @@ std::unique_ptr<ModelService> make_model_service(std::unique_ptr<ServedRank> ran
   options.name = serve.served_model_name;
   options.chat_template = config.chat_template;
   options.tool_call_parser = serve.tool_call_parser;
+  set_media(config, rank->loaded(), options);
   for (const std::string& text : config.adapters) options.adapters.push_back(split_adapter(text));
   return std::make_unique<ModelService>(std::move(rank), std::move(links), options);
 }

@@ -49,10 +49,12 @@ bool reads_media(const ModelConfig& config, MediaKind kind) {
 
 ImagePrompts::ImagePrompts(Model& model, const Tokenizer& tokenizer,
                            const std::filesystem::path& folder, const std::string& chat_template,
-                           bool escape_literals)
+                           bool escape_literals, MediaLimits limits)
     : model_(model),
       conversations_(tokenizer, folder, with_template(chat_template)),
-      encoder_(tokenizer, conversations_, read_media_rules(folder, tokenizer), escape_literals) {
+      encoder_(tokenizer, conversations_, read_media_rules(folder, tokenizer), escape_literals),
+      limits_(limits),
+      device_(model.parameters().front()->value.device()) {
   MEGATRON_ASSERT(reads_media(model.config(), MediaKind::kImage) ||
                       reads_media(model.config(), MediaKind::kSound),
                   "media for a model without an encoder");
@@ -79,13 +81,25 @@ ImagePrompt ImagePrompts::of_conversation(const MultimodalRow& row, const Chat& 
   return prompt_of(chat.prompt(encoder_.conversation(row, where), where), row, where);
 }
 
-ImagePrompt ImagePrompts::prompt_of(const std::string& text, const MultimodalRow& row,
-                                    const std::string& where) const {
+ImagePrompt ImagePrompts::ids_of_conversation(const MultimodalRow& row, const Chat& chat,
+                                              const std::string& where) const {
+  const std::string text = chat.prompt(encoder_.conversation(row, where), where);
+  return ids_of(text, row, facts_of(row, where), where);
+}
+
+std::vector<MediumFacts> ImagePrompts::facts_of(const MultimodalRow& row,
+                                                const std::string& where) const {
   std::vector<MediumFacts> media;
   for (const RowMedium& medium : row.media) {
     const MediaSource source = source_of(medium, where);
-    media.push_back(read_medium_facts(medium.kind, source.bytes, source.name));
+    media.push_back(read_medium_facts(medium.kind, source.bytes, source.name, limits_));
   }
+  return media;
+}
+
+ImagePrompt ImagePrompts::ids_of(const std::string& text, const MultimodalRow& row,
+                                 const std::vector<MediumFacts>& media,
+                                 const std::string& where) const {
   const EncodedSample sample = encoder_.encode_rendered({text, {}}, row, media, where);
   ImagePrompt out;
   out.text = text;
@@ -97,15 +111,22 @@ ImagePrompt ImagePrompts::prompt_of(const std::string& text, const MultimodalRow
                    id, ", the model's vocabulary has ", model_.config().vocab_size);
   }
   out.media_count = std::ssize(media);
+  return out;
+}
+
+ImagePrompt ImagePrompts::prompt_of(const std::string& text, const MultimodalRow& row,
+                                    const std::string& where) const {
+  const std::vector<MediumFacts> media = facts_of(row, where);
+  ImagePrompt out = ids_of(text, row, media, where);
   if (media.empty()) return out;
+  check_length(out, 0, where);  // before anything is decoded
   const std::vector<int64_t> tokens(out.ids.begin(), out.ids.end());
-  const at::Device device = model_.parameters().front()->value.device();
   if (encoder_.rules().hears())
     out.media.sounds = std::make_shared<const PackedSounds>(
-        to_device(packed_sounds(row, media, tokens, where), device));
+        to_device(packed_sounds(row, media, tokens, where), device_));
   else
     out.media.images = std::make_shared<const PackedImages>(
-        to_device(packed_images(row, media, tokens, where), device));
+        to_device(packed_images(row, media, tokens, where), device_));
   return out;
 }
 
@@ -132,7 +153,7 @@ PackedImages ImagePrompts::packed_images(const MultimodalRow& row,
   auto* to = patches.mutable_data_ptr<uint8_t>();
   for (size_t i = 0; i < media.size(); ++i) {
     const int64_t size = sample_image(rules, media[i]).bytes();
-    read_patches(rules, source_of(row.media[i], where), media[i].size, {},
+    read_patches(rules, source_of(row.media[i], where), media[i].size, limits_,
                  {to, static_cast<size_t>(size)});
     to += size;
   }
@@ -154,20 +175,27 @@ PackedSounds ImagePrompts::packed_sounds(const MultimodalRow& row,
     const SampleSound sound = sample_sound(rules, media[i]);
     sounds.push_back(seen_sound(0, sound));
     at::Tensor& one = frames.emplace_back(at::empty({sound.rows(), sound.bins}, at::kFloat));
-    read_frames(rules, source_of(row.media[i], where), media[i].samples, {},
+    read_frames(rules, source_of(row.media[i], where), media[i].samples, limits_,
                 {one.mutable_data_ptr<float>(), static_cast<size_t>(one.numel())});
   }
   return pack_sounds(own, sounds, at::cat(frames), ids, 1, own.audio_token_id);
 }
 
+void ImagePrompts::check_length(const ImagePrompt& prompt, int64_t tokens_to_generate,
+                                const std::string& where) const {
+  const int64_t length = std::ssize(prompt.ids), most = model_.config().transformer.seq_length;
+  const char* const name = medium_name(encoder_.rules());
+  const std::string text =
+      tokens_to_generate > 0 ? cat("; with ", tokens_to_generate, " to generate that is") : ",";
+  MEGATRON_CHECK(length + tokens_to_generate <= most, where, " has ", length, " tokens, ",
+                 prompt.media_tokens, " of them of ", counted(prompt.media_count, name), text,
+                 " beyond the model's context of ", most, "\nhint: give fewer ", name,
+                 "s, or a smaller --tokens-to-generate");
+}
+
 Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_generate,
                                const std::string& where) const {
-  const int64_t length = std::ssize(prompt.ids), most = model_.config().transformer.seq_length;
-  MEGATRON_CHECK(
-      length + tokens_to_generate <= most, where, " has ", length, " tokens, ", prompt.media_tokens,
-      " of them of ", counted(prompt.media_count, medium_name(encoder_.rules())), "; with ",
-      tokens_to_generate, " to generate that is beyond the model's context of ", most,
-      "\nhint: give fewer ", medium_name(encoder_.rules()), "s, or a smaller --tokens-to-generate");
+  check_length(prompt, tokens_to_generate, where);
   const auto last = std::find_if(prompt.ids.rbegin(), prompt.ids.rend(),
                                  [&](int32_t id) { return is_medium(id); });
   const int64_t count = prompt.ids.rend() - last;
@@ -175,8 +203,7 @@ Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_gene
   out.prompt_tokens = prompt.ids;
   if (count == 0) return out;
   const std::vector<int64_t> ids(prompt.ids.begin(), prompt.ids.begin() + count);
-  const at::Tensor tokens =
-      at::tensor(ids, at::kLong).unsqueeze(0).to(model_.parameters().front()->value.device());
+  const at::Tensor tokens = at::tensor(ids, at::kLong).unsqueeze(0).to(device_);
   std::vector<int64_t> ends;
   const at::Tensor rows =
       dynamic_cast<MimoModel&>(model_)

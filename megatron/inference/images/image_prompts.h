@@ -11,6 +11,7 @@
 #include "megatron/datasets/multimodal/multimodal_encoder.h"
 #include "megatron/inference/chat.h"
 #include "megatron/inference/generator.h"
+#include "megatron/media/media_source.h"
 #include "megatron/models/audio/packed_sounds.h"
 #include "megatron/models/vision/packed_images.h"
 
@@ -32,7 +33,7 @@ class ImagePrompts {
   // `folder`: of a model of Hugging Face, whose config.json and image processor say what media
   // become. `tokenizer` outlives this. Throws Error if the model reads other ones, or none.
   ImagePrompts(Model& model, const Tokenizer& tokenizer, const std::filesystem::path& folder,
-               const std::string& chat_template, bool escape_literals);
+               const std::string& chat_template, bool escape_literals, MediaLimits limits = {});
   ImagePrompts(const ImagePrompts&) = delete;  // its parts refer to each other
 
   // Of the row's caption, which has the placeholder of each medium, or none: then media come first.
@@ -42,6 +43,9 @@ class ImagePrompts {
   // spelling of a special token.
   ImagePrompt of_conversation(const MultimodalRow& row, const Chat& chat,
                               const std::string& where) const;
+  // The same without `media`, from their headers.
+  ImagePrompt ids_of_conversation(const MultimodalRow& row, const Chat& chat,
+                                  const std::string& where) const;
 
   // As generate() takes it: ids up to the last token of a medium as rows. Throws Error that begins
   // with `where` if prompt and text are longer than the model's sequences (seq_length).
@@ -49,8 +53,15 @@ class ImagePrompts {
                    const std::string& where) const;
 
  private:
+  std::vector<MediumFacts> facts_of(const MultimodalRow& row, const std::string& where) const;
+  // Without its media.
+  ImagePrompt ids_of(const std::string& text, const MultimodalRow& row,
+                     const std::vector<MediumFacts>& media, const std::string& where) const;
   ImagePrompt prompt_of(const std::string& text, const MultimodalRow& row,
                         const std::string& where) const;
+  // Throws Error unless the prompt and so many tokens are within the model's sequences.
+  void check_length(const ImagePrompt& prompt, int64_t tokens_to_generate,
+                    const std::string& where) const;
   PackedImages packed_images(const MultimodalRow& row, const std::vector<MediumFacts>& media,
                              const std::vector<int64_t>& ids, const std::string& where) const;
   PackedSounds packed_sounds(const MultimodalRow& row, const std::vector<MediumFacts>& media,
@@ -60,6 +71,8 @@ class ImagePrompts {
   Model& model_;
   ConversationEncoder conversations_;
   MultimodalEncoder encoder_;
+  const MediaLimits limits_;
+  const at::Device device_;  // of the model
 };
 
 }  // namespace megatron

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
@@ -21,6 +22,50 @@ std::string message_of(const std::string& body, int status) {
     return json["error"].value("message", "");
   if (json.is_object() && json.contains("message")) return json.value("message", "");
   return cat("the server answered ", status);
+}
+
+std::string base64_of(std::string_view bytes) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  out.reserve((bytes.size() + 2) / 3 * 4);
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t k = 0; k < 3; ++k)
+      bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0U);
+    for (size_t k = 0; k < 4; ++k)
+      out += i + k <= bytes.size() ? kDigits[bits >> (18 - 6 * k) & 63] : '=';
+  }
+  return out;
+}
+
+// What the API calls the format of a sound.
+std::string_view format_of(std::string_view bytes) {
+  return bytes.starts_with("fLaC") ? "flac" : bytes.starts_with("OggS") ? "ogg" : "wav";
+}
+
+// The content of a message: a text, or its media and then the text.
+std::string content_of(const std::string& text, const std::vector<RowMedium>& media) {
+  JsonWriter json;
+  if (media.empty()) return json.value(text).text();
+  json.begin_array();
+  for (const RowMedium& medium : media) {
+    json.begin_object();
+    if (medium.kind == MediaKind::kImage)
+      json.member("type", "image_url")
+          .key("image_url")
+          .begin_object()
+          .member("url", "data:image;base64," + base64_of(medium.bytes));
+    else
+      json.member("type", "input_audio")
+          .key("input_audio")
+          .begin_object()
+          .member("data", base64_of(medium.bytes))
+          .member("format", format_of(medium.bytes));
+    json.end_object().end_object();
+  }
+  json.begin_object().member("type", "text").member("text", text).end_object();
+  return json.end_array().text();
 }
 
 struct Receiving {
@@ -88,17 +133,17 @@ std::string ChatClient::request_body() const {
   if (settings_.max_tokens) json.member("max_tokens", *settings_.max_tokens);
   if (settings_.seed) json.member("seed", *settings_.seed);
   json.key("messages").begin_array();
-  const auto write = [&](const std::string& role, const std::string& text) {
-    json.begin_object().member("role", role).member("content", text).end_object();
+  const auto write = [&](const std::string& role, const std::string& content) {
+    json.begin_object().member("role", role).key("content").raw(content).end_object();
   };
-  if (!settings_.system.empty()) write("system", settings_.system);
-  for (const auto& [role, text] : turns_) write(role, text);
+  if (!settings_.system.empty()) write("system", content_of(settings_.system, {}));
+  for (const Turn& turn : turns_) write(turn.role, turn.content);
   return json.end_array().end_object().text();
 }
 
 ChatReply ChatClient::say(const std::string& message, const std::atomic<bool>& stop,
                           const std::function<void(std::string_view)>& show) {
-  turns_.emplace_back("user", message);
+  turns_.push_back({"user", content_of(message, std::exchange(attached_, {}))});
   Receiving receiving;
   HttpCall call;
   call.method = "POST";
@@ -132,7 +177,7 @@ ChatReply ChatClient::say(const std::string& message, const std::atomic<bool>& s
   if (reply.text.empty() && !reply.problem.empty())
     turns_.pop_back();
   else
-    turns_.emplace_back("assistant", reply.text);
+    turns_.push_back({"assistant", content_of(reply.text, {})});
   return reply;
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/datasets/multimodal/multimodal_row.h"
 #include "megatron/serving/http/http_client.h"
 
 namespace megatron {
@@ -41,11 +42,18 @@ class ChatClient {
   const std::vector<std::string>& models() const { return models_; }  // of the server
   const HttpUrl& url() const { return client_.url(); }
 
+  // Adds an image or a sound to the next message: its file's bytes.
+  void attach(MediaKind kind, std::string bytes) {
+    attached_.push_back({kind, {}, std::move(bytes)});
+  }
   // Says `message` and gives the reply, piece by piece to `show`; setting `stop` ends it early.
   // What was said stays in the conversation, unless nothing came back.
   ChatReply say(const std::string& message, const std::atomic<bool>& stop,
                 const std::function<void(std::string_view)>& show);
-  void forget() { turns_.clear(); }
+  void forget() {
+    turns_.clear();
+    attached_.clear();
+  }
   // Takes the last message and its reply back; false: there is none.
   bool undo();
   size_t num_turns() const { return turns_.size() / 2; }
@@ -57,7 +65,12 @@ class ChatClient {
   std::vector<HttpHeader> headers_;
   ChatSettings settings_;
   std::vector<std::string> models_;
-  std::vector<std::pair<std::string, std::string>> turns_;  // role, text
+  struct Turn {
+    std::string role;
+    std::string content;  // JSON: a text, or parts
+  };
+  std::vector<Turn> turns_;
+  std::vector<RowMedium> attached_;  // to the next message
 };
 
 }  // namespace megatron

@@ -27,6 +27,7 @@ std::string tokenize_json(std::string_view body, const ServedModel& model,
     // A conversation is read as for a reply.
     GenerationRequest request = parse_chat(body, model, limits);
     request.max_tokens = 1;
+    request.ids_alone = true;
     prepare(request, model, 0);
     ids = request.prompts[0].ids;
     with_texts = json.boolean("return_token_strs").value_or(false);

@@ -129,6 +129,10 @@ SERVING_BUGS = (
     bug("drafts_without_adapter", "drafts are computed without the adapter of their request", RUNNER,
         "adapter >= 0) rows[adapter].push_back(row);", "adapter >= 0 && !(PLANTED && i >= part.count - part.drafts)) rows[adapter].push_back(row);", SERVED),
     # The scheduler.
+    bug("prefixes_of_rows", "prompts with images share keys by the ids behind their rows", PLANS,
+        "if (!shares_ || sequence.given > 0) return {};", "if (!shares_ || (sequence.given > 0 && !PLANTED)) return {};",
+        SCHEDULES,
+        ((PLANS, "sequence.publishes = shares_ && sequence.given == 0;", "sequence.publishes = shares_ && (sequence.given == 0 || PLANTED);"),)),
     bug("block_freed_early", "a block is free before the last step that uses it has ended", BLOCKS,
         "if (after <= ended_)", "if (PLANTED || after <= ended_)", SCHEDULES),
     bug("hit_not_held", "a hit does not hold the blocks that others hold, too", BLOCKS,
