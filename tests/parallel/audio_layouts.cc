@@ -36,6 +36,8 @@ constexpr LayoutRow kAudioRows[] = {
     {"tp2_sp_image_and_sound", "image_and_sound", 2, TP "2 " SP, "mimo"},
     {"pp2_cp2_image_and_sound", "image_and_sound", 4, PP "2 " CP "2", "mimo"},
     {"dp2_zero3_image_and_sound", "image_and_sound", 2, ZERO3 OVERLAP, "mimo"},
+    {"pp2_tp2_again_image_and_sound", "image_and_sound", 4, PP "2 " TP "2 --recompute-vision",
+     "mimo"},
 };
 
 }  // namespace

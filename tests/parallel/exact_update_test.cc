@@ -2,8 +2,10 @@
 // losses update the weights as one rank does, to the bit.
 #include "megatron/training/proving/exact_update.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <span>
 #include <string_view>
 #include <tuple>
 
@@ -97,6 +99,62 @@ std::string name_of_case(const testing::TestParamInfo<std::tuple<Layout, Types>>
 INSTANTIATE_TEST_SUITE_P(Layouts, ExactUpdate,
                          testing::Combine(testing::ValuesIn(kLayouts), testing::ValuesIn(kTypes)),
                          name_of_case);
+
+// In which only an encoder has infinite gradients: all ranks skip these steps and lower the loss
+// scale, those of stages without the encoder, too.
+struct EncoderOverflow {
+  const char* row;
+  const char* encoder;
+};
+void PrintTo(const EncoderOverflow& of, std::ostream* out) { *out << of.row << " " << of.encoder; }
+
+constexpr EncoderOverflow kEncoderOverflows[] = {
+    {"tp4_sp_llava", "vision_model."},          {"dp2_zero3_llava", "vision_model."},
+    {"cp2_pp2_vpp2_llava", "vision_model."},    {"tp2_sp_pp2_dp2_llava", "vision_projection."},
+    {"pp2_tp2_sp_qwen2_audio", "audio_model."}, {"pp2_cp2_image_and_sound", "audio_model."},
+};
+
+LayoutRow row_of(std::string_view name) {
+  for (const std::span<const LayoutRow> rows : {vision_rows(), audio_rows()})
+    for (const LayoutRow& row : rows)
+      if (row.name == name) return row;
+  throw_error(cat("no row ", name));
+}
+
+class EncoderOverflows : public testing::TestWithParam<EncoderOverflow> {};
+
+TEST_P(EncoderOverflows, SkipStepsOfAllRanks) {
+  const auto& [name, encoder] = GetParam();
+  const LayoutRow row = row_of(name);
+  const Arguments layout = exact_update_arguments(parse_run(
+      cat(kCommon, " ", model_flags(row.model), " ", row.flags, " --fp16"), row.world_size));
+  const PretrainTask task = find_task(layout);
+  const auto trace_of = [&, encoder = encoder](const Arguments& arguments) {
+    TraceOptions options{at::kHalf, kUpdateSteps, /*updates=*/true, at::kHalf};
+    options.gradients = [&](TrainedModel& model, const StepOptions& step, int index) {
+      return report_exact_gradients(model, arguments, step, index, encoder);
+    };
+    return trace_training(task, arguments, options);
+  };
+  const TrainingTrace one = trace_of(serial_arguments(layout)), all = trace_of(layout);
+  std::vector<double> skips;
+  for (const TracedStep& step : one.steps) {
+    skips.push_back(step.number("skip"));
+    int64_t infinite = 0;
+    for (const auto& [parameter, grad] : step.grads) {
+      if (!at::isinf(grad).any().item<bool>()) continue;
+      ++infinite;
+      EXPECT_TRUE(parameter.starts_with(encoder)) << parameter;
+    }
+    EXPECT_EQ(infinite, static_cast<int64_t>(skips.back()));
+  }
+  EXPECT_EQ(skips, (std::vector<double>{0, 0, 1, 0, 1, 0}));
+  EXPECT_THAT(all.faults, testing::IsEmpty());
+  for (const Comparison& of : compare_traces(all, one, 0)) EXPECT_TRUE(of.holds()) << of.name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, EncoderOverflows, testing::ValuesIn(kEncoderOverflows),
+                         [](const auto& info) { return cat(info.param.row, "_", info.index); });
 
 // What the steps of the proof are.
 TEST(ExactUpdateSteps, SkipOverflowAndChangeTheLossScale) {

@@ -211,7 +211,8 @@ class Draw {
     add("--task mimo --vision-model-type", encoder);
     add("--patch-dim 2 --img-h", side * dice_.range(1, 2));
     add("--img-w", side * dice_.range(1, 2));
-    add("--vision-num-layers", dice_.range(1, 2));
+    const int64_t layers = dice_.range(1, 2);
+    add("--vision-num-layers", layers);
     add("--vision-num-attention-heads", heads);
     add("--vision-hidden-size", heads * (own_sizes ? 4 * dice_.range(1, 2) : dice_.range(4, 8)));
     add("--vision-ffn-hidden-size", dice_.range(8, 24));
@@ -233,6 +234,11 @@ class Draw {
     if (!given("--freeze") && dice_.chance(40))
       add(dice_.pick<const char*>({"--freeze vision_model", "--freeze language_model",
                                    "--freeze-except vision_projection"}));
+    if (dice_.chance(30)) {
+      add("--encoder-recompute-granularity full --encoder-recompute-method",
+          dice_.pick<const char*>({"uniform", "block"}));
+      add("--encoder-recompute-num-layers", dice_.range(1, layers));
+    }
     return true;
   }
 

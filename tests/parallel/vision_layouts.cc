@@ -111,6 +111,12 @@ constexpr LayoutRow kVisionRows[] = {
     {"cp2_qwen2_vl", "qwen2_vl", 2, CP "2", "mimo"},
     {"cp2_a2a_tp2_sp_qwen2_vl", "qwen2_vl", 4, CP "2 " CP_A2A TP "2 " SP, "mimo"},
     {"dp3_zero3_internvl", "internvl", 3, ZERO3 OVERLAP, "mimo"},
+    {"dp2_zero3_again_llava", "llava", 2, ZERO3 OVERLAP ENCODER_AGAIN "--no-balance-images",
+     "mimo"},
+    {"pp2_zbv_again_llava", "llava", 2, PP "2 --pipeline-schedule zb-v " ENCODER_UNITS "2", "mimo"},
+    {"tp2_sp_full_again_qwen2_5_vl", "qwen2_5_vl", 2, TP "2 " SP FULL "1 " ENCODER_AGAIN, "mimo"},
+    {"cp2_gather_again_gemma3", "gemma3", 2,
+     CP "2 " CP_GATHER ENCODER_UNITS "1 --encoder-recompute-method block", "mimo"},
 };
 
 }  // namespace

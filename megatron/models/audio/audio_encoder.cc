@@ -19,9 +19,10 @@ LinearOptions convolution(const TransformerConfig& t, int64_t inputs) {
 
 }  // namespace
 
-AudioEncoder::AudioEncoder(const AudioConfig& config, const TransformerConfig& language)
+AudioEncoder::AudioEncoder(const AudioConfig& config, const TransformerConfig& language,
+                           const EncoderRecompute& recompute)
     : config_(config),
-      layers_(config.audio_encoder(language)),
+      layers_(recompute.recomputing(config.audio_encoder(language))),
       conv1_("conv1", kWidth * config.audio_mel_bins, layers_.hidden_size,
              convolution(layers_, kWidth * config.audio_mel_bins), alone_),
       conv2_("conv2", kWidth * layers_.hidden_size, layers_.hidden_size,
@@ -42,6 +43,7 @@ at::Tensor AudioEncoder::forward(const PackedSounds& sounds, const ForwardContex
   ForwardContext context;
   context.training = given.training;
   context.discarded = given.discarded;
+  context.tape = given.tape;
   context.place = context.rows = sounds.segments->place();
   context.unpadded = sounds.segments;
   const int64_t h = layers_.hidden_size, rows = sounds.positions.size(0);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "megatron/models/audio/packed_sounds.h"
+#include "megatron/models/common/encoder_recompute.h"
 #include "megatron/nn/norm.h"
 #include "megatron/tensor_parallel/layers.h"
 #include "megatron/tensor_parallel/vocab_parallel_embedding.h"
@@ -24,7 +25,8 @@ namespace megatron {
 class AudioEncoder : public Module {
  public:
   // `language`: the configuration of the language model.
-  AudioEncoder(const AudioConfig& config, const TransformerConfig& language);
+  AudioEncoder(const AudioConfig& config, const TransformerConfig& language,
+               const EncoderRecompute& recompute = {});
 
   // The features of all sounds, [N, audio_feature_size()]. Differentiable in the parameters.
   at::Tensor forward(const PackedSounds& sounds, const ForwardContext& context);

@@ -77,6 +77,7 @@ struct ModuleCost {
   std::string name;                        // its parameters' names begin so: "vision_model."
   double weights = 0, scores = 0;          // multiply-adds, as of SublayerCost
   double moved = 0;                        // elements
+  double again = 0;                        // multiply-adds that the backward computes again
   bool weight_grads = true, grads = true;  // whether a backward computes those; any
 };
 

@@ -1,5 +1,7 @@
 #include "megatron/models/mimo/mimo_config.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 
 namespace megatron {
@@ -13,11 +15,14 @@ void MimoConfig::fields(FieldVisitor& v) {
   AudioConfig::fields(v);
   v.field("audio_token_id", audio_token_id,
           "id of the token that stands where a feature of a sound comes in");
+  EncoderRecompute::fields(v);
 }
 
 void MimoConfig::validate(Violations& v) const {
   VisionConfig::validate(v);
   AudioConfig::validate(v);
+  EncoderRecompute::validate(
+      v, std::max(sees() ? vision_num_layers : 0, hears() ? audio_num_layers : 0));
   v.require(audio_token_id >= 0, cat("--audio-token-id is ", audio_token_id), "0 or more");
   v.require(!sees() || !hears() || image_token_id != audio_token_id,
             cat("--image-token-id and --audio-token-id are ", image_token_id), "ids of two tokens");

@@ -18,9 +18,11 @@
 //                2 N m e                  mlp: input and output of the activation, m wide
 //                N h_f e + 8 N            the norm's output, and its statistics
 //   features     those that become tokens here, h e and a place of 8 bytes each
+// With --encoder-recompute-granularity full a recomputed unit of layers saves its input alone.
 // Where the encoder is frozen as a whole it saves nothing, and with the projector neither does
 // that. An encoder that is frozen in part saves all.
 #include <algorithm>
+#include <span>
 
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/transformer/transformer_layer_cost.h"
@@ -50,7 +52,7 @@ struct Images {
   Images(const ModelConfig& config, const EndsShape& of)
       : own(with_largest(config.own.as_or_default<MimoConfig>(), config.transformer)),
         language(config.transformer),
-        layers(own.encoder(language)),
+        layers(own.recomputing(own.encoder(language))),
         given(of.layer),
         trains_encoder(!of.trains || of.trains(kEncoder)),
         trains_projector(!of.trains || of.trains(kProjector)) {
@@ -82,6 +84,19 @@ struct Images {
       }
       costs.push_back(transformer_layer_cost(of_layer, layer, parts, /*offloaded=*/false));
     }
+    if (trains_encoder) again = recomputed_layers(layers, layers.num_layers);
+  }
+
+  // The layers of recomputed unit `unit`.
+  std::span<const LayerCost> of_unit(int64_t unit) const {
+    const int64_t first = unit * again.unit_layers;
+    return std::span(costs).subspan(
+        static_cast<size_t>(first),
+        static_cast<size_t>(std::min(again.unit_layers, again.layers - first)));
+  }
+  // Those that are not recomputed
+  std::span<const LayerCost> recorded() const {
+    return std::span(costs).subspan(static_cast<size_t>(again.layers));
   }
 
   int64_t middle() const {
@@ -125,13 +140,15 @@ struct Images {
   int64_t padded = 0;  // features of all ranks, as many of each as of the one with most
   LayerShape shape;    // of the encoder's layers
   std::vector<LayerCost> costs;
+  RecomputedLayers again;
 };
 
 int64_t encoder_saved(const Images& z) {
   if (!z.trains_encoder) return 0;
   int64_t saved = z.pixels() * z.shape.element;
   saved += z.norm() + z.turns();
-  for (const LayerCost& layer : z.costs) saved += layer.saved().total();
+  saved += z.again.units * z.width();
+  for (const LayerCost& layer : z.recorded()) saved += layer.saved().total();
   return saved;
 }
 
@@ -158,7 +175,13 @@ void forward(const Images& z, AllocationTrack& track) {
   track.touch(z.own.has_own_sizes() ? z.turns() : w);  // places as numbers; with positions
   if (z.own.is_clip()) track.take(z.norm());
   if (!z.trains_encoder) track.give(track.live() - w - z.turns());
-  for (const LayerCost& layer : z.costs) {
+  for (int64_t unit = 0; unit < z.again.units; ++unit) {
+    int64_t most = 0;
+    for (const LayerCost& layer : z.of_unit(unit)) most = std::max(most, layer.unrecorded_peak());
+    track.take(w);  // its output; its input is there
+    track.touch(most + (z.again.longest > 1 ? w : 0));
+  }
+  for (const LayerCost& layer : z.recorded()) {
     if (z.trains_encoder) {
       track.touch(layer.forward_peak());
       track.take(layer.saved().total());  // its input is there, its output comes
@@ -217,9 +240,19 @@ void backward(const Images& z, AllocationTrack& track) {
   track.take(z.width());
   track.give(z.read());
   if (z.own.has_last_norm()) track.give(z.norm());
-  for (size_t i = z.costs.size(); i-- > 0;) {
-    track.touch(z.costs[i].backward_peak(/*grad_is_held=*/false).most);
-    track.give(z.costs[i].saved().total());
+  const std::span<const LayerCost> recorded = z.recorded();
+  for (size_t i = recorded.size(); i-- > 0;) {
+    track.touch(recorded[i].backward_peak(/*grad_is_held=*/false).most);
+    track.give(recorded[i].saved().total());
+  }
+  for (int64_t unit = z.again.units; unit-- > 0;) {
+    int64_t saved_again = -z.width(), most = 0;  // the input is there
+    for (const LayerCost& layer : z.of_unit(unit)) {
+      saved_again += layer.saved().total();
+      most = std::max(most, layer.backward_peak(/*grad_is_held=*/true).most);
+    }
+    track.touch(saved_again + most);
+    track.give(z.width());
   }
   track.touch(2 * z.width());  // of the norm, and without the class row
 }
@@ -253,6 +286,8 @@ ModuleCost encoder_cost(const Images& z) {
     cost.scores += rows * layer.score_products();
     cost.moved += rows * (layer.first.moved_elements + layer.second.moved_elements);
   }
+  for (int64_t unit = 0; unit < z.again.units; ++unit)
+    for (const LayerCost& layer : z.of_unit(unit)) cost.again += rows * layer.products();
   cost.weight_grads = cost.grads = z.trains_encoder;
   return cost;
 }

@@ -90,7 +90,7 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
     if (groups.tp.size() > 1) parameter.placement.partial_grad.insert(Axis::kTensor);
   };
   if (slice.embedding && own_.sees()) {
-    vision_model_ = std::make_unique<VisionEncoder>(own_, config().transformer);
+    vision_model_ = std::make_unique<VisionEncoder>(own_, config().transformer, own_);
     vision_projection_ =
         std::make_unique<FeatureProjector>(image_projector(own_), config().transformer);
     add("vision_model", vision_model_.get());
@@ -108,7 +108,7 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
     }
   }
   if (slice.embedding && own_.hears()) {
-    audio_model_ = std::make_unique<AudioEncoder>(own_, config().transformer);
+    audio_model_ = std::make_unique<AudioEncoder>(own_, config().transformer, own_);
     audio_projection_ =
         std::make_unique<FeatureProjector>(sound_projector(own_), config().transformer);
     add("audio_model", audio_model_.get());

@@ -21,9 +21,10 @@ LinearOptions conv1_options(const TransformerConfig& t, int64_t inputs, bool bia
 
 }  // namespace
 
-VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig& language)
+VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig& language,
+                             const EncoderRecompute& recompute)
     : config_(config),
-      layers_(config.encoder(language)),
+      layers_(recompute.recomputing(config.encoder(language))),
       conv1_("conv1", config.patch_elements(), layers_.hidden_size,
              conv1_options(layers_, config.patch_elements(),
                            config.is_internvit() || config.is_siglip()),
@@ -107,6 +108,7 @@ at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardConte
   ForwardContext context;
   context.training = given.training;
   context.discarded = given.discarded;
+  context.tape = given.tape;
   context.place = context.rows = images.segments->place();
   context.unpadded = images.segments;
   if (config_.has_own_sizes()) return features_of_own_sizes(images, std::move(context));

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "megatron/models/common/encoder_recompute.h"
 #include "megatron/models/vision/packed_images.h"
 #include "megatron/nn/norm.h"
 #include "megatron/tensor_parallel/layers.h"
@@ -31,7 +32,8 @@ namespace megatron {
 class VisionEncoder : public Module {
  public:
   // `language`: the configuration of the language model.
-  VisionEncoder(const VisionConfig& config, const TransformerConfig& language);
+  VisionEncoder(const VisionConfig& config, const TransformerConfig& language,
+                const EncoderRecompute& recompute = {});
 
   // The features of all pictures, [N, feature_size()], of pictures with windows in their order.
   // Differentiable in the parameters.

@@ -176,6 +176,11 @@ void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   }
   shrinker.set("--img-h", own.img_h, own.patch_dim * (high ? 2 * rows : rows));
   shrinker.set("--img-w", own.img_w, own.patch_dim * (wide ? 2 * columns : columns));
+  const int64_t layers =
+      std::max(own.sees() ? own.vision_num_layers : 0, own.hears() ? own.audio_num_layers : 0);
+  if (own.recomputes_encoders())
+    shrinker.set("--encoder-recompute-num-layers", own.encoder_recompute_num_layers,
+                 std::min(was.encoder_recompute_num_layers, layers));
   // An id within the table stays there.
   const int64_t size = a.tokenizer.vocab_size.value_or(1);
   if (own.sees() && was.image_token_id >= size &&

@@ -352,7 +352,7 @@ PassCosts chunk_costs(const LayoutPlan& plan, int stage, int chunk, double unit,
     const double per_token = static_cast<double>(plan.tensor) / static_cast<double>(plan.tokens());
     const double w = module.weights * per_token / unit, s = module.scores * per_token / unit;
     forward += w + s;
-    if (module.grads) input += w + 2 * s;
+    if (module.grads) input += w + 2 * s + module.again * per_token / unit;
     if (module.weight_grads) linear += w;
   }
   // A minimum, so that the drawing shows segments without work.

@@ -51,7 +51,7 @@ std::vector<ModuleReport> module_reports(const LayoutPlan& plan) {
   for (const ModuleCost& cost : plan.ends.modules) {
     ModuleReport& report = out.emplace_back(ModuleReport{module_name(cost.name)});
     count_parameters(plan, cost.name, report);
-    add_time(cost, work_seconds(cost.weights, cost.scores, 0, cost.moved), report);
+    add_time(cost, work_seconds(cost.weights, cost.scores, cost.again, cost.moved), report);
     grads |= cost.grads;
   }
   const ModelConfig config = plan.model_config();

@@ -27,6 +27,7 @@ LayoutPlan without_recomputation(const LayoutPlan& plan) {
   LayoutPlan bare = plan;
   bare.arguments.transformer.recompute_granularity = RecomputeGranularity::kNone;
   bare.arguments.transformer.recompute_modules.clear();
+  for (ModuleCost& module : bare.ends.modules) module.again = 0;
   return bare;
 }
 

@@ -93,12 +93,14 @@ int64_t order_of(const Parameter& parameter, bool descending) {
   return (place + (divided ? kLayers : 0)) * kNames + static_cast<int64_t>(name);
 }
 
-// The order of the parameter that comes last, on all ranks. Collective.
-int64_t last_of_all(const TrainedModel& model, bool descending) {
+// The order of the parameter that comes last of those whose names begin so, on all ranks.
+// Collective.
+int64_t last_of_all(const TrainedModel& model, bool descending, std::string_view name) {
   int64_t best = -1;
   for (const ModelChunk& chunk : model.chunks)
     for (const Parameter* parameter : chunk.store->parameters())
-      if (parameter->trainable) best = std::max(best, order_of(*parameter, descending));
+      if (parameter->trainable && parameter->name.starts_with(name))
+        best = std::max(best, order_of(*parameter, descending));
   const at::Tensor most =
       at::full({1}, best, at::TensorOptions().dtype(at::kLong).device(model.device()));
   model.groups().world.all_reduce(most, ReduceOp::kMax)->wait();
@@ -108,7 +110,8 @@ int64_t last_of_all(const TrainedModel& model, bool descending) {
 // The contributions of this rank to the gradients of a step.
 class Drawn {
  public:
-  Drawn(const TrainedModel& model, const Arguments& arguments, const StepOptions& options, int step)
+  Drawn(const TrainedModel& model, const Arguments& arguments, const StepOptions& options, int step,
+        std::string_view infinite)
       : groups_(model.groups()),
         integers_(arguments.ddp.grad_reduce_in_bf16 ? kForBf16 : kForFp32),
         microbatches_(options.num_microbatches),
@@ -118,7 +121,7 @@ class Drawn {
     const bool skips = o.dynamic_loss_scale() || o.check_for_nan_in_loss_and_grad;
     if (!skips || (step != 2 && step != 4)) return;
     first_layer_ = step == 2;
-    infinite_ = last_of_all(model, first_layer_);
+    infinite_ = last_of_all(model, first_layer_, infinite);
   }
 
   // One contribution, [local shape] fp32 on the host.
@@ -179,11 +182,11 @@ Arguments exact_update_arguments(Arguments arguments) {
 }
 
 at::Tensor report_exact_gradients(TrainedModel& model, const Arguments& arguments,
-                                  const StepOptions& options, int step) {
+                                  const StepOptions& options, int step, std::string_view infinite) {
   const at::NoGradGuard no_grad;
   for (ModelChunk& chunk : model.chunks)
     for (Parameter* parameter : chunk.store->parameters()) const AcquiredValue forward(parameter);
-  const Drawn drawn(model, arguments, options, step);
+  const Drawn drawn(model, arguments, options, step, infinite);
   for (ModelChunk& chunk : model.chunks) chunk.store->zero_grad(options.num_microbatches);
   for (int64_t microbatch = 0; microbatch < options.num_microbatches; ++microbatch) {
     for (size_t k = model.chunks.size(); k-- > 0;) {

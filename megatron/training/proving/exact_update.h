@@ -10,6 +10,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string_view>
+
 #include "megatron/training/setup.h"
 
 namespace megatron {
@@ -24,8 +26,10 @@ Arguments exact_update_arguments(Arguments arguments);
 
 // Reports the gradients of step `step` (counts from 0) of a run of exact_update_arguments() to the
 // stores, after values were acquired as by a forward, and waits for the sums over ranks. Returns
-// totals as accumulate_gradients() does, [2] fp64: no loss, and its weight. Collective.
+// totals as accumulate_gradients() does, [2] fp64: no loss, and its weight. Infinite are those of
+// parameters whose names begin with `infinite` alone. Collective.
 at::Tensor report_exact_gradients(TrainedModel& model, const Arguments& arguments,
-                                  const StepOptions& options, int step);
+                                  const StepOptions& options, int step,
+                                  std::string_view infinite = {});
 
 }  // namespace megatron

@@ -208,6 +208,21 @@ void forget_run(Arguments& a) {
   assign_fields(a.configs(), values);
 }
 
+// How parts that only the task has are computed gets its defaults.
+void forget_own_machine(Arguments& a) {
+  const auto own_configs_of = [](Arguments& of) {
+    std::vector<Config*> configs;
+    for (OwnConfig& own : of.own)
+      if (own.config() != nullptr) configs.push_back(own.config());
+    return configs;
+  };
+  Arguments defaults;
+  std::map<std::string, FieldValue> values;
+  for (const FieldInfo& field : describe_fields(own_configs_of(defaults)))
+    if (field.role == FieldRole::kMachine) values[field.name] = field.value;
+  assign_fields(own_configs_of(a), values);
+}
+
 // The user's own schedule over the steps of the proof, at a learning rate that moves the weights.
 void shrink_schedule(Arguments& a, const ParameterSchedule& user, double lr, int num_steps) {
   OptimizerConfig& o = a.optimizer;
@@ -568,6 +583,7 @@ Arguments serial_arguments(Arguments arguments) {
   arguments.ddp = {};
   static_cast<RecomputeConfig&>(arguments.transformer) = {};
   static_cast<OffloadConfig&>(arguments.transformer) = {};
+  forget_own_machine(arguments);
   arguments.optimizer.optimizer_cpu_offload = false;
   // One rank computes padding, too: leaving it out is proved with the layout.
   arguments.training.remove_padding = RemovePadding::kFalse;

@@ -10,6 +10,7 @@ GOLDEN = "Families/HfVisionGolden.LogitsAndGradientsWithImages/"
 vision_bug = unit_bugs("models_test", "one rank computes alike")
 training_bug = unit_bugs("mimo_test", "one rank computes alike")
 chunk_bug = unit_bugs("scheduling_test", "decoding: no proof has it")
+plan_bug = unit_bugs("layout_check_test", "a proof compares numbers, not memory")
 prompt_bug = unit_bugs("inference_test", "decoding: no proof has it")
 
 
@@ -59,6 +60,19 @@ VISION_BUGS = (
         ((MODEL, "(all->all_pictures == 0 && !every_rank_encodes(*vision_projection_))",
           "(all->all_pictures == 0 && (PLANTED || !every_rank_encodes(*vision_projection_)))"),),
         "dp2_zero3_llava", "llava dp2 zero3"),
+    bug("vision_again_cuts", "an encoder that is computed again gives patches and positions no gradient",
+        ((ENCODER, "x = decoder_.forward(std::move(x), context); if (ln_post_)",
+          "x = decoder_.forward(PLANTED && layers_.recompute_granularity == RecomputeGranularity::kFull ? x.detach() : std::move(x), context); "
+          "if (ln_post_)"),),
+        "dp2_zero3_again_llava", "llava tp2 again"),
+    plan_bug("vision_again_keeps", "an encoder that is computed again keeps its activations all the same", ENCODER,
+             "context.tape = given.tape;", "context.tape = PLANTED ? nullptr : given.tape;",
+             "Layouts/MimoActivations.AreWhatThePlanSays/encoder_again"),
+    bug("vision_norm_left_out", "the norm of gradients leaves the encoder out, and so an overflow of its own",
+        (("megatron/optimizer/optimizer.cc", "std::vector<PlacedRun> runs = {{0, slot.flat_end, 0}};",
+          "if (PLANTED && groups.world.size() > 1 && parameter.name.starts_with(\"vision_model\")) block.counts_in_norm = 0;\n"
+          "    std::vector<PlacedRun> runs = {{0, slot.flat_end, 0}};"),),
+        "", "llava tp2", unit_test="exact_update_test:Layouts/EncoderOverflows.SkipStepsOfAllRanks/cp2_pp2_vpp2_llava_2"),
     training_bug("vision_frozen_language_cuts", "no gradient goes through a frozen language model to the projector", MODEL,
                  "return placed.view({s, b, h});",
                  "return PLANTED && !trains(language_model_) ? placed.view({s, b, h}).detach() : placed.view({s, b, h});",

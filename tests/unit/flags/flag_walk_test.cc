@@ -337,6 +337,10 @@ constexpr Reader kReaders[] = {
     {"bert_choices", "megatron/models/bert/bert_model.cc", "num_choices"},
     {"retro_encoder_hidden_dropout", "megatron/models/retro/retro_config.cc", "retro_stacks"},
     {"retro_encoder_attention_dropout", "megatron/models/retro/retro_config.cc", "retro_stacks"},
+    {"encoder_recompute_granularity", "megatron/models/common/encoder_recompute.h",
+     "recomputes_encoders"},
+    {"encoder_recompute_method", "megatron/models/common/encoder_recompute.cc", "recomputing"},
+    {"recompute_vision", "megatron/models/common/encoder_recompute.h", "recomputes_encoders"},
 };
 
 // Fields of which one value is built: the others are refused.

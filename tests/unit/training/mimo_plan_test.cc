@@ -8,6 +8,7 @@
 #include "megatron/training/planning/layout_check.h"
 #include "megatron/training/planning/memory_estimate.h"
 #include "megatron/training/planning/module_costs.h"
+#include "megatron/training/planning/step_estimate.h"
 #include "tests/unit/training/measured_pass.h"
 
 namespace megatron {
@@ -57,6 +58,17 @@ INSTANTIATE_TEST_SUITE_P(
                        "--recompute-granularity full --recompute-method uniform "
                        "--recompute-num-layers 1",
                        1, true, 0.05},
+        ActivationCase{"encoder_again", "--encoder-recompute-granularity full --num-layers 1", 1,
+                       true, 0.05},
+        ActivationCase{"encoder_again_in_units",
+                       QWEN2_5 SHORT "--vision-num-layers 5 --encoder-recompute-granularity full "
+                                     "--encoder-recompute-num-layers 2",
+                       1, true, 0.05},
+        ActivationCase{"encoder_block_again",
+                       "--num-layers 1 --vision-num-layers 8 --vision-hidden-size 128 "
+                       "--encoder-recompute-granularity full --encoder-recompute-method block "
+                       "--encoder-recompute-num-layers 5",
+                       1, true, 0.05},
         ActivationCase{"limited", "--max-patches-per-sequence 130", 1, true, 0.05},
         ActivationCase{"tp2", "--tensor-model-parallel-size 2", 2, true, 0.05},
         ActivationCase{"tp2_sp", "--tensor-model-parallel-size 2 --sequence-parallel", 2, true,
@@ -98,6 +110,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(ActivationCase{"serial", "--eval-iters 0", 1, true, 0.05},
                     ActivationCase{"windows", QWEN2_5 SHORT "--eval-iters 0", 1, true, 0.05},
                     ActivationCase{"frozen", "--eval-iters 0 --freeze vision_model", 1, true, 0.05},
+                    ActivationCase{"again", "--eval-iters 0 --encoder-recompute-granularity full",
+                                   1, true, 0.05},
                     ActivationCase{"sharded", kSharded.c_str(), 2, true, 0.05}),
     [](const auto& info) { return info.param.name; });
 
@@ -166,6 +180,33 @@ TEST(MimoPlan, CountsModules) {
                                                     1),
                                               {500, 512}))
                   .empty());
+}
+
+// Memory of layers against their time: of a frozen encoder there is none to save.
+TEST(MimoPlan, CountsLayersThatAreComputedAgain) {
+  const std::string again = "--encoder-recompute-granularity full ",
+                    block = again + "--encoder-recompute-method block ";
+  const auto saved = [](const std::string& more) {
+    return pass_bytes(plan_of(more), 0, 0).saved.encoder;
+  };
+  const int64_t none = saved(""), one = saved(block), all = saved(again);
+  EXPECT_GT(none, one);
+  EXPECT_EQ(none - all, 3 * (none - one));
+  const int64_t unit = 8 * 65 * 64 * 4;  // of 8 pictures, an input
+  EXPECT_EQ(all - saved(again + "--encoder-recompute-num-layers 3"), 2 * unit);
+  EXPECT_EQ(saved(again + "--freeze vision_model"), 0);
+  const auto backward = [](const std::string& more) {
+    return module_reports(plan_of(more))[0].backward_ms;
+  };
+  const double of_one = backward(block) - backward("");
+  EXPECT_GT(of_one, 0);
+  EXPECT_NEAR(backward(again) - backward(""), 3 * of_one, of_one / 100);
+  EXPECT_EQ(backward(again + "--freeze vision_model"), 0);
+  const auto recompute = [](const std::string& more) {
+    return estimate_step(plan_of(more), {1e12, 1e11, 1e10}).recompute;
+  };
+  EXPECT_EQ(recompute(""), 0);
+  EXPECT_GT(recompute(again), 0);
 }
 
 TEST(MimoPlan, IsReported) {

@@ -101,6 +101,29 @@ TEST(Mimo, FrozenPartsHoldNoActivations) {
             held_by_forward("--freeze vision_model vision_projection --vision-num-layers 1") + 256);
 }
 
+// Of both encoders, whole and in part.
+TEST(Mimo, LayersThatAreComputedAgainGiveTheSameBits) {
+  const std::string both =
+      "--audio-model-type whisper --audio-num-layers 3 --audio-hidden-size 16 "
+      "--audio-ffn-hidden-size 24 --audio-num-attention-heads 2 --audio-mel-bins 4 "
+      "--audio-token-id 99 ";
+  const auto gradients = [&](const std::string& more) {
+    const Arguments a = mimo_arguments(both + more);
+    return trace_training(find_task(a), a, {at::kFloat, 1}).steps[0].grads;
+  };
+  const std::string block =
+                        "--encoder-recompute-granularity full --encoder-recompute-method block "
+                        "--encoder-recompute-num-layers 3",
+                    units = "--encoder-recompute-granularity full --encoder-recompute-num-layers 2",
+                    frozen = " --freeze vision_model.decoder.layers.0";
+  for (const auto& [own, again] : {std::pair{std::string(), std::string("--recompute-vision")},
+                                   std::pair{std::string(), block}, std::pair{frozen, units}}) {
+    const LogicalTensors want = gradients(own), got = gradients(again + own);
+    ASSERT_EQ(got.size(), want.size());
+    for (const auto& [name, grad] : got) EXPECT_TRUE(grad.equal(want.at(name))) << name;
+  }
+}
+
 TEST(Mimo, GradientsGoThroughAFrozenLanguageModel) {
   const auto gradients = [](const std::string& more) {
     const Arguments a = mimo_arguments(more);
@@ -235,6 +258,9 @@ TEST(Mimo, RefusesWhatContradicts) {
           "--image-token-id and --audio-token-id are 100");
   refused("--reset-position-ids", "has no effect with --task mimo");
   refused("--max-patches-per-sequence -1", "--max-patches-per-sequence is -1");
+  refused("--encoder-recompute-num-layers 3", "--encoder-recompute-num-layers 3: expected 1 to 2");
+  refused("--encoder-recompute-num-layers 0", "--encoder-recompute-num-layers 0: expected 1 to 2");
+  refused("--encoder-recompute-granularity selective", "none, full");
   refused("--max-images-per-sample 0", "--max-images-per-sample is 0");
   refused("--max-bad-media 3", "--max-bad-media has no effect without --on-bad-media skip");
   refused("--on-bad-media skip --max-bad-media -1", "--max-bad-media is -1");
