@@ -220,6 +220,19 @@ const PixelTable* BlendedDataset::pixel_values() const {
   return impl_->members.front()->pixel_values();
 }
 
+std::vector<std::pair<std::string, int64_t>> BlendedDataset::left_out() const {
+  std::vector<std::pair<std::string, int64_t>> out;
+  for (const auto& member : impl_->members)
+    for (const auto& [reason, count] : member->left_out()) {
+      const auto same = std::ranges::find(out, reason, &std::pair<std::string, int64_t>::first);
+      if (same == out.end())
+        out.emplace_back(reason, count);
+      else
+        same->second += count;
+    }
+  return out;
+}
+
 std::string BlendedDataset::description() const {
   JsonWriter json;
   json.begin_object().member("class", "BlendedDataset").member("split", to_string(impl_->split));

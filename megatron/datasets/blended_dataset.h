@@ -44,6 +44,8 @@ class BlendedDataset : public Dataset {
   std::vector<SampleSound> sounds(int64_t index) const override;
   void read_sound(int64_t index, int64_t sound, std::span<float> frames) const override;
   const PixelTable* pixel_values() const override;
+  // Of all members together.
+  std::vector<std::pair<std::string, int64_t>> left_out() const override;
   std::string description() const override;
   const std::vector<std::shared_ptr<const Dataset>>& members() const;
 

@@ -63,6 +63,8 @@ class Dataset {
   virtual void read_sound(int64_t index, int64_t sound, std::span<float> frames) const;
   // Of all images; null: samples have neither images nor sounds.
   virtual const PixelTable* pixel_values() const { return nullptr; }
+  // Numbers of samples of its source that it leaves out or cuts, by reason; default: none.
+  virtual std::vector<std::pair<std::string, int64_t>> left_out() const { return {}; }
   // Everything that order and content of the samples depend on (files, split, blend, sequence
   // length, number of samples, seed, ...), as one JSON object on one line.
   virtual std::string description() const = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -174,7 +175,11 @@ struct Optimizer::Impl {
   at::Tensor state_of(const Part& part, size_t index, const FlatSlot& slot) const;
   // The sum of the parts' sums, over every rank that holds other elements.
   void add_sums();
-  // The same of values by reduction domain, [domains].
+  // The same, and of the parts of the model that have norms of their own.
+  void add_sums_of_modules();
+  at::Tensor sums_by_domain() const;  // [domains], of this rank
+  void divide_part(size_t index, const std::function<int64_t(const Parameter&)>& module_of);
+  // The same of values by reduction domain, [domains] or [domains, n].
   at::Tensor sum_over_ranks(const at::Tensor& by_domain) const;
   const ParallelGroups& groups() const { return models.front()->groups(); }
 
@@ -189,6 +194,15 @@ struct Optimizer::Impl {
   at::Tensor part_sums;  // [parts] fp64
   at::Tensor domains;    // [domains, parts] bool: whether a part is of a domain; of one: undefined
   at::Tensor sum;        // [1] fp64
+  // Blocks of a part that are of one module. Parts of one module alone have none: their sum is its.
+  struct ModuleRun {
+    size_t part = 0;
+    int64_t begin = 0, count = 0;
+  };
+  std::vector<ModuleRun> module_runs;
+  std::vector<std::pair<int64_t, int64_t>> modules;  // (domain, module) of parts, then of runs
+  at::Tensor of_module;    // [domains, modules, parts + runs] bool; undefined: no norms of modules
+  at::Tensor module_sums;  // [1 + modules] fp64
 };
 
 Optimizer::Impl::Impl(const UpdateRule& rule, const OptimizerConfig& config,
@@ -323,7 +337,7 @@ void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
     at::Tensor part_sum = part_sums.narrow(0, static_cast<int64_t>(k), 1);
     if (parts[k].norm.blocks.numel() > 0) sum_of_squares(parts[k].norm, part_sum);
   }
-  add_sums();
+  of_module.defined() ? add_sums_of_modules() : add_sums();
   step_control(state, schedule, rules, sum, weight, samples);
   for (Part& part : parts)
     for (Run& run : part.runs)
@@ -334,13 +348,43 @@ void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
   for (DistributedDataParallel* model : models) model->trained_values_changed();
 }
 
-void Optimizer::Impl::add_sums() {
-  if (!domains.defined()) {
-    at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);
-    sum_over_ranks(sum);
-  } else {
-    sum.copy_(sum_over_ranks(at::where(domains, part_sums, 0.0).sum(1)));
+at::Tensor Optimizer::Impl::sums_by_domain() const {
+  return domains.defined() ? at::where(domains, part_sums, 0.0).sum(1)
+                           : part_sums.sum(0, /*keepdim=*/true);
+}
+
+void Optimizer::Impl::add_sums() { sum.copy_(sum_over_ranks(sums_by_domain())); }
+
+void Optimizer::Impl::divide_part(size_t index,
+                                  const std::function<int64_t(const Parameter&)>& module_of) {
+  const FlatShard& shard = *parts[index].shard;
+  const std::vector<UpdateBlock> blocks =
+      make_blocks(shard, 0, shard.values.numel(), groups(), config, is_narrow(rule, config));
+  std::vector<std::pair<int64_t, int64_t>> runs;  // module, blocks
+  size_t slot = 0;
+  for (const UpdateBlock& block : blocks) {
+    while (slot + 1 < shard.slots.size() && shard.slots[slot + 1].begin <= block.begin) ++slot;
+    const int64_t module = module_of(*shard.slots[slot].parameter);
+    if (runs.empty() || runs.back().first != module) runs.emplace_back(module, 0);
+    ++runs.back().second;
   }
+  modules[index] = {shard.domain, runs.size() == 1 ? runs[0].first : -1};
+  if (runs.size() < 2) return;
+  int64_t begin = 0;
+  for (const auto& [module, count] : runs) {
+    module_runs.push_back({index, begin, count});
+    modules.emplace_back(shard.domain, module);
+    begin += count;
+  }
+}
+
+void Optimizer::Impl::add_sums_of_modules() {
+  std::vector<at::Tensor> pieces = {part_sums};
+  for (const ModuleRun& run : module_runs)
+    pieces.push_back(parts[run.part].norm.partials.narrow(0, run.begin, run.count).sum(0, true));
+  const at::Tensor by_module = at::where(of_module, at::cat(pieces), 0.0).sum(2);
+  module_sums = sum_over_ranks(at::cat({sums_by_domain().unsqueeze(1), by_module}, 1)).squeeze(0);
+  sum.copy_(module_sums.narrow(0, 0, 1));
 }
 
 at::Tensor Optimizer::Impl::state_of(const Part& part, size_t index, const FlatSlot& slot) const {
@@ -386,6 +430,31 @@ Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& sch
     : Optimizer(config, schedule, std::vector<DistributedDataParallel*>{&model}) {}
 
 Optimizer::~Optimizer() = default;
+
+void Optimizer::keep_norms_of(const NormParts& prefixes) {
+  Impl& impl = *impl_;
+  const auto module_of = [&](const Parameter& parameter) {
+    size_t module = 0;
+    while (module + 1 < prefixes.size() &&
+           std::ranges::none_of(prefixes[module], [&](const std::string& prefix) {
+             return parameter.name.starts_with(prefix);
+           }))
+      ++module;
+    return static_cast<int64_t>(module);
+  };
+  impl.module_runs.clear();
+  impl.modules.assign(impl.parts.size(), {});
+  for (size_t k = 0; k < impl.parts.size(); ++k) impl.divide_part(k, module_of);
+  at::Tensor of = at::zeros({static_cast<int64_t>(impl.models.front()->data_groups().size()),
+                             std::ssize(prefixes), std::ssize(impl.modules)},
+                            at::kBool);
+  for (size_t k = 0; k < impl.modules.size(); ++k)
+    if (const auto [domain, module] = impl.modules[k]; module >= 0)
+      of[domain][module][static_cast<int64_t>(k)] = true;
+  impl.of_module = of.to(impl.sum.device());
+}
+
+at::Tensor Optimizer::squared_norms() const { return impl_->module_sums; }
 
 at::Tensor Optimizer::loss_scale_tensor() const {
   constexpr int64_t kOffset = offsetof(StepState, loss_scale);

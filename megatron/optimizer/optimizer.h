@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "megatron/distributed/distributed_data_parallel.h"
@@ -61,6 +62,15 @@ class Optimizer {
   // whole_matrix() for rules that need whole matrices; values_changed() of the stores.
   void step(const at::Tensor& total_weight, int64_t samples);
   void step(double total_weight, int64_t samples);
+
+  // From now on each step also sums the squares of the gradients of parts of the model: a parameter
+  // is of the first part with a prefix of its name, or else of the last part.
+  using NormParts = std::vector<std::vector<std::string>>;
+  void keep_norms_of(const NormParts& prefixes);
+  // Of the latest step: [1 + parts] fp64 on the device, all and each part, over all ranks, without
+  // the loss scale and weight that StepState::grad_norm is divided by. Undefined: there are none.
+  // They travel with the sum of all, in the same all-reduces.
+  at::Tensor squared_norms() const;
 
   // Copies the record to the host; synchronises with the device.
   StepState read_state() const;

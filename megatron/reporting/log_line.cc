@@ -39,6 +39,8 @@ std::string format_training_line(const TrainingLine& line) {
   out += format_text(" number of nan iterations: %3lld |", integer(line.nan_iterations));
   if (line.tokens_per_second)
     out += format_text(" tokens per second: %.1f |", *line.tokens_per_second);
+  for (const auto& [name, rate] : line.per_second)
+    out += format_text(" %s per second: %.1f |", name.c_str(), rate);
   if (line.seconds_left)
     out += format_text(" ETA: %s |", format_duration(*line.seconds_left).c_str());
   return out;

@@ -31,7 +31,9 @@ struct TrainingLine {
   int64_t skipped_iterations = 0;
   int64_t nan_iterations = 0;
   std::optional<double> tokens_per_second;  // over all ranks
-  std::optional<double> seconds_left;       // until the end of training at this speed
+  // Other things read, such as images, over all ranks
+  std::vector<std::pair<std::string, double>> per_second;
+  std::optional<double> seconds_left;  // until the end of training at this speed
 };
 
 // With the local time in microseconds.

@@ -5,6 +5,7 @@
 // from.
 //   start       iteration, and a summary of the run (device, parameters, tokens per iteration, ...)
 //   train       iteration, averages over the iterations since the record before
+//   samples     iteration, numbers of samples that training leaves out or cuts, by reason
 //   evaluation  iteration, split, set, loss, ppl
 //   tokens_per_expert  iteration, counts: of each router, by the name of its module, the tokens
 //               that its experts got in that iteration

@@ -69,6 +69,7 @@ class Run {
   }
   void evaluate_validation(const std::string& where, bool may_stop = false);
   void evaluate_test();
+  void add_media(const StepNumbers& numbers, StepRecord& record) const;
   // Evaluations can be cut short if there are no other ranks.
   bool may_stop_now() const { return groups_.world.size() == 1 && signalled(); }
   bool signalled() const { return signals_ && signals_->received() != 0; }
@@ -110,6 +111,7 @@ class Run {
   OutcomeReader outcomes_;
   std::optional<SlowRankWatch> slow_ranks_;
   SectionMeans sections_;  // of this log interval
+  MediaCounts media_;      // of this step and this model replica
   std::deque<Pending> pending_;
   Trace trace_;
   bool profiling_ = false;
@@ -191,6 +193,11 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
       // steps later.
       time_limit_(60.0 * static_cast<double>(config_.exit_duration_in_mins.value_or(0)),
                   groups_.world.size() > 1 ? 3 : 1) {
+  if (model_.optimizer && !task_.norm_parts.empty()) {
+    Optimizer::NormParts prefixes;
+    for (const auto& [name, own] : task_.norm_parts) prefixes.push_back(own);
+    model_.optimizer->keep_norms_of(prefixes);
+  }
   timers_.set_sections(job.clock.get());
   if (job.clock && groups_.world.size() > 1)
     slow_ranks_.emplace(groups_, device_, config_.log_interval);
@@ -348,6 +355,7 @@ void Run::write_start_record() {
       .member("seed", arguments_.transformer.seed);
   add_origin(record, job_, hosts, libraries_);
   log_.metrics().write(std::move(record));
+  if (datasets_.train) log_.left_out(datasets_.train->left_out(), state_.iteration);
 }
 
 void Run::write_startup_record(int64_t iteration) {
@@ -461,8 +469,11 @@ void Run::one_step() {
     const std::shared_ptr<const MicroBatch> batch = loader_->next();
     MEGATRON_CHECK(batch, "the training samples are used up after ", state_.consumed_train_samples,
                    " of ", loader_->dataset().size());
+    media_.add(*batch);
     return batches_.make(batch);
   };
+  media_ = {};
+  if (task_.logs_images || task_.logs_sounds) options.media = &media_;
   options.routing = routing_.begin(state_.iteration + 1);
   outcomes_.push(train_step(model_, task_, options, next_batch, timers_));
   routing_.end(state_.iteration + 1);
@@ -501,6 +512,7 @@ void Run::read_outcomes(bool all) {
       record.metrics.emplace_back(auxiliary[i], numbers.auxiliary[i]);
     if (numbers.count_over_mean > 0)
       record.metrics.emplace_back("tokens per expert max/mean", numbers.count_over_mean);
+    add_media(numbers, record);
     record.skipped = step.skip != 0;
     record.non_finite = step.consecutive_bad > 0;
     record.learning_rate =
@@ -532,6 +544,36 @@ void Run::read_outcomes(bool all) {
                    record.consumed_samples - record.global_batch_size,
                    " on; --max-consecutive-bad-steps sets the limit");
   }
+}
+
+// Counts of images and sounds over all replicas, how evenly these have them, and gradient norms of
+// parts of the model.
+void Run::add_media(const StepNumbers& numbers, StepRecord& record) const {
+  struct Count {
+    const char* name;
+    int64_t MediaCounts::* member;
+    bool balanced, logged;
+  };
+  const Count counts[] = {{"images", &MediaCounts::images, false, task_.logs_images},
+                          {"patches", &MediaCounts::patches, true, task_.logs_images},
+                          {"sounds", &MediaCounts::sounds, false, task_.logs_sounds},
+                          {"frames", &MediaCounts::frames, true, task_.logs_sounds}};
+  for (const auto& [name, member, balanced, logged] : counts) {
+    if (!logged) continue;
+    int64_t sum = 0, most = 0;
+    for (const MediaCounts& replica : numbers.media) {
+      sum += replica.*member;
+      most = std::max(most, replica.*member);
+    }
+    record.counts.emplace_back(name, sum);
+    const auto replicas = static_cast<double>(numbers.media.size());
+    if (balanced && replicas > 1)
+      record.metrics.emplace_back(
+          cat(name, " max/mean"),
+          sum == 0 ? 1.0 : static_cast<double>(most) * replicas / static_cast<double>(sum));
+  }
+  for (size_t i = 0; i < numbers.module_norms.size(); ++i)
+    record.metrics.emplace_back("grad norm " + task_.norm_parts[i].first, numbers.module_norms[i]);
 }
 
 void Run::after_step() {

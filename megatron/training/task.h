@@ -55,6 +55,10 @@ struct PretrainTask {
   // What each sequence of a micro-batch adds to that weight, [b] fp64, from the sums of their loss
   // masks; null: those sums. For losses that count all tokens (token_weights.h)
   std::function<at::Tensor(const at::Tensor& mask_sums)> sequence_weights;
+  // Parts of the model whose gradient norms are logged: names and prefixes of their parameters; the
+  // last one has all others. Empty: the norm of all is logged alone
+  std::vector<std::pair<std::string, std::vector<std::string>>> norm_parts;
+  bool logs_images = false, logs_sounds = false;  // what micro-batches have of them
   // Names of StageOutput::metrics; logged divided by the weight
   std::vector<std::string> metrics;
   // What adds to batches of a model of this configuration; null: columns are all that it reads

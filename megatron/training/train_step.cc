@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -15,6 +16,19 @@
 #include "megatron/training/passes.h"
 
 namespace megatron {
+
+void MediaCounts::add(const MicroBatch& batch) {
+  if (batch.images)
+    for (const BatchImages::One& one : batch.images->all) {
+      ++images;
+      patches += one.image.patches();
+    }
+  if (batch.sounds)
+    for (const BatchSounds::One& one : batch.sounds->all) {
+      ++sounds;
+      frames += one.sound.rows();
+    }
+}
 
 at::Device TrainedModel::device() const { return chunks.front().store->flat_values().device(); }
 
@@ -90,6 +104,7 @@ StepCounts update_weights(TrainedModel& model, const StepOptions& options,
 namespace {
 
 constexpr int64_t kReportHead = 3;
+constexpr int64_t kMediaCounts = sizeof(MediaCounts) / sizeof(int64_t);
 
 // Of the routers of all stages.
 at::Tensor tokens_per_expert(const TrainedModel& model, const StepCounts& counts) {
@@ -106,9 +121,11 @@ at::Tensor tokens_per_expert(const TrainedModel& model, const StepCounts& counts
 }
 
 // Fills outcome.report with this rank's values and all-reduces it.
-void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs,
+void report(const TrainedModel& model, const StepOptions& options, const at::Tensor& differs,
             const at::Tensor& count_over_mean, SectionClock* clock, StepOutcome& outcome) {
-  const ProcessGroup& world = model.groups().world;
+  const ProcessGroup &world = model.groups().world, &dp = model.groups().dp;
+  outcome.media_replicas = options.media != nullptr ? dp.size() : 0;
+  const int64_t head = kReportHead + kMediaCounts * outcome.media_replicas;
   int reported = 0;
   if (clock != nullptr && world.size() > 1) {
     const int turn = static_cast<int>(clock->next_report() % steps_per_report(world.size()));
@@ -117,15 +134,18 @@ void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs,
   }
   const at::Device device = model.device();
   const at::Tensor host =
-      at::zeros({kReportHead + kPackedTimes * reported},
+      at::zeros({head + kPackedTimes * reported},
                 at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
   auto* numbers = host.data_ptr<int64_t>();
-  numbers[0] = stop;
+  numbers[0] = options.stop;
+  if (options.media != nullptr)
+    std::memcpy(numbers + kReportHead + kMediaCounts * dp.rank(), options.media,
+                sizeof(MediaCounts));
   const int place = world.rank() - outcome.first_reported;
   if (0 <= place && place < reported) {
     if (const std::optional<SectionTimes> times = clock->take()) {
       const auto packed = pack_times(*times);
-      std::copy(packed.begin(), packed.end(), numbers + kReportHead + kPackedTimes * place);
+      std::copy(packed.begin(), packed.end(), numbers + head + kPackedTimes * place);
     }
   }
   outcome.report = host.to(device, /*non_blocking=*/true);
@@ -156,7 +176,8 @@ StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const Step
                       model.optimizer->state_tensor(),
                       {}};
   if (options.keeps_tokens_per_expert) outcome.tokens_per_expert = tokens_per_expert(model, counts);
-  report(model, options.stop,
+  outcome.squared_norms = model.optimizer->squared_norms();
+  report(model, options,
          compares ? model.replicas->after_update(*options.compare_replicas) : at::Tensor(),
          counts.largest_over_mean, clock, outcome);
   return outcome;
@@ -164,8 +185,9 @@ StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const Step
 
 struct OutcomeReader::Impl {
   struct Entry {
-    at::Tensor loss, state, report, tokens_per_expert;  // on the host
+    at::Tensor loss, state, report, tokens_per_expert, squared_norms;  // on the host
     int first_reported = 0;
+    int64_t media_replicas = 0;
     int64_t num_auxiliary = 0;
     std::unique_ptr<c10::Event> copied;  // null: no copy in flight
   };
@@ -184,15 +206,12 @@ void OutcomeReader::push(const StepOutcome& outcome) {
     host.copy_(from, /*non_blocking=*/true);
     return host;
   };
-  Impl::Entry entry{to_host(outcome.loss),
-                    to_host(outcome.state),
-                    to_host(outcome.report),
-                    {},
-                    outcome.first_reported,
-                    outcome.num_auxiliary,
-                    nullptr};
+  Impl::Entry entry{
+      to_host(outcome.loss),  to_host(outcome.state), to_host(outcome.report), {},     {},
+      outcome.first_reported, outcome.media_replicas, outcome.num_auxiliary,   nullptr};
   if (outcome.tokens_per_expert.defined())
     entry.tokens_per_expert = to_host(outcome.tokens_per_expert);
+  if (outcome.squared_norms.defined()) entry.squared_norms = to_host(outcome.squared_norms);
   if (impl_->device.is_cuda()) {
     entry.copied = std::make_unique<c10::Event>(impl_->device.type());
     entry.copied->record(
@@ -227,14 +246,24 @@ bool OutcomeReader::pop(StepNumbers& numbers, bool all) {
     const auto* first = one.const_data_ptr<int32_t>();
     numbers.tokens_per_expert.emplace_back(first, first + one.numel());
   }
+  const int64_t head = kReportHead + kMediaCounts * entry.media_replicas;
+  numbers.media.resize(static_cast<size_t>(entry.media_replicas));
+  std::memcpy(static_cast<void*>(numbers.media.data()), report + kReportHead,
+              numbers.media.size() * sizeof(MediaCounts));
   numbers.times.clear();
-  for (int64_t at = kReportHead; at < entry.report.numel(); at += kPackedTimes) {
-    const int rank = entry.first_reported + static_cast<int>((at - kReportHead) / kPackedTimes);
+  for (int64_t at = head; at < entry.report.numel(); at += kPackedTimes) {
+    const int rank = entry.first_reported + static_cast<int>((at - head) / kPackedTimes);
     if (SectionTimes times; unpack_times(report + at, times))
       numbers.times.emplace_back(rank, times);
   }
   MEGATRON_ASSERT(entry.state.nbytes() == sizeof(StepState));
   std::memcpy(static_cast<void*>(&numbers.state), entry.state.const_data_ptr(), sizeof(StepState));
+  numbers.module_norms.clear();
+  for (int64_t i = 1; entry.squared_norms.defined() && i < entry.squared_norms.numel(); ++i) {
+    const auto* squares = entry.squared_norms.const_data_ptr<double>();
+    const double share = squares[0] > 0 ? squares[i] / squares[0] : 0.0;
+    numbers.module_norms.push_back(numbers.state.grad_norm * std::sqrt(share));
+  }
   return true;
 }
 

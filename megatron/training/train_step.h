@@ -21,6 +21,12 @@ namespace megatron {
 
 struct RoutingReplay;
 
+// Images and sounds of micro-batches.
+struct MediaCounts {
+  int64_t images = 0, patches = 0, sounds = 0, frames = 0;
+  void add(const MicroBatch& batch);
+};
+
 // One segment of the model and the owner of its memory. The store refers to the module and is
 // destroyed first.
 struct ModelChunk {
@@ -54,10 +60,13 @@ struct StepOutcome {
   at::Tensor loss;            // of run_passes()
   int64_t num_auxiliary = 0;  // losses besides the main one
   at::Tensor state;           // bytes of StepState
-  // [3 + 3 n] int64, maximum over all ranks: StepOptions::stop; whether replicas of a tensor
-  // differ; StepNumbers::count_over_mean, as bits; packed times of n ranks from first_reported on.
+  // [3 + 4 d + 3 n] int64, maximum over all ranks: StepOptions::stop; whether replicas of a tensor
+  // differ; StepNumbers::count_over_mean, as bits; media of d model replicas; packed times of n
+  // ranks from first_reported on.
   at::Tensor report;
   int first_reported = 0;
+  int64_t media_replicas = 0;  // d; 0: media are not counted
+  at::Tensor squared_norms;    // Optimizer::squared_norms()
   at::Tensor
       tokens_per_expert;  // [names, E] int32, summed over all ranks; undefined: not asked for
 };
@@ -75,6 +84,8 @@ struct StepNumbers {
   double count_over_mean = 0;
   // Of routers_of(); empty: not asked for
   std::vector<std::vector<int64_t>> tokens_per_expert;
+  std::vector<MediaCounts> media;    // by model replica; empty: not counted
+  std::vector<double> module_norms;  // of the gradient, by Optimizer::keep_norms_of(); empty: none
   // By rank: mean of the steps since the rank's last report, before this one
   std::vector<std::pair<int, SectionTimes>> times;
 };
@@ -88,6 +99,8 @@ struct StepOptions {
   int64_t stop = 0;
   // Choices of routers to record or impose; null: neither
   const RoutingReplay* routing = nullptr;
+  // Counted while next_batch() is called, of this model replica; null: not counted
+  const MediaCounts* media = nullptr;
   bool keeps_tokens_per_expert = false;  // fills StepOutcome::tokens_per_expert
   // Number of this iteration, if the model has ReplicaHashes
   std::optional<int64_t> compare_replicas;

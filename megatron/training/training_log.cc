@@ -97,6 +97,12 @@ bool TrainingLog::step(const StepRecord& record) {
     }
   }
   if (record.non_finite) ++interval_.non_finite;
+  if (interval_.counts.empty()) {
+    interval_.counts = record.counts;
+  } else {
+    for (size_t i = 0; i < record.counts.size(); ++i)
+      interval_.counts[i].second += record.counts[i].second;
+  }
   interval_.samples += static_cast<double>(record.global_batch_size);
 
   const bool at_interval = record.iteration % config_.log_interval == 0;
@@ -140,6 +146,9 @@ TrainingLine TrainingLog::line(const StepRecord& record) const {
   out.params_norm = record.params_norm;
   out.skipped_iterations = interval_.skipped;
   out.nan_iterations = interval_.non_finite;
+  if (interval_.seconds > 0)
+    for (const auto& [name, count] : interval_.counts)
+      out.per_second.emplace_back(name, static_cast<double>(count) / interval_.seconds);
   if (seconds > 0) {
     out.tokens_per_second =
         static_cast<double>(record.global_batch_size * facts_.sequence_length) / seconds;
@@ -170,6 +179,7 @@ void TrainingLog::write_metrics(const TrainingLine& line, double seconds) {
         .member("tflops_per_device", per_device / 1e12);
     if (facts_.peak_flops > 0) record.member("mfu", per_device / facts_.peak_flops);
   }
+  for (const auto& [name, rate] : line.per_second) record.member(name + "_per_second", rate);
   record.member("skipped_iterations", line.skipped_iterations)
       .member("nan_iterations", line.nan_iterations);
   metrics_.write(std::move(record));
@@ -196,6 +206,8 @@ void TrainingLog::write_scalars(const StepRecord& record, const TrainingLine* li
     if (record.num_zeros) put("num-zeros", static_cast<double>(*record.num_zeros));
     if (record.params_norm) put("params-norm", *record.params_norm);
   }
+  if (line != nullptr)
+    for (const auto& [name, rate] : line->per_second) put(name + "-per-second", rate);
   if (line != nullptr && config_.log_timers_to_tensorboard) {
     put("iteration-time", line->ms_per_iteration / 1000.0);
     if (line->tflops_per_gpu) put("throughput", *line->tflops_per_gpu);
@@ -232,6 +244,20 @@ void TrainingLog::evaluation(const EvaluationRecord& record) {
   if (paused_)
     out.member("seconds", std::chrono::duration<double>(now - evaluation_begin_).count());
   evaluation_begin_ = now;
+  metrics_.write(std::move(out));
+}
+
+void TrainingLog::left_out(const std::vector<std::pair<std::string, int64_t>>& samples,
+                           int64_t iteration) {
+  if (!metrics_.is_open() || samples.empty()) return;
+  ScalarSet scalars{iteration, std::nullopt, {}};
+  MetricsRecord out = metrics_.begin("samples");
+  out.member("iteration", iteration);
+  for (const auto& [reason, count] : samples) {
+    out.member(reason, count);
+    scalars.values.emplace_back("samples " + reason, static_cast<double>(count));
+  }
+  metrics_.write(std::move(scalars));
   metrics_.write(std::move(out));
 }
 

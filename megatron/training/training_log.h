@@ -33,6 +33,8 @@ struct StepRecord {
   std::optional<double> params_norm;
   // of the task, and auxiliary losses
   std::vector<std::pair<std::string, double>> metrics;
+  // What it read, such as images; logged by second
+  std::vector<std::pair<std::string, int64_t>> counts;
 };
 
 struct EvaluationRecord {
@@ -80,6 +82,8 @@ class TrainingLog {
   // whether it printed.
   bool step(const StepRecord& record);
   void evaluation(const EvaluationRecord& record);
+  // Samples of the data that training leaves out or cuts, by reason.
+  void left_out(const std::vector<std::pair<std::string, int64_t>>& samples, int64_t iteration);
   // `ranks`: of all ranks, in rank order.
   void memory(const std::vector<MemoryUse>& ranks, int64_t iteration);
   void timers(const RankTimers& timers, int64_t iteration, int64_t iterations);
@@ -97,6 +101,7 @@ class TrainingLog {
     int64_t advanced = 0, skipped = 0, non_finite = 0;
     double loss_sum = 0;
     std::vector<std::pair<std::string, double>> metric_sums;
+    std::vector<std::pair<std::string, int64_t>> counts;  // also of skipped iterations
     double samples = 0;
     double seconds = 0;
   };

@@ -183,6 +183,14 @@ int64_t MultimodalDataset::size() const { return impl_->sequences.size(); }
 const MultimodalIndex& MultimodalDataset::index() const { return *impl_->index; }
 const MultimodalCounts& MultimodalDataset::counts() const { return impl_->counts; }
 
+std::vector<std::pair<std::string, int64_t>> MultimodalDataset::left_out() const {
+  const MultimodalCounts& counts = impl_->counts;
+  return {{"dropped_too_long", counts.dropped},
+          {"dropped_without_counted_tokens", counts.silent},
+          {"with_bad_media", counts.bad},
+          {"cut", counts.cut}};
+}
+
 void MultimodalDataset::read(int64_t index, const SampleSpans& sample,
                              std::vector<int32_t>& document_starts) const {
   const Impl& d = *impl_;

@@ -71,6 +71,7 @@ class MultimodalDataset final : public Dataset {
   const MultimodalIndex& index() const;
   std::string description() const override;
   const MultimodalCounts& counts() const;
+  std::vector<std::pair<std::string, int64_t>> left_out() const override;
 
  private:
   struct Impl;

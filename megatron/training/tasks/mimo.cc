@@ -276,12 +276,35 @@ ModelProvider mimo_provider() {
   };
 }
 
+// Parts with gradient norms of their own, by the names of checkpoints; last what is left.
+std::vector<std::pair<std::string, std::vector<std::string>>> norm_parts(const MimoConfig& own) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> out;
+  const auto add = [&](const char* name, const char* also = nullptr) {
+    out.push_back({name, {cat(name, ".")}});
+    if (also != nullptr) out.back().second.emplace_back(also);
+  };
+  if (own.sees()) {
+    add("vision_model");
+    add("vision_projection", "image_newline");
+  }
+  if (own.hears()) {
+    add("audio_model");
+    add("audio_projection");
+  }
+  add("language_model");
+  return out;
+}
+
 PretrainTask mimo_task(const Arguments& arguments) {
   PretrainTask task = gpt_task(arguments);
   task.name = "mimo";
   task.model_provider = mimo_provider();
   task.datasets_provider = mimo_datasets;
   task.add_to_batch = add_media;
+  const auto& own = own_config<MimoConfig>(arguments.own);
+  task.norm_parts = norm_parts(own);
+  task.logs_images = own.sees();
+  task.logs_sounds = own.hears();
   task.flops_per_token = [provide = task.model_provider](const Arguments& a,
                                                          const Vocabulary& vocabulary) {
     return model_flops_per_token(provide, a, vocabulary);

@@ -48,6 +48,7 @@ TEST(LogLine, TrainingWithEverything) {
   line.params_norm = 100.12345;
   line.skipped_iterations = 2;
   line.nan_iterations = 1;
+  line.per_second = {{"images", 12.5}};
   EXPECT_EQ(
       format_training_line(line),
       " [2023-11-14 22:13:20.012345] iteration      100/    5000 | consumed samples:        25600 |"
@@ -56,7 +57,7 @@ TEST(LogLine, TrainingWithEverything) {
       "  256 |"
       " lm loss: 7.250000E+00 | mtp_1 loss: 8.000000E+00 | loss scale: 65536.0 | grad norm: 0.988 |"
       " num zeros: 12 | params norm: 100.123 | number of skipped iterations:   2 |"
-      " number of nan iterations:   1 |");
+      " number of nan iterations:   1 | images per second: 12.5 |");
 }
 
 TEST(LogLine, OursComesAfterMegatrons) {
