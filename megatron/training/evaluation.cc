@@ -85,7 +85,7 @@ Evaluator::Options evaluation_options(const Arguments& arguments, const Parallel
   options.data_parallel_size = groups.dp.size();
   options.num_workers = std::min<int64_t>(arguments.data.num_workers, 1);
   options.row_multiple = unpadded_row_multiple(arguments);
-  options.image_ranks = image_ranks(groups);
+  options.image_ranks = image_ranks(arguments, groups);
   return options;
 }
 

@@ -10,6 +10,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/models/mimo/mimo_config.h"
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
@@ -463,9 +464,11 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
   return model;
 }
 
-ImageRanks image_ranks(const ParallelGroups& groups) {
-  const int rank = groups.cp.rank() * groups.tp.size() + groups.tp.rank();
-  return {groups.cp.size() * groups.tp.size(), groups.pp.rank() == 0 ? rank : -1, groups.cp.size(),
+ImageRanks image_ranks(const Arguments& arguments, const ParallelGroups& groups) {
+  const bool divided = own_config<MimoConfig>(arguments.own).divides_encoders();
+  const int tensor = divided ? 1 : groups.tp.size();
+  const int rank = groups.cp.rank() * tensor + (divided ? 0 : groups.tp.rank());
+  return {groups.cp.size() * tensor, groups.pp.rank() == 0 ? rank : -1, groups.cp.size(),
           groups.cp.rank()};
 }
 
@@ -496,7 +499,7 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
   options.consumed_samples = consumed_samples;
   options.num_workers = arguments.data.num_workers;
   options.allocator = host_allocator(device);
-  options.image_ranks = image_ranks(groups);
+  options.image_ranks = image_ranks(arguments, groups);
   if (groups.dp.size() > 1 && balances_images(arguments))
     options.global_batch_size = [batches = arguments.microbatches()](int64_t consumed) {
       return batches.global_batch_size(consumed);

@@ -60,7 +60,7 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
                                               int64_t consumed_samples, c10::Device device);
 
 // The tensor and context ranks of the stage that encodes images divide them; others read none.
-ImageRanks image_ranks(const ParallelGroups& groups);
+ImageRanks image_ranks(const Arguments& arguments, const ParallelGroups& groups);
 
 // Options of the iteration that follows `consumed_samples`.
 StepOptions step_options(const Arguments& arguments, int64_t consumed_samples);

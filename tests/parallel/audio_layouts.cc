@@ -36,6 +36,9 @@ constexpr LayoutRow kAudioRows[] = {
     {"tp2_sp_image_and_sound", "image_and_sound", 2, TP "2 " SP, "mimo"},
     {"pp2_cp2_image_and_sound", "image_and_sound", 4, PP "2 " CP "2", "mimo"},
     {"dp2_zero3_image_and_sound", "image_and_sound", 2, ZERO3 OVERLAP, "mimo"},
+    {"cp2_tp2_divided_qwen2_audio", "qwen2_audio", 4, CP "2 " TP "2 " ENCODER_TP "2", "mimo"},
+    {"tp2_sp_dp2_divided_image_and_sound", "image_and_sound", 4,
+     TP "2 " SP ENCODER_TP "2 " ZERO1 OVERLAP, "mimo"},
     {"pp2_tp2_again_image_and_sound", "image_and_sound", 4, PP "2 " TP "2 --recompute-vision",
      "mimo"},
 };

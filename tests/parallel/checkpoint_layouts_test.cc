@@ -152,6 +152,20 @@ constexpr LayoutRow kRetroLayouts[] = {
      "--pipeline-model-parallel-size 2 --pipeline-schedule zb-v --make-vocab-size-divisible-by 4"},
 };
 
+// The same for models with encoders, which tensor ranks have whole or divide.
+constexpr LayoutRow kMediaLayouts[] = {
+    {"one", 1, "--make-vocab-size-divisible-by 1"},
+    {"tp2_divided", 2,
+     "--tensor-model-parallel-size 2 --encoder-tensor-model-parallel-size 2 "
+     "--make-vocab-size-divisible-by 8"},
+    {"tp2_sp_dp2_zero3", 4,
+     "--tensor-model-parallel-size 2 --sequence-parallel --use-megatron-fsdp "
+     "--data-parallel-sharding-strategy optim_grads_params --make-vocab-size-divisible-by 2"},
+    {"tp2_sp_divided_dp2_zero1", 4,
+     "--tensor-model-parallel-size 2 --sequence-parallel --encoder-tensor-model-parallel-size 2 "
+     "--use-distributed-optimizer --make-vocab-size-divisible-by 4"},
+};
+
 struct ModelRow {
   const char* name;
   const char* flags;
@@ -186,6 +200,15 @@ constexpr ModelRow kModels[] = {
      "--task retro --retro-layers 2 4 --retro-chunk-length 4 --retro-encoder-num-layers 1 "
      "--max-position-embeddings 16",
      1, kRetroLayouts},
+    {"media",
+     "--task mimo --position-embedding-type rope --untie-embeddings-and-output-weights "
+     "--vision-model-type internvit --img-h 8 --img-w 8 --patch-dim 2 --pixel-shuffle "
+     "--disable-vision-class-token --vision-activation gelu --image-token-id 100 "
+     "--vision-num-layers 1 --vision-hidden-size 16 --vision-ffn-hidden-size 24 "
+     "--vision-num-attention-heads 2 --audio-model-type whisper --audio-num-layers 1 "
+     "--audio-hidden-size 16 --audio-ffn-hidden-size 24 --audio-num-attention-heads 2 "
+     "--audio-mel-bins 4 --audio-token-id 500",
+     1, kMediaLayouts},
 };
 
 const ModelRow& model_row(std::string_view name) {

@@ -203,7 +203,9 @@ class Draw {
       if (given(flag)) return false;
     const bool own_sizes = dice_.chance(40) && turns_by_sections(),
                shuffle = own_sizes || dice_.chance(30), newlines = !shuffle && dice_.chance(40);
-    const int64_t side = shuffle ? 4 : 2, heads = dice_.range(1, 2);
+    const int64_t ranks = mesh_.tp > 1 && dice_.chance(40) ? mesh_.tp : 1,  // of a layer
+        side = shuffle ? 4 : 2, heads = ranks * dice_.range(1, 2);
+    if (ranks > 1) add("--encoder-tensor-model-parallel-size", ranks);
     const char* const encoder = own_sizes
                                     ? dice_.pick<const char*>({"qwen2", "qwen2_5"})
                                     : dice_.pick<const char*>({"clip", "internvit", "siglip"});
@@ -215,7 +217,7 @@ class Draw {
     add("--vision-num-layers", layers);
     add("--vision-num-attention-heads", heads);
     add("--vision-hidden-size", heads * (own_sizes ? 4 * dice_.range(1, 2) : dice_.range(4, 8)));
-    add("--vision-ffn-hidden-size", dice_.range(8, 24));
+    add("--vision-ffn-hidden-size", ranks * dice_.range(8 / ranks, 24 / ranks));
     if (shuffle)
       add("--pixel-shuffle");
     else if (pool)

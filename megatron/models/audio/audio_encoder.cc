@@ -20,16 +20,17 @@ LinearOptions convolution(const TransformerConfig& t, int64_t inputs) {
 }  // namespace
 
 AudioEncoder::AudioEncoder(const AudioConfig& config, const TransformerConfig& language,
-                           const EncoderRecompute& recompute)
+                           const EncoderRecompute& recompute, const ParallelGroups& ranks)
     : config_(config),
       layers_(recompute.recomputing(config.audio_encoder(language))),
+      ranks_(ranks),
       conv1_("conv1", kWidth * config.audio_mel_bins, layers_.hidden_size,
              convolution(layers_, kWidth * config.audio_mel_bins), alone_),
       conv2_("conv2", kWidth * layers_.hidden_size, layers_.hidden_size,
              convolution(layers_, kWidth * layers_.hidden_size), alone_),
       position_embeddings_(kAudioRows, layers_.hidden_size, Init::sinusoids()),
       decoder_(layers_, 0, layers_.num_layers, /*final_norm=*/false, /*sequence_parallel=*/false,
-               alone_),
+               ranks_),
       ln_post_(layers_.hidden_size, norm_options(layers_)) {
   add("conv1", &conv1_);
   add("conv2", &conv2_);

@@ -21,12 +21,13 @@ namespace megatron {
 // trained, decoder.layers.N..., ln_post.weight|bias.
 //
 // The whole encoder is on each rank, which encodes all sounds that it is given. Communication:
-// none.
+// none. Of divided layers: theirs, without sequence parallelism.
 class AudioEncoder : public Module {
  public:
-  // `language`: the configuration of the language model.
+  // `language`: the configuration of the language model. `ranks`: whose tensor ranks divide the
+  // layers; all of them are given the same.
   AudioEncoder(const AudioConfig& config, const TransformerConfig& language,
-               const EncoderRecompute& recompute = {});
+               const EncoderRecompute& recompute = {}, const ParallelGroups& ranks = {});
 
   // The features of all sounds, [N, audio_feature_size()]. Differentiable in the parameters.
   at::Tensor forward(const PackedSounds& sounds, const ForwardContext& context);
@@ -34,7 +35,7 @@ class AudioEncoder : public Module {
  private:
   const AudioConfig config_;
   const TransformerConfig layers_;
-  const ParallelGroups alone_;
+  const ParallelGroups alone_, ranks_;
   ColumnParallelLinear conv1_, conv2_;
   Embedding position_embeddings_;
   TransformerBlock decoder_;

@@ -16,6 +16,9 @@ void MimoConfig::fields(FieldVisitor& v) {
   v.field("audio_token_id", audio_token_id,
           "id of the token that stands where a feature of a sound comes in");
   EncoderRecompute::fields(v);
+  v.field("encoder_tensor_model_parallel_size", encoder_tensor_model_parallel_size,
+          "tensor ranks that divide the layers of the encoders of images and sounds: those of the "
+          "language model, or 1: each has all of them, and encodes images and sounds of its own");
 }
 
 void MimoConfig::validate(Violations& v) const {

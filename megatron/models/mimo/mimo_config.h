@@ -17,10 +17,14 @@ struct MimoConfig : Config, VisionConfig, AudioConfig, EncoderRecompute {
   // Of a sequence, at most, for plans; those of own sizes as if each had one feature. 0: as many as
   // it has room for. No flag: data limit it
   int64_t most_pictures = 0;
+  // 1: each tensor rank has the encoders whole and encodes images and sounds of its own. The tensor
+  // ranks of the language model: these divide the encoders' layers as they do its own
+  int64_t encoder_tensor_model_parallel_size = 1;
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 
   bool sees() const { return VisionConfig::is_given(); }
+  bool divides_encoders() const { return encoder_tensor_model_parallel_size > 1; }
 };
 
 }  // namespace megatron

@@ -61,7 +61,7 @@ struct Images {
                                 : own.most_pictures > 0 ? std::min(room, own.most_pictures)
                                                         : room;
     all = given.samples * of_sequence;
-    ranks = given.tensor * given.context;
+    ranks = (own.divides_encoders() ? 1 : given.tensor) * given.context;
     pictures = (all + ranks - 1) / ranks;
     rows = pictures * own.encoder_rows();
     features = pictures * own.features();
@@ -70,7 +70,8 @@ struct Images {
     shape.samples = pictures;
     shape.tokens = shape.rows = rows;
     shape.residual = shape.element;
-    shape.tensor = shape.context = 1;
+    shape.tensor = own.divides_encoders() ? given.tensor : 1;
+    shape.context = 1;
     shape.context_levels.clear();
     shape.sequence_parallel = shape.documents = shape.padded = false;
     shape.unpadded = true;
@@ -127,6 +128,7 @@ struct Images {
   int64_t token_turns() const {
     return own.has_own_sizes() ? given.tokens * language.rotary_width() * shape.sum : 0;
   }
+  double divided() const { return static_cast<double>(shape.tensor); }
   bool trains() const { return trains_encoder || trains_projector; }
 
   const MimoConfig own;
@@ -275,13 +277,13 @@ double encoder_products(const Images& z) {
   double products = static_cast<double>(z.pictures * z.own.patches()) * in *
                     static_cast<double>(z.layers.hidden_size);
   for (const LayerCost& layer : z.costs)
-    products += static_cast<double>(z.rows) * layer.weight_products();
+    products += static_cast<double>(z.rows) * layer.weight_products() / z.divided();
   return products;
 }
 
 ModuleCost encoder_cost(const Images& z) {
   ModuleCost cost{kEncoder, encoder_products(z)};
-  const auto rows = static_cast<double>(z.rows);
+  const double rows = static_cast<double>(z.rows) / z.divided();
   for (const LayerCost& layer : z.costs) {
     cost.scores += rows * layer.score_products();
     cost.moved += rows * (layer.first.moved_elements + layer.second.moved_elements);
@@ -290,6 +292,21 @@ ModuleCost encoder_cost(const Images& z) {
     for (const LayerCost& layer : z.of_unit(unit)) cost.again += rows * layer.products();
   cost.weight_grads = cost.grads = z.trains_encoder;
   return cost;
+}
+
+// Of tensor ranks that divide the encoder: sums of its layers, and of the gradients of features,
+// which are of each rank's tokens.
+Traffic divided_traffic(const Images& z) {
+  Traffic sent;
+  for (const LayerCost& layer : z.costs) {
+    sent.forward += layer.tensor().forward;
+    if (z.trains_encoder) sent.backward += layer.tensor().backward;
+  }
+  for (int64_t unit = 0; unit < z.again.units; ++unit)
+    for (const LayerCost& layer : z.of_unit(unit)) sent.backward += layer.tensor().forward;
+  if (z.trains() && z.given.sequence_parallel)
+    sent.backward += 2 * scatter_bytes(z.given.tensor, static_cast<double>(z.given_rows()));
+  return sent;
 }
 
 ModuleCost projector_cost(const Images& z) {
@@ -338,8 +355,11 @@ EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
   if (z.own.has_own_sizes()) cost.media += kPlaceBytes * (2 * z.rows + 3 * z.given.tokens);
   if (z.own.has_windows()) cost.media += kSegmentBytes * z.rows + kPlaceBytes * z.features;
   cost.modules = {encoder_cost(z), projector_cost(z)};
-  const int64_t of_tensor_ranks = z.given_rows() * z.given.tensor;
-  if (z.given.tensor > 1) {
+  const bool divided = z.own.divides_encoders();
+  const int64_t of_tensor_ranks = z.given_rows() * (divided ? 1 : z.given.tensor);
+  if (divided) {
+    cost.embedding.tensor += divided_traffic(z);
+  } else if (z.given.tensor > 1) {
     const double one_way = scatter_bytes(z.given.tensor, static_cast<double>(of_tensor_ranks));
     cost.embedding.tensor += {one_way, z.trains() && z.given.sequence_parallel ? one_way : 0};
   }

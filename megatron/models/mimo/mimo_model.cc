@@ -84,13 +84,16 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
     : Model(given, groups, slice),
       own_(config().own.as_or_default<MimoConfig>()),
       language_model_(built_mimo(config(), groups), groups, slice, tables) {
-  // Each tensor rank has the gradients of its own images and sounds.
-  const auto whole = [&](const std::string&, Parameter& parameter) {
+  // Each tensor rank has the gradients of its own images and sounds, or of its part of a layer.
+  const auto whole = [&](const std::string& name, Parameter& parameter) {
+    if (own_.divides_encoders() && name.starts_with("decoder.")) return;
     parameter.placement = {};  // although linears could be divided
-    if (groups.tp.size() > 1) parameter.placement.partial_grad.insert(Axis::kTensor);
+    if (groups.tp.size() > 1 && !own_.divides_encoders())
+      parameter.placement.partial_grad.insert(Axis::kTensor);
   };
   if (slice.embedding && own_.sees()) {
-    vision_model_ = std::make_unique<VisionEncoder>(own_, config().transformer, own_);
+    vision_model_ =
+        std::make_unique<VisionEncoder>(own_, config().transformer, own_, encoder_ranks());
     vision_projection_ =
         std::make_unique<FeatureProjector>(image_projector(own_), config().transformer);
     add("vision_model", vision_model_.get());
@@ -108,7 +111,8 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
     }
   }
   if (slice.embedding && own_.hears()) {
-    audio_model_ = std::make_unique<AudioEncoder>(own_, config().transformer, own_);
+    audio_model_ =
+        std::make_unique<AudioEncoder>(own_, config().transformer, own_, encoder_ranks());
     audio_projection_ =
         std::make_unique<FeatureProjector>(sound_projector(own_), config().transformer);
     add("audio_model", audio_model_.get());
@@ -138,12 +142,22 @@ at::Tensor MimoModel::text_of(const at::Tensor& tokens) const {
   return out;
 }
 
-at::Tensor MimoModel::gathered(const at::Tensor& features, int64_t most, int ranks) const {
-  if (ranks == 1 || most == 0) return features;
+ParallelGroups MimoModel::encoder_ranks() const {
+  ParallelGroups ranks;
+  if (own_.divides_encoders()) ranks.tp = groups().tp;
+  return ranks;
+}
+
+at::Tensor MimoModel::gathered(const at::Tensor& given, int64_t most, int ranks) const {
   const ProcessGroup &tp = groups().tp, &cp = groups().cp;
-  MEGATRON_ASSERT(ranks == tp.size() * cp.size(), "media of ", ranks, " ranks");
+  // Each has the gradient of its own rows of the sequences.
+  const bool copies = own_.divides_encoders() && config().sequence_parallel;
+  const at::Tensor features = copies ? copy_to_tensor_model_parallel_region(given, tp) : given;
+  if (ranks == 1 || most == 0) return features;
+  const bool divided = tp.size() > 1 && !own_.divides_encoders();
+  MEGATRON_ASSERT(ranks == (divided ? tp.size() : 1) * cp.size(), "media of ", ranks, " ranks");
   at::Tensor rows = at::constant_pad_nd(features, {0, 0, 0, most - features.size(0)});
-  if (tp.size() > 1)
+  if (divided)
     rows = config().sequence_parallel ? gather_from_sequence_parallel_region(rows, tp)
                                       : gather_rows_from_tensor_model_parallel_region(rows, tp);
   // Each context rank has the gradient of its own tokens.

@@ -32,7 +32,9 @@ namespace megatron {
 // sums over kTensor, and over cp as those of all weights. Communication per micro-batch with
 // images, and per one with sounds: over tp, then over cp an all-gather of projected features;
 // backward a reduce-scatter over cp, and over tp with sequence parallelism, where each rank has the
-// gradient of its own rows of text, too, else none.
+// gradient of its own rows of text, too, else none. With --encoder-tensor-model-parallel-size the
+// tensor ranks divide the encoders' layers, and all have the same images and sounds: nothing is
+// gathered over tp, and with sequence parallelism the backward has an all-reduce over it.
 class MimoModel : public Model {
  public:
   // `tables` as for make_model(). Throws Error for what is not built.
@@ -75,7 +77,9 @@ class MimoModel : public Model {
   bool trains_images() const;
   // The projected features of all tensor ranks' media, of this rank's [N, h]; `most`: of the rank
   // that has most.
-  at::Tensor gathered(const at::Tensor& features, int64_t most, int ranks) const;
+  at::Tensor gathered(const at::Tensor& given, int64_t most, int ranks) const;
+  // Those of the ranks that divide encoders.
+  ParallelGroups encoder_ranks() const;
   // The context of the layers, in which an image's tokens attend to all of the image
   // (--bidirectional-images), or have positions of rows and columns (PackedImages::positions).
   ForwardContext with_images(const Batch& batch, const ForwardContext& context) const;

@@ -22,15 +22,16 @@ LinearOptions conv1_options(const TransformerConfig& t, int64_t inputs, bool bia
 }  // namespace
 
 VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig& language,
-                             const EncoderRecompute& recompute)
+                             const EncoderRecompute& recompute, const ParallelGroups& ranks)
     : config_(config),
       layers_(recompute.recomputing(config.encoder(language))),
+      ranks_(ranks),
       conv1_("conv1", config.patch_elements(), layers_.hidden_size,
              conv1_options(layers_, config.patch_elements(),
                            config.is_internvit() || config.is_siglip()),
              alone_),
       decoder_(layers_, 0, layers_.num_layers, /*final_norm=*/false, /*sequence_parallel=*/false,
-               alone_) {
+               ranks_) {
   add("conv1", &conv1_);
   if (config.has_class_row()) {
     class_token_ = std::make_unique<Parameter>();

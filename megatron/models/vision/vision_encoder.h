@@ -28,12 +28,13 @@ namespace megatron {
 // (arXiv:2409.12191); Qwen2.5-VL: Bai et al. 2025 (arXiv:2502.13923).
 //
 // The whole encoder is on each rank, which encodes all pictures that it is given. Communication:
-// none.
+// none. Of divided layers: theirs, without sequence parallelism.
 class VisionEncoder : public Module {
  public:
-  // `language`: the configuration of the language model.
+  // `language`: the configuration of the language model. `ranks`: whose tensor ranks divide the
+  // layers; all of them are given the same.
   VisionEncoder(const VisionConfig& config, const TransformerConfig& language,
-                const EncoderRecompute& recompute = {});
+                const EncoderRecompute& recompute = {}, const ParallelGroups& ranks = {});
 
   // The features of all pictures, [N, feature_size()], of pictures with windows in their order.
   // Differentiable in the parameters.
@@ -45,7 +46,7 @@ class VisionEncoder : public Module {
 
   const VisionConfig config_;
   const TransformerConfig layers_;
-  const ParallelGroups alone_;
+  const ParallelGroups alone_, ranks_;
   ColumnParallelLinear conv1_;
   std::unique_ptr<Parameter> class_token_;          // null: there is none
   std::unique_ptr<Embedding> position_embeddings_;  // null: rotary positions

@@ -76,10 +76,36 @@ void validate_built(const Arguments& a, Violations& v) {
 
 }  // namespace
 
+// Encoders that tensor ranks divide.
+void validate_division(const Arguments& a, const MimoConfig& own, Violations& v) {
+  const int64_t t = a.parallel.tensor_model_parallel_size,
+                e = own.encoder_tensor_model_parallel_size;
+  if (e == 1) return;
+  if (e != t) {
+    v.add(cat("--encoder-tensor-model-parallel-size ", e, " beside --tensor-model-parallel-size ",
+              t, " is not built: all tensor ranks divide the encoders, or none"),
+          t > 1 ? cat("1 or ", t) : "1");
+    return;
+  }
+  const auto divisible = [&](const char* flag, int64_t value) {
+    v.require(value % t == 0, cat("--encoder-tensor-model-parallel-size ", t, " does not divide ",
+                                  flag, " ", value));
+  };
+  if (own.sees()) {
+    divisible("--vision-num-attention-heads", own.vision_num_attention_heads);
+    divisible("--vision-ffn-hidden-size", own.vision_ffn_hidden_size);
+  }
+  if (own.hears()) {
+    divisible("--audio-num-attention-heads", own.audio_num_attention_heads);
+    divisible("--audio-ffn-hidden-size", own.audio_ffn_hidden_size);
+  }
+}
+
 void validate_mimo(const Arguments& a, Violations& v) {
   const auto& own = own_config<MimoConfig>(a.own);
   const auto& data = own_config<MimoDataConfig>(a.own);
   validate_built(a, v);
+  validate_division(a, own, v);
   if (!own.sees() && !own.hears())
     v.add("--task mimo without an encoder of images or of sounds",
           "--vision-model-type clip, internvit, siglip, qwen2 or qwen2_5, or "
@@ -114,6 +140,16 @@ void validate_mimo(const Arguments& a, Violations& v) {
 
 namespace {
 
+// One or several for each of the ranks that divide them.
+int64_t heads_of_ranks(const MimoConfig& own, const MimoConfig& was, int64_t heads) {
+  return own.encoder_tensor_model_parallel_size *
+         one_or_several(heads / was.encoder_tensor_model_parallel_size);
+}
+
+int64_t width_of_ranks(const MimoConfig& own, int64_t width) {
+  return width / own.encoder_tensor_model_parallel_size * own.encoder_tensor_model_parallel_size;
+}
+
 // `size`: of the vocabulary.
 void shrink_audio(MimoConfig& own, const MimoConfig& was, int64_t size, const Arguments& before,
                   Shrinker& shrinker) {
@@ -121,12 +157,12 @@ void shrink_audio(MimoConfig& own, const MimoConfig& was, int64_t size, const Ar
   constexpr int64_t kHead = 8, kBins = 8;
   shrinker.set("--audio-num-layers", own.audio_num_layers, one_or_several(was.audio_num_layers));
   shrinker.set("--audio-num-attention-heads", own.audio_num_attention_heads,
-               one_or_several(was.audio_num_attention_heads));
+               heads_of_ranks(own, was, was.audio_num_attention_heads));
   const int64_t heads = own.audio_num_attention_heads,
                 hidden = std::min(was.audio_hidden_size, kHead * heads);
   shrinker.set("--audio-hidden-size", own.audio_hidden_size, hidden / heads * heads);
   shrinker.set("--audio-ffn-hidden-size", own.audio_ffn_hidden_size,
-               std::min(was.audio_ffn_hidden_size, 2 * own.audio_hidden_size));
+               width_of_ranks(own, std::min(was.audio_ffn_hidden_size, 2 * own.audio_hidden_size)));
   shrinker.set("--audio-mel-bins", own.audio_mel_bins, std::min(was.audio_mel_bins, kBins));
   if (was.audio_projection_ffn_hidden_size > 0)
     shrinker.set("--audio-projection-ffn-hidden-size", own.audio_projection_ffn_hidden_size,
@@ -141,15 +177,19 @@ void shrink_audio(MimoConfig& own, const MimoConfig& was, int64_t size, const Ar
 void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   auto& own = own_config<MimoConfig>(a.own);
   const auto& was = own_config<MimoConfig>(before.own);
+  if (was.divides_encoders())
+    shrinker.set("--encoder-tensor-model-parallel-size", own.encoder_tensor_model_parallel_size,
+                 a.parallel.tensor_model_parallel_size);
   shrinker.set("--vision-num-layers", own.vision_num_layers, one_or_several(was.vision_num_layers));
   shrinker.set("--vision-num-attention-heads", own.vision_num_attention_heads,
-               one_or_several(was.vision_num_attention_heads));
+               heads_of_ranks(own, was, was.vision_num_attention_heads));
   constexpr int64_t kHead = 8;
   const int64_t hidden = std::min(was.vision_hidden_size, kHead * own.vision_num_attention_heads);
   shrinker.set("--vision-hidden-size", own.vision_hidden_size,
                hidden / own.vision_num_attention_heads * own.vision_num_attention_heads);
-  shrinker.set("--vision-ffn-hidden-size", own.vision_ffn_hidden_size,
-               std::min(was.vision_ffn_hidden_size, 2 * own.vision_hidden_size));
+  shrinker.set(
+      "--vision-ffn-hidden-size", own.vision_ffn_hidden_size,
+      width_of_ranks(own, std::min(was.vision_ffn_hidden_size, 2 * own.vision_hidden_size)));
   if (was.vision_projection_ffn_hidden_size > 0)
     shrinker.set("--vision-projection-ffn-hidden-size", own.vision_projection_ffn_hidden_size,
                  std::min<int64_t>(was.vision_projection_ffn_hidden_size, 24));

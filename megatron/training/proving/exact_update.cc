@@ -88,7 +88,10 @@ int64_t order_of(const Parameter& parameter, bool descending) {
   constexpr int64_t kLayers = int64_t{1} << 20, kNames = int64_t{1} << 40;
   const int64_t layer = std::min(part_of_model(parameter.name).layer + 1, kLayers - 1);
   const int64_t place = descending ? kLayers - 1 - layer : layer;
-  const bool divided = !parameter.placement.shards.empty();
+  // Encoders of media are divided in some layouts and whole in others.
+  const bool media =
+      parameter.name.starts_with("vision_model.") || parameter.name.starts_with("audio_model.");
+  const bool divided = !media && !parameter.placement.shards.empty();
   const uint64_t name = random_key(0, parameter.name).value % static_cast<uint64_t>(kNames);
   return (place + (divided ? kLayers : 0)) * kNames + static_cast<int64_t>(name);
 }

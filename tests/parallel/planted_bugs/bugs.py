@@ -193,6 +193,7 @@ PROOFS = {
     "retro tp2 sp": (2, RETRO + BATCH + TP + "2 " + SP),
     "llava tp2": (2, LLAVA + BATCH + TP + "2"),
     "llava next tp2": (2, LLAVA + "--vision-newlines " + BATCH + TP + "2"),
+    "llava tp2 sp divided": (2, LLAVA + BATCH + TP + "2 " + SP + "--encoder-tensor-model-parallel-size 2"),
     "llava tp2 again": (2, LLAVA + BATCH + TP + "2 --encoder-recompute-granularity full"),
     "llava tp2 sp": (2, LLAVA + BATCH + TP + "2 " + SP),
     "gemma3 pp2": (2, GEMMA3 + BATCH + PP + "2"),

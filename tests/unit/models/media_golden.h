@@ -19,13 +19,16 @@ inline std::filesystem::path media_golden_folder(const std::string& name) {
 
 // A golden, and the model of its folder with its weights and gradients in fp32.
 struct MediaGolden {
-  MediaGolden(const std::string& name, const ParallelGroups& groups, bool sequence_parallel)
+  // `divided`: whether tensor ranks divide the encoder.
+  MediaGolden(const std::string& name, const ParallelGroups& groups, bool sequence_parallel,
+              bool divided = false)
       : golden(
             read_golden_tensors(SafetensorsFile(media_golden_folder(name) / "golden.safetensors"))),
         folder(open_hf_folder(media_golden_folder(name))),
         own(*folder.model.config.own.as<MimoConfig>()),
         whole{0, folder.model.config.transformer.num_layers, true, true},
-        model(with_ranks(folder.model.config, sequence_parallel), groups, whole, {}),
+        model(with_ranks(folder.model.config, sequence_parallel, divided ? groups.tp.size() : 1),
+              groups, whole, {}),
         store(model, at::kFloat, at::kCPU, /*gradients=*/true) {
     load_hf_values(folder, groups, whole, model);
     const at::Tensor labels = golden.at("labels").to(at::kLong);
@@ -33,8 +36,9 @@ struct MediaGolden {
     batch.set("labels", labels.clamp_min(0));
     batch.set("loss_mask", (labels >= 0).to(at::kFloat));
   }
-  static ModelConfig with_ranks(ModelConfig config, bool sequence_parallel) {
+  static ModelConfig with_ranks(ModelConfig config, bool sequence_parallel, int of_encoder) {
     config.sequence_parallel = sequence_parallel;
+    config.own.ensure<MimoConfig>().encoder_tensor_model_parallel_size = of_encoder;
     return config;
   }
   void set_tokens(const at::Tensor& tokens) {

@@ -74,6 +74,18 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{"tp2_sp", "--tensor-model-parallel-size 2 --sequence-parallel", 2, true,
                        0.05},
         ActivationCase{"cp2", "--context-parallel-size 2 --cp-comm-type all_gather", 2, true, 0.05},
+        ActivationCase{"divided",
+                       "--num-layers 1 --vision-num-layers 5 --tensor-model-parallel-size 2 "
+                       "--encoder-tensor-model-parallel-size 2",
+                       2, true, 0.05},
+        ActivationCase{"sp_divided_again",
+                       QWEN2_5 SHORT "--tensor-model-parallel-size 2 --sequence-parallel "
+                                     "--encoder-tensor-model-parallel-size 2 --recompute-vision",
+                       2, true, 0.05},
+        ActivationCase{"cp2_divided",
+                       "--context-parallel-size 2 --tensor-model-parallel-size 2 "
+                       "--encoder-tensor-model-parallel-size 2",
+                       4, true, 0.05},
         ActivationCase{"cp2_tp2", "--context-parallel-size 2 --tensor-model-parallel-size 2", 4,
                        true, 0.05},
         ActivationCase{"pp2", "--pipeline-model-parallel-size 2", 2, true, 0.05}),
@@ -207,6 +219,26 @@ TEST(MimoPlan, CountsLayersThatAreComputedAgain) {
   };
   EXPECT_EQ(recompute(""), 0);
   EXPECT_GT(recompute(again), 0);
+}
+
+// Each of two ranks has half of the products of its layers and all pictures, and sends.
+TEST(MimoPlan, CountsDividedEncoders) {
+  const std::string two = "--tensor-model-parallel-size 2 ",
+                    divided = two + "--encoder-tensor-model-parallel-size 2 ";
+  const auto of = [](const std::string& more) { return module_reports(plan_of(more, 2))[0]; };
+  EXPECT_EQ(of(two).parameters, of(divided).parameters);
+  const double conv1 = 2 * 64 * 8 * 48 * 64;
+  EXPECT_EQ(of(divided).forward_flops - conv1, of(two).forward_flops - conv1 / 2);
+  const auto sent = [](const std::string& more) { return plan_of(more, 2).ends.embedding.tensor; };
+  const double sums = 2 * 3 * 8 * 65 * 64 * 4.0;  // of 3 layers' two branches, once each way
+  EXPECT_EQ(sent(divided + "--vision-num-layers 6").forward - sent(divided).forward, sums);
+  EXPECT_EQ(sent(divided).backward, sums);
+  EXPECT_EQ(sent(divided + "--freeze vision_model").backward, 0);
+  EXPECT_EQ(sent(divided + "--recompute-vision").backward, 2 * sums);
+  const double of_features = 8 * 64 * 128 * 4.0;
+  // In the place of a reduce-scatter an all-reduce
+  const std::string sp = "--sequence-parallel";
+  EXPECT_EQ(sent(divided + sp).backward - sent(two + sp).backward, sums + of_features / 2);
 }
 
 TEST(MimoPlan, IsReported) {

@@ -261,6 +261,18 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused("--encoder-recompute-num-layers 3", "--encoder-recompute-num-layers 3: expected 1 to 2");
   refused("--encoder-recompute-num-layers 0", "--encoder-recompute-num-layers 0: expected 1 to 2");
   refused("--encoder-recompute-granularity selective", "none, full");
+  const auto of_two = [](const std::string& more) {
+    return error_of([&] { mimo_arguments("--tensor-model-parallel-size 2 " + more, 2); });
+  };
+  const std::string divided = "--encoder-tensor-model-parallel-size 2";
+  refused(divided, divided + " beside --tensor-model-parallel-size 1 is not built");
+  EXPECT_THAT(of_two("--encoder-tensor-model-parallel-size 0"), HasSubstr("\nhint: 1 or 2"));
+  EXPECT_THAT(of_two(divided + " --vision-num-attention-heads 1"),
+              HasSubstr(divided + " does not divide --vision-num-attention-heads 1"));
+  EXPECT_THAT(of_two(divided + " --vision-ffn-hidden-size 25"),
+              HasSubstr(divided + " does not divide --vision-ffn-hidden-size 25"));
+  EXPECT_THAT(of_two(divided + " " + kAudioModel + " --audio-num-attention-heads 1"),
+              HasSubstr(divided + " does not divide --audio-num-attention-heads 1"));
   refused("--max-images-per-sample 0", "--max-images-per-sample is 0");
   refused("--max-bad-media 3", "--max-bad-media has no effect without --on-bad-media skip");
   refused("--on-bad-media skip --max-bad-media -1", "--max-bad-media is -1");

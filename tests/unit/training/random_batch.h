@@ -17,7 +17,7 @@
 
 namespace megatron {
 
-// As many pictures as the sequences may have, divided over the tensor and context ranks; of own
+// As many pictures as the sequences may have, divided over the ranks that divide them; of own
 // sizes one that fills a sequence.
 inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, Batch& batch) {
   auto own = own_config<MimoConfig>(a.own);
@@ -32,8 +32,9 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
   }
   const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length;
   const at::Tensor tokens = at::randint(0, 500, {b, s}, at::kLong);
-  const int ranks = groups.tp.size() * groups.cp.size(),
-            rank = groups.cp.rank() * groups.tp.size() + groups.tp.rank();
+  const bool divided = own.divides_encoders();
+  const int of_tensor = divided ? 1 : groups.tp.size(), ranks = of_tensor * groups.cp.size(),
+            rank = groups.cp.rank() * of_tensor + (divided ? 0 : groups.tp.rank());
   const int64_t room = s / own.features(),
                 limit = own_config<MimoDataConfig>(a.own).max_patches_per_sequence / own.patches();
   std::vector<SeenImage> images;
