@@ -703,7 +703,7 @@ void Run::profile_steps() {
 
 int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job,
              const Versions& libraries) {
-  use_threads(arguments.training.num_threads, job.local_world_size);
+  use_threads(arguments, job.local_world_size);
   make_standard_output_optional();
   RunFolders folders(arguments.training, job);
   try {

@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
+#include "megatron/base/threads.h"
 #include "megatron/comm/peer_mailbox.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/interop/huggingface/hf_folder.h"
@@ -13,6 +14,7 @@
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/update_rules.h"
+#include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/microbatches.h"
@@ -336,6 +338,13 @@ TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments&
   if (sets.train && sets.train->size() < wanted) sets = build(wanted);
   refuse_another_order(start, state, arguments.training);
   return sets;
+}
+
+void use_threads(const Arguments& arguments, int local_ranks) {
+  const int64_t asked = arguments.training.num_threads;
+  const bool updates = arguments.optimizer.optimizer_cpu_offload && asked <= 0;
+  use_threads(updates ? std::max(1, available_cores() / std::max(1, local_ranks)) : asked,
+              local_ranks);
 }
 
 at::ScalarType model_dtype(const OptimizerConfig& config) {

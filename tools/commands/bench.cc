@@ -446,7 +446,7 @@ void use_padded_vocabulary(TokenizerConfig& tokenizer) {
 }
 
 c10::Device prepare_device(const Arguments& arguments, const Job& job) {
-  use_threads(arguments.training.num_threads, job.local_world_size);
+  use_threads(arguments, job.local_world_size);
   return choose_device(arguments.training.device, job.local_rank);
 }
 
