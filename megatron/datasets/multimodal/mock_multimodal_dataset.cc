@@ -31,12 +31,15 @@ MockMultimodalDataset::MockMultimodalDataset(std::shared_ptr<const Dataset> text
 }
 
 std::vector<MockMultimodalDataset::Placed> MockMultimodalDataset::placed(int64_t index) const {
-  if (index / kMockBlock % kMockBlocks == 1) return {};
-  if (random_of(images_.seed + 1, index / kMockPair).randint(0, 5) < 2) return {};
+  if (images_.per_sample == 0) {
+    if (index / kMockBlock % kMockBlocks == 1) return {};
+    if (random_of(images_.seed + 1, index / kMockPair).randint(0, 5) < 2) return {};
+  }
   NumpyRandom random = random_of(images_.seed, index);
   int64_t free = sequence_length() - 1;  // the last token is text
   std::vector<Placed> out;
-  for (const int64_t count = random.randint(1, 3); std::ssize(out) < count;) {
+  const int64_t count = images_.per_sample > 0 ? images_.per_sample : random.randint(1, 3);
+  while (std::ssize(out) < count) {
     const MockImage& kind =
         images_.kinds[static_cast<size_t>(random.randint(0, std::ssize(images_.kinds)))];
     if (kind.tokens > free) {
@@ -107,6 +110,7 @@ std::string MockMultimodalDataset::description() const {
   JsonWriter json;
   json.begin_object().member("class", "MockMultimodalDataset").member("token", images_.token);
   json.member("vocab_size", images_.vocab_size).member("random_seed", images_.seed);
+  if (images_.per_sample > 0) json.member("per_sample", images_.per_sample);
   json.key("kinds").begin_array();
   for (const auto& [image, tokens, sound] : images_.kinds) {
     json.begin_object().member("tokens", tokens).member("pictures", image.pictures);

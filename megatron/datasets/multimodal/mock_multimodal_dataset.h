@@ -22,11 +22,13 @@ struct MockImages {
   int64_t sound_token = -1;      // the same of sounds; -1: there are none
   int64_t vocab_size = 0;
   int64_t seed = 0;
+  int64_t per_sample = 0;  // 0: none, one or two
 };
 
 // Samples of text in which runs of I (of sounds: of their token) stand in the place of some tokens.
 // Of 24 neighbouring samples 8 have no image at all, of the others two neighbours out of five;
-// where samples have images, they have one or, if there is room, two. A row of an image predicts
+// where samples have images, they have one or, if there is room, two; with `per_sample` each has so
+// many, or as many as there is room for. A row of an image predicts
 // what follows, but no image is predicted. What a sample has follows from its index and the seed.
 class MockMultimodalDataset final : public Dataset {
  public:

@@ -37,6 +37,12 @@ void MimoDataConfig::fields(FieldVisitor& v) {
           "samples do not change places within a global batch; without it they do, with per-token "
           "losses and --dataloader-type single, so that data-parallel ranks have about as many "
           "patches");
+  v.field("mock_images", mock_images,
+          "images of each sample of --mock-data, as far as there is room; 0: none, one or two");
+  v.field("mock_image_patches", mock_image_patches,
+          "median of the patches of such images where they keep their sizes; 0: a few");
+  v.field("mock_image_sigma", mock_image_sigma,
+          "standard deviation of the logarithm of their patches, which is normal");
   v.field("max_bad_media", max_bad_media,
           "with --on-bad-media skip: more such media of a source end the run; default: 100");
 }
@@ -44,11 +50,15 @@ void MimoDataConfig::fields(FieldVisitor& v) {
 void MimoDataConfig::validate(Violations& v) const {
   for (const auto& [flag, value] :
        {std::pair{"--max-patches-per-sequence", max_patches_per_sequence},
-        std::pair{"--shuffle-window", shuffle_window}})
+        std::pair{"--shuffle-window", shuffle_window}, std::pair{"--mock-images", mock_images},
+        std::pair{"--mock-image-patches", mock_image_patches}})
     v.require(value >= 0, cat(flag, " is ", value), "0 or more");
   for (const auto& [flag, value] : {std::pair{"--max-image-pixels", max_image_pixels},
                                     std::pair{"--max-images-per-sample", max_images_per_sample}})
     v.require(value > 0, cat(flag, " is ", value), "a positive number");
+  v.require(mock_image_sigma >= 0.0, cat("--mock-image-sigma is ", mock_image_sigma), "0 or more");
+  v.require(mock_image_sigma == 0.0 || mock_image_patches > 0,
+            "--mock-image-sigma has no effect without --mock-image-patches");
   if (!max_bad_media) return;
   v.require(*max_bad_media >= 0, cat("--max-bad-media is ", *max_bad_media), "0 or more");
   v.require(on_bad_media == OnBadMedia::kSkip,
@@ -118,6 +128,11 @@ void validate_mimo(const Arguments& a, Violations& v) {
     v.add("--media-model is not given",
           "the folder of a Hugging Face model whose config.json and image processor say what media "
           "become");
+  if (!a.data.mock_data && (data.mock_images > 0 || data.mock_image_patches > 0))
+    v.add("--mock-images and --mock-image-patches have no effect without --mock-data");
+  if (data.mock_image_patches > 0 && !own.has_own_sizes())
+    v.add("--mock-image-patches is for images of their own sizes",
+          "--vision-model-type qwen2 or qwen2_5; others have --img-h and --img-w");
   if (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss ||
       a.data.dataloader_inter_document_masking)
     v.add(
@@ -221,6 +236,9 @@ void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   if (own.recomputes_encoders())
     shrinker.set("--encoder-recompute-num-layers", own.encoder_recompute_num_layers,
                  std::min(was.encoder_recompute_num_layers, layers));
+  auto& data = own_config<MimoDataConfig>(a.own);
+  shrinker.set("--mock-image-patches", data.mock_image_patches, int64_t{0});
+  data.mock_image_sigma = 0.0;
   // An id within the table stays there.
   const int64_t size = a.tokenizer.vocab_size.value_or(1);
   if (own.sees() && was.image_token_id >= size &&

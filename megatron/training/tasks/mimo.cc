@@ -1,5 +1,6 @@
 // Training of a GPT that reads images and sounds beside text.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <mutex>
 
@@ -136,8 +137,32 @@ void add_mock_sounds(const AudioConfig& own, std::vector<MockImage>& out) {
   }
 }
 
+// z with P(Z <= z) = p of a standard normal Z.
+double normal_quantile(double p) {
+  double low = -8.0, high = 8.0;
+  for (int i = 0; i < 60; ++i) {
+    const double middle = (low + high) / 2;
+    (std::erfc(-middle / std::sqrt(2.0)) / 2 < p ? low : high) = middle;
+  }
+  return (low + high) / 2;
+}
+
+// Patches (rows, columns) of images whose logarithm is normal: its quantiles, near squares.
+std::vector<std::pair<int64_t, int64_t>> log_normal_sizes(const MimoDataConfig& data) {
+  const int kinds = data.mock_image_sigma > 0.0 ? 64 : 1;
+  std::vector<std::pair<int64_t, int64_t>> out;
+  for (int i = 0; i < kinds; ++i) {
+    const double patches = static_cast<double>(data.mock_image_patches) *
+                           std::exp(data.mock_image_sigma * normal_quantile((i + 0.5) / kinds));
+    const auto even = [](double side) { return 2 * std::max<int64_t>(1, std::llround(side / 2)); };
+    const int64_t rows = even(std::sqrt(patches));
+    out.emplace_back(rows, even(patches / static_cast<double>(rows)));
+  }
+  return out;
+}
+
 // One picture; and of models whose images have tiles, several of them.
-std::vector<MockImage> mock_kinds(const MimoConfig& own) {
+std::vector<MockImage> mock_kinds(const MimoConfig& own, const MimoDataConfig& data) {
   std::vector<MockImage> out;
   if (own.hears()) add_mock_sounds(own, out);
   if (!own.sees()) return out;
@@ -148,8 +173,8 @@ std::vector<MockImage> mock_kinds(const MimoConfig& own) {
   };
   if (own.has_own_sizes()) {  // wider and higher than the other side, and than a window
     const int64_t side = own.has_windows() ? 2 * own.window_side() : 2, more = side + 2;
-    for (const auto& [rows, columns] :
-         {std::pair{side, more}, std::pair{more, side}, std::pair{int64_t{2}, int64_t{2}}}) {
+    const std::vector<std::pair<int64_t, int64_t>> few = {{side, more}, {more, side}, {2, 2}};
+    for (const auto& [rows, columns] : data.mock_image_patches > 0 ? log_normal_sizes(data) : few) {
       const SampleImage image = {rows, columns, 1, own.patch_elements(), {}, {}};
       out.push_back({image, image_tokens(own, seen_image(0, image))});
     }
@@ -168,9 +193,13 @@ TrainValidTestDatasets mimo_datasets(const Arguments& a, const DatasetRequest& g
   DatasetRequest request = given;
   if (a.data.mock_data) {
     const auto& own = own_config<MimoConfig>(a.own);
-    const MockImages images = {mock_kinds(own), own.sees() ? own.image_token_id : -1,
-                               own.hears() ? own.audio_token_id : -1, given.tokenizer.vocab_size,
-                               given.seed};
+    const auto& data = own_config<MimoDataConfig>(a.own);
+    const MockImages images = {mock_kinds(own, data),
+                               own.sees() ? own.image_token_id : -1,
+                               own.hears() ? own.audio_token_id : -1,
+                               given.tokenizer.vocab_size,
+                               given.seed,
+                               data.mock_images};
     request.make_mock = [config = gpt_dataset_config(a.data, given), images](Split split,
                                                                              int64_t count) {
       return std::make_shared<const MockMultimodalDataset>(
