@@ -10,6 +10,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/scheduling/token_grammar.h"
 #include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/forward_context.h"
 
@@ -233,10 +234,17 @@ std::optional<at::Tensor> ModelRunner::run_graph(const StepPlan& plan) {
     rows.push_back({token, part.slot, part.first, part.known, tables_.blocks(part.slot)});
   }
   if (!graphs_->fits(rows)) return std::nullopt;
+  at::Tensor logits;
+  if (!with_graphs([&] { logits = graphs_->run(rows); })) return std::nullopt;
+  ++graph_steps_;
+  return logits;
+}
+
+// Whether `work` could capture what it needs; if not, there are no graphs from now on.
+bool ModelRunner::with_graphs(const std::function<void()>& work) {
   try {
-    const at::Tensor logits = graphs_->run(rows);
-    ++graph_steps_;
-    return logits;
+    work();
+    return true;
   } catch (const InternalError&) {
     throw;
   } catch (const std::exception& error) {
@@ -244,8 +252,31 @@ std::optional<at::Tensor> ModelRunner::run_graph(const StepPlan& plan) {
     log_warning(cat("decoding runs without CUDA graphs, which this model cannot be captured in: ",
                     what.substr(0, what.find('\n'))));
     graphs_.reset();
-    return std::nullopt;
+    return false;
   }
+}
+
+void ModelRunner::warm_up(int64_t most_rows) {
+  if (!graphs_) return;
+  const at::NoGradGuard no_grad;
+  with_graphs([&] { graphs_->capture_all(); });
+  const at::TensorOptions wide = at::dtype(at::kLong).device(device_),
+                          narrow = wide.dtype(at::kInt);
+  for (int64_t rows = 0; rows < most_rows;) {
+    rows = std::min(rows_of_choice(rows + 1), most_rows);
+    PagedRows::Numbers idle{at::full({rows}, -1, wide), at::zeros({rows}, wide),
+                            at::zeros({rows}, wide), at::zeros({rows}, narrow),
+                            at::zeros({rows, 1}, narrow)};
+    const RaggedBatch batch{PagedRows(std::move(idle), facts_.device_blocks, facts_.block_size),
+                            std::vector<int64_t>(static_cast<size_t>(rows)), facts_.slots};
+    forward(at::zeros({1, rows}, wide), batch.rows.positions.unsqueeze(0), batch);
+  }
+  // A chunk, in a block that nobody holds yet.
+  const RaggedBatch chunk{
+      PagedRows({{0, 2, {0}}}, facts_.device_blocks, facts_.block_size, device_),
+      {0},
+      facts_.slots};
+  forward(at::zeros({1, 2}, wide), chunk.rows.positions.unsqueeze(0), chunk);
 }
 
 void ModelRunner::move_blocks(const StepPlan& plan) {

@@ -49,6 +49,11 @@ class ModelRunner final : public StepRunner {
   ModelRunner(Model& model, const RunnerOptions& options);
   ~ModelRunner() override;
 
+  // Before the first step, on a GPU with graphs: captures all, and runs steps of up to `most_rows`
+  // rows that do nothing, so that libraries choose and load their kernels before requests wait for
+  // them. Seconds for a large model.
+  void warm_up(int64_t most_rows);
+
   const RunnerFacts& facts() const override { return facts_; }
   // Communication: over tp; from stage to stage; draws from the last stage to the first.
   void launch(const StepPlan& plan) override;
@@ -97,6 +102,7 @@ class ModelRunner final : public StepRunner {
 
   // Logits of each row, if the step runs as a graph.
   std::optional<at::Tensor> run_graph(const StepPlan& plan);
+  bool with_graphs(const std::function<void()>& work);
   void move_blocks(const StepPlan& plan);
   void start(const StepPlan& plan);
   std::vector<RowAdapters::Group> adapter_groups(const StepPlan& plan) const;

@@ -123,6 +123,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
     options.host_states = options.slots;
   }
   runner_ = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
+  runner_->warm_up(shape.max_step_tokens);
   served_ = runner_.get();
   int64_t cache = runner_->cache_bytes();
   if (draft) {

@@ -2,11 +2,14 @@
 // The product of a token reads a matrix once and does little else, so it takes as long as the
 // memory takes. Each warp reads whole rows of the weights, one after another, with the next kPacks
 // loads of each thread in flight while it sums the ones before; those of weights at rest are under
-// way before the kernel ahead, which computes `x`, has ended.
+// way before the kernel ahead, which computes `x`, has ended. A norm of `x` is computed by every
+// block for itself, which takes less time than a kernel does.
 #include <algorithm>
 
+#include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/early_start.cuh"
+#include "megatron/kernels/detail/norm_rows.cuh"
 #include "megatron/kernels/few_rows_product.h"
 
 namespace megatron {
@@ -23,45 +26,114 @@ __device__ __forceinline__ uint4 load_streamed(const void* from) {
   return words;
 }
 
-// Where a warp is in its share of the weights: rows from its own number on, all warps apart.
+constexpr int kGainPacks = 4;  // of a thread, on their way with the first weights
+
+// Where a warp is in its share of the weights: columns from its own number on, all warps apart; of
+// a pair of columns (SwiGLU) the chunks of the gate come first.
 struct Place {
   int64_t column;
   int chunk;
 };
 
+// x in shared memory, as it is.
 template <class T, int Rows>
+__device__ void read_rows(const FewRowsProduct& a, T* x) {
+  const int packs = Rows * static_cast<int>(a.inner) / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < packs; i += kLanes * kWarps)
+    reinterpret_cast<uint4*>(x)[i] = __ldcg(static_cast<const uint4*>(a.x) + i);
+}
+
+// RMSNorm(x) in shared memory; `gains` are the first packs of a thread.
+template <class T, int Rows>
+__device__ void read_normed_rows(const FewRowsProduct& a, const uint4 (&gains)[kGainPacks], T* x) {
+  __shared__ float shared[2][32][Rows];
+  uint4* const rows = reinterpret_cast<uint4*>(x);
+  const int packs = static_cast<int>(a.inner) / 8, first = static_cast<int>(threadIdx.x);
+  float scales[Rows] = {};
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    for (int i = first; i < packs; i += kLanes * kWarps) {
+      const uint4 words = __ldcg(static_cast<const uint4*>(a.x) + r * packs + i);
+      rows[r * packs + i] = words;
+      float own[8];
+      unpack<T>(words, own);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) scales[r] += own[j] * own[j];
+    }
+  }
+  sum_block(scales, shared, 0);
+#pragma unroll
+  for (int r = 0; r < Rows; ++r)
+    scales[r] = 1.0f / sqrtf(scales[r] / static_cast<float>(a.inner) + static_cast<float>(a.eps));
+  const auto scale = [&](int i, const uint4& words) {
+    float gain[8];
+    unpack<T>(words, gain);
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      float own[8];
+      unpack<T>(rows[r * packs + i], own);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        own[j] = own[j] * scales[r] * (a.zero_centered ? gain[j] + 1.0f : gain[j]);
+      rows[r * packs + i] = pack_words<T>(own);
+    }
+  };
+#pragma unroll
+  for (int p = 0; p < kGainPacks; ++p) {
+    const int i = first + p * kLanes * kWarps;
+    if (i < packs) scale(i, gains[p]);
+  }
+  for (int i = first + kGainPacks * kLanes * kWarps; i < packs; i += kLanes * kWarps)
+    scale(i, __ldcg(static_cast<const uint4*>(a.gain) + i));
+}
+
+template <class T, int Rows, bool Swiglu>
 __global__ void __launch_bounds__(kLanes* kWarps, kResident)
     few_rows_kernel(FewRowsProduct a, int chunks) {
   extern __shared__ __align__(16) unsigned char raw[];
   T* x = reinterpret_cast<T*>(raw);  // [Rows, inner]
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int inner = static_cast<int>(a.inner);
+  const int inner = static_cast<int>(a.inner), all_chunks = Swiglu ? 2 * chunks : chunks;
   const int64_t warps = int64_t{gridDim.x} * kWarps;
   Place next{int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes, 0};
   const auto load = [&](uint4(&to)[kPacks]) {
-    const T* row = static_cast<const T*>(a.w) + next.column * a.inner;
+    const bool up = Swiglu && next.chunk >= chunks;
+    const T* row = static_cast<const T*>(a.w) + (next.column + (up ? a.columns : 0)) * a.inner;
+    const int begin = (next.chunk - (up ? chunks : 0)) * kChunk;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      const int at = next.chunk * kChunk + (i * kLanes + lane) * 8;
+      const int at = begin + (i * kLanes + lane) * 8;
       if (next.column < a.columns && at < inner) to[i] = load_streamed(row + at);
     }
-    if (++next.chunk == chunks) next = {next.column + warps, 0};
+    if (++next.chunk == all_chunks) next = {next.column + warps, 0};
   };
-  uint4 ring[2][kPacks];
+  uint4 ring[2][kPacks], gains[kGainPacks] = {};
   Place here = next;
   load(ring[0]);
+  if (a.gain != nullptr) {
+#pragma unroll
+    for (int p = 0; p < kGainPacks; ++p) {
+      const int i = static_cast<int>(threadIdx.x) + p * kLanes * kWarps;
+      if (i < inner / 8) gains[p] = __ldcg(static_cast<const uint4*>(a.gain) + i);
+    }
+  }
 
   wait_for_kernel_ahead();
   let_next_kernel_begin();
-  for (int i = static_cast<int>(threadIdx.x); i < Rows * inner / 8; i += kLanes * kWarps)
-    reinterpret_cast<uint4*>(x)[i] = __ldcg(static_cast<const uint4*>(a.x) + i);
+  if (a.gain == nullptr) {
+    read_rows<T, Rows>(a, x);
+  } else {
+    read_normed_rows<T, Rows>(a, gains, x);
+  }
   __syncthreads();
 
-  float sums[Rows] = {};
+  float sums[Rows] = {}, gates[Rows] = {};
   const auto multiply = [&](const uint4(&packs)[kPacks]) {
+    const bool up = Swiglu && here.chunk >= chunks;
+    const int begin = (here.chunk - (up ? chunks : 0)) * kChunk;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      const int at = here.chunk * kChunk + (i * kLanes + lane) * 8;
+      const int at = begin + (i * kLanes + lane) * 8;
       if (at >= inner) break;
       float w[8];
       unpack<T>(packs[i], w);
@@ -73,12 +145,21 @@ __global__ void __launch_bounds__(kLanes* kWarps, kResident)
         for (int j = 0; j < 8; ++j) sums[r] += w[j] * own[j];
       }
     }
-    if (++here.chunk < chunks) return;
+    ++here.chunk;
+    if (here.chunk != chunks && here.chunk < all_chunks) return;
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
 #pragma unroll
       for (int step = kLanes / 2; step > 0; step /= 2)
         sums[r] += __shfl_xor_sync(~0u, sums[r], step);
+    }
+    if (here.chunk < all_chunks) {  // of a gate
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+        gates[r] = sums[r];
+        sums[r] = 0.0f;
+      }
+      return;
     }
     if (lane == 0) {
       const float bias =
@@ -86,11 +167,19 @@ __global__ void __launch_bounds__(kLanes* kWarps, kResident)
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
         const int64_t at = r * a.columns + here.column;
-        // Not from the L1 cache, which a kernel that begins early may find filled before the write
-        const float more = a.addend == nullptr
-                               ? 0.0f
-                               : load_as<float>(__ldcg(static_cast<const T*>(a.addend) + at));
-        store_as(static_cast<T*>(a.out)[at], sums[r] + bias + more);
+        if constexpr (Swiglu) {
+          T gate, value;
+          store_as(gate, gates[r]);
+          store_as(value, sums[r]);
+          store_as(static_cast<T*>(a.out)[at],
+                   SiluGate::at(load_as<float>(gate)).act * load_as<float>(value));
+        } else {
+          // Not from the L1 cache: a kernel that begins early may find it filled before the write
+          const float more = a.addend == nullptr
+                                 ? 0.0f
+                                 : load_as<float>(__ldcg(static_cast<const T*>(a.addend) + at));
+          store_as(static_cast<T*>(a.out)[at], sums[r] + bias + more);
+        }
       }
     }
 #pragma unroll
@@ -108,7 +197,8 @@ __global__ void __launch_bounds__(kLanes* kWarps, kResident)
 
 template <class T, int Rows>
 void start(const FewRowsProduct& args, void* stream) {
-  const auto kernel = few_rows_kernel<T, Rows>;
+  const auto kernel =
+      args.swiglu ? few_rows_kernel<T, Rows, true> : few_rows_kernel<T, Rows, false>;
   const size_t bytes = static_cast<size_t>(Rows * args.inner) * sizeof(T);
   MEGATRON_ASSERT(allow_shared_memory(kernel, bytes), "rows of ", args.inner, " elements");
   cudaLaunchConfig_t config{};
@@ -131,7 +221,9 @@ bool has_few_rows_product(const FewRowsProduct& args) {
   const auto is_aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   return is_hopper() && (args.dtype == DType::kBFloat16 || args.dtype == DType::kFloat16) &&
          args.rows >= 1 && args.rows <= kMostRowsOnGpu && args.inner % 8 == 0 &&
-         args.rows * args.inner * 2 <= kMostBytes && is_aligned(args.x) && is_aligned(args.w);
+         args.rows * args.inner * 2 <= kMostBytes && is_aligned(args.x) && is_aligned(args.w) &&
+         is_aligned(args.gain) &&
+         !(args.swiglu && (args.bias != nullptr || args.addend != nullptr));
 }
 
 void few_rows_product_cuda(const FewRowsProduct& args, void* stream) {

@@ -12,12 +12,19 @@ struct FewRowsProduct {
   int64_t rows = 0;
   int64_t columns = 0;
   int64_t inner = 0;
-  const void* x = nullptr;       // [rows, inner]
-  const void* w = nullptr;       // [columns, inner]
-  const void* bias = nullptr;    // [columns], null: none; on a GPU alone
-  const void* addend = nullptr;  // [rows, columns], null: none; on a GPU alone
-  void* out = nullptr;           // [rows, columns] = x w^T + bias + addend
-  // On a GPU: no work that is still queued writes `w`, which is read before that work has ended.
+  const void* x = nullptr;  // [rows, inner]
+  const void* w = nullptr;  // [columns, inner]
+  void* out = nullptr;      // [rows, columns] = x w^T
+  // On a GPU alone, null or false: without.
+  const void* bias = nullptr;    // [columns], added
+  const void* addend = nullptr;  // [rows, columns], added
+  const void* gain = nullptr;    // [inner]: x is RMSNorm(x) first, rounded to `dtype`
+  double eps = 0.0;
+  bool zero_centered = false;  // the norm's factors are 1 + gain
+  // out = silu(x w1^T) * (x w2^T) with [w1; w2] = w, [2 * columns, inner], both rounded to `dtype`;
+  // without bias and addend.
+  bool swiglu = false;
+  // No work that is still queued writes `w` and `gain`, which are read before that work has ended.
   bool weights_at_rest = false;
 };
 // Each number has an order of additions that depends on `inner` alone: a row does not depend on

@@ -83,7 +83,7 @@ void multiply(BlasProduct product, BlasOperands operands, const at::Tensor& like
   product.alignment = common_alignment(
       {operands.a, operands.b, operands.d, operands.bias, operands.c, operands.gelu_input});
   struct Known {
-    explicit Known(const BlasProduct& p) : plan(p), algorithm(choose_algorithm(p, plan)) {}
+    explicit Known(const BlasProduct& p) : plan(p), algorithm(choose_algorithm(p)) {}
     BlasPlan plan;
     cublasLtMatmulAlgo_t algorithm;
   };

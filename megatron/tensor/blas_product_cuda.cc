@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -53,6 +54,7 @@ struct Choices {
   std::string folder;  // empty: no tuning
   std::unordered_map<std::string, cublasLtMatmulAlgo_t> by_text;
   bool told_of_file = false;
+  std::atomic<int64_t> asked = 0;
 };
 
 Choices& choices() {
@@ -338,6 +340,21 @@ std::vector<cublasLtMatmulAlgo_t> allowed_candidates(const BlasProduct& product,
   return all;
 }
 
+// The product whose choice `product` shares: rows are columns of B, in weight gradients those that
+// are summed over.
+BlasProduct product_of_choice(BlasProduct product) {
+  int64_t& rows = product.transpose_b ? product.k : product.n;
+  rows = rows_of_choice(rows);
+  return product;
+}
+
+cublasLtMatmulAlgo_t first_choice(const BlasProduct& product, const BlasPlan& plan) {
+  static std::map<BlasProduct, cublasLtMatmulAlgo_t> chosen;
+  const auto found = chosen.find(product);
+  if (found != chosen.end()) return found->second;
+  return chosen[product] = plan.candidates(1).front();
+}
+
 // The library's first choice for a power of two of rows, which all numbers up to it share.
 cublasLtMatmulAlgo_t first_ordered(BlasProduct product) {
   static std::map<BlasProduct, cublasLtMatmulAlgo_t> chosen;
@@ -357,6 +374,8 @@ void check_blas(cublasStatus_t status, const char* call) {
                  ", ", cublasLtGetStatusString(status),
                  "\nhint: CUBLASLT_LOG_LEVEL=5 makes cuBLASLt print its calls");
 }
+
+int64_t gemm_choices() { return choices().asked; }
 
 void tune_gemms(const std::string& folder) {
   Choices& all = choices();
@@ -456,6 +475,7 @@ std::vector<cublasLtMatmulAlgo_t> BlasPlan::candidates(int count) const {
   }
   std::vector<cublasLtMatmulHeuristicResult_t> results(count);
   int found = 0;
+  ++choices().asked;
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(at::cuda::getCurrentCUDABlasLtHandle(), operation_, a_, b_, d_,
                                      d_, preference, count, results.data(), &found);
@@ -500,13 +520,15 @@ cublasStatus_t BlasPlan::run(const cublasLtMatmulAlgo_t& algorithm, const BlasOp
                         workspace, workspace != nullptr ? kBlasWorkspaceBytes : 0, stream);
 }
 
-cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan) {
+cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& asked) {
+  const BlasProduct product = product_of_choice(asked);
+  BlasPlan plan(product);
   Choices& all = choices();
   const std::lock_guard lock(all.mutex);
   const double operations = 2.0 * static_cast<double>(product.m) * static_cast<double>(product.n) *
                             static_cast<double>(product.k);
   if (all.folder.empty() || operations < kLeastOperations)
-    return product.one_order ? first_ordered(product) : plan.candidates(1).front();
+    return product.one_order ? first_ordered(product) : first_choice(product, plan);
   const std::string text = product.text(), path = file_path(all, product.device);
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
   // Timed without the lock: the ranks of a machine choose at the same time. A rank waiting for

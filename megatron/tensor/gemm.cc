@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/column_sum.h"
+#include "megatron/kernels/few_rows_product.h"
 #include "megatron/tensor/activation.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/batch_invariant/row_products.h"
@@ -20,6 +21,15 @@ namespace {
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 }  // namespace
+
+int64_t rows_of_choice(int64_t rows) {
+  constexpr int64_t kOwn = 512;
+  if (rows > 0 && rows % kOwn == 0) return rows;
+  int64_t octave = 1;
+  while (2 * octave < rows) octave *= 2;  // octave < rows <= 2 octave
+  const int64_t distance = octave < 8 ? octave : std::max<int64_t>(8, octave / 4);
+  return (std::max<int64_t>(1, rows) + distance - 1) / distance * distance;
+}
 
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                           const at::Tensor& addend, bool at_rest) {
@@ -51,6 +61,20 @@ void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Ten
     bias.defined() ? at::addmm_out(out, shift, rows, w.t()) : at::mm_out(out, rows, w.t());
   }
   if (addend.defined()) out.add_(summand);
+}
+
+at::Tensor fused_linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                                const AroundProduct& around) {
+  const at::NoGradGuard no_grad;
+  check_shape("linear weight", w, {-1, x.size(-1)});
+  if (!x.is_cuda() || is_batch_invariant() || x.numel() > kMostRowsOnGpu * x.size(-1)) return {};
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = around.swiglu ? w.size(0) / 2 : w.size(0);
+  at::Tensor y = at::empty(shape, x.options().requires_grad(false));
+  const at::Tensor shift = bias.defined() ? bias.to(w.scalar_type()) : bias;
+  const bool done = multiply_few_rows(as_matrix(x), w, shift, {}, y.view({-1, shape.back()}),
+                                      /*at_rest=*/true, around);
+  return done ? y : at::Tensor();
 }
 
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w,

@@ -8,6 +8,8 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/sum_parts.h"
 #include "megatron/nn/functional.h"
+#include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/detail/linear_state.h"
@@ -87,6 +89,25 @@ at::Tensor column_product(const LinearState& state, const at::Tensor& x, const a
              : product(state, gathered(state, x), weight, bias);
 }
 
+// norm(x) A^T + b, with `swiglu` the activation behind it, in one kernel; undefined where none does
+// that.
+at::Tensor fused_column_forward(const LinearState& state, const at::Tensor& x,
+                                const at::Tensor& weight, const at::Tensor& bias, bool swiglu) {
+  if (!state.weight->store->only_forward() || state.sequence_parallel || state.lora != nullptr ||
+      RowAdapters::current() != nullptr)
+    return {};
+  AroundProduct around;
+  around.swiglu = swiglu;
+  if (NormParameters* const norm = state.norm) {
+    if (norm->options.kind != Normalization::kRMSNorm) return {};
+    const AcquiredValue gain(&norm->weight);
+    around.gain = gain.value();
+    around.eps = norm->options.eps;
+    around.zero_centered = norm->options.zero_centered;
+  }
+  return fused_linear_forward(x, weight, bias, around);
+}
+
 // Whether the backward all-gathers the layer's input now, for a weight gradient that is not
 // deferred.
 bool gathers_input(const LinearState& state) {
@@ -126,6 +147,9 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
       *kept = input;
       return {column_product(*state, input, weight.value(), bias.value()), x};
     }
+    if (const at::Tensor y = fused_column_forward(*state, x, weight.value(), bias.value(), false);
+        y.defined())
+      return {y, x};
     const NormResult normed = norm_forward(*state->norm, x);
     const at::Tensor y = normed.y.to(weight.value().scalar_type());
     context->save_for_backward(
@@ -204,7 +228,9 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
       return product(*state, x, weight.value(), bias.value(), residual.value_or(at::Tensor()));
     at::Tensor y;
     if (state->sequence_parallel && state->lora == nullptr && state->tp->size() <= kMaxSumParts) {
-      const bool together = residual && !bias.value().defined() && state->tp->size() < kMaxSumParts;
+      // Served without sequence parallelism, the residual is added to a sum that was rounded.
+      const bool together = residual && !bias.value().defined() &&
+                            state->tp->size() < kMaxSumParts && !is_batch_invariant();
       y = scattered_linear_forward(x, weight.value(), *state->tp, state->mailbox.get(),
                                    together ? *residual : at::Tensor());
       if (together) return y;
@@ -357,6 +383,17 @@ SublayerOutput ColumnParallelLinear::forward_with_residual(const at::Tensor& x, 
   const variable_list both = ColumnFunction::apply(x.contiguous(), anchor(), &impl_->state, &kept);
   if (input != nullptr) *input = kept;
   return {both[0], both[1]};
+}
+
+std::optional<SublayerOutput> ColumnParallelLinear::forward_swiglu(const at::Tensor& x) {
+  if (impl_->state.quantization.enabled() || !impl_->state.weight->store->only_forward())
+    return std::nullopt;
+  const at::NoGradGuard no_grad;
+  const AcquiredValue weight(impl_->state.weight), bias(impl_->state.bias);
+  const at::Tensor y =
+      fused_column_forward(impl_->state, x.contiguous(), weight.value(), bias.value(), true);
+  if (!y.defined()) return std::nullopt;
+  return SublayerOutput{y, x};
 }
 
 at::Tensor ColumnParallelLinear::prefetch_input_in_backward(const at::Tensor& x,

@@ -76,6 +76,9 @@ class ColumnParallelLinear : public Module {
   // the same kernel. `input`, unless null, becomes what prefetch_input_in_backward() takes, or
   // undefined.
   SublayerOutput forward_with_residual(const at::Tensor& x, at::Tensor* input = nullptr);
+  // The same with SwiGLU of the output [gate | up] behind it, where one kernel does it all: the few
+  // rows of decoding on a GPU. Else null.
+  std::optional<SublayerOutput> forward_swiglu(const at::Tensor& x);
   // Identity; x must have been computed from this layer's output. In the backward it starts the
   // all-gather of `input` that the weight gradient needs, so that it overlaps with the backward of
   // what lies between. Nothing is started without a mailbox that fits `input`, without sequence

@@ -40,8 +40,8 @@ TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments&
                                       const Tokenizer& tokenizer, const StartPoint& start,
                                       RunState& state);
 
-// use_threads (tensor/threads.h) by --num-threads. With --optimizer-cpu-offload a rank takes its share
-// of the cores whatever OMP_NUM_THREADS says: they update weights.
+// use_threads (tensor/threads.h) by --num-threads. With --optimizer-cpu-offload a rank takes its
+// share of the cores whatever OMP_NUM_THREADS says: they update weights.
 void use_threads(const Arguments& arguments, int local_ranks);
 
 // Element type of the model by the flags.

@@ -2,6 +2,7 @@
 // and deterministic in two runs.
 #include <gtest/gtest.h>
 
+#include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "tests/kernels/cases.h"
@@ -53,6 +54,20 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuKernel, ::testing::ValuesIn(kernel_cases(fals
                          [](const auto& info) { return info.param.name; });
 
 // bf16 and fp16 products summed straight into fp32, at aligned and odd sizes and strides.
+// The kernel cases would pass without it, too.
+TEST(GpuGemm, FewRowsHaveOneKernelWithNormAndActivation) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat})
+    for (int64_t rows = 1; rows <= 5; ++rows) {
+      const at::TensorOptions options = at::dtype(type).device(at::kCUDA);
+      const at::Tensor x = at::randn({rows, 1, 1024}, options),
+                       w = at::randn({1024, 1024}, options), gain = at::randn({1024}, options);
+      const at::Tensor y = fused_linear_forward(x, w, {}, {gain, 1e-5, false, true});
+      EXPECT_EQ(y.defined(), rows < 5 && type != at::kFloat) << rows << toString(type);
+      if (y.defined()) EXPECT_EQ(y.sizes(), (at::IntArrayRef{rows, 1, 512}));
+    }
+}
+
 TEST(GpuGemm, WeightGradientOfHalfOperandsInFp32) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {

@@ -7,6 +7,7 @@
 
 #include "megatron/base/format.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/kv_cache.h"
 #include "tests/kernels/cases.h"
@@ -168,6 +169,30 @@ TEST(ServedGpu, GraphsAreCapturedAgainBehindATransition) {
   expect_equal(got, expected, "suspended");
   EXPECT_GT(before, 0);
   EXPECT_GT(runner.graph_steps(), before);
+}
+
+// Steps of any number of rows find graphs and kernels that were chosen before the first of them.
+TEST(ServedGpu, AfterWarmingUpNoStepChoosesKernelsOrCaptures) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const ParallelGroups one;
+  for (const bool warm : {true, false}) {
+    ModelConfig config = small_served_model();
+    config.transformer.hidden_size = 512;
+    if (!warm) config.transformer.ffn_hidden_size += 64;  // products that nobody has seen
+    Served served(Served::make(config, one), {}, at::kBFloat16, kServingGpu);
+    std::mt19937 random(7);
+    std::vector<DrivenSequence> sequences = random_sequences(random, 9);
+    for (DrivenSequence& s : sequences) s.start.log_probabilities = {};  // of prompts, of many rows
+    RunnerOptions options = small_runner(30);
+    options.graph_sizes = graph_sizes(-1, options.slots);
+    ModelRunner runner(*served.model, *served.weights, options);
+    if (warm) runner.warm_up(2 * 64);
+    const int64_t before = gemm_choices();
+    PlanDriver driver(runner, kMixedSchedules, 1);
+    driver.run(sequences);
+    EXPECT_GT(runner.graph_steps(), 0);
+    EXPECT_EQ(gemm_choices() > before, !warm);
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "megatron/kernels/fp8/fp8.h"
 #include "megatron/tensor/activation.h"
+#include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/cross_entropy.h"
 #include "megatron/tensor/embedding.h"
 #include "megatron/tensor/gemm.h"
@@ -452,6 +453,41 @@ KernelCase few_rows_case(at::ScalarType type, int64_t rows, int64_t n, int64_t k
   return row;
 }
 
+// With an RMSNorm before it and SwiGLU behind it, in one kernel where there is one.
+KernelCase fused_rows_case(at::ScalarType type, int64_t rows, int64_t n, int64_t k) {
+  constexpr double kEps = 1e-5;
+  KernelCase row;
+  row.name = row_name("fused_rows_of_" + std::to_string(n), type, {rows, k});
+  row.type = type;
+  row.inputs = [=] {
+    return Tensors{normal({rows, k}, type, 1, 3.0), normal({n, k}, type, 2, 0.02),
+                   normal({k}, type, 3), normal({n}, type, 4)};
+  };
+  row.run = [=](const Tensors& t) -> Tensors {
+    const auto product = [&](bool zero_centered, bool swiglu) {
+      const at::Tensor bias = swiglu ? at::Tensor() : t[3];
+      const at::Tensor y =
+          fused_linear_forward(t[0], t[1], bias, {t[2], kEps, zero_centered, swiglu});
+      if (y.defined()) return y;
+      const at::Tensor gain = t[2].to(type == at::kDouble ? at::kDouble : at::kFloat);
+      const at::Tensor z = linear_forward(
+          norm_forward(Normalization::kRMSNorm, t[0], gain, {}, kEps, zero_centered).y, t[1], bias);
+      return swiglu ? activation_forward(z, Activation::kSwiglu, 0.0) : z;
+    };
+    return {product(false, false), product(true, false), product(false, true)};
+  };
+  row.reference = [=](const Tensors& t) -> Tensors {
+    const at::Tensor normed = t[0] / (t[0].square().mean(-1, true) + kEps).sqrt();
+    const at::Tensor plain = at::matmul(normed * t[2], t[1].t());
+    const auto halves = plain.chunk(2, -1);
+    return {plain + t[3], at::matmul(normed * (t[2] + 1), t[1].t()) + t[3],
+            at::silu(halves[0]) * halves[1]};
+  };
+  row.tolerance = tolerance_of(type);
+  row.bytes = 3 * n * k * static_cast<int64_t>(at::elementSize(type));
+  return row;
+}
+
 // The codes of x and of its transpose as bytes, and the scale.
 KernelCase fp8_cast_case(at::ScalarType codes, at::ScalarType type, Shape shape) {
   KernelCase row;
@@ -671,6 +707,8 @@ std::vector<KernelCase> kernel_cases(bool perf) {
     rows.push_back(few_rows_case(at::kBFloat16, 1, 4096, 14336));
     rows.push_back(few_rows_case(at::kBFloat16, 1, 6144, 4096));
     rows.push_back(few_rows_case(at::kBFloat16, 4, 28672, 4096));
+    rows.push_back(fused_rows_case(at::kBFloat16, 1, 28672, 4096));
+    rows.push_back(fused_rows_case(at::kBFloat16, 4, 28672, 4096));
     for (const Shape shape : {Shape{8192, 4096}, Shape{8192, 28672}}) {
       rows.push_back(fp8_cast_case(at::kFloat8_e4m3fn, at::kBFloat16, shape));
       rows.push_back(fp8_block_case(false, at::kBFloat16, shape));
@@ -683,8 +721,10 @@ std::vector<KernelCase> kernel_cases(bool perf) {
     return rows;
   }
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
-    for (int64_t few = 1; few <= 5; ++few)
+    for (int64_t few = 1; few <= 5; ++few) {
       rows.push_back(few_rows_case(type, few, 700 + few, few % 2 == 0 ? 1032 : 2304));
+      rows.push_back(fused_rows_case(type, few, few % 2 == 0 ? 520 : 120, few % 2 == 0 ? 1032 : 4608));
+    }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     add_cases(rows, type, {{1, 1}, {7, 127}, {129, 7}, {130, 1030}});
     for (int i = 0; i < 9; ++i)

@@ -1,6 +1,7 @@
 #include "megatron/inference/graphs/decode_graphs.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/host_copy.h"
@@ -118,6 +119,12 @@ at::Tensor DecodeGraphs::run(std::span<const Row> rows) {
   write(rows, size);
   found->second.graph.launch();
   return found->second.logits.narrow(0, 0, count);
+}
+
+void DecodeGraphs::capture_all() {
+  // The largest first: smaller ones use its memory again.
+  for (const int64_t size : sizes_ | std::views::reverse)
+    if (!captured_.contains(size)) captured_.emplace(size, capture(size));
 }
 
 }  // namespace megatron

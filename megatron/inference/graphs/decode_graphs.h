@@ -46,6 +46,8 @@ class DecodeGraphs {
   // Logits [rows, columns], until the next call. The first step of a size runs twice and is
   // captured; throws Error, c10::Error if it cannot be.
   at::Tensor run(std::span<const Row> rows);
+  // Captures all that are not, so that no step has to.
+  void capture_all();
   // Before weights or buffers of the cache move.
   void clear();
 

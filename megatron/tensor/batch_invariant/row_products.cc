@@ -62,18 +62,23 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& w) {
 bool multiply_few_rows([[maybe_unused]] const at::Tensor& x, [[maybe_unused]] const at::Tensor& w,
                        [[maybe_unused]] const at::Tensor& bias,
                        [[maybe_unused]] const at::Tensor& addend,
-                       [[maybe_unused]] const at::Tensor& out, [[maybe_unused]] bool at_rest) {
+                       [[maybe_unused]] const at::Tensor& out, [[maybe_unused]] bool at_rest,
+                       [[maybe_unused]] const AroundProduct& around) {
 #ifdef MEGATRON_CUDA
   if (!x.is_cuda() || x.size(0) > kMostRowsOnGpu || w.numel() < kFewRowsWeights) return false;
-  for (const at::Tensor* t : {&x, &w, &bias, &addend, &out})
+  for (const at::Tensor* t : {&x, &w, &bias, &addend, &out, &around.gain})
     if (t->defined() && (!t->is_contiguous() || t->scalar_type() != w.scalar_type())) return false;
   FewRowsProduct args;
   args.dtype = to_dtype(w.scalar_type());
   args.rows = x.size(0);
-  args.columns = w.size(0);
+  args.columns = out.size(1);
   args.inner = w.size(1);
   args.x = x.const_data_ptr();
   args.w = w.const_data_ptr();
+  if (around.gain.defined()) args.gain = around.gain.const_data_ptr();
+  args.eps = around.eps;
+  args.zero_centered = around.zero_centered;
+  args.swiglu = around.swiglu;
   if (bias.defined()) args.bias = bias.const_data_ptr();
   if (addend.defined()) args.addend = addend.const_data_ptr();
   args.out = out.data_ptr();

@@ -13,11 +13,20 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& w);
 // out = x w^T.   x [rows, k], w [n, k], out [rows, n] contiguous, all fp32 or fp64 on the CPU.
 void multiply_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& out);
 
+// What a product of few rows computes besides: an RMSNorm of x, SwiGLU of the product.
+struct AroundProduct {
+  at::Tensor gain = {};  // [k]; undefined: no norm
+  double eps = 0.0;
+  bool zero_centered = false;  // its factors are 1 + gain
+  bool swiglu = false;         // out [rows, n / 2]; no bias and no addend
+};
+
 // out = x w^T + bias + addend on a GPU, where its kernel supports exactly this: up to four rows in
 // bf16 or fp16 on Hopper. Else false, and nothing was done. `bias` and `addend` may be undefined;
 // `at_rest`: see linear_forward().
 bool multiply_few_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                       const at::Tensor& addend, const at::Tensor& out, bool at_rest);
+                       const at::Tensor& addend, const at::Tensor& out, bool at_rest,
+                       const AroundProduct& around = {});
 
 // at::matmul(a, b) of matrices in the last two dimensions; in batch-invariant mode by the kernel
 // above, so that a number's bits depend on the lengths of its sum alone, whatever shares the batch.

@@ -76,6 +76,6 @@ class BlasPlan {
 };
 
 // Chooses the algorithm that all threads use for a product. See Note [Choice of algorithms].
-cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan);
+cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product);
 
 }  // namespace megatron

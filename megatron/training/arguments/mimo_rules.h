@@ -27,8 +27,8 @@ struct MimoDataConfig : Config {
   OnBadMedia on_bad_media = OnBadMedia::kError;
   std::optional<int64_t> max_bad_media;  // default: kMostBadMedia
   bool balance_images = true;
-  // Of made-up samples: how many images each has (0: none, one or two); of images of their own sizes
-  // the median of their patches (0: a few) and the standard deviation of its logarithm
+  // Of made-up samples: how many images each has (0: none, one or two); of images of their own
+  // sizes the median of their patches (0: a few) and the standard deviation of its logarithm
   int64_t mock_images = 0;
   int64_t mock_image_patches = 0;
   double mock_image_sigma = 0.0;

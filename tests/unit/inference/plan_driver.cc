@@ -388,14 +388,16 @@ void PlanDriver::read() {
 namespace {
 
 // The text of rank 0 on every rank.
-std::string shared_text(const ProcessGroup& world, std::string text) {
-  at::Tensor size = at::tensor({static_cast<int64_t>(text.size())});
+std::string shared_text(const ProcessGroup& world, at::Device device, std::string text) {
+  const at::Tensor size = at::tensor({static_cast<int64_t>(text.size())}).to(device);
   world.broadcast(size, 0)->wait();
   text.resize(static_cast<size_t>(size.item<int64_t>()));
   if (text.empty()) return text;
   at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   std::copy(text.begin(), text.end(), bytes.data_ptr<uint8_t>());
+  bytes = bytes.to(device);
   world.broadcast(bytes, 0)->wait();
+  bytes = bytes.cpu();
   std::copy_n(bytes.const_data_ptr<uint8_t>(), text.size(), text.begin());
   return text;
 }
@@ -403,12 +405,12 @@ std::string shared_text(const ProcessGroup& world, std::string text) {
 }  // namespace
 
 int64_t drive_ranks(const ProcessGroup& world, StepRunner& runner, const DriverChances& chances,
-                    uint32_t seed, std::vector<DrivenSequence>& sequences) {
+                    uint32_t seed, std::vector<DrivenSequence>& sequences, at::Device device) {
   if (world.rank() == 0) {
     PlanDriver driver(
         runner.facts(), chances, seed,
         [&](const StepPlan& plan) {
-          shared_text(world, serialise(plan));
+          shared_text(world, device, serialise(plan));
           runner.launch(plan);
         },
         [&] {
@@ -417,11 +419,11 @@ int64_t drive_ranks(const ProcessGroup& world, StepRunner& runner, const DriverC
           return *result;
         });
     driver.run(sequences);
-    shared_text(world, "");
+    shared_text(world, device, "");
     return driver.accepted();
   }
   for (;;) {
-    const std::string plan = shared_text(world, "");
+    const std::string plan = shared_text(world, device, "");
     if (plan.empty()) return 0;
     runner.launch(parse_step_plan(plan));
     const auto result = runner.take(0);

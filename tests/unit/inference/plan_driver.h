@@ -118,8 +118,10 @@ class PlanDriver {
 };
 
 // Drives the runners of all ranks of `world`: the first one makes the plans and sends them to the
-// others. `sequences` get their results on the first.   return there: drafts that stand
+// others, through `device`. `sequences` get their results on the first.   return there: drafts that
+// stand
 int64_t drive_ranks(const ProcessGroup& world, StepRunner& runner, const DriverChances& chances,
-                    uint32_t seed, std::vector<DrivenSequence>& sequences);
+                    uint32_t seed, std::vector<DrivenSequence>& sequences,
+                    at::Device device = at::kCPU);
 
 }  // namespace megatron

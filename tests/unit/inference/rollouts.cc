@@ -142,8 +142,8 @@ Compared rollouts_of_rank(const ModelConfig& config, const RolloutOptions& optio
       own.device_blocks += options.more_blocks * (seed % 5);
       own.keeping.drafts = chances.most_drafts;
       ModelRunner runner(*served.model, *served.weights, own);
-      const int64_t accepted =
-          drive_ranks(groups.world, runner, chances, static_cast<uint32_t>(seed), of);
+      const int64_t accepted = drive_ranks(groups.world, runner, chances,
+                                           static_cast<uint32_t>(seed), of, options.device);
       if (world->rank() == 0) compared.graph_steps += runner.graph_steps();
       return accepted;
     };

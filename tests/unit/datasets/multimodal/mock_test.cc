@@ -1,6 +1,8 @@
 // Made-up samples with a number of images of their own.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "megatron/datasets/multimodal/mock_multimodal_dataset.h"
 #include "megatron/datasets/tuning/sft_dataset.h"
 
