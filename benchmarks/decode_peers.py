@@ -1,10 +1,12 @@
-"""Prompts and tokens per second of a Llama of 160 M parameters in fp32 on the CPU, next to transformers' eager generation and llama.cpp.
+"""Prompts and tokens per second of a Llama of 160 M parameters in fp32 on the CPU, next to transformers' eager generation, llama.cpp and
+CTranslate2.
 
     python benchmarks/decode_peers.py build/dev/bin/bench_decode [--threads 2] [--rounds 7] [--llama-python PYTHON]
 
 Weights are random, written once as a Hugging Face folder (transformers makes it). Programs take turns in one run, so that what else the
 machine does hits them alike; the medians of the rounds are compared, as ratios. With --llama-python, an interpreter that has
-llama_cpp (llama-cpp-python, built natively) and gguf, the same weights go to llama.cpp in F32. Needs torch and transformers.
+llama_cpp (llama-cpp-python, built natively) and gguf, the same weights go to llama.cpp in F32, with --ctranslate2 in fp32 to that package. Needs
+torch and transformers.
 """
 import argparse
 import json
@@ -126,6 +128,35 @@ for line in sys.stdin:
     run = Ours.run
 
 
+class CTranslate2:
+    def __init__(self, folder, threads):
+        import ctranslate2
+        target = folder / "ctranslate2"
+        if not target.exists():
+            write_tokenizer(folder)
+            ctranslate2.converters.TransformersConverter(str(folder)).convert(str(target))
+        self.generator = ctranslate2.Generator(str(target), device="cpu", intra_threads=threads, compute_type="float32")
+
+    def run(self, prompt, tokens, sequences):
+        ids = [[f"t{(31 * i + 7 * s) % 32000}" for i in range(prompt)] for s in range(sequences)]
+
+        def seconds(count):
+            begin = time.perf_counter()
+            results = self.generator.generate_batch(ids, max_length=count, min_length=count, include_prompt_in_result=False, sampling_topk=1)
+            assert all(len(result.sequences_ids[0]) == count for result in results)
+            return time.perf_counter() - begin
+
+        first = seconds(1)
+        return [first, seconds(tokens) - first]
+
+
+def write_tokenizer(folder):
+    import tokenizers
+    import transformers
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{i}": i for i in range(32000)}, unk_token="t0"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", bos_token="t1", eos_token="t2").save_pretrained(folder)
+
+
 GGUF = """
 import json, sys, numpy, gguf, safetensors.numpy
 folder, path = sys.argv[1:]
@@ -163,6 +194,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--llama-python")
+    parser.add_argument("--ctranslate2", action="store_true")
     parser.add_argument("--model", help="where the weights are kept")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -172,6 +204,8 @@ def main():
         programs = {"megatron": Ours(args.program, folder, args.threads), "transformers": Transformers(folder, args.threads)}
         if args.llama_python:
             programs["llama.cpp"] = LlamaCpp(args.llama_python, folder, args.threads)
+        if args.ctranslate2:
+            programs["CTranslate2"] = CTranslate2(folder, args.threads)
         for case, (prompt, tokens, sequences) in CASES.items():
             times = {name: [] for name in programs}
             for round_number in range(args.rounds + 1):

@@ -93,8 +93,9 @@ at::Tensor column_product(const LinearState& state, const at::Tensor& x, const a
 // that.
 at::Tensor fused_column_forward(const LinearState& state, const at::Tensor& x,
                                 const at::Tensor& weight, const at::Tensor& bias, bool swiglu) {
+  const RowAdapters* const rows = RowAdapters::current();
   if (!state.weight->store->only_forward() || state.sequence_parallel || state.lora != nullptr ||
-      RowAdapters::current() != nullptr)
+      (rows != nullptr && rows->adapts(*state.weight)))
     return {};
   AroundProduct around;
   around.swiglu = swiglu;
