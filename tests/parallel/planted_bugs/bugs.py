@@ -605,10 +605,10 @@ BUGS = (
           "grads_.narrow(0, PLANTED ? layout_.bucket_begin(pending.bucket) : own_begin(pending.bucket), pending.own.numel()).copy_(pending.own);"),),
         "", "gpt dp2 zero1 bf16 sums", unit_test="exact_update_test:Layouts/ExactUpdate.IsThatOfOneRank/dp4_zero1_overlap_SumsInBf16"),
     Bug("overflow_local", "an infinite gradient is known to the ranks that hold it alone",
-        ((OPTIMIZER, "at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);\n    sum_over_ranks(sum);",
-          "at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);\n    const at::Tensor own = sum.clone();\n"
-          "    if (PLANTED) sum.nan_to_num_(0.0, 0.0, 0.0);\n    sum_over_ranks(sum);\n"
-          "    if (PLANTED && !own.isfinite().item<bool>()) sum.copy_(own);"),),
+        ((OPTIMIZER, "void Optimizer::Impl::add_sums() { sum.copy_(sum_over_ranks(sums_by_domain())); }",
+          "void Optimizer::Impl::add_sums() {\n  const at::Tensor all = sums_by_domain(), own = all.clone();\n"
+          "  if (PLANTED) all.nan_to_num_(0.0, 0.0, 0.0);\n  sum.copy_(sum_over_ranks(all));\n"
+          "  if (PLANTED && !own.isfinite().all().item<bool>()) sum.copy_(own.sum(0, true));\n}"),),
         "", "llama tp2 fp16", unit_test="exact_update_test:Layouts/ExactUpdate.IsThatOfOneRank/dp4_zero1_overlap_Fp16"),
     Bug("grad_reduce_bf16_always", "models in bf16 sum their gradients in bf16 without being asked to",
         ((DOMAIN, "const GradReduction reduction{overlap_grads, config.grad_reduce_in_bf16, config.peer_copies};",
