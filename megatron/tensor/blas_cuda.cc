@@ -87,7 +87,10 @@ void multiply(BlasProduct product, BlasOperands operands, const at::Tensor& like
     BlasPlan plan;
     cublasLtMatmulAlgo_t algorithm;
   };
+  // Images of their own sizes bring new numbers of rows without end.
+  constexpr size_t kMostKnown = 8192;
   thread_local std::map<BlasProduct, std::unique_ptr<Known>> all;
+  if (all.size() >= kMostKnown && !all.contains(product)) all.clear();
   std::unique_ptr<Known>& known = all[product];
   if (!known) known = std::make_unique<Known>(product);
   // From the caching allocator: the stream orders its reuse.

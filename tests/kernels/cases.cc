@@ -723,7 +723,8 @@ std::vector<KernelCase> kernel_cases(bool perf) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
     for (int64_t few = 1; few <= 5; ++few) {
       rows.push_back(few_rows_case(type, few, 700 + few, few % 2 == 0 ? 1032 : 2304));
-      rows.push_back(fused_rows_case(type, few, few % 2 == 0 ? 520 : 120, few % 2 == 0 ? 1032 : 4608));
+      rows.push_back(
+          fused_rows_case(type, few, few % 2 == 0 ? 520 : 120, few % 2 == 0 ? 1032 : 4608));
     }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     add_cases(rows, type, {{1, 1}, {7, 127}, {129, 7}, {130, 1030}});

@@ -1,5 +1,7 @@
 #include "megatron/tensor/gemm.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "tests/unit/tensor/testing.h"
 
@@ -96,6 +98,23 @@ TEST(GemmDeterminism, BiasGradientDoesNotDependOnThreads) {
   bias_grad(dy, two, 1.0);
   at::set_num_threads(threads);
   EXPECT_TRUE(at::equal(one, two));
+}
+
+TEST(GemmChoices, NumbersOfRowsShareChoicesFourInAnOctave) {
+  EXPECT_EQ(rows_of_choice(1), 1);
+  EXPECT_EQ(rows_of_choice(3), 4);
+  EXPECT_EQ(rows_of_choice(65), 80);
+  EXPECT_EQ(rows_of_choice(4616), 5120);
+  EXPECT_EQ(rows_of_choice(4608), 4608);  // a multiple of 512 has its own
+  int64_t choices = 0;
+  for (int64_t rows = 1; rows <= 2048; ++rows) {
+    const int64_t choice = rows_of_choice(rows);
+    EXPECT_GE(choice, rows);
+    EXPECT_LE(choice, std::max(2 * rows, rows + 8));
+    EXPECT_EQ(rows_of_choice(choice), choice);
+    choices += choice == rows ? 1 : 0;
+  }
+  EXPECT_EQ(choices, 31);  // 1, 2, 4, 8, then 8 apart up to 64, 16 to 128, and so on
 }
 
 }  // namespace
