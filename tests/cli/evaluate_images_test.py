@@ -141,7 +141,7 @@ class EvaluateImagesTest(support.FolderTest):
                           *run, f"vqa={file}")
         self.rows("q.jsonl", {**good, "question": "a" * 600})
         result = call(*run, f"vqa={file}")
-        self.assertRegex(result.stderr, r"error: .*: line 1 has 6\d\d tokens, 9 of them of 1 image; with 32 to generate that is beyond")
+        self.assertRegex(result.stderr, r"error: .*: line 1 has 6\d\d tokens, 9 of them of 1 image, beyond the model's context of 512")
         self.rows("q.jsonl", {"messages": [{"role": "user", "content": "a"}], "answer": "a"})
         self.assert_error(1, f"{file}: line 1: has messages, which need a chat template", *run, f"vqa={file}", "--plain-prompts")
         self.assert_error(2, "--question-format without {question}", *run, f"vqa={file}", "--question-format", "what?")

@@ -190,7 +190,7 @@ void ImagePrompts::check_length(const ImagePrompt& prompt, int64_t tokens_to_gen
   MEGATRON_CHECK(length + tokens_to_generate <= most, where, " has ", length, " tokens, ",
                  prompt.media_tokens, " of them of ", counted(prompt.media_count, name), text,
                  " beyond the model's context of ", most, "\nhint: give fewer ", name,
-                 "s, or a smaller --tokens-to-generate");
+                 "s, or a shorter text");
 }
 
 Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_generate,

@@ -139,7 +139,7 @@ TEST(ImagePrompts, ImagesWithoutPlaceholdersComeFirst) {
             "all: then images come before the text");
   EXPECT_EQ(error_of([&] { m.prompts->start(first, 493, "text"); }),
             "text has 20 tokens, 18 of them of 2 images; with 493 to generate that is beyond the "
-            "model's context of 512\nhint: give fewer images, or a smaller --tokens-to-generate");
+            "model's context of 512\nhint: give fewer images, or a shorter text");
   EXPECT_EQ(m.prompts->start(first, 492, "text").rows->count, 18);
 }
 
