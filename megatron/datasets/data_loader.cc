@@ -176,12 +176,12 @@ void read_divided(const MicroBatch& batch, const Media& media, const Cost& cost,
   size_t elements = 0;
   for (size_t k = 0; k < out.all.size(); ++k) {
     out.all[k].owner = owners[k];
-    if (owners[k] == out.ranks.rank) elements += sizes[k];
+    if (out.ranks.reads && owners[k] == out.ranks.rank) elements += sizes[k];
   }
   own.resize(elements);
   std::span<T> rest = own;
   for (size_t k = 0; k < out.all.size(); ++k) {
-    if (owners[k] != out.ranks.rank) continue;
+    if (!out.ranks.reads || owners[k] != out.ranks.rank) continue;
     read(index_in_dataset(batch, out.all[k].sample), numbers[k], rest.first(sizes[k]));
     rest = rest.subspan(sizes[k]);
   }

@@ -33,6 +33,7 @@ struct ImageRanks {
   // part this one holds.
   int parts = 1;
   int part = 0;
+  bool reads = true;  // false: it has a later part of the encoder, and needs their sizes alone
 };
 
 // The images of a micro-batch.

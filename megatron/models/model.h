@@ -86,8 +86,10 @@ class Model : public Module {
   virtual StageTensors hidden(const Batch& batch, const StageTensors& input,
                               const ForwardContext& context) = 0;
   // The tensors that cross the border between two segments for a micro-batch: those that hidden()
-  // returns before it and takes after it. `dtype`: element type of the model. Both sides state the
-  // same, so it depends on nothing else. Default: the one tensor of language models.
+  // returns before it and takes after it. `layers_before`: of the model's layers; below 0 of
+  // encoders of media on segments of their own: -1 behind them, -1 - n where n letters V are left.
+  // `dtype`: element type of the model. Both sides state the same, so it depends on nothing else.
+  // Default: the one tensor of language models.
   virtual TensorFormats border(int64_t layers_before, const Batch& batch,
                                at::ScalarType dtype) const;
   // Last segment only: [s, b, h] -> [s, b, v/t] in the model's type; columns of vocabulary padding

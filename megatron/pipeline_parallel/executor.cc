@@ -106,8 +106,9 @@ class Executor {
       const size_t user = from.user[from.posted];
       Arrival& arrival = arrivals_[user];
       for (const TensorFormat& format : received(actions_[user])) {
-        arrival.tensors.push_back(empty(format));
-        arrival.works.push_back(links_.from(receive.peer).recv(arrival.tensors.back(), kSender));
+        const at::Tensor& tensor = arrival.tensors.emplace_back(empty(format));
+        if (tensor.numel() == 0) continue;  // nobody sends it
+        arrival.works.push_back(links_.from(receive.peer).recv(tensor, kSender));
       }
     }
   }
@@ -117,8 +118,8 @@ class Executor {
     const Transfer& receive = transfers_[i].receive;
     if (!receive.any()) return {};
     Arrival arrival = std::exchange(arrivals_[i], {});
-    MEGATRON_ASSERT(!arrival.tensors.empty(), "the input of ", to_string(actions_[i]), " on stage ",
-                    links_.stage(), " is not there");
+    MEGATRON_ASSERT(arrival.tensors.size() == received(actions_[i]).size(), "the input of ",
+                    to_string(actions_[i]), " on stage ", links_.stage(), " is not there");
     wait(arrival.works);
     release_sends(receive);
     return std::move(arrival.tensors);
@@ -153,7 +154,7 @@ class Executor {
     }
     Works works;
     for (const at::Tensor& tensor : tensors)
-      works.push_back(links_.to(send.peer).send(tensor, kReceiver));
+      if (tensor.numel() > 0) works.push_back(links_.to(send.peer).send(tensor, kReceiver));
     outgoing_.push_back({send.peer, send.peer_action, std::move(tensors), std::move(works)});
   }
 
@@ -261,9 +262,9 @@ class Executor {
   // The result as it is passed on: contiguous, without autograd history.
   StageTensors checked(const Action& action, const StageTensors& result,
                        const TensorFormats& formats) const {
-    MEGATRON_ASSERT(!formats.empty() && result.size() == formats.size(), to_string(action),
-                    " on stage ", links_.stage(), " returned ", result.size(),
-                    " tensors to pass on, of ", formats.size());
+    MEGATRON_ASSERT(result.size() == formats.size(), to_string(action), " on stage ",
+                    links_.stage(), " returned ", result.size(), " tensors to pass on, of ",
+                    formats.size());
     StageTensors tensors;
     for (size_t i = 0; i < result.size(); ++i) {
       const at::Tensor& tensor = result[i];

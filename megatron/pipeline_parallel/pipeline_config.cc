@@ -90,10 +90,11 @@ void PipelineConfig::fields(FieldVisitor& v) {
           "layers of a virtual stage");
   v.field("num_virtual_stages_per_pipeline_rank", num_virtual_stages_per_pipeline_rank,
           "virtual stages of each rank; default: 1, 2 for zb-v");
-  v.field("pipeline_model_parallel_layout", pipeline_model_parallel_layout,
-          "what each virtual stage holds: E embedding, e encoder layer, t layer, L loss, | next "
-          "stage, x*n "
-          "and (...)*n repeat, such as \"Et*3|(tt|)*29t|L\"");
+  v.field(
+      "pipeline_model_parallel_layout", pipeline_model_parallel_layout,
+      "what each virtual stage holds: E embedding, e encoder layer, t layer, L loss, | next "
+      "stage, x*n and (...)*n repeat, such as \"Et*3|(tt|)*29t|L\"; before E, V the encoders of "
+      "images and sounds with their projectors, or one V for each of their layers");
   v.field("decoder_first_pipeline_num_layers", decoder_first_pipeline_num_layers,
           "layers of the first stage; the rest is divided evenly");
   v.field("decoder_last_pipeline_num_layers", decoder_last_pipeline_num_layers,

@@ -66,10 +66,10 @@ class LayoutExpander {
   }
 
   void check(const Mark& mark) const {
-    if (std::string_view("EetmL|").find(mark.letter) == std::string_view::npos)
+    if (std::string_view("VEetmL|").find(mark.letter) == std::string_view::npos)
       fail(mark.position,
            "is none of E (embedding), e (encoder layer), t (layer), m (multi-token prediction), L "
-           "(loss), | (next stage), x*n and (...)*n");
+           "(loss), V (encoder of images or sounds), | (next stage), x*n and (...)*n");
   }
 
   // The number after the '*' at position at_.
@@ -360,7 +360,7 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
   }
   for (size_t i = 0; i < segments.size(); ++i) {
     const StageSlice& s = segments[i];
-    if (s.num_layers == 0 && !s.embedding && !s.head)
+    if (s.num_layers == 0 && s.num_parts == 0 && !s.embedding && !s.head)
       refuse(cat("segment ", i + 1, " of ", segments.size(), " of the pipeline holds nothing"),
              "give every virtual stage a layer");
   }
@@ -372,15 +372,35 @@ int64_t count_layout_letters(std::string_view text, char letter) {
   return std::ranges::count(marks, letter, &LayoutExpander::Mark::letter);
 }
 
+namespace {
+
+// The marks up to the embedding: V, which stand there only, and the | among them.
+size_t letters_of_encoder(const std::vector<LayoutExpander::Mark>& marks, const std::string& name) {
+  const auto first = std::ranges::find_if(
+      marks, [](const auto& mark) { return mark.letter != 'V' && mark.letter != '|'; });
+  const auto behind = std::ranges::find(first, marks.end(), 'V', &LayoutExpander::Mark::letter);
+  if (behind != marks.end())
+    refuse(cat(name, ": 'V' at position ", behind->position + 1,
+               " is behind E: the language model reads what encoders of images and sounds give"),
+           "all V before E");
+  return marks.empty() || marks.front().letter != 'V' ? 0
+                                                      : static_cast<size_t>(first - marks.begin());
+}
+
+}  // namespace
+
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) {
   const std::string name = cat("--pipeline-model-parallel-layout \"", text, "\"");
   const std::vector<LayoutExpander::Mark> marks = LayoutExpander(text).expand();
-  std::vector<int64_t> counts = {0};
+  const size_t encoder = letters_of_encoder(marks, name);
+  std::vector<int64_t> counts = {0}, parts = {0};
+  int64_t embedding = 0;  // its segment
   for (size_t i = 0; i < marks.size(); ++i) {
     const char c = marks[i].letter;
-    if (c == 'E' && i > 0)
+    if (c == 'E' && i > encoder)
       refuse(cat(name, ": 'E' at position ", marks[i].position + 1, " is not at the start"),
              "one E, as the first letter");
+    if (c == 'E') embedding = std::ssize(counts) - 1;
     if (c == 'L' && i + 1 < marks.size())
       refuse(cat(name, ": 'L' at position ", marks[i].position + 1, " is not at the end"),
              "one L, as the last letter");
@@ -390,7 +410,11 @@ std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) 
                  " is not before L: multi-token prediction on another segment than the loss is not "
                  "built"),
              "all m directly before L");
-    if (c == '|') counts.push_back(0);
+    if (c == '|') {
+      counts.push_back(0);
+      parts.push_back(0);
+    }
+    if (c == 'V') ++parts.back();
     if (c == 'e' && std::any_of(marks.begin(), marks.begin() + static_cast<ptrdiff_t>(i),
                                 [](const auto& mark) { return mark.letter == 't'; }))
       refuse(cat(name, ": 'e' at position ", marks[i].position + 1,
@@ -398,7 +422,7 @@ std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) 
              "all e before all t");
     if (c == 't' || c == 'e') ++counts.back();
   }
-  if (marks.empty() || marks.front().letter != 'E')
+  if (marks.size() <= encoder || marks[encoder].letter != 'E')
     refuse(cat(name, " does not start with the embedding"), "one E, as the first letter");
   if (marks.back().letter != 'L')
     refuse(cat(name, " does not end with the loss"), "one L, as the last letter");
@@ -407,7 +431,18 @@ std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) 
     refuse(cat(name, " has ", layers, " layers, --num-layers is ", num_layers),
            layers < num_layers ? cat("add ", num_layers - layers, " t")
                                : cat("take away ", layers - num_layers, " t"));
-  return to_slices(counts);
+  std::vector<StageSlice> slices = to_slices(counts);
+  slices.front().embedding = false;
+  slices[static_cast<size_t>(embedding)].embedding = true;
+  const int64_t all = std::accumulate(parts.begin(), parts.end(), int64_t{0});
+  int64_t next = 0;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    slices[i].first_part = next;
+    slices[i].num_parts = parts[i];
+    slices[i].all_parts = all;
+    next += parts[i];
+  }
+  return slices;
 }
 
 }  // namespace megatron

@@ -15,8 +15,9 @@ using StageTensors = std::vector<at::Tensor>;
 struct TensorFormat {
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kFloat;
+  bool frozen = false;  // nothing is trained before it
   // Floating tensors have a gradient, which goes back in the same format.
-  bool has_gradient() const { return at::isFloatingType(dtype); }
+  bool has_gradient() const { return at::isFloatingType(dtype) && !frozen; }
 };
 using TensorFormats = std::vector<TensorFormat>;
 

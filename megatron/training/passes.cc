@@ -79,7 +79,8 @@ class StagePasses final : public StageCompute {
       if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
       if (model_.offload) context.offload = &pass.offload;
     }
-    const StageTensors start = options_.training ? start_of(input, pass.inputs) : input;
+    const StageTensors start =
+        options_.training ? start_of(input, chunk, microbatch, pass.inputs) : input;
     const Region region(timers_, "forward-compute", 2, Section::kForward);
     StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch, start, context);
     if (auxiliary.defined()) auxiliary_totals() += auxiliary;
@@ -88,7 +89,8 @@ class StagePasses final : public StageCompute {
       add_totals(output);
       if (options_.training) start_backward(output.loss, options_.loss_scale, pass);
     } else if (options_.training) {
-      pass.root = BackwardRoot(floating(output.activation));
+      pass.root = BackwardRoot(
+          with_gradients(output.activation, format(chunk, Border::kOutput, microbatch)));
     }
     if (last_use) drop_batch(microbatch);
     for (at::Tensor& tensor : output.activation) tensor = tensor.detach();
@@ -150,17 +152,17 @@ class StagePasses final : public StageCompute {
   void warm_up() {
     const Batch& batch = batch_of(0);
     const auto run_chunks =
-        [&](const std::function<void(ModelChunk&, const StageTensors& input)>& run) {
+        [&](const std::function<void(ModelChunk&, int chunk, const StageTensors& input)>& run) {
           for (size_t i = 0; i < model_.chunks.size(); ++i) {
             StageTensors input;
-            if (!model_.chunks[i].module->slice().embedding)
+            if (!model_.chunks[i].module->slice().starts())
               for (const TensorFormat& one : format(static_cast<int>(i), Border::kInput, 0))
                 input.push_back(at::zeros(
                     one.shape, at::TensorOptions().dtype(one.dtype).device(model_.device())));
-            run(model_.chunks[i], input);
+            run(model_.chunks[i], static_cast<int>(i), input);
           }
         };
-    run_chunks([&](ModelChunk& chunk, const StageTensors& input) {
+    run_chunks([&](ModelChunk& chunk, int, const StageTensors& input) {
       const at::NoGradGuard no_grad;
       const StageOutput output =
           task_.forward_step(*chunk.module, batch, input, context_of(batch, /*training=*/false));
@@ -172,7 +174,7 @@ class StagePasses final : public StageCompute {
       constexpr int kPasses = 2;
       for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(kPasses);
       for (int pass = 0; pass < kPasses; ++pass) {
-        run_chunks([&](ModelChunk& chunk, const StageTensors& input) {
+        run_chunks([&](ModelChunk& chunk, int number, const StageTensors& input) {
           Pass scratch;
           ForwardContext context = context_of(batch, /*training=*/true);
           context.tape = &scratch.tape;
@@ -183,9 +185,11 @@ class StagePasses final : public StageCompute {
                            options_.loss_scale, own_factors_);
           std::vector<BackwardEnd> ends;
           const StageOutput output =
-              task_.forward_step(*chunk.module, batch, start_of(input, ends), context);
-          const StageTensors roots = output.loss.sum.defined() ? StageTensors{output.loss.sum}
-                                                               : floating(output.activation);
+              task_.forward_step(*chunk.module, batch, start_of(input, number, 0, ends), context);
+          const StageTensors roots =
+              output.loss.sum.defined()
+                  ? StageTensors{output.loss.sum}
+                  : with_gradients(output.activation, format(number, Border::kOutput, 0));
           StageTensors grads;
           for (const at::Tensor& root : roots) grads.push_back(at::ones_like(root));
           scratch.tape.backward(BackwardRoot(roots), grads);
@@ -282,38 +286,42 @@ class StagePasses final : public StageCompute {
     return formats;
   }
 
-  static StageTensors floating(const StageTensors& tensors) {
+  static StageTensors with_gradients(const StageTensors& tensors, const TensorFormats& formats) {
     StageTensors out;
-    for (const at::Tensor& tensor : tensors)
-      if (tensor.is_floating_point()) out.push_back(tensor);
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (formats.at(i).has_gradient()) out.push_back(tensors[i]);
     return out;
   }
-  // The inputs of a differentiable pass; `ends` catch the gradients of the floating ones.
-  static StageTensors start_of(const StageTensors& input, std::vector<BackwardEnd>& ends) {
+  // The inputs of a differentiable pass; `ends` catch the gradients of those that have one.
+  StageTensors start_of(const StageTensors& input, int chunk, int microbatch,
+                        std::vector<BackwardEnd>& ends) {
+    const TensorFormats formats =
+        input.empty() ? TensorFormats() : format(chunk, Border::kInput, microbatch);
     StageTensors start;
-    for (const at::Tensor& tensor : input) {
-      start.push_back(tensor.detach());
-      if (tensor.is_floating_point()) ends.emplace_back(start.back());
+    for (size_t i = 0; i < input.size(); ++i) {
+      start.push_back(input[i].detach());
+      if (formats.at(i).has_gradient()) ends.emplace_back(start.back());
     }
     return start;
   }
   // The gradients of the pass's inputs; 0 for one that nothing was computed from.
   StageTensors take_grads(int chunk, int microbatch) {
     StageTensors grads;
-    bool reached = false;
+    bool reached = false, empty = true;
     for (BackwardEnd& end : passes_[chunk][microbatch].inputs) {
       grads.push_back(end.take_grad());
       reached = reached || grads.back().defined();
     }
-    MEGATRON_ASSERT(grads.empty() || reached, "the backward of a stage did not reach its input");
     size_t i = 0;
     for (const TensorFormat& one :
          grads.empty() ? TensorFormats() : format(chunk, Border::kInput, microbatch)) {
       if (!one.has_gradient()) continue;
       at::Tensor& grad = grads[i++];
+      empty = empty && c10::multiply_integers(one.shape) == 0;
       if (!grad.defined())
         grad = at::zeros(one.shape, at::TensorOptions().dtype(one.dtype).device(model_.device()));
     }
+    MEGATRON_ASSERT(reached || empty, "the backward of a stage did not reach its input");
     return grads;
   }
 

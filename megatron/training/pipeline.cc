@@ -34,8 +34,8 @@ const Pipeline::Planned& Pipeline::planned(int num_microbatches, bool training) 
 
 TensorFormats Pipeline::format(const Model& model, Border border, const Batch& batch) const {
   const StageSlice& slice = model.slice();
-  const int64_t before = border == Border::kInput    ? slice.first_layer
-                         : border == Border::kOutput ? slice.first_layer + slice.num_layers
+  const int64_t before = border == Border::kInput    ? slice.layers_before()
+                         : border == Border::kOutput ? slice.layers_through()
                                                      : layout_.num_layers();
   return model.border(before, batch, dtype_);
 }

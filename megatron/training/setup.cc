@@ -14,6 +14,7 @@
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/update_rules.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/layer_division.h"
@@ -474,11 +475,20 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
 }
 
 ImageRanks image_ranks(const Arguments& arguments, const ParallelGroups& groups) {
+  const StageLayout stages =
+      make_stage_layout(arguments.pipeline, arguments.parallel.pipeline_model_parallel_size,
+                        arguments.transformer.num_layers);
+  bool reads = false, encodes = false;  // on any of this rank's segments
+  for (int chunk = 0; chunk < stages.num_chunks(); ++chunk) {
+    const StageSlice slice = stages.slice(groups.pp.rank(), chunk);
+    reads = reads || slice.starts();
+    encodes = encodes || slice.embedding || slice.num_parts > 0;
+  }
   const bool divided = own_config<MimoConfig>(arguments.own).divides_encoders();
   const int tensor = divided ? 1 : groups.tp.size();
   const int rank = groups.cp.rank() * tensor + (divided ? 0 : groups.tp.rank());
-  return {groups.cp.size() * tensor, groups.pp.rank() == 0 ? rank : -1, groups.cp.size(),
-          groups.cp.rank()};
+  return {groups.cp.size() * tensor, encodes ? rank : -1, groups.cp.size(), groups.cp.rank(),
+          reads};
 }
 
 namespace {

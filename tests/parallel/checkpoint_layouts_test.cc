@@ -164,6 +164,9 @@ constexpr LayoutRow kMediaLayouts[] = {
     {"tp2_sp_divided_dp2_zero1", 4,
      "--tensor-model-parallel-size 2 --sequence-parallel --encoder-tensor-model-parallel-size 2 "
      "--use-distributed-optimizer --make-vocab-size-divisible-by 4"},
+    {"pp3_encoders_apart", 3,
+     "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout V|V|Et*4L "
+     "--make-vocab-size-divisible-by 2"},
 };
 
 struct ModelRow {
@@ -204,8 +207,8 @@ constexpr ModelRow kModels[] = {
      "--task mimo --position-embedding-type rope --untie-embeddings-and-output-weights "
      "--vision-model-type internvit --img-h 8 --img-w 8 --patch-dim 2 --pixel-shuffle "
      "--disable-vision-class-token --vision-activation gelu --image-token-id 100 "
-     "--vision-num-layers 1 --vision-hidden-size 16 --vision-ffn-hidden-size 24 "
-     "--vision-num-attention-heads 2 --audio-model-type whisper --audio-num-layers 1 "
+     "--vision-num-layers 2 --vision-hidden-size 16 --vision-ffn-hidden-size 24 "
+     "--vision-num-attention-heads 2 --audio-model-type whisper --audio-num-layers 2 "
      "--audio-hidden-size 16 --audio-ffn-hidden-size 24 --audio-num-attention-heads 2 "
      "--audio-mel-bins 4 --audio-token-id 500",
      1, kMediaLayouts},

@@ -6,6 +6,7 @@
 #define CP "--context-parallel-size "
 #define CP_GATHER "--cp-comm-type all_gather "
 #define CP_A2A "--cp-comm-type a2a "
+#define STAGES "--pipeline-model-parallel-layout "
 #define VPP "--num-virtual-stages-per-pipeline-rank "
 #define SP "--sequence-parallel "
 #define DYNAMIC_CP "--hybrid-context-parallel --max-seqlen-per-dp-cp-rank "

@@ -241,7 +241,46 @@ class Draw {
           dice_.pick<const char*>({"uniform", "block"}));
       add("--encoder-recompute-num-layers", dice_.range(1, layers));
     }
+    if (mesh_.pp > 1 && dice_.chance(50)) encoder_has_stages(layers);
     return true;
+  }
+
+  // A layout whose first segments have the encoder, in the place of one of as many segments.
+  void encoder_has_stages(int64_t encoder_layers) {
+    int64_t segments = mesh_.pp * (given("--pipeline-schedule zb-v") ? 2 : 1);
+    for (const char* flag :
+         {"--account-for-", "--decoder-first", "--decoder-last", "--num-layers-per-virtual"})
+      if (given(flag)) return;
+    for (const std::string flag :
+         {" --num-virtual-stages-per-pipeline-rank ", " --pipeline-model-parallel-layout "}) {
+      const size_t at = flags_.find(flag);
+      if (at == std::string::npos) continue;
+      const size_t begin = at + flag.size(), end = std::min(flags_.find(' ', begin), flags_.size());
+      const std::string value = flags_.substr(begin, end - begin);
+      segments =
+          value[0] == 'E' ? std::ranges::count(value, '|') + 1 : mesh_.pp * std::stoll(value);
+      flags_.erase(at, end - at);
+    }
+    // Segments with encoders alone, and letters of all; the last one may be the embedding's.
+    const int64_t alone =
+        encoder_layers == 1 || dice_.chance(50) ? 1 : std::min(encoder_layers, segments - 1);
+    const int64_t letters = alone > 1 || dice_.chance(50) ? encoder_layers : 1;
+    std::string layout;
+    for (int64_t i = 1; i < alone; ++i) layout += "V|";
+    std::string rest(static_cast<size_t>(letters - alone + 1), 'V');
+    if (rest.size() > 1 && dice_.chance(50)) {
+      layout += rest.substr(1) + "|VE";
+    } else {
+      layout += rest + "|E";
+    }
+    int64_t left = num_layers_;
+    for (int64_t segment = alone + 1; segment < segments; ++segment) {
+      const int64_t here = dice_.range(0, std::min<int64_t>(left, 2));
+      layout += std::string(static_cast<size_t>(here), 't') + "|";
+      left -= here;
+    }
+    add("--pipeline-model-parallel-layout",
+        layout + std::string(static_cast<size_t>(left), 't') + "L");
   }
 
   // Of plain rotary positions, those of time, rows and columns; false: it has others.

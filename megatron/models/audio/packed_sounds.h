@@ -27,7 +27,7 @@ struct PackedSounds {
   // most_features rows; 1: this rank encodes all
   int ranks = 1;
   // [F, mel bins]: for each clip of this rank's sounds with r rows the frames -1 to 2 r, zeros
-  // where the clip has none (media/log_mel.h)
+  // where the clip has none (media/log_mel.h); undefined where it has a later part of the encoder
   at::Tensor frames;
   at::Tensor before;     // [2 R] int64: of each frame that is read the row of the one before it
   at::Tensor continues;  // [R, 1] fp32: 0 for the first row of a clip, else 1
@@ -36,6 +36,7 @@ struct PackedSounds {
   // [all N] int64: i s + j where a feature is row j of sample i. `taken` [all N] int64: which
   // features they are; undefined: all of them in order.
   at::Tensor places, taken;
+  int64_t features() const { return cells.size(0); }  // of this rank
   // The rows, and empty ones behind them; they attend within their clip.
   std::shared_ptr<const UnpaddedRows> segments;
 
@@ -46,7 +47,7 @@ struct PackedSounds {
 // Of samples of `length` tokens with placeholders: `tokens` [b, s] row by row. Throws Error for a
 // sound that is too short or too long, and naming the sample, both numbers and its sounds where its
 // placeholders are not as many as its features. With several ranks `frames` are those of the sounds
-// whose owner is `rank`, in the order of all.
+// whose owner is `rank`, in the order of all; undefined: the rank does not read them.
 //
 // On the host; `frames` may be on any device, the rest is made on the CPU.
 PackedSounds pack_sounds(const AudioConfig& config, std::span<const SeenSound> sounds,

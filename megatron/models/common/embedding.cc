@@ -1,5 +1,6 @@
 #include "megatron/models/common/embedding.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "megatron/base/check.h"
@@ -96,11 +97,19 @@ std::unique_ptr<LanguageModelEmbedding> make_embedding_of_uses(const ModelConfig
   return own;
 }
 
-TiedTable::TiedTable(const ModelConfig& config, const ParallelGroups& groups)
+const ProcessGroup* stages_of_ends(const StageSlice& slice, const ParallelGroups& groups) {
+  if (slice.stages.empty()) return groups.embd.size() > 1 ? &groups.embd : nullptr;
+  const int first = slice.stage_of_embedding(), last = slice.stage_of_head();
+  if (first == last) return nullptr;
+  return &groups.stages({std::min(first, last), std::max(first, last)});
+}
+
+TiedTable::TiedTable(const ModelConfig& config, const ParallelGroups& groups,
+                     const StageSlice& slice)
     : table_(config.vocab_size, config.padded_vocab_size, config.transformer.hidden_size,
              config.transformer.embedding_init(config.vocab_size), config.sequence_parallel,
              groups) {
-  table_.weight().shared = &groups.embd;
+  table_.weight().shared = stages_of_ends(slice, groups);
   add("word_embeddings", &table_);
 }
 

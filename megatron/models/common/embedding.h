@@ -52,11 +52,17 @@ std::unique_ptr<LanguageModelEmbedding> make_embedding_of_uses(const ModelConfig
                                                                const EmbeddingTables& tables,
                                                                int uses);
 
+// The stages with the embedding and the head, one of which this is, for what both have; null: they
+// are one.
+//
+// Communication: the first call makes their group.
+const ProcessGroup* stages_of_ends(const StageSlice& slice, const ParallelGroups& groups);
+
 // A copy of the embedding table for a tied output layer on another stage; named and initialised as
 // the original.
 class TiedTable : public Module {
  public:
-  TiedTable(const ModelConfig& config, const ParallelGroups& groups);
+  TiedTable(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice);
   Parameter& weight() { return table_.weight(); }
 
  private:

@@ -39,6 +39,7 @@
 namespace megatron {
 
 struct ModelConfig;
+struct StageSlice;
 
 // `vocabulary`: rows with padding; `vocabulary_stages`: pipeline stages that they are divided over.
 struct EndsShape {
@@ -47,6 +48,8 @@ struct EndsShape {
   int64_t vocabulary_stages = 1;
   // Whether a parameter whose name begins so is trained; empty: all are
   std::function<bool(std::string_view)> trains = {};
+  // Of models with encoders of media: whose part of them is counted; null: all of the model is one
+  const StageSlice* segment = nullptr;
 };
 
 // What an end adds to the segment that it belongs to.
@@ -71,8 +74,8 @@ struct SplitHeadCost {
   Traffic tensor;
 };
 
-// What a model has besides its language model, on the segment with the embedding: the work of a
-// micro-batch on the rank that has most of it.
+// What a model has besides its language model, on the segment: the work of a micro-batch on the
+// rank that has most of it.
 struct ModuleCost {
   std::string name;                        // its parameters' names begin so: "vision_model."
   double weights = 0, scores = 0;          // multiply-adds, as of SublayerCost
@@ -83,10 +86,12 @@ struct ModuleCost {
 
 // A column of model_table.h.
 struct EndsCost {
-  EndCost embedding;
+  EndCost embedding;  // and the encoders of media
   // Of `embedding.saved`: an encoder of media, and its features up to the language model
   int64_t encoder = 0, features = 0;
   int64_t media = 0;  // of a micro-batch besides `batch`, on the segment with the embedding
+  // What crosses a border within an encoder, and behind it
+  int64_t media_rows = 0, media_features = 0;
   std::vector<ModuleCost> modules;
   // Final norm, multi-token prediction, output layer and loss; with the vocabulary split over the
   // stages the norm alone

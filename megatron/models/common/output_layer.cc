@@ -35,7 +35,7 @@ OutputProjection::OutputProjection(const ModelConfig& config, const ParallelGrou
   } else {
     if (embedding != nullptr) table = &embedding->weight();
     if (table == nullptr) {
-      tied_table_ = std::make_unique<TiedTable>(config, groups);
+      tied_table_ = std::make_unique<TiedTable>(config, groups, slice);
       table = &tied_table_->weight();
     } else {
       ++table->uses;

@@ -34,11 +34,13 @@ namespace {
 void share_tables(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice,
                   LanguageModelEmbedding& embedding) {
   const TransformerConfig& t = config.transformer;
-  if ((slice.embedding && slice.head) || groups.embd.size() == 1) return;
+  const bool tied = !t.untie_embeddings_and_output_weights;
+  if ((slice.embedding && slice.head) || (t.mtp_num_layers == 0 && !tied)) return;
+  const ProcessGroup* const ends = stages_of_ends(slice, groups);
   if (t.mtp_num_layers > 0) {
-    for (Parameter* table : embedding.tables().looked_up()) table->shared = &groups.embd;
-  } else if (!t.untie_embeddings_and_output_weights) {
-    embedding.weight().shared = &groups.embd;
+    for (Parameter* table : embedding.tables().looked_up()) table->shared = ends;
+  } else {
+    embedding.weight().shared = ends;
   }
 }
 

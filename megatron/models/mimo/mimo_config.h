@@ -17,6 +17,9 @@ struct MimoConfig : Config, VisionConfig, AudioConfig, EncoderRecompute {
   // Of a sequence, at most, for plans; those of own sizes as if each had one feature. 0: as many as
   // it has room for. No flag: data limit it
   int64_t most_pictures = 0;
+  // What is frozen as a whole on every stage; no flags
+  bool frozen_vision = false, frozen_vision_projection = false;
+  bool frozen_audio = false, frozen_audio_projection = false;
   // 1: each tensor rank has the encoders whole and encodes images and sounds of its own. The tensor
   // ranks of the language model: these divide the encoders' layers as they do its own
   int64_t encoder_tensor_model_parallel_size = 1;

@@ -20,10 +20,12 @@
 //   features     those that become tokens here, h e and a place of 8 bytes each
 // With --encoder-recompute-granularity full a recomputed unit of layers saves its input alone.
 // Where the encoder is frozen as a whole it saves nothing, and with the projector neither does
-// that. An encoder that is frozen in part saves all.
+// that. An encoder that is frozen in part saves all. Of an encoder on segments of its own each has
+// its part of this; features become tokens on the segment with the embedding.
 #include <algorithm>
 #include <span>
 
+#include "megatron/models/common/encoder_part.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/transformer/transformer_layer_cost.h"
 
@@ -54,6 +56,9 @@ struct Images {
         language(config.transformer),
         layers(own.recomputing(own.encoder(language))),
         given(of.layer),
+        part(of.segment != nullptr ? encoder_part(*of.segment, layers.num_layers)
+                                   : EncoderPart{0, layers.num_layers}),
+        places(of.segment == nullptr || of.segment->embedding),
         trains_encoder(!of.trains || of.trains(kEncoder)),
         trains_projector(!of.trains || of.trains(kProjector)) {
     const int64_t room = std::max<int64_t>(1, language.seq_length / own.features());
@@ -76,7 +81,7 @@ struct Images {
     shape.sequence_parallel = shape.documents = shape.padded = false;
     shape.unpadded = true;
     const int64_t window = 4 * own.window_side() * own.window_side();
-    for (int64_t layer = 1; layer <= layers.num_layers; ++layer) {
+    for (int64_t layer = part.first + 1; layer <= part.first + part.count; ++layer) {
       TransformerConfig of_layer = layers;
       LayerShape parts = shape;
       if (layers.attends_within_parts(layer) && window < layers.seq_length) {
@@ -85,7 +90,7 @@ struct Images {
       }
       costs.push_back(transformer_layer_cost(of_layer, layer, parts, /*offloaded=*/false));
     }
-    if (trains_encoder) again = recomputed_layers(layers, layers.num_layers);
+    if (trains_encoder) again = recomputed_layers(layers, part.count);
   }
 
   // The layers of recomputed unit `unit`.
@@ -120,14 +125,19 @@ struct Images {
   }
   // Saved by the norm besides those of the layers, which is before or behind them
   int64_t norm() const {
-    if (!own.is_clip() && !own.has_last_norm()) return 0;
+    if (!(own.is_clip() && begins()) && !(own.has_last_norm() && ends())) return 0;
     return width() + (own.has_windows() ? 1 : 2) * rows * shape.sum;
   }
   // Cosines and sines, of half a head each, in the encoder; and of its tokens in the decoder
-  int64_t turns() const { return own.has_own_sizes() ? rows * layers.kv_channels * shape.sum : 0; }
+  int64_t turns() const {
+    return own.has_own_sizes() && part.is_there() ? rows * layers.kv_channels * shape.sum : 0;
+  }
   int64_t token_turns() const {
     return own.has_own_sizes() ? given.tokens * language.rotary_width() * shape.sum : 0;
   }
+  bool begins() const { return part.is_there() && part.begins; }
+  bool ends() const { return part.is_there() && part.ends; }  // and the projector
+  bool has_last_norm() const { return own.has_last_norm() && ends(); }
   double divided() const { return static_cast<double>(shape.tensor); }
   bool trains() const { return trains_encoder || trains_projector; }
 
@@ -135,6 +145,8 @@ struct Images {
   const TransformerConfig& language;
   const TransformerConfig layers;
   const LayerShape& given;
+  const EncoderPart part;  // of the segment
+  const bool places;       // features become tokens on it
   const bool trains_encoder, trains_projector;
   int64_t ranks = 1;              // of tp and cp
   int64_t all = 0, pictures = 0;  // of all these ranks, of one
@@ -147,7 +159,7 @@ struct Images {
 
 int64_t encoder_saved(const Images& z) {
   if (!z.trains_encoder) return 0;
-  int64_t saved = z.pixels() * z.shape.element;
+  int64_t saved = z.begins() ? z.pixels() * z.shape.element : 0;
   saved += z.norm() + z.turns();
   saved += z.again.units * z.width();
   for (const LayerCost& layer : z.recorded()) saved += layer.saved().total();
@@ -155,15 +167,17 @@ int64_t encoder_saved(const Images& z) {
 }
 
 int64_t features_saved(const Images& z) {
-  if (!z.trains()) return z.token_turns();
-  int64_t saved = z.read() + 2 * z.activated() + z.projector_norm();
+  const int64_t turns = z.places ? z.token_turns() : 0;
+  if (!z.trains()) return turns;
+  int64_t saved = z.ends() ? z.read() + 2 * z.activated() + z.projector_norm() : 0;
+  if (!z.places) return saved;
   saved += z.placed() * (kPlaceBytes + z.language.hidden_size * z.shape.element);
   if (z.own.vision_newlines) saved += z.given.tokens * z.shape.element;
-  return saved + z.token_turns();
+  return saved + turns;
 }
 
-// From pixels to rows of the first layer; ends with what is saved.
-void forward(const Images& z, AllocationTrack& track) {
+// From pixels to rows of the first layer.
+void forward_begin(const Images& z, AllocationTrack& track) {
   const int64_t numbers = z.pixels() * z.shape.element, sums = z.pixels() * z.shape.sum,
                 index = z.pixels() * kPixelIndexBytes, w = z.width();
   if (z.own.has_windows()) track.take(z.pixels());  // in their order
@@ -173,10 +187,16 @@ void forward(const Images& z, AllocationTrack& track) {
   if (z.own.has_windows()) track.give(z.pixels());
   track.take(2 * w);  // conv1; with the class row, or empty rows
   track.give(w);
-  track.take(z.turns());
-  track.touch(z.own.has_own_sizes() ? z.turns() : w);  // places as numbers; with positions
+  if (!z.own.has_own_sizes()) track.touch(w);  // with positions
   if (z.own.is_clip()) track.take(z.norm());
-  if (!z.trains_encoder) track.give(track.live() - w - z.turns());
+  if (!z.trains_encoder) track.give(track.live() - w);
+}
+
+// From the input of the layers to the output of the last one.
+void forward_layers(const Images& z, AllocationTrack& track) {
+  const int64_t w = z.width();
+  track.take(z.turns());
+  track.touch(z.turns());  // places as numbers
   for (int64_t unit = 0; unit < z.again.units; ++unit) {
     int64_t most = 0;
     for (const LayerCost& layer : z.of_unit(unit)) most = std::max(most, layer.unrecorded_peak());
@@ -191,13 +211,35 @@ void forward(const Images& z, AllocationTrack& track) {
       track.touch(layer.stream + layer.unrecorded_peak());
     }
   }
-  if (z.own.has_last_norm()) track.take(z.norm());
-  if (z.own.has_last_norm() && !z.trains_encoder) track.give(z.norm());
+}
+
+// From the last layer's output to the projected features.
+void forward_end(const Images& z, AllocationTrack& track) {
+  if (z.has_last_norm()) track.take(z.norm());
+  if (z.has_last_norm() && !z.trains_encoder) track.give(z.norm());
   if (!z.trains_encoder) track.give(z.turns());
   track.take(z.read());
-  track.give(w);  // what the last layer gave
+  track.give(z.width());  // what the last layer gave
   track.take(2 * z.activated() + z.given_rows() + z.projector_norm());
   if (!z.trains()) track.give(z.read() + 2 * z.activated() + z.projector_norm());
+}
+
+// What the segment before gives; where nothing saves it, it is held besides what is made of it.
+int64_t arrived(const Images& z) {
+  if (z.part.is_there()) return (z.trains_encoder ? 1 : 2) * z.width();
+  return (z.ranks > 1 ? 2 : 1) * z.given_rows();
+}
+
+// From pixels, or what the segment before gives, to rows of the first layer of the language model,
+// or what the segment gives; ends with what is saved.
+void forward(const Images& z, AllocationTrack& track) {
+  if (z.begins())
+    forward_begin(z, track);
+  else
+    track.take(arrived(z));
+  if (z.part.is_there()) forward_layers(z, track);
+  if (z.ends()) forward_end(z, track);
+  if (!z.places) return;
   if (z.ranks > 1) {
     const int64_t whole = z.given_rows() * z.ranks;
     track.take(z.given_rows() + whole);
@@ -213,10 +255,9 @@ void forward(const Images& z, AllocationTrack& track) {
   track.touch(z.own.vision_newlines ? placed : 0);
 }
 
-// From the gradient of the first layer's input, with all saved.
-void backward(const Images& z, AllocationTrack& track) {
-  if (!z.trains()) return;
-  const int64_t whole = z.given_rows() * z.ranks, saved = features_saved(z);
+// From the gradient of the first layer's input to that of the projected features.
+void backward_of_places(const Images& z, AllocationTrack& track) {
+  const int64_t whole = z.given_rows() * z.ranks;
   track.take(z.of_sequences());  // of the placed rows, then of the features
   track.take(whole);
   track.give(z.of_sequences());
@@ -228,23 +269,32 @@ void backward(const Images& z, AllocationTrack& track) {
   } else if (z.own.has_windows()) {
     track.touch(z.given_rows());  // in the order of the windows
   }
+}
+
+// To that of the last layer's output.
+void backward_of_end(const Images& z, AllocationTrack& track) {
+  const int64_t held = z.places ? z.given_rows() : 0;  // else of a transfer
   if (z.middle() > 0) {
     track.take(z.activated());
-    track.give(z.given_rows() + z.activated());  // and what the second linear read
+    track.give(held + z.activated());  // and what the second linear read
     track.take(z.activated());
     track.give(2 * z.activated());  // with the activation's input
   }
-  const int64_t grad = z.middle() > 0 ? z.activated() : z.given_rows();
+  const int64_t grad = z.middle() > 0 ? z.activated() : held;
   if (!z.trains_encoder) return;
   track.take(z.read());
   track.give(grad - z.activated());
-  track.give(saved - 2 * z.activated());
+  track.give(features_saved(z) - 2 * z.activated());
   track.take(z.width());
   track.give(z.read());
-  if (z.own.has_last_norm()) track.give(z.norm());
+  if (z.has_last_norm()) track.give(z.norm());
+}
+
+void backward_of_layers(const Images& z, AllocationTrack& track) {
   const std::span<const LayerCost> recorded = z.recorded();
   for (size_t i = recorded.size(); i-- > 0;) {
-    track.touch(recorded[i].backward_peak(/*grad_is_held=*/false).most);
+    const bool held = !z.ends() && i + 1 == recorded.size();  // of a transfer
+    track.touch(recorded[i].backward_peak(held).most);
     track.give(recorded[i].saved().total());
   }
   for (int64_t unit = z.again.units; unit-- > 0;) {
@@ -256,26 +306,37 @@ void backward(const Images& z, AllocationTrack& track) {
     track.touch(saved_again + most);
     track.give(z.width());
   }
-  track.touch(2 * z.width());  // of the norm, and without the class row
+}
+
+// With all saved.
+void backward(const Images& z, AllocationTrack& track) {
+  if (!z.trains()) return;
+  if (z.places) backward_of_places(z, track);
+  if (z.ends()) backward_of_end(z, track);
+  if (!z.trains_encoder || !z.part.is_there()) return;
+  backward_of_layers(z, track);
+  if (z.begins()) track.touch(2 * z.width());  // of the norm, and without the class row
 }
 
 // Held by the linears between the passes I and W.
 int64_t pending(const Images& z) {
   int64_t bytes = 0;
   if (z.trains_encoder) {
-    bytes += z.pixels() * z.shape.element +
-             z.pictures * z.own.patches() * z.layers.hidden_size * z.shape.element;
+    if (z.begins())
+      bytes += z.pixels() * z.shape.element +
+               z.pictures * z.own.patches() * z.layers.hidden_size * z.shape.element;
     for (const LayerCost& layer : z.costs) bytes += layer.first.pending + layer.second.pending;
   }
-  if (z.trains_projector)
+  if (z.trains_projector && z.ends())
     bytes += z.read() + z.projector_norm() + 2 * z.activated() + z.given_rows();
   return bytes;
 }
 
 double encoder_products(const Images& z) {
   const auto in = static_cast<double>(z.own.patch_elements());
-  double products = static_cast<double>(z.pictures * z.own.patches()) * in *
-                    static_cast<double>(z.layers.hidden_size);
+  double products = z.begins() ? static_cast<double>(z.pictures * z.own.patches()) * in *
+                                     static_cast<double>(z.layers.hidden_size)
+                               : 0.0;
   for (const LayerCost& layer : z.costs)
     products += static_cast<double>(z.rows) * layer.weight_products() / z.divided();
   return products;
@@ -304,7 +365,7 @@ Traffic divided_traffic(const Images& z) {
   }
   for (int64_t unit = 0; unit < z.again.units; ++unit)
     for (const LayerCost& layer : z.of_unit(unit)) sent.backward += layer.tensor().forward;
-  if (z.trains() && z.given.sequence_parallel)
+  if (z.places && z.trains() && z.given.sequence_parallel)
     sent.backward += 2 * scatter_bytes(z.given.tensor, static_cast<double>(z.given_rows()));
   return sent;
 }
@@ -336,10 +397,44 @@ std::string_view mimo_unplanned(const ModelConfig& config) {
          "--max-patches-per-sequence says how many patches they have at most";
 }
 
+namespace {
+
+int64_t media_bytes(const Images& z) {
+  const bool taken = z.ranks > 1 || z.own.vision_newlines || z.own.has_windows();
+  int64_t bytes = z.begins() ? z.pixels() : 0;
+  bytes += kSegmentBytes * z.rows + (taken ? 2 : 1) * kPlaceBytes * z.placed();
+  if (z.own.has_own_sizes()) bytes += kPlaceBytes * (2 * z.rows + 3 * z.given.tokens);
+  if (z.own.has_windows()) bytes += kSegmentBytes * z.rows + kPlaceBytes * z.features;
+  return bytes;
+}
+
+// Of gathered features, and within divided layers.
+void add_traffic(const Images& z, EndCost& cost) {
+  const bool divided = z.own.divides_encoders();
+  const int64_t of_tensor_ranks = z.given_rows() * (divided ? 1 : z.given.tensor);
+  if (divided) {
+    cost.tensor += divided_traffic(z);
+  } else if (z.places && z.given.tensor > 1) {
+    const double one_way = scatter_bytes(z.given.tensor, static_cast<double>(of_tensor_ranks));
+    cost.tensor += {one_way, z.trains() && z.given.sequence_parallel ? one_way : 0};
+  }
+  if (z.places && z.given.context > 1) {
+    const double one_way =
+        scatter_bytes(z.given.context, static_cast<double>(of_tensor_ranks * z.given.context));
+    cost.context += {one_way, z.trains() ? one_way : 0};
+  }
+}
+
+}  // namespace
+
 EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
   EndsCost cost = language_ends_cost(config, shape);
   if (!config.own.as_or_default<MimoConfig>().is_given()) return cost;
   const Images z(config, shape);
+  if (!z.places) cost.embedding = {};  // that of the language model is on another segment
+  cost.media_rows = z.width();
+  cost.media_features = z.given_rows();
+  if (!z.places && !z.part.is_there()) return cost;
   cost.encoder = encoder_saved(z);
   cost.features = features_saved(z);
   const int64_t saved = cost.encoder + cost.features;
@@ -350,24 +445,10 @@ EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
   backward(z, backwards);
   cost.embedding.backward_peak = backwards.most();
   cost.embedding.pending = pending(z);
-  const bool taken = z.ranks > 1 || z.own.vision_newlines || z.own.has_windows();
-  cost.media = z.pixels() + kSegmentBytes * z.rows + (taken ? 2 : 1) * kPlaceBytes * z.placed();
-  if (z.own.has_own_sizes()) cost.media += kPlaceBytes * (2 * z.rows + 3 * z.given.tokens);
-  if (z.own.has_windows()) cost.media += kSegmentBytes * z.rows + kPlaceBytes * z.features;
-  cost.modules = {encoder_cost(z), projector_cost(z)};
-  const bool divided = z.own.divides_encoders();
-  const int64_t of_tensor_ranks = z.given_rows() * (divided ? 1 : z.given.tensor);
-  if (divided) {
-    cost.embedding.tensor += divided_traffic(z);
-  } else if (z.given.tensor > 1) {
-    const double one_way = scatter_bytes(z.given.tensor, static_cast<double>(of_tensor_ranks));
-    cost.embedding.tensor += {one_way, z.trains() && z.given.sequence_parallel ? one_way : 0};
-  }
-  if (z.given.context > 1) {
-    const double one_way =
-        scatter_bytes(z.given.context, static_cast<double>(of_tensor_ranks * z.given.context));
-    cost.embedding.context += {one_way, z.trains() ? one_way : 0};
-  }
+  cost.media = media_bytes(z);
+  if (z.part.is_there()) cost.modules.push_back(encoder_cost(z));
+  if (z.ends()) cost.modules.push_back(projector_cost(z));
+  add_traffic(z, cost.embedding);
   return cost;
 }
 

@@ -45,6 +45,12 @@ at::Tensor rows_of(const at::Tensor& places, int64_t s, int64_t b) {
   return places.remainder(s) * b + places.div(s, "floor");
 }
 
+bool trains(Module& module) {
+  return std::ranges::any_of(module.parameters(), &Parameter::trainable);
+}
+
+}  // namespace
+
 ProjectorShape image_projector(const VisionConfig& own) {
   const bool affine = own.vision_projection_type == VisionProjection::kAffine;
   ProjectorShape out{own.feature_size(),
@@ -66,12 +72,6 @@ ProjectorShape sound_projector(const AudioConfig& own) {
           activation_of(own.audio_projection_activation)};
 }
 
-bool trains(Module& module) {
-  return std::ranges::any_of(module.parameters(), &Parameter::trainable);
-}
-
-}  // namespace
-
 ModelConfig language_config(const ModelConfig& config) {
   ModelConfig out = config;
   out.type = "gpt";
@@ -84,44 +84,53 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
     : Model(given, groups, slice),
       own_(config().own.as_or_default<MimoConfig>()),
       language_model_(built_mimo(config(), groups), groups, slice, tables) {
+  make_encoders();
+  if (slice.embedding && own_.vision_newlines) {
+    image_newline_ = std::make_unique<Parameter>();
+    image_newline_->local_shape = image_newline_->global_shape = {config().transformer.hidden_size};
+    image_newline_->init = Init::normal(config().transformer.init_method_std);
+    image_newline_->role = ParameterRole::kEmbedding;
+    if (config().sequence_parallel) image_newline_->placement.partial_grad.insert(Axis::kTensor);
+    add("image_newline", image_newline_.get());
+  }
+  add("language_model", &language_model_);
+  name_parameters();
+  first_parameter_ = parameters().front();
+}
+
+void MimoModel::make_encoders() {
   // Each tensor rank has the gradients of its own images and sounds, or of its part of a layer.
   const auto whole = [&](const std::string& name, Parameter& parameter) {
     if (own_.divides_encoders() && name.starts_with("decoder.")) return;
     parameter.placement = {};  // although linears could be divided
-    if (groups.tp.size() > 1 && !own_.divides_encoders())
+    if (groups().tp.size() > 1 && !own_.divides_encoders())
       parameter.placement.partial_grad.insert(Axis::kTensor);
   };
-  if (slice.embedding && own_.sees()) {
+  const auto add_encoder = [&](const char* encoder, Module& model, const char* projection,
+                               const EncoderPart& part, ProjectorShape shape,
+                               std::unique_ptr<FeatureProjector>& projector) {
+    add(encoder, &model);
+    model.visit(whole);
+    if (!part.ends) return;
+    projector = std::make_unique<FeatureProjector>(shape, config().transformer);
+    add(projection, projector.get());
+    projector->visit(whole);
+  };
+  const auto part_of = [&](bool given, int64_t layers) {
+    return given ? encoder_part(slice(), layers) : EncoderPart{0, 0};
+  };
+  if (const EncoderPart part = part_of(own_.sees(), own_.vision_num_layers); part.is_there()) {
     vision_model_ =
-        std::make_unique<VisionEncoder>(own_, config().transformer, own_, encoder_ranks());
-    vision_projection_ =
-        std::make_unique<FeatureProjector>(image_projector(own_), config().transformer);
-    add("vision_model", vision_model_.get());
-    add("vision_projection", vision_projection_.get());
-    vision_model_->visit(whole);
-    vision_projection_->visit(whole);
-    if (own_.vision_newlines) {
-      image_newline_ = std::make_unique<Parameter>();
-      image_newline_->local_shape =
-          image_newline_->global_shape = {config().transformer.hidden_size};
-      image_newline_->init = Init::normal(config().transformer.init_method_std);
-      image_newline_->role = ParameterRole::kEmbedding;
-      if (config().sequence_parallel) image_newline_->placement.partial_grad.insert(Axis::kTensor);
-      add("image_newline", image_newline_.get());
-    }
+        std::make_unique<VisionEncoder>(own_, config().transformer, own_, encoder_ranks(), part);
+    add_encoder("vision_model", *vision_model_, "vision_projection", part, image_projector(own_),
+                vision_projection_);
   }
-  if (slice.embedding && own_.hears()) {
+  if (const EncoderPart part = part_of(own_.hears(), own_.audio_num_layers); part.is_there()) {
     audio_model_ =
-        std::make_unique<AudioEncoder>(own_, config().transformer, own_, encoder_ranks());
-    audio_projection_ =
-        std::make_unique<FeatureProjector>(sound_projector(own_), config().transformer);
-    add("audio_model", audio_model_.get());
-    add("audio_projection", audio_projection_.get());
-    audio_model_->visit(whole);
-    audio_projection_->visit(whole);
+        std::make_unique<AudioEncoder>(own_, config().transformer, own_, encoder_ranks(), part);
+    add_encoder("audio_model", *audio_model_, "audio_projection", part, sound_projector(own_),
+                audio_projection_);
   }
-  add("language_model", &language_model_);
-  name_parameters();
 }
 
 EmbeddingTables MimoModel::embedding_tables() { return language_model_.embedding_tables(); }
@@ -130,9 +139,29 @@ std::vector<std::string> MimoModel::auxiliary_losses() const {
   return language_model_.auxiliary_losses();
 }
 
+TensorFormats MimoModel::media_border(bool behind, const Batch& batch, at::ScalarType dtype) const {
+  const int64_t h = config().transformer.hidden_size;
+  TensorFormats out;
+  const auto add = [&](int64_t features, int64_t rows, int64_t width, bool frozen,
+                       bool projection) {
+    if (behind)
+      out.push_back({{features, h}, dtype, frozen && projection});
+    else
+      out.push_back({{rows, 1, width}, dtype, frozen});
+  };
+  if (const PackedImages* images = batch.images.get(); own_.sees())
+    add(images == nullptr ? 0 : images->features, images == nullptr ? 0 : images->rows(own_),
+        own_.vision_hidden_size, own_.frozen_vision, own_.frozen_vision_projection);
+  if (const PackedSounds* sounds = batch.sounds.get(); own_.hears())
+    add(sounds == nullptr ? 0 : sounds->features(), sounds == nullptr ? 0 : sounds->segments->rows,
+        own_.audio_hidden_size, own_.frozen_audio, own_.frozen_audio_projection);
+  return out;
+}
+
 TensorFormats MimoModel::border(int64_t layers_before, const Batch& batch,
                                 at::ScalarType dtype) const {
-  return language_model_.border(layers_before, batch, dtype);
+  if (layers_before >= 0) return language_model_.border(layers_before, batch, dtype);
+  return media_border(/*behind=*/layers_before == -1, batch, dtype);
 }
 
 at::Tensor MimoModel::text_of(const at::Tensor& tokens) const {
@@ -164,30 +193,57 @@ at::Tensor MimoModel::gathered(const at::Tensor& given, int64_t most, int ranks)
   return cp.size() > 1 ? gather_from_sequence_parallel_region(rows, cp) : rows;
 }
 
-bool MimoModel::every_rank_encodes(Module& projection) {
-  const ParameterStore* store = projection.parameters().front()->store;
+bool MimoModel::every_rank_encodes() const {
+  const ParameterStore* store = first_parameter_->store;
   return store != nullptr && store->communicates_in_passes();
 }
 
-bool MimoModel::trains_images() const {
-  return trains(*vision_model_) || trains(*vision_projection_) ||
-         (image_newline_ != nullptr && image_newline_->trainable);
+namespace {
+
+// One medium through the part of its encoder and the projector, of which either may be elsewhere.
+template <class Encoder, class Packed>
+at::Tensor encoded_medium(Encoder* encoder, FeatureProjector* projector, const Packed& media,
+                          const at::Tensor& input, const ForwardContext& context) {
+  if (encoder == nullptr) return input;
+  const bool arrives = input.defined() && input.requires_grad(),
+             through = arrives || trains(*encoder);
+  at::Tensor x;
+  {
+    const c10::AutoGradMode recorded(at::GradMode::is_enabled() && through);
+    x = encoder->forward(media, context, input);
+  }
+  if (projector == nullptr) return x;
+  const c10::AutoGradMode recorded(at::GradMode::is_enabled() && (through || trains(*projector)));
+  return projector->forward(x);
 }
 
-at::Tensor MimoModel::placed_images(const at::Tensor& tokens, const PackedImages* all,
-                                    const ForwardContext& context) {
-  if (!own_.sees() || all == nullptr ||
-      (all->all_pictures == 0 && !every_rank_encodes(*vision_projection_)))
-    return {};
-  const PackedImages& images = *all;
+}  // namespace
+
+StageTensors MimoModel::encoded(const PackedImages* images, const PackedSounds* sounds,
+                                const StageTensors& input, const ForwardContext& context) {
+  const bool everywhere = every_rank_encodes();
+  StageTensors out;
+  const auto given = [&] { return out.size() < input.size() ? input[out.size()] : at::Tensor(); };
+  if (own_.sees())
+    out.push_back(images == nullptr || (images->all_pictures == 0 && !everywhere)
+                      ? at::Tensor()
+                      : encoded_medium(vision_model_.get(), vision_projection_.get(), *images,
+                                       given(), context));
+  if (own_.hears())
+    out.push_back(sounds == nullptr || (sounds->all_sounds == 0 && !everywhere)
+                      ? at::Tensor()
+                      : encoded_medium(audio_model_.get(), audio_projection_.get(), *sounds,
+                                       given(), context));
+  return out;
+}
+
+at::Tensor MimoModel::placed_images(const at::Tensor& tokens, const PackedImages& images,
+                                    at::Tensor features) const {
   const int64_t b = tokens.size(0), s = tokens.size(1), h = config().transformer.hidden_size;
-  at::Tensor features;
-  {
-    const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains(*vision_model_));
-    features = vision_model_->forward(images, context);
-  }
-  const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains_images());
-  features = gathered(vision_projection_->forward(features), images.most_features, images.ranks);
+  const c10::AutoGradMode recorded(
+      at::GradMode::is_enabled() &&
+      (features.requires_grad() || (image_newline_ != nullptr && image_newline_->trainable)));
+  features = gathered(features, images.most_features, images.ranks);
   if (images.taken.defined()) features = features.index_select(0, images.taken);
   check_shape("features", features, {images.places.size(0), h});
   at::Tensor placed = at::zeros({s * b, h}, features.options())
@@ -200,31 +256,25 @@ at::Tensor MimoModel::placed_images(const at::Tensor& tokens, const PackedImages
   return placed.view({s, b, h});
 }
 
-at::Tensor MimoModel::placed_sounds(const at::Tensor& tokens, const PackedSounds* sounds,
-                                    const ForwardContext& context) {
-  if (!own_.hears() || sounds == nullptr ||
-      (sounds->all_sounds == 0 && !every_rank_encodes(*audio_projection_)))
-    return {};
+at::Tensor MimoModel::placed_sounds(const at::Tensor& tokens, const PackedSounds& sounds,
+                                    at::Tensor features) const {
   const int64_t b = tokens.size(0), s = tokens.size(1), h = config().transformer.hidden_size;
-  at::Tensor features;
-  {
-    const c10::AutoGradMode recorded(at::GradMode::is_enabled() && trains(*audio_model_));
-    features = audio_model_->forward(*sounds, context);
-  }
-  const c10::AutoGradMode recorded(at::GradMode::is_enabled() &&
-                                   (trains(*audio_model_) || trains(*audio_projection_)));
-  features = gathered(audio_projection_->forward(features), sounds->most_features, sounds->ranks);
-  if (sounds->taken.defined()) features = features.index_select(0, sounds->taken);
-  check_shape("features", features, {sounds->places.size(0), h});
+  const c10::AutoGradMode recorded(at::GradMode::is_enabled() && features.requires_grad());
+  features = gathered(features, sounds.most_features, sounds.ranks);
+  if (sounds.taken.defined()) features = features.index_select(0, sounds.taken);
+  check_shape("features", features, {sounds.places.size(0), h});
   return at::zeros({s * b, h}, features.options())
-      .index_copy(0, rows_of(sounds->places, s, b), features)
+      .index_copy(0, rows_of(sounds.places, s, b), features)
       .view({s, b, h});
 }
 
 at::Tensor MimoModel::placed_features(const at::Tensor& tokens, const PackedImages* images,
-                                      const PackedSounds* sounds, const ForwardContext& context) {
-  const at::Tensor seen = placed_images(tokens, images, context),
-                   heard = placed_sounds(tokens, sounds, context);
+                                      const PackedSounds* sounds, const StageTensors& input,
+                                      const ForwardContext& context) {
+  const StageTensors media = encoded(images, sounds, input, context);
+  at::Tensor seen, heard;
+  if (own_.sees() && media.front().defined()) seen = placed_images(tokens, *images, media.front());
+  if (own_.hears() && media.back().defined()) heard = placed_sounds(tokens, *sounds, media.back());
   if (!seen.defined()) return heard;
   return heard.defined() ? seen + heard : seen;
 }
@@ -246,14 +296,24 @@ ForwardContext MimoModel::with_images(const Batch& batch, const ForwardContext& 
 StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
                                const ForwardContext& given) {
   MEGATRON_CHECK(given.cp == nullptr, "--hybrid-context-parallel is not built for ", kTitle);
+  const PackedImages* const images = batch.images.get();
+  const PackedSounds* const sounds = batch.sounds.get();
+  if (slice().encodes_alone()) {
+    StageTensors media = encoded(images, sounds, input, given);
+    const at::ScalarType type = first_parameter_->value.scalar_type();
+    const TensorFormats formats = border(slice().layers_through(), batch, type);
+    for (size_t i = 0; i < media.size(); ++i)
+      if (!media[i].defined())
+        media[i] = at::zeros(formats[i].shape, first_parameter_->value.options());
+    return media;
+  }
   const ForwardContext context = with_images(batch, given);
   if (!slice().embedding) return language_model_.hidden(batch, input, context);
   const at::Tensor& tokens = batch["tokens"];
   Batch text = batch;
   text.set("tokens", text_of(tokens));
-  return language_model_.hidden_with(
-      text, placed_features(tokens, batch.images.get(), batch.sounds.get(), context), input,
-      context);
+  return language_model_.hidden_with(text, placed_features(tokens, images, sounds, input, context),
+                                     {}, context);
 }
 
 std::vector<int64_t> MimoModel::prompt_ends(const at::Tensor& tokens) const {
@@ -284,7 +344,7 @@ at::Tensor MimoModel::prompt_rows(const at::Tensor& tokens, const PackedImages* 
   ForwardContext context;
   context.place = {at::zeros({1}, tokens.options()), at::arange(tokens.size(1), tokens.options())};
   return language_model_
-      .embedded(text_of(tokens), placed_features(tokens, images, sounds, context), context)
+      .embedded(text_of(tokens), placed_features(tokens, images, sounds, {}, context), context)
       .squeeze(1)
       .to(at::kFloat);
 }

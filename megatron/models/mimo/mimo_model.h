@@ -23,9 +23,14 @@ namespace megatron {
 //   else: these look nothing up, and features are not scaled. Then as a GPT, positions included.
 //
 // Parameters: language_model.<those of a GPT>; vision_model... (vision/vision_encoder.h) and
-// vision_projection... (common/feature_projector.h) and, with --vision-newlines, image_newline [h],
-// audio_model... and audio_projection... (audio/), on the segment with the embedding. Without
-// pictures the encoder of images is not run and its gradients are zero; so are those of sounds.
+// vision_projection... (common/feature_projector.h), audio_model... and audio_projection...
+// (audio/) on the segment with the embedding, or, where the layout has letters V, on segments
+// before it: the projectors on the last of these. With --vision-newlines image_newline [h], with
+// the embedding. Without pictures the encoder of images is not run and its gradients are zero; so
+// are those of sounds.
+//
+// Borders within encoders: the rows [R, 1, h_v] of this rank's images, and of its sounds; behind
+// them the projected features [N, h] of each, which the segment with the embedding gathers.
 //
 // Every rank of tp and cp holds all of encoders and projectors. In training they divide the images
 // and the sounds of a micro-batch (PackedImages::ranks), so that the gradients of both are partial
@@ -66,15 +71,23 @@ class MimoModel : public Model {
  private:
   // [s, b, h] of tokens [b, s]: features in their places, zeros elsewhere; undefined: no media.
   at::Tensor placed_features(const at::Tensor& tokens, const PackedImages* images,
-                             const PackedSounds* sounds, const ForwardContext& context);
-  at::Tensor placed_images(const at::Tensor& tokens, const PackedImages* images,
-                           const ForwardContext& context);
-  at::Tensor placed_sounds(const at::Tensor& tokens, const PackedSounds* sounds,
-                           const ForwardContext& context);
-  // Whether data-parallel ranks exchange values or gradients of an encoder during a pass: then one
-  // without images goes through it, too, with no picture, so that all issue the same collectives.
-  static bool every_rank_encodes(Module& projection);
-  bool trains_images() const;
+                             const PackedSounds* sounds, const StageTensors& input,
+                             const ForwardContext& context);
+  at::Tensor placed_images(const at::Tensor& tokens, const PackedImages& images,
+                           at::Tensor features) const;
+  at::Tensor placed_sounds(const at::Tensor& tokens, const PackedSounds& sounds,
+                           at::Tensor features) const;
+  // What this segment makes of the pictures and of the sounds: the rows of its part of an encoder,
+  // or this rank's projected features; of each undefined: there are none. The model may see or hear
+  // or both, and `input` is from the segment before.
+  StageTensors encoded(const PackedImages* images, const PackedSounds* sounds,
+                       const StageTensors& input, const ForwardContext& context);
+  void make_encoders();
+  // Whether data-parallel ranks exchange values or gradients during a pass: then one without images
+  // goes through the encoder, too, with no picture, so that all issue the same collectives.
+  bool every_rank_encodes() const;
+  // Formats of a border within encoders, or behind them.
+  TensorFormats media_border(bool behind, const Batch& batch, at::ScalarType dtype) const;
   // The projected features of all tensor ranks' media, of this rank's [N, h]; `most`: of the rank
   // that has most.
   at::Tensor gathered(const at::Tensor& given, int64_t most, int ranks) const;
@@ -91,18 +104,23 @@ class MimoModel : public Model {
 
   const MimoConfig own_;
   GPTModel language_model_;
-  // Null: another segment has the embedding, or the model does not see or hear.
+  // Null: they are on another segment, or the model does not see or hear.
   std::unique_ptr<VisionEncoder> vision_model_;
   std::unique_ptr<FeatureProjector> vision_projection_;
   std::unique_ptr<Parameter> image_newline_;  // null: there is none
   std::unique_ptr<AudioEncoder> audio_model_;
   std::unique_ptr<FeatureProjector> audio_projection_;
+  const Parameter* first_parameter_ = nullptr;
 };
 
 // Columns of the table of models (mimo_cost.cc): with what the encoder costs in the worst
 // micro-batch.
 EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape);
 std::string_view mimo_unplanned(const ModelConfig& config);
+
+// What makes rows of the language model of an encoder's features.
+ProjectorShape image_projector(const VisionConfig& own);
+ProjectorShape sound_projector(const AudioConfig& own);
 
 // The configuration of the GPT in it.
 ModelConfig language_config(const ModelConfig& config);

@@ -202,6 +202,7 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
       out.all_pictures += image->pictures;
       if (image->owner != rank) continue;
       out.pictures += image->pictures;
+      out.features += features_of(config, *image);
       out_patches += image->pictures * image->rows * image->columns;
     }
     size_t next = 0;
@@ -224,7 +225,7 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
     }
   }
   MEGATRON_ASSERT(image == images.end(), "an image of sample ", image->sample, " of ", samples);
-  check_shape("patches", patches, {out_patches, config.patch_elements()});
+  if (patches.defined()) check_shape("patches", patches, {out_patches, config.patch_elements()});
   out.patches = std::move(patches);
   out.pixel_values = std::move(pixel_values);
   out.places = at::tensor(places, at::kLong);

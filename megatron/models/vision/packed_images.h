@@ -30,12 +30,14 @@ struct SeenImage {
 
 struct PackedImages {
   int64_t pictures = 0;       // that this rank encodes
+  int64_t features = 0;       // of these
   int64_t all_pictures = 0;   // of all ranks that divide the images
   int64_t most_features = 0;  // of the rank that has most of them
   // Ranks that divide the images. Their features follow each other, those of a rank in
   // most_features rows; 1: this rank encodes all
   int ranks = 1;
-  // [P, patch_elements()], the patches of the rank's pictures, elements of a patch by channel,
+  // [P, patch_elements()], the patches of the rank's pictures, undefined where it has a later part
+  // of the encoder, elements of a patch by channel,
   // frame, row and column; of pictures of own sizes in blocks of two by two, blocks row by row:
   // uint8 pixels, or their numbers in a floating-point type.
   at::Tensor patches;
@@ -67,6 +69,11 @@ struct PackedImages {
   // As `b` samples of `s` tokens read them, each of which begins with the only one of this.
   PackedImages of_rows(int64_t b, int64_t s) const;
 
+  // Of this rank's pictures in the encoder.
+  int64_t rows(const VisionConfig& config) const {
+    return config.has_own_sizes() ? segments->rows : pictures * config.encoder_rows();
+  }
+
   // [n, 3], those of the first `n` tokens of the first sample; empty: a token has one position.
   std::vector<int64_t> positions_of(int64_t n) const;
 };
@@ -94,7 +101,8 @@ int64_t image_tokens(const VisionConfig& config, const SeenImage& image);
 // of a sample begins with 0; empty: each is one document. Source: Wang et al. 2024
 // (arXiv:2409.12191).
 //
-// With several ranks `patches` are those of the images whose owner is `rank`, in the order of all.
+// With several ranks `patches` are those of the images whose owner is `rank`, in the order of all;
+// undefined: the rank does not read them.
 //
 // On the host; `patches` may be on any device, places and segments are made on the CPU.
 PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> images,

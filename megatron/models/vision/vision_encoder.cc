@@ -1,5 +1,6 @@
 #include "megatron/models/vision/vision_encoder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -22,37 +23,44 @@ LinearOptions conv1_options(const TransformerConfig& t, int64_t inputs, bool bia
 }  // namespace
 
 VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig& language,
-                             const EncoderRecompute& recompute, const ParallelGroups& ranks)
+                             const EncoderRecompute& recompute, const ParallelGroups& ranks,
+                             const EncoderPart& part)
     : config_(config),
+      part_(part),
       layers_(recompute.recomputing(config.encoder(language))),
       ranks_(ranks),
-      conv1_("conv1", config.patch_elements(), layers_.hidden_size,
-             conv1_options(layers_, config.patch_elements(),
-                           config.is_internvit() || config.is_siglip()),
-             alone_),
-      decoder_(layers_, 0, layers_.num_layers, /*final_norm=*/false, /*sequence_parallel=*/false,
-               ranks_) {
-  add("conv1", &conv1_);
-  if (config.has_class_row()) {
+      decoder_(layers_, part.first, std::min(part.count, layers_.num_layers), /*final_norm=*/false,
+               /*sequence_parallel=*/false, ranks_) {
+  if (part.begins) add_begin();
+  add("decoder", &decoder_);
+  if (part.ends && config.has_last_norm()) {
+    ln_post_ = std::make_unique<Norm>(layers_.hidden_size, norm_options(layers_));
+    add("ln_post", ln_post_.get());
+  }
+}
+
+void VisionEncoder::add_begin() {
+  conv1_ = std::make_unique<ColumnParallelLinear>(
+      "conv1", config_.patch_elements(), layers_.hidden_size,
+      conv1_options(layers_, config_.patch_elements(),
+                    config_.is_internvit() || config_.is_siglip()),
+      alone_);
+  add("conv1", conv1_.get());
+  if (config_.has_class_row()) {
     class_token_ = std::make_unique<Parameter>();
     class_token_->local_shape = class_token_->global_shape = {1, 1, layers_.hidden_size};
     class_token_->init = Init::normal(layers_.init_method_std);
     class_token_->role = ParameterRole::kEmbedding;
     add("class_token", class_token_.get());
   }
-  if (!config.has_own_sizes()) {
-    position_embeddings_ = std::make_unique<Embedding>(config.encoder_rows(), layers_.hidden_size,
+  if (!config_.has_own_sizes()) {
+    position_embeddings_ = std::make_unique<Embedding>(config_.encoder_rows(), layers_.hidden_size,
                                                        Init::normal(layers_.init_method_std));
     add("position_embeddings", position_embeddings_.get());
   }
-  if (config.is_clip()) {
+  if (config_.is_clip()) {
     ln_pre_ = std::make_unique<Norm>(layers_.hidden_size, norm_options(layers_));
     add("ln_pre", ln_pre_.get());
-  }
-  add("decoder", &decoder_);
-  if (config.has_last_norm()) {
-    ln_post_ = std::make_unique<Norm>(layers_.hidden_size, norm_options(layers_));
-    add("ln_post", ln_post_.get());
   }
 }
 
@@ -93,42 +101,46 @@ at::Tensor pooled_features(const at::Tensor& features, int64_t k) {
       .view({n * rows * columns, h});
 }
 
-// Rows of pictures of unlike sizes, and empty ones behind them.
-at::Tensor VisionEncoder::features_of_own_sizes(const PackedImages& images,
-                                                ForwardContext context) {
-  const at::Tensor patches = numbers_of(images, conv1_.weight().value.scalar_type());
-  const int64_t p = patches.size(0), empty = images.segments->rows - p;
-  at::Tensor x = at::constant_pad_nd(conv1_.forward(patches.unsqueeze(1)), {0, 0, 0, 0, 0, empty});
-  context.position_ids = images.patch_places;
-  context.unpadded_parts = images.windows;
-  x = ln_post_->forward(decoder_.forward(std::move(x), context)).narrow(0, 0, p);
-  return x.reshape({p / 4, config_.feature_size()});
+at::Tensor VisionEncoder::rows_of(const PackedImages& images) {
+  const int64_t n = images.pictures, h = layers_.hidden_size, p = config_.patches();
+  const at::Tensor patches = numbers_of(images, conv1_->weight().value.scalar_type());
+  at::Tensor x = conv1_->forward(patches.unsqueeze(1));
+  if (config_.has_own_sizes())  // of unlike sizes, and empty rows behind them
+    return at::constant_pad_nd(x, {0, 0, 0, 0, 0, images.segments->rows - patches.size(0)});
+  x = x.view({n, p, h});
+  if (class_token_) x = at::cat({differentiable(*class_token_).expand({n, 1, h}), x}, 1);
+  const int64_t rows = config_.encoder_rows();
+  x = x + position_embeddings_->forward(at::arange(rows, images.places.options()));
+  x = x.view({n * rows, 1, h});
+  return ln_pre_ ? ln_pre_->forward(x) : x;
 }
 
-at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardContext& given) {
+at::Tensor VisionEncoder::features_of(const PackedImages& images, at::Tensor x) {
+  if (ln_post_) x = ln_post_->forward(x);
+  if (config_.has_own_sizes())
+    return x.narrow(0, 0, 4 * images.features).reshape({images.features, config_.feature_size()});
+  const int64_t n = images.pictures, h = layers_.hidden_size, rows = config_.encoder_rows();
+  const int64_t first = config_.has_class_row() && !config_.vision_class_token ? 1 : 0;
+  x = x.view({n, rows, h}).narrow(1, first, rows - first);
+  const std::vector<int64_t> map = {n, config_.patch_rows(), config_.patch_columns(), h};
+  if (config_.pixel_shuffle) return shuffled_pixels(x.reshape(map));
+  if (config_.vision_pooling > 1) return pooled_features(x.reshape(map), config_.vision_pooling);
+  return x.reshape({n * (rows - first), h});
+}
+
+at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardContext& given,
+                                  at::Tensor input) {
   ForwardContext context;
   context.training = given.training;
   context.discarded = given.discarded;
   context.tape = given.tape;
   context.place = context.rows = images.segments->place();
   context.unpadded = images.segments;
-  if (config_.has_own_sizes()) return features_of_own_sizes(images, std::move(context));
-  const int64_t n = images.pictures, h = layers_.hidden_size, p = config_.patches();
-  const int64_t rows = config_.encoder_rows();
-  const at::Tensor patches = numbers_of(images, conv1_.weight().value.scalar_type());
-  at::Tensor x = conv1_.forward(patches.unsqueeze(1)).view({n, p, h});
-  if (class_token_) x = at::cat({differentiable(*class_token_).expand({n, 1, h}), x}, 1);
-  x = x + position_embeddings_->forward(at::arange(rows, images.places.options()));
-  x = x.view({n * rows, 1, h});
-  if (ln_pre_) x = ln_pre_->forward(x);
+  context.position_ids = images.patch_places;
+  context.unpadded_parts = images.windows;
+  at::Tensor x = part_.begins ? rows_of(images) : std::move(input);
   x = decoder_.forward(std::move(x), context);
-  if (ln_post_) x = ln_post_->forward(x);
-  const int64_t first = class_token_ && !config_.vision_class_token ? 1 : 0;
-  x = x.view({n, rows, h}).narrow(1, first, rows - first);
-  const std::vector<int64_t> map = {n, config_.patch_rows(), config_.patch_columns(), h};
-  if (config_.pixel_shuffle) return shuffled_pixels(x.reshape(map));
-  if (config_.vision_pooling > 1) return pooled_features(x.reshape(map), config_.vision_pooling);
-  return x.reshape({n * (rows - first), h});
+  return part_.ends ? features_of(images, std::move(x)) : x;
 }
 
 }  // namespace megatron

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "megatron/models/common/encoder_part.h"
 #include "megatron/models/common/encoder_recompute.h"
 #include "megatron/models/vision/packed_images.h"
 #include "megatron/nn/norm.h"
@@ -27,27 +28,34 @@ namespace megatron {
 // no bias). SigLIP: Zhai et al. 2023 (arXiv:2303.15343); Qwen2-VL: Wang et al. 2024
 // (arXiv:2409.12191); Qwen2.5-VL: Bai et al. 2025 (arXiv:2502.13923).
 //
-// The whole encoder is on each rank, which encodes all pictures that it is given. Communication:
-// none. Of divided layers: theirs, without sequence parallelism.
+// The whole encoder is on each rank, which encodes all pictures that it is given; or a part of it,
+// and what it passes on are the rows [R, 1, h] of its layers. Communication: none. Of divided
+// layers: theirs, without sequence parallelism.
 class VisionEncoder : public Module {
  public:
   // `language`: the configuration of the language model. `ranks`: whose tensor ranks divide the
   // layers; all of them are given the same.
   VisionEncoder(const VisionConfig& config, const TransformerConfig& language,
-                const EncoderRecompute& recompute = {}, const ParallelGroups& ranks = {});
+                const EncoderRecompute& recompute = {}, const ParallelGroups& ranks = {},
+                const EncoderPart& part = {});
 
-  // The features of all pictures, [N, feature_size()], of pictures with windows in their order.
-  // Differentiable in the parameters.
-  at::Tensor forward(const PackedImages& images, const ForwardContext& context);
+  // The features of all pictures, [N, feature_size()], of pictures with windows in their order; of
+  // a part that is not the last one its rows. `input`: those of the part before. Differentiable in
+  // both.
+  at::Tensor forward(const PackedImages& images, const ForwardContext& context,
+                     at::Tensor input = {});
 
  private:
+  void add_begin();
   at::Tensor numbers_of(const PackedImages& images, at::ScalarType type) const;
-  at::Tensor features_of_own_sizes(const PackedImages& images, ForwardContext context);
+  at::Tensor rows_of(const PackedImages& images);  // of the first layer
+  at::Tensor features_of(const PackedImages& images, at::Tensor x);
 
   const VisionConfig config_;
+  const EncoderPart part_;
   const TransformerConfig layers_;
   const ParallelGroups alone_, ranks_;
-  ColumnParallelLinear conv1_;
+  std::unique_ptr<ColumnParallelLinear> conv1_;     // null: another part has it
   std::unique_ptr<Parameter> class_token_;          // null: there is none
   std::unique_ptr<Embedding> position_embeddings_;  // null: rotary positions
   std::unique_ptr<Norm> ln_pre_, ln_post_;          // null: there is none

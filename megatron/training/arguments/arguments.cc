@@ -462,8 +462,12 @@ void layouts_know_the_stacks(const Arguments& a, Violations& v) {
   Violations others;
   layers_divide_over_stages(a, others);  // reports a layout that cannot be read
   const std::string& task = a.training.task;
-  const bool encodes = trains_t5(task) || task == "bert" || !heads_of_task(task).empty();
-  if (encodes || layout.empty() || !others.empty()) return;
+  if (layout.empty() || !others.empty()) return;
+  if (task != "mimo" && count_layout_letters(layout, 'V') > 0)
+    v.add(cat("--pipeline-model-parallel-layout \"", layout,
+              "\" has V, encoders of images or sounds, which --task ", task, " has not"),
+          "E as the first letter, or --task mimo");
+  if (trains_t5(task) || task == "bert" || !heads_of_task(task).empty()) return;
   if (count_layout_letters(layout, 'e') > 0)
     v.add(cat("--pipeline-model-parallel-layout \"", layout,
               "\" has e, layers of an encoder, which --task ", task, " has not"),

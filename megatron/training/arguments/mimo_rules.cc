@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/models/mimo/mimo_config.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/arguments/model_provider.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
@@ -33,10 +34,12 @@ void MimoDataConfig::fields(FieldVisitor& v) {
       "on_bad_media", on_bad_media, kOnBadMedia,
       "media that cannot be decoded: end the run, or are gray (sounds: nothing) in samples that "
       "count nothing");
+  v.role(FieldRole::kMachine);
   v.field({"balance_images", "--no-balance-images", true}, balance_images,
           "samples do not change places within a global batch; without it they do, with per-token "
           "losses and --dataloader-type single, so that data-parallel ranks have about as many "
           "patches");
+  v.role(FieldRole::kRun);
   v.field("mock_images", mock_images,
           "images of each sample of --mock-data, as far as there is room; 0: none, one or two");
   v.field("mock_image_patches", mock_image_patches,
@@ -84,6 +87,28 @@ void validate_built(const Arguments& a, Violations& v) {
   refuse(a.training.uses_cuda_graphs(), "--cuda-graph-impl");
 }
 
+// Letters V of a layout: encoders on stages of their own.
+int64_t parts_of_encoders(const Arguments& a) {
+  const std::string& layout = a.pipeline.pipeline_model_parallel_layout;
+  Violations others;
+  validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers,
+                    others);
+  return layout.empty() || !others.empty() ? 0 : count_layout_letters(layout, 'V');
+}
+
+void validate_parts(const Arguments& a, const MimoConfig& own, Violations& v) {
+  const int64_t parts = parts_of_encoders(a);
+  if (parts <= 1) return;  // all of them
+  const auto fits = [&](const char* flag, int64_t layers) {
+    v.require(parts == layers,
+              cat("--pipeline-model-parallel-layout \"", a.pipeline.pipeline_model_parallel_layout,
+                  "\" has ", parts, " V, ", flag, " is ", layers),
+              cat("one V for the whole encoder, or ", layers, ", one for each layer"));
+  };
+  if (own.sees()) fits("--vision-num-layers", own.vision_num_layers);
+  if (own.hears()) fits("--audio-num-layers", own.audio_num_layers);
+}
+
 }  // namespace
 
 // Encoders that tensor ranks divide.
@@ -116,6 +141,7 @@ void validate_mimo(const Arguments& a, Violations& v) {
   const auto& data = own_config<MimoDataConfig>(a.own);
   validate_built(a, v);
   validate_division(a, own, v);
+  validate_parts(a, own, v);
   if (!own.sees() && !own.hears())
     v.add("--task mimo without an encoder of images or of sounds",
           "--vision-model-type clip, internvit, siglip, qwen2 or qwen2_5, or "
@@ -170,7 +196,8 @@ void shrink_audio(MimoConfig& own, const MimoConfig& was, int64_t size, const Ar
                   Shrinker& shrinker) {
   if (!own.hears()) return;
   constexpr int64_t kHead = 8, kBins = 8;
-  shrinker.set("--audio-num-layers", own.audio_num_layers, one_or_several(was.audio_num_layers));
+  if (parts_of_encoders(before) <= 1)
+    shrinker.set("--audio-num-layers", own.audio_num_layers, one_or_several(was.audio_num_layers));
   shrinker.set("--audio-num-attention-heads", own.audio_num_attention_heads,
                heads_of_ranks(own, was, was.audio_num_attention_heads));
   const int64_t heads = own.audio_num_attention_heads,
@@ -195,7 +222,10 @@ void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   if (was.divides_encoders())
     shrinker.set("--encoder-tensor-model-parallel-size", own.encoder_tensor_model_parallel_size,
                  a.parallel.tensor_model_parallel_size);
-  shrinker.set("--vision-num-layers", own.vision_num_layers, one_or_several(was.vision_num_layers));
+  const bool named = parts_of_encoders(before) > 1;  // layers that the layout of stages names
+  if (!named)
+    shrinker.set("--vision-num-layers", own.vision_num_layers,
+                 one_or_several(was.vision_num_layers));
   shrinker.set("--vision-num-attention-heads", own.vision_num_attention_heads,
                heads_of_ranks(own, was, was.vision_num_attention_heads));
   constexpr int64_t kHead = 8;

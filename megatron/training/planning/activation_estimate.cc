@@ -82,6 +82,7 @@ class ChunkPass {
   const LayoutPlan& plan_;
   const TransformerConfig& config_;
   const StageSlice slice_;
+  const EndsCost& ends_;  // with what encoders of media this chunk has
   const RecomputedLayers again_;
   // Layers that offload, of each stack from its first; those of the chunk's first stack
   const int64_t of_first_stack_, num_offloaded_first_, num_offloaded_;
@@ -104,6 +105,7 @@ ChunkPass::ChunkPass(const LayoutPlan& plan, int stage, int chunk)
     : plan_(plan),
       config_(plan.model()),
       slice_(plan.stages.slice(stage, chunk)),
+      ends_(plan.ends_of(stage, chunk)),
       again_(recomputed_layers(config_, slice_.num_layers)),
       of_first_stack_(
           std::clamp<int64_t>(plan.ends.first_stack - slice_.first_layer, 0, slice_.num_layers)),
@@ -112,15 +114,16 @@ ChunkPass::ChunkPass(const LayoutPlan& plan, int stage, int chunk)
       num_offloaded_(num_offloaded_first_ + config_.num_offloaded_layers(
                                                 slice_.num_layers - of_first_stack_, slice_.head)),
       in_flight_(config_.fine_grained_offloading_max_inflight_offloads),
-      stream_(plan.stream_bytes()),
+      stream_(slice_.encodes_alone() ? 0 : plan.stream_bytes()),
       arrived_(slice_.head ? 0 : stream_),
       halves_(in_flight_) {
   // The embedding's output, and its gradient
-  const EndCost& embedding = plan.ends.embedding;
+  const bool begins = slice_.embedding || slice_.num_parts > 0;
+  const EndCost& embedding = ends_.embedding;
   const int64_t backward = arrived_ + stream_ + embedding.backward_peak;
-  pass_.moments.push_back({std::max(stream_, slice_.embedding ? embedding.forward_peak : 0),
-                           slice_.embedding ? backward : arrived_ + stream_,
-                           slice_.embedding ? backward : arrived_ + stream_});
+  pass_.moments.push_back({std::max(stream_, begins ? embedding.forward_peak : 0),
+                           begins ? backward : arrived_ + stream_,
+                           begins ? backward : arrived_ + stream_});
   streams_.push_back(stream_);
 }
 
@@ -297,8 +300,8 @@ void ChunkPass::hold(int64_t bytes, int64_t after) {
 
 // Layers run before the head saves anything, and run backward after it has freed everything.
 void ChunkPass::add_ends() {
-  const EndsCost& ends = plan_.ends;
-  if (slice_.embedding) {
+  const EndsCost& ends = ends_;
+  if (slice_.embedding || slice_.num_parts > 0) {
     pass_.saved.ends += ends.embedding.saved - ends.encoder - ends.features;
     pass_.saved.encoder += ends.encoder;
     pass_.saved.features += ends.features;

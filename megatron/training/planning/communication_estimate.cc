@@ -16,7 +16,7 @@ struct ChunkTraffic {
   Traffic tensor, context, expert, expert_tensor;
 };
 
-ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
+ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice, const EndsCost& ends) {
   const TransformerConfig& config = plan.model();
   const int64_t layers = slice.num_layers;
   const RecomputedLayers again = recomputed_layers(config, layers);
@@ -36,8 +36,10 @@ ChunkTraffic chunk_traffic(const LayoutPlan& plan, const StageSlice& slice) {
         static_cast<double>(again.units) *
         scatter_bytes(plan.tensor, static_cast<double>(plan.stream_bytes() *
                                                        (plan.sequence_parallel ? plan.tensor : 1)));
-  const EndsCost& ends = plan.ends;
-  if (slice.embedding) sent.tensor += ends.embedding.tensor;
+  if (slice.embedding || slice.num_parts > 0) {
+    sent.tensor += ends.embedding.tensor;
+    sent.context += ends.embedding.context;
+  }
   if (plan.splits_vocabulary())
     sent.tensor += ends.split_head.tensor;
   else if (slice.head) {
@@ -59,8 +61,8 @@ Traffic pipeline_pass(const LayoutPlan& plan, int stage, int chunk) {
   const auto bytes = [&](int64_t layers_before) {
     return static_cast<double>(plan.border_bytes(layers_before));
   };
-  return {elsewhere(segment + 1) ? bytes(slice.first_layer + slice.num_layers) : 0,
-          elsewhere(segment - 1) ? bytes(slice.first_layer) : 0};
+  return {elsewhere(segment + 1) ? bytes(slice.layers_through()) : 0,
+          elsewhere(segment - 1) ? bytes(slice.layers_before()) : 0};
 }
 
 // Collectives over all stages when the vocabulary is split over them. In a ring broadcast every
@@ -122,7 +124,7 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
       dp{"dp", plan.sharding.ranks}, edp{"edp", 1}, embd{"embd", 1};
   for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
     const StageSlice slice = plan.stages.slice(stage, chunk);
-    const ChunkTraffic layers = chunk_traffic(plan, slice);
+    const ChunkTraffic layers = chunk_traffic(plan, slice, plan.ends_of(stage, chunk));
     if (plan.tensor > 1) add(tp, layers.tensor, plan.num_microbatches);
     if (plan.context > 1) add(cp, layers.context, plan.num_microbatches);
     if (plan.expert > 1) add(ep, layers.expert, plan.num_microbatches);

@@ -51,8 +51,14 @@ std::string layers_text(const LayoutPlan& plan, int stage) {
   std::string text;
   for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
     const StageSlice slice = plan.stages.slice(stage, chunk);
-    std::string part = slice.embedding ? "E" : "";
+    std::string part;
     const auto append = [&](const std::string& more) { part += part.empty() ? more : "+" + more; };
+    if (slice.num_parts > 0) append("V");
+    if (slice.num_parts > 0 && slice.all_parts > 1)
+      part += slice.num_parts == 1
+                  ? cat(slice.first_part + 1)
+                  : cat(slice.first_part + 1, "-", slice.first_part + slice.num_parts);
+    if (slice.embedding) append("E");
     if (slice.num_layers == 1) append(cat(slice.first_layer + 1));
     if (slice.num_layers > 1)
       append(cat(slice.first_layer + 1, "-", slice.first_layer + slice.num_layers));
@@ -347,8 +353,8 @@ PassCosts chunk_costs(const LayoutPlan& plan, int stage, int chunk, double unit,
   const double again =
       (full ? (weights + scores) / unit : 0.0) + first_again / unit + second_again / unit;
   double forward = linear + attention, input = forward + attention + again;
-  for (const ModuleCost& module : plan.ends.modules) {
-    if (!slice.embedding) break;
+  for (const ModuleCost& module : plan.ends_of(stage, chunk).modules) {
+    if (!slice.embedding && slice.num_parts == 0) break;
     const double per_token = static_cast<double>(plan.tensor) / static_cast<double>(plan.tokens());
     const double w = module.weights * per_token / unit, s = module.scores * per_token / unit;
     forward += w + s;

@@ -99,6 +99,7 @@ LayerShape LayoutPlan::layer_shape() const {
 }
 
 int64_t LayoutPlan::border_bytes(int64_t layers_before) const {
+  if (layers_before < 0) return layers_before == -1 ? ends.media_features : ends.media_rows;
   const auto of_length = [](int64_t length) { return at::empty({length}, at::kLong); };
   Batch batch;
   const int64_t samples = arguments.training.micro_batch_size;
@@ -117,9 +118,8 @@ int64_t LayoutPlan::transfer_bytes(int stage) const {
   int64_t most = 0;
   for (int chunk = 0; chunk < stages.num_chunks(); ++chunk) {
     const StageSlice segment = stages.slice(stage, chunk);
-    if (!segment.embedding) most = std::max(most, border_bytes(segment.first_layer));
-    if (!segment.head)
-      most = std::max(most, border_bytes(segment.first_layer + segment.num_layers));
+    if (!segment.starts()) most = std::max(most, border_bytes(segment.layers_before()));
+    if (!segment.head) most = std::max(most, border_bytes(segment.layers_through()));
   }
   return most;
 }
@@ -141,15 +141,23 @@ void LayoutPlan::set_expert_load(double load) {
   expert_load = load;
   const ModelConfig config = model_config();
   const auto trains = [this](std::string_view name) {
-    return std::ranges::any_of(held_by(0).chunks, [&](const std::unique_ptr<Model>& chunk) {
-      return std::ranges::any_of(chunk->parameters(), [&](const Parameter* p) {
-        return p->trainable && p->name.starts_with(name);
+    return std::ranges::any_of(held, [&](const auto& stage) {
+      return std::ranges::any_of(stage->chunks, [&](const std::unique_ptr<Model>& chunk) {
+        return std::ranges::any_of(chunk->parameters(), [&](const Parameter* p) {
+          return p->trainable && p->name.starts_with(name);
+        });
       });
     });
   };
-  ends = find_model_type(config.type)
-             .ends_cost(config, {layer_shape(), vocabulary.padded_size,
-                                 splits_vocabulary() ? pipeline : 1, trains});
+  const auto ends_with = [&](const StageSlice* segment) {
+    return find_model_type(config.type)
+        .ends_cost(config, {layer_shape(), vocabulary.padded_size,
+                            splits_vocabulary() ? pipeline : 1, trains, segment});
+  };
+  ends = ends_with(nullptr);
+  segment_ends.clear();
+  for (const StageSlice& segment : stages.segments())
+    if (segment.all_parts > 0) segment_ends.push_back(ends_with(&segment));
 }
 
 LayerCost LayoutPlan::layer_cost(int64_t layer_number, bool offloaded) const {

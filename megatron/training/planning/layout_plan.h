@@ -67,9 +67,15 @@ struct LayoutPlan {
   std::vector<std::shared_ptr<const PlannedStage>> held;  // by stage, by its first rank
   int64_t model_elements = 0;  // of the whole model, with vocabulary padding, each counted once
   EndsCost ends;
-  double expert_load = 1.0;  // LayerShape::expert_load of the ranks that are counted
+  std::vector<EndsCost> segment_ends;  // with the encoders of media of each segment; empty: `ends`
+  double expert_load = 1.0;            // LayerShape::expert_load of the ranks that are counted
 
   const TransformerConfig& model() const { return arguments.transformer; }
+  const EndsCost& ends_of(int stage, int chunk) const {
+    return segment_ends.empty()
+               ? ends
+               : segment_ends.at(static_cast<size_t>(schedule.segment(stage, chunk)));
+  }
   bool splits_vocabulary() const { return schedule.vocab_parallel; }
   const PlannedStage& held_by(int stage) const { return *held.at(static_cast<size_t>(stage)); }
   const std::vector<PlannedBuffer>& buffers(int stage, int chunk) const {

@@ -143,6 +143,17 @@ void add_buffer(const LayoutPlan& plan, const PlannedBuffer& planned, StageMemor
 
 // -- memory that varies within a step
 
+// Of a micro-batch that the stage encodes, or a part of it.
+int64_t media_bytes(const LayoutPlan& plan, int stage) {
+  int64_t most = 0;
+  for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
+    const StageSlice slice = plan.stages.slice(stage, chunk);
+    if (slice.embedding || slice.num_parts > 0)
+      most = std::max(most, plan.ends_of(stage, chunk).media);
+  }
+  return most;
+}
+
 // Walks the schedule of one stage and records the moment of peak memory.
 class Walk {
  public:
@@ -153,7 +164,7 @@ class Walk {
         out_(memory),
         in_flight_(memory.passes.size(), 0),
         transfer_(plan.transfer_bytes(stage)),
-        batch_(plan.ends.batch + (plan.stages.slice(stage, 0).embedding ? plan.ends.media : 0)),
+        batch_(plan.ends.batch + media_bytes(plan, stage)),
         vocabulary_(plan.ends.split_head),
         hidden_calls_(
             hidden_calls(plan.schedule, stage, plan.arguments.pipeline.overlap_p2p_communication)),

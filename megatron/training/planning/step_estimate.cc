@@ -28,6 +28,8 @@ LayoutPlan without_recomputation(const LayoutPlan& plan) {
   bare.arguments.transformer.recompute_granularity = RecomputeGranularity::kNone;
   bare.arguments.transformer.recompute_modules.clear();
   for (ModuleCost& module : bare.ends.modules) module.again = 0;
+  for (EndsCost& ends : bare.segment_ends)
+    for (ModuleCost& module : ends.modules) module.again = 0;
   return bare;
 }
 

@@ -11,6 +11,7 @@
 #include "megatron/datasets/multimodal/mock_multimodal_dataset.h"
 #include "megatron/datasets/multimodal/multimodal_dataset.h"
 #include "megatron/datasets/tuning/sft_dataset.h"
+#include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/mimo/read_images.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/mimo_rules.h"
@@ -250,7 +251,9 @@ PackedImages packed_images(const MimoConfig& own, const std::shared_ptr<const Mi
   const int64_t patch = own.patch_elements();
   return pack_images(
       own, all,
-      tensor_of(source, images.patches, {std::ssize(images.patches) / patch, patch}, at::kByte),
+      images.ranks.reads ? tensor_of(source, images.patches,
+                                     {std::ssize(images.patches) / patch, patch}, at::kByte)
+                         : at::Tensor(),
       tensor_of(source, images.pixel_values, {3, 256}, at::kFloat),
       source->data().all<int64_t>("tokens"), source->micro_batch_size, own.image_token_id,
       images.ranks.rank, images.ranks.size, document_places(*source));
@@ -264,7 +267,9 @@ PackedSounds packed_sounds(const MimoConfig& own, const std::shared_ptr<const Mi
   const int64_t bins = own.audio_mel_bins;
   return pack_sounds(
       own, all,
-      tensor_of(source, sounds.frames, {std::ssize(sounds.frames) / bins, bins}, at::kFloat),
+      sounds.ranks.reads
+          ? tensor_of(source, sounds.frames, {std::ssize(sounds.frames) / bins, bins}, at::kFloat)
+          : at::Tensor(),
       source->data().all<int64_t>("tokens"), source->micro_batch_size, own.audio_token_id,
       sounds.ranks.rank, sounds.ranks.size);
 }
@@ -291,6 +296,25 @@ BatchMaker::Addition add_media(const ModelConfig& config) {
   };
 }
 
+// Encoders and projectors of which nothing is trained.
+void find_frozen(const StartConfig& start, const TransformerConfig& language, MimoConfig& own) {
+  const auto frozen = [&](Module&& module, const char* name) {
+    bool all = true;
+    module.visit([&](const std::string& path, Parameter&) { all = all && start.freezes(path); },
+                 name);
+    return all;
+  };
+  if (own.sees()) {
+    own.frozen_vision = frozen(VisionEncoder(own, language), "vision_model");
+    own.frozen_vision_projection =
+        frozen(FeatureProjector(image_projector(own), language), "vision_projection");
+  }
+  if (!own.hears()) return;
+  own.frozen_audio = frozen(AudioEncoder(own, language), "audio_model");
+  own.frozen_audio_projection =
+      frozen(FeatureProjector(sound_projector(own), language), "audio_projection");
+}
+
 // A plan counts the pictures of a sequence, which a flag of the data limits.
 ModelProvider mimo_provider() {
   return [provide = provide_model("mimo")](const Arguments& arguments, const Vocabulary& vocabulary,
@@ -301,6 +325,7 @@ ModelProvider mimo_provider() {
     const int64_t most = own_config<MimoDataConfig>(arguments.own).max_patches_per_sequence;
     const int64_t one = own.has_own_sizes() ? 4 : own.patches();
     if (most > 0) own.most_pictures = std::max<int64_t>(1, most / one);
+    if (slice.all_parts > 0) find_frozen(counted.training, counted.transformer, own);
     return provide(counted, vocabulary, groups, slice, chunks);
   };
 }

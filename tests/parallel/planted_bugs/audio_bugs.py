@@ -10,9 +10,9 @@ AUDIO_BUGS = (
               "if (const FixedZeros& zeros = bias->zeros; zeros.count > 0)", "if (const FixedZeros& zeros = bias->zeros; !PLANTED && zeros.count > 0)",
               GOLDEN + "qwen2_audio"),
     audio_bug("audio_norm_before_mean", "rows are normed before their mean is taken", ENCODER,
-              "return ln_post_.forward(((first + second) / 2).unsqueeze(1)).squeeze(1);",
-              "return PLANTED ? (ln_post_.forward(first.unsqueeze(1)).squeeze(1) + ln_post_.forward(second.unsqueeze(1)).squeeze(1)) / 2 : "
-              "ln_post_.forward(((first + second) / 2).unsqueeze(1)).squeeze(1);", GOLDEN + "qwen2_audio"),
+              "return ln_post_->forward(((first + second) / 2).unsqueeze(1)).squeeze(1);",
+              "return PLANTED ? (ln_post_->forward(first.unsqueeze(1)).squeeze(1) + ln_post_->forward(second.unsqueeze(1)).squeeze(1)) / 2 : "
+              "ln_post_->forward(((first + second) / 2).unsqueeze(1)).squeeze(1);", GOLDEN + "qwen2_audio"),
     audio_bug("audio_silence_is_heard", "a sound attends to the silence behind it as far as the next second", CONFIG,
               "if (!stacks()) return (frames + 1) / 2;",
               "if (!stacks()) return PLANTED ? std::min<int64_t>((frames + 99) / 100 * 50, kAudioRows) : (frames + 1) / 2;", GOLDEN + "qwen2_audio"),

@@ -200,6 +200,8 @@ PROOFS = {
     "llava cp2": (2, LLAVA + BATCH + CP + "2"),
     "gemma3 cp2": (2, GEMMA3 + BATCH + CP + "2 --cp-comm-type all_gather"),
     "qwen2 vl cp2": (2, QWEN2_VL + BATCH + CP + "2"),
+    "llava pp3 v": (3, LLAVA.replace("--untie-embeddings-and-output-weights ", "") + BATCH + "--num-layers 4 --vision-num-layers 2 "
+                    "--freeze vision_model.conv1 " + PP + "3 --pipeline-model-parallel-layout V|VEt|t*3L"),
     "llava dp2 zero3": (2, LLAVA + BATCH + ZERO3 + "--no-balance-images "),
     "llava dp2 dropout": (2, LLAVA + BATCH + "--hidden-dropout 0.1"),
     "retro tp2 sp again": (2, RETRO + BATCH + TP + "2 " + SP + "--recompute-granularity selective --recompute-modules retro_encoder"),

@@ -140,6 +140,37 @@ TEST(StageLayout, SlicesKnowTheStagesOfAllLayers) {
   EXPECT_EQ(count_layout_letters("E(et)*2|tL", 'e'), 2);
 }
 
+// Encoders of images before the embedding, whose borders count below 0.
+TEST(StageLayout, EncodersHaveSegmentsOfTheirOwn) {
+  PipelineConfig config;
+  config.pipeline_model_parallel_layout = "V|V*2|VEt|ttL";
+  const StageLayout layout = make_stage_layout(config, 2, 3);
+  const std::vector<StageSlice>& all = layout.segments();
+  EXPECT_EQ(layout.layer_counts(), (std::vector<int64_t>{0, 0, 1, 2}));
+  const auto borders = [&] {
+    std::vector<int64_t> out;
+    for (const StageSlice& one : all) {
+      out.push_back(one.layers_before());
+      out.push_back(one.layers_through());
+    }
+    return out;
+  };
+  EXPECT_EQ(borders(), (std::vector<int64_t>{-5, -4, -4, -2, -2, 1, 1, 3}));
+  EXPECT_TRUE(all[0].starts());
+  EXPECT_FALSE(all[2].starts());
+  EXPECT_TRUE(all[1].encodes_alone());
+  EXPECT_FALSE(all[2].encodes_alone());
+  EXPECT_EQ(all[1].first_part, 1);
+  EXPECT_EQ(all[1].num_parts, 2);
+  EXPECT_TRUE(all[2].embedding);
+  EXPECT_EQ(layout.slice(0, 1).stages, (std::vector<int>{0, 0, 1, 1, 1}));
+  config.pipeline_model_parallel_layout = "V|EtttL";
+  const StageLayout whole = make_stage_layout(config, 2, 3);
+  EXPECT_EQ(whole.slice(1, 0).layers_before(), -1);
+  EXPECT_EQ(whole.slice(1, 0).layers_through(), 3);
+  EXPECT_EQ(whole.slice(1, 0).stage_of_embedding(), 1);
+}
+
 // Whatever is asked for, the layers of all segments are the model's: none is lost, none is held
 // twice.
 TEST(StageLayout, NoLayerIsLost) {
@@ -257,7 +288,13 @@ TEST(StageLayout, FaultsOfLayoutStringsAreLocated) {
   EXPECT_THAT(
       error("Ett|xtL"),
       HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), e (encoder layer), "
-                "t (layer), m (multi-token prediction), L (loss)"));
+                "t (layer), m (multi-token prediction), L (loss), V (encoder of images or "
+                "sounds)"));
+  EXPECT_THAT(error("V|EtVt|ttL"),
+              HasSubstr("'V' at position 5 is behind E: the language model reads what encoders of "
+                        "images and sounds give\nhint: all V before E"));
+  EXPECT_THAT(error("V|tt|ttL"), HasSubstr("does not start with the embedding\nhint: one E"));
+  EXPECT_THAT(error("V|EttE|ttL"), HasSubstr("'E' at position 6 is not at the start"));
   EXPECT_THAT(
       error("Eet|etL"),
       HasSubstr("'e' at position 5 is after a t: an encoder comes before its decoder\nhint: "

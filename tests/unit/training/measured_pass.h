@@ -38,7 +38,9 @@ inline Measured measure(const Arguments& a, int64_t padded_vocab, const StageSli
   const int64_t rows =
       batch.place.position.size(0) / (a.parallel.sequence_parallel ? groups.tp.size() : 1);
   const at::ScalarType stream = a.transformer.fp32_residual_connection ? at::kFloat : dtype;
-  const std::vector<int64_t> shape = {rows, batch.place.sample.size(0), a.transformer.hidden_size};
+  TensorFormat format{{rows, batch.place.sample.size(0), a.transformer.hidden_size}, stream};
+  if (slice.layers_before() < 0)
+    format = module->border(slice.layers_before(), batch, dtype).front();
   std::unique_ptr<ActivationOffload> offload;
   const TransformerConfig& c = a.transformer;
   if (c.offloads_activations())
@@ -75,9 +77,9 @@ inline Measured measure(const Arguments& a, int64_t padded_vocab, const StageSli
     if (offload) context.offload = &in_host_memory;
     at::Tensor input;
     BackwardEnd end_of_input;
-    if (!slice.embedding) {
-      input = at::randn(shape, at::dtype(stream));
-      end_of_input = BackwardEnd(input);
+    if (!slice.starts()) {
+      input = at::randn(format.shape, at::dtype(format.dtype));
+      if (format.has_gradient()) end_of_input = BackwardEnd(input);
     }
     BackwardRoot root;
     at::Tensor grad;

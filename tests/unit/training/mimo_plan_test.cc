@@ -1,6 +1,8 @@
 // What a model that reads images holds of its largest micro-batch, next to its plan.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/mimo/mimo_model.h"
@@ -23,6 +25,8 @@ const std::string kSeeingModel =
 const std::string kClip = "--vision-model-type clip ";
 #define OWN_SIZES "--pixel-shuffle --position-embedding-type mrope --mrope-section 4 2 2 "
 #define SHORT "--seq-length 64 "
+#define STAGES(count, layout) \
+  "--pipeline-model-parallel-size " count " --pipeline-model-parallel-layout " layout " "
 #define QWEN2 OWN_SIZES "--vision-model-type qwen2 "
 #define QWEN2_5                                                                   \
   OWN_SIZES                                                                       \
@@ -88,7 +92,14 @@ INSTANTIATE_TEST_SUITE_P(
                        4, true, 0.05},
         ActivationCase{"cp2_tp2", "--context-parallel-size 2 --tensor-model-parallel-size 2", 4,
                        true, 0.05},
-        ActivationCase{"pp2", "--pipeline-model-parallel-size 2", 2, true, 0.05}),
+        ActivationCase{"pp2", "--pipeline-model-parallel-size 2", 2, true, 0.05},
+        // Encoders on stages of their own
+        ActivationCase{"v", STAGES("2", "V|Et*4L") "--vision-hidden-size 128", 2, true, 0.05},
+        ActivationCase{"v_parts", STAGES("3", "V*5|V*6|V*5Et*4L") "--vision-num-layers 16", 3, true,
+                       0.05},
+        ActivationCase{"v_windows_tp2",
+                       QWEN2_5 SHORT STAGES("3", "VV|V|Et*4L") "--tensor-model-parallel-size 2", 6,
+                       true, 0.05}),
     [](const auto& info) { return info.param.name; });
 
 LayoutPlan plan_of(const std::string& more, int64_t world_size = 1, bool on_gpu = true) {
@@ -109,13 +120,18 @@ TEST_P(MimoSteps, AllocateWhatThePlanSays) {
     const auto real = static_cast<double>(step_peak(a, {500, 1024}, groups));
     const std::lock_guard lock(mutex);
     const auto planned = static_cast<double>(stage_memory(plan, groups.pp.rank()).allocated());
-    EXPECT_NEAR(planned / real, 1, c.tolerance) << planned << " and " << real;
+    EXPECT_NEAR(planned / real, 1, c.tolerance)
+        << planned << " and " << real << " of stage " << groups.pp.rank();
   });
 }
 
 const std::string kSharded =
     "--use-megatron-fsdp --overlap-grad-reduce --overlap-param-gather --eval-iters 0 "
     "--global-batch-size 8 ";
+
+const std::string kApart =
+    STAGES("3", "V|VVV|Et*4L") "--vision-num-layers 4 --vision-hidden-size 128 --eval-iters 0 ";
+const std::string kApartAndFrozen = kApart + "--freeze vision_model";
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, MimoSteps,
@@ -124,7 +140,9 @@ INSTANTIATE_TEST_SUITE_P(
                     ActivationCase{"frozen", "--eval-iters 0 --freeze vision_model", 1, true, 0.05},
                     ActivationCase{"again", "--eval-iters 0 --encoder-recompute-granularity full",
                                    1, true, 0.05},
-                    ActivationCase{"sharded", kSharded.c_str(), 2, true, 0.05}),
+                    ActivationCase{"sharded", kSharded.c_str(), 2, true, 0.05},
+                    ActivationCase{"stages", kApart.c_str(), 3, true, 0.05},
+                    ActivationCase{"frozen_stages", kApartAndFrozen.c_str(), 3, true, 0.05}),
     [](const auto& info) { return info.param.name; });
 
 // A limit of patches is one of memory.
@@ -239,6 +257,30 @@ TEST(MimoPlan, CountsDividedEncoders) {
   // In the place of a reduce-scatter an all-reduce
   const std::string sp = "--sequence-parallel";
   EXPECT_EQ(sent(divided + sp).backward - sent(two + sp).backward, sums + of_features / 2);
+}
+
+// On stages of their own: what all have is what one has, and only the stage before the embedding
+// passes features on.
+TEST(MimoPlan, CountsPartsOfEncoders) {
+  const std::string parts = STAGES("3", "V|VV|Et*4L");
+  const LayoutPlan plan = plan_of(parts, 3), one = plan_of("");
+  const auto saved = [&](int stage) { return pass_bytes(plan, stage, 0).saved; };
+  const SavedBytes whole = pass_bytes(one, 0, 0).saved;
+  EXPECT_EQ(saved(0).encoder + saved(1).encoder, whole.encoder);
+  EXPECT_EQ(saved(1).features + saved(2).features, whole.features);
+  EXPECT_EQ(saved(0).features + saved(2).encoder + saved(0).ends, 0);
+  const int64_t rows = 8 * 65 * 64 * 4, features = 8 * 64 * 128 * 4;
+  EXPECT_EQ(plan.transfer_bytes(0), rows);
+  EXPECT_EQ(plan.transfer_bytes(1), std::max(rows, features));
+  EXPECT_EQ(plan.border_bytes(-1), features);
+  EXPECT_EQ(pass_bytes(plan_of(parts + "--freeze vision_model", 3), 1, 0).saved.encoder, 0);
+  const auto work = [](const LayoutPlan& of) {
+    double all = 0;
+    for (const auto& stage : compute_costs(of).passes) all += stage.front().forward;
+    return all;
+  };
+  EXPECT_NEAR(work(plan), work(one), 1e-9);
+  EXPECT_NE(layout_text(plan, make_layout_report(plan)).find("V2-3"), std::string::npos);
 }
 
 TEST(MimoPlan, IsReported) {

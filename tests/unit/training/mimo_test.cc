@@ -245,6 +245,8 @@ TEST(Mimo, KeyBiasesOfSoundsStayZero) {
   EXPECT_EQ(found, 1U);
 }
 
+const std::string kBoth = " --vision-model-type clip --audio-token-id 500 --audio-num-layers 3";
+
 TEST(Mimo, RefusesWhatContradicts) {
   const auto refused = [](const std::string& more, const std::string& message) {
     EXPECT_THAT(error_of([&] { mimo_arguments(more); }), HasSubstr(message));
@@ -273,6 +275,21 @@ TEST(Mimo, RefusesWhatContradicts) {
               HasSubstr(divided + " does not divide --vision-ffn-hidden-size 25"));
   EXPECT_THAT(of_two(divided + " " + kAudioModel + " --audio-num-attention-heads 1"),
               HasSubstr(divided + " does not divide --audio-num-attention-heads 1"));
+  const std::string stages = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout ";
+  EXPECT_THAT(error_of([&] { mimo_arguments(stages + "VVV|EttL", 2); }),
+              HasSubstr("\"VVV|EttL\" has 3 V, --vision-num-layers is 2\nhint: one V for the whole "
+                        "encoder, or 2, one for each layer"));
+  EXPECT_THAT(error_of([&] { mimo_arguments(stages + "VV|EttL " + kAudioModel + kBoth, 2); }),
+              HasSubstr("\"VV|EttL\" has 2 V, --audio-num-layers is 3"));
+  EXPECT_THAT(
+      error_of([&] {
+        parse_line(
+            "pretrain --task gpt --num-layers 2 --hidden-size 8 "
+            "--num-attention-heads 1 --seq-length 8 " +
+                stages + "V|EttL " + kMimoRun,
+            2);
+      }),
+      HasSubstr("\"V|EttL\" has V, encoders of images or sounds, which --task gpt has not"));
   refused("--max-images-per-sample 0", "--max-images-per-sample is 0");
   refused("--max-bad-media 3", "--max-bad-media has no effect without --on-bad-media skip");
   refused("--on-bad-media skip --max-bad-media -1", "--max-bad-media is -1");

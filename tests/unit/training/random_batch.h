@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
-#include "megatron/models/batch.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/retro/retro_config.h"
 #include "megatron/models/t5/t5_config.h"
 #include "megatron/models/vision/packed_images.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/mimo_rules.h"
+#include "megatron/training/setup.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
@@ -32,9 +32,7 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
   }
   const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length;
   const at::Tensor tokens = at::randint(0, 500, {b, s}, at::kLong);
-  const bool divided = own.divides_encoders();
-  const int of_tensor = divided ? 1 : groups.tp.size(), ranks = of_tensor * groups.cp.size(),
-            rank = groups.cp.rank() * of_tensor + (divided ? 0 : groups.tp.rank());
+  const auto [ranks, rank, parts, part, reads] = image_ranks(a, groups);
   const int64_t room = s / own.features(),
                 limit = own_config<MimoDataConfig>(a.own).max_patches_per_sequence / own.patches();
   std::vector<SeenImage> images;
@@ -47,11 +45,12 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
       images.push_back({i, own.patch_rows(), own.patch_columns(), 1, {}, {}, owner});
     }
   PackedImages packed = pack_images(
-      own, images, at::randint(0, 256, {pictures * own.patches(), own.patch_elements()}, at::kByte),
+      own, images,
+      reads ? at::randint(0, 256, {pictures * own.patches(), own.patch_elements()}, at::kByte)
+            : at::Tensor(),
       at::randn({3, 256}), {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
       b, own.image_token_id, rank, ranks);
-  if (groups.cp.size() > 1)
-    packed = packed.of_tokens(zigzag_positions(s, groups.cp.size(), groups.cp.rank()), b, s);
+  if (parts > 1) packed = packed.of_tokens(zigzag_positions(s, parts, part), b, s);
   batch.set("tokens", zigzag_slice(tokens, 1, groups.cp));
   batch.images = std::make_shared<const PackedImages>(std::move(packed));
 }
