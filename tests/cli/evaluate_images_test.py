@@ -1,4 +1,4 @@
-"""evaluate of questions with images: answers are those of transformers, log-likelihoods of choices those of `megatron logits`.
+"""evaluate of questions with images and sounds: answers are those of transformers, log-likelihoods of choices those of `megatron logits`.
 
 Usage: evaluate_images_test.py MEGATRON [unittest arguments].
 """
@@ -10,14 +10,19 @@ import subprocess
 
 import support
 from ports import free_port
-from image_prompts_test import MEDIA, families as all_families, write_model
+from image_prompts_test import MEDIA, SOUNDS, families as all_families, write_model
 from support import call, read_safetensors
 
 TOLERANCE = 1e-4
 
 
 def families():
-    return [facts for facts in all_families() if not facts["turns"][0]["file"].endswith(".wav")]
+    """qwen2_vl goes as qwen2_5_vl."""
+    return [facts for facts in all_families() if facts["family"] != "qwen2_vl"]
+
+
+def kind_of(facts):
+    return facts.get("kind", "image")
 
 
 def log_softmax(row, at):
@@ -32,13 +37,14 @@ class EvaluateImagesTest(support.FolderTest):
         return self.path(name)
 
     def model(self, facts):
+        self.media = SOUNDS if kind_of(facts) == "audio" else MEDIA
         folder = self.path(facts["family"])
         write_model(folder, facts)
         return folder
 
     def evaluate(self, model, *tasks, flags=()):
         out = self.output("evaluate", model, "--device", "cpu", "--num-threads", "1", "--dtype", "fp32", "--tasks", *tasks, "--json",
-                          "--media-root", MEDIA, "--log-samples", self.path("samples.jsonl"), *flags)
+                          "--media-root", self.media, "--log-samples", self.path("samples.jsonl"), *flags)
         with open(self.path("samples.jsonl")) as file:
             return json.loads(out)["results"], [json.loads(line) for line in file]
 
@@ -46,8 +52,8 @@ class EvaluateImagesTest(support.FolderTest):
         for facts in families():
             turn = facts["turns"][0]
             said = turn["said"].strip()
-            asked = {"image": turn["file"], "question": turn["text"]}
-            message = {"role": "user", "content": [{"type": "image", "path": turn["file"]}, {"type": "text", "text": turn["text"]}]}
+            asked = {kind_of(facts): turn["file"], "question": turn["text"]}
+            message = {"role": "user", "content": [{"type": kind_of(facts), "path": turn["file"]}, {"type": "text", "text": turn["text"]}]}
             exact = self.rows("exact.jsonl", {**asked, "answer": said}, {**asked, "answers": ["another"]},
                               {"messages": [message], "answers": ["x", said]})
             anls = self.rows("anls.jsonl", {**asked, "answers": [said.upper()]})
@@ -58,9 +64,9 @@ class EvaluateImagesTest(support.FolderTest):
             self.assertAlmostEqual(results[0]["exact_match_stderr"], 1 / 3)
             self.assertEqual((results[1]["anls"], results[1]["examples"]), (1, 1))
 
-    def logprob(self, model, prompt, files, choice):
-        images = [os.path.join(MEDIA, name) for name in files]
-        self.output("logits", model, "--device", "cpu", "--dtype", "fp32", "--prompt", prompt + choice, "--image", *images, "--output",
+    def logprob(self, model, prompt, files, choice, kind="image"):
+        media = [os.path.join(self.media, name) for name in files]
+        self.output("logits", model, "--device", "cpu", "--dtype", "fp32", "--prompt", prompt + choice, f"--{kind}", *media, "--output",
                     self.path("l.safetensors"))
         tensors = read_safetensors(self.path("l.safetensors"))
         (count,), ids = tensors["tokens"]
@@ -76,14 +82,15 @@ class EvaluateImagesTest(support.FolderTest):
                 continue
             model, turn = self.model(facts), facts["turns"][0]
             two = facts["texts"][1]
-            rows = [{"images": two["files"], "question": turn["text"], "choices": ["rd", "xxz"], "answer": "rd"},
-                    {"image": turn["file"], "question": turn["text"], "choices": ["ab", "ac"], "answer": 1},
+            kind = kind_of(facts)
+            rows = [{kind + "s": two["files"], "question": turn["text"], "choices": ["rd", "xxz"], "answer": "rd"},
+                    {kind: turn["file"], "question": turn["text"], "choices": ["ab", "ac"], "answer": 1},
                     {"question": "what is it?", "choices": ["ab", "ac"], "answer": "A"}]
             results, samples = self.evaluate(model, f"choices={self.rows('choices.jsonl', *rows)}")
             right = 0
             for row, sample in zip(rows, samples):
-                files = row.get("images", [row["image"]] if "image" in row else [])
-                expected = [self.logprob(model, sample["prompt"], files, choice) for choice in row["choices"]] if files else None
+                files = row.get(kind + "s", [row[kind]] if kind in row else [])
+                expected = [self.logprob(model, sample["prompt"], files, choice, kind) for choice in row["choices"]] if files else None
                 own = [choice["logprob"] for choice in sample["choices"]]
                 for value, other in zip(own, expected or own):
                     self.assertLess(abs(value - other), TOLERANCE * abs(other), (facts["family"], row))
@@ -93,7 +100,7 @@ class EvaluateImagesTest(support.FolderTest):
             self.assertIn("acc_norm", results[0])
 
     def test_ranks_share_choices(self):
-        facts = families()[-1]
+        facts = next(one for one in families() if one["family"] == "qwen2_5_vl")
         model, turn = self.model(facts), facts["turns"][0]
         row = {"image": turn["file"], "question": turn["text"], "choices": ["ab", "ac"], "answer": 1}
         file = self.rows("choices.jsonl", row, {**row, "question": "what is it?"})
@@ -148,6 +155,9 @@ class EvaluateImagesTest(support.FolderTest):
         self.assert_error(2, "--answer-tokens is 0", *run, f"vqa={file}", "--answer-tokens", "0")
         text = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "evaluate", "model")
         self.assert_error(1, f"{text}: a model of type GPT reads no images", "evaluate", text, "--device", "cpu", "--tasks", f"vqa={file}")
+        self.rows("q.jsonl", {"question": "what?", "answer": "a"}, {"audio": "odd.wav", "question": "what?", "answer": "a"})
+        self.assert_error(1, f"{model}: a model of type MIMO without an encoder of them reads no sounds", "evaluate", model, "--device", "cpu",
+                          "--media-root", SOUNDS, "--tasks", f"vqa={file}")
 
 
 if __name__ == "__main__":

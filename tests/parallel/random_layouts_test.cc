@@ -8,8 +8,8 @@
 // seed kFirstOfStacks + S - 1 on, proofs of as many in FP8 with scales of blocks from seed
 // kFirstOfBlocks + S - 1 on and, if N is given, as many encoders from seed kFirstOfEncoders + S - 1
 // on; as many models of letters from seed kFirstOfHybrids + S - 1 on, with retrieval from seed
-// kFirstOfRetro + S - 1 on and with images from seed kFirstOfMimo + S - 1 on. A configuration is
-// determined by its seed, which a failure message names.
+// kFirstOfRetro + S - 1 on and with images and sounds from seed kFirstOfMimo + S - 1 on. A
+// configuration is determined by its seed, which a failure message names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -196,24 +196,48 @@ class Draw {
     return true;
   }
 
-  // Of a decoder, one that reads images; false: it has flags that none of those may have.
+  // Of a decoder, one that reads images or sounds, or both; false: it has flags that none of those
+  // may have.
   bool becomes_mimo() {
     for (const char* flag : {"--reset-", "--eod-mask", "document-masking",
                              "--pipeline-vocab-parallel", "--mtp-num-layers", "--fp32-residual"})
       if (given(flag)) return false;
+    const int64_t ranks = mesh_.tp > 1 && dice_.chance(40) ? mesh_.tp : 1,  // of a layer
+        layers = dice_.range(1, 2);
+    const bool hears = dice_.chance(40), sees = !hears || dice_.chance(40);
+    add("--task mimo");
+    if (ranks > 1) add("--encoder-tensor-model-parallel-size", ranks);
+    if (sees) images(ranks, layers);
+    if (hears) sounds(ranks, layers);
+    if (!given("--freeze") && dice_.chance(40)) {
+      const char* const seen =
+          dice_.pick<const char*>({"--freeze vision_model", "--freeze language_model",
+                                   "--freeze-except vision_projection"});
+      const char* const heard = dice_.pick<const char*>(
+          {"--freeze audio_model", "--freeze language_model", "--freeze-except audio_projection"});
+      add(sees && (!hears || dice_.chance(50)) ? seen : heard);
+    }
+    if (dice_.chance(30)) {
+      add("--encoder-recompute-granularity full --encoder-recompute-method",
+          dice_.pick<const char*>({"uniform", "block"}));
+      add("--encoder-recompute-num-layers", dice_.range(1, layers));
+    }
+    if (mesh_.pp > 1 && dice_.chance(50)) encoder_has_stages(layers);
+    return true;
+  }
+
+  // An encoder of images whose layers so many ranks divide.
+  void images(int64_t ranks, int64_t layers) {
     const bool own_sizes = dice_.chance(40) && turns_by_sections(),
                shuffle = own_sizes || dice_.chance(30), newlines = !shuffle && dice_.chance(40);
-    const int64_t ranks = mesh_.tp > 1 && dice_.chance(40) ? mesh_.tp : 1,  // of a layer
-        side = shuffle ? 4 : 2, heads = ranks * dice_.range(1, 2);
-    if (ranks > 1) add("--encoder-tensor-model-parallel-size", ranks);
+    const int64_t side = shuffle ? 4 : 2, heads = ranks * dice_.range(1, 2);
     const char* const encoder = own_sizes
                                     ? dice_.pick<const char*>({"qwen2", "qwen2_5"})
                                     : dice_.pick<const char*>({"clip", "internvit", "siglip"});
     const bool siglip = encoder == std::string_view("siglip"), pool = siglip && !newlines;
-    add("--task mimo --vision-model-type", encoder);
+    add("--vision-model-type", encoder);
     add("--patch-dim 2 --img-h", side * dice_.range(1, 2));
     add("--img-w", side * dice_.range(1, 2));
-    const int64_t layers = dice_.range(1, 2);
     add("--vision-num-layers", layers);
     add("--vision-num-attention-heads", heads);
     add("--vision-hidden-size", heads * (own_sizes ? 4 * dice_.range(1, 2) : dice_.range(4, 8)));
@@ -233,16 +257,19 @@ class Draw {
     maybe(30, "--vision-projection-norm");
     maybe(30, "--disable-vision-qkv-bias");
     add("--image-token-id", dice_.pick<int64_t>({100, 500}));
-    if (!given("--freeze") && dice_.chance(40))
-      add(dice_.pick<const char*>({"--freeze vision_model", "--freeze language_model",
-                                   "--freeze-except vision_projection"}));
-    if (dice_.chance(30)) {
-      add("--encoder-recompute-granularity full --encoder-recompute-method",
-          dice_.pick<const char*>({"uniform", "block"}));
-      add("--encoder-recompute-num-layers", dice_.range(1, layers));
-    }
-    if (mesh_.pp > 1 && dice_.chance(50)) encoder_has_stages(layers);
-    return true;
+  }
+
+  // The same of sounds, of one token to three.
+  void sounds(int64_t ranks, int64_t layers) {
+    const int64_t heads = ranks * dice_.range(1, 2);
+    add("--audio-model-type whisper --audio-num-layers", layers);
+    add("--audio-num-attention-heads", heads);
+    add("--audio-hidden-size", heads * 2 * dice_.range(2, 4));
+    add("--audio-ffn-hidden-size", ranks * dice_.range(8 / ranks, 24 / ranks));
+    add("--audio-mel-bins", dice_.range(2, 5));
+    maybe(50, "--audio-projection-type mlp");
+    maybe(50, "--disable-audio-projection-bias");
+    add("--audio-token-id", dice_.pick<int64_t>({101, 501}));
   }
 
   // A layout whose first segments have the encoder, in the place of one of as many segments.

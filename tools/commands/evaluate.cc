@@ -46,7 +46,7 @@ struct EvaluateConfig : Config {
     v.field(
         "tasks", tasks,
         "what to measure, each as NAME=FILE: perplexity (.txt or .jsonl), lambada, hellaswag, arc, "
-        "piqa, mmlu, race (.jsonl); of models that read images vqa, anls, relaxed, exact, choices");
+        "piqa, mmlu, race (.jsonl); of models that see or hear vqa, anls, relaxed, exact, choices");
     v.field(
         "num_fewshot", num_fewshot,
         "solved examples before each question, the first ones of --fewshot-data (of its subject)");
@@ -145,6 +145,16 @@ std::vector<Task> read_tasks(const EvaluateConfig& config, const QuestionConfig&
       task.text = read_text_task(config, name, file);
   }
   return tasks;
+}
+
+// Of the media that questions have.
+std::vector<MediaKind> kinds_asked(std::span<const Task> tasks) {
+  std::vector<MediaKind> kinds;
+  for (const Task& task : tasks)
+    for (const Question& question : task.asked.questions)
+      for (const RowMedium& medium : question.sample.row.media)
+        if (std::ranges::find(kinds, medium.kind) == kinds.end()) kinds.push_back(medium.kind);
+  return kinds;
 }
 
 EvaluationOptions options_for(const EvaluateConfig& config, const LoadedModel& model) {
@@ -341,8 +351,12 @@ extern "C" int megatron_evaluate(int argc, char** argv) {
   data_parallel_size(options.parallel, launch.world_size);  // the ranks divide
   const std::vector<Task> tasks = read_tasks(config, flags.questions);
   if (std::ranges::any_of(tasks, &Task::asks))
-    load.accept = [name = load.load](const ModelConfig& model, const Tokenizer*) {
-      check_reads({MediaKind::kImage}, model, name);
+    load.accept = [name = load.load, kinds = kinds_asked(tasks)](const ModelConfig& model,
+                                                                 const Tokenizer*) {
+      const bool alone = kinds.empty() && reads_media(model, MediaKind::kSound);
+      check_reads(
+          !kinds.empty() ? kinds : std::vector{alone ? MediaKind::kSound : MediaKind::kImage},
+          model, name);
     };
   if (launch.world_size > 1) {
     const LoadModelRequest request = load_model_request(load, launch.local_rank);

@@ -70,13 +70,16 @@ class Questions {
     std::vector<Score> scores;
     ScoringOptions options;
     options.batch_tokens = batch_tokens;
-    options.other_id = model_.config.own.as<MimoConfig>()->image_token_id;
+    const MimoConfig& own_config = *model_.config.own.as<MimoConfig>();
+    options.other_id = own_config.sees() ? own_config.image_token_id : own_config.audio_token_id;
     options.add_columns = [&](std::span<const std::span<const int32_t>> rows, int64_t question,
                               Batch& batch) {
-      const auto& own = read_[static_cast<size_t>(question)];
-      if (own != nullptr)
-        batch.images = std::make_shared<const PackedImages>(
-            own->of_rows(std::ssize(rows), batch["tokens"].size(1)));
+      const PromptMedia& own = read_[static_cast<size_t>(question)];
+      const int64_t count = std::ssize(rows), length = batch["tokens"].size(1);
+      if (own.images != nullptr)
+        batch.images = std::make_shared<const PackedImages>(own.images->of_rows(count, length));
+      if (own.sounds != nullptr)
+        batch.sounds = std::make_shared<const PackedSounds>(own.sounds->of_rows(count, length));
     };
     for (const std::span<const Question> some : parts()) {
       const size_t before = requests.requests.size();
@@ -136,7 +139,7 @@ class Questions {
   std::string add_requests(const Question& question, EvaluationRequests& out) {
     const ImagePrompt prompt = prompt_of(question);
     const int64_t group = std::ssize(read_), most = model_.config.transformer.seq_length;
-    read_.push_back(prompt.media.images);
+    read_.push_back(prompt.media);
     out.first.push_back(out.requests.size());
     int64_t tokens = 0;
     for (const std::string& choice : scored_choices(question, format_)) {
@@ -145,8 +148,9 @@ class Questions {
       const int64_t scored = std::ssize(ids) - std::ssize(prompt.ids);
       MEGATRON_CHECK(scored > 0, question.sample.name, ": the choice ", choice, " has no tokens");
       MEGATRON_CHECK(std::ssize(ids) <= most + 1, question.sample.name, " has ", std::ssize(ids),
-                     " tokens with a choice, ", prompt.media_tokens,
-                     " of them of images, beyond the model's context of ", most);
+                     " tokens with a choice, ", prompt.media_tokens, " of them of ",
+                     prompt.media.sounds ? "sounds" : "images", ", beyond the model's context of ",
+                     most);
       tokens += scored;
       out.texts.push_back(std::move(ids));
       out.requests.push_back({out.texts.back(), scored, group});
@@ -184,18 +188,18 @@ class Questions {
   LoadedModel& model_;
   const QuestionTask& task_;
   const ImagePrompts images_;
-  std::unique_ptr<const Chat> chat_;                       // null: plain prompts
-  std::vector<std::shared_ptr<const PackedImages>> read_;  // of questions that are scored together
+  std::unique_ptr<const Chat> chat_;  // null: plain prompts
+  std::vector<PromptMedia> read_;     // of questions that are scored together
 };
 
 }  // namespace
 
 void QuestionConfig::fields(FieldVisitor& v) {
-  v.group("evaluate: questions with images");
+  v.group("evaluate: questions with images or sounds");
   v.field("media_root", media_root,
-          "folder of the images that questions name; empty: the folder of their file");
+          "folder of the media that questions name; empty: the folder of their file");
   v.field("media_model", media_model,
-          "folder of a Hugging Face model, whose config.json and image processor say what images "
+          "folder of a Hugging Face model, whose config.json and image processor say what media "
           "become; empty: the model's own folder");
   v.field("question_format", question_format,
           "what is asked: {question} stands for the question, {choices} for the choices behind "
@@ -203,7 +207,7 @@ void QuestionConfig::fields(FieldVisitor& v) {
   v.field("chat_template", chat_template,
           "file with a chat template, or the template itself; empty: the tokenizer's");
   v.field("plain_prompts", plain_prompts,
-          "no chat template: images, the text, and the answer behind it up to the end of the line");
+          "no chat template: media, the text, and the answer behind it up to the end of the line");
   v.field("escape_modality_text", escape_modality_text,
           "encode spellings of special tokens in questions as ordinary text; without it they are "
           "errors");

@@ -1,4 +1,5 @@
-// Tasks of `megatron evaluate` whose questions may have images (evaluation/question_tasks.h).
+// Tasks of `megatron evaluate` whose questions may have images or sounds
+// (evaluation/question_tasks.h).
 #pragma once
 
 #include <cstdint>

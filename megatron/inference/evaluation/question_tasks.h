@@ -1,7 +1,9 @@
-// Questions about images, and their answers: data files of public benchmarks to rows with media.
+// Questions about images and sounds, and their answers: data files of public benchmarks to rows
+// with media.
 //
 // A row is a JSON object, in a list or on a line of its own:
-//   image, images      paths below a folder, data: addresses, or objects with bytes or path
+//   image, images, audio, audios
+//                      paths below a folder, data: addresses, or objects with bytes or path
 //   question | query   a text; or messages that end with one of the user (multimodal_row.h)
 //   answers | answer | label
 //                      what counts as right: a text, a list of texts, or of objects with "answer"

@@ -12,6 +12,23 @@ namespace {
 
 constexpr int64_t kWidth = 3;  // frames that a convolution reads
 
+// Of each frame that is read [2 R] it and its neighbours, [2 R, bins, 3].
+at::Tensor around_frames(const PackedSounds& sounds, at::ScalarType type) {
+  const at::Tensor frames = sounds.frames.to(type);
+  std::vector<at::Tensor> around;
+  for (int64_t i = 0; i < kWidth; ++i) around.push_back(frames.index_select(0, sounds.before + i));
+  return at::stack(around, 2);
+}
+
+// The same of the first of a row's two, [R, h, 3] of c [R, 2, h]: the one before it is the second
+// of the row before.
+at::Tensor around_rows(const at::Tensor& c, const at::Tensor& continues) {
+  const at::Tensor odd = c.select(1, 1);
+  const at::Tensor before =
+      at::constant_pad_nd(odd, {0, 0, 1, 0}).narrow(0, 0, c.size(0)) * continues.to(c.dtype());
+  return at::stack({before, c.select(1, 0), odd}, 2);
+}
+
 }  // namespace
 
 AudioEncoder::AudioEncoder(const AudioConfig& config, const TransformerConfig& language,
@@ -46,21 +63,16 @@ AudioEncoder::AudioEncoder(const AudioConfig& config, const TransformerConfig& l
 }
 
 at::Tensor AudioEncoder::rows_of(const PackedSounds& sounds) {
-  const int64_t h = layers_.hidden_size, rows = sounds.positions.size(0);
-  const auto type = begin_->conv1.weight().value.scalar_type();
+  const int64_t rows = sounds.positions.size(0);
   const auto through = [](ColumnParallelLinear& convolution, const at::Tensor& around) {
     return activate(convolution.forward(around.flatten(1).unsqueeze(1)), Activation::kGelu);
   };
-  const at::Tensor frames = sounds.frames.to(type);
-  std::vector<at::Tensor> around;
-  for (int64_t i = 0; i < kWidth; ++i) around.push_back(frames.index_select(0, sounds.before + i));
-  const at::Tensor c = through(begin_->conv1, at::stack(around, 2)).view({rows, 2, h});
-  // Of two frames the second is before the first of the next row.
-  const at::Tensor odd = c.select(1, 1);
-  const at::Tensor before =
-      at::constant_pad_nd(odd, {0, 0, 1, 0}).narrow(0, 0, rows) * sounds.continues.to(type);
-  at::Tensor x = through(begin_->conv2, at::stack({before, c.select(1, 0), odd}, 2)).squeeze(1);
-  x = x + begin_->position_embeddings.forward(sounds.positions);
+  const auto type = begin_->conv1.weight().value.scalar_type();
+  const at::Tensor around = around_rows(
+      through(begin_->conv1, around_frames(sounds, type)).view({rows, 2, layers_.hidden_size}),
+      sounds.continues);
+  const at::Tensor x = through(begin_->conv2, around).squeeze(1) +
+                       begin_->position_embeddings.forward(sounds.positions);
   return at::constant_pad_nd(x, {0, 0, 0, sounds.segments->rows - rows}).unsqueeze(1);
 }
 

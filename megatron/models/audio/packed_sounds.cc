@@ -116,6 +116,14 @@ PackedSounds PackedSounds::of_tokens(const at::Tensor& held, int64_t b, int64_t 
   return out;
 }
 
+PackedSounds PackedSounds::of_rows(int64_t b, int64_t s) const {
+  PackedSounds out = *this;
+  const auto options = places.options();
+  out.places = (at::arange(b, options).mul(s).unsqueeze(1) + places.unsqueeze(0)).flatten();
+  out.taken = (taken.defined() ? taken : at::arange(places.size(0), options)).repeat({b});
+  return out;
+}
+
 PackedSounds to_device(const PackedSounds& sounds, at::Device device) {
   PackedSounds out = sounds;
   for (at::Tensor* tensor : {&out.frames, &out.before, &out.continues, &out.positions, &out.cells,

@@ -42,6 +42,8 @@ struct PackedSounds {
 
   // As a context-parallel rank reads them (PackedImages::of_tokens).
   PackedSounds of_tokens(const at::Tensor& held, int64_t b, int64_t s) const;
+  // Those of one sequence as `b` rows of `s` tokens that begin with it (PackedImages::of_rows).
+  PackedSounds of_rows(int64_t b, int64_t s) const;
 };
 
 // Of samples of `length` tokens with placeholders: `tokens` [b, s] row by row. Throws Error for a

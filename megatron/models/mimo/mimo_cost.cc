@@ -27,6 +27,7 @@
 
 #include "megatron/models/common/encoder_part.h"
 #include "megatron/models/mimo/mimo_model.h"
+#include "megatron/models/mimo/sound_cost.h"
 #include "megatron/transformer/transformer_layer_cost.h"
 
 namespace megatron {
@@ -385,10 +386,6 @@ ModuleCost projector_cost(const Images& z) {
 
 std::string_view mimo_unplanned(const ModelConfig& config) {
   const auto& own = config.own.as_or_default<MimoConfig>();
-  if (own.hears())
-    return "what an encoder of sounds (--audio-model-type) costs is not known to check\nhint: "
-           "every "
-           "rule holds; measure memory with a few steps";
   if (own.bidirectional_images)
     return "what attention in both directions within images (--bidirectional-images) costs is not "
            "known to check\nhint: every rule holds; measure memory with a few steps";
@@ -425,9 +422,7 @@ void add_traffic(const Images& z, EndCost& cost) {
   }
 }
 
-}  // namespace
-
-EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
+EndsCost cost_with_images(const ModelConfig& config, const EndsShape& shape) {
   EndsCost cost = language_ends_cost(config, shape);
   if (!config.own.as_or_default<MimoConfig>().is_given()) return cost;
   const Images z(config, shape);
@@ -449,6 +444,14 @@ EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
   if (z.part.is_there()) cost.modules.push_back(encoder_cost(z));
   if (z.ends()) cost.modules.push_back(projector_cost(z));
   add_traffic(z, cost.embedding);
+  return cost;
+}
+
+}  // namespace
+
+EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
+  EndsCost cost = cost_with_images(config, shape);
+  if (config.own.as_or_default<MimoConfig>().hears()) add_sounds(config, shape, cost);
   return cost;
 }
 

@@ -165,8 +165,8 @@ std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
             {"attention", saved.attention},
             {"mlp", saved.mlp},
             {"embedding, head, loss", saved.ends},
-            {"encoder of images", saved.encoder},
-            {"features of images", saved.features}})
+            {"encoder of media", saved.encoder},
+            {"features of media", saved.features}})
         if (size > 0) table.add({cat("    ", part, " ", gib(size))});
     }
   }

@@ -4,6 +4,7 @@ from stack_bugs import unit_bugs
 ENCODER, CONFIG = "megatron/models/audio/audio_encoder.cc", "megatron/models/audio/audio_config.cc"
 GOLDEN = "Families/HfAudioGolden.LogitsAndGradientsWithSounds/"
 audio_bug = unit_bugs("models_test", "one rank computes alike")
+plan_bug = unit_bugs("layout_check_test", "a proof compares numbers, not memory")
 
 AUDIO_BUGS = (
     audio_bug("audio_key_bias", "the bias that keys do not have gets the roundings of its gradient", "megatron/tensor_parallel/layers.cc",
@@ -16,9 +17,12 @@ AUDIO_BUGS = (
     audio_bug("audio_silence_is_heard", "a sound attends to the silence behind it as far as the next second", CONFIG,
               "if (!stacks()) return (frames + 1) / 2;",
               "if (!stacks()) return PLANTED ? std::min<int64_t>((frames + 99) / 100 * 50, kAudioRows) : (frames + 1) / 2;", GOLDEN + "qwen2_audio"),
-    audio_bug("audio_clips_run_on", "the second convolution reads the last frame of the clip before", ENCODER, "* sounds.continues.to(type);",
-              "* (PLANTED ? at::ones_like(sounds.continues) : sounds.continues).to(type);", GOLDEN + "qwen2_audio"),
+    audio_bug("audio_clips_run_on", "the second convolution reads the last frame of the clip before", ENCODER, "* continues.to(c.dtype());",
+              "* (PLANTED ? at::ones_like(continues) : continues).to(c.dtype());", GOLDEN + "qwen2_audio"),
     audio_bug("audio_plan_order", "features of sounds that another rank encodes are taken from the first rank's", "megatron/models/audio/packed_sounds.cc",
               "sound->owner * out.most_features +", "(PLANTED ? 0 : sound->owner) * out.most_features +",
               "Families/HfAudioGolden.GradientsOnTwoTensorRanks/qwen2_audio"),
+    plan_bug("audio_plan_rows", "a plan gives a feature of a sound one row of the encoder", "megatron/models/mimo/sound_cost.cc",
+             "rows = features * own.rows_of_a_feature();", "rows = features * (PLANTED ? 1 : own.rows_of_a_feature());",
+             "Layouts/SoundActivations.AreWhatThePlanSays/means"),
 )

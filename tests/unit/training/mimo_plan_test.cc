@@ -286,8 +286,8 @@ TEST(MimoPlan, CountsPartsOfEncoders) {
 TEST(MimoPlan, IsReported) {
   const LayoutPlan plan = plan_of("");
   const std::string text = layout_text(plan, make_layout_report(plan));
-  for (const char* part : {"  vision_model", "  vision_projection", "encoder of images",
-                           "features of images", "forward TFLOP", "  language_model"})
+  for (const char* part : {"  vision_model", "  vision_projection", "encoder of media",
+                           "features of media", "forward TFLOP", "  language_model"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }
 

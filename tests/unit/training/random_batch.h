@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
-#include "megatron/models/mimo/mimo_config.h"
+#include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/retro/retro_config.h"
 #include "megatron/models/t5/t5_config.h"
-#include "megatron/models/vision/packed_images.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/mimo_rules.h"
 #include "megatron/training/setup.h"
@@ -55,6 +54,33 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
   batch.images = std::make_shared<const PackedImages>(std::move(packed));
 }
 
+// Sounds of equal lengths that fill the sequences, at most 30 s each, divided in the same way.
+inline void fill_with_sounds(const Arguments& a, const ParallelGroups& groups, Batch& batch) {
+  const auto& own = own_config<MimoConfig>(a.own);
+  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length,
+                longest = kAudioRows / own.rows_of_a_feature(),
+                count = own.stacks() ? s / longest : (s + longest - 1) / longest,
+                features = own.stacks() ? longest : s / count,
+                frames = 2 * own.rows_of_a_feature() * features;
+  const auto [ranks, rank, parts, part, reads] = image_ranks(a, groups);
+  const at::Tensor tokens = at::randint(0, 500, {b, s}, at::kLong);
+  tokens.narrow(1, 0, count * features).fill_(own.audio_token_id);
+  std::vector<SeenSound> sounds;
+  int64_t read = 0;
+  for (int64_t i = 0; i < b * count; ++i) {
+    const int owner = static_cast<int>(i) % ranks;
+    if (owner == rank) read += packed_frames(own, frames);
+    sounds.push_back({i / count, frames, owner});
+  }
+  PackedSounds packed =
+      pack_sounds(own, sounds, reads ? at::randn({read, own.audio_mel_bins}) : at::Tensor(),
+                  {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())}, b,
+                  own.audio_token_id, rank, ranks);
+  if (parts > 1) packed = packed.of_tokens(zigzag_positions(s, parts, part), b, s);
+  batch.set("tokens", zigzag_slice(tokens, 1, groups.cp));
+  batch.sounds = std::make_shared<const PackedSounds>(std::move(packed));
+}
+
 // The columns of an encoder-decoder, without padding.
 inline void fill_with_pairs(const Arguments& a, const ParallelGroups& groups, Batch& batch) {
   const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length,
@@ -83,7 +109,10 @@ inline Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
     batch.set("neighbor_tokens", at::randint(0, 500, {b, s / m, k, 2 * m}, at::kLong));
     batch.set("neighbor_mask", at::ones({b, s / m, k}, at::kByte));
   }
-  if (a.training.task == "mimo") fill_with_images(a, groups, batch);
+  if (a.training.task == "mimo" && own_config<MimoConfig>(a.own).sees())
+    fill_with_images(a, groups, batch);
+  else if (a.training.task == "mimo")
+    fill_with_sounds(a, groups, batch);
   batch.place.sample = at::arange(b, at::kLong);
   batch.place.position =
       zigzag_positions(a.transformer.seq_length, groups.cp.size(), groups.cp.rank());
