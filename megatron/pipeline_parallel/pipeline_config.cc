@@ -27,6 +27,7 @@ std::vector<std::string_view> given_flags(const PipelineConfig& c) {
   add(c.decoder_last_pipeline_num_layers.has_value(), "--decoder-last-pipeline-num-layers");
   add(c.account_for_embedding_in_pipeline_split, "--account-for-embedding-in-pipeline-split");
   add(c.account_for_loss_in_pipeline_split, "--account-for-loss-in-pipeline-split");
+  add(c.account_for_encoder_in_pipeline_split != 0, "--account-for-encoder-in-pipeline-split");
   add(c.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
   return flags;
 }
@@ -103,6 +104,10 @@ void PipelineConfig::fields(FieldVisitor& v) {
           "count the embedding as a layer when layers are divided");
   v.field("account_for_loss_in_pipeline_split", account_for_loss_in_pipeline_split,
           "count the output layer as a layer when layers are divided");
+  v.field(
+      "account_for_encoder_in_pipeline_split", account_for_encoder_in_pipeline_split,
+      "count the encoders of images and sounds, which are with the embedding, as so many layers "
+      "when layers are divided");
   v.field("pipeline_vocab_parallel", pipeline_vocab_parallel,
           "divide the output layer over all stages, so that the last one is not the slow "
           "one; 1f1b without virtual stages, untied embeddings");
@@ -121,22 +126,25 @@ void PipelineConfig::validate(Violations& v) const {
   at_least("--num-virtual-stages-per-pipeline-rank", num_virtual_stages_per_pipeline_rank, 1);
   at_least("--decoder-first-pipeline-num-layers", decoder_first_pipeline_num_layers, 0);
   at_least("--decoder-last-pipeline-num-layers", decoder_last_pipeline_num_layers, 0);
+  at_least("--account-for-encoder-in-pipeline-split", account_for_encoder_in_pipeline_split, 0);
 
   const bool has_layout = !pipeline_model_parallel_layout.empty();
   const bool has_counts = decoder_first_pipeline_num_layers || decoder_last_pipeline_num_layers;
-  const bool accounts =
-      account_for_embedding_in_pipeline_split || account_for_loss_in_pipeline_split;
+  const bool accounts = account_for_embedding_in_pipeline_split ||
+                        account_for_loss_in_pipeline_split ||
+                        account_for_encoder_in_pipeline_split != 0;
   const int virtual_flags = num_layers_per_virtual_pipeline_stage.has_value() +
                             num_virtual_stages_per_pipeline_rank.has_value() + has_layout;
   v.require(virtual_flags <= 1, cat("at most one of ", kVirtualStages, " may be given"));
   v.require(!has_layout || (!has_counts && !accounts),
             "--pipeline-model-parallel-layout names every layer; it cannot be combined with "
             "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, "
-            "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split");
+            "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split or "
+            "--account-for-encoder-in-pipeline-split");
   v.require(!has_counts || !accounts,
             "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers cannot be "
-            "combined with --account-for-embedding-in-pipeline-split or "
-            "--account-for-loss-in-pipeline-split",
+            "combined with --account-for-embedding-in-pipeline-split, "
+            "--account-for-loss-in-pipeline-split or --account-for-encoder-in-pipeline-split",
             "lower the count of that stage by one instead");
   v.require(!pipeline_vocab_parallel || !account_for_loss_in_pipeline_split,
             "--account-for-loss-in-pipeline-split counts an output layer on the last stage, "

@@ -30,6 +30,7 @@ struct PipelineConfig : Config {
   std::optional<int64_t> decoder_last_pipeline_num_layers;
   bool account_for_embedding_in_pipeline_split = false;
   bool account_for_loss_in_pipeline_split = false;
+  int64_t account_for_encoder_in_pipeline_split = 0;  // layers that encoders of media count as
   // The checkpoint that virtual stages were taken from (--use-mp-args-from-checkpoint-args), for
   // messages; no flag
   std::string stored_in;

@@ -109,13 +109,17 @@ struct Question {
   int64_t num_layers;
   bool embedding() const { return config.account_for_embedding_in_pipeline_split; }
   bool loss() const { return config.account_for_loss_in_pipeline_split; }
-  int64_t extra() const { return embedding() + loss(); }
+  int64_t encoder() const { return config.account_for_encoder_in_pipeline_split; }
+  int64_t extra() const { return encoder() + embedding() + loss(); }
   // "--num-layers 30 (32 with embedding and loss)".
   std::string layers() const {
     if (extra() == 0) return cat("--num-layers ", num_layers);
-    return cat("--num-layers ", num_layers, " (", num_layers + extra(), " with ",
-               embedding() ? "embedding" : "", embedding() && loss() ? " and " : "",
-               loss() ? "loss" : "", ")");
+    std::string with;
+    for (const auto& [counts, what] :
+         {std::pair(encoder() > 0, "encoder"), std::pair(embedding(), "embedding"),
+          std::pair(loss(), "loss")})
+      if (counts) with += cat(with.empty() ? "" : " and ", what);
+    return cat("--num-layers ", num_layers, " (", num_layers + extra(), " with ", with, ")");
   }
 };
 
@@ -153,7 +157,12 @@ std::vector<int64_t> even_counts(const Question& q, int64_t chunks) {
                "--account-for-loss-in-pipeline-split"));
   }
   std::vector<int64_t> counts(static_cast<size_t>(segments), total / segments);
-  counts.front() -= q.embedding();
+  counts.front() -= q.embedding() + q.encoder();
+  if (counts.front() < 0)
+    refuse(cat("--account-for-encoder-in-pipeline-split ", q.encoder(), ": ",
+               chunks == 1 ? "a stage" : "a virtual stage", " has room for ", total / segments,
+               q.embedding() ? " layers, the embedding among them" : " layers"),
+           "give encoders stages of their own: V in --pipeline-model-parallel-layout");
   counts.back() -= q.loss();
   return counts;
 }

@@ -111,7 +111,8 @@ void PrintTo(const EncoderOverflow& of, std::ostream* out) { *out << of.row << "
 constexpr EncoderOverflow kEncoderOverflows[] = {
     {"tp4_sp_llava", "vision_model."},          {"dp2_zero3_llava", "vision_model."},
     {"cp2_pp2_vpp2_llava", "vision_model."},    {"tp2_sp_pp2_dp2_llava", "vision_projection."},
-    {"pp2_tp2_sp_qwen2_audio", "audio_model."}, {"pp2_cp2_image_and_sound", "audio_model."},
+    {"pp2_tp2_sp_qwen2_audio", "audio_model."}, {"v_pp3_tp2_sp_image_and_sound", "audio_model."},
+    {"v_pp4_llava", "vision_model."},
 };
 
 LayoutRow row_of(std::string_view name) {

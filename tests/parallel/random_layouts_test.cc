@@ -223,6 +223,11 @@ class Draw {
       add("--encoder-recompute-num-layers", dice_.range(1, layers));
     }
     if (mesh_.pp > 1 && dice_.chance(50)) encoder_has_stages(layers);
+    if (given("--account-for-embedding") && dice_.chance(50)) {
+      const std::string embedding = "--account-for-embedding-in-pipeline-split";
+      flags_.replace(flags_.find(embedding), embedding.size(),
+                     "--account-for-encoder-in-pipeline-split 1");
+    }
     return true;
   }
 

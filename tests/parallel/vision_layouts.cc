@@ -74,7 +74,7 @@ constexpr LayoutRow kVisionRows[] = {
     {"dp2_means_llava", "llava", 2, "--no-calculate-per-token-loss", "mimo"},
     {"dp2_evaluation_llava", "llava", 2, EVALUATE, "mimo"},
     {"pp2_llava", "llava", 2, PP "2", "mimo"},
-    {"pp4_llava", "llava", 4, PP "4", "mimo"},
+    {"pp3_llava", "llava", 3, PP "3 --account-for-encoder-in-pipeline-split 2", "mimo"},
     {"pp2_vpp2_llava", "llava", 2, PP "2 " VPP "2", "mimo"},
     {"pp2_zbv_llava", "llava", 2, PP "2 --pipeline-schedule zb-v", "mimo"},
     {"tp2_sp_full_llava", "llava", 2, TP "2 " SP FULL "1", "mimo"},
@@ -131,7 +131,6 @@ constexpr LayoutRow kVisionRows[] = {
     {"cp2_gather_again_gemma3", "gemma3", 2,
      CP "2 " CP_GATHER ENCODER_UNITS "1 --encoder-recompute-method block", "mimo"},
     // Encoders on stages of their own
-    {"v_pp2_llava", "llava", 2, PP "2 " STAGES "V|EttttL", "mimo"},
     {"v_pp4_llava", "llava", 4, PP "4 " STAGES "V|V|Et|tttL --freeze vision_model.conv1", "mimo"},
     {"v_pp3_tp2_llava", "llava", 6, PP "3 " STAGES "V|VEtt|ttL " TP "2", "mimo"},
     {"v_pp3_zb_llava", "llava", 3, PP "3 " STAGES "V|V|EttttL --pipeline-schedule zb-h1", "mimo"},

@@ -462,6 +462,9 @@ void layouts_know_the_stacks(const Arguments& a, Violations& v) {
   Violations others;
   layers_divide_over_stages(a, others);  // reports a layout that cannot be read
   const std::string& task = a.training.task;
+  if (task != "mimo" && a.pipeline.account_for_encoder_in_pipeline_split > 0)
+    v.add(cat("--account-for-encoder-in-pipeline-split has no effect with --task ", task),
+          "leave it out: it counts encoders of images and sounds");
   if (layout.empty() || !others.empty()) return;
   if (task != "mimo" && count_layout_letters(layout, 'V') > 0)
     v.add(cat("--pipeline-model-parallel-layout \"", layout,

@@ -116,7 +116,7 @@ bool names_layers_of_stages(const PipelineConfig& p) {
   return !p.hybrid_segments.empty() || !p.pipeline_model_parallel_layout.empty() ||
          p.decoder_first_pipeline_num_layers || p.decoder_last_pipeline_num_layers ||
          p.account_for_embedding_in_pipeline_split || p.account_for_loss_in_pipeline_split ||
-         p.num_layers_per_virtual_pipeline_stage;
+         p.account_for_encoder_in_pipeline_split != 0 || p.num_layers_per_virtual_pipeline_stage;
 }
 
 StageLayout divide_layers(const Arguments& arguments, const Vocabulary& vocabulary,

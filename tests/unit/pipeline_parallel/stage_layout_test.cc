@@ -78,6 +78,9 @@ TEST(StageLayout, EndsMayCountAsLayers) {
   EXPECT_EQ(text_of(make_stage_layout(config, 4, 14)), "Et*3|t*4|t*4|t*3L");
   config.num_virtual_stages_per_pipeline_rank = 2;
   EXPECT_EQ(text_of(make_stage_layout(config, 2, 6)), "Et|t*2|t*2|tL");
+  config.account_for_encoder_in_pipeline_split = 2;
+  EXPECT_EQ(text_of(make_stage_layout(config, 2, 8)), "E|t*3|t*3|t*2L");
+  config.account_for_encoder_in_pipeline_split = 0;
   // The embedding may fill its segment.
   EXPECT_EQ(text_of(make_stage_layout(config, 2, 2)), "E|t|t|L");
   config.num_virtual_stages_per_pipeline_rank.reset();
@@ -235,6 +238,14 @@ TEST(StageLayout, WhatCannotBeDividedIsRefusedWithTheNearestLegalValues) {
               HasSubstr("--num-layers 16 (18 with embedding and loss) is not divisible by "
                         "--pipeline-model-parallel-size 4\n"
                         "hint: the nearest --num-layers: 14 or 18;"));
+  config = {};
+  config.account_for_encoder_in_pipeline_split = 3;
+  config.account_for_loss_in_pipeline_split = true;
+  EXPECT_THAT(layout_error(config, 2, 5),
+              HasSubstr("--num-layers 5 (9 with encoder and loss) is not divisible by"));
+  EXPECT_EQ(layout_error(config, 4, 4),
+            "--account-for-encoder-in-pipeline-split 3: a stage has room for 2 layers\n"
+            "hint: give encoders stages of their own: V in --pipeline-model-parallel-layout");
   config = {};
   config.num_layers_per_virtual_pipeline_stage = 3;
   EXPECT_EQ(layout_error(config, 4, 16),

@@ -290,6 +290,15 @@ TEST(Mimo, RefusesWhatContradicts) {
             2);
       }),
       HasSubstr("\"V|EttL\" has V, encoders of images or sounds, which --task gpt has not"));
+  EXPECT_THAT(error_of([&] {
+                parse_line(
+                    "pretrain --task gpt --num-layers 3 --hidden-size 8 "
+                    "--num-attention-heads 1 --seq-length 8 --pipeline-model-parallel-size 2 "
+                    "--account-for-encoder-in-pipeline-split 1 " +
+                        kMimoRun,
+                    2);
+              }),
+              HasSubstr("--account-for-encoder-in-pipeline-split has no effect with --task gpt"));
   refused("--max-images-per-sample 0", "--max-images-per-sample is 0");
   refused("--max-bad-media 3", "--max-bad-media has no effect without --on-bad-media skip");
   refused("--on-bad-media skip --max-bad-media -1", "--max-bad-media is -1");
