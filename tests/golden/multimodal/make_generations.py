@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes generations.json: what `transformers` makes of prompts with image files and the tiny models of make_vision_goldens.py, by their processors,
 with the cache: 64 greedy tokens behind a text with an image, a text with two, and in a conversation whose second image comes in a later turn;
-of models whose images keep their sizes also behind a text with images of odd sizes, which are written as PNG files in base64.
+of models whose images keep their sizes also behind a text with images of odd sizes, which are written as PNG files in base64, with the
+logits of the row behind each image.
 
 The tokenizer has small letters and the special tokens of the families; a text is changed until no choice of a token is close and no token ends
 the text. Of qwen2_audio sounds stand in the place of images; write_sounds() makes them. Made with transformers 5.23.0, tokenizers 0.23.3, pillow 12.3.0, torch 2.11.0 (CPU). Run: python make_generations.py [FAMILY]..., which
@@ -40,7 +41,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz\u0120\u010a.,:?<->"
 PLACEHOLDERS = {"internvl": "<IMG_CONTEXT>", "gemma3": "<img>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>", "qwen2_audio": "<|AUDIO|>"}
 OWN_SIZES = ("qwen2_vl", "qwen2_5_vl")
 # Height and width of images of odd sizes: the smallest one, as long as is allowed, between two multiples of a block, higher than wide.
-ODD_SIZES = ((1, 1), (4000, 20), (70, 98), (333, 77))
+ODD_SIZES = ((1, 1), (4000, 20), (37, 2911), (70, 98), (333, 77))
 # Members of config.json that name tokens, where the tiny model has those of the large one.
 CONFIGS = {"gemma3": {"boi_token_index": 19, "eoi_token_index": 32}}
 SPECIALS = {"<|im_start|>": 18, "<img>": 19, "</img>": 32, "<|im_end|>": 37, "IMAGE": 39}
@@ -150,6 +151,15 @@ class Family:
             return None
         return {"prompt_tokens": prompt, "tokens": tokens, "margin": margin}
 
+    def logits_behind(self, text, files):
+        """By its place the logits of the first token behind each image."""
+        given = self.processor(text=[text], images=[Image.open(io.BytesIO(file)) for file in files], return_tensors="pt")
+        with torch.no_grad():
+            logits = self.model(**given).logits[0]
+        image = given["input_ids"][0] == self.processor.tokenizer.convert_tokens_to_ids(self.image)
+        places = [i for i in range(1, len(image)) if image[i - 1] and not image[i]]
+        return {i: [float(f"{x:.7g}") for x in logits[i].tolist()] for i in places}
+
     def first_of(self, make):
         """The first of the texts, numbered, that will do."""
         for number in range(100000):
@@ -199,7 +209,7 @@ class Family:
                 return f"{self.image} {word} " * len(files), files
 
             odd = self.first_of(many)
-            odd = {"odd": odd | {"text": many(odd["word"])[0], "images": [base64.b64encode(file).decode() for file in files]}}
+            odd = {"odd": odd | {"text": many(odd["word"])[0], "logits": self.logits_behind(many(odd["word"])[0], files), "images": [base64.b64encode(file).decode() for file in files]}}
         more = odd | ({"kind": "audio", "media": "sounds"} if self.hears else {})
         return more | {"family": self.name, "config": CONFIGS.get(self.name, {}), "processor": given, "template": template(self.image, self.kind),
                 "tokenizer": json.loads(self.processor.tokenizer.backend_tokenizer.to_str()), "texts": texts,

@@ -109,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(Families, ImagePromptsOf,
                                          "qwen2_5_vl", "qwen2_audio"),
                          [](const auto& param) { return std::string(param.param); });
 
-// 1x1, 4000x20, 70x98, 333x77
+// 1x1, 4000x20, 37x2911, 70x98, 333x77
 TEST(ImagePrompts, ImagesOfOddSizes) {
   for (const char* family : {"qwen2_vl", "qwen2_5_vl"}) {
     ImageModel m(family);
@@ -121,6 +121,14 @@ TEST(ImagePrompts, ImagesOfOddSizes) {
     const ImagePrompt prompt = m.prompts->of_text(row, "text");
     EXPECT_EQ(prompt.ids, odd["prompt_tokens"].get<std::vector<int32_t>>()) << family;
     EXPECT_EQ(m.tokens_behind(prompt), odd["tokens"].get<std::vector<int32_t>>()) << family;
+    const at::Tensor logits = full_logits(*m.loaded.model, prompt.ids, {}, prompt.media);
+    ASSERT_EQ(odd["logits"].size(), 5U);
+    for (const auto& [place, values] : odd["logits"].items()) {
+      const at::Tensor expected = at::tensor(values.get<std::vector<double>>()),
+                       own = logits[std::stoll(place)].to(at::kDouble);
+      EXPECT_LE((own - expected).norm().item<double>(), 1e-4 * expected.norm().item<double>())
+          << family << ", row " << place;
+    }
   }
 }
 
