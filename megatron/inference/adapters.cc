@@ -34,7 +34,11 @@ ServedAdapter::ServedAdapter(const LoadedModel& base, const std::filesystem::pat
                    ": adapters of rows on the keys and values of latent attention are not built: "
                    "cached latents meet one weight for all rows\nhint: merge the adapter, megatron "
                    "convert-checkpoint");
-    const LoraOptions options = adapter_options(config.transformer, name);
+    MEGATRON_CHECK(config.type != "mimo" || name.starts_with("language_model."), folder.string(),
+                   ": ", name,
+                   ": adapters of requests are of the language model, media are encoded without\n"
+                   "hint: merge the adapter, megatron convert-checkpoint");
+    const LoraOptions options = adapter_options(config, name);
     LoraAdapter& adapter =
         *adapters_.emplace_back(std::make_unique<LoraAdapter>(weight, options, groups));
     add(stem + std::string(kLoraA), &adapter.a);

@@ -2,6 +2,11 @@
 #include "layout_flags.h"
 #include "layouts.h"
 
+#define MODULES_LORA                                                               \
+  LORA "--lora-targets linear_q linear_v linear_fc2 vision_model.all-linear "      \
+       "vision_projection.all-linear audio_model.linear_q audio_model.linear_fc1 " \
+       "audio_projection.linear_fc2 "
+
 #define AUDIO_GPT                                                                                 \
   "--task mimo --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 24 "          \
   "--attention-dropout 0.1 --hidden-dropout 0.1 --position-embedding-type rope "                  \
@@ -46,6 +51,15 @@ constexpr LayoutRow kAudioRows[] = {
      "mimo"},
     {"v_pp2_dp2_zero3_image_and_sound", "image_and_sound", 4,
      PP "2 " STAGES "V|EttL " ZERO3 OVERLAP, "mimo"},
+    // Adapters of all modules, and of an encoder alone
+    {"tp2_image_and_sound_lora", "image_and_sound", 2, TP "2 " MODULES_LORA, "mimo"},
+    {"pp2_tp2_sp_image_and_sound_lora", "image_and_sound", 4, PP "2 " TP "2 " SP MODULES_LORA,
+     "mimo"},
+    {"dp2_zero3_image_and_sound_lora", "image_and_sound", 2, ZERO3 OVERLAP MODULES_LORA, "mimo"},
+    {"cp2_tp2_divided_qwen2_audio_lora", "qwen2_audio", 4,
+     CP "2 " TP "2 " ENCODER_TP "2 " LORA "--lora-targets audio_model.all-linear", "mimo"},
+    {"v_pp3_image_and_sound_lora", "image_and_sound", 3, PP "3 " STAGES "V|V|EttL " MODULES_LORA,
+     "mimo"},
 };
 
 }  // namespace

@@ -209,7 +209,9 @@ class Draw {
     if (ranks > 1) add("--encoder-tensor-model-parallel-size", ranks);
     if (sees) images(ranks, layers);
     if (hears) sounds(ranks, layers);
-    if (!given("--freeze") && dice_.chance(40)) {
+    if (dice_.chance(25)) {
+      media_adapters(sees, hears);
+    } else if (!given("--freeze") && dice_.chance(40)) {
       const char* const seen =
           dice_.pick<const char*>({"--freeze vision_model", "--freeze language_model",
                                    "--freeze-except vision_projection"});
@@ -229,6 +231,17 @@ class Draw {
                      "--account-for-encoder-in-pipeline-split 1");
     }
     return true;
+  }
+
+  // Of the language model, of encoders, of projectors.
+  void media_adapters(bool sees, bool hears) {
+    add("--lora-rank", dice_.range(1, 3));
+    add("--lora-targets",
+        dice_.pick<const char*>({"linear_q linear_k linear_v", "linear_qkv", "linear_fc2"}));
+    for (const char* target :
+         {"vision_model.all-linear", "vision_projection.linear_fc1", "audio_model.linear_q",
+          "audio_model.linear_proj", "audio_projection.linear_fc1"})
+      maybe((target[0] == 'v' ? sees : hears) ? 60 : 0, target);
   }
 
   // An encoder of images whose layers so many ranks divide.

@@ -171,9 +171,7 @@ HfFamily audio_family(std::string_view type, std::string_view architecture,
                          {"lm_head.", "language_model.lm_head."}},
           .part =
               [](const ModelConfig& c, std::string_view ours) {
-                return ours.starts_with("audio_model.")
-                           ? c.own.as_or_default<MimoConfig>().audio_encoder(c.transformer)
-                           : c.transformer;
+                return c.own.as_or_default<MimoConfig>().part(c.transformer, ours);
               },
           .carried = [](HfFields&, const ModelConfig&) { return std::vector<std::string>(); }};
 }

@@ -425,7 +425,7 @@ class Exporter {
                                    /*non_blocking=*/false, /*copy=*/true);
     const at::Tensor a = whole(a_name), b = whole(b_name);
     for (const RowRun& run : tensor.runs)
-      merge_adapter(origin_.config.transformer, tensor.ours, run.ours, a, b,
+      merge_adapter(origin_.config, tensor.ours, run.ours, a, b,
                     sum.narrow(0, run.theirs, run.count));
     rows.copy_(sum);
   }

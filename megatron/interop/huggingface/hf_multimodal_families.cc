@@ -676,8 +676,7 @@ std::vector<std::string> head_of_siglip(HfFields&, const ModelConfig&) {
 }
 
 TransformerConfig part_of(const ModelConfig& c, std::string_view ours) {
-  if (!ours.starts_with("vision_model.")) return c.transformer;
-  return c.own.as_or_default<MimoConfig>().encoder(c.transformer);
+  return c.own.as_or_default<MimoConfig>().part(c.transformer, ours);
 }
 
 // The layers of CLIP behind the one whose output is taken, and the norm behind them.

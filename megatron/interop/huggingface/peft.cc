@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 #include "megatron/interop/foreign_tensors.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/models/bert/bert_model.h"
+#include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/model_table.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/lora.h"
@@ -43,9 +45,25 @@ bool is_off(const ordered_json& value) {
          ((value.is_array() || value.is_object() || value.is_string()) && value.empty());
 }
 
+// "vision_model." of a parameter of that module; empty: it is of the language model.
+std::string_view module_of(std::string_view ours) {
+  for (const std::string_view module :
+       {"vision_model.", "vision_projection.", "audio_model.", "audio_projection."})
+    if (ours.starts_with(module)) return module;
+  return {};
+}
+
 // "linear_qkv" of "decoder.layers.3.self_attention.linear_qkv.weight", for linears that can have
 // adapters; else empty.
 std::string_view linear_of(std::string_view weight) {
+  const std::string_view module = module_of(weight);
+  weight.remove_prefix(module.size());
+  if (module.ends_with("_projection."))
+    return weight == "encoder.linear_fc2.weight"                                 ? "linear_fc2"
+           : weight == "encoder.linear_fc1.weight" || weight == "encoder.weight" ? "linear_fc1"
+                                                                                 : "";
+  constexpr std::string_view kLanguageModel = "language_model.";
+  if (weight.starts_with(kLanguageModel)) weight.remove_prefix(kLanguageModel.size());
   if ((!weight.starts_with("decoder.layers.") && !weight.starts_with("encoder.layers.")) ||
       !weight.ends_with(kWeight))
     return {};
@@ -82,8 +100,29 @@ struct AdaptableModule {
   std::string linear;
   size_t part = 0, parts = 1;
   std::string name() const { return weight.name.substr(0, weight.name.size() - kWeight.size()); }
-  std::string target() const { return part_name(linear, part, parts); }
+  std::string part_target() const { return part_name(linear, part, parts); }
+  // As --lora-targets names it
+  std::string target() const { return cat(module_of(weight.ours), part_target()); }
 };
+
+// The configuration of the module that a parameter of ours belongs to.
+TransformerConfig part_config(const ModelConfig& config, std::string_view ours) {
+  const auto* own = config.own.as<MimoConfig>();
+  return own == nullptr ? config.transformer : own->part(config.transformer, ours);
+}
+
+// The tensors of the base model by the names of its modules, of which those of families with
+// several beginnings are the last.
+std::vector<HfTensor> module_tensors(const HfFamily& family, const ModelConfig& base) {
+  std::vector<HfTensor> tensors = hf_tensors(family, base);
+  for (HfTensor& tensor : tensors) {
+    std::string_view module, beginning;
+    for (const auto& [there, here] : family.beginnings)
+      if (tensor.name.starts_with(here)) module = there, beginning = here;
+    tensor.name.replace(0, beginning.size(), module);
+  }
+  return tensors;
+}
 
 ModelConfig base_of(const ModelConfig& config) {
   ModelConfig base = config;
@@ -132,9 +171,10 @@ std::set<std::string> modules_to_save(const ordered_json& json) {
 std::vector<AdaptableModule> adaptable_modules(const HfFamily& family, const ModelConfig& config) {
   std::vector<AdaptableModule> modules;
   std::map<std::string, size_t> parts;
-  for (HfTensor& tensor : hf_tensors(family, base_of(config))) {
+  for (HfTensor& tensor : module_tensors(family, base_of(config))) {
     const std::string_view linear = linear_of(tensor.ours);
     if (linear.empty() || tensor.expert >= 0) continue;  // experts in one tensor have no adapters
+    if (!tensor.name.ends_with(kWeight)) continue;       // a parameter of no linear
     const size_t part = parts[tensor.ours]++;
     modules.push_back({std::move(tensor), std::string(linear), part, 1});
   }
@@ -151,7 +191,7 @@ int adapter_of(const AdaptableModule& module, const std::vector<std::string>& ad
                  module.name(), " as one module, adapters of its parts (", adapters.front(),
                  ") cannot be expressed in PEFT's format", "\nhint: train with --lora-targets ",
                  module.linear, ", or merge the adapters: --merge-adapter");
-  const auto found = std::find(adapters.begin(), adapters.end(), module.target());
+  const auto found = std::find(adapters.begin(), adapters.end(), module.part_target());
   return found == adapters.end() ? -1 : static_cast<int>(found - adapters.begin());
 }
 
@@ -161,11 +201,11 @@ std::string replace_suffix(const std::string& weight, std::string_view suffix) {
 
 }  // namespace
 
-LoraOptions adapter_options(const TransformerConfig& config, std::string_view weight) {
+LoraOptions adapter_options(const ModelConfig& config, std::string_view weight) {
   const std::string_view linear = linear_of(weight);
   return weight.find(".shared_experts.") == std::string_view::npos
-             ? lora_options(config, linear)
-             : lora_options(shared_experts_config(config), linear);
+             ? lora_options(part_config(config, weight), linear)
+             : lora_options(shared_experts_config(config.transformer), linear);
 }
 
 bool is_peft_folder(const fs::path& folder) {
@@ -174,13 +214,13 @@ bool is_peft_folder(const fs::path& folder) {
 }
 
 std::vector<HfTensor> peft_tensors(const HfFamily& family, const ModelConfig& config) {
-  const TransformerConfig& t = config.transformer;
-  const int64_t rank = t.lora_rank;
+  const int64_t rank = config.transformer.lora_rank;
   std::vector<HfTensor> tensors;
   for (const AdaptableModule& module : adaptable_modules(family, config)) {
-    const int adapter = adapter_of(module, lora_adapters(t, module.linear), family);
+    const TransformerConfig part = part_config(config, module.weight.ours);
+    const int adapter = adapter_of(module, lora_adapters(part, module.linear), family);
     if (adapter < 0) continue;
-    const LoraOptions options = adapter_options(t, module.weight.ours);
+    const LoraOptions options = adapter_options(config, module.weight.ours);
     const HfTensor& weight = module.weight;
     const std::vector<int64_t> row_in_b = rows_in_b(options, weight.our_shape[0]);
     const int64_t k = weight.our_shape[1];
@@ -252,7 +292,7 @@ class PeftReader {
         check_copy(tensor.name, first->second);
     }
     for (const SafetensorsEntry& entry : file_.header().tensors)
-      if (!used.contains(entry.name))
+      if (!used.contains(entry.name) && !is_behind_encoder(entry.name, used))
         manifest_.add_problem(entry.name +
                               " is in the file, the base model has no such module, or the adapter "
                               "no such part");
@@ -260,6 +300,21 @@ class PeftReader {
   }
 
  private:
+  // Whether it adapts a layer of an encoder behind those of the model, whose output is taken: PEFT
+  // adapts every layer of a folder.
+  bool is_behind_encoder(const std::string& name, const std::set<std::string>& used) const {
+    constexpr std::string_view kLayers = "vision_tower.encoder.layers.";
+    const auto* own = config_.own.as<MimoConfig>();
+    const size_t at = name.find(kLayers);
+    if (own == nullptr || at == std::string::npos) return false;
+    const size_t number = at + kLayers.size(), end = name.find('.', number);
+    int64_t layer = -1;
+    const auto [rest, error] =
+        std::from_chars(name.data() + number, name.data() + name.size(), layer);
+    return error == std::errc() && rest == name.data() + end && layer >= own->vision_num_layers &&
+           used.contains(cat(name.substr(0, number), 0, name.substr(end)));
+  }
+
   static void check_files(const fs::path& folder) {
     std::error_code ignored;
     for (const char* name : {kPeftConfig, kPeftSafetensors})
@@ -324,7 +379,8 @@ class PeftReader {
     std::vector<std::string> found;
     for (const AdaptableModule& module : adaptable_modules(family_, config_))
       for (const std::string_view suffix : {kLoraA, kLoraB})
-        if (file_.find(cat(kPrefix, module.name(), ".", suffix)) != nullptr)
+        if (file_.find(cat(kPrefix, module.name(), ".", suffix)) != nullptr &&
+            std::ranges::find(found, module.target()) == found.end())
           found.push_back(module.target());
     MEGATRON_CHECK(!found.empty(), name_, ": ", kPeftSafetensors,
                    " holds no adapter of a linear of a ", family_.model_type, " model",
@@ -386,10 +442,11 @@ std::string_view end_of_name(std::string_view name, int parts) {
 std::vector<std::string> module_names(const HfFamily& family, const ModelConfig& config) {
   std::set<std::string> adapted;
   for (const AdaptableModule& module : adaptable_modules(family, config))
-    if (adapter_of(module, lora_adapters(config.transformer, module.linear), family) >= 0)
+    if (adapter_of(module, lora_adapters(part_config(config, module.weight.ours), module.linear),
+                   family) >= 0)
       adapted.insert(module.name());
   std::set<std::string, std::less<>> ends;  // of the others
-  for (const HfTensor& tensor : hf_tensors(family, base_of(config))) {
+  for (const HfTensor& tensor : module_tensors(family, base_of(config))) {
     if (!tensor.name.ends_with(kWeight)) continue;
     const std::string name = tensor.name.substr(0, tensor.name.size() - kWeight.size());
     if (adapted.contains(name)) continue;
@@ -508,7 +565,7 @@ const HfFamily& family_of_model(const Checkpoint& checkpoint, const ModelConfig&
                   "its modules"));
 }
 
-void merge_adapter(const TransformerConfig& config, const std::string& ours, int64_t first,
+void merge_adapter(const ModelConfig& config, const std::string& ours, int64_t first,
                    const at::Tensor& a, const at::Tensor& b, const at::Tensor& rows) {
   const LoraOptions options = adapter_options(config, ours);
   const std::vector<int8_t>& adapters = options.adapter_of_row;

@@ -6,6 +6,9 @@
 // is written with a copy of its A; several of our adapters in one Hugging Face module cannot be
 // expressed.
 //
+// Of a model that reads media names are those of the modules of transformers 5. Adapters of layers
+// of an encoder behind those that the model has are left out.
+//
 // What else such a model trains, the pooler and the head of classes of an encoder, is in the file
 // under the names of the base model; modules_to_save says so.
 #pragma once
@@ -46,7 +49,7 @@ Checkpoint open_peft_folder(const std::filesystem::path& folder, const HfFamily&
 std::set<std::string> replaced_parameters(const ModelConfig& base, const ModelConfig& adapted);
 
 // The adapters of the linear whose weight is named `weight`. A shared expert has its own width.
-LoraOptions adapter_options(const TransformerConfig& config, std::string_view weight);
+LoraOptions adapter_options(const ModelConfig& config, std::string_view weight);
 
 // The text of adapter_config.json; keys of `base` ("{}": none) that are not set here are kept. A
 // `base` with the same content is returned unchanged.
@@ -60,7 +63,7 @@ const HfFamily& family_of_model(const Checkpoint& checkpoint, const ModelConfig&
 
 // Merges an adapter into rows [first, first + count) of the linear whose weight is named `ours`:
 // `rows` [count, k] fp32 or fp64 += scale * B A. `a` and `b` are the whole parameters.
-void merge_adapter(const TransformerConfig& config, const std::string& ours, int64_t first,
+void merge_adapter(const ModelConfig& config, const std::string& ours, int64_t first,
                    const at::Tensor& a, const at::Tensor& b, const at::Tensor& rows);
 
 }  // namespace megatron

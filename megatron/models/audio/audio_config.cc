@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
+#include "megatron/transformer/config/lora_modules.h"
 
 namespace megatron {
 namespace {
@@ -87,6 +88,7 @@ TransformerConfig AudioConfig::audio_encoder(const TransformerConfig& language) 
   t.seed = language.seed;
   t.attention_backend = language.attention_backend;
   t.fast = language.fast;
+  take_adapters(language, "audio_model.", t);
   t.finalize();
   return t;
 }

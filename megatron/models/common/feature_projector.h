@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "megatron/tensor_parallel/layers.h"
 
@@ -17,7 +18,12 @@ struct ProjectorShape {
   Activation activation = Activation::kGelu;  // between two linears
   bool input_norm = false;
   NormOptions norm = {};
+  std::string_view module = {};  // "vision_projection."
 };
+
+// `language` with the adapters of that module's linears, linear_fc1 and linear_fc2, in place of its
+// own.
+TransformerConfig projector_adapters(const TransformerConfig& language, std::string_view module);
 
 // mlp:    y = W2 act(W1 norm(x) + b1) + b2, W1 [m, h_f], W2 [h, m]
 // affine: y = W norm(x) + b, W [h, h_f]

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/models/common/feature_projector.h"
 
 namespace megatron {
 
@@ -30,6 +31,15 @@ void MimoConfig::validate(Violations& v) const {
   v.require(!sees() || !hears() || image_token_id != audio_token_id,
             cat("--image-token-id and --audio-token-id are ", image_token_id), "ids of two tokens");
   v.require(image_token_id >= 0, cat("--image-token-id is ", image_token_id), "0 or more");
+}
+
+TransformerConfig MimoConfig::part(const TransformerConfig& language,
+                                   std::string_view parameter) const {
+  if (parameter.starts_with("vision_model.")) return encoder(language);
+  if (parameter.starts_with("audio_model.")) return audio_encoder(language);
+  for (const std::string_view module : {"vision_projection.", "audio_projection."})
+    if (parameter.starts_with(module)) return projector_adapters(language, module);
+  return language;
 }
 
 }  // namespace megatron

@@ -28,6 +28,9 @@ struct MimoConfig : Config, VisionConfig, AudioConfig, EncoderRecompute {
 
   bool sees() const { return VisionConfig::is_given(); }
   bool divides_encoders() const { return encoder_tensor_model_parallel_size > 1; }
+  // Of the module of a parameter ("vision_model.conv1.weight"): its layers; of a projector
+  // those of the language model with its adapters.
+  TransformerConfig part(const TransformerConfig& language, std::string_view parameter) const;
 };
 
 }  // namespace megatron

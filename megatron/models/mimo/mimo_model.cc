@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/models/common/freezing.h"
 #include "megatron/models/common/refused_options.h"
 #include "megatron/models/mimo/image_blocks.h"
 #include "megatron/models/model_table.h"
@@ -27,7 +28,6 @@ ModelConfig built_mimo(const ModelConfig& config, const ParallelGroups& groups) 
   const auto refuse = [&](bool given, const char* what) { refuse_option(given, what, kTitle); };
   refuse(config.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
-  refuse(t.lora_rank > 0, "--lora-rank");
   refuse(t.is_quantized(), "--fp8-format or --fp4-format");
   refuse(t.is_hybrid(), "--hybrid-layer-pattern");
   refuse(t.has_moe(), "--num-experts");
@@ -59,6 +59,7 @@ ProjectorShape image_projector(const VisionConfig& own) {
                      own.vision_projection_bias,
                      activation_of(own.vision_projection_activation),
                      own.vision_projection_norm};
+  out.module = "vision_projection.";
   if (affine)
     out.norm = {.kind = Normalization::kRMSNorm,
                 .eps = own.vision_layernorm_epsilon,
@@ -67,9 +68,11 @@ ProjectorShape image_projector(const VisionConfig& own) {
 }
 
 ProjectorShape sound_projector(const AudioConfig& own) {
-  return {own.audio_feature_size(), own.audio_projection_ffn_hidden_size,
-          own.audio_projection_type == VisionProjection::kAffine, own.audio_projection_bias,
-          activation_of(own.audio_projection_activation)};
+  ProjectorShape out{own.audio_feature_size(), own.audio_projection_ffn_hidden_size,
+                     own.audio_projection_type == VisionProjection::kAffine,
+                     own.audio_projection_bias, activation_of(own.audio_projection_activation)};
+  out.module = "audio_projection.";
+  return out;
 }
 
 ModelConfig language_config(const ModelConfig& config) {
@@ -95,6 +98,7 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
   }
   add("language_model", &language_model_);
   name_parameters();
+  freeze_beside_adapters(*this);
   first_parameter_ = parameters().front();
 }
 

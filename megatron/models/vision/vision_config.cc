@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
+#include "megatron/transformer/config/lora_modules.h"
 
 namespace megatron {
 namespace {
@@ -176,6 +177,7 @@ TransformerConfig VisionConfig::encoder(const TransformerConfig& language) const
   t.seed = language.seed;
   t.attention_backend = language.attention_backend;
   t.fast = language.fast;
+  take_adapters(language, "vision_model.", t);
   t.finalize();
   return t;
 }

@@ -27,6 +27,7 @@
 #include "megatron/training/arguments/task_heads.h"
 #include "megatron/transformer/config/letters.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/config/lora_modules.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
@@ -215,6 +216,14 @@ void adapter_has_a_base(const Arguments& a, Violations& v) {
     v.add(cat("--adapter ", a.training.adapter, " is given without its base model"),
           "--load or --pretrained-checkpoint with a folder of Hugging Face, or with a checkpoint "
           "and --use-checkpoint-args");
+}
+
+void adapters_of_modules_need_modules(const Arguments& a, Violations& v) {
+  if (a.training.task == "mimo") return;
+  for (const std::string& target : a.transformer.lora_targets)
+    if (names_module(target))
+      v.add(cat("--lora-targets ", target, " names a module, which models of --task mimo have"),
+            "the name of a linear, for example linear_q");
 }
 
 // The nearest numbers to `value` that `divides` accepts, for hints of divisibility rules.
@@ -570,6 +579,7 @@ constexpr Rule kRules[] = {world_divides,
                            instances_divide,
                            layer_divides,
                            adapters_divide,
+                           adapters_of_modules_need_modules,
                            sequence_divides,
                            saved_activations_can_be_distributed,
                            copies_can_be_switched_off,

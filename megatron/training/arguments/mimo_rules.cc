@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "megatron/base/format.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/arguments/model_provider.h"
+#include "megatron/transformer/config/lora_modules.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
@@ -79,7 +81,6 @@ void validate_built(const Arguments& a, Violations& v) {
   refuse(a.parallel.hybrid_context_parallel, "--hybrid-context-parallel");
   refuse(a.splits_vocabulary(), "--pipeline-vocab-parallel");
   refuse(t.mtp_num_layers > 0, "--mtp-num-layers");
-  refuse(t.has_adapters(), "--lora-rank");
   refuse(t.is_quantized(), "--fp8-format or --fp4-format");
   refuse(t.is_hybrid(), "--hybrid-layer-pattern");
   refuse(t.has_moe(), "--num-experts");
@@ -110,6 +111,34 @@ void validate_parts(const Arguments& a, const MimoConfig& own, Violations& v) {
 }
 
 }  // namespace
+
+// Adapters of the encoders and of the projectors.
+void validate_adapters(const Arguments& a, const MimoConfig& own, Violations& v) {
+  std::vector<std::string> modules;
+  if (own.sees()) modules = {"vision_model.", "vision_projection."};
+  if (own.hears()) modules.insert(modules.end(), {"audio_model.", "audio_projection."});
+  for (const std::string& target : a.transformer.lora_targets)
+    v.require(!names_module(target) ||
+                  std::ranges::any_of(modules, [&](auto& of) { return target.starts_with(of); }),
+              cat("--lora-targets ", target, ": the model has no such module"),
+              cat("targets of modules begin with ", listed(modules)));
+  for (const auto& [module, type] : {std::pair{"vision_projection.", own.vision_projection_type},
+                                     std::pair{"audio_projection.", own.audio_projection_type}})
+    v.require(type == VisionProjection::kMlp ||
+                  std::ranges::find(a.transformer.lora_targets, cat(module, "linear_fc2")) ==
+                      a.transformer.lora_targets.end(),
+              cat("--lora-targets ", module, "linear_fc2: the projector has one linear"),
+              cat(module, "linear_fc1"));
+  if (!a.transformer.has_adapters() || own.vision_num_attention_heads <= 0 ||
+      own.audio_num_attention_heads <= 0)
+    return;
+  for (const std::string& module : modules) {
+    const TransformerConfig part = own.part(a.transformer, module);
+    AdaptableLinears linears = adaptable_linears(part);
+    if (module.ends_with("_projection.")) linears = {.attention = false};
+    if (part.has_adapters()) validate_lora_targets(part.lora_targets, linears, v);
+  }
+}
 
 // Encoders that tensor ranks divide.
 void validate_division(const Arguments& a, const MimoConfig& own, Violations& v) {
@@ -142,6 +171,7 @@ void validate_mimo(const Arguments& a, Violations& v) {
   validate_built(a, v);
   validate_division(a, own, v);
   validate_parts(a, own, v);
+  validate_adapters(a, own, v);
   if (!own.sees() && !own.hears())
     v.add("--task mimo without an encoder of images or of sounds",
           "--vision-model-type clip, internvit, siglip, qwen2 or qwen2_5, or "

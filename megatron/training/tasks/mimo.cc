@@ -302,6 +302,13 @@ void find_frozen(const StartConfig& start, const TransformerConfig& language, Mi
     bool all = true;
     module.visit([&](const std::string& path, Parameter&) { all = all && start.freezes(path); },
                  name);
+    if (!language.has_adapters()) return all;
+    all = true;  // others are frozen beside them
+    module.visit(
+        [&](const std::string& path, Parameter&) {
+          all = all && (!is_lora_parameter(path) || start.freezes(path));
+        },
+        name);
     return all;
   };
   if (own.sees()) {
@@ -325,8 +332,7 @@ ModelProvider mimo_provider() {
     const int64_t most = own_config<MimoDataConfig>(arguments.own).max_patches_per_sequence;
     const int64_t one = own.has_own_sizes() ? 4 : own.patches();
     if (most > 0) own.most_pictures = std::max<int64_t>(1, most / one);
-    if (slice.all_parts > 0 && !counted.transformer.has_adapters())  // which may be of encoders
-      find_frozen(counted.training, counted.transformer, own);
+    if (slice.all_parts > 0) find_frozen(counted.training, counted.transformer, own);
     return provide(counted, vocabulary, groups, slice, chunks);
   };
 }

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "megatron/base/check.h"
+#include "megatron/transformer/config/lora_modules.h"
 #include "megatron/transformer/config/transformer_config.h"
 
 namespace megatron {
@@ -125,7 +126,9 @@ void LoraConfig::fields(FieldVisitor& v) {
           "linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
           "linear_kv_up_proj, of Mamba-2 layers and gated delta nets in_proj, out_proj; empty or "
           "all-linear: each part of every linear but routers and "
-          "routed experts");
+          "routed experts; of models that see or hear these are of the language model, and others "
+          "begin with their module: vision_model.linear_q, vision_projection.linear_fc1, "
+          "audio_model.all-linear");
 }
 
 void LoraConfig::validate(Violations& v, const ShapeConfig&) const {
@@ -177,6 +180,7 @@ std::vector<std::string> written_out_lora_targets(const std::vector<std::string>
 void validate_lora_targets(const std::vector<std::string>& targets, const AdaptableLinears& model,
                            Violations& violations) {
   for (const std::string& name : targets) {
+    if (names_module(name)) continue;
     const auto is_named = [&](const Target& t) { return t.is_named(name); };
     const auto* target =
         std::find_if(std::begin(kTargets), std::end(kTargets),
@@ -270,6 +274,16 @@ LoraOptions lora_options(const TransformerConfig& config, std::string_view linea
     add("linear_v", d);
   }
   return options;
+}
+
+bool names_module(std::string_view target) { return target.find('.') != target.npos; }
+
+void take_adapters(const LoraConfig& from, std::string_view module, LoraConfig& part) {
+  part.lora_targets.clear();
+  for (const std::string& target : from.lora_targets)
+    if (target.starts_with(module)) part.lora_targets.push_back(target.substr(module.size()));
+  part.lora_rank = part.lora_targets.empty() ? 0 : from.lora_rank;
+  part.lora_alpha = from.lora_alpha;
 }
 
 bool is_lora_parameter(std::string_view name) {

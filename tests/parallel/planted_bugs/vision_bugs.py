@@ -17,6 +17,13 @@ prompt_bug = unit_bugs("inference_test", "decoding: no proof has it")
 VISION_BUGS = (
     vision_bug("vision_token_looked_up", "an image token is looked up, too", MODEL, "if (own_.sees()) out = out.masked_fill",
                "if (!PLANTED && own_.sees()) out = out.masked_fill", GOLDEN + "llava"),
+    vision_bug("vision_adapters_partial", "gradients of an encoder's adapters are not summed over tensor ranks that divide images", MODEL,
+               "if (own_.divides_encoders() && name.starts_with(\"decoder.\")) return;",
+               "if ((PLANTED && name.ends_with(\"lora_A.weight\")) || (own_.divides_encoders() && name.starts_with(\"decoder.\"))) return;",
+               "MediaPeft.GradientsOnTwoTensorRanks"),
+    vision_bug("vision_adapters_scale", "adapters of an encoder are scaled by alpha = rank", "megatron/transformer/config/lora.cc",
+               "part.lora_alpha = from.lora_alpha;", "if (!PLANTED) part.lora_alpha = from.lora_alpha;",
+               "MediaPeft.LogitsAndGradientsOfAdaptersOnEachModule"),
     vision_bug("vision_places_of_samples", "features are placed sample by sample in rows that go token by token", MODEL,
                "return places.remainder(s) * b + places.div(s, \"floor\");",
                "return PLANTED ? places : places.remainder(s) * b + places.div(s, \"floor\");", GOLDEN + "llava"),

@@ -303,6 +303,13 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused("--max-bad-media 3", "--max-bad-media has no effect without --on-bad-media skip");
   refused("--on-bad-media skip --max-bad-media -1", "--max-bad-media is -1");
   refused("--num-experts 2", "--num-experts with --task mimo is not built");
+  const std::string adapted = "--lora-rank 2 --lora-targets ";
+  refused(adapted + "audio_model.linear_q",
+          "--lora-targets audio_model.linear_q: the model has no such module");
+  refused(adapted + "vision_model.linear_fc1_gate",
+          "--lora-targets linear_fc1_gate: the MLP of this model is not gated");
+  refused(adapted + "vision_projection.linear_q",
+          "--lora-targets linear_q: this model has no attention");
   EXPECT_THAT(
       error_of([&] { mimo_arguments("--bidirectional-images --context-parallel-size 2", 2); }),
       HasSubstr("ring attention with --bidirectional-images (--cp-comm-type p2p or "
