@@ -183,6 +183,7 @@ class ThreadPeers final : public PeerMemory {
       if (fields[0] == number_) signals_[{from, fields[1]}] = static_cast<uint32_t>(fields[2]);
     }
   }
+  std::vector<void*> addresses() const override { return {}; }
 
  private:
   ThreadCopies& under_way() const {
@@ -334,6 +335,7 @@ class DevicePeers final : public PeerMemory {
   void await(int, int64_t word, uint32_t value) override {
     operate(stream_words().wait, rank_, word, value, CU_STREAM_WAIT_VALUE_GEQ);
   }
+  std::vector<void*> addresses() const override { return {addresses_.begin(), addresses_.end()}; }
 
  private:
   void operate(StreamWords::Operation operation, int rank, int64_t word, uint32_t value,

@@ -56,6 +56,8 @@ class PeerMemory {
   // Makes the current stream wait until this rank's word, which rank `from` writes, has reached
   // `value`.
   virtual void await(int from, int64_t word, uint32_t value) = 0;
+  // Of the ranks' buffers, as kernels of this rank reach them; empty between threads on CPUs.
+  virtual std::vector<void*> addresses() const = 0;
 };
 
 struct SharedMemory {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/peer_mailbox.h"
 #include "megatron/comm/peer_rows.h"
 #include "megatron/tensor/torch.h"
@@ -42,10 +43,18 @@ ProcessGroup::ProcessGroup(std::shared_ptr<Backend> backend, std::string name)
 
 std::shared_ptr<Work> ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) const {
   if (size() == 1) return no_work();
+  if (const auto peers = held_peer_collectives(); peers && peers->takes_reduction(tensor)) {
+    peers->all_reduce(tensor, op);
+    return no_work();
+  }
   return backend_->all_reduce(std::move(tensor), op);
 }
 
 std::shared_ptr<Work> ProcessGroup::all_gather(at::Tensor output, at::Tensor input) const {
+  if (const auto peers = held_peer_collectives(); peers && peers->takes_gather(input)) {
+    peers->all_gather(output, input);
+    return no_work();
+  }
   if (size() > 1) return backend_->all_gather(std::move(output), std::move(input));
   copy_flat("all_gather", output, input);
   return no_work();
@@ -53,6 +62,12 @@ std::shared_ptr<Work> ProcessGroup::all_gather(at::Tensor output, at::Tensor inp
 
 std::shared_ptr<Work> ProcessGroup::reduce_scatter(at::Tensor output, at::Tensor input,
                                                    ReduceOp op) const {
+  if (const auto peers = held_peer_collectives(); peers && peers->takes_scatter(input)) {
+    const at::Tensor sum = input.clone();
+    peers->all_reduce(sum, op);
+    output.view({-1}).copy_(sum.view({size(), -1})[rank()]);
+    return no_work();
+  }
   if (size() > 1) return backend_->reduce_scatter(std::move(output), std::move(input), op);
   copy_flat("reduce_scatter", output, input);
   return no_work();
@@ -106,6 +121,14 @@ std::shared_ptr<PeerMailbox> ProcessGroup::mailbox() const {
 
 std::shared_ptr<PeerRows> ProcessGroup::peer_rows() const {
   return size() == 1 ? nullptr : shared_by_holders(backend_->peer_rows_, *this);
+}
+
+std::shared_ptr<PeerCollectives> ProcessGroup::peer_collectives() const {
+  return size() == 1 ? nullptr : shared_by_holders(backend_->peer_collectives_, *this);
+}
+
+std::shared_ptr<PeerCollectives> ProcessGroup::held_peer_collectives() const {
+  return size() == 1 ? nullptr : backend_->peer_collectives_.lock();
 }
 
 }  // namespace megatron

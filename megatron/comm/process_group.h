@@ -47,6 +47,7 @@ class Work {
 // other's SMs.
 enum class CommunicatorUse { kExclusive, kConcurrent };
 
+class PeerCollectives;
 class PeerMailbox;
 class PeerRows;
 
@@ -81,6 +82,7 @@ class Backend {
   friend class ProcessGroup;
   std::weak_ptr<PeerMailbox> mailbox_;
   std::weak_ptr<PeerRows> peer_rows_;
+  std::weak_ptr<PeerCollectives> peer_collectives_;
 };
 
 // A value type over a shared Backend; default-constructed it is the group of one rank, in which
@@ -112,6 +114,12 @@ class ProcessGroup {
   std::shared_ptr<PeerMailbox> mailbox() const;
   // The same for rows that go straight to their places (comm/peer_rows.h).
   std::shared_ptr<PeerRows> peer_rows() const;
+  // The same for small collectives by kernels (comm/one_shot/peer_collectives.h). As long as
+  // somebody holds them open, all_reduce, all_gather and reduce_scatter use them for the tensors
+  // that they take.
+  std::shared_ptr<PeerCollectives> peer_collectives() const;
+  // Those that somebody holds; else null.
+  std::shared_ptr<PeerCollectives> held_peer_collectives() const;
 
  private:
   std::shared_ptr<Backend> backend_;

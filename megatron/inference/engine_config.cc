@@ -9,6 +9,8 @@ namespace megatron {
 namespace {
 
 constexpr double kFlagGiB = 1 << 30;
+// Prompts of up to so many tokens run as graphs, which saves the milliseconds of their launches.
+constexpr int64_t kPromptGraphRows = 256;
 constexpr std::string_view kKvCacheTypes[] = {"auto", "fp8"};
 
 CacheDemand cache_demand(const EngineConfig& config, const ServedShape& shape) {
@@ -54,8 +56,8 @@ void EngineConfig::fields(FieldVisitor& v) {
       "type of keys and values: auto, that of the activations; fp8, E4M3 with a scale for each "
       "layer and head, which follow from a text that is read at the start");
   v.field({"num_cuda_graphs", "--inference-dynamic-batching-num-cuda-graphs"}, num_cuda_graphs,
-          "numbers of requests for which steps that only decode run as CUDA graphs, at equal "
-          "distances up to --inference-max-requests; -1: those that waste few rows, 0: none");
+          "numbers of rows for which steps run as CUDA graphs, at equal distances up to one for "
+          "each request and its drafts, and at least 256; -1: those that waste few rows, 0: none");
   v.field("step_timeout_seconds", step_timeout_seconds,
           "a step that takes longer ends the server with an error");
   states.fields(v);
@@ -123,10 +125,9 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
   shape.keeping = config.states.keeping();
   shape.fp8_cache = config.kv_cache_dtype == KvCacheType::kFp8;
   shape.keeping.drafts = shape.drafts;
-  if (on_gpu && shape.drafts == 0)
-    if (const std::vector<int64_t> sizes = graph_sizes(config.num_cuda_graphs, shape.slots);
-        !sizes.empty())
-      shape.graph_rows = sizes.back();
+  if (on_gpu && config.num_cuda_graphs != 0)
+    shape.graph_rows = std::max(shape.slots * (1 + shape.drafts),
+                                std::min(kPromptGraphRows, shape.max_step_tokens));
   return shape;
 }
 

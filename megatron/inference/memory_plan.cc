@@ -10,6 +10,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/comm/described_backend.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/models/model_table.h"
@@ -109,7 +110,7 @@ int64_t graph_memory(const ModelConfig& config, const StageSlice& slice,
   ServedShape decoding = served;
   decoding.max_positions = 0;  // keys are read where they lie
   return layer_peak(config, slice, decoding, served.graph_rows) +
-         served.graph_rows * config.padded_vocab_size * served.element;
+         served.graph_rows * config.padded_vocab_size / served.tensor_ranks * served.element;
 }
 
 // Of a weight that is held in FP8 alone: codes, and fp32 scales for 128 x 128 of them or for all.
@@ -199,6 +200,10 @@ void ServingMemory::check_fits(int64_t free_bytes) const {
                  gib(std::max<int64_t>(0, free_bytes - step())), " or less");
 }
 
+int64_t served_sum_bytes(const ModelConfig& config, int64_t rows, int64_t element) {
+  return rows * config.transformer.hidden_size * element;
+}
+
 ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage) {
   ServingMemory memory;
   memory.slice = served_slice(config, stage, shape.stages);
@@ -224,8 +229,12 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
   const bool keys_alone =
       kept_bytes(config, memory.slice, shape.tensor_ranks, shape.element, shape.keeping).sequence ==
       0;
-  if (shape.graph_rows > 0 && shape.tensor_ranks * shape.stages == 1 && keys_alone)
+  if (shape.graph_rows > 0 && shape.stages == 1 && keys_alone)
     memory.graphs = graph_memory(config, memory.slice, shape);
+  if (shape.on_gpu && shape.tensor_ranks > 1)
+    memory.sums = PeerCollectives::memory_bytes(
+        shape.tensor_ranks,
+        served_sum_bytes(config, std::max(shape.slots, shape.graph_rows), shape.element));
   if (stage == 0) memory.draft = shape.draft;
   return memory;
 }

@@ -81,15 +81,21 @@ struct ServingMemory {
   int64_t sampling = 0;     // logits and their copies, when every slot draws its tokens
   int64_t library_workspace = 0;
   int64_t graphs = 0;      // what CUDA graphs hold, also while other steps run
+  int64_t sums = 0;        // memory that tensor ranks write into
   DraftMemory draft = {};  // its blocks are part of the cache
   int64_t step() const {
-    return std::max(std::max(activations, sampling) + library_workspace, draft.step) + graphs;
+    return std::max(std::max(activations, sampling) + library_workspace, draft.step) + graphs +
+           sums;
   }
   int64_t total() const { return weights + draft.weights + cache.bytes() + step(); }
   std::string text() const;  // one line
   // Throws Error unless a GPU that holds the weights has room for the cache and for steps.
   void check_fits(int64_t free_bytes) const;
 };
+
+// Of the tensor that is summed over tensor ranks in a step of so many rows, in bytes. Those of
+// larger steps than have graphs go through NCCL.
+int64_t served_sum_bytes(const ModelConfig& config, int64_t rows, int64_t element);
 
 // All but the cache, of one stage. Builds the stage's model without memory.
 ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage);

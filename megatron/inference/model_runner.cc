@@ -7,7 +7,9 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/inference/memory_plan.h"
 #include "megatron/scheduling/token_grammar.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/gemm.h"
@@ -19,6 +21,9 @@ namespace {
 
 // Maximum memory for logits at one time, in fp32.
 constexpr int64_t kScoredLogitsBytes = int64_t{256} << 20;
+// Graphs read the keys of each row by itself. Up to so many of rows that share a text, with the text
+// before them, that takes less time than the launches of a step without a graph.
+constexpr int64_t kGraphPairs = int64_t{1} << 16;
 // The range of an FP8 cache over what calibration saw: E4M3 is a floating type, so that room costs
 // no precision but that of the smallest values.
 constexpr double kFp8Room = 2.0;
@@ -87,6 +92,7 @@ ModelRunner::ModelRunner(Model& model, ServedWeights* weights, at::Device device
       slots_(static_cast<size_t>(options.slots)) {
   check_model();
   const at::NoGradGuard no_grad;
+  share_sums(options);
   if (is_last())
     sampler_.emplace(model.config().vocab_size, model.config().padded_vocab_size / tp_.size(), tp_,
                      device_);
@@ -97,8 +103,8 @@ ModelRunner::ModelRunner(Model& model, ServedWeights* weights, at::Device device
   if (options.fp8_cache) calibrate(options.calibration);
   allocate(options);
   make_facts(options);
-  if (options.graph_sizes.empty() || !device_.is_cuda() || facts_.owns_state ||
-      tp_.size() * pp_.size() > 1)
+  if (options.graph_sizes.empty() || !device_.is_cuda() || facts_.owns_state || pp_.size() > 1 ||
+      (sums_ && !sums_->is_open()))
     return;
   const int64_t blocks = facts_.device_blocks, size = facts_.block_size,
                 positions = facts_.max_positions;
@@ -121,6 +127,22 @@ void ModelRunner::check_model() const {
                  " context-parallel ranks is not built");
   MEGATRON_CHECK(!model_.config().pipeline_vocab_parallel,
                  "decoding with a vocabulary divided over pipeline stages is not built");
+}
+
+// Sums over tensor ranks of steps that decode are kernels that write into the peers' memory.
+void ModelRunner::share_sums(const RunnerOptions& options) {
+  sums_ = tp_.peer_collectives();
+  if (!sums_) return;
+  const int64_t rows = options.graph_sizes.empty()
+                           ? options.slots
+                           : std::max<int64_t>(options.slots, options.graph_sizes.back());
+  sums_->open(device_, served_sum_bytes(model_.config(), rows,
+                                        static_cast<int64_t>(c10::elementSize(dtype_))));
+  if (is_batch_invariant() && !device_.is_cpu() && (tp_.size() > 2 || sums_->is_open()))
+    sums_->take_all_reductions();
+  if (!device_.is_cpu() && !sums_->is_open())
+    log_warning(cat("sums over tensor ranks are NCCL's, and decoding runs without CUDA graphs: ",
+                    sums_->obstacle()));
 }
 
 // A forward of one token allocates every buffer at its full size.
@@ -224,30 +246,37 @@ void ModelRunner::launch(const StepPlan& plan) {
 std::optional<at::Tensor> ModelRunner::run_graph(const StepPlan& plan) {
   if (!graphs_) return std::nullopt;
   std::vector<DecodeGraphs::Row> rows;
+  int64_t pairs = 0;
   for (const PlanPart& part : plan.parts) {
     const Slot& slot = slots_[static_cast<size_t>(part.slot)];
-    if (part.count != 1 || part.drafts > 0 || part.score_count > 0 || slot.adapter >= 0 ||
-        slot.rows)
+    if (slot.adapter >= 0 || slot.rows) return std::nullopt;
+    if (part.count > 1) pairs += part.count * (part.first + part.count);
+    if (pairs > kGraphPairs || static_cast<int64_t>(rows.size()) + part.count > graphs_->most())
       return std::nullopt;
-    const int32_t token = plan.tokens.at(rows.size());
-    MEGATRON_ASSERT(token >= 0 || token == kLastSampled, "token ", token);
-    rows.push_back({token, part.slot, part.first, part.known, tables_.blocks(part.slot)});
+    for (int32_t i = 0; i < part.count; ++i) {
+      const int32_t token = plan.tokens.at(rows.size());
+      MEGATRON_ASSERT(token >= 0 || token == kLastSampled, "token ", token);
+      rows.push_back({token, part.slot, part.first + i, part.known, tables_.blocks(part.slot)});
+    }
   }
   if (!graphs_->fits(rows)) return std::nullopt;
   at::Tensor logits;
-  if (!with_graphs([&] { logits = graphs_->run(rows); })) return std::nullopt;
+  if (!with_graphs(/*required=*/tp_.size() > 1, [&] { logits = graphs_->run(rows); }))
+    return std::nullopt;
   ++graph_steps_;
   return logits;
 }
 
-// Whether `work` could capture what it needs; if not, there are no graphs from now on.
-bool ModelRunner::with_graphs(const std::function<void()>& work) {
+// Whether `work` could capture what it needs; if not, there are no graphs from now on, or, where
+// they are required because other ranks may have them, it throws.
+bool ModelRunner::with_graphs(bool required, const std::function<void()>& work) {
   try {
     work();
     return true;
   } catch (const InternalError&) {
     throw;
   } catch (const std::exception& error) {
+    if (required) throw;
     const std::string what = error.what();
     log_warning(cat("decoding runs without CUDA graphs, which this model cannot be captured in: ",
                     what.substr(0, what.find('\n'))));
@@ -259,7 +288,10 @@ bool ModelRunner::with_graphs(const std::function<void()>& work) {
 void ModelRunner::warm_up(int64_t most_rows) {
   if (!graphs_) return;
   const at::NoGradGuard no_grad;
-  with_graphs([&] { graphs_->capture_all(); });
+  const bool captured = with_graphs(/*required=*/false, [&] { graphs_->capture_all(); });
+  const at::Tensor failed = at::full({1}, captured ? 0 : 1, at::dtype(at::kInt).device(device_));
+  tp_.all_reduce(failed, ReduceOp::kMax)->wait();
+  if (failed.item<int32_t>() != 0) graphs_.reset();
   const at::TensorOptions wide = at::dtype(at::kLong).device(device_),
                           narrow = wide.dtype(at::kInt);
   for (int64_t rows = 0; rows < most_rows;) {

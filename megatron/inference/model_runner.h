@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/inference/adapters.h"
 #include "megatron/inference/graphs/decode_graphs.h"
 #include "megatron/inference/sampling.h"
@@ -31,8 +32,9 @@ struct RunnerOptions {
   bool fp8_cache = false;
   std::vector<int32_t> calibration = {};
   const AdapterList* adapters = nullptr;  // outlives the runner; null: none
-  // Rows of decoding steps that run as CUDA graphs, rising; empty: none do. Not used on a CPU, by
-  // several ranks, and for models that keep more of a sequence than keys and values.
+  // Rows of steps that run as CUDA graphs, rising; empty: none do. Not used on a CPU, by
+  // several stages, and for models that keep more of a sequence than keys and values; by tensor
+  // ranks where they reach each other's memory.
   std::vector<int64_t> graph_sizes = {};
 };
 
@@ -96,13 +98,14 @@ class ModelRunner final : public StepRunner {
   bool is_first() const { return pp_.rank() == 0; }
   bool is_last() const { return pp_.rank() + 1 == pp_.size(); }
   void check_model() const;
+  void share_sums(const RunnerOptions& options);
   void make_facts(const RunnerOptions& options);
   void allocate(const RunnerOptions& options);
   void calibrate(const std::vector<int32_t>& ids);
 
   // Logits of each row, if the step runs as a graph.
   std::optional<at::Tensor> run_graph(const StepPlan& plan);
-  bool with_graphs(const std::function<void()>& work);
+  bool with_graphs(bool required, const std::function<void()>& work);
   void move_blocks(const StepPlan& plan);
   void start(const StepPlan& plan);
   std::vector<RowAdapters::Group> adapter_groups(const StepPlan& plan) const;
@@ -133,6 +136,7 @@ class ModelRunner final : public StepRunner {
   ServedWeights* const weights_;  // null: they stay
   const AdapterList* const adapters_;
   const ProcessGroup &tp_, &pp_;
+  std::shared_ptr<PeerCollectives> sums_;  // over tp_
   const at::Device device_;
   const at::ScalarType dtype_;
   RunnerFacts facts_;

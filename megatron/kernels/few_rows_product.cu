@@ -9,8 +9,9 @@
 #include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/early_start.cuh"
-#include "megatron/kernels/detail/norm_rows.cuh"
+#include "megatron/kernels/detail/few_rows_input.cuh"
 #include "megatron/kernels/few_rows_product.h"
+#include "megatron/kernels/fp8/few_rows_fp8.h"
 
 namespace megatron {
 namespace {
@@ -18,74 +19,12 @@ namespace {
 constexpr int kLanes = 32, kWarps = 4, kResident = 4, kPacks = 8;
 constexpr int kChunk = kLanes * kPacks * 8;  // elements of a row that a warp has in flight
 
-__device__ __forceinline__ uint4 load_streamed(const void* from) {
-  uint4 words;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "l"(from));
-  return words;
-}
-
-constexpr int kGainPacks = 4;  // of a thread, on their way with the first weights
-
 // Where a warp is in its share of the weights: columns from its own number on, all warps apart; of
 // a pair of columns (SwiGLU) the chunks of the gate come first.
 struct Place {
   int64_t column;
   int chunk;
 };
-
-// x in shared memory, as it is.
-template <class T, int Rows>
-__device__ void read_rows(const FewRowsProduct& a, T* x) {
-  const int packs = Rows * static_cast<int>(a.inner) / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < packs; i += kLanes * kWarps)
-    reinterpret_cast<uint4*>(x)[i] = __ldcg(static_cast<const uint4*>(a.x) + i);
-}
-
-// RMSNorm(x) in shared memory; `gains` are the first packs of a thread.
-template <class T, int Rows>
-__device__ void read_normed_rows(const FewRowsProduct& a, const uint4 (&gains)[kGainPacks], T* x) {
-  __shared__ float shared[2][32][Rows];
-  uint4* const rows = reinterpret_cast<uint4*>(x);
-  const int packs = static_cast<int>(a.inner) / 8, first = static_cast<int>(threadIdx.x);
-  float scales[Rows] = {};
-#pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    for (int i = first; i < packs; i += kLanes * kWarps) {
-      const uint4 words = __ldcg(static_cast<const uint4*>(a.x) + r * packs + i);
-      rows[r * packs + i] = words;
-      float own[8];
-      unpack<T>(words, own);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) scales[r] += own[j] * own[j];
-    }
-  }
-  sum_block(scales, shared, 0);
-#pragma unroll
-  for (int r = 0; r < Rows; ++r)
-    scales[r] = 1.0f / sqrtf(scales[r] / static_cast<float>(a.inner) + static_cast<float>(a.eps));
-  const auto scale = [&](int i, const uint4& words) {
-    float gain[8];
-    unpack<T>(words, gain);
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-      float own[8];
-      unpack<T>(rows[r * packs + i], own);
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        own[j] = own[j] * scales[r] * (a.zero_centered ? gain[j] + 1.0f : gain[j]);
-      rows[r * packs + i] = pack_words<T>(own);
-    }
-  };
-#pragma unroll
-  for (int p = 0; p < kGainPacks; ++p) {
-    const int i = first + p * kLanes * kWarps;
-    if (i < packs) scale(i, gains[p]);
-  }
-  for (int i = first + kGainPacks * kLanes * kWarps; i < packs; i += kLanes * kWarps)
-    scale(i, __ldcg(static_cast<const uint4*>(a.gain) + i));
-}
 
 template <class T, int Rows, bool Swiglu>
 __global__ void __launch_bounds__(kLanes* kWarps, kResident)
@@ -107,23 +46,17 @@ __global__ void __launch_bounds__(kLanes* kWarps, kResident)
     }
     if (++next.chunk == all_chunks) next = {next.column + warps, 0};
   };
-  uint4 ring[2][kPacks], gains[kGainPacks] = {};
+  uint4 ring[2][kPacks];
   Place here = next;
   load(ring[0]);
-  if (a.gain != nullptr) {
-#pragma unroll
-    for (int p = 0; p < kGainPacks; ++p) {
-      const int i = static_cast<int>(threadIdx.x) + p * kLanes * kWarps;
-      if (i < inner / 8) gains[p] = __ldcg(static_cast<const uint4*>(a.gain) + i);
-    }
-  }
+  const FirstGains<kLanes * kWarps> gains(a);
 
   wait_for_kernel_ahead();
   let_next_kernel_begin();
   if (a.gain == nullptr) {
-    read_rows<T, Rows>(a, x);
+    read_rows<T, Rows>(a, x, inner);
   } else {
-    read_normed_rows<T, Rows>(a, gains, x);
+    read_normed_rows<T, Rows>(a, gains, x, inner);
   }
   __syncthreads();
 
@@ -219,6 +152,7 @@ void start(const FewRowsProduct& args, void* stream) {
 bool has_few_rows_product(const FewRowsProduct& args) {
   constexpr int64_t kMostBytes = 56 << 10;  // of `x`, in each of kResident blocks
   const auto is_aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  if (args.w_scale != nullptr && !has_few_rows_fp8_product(args)) return false;
   return is_hopper() && (args.dtype == DType::kBFloat16 || args.dtype == DType::kFloat16) &&
          args.rows >= 1 && args.rows <= kMostRowsOnGpu && args.inner % 8 == 0 &&
          args.rows * args.inner * 2 <= kMostBytes && is_aligned(args.x) && is_aligned(args.w) &&
@@ -227,6 +161,7 @@ bool has_few_rows_product(const FewRowsProduct& args) {
 }
 
 void few_rows_product_cuda(const FewRowsProduct& args, void* stream) {
+  if (args.w_scale != nullptr) return few_rows_fp8_product_cuda(args, stream);
   const auto with_rows = [&](auto type) {
     using T = decltype(type);
     switch (args.rows) {

@@ -24,6 +24,10 @@ struct FewRowsProduct {
   // out = silu(x w1^T) * (x w2^T) with [w1; w2] = w, [2 * columns, inner], both rounded to `dtype`;
   // without bias and addend.
   bool swiglu = false;
+  // `w` holds codes of E4M3, to be multiplied by *w_scale or, with a stride, by the scale of each
+  // 128 x 128 of them: w_scale[row / 128 * w_scale_stride + k / 128]. Null: values of `dtype`.
+  const float* w_scale = nullptr;
+  int64_t w_scale_stride = 0;
   // No work that is still queued writes `w` and `gain`, which are read before that work has ended.
   bool weights_at_rest = false;
 };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/kernels/sum_parts.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/batch_invariant/mode.h"
@@ -45,6 +46,30 @@ std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x) {
   std::shared_ptr<Work> reduction = scatter_rows(x, part, *state.tp, state.mailbox.get());
   x = part;
   return reduction;
+}
+
+at::Tensor summed_over_ranks(const LinearState& state, at::Tensor y, const at::Tensor& bias,
+                             const at::Tensor& residual) {
+  if (const auto peers = state.tp->held_peer_collectives();
+      peers && !bias.defined() && residual.defined() && residual.is_contiguous() &&
+      residual.scalar_type() == y.scalar_type() && peers->takes_reduction(y)) {
+    peers->all_reduce(y, ReduceOp::kSum, residual);
+    return y;
+  }
+  if (const std::shared_ptr<Work> sum = sum_over_ranks(state, y)) sum->wait();
+  if (bias.defined()) y.add_(bias);
+  return residual.defined() ? y.add_(residual) : y;
+}
+
+bool add_norm(const LinearState& state, AroundProduct& around, std::optional<AcquiredValue>& gain) {
+  NormParameters* const norm = state.norm;
+  if (norm == nullptr) return true;
+  if (norm->options.kind != Normalization::kRMSNorm) return false;
+  gain.emplace(&norm->weight);
+  around.gain = gain->value();
+  around.eps = norm->options.eps;
+  around.zero_centered = norm->options.zero_centered;
+  return true;
 }
 
 namespace {
@@ -99,13 +124,8 @@ at::Tensor fused_column_forward(const LinearState& state, const at::Tensor& x,
     return {};
   AroundProduct around;
   around.swiglu = swiglu;
-  if (NormParameters* const norm = state.norm) {
-    if (norm->options.kind != Normalization::kRMSNorm) return {};
-    const AcquiredValue gain(&norm->weight);
-    around.gain = gain.value();
-    around.eps = norm->options.eps;
-    around.zero_centered = norm->options.zero_centered;
-  }
+  std::optional<AcquiredValue> gain;
+  if (!add_norm(state, around, gain)) return {};
   return fused_linear_forward(x, weight, bias, around);
 }
 
@@ -237,6 +257,8 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
       if (together) return y;
     } else {
       y = product(*state, x, weight.value(), at::Tensor());
+      if (!state->sequence_parallel)
+        return summed_over_ranks(*state, y, bias.value(), residual.value_or(at::Tensor()));
       sum_over_ranks(*state, y)->wait();
     }
     if (bias.value().defined()) y.add_(bias.value());
@@ -387,9 +409,12 @@ SublayerOutput ColumnParallelLinear::forward_with_residual(const at::Tensor& x, 
 }
 
 std::optional<SublayerOutput> ColumnParallelLinear::forward_swiglu(const at::Tensor& x) {
-  if (impl_->state.quantization.enabled() || !impl_->state.weight->store->only_forward())
-    return std::nullopt;
+  if (!impl_->state.weight->store->only_forward()) return std::nullopt;
   const at::NoGradGuard no_grad;
+  if (impl_->state.quantization.enabled()) {
+    const at::Tensor y = quantized_few_rows(x.contiguous(), {}, impl_->state, /*swiglu=*/true);
+    return y.defined() ? std::optional(SublayerOutput{y, x}) : std::nullopt;
+  }
   const AcquiredValue weight(impl_->state.weight), bias(impl_->state.bias);
   const at::Tensor y =
       fused_column_forward(impl_->state, x.contiguous(), weight.value(), bias.value(), true);
@@ -461,12 +486,20 @@ RowParallelLinear::~RowParallelLinear() = default;
 
 at::Tensor RowParallelLinear::forward(at::Tensor x, const at::Tensor& residual) {
   const LinearState& state = impl_->state;
-  if (state.quantization.enabled()) return quantized_row_forward(x, residual, impl_->state);
+  if (state.quantization.enabled())
+    return quantized_row_forward(x, residual, impl_->state, /*is_activated=*/false);
   x = x.contiguous();
   // Without autograd the input of the activation can be freed at once.
   const bool activated = state.input_activation && !at::GradMode::is_enabled();
   if (activated) x = activation_forward(x, *state.input_activation, state.activation_offset);
   return RowFunction::apply(x, optional_residual(residual), anchor(), &impl_->state, activated);
+}
+
+at::Tensor RowParallelLinear::forward_activated(const at::Tensor& x, const at::Tensor& residual) {
+  if (impl_->state.quantization.enabled())
+    return quantized_row_forward(x, residual, impl_->state, /*is_activated=*/true);
+  return RowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &impl_->state,
+                            /*is_activated=*/true);
 }
 
 }  // namespace megatron

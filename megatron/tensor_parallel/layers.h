@@ -113,6 +113,8 @@ class RowParallelLinear : public Module {
   ~RowParallelLinear() override;
   // `residual`: added to Y unless undefined; has the result's shape and the weight's type.
   at::Tensor forward(at::Tensor x, const at::Tensor& residual = {});
+  // The same of an input that is activated already.
+  at::Tensor forward_activated(const at::Tensor& x, const at::Tensor& residual = {});
 
  private:
   struct Impl;

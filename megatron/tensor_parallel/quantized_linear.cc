@@ -26,7 +26,9 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/kernels/few_rows_product.h"
 #include "megatron/nn/functional.h"
+#include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor_parallel/detail/linear_state.h"
 
 namespace megatron {
@@ -355,7 +357,7 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
   // unquantised one.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& before,
                             const std::optional<at::Tensor>& residual, const at::Tensor&,
-                            LinearState* pointer, bool recording) {
+                            LinearState* pointer, bool recording, bool is_activated) {
     LinearState& state = *pointer;
     const AcquiredValue weight(state.weight), bias(state.bias);
     const at::ScalarType type = weight.value().scalar_type();
@@ -365,13 +367,13 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
     const bool keep = recording && row_keeps_codes(state);
     QuantizedTensor codes;
     at::Tensor input = before;
-    const bool adapted = has_row_adapters(state);
-    if (state.input_activation && !adapted &&
-        goes_into_codes(scaling, *state.input_activation, before)) {
+    const bool adapted = has_row_adapters(state),
+               activate = state.input_activation && !is_activated;
+    if (activate && !adapted && goes_into_codes(scaling, *state.input_activation, before)) {
       codes = scaling.quantize_activation(before, {}, *state.input_activation,
                                           state.activation_offset, keep ? kBoth : kInRows);
     } else {
-      if (state.input_activation)
+      if (activate)
         input = activation_forward(before, *state.input_activation, state.activation_offset,
                                    scaling.to_measure(before));
       codes = scaling.quantize(input, keep ? kBoth : kInRows);
@@ -390,6 +392,8 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
                                   keep ? codes.columns.scale : scale_to_repeat(state, codes)});
     }
     if (alone) return y;
+    if (!state.sequence_parallel)
+      return summed_over_ranks(state, y, bias.value(), residual.value_or(at::Tensor()));
     sum_over_ranks(state, y)->wait();
     if (bias.value().defined()) y.add_(bias.value());
     return residual ? y.add_(*residual) : y;
@@ -415,18 +419,16 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
                  ? activation_forward(before, *state.input_activation, state.activation_offset)
                  : before;
     });
-    if (!state.input_activation)
-      return {dx, residual_grad(context, grads[0]), at::Tensor(), at::Tensor(), at::Tensor()};
+    const auto gradients_of = [&](const at::Tensor& input) -> variable_list {
+      return {input, residual_grad(context, grads[0]), {}, {}, {}, {}};
+    };
+    if (!state.input_activation) return gradients_of(dx);
     const Activation activation = *state.input_activation;
     LinearState* from = state.input_from != nullptr && state.input_from->quantization.enabled()
                             ? state.input_from
                             : nullptr;
     if (from == nullptr)
-      return {activation_backward(dx, saved[0], activation, state.activation_offset),
-              residual_grad(context, grads[0]),
-              {},
-              {},
-              {}};
+      return gradients_of(activation_backward(dx, saved[0], activation, state.activation_offset));
     OperandScaling before(*from, OperandRole::kGradient, /*record=*/true);
     if (goes_into_codes(before, activation, dx) && takes_codes_alone(*from)) {
       from->measured = {
@@ -435,13 +437,12 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
           before.quantize_activation(saved[0], dx, activation, state.activation_offset,
                                      gradient_orientations(*from)),
           saved[0].sizes().vec()};
-      return {at::Tensor(), residual_grad(context, grads[0]), at::Tensor(), at::Tensor(),
-              at::Tensor()};
+      return gradients_of({});
     }
     const at::Tensor amax = before.to_measure(dx);
     dx = activation_backward(dx, saved[0], activation, state.activation_offset, amax);
     if (amax.defined()) from->measured = {dx, amax};
-    return {dx, residual_grad(context, grads[0]), at::Tensor(), at::Tensor(), at::Tensor()};
+    return gradients_of(dx);
   }
 };
 
@@ -464,7 +465,36 @@ at::Tensor without_added_rows(const at::Tensor& y, const at::Tensor& x) {
 
 }  // namespace
 
+at::Tensor quantized_few_rows(const at::Tensor& x, const at::Tensor& addend, LinearState& state,
+                              bool swiglu) {
+  if (!x.is_cuda() || at::GradMode::is_enabled() || !state.weight->store->only_forward() ||
+      state.sequence_parallel || has_row_adapters(state) ||
+      state.quantization.recipe == QuantizationRecipe::kNvfp4 || x.numel() == 0 ||
+      x.numel() > kMostRowsOnGpu * x.size(-1))
+    return {};
+  AroundProduct around;
+  around.swiglu = swiglu;
+  std::optional<AcquiredValue> gain;
+  if (!add_norm(state, around, gain)) return {};
+  const AcquiredValue weight(state.weight), bias(state.bias);
+  if (weight.value().scalar_type() != x.scalar_type()) return {};
+  const QuantizedMatrix codes = weight_codes(state, weight.value(), kInRows, false).rows;
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = codes.codes.size(0) / (swiglu ? 2 : 1);
+  const at::Tensor y = at::empty(shape, x.options());
+  const auto as_rows = [](const at::Tensor& t) {
+    return t.defined() ? t.view({-1, t.size(-1)}) : t;
+  };
+  const bool done =
+      multiply_few_rows(as_rows(x), codes, state.tp->size() == 1 ? bias.value() : at::Tensor(),
+                        as_rows(addend), as_rows(y), /*at_rest=*/true, around);
+  return done ? y : at::Tensor();
+}
+
 variable_list quantized_column_forward(const at::Tensor& x, LinearState& state) {
+  if (const at::Tensor y = quantized_few_rows(x.contiguous(), {}, state, /*swiglu=*/false);
+      y.defined())
+    return {y, x};
   if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
     const at::Tensor y = QuantizedColumnFunction::apply(whole, anchor(), &state, false)[0];
     return {without_added_rows(y, x), x};
@@ -474,15 +504,26 @@ variable_list quantized_column_forward(const at::Tensor& x, LinearState& state) 
 }
 
 at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual,
-                                 LinearState& state) {
+                                 LinearState& state, bool is_activated) {
+  if (!state.input_activation || is_activated) {
+    const bool alone = state.tp->size() == 1;
+    const at::Tensor addend = alone && residual.defined() ? residual.contiguous() : at::Tensor();
+    if (const at::Tensor y = quantized_few_rows(x.contiguous(), addend, state, /*swiglu=*/false);
+        y.defined()) {
+      if (alone) return y;
+      const AcquiredValue bias(state.bias);
+      return summed_over_ranks(state, y, bias.value(), residual);
+    }
+  }
   if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
-    const at::Tensor y = without_added_rows(
-        QuantizedRowFunction::apply(whole, std::optional<at::Tensor>(), anchor(), &state, false),
-        x);
+    const at::Tensor y =
+        without_added_rows(QuantizedRowFunction::apply(whole, std::optional<at::Tensor>(), anchor(),
+                                                       &state, false, is_activated),
+                           x);
     return residual.defined() ? y.add_(residual) : y;
   }
   return QuantizedRowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &state,
-                                     at::GradMode::is_enabled());
+                                     at::GradMode::is_enabled(), is_activated);
 }
 
 }  // namespace megatron

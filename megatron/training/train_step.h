@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/optimizer/replica_hashes.h"
 #include "megatron/runtime/device.h"
@@ -40,9 +41,10 @@ struct TrainedModel {
   std::unique_ptr<ActivationOffload> offload;  // null: activations stay on the device
   std::vector<ModelChunk> chunks;
   std::unique_ptr<Pipeline> pipeline;
-  std::unique_ptr<Optimizer> optimizer;      // null with --skip-train
-  std::unique_ptr<ReplicaHashes> replicas;   // null: replicas are never compared
-  std::unique_ptr<MicrobatchGraphs> graphs;  // null: every micro-batch runs eagerly
+  std::shared_ptr<PeerCollectives> ordered_sums;  // over tensor ranks; null: any order will do
+  std::unique_ptr<Optimizer> optimizer;           // null with --skip-train
+  std::unique_ptr<ReplicaHashes> replicas;        // null: replicas are never compared
+  std::unique_ptr<MicrobatchGraphs> graphs;       // null: every micro-batch runs eagerly
   // Frozen reference model, for tasks that have one; empty: the chunks with adapters disabled
   std::vector<ModelChunk> reference;
   const ParallelGroups& groups() const { return chunks.front().store->groups(); }

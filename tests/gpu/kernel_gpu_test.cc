@@ -64,7 +64,8 @@ TEST(GpuGemm, FewRowsHaveOneKernelWithNormAndActivation) {
                        w = at::randn({1024, 1024}, options), gain = at::randn({1024}, options);
       const at::Tensor y = fused_linear_forward(x, w, {}, {gain, 1e-5, false, true});
       EXPECT_EQ(y.defined(), rows < 5 && type != at::kFloat) << rows << toString(type);
-      if (y.defined()) EXPECT_EQ(y.sizes(), (at::IntArrayRef{rows, 1, 512}));
+      if (!y.defined()) continue;
+      EXPECT_EQ(y.sizes(), (at::IntArrayRef{rows, 1, 512}));
     }
 }
 

@@ -7,12 +7,15 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <optional>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/peer_memory.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/kernels/copy_pieces.h"
 #include "megatron/optimizer/optimizer.h"
+#include "megatron/tensor/device_graph.h"
 #include "megatron/tensor/sum_parts.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/comm/mailbox_rounds.h"
@@ -196,6 +199,107 @@ TEST(PeerCopiesGpu, GiveTheBitsOfCollectives) {
               << "strategy " << static_cast<int>(strategy) << " tensor " << i;
       });
     }
+  }
+}
+
+// Values of a rank that sums round, with signs and sizes that depend on the place.
+at::Tensor values_of_rank(int rank, int64_t count, at::ScalarType type, int call) {
+  const at::Tensor x = at::arange(count, at::kDouble);
+  return (at::sin(x * (0.7 + 0.1 * rank) + call) * (1 + 100.0 * rank) + 0.01 * rank).to(type);
+}
+
+// What all ranks get, by the rule of the header.
+at::Tensor reduced_by_hand(int ranks, int64_t count, at::ScalarType type, int call, ReduceOp op) {
+  const bool half = type == at::kBFloat16 || type == at::kHalf;
+  at::Tensor total;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const at::Tensor own = values_of_rank(rank, count, type, call).to(half ? at::kFloat : type);
+    total = rank == 0 ? own : op == ReduceOp::kMax ? at::maximum(total, own) : total + own;
+  }
+  return total.to(type);
+}
+
+struct OneShotRun {
+  int ranks;
+  at::Device device;
+  PeerCollectives& peers;
+  const ProcessGroup& group;
+};
+
+void expect_reductions(const OneShotRun& run, at::ScalarType type, int64_t count, int call) {
+  const auto own = [&] {
+    return values_of_rank(run.group.rank(), count, type, call).to(run.device);
+  };
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+    const at::Tensor expected = reduced_by_hand(run.ranks, count, type, call, op), got = own();
+    run.group.all_reduce(got, op)->wait();
+    EXPECT_TRUE(at::equal(got.cpu(), expected)) << count << " of " << toString(type);
+    if (op == ReduceOp::kMax || !at::isFloatingType(type)) continue;
+    const at::Tensor addend = values_of_rank(5, count, type, call).to(run.device), both = own();
+    run.peers.all_reduce(both, op, addend);
+    EXPECT_TRUE(at::equal(both, expected.to(run.device) + addend)) << count << toString(type);
+  }
+  const at::Tensor all = at::empty({run.ranks, count}, at::dtype(type).device(run.device));
+  run.group.all_gather(all, own())->wait();
+  for (int rank = 0; rank < run.ranks; ++rank)
+    EXPECT_TRUE(at::equal(all[rank].cpu(), values_of_rank(rank, count, type, call)))
+        << count << " of " << toString(type);
+}
+
+// Sums plus an addend, and sums of these, 200 times by one graph.
+void expect_replays(const OneShotRun& run) {
+  const at::Tensor x = at::zeros({4096}, at::dtype(at::kBFloat16).device(run.device)),
+                   addend = at::full_like(x, 0.25), y = at::empty_like(x);
+  DeviceGraphPool pool(run.device);
+  std::optional<DeviceGraph> graph;
+  for (int turn = 0; turn < run.ranks; ++turn) {
+    if (turn == run.group.rank())
+      graph.emplace(pool, [&] {
+        y.copy_(x);
+        run.peers.all_reduce(y, ReduceOp::kSum, addend);
+        run.group.all_reduce(y)->wait();
+      });
+    run.group.barrier();
+  }
+  for (int i = 0; i < 200; ++i) {
+    x.fill_(i + 3 * run.group.rank());
+    graph->launch();
+    const int sum = run.ranks * i + 3 * run.ranks * (run.ranks - 1) / 2;
+    const at::Tensor once = at::full({}, sum, at::kBFloat16) + at::full({}, 0.25, at::kBFloat16),
+                     twice = (once.to(at::kFloat) * run.ranks).to(at::kBFloat16);
+    EXPECT_EQ((y != twice.item<float>()).sum().item<int64_t>(), 0) << "replay " << i;
+  }
+}
+
+// Ranks that share a GPU need room for all their blocks at a time, so that large tensors are
+// reduced where each has its own.
+TEST(PeerCollectivesGpu, ReduceInTheOrderOfRanksAndGather) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const int ranks : {2, 3, 4}) {
+    const bool apart = c10::cuda::device_count() >= ranks;
+    if (2 * c10::cuda::device_count() < ranks) continue;
+    run_gpu_ranks(ranks, [&](const std::shared_ptr<Backend>& world, at::Device device) {
+      const ProcessGroup group(world, "tp");
+      const auto peers = group.peer_collectives();
+      peers->open(device, 4096);
+      ASSERT_EQ(peers->obstacle(), "");
+      peers->open(device, apart ? 40 << 20 : 256 << 10);
+      const OneShotRun run{ranks, device, *peers, group};
+      int call = 0;
+      std::vector<int64_t> counts = {1, 2, 7, 130, 1000, 4096, 5003};
+      if (apart) counts.insert(counts.end(), {40'000, 500'001, 3'000'000});
+      for (const at::ScalarType type :
+           {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble, at::kInt, at::kLong})
+        for (const int64_t count : counts) {
+          if (count > 1'000'000 && type != at::kBFloat16) continue;
+          expect_reductions(run, type, count, ++call);
+        }
+      const at::Tensor large = at::zeros({64 << 20}, at::dtype(at::kByte).device(device));
+      EXPECT_FALSE(peers->takes_reduction(large.view(at::kFloat)) || peers->takes_gather(large));
+      peers->take_all_reductions();
+      EXPECT_TRUE(peers->takes_reduction(large.view(at::kFloat)));
+      expect_replays(run);
+    });
   }
 }
 

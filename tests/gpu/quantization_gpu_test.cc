@@ -3,9 +3,13 @@
 
 #include <chrono>
 #include <cmath>
+#include <tuple>
 
+#include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/kernels/fp8/fp8.h"
 #include "megatron/nn/parameter_store.h"
+#include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/torch.h"
@@ -218,6 +222,116 @@ TEST_F(Fp8Gpu, Rates) {
           2e-3 * kTokens * static_cast<double>(s.k) / amax, flop / forward * 1e-6,
           flop / backward * 1e-6, flop / weight * 1e-6);
     }
+  }
+}
+
+// Every code of E4M3, subnormal ones too, times powers of two far apart: exact.
+TEST_F(Fp8Gpu, FewRowsKnowEveryCode) {
+  constexpr int64_t kColumns = 1024, kInner = 512;
+  const at::Tensor bytes = at::arange(kColumns * kInner, at::kLong).remainder(256).to(at::kByte);
+  bytes.index_fill_(0, (bytes.bitwise_and(127) == 127).nonzero().squeeze(1), 8);  // no NaN
+  const QuantizedMatrix codes{bytes.view({kColumns, kInner}).view(at::kFloat8_e4m3fn).to(kGpu),
+                              at::ones({kFp8ScaleElements}, at::dtype(at::kFloat).device(kGpu)),
+                              ScaleLayout::kTensor};
+  const at::Tensor values = codes.codes.to(at::kFloat);
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf})
+    for (const double size : {1.0, 1024.0, 0x1p-14}) {
+      const at::Tensor x = at::zeros({1, kInner}, at::dtype(type).device(kGpu)),
+                       y = at::empty({1, kColumns}, x.options());
+      for (int64_t k = 0; k < kInner; k += 37) {
+        x.zero_();
+        x[0][k] = size;
+        ASSERT_TRUE(multiply_few_rows(x, codes, {}, {}, y, false));
+        const at::Tensor expected = (values.select(1, k) * size).to(type);
+        EXPECT_TRUE(at::equal(y[0], expected)) << toString(type) << " " << size << " " << k;
+      }
+    }
+}
+
+struct FewRowsOfCodes {
+  int64_t rows, n, k;
+  bool blocks, norm, swiglu, added;
+};
+
+void expect_few_rows(const FewRowsOfCodes& c) {
+  const std::string name = cat(c.rows, " rows of ", c.n, " x ", c.k, c.blocks ? " blocks" : "",
+                               c.norm ? " norm" : "", c.swiglu ? " swiglu" : "");
+  const at::Tensor w = draw({c.n, c.k}, 1, 0.05).to(kGpu), gain = draw({c.k}, 4).to(kGpu);
+  // One element is far larger than the others, and some are far smaller.
+  const at::Tensor x = draw({c.rows, c.k}, 2).to(kGpu);
+  x.select(1, 5).mul_(3000.0);
+  x.narrow(1, 16, 8).mul_(1e-6);
+  const QuantizedMatrix codes =
+      c.blocks ? quantize_blocks(w, at::kFloat8_e4m3fn, {}, true).rows
+               : quantize_tensor(w, at::kFloat8_e4m3fn, {}, {.amax = largest_magnitude(w)}).rows;
+  const int64_t columns = c.swiglu ? c.n / 2 : c.n;
+  const at::Tensor bias = c.added ? draw({columns}, 5).to(kGpu) : at::Tensor(),
+                   addend = c.added ? draw({c.rows, columns}, 6).to(kGpu) : at::Tensor(),
+                   y = at::empty({c.rows, columns}, x.options());
+  AroundProduct around;
+  if (c.norm) around.gain = gain;
+  around.eps = 1e-5;
+  around.swiglu = c.swiglu;
+  ASSERT_TRUE(multiply_few_rows(x, codes, bias, addend, y, /*at_rest=*/false, around)) << name;
+  at::Tensor rows = x.to(at::kFloat);
+  if (c.norm)
+    rows = (rows * (rows.square().mean(1, true) + 1e-5).rsqrt() * gain.to(at::kFloat))
+               .to(at::kBFloat16)
+               .to(at::kFloat);
+  at::Tensor expected = at::mm(rows.to(at::kDouble), dequantize(codes).to(at::kDouble).t());
+  if (c.swiglu) {
+    const auto rounded = expected.to(at::kBFloat16).to(at::kDouble).chunk(2, 1);
+    expected = at::silu(rounded[0]) * rounded[1];
+  }
+  if (c.added) expected = expected + bias + addend;
+  for (int64_t r = 0; r < c.rows; ++r) EXPECT_LT(distance(y[r], expected[r]), 3e-3) << name;
+}
+
+TEST_F(Fp8Gpu, FewRowsMultiplyCodesByRowsThatAreNotRounded) {
+  for (const bool blocks : {false, true}) {
+    for (int64_t rows = 1; rows <= 4; ++rows) {
+      expect_few_rows({rows, 6144, 4096, blocks, true, false, false});
+      expect_few_rows({rows, 28672, 4096, blocks, true, true, false});
+      expect_few_rows({rows, 4096, 4096, blocks, false, false, true});
+      expect_few_rows({rows, 768, 1152, blocks, rows % 2 == 0, false, true});
+      expect_few_rows({rows, 1536, 768, blocks, false, true, false});
+    }
+    expect_few_rows({2, 4096, 14336, blocks, false, false, true});
+  }
+  expect_few_rows({3, 720, 1040, false, true, false, true});
+}
+
+TEST_F(Fp8Gpu, DISABLED_SpeedOfFewRows) {
+  for (const auto& [n, k, swiglu] : std::vector<std::tuple<int64_t, int64_t, bool>>{
+           {6144, 4096, false}, {4096, 4096, false}, {28672, 4096, true}, {4096, 14336, false}}) {
+    const at::Tensor x = draw({1, k}, 2).to(kGpu),
+                     y = at::empty({1, swiglu ? n / 2 : n}, x.options());
+    std::vector<QuantizedMatrix> codes;  // more than the L2 cache holds
+    std::vector<at::Tensor> weights;
+    for (int64_t i = 0; i < 1 + 200'000'000 / (n * k); ++i) {
+      weights.push_back(at::randn({n, k}, x.options()));
+      codes.push_back(quantize_tensor(weights.back(), at::kFloat8_e4m3fn, {},
+                                      {.amax = largest_magnitude(weights.back())})
+                          .rows);
+    }
+    AroundProduct around;
+    around.swiglu = swiglu;
+    const auto each = static_cast<double>(codes.size());
+    const double in_fp8 = microseconds(y,
+                                       [&] {
+                                         for (const QuantizedMatrix& m : codes)
+                                           multiply_few_rows(x, m, {}, {}, y, true, around);
+                                       }) /
+                          each;
+    const double in_bf16 = microseconds(y,
+                                        [&] {
+                                          for (const at::Tensor& m : weights)
+                                            multiply_few_rows(x, m, {}, {}, y, true, around);
+                                        }) /
+                           each;
+    std::printf("%5ld x %5ld  fp8 %6.2f us %5.0f GB/s   bf16 %6.2f us %5.0f GB/s\n", n, k, in_fp8,
+                1e-3 * static_cast<double>(n * k) / in_fp8, in_bf16,
+                2e-3 * static_cast<double>(n * k) / in_bf16);
   }
 }
 

@@ -1,5 +1,6 @@
-// Steps in which every sequence decodes one token, as CUDA graphs: one for each of some numbers of
-// rows. A step runs the next larger one; rows that are too many read and write nothing.
+// Steps of few rows as CUDA graphs: one for each of some numbers of rows. A step runs the next
+// larger one; rows that are too many read and write nothing. Each row has its own table of blocks
+// and its own length, so that rows may be tokens that sequences decode, drafts, or parts of prompts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,6 +43,7 @@ class DecodeGraphs {
     int64_t known = 0;                // positions of the sequence that are known
     std::span<const int32_t> blocks;  // of its positions; leading ones may be negative
   };
+  int64_t most() const { return sizes_.back(); }  // rows of a step
   bool fits(std::span<const Row> rows) const;
   // Logits [rows, columns], until the next call. The first step of a size runs twice and is
   // captured; throws Error, c10::Error if it cannot be.

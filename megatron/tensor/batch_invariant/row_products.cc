@@ -1,10 +1,12 @@
 #include "megatron/tensor/batch_invariant/row_products.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/few_rows_product.h"
+#include "megatron/kernels/fp8/fp8.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/torch.h"
@@ -52,6 +54,35 @@ class Matrices {
   int64_t bytes_;
 };
 
+#ifdef MEGATRON_CUDA
+// `args` has the weights, which `w` [n, k] has the shape of.
+bool launch_few_rows(const at::Tensor& x, const at::Tensor& w,
+                     const std::array<const at::Tensor*, 4>& bias_addend_out_gain,
+                     const AroundProduct& around, FewRowsProduct& args) {
+  if (!x.is_cuda() || x.size(0) > kMostRowsOnGpu || w.numel() < kFewRowsWeights ||
+      !x.is_contiguous())
+    return false;
+  const auto& [bias, addend, out, gain] = bias_addend_out_gain;
+  for (const at::Tensor* t : bias_addend_out_gain)
+    if (t->defined() && (!t->is_contiguous() || t->scalar_type() != x.scalar_type())) return false;
+  args.dtype = to_dtype(x.scalar_type());
+  args.rows = x.size(0);
+  args.columns = out->size(1);
+  args.inner = w.size(1);
+  args.x = x.const_data_ptr();
+  if (gain->defined()) args.gain = gain->const_data_ptr();
+  args.eps = around.eps;
+  args.zero_centered = around.zero_centered;
+  args.swiglu = around.swiglu;
+  if (bias->defined()) args.bias = bias->const_data_ptr();
+  if (addend->defined()) args.addend = addend->const_data_ptr();
+  args.out = out->data_ptr();
+  if (!has_few_rows_product(args)) return false;
+  few_rows_product_cuda(args, current_stream(x));
+  return true;
+}
+#endif
+
 }  // namespace
 
 bool is_few_rows(const at::Tensor& x, const at::Tensor& w) {
@@ -59,37 +90,46 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& w) {
          w.numel() >= kFewRowsWeights && w.is_contiguous();
 }
 
-bool multiply_few_rows([[maybe_unused]] const at::Tensor& x, [[maybe_unused]] const at::Tensor& w,
-                       [[maybe_unused]] const at::Tensor& bias,
-                       [[maybe_unused]] const at::Tensor& addend,
-                       [[maybe_unused]] const at::Tensor& out, [[maybe_unused]] bool at_rest,
-                       [[maybe_unused]] const AroundProduct& around) {
 #ifdef MEGATRON_CUDA
-  if (!x.is_cuda() || x.size(0) > kMostRowsOnGpu || w.numel() < kFewRowsWeights) return false;
-  for (const at::Tensor* t : {&x, &w, &bias, &addend, &out, &around.gain})
-    if (t->defined() && (!t->is_contiguous() || t->scalar_type() != w.scalar_type())) return false;
+
+bool multiply_few_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                       const at::Tensor& addend, const at::Tensor& out, bool at_rest,
+                       const AroundProduct& around) {
+  if (w.scalar_type() != x.scalar_type() || !w.is_contiguous()) return false;
   FewRowsProduct args;
-  args.dtype = to_dtype(w.scalar_type());
-  args.rows = x.size(0);
-  args.columns = out.size(1);
-  args.inner = w.size(1);
-  args.x = x.const_data_ptr();
   args.w = w.const_data_ptr();
-  if (around.gain.defined()) args.gain = around.gain.const_data_ptr();
-  args.eps = around.eps;
-  args.zero_centered = around.zero_centered;
-  args.swiglu = around.swiglu;
-  if (bias.defined()) args.bias = bias.const_data_ptr();
-  if (addend.defined()) args.addend = addend.const_data_ptr();
-  args.out = out.data_ptr();
   args.weights_at_rest = at_rest;
-  if (!has_few_rows_product(args)) return false;
-  few_rows_product_cuda(args, current_stream(x));
-  return true;
-#else
-  return false;
-#endif
+  return launch_few_rows(x, w, {&bias, &addend, &out, &around.gain}, around, args);
 }
+
+bool multiply_few_rows(const at::Tensor& x, const QuantizedMatrix& w, const at::Tensor& bias,
+                       const at::Tensor& addend, const at::Tensor& out, bool at_rest,
+                       const AroundProduct& around) {
+  if (w.codes.scalar_type() != at::kFloat8_e4m3fn || w.layout == ScaleLayout::kVector128)
+    return false;
+  FewRowsProduct args;
+  args.w = w.codes.const_data_ptr();
+  args.w_scale = w.scale.const_data_ptr<float>();
+  if (w.layout == ScaleLayout::kTensor)
+    args.w_scale += kFp8InverseAt;
+  else
+    args.w_scale_stride = w.scale.size(1);
+  args.weights_at_rest = at_rest;
+  return launch_few_rows(x, w.codes, {&bias, &addend, &out, &around.gain}, around, args);
+}
+
+#else
+
+bool multiply_few_rows(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                       const at::Tensor&, bool, const AroundProduct&) {
+  return false;
+}
+bool multiply_few_rows(const at::Tensor&, const QuantizedMatrix&, const at::Tensor&,
+                       const at::Tensor&, const at::Tensor&, bool, const AroundProduct&) {
+  return false;
+}
+
+#endif
 
 void multiply_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& out) {
   check_types(x, w);

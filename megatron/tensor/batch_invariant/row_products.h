@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "megatron/tensor/quantization.h"
+
 namespace megatron {
 
 // Whether there are so few rows, and so many weights, that this is faster than BLAS, which packs
@@ -25,6 +27,12 @@ struct AroundProduct {
 // bf16 or fp16 on Hopper. Else false, and nothing was done. `bias` and `addend` may be undefined;
 // `at_rest`: see linear_forward().
 bool multiply_few_rows(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                       const at::Tensor& addend, const at::Tensor& out, bool at_rest,
+                       const AroundProduct& around = {});
+
+// The same with a weight of E4M3 codes, with one scale or one for each 128 x 128 of them. x is not
+// quantised.
+bool multiply_few_rows(const at::Tensor& x, const QuantizedMatrix& w, const at::Tensor& bias,
                        const at::Tensor& addend, const at::Tensor& out, bool at_rest,
                        const AroundProduct& around = {});
 

@@ -6,8 +6,10 @@
 #include <optional>
 
 #include "megatron/comm/peer_mailbox.h"
+#include "megatron/nn/functional.h"
 #include "megatron/nn/norm.h"
 #include "megatron/tensor/activation.h"
+#include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/layers.h"
@@ -64,6 +66,15 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x);
 // [s/t, ...] under sequence parallelism, else the whole sum. Null with one rank.
 std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x);
 
+// y = sum over ranks of y, + bias, + residual; either may be undefined. Without sequence
+// parallelism.
+at::Tensor summed_over_ranks(const LinearState& state, at::Tensor y, const at::Tensor& bias,
+                             const at::Tensor& residual);
+
+// Whether a product of few rows can have the layer's norm: there is none, or an RMSNorm, which is
+// added to `around`; `gain` must be kept until the product is launched.
+bool add_norm(const LinearState& state, AroundProduct& around, std::optional<AcquiredValue>& gain);
+
 // An optional residual as an argument of an autograd function, which takes no undefined tensors,
 // and the gradient that its backward returns for it.
 inline std::optional<at::Tensor> optional_residual(const at::Tensor& residual) {
@@ -77,6 +88,10 @@ inline at::Tensor residual_grad(torch::autograd::AutogradContext* context, const
 // and y.
 torch::autograd::variable_list quantized_column_forward(const at::Tensor& x, LinearState& state);
 at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual,
-                                 LinearState& state);
+                                 LinearState& state, bool is_activated);
+// What this rank computes of y, with the norm and, on one rank, the bias, + addend; where a kernel
+// of few rows does it, else undefined. See Note [Few rows].
+at::Tensor quantized_few_rows(const at::Tensor& x, const at::Tensor& addend, LinearState& state,
+                              bool swiglu);
 
 }  // namespace megatron

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/peer_mailbox.h"
 #include "megatron/distributed/shard_reduce.h"
 #include "megatron/distributed/sharded_layout.h"
@@ -337,9 +338,11 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   if (!plan.on_gpu) return memory;
   memory.library_workspace = 2 * kBlasWorkspace;
   memory.expert_rows = flex_memory_bytes(plan.model(), plan.layer_shape());
+  if (plan.arguments.is_batch_invariant() && plan.tensor > 2)
+    memory.mailbox = PeerCollectives::memory_bytes(plan.tensor, PeerCollectives::kRoomForAll);
   // Processes on CPUs have no mailbox: they cannot reach each other's memory.
   if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0) {
-    memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
+    memory.mailbox += PeerMailbox::memory_bytes(plan.tensor, part);
     int64_t postponed = 0;
     for (const PassBytes& pass : memory.passes) postponed = std::max(postponed, pass.postponed);
     memory.temporaries += postponed;

@@ -1,6 +1,7 @@
 #include "megatron/transformer/config/batch_invariant.h"
 
 #include "megatron/base/check.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -39,9 +40,9 @@ void validate_batch_invariant_on_gpu(const TransformerConfig& c, int64_t tensor_
   require(c.softmax_type == SoftmaxType::kVanilla, "with --softmax-type other than vanilla");
   require(c.kv_channels <= 128 && c.kv_channels % 8 == 0,
           "with heads of more than 128 features, or not a multiple of 8,");
-  require(tensor_ranks <= 2,
-          "with --tensor-model-parallel-size above 2, where the order of a sum over ranks depends "
-          "on its length,");
+  require(tensor_ranks <= PeerCollectives::kMostRanks,
+          "with --tensor-model-parallel-size above 8, whose sums go through NCCL in an order that "
+          "depends on their length,");
 }
 
 void check_batch_invariant(const TransformerConfig& model, at::Device device, at::ScalarType dtype,

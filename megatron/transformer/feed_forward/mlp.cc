@@ -77,11 +77,10 @@ MLP::MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_pa
 }
 
 SublayerOutput MLP::forward(const at::Tensor& x, const LayerContext& context, bool add) {
-  if (config_.activation() == Activation::kSwiglu && config_.glu_linear_offset == 0.0 &&
-      !activation_inside_) {
-    if (std::optional<SublayerOutput> fused = linear_fc1_.forward_swiglu(x)) {
-      if (add) return {linear_fc2_.forward(std::move(fused->output), fused->residual), {}};
-      return {linear_fc2_.forward(std::move(fused->output)), fused->residual};
+  if (config_.activation() == Activation::kSwiglu && config_.glu_linear_offset == 0.0) {
+    if (const std::optional<SublayerOutput> fused = linear_fc1_.forward_swiglu(x)) {
+      if (add) return {linear_fc2_.forward_activated(fused->output, fused->residual), {}};
+      return {linear_fc2_.forward_activated(fused->output), fused->residual};
     }
   }
   OffloadedPass* offload = context.offload();

@@ -153,7 +153,7 @@ TEST(BatchInvariant, WhatGpusLackIsRefused) {
   const TransformerConfig llama = models()[0].second.transformer;
   EXPECT_NE(error(llama, at::kFloat, 1).find("computes in bf16 or fp16 on a GPU, not in Float"),
             std::string::npos);
-  EXPECT_NE(error(llama, at::kHalf, 4).find("--tensor-model-parallel-size above 2"),
+  EXPECT_NE(error(llama, at::kHalf, 16).find("--tensor-model-parallel-size above 8"),
             std::string::npos);
   EXPECT_NE(error(mamba_model().transformer, at::kHalf, 1).find("with layers that have states"),
             std::string::npos);

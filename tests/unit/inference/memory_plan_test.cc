@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/engine_config.h"
 #include "megatron/inference/graphs/decode_graphs.h"
@@ -267,6 +268,28 @@ TEST(MemoryPlan, GraphsHoldLogitsBesideOtherSteps) {
   EXPECT_GT(step(-1, true), step(0, true) + logits);
   EXPECT_EQ(step(3, true), step(-1, true)) << "the largest one counts";
   EXPECT_EQ(step(-1, false), step(0, false)) << "a CPU has none";
+}
+
+// Graphs of two tensor ranks hold half the logits; sums of their largest step go through an inbox.
+TEST(MemoryPlan, TensorRanksHaveGraphsAndWriteIntoEachOthersMemory) {
+  const ModelConfig config = small_served_model();
+  EngineConfig engine;
+  engine.max_requests = 100;
+  ServedShape shape = served_shape(engine, config, at::kBFloat16, /*on_gpu=*/true);
+  EXPECT_EQ(shape.graph_rows, 256) << "for prompts";
+  const ServingMemory alone = serving_memory(config, shape, 0);
+  EXPECT_EQ(alone.sums, 0);
+  shape.tensor_ranks = 2;
+  const ServingMemory two = serving_memory(config, shape, 0);
+  const int64_t half_of_logits = 256 * config.padded_vocab_size / 2 * 2;
+  EXPECT_GT(two.graphs, half_of_logits);
+  EXPECT_LE(two.graphs, alone.graphs - half_of_logits);
+  EXPECT_EQ(two.sums, PeerCollectives::memory_bytes(2, 256 * 32 * 2));
+  EXPECT_GE(two.sums, 2 * 2 * 2 * 256 * 32 * 2) << "lines, calls by turns, ranks";
+  engine.speculation.num_speculative_tokens = 3;
+  EXPECT_EQ(served_shape(engine, config, at::kBFloat16, true).graph_rows, 400);
+  shape.on_gpu = false;
+  EXPECT_EQ(serving_memory(config, shape, 0).sums, 0);
 }
 
 TEST(MemoryPlan, SizesOfGraphsReachTheLargestStep) {

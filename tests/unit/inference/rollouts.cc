@@ -50,7 +50,7 @@ std::vector<std::vector<float>> trained_losses(Model& model, const std::vector<D
     longest = std::max(longest, texts.back().size());
   }
   const auto b = static_cast<int64_t>(all.size());
-  const int64_t n = static_cast<int64_t>(longest) / 2 * 2;  // sequence parallelism divides it
+  const int64_t n = (static_cast<int64_t>(longest) + 2) / 4 * 4;  // for sequence parallelism
   const at::Tensor tokens = at::zeros({b, n}, at::kLong), labels = at::zeros({b, n}, at::kLong);
   for (int64_t i = 0; i < b; ++i) {
     const std::vector<int32_t>& text = texts[static_cast<size_t>(i)];
