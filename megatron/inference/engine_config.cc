@@ -9,8 +9,9 @@ namespace megatron {
 namespace {
 
 constexpr double kFlagGiB = 1 << 30;
-// Prompts of up to so many tokens run as graphs, which saves the milliseconds of their launches.
-constexpr int64_t kPromptGraphRows = 256;
+// Prompts of up to so many tokens run as graphs, which saves the milliseconds of their launches; the
+// distance between graphs for them.
+constexpr int64_t kPromptGraphRows = 256, kPromptGraphDistance = 64;
 constexpr std::string_view kKvCacheTypes[] = {"auto", "fp8"};
 
 CacheDemand cache_demand(const EngineConfig& config, const ServedShape& shape) {
@@ -57,7 +58,8 @@ void EngineConfig::fields(FieldVisitor& v) {
       "layer and head, which follow from a text that is read at the start");
   v.field({"num_cuda_graphs", "--inference-dynamic-batching-num-cuda-graphs"}, num_cuda_graphs,
           "numbers of rows for which steps run as CUDA graphs, at equal distances up to one for "
-          "each request and its drafts, and at least 256; -1: those that waste few rows, 0: none");
+          "each request and its drafts, and some more for prompts; -1: those that waste few rows, "
+          "0: none");
   v.field("step_timeout_seconds", step_timeout_seconds,
           "a step that takes longer ends the server with an error");
   states.fields(v);
@@ -125,10 +127,20 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
   shape.keeping = config.states.keeping();
   shape.fp8_cache = config.kv_cache_dtype == KvCacheType::kFp8;
   shape.keeping.drafts = shape.drafts;
-  if (on_gpu && config.num_cuda_graphs != 0)
-    shape.graph_rows = std::max(shape.slots * (1 + shape.drafts),
-                                std::min(kPromptGraphRows, shape.max_step_tokens));
+  if (const std::vector<int64_t> sizes = served_graph_sizes(config, shape); !sizes.empty())
+    shape.graph_rows = sizes.back();
   return shape;
+}
+
+std::vector<int64_t> served_graph_sizes(const EngineConfig& config, const ServedShape& shape) {
+  if (!shape.on_gpu) return {};
+  std::vector<int64_t> sizes =
+      graph_sizes(config.num_cuda_graphs, shape.slots * (1 + shape.drafts));
+  if (sizes.empty()) return sizes;
+  for (int64_t rows = kPromptGraphDistance;
+       rows <= std::min(kPromptGraphRows, shape.max_step_tokens); rows += kPromptGraphDistance)
+    if (rows > sizes.back()) sizes.push_back(rows);
+  return sizes;
 }
 
 CachePlan served_cache(const EngineConfig& config, const ModelConfig& model,

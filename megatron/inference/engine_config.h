@@ -41,6 +41,8 @@ EngineOptions engine_options(const EngineConfig& config);
 // How these flags serve a model, on one rank.
 ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, at::ScalarType dtype,
                          bool on_gpu);
+// Numbers of rows of steps that run as CUDA graphs, rising; empty: none do.
+std::vector<int64_t> served_graph_sizes(const EngineConfig& config, const ServedShape& shape);
 // The cache of a rank whose stage has these layers, in the bytes of the flag, or else in `budget`.
 // A model has as many blocks as the rank with the fewest. Throws Error: see plan_cache().
 CachePlan served_cache(const EngineConfig& config, const ModelConfig& model,

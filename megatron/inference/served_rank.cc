@@ -115,8 +115,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   options.fp8_cache = shape.fp8_cache;
   if (options.fp8_cache) options.calibration = calibration_ids(loaded_, shape.max_positions);
   options.device_blocks = memory.cache.blocks;
-  if (shape.graph_rows > 0)
-    options.graph_sizes = graph_sizes(config.num_cuda_graphs, shape.graph_rows);
+  options.graph_sizes = served_graph_sizes(config, shape);
   if (config.swap_gb > 0.0) {
     const auto each = static_cast<double>(std::max<int64_t>(1, memory.cache.block_bytes));
     const double blocks = std::min(config.swap_gb * kSwapGiB / each, 1e9);

@@ -1,5 +1,6 @@
 // The runner on a GPU, whose decoding steps run as CUDA graphs: each sequence gets the tokens that
 // it gets alone, by forwards over the whole of it on the CPU.
+#include <c10/core/CachingDeviceAllocator.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -172,7 +173,12 @@ TEST(ServedGpu, GraphsAreCapturedAgainBehindATransition) {
 }
 
 // Steps of any number of rows find graphs and kernels that were chosen before the first of them.
-TEST(ServedGpu, AfterWarmingUpNoStepChoosesKernelsOrCaptures) {
+// How often the driver was asked for memory.
+int64_t device_allocations() {
+  return c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0).num_device_alloc;
+}
+
+TEST(ServedGpu, AfterWarmingUpNoStepChoosesKernelsCapturesOrAllocates) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   const ParallelGroups one;
   for (const bool warm : {true, false}) {
@@ -187,11 +193,14 @@ TEST(ServedGpu, AfterWarmingUpNoStepChoosesKernelsOrCaptures) {
     options.graph_sizes = graph_sizes(-1, options.slots);
     ModelRunner runner(*served.model, *served.weights, options);
     if (warm) runner.warm_up(2 * 64);
-    const int64_t before = gemm_choices();
+    const int64_t before = gemm_choices(), allocated = device_allocations();
     PlanDriver driver(runner, kMixedSchedules, 1);
     driver.run(sequences);
     EXPECT_GT(runner.graph_steps(), 0);
     EXPECT_EQ(gemm_choices() > before, !warm);
+    if (warm) {
+      EXPECT_EQ(device_allocations(), allocated);
+    }
   }
 }
 

@@ -1,4 +1,6 @@
 // megatron bench serve: requests at a server as many clients would send them, and what they see.
+#include <c10/core/CachingDeviceAllocator.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -95,6 +97,12 @@ std::string kernels_of(EngineService& engine, int64_t vocab_size, const ClientLo
                         : kernel_table(summarize_kernels(events), static_cast<size_t>(most));
 }
 
+// How often the driver was asked for device memory so far.
+int64_t device_allocations(const c10::Device& device) {
+  if (!device.is_cuda()) return 0;
+  return c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(device.index()).num_device_alloc;
+}
+
 // What this machine allows at most, and how much of it the load had; "": that is not known.
 std::string bound_text(ModelService& service, const EngineConfig& engine, const ClientLoad& load,
                        const LoadSummary& summary, const MachineRates& rates) {
@@ -159,6 +167,7 @@ int bench_serve(int argc, char** argv) {
     target = make_http_target(parse_url(config.url), config.ca_file,
                               read_api_key(config.api_key_file), config.model);
   }
+  const int64_t allocations = service ? device_allocations(choose_device(load.device)) : 0;
   const LoadResult result = run_load(*target, options, [&](int64_t ended) {
     set_status_line(cat(ended, " of ", config.num_requests, " requests"));
   });
@@ -176,7 +185,9 @@ int bench_serve(int argc, char** argv) {
     // The line of the start says what was planned.
     const int64_t most = memory_use(choose_device(load.device)).max_allocated;
     if (most > 0)
-      log_info(cat("memory: at most ", format_bytes(static_cast<double>(most)), " allocated"));
+      log_info(cat("memory: at most ", format_bytes(static_cast<double>(most)), " allocated, ",
+                   device_allocations(choose_device(load.device)) - allocations,
+                   " device allocations behind the start"));
   }
   const LoadSummary summary = summarise(result);
   print_line(config.json ? summary_json(summary, options) : summary_text(summary));

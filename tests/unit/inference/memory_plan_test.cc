@@ -288,6 +288,9 @@ TEST(MemoryPlan, TensorRanksHaveGraphsAndWriteIntoEachOthersMemory) {
   EXPECT_GE(two.sums, 2 * 2 * 2 * 256 * 32 * 2) << "lines, calls by turns, ranks";
   engine.speculation.num_speculative_tokens = 3;
   EXPECT_EQ(served_shape(engine, config, at::kBFloat16, true).graph_rows, 400);
+  engine.max_requests = 1;
+  EXPECT_EQ(served_graph_sizes(engine, served_shape(engine, config, at::kBFloat16, true)),
+            (std::vector<int64_t>{1, 2, 4, 64, 128, 192, 256}));
   shape.on_gpu = false;
   EXPECT_EQ(serving_memory(config, shape, 0).sums, 0);
 }
