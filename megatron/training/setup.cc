@@ -16,7 +16,6 @@
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
-#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/layer_division.h"
@@ -312,16 +311,6 @@ std::shared_ptr<PeerMailbox> open_mailbox(const Arguments& arguments, const Proc
   return mailbox;
 }
 
-// In batch-invariant mode over more than two GPUs, sums over tensor ranks whose order does not
-// depend on their length; else null.
-std::shared_ptr<PeerCollectives> open_ordered_sums(const ProcessGroup& tp, c10::Device device) {
-  if (!is_batch_invariant() || device.is_cpu() || tp.size() <= 2) return nullptr;
-  std::shared_ptr<PeerCollectives> sums = tp.peer_collectives();
-  sums->open(device, PeerCollectives::kRoomForAll);
-  sums->take_all_reductions();
-  return sums;
-}
-
 }  // namespace
 
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments,
@@ -463,7 +452,7 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
   const std::shared_ptr<PeerRows> expert_rows =
       open_expert_rows(arguments.transformer, groups, device);
   TrainedModel model;
-  model.ordered_sums = open_ordered_sums(groups.tp, device);
+  model.ordered_sums = ordered_reductions(groups.tp, device);
   model.pipeline = std::make_unique<Pipeline>(
       arguments.pipeline, divide_layers(arguments, vocabulary, task.model_provider), groups, dtype,
       device);

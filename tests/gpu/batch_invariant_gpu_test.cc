@@ -307,7 +307,7 @@ TEST(BatchInvariantGpu, RolloutsOfTheShapeOfLlama8B) {
   t.num_attention_heads = 32;
   t.num_query_groups = 8;
   t.init_method_std = 0.02;
-  config.padded_vocab_size = 128256;
+  config.vocab_size = config.padded_vocab_size = 128256;
   RolloutOptions options = rollouts_on_gpu();
   options.texts = 50;
   options.schedules = (std::atoi(wanted) + 49) / 50;

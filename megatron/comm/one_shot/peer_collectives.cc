@@ -10,6 +10,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/peers/one_shot.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
@@ -82,6 +83,14 @@ void PeerCollectives::take_all_reductions() {
                  " tensor ranks have no fixed order: ", obstacle_,
                  "\nhint: GPUs of one host that reach each other's memory, or two tensor ranks");
   takes_all_ = true;
+}
+
+std::shared_ptr<PeerCollectives> ordered_reductions(const ProcessGroup& group, at::Device device) {
+  if (!is_batch_invariant() || device.is_cpu() || group.size() <= 2) return nullptr;
+  std::shared_ptr<PeerCollectives> all = group.peer_collectives();
+  all->open(device, PeerCollectives::kRoomForAll);
+  all->take_all_reductions();
+  return all;
 }
 
 bool PeerCollectives::takes_reduction(const at::Tensor& tensor) const {

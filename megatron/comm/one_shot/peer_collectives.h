@@ -64,4 +64,9 @@ class PeerCollectives {
   std::string obstacle_;
 };
 
+// In batch-invariant mode over more than two GPUs, those of the group, taking all its reductions as
+// long as they are held; else null. Collective. Throws Error if the ranks cannot reach each other's
+// memory.
+std::shared_ptr<PeerCollectives> ordered_reductions(const ProcessGroup& group, at::Device device);
+
 }  // namespace megatron

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
@@ -122,6 +123,7 @@ Compared rollouts_of_rank(const ModelConfig& config, const RolloutOptions& optio
   ParallelConfig parallel;
   parallel.tensor_model_parallel_size = options.tensor;
   const ParallelGroups groups = make_parallel_groups(parallel, world);
+  const auto ordered = ordered_reductions(groups.tp, options.device);
   Served served(Served::make(config, groups), {}, options.type, options.device);
   ModelConfig training = config;
   training.sequence_parallel = options.tensor > 1;
