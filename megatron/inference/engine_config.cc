@@ -1,5 +1,6 @@
 #include "megatron/inference/engine_config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "megatron/base/check.h"
@@ -9,8 +10,8 @@ namespace megatron {
 namespace {
 
 constexpr double kFlagGiB = 1 << 30;
-// Prompts of up to so many tokens run as graphs, which saves the milliseconds of their launches; the
-// distance between graphs for them.
+// Prompts of up to so many tokens run as graphs, which saves the milliseconds of their launches;
+// the distance between graphs for them.
 constexpr int64_t kPromptGraphRows = 256, kPromptGraphDistance = 64;
 constexpr std::string_view kKvCacheTypes[] = {"auto", "fp8"};
 

@@ -1,6 +1,7 @@
 // Steps of few rows as CUDA graphs: one for each of some numbers of rows. A step runs the next
 // larger one; rows that are too many read and write nothing. Each row has its own table of blocks
-// and its own length, so that rows may be tokens that sequences decode, drafts, or parts of prompts.
+// and its own length, so that rows may be tokens that sequences decode, drafts or parts of
+// prompts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
