@@ -21,8 +21,8 @@ namespace {
 
 // Maximum memory for logits at one time, in fp32.
 constexpr int64_t kScoredLogitsBytes = int64_t{256} << 20;
-// Graphs read the keys of each row by itself. Up to so many of rows that share a text, with the text
-// before them, that takes less time than the launches of a step without a graph.
+// Graphs read the keys of each row by itself. Up to so many pairs of a key and one of several rows
+// of a text, that takes less time than the launches of a step without a graph.
 constexpr int64_t kGraphPairs = int64_t{1} << 16;
 // The range of an FP8 cache over what calibration saw: E4M3 is a floating type, so that room costs
 // no precision but that of the smallest values.

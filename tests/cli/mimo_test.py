@@ -140,7 +140,7 @@ class MimoTest(support.FolderTest):
         model[model.index("--image-token-id") + 1] = "260"
         model[model.index("--img-h") + 1] = "42"
         self.assert_error(1, f"--img-h is 42, {self.path('llava')} has 28 as height of a picture", *run, *model)
-        self.assert_error(2, "--lora-rank with --task mimo is not built", *run, *MODEL, "--lora-rank", "4")
+        self.assert_error(2, "--lora-targets speech_model.linear_q: the model has no such module", *run, *MODEL, "--lora-rank", "4", "--lora-targets", "speech_model.linear_q")
 
     def test_a_bad_image_ends_the_run_and_is_named(self):
         media = self.path("media")
