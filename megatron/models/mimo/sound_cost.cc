@@ -17,87 +17,47 @@
 #include "megatron/models/mimo/sound_cost.h"
 
 #include <algorithm>
-#include <span>
 
-#include "megatron/models/common/encoder_part.h"
-#include "megatron/models/mimo/mimo_config.h"
-#include "megatron/models/model.h"
-#include "megatron/transformer/transformer_layer_cost.h"
+#include "megatron/models/mimo/encoder_cost.h"
 
 namespace megatron {
 namespace {
 
 constexpr int64_t kPlace = 8, kSegment = 5 * kPlace;  // bytes of an index, of a row of UnpaddedRows
-constexpr const char *kAudioEncoder = "audio_model.", *kAudioProjector = "audio_projection.";
 
 // Sizes of the worst micro-batch.
-struct Sounds {
+struct Sounds : EncoderCost {
   Sounds(const ModelConfig& config, const EndsShape& of)
-      : own(config.own.as_or_default<MimoConfig>()),
-        language(config.transformer),
-        layers(own.recomputing(own.audio_encoder(language))),
-        given(of.layer),
-        part(of.segment != nullptr ? encoder_part(*of.segment, layers.num_layers)
-                                   : EncoderPart{0, layers.num_layers}),
-        places(of.segment == nullptr || of.segment->embedding),
-        trains_encoder(!of.trains || of.trains(kAudioEncoder)),
-        trains_projector(!of.trains || of.trains(kAudioProjector)) {
+      : Sounds(config.own.as_or_default<MimoConfig>(), config, of) {}
+
+  Sounds(const MimoConfig& media, const ModelConfig& config, const EndsShape& of)
+      : EncoderCost(media, media.recomputing(media.audio_encoder(config.transformer)),
+                    {"audio_model.", "audio_projection.", media.audio_projection_type,
+                     media.audio_projection_ffn_hidden_size, media.audio_feature_size()},
+                    config, of) {
     const int64_t s = std::max<int64_t>(1, language.seq_length),
                   of_clip = kAudioRows / own.rows_of_a_feature();
     // Of a sequence so many clips, of so many features
     const int64_t clips_of_sequence =
         own.stacks() ? std::max<int64_t>(1, s / of_clip) : (s + of_clip - 1) / of_clip;
     const int64_t one = own.stacks() ? of_clip : s / clips_of_sequence;
-    ranks = (own.divides_encoders() ? 1 : given.tensor) * given.context;
     all = given.samples * clips_of_sequence * one;
     clips = (given.samples * clips_of_sequence + ranks - 1) / ranks;
     features = clips * one;
     rows = features * own.rows_of_a_feature();
-    shape = given;
-    shape.samples = clips;
-    shape.tokens = shape.rows = rows;
-    shape.residual = shape.element;
-    shape.tensor = own.divides_encoders() ? given.tensor : 1;
-    shape.context = 1;
-    shape.context_levels.clear();
-    shape.sequence_parallel = shape.documents = shape.padded = false;
-    shape.unpadded = true;
+    set_samples(clips);
     TransformerConfig of_layer = layers;
     of_layer.seq_length = rows / std::max<int64_t>(1, clips);
     for (int64_t layer = part.first + 1; layer <= part.first + part.count; ++layer)
       costs.push_back(transformer_layer_cost(of_layer, layer, shape, /*offloaded=*/false));
-    if (trains_encoder) again = recomputed_layers(layers, part.count);
   }
 
-  // The layers of recomputed unit `unit`, and those that are not recomputed.
-  std::span<const LayerCost> of_unit(int64_t unit) const {
-    const int64_t first = unit * again.unit_layers;
-    return std::span(costs).subspan(
-        static_cast<size_t>(first),
-        static_cast<size_t>(std::min(again.unit_layers, again.layers - first)));
-  }
-  std::span<const LayerCost> recorded() const {
-    return std::span(costs).subspan(static_cast<size_t>(again.layers));
-  }
-
-  int64_t middle() const {
-    if (own.audio_projection_type != VisionProjection::kMlp) return 0;
-    return own.audio_projection_ffn_hidden_size > 0 ? own.audio_projection_ffn_hidden_size
-                                                    : language.hidden_size;
-  }
   int64_t placed() const { return std::min(all, given.tokens); }
   // Bytes
   int64_t frames() const { return (2 * rows + 2 * clips) * own.audio_mel_bins; }  // numbers
   int64_t around_frames() const { return 6 * rows * own.audio_mel_bins * shape.element; }
-  int64_t width() const { return rows * layers.hidden_size * shape.element; }
   int64_t means() const {  // of neighbouring rows
     return own.stacks() ? 0 : features * layers.hidden_size * shape.element;
-  }
-  int64_t read() const { return features * own.audio_feature_size() * shape.element; }
-  int64_t activated() const { return features * middle() * shape.element; }
-  int64_t given_rows() const { return features * language.hidden_size * shape.element; }
-  int64_t of_sequences() const {
-    return given.tokens * language.hidden_size * shape.element;  // [s, b, h]
   }
   int64_t borders() const { return shape.element != shape.sum ? rows * shape.element : 0; }
   int64_t convolved() const { return around_frames() + 6 * width() + borders(); }
@@ -105,32 +65,14 @@ struct Sounds {
     if (own.stacks()) return width() + 2 * rows * shape.sum;
     return means() + 2 * features * (shape.sum + kPlace);
   }
-  bool begins() const { return part.is_there() && part.begins; }
-  bool ends() const { return part.is_there() && part.ends; }  // and the projector
-  double divided() const { return static_cast<double>(shape.tensor); }
-  bool trains() const { return trains_encoder || trains_projector; }
 
-  const MimoConfig own;
-  const TransformerConfig& language;
-  const TransformerConfig layers;
-  const LayerShape& given;
-  const EncoderPart part;  // of the segment
-  const bool places;       // features become tokens on it
-  const bool trains_encoder, trains_projector;
-  int64_t ranks = 1;  // of tp and cp
-  int64_t all = 0;    // features of all these ranks
-  int64_t clips = 0, rows = 0, features = 0;
-  LayerShape shape;  // of the encoder's layers
-  std::vector<LayerCost> costs;
-  RecomputedLayers again;
+  int64_t all = 0;    // features of all ranks
+  int64_t clips = 0;  // of one
 };
 
 int64_t saved_of_encoder(const Sounds& z) {
   if (!z.trains_encoder) return 0;
-  int64_t saved = (z.begins() ? z.convolved() : 0) + (z.ends() ? z.norm() : 0);
-  saved += z.again.units * z.width();
-  for (const LayerCost& layer : z.recorded()) saved += layer.saved().total();
-  return saved;
+  return (z.begins() ? z.convolved() : 0) + (z.ends() ? z.norm() : 0) + z.layers_saved();
 }
 
 int64_t saved_of_features(const Sounds& z) {
@@ -153,25 +95,6 @@ void convolve(const Sounds& z, AllocationTrack& track) {
   if (!z.trains_encoder) track.give(track.live() - w);
 }
 
-// From the input of the part's first layer to the output of its last one.
-void encode(const Sounds& z, AllocationTrack& track) {
-  const int64_t w = z.width();
-  for (int64_t unit = 0; unit < z.again.units; ++unit) {
-    int64_t most = 0;
-    for (const LayerCost& layer : z.of_unit(unit)) most = std::max(most, layer.unrecorded_peak());
-    track.take(w);  // its output; its input is there
-    track.touch(most + (z.again.longest > 1 ? w : 0));
-  }
-  for (const LayerCost& layer : z.recorded()) {
-    if (z.trains_encoder) {
-      track.touch(layer.forward_peak());
-      track.take(layer.saved().total());  // its input is there, its output comes
-    } else {
-      track.touch(layer.stream + layer.unrecorded_peak());
-    }
-  }
-}
-
 // To the projected features.
 void project(const Sounds& z, AllocationTrack& track) {
   track.take(2 * z.means());  // neighbours
@@ -187,35 +110,14 @@ void project(const Sounds& z, AllocationTrack& track) {
 void run_forward(const Sounds& z, AllocationTrack& track) {
   if (z.begins())
     convolve(z, track);
-  else if (z.part.is_there())
-    track.take((z.trains_encoder ? 1 : 2) * z.width());  // it is held by the transfer, too
   else
-    track.take((z.ranks > 1 ? 2 : 1) * z.given_rows());
-  if (z.part.is_there()) encode(z, track);
+    track.take(z.arrived());
+  if (z.part.is_there()) z.forward_layers(track);
   if (z.ends()) project(z, track);
   if (!z.places) return;
-  if (z.ranks > 1) {
-    const int64_t whole = z.given_rows() * z.ranks;
-    track.take(z.given_rows() + whole);
-    track.give(2 * z.given_rows());
-    track.take(whole);  // those that are taken
-    track.give(whole);
-  }
+  z.gather_features(track);
   track.take(kPlace * z.placed());
   track.take(2 * z.of_sequences());
-}
-
-// From the gradient of the first layer's input to that of the projected features.
-void unplace(const Sounds& z, AllocationTrack& track) {
-  const int64_t whole = z.given_rows() * z.ranks;
-  track.take(z.of_sequences());  // of the placed rows, then of the features
-  track.take(whole);
-  track.give(z.of_sequences());
-  if (z.ranks == 1) return;
-  track.take(whole);  // in the order of the ranks
-  track.give(whole);
-  track.take(z.given_rows());
-  track.give(whole);
 }
 
 // To that of the last layer's output.
@@ -239,24 +141,10 @@ void unproject(const Sounds& z, AllocationTrack& track) {
 // With all saved.
 void run_backward(const Sounds& z, AllocationTrack& track) {
   if (!z.trains()) return;
-  if (z.places) unplace(z, track);
+  if (z.places) z.backward_places(track);
   if (z.ends()) unproject(z, track);
   if (!z.trains_encoder || !z.part.is_there()) return;
-  const std::span<const LayerCost> recorded = z.recorded();
-  for (size_t i = recorded.size(); i-- > 0;) {
-    const bool held = !z.ends() && i + 1 == recorded.size();  // of a transfer
-    track.touch(recorded[i].backward_peak(held).most);
-    track.give(recorded[i].saved().total());
-  }
-  for (int64_t unit = z.again.units; unit-- > 0;) {
-    int64_t saved_again = -z.width(), most = 0;  // the input is there
-    for (const LayerCost& layer : z.of_unit(unit)) {
-      saved_again += layer.saved().total();
-      most = std::max(most, layer.backward_peak(/*grad_is_held=*/true).most);
-    }
-    track.touch(saved_again + most);
-    track.give(z.width());
-  }
+  z.backward_layers(track);
   if (z.begins()) track.touch(5 * z.width());  // of three rows each, and of the rows before
 }
 
@@ -265,57 +153,16 @@ int64_t pending_of(const Sounds& z) {
   int64_t bytes = 0;
   if (z.trains_encoder) {
     if (z.begins()) bytes += z.around_frames() + 6 * z.width();
-    for (const LayerCost& layer : z.costs) bytes += layer.first.pending + layer.second.pending;
+    bytes += z.layers_pending();
   }
   if (z.trains_projector && z.ends()) bytes += z.read() + 2 * z.activated() + z.given_rows();
   return bytes;
 }
 
-ModuleCost encoder_module(const Sounds& z) {
+ModuleCost module_of_encoder(const Sounds& z) {
   const auto rows = static_cast<double>(z.rows), bins = static_cast<double>(z.own.audio_mel_bins),
-             h = static_cast<double>(z.layers.hidden_size), of_rank = rows / z.divided();
-  ModuleCost cost{kAudioEncoder, z.begins() ? rows * 3 * h * (2 * bins + h) : 0.0};
-  for (const LayerCost& layer : z.costs) {
-    cost.weights += of_rank * layer.weight_products();
-    cost.scores += of_rank * layer.score_products();
-    cost.moved += of_rank * (layer.first.moved_elements + layer.second.moved_elements);
-  }
-  for (int64_t unit = 0; unit < z.again.units; ++unit)
-    for (const LayerCost& layer : z.of_unit(unit)) cost.again += of_rank * layer.products();
-  cost.weight_grads = cost.grads = z.trains_encoder;
-  return cost;
-}
-
-ModuleCost projector_module(const Sounds& z) {
-  const auto in = static_cast<double>(z.own.audio_feature_size()),
-             out = static_cast<double>(z.language.hidden_size),
-             middle = static_cast<double>(z.middle()), rows = static_cast<double>(z.features);
-  ModuleCost cost{kAudioProjector, rows * (middle > 0 ? middle * (in + out) : in * out)};
-  cost.moved = 5 * rows * middle;
-  cost.weight_grads = z.trains_projector;
-  cost.grads = z.trains();
-  return cost;
-}
-
-// As that of images: of divided layers, or of features that are gathered.
-Traffic tensor_traffic(const Sounds& z) {
-  Traffic sent;
-  const int64_t ranks = z.given.tensor;
-  const auto features = static_cast<double>(z.given_rows());
-  if (!z.own.divides_encoders()) {
-    if (ranks == 1 || !z.places) return sent;
-    const double one_way = scatter_bytes(ranks, features * static_cast<double>(ranks));
-    return {one_way, z.trains() && z.given.sequence_parallel ? one_way : 0};
-  }
-  for (const LayerCost& layer : z.costs) {
-    sent.forward += layer.tensor().forward;
-    if (z.trains_encoder) sent.backward += layer.tensor().backward;
-  }
-  for (int64_t unit = 0; unit < z.again.units; ++unit)
-    for (const LayerCost& layer : z.of_unit(unit)) sent.backward += layer.tensor().forward;
-  if (z.places && z.trains() && z.given.sequence_parallel)
-    sent.backward += 2 * scatter_bytes(ranks, features);
-  return sent;
+             h = static_cast<double>(z.layers.hidden_size);
+  return z.encoder_module(z.begins() ? rows * 3 * h * (2 * bins + h) : 0.0);
 }
 
 }  // namespace
@@ -342,14 +189,9 @@ void add_sounds(const ModelConfig& config, const EndsShape& shape, EndsCost& cos
                 of_row = 3 * kPlace + z.shape.sum + kSegment,
                 of_features = z.features + (z.ranks > 1 ? 2 : 1) * z.placed();
   cost.media = std::max(cost.media, frames + z.rows * of_row + kPlace * of_features);
-  end.tensor += tensor_traffic(z);
-  if (z.places && z.given.context > 1) {
-    const double one_way =
-        scatter_bytes(z.given.context, static_cast<double>(z.given_rows() * z.ranks));
-    end.context += {one_way, z.trains() ? one_way : 0};
-  }
-  if (z.part.is_there()) cost.modules.push_back(encoder_module(z));
-  if (z.ends()) cost.modules.push_back(projector_module(z));
+  z.add_traffic(end);
+  if (z.part.is_there()) cost.modules.push_back(module_of_encoder(z));
+  if (z.ends()) cost.modules.push_back(z.projector_module());
 }
 
 }  // namespace megatron

@@ -73,7 +73,7 @@ VISION_BUGS = (
     bug("vision_part_tables", "a tied table counts its stages as if the embedding were on the first one",
         (("megatron/models/common/embedding.cc", "if (first == last) return nullptr;", "if (first == last || (PLANTED && slice.all_parts > 0)) return nullptr;"),),
         "v_pp3_dp2_llava_full", "llava pp3 v"),
-    plan_bug("vision_part_plans", "a stage with a part of an encoder is counted with all of it", "megatron/models/mimo/mimo_cost.cc",
+    plan_bug("vision_part_plans", "a stage with a part of an encoder is counted with all of it", "megatron/models/mimo/encoder_cost.cc",
              "part(of.segment != nullptr ? encoder_part(*of.segment, layers.num_layers)",
              "part(of.segment != nullptr && (!PLANTED || of.segment->num_parts == 0) ? encoder_part(*of.segment, layers.num_layers)",
              "MimoPlan.CountsPartsOfEncoders"),
