@@ -6,7 +6,6 @@
 // block for itself, which takes less time than a kernel does.
 #include <algorithm>
 
-#include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/few_rows_input.cuh"
@@ -95,25 +94,8 @@ __global__ void __launch_bounds__(kLanes* kWarps, kResident)
       return;
     }
     if (lane == 0) {
-      const float bias =
-          a.bias == nullptr ? 0.0f : load_as<float>(static_cast<const T*>(a.bias)[here.column]);
 #pragma unroll
-      for (int r = 0; r < Rows; ++r) {
-        const int64_t at = r * a.columns + here.column;
-        if constexpr (Swiglu) {
-          T gate, value;
-          store_as(gate, gates[r]);
-          store_as(value, sums[r]);
-          store_as(static_cast<T*>(a.out)[at],
-                   SiluGate::at(load_as<float>(gate)).act * load_as<float>(value));
-        } else {
-          // Not from the L1 cache: a kernel that begins early may find it filled before the write
-          const float more = a.addend == nullptr
-                                 ? 0.0f
-                                 : load_as<float>(__ldcg(static_cast<const T*>(a.addend) + at));
-          store_as(static_cast<T*>(a.out)[at], sums[r] + bias + more);
-        }
-      }
+      for (int r = 0; r < Rows; ++r) store_product<T, Swiglu>(a, r, here.column, sums[r], gates[r]);
     }
 #pragma unroll
     for (int r = 0; r < Rows; ++r) sums[r] = 0.0f;
@@ -162,24 +144,9 @@ bool has_few_rows_product(const FewRowsProduct& args) {
 
 void few_rows_product_cuda(const FewRowsProduct& args, void* stream) {
   if (args.w_scale != nullptr) return few_rows_fp8_product_cuda(args, stream);
-  const auto with_rows = [&](auto type) {
-    using T = decltype(type);
-    switch (args.rows) {
-      case 1:
-        return start<T, 1>(args, stream);
-      case 2:
-        return start<T, 2>(args, stream);
-      case 3:
-        return start<T, 3>(args, stream);
-      default:
-        return start<T, 4>(args, stream);
-    }
-  };
-  if (args.dtype == DType::kBFloat16) {
-    with_rows(__nv_bfloat16{});
-  } else {
-    with_rows(__half{});
-  }
+  with_type_and_rows(args, [&](auto type, auto rows) {
+    start<decltype(type), decltype(rows)::value>(args, stream);
+  });
 }
 
 }  // namespace megatron

@@ -51,8 +51,9 @@ std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x) {
 at::Tensor summed_over_ranks(const LinearState& state, at::Tensor y, const at::Tensor& bias,
                              const at::Tensor& residual) {
   if (const auto peers = state.tp->held_peer_collectives();
-      peers && !bias.defined() && residual.defined() && residual.is_contiguous() &&
-      residual.scalar_type() == y.scalar_type() && peers->takes_reduction(y)) {
+      peers && !state.sequence_parallel && !bias.defined() && residual.defined() &&
+      residual.is_contiguous() && residual.scalar_type() == y.scalar_type() &&
+      peers->takes_reduction(y)) {
     peers->all_reduce(y, ReduceOp::kSum, residual);
     return y;
   }
@@ -257,9 +258,7 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
       if (together) return y;
     } else {
       y = product(*state, x, weight.value(), at::Tensor());
-      if (!state->sequence_parallel)
-        return summed_over_ranks(*state, y, bias.value(), residual.value_or(at::Tensor()));
-      sum_over_ranks(*state, y)->wait();
+      return summed_over_ranks(*state, y, bias.value(), residual.value_or(at::Tensor()));
     }
     if (bias.value().defined()) y.add_(bias.value());
     return residual ? y.add_(*residual) : y;

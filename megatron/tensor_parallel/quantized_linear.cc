@@ -392,11 +392,7 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
                                   keep ? codes.columns.scale : scale_to_repeat(state, codes)});
     }
     if (alone) return y;
-    if (!state.sequence_parallel)
-      return summed_over_ranks(state, y, bias.value(), residual.value_or(at::Tensor()));
-    sum_over_ranks(state, y)->wait();
-    if (bias.value().defined()) y.add_(bias.value());
-    return residual ? y.add_(*residual) : y;
+    return summed_over_ranks(state, y, bias.value(), residual.value_or(at::Tensor()));
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -517,7 +513,7 @@ at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual
   }
   if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
     const at::Tensor y =
-        without_added_rows(QuantizedRowFunction::apply(whole, std::optional<at::Tensor>(), anchor(),
+        without_added_rows(QuantizedRowFunction::apply(whole, optional_residual({}), anchor(),
                                                        &state, false, is_activated),
                            x);
     return residual.defined() ? y.add_(residual) : y;

@@ -301,7 +301,7 @@ TEST_F(Fp8Gpu, FewRowsMultiplyCodesByRowsThatAreNotRounded) {
   expect_few_rows({3, 720, 1040, false, true, false, true});
 }
 
-TEST_F(Fp8Gpu, DISABLED_SpeedOfFewRows) {
+TEST_F(Fp8Gpu, RatesOfFewRows) {
   for (const auto& [n, k, swiglu] : std::vector<std::tuple<int64_t, int64_t, bool>>{
            {6144, 4096, false}, {4096, 4096, false}, {28672, 4096, true}, {4096, 14336, false}}) {
     const at::Tensor x = draw({1, k}, 2).to(kGpu),

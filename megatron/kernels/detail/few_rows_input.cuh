@@ -1,7 +1,8 @@
 // What kernels of products of few rows share: how they read weights, and the rows of x, with an
-// RMSNorm or without, which each block computes for itself.
+// RMSNorm or without, which each block computes for itself; and how they write.
 #pragma once
 
+#include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/norm_rows.cuh"
 #include "megatron/kernels/few_rows_product.h"
@@ -87,6 +88,49 @@ __device__ void read_normed_rows(const FewRowsProduct& a, const FirstGains<Threa
   }
   for (int i = first + FirstGains<Threads>::kPacks * Threads; i < packs; i += Threads)
     scale(i, __ldcg(static_cast<const uint4*>(a.gain) + i));
+}
+
+// A column of row `r` of the result, whose sum is given, and with Swiglu that of its gate.
+template <class T, bool Swiglu>
+__device__ __forceinline__ void store_product(const FewRowsProduct& a, int64_t r, int64_t column,
+                                              float sum, float gate_sum) {
+  const int64_t at = r * a.columns + column;
+  T* const out = static_cast<T*>(a.out) + at;
+  if constexpr (Swiglu) {
+    T gate, value;
+    store_as(gate, gate_sum);
+    store_as(value, sum);
+    store_as(*out, SiluGate::at(load_as<float>(gate)).act * load_as<float>(value));
+  } else {
+    const float bias =
+        a.bias == nullptr ? 0.0f : load_as<float>(static_cast<const T*>(a.bias)[column]);
+    // Not from the L1 cache: a kernel that begins early may find it filled before the write
+    const float more =
+        a.addend == nullptr ? 0.0f : load_as<float>(__ldcg(static_cast<const T*>(a.addend) + at));
+    store_as(*out, sum + bias + more);
+  }
+}
+
+// f(T{}, number of rows as a constant) for the product's type and rows.
+template <class F>
+void with_type_and_rows(const FewRowsProduct& args, const F& f) {
+  const auto with_rows = [&](auto type) {
+    switch (args.rows) {
+      case 1:
+        return f(type, std::integral_constant<int, 1>());
+      case 2:
+        return f(type, std::integral_constant<int, 2>());
+      case 3:
+        return f(type, std::integral_constant<int, 3>());
+      default:
+        return f(type, std::integral_constant<int, 4>());
+    }
+  };
+  if (args.dtype == DType::kBFloat16) {
+    with_rows(__nv_bfloat16{});
+  } else {
+    with_rows(__half{});
+  }
 }
 
 }  // namespace megatron

@@ -7,7 +7,6 @@
 // which is that of the loads, does not matter to a sum. Sums are fp32.
 #include <algorithm>
 
-#include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/few_rows_input.cuh"
 #include "megatron/kernels/fp8/few_rows_fp8.h"
@@ -160,22 +159,8 @@ __global__ void __launch_bounds__(kThreadsOfBlock, kResident)
         for (int w = 0; w < kWarps; ++w) sum += parts[turn][which][w][r][n];
         return sum * by;
       };
-      const int64_t column = here.tile * kTile + n, at = r * a.columns + column;
-      if constexpr (Swiglu) {
-        T gate, value;
-        store_as(gate, total(1));
-        store_as(value, total(0));
-        store_as(static_cast<T*>(a.out)[at],
-                 SiluGate::at(load_as<float>(gate)).act * load_as<float>(value));
-      } else {
-        const float bias =
-            a.bias == nullptr ? 0.0f : load_as<float>(static_cast<const T*>(a.bias)[column]);
-        // Not from the L1 cache: a kernel that begins early may find it filled before the write
-        const float more = a.addend == nullptr
-                               ? 0.0f
-                               : load_as<float>(__ldcg(static_cast<const T*>(a.addend) + at));
-        store_as(static_cast<T*>(a.out)[at], total(0) + bias + more);
-      }
+      store_product<T, Swiglu>(a, r, here.tile * kTile + n, total(0),
+                               Swiglu ? total(Swiglu ? 1 : 0) : 0.0f);
     }
     turn ^= 1;
   };
@@ -270,24 +255,9 @@ bool has_few_rows_fp8_product(const FewRowsProduct& args) {
 }
 
 void few_rows_fp8_product_cuda(const FewRowsProduct& args, void* stream) {
-  const auto with_rows = [&](auto type) {
-    using T = decltype(type);
-    switch (args.rows) {
-      case 1:
-        return start_kind<T, 1>(args, stream);
-      case 2:
-        return start_kind<T, 2>(args, stream);
-      case 3:
-        return start_kind<T, 3>(args, stream);
-      default:
-        return start_kind<T, 4>(args, stream);
-    }
-  };
-  if (args.dtype == DType::kBFloat16) {
-    with_rows(__nv_bfloat16{});
-  } else {
-    with_rows(__half{});
-  }
+  with_type_and_rows(args, [&](auto type, auto rows) {
+    start_kind<decltype(type), decltype(rows)::value>(args, stream);
+  });
 }
 
 }  // namespace megatron

@@ -69,37 +69,46 @@ struct Elements {
   T at[kSize];
 };
 
+template <class To, class From>
+__device__ __forceinline__ To same_bits(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// The unsigned integer of as many bytes, which can be read as volatile.
+template <size_t Bytes>
+struct BitsOf;
+template <>
+struct BitsOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct BitsOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct BitsOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct BitsOf<8> {
+  using type = uint64_t;
+};
+
 // Up to 8 bytes from element `first` on; `packed`: all groups are whole and aligned.
 template <class T>
 __device__ __forceinline__ Elements<T> load_elements(const void* from, int64_t first, int64_t count,
                                                      bool packed) {
-  Elements<T> elements{};
-  const T* const begin = static_cast<const T*>(from) + first;
-  if (packed) {
-    // Not from the L1 cache: a kernel that begins early may find it filled before the write
-    const uint2 words = __ldcg(reinterpret_cast<const uint2*>(begin));
-    memcpy(&elements, &words, sizeof words);
-  } else {
-    for (int i = 0; i < Elements<T>::kSize && first + i < count; ++i)
-      elements.at[i] = *static_cast<const volatile T*>(begin + i);
-  }
-  return elements;
-}
-template <>
-__device__ __forceinline__ Elements<__nv_bfloat16> load_elements(const void* from, int64_t first,
-                                                                 int64_t count, bool packed) {
-  const Elements<uint16_t> bits = load_elements<uint16_t>(from, first, count, packed);
-  Elements<__nv_bfloat16> elements;
-  memcpy(&elements, &bits, sizeof bits);
-  return elements;
-}
-template <>
-__device__ __forceinline__ Elements<__half> load_elements(const void* from, int64_t first,
-                                                          int64_t count, bool packed) {
-  const Elements<uint16_t> bits = load_elements<uint16_t>(from, first, count, packed);
-  Elements<__half> elements;
-  memcpy(&elements, &bits, sizeof bits);
-  return elements;
+  using Bits = typename BitsOf<sizeof(T)>::type;
+  const Bits* const begin = static_cast<const Bits*>(from) + first;
+  // Not from the L1 cache: a kernel that begins early may find it filled before the write
+  if (packed) return same_bits<Elements<T>>(__ldcg(reinterpret_cast<const uint2*>(begin)));
+  Elements<Bits> bits{};
+  for (int i = 0; i < Elements<T>::kSize && first + i < count; ++i)
+    bits.at[i] = *static_cast<const volatile Bits*>(begin + i);
+  return same_bits<Elements<T>>(bits);
 }
 
 template <class T>
@@ -107,20 +116,10 @@ __device__ __forceinline__ void store_elements(void* to, int64_t first, int64_t 
                                                const Elements<T>& elements) {
   T* const begin = static_cast<T*>(to) + first;
   if (packed) {
-    uint2 words;
-    memcpy(&words, &elements, sizeof words);
-    *reinterpret_cast<uint2*>(begin) = words;
+    *reinterpret_cast<uint2*>(begin) = same_bits<uint2>(elements);
   } else {
     for (int i = 0; i < Elements<T>::kSize && first + i < count; ++i) begin[i] = elements.at[i];
   }
-}
-
-template <class To, class From>
-__device__ __forceinline__ To same_bits(const From& from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  memcpy(&to, &from, sizeof to);
-  return to;
 }
 
 template <class T>

@@ -66,8 +66,7 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x);
 // [s/t, ...] under sequence parallelism, else the whole sum. Null with one rank.
 std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x);
 
-// y = sum over ranks of y, + bias, + residual; either may be undefined. Without sequence
-// parallelism.
+// This rank's share (sum_over_ranks) of the sum of y, + bias, + residual; either may be undefined.
 at::Tensor summed_over_ranks(const LinearState& state, at::Tensor y, const at::Tensor& bias,
                              const at::Tensor& residual);
 
