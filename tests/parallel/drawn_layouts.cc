@@ -14,8 +14,8 @@ namespace megatron {
 namespace {
 
 constexpr int64_t kFp8Unit = 16, kBlock = 128;  // products in FP8 want multiples of it
-constexpr int64_t kHybridsWithExperts = 3;  // one of so many models of letters
-constexpr int64_t kEncoders = 3;            // one of so many others without FP8 is a BERT
+constexpr int64_t kHybridsWithExperts = 3;      // one of so many models of letters
+constexpr int64_t kEncoders = 3;                // one of so many others without FP8 is a BERT
 
 // Draws that are the same with every standard library, which the distributions of <random> are not.
 class Dice {
@@ -753,7 +753,7 @@ DrawnLayout legal_configuration(uint64_t seed, int64_t max_ranks) {
     if (retro && !draw.becomes_retro()) continue;
     if (mimo && !draw.becomes_mimo()) continue;
     const DrawnLayout drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
-                              draw.precision_flags()};
+                            draw.precision_flags()};
     try {
       parse_run(drawn.flags + drawn.precision, drawn.world_size);
       return drawn;

@@ -139,8 +139,8 @@ ModuleCost EncoderCost::encoder_module(double before) const {
 
 ModuleCost EncoderCost::projector_module() const {
   const auto in = static_cast<double>(projector.feature_size),
-             out = static_cast<double>(language.hidden_size),
-             wide = static_cast<double>(middle()), of_rank = static_cast<double>(features);
+             out = static_cast<double>(language.hidden_size), wide = static_cast<double>(middle()),
+             of_rank = static_cast<double>(features);
   ModuleCost cost{projector.name, of_rank * (wide > 0 ? wide * (in + out) : in * out)};
   cost.moved = 5 * of_rank * wide;
   cost.weight_grads = trains_projector;

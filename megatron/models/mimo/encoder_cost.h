@@ -70,10 +70,10 @@ struct EncoderCost {
   const EncoderPart part;  // of the segment
   const bool places;       // features become tokens on it
   const bool trains_encoder, trains_projector;
-  const int64_t ranks;              // of tp and cp
-  int64_t rows = 0, features = 0;   // of one of them
-  LayerShape shape;                 // of the encoder's layers
-  std::vector<LayerCost> costs;     // of the part's layers
+  const int64_t ranks;             // of tp and cp
+  int64_t rows = 0, features = 0;  // of one of them
+  LayerShape shape;                // of the encoder's layers
+  std::vector<LayerCost> costs;    // of the part's layers
   RecomputedLayers again;
 
  protected:
