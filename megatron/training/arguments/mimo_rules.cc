@@ -217,6 +217,12 @@ int64_t heads_of_ranks(const MimoConfig& own, const MimoConfig& was, int64_t hea
          one_or_several(heads / was.encoder_tensor_model_parallel_size);
 }
 
+// Of so many heads, each as wide as it was or as a small one: positions that turn divide it.
+int64_t width_of_heads(int64_t heads, int64_t hidden_was, int64_t heads_were) {
+  constexpr int64_t kHead = 8;
+  return heads * std::min(hidden_was / heads_were, kHead);
+}
+
 int64_t width_of_ranks(const MimoConfig& own, int64_t width) {
   return width / own.encoder_tensor_model_parallel_size * own.encoder_tensor_model_parallel_size;
 }
@@ -225,14 +231,14 @@ int64_t width_of_ranks(const MimoConfig& own, int64_t width) {
 void shrink_audio(MimoConfig& own, const MimoConfig& was, int64_t size, const Arguments& before,
                   Shrinker& shrinker) {
   if (!own.hears()) return;
-  constexpr int64_t kHead = 8, kBins = 8;
+  constexpr int64_t kBins = 8;
   if (parts_of_encoders(before) <= 1)
     shrinker.set("--audio-num-layers", own.audio_num_layers, one_or_several(was.audio_num_layers));
   shrinker.set("--audio-num-attention-heads", own.audio_num_attention_heads,
                heads_of_ranks(own, was, was.audio_num_attention_heads));
-  const int64_t heads = own.audio_num_attention_heads,
-                hidden = std::min(was.audio_hidden_size, kHead * heads);
-  shrinker.set("--audio-hidden-size", own.audio_hidden_size, hidden / heads * heads);
+  shrinker.set("--audio-hidden-size", own.audio_hidden_size,
+               width_of_heads(own.audio_num_attention_heads, was.audio_hidden_size,
+                              was.audio_num_attention_heads));
   shrinker.set("--audio-ffn-hidden-size", own.audio_ffn_hidden_size,
                width_of_ranks(own, std::min(was.audio_ffn_hidden_size, 2 * own.audio_hidden_size)));
   shrinker.set("--audio-mel-bins", own.audio_mel_bins, std::min(was.audio_mel_bins, kBins));
@@ -258,10 +264,9 @@ void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
                  one_or_several(was.vision_num_layers));
   shrinker.set("--vision-num-attention-heads", own.vision_num_attention_heads,
                heads_of_ranks(own, was, was.vision_num_attention_heads));
-  constexpr int64_t kHead = 8;
-  const int64_t hidden = std::min(was.vision_hidden_size, kHead * own.vision_num_attention_heads);
   shrinker.set("--vision-hidden-size", own.vision_hidden_size,
-               hidden / own.vision_num_attention_heads * own.vision_num_attention_heads);
+               width_of_heads(own.vision_num_attention_heads, was.vision_hidden_size,
+                              was.vision_num_attention_heads));
   shrinker.set(
       "--vision-ffn-hidden-size", own.vision_ffn_hidden_size,
       width_of_ranks(own, std::min(was.vision_ffn_hidden_size, 2 * own.vision_hidden_size)));

@@ -195,6 +195,20 @@ TEST(Mimo, ShrunkEncodersKeepLayersOfBothKinds) {
   EXPECT_EQ(shrunk("--vision-whole-picture-layers 0 1 2 3 4 5 6 7"), Layers({0, 1}));
 }
 
+// Positions of rows and columns want heads of a multiple of 4.
+TEST(Mimo, ShrunkHeadsAreAsWideOverFewerRanks) {
+  const Arguments a = mimo_arguments(
+      "--hidden-size 40 --num-attention-heads 5 --tensor-model-parallel-size 5 "
+      "--encoder-tensor-model-parallel-size 5 --vision-model-type qwen2 --pixel-shuffle "
+      "--patch-dim 2 --position-embedding-type mrope --mrope-section 2 1 1 "
+      "--vision-num-attention-heads 5 --vision-hidden-size 20 --vision-ffn-hidden-size 20",
+      5);
+  const Arguments small = shrink(a, /*max_axis=*/4).arguments;
+  const auto& own = own_config<MimoConfig>(small.own);
+  EXPECT_EQ(own.vision_num_attention_heads, small.parallel.tensor_model_parallel_size);
+  EXPECT_EQ(own.vision_hidden_size, 4 * own.vision_num_attention_heads);
+}
+
 const std::string kAudioModel =
     "--vision-model-type none --audio-model-type whisper --audio-num-layers 1 --audio-hidden-size "
     "8 --audio-ffn-hidden-size 8 --audio-num-attention-heads 2 --audio-mel-bins 4 --audio-token-id "
