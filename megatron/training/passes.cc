@@ -1,5 +1,6 @@
 #include "megatron/training/passes.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "megatron/base/check.h"
@@ -56,6 +57,11 @@ class StagePasses final : public StageCompute {
                           at::TensorOptions().dtype(at::kDouble).device(model.device()))),
         own_factors_(at::ones({static_cast<int64_t>(task.own_weights.size())}, totals_.options())) {
     for (std::vector<Pass>& passes : passes_) passes.resize(options.num_microbatches);
+    for (const ModelChunk& chunk : model.chunks) {
+      if (!task.ahead) break;
+      ahead_.push_back(task.ahead(*chunk.module));
+      microbatches_ahead_ = std::max(microbatches_ahead_, ahead_.back().microbatches);
+    }
   }
 
   TensorFormats format(int chunk, Border border, int microbatch) override {
@@ -210,16 +216,10 @@ class StagePasses final : public StageCompute {
     return totals_.narrow(0, 2 + num_metrics_, 2 * num_auxiliary()).view({num_auxiliary(), 2});
   }
   int64_t num_auxiliary() const { return static_cast<int64_t>(auxiliary_.size()); }
-  // Micro-batches are read in order, when a chunk first asks for one.
+  // Micro-batches are read in order, when a chunk first asks for one, or for one before it.
   const Batch& batch_of(int microbatch) {
-    for (; loaded_ <= microbatch; ++loaded_) {
-      const Region part(timers_, "batch-generator", 2, Section::kData);
-      batches_[loaded_] = next_batch_();
-      if (model_.pipeline->layout().segments().size() > 1)
-        formats_[loaded_] = formats_of(batches_[loaded_]);
-      uses_left_.push_back(static_cast<int>(model_.chunks.size()) +
-                           (model_.pipeline->splits_vocabulary() ? 1 : 0));
-    }
+    const int end = std::min(microbatch + microbatches_ahead_, options_.num_microbatches - 1);
+    for (; loaded_ <= end; ++loaded_) read_next();
     return batches_[microbatch];
   }
 
@@ -274,6 +274,20 @@ class StagePasses final : public StageCompute {
   }
 
  private:
+  void read_next() {
+    Batch& batch = batches_[loaded_];
+    {
+      const Region part(timers_, "batch-generator", 2, Section::kData);
+      batch = next_batch_();
+      if (model_.pipeline->layout().segments().size() > 1) formats_[loaded_] = formats_of(batch);
+      uses_left_.push_back(static_cast<int>(model_.chunks.size()) +
+                           (model_.pipeline->splits_vocabulary() ? 1 : 0));
+    }
+    const Region region(timers_, "forward-compute", 2, Section::kForward);
+    for (const PretrainTask::Ahead& work : ahead_)
+      if (work.microbatches > 0) work.prepare(batch, options_.training);
+  }
+
   // Formats outlive the batch that they are read from.
   static size_t place_of(int chunk, Border border) {
     return 3 * static_cast<size_t>(chunk) + static_cast<size_t>(border);
@@ -441,6 +455,8 @@ class StagePasses final : public StageCompute {
   std::vector<std::vector<TensorFormats>> formats_;  // by micro-batch and place_of()
   std::vector<int> uses_left_;  // by micro-batch: remaining passes that read it
   int loaded_ = 0;
+  std::vector<PretrainTask::Ahead> ahead_;  // by chunk; empty: the task has none
+  int microbatches_ahead_ = 0;
   std::vector<std::vector<Pass>> passes_;                    // by chunk and micro-batch
   std::vector<std::unique_ptr<VocabularyPass>> vocabulary_;  // by micro-batch
   const std::vector<std::string> auxiliary_;                 // names of the auxiliary losses

@@ -66,6 +66,13 @@ struct PretrainTask {
   BatchMaker::Addition addition(const ModelConfig& model) const {
     return add_to_batch ? add_to_batch(model) : nullptr;
   }
+  // Work of a chunk on micro-batches before their turn: so many of a step are read before the one
+  // that the chunk computes, and each is prepared as it is read. 0: none. Null: no chunk has any
+  struct Ahead {
+    int microbatches = 0;
+    std::function<void(Batch&, bool training)> prepare = {};
+  };
+  std::function<Ahead(Model&)> ahead;
   // Floating-point operations of training with one token (reporting/flops.h)
   std::function<double(const Arguments&, const Vocabulary&)> flops_per_token;
 };

@@ -203,6 +203,10 @@ class Draw {
       add("--encoder-recompute-num-layers", dice_.range(1, layers));
     }
     if (mesh_.pp > 1 && dice_.chance(50)) encoder_has_stages(layers);
+    const bool frozen =
+        given("--freeze vision_model") || given("--freeze audio_model") || given("--freeze-except");
+    if (frozen && ranks == 1 && !given("optim_grads_params") && dice_.chance(60))
+      add("--mimo-encoder-prefetch --mimo-encoder-prefetch-depth", dice_.range(1, 3));
     if (given("--account-for-embedding") && dice_.chance(50)) {
       const std::string embedding = "--account-for-embedding-in-pipeline-split";
       flags_.replace(flags_.find(embedding), embedding.size(),

@@ -26,6 +26,7 @@
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 #define ENCODER_TP "--encoder-tensor-model-parallel-size "
 #define ENCODER_AGAIN "--encoder-recompute-granularity full "
+#define ENCODER_AHEAD "--mimo-encoder-prefetch "
 #define ENCODER_UNITS ENCODER_AGAIN "--encoder-recompute-num-layers "
 #define SINKS "--softmax-type learnable "
 #define EP "--expert-model-parallel-size "

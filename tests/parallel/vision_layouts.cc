@@ -130,6 +130,13 @@ constexpr LayoutRow kVisionRows[] = {
     {"tp2_sp_full_again_qwen2_5_vl", "qwen2_5_vl", 2, TP "2 " SP FULL "1 " ENCODER_AGAIN, "mimo"},
     {"cp2_gather_again_gemma3", "gemma3", 2,
      CP "2 " CP_GATHER ENCODER_UNITS "1 --encoder-recompute-method block", "mimo"},
+    // Features before their micro-batch's turn
+    {"pp2_dp2_ahead_llava", "llava", 4, PP "2 " ZERO2 OVERLAP FROZEN_TOWER ENCODER_AHEAD, "mimo"},
+    {"tp2_sp_ahead_frozen_ends_llava_tiles", "llava_tiles", 2,
+     TP "2 " SP ENCODER_AHEAD "--freeze vision_model vision_projection", "mimo"},
+    {"v_pp2_cp2_ahead_qwen2_5_vl", "qwen2_5_vl", 4,
+     PP "2 " STAGES "V|EttL " CP "2 " FROZEN_TOWER ENCODER_AHEAD "--mimo-encoder-prefetch-depth 1",
+     "mimo"},
     // Encoders on stages of their own
     {"v_pp4_llava", "llava", 4, PP "4 " STAGES "V|V|Et|tttL --freeze vision_model.conv1", "mimo"},
     {"v_pp3_tp2_llava", "llava", 6, PP "3 " STAGES "V|VEtt|ttL " TP "2", "mimo"},

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "megatron/models/audio/audio_config.h"
+#include "megatron/models/common/features_ahead.h"
 #include "megatron/tensor/attention/unpadded_rows.h"
 
 namespace megatron {
@@ -39,6 +40,8 @@ struct PackedSounds {
   int64_t features() const { return cells.size(0); }  // of this rank
   // The rows, and empty ones behind them; they attend within their clip.
   std::shared_ptr<const UnpaddedRows> segments;
+  // Of this rank's sounds, as PackedImages::ahead
+  std::shared_ptr<const FeaturesAhead> ahead;
 
   // As a context-parallel rank reads them (PackedImages::of_tokens).
   PackedSounds of_tokens(const at::Tensor& held, int64_t b, int64_t s) const;

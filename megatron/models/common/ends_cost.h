@@ -90,6 +90,13 @@ struct EndsCost {
   // Of `embedding.saved`: an encoder of media, and its features up to the language model
   int64_t encoder = 0, features = 0;
   int64_t media = 0;  // of a micro-batch besides `batch`, on the segment with the embedding
+  // With --mimo-encoder-prefetch, of a segment with a frozen encoder: micro-batches that have
+  // features before their turn, bytes of those of one, whether what is saved are these, and what
+  // the encoder allocates meanwhile, on a GPU beside all else
+  struct Ahead {
+    int64_t microbatches = 0, features = 0, peak = 0;
+    bool saved = false;
+  } ahead;
   // What crosses a border within an encoder, and behind it
   int64_t media_rows = 0, media_features = 0;
   std::vector<ModuleCost> modules;

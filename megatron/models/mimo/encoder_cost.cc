@@ -163,6 +163,16 @@ Traffic EncoderCost::divided_traffic() const {
   return sent;
 }
 
+void EncoderCost::add_ahead(const AllocationTrack& forward, EndsCost& cost) const {
+  if (trains_encoder || !begins() || !ends() || own.microbatches_ahead() == 0) return;
+  EndsCost::Ahead& ahead = cost.ahead;
+  ahead.microbatches = own.microbatches_ahead();
+  ahead.peak = std::max(ahead.peak, forward.most());
+  if (read() < ahead.features) return;  // the worst micro-batch has media of the other encoder
+  ahead.features = read();
+  ahead.saved = trains_projector;
+}
+
 void EncoderCost::add_traffic(EndCost& cost) const {
   const bool divided = own.divides_encoders();
   const int64_t of_tensor_ranks = given_rows() * (divided ? 1 : given.tensor);

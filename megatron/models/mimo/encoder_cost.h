@@ -59,6 +59,8 @@ struct EncoderCost {
   // `before`: products of what comes before the layers.
   ModuleCost encoder_module(double before) const;
   ModuleCost projector_module() const;
+  // Of an encoder that is ahead; `forward`: its own work, from pixels or frames to features.
+  void add_ahead(const AllocationTrack& forward, EndsCost& cost) const;
   // Of gathered features, and within divided layers.
   void add_traffic(EndCost& cost) const;
 

@@ -17,6 +17,7 @@ void MimoConfig::fields(FieldVisitor& v) {
   v.field("audio_token_id", audio_token_id,
           "id of the token that stands where a feature of a sound comes in");
   EncoderRecompute::fields(v);
+  EncoderPrefetch::fields(v);
   v.field("encoder_tensor_model_parallel_size", encoder_tensor_model_parallel_size,
           "tensor ranks that divide the layers of the encoders of images and sounds: those of the "
           "language model, or 1: each has all of them, and encodes images and sounds of its own");
@@ -27,6 +28,7 @@ void MimoConfig::validate(Violations& v) const {
   AudioConfig::validate(v);
   EncoderRecompute::validate(
       v, std::max(sees() ? vision_num_layers : 0, hears() ? audio_num_layers : 0));
+  EncoderPrefetch::validate(v);
   v.require(audio_token_id >= 0, cat("--audio-token-id is ", audio_token_id), "0 or more");
   v.require(!sees() || !hears() || image_token_id != audio_token_id,
             cat("--image-token-id and --audio-token-id are ", image_token_id), "ids of two tokens");

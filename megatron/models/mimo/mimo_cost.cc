@@ -134,13 +134,30 @@ void forward_begin(const Images& z, AllocationTrack& track) {
   if (!z.trains_encoder) track.give(track.live() - w);
 }
 
-// From the last layer's output to the projected features.
-void forward_end(const Images& z, AllocationTrack& track) {
+// From pixels, or what the segment before gives, to the output of the last layer here.
+void forward_rows(const Images& z, AllocationTrack& track) {
+  if (z.begins())
+    forward_begin(z, track);
+  else
+    track.take(z.arrived());
+  if (!z.part.is_there()) return;
+  track.take(z.turns());
+  track.touch(z.turns());  // places as numbers
+  z.forward_layers(track);
+}
+
+// From there to features.
+void forward_features(const Images& z, AllocationTrack& track) {
   if (z.has_last_norm()) track.take(z.norm());
   if (z.has_last_norm() && !z.trains_encoder) track.give(z.norm());
   if (!z.trains_encoder) track.give(z.turns());
   track.take(z.read());
   track.give(z.width());  // what the last layer gave
+}
+
+// From the last layer's output to the projected features.
+void forward_end(const Images& z, AllocationTrack& track) {
+  forward_features(z, track);
   track.take(2 * z.activated() + z.given_rows() + z.projector_norm());
   if (!z.trains()) track.give(z.read() + 2 * z.activated() + z.projector_norm());
 }
@@ -148,15 +165,7 @@ void forward_end(const Images& z, AllocationTrack& track) {
 // From pixels, or what the segment before gives, to rows of the first layer of the language model,
 // or what the segment gives; ends with what is saved.
 void forward(const Images& z, AllocationTrack& track) {
-  if (z.begins())
-    forward_begin(z, track);
-  else
-    track.take(z.arrived());
-  if (z.part.is_there()) {
-    track.take(z.turns());
-    track.touch(z.turns());  // places as numbers
-    z.forward_layers(track);
-  }
+  forward_rows(z, track);
   if (z.ends()) forward_end(z, track);
   if (!z.places) return;
   z.gather_features(track);
@@ -255,8 +264,11 @@ EndsCost cost_with_images(const ModelConfig& config, const EndsShape& shape) {
   cost.features = features_saved(z);
   const int64_t saved = cost.encoder + cost.features;
   cost.embedding.saved += saved;
-  AllocationTrack forwards, backwards;
+  AllocationTrack forwards, backwards, alone;
   forward(z, forwards);
+  forward_rows(z, alone);
+  if (z.ends()) forward_features(z, alone);
+  z.add_ahead(alone, cost);
   cost.embedding.forward_peak = forwards.most() - saved;
   backward(z, backwards);
   cost.embedding.backward_peak = backwards.most();

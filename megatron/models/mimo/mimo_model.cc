@@ -214,7 +214,7 @@ at::Tensor encoded_medium(Encoder* encoder, FeatureProjector* projector, const P
   at::Tensor x;
   {
     const c10::AutoGradMode recorded(at::GradMode::is_enabled() && through);
-    x = encoder->forward(media, context, input);
+    x = media.ahead != nullptr ? media.ahead->take() : encoder->forward(media, context, input);
   }
   if (projector == nullptr) return x;
   const c10::AutoGradMode recorded(at::GradMode::is_enabled() && (through || trains(*projector)));
@@ -239,6 +239,34 @@ StageTensors MimoModel::encoded(const PackedImages* images, const PackedSounds* 
                       : encoded_medium(audio_model_.get(), audio_projection_.get(), *sounds,
                                        given(), context));
   return out;
+}
+
+namespace {
+
+bool is_ahead(Module* encoder) { return encoder != nullptr && !trains(*encoder); }
+
+}  // namespace
+
+bool MimoModel::encodes_ahead() {
+  return is_ahead(vision_model_.get()) || is_ahead(audio_model_.get());
+}
+
+void MimoModel::encode_ahead(Batch& batch, bool training) {
+  ForwardContext context;
+  context.training = training;
+  const auto start = [&]<class Encoder, class Packed>(Encoder* encoder,
+                                                      std::shared_ptr<const Packed>& media) {
+    Packed with = *media;
+    with.ahead = ahead_.run(*encoder, [&] { return encoder->forward(*media, context); });
+    media = std::make_shared<const Packed>(std::move(with));
+  };
+  const bool everywhere = every_rank_encodes();
+  if (is_ahead(vision_model_.get()) && batch.images != nullptr &&
+      (batch.images->all_pictures > 0 || everywhere))
+    start(vision_model_.get(), batch.images);
+  if (is_ahead(audio_model_.get()) && batch.sounds != nullptr &&
+      (batch.sounds->all_sounds > 0 || everywhere))
+    start(audio_model_.get(), batch.sounds);
 }
 
 at::Tensor MimoModel::placed_images(const at::Tensor& tokens, const PackedImages& images,

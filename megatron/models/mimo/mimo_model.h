@@ -10,6 +10,7 @@
 #include "megatron/models/audio/audio_encoder.h"
 #include "megatron/models/common/ends_cost.h"
 #include "megatron/models/common/feature_projector.h"
+#include "megatron/models/common/features_ahead.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/vision/vision_encoder.h"
@@ -58,6 +59,14 @@ class MimoModel : public Model {
   std::vector<std::string> auxiliary_losses() const override;
   std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   EmbeddingTables embedding_tables() override;
+
+  // Whether this segment has an encoder whose features may be computed ahead: a whole one of which
+  // nothing is trained.
+  bool encodes_ahead();
+  // Starts to compute those of a micro-batch (PackedImages::ahead, PackedSounds::ahead), which
+  // hidden() takes; what the batch has else stays. Bits are those of hidden() without it.
+  // Communication: none.
+  void encode_ahead(Batch& batch, bool training);
 
   // The rows of a prompt, [n, h] in fp32, for a decoder that takes rows in the place of tokens
   // (scheduling/request.h): of `tokens` [1, n] with their images, null: there are none. Segment
@@ -110,6 +119,7 @@ class MimoModel : public Model {
   std::unique_ptr<Parameter> image_newline_;  // null: there is none
   std::unique_ptr<AudioEncoder> audio_model_;
   std::unique_ptr<FeatureProjector> audio_projection_;
+  EncoderStream ahead_;
   const Parameter* first_parameter_ = nullptr;
 };
 

@@ -95,12 +95,26 @@ void convolve(const Sounds& z, AllocationTrack& track) {
   if (!z.trains_encoder) track.give(track.live() - w);
 }
 
-// To the projected features.
-void project(const Sounds& z, AllocationTrack& track) {
+// From frames, or what the segment before gives, to the output of the last layer here.
+void encode(const Sounds& z, AllocationTrack& track) {
+  if (z.begins())
+    convolve(z, track);
+  else
+    track.take(z.arrived());
+  if (z.part.is_there()) z.forward_layers(track);
+}
+
+// From there to features.
+void give_features(const Sounds& z, AllocationTrack& track) {
   track.take(2 * z.means());  // neighbours
   track.take(z.norm() + z.read());
   track.give(z.width() + 2 * z.means());
   if (!z.trains_encoder) track.give(z.norm());
+}
+
+// To the projected features.
+void project(const Sounds& z, AllocationTrack& track) {
+  give_features(z, track);
   track.take(2 * z.activated() + z.given_rows());
   if (!z.trains()) track.give(z.read() + 2 * z.activated());
 }
@@ -108,11 +122,7 @@ void project(const Sounds& z, AllocationTrack& track) {
 // From frames, or what the segment before gives, to rows of the first layer of the language model,
 // or what the segment gives; ends with what is saved.
 void run_forward(const Sounds& z, AllocationTrack& track) {
-  if (z.begins())
-    convolve(z, track);
-  else
-    track.take(z.arrived());
-  if (z.part.is_there()) z.forward_layers(track);
+  encode(z, track);
   if (z.ends()) project(z, track);
   if (!z.places) return;
   z.gather_features(track);
@@ -175,8 +185,11 @@ void add_sounds(const ModelConfig& config, const EndsShape& shape, EndsCost& cos
   if (!z.places && !z.part.is_there()) return;
   const int64_t images = cost.encoder + cost.features, encoder = saved_of_encoder(z),
                 features = saved_of_features(z), saved = encoder + features;
-  AllocationTrack forwards, backwards;
+  AllocationTrack forwards, backwards, alone;
   run_forward(z, forwards);
+  encode(z, alone);
+  if (z.ends()) give_features(z, alone);
+  z.add_ahead(alone, cost);
   run_backward(z, backwards);
   EndCost& end = cost.embedding;
   const int64_t most = std::max(images, saved);

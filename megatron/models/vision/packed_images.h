@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "megatron/media/tiling.h"
+#include "megatron/models/common/features_ahead.h"
 #include "megatron/models/vision/vision_config.h"
 #include "megatron/tensor/attention/unpadded_rows.h"
 
@@ -60,6 +61,8 @@ struct PackedImages {
   // [b, s, 3] int64: the positions of tokens in time, of rows and of columns, of pictures of own
   // sizes; undefined: a token has one position
   at::Tensor positions;
+  // Of this rank's pictures, with --mimo-encoder-prefetch; null: the model computes them
+  std::shared_ptr<const FeaturesAhead> ahead;
 
   // As a context-parallel rank reads them, which holds `held` [s'] of the tokens of each of the `b`
   // samples of s: features, newlines and positions of those, in places of b sequences of s'. On the

@@ -5,6 +5,7 @@
 #include "megatron/base/format.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/training/arguments/frozen_media.h"
 #include "megatron/training/arguments/model_provider.h"
 #include "megatron/transformer/config/lora_modules.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
@@ -165,6 +166,31 @@ void validate_division(const Arguments& a, const MimoConfig& own, Violations& v)
   }
 }
 
+// Features before their micro-batch's turn.
+void validate_prefetch(const Arguments& a, MimoConfig own, Violations& v) {
+  if (!own.mimo_encoder_prefetch || !v.empty()) return;
+  if (own.divides_encoders())
+    v.add(
+        "--mimo-encoder-prefetch beside --encoder-tensor-model-parallel-size is not built: the "
+        "sums of an encoder's layers over tensor ranks would run beside those of the decoder",
+        "--encoder-tensor-model-parallel-size 1");
+  if (parts_of_encoders(a) > 1)
+    v.add(
+        "--mimo-encoder-prefetch of an encoder that several stages share is not built: its rows "
+        "come from the stage before",
+        "one V in --pipeline-model-parallel-layout, for the whole encoder");
+  if (a.ddp.strategy() == ShardingStrategy::kOptimGradsParams)
+    v.add(
+        "--mimo-encoder-prefetch with --data-parallel-sharding-strategy optim_grads_params is not "
+        "built: an encoder's values are gathered in the turn of its micro-batch",
+        "another strategy");
+  find_frozen_media(a.training, a.transformer, own);
+  v.require((own.sees() && own.frozen_vision) || (own.hears() && own.frozen_audio),
+            "--mimo-encoder-prefetch: no encoder is frozen as a whole, and features of one that is "
+            "trained are part of the backward",
+            own.sees() ? "--freeze vision_model" : "--freeze audio_model");
+}
+
 void validate_mimo(const Arguments& a, Violations& v) {
   const auto& own = own_config<MimoConfig>(a.own);
   const auto& data = own_config<MimoDataConfig>(a.own);
@@ -207,6 +233,7 @@ void validate_mimo(const Arguments& a, Violations& v) {
   if (own.hears() && own.stacks() && length > 0 && length <= own.sound_features(1) + 1)
     v.add(cat("--seq-length ", length, " has no room for a sound of ", own.sound_features(1),
               " tokens and text"));
+  validate_prefetch(a, own, v);
 }
 
 namespace {

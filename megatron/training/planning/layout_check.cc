@@ -103,6 +103,7 @@ std::vector<std::pair<std::string, int64_t>> memory_items(const StageMemory& m) 
           {"weight gradients' inputs", m.weight_gradients},
           {"transfers between stages", m.transfers},
           {"batches", m.batches},
+          {"features ahead", m.features_ahead},
           {"temporaries", m.temporaries},
           {"library workspaces", m.library_workspace}};
 }

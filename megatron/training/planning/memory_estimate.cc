@@ -155,6 +155,16 @@ int64_t media_bytes(const LayoutPlan& plan, int stage) {
   return most;
 }
 
+// Of the chunk that encodes before the turn of micro-batches.
+EndsCost::Ahead work_ahead(const LayoutPlan& plan, int stage) {
+  for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
+    const StageSlice slice = plan.stages.slice(stage, chunk);
+    const EndsCost::Ahead& ahead = plan.ends_of(stage, chunk).ahead;
+    if ((slice.embedding || slice.num_parts > 0) && ahead.microbatches > 0) return ahead;
+  }
+  return {};
+}
+
 // Walks the schedule of one stage and records the moment of peak memory.
 class Walk {
  public:
@@ -166,6 +176,7 @@ class Walk {
         in_flight_(memory.passes.size(), 0),
         transfer_(plan.transfer_bytes(stage)),
         batch_(plan.ends.batch + media_bytes(plan, stage)),
+        ahead_(work_ahead(plan, stage)),
         vocabulary_(plan.ends.split_head),
         hidden_calls_(
             hidden_calls(plan.schedule, stage, plan.arguments.pipeline.overlap_p2p_communication)),
@@ -206,13 +217,20 @@ class Walk {
     switch (action.kind) {
       case Action::Kind::kForward: {
         int& left = reads_left_[static_cast<size_t>(action.microbatch)];
-        if (left == reads_) batches_ += batch_;
+        const bool first = left == reads_;
+        const int64_t end = std::min(action.microbatch + ahead_.microbatches + 1,
+                                     static_cast<int64_t>(reads_left_.size()));
+        for (; read_ < end; ++read_) batches_ += batch_, features_ += ahead_.features;
+        if (first && ahead_.saved) features_ -= ahead_.features;
         activations_ += pass.saved.total();
         ++in_flight;
         for (size_t i = 0; i < pass.moments.size(); ++i)
           record(pass.moments[i].forward, 0, stores_.forward(action.chunk, i));
         leaving_ = pass.leaving;
-        if (--left == 0) batches_ -= batch_;
+        if (--left == 0) {
+          batches_ -= batch_;
+          if (!ahead_.saved) features_ -= ahead_.features;
+        }
         if (plan_.splits_vocabulary() && is_last()) joint_ += vocabulary_.hidden;
         break;
       }
@@ -275,13 +293,14 @@ class Walk {
     int64_t transfers = early_ + arrived + joint_;
     for (const Sent& sent : sent_) transfers += sent.bytes;
     const int64_t total =
-        activations_ + pending_ + transfers + batches_ + temporaries + passing.total();
+        activations_ + pending_ + transfers + batches_ + features_ + temporaries + passing.total();
     if (total <= most_) return;
     most_ = total;
     out_.activations = activations_;
     out_.weight_gradients = pending_;
     out_.transfers = transfers;
     out_.batches = batches_;
+    out_.features_ahead = features_;
     out_.temporaries = temporaries;
     out_.gathered_weights = passing.weights;
     out_.filling_gradients = passing.gradients;
@@ -298,13 +317,16 @@ class Walk {
   std::vector<int> in_flight_;  // by chunk
   const int64_t transfer_;      // what crosses a border of this stage, at most
   const int64_t batch_;
+  const EndsCost::Ahead ahead_;
   const SplitHeadCost& vocabulary_;
   const std::vector<std::vector<int>> hidden_calls_;  // by action
   const int reads_;                                   // number of passes that read a micro-batch
   std::vector<int> reads_left_;                       // by micro-batch
   std::vector<Sent> sent_;
-  int64_t given_ = 0;  // gradients of hidden states computed here for other stages
-  int64_t joint_ = 0;  // hidden states and their gradients in collectives over all stages
+  int64_t given_ = 0;     // gradients of hidden states computed here for other stages
+  int64_t read_ = 0;      // micro-batches that were
+  int64_t features_ = 0;  // of micro-batches before their turn
+  int64_t joint_ = 0;     // hidden states and their gradients in collectives over all stages
   int64_t early_ = 0, leaving_ = 0, activations_ = 0, pending_ = 0, batches_ = 0, most_ = -1;
 };
 
@@ -316,7 +338,7 @@ int64_t StageMemory::before_training() const {
 
 int64_t StageMemory::allocated() const {
   return before_training() + gathered_weights + filling_gradients + activations + weight_gradients +
-         transfers + batches + temporaries + library_workspace;
+         transfers + batches + features_ahead + temporaries + library_workspace;
 }
 
 StageMemory stage_memory(const LayoutPlan& plan, int stage) {
@@ -337,6 +359,7 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   }
   if (!plan.on_gpu) return memory;
   memory.library_workspace = 2 * kBlasWorkspace;
+  memory.features_ahead += work_ahead(plan, stage).peak;  // from a stream of its own
   memory.expert_rows = flex_memory_bytes(plan.model(), plan.layer_shape());
   if (plan.arguments.is_batch_invariant() && plan.tensor > 2)
     memory.mailbox = PeerCollectives::memory_bytes(plan.tensor, PeerCollectives::kRoomForAll);

@@ -20,6 +20,8 @@
 //   transfers          activations and gradients that the executor has received early, or sent and
 //                      not yet released
 //   batches            token ids, labels and loss mask of the micro-batches in memory
+//   features ahead     of media, of micro-batches before their turn; on GPUs with what their
+//                      encoder allocates meanwhile
 //   temporaries        what the running pass allocates in addition to what it saves
 //
 // The peak is the largest sum over the actions of the schedule, which is walked with the executor's
@@ -56,6 +58,7 @@ struct StageMemory {
   int64_t weight_gradients = 0;
   int64_t transfers = 0;
   int64_t batches = 0;
+  int64_t features_ahead = 0;
   int64_t temporaries = 0;
   int64_t library_workspace = 0;  // cuBLAS, from the allocator
 

@@ -14,6 +14,7 @@
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/mimo/read_images.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/frozen_media.h"
 #include "megatron/training/arguments/mimo_rules.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
@@ -296,32 +297,6 @@ BatchMaker::Addition add_media(const ModelConfig& config) {
   };
 }
 
-// Encoders and projectors of which nothing is trained.
-void find_frozen(const StartConfig& start, const TransformerConfig& language, MimoConfig& own) {
-  const auto frozen = [&](Module&& module, const char* name) {
-    bool all = true;
-    module.visit([&](const std::string& path, Parameter&) { all = all && start.freezes(path); },
-                 name);
-    if (!language.has_adapters()) return all;
-    all = true;  // others are frozen beside them
-    module.visit(
-        [&](const std::string& path, Parameter&) {
-          all = all && (!is_lora_parameter(path) || start.freezes(path));
-        },
-        name);
-    return all;
-  };
-  if (own.sees()) {
-    own.frozen_vision = frozen(VisionEncoder(own, language), "vision_model");
-    own.frozen_vision_projection =
-        frozen(FeatureProjector(image_projector(own), language), "vision_projection");
-  }
-  if (!own.hears()) return;
-  own.frozen_audio = frozen(AudioEncoder(own, language), "audio_model");
-  own.frozen_audio_projection =
-      frozen(FeatureProjector(sound_projector(own), language), "audio_projection");
-}
-
 // A plan counts the pictures of a sequence, which a flag of the data limits.
 ModelProvider mimo_provider() {
   return [provide = provide_model("mimo")](const Arguments& arguments, const Vocabulary& vocabulary,
@@ -332,7 +307,7 @@ ModelProvider mimo_provider() {
     const int64_t most = own_config<MimoDataConfig>(arguments.own).max_patches_per_sequence;
     const int64_t one = own.has_own_sizes() ? 4 : own.patches();
     if (most > 0) own.most_pictures = std::max<int64_t>(1, most / one);
-    if (slice.all_parts > 0) find_frozen(counted.training, counted.transformer, own);
+    if (slice.all_parts > 0) find_frozen_media(counted.training, counted.transformer, own);
     return provide(counted, vocabulary, groups, slice, chunks);
   };
 }
@@ -356,6 +331,16 @@ std::vector<std::pair<std::string, std::vector<std::string>>> norm_parts(const M
   return out;
 }
 
+// Frozen encoders run on micro-batches before their turn.
+std::function<PretrainTask::Ahead(Model&)> encoders_ahead(const MimoConfig& own) {
+  return [depth = static_cast<int>(own.microbatches_ahead())](Model& chunk) {
+    auto* const model = dynamic_cast<MimoModel*>(&chunk);
+    if (model == nullptr || !model->encodes_ahead()) return PretrainTask::Ahead();
+    return PretrainTask::Ahead{
+        depth, [model](Batch& batch, bool training) { model->encode_ahead(batch, training); }};
+  };
+}
+
 PretrainTask mimo_task(const Arguments& arguments) {
   PretrainTask task = gpt_task(arguments);
   task.name = "mimo";
@@ -363,6 +348,7 @@ PretrainTask mimo_task(const Arguments& arguments) {
   task.datasets_provider = mimo_datasets;
   task.add_to_batch = add_media;
   const auto& own = own_config<MimoConfig>(arguments.own);
+  if (own.microbatches_ahead() > 0) task.ahead = encoders_ahead(own);
   task.norm_parts = norm_parts(own);
   task.logs_images = own.sees();
   task.logs_sounds = own.hears();

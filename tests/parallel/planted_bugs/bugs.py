@@ -195,6 +195,7 @@ PROOFS = {
     "llava next tp2": (2, LLAVA + "--vision-newlines " + BATCH + TP + "2"),
     "llava tp2 sp divided": (2, LLAVA + BATCH + TP + "2 " + SP + "--encoder-tensor-model-parallel-size 2"),
     "llava tp2 again": (2, LLAVA + BATCH + TP + "2 --encoder-recompute-granularity full"),
+    "llava dp2 ahead": (2, LLAVA + BATCH + "--freeze vision_model --mimo-encoder-prefetch"),
     "llava tp2 sp": (2, LLAVA + BATCH + TP + "2 " + SP),
     "gemma3 pp2": (2, GEMMA3 + BATCH + PP + "2"),
     "llava cp2": (2, LLAVA + BATCH + CP + "2"),

@@ -67,9 +67,17 @@ VISION_BUGS = (
         ((MODEL, "(images->all_pictures == 0 && !everywhere)", "(images->all_pictures == 0 && (PLANTED || !everywhere))"),),
         "dp2_zero3_llava", "llava dp2 zero3"),
     bug("vision_part_frozen", "an encoder on stages of its own that is frozen in part gets no gradient at all",
-        (("megatron/training/tasks/mimo.cc", "bool all = true; module.visit([&](const std::string& path, Parameter&) { all = all && start.freezes(path); },",
+        (("megatron/training/arguments/frozen_media.cc", "bool all = true; module.visit([&](const std::string& path, Parameter&) { all = all && start.freezes(path); },",
           "bool all = !PLANTED;\n    module.visit([&](const std::string& path, Parameter&) { all = PLANTED ? all || start.freezes(path) : all && start.freezes(path); },"),),
         "v_pp4_llava", "llava pp3 v"),
+    bug("vision_ahead_of_another", "a micro-batch gets the features that were computed ahead for the one before it",
+        ((MODEL, "media = std::make_shared<const Packed>(std::move(with));",
+          "static thread_local std::shared_ptr<const FeaturesAhead> before;\n"
+          "    if (PLANTED && before && before->take().sizes() == with.ahead->take().sizes()) std::swap(before, with.ahead); else before = with.ahead;\n"
+          "    media = std::make_shared<const Packed>(std::move(with));"),),
+        "pp2_dp2_ahead_llava", "llava dp2 ahead"),
+    plan_bug("vision_ahead_plans", "a plan has no features ahead", "megatron/models/mimo/encoder_cost.cc",
+             "ahead.features = read();", "ahead.features = PLANTED ? 0 : read();", "MimoPlan.CountsFeaturesAhead"),
     bug("vision_part_tables", "a tied table counts its stages as if the embedding were on the first one",
         (("megatron/models/common/embedding.cc", "if (first == last) return nullptr;", "if (first == last || (PLANTED && slice.all_parts > 0)) return nullptr;"),),
         "v_pp3_dp2_llava_full", "llava pp3 v"),

@@ -341,6 +341,9 @@ constexpr Reader kReaders[] = {
      "recomputes_encoders"},
     {"encoder_recompute_method", "megatron/models/common/encoder_recompute.cc", "recomputing"},
     {"recompute_vision", "megatron/models/common/encoder_recompute.h", "recomputes_encoders"},
+    {"mimo_encoder_prefetch", "megatron/models/common/encoder_prefetch.h", "microbatches_ahead"},
+    {"mimo_encoder_prefetch_depth", "megatron/models/common/encoder_prefetch.h",
+     "microbatches_ahead"},
 };
 
 // Fields of which one value is built: the others are refused.

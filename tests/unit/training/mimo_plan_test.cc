@@ -33,6 +33,8 @@ const std::string kClip = "--vision-model-type clip ";
   "--vision-model-type qwen2_5 --vision-activation silu --vision-window-size 32 " \
   "--vision-whole-picture-layers 1 "
 
+#define AHEAD "--mimo-encoder-prefetch --freeze vision_model"
+
 class MimoActivations : public testing::TestWithParam<ActivationCase> {};
 
 TEST_P(MimoActivations, AreWhatThePlanSays) { expect_planned(GetParam(), kSeeingModel + kClip); }
@@ -138,6 +140,12 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(ActivationCase{"serial", "--eval-iters 0", 1, true, 0.05},
                     ActivationCase{"windows", QWEN2_5 SHORT "--eval-iters 0", 1, true, 0.05},
                     ActivationCase{"frozen", "--eval-iters 0 --freeze vision_model", 1, true, 0.05},
+                    ActivationCase{"ahead", "--eval-iters 0 --global-batch-size 8 " AHEAD, 1, true,
+                                   0.05},
+                    ActivationCase{"ahead_frozen_ends",
+                                   "--eval-iters 0 --global-batch-size 8 --num-layers 1 " AHEAD
+                                   " vision_projection",
+                                   1, true, 0.05},
                     ActivationCase{"again", "--eval-iters 0 --encoder-recompute-granularity full",
                                    1, true, 0.05},
                     ActivationCase{"sharded", kSharded.c_str(), 2, true, 0.05},
@@ -257,6 +265,26 @@ TEST(MimoPlan, CountsDividedEncoders) {
   // In the place of a reduce-scatter an all-reduce
   const std::string sp = "--sequence-parallel";
   EXPECT_EQ(sent(divided + sp).backward - sent(two + sp).backward, sums + of_features / 2);
+}
+
+// On a stage with a frozen encoder: features of so many micro-batches, not more than a step has;
+// on a GPU with what the encoder allocates on its own stream.
+TEST(MimoPlan, CountsFeaturesAhead) {
+  const std::string batches = "--global-batch-size 8 ";
+  const auto ahead = [&](const std::string& more, bool on_gpu = false) {
+    return stage_memory(plan_of(batches + more, 1, on_gpu), 0).features_ahead;
+  };
+  const int64_t features = 8 * 64 * 64 * 4;  // of 8 pictures, 64 wide
+  const std::string depth = AHEAD " --mimo-encoder-prefetch-depth ";
+  EXPECT_EQ(ahead("--freeze vision_model"), 0);
+  EXPECT_EQ(ahead(depth + "2"), 2 * features);
+  EXPECT_EQ(ahead(depth + "9"), 3 * features);  // of four, one computes
+  EXPECT_GT(ahead(depth + "1", /*on_gpu=*/true), 2 * features);
+  const LayoutPlan two = plan_of(batches + AHEAD " --pipeline-model-parallel-size 2", 2);
+  EXPECT_GT(stage_memory(two, 0).features_ahead, 0);
+  EXPECT_EQ(stage_memory(two, 1).features_ahead, 0);
+  const std::string text = layout_text(two, make_layout_report(two));
+  EXPECT_NE(text.find("features ahead"), std::string::npos) << text;
 }
 
 // On stages of their own: what all have is what one has, and only the stage before the embedding

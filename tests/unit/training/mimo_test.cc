@@ -124,6 +124,61 @@ TEST(Mimo, LayersThatAreComputedAgainGiveTheSameBits) {
   }
 }
 
+// Features before the turn of their micro-batch, of one encoder of two or of both.
+TEST(Mimo, FeaturesAheadGiveTheSameBits) {
+  const auto trace = [&](const std::string& more) {
+    const Arguments a = mimo_arguments(
+        "--audio-model-type whisper --audio-num-layers 1 --audio-hidden-size 16 "
+        "--audio-ffn-hidden-size 24 --audio-num-attention-heads 2 --audio-mel-bins 4 "
+        "--audio-token-id 99 --micro-batch-size 1 " +
+        more);
+    return trace_training(find_task(a), a, {at::kFloat, 2});
+  };
+  for (const std::string frozen : {"--freeze vision_model", "--freeze audio_model",
+                                   "--freeze-except vision_projection audio_projection"}) {
+    const TrainingTrace want = trace(frozen);
+    for (const char* depth : {"1", "3", "100"}) {
+      const TrainingTrace got =
+          trace(cat(frozen, " --mimo-encoder-prefetch --mimo-encoder-prefetch-depth ", depth));
+      for (const auto& [name, grad] : want.steps[0].grads)
+        EXPECT_TRUE(got.steps[0].grads.at(name).equal(grad)) << name;
+      for (const auto& [name, value] : want.weights)
+        EXPECT_TRUE(got.weights.at(name).equal(value)) << name;
+    }
+  }
+}
+
+// What is computed ahead is used: the encoder does not run in the forward.
+TEST(Mimo, FeaturesAheadAreTaken) {
+  const Arguments a = mimo_arguments("--mimo-encoder-prefetch --freeze vision_model");
+  const PretrainTask task = find_task(a);
+  const ParallelGroups groups;
+  const auto tokenizer = make_tokenizer(a.tokenizer);
+  TrainedModel model = build_model(task, a, vocabulary_of(a, *tokenizer), groups, at::kFloat,
+                                   c10::kCPU, StartPoint{});
+  Model& module = *model.chunks.front().module;
+  const auto loader = make_train_loader(a, groups, mimo_samples(a), 0, c10::kCPU);
+  BatchMaker batches(at::kCPU, groups.cp, 0, task.addition(module.config()));
+  Batch batch = batches.make(loader->next());
+  while (batch.images->pictures == 0) batch = batches.make(loader->next());
+  const PretrainTask::Ahead ahead = task.ahead(module);
+  EXPECT_EQ(ahead.microbatches, 2);
+  ForwardContext context;
+  context.place = batch.place;
+  const at::NoGradGuard no_grad;
+  const auto loss = [&] {
+    return task.forward_step(module, batch, {}, context).loss.sum.item<double>();
+  };
+  const double before = loss();
+  ahead.prepare(batch, /*training=*/false);
+  module.visit([](const std::string& name, Parameter& parameter) {
+    if (name.starts_with("vision_model.decoder")) parameter.value.mul_(1.5);
+  });
+  EXPECT_EQ(loss(), before);
+  ahead.prepare(batch, /*training=*/false);
+  EXPECT_NE(loss(), before);
+}
+
 TEST(Mimo, GradientsGoThroughAFrozenLanguageModel) {
   const auto gradients = [](const std::string& more) {
     const Arguments a = mimo_arguments(more);
@@ -277,6 +332,14 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused("--encoder-recompute-num-layers 3", "--encoder-recompute-num-layers 3: expected 1 to 2");
   refused("--encoder-recompute-num-layers 0", "--encoder-recompute-num-layers 0: expected 1 to 2");
   refused("--encoder-recompute-granularity selective", "none, full");
+  const std::string ahead = "--mimo-encoder-prefetch ", frozen = "--freeze vision_model ";
+  refused(ahead, "no encoder is frozen as a whole, and features of one that is trained");
+  refused(ahead + "--freeze vision_model.conv1", "\nhint: --freeze vision_model");
+  refused(ahead + "--lora-rank 2 --lora-targets vision_model.linear_q", "no encoder is frozen");
+  refused(ahead + frozen + "--mimo-encoder-prefetch-depth 0", "depth is 0");
+  refused(
+      ahead + frozen + "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+      "optim_grads_params is not built: an encoder's values are gathered in the turn");
   const auto of_two = [](const std::string& more) {
     return error_of([&] { mimo_arguments("--tensor-model-parallel-size 2 " + more, 2); });
   };
@@ -289,6 +352,14 @@ TEST(Mimo, RefusesWhatContradicts) {
               HasSubstr(divided + " does not divide --vision-ffn-hidden-size 25"));
   EXPECT_THAT(of_two(divided + " " + kAudioModel + " --audio-num-attention-heads 1"),
               HasSubstr(divided + " does not divide --audio-num-attention-heads 1"));
+  EXPECT_THAT(of_two(divided + " " + ahead + frozen), HasSubstr("would run beside those of the"));
+  EXPECT_THAT(error_of([&] {
+                mimo_arguments(
+                    "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout VV|EttL " +
+                        ahead + frozen,
+                    2);
+              }),
+              HasSubstr("that several stages share is not built"));
   const std::string stages = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout ";
   EXPECT_THAT(error_of([&] { mimo_arguments(stages + "VVV|EttL", 2); }),
               HasSubstr("\"VVV|EttL\" has 3 V, --vision-num-layers is 2\nhint: one V for the whole "
