@@ -7,6 +7,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -79,7 +80,8 @@ struct DataLoader::Impl {
   std::shared_ptr<const Dataset> dataset;
   DataLoaderOptions options;
   std::shared_ptr<BlockPool> pool;
-  Sampler sampler;
+  // Of this rank; where media of all data-parallel ranks are divided together, of each of these
+  std::vector<Sampler> samplers;
 
   std::mutex mutex;
   std::condition_variable space, ready;
@@ -92,23 +94,40 @@ struct DataLoader::Impl {
 
   struct GlobalBatch {
     int64_t begin = 0, size = 0;
-    std::vector<int64_t> own;  // this rank's samples; empty: those that the sampler has
+    // By sampler the rank's samples; empty: those that the samplers have
+    std::vector<std::vector<int64_t>> samples;
   };
   std::mutex balance_mutex;
   std::deque<GlobalBatch> global_batches;  // the last ones, ascending
 
   Impl(std::shared_ptr<const Dataset> data, DataLoaderOptions opts)
-      : dataset(std::move(data)), options(std::move(opts)), sampler(options.sampler) {}
+      : dataset(std::move(data)), options(std::move(opts)) {
+    SamplerConfig config = options.sampler;
+    if (options.image_ranks.replicas == 0) samplers.emplace_back(config);
+    for (int64_t rank = 0; rank < options.image_ranks.replicas; ++rank) {
+      config.data_parallel_rank = rank;
+      samplers.emplace_back(config);
+    }
+  }
+
+  const Sampler& sampler() const { return samplers.front(); }  // but for its rank
+  int64_t batch_size() const {
+    return options.sampler.micro_batch_size * options.image_ranks.merged();
+  }
 
   std::shared_ptr<MicroBatch> new_batch() const;
-  // Those of the samples that it holds.
-  BatchImages read_images(const MicroBatch& batch) const;
-  BatchSounds read_sounds(const MicroBatch& batch) const;
-  // Fills a batch with samples `ids`, of which the first has the number `first`.
-  std::shared_ptr<MicroBatch> read_batch(std::vector<int64_t> ids, int64_t first,
+  // Those of the samples that it holds, divided among those of `all`, which hold its samples from
+  // `first` on.
+  BatchImages read_images(const MicroBatch& batch, std::span<const int64_t> all,
+                          int64_t first) const;
+  BatchSounds read_sounds(const MicroBatch& batch, std::span<const int64_t> all,
+                          int64_t first) const;
+  // Fills a batch with samples of `all`, those of all samplers, of which the first has the number
+  // `number`.
+  std::shared_ptr<MicroBatch> read_batch(const std::vector<int64_t>& all, int64_t number,
                                          int64_t start) const;
-  // Its samples in the place of those that the sampler has for the micro-batch at `start`.
-  void balance(int64_t start, std::vector<int64_t>& ids);
+  // Its samples in the place of those that a sampler has for the micro-batch at `start`.
+  void balance(int64_t start, size_t sampler, std::vector<int64_t>& ids);
   const GlobalBatch& global_batch_of(int64_t start);
   Slot load(int64_t number);
   void work();
@@ -117,7 +136,7 @@ struct DataLoader::Impl {
 
 std::shared_ptr<MicroBatch> DataLoader::Impl::new_batch() const {
   auto batch = std::make_unique<MicroBatch>(dataset->columns());
-  batch->micro_batch_size = options.sampler.micro_batch_size;
+  batch->micro_batch_size = batch_size();
   batch->block = pool->take();
   batch->block_bytes = pool->bytes();
   return {batch.release(), [pool = pool](MicroBatch* done) {
@@ -126,9 +145,12 @@ std::shared_ptr<MicroBatch> DataLoader::Impl::new_batch() const {
           }};
 }
 
-std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> ids, int64_t first,
-                                                         int64_t start) const {
+std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(const std::vector<int64_t>& all,
+                                                         int64_t number, int64_t start) const {
   auto batch = new_batch();
+  const int64_t size = batch->micro_batch_size,
+                own = std::ssize(all) > size ? options.sampler.data_parallel_rank * size : 0;
+  std::vector<int64_t> ids(all.begin() + own, all.begin() + own + size);
   const bool balanced = options.global_batch_size != nullptr;  // ids are numbers of type single
   batch->document_starts.resize(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -136,43 +158,52 @@ std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> id
     dataset->read(ids[i] == kPaddingSample ? 0 : ids[i], out, batch->document_starts[i]);
     if (ids[i] == kPaddingSample) clear_weights(out);
     if (batch->document_starts[i].size() > 1) batch->crosses_documents = false;
-    batch->ordinals.push_back(balanced ? ids[i] : first + static_cast<int64_t>(i));
+    batch->ordinals.push_back(balanced ? ids[i] : number + static_cast<int64_t>(i));
   }
   batch->sample_ids = std::move(ids);
   if (dataset->pixel_values() != nullptr) {
-    batch->images = read_images(*batch);
-    batch->sounds = read_sounds(*batch);
+    batch->images = read_images(*batch, all, own);
+    batch->sounds = read_sounds(*batch, all, own);
   }
-  batch->consumed = start + sampler.samples_per_step();
+  batch->consumed = start + sampler().samples_per_step();
   return batch;
 }
 
 namespace {
 
-// Of sample `sample` of a micro-batch in the dataset.
-int64_t index_in_dataset(const MicroBatch& batch, int64_t sample) {
-  const int64_t id = batch.sample_ids[static_cast<size_t>(sample)];
-  return id == kPaddingSample ? 0 : id;
-}
+// Of a sample in the dataset.
+int64_t index_in_dataset(int64_t id) { return id == kPaddingSample ? 0 : id; }
 
-// Divides the media of a micro-batch over the ranks of `out`, and reads those of this rank into
+// The samples whose media are divided together, and those of them that the micro-batch holds.
+struct DividedSamples {
+  std::span<const int64_t> all;
+  int64_t first, count;
+
+  bool holds(int64_t i) const { return first <= i && i < first + count; }
+};
+
+// Divides the media of samples over the ranks of `out`, and reads those of this rank into
 // `own`, one after another. `media`: those of an index of the dataset; `cost` and `size`, in
 // elements of `own`, of one; `read`: one by index and number.
 template <class Out, class T, class Media, class Cost, class Size, class Read>
-void read_divided(const MicroBatch& batch, const Media& media, const Cost& cost, const Size& size,
-                  const Read& read, Out& out, std::vector<T>& own) {
+void read_divided(const DividedSamples& samples, const Media& media, const Cost& cost,
+                  const Size& size, const Read& read, Out& out, std::vector<T>& own) {
   std::vector<int64_t> numbers, costs;  // of each medium: in its sample
   std::vector<size_t> sizes;
-  for (int64_t i = 0; i < batch.micro_batch_size; ++i) {
+  size_t before = 0;  // media of samples before those that are held
+  for (int64_t i = 0; i < std::ssize(samples.all); ++i) {
     int64_t number = 0;
-    for (auto& medium : media(index_in_dataset(batch, i))) {
+    for (auto& medium : media(index_in_dataset(samples.all[static_cast<size_t>(i)]))) {
       costs.push_back(cost(medium));
+      if (i < samples.first) ++before;
+      if (!samples.holds(i)) continue;
       sizes.push_back(static_cast<size_t>(size(medium)));
-      out.all.push_back({i, medium});
+      out.all.push_back({i - samples.first, medium});
       numbers.push_back(number++);
     }
   }
-  const std::vector<int> owners = plan_images(costs, out.ranks.size);
+  const std::vector<int> of_all = plan_images(costs, out.ranks.size);
+  const std::span<const int> owners = std::span(of_all).subspan(before);
   size_t elements = 0;
   for (size_t k = 0; k < out.all.size(); ++k) {
     out.all[k].owner = owners[k];
@@ -182,18 +213,21 @@ void read_divided(const MicroBatch& batch, const Media& media, const Cost& cost,
   std::span<T> rest = own;
   for (size_t k = 0; k < out.all.size(); ++k) {
     if (!out.ranks.reads || owners[k] != out.ranks.rank) continue;
-    read(index_in_dataset(batch, out.all[k].sample), numbers[k], rest.first(sizes[k]));
+    read(index_in_dataset(samples.all[static_cast<size_t>(samples.first + out.all[k].sample)]),
+         numbers[k], rest.first(sizes[k]));
     rest = rest.subspan(sizes[k]);
   }
 }
 
 }  // namespace
 
-BatchSounds DataLoader::Impl::read_sounds(const MicroBatch& batch) const {
+BatchSounds DataLoader::Impl::read_sounds(const MicroBatch& batch, std::span<const int64_t> all,
+                                          int64_t first) const {
   BatchSounds out;
   out.ranks = options.image_ranks;
   read_divided(
-      batch, [&](int64_t index) { return dataset->sounds(index); },
+      DividedSamples{all, first, batch.micro_batch_size},
+      [&](int64_t index) { return dataset->sounds(index); },
       [](const SampleSound& sound) { return sound.rows(); },
       [](const SampleSound& sound) { return sound.elements(); },
       [&](int64_t index, int64_t number, std::span<float> to) {
@@ -203,12 +237,14 @@ BatchSounds DataLoader::Impl::read_sounds(const MicroBatch& batch) const {
   return out;
 }
 
-BatchImages DataLoader::Impl::read_images(const MicroBatch& batch) const {
+BatchImages DataLoader::Impl::read_images(const MicroBatch& batch, std::span<const int64_t> all,
+                                          int64_t first) const {
   BatchImages out;
   out.pixel_values = *dataset->pixel_values();
   out.ranks = options.image_ranks;
   read_divided(
-      batch, [&](int64_t index) { return dataset->images(index); },
+      DividedSamples{all, first, batch.micro_batch_size},
+      [&](int64_t index) { return dataset->images(index); },
       [](const SampleImage& image) { return image.patches(); },
       [](const SampleImage& image) { return image.bytes(); },
       [&](int64_t index, int64_t number, std::span<uint8_t> to) {
@@ -222,8 +258,7 @@ const DataLoader::Impl::GlobalBatch& DataLoader::Impl::global_batch_of(int64_t s
   constexpr size_t kKept = 4;  // workers are in one batch, or in the next
   const auto plan = [&](int64_t begin) {
     GlobalBatch batch{begin, options.global_batch_size(begin), {}};
-    const SamplerConfig& config = sampler.config();
-    MEGATRON_ASSERT(batch.size > 0 && batch.size % sampler.samples_per_step() == 0, batch.size);
+    MEGATRON_ASSERT(batch.size > 0 && batch.size % sampler().samples_per_step() == 0, batch.size);
     if (begin + batch.size > dataset->size()) return batch;  // the end is padded, and stays
     std::vector<int64_t> costs(static_cast<size_t>(batch.size), 0);
     for (int64_t i = 0; i < batch.size; ++i) {
@@ -231,7 +266,9 @@ const DataLoader::Impl::GlobalBatch& DataLoader::Impl::global_batch_of(int64_t s
       for (const SampleImage& image : dataset->images(begin + i)) cost += image.patches();
       for (const SampleSound& sound : dataset->sounds(begin + i)) cost += sound.rows();
     }
-    batch.own = balanced_samples(costs, config.data_parallel_rank, config.data_parallel_size);
+    for (const Sampler& one : samplers)
+      batch.samples.push_back(balanced_samples(costs, one.config().data_parallel_rank,
+                                               one.config().data_parallel_size));
     return batch;
   };
   if (global_batches.empty()) global_batches.push_back(plan(options.consumed_samples));
@@ -244,13 +281,13 @@ const DataLoader::Impl::GlobalBatch& DataLoader::Impl::global_batch_of(int64_t s
   return *found;
 }
 
-void DataLoader::Impl::balance(int64_t start, std::vector<int64_t>& ids) {
+void DataLoader::Impl::balance(int64_t start, size_t sampler, std::vector<int64_t>& ids) {
   const std::lock_guard lock(balance_mutex);
   const GlobalBatch& batch = global_batch_of(start);
-  if (batch.own.empty()) return;
-  const int64_t first = (start - batch.begin) / sampler.config().data_parallel_size;
+  if (batch.samples.empty()) return;
+  const int64_t first = (start - batch.begin) / options.sampler.data_parallel_size;
   for (size_t i = 0; i < ids.size(); ++i)
-    ids[i] = batch.begin + batch.own.at(static_cast<size_t>(first) + i);
+    ids[i] = batch.begin + batch.samples[sampler].at(static_cast<size_t>(first) + i);
 }
 
 // Micro-batch `number`, counted from the start of this loader.
@@ -258,17 +295,21 @@ DataLoader::Impl::Slot DataLoader::Impl::load(int64_t number) {
   Slot slot;
   slot.ready = true;
   try {
-    const int64_t start = options.consumed_samples + number * sampler.samples_per_step();
-    std::vector<int64_t> ids;
-    bool more;
-    {
-      const std::lock_guard lock(mutex);  // the sampler caches the permutation of an epoch
-      more = sampler.micro_batch(start, ids);
+    const int64_t start = options.consumed_samples + number * sampler().samples_per_step();
+    std::vector<int64_t> all;
+    bool more = true;
+    for (size_t k = 0; k < samplers.size() && more; ++k) {
+      std::vector<int64_t> ids;
+      {
+        const std::lock_guard lock(mutex);  // the sampler caches the permutation of an epoch
+        more = samplers[k].micro_batch(start, ids);
+      }
+      if (more && options.global_batch_size) balance(start, k, ids);
+      all.insert(all.end(), ids.begin(), ids.end());
     }
-    if (more && options.global_batch_size) balance(start, ids);
-    const SamplerConfig& config = sampler.config();
+    const SamplerConfig& config = options.sampler;
     const int64_t first = start + config.data_parallel_rank * config.micro_batch_size;
-    if (more) slot.batch = read_batch(std::move(ids), first, start);
+    if (more) slot.batch = read_batch(all, first, start);
   } catch (...) {
     slot.error = std::current_exception();
   }
@@ -307,7 +348,8 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions
                  ", expected at least 0");
   options.sampler.total_samples = dataset->size();
   if (!options.allocator.allocate) options.allocator = heap();
-  const size_t bytes = dataset->columns().block_bytes(options.sampler.micro_batch_size);
+  const size_t bytes = dataset->columns().block_bytes(options.sampler.micro_batch_size *
+                                                      options.image_ranks.merged());
   auto pool = std::make_shared<BlockPool>(options.allocator, bytes);
   impl_ = std::make_shared<Impl>(std::move(dataset), std::move(options));
   impl_->pool = std::move(pool);

@@ -34,6 +34,12 @@ struct ImageRanks {
   int parts = 1;
   int part = 0;
   bool reads = true;  // false: it has a later part of the encoder, and needs their sizes alone
+  // Where encoders have ranks of their own, data-parallel ranks of the language model: the media of
+  // one micro-batch of each are divided together, and a rank that encodes has the samples of all,
+  // one replica's behind the other's. 0: encoders have none
+  int64_t replicas = 0;
+
+  int64_t merged() const { return replicas > 0 && rank >= 0 ? replicas : 1; }
 };
 
 // The images of a micro-batch.

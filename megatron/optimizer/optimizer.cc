@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/modules/encoder_ranks.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/reduction.h"
 #include "megatron/optimizer/host_states.h"
@@ -411,7 +412,9 @@ at::Tensor Optimizer::Impl::sum_over_ranks(const at::Tensor& by_domain) const {
     models.front()->data_groups()[k].shard.all_reduce(value)->wait();
     norm_group(placements[k], groups()).all_reduce(value)->wait();
   }
-  return placements.size() == 1 ? by_domain : by_domain.sum(0, /*keepdim=*/true);
+  const at::Tensor sum = placements.size() == 1 ? by_domain : by_domain.sum(0, /*keepdim=*/true);
+  sum_over_modules(sum, groups());
+  return sum;
 }
 
 Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,

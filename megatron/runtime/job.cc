@@ -68,12 +68,14 @@ int run_job(const Launch& launch, const RuntimeOptions& options,
   }
   job.local_rank = launch.local_rank;
   job.local_world_size = launch.local_world_size > 0 ? launch.local_world_size : 1;
-  FailureMonitor monitor(launch, connection,
-                         place_in_mesh(options.parallel, launch.rank, launch.world_size),
-                         options.comm.timeout_seconds());
+  FailureMonitor monitor(
+      launch, connection,
+      place_in_mesh(options.parallel, options.encoder, launch.rank, launch.world_size),
+      options.comm.timeout_seconds());
   try {
     job.clock = std::make_shared<SectionClock>(device);
-    job.groups = make_parallel_groups(options.parallel, watch_waits(connection.world, job.clock));
+    job.groups = make_parallel_groups(options.parallel, options.encoder,
+                                      watch_waits(connection.world, job.clock));
     ChannelAgreement agreement(*connection.store, launch, options.comm.timeout_seconds(), monitor);
     job.agreement = &agreement;
     job.when_failed = [&](std::function<void(const JobFailure&)> callback) {

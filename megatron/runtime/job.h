@@ -7,6 +7,7 @@
 
 #include "megatron/comm/failure_monitor.h"
 #include "megatron/comm/launch.h"
+#include "megatron/comm/modules/encoder_ranks.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/rank_settings.h"
 #include "megatron/dist_checkpointing/save.h"
@@ -38,7 +39,8 @@ int with_own_errors(const std::function<int()>& body);
 // What a process must know to take part in a job, whatever it is for.
 struct RuntimeOptions {
   CommConfig comm;
-  ParallelConfig parallel;  // must divide launch.world_size
+  ParallelConfig parallel;  // must divide launch.world_size, less the encoders' ranks
+  EncoderRanks encoder;
   DeviceChoice device = DeviceChoice::kAuto;
   bool gemm_tuning = true;
   // What must be the same on every rank (shared_settings.h); asked for when there are several.

@@ -81,8 +81,8 @@ Evaluator::Options evaluation_options(const Arguments& arguments, const Parallel
   options.global_batch_size = arguments.eval_global_batch_size();
   options.eval_iters = arguments.training.eval_iters;
   options.full = arguments.data.full_validation && !of_test_set;
-  options.data_parallel_rank = groups.dp.rank();
-  options.data_parallel_size = groups.dp.size();
+  options.data_parallel_rank = data_parallel_rank(arguments, groups);
+  options.data_parallel_size = arguments.data_parallel_size();
   options.num_workers = std::min<int64_t>(arguments.data.num_workers, 1);
   options.row_multiple = unpadded_row_multiple(arguments);
   options.image_ranks = image_ranks(arguments, groups);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/modules/encoder_ranks.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/runtime/device.h"
@@ -279,7 +280,7 @@ class StagePasses final : public StageCompute {
     {
       const Region part(timers_, "batch-generator", 2, Section::kData);
       batch = next_batch_();
-      if (model_.pipeline->layout().segments().size() > 1) formats_[loaded_] = formats_of(batch);
+      if (model_.pipeline->has_borders()) formats_[loaded_] = formats_of(batch);
       uses_left_.push_back(static_cast<int>(model_.chunks.size()) +
                            (model_.pipeline->splits_vocabulary() ? 1 : 0));
     }
@@ -546,6 +547,7 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
   }
   model.groups().dp_cp.all_reduce(totals)->wait();
   model.groups().pp.all_reduce(totals)->wait();  // zero on the other stages
+  sum_over_modules(totals, model.groups());      // and on the encoders' own ranks
   return totals;
 }
 

@@ -26,8 +26,9 @@ struct PassOptions {
 // (sum, weight) of each auxiliary loss of the model, [2 + m + 2 n] fp64, over all ranks. For a task
 // with a reference model, all micro-batches are read and run through that model first.
 //
-// Communication: activations between stages; all-reduces of these numbers over dp_cp and pp; with
-// sequence parallelism, one over tp if there are auxiliary losses.
+// Communication: activations between stages; all-reduces of these numbers over dp_cp and pp, and
+// over the world where encoders have ranks of their own; with sequence parallelism, one over tp if
+// there are auxiliary losses.
 at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
                       const std::function<Batch()>& next_batch, Timers& timers);
 

@@ -5,7 +5,9 @@
 #include <memory>
 #include <utility>
 
+#include "megatron/comm/modules/encoder_ranks.h"
 #include "megatron/models/model.h"
+#include "megatron/pipeline_parallel/encoder_links.h"
 #include "megatron/pipeline_parallel/executor.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 
@@ -14,17 +16,24 @@ namespace megatron {
 // Not thread safe. Keeps a reference to the groups.
 class Pipeline {
  public:
+  // `layout`: of the language model where encoders have ranks of their own, `encoder`, which have
+  // one chunk of all their layers. Then `language` is the mesh of its ranks.
+  //
   // Communication: one element over each link between stages, to establish the connections.
   Pipeline(const PipelineConfig& config, StageLayout layout, const ParallelGroups& groups,
-           at::ScalarType dtype, at::Device device);
+           at::ScalarType dtype, at::Device device, const EncoderRanks& encoder = {},
+           const Mesh& language = {});
 
   int num_chunks() const { return layout_.num_chunks(); }
   bool splits_vocabulary() const { return config_.pipeline_vocab_parallel && num_stages_ > 1; }
   StageSlice slice(int chunk) const { return layout_.slice(stage_, chunk); }
-  const StageLayout& layout() const { return layout_; }
+  // Whether this rank is one of the encoders' own.
+  bool encodes() const { return encoder_links_ != nullptr && encoder_links_->encodes(); }
+  // Whether tensors cross borders of this rank's segments.
+  bool has_borders() const { return layout_.segments().size() > 1 || encoder_links_ != nullptr; }
   // Whether the caller has to run every chunk once on its own before the first run(). True only
-  // once, with several stages; if not `training`, only if forward passes wait for each other; see
-  // Note [Kernels are loaded before pipelines run].
+  // once, with several stages or modules; if not `training`, only if forward passes wait for each
+  // other; see Note [Kernels are loaded before pipelines run].
   bool take_warm_up(bool training) {
     if (training) forward_needs_warm_up_ = false;
     return std::exchange(training ? needs_warm_up_ : forward_needs_warm_up_, false);
@@ -42,7 +51,7 @@ class Pipeline {
  private:
   struct Planned {
     Schedule schedule;
-    std::vector<ActionTransfers> transfers;  // of this stage
+    std::vector<ActionTransfers> transfers;  // of this stage; of encoders none
   };
   const Planned& planned(int num_microbatches, bool training);
 
@@ -50,9 +59,11 @@ class Pipeline {
   const at::ScalarType dtype_;  // of the model
   const at::Device device_;
   const int stage_, num_stages_;
-  const StageLayout layout_;
+  const StageLayout scheduled_;  // what the schedule divides: the language model
+  const StageLayout layout_;     // of this rank's module
   std::map<std::pair<int, bool>, Planned> planned_;
-  std::unique_ptr<PipelineLinks> links_;
+  std::unique_ptr<PipelineLinks> links_;         // null: this rank has an encoder's part alone
+  std::unique_ptr<EncoderLinks> encoder_links_;  // null: encoders have no ranks of their own
   bool needs_warm_up_, forward_needs_warm_up_;
 };
 

@@ -200,7 +200,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
   }
   timers_.set_sections(job.clock.get());
   if (job.clock && groups_.world.size() > 1)
-    slow_ranks_.emplace(groups_, device_, config_.log_interval);
+    slow_ranks_.emplace(groups_, device_, config_.log_interval, model_.pipeline->encodes());
   make_loaders();
   // The checkpoint that the run starts from exists already; into another folder it is saved at the
   // end even if nothing is trained.
@@ -353,7 +353,7 @@ void Run::write_start_record() {
       .member("optimizer", arguments_.optimizer.optimizer);
   record.member("lr", arguments_.optimizer.lr.value_or(0))
       .member("seed", arguments_.transformer.seed);
-  add_origin(record, job_, hosts, libraries_);
+  add_origin(record, job_, arguments_.parallel, arguments_.encoder_ranks(), hosts, libraries_);
   log_.metrics().write(std::move(record));
   if (datasets_.train) log_.left_out(datasets_.train->left_out(), state_.iteration);
 }

@@ -32,11 +32,14 @@ std::vector<MemoryUse> gather_memory(const ProcessGroup& world, c10::Device devi
   return all;
 }
 
-SlowRankWatch::SlowRankWatch(const ParallelGroups& groups, c10::Device device, int64_t interval)
+SlowRankWatch::SlowRankWatch(const ParallelGroups& groups, c10::Device device, int64_t interval,
+                             bool encodes)
     : interval_(interval) {
+  constexpr int kEncoders = -1;  // no stage
   std::vector<int> stages;
   for (const std::string& text :
-       gather_texts(groups.world, device, cat(groups.pp.rank(), " ", machine_name()))) {
+       gather_texts(groups.world, device,
+                    cat(encodes ? kEncoders : groups.pp.rank(), " ", machine_name()))) {
     std::istringstream words(text);
     words >> stages.emplace_back() >> hosts_.emplace_back();
   }

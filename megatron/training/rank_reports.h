@@ -20,8 +20,10 @@ std::vector<MemoryUse> gather_memory(const ProcessGroup& world, c10::Device devi
 // `interval` steps.
 class SlowRankWatch {
  public:
-  // Collective over groups.world.
-  SlowRankWatch(const ParallelGroups& groups, c10::Device device, int64_t interval);
+  // `encodes`: this rank is one of the encoders' own, which are peers. Collective over
+  // groups.world.
+  SlowRankWatch(const ParallelGroups& groups, c10::Device device, int64_t interval,
+                bool encodes = false);
 
   // Call after each step with its numbers. Returns a line to log, or nothing.
   std::optional<std::string> step(int64_t iteration, const StepNumbers& numbers);

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
@@ -63,13 +64,16 @@ std::string object_json(const Versions& members) {
   return json.end_object().text();
 }
 
-std::string mesh_json(const ParallelGroups& groups) {
+std::string mesh_json(const Mesh& mesh, const EncoderRanks& encoder) {
   JsonWriter json;
-  json.begin_object().member("tensor", groups.tp.size()).member("context", groups.cp.size());
-  return json.member("data", groups.dp.size())
-      .member("pipeline", groups.pp.size())
-      .end_object()
-      .text();
+  json.begin_object();
+  for (const auto& [name, axis] :
+       {std::pair{"tensor", Axis::kTensor}, std::pair{"context", Axis::kContext},
+        std::pair{"data", Axis::kData}, std::pair{"pipeline", Axis::kPipeline}})
+    json.member(name, mesh.group_size({axis}));
+  if (encoder.any())
+    json.member("encoder_tensor", encoder.tensor).member("encoder_data", encoder.data);
+  return json.end_object().text();
 }
 
 }  // namespace
@@ -113,10 +117,13 @@ std::string hosts_json(const std::vector<RankHost>& ranks) {
   return json.end_array().text();
 }
 
-void add_origin(MetricsRecord& record, const Job& job, const std::vector<RankHost>& ranks,
+void add_origin(MetricsRecord& record, const Job& job, const ParallelConfig& parallel,
+                const EncoderRanks& encoder, const std::vector<RankHost>& ranks,
                 const Versions& libraries) {
   const Launch& launch = job.launch;
-  record.member("world_size", job.groups.world.size()).json("mesh", mesh_json(job.groups));
+  const int size = job.groups.world.size();
+  record.member("world_size", size)
+      .json("mesh", mesh_json(make_mesh(parallel, encoder, size), encoder));
   record.member("launcher", launch.launcher).member("attempt", launch.restart_count + 1);
   if (!launch.run_id.empty()) record.member("job", launch.run_id);
   record.member("command", command_line());

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/comm/modules/encoder_ranks.h"
 #include "megatron/reporting/metrics_sink.h"
 #include "megatron/runtime/job.h"
 
@@ -33,7 +34,8 @@ std::vector<RankHost> gather_hosts(const Job& job, const RankHost& mine);
 std::string hosts_json(const std::vector<RankHost>& ranks);
 
 // Adds these facts to a "start" record. `libraries`: names and versions.
-void add_origin(MetricsRecord& record, const Job& job, const std::vector<RankHost>& ranks,
+void add_origin(MetricsRecord& record, const Job& job, const ParallelConfig& parallel,
+                const EncoderRanks& encoder, const std::vector<RankHost>& ranks,
                 const Versions& libraries);
 
 // Seconds of the stages of start-up, in order, counted from the start of the process.

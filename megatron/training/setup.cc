@@ -453,9 +453,11 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
       open_expert_rows(arguments.transformer, groups, device);
   TrainedModel model;
   model.ordered_sums = ordered_reductions(groups.tp, device);
+  const EncoderRanks encoder = arguments.encoder_ranks();
   model.pipeline = std::make_unique<Pipeline>(
       arguments.pipeline, divide_layers(arguments, vocabulary, task.model_provider), groups, dtype,
-      device);
+      device, encoder,
+      encoder.any() ? make_mesh(arguments.parallel, encoder, arguments.world_size) : Mesh());
   model.chunks =
       build_chunks(task, arguments, vocabulary, *model.pipeline, groups, dtype, device, start);
   if (!arguments.training.skip_train) add_optimizer(model, arguments, device);
@@ -477,6 +479,13 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
 }
 
 ImageRanks image_ranks(const Arguments& arguments, const ParallelGroups& groups) {
+  if (const EncoderRanks encoder = arguments.encoder_ranks(); encoder.any()) {
+    const bool encodes = encoder.holds(groups.world.rank());
+    return {.size = static_cast<int>(encoder.data),
+            .rank = encodes ? groups.dp.rank() : -1,
+            .reads = encodes,
+            .replicas = arguments.data_parallel_size()};
+  }
   const StageLayout stages =
       make_stage_layout(arguments.pipeline, arguments.parallel.pipeline_model_parallel_size,
                         arguments.transformer.num_layers);
@@ -491,6 +500,10 @@ ImageRanks image_ranks(const Arguments& arguments, const ParallelGroups& groups)
   const int rank = groups.cp.rank() * tensor + (divided ? 0 : groups.tp.rank());
   return {groups.cp.size() * tensor, encodes ? rank : -1, groups.cp.size(), groups.cp.rank(),
           reads};
+}
+
+int64_t data_parallel_rank(const Arguments& arguments, const ParallelGroups& groups) {
+  return arguments.encoder_ranks().holds(groups.world.rank()) ? 0 : groups.dp.rank();
 }
 
 namespace {
@@ -514,14 +527,14 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
   options.sampler.micro_batch_size = arguments.training.micro_batch_size;
   // Any rank may compute documents of any sequence.
   const bool everything = arguments.parallel.hybrid_context_parallel;
-  options.sampler.data_parallel_rank = everything ? 0 : groups.dp.rank();
-  options.sampler.data_parallel_size = everything ? 1 : groups.dp.size();
+  options.sampler.data_parallel_rank = everything ? 0 : data_parallel_rank(arguments, groups);
+  options.sampler.data_parallel_size = everything ? 1 : arguments.data_parallel_size();
   options.sampler.data_sharding = arguments.data.data_sharding;
   options.consumed_samples = consumed_samples;
   options.num_workers = arguments.data.num_workers;
   options.allocator = host_allocator(device);
   options.image_ranks = image_ranks(arguments, groups);
-  if (groups.dp.size() > 1 && balances_images(arguments))
+  if (arguments.data_parallel_size() > 1 && balances_images(arguments))
     options.global_batch_size = [batches = arguments.microbatches()](int64_t consumed) {
       return batches.global_batch_size(consumed);
     };
@@ -533,6 +546,7 @@ StepOptions step_options(const Arguments& arguments, int64_t consumed_samples) {
   StepOptions options;
   options.num_microbatches = microbatches.num_microbatches(consumed_samples);
   options.global_batch_size = microbatches.global_batch_size(consumed_samples);
+  options.replicas = arguments.data_parallel_size();
   options.per_token_loss = arguments.training.calculate_per_token_loss;
   return options;
 }

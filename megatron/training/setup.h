@@ -57,13 +57,18 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
                          Agreement* agreement = nullptr);
 
 // The training samples of this rank from `consumed_samples` on; those of all ranks with
-// --hybrid-context-parallel.
+// --hybrid-context-parallel, and on encoders' ranks of their own.
 std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
                                               const ParallelGroups& groups,
                                               const std::shared_ptr<const Dataset>& dataset,
                                               int64_t consumed_samples, c10::Device device);
 
+// This rank's among the data-parallel ranks of the language model; 0 on encoders' ranks of their
+// own, which read the samples of all of them.
+int64_t data_parallel_rank(const Arguments& arguments, const ParallelGroups& groups);
+
 // The tensor and context ranks of the stage that encodes images divide them; others read none.
+// Where encoders have ranks of their own, the data-parallel ones of these do.
 ImageRanks image_ranks(const Arguments& arguments, const ParallelGroups& groups);
 
 // Options of the iteration that follows `consumed_samples`.

@@ -91,7 +91,7 @@ StepCounts update_weights(TrainedModel& model, const StepOptions& options,
   if (options.per_token_loss) {
     model.optimizer->step(totals[1], options.global_batch_size);
   } else {
-    model.optimizer->step(static_cast<double>(options.num_microbatches * model.groups().dp.size()),
+    model.optimizer->step(static_cast<double>(options.num_microbatches * options.replicas),
                           options.global_batch_size);
   }
   constexpr int64_t kSkip = offsetof(StepState, skip) / sizeof(int64_t);
@@ -124,7 +124,7 @@ at::Tensor tokens_per_expert(const TrainedModel& model, const StepCounts& counts
 void report(const TrainedModel& model, const StepOptions& options, const at::Tensor& differs,
             const at::Tensor& count_over_mean, SectionClock* clock, StepOutcome& outcome) {
   const ProcessGroup &world = model.groups().world, &dp = model.groups().dp;
-  outcome.media_replicas = options.media != nullptr ? dp.size() : 0;
+  outcome.media_replicas = options.media != nullptr ? options.replicas : 0;
   const int64_t head = kReportHead + kMediaCounts * outcome.media_replicas;
   int reported = 0;
   if (clock != nullptr && world.size() > 1) {
@@ -138,7 +138,7 @@ void report(const TrainedModel& model, const StepOptions& options, const at::Ten
                 at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
   auto* numbers = host.data_ptr<int64_t>();
   numbers[0] = options.stop;
-  if (options.media != nullptr)
+  if (options.media != nullptr && !model.pipeline->encodes())
     std::memcpy(numbers + kReportHead + kMediaCounts * dp.rank(), options.media,
                 sizeof(MediaCounts));
   const int place = world.rank() - outcome.first_reported;

@@ -95,13 +95,15 @@ struct StepNumbers {
 struct StepOptions {
   int64_t num_microbatches = 1;
   int64_t global_batch_size = 1;
+  int64_t replicas = 1;        // data-parallel ranks of the language model
   bool per_token_loss = true;  // false: mean of per-micro-batch means
   // Nonzero: this rank requests the end of the run, for this reason; all ranks learn of it with the
   // outcome
   int64_t stop = 0;
   // Choices of routers to record or impose; null: neither
   const RoutingReplay* routing = nullptr;
-  // Counted while next_batch() is called, of this model replica; null: not counted
+  // Counted while next_batch() is called, of this model replica, and not by the ranks of encoders
+  // of their own; null: not counted
   const MediaCounts* media = nullptr;
   bool keeps_tokens_per_expert = false;  // fills StepOutcome::tokens_per_expert
   // Number of this iteration, if the model has ReplicaHashes

@@ -22,6 +22,7 @@ int run_job(const Launch& launch, const Arguments& arguments,
   RuntimeOptions options;
   options.comm = arguments.comm;
   options.parallel = arguments.parallel;
+  options.encoder = arguments.encoder_ranks();
   options.device = arguments.training.device;
   options.gemm_tuning = arguments.training.gemm_tuning;
   options.settings = [&] {

@@ -21,7 +21,8 @@ class MediaLogTest(support.FolderTest):
 
     def rows(self, *counts):
         """A row with so many images each, longer than half a sequence; one that is too long, and one of which nothing counts."""
-        texts = [{"images": [IMAGES[i % 4] for i in range(n)], "caption": "abcd" * (12 - n)} for n in counts]
+        texts = [{"images": [IMAGES[i % 4] for i in range(n)], "caption": "abcd" * (12 - n)} if n > 0 else
+                 {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "abcd" * 10}]} for n in counts]
         texts += [{"image": IMAGES[0], "caption": 70 * "a"}, {"conversations": [{"from": "human", "value": "q"}]}]
         with open(self.path("rows.jsonl"), "w") as file:
             file.write("".join(json.dumps(row) + "\n" for row in texts))
@@ -90,6 +91,27 @@ class MediaLogTest(support.FolderTest):
         self.check_rates(steps, 10)
         self.assertEqual([step["patches max/mean"] for step in steps], [1.0] * STEPS)
         self.check_norms(steps)
+
+    def test_encoders_on_ranks_of_their_own(self):
+        # A rank that encodes for two replicas, of which one at least has no image; 6 images a step.
+        own = ("--encoder-data-parallel-size", "1")
+        self.rows(0, 0, 1, 5)
+        _, steps, _ = self.train("own", 3, *own)
+        _, one, _ = self.train("one", 1)
+        self.check_rates(steps, 6)
+        self.check_norms(steps)
+        self.assertEqual([step["patches max/mean"] for step in steps], [5 / 3] * STEPS)
+        for ranks, whole in zip(steps, one):
+            for key in ("lm loss", "grad_norm", *("grad norm " + part for part in PARTS)):
+                self.assertAlmostEqual(ranks[key] / whole[key], 1, 4, key)
+        # Each goes on with what the other saved, and no replica has an image.
+        self.rows(0, 0, 0, 0)
+        more = ("--start-mode", "resume", "--accept-new-data-order", "--use-checkpoint-opt-param-scheduler", "--train-iters", str(STEPS + 1))
+        _, steps, _ = self.train("one", 3, *own, *more)
+        _, one, _ = self.train("own", 1, *more)
+        for step in (steps[-1], one[-1]):
+            self.assertEqual((step["iteration"], step["grad norm vision_model"]), (STEPS + 1, 0))
+        self.assertAlmostEqual(steps[-1]["lm loss"] / one[-1]["lm loss"], 1, 4)
 
     def test_frozen_parts_have_none(self):
         self.rows(1, 1, 1, 5)

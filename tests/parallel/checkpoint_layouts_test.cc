@@ -167,6 +167,9 @@ constexpr LayoutRow kMediaLayouts[] = {
     {"pp3_encoders_apart", 3,
      "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout V|V|Et*4L "
      "--make-vocab-size-divisible-by 2"},
+    {"encoders_of_tp2_beside_dp2_zero1", 4,
+     "--encoder-tensor-model-parallel-size 2 --encoder-data-parallel-size 1 "
+     "--use-distributed-optimizer --make-vocab-size-divisible-by 2"},
 };
 
 struct ModelRow {
@@ -260,7 +263,8 @@ class Rank {
   void train(int steps) {
     const std::unique_ptr<DataLoader> loader = make_train_loader(
         arguments_, groups_, datasets_.train, state_.consumed_train_samples, at::kCPU);
-    BatchMaker batches(at::kCPU, groups_.cp);
+    BatchMaker batches(at::kCPU, groups_.cp, /*row_multiple=*/0,
+                       task_.addition(model_.chunks.front().module->config()));
     Timers timers(0);
     for (int i = 0; i < steps; ++i) {
       const StepOptions options = step_options(arguments_, state_.consumed_train_samples);
@@ -329,7 +333,8 @@ void run_layout(const LayoutRow& layout, const std::string& model_flags, int see
   ThreadAgreement::Room room(layout.ranks);
   run_ranks(layout.ranks, [&](const std::shared_ptr<Backend>& world) {
     at::set_num_threads(1);
-    const ParallelGroups groups = make_parallel_groups(arguments.parallel, world);
+    const ParallelGroups groups =
+        make_parallel_groups(arguments.parallel, arguments.encoder_ranks(), world);
     ThreadAgreement agreement(room, world->rank());
     Rank rank(arguments, groups, agreement);
     body(rank, world->rank());

@@ -61,8 +61,14 @@ DrawnMesh draw_mesh(Dice& dice, int64_t max_ranks) {
 class Draw {
  public:
   // `fp8_unit`: 0 without FP8; `stacks`: an encoder and a decoder.
-  Draw(Dice& dice, const DrawnMesh& mesh, int64_t fp8_unit, bool with_experts, bool stacks)
-      : dice_(dice), mesh_(mesh), fp8_unit_(fp8_unit), experts_(with_experts), stacks_(stacks) {
+  Draw(Dice& dice, const DrawnMesh& mesh, int64_t max_ranks, int64_t fp8_unit, bool with_experts,
+       bool stacks)
+      : dice_(dice),
+        mesh_(mesh),
+        max_ranks_(max_ranks),
+        fp8_unit_(fp8_unit),
+        experts_(with_experts),
+        stacks_(stacks) {
     layers();
     heads();
     positions();
@@ -180,11 +186,21 @@ class Draw {
     for (const char* flag : {"--reset-", "--eod-mask", "document-masking",
                              "--pipeline-vocab-parallel", "--mtp-num-layers", "--fp32-residual"})
       if (given(flag)) return false;
-    const int64_t ranks = mesh_.tp > 1 && dice_.chance(40) ? mesh_.tp : 1,  // of a layer
-        layers = dice_.range(1, 2);
+    const int64_t free = max_ranks_ - mesh_.size();
+    const bool apart = free > 0 && mesh_.cp == 1 && dice_.chance(35) &&
+                       !given("--num-distributed-optimizer-instances");
+    const int64_t ranks = apart ? dice_.range(1, std::min<int64_t>(free, 2))  // of a layer
+                          : mesh_.tp > 1 && dice_.chance(40) ? mesh_.tp
+                                                             : 1,
+                  layers = dice_.range(1, 2);
     const bool hears = dice_.chance(40), sees = !hears || dice_.chance(40);
     add("--task mimo");
     if (ranks > 1) add("--encoder-tensor-model-parallel-size", ranks);
+    if (apart) {
+      const int64_t data = dice_.range(1, std::min<int64_t>(free / ranks, 3));
+      add("--encoder-data-parallel-size", data);
+      encoder_ranks_ = ranks * data;
+    }
     if (sees) images(ranks, layers);
     if (hears) sounds(ranks, layers);
     if (dice_.chance(25)) {
@@ -202,6 +218,7 @@ class Draw {
           dice_.pick<const char*>({"uniform", "block"}));
       add("--encoder-recompute-num-layers", dice_.range(1, layers));
     }
+    if (apart) return true;
     if (mesh_.pp > 1 && dice_.chance(50)) encoder_has_stages(layers);
     const bool frozen =
         given("--freeze vision_model") || given("--freeze audio_model") || given("--freeze-except");
@@ -340,6 +357,7 @@ class Draw {
   }
   const std::string& flags() const { return flags_; }
   const std::string& precision_flags() const { return precision_; }
+  int64_t num_ranks() const { return mesh_.size() + encoder_ranks_; }
 
  private:
   template <class... Values>
@@ -720,6 +738,8 @@ class Draw {
 
   Dice& dice_;
   const DrawnMesh mesh_;
+  const int64_t max_ranks_;
+  int64_t encoder_ranks_ = 0;  // of their own
   const int64_t fp8_unit_;
   const bool experts_, stacks_;
   std::string flags_, precision_;
@@ -751,12 +771,12 @@ DrawnLayout legal_configuration(uint64_t seed, int64_t max_ranks) {
                                     seed % kEncoders == 0);
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
-    Draw draw(dice, mesh, blocks ? kBlock : fp8 ? kFp8Unit : 0, experts, stacks);
+    Draw draw(dice, mesh, max_ranks, blocks ? kBlock : fp8 ? kFp8Unit : 0, experts, stacks);
     if (encoder && !draw.becomes_encoder()) continue;
     if (hybrids && !draw.becomes_hybrid()) continue;
     if (retro && !draw.becomes_retro()) continue;
     if (mimo && !draw.becomes_mimo()) continue;
-    const DrawnLayout drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
+    const DrawnLayout drawn{static_cast<int>(draw.num_ranks()), kCommon + draw.flags(),
                             draw.precision_flags()};
     try {
       parse_run(drawn.flags + drawn.precision, drawn.world_size);

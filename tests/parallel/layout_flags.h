@@ -25,6 +25,7 @@
 #define MTP_REPEATED MTP "--mtp-use-repeated-layer --mtp-loss-scaling-factor 0.5 "
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 #define ENCODER_TP "--encoder-tensor-model-parallel-size "
+#define ENCODER_DP "--encoder-data-parallel-size "
 #define ENCODER_AGAIN "--encoder-recompute-granularity full "
 #define ENCODER_AHEAD "--mimo-encoder-prefetch "
 #define ENCODER_UNITS ENCODER_AGAIN "--encoder-recompute-num-layers "

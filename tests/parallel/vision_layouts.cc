@@ -160,6 +160,28 @@ constexpr LayoutRow kVisionRows[] = {
      "mimo"},
     {"v_pp2_tp2_sp_divided_qwen2_5_vl", "qwen2_5_vl", 4,
      PP "2 " STAGES "V|EttL " TP "2 " SP ENCODER_TP "2", "mimo"},
+    // Encoders on ranks of their own: these, and those of the language model
+    {"own1_1_llava", "llava", 2, ENCODER_DP "1", "mimo"},
+    {"own1_dp2_llava", "llava", 3, ENCODER_DP "1 --no-balance-images", "mimo"},
+    {"own1_tp2_sp_llava", "llava", 3, ENCODER_DP "1 " TP "2 " SP, "mimo"},
+    {"own1_tp2_llava_tiles", "llava_tiles", 3, ENCODER_DP "1 " TP "2", "mimo"},
+    {"own2_1_llava", "llava", 3, ENCODER_DP "2 " ZERO3 OVERLAP, "mimo"},
+    {"own_tp2_1_internvl", "internvl", 3, ENCODER_TP "2 " ENCODER_DP "1", "mimo"},
+    {"own3_dp2_qwen2_vl", "qwen2_vl", 5, ENCODER_DP "3 " ZERO1 OVERLAP, "mimo"},
+    {"own3_tp2_sp_qwen2_5_vl", "qwen2_5_vl", 5, ENCODER_DP "3 " TP "2 " SP, "mimo"},
+    {"own1_pp2_llava", "llava", 3, ENCODER_DP "1 " PP "2", "mimo"},
+    {"own1_pp2_vpp2_llava", "llava", 3, ENCODER_DP "1 " PP "2 " VPP "2", "mimo"},
+    {"own1_pp2_zbv_llava", "llava", 3, ENCODER_DP "1 " PP "2 --pipeline-schedule zb-v", "mimo"},
+    {"own_tp2_dp2_pp2_dp2_llava_full", "llava_full", 8,
+     ENCODER_TP "2 " ENCODER_DP "2 " PP "2 " ZERO2 OVERLAP, "mimo"},
+    {"own2_dp2_frozen_encoder_llava", "llava", 4, ENCODER_DP "2 " ZERO3 OVERLAP FROZEN_TOWER,
+     "mimo"},
+    {"own1_dp2_frozen_ends_llava", "llava", 3,
+     ENCODER_DP "1 --freeze vision_model vision_projection", "mimo"},
+    {"own1_dp2_frozen_language_gemma3", "gemma3", 3, ENCODER_DP "1 " FROZEN_LANGUAGE, "mimo"},
+    {"own1_dp2_means_again_llava", "llava", 3,
+     ENCODER_DP "1 --no-calculate-per-token-loss " ENCODER_AGAIN, "mimo"},
+    {"own1_dp2_evaluation_llava", "llava", 3, ENCODER_DP "1 " EVALUATE, "mimo"},
 };
 
 }  // namespace

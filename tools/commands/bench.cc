@@ -295,7 +295,7 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
   };
   std::optional<SlowRankWatch> watch;
   if (clock != nullptr && !config.bench_slow.empty())
-    watch.emplace(groups, device, config.bench_steps);
+    watch.emplace(groups, device, config.bench_steps, model.pipeline->encodes());
   const int64_t compared = arguments.training.replica_hash_interval();
   BenchBatches batches(plain_task, arguments, vocabulary, groups, device);
   const auto next_batch = [&] {

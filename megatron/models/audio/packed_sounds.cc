@@ -60,32 +60,32 @@ int64_t packed_frames(const AudioConfig& config, int64_t frames) {
 
 PackedSounds pack_sounds(const AudioConfig& config, std::span<const SeenSound> sounds,
                          at::Tensor frames, std::span<const int64_t> tokens, int64_t samples,
-                         int64_t audio_token, int rank, int ranks) {
+                         int64_t audio_token, int rank, int ranks, int64_t replicas) {
   MEGATRON_ASSERT(samples > 0 && std::ssize(tokens) % samples == 0, tokens.size(), " tokens of ",
                   samples, " samples");
   const int64_t s = std::ssize(tokens) / samples;
   PackedSounds out;
-  out.ranks = ranks;
+  out.ranks = replicas > 0 ? 1 : ranks;
   out.all_sounds = std::ssize(sounds);
-  std::vector<int64_t> clips, counts(static_cast<size_t>(ranks), 0), first;
+  std::vector<int64_t> clips;
+  std::vector<OwnedFeatures> owned;
   for (const SeenSound& sound : sounds) {
     check_length(config, sound);
-    int64_t& count = counts.at(static_cast<size_t>(sound.owner));
-    first.push_back(count);
-    count += config.sound_features(sound.frames);
+    owned.push_back({sound.sample, config.sound_features(sound.frames), sound.owner});
     if (sound.owner != rank) continue;
     ++out.sounds;
     for (const int64_t rows : clips_of(config, sound)) clips.push_back(rows);
   }
-  out.most_features = *std::ranges::max_element(counts);
+  DividedFeatures divided = divide_features(owned, samples, rank, ranks, replicas);
+  out.most_features = divided.most;
+  out.parts = std::move(divided.parts);
   std::vector<int64_t> places, taken;
   auto sound = sounds.begin();
   for (int64_t i = 0; i < samples; ++i) {
     int64_t features = 0, count = 0;
     for (; sound != sounds.end() && sound->sample == i; ++sound, ++count) {
       const int64_t of_sound = config.sound_features(sound->frames);
-      const int64_t begin =
-          sound->owner * out.most_features + first[static_cast<size_t>(sound - sounds.begin())];
+      const int64_t begin = divided.first[static_cast<size_t>(sound - sounds.begin())];
       for (int64_t k = 0; k < of_sound; ++k) taken.push_back(begin + k);
       features += of_sound;
     }

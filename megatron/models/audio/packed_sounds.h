@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "megatron/models/audio/audio_config.h"
 #include "megatron/models/common/features_ahead.h"
@@ -27,6 +28,7 @@ struct PackedSounds {
   // Ranks that divide the sounds. Their features follow each other, those of a rank in
   // most_features rows; 1: this rank encodes all
   int ranks = 1;
+  std::vector<int64_t> parts = {};  // as PackedImages::parts
   // [F, mel bins]: for each clip of this rank's sounds with r rows the frames -1 to 2 r, zeros
   // where the clip has none (media/log_mel.h); undefined where it has a later part of the encoder
   at::Tensor frames;
@@ -54,10 +56,12 @@ struct PackedSounds {
 // placeholders are not as many as its features. With several ranks `frames` are those of the sounds
 // whose owner is `rank`, in the order of all; undefined: the rank does not read them.
 //
+// `replicas` as in pack_images().
+//
 // On the host; `frames` may be on any device, the rest is made on the CPU.
 PackedSounds pack_sounds(const AudioConfig& config, std::span<const SeenSound> sounds,
                          at::Tensor frames, std::span<const int64_t> tokens, int64_t samples,
-                         int64_t audio_token, int rank = 0, int ranks = 1);
+                         int64_t audio_token, int rank = 0, int ranks = 1, int64_t replicas = 0);
 
 // The same on another device. Copies to a GPU are asynchronous, through page-locked memory.
 PackedSounds to_device(const PackedSounds& sounds, at::Device device);

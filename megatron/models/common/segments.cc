@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "megatron/base/check.h"
 #include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
 
@@ -42,6 +43,34 @@ at::Tensor keep_held(const at::Tensor& held, int64_t b, int64_t s, at::Tensor& p
   taken = (taken.defined() ? taken : at::arange(places.size(0), at::kLong)).masked_select(kept);
   places = to.masked_select(kept);
   return place;
+}
+
+DividedFeatures divide_features(std::span<const OwnedFeatures> media, int64_t samples, int rank,
+                                int ranks, int64_t replicas) {
+  DividedFeatures out;
+  std::vector<int64_t> counts(static_cast<size_t>(ranks), 0);
+  for (const OwnedFeatures& one : media) {
+    int64_t& count = counts.at(static_cast<size_t>(one.owner));
+    out.first.push_back(count);
+    count += one.features;
+  }
+  out.most = *std::ranges::max_element(counts);
+  std::vector<int64_t> begins(counts.size());
+  for (size_t owner = 0; owner < counts.size(); ++owner)
+    begins[owner] = static_cast<int64_t>(owner) * out.most;
+  if (replicas > 0 && rank < 0) {
+    std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), int64_t{0});
+    out.parts = counts;
+  } else if (replicas > 0) {
+    MEGATRON_ASSERT(samples % replicas == 0, samples, " samples of ", replicas, " replicas");
+    out.parts.assign(static_cast<size_t>(replicas), 0);
+    for (const OwnedFeatures& one : media)
+      if (one.owner == rank)
+        out.parts[static_cast<size_t>(one.sample / (samples / replicas))] += one.features;
+  }
+  for (size_t k = 0; k < media.size(); ++k)
+    out.first[k] += begins[static_cast<size_t>(media[k].owner)];
+  return out;
 }
 
 std::shared_ptr<const UnpaddedRows> on_device(const std::shared_ptr<const UnpaddedRows>& segments,

@@ -18,7 +18,10 @@ EncoderCost::EncoderCost(MimoConfig config_of_media, TransformerConfig layers_of
       places(of.segment == nullptr || of.segment->embedding),
       trains_encoder(!of.trains || of.trains(projector.encoder)),
       trains_projector(!of.trains || of.trains(projector.name)),
-      ranks((own.divides_encoders() ? 1 : given.tensor) * given.context) {
+      apart(own.encodes_apart() && of.segment != nullptr),
+      ranks(!apart            ? (own.divides_encoders() ? 1 : given.tensor) * given.context
+            : part.is_there() ? own.encoder_data_parallel_size
+                              : 1) {
   if (trains_encoder) again = recomputed_layers(layers, part.count);
 }
 
@@ -52,7 +55,8 @@ int64_t EncoderCost::middle() const {
 
 int64_t EncoderCost::arrived() const {
   if (part.is_there()) return (trains_encoder ? 1 : 2) * width();
-  return (ranks > 1 ? 2 : 1) * given_rows();
+  // Of several ranks of the encoders' own, in parts and as one
+  return (ranks > 1 || (apart && own.encoder_data_parallel_size > 1) ? 2 : 1) * given_rows();
 }
 
 int64_t EncoderCost::layers_saved() const {
@@ -103,6 +107,7 @@ void EncoderCost::backward_layers(AllocationTrack& track) const {
 }
 
 void EncoderCost::gather_features(AllocationTrack& track) const {
+  if (apart && own.encoder_data_parallel_size > 1) track.touch(given_rows());  // by their places
   if (ranks == 1) return;
   const int64_t whole = given_rows() * ranks;
   track.take(given_rows() + whole);
@@ -116,6 +121,7 @@ void EncoderCost::backward_places(AllocationTrack& track) const {
   track.take(of_sequences());  // of the placed rows, then of the features
   track.take(whole);
   track.give(of_sequences());
+  if (apart && own.encoder_data_parallel_size > 1) track.touch(whole);  // in the order of the ranks
   if (ranks == 1) return;
   track.take(whole);  // in the order of the ranks
   track.give(whole);
@@ -176,7 +182,7 @@ void EncoderCost::add_ahead(const AllocationTrack& forward, EndsCost& cost) cons
 void EncoderCost::add_traffic(EndCost& cost) const {
   const bool divided = own.divides_encoders();
   const int64_t of_tensor_ranks = given_rows() * (divided ? 1 : given.tensor);
-  if (divided) {
+  if (divided || (apart && places)) {
     cost.tensor += divided_traffic();
   } else if (places && given.tensor > 1) {
     const double one_way = scatter_bytes(given.tensor, static_cast<double>(of_tensor_ranks));

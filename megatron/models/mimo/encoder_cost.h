@@ -72,7 +72,8 @@ struct EncoderCost {
   const EncoderPart part;  // of the segment
   const bool places;       // features become tokens on it
   const bool trains_encoder, trains_projector;
-  const int64_t ranks;             // of tp and cp
+  const bool apart;                // encoders have ranks of their own
+  const int64_t ranks;             // that divide media: of tp and cp, or the encoders' own
   int64_t rows = 0, features = 0;  // of one of them
   LayerShape shape;                // of the encoder's layers
   std::vector<LayerCost> costs;    // of the part's layers

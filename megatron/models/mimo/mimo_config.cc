@@ -20,7 +20,12 @@ void MimoConfig::fields(FieldVisitor& v) {
   EncoderPrefetch::fields(v);
   v.field("encoder_tensor_model_parallel_size", encoder_tensor_model_parallel_size,
           "tensor ranks that divide the layers of the encoders of images and sounds: those of the "
-          "language model, or 1: each has all of them, and encodes images and sounds of its own");
+          "language model, or 1: each has all of them, and encodes images and sounds of its own; "
+          "any number where encoders have ranks of their own");
+  v.field("encoder_data_parallel_size", encoder_data_parallel_size,
+          "encoders of images and sounds have ranks of their own, the first ones of the job: so "
+          "many, times --encoder-tensor-model-parallel-size, divide the images and sounds of a "
+          "micro-batch of all data-parallel ranks of the language model; 0: they are on its ranks");
 }
 
 void MimoConfig::validate(Violations& v) const {
@@ -29,6 +34,8 @@ void MimoConfig::validate(Violations& v) const {
   EncoderRecompute::validate(
       v, std::max(sees() ? vision_num_layers : 0, hears() ? audio_num_layers : 0));
   EncoderPrefetch::validate(v);
+  v.require(encoder_data_parallel_size >= 0,
+            cat("--encoder-data-parallel-size is ", encoder_data_parallel_size), "0 or more");
   v.require(audio_token_id >= 0, cat("--audio-token-id is ", audio_token_id), "0 or more");
   v.require(!sees() || !hears() || image_token_id != audio_token_id,
             cat("--image-token-id and --audio-token-id are ", image_token_id), "ids of two tokens");

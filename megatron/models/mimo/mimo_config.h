@@ -24,10 +24,14 @@ struct MimoConfig : Config, VisionConfig, AudioConfig, EncoderRecompute, Encoder
   // 1: each tensor rank has the encoders whole and encodes images and sounds of its own. The tensor
   // ranks of the language model: these divide the encoders' layers as they do its own
   int64_t encoder_tensor_model_parallel_size = 1;
+  // With ranks of the encoders' own (EncoderRanks), of which the size above is one of two factors,
+  // the other one; 0: encoders are on ranks of the language model
+  int64_t encoder_data_parallel_size = 0;
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 
   bool sees() const { return VisionConfig::is_given(); }
+  bool encodes_apart() const { return encoder_data_parallel_size > 0; }
   bool divides_encoders() const { return encoder_tensor_model_parallel_size > 1; }
   // Of the module of a parameter ("vision_model.conv1.weight"): its layers; of a projector
   // those of the language model with its adapters.

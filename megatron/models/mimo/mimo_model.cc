@@ -146,19 +146,34 @@ std::vector<std::string> MimoModel::auxiliary_losses() const {
 TensorFormats MimoModel::media_border(bool behind, const Batch& batch, at::ScalarType dtype) const {
   const int64_t h = config().transformer.hidden_size;
   TensorFormats out;
-  const auto add = [&](int64_t features, int64_t rows, int64_t width, bool frozen,
-                       bool projection) {
-    if (behind)
-      out.push_back({{features, h}, dtype, frozen && projection});
-    else
+  const PackedImages* const images = batch.images.get();
+  const PackedSounds* const sounds = batch.sounds.get();
+  const std::vector<std::vector<int64_t>> parts = parts_of(images, sounds);
+  const auto add = [&](std::vector<int64_t> of_medium, int64_t features, int64_t rows,
+                       int64_t width, bool frozen, bool projection) {
+    if (!behind) {
       out.push_back({{rows, 1, width}, dtype, frozen});
+      return;
+    }
+    if (of_medium.empty()) of_medium = {features};
+    for (const int64_t part : of_medium) out.push_back({{part, h}, dtype, frozen && projection});
   };
-  if (const PackedImages* images = batch.images.get(); own_.sees())
-    add(images == nullptr ? 0 : images->features, images == nullptr ? 0 : images->rows(own_),
-        own_.vision_hidden_size, own_.frozen_vision, own_.frozen_vision_projection);
-  if (const PackedSounds* sounds = batch.sounds.get(); own_.hears())
-    add(sounds == nullptr ? 0 : sounds->features(), sounds == nullptr ? 0 : sounds->segments->rows,
-        own_.audio_hidden_size, own_.frozen_audio, own_.frozen_audio_projection);
+  if (own_.sees())
+    add(parts.front(), images == nullptr ? 0 : images->features,
+        images == nullptr ? 0 : images->rows(own_), own_.vision_hidden_size, own_.frozen_vision,
+        own_.frozen_vision_projection);
+  if (own_.hears())
+    add(parts.back(), sounds == nullptr ? 0 : sounds->features(),
+        sounds == nullptr ? 0 : sounds->segments->rows, own_.audio_hidden_size, own_.frozen_audio,
+        own_.frozen_audio_projection);
+  return out;
+}
+
+std::vector<std::vector<int64_t>> MimoModel::parts_of(const PackedImages* images,
+                                                      const PackedSounds* sounds) const {
+  std::vector<std::vector<int64_t>> out;
+  if (own_.sees()) out.push_back(images == nullptr ? std::vector<int64_t>() : images->parts);
+  if (own_.hears()) out.push_back(sounds == nullptr ? std::vector<int64_t>() : sounds->parts);
   return out;
 }
 
@@ -184,7 +199,8 @@ ParallelGroups MimoModel::encoder_ranks() const {
 at::Tensor MimoModel::gathered(const at::Tensor& given, int64_t most, int ranks) const {
   const ProcessGroup &tp = groups().tp, &cp = groups().cp;
   // Each has the gradient of its own rows of the sequences.
-  const bool copies = own_.divides_encoders() && config().sequence_parallel;
+  const bool copies =
+      (own_.divides_encoders() || own_.encodes_apart()) && config().sequence_parallel;
   const at::Tensor features = copies ? copy_to_tensor_model_parallel_region(given, tp) : given;
   if (ranks == 1 || most == 0) return features;
   const bool divided = tp.size() > 1 && !own_.divides_encoders();
@@ -203,6 +219,35 @@ bool MimoModel::every_rank_encodes() const {
 }
 
 namespace {
+
+// Of each medium what a segment gives, of tensors by medium and part: all of it, or the parts that
+// cross between modules. Undefined: there are none.
+StageTensors joined(const std::vector<std::vector<int64_t>>& parts, const StageTensors& tensors) {
+  StageTensors out(parts.size());
+  size_t next = 0;
+  for (size_t i = 0; i < parts.size() && !tensors.empty(); ++i) {
+    const size_t count = std::max<size_t>(parts[i].size(), 1);
+    MEGATRON_ASSERT(next + count <= tensors.size(), tensors.size(), " tensors of ", parts.size(),
+                    " media");
+    out[i] = count == 1 ? tensors[next] : at::cat(at::TensorList(tensors).slice(next, count));
+    next += count;
+  }
+  return out;
+}
+
+// The reverse.
+StageTensors divided(const std::vector<std::vector<int64_t>>& parts, const StageTensors& media) {
+  StageTensors out;
+  for (size_t i = 0; i < media.size(); ++i) {
+    if (parts[i].empty()) out.push_back(media[i]);
+    int64_t first = 0;
+    for (const int64_t part : parts[i]) {
+      out.push_back(media[i].defined() ? media[i].narrow(0, first, part) : at::Tensor());
+      first += part;
+    }
+  }
+  return out;
+}
 
 // One medium through the part of its encoder and the projector, of which either may be elsewhere.
 template <class Encoder, class Packed>
@@ -227,17 +272,17 @@ StageTensors MimoModel::encoded(const PackedImages* images, const PackedSounds* 
                                 const StageTensors& input, const ForwardContext& context) {
   const bool everywhere = every_rank_encodes();
   StageTensors out;
-  const auto given = [&] { return out.size() < input.size() ? input[out.size()] : at::Tensor(); };
+  const StageTensors given = joined(parts_of(images, sounds), input);
   if (own_.sees())
     out.push_back(images == nullptr || (images->all_pictures == 0 && !everywhere)
                       ? at::Tensor()
                       : encoded_medium(vision_model_.get(), vision_projection_.get(), *images,
-                                       given(), context));
+                                       given.front(), context));
   if (own_.hears())
     out.push_back(sounds == nullptr || (sounds->all_sounds == 0 && !everywhere)
                       ? at::Tensor()
                       : encoded_medium(audio_model_.get(), audio_projection_.get(), *sounds,
-                                       given(), context));
+                                       given.back(), context));
   return out;
 }
 
@@ -331,7 +376,7 @@ StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
   const PackedImages* const images = batch.images.get();
   const PackedSounds* const sounds = batch.sounds.get();
   if (slice().encodes_alone()) {
-    StageTensors media = encoded(images, sounds, input, given);
+    StageTensors media = divided(parts_of(images, sounds), encoded(images, sounds, input, given));
     const at::ScalarType type = first_parameter_->value.scalar_type();
     const TensorFormats formats = border(slice().layers_through(), batch, type);
     for (size_t i = 0; i < media.size(); ++i)

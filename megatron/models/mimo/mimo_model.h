@@ -33,6 +33,10 @@ namespace megatron {
 // Borders within encoders: the rows [R, 1, h_v] of this rank's images, and of its sounds; behind
 // them the projected features [N, h] of each, which the segment with the embedding gathers.
 //
+// On ranks of the encoders' own (comm/modules/encoder_ranks.h) the features of images, and of
+// sounds, cross that border in parts, one for each replica of the language model, and arrive in one
+// for each rank that divides them. Tensor ranks of the embedding have copies of all.
+//
 // Every rank of tp and cp holds all of encoders and projectors. In training they divide the images
 // and the sounds of a micro-batch (PackedImages::ranks), so that the gradients of both are partial
 // sums over kTensor, and over cp as those of all weights. Communication per micro-batch with
@@ -95,6 +99,9 @@ class MimoModel : public Model {
   // Whether data-parallel ranks exchange values or gradients during a pass: then one without images
   // goes through the encoder, too, with no picture, so that all issue the same collectives.
   bool every_rank_encodes() const;
+  // By medium PackedImages::parts of what it has.
+  std::vector<std::vector<int64_t>> parts_of(const PackedImages* images,
+                                             const PackedSounds* sounds) const;
   // Formats of a border within encoders, or behind them.
   TensorFormats media_border(bool behind, const Batch& batch, at::ScalarType dtype) const;
   // The projected features of all tensor ranks' media, of this rank's [N, h]; `most`: of the rank

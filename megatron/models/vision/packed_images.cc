@@ -141,19 +141,13 @@ std::vector<int64_t> order_of(const VisionConfig& config, const SeenImage& image
   return order;
 }
 
-// By image the number of its first feature among those of all ranks. `most`: features of the rank
-// that has most, which each rank's part has room for.
-std::vector<int64_t> first_features(const VisionConfig& config, std::span<const SeenImage> images,
-                                    int ranks, int64_t& most) {
-  std::vector<int64_t> counts(static_cast<size_t>(ranks), 0), out;
-  for (const SeenImage& image : images) {
-    int64_t& count = counts.at(static_cast<size_t>(image.owner));
-    out.push_back(count);
-    count += features_of(config, image);
-  }
-  most = *std::ranges::max_element(counts);
-  for (size_t k = 0; k < out.size(); ++k) out[k] += images[k].owner * most;
-  return out;
+// By image where its features begin.
+DividedFeatures divided_features(const VisionConfig& config, std::span<const SeenImage> images,
+                                 int64_t samples, int rank, int ranks, int64_t replicas) {
+  std::vector<OwnedFeatures> owned;
+  for (const SeenImage& image : images)
+    owned.push_back({image.sample, features_of(config, image), image.owner});
+  return divide_features(owned, samples, rank, ranks, replicas);
 }
 
 }  // namespace
@@ -178,7 +172,8 @@ int64_t image_tokens(const VisionConfig& config, const SeenImage& image) {
 PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> images,
                          at::Tensor patches, at::Tensor pixel_values,
                          std::span<const int64_t> tokens, int64_t samples, int64_t image_token,
-                         int rank, int ranks, std::span<const int64_t> position_ids) {
+                         int rank, int ranks, std::span<const int64_t> position_ids,
+                         int64_t replicas) {
   MEGATRON_ASSERT(samples > 0 && std::ssize(tokens) % samples == 0, tokens.size(), " tokens of ",
                   samples, " samples");
   const int64_t s = std::ssize(tokens) / samples;
@@ -186,8 +181,10 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
   MEGATRON_ASSERT(std::is_sorted(images.begin(), images.end(), by_sample),
                   "images that are not in the order of their samples");
   PackedImages out;
-  out.ranks = ranks;
-  const std::vector<int64_t> first = first_features(config, images, ranks, out.most_features);
+  out.ranks = replicas > 0 ? 1 : ranks;
+  DividedFeatures divided = divided_features(config, images, samples, rank, ranks, replicas);
+  out.most_features = divided.most;
+  out.parts = std::move(divided.parts);
   std::vector<int64_t> places, taken, newlines, positions;
   int64_t out_patches = 0;  // of this rank
   auto image = images.begin();
@@ -196,7 +193,7 @@ PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> 
     int64_t count = 0;
     for (; image != images.end() && image->sample == i; ++image, ++count) {
       check_size(config, *image);
-      const int64_t before = first[static_cast<size_t>(image - images.begin())];
+      const int64_t before = divided.first[static_cast<size_t>(image - images.begin())];
       for (const int64_t feature : order_of(config, *image))
         order.push_back(feature == kNewline ? kNewline : before + feature);
       out.all_pictures += image->pictures;

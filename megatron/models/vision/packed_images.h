@@ -37,6 +37,9 @@ struct PackedImages {
   // Ranks that divide the images. Their features follow each other, those of a rank in
   // most_features rows; 1: this rank encodes all
   int ranks = 1;
+  // Where encoders have ranks of their own, features that go to each replica of the language model,
+  // or that come from each rank which divides the images; else empty
+  std::vector<int64_t> parts = {};
   // [P, patch_elements()], the patches of the rank's pictures, undefined where it has a later part
   // of the encoder, elements of a patch by channel,
   // frame, row and column; of pictures of own sizes in blocks of two by two, blocks row by row:
@@ -107,11 +110,16 @@ int64_t image_tokens(const VisionConfig& config, const SeenImage& image);
 // With several ranks `patches` are those of the images whose owner is `rank`, in the order of all;
 // undefined: the rank does not read them.
 //
+// `replicas` > 0: encoders have ranks of their own (PackedImages::parts). On one of these the
+// samples are those of so many replicas of the language model, one behind the other; on others
+// `rank` is -1 and the features are those of the samples' images, by owner, without padding.
+//
 // On the host; `patches` may be on any device, places and segments are made on the CPU.
 PackedImages pack_images(const VisionConfig& config, std::span<const SeenImage> images,
                          at::Tensor patches, at::Tensor pixel_values,
                          std::span<const int64_t> tokens, int64_t samples, int64_t image_token,
-                         int rank = 0, int ranks = 1, std::span<const int64_t> position_ids = {});
+                         int rank = 0, int ranks = 1, std::span<const int64_t> position_ids = {},
+                         int64_t replicas = 0);
 
 // The same on another device. Copies to a GPU are asynchronous, through page-locked memory.
 PackedImages to_device(const PackedImages& images, at::Device device);

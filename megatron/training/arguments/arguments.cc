@@ -244,7 +244,15 @@ bool is_multiple(int64_t candidate, int64_t of) { return candidate % of == 0; }
 void world_divides(const Arguments& a, Violations& v) {
   const int64_t model = a.parallel.tensor_model_parallel_size *
                         a.parallel.pipeline_model_parallel_size * a.parallel.context_parallel_size;
-  if (model < 1 || a.world_size % model == 0) return;
+  const int64_t encoder = a.encoder_ranks().count(), ranks = a.world_size - encoder;
+  if (model < 1 || (ranks >= model && ranks % model == 0)) return;
+  if (encoder > 0) {
+    v.add(
+        cat(a.world_size, " ranks, of which the encoders take ", encoder, ", leave ",
+            std::max<int64_t>(ranks, 0), " for the language model, not a multiple of its ", model),
+        cat("start ", encoder, " + a multiple of ", model, " ranks"));
+    return;
+  }
   v.add(cat(a.world_size, " ranks are not divisible by --tensor-model-parallel-size ",
             a.parallel.tensor_model_parallel_size, " x --pipeline-model-parallel-size ",
             a.parallel.pipeline_model_parallel_size, " x --context-parallel-size ",
@@ -641,10 +649,17 @@ std::vector<Config*> Arguments::model_configs() {
   return all;
 }
 
+EncoderRanks Arguments::encoder_ranks() const {
+  if (training.task != "mimo") return {};
+  const auto& mimo = own_config<MimoConfig>(own);
+  return {mimo.encoder_tensor_model_parallel_size, mimo.encoder_data_parallel_size};
+}
+
 int64_t Arguments::data_parallel_size() const {
   const int64_t model = parallel.tensor_model_parallel_size *
                         parallel.pipeline_model_parallel_size * parallel.context_parallel_size;
-  return model >= 1 && world_size % model == 0 ? world_size / model : 1;
+  const int64_t ranks = world_size - encoder_ranks().count();
+  return model >= 1 && ranks >= model && ranks % model == 0 ? ranks / model : 1;
 }
 
 int64_t Arguments::mailbox_part_bytes(int64_t type_bytes) const {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/modules/encoder_ranks.h"
 #include "megatron/comm/rendezvous.h"
 #include "megatron/datasets/masked/masked_data_config.h"
 #include "megatron/datasets/tuning/sft_config.h"
@@ -64,6 +64,8 @@ struct Arguments {
 
   // -- derived, valid after validation
   MicrobatchCalculator microbatches() const;
+  // Ranks of the encoders' own; none: they are on ranks of the language model.
+  EncoderRanks encoder_ranks() const;
   // Ranks that read different samples; 1 if the world size is not divisible, which validate()
   // reports.
   int64_t data_parallel_size() const;

@@ -1,6 +1,8 @@
 #include "megatron/training/arguments/layer_division.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "megatron/models/model_table.h"
 #include "megatron/pipeline_parallel/cost_division.h"
@@ -143,6 +145,18 @@ StageLayout divide_layers(const Arguments& arguments, const Vocabulary& vocabula
                           pipeline);
   stages.set_costs(segment_times(arguments.transformer, stages, costs, ends));
   return stages;
+}
+
+StageLayout layout_of_module(const StageLayout& language, bool encodes,
+                             const PipelineConfig& config) {
+  StageSlice encoder;
+  encoder.num_parts = encoder.all_parts = 1;
+  if (encodes) return {{encoder}, 1, ChunkPlacement::kLooped};
+  std::vector<StageSlice> segments = language.segments();
+  for (StageSlice& segment : segments) segment.first_part = segment.all_parts = 1;
+  const int stages = language.num_stages();
+  return {std::move(segments), stages,
+          stages > 1 ? schedule_placement(config.pipeline_schedule) : ChunkPlacement::kLooped};
 }
 
 }  // namespace megatron

@@ -26,4 +26,9 @@ PassCosts layer_seconds(const TransformerConfig& config, const LayerCost& layer)
 StageLayout divide_layers(const Arguments& arguments, const Vocabulary& vocabulary,
                           const ModelProvider& provider);
 
+// Where encoders of media have ranks of their own, the segments of these, or of the `language`
+// model behind them: as if one V stood before it.
+StageLayout layout_of_module(const StageLayout& language, bool encodes,
+                             const PipelineConfig& config);
+
 }  // namespace megatron

@@ -145,15 +145,18 @@ void validate_adapters(const Arguments& a, const MimoConfig& own, Violations& v)
 void validate_division(const Arguments& a, const MimoConfig& own, Violations& v) {
   const int64_t t = a.parallel.tensor_model_parallel_size,
                 e = own.encoder_tensor_model_parallel_size;
-  if (e == 1) return;
-  if (e != t) {
+  v.require(e >= 1, cat("--encoder-tensor-model-parallel-size is ", e),
+            t > 1 ? cat("1 or ", t) : "1");
+  if (e <= 1) return;
+  if (e != t && !own.encodes_apart()) {
     v.add(cat("--encoder-tensor-model-parallel-size ", e, " beside --tensor-model-parallel-size ",
               t, " is not built: all tensor ranks divide the encoders, or none"),
-          t > 1 ? cat("1 or ", t) : "1");
+          cat(t > 1 ? cat("1 or ", t) : "1",
+              ", or ranks of the encoders' own with --encoder-data-parallel-size"));
     return;
   }
   const auto divisible = [&](const char* flag, int64_t value) {
-    v.require(value % t == 0, cat("--encoder-tensor-model-parallel-size ", t, " does not divide ",
+    v.require(value % e == 0, cat("--encoder-tensor-model-parallel-size ", e, " does not divide ",
                                   flag, " ", value));
   };
   if (own.sees()) {
@@ -191,10 +194,34 @@ void validate_prefetch(const Arguments& a, MimoConfig own, Violations& v) {
             own.sees() ? "--freeze vision_model" : "--freeze audio_model");
 }
 
+// Ranks of the encoders' own.
+void validate_own_ranks(const Arguments& a, const MimoConfig& own, Violations& v) {
+  if (!own.encodes_apart()) return;
+  const auto refuse = [&](bool given, const char* what, const char* hint) {
+    if (given)
+      v.add(cat(what,
+                " with --encoder-data-parallel-size is not built: the encoders have ranks of "
+                "their own"),
+            hint);
+  };
+  refuse(parts_of_encoders(a) > 0, "V in --pipeline-model-parallel-layout",
+         "leave the V out: they are no stage of the language model's pipeline");
+  refuse(a.pipeline.account_for_encoder_in_pipeline_split > 0,
+         "--account-for-encoder-in-pipeline-split", "leave it out");
+  refuse(a.parallel.context_parallel_size > 1, "--context-parallel-size above 1",
+         "divide sequences over tensor ranks, with --sequence-parallel");
+  refuse(a.ddp.num_distributed_optimizer_instances > 1,
+         "--num-distributed-optimizer-instances above 1",
+         "leave it out: encoders and language model have other numbers of data-parallel ranks");
+  refuse(own.mimo_encoder_prefetch, "--mimo-encoder-prefetch",
+         "leave it out: they work ahead of the language model's ranks");
+}
+
 void validate_mimo(const Arguments& a, Violations& v) {
   const auto& own = own_config<MimoConfig>(a.own);
   const auto& data = own_config<MimoDataConfig>(a.own);
   validate_built(a, v);
+  validate_own_ranks(a, own, v);
   validate_division(a, own, v);
   validate_parts(a, own, v);
   validate_adapters(a, own, v);
@@ -282,7 +309,7 @@ void shrink_audio(MimoConfig& own, const MimoConfig& was, int64_t size, const Ar
 void shrink_mimo(Arguments& a, const Arguments& before, Shrinker& shrinker) {
   auto& own = own_config<MimoConfig>(a.own);
   const auto& was = own_config<MimoConfig>(before.own);
-  if (was.divides_encoders())
+  if (was.divides_encoders() && !was.encodes_apart())
     shrinker.set("--encoder-tensor-model-parallel-size", own.encoder_tensor_model_parallel_size,
                  a.parallel.tensor_model_parallel_size);
   const bool named = parts_of_encoders(before) > 1;  // layers that the layout of stages names

@@ -112,13 +112,28 @@ double CheckpointPlan::seconds(double rank_bandwidth, double total_bandwidth) co
   return time;
 }
 
-CheckpointPlan make_checkpoint_plan(const LayoutPlan& plan) {
+namespace {
+
+// Bytes by rank and fragments.
+CheckpointPlan plan_of_module(const LayoutPlan& plan) {
   CheckpointPlan out;
-  out.bytes.assign(static_cast<size_t>(plan.arguments.world_size), 0);
+  out.bytes.assign(static_cast<size_t>(plan.mesh.world_size()), 0);
   for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage) {
     for (const std::vector<PlannedBuffer>& buffers : plan.held_by(stage).buffers)
       for (const PlannedBuffer& buffer : buffers) add_stage_ranks(plan, stage, buffer, out);
     add_module_state(plan, stage, out);
+  }
+  return out;
+}
+
+}  // namespace
+
+CheckpointPlan make_checkpoint_plan(const LayoutPlan& plan) {
+  CheckpointPlan out = plan_of_module(plan);
+  if (plan.encoders != nullptr) {  // their ranks are the first ones
+    CheckpointPlan encoders = plan_of_module(*plan.encoders);
+    out.bytes.insert(out.bytes.begin(), encoders.bytes.begin(), encoders.bytes.end());
+    out.fragments += encoders.fragments;
   }
   int64_t blocks = 0;
   for (size_t rank = 0; rank < out.bytes.size(); ++rank) {

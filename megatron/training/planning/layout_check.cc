@@ -76,8 +76,12 @@ std::string pattern_of(const LayoutPlan& plan) {
 
 std::string heading(const LayoutPlan& plan, const LayoutReport& report) {
   const Arguments& a = plan.arguments;
-  std::string out = cat(a.world_size, " ranks = tp ", plan.tensor, " x cp ", plan.context, " x pp ",
-                        plan.pipeline, " x dp ", plan.data);
+  std::string out = cat(a.world_size, " ranks = ");
+  if (plan.encoders != nullptr)
+    out += cat("encoders tp ", plan.encoders->tensor, " x dp ", plan.encoders->data,
+               " + language model ");
+  out +=
+      cat("tp ", plan.tensor, " x cp ", plan.context, " x pp ", plan.pipeline, " x dp ", plan.data);
   if (plan.sequence_parallel) out += ", sequence parallel";
   out += cat("\n", parameters_text(report.parameters), " parameters, ", report.layers, " layers; ",
              plan.bytes.model == 2 ? (a.optimizer.bf16 ? "bf16" : "fp16") : "fp32", "; ",
@@ -141,9 +145,9 @@ std::string modules_text(const LayoutPlan& plan) {
              "  of the largest legal micro-batch, for a rank; times at the rates of an H100\n");
 }
 
-std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
-  const StageMemory& m = report.stages[static_cast<size_t>(report.fullest)].memory;
-  Table table({cat("memory of a rank of stage ", report.fullest, ", GiB"), ""});
+std::string memory_text(const LayoutPlan& plan, const LayoutReport& report, const StageMemory& m,
+                        const std::string& where) {
+  Table table({cat("memory of a rank of ", where, ", GiB"), ""});
   for (const auto& [name, bytes] : memory_items(m)) {
     if (bytes == 0) continue;
     table.add({name, gib(bytes)});
@@ -184,9 +188,28 @@ std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
   return table.text();
 }
 
+// Of the fullest stage, and of the encoders' own ranks.
+std::string memories_text(const LayoutPlan& plan, const LayoutReport& report) {
+  const int fullest = report.fullest;
+  std::string out = memory_text(plan, report, report.stages[static_cast<size_t>(fullest)].memory,
+                                cat("stage ", fullest));
+  if (report.encoders)
+    out += "\n" + memory_text(*plan.encoders, report, report.encoders->memory, "the encoders");
+  return out;
+}
+
 std::string stages_text(const LayoutPlan& plan, const LayoutReport& report) {
   Table table({"stage", "layers", "parameters of a rank", "constant GiB", "in flight", "peak GiB",
                "waits"});
+  const auto add = [&](const std::string& name, const std::string& layers, const StageReport& stage,
+                       const std::string& idle) {
+    std::string flight;
+    for (const int count : stage.memory.passes_in_flight)
+      flight += cat(flight.empty() ? "" : "+", count);
+    table.add({name, layers, format_count(static_cast<uint64_t>(stage.memory.parameters)),
+               gib(stage.memory.before_training()), flight, gib(stage.memory.allocated()), idle});
+  };
+  if (report.encoders) add("encoders", "V", *report.encoders, "");
   const int stages = static_cast<int>(report.stages.size());
   for (int i = 0; i < stages; ++i) {
     const bool shown = stages <= kShownStages || i < kShownStages / 2 ||
@@ -196,13 +219,7 @@ std::string stages_text(const LayoutPlan& plan, const LayoutReport& report) {
       continue;
     }
     const StageReport& stage = report.stages[static_cast<size_t>(i)];
-    std::string flight;
-    for (const int count : stage.memory.passes_in_flight)
-      flight += cat(flight.empty() ? "" : "+", count);
-    table.add({cat(i), layers_text(plan, i),
-               format_count(static_cast<uint64_t>(stage.memory.parameters)),
-               gib(stage.memory.before_training()), flight, gib(stage.memory.allocated()),
-               format_text("%.1f%%", 100 * stage.idle)});
+    add(cat(i), layers_text(plan, i), stage, format_text("%.1f%%", 100 * stage.idle));
   }
   return table.text();
 }
@@ -211,18 +228,23 @@ std::string stages_text(const LayoutPlan& plan, const LayoutReport& report) {
 std::string traffic_text(const LayoutReport& report) {
   struct Most {
     GroupTraffic traffic;
-    size_t stage = 0;
+    std::string stage;
   };
   std::vector<Most> most;
+  if (report.encoders)
+    for (GroupTraffic traffic : report.encoders->traffic) {
+      traffic.group = "encoders " + traffic.group;
+      most.push_back({traffic, "encoders"});
+    }
   for (size_t i = 0; i < report.stages.size(); ++i) {
     for (const GroupTraffic& traffic : report.stages[i].traffic) {
       const auto found = std::find_if(most.begin(), most.end(), [&](const Most& m) {
         return m.traffic.group == traffic.group;
       });
       if (found == most.end())
-        most.push_back({traffic, i});
+        most.push_back({traffic, cat(i)});
       else if (found->traffic.total() < traffic.total())
-        *found = {traffic, i};
+        *found = {traffic, cat(i)};
     }
   }
   if (most.empty()) return "  one rank: nothing is sent\n";
@@ -230,7 +252,7 @@ std::string traffic_text(const LayoutReport& report) {
       {"sent by a rank in a step, GB", "ranks", "forward", "backward", "once", "all", "of stage"});
   for (const Most& m : most)
     table.add({m.traffic.group, cat(m.traffic.ranks), gb(m.traffic.forward), gb(m.traffic.backward),
-               gb(m.traffic.once), gb(m.traffic.total()), cat(m.stage)});
+               gb(m.traffic.once), gb(m.traffic.total()), m.stage});
   return table.text();
 }
 
@@ -320,6 +342,22 @@ void add_json(JsonWriter& json, const StageMemory& m) {
   json.end_array().end_object();
 }
 
+void add_members(JsonWriter& json, const StageReport& stage) {
+  json.member("logical_parameters", stage.logical_parameters)
+      .member("parameters_of_a_rank", stage.memory.parameters);
+  json.member("idle", stage.idle).key("memory_bytes");
+  add_json(json, stage.memory);
+  json.key("sent_bytes").begin_object();
+  for (const GroupTraffic& traffic : stage.traffic) {
+    json.key(traffic.group)
+        .begin_object()
+        .member("ranks", traffic.ranks)
+        .member("forward", traffic.forward);
+    json.member("backward", traffic.backward).member("once", traffic.once).end_object();
+  }
+  json.end_object();
+}
+
 void add_json(JsonWriter& json, const std::vector<ExpertLoadReport>& loads) {
   json.begin_array();
   for (const ExpertLoadReport& one : loads)
@@ -395,13 +433,36 @@ ScheduleCosts compute_costs(const LayoutPlan& plan) {
   return costs;
 }
 
+namespace {
+
+StageReport encoders_report(const LayoutPlan& plan) {
+  StageReport report;
+  for (const Parameter* p : plan.held_by(0).chunks.front()->parameters())
+    report.logical_parameters += stage_elements(plan, 0, *p);
+  report.memory = stage_memory(plan, 0);
+  report.traffic = stage_traffic(plan, 0);
+  return report;
+}
+
+// Of a rank that needs most, and the stage that it is on; -1: it is one of the encoders' own.
+std::pair<int64_t, int> most_needed(const LayoutReport& report) {
+  const int64_t of_stages = report.stages[static_cast<size_t>(report.fullest)].memory.allocated();
+  const int64_t of_encoders = report.encoders ? report.encoders->memory.allocated() : 0;
+  return of_encoders > of_stages ? std::pair(of_encoders, -1)
+                                 : std::pair(of_stages, report.fullest);
+}
+
+}  // namespace
+
 LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& questions) {
   LayoutReport report;
   report.checkpoint = make_checkpoint_plan(plan);
   if (questions.checkpoint_bandwidth > 0)
     report.checkpoint_seconds = report.checkpoint.seconds(questions.checkpoint_bandwidth,
                                                           questions.checkpoint_bandwidth_of_all);
-  if (questions.speeds) report.step = estimate_step(plan, *questions.speeds);
+  // What two modules do beside each other is not estimated.
+  if (questions.speeds && plan.encoders == nullptr)
+    report.step = estimate_step(plan, *questions.speeds);
   const Replay played = replay(plan.schedule, schedule_costs(plan));
   report.idle = played.bubble_fraction;
   report.layers = plan.model().num_layers;
@@ -423,16 +484,21 @@ LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& q
         report.stages[static_cast<size_t>(report.fullest)].memory.allocated())
       report.fullest = i;
   }
+  if (plan.encoders != nullptr) {
+    report.encoders = encoders_report(*plan.encoders);
+    report.stage_parameters += report.encoders->logical_parameters;
+  }
   MEGATRON_ASSERT(
       report.stage_layers == report.layers && report.stage_parameters == report.parameters,
       "the stages hold ", report.stage_layers, " layers and ", report.stage_parameters,
       " parameters of ", report.layers, " and ", report.parameters);
   for (const auto& [load, name] : expert_loads(plan))
     report.expert_loads.push_back(at_load(plan, load, name));
-  if (questions.device != nullptr)
-    report.verdict = {questions.device, report.fullest,
-                      report.stages[static_cast<size_t>(report.fullest)].memory.allocated() +
-                          report.outside.context + report.outside.communicators};
+  if (questions.device != nullptr) {
+    const auto [allocated, stage] = most_needed(report);
+    report.verdict = {questions.device, stage,
+                      allocated + report.outside.context + report.outside.communicators};
+  }
   return report;
 }
 
@@ -446,6 +512,12 @@ struct Groups {
 };
 std::vector<Groups> groups_of(const LayoutPlan& plan) {
   std::vector<Groups> all;
+  const int before = plan.encoders != nullptr ? plan.encoders->mesh.world_size() : 0;
+  if (plan.encoders != nullptr)
+    for (Groups groups : groups_of(*plan.encoders)) {
+      groups.name = "encoders " + groups.name;
+      all.push_back(std::move(groups));
+    }
   for (const AxisSet axes : ParallelGroups::axes()) {
     if (axes.of_experts() && !plan.mesh.no_experts().empty()) continue;
     Groups groups{axes_text(axes), static_cast<size_t>(plan.mesh.num_groups(axes)),
@@ -454,6 +526,7 @@ std::vector<Groups> groups_of(const LayoutPlan& plan) {
     const bool known = axes.of_experts() && std::ranges::any_of(all, [&](const Groups& other) {
                          return other.first == groups.first;
                        });
+    for (int& rank : groups.first) rank += before;
     if (groups.first.size() > 1 && !known) all.push_back(std::move(groups));
   }
   return all;
@@ -551,8 +624,12 @@ std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
                format_text("%.1f%%", 100 * report.idle), " of the time\n");
   out += checkpoint_text(report);
   out += groups_text(plan) + "\n" + stages_text(plan, report) + letters_text(plan) +
-         modules_text(plan) + "\n" + memory_text(plan, report) + "\n" + traffic_text(report) +
+         modules_text(plan) + "\n" + memories_text(plan, report) + "\n" + traffic_text(report) +
          expert_loads_text(report);
+  if (plan.encoders != nullptr)
+    out +=
+        "\nthe time of a step is not estimated: encoders on ranks of their own work beside the "
+        "language model\n";
   return report.step ? out + step_text(plan, *report.step) : out;
 }
 
@@ -610,23 +687,17 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
   }
   json.key("expert_loads");
   add_json(json, report.expert_loads);
+  if (report.encoders) {
+    json.key("encoders").begin_object();
+    json.member("tensor", plan.encoders->tensor).member("data", plan.encoders->data);
+    add_members(json, *report.encoders);
+    json.end_object();
+  }
   json.key("stages").begin_array();
   for (size_t i = 0; i < report.stages.size(); ++i) {
-    const StageReport& stage = report.stages[i];
     json.begin_object().member("stage", i).member("layers", layers_text(plan, static_cast<int>(i)));
-    json.member("logical_parameters", stage.logical_parameters)
-        .member("parameters_of_a_rank", stage.memory.parameters);
-    json.member("idle", stage.idle).key("memory_bytes");
-    add_json(json, stage.memory);
-    json.key("sent_bytes").begin_object();
-    for (const GroupTraffic& traffic : stage.traffic) {
-      json.key(traffic.group)
-          .begin_object()
-          .member("ranks", traffic.ranks)
-          .member("forward", traffic.forward);
-      json.member("backward", traffic.backward).member("once", traffic.once).end_object();
-    }
-    json.end_object().end_object();
+    add_members(json, report.stages[i]);
+    json.end_object();
   }
   json.end_array().end_object();
   return json.text();

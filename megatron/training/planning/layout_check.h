@@ -49,7 +49,8 @@ struct LayoutReport {
   int64_t layers = 0, parameters = 0;              // of the configured model
   int64_t stage_layers = 0, stage_parameters = 0;  // summed over the stages
   std::vector<StageReport> stages;
-  int fullest = 0;  // stage with the largest peak
+  std::optional<StageReport> encoders;  // on ranks of their own
+  int fullest = 0;                      // stage with the largest peak
   OutsideMemory outside;
   double idle = 0;                             // fraction of all stages' time
   std::vector<ExpertLoadReport> expert_loads;  // ascending; empty: a rank has all experts

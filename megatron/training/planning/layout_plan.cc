@@ -6,9 +6,11 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/described_backend.h"
+#include "megatron/comm/modules/encoder_ranks.h"
 #include "megatron/distributed/sharded_layout.h"
 #include "megatron/nn/reduction.h"
 #include "megatron/optimizer/update_rules.h"
+#include "megatron/pipeline_parallel/encoder_links.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/microbatches.h"
@@ -99,7 +101,10 @@ LayerShape LayoutPlan::layer_shape() const {
 }
 
 int64_t LayoutPlan::border_bytes(int64_t layers_before) const {
-  if (layers_before < 0) return layers_before == -1 ? ends.media_features : ends.media_rows;
+  if (layers_before < 0) {
+    const EndsCost& media = segment_ends.empty() ? ends : segment_ends.front();
+    return layers_before == -1 ? media.media_features : media.media_rows;
+  }
   const auto of_length = [](int64_t length) { return at::empty({length}, at::kLong); };
   Batch batch;
   const int64_t samples = arguments.training.micro_batch_size;
@@ -140,14 +145,17 @@ ModelConfig LayoutPlan::model_config() const {
 void LayoutPlan::set_expert_load(double load) {
   expert_load = load;
   const ModelConfig config = model_config();
-  const auto trains = [this](std::string_view name) {
-    return std::ranges::any_of(held, [&](const auto& stage) {
+  const auto trains_one = [](const LayoutPlan& plan, std::string_view name) {
+    return std::ranges::any_of(plan.held, [&](const auto& stage) {
       return std::ranges::any_of(stage->chunks, [&](const std::unique_ptr<Model>& chunk) {
         return std::ranges::any_of(chunk->parameters(), [&](const Parameter* p) {
           return p->trainable && p->name.starts_with(name);
         });
       });
     });
+  };
+  const auto trains = [&](std::string_view name) {
+    return trains_one(*this, name) || (encoders != nullptr && trains_one(*encoders, name));
   };
   const auto ends_with = [&](const StageSlice* segment) {
     return find_model_type(config.type)
@@ -164,12 +172,53 @@ LayerCost LayoutPlan::layer_cost(int64_t layer_number, bool offloaded) const {
   return model_layer_cost(model_config(), layer_number, layer_shape(), offloaded);
 }
 
+namespace {
+
+// Sizes and the model's parts, of a plan that has mesh, layout and schedule.
+void complete(LayoutPlan& plan, const ModelProvider& provider) {
+  plan.bytes = element_bytes(plan.arguments);
+  plan.sharding = data_sharding(plan.arguments, plan.mesh, {});
+  for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage)
+    plan.held.push_back(hold(plan, stage, provider));
+  const std::unique_ptr<Model> model = whole_model(provider, plan.arguments, plan.vocabulary);
+  for (const Parameter* parameter : model->parameters())
+    plan.model_elements += num_elements(*parameter);
+  // A type of models may have changed what the flags say.
+  plan.arguments.transformer = model->config().transformer;
+  plan.set_expert_load(1.0);
+}
+
+// The ranks of the encoders' own beside those of `language`: micro-batches of all its replicas.
+std::shared_ptr<LayoutPlan> plan_encoders(const LayoutPlan& language, const EncoderRanks& encoder,
+                                          const ModelProvider& provider) {
+  auto plan = std::make_shared<LayoutPlan>();
+  plan->arguments = language.arguments;
+  plan->arguments.parallel = {};
+  plan->arguments.parallel.tensor_model_parallel_size = encoder.tensor;
+  plan->arguments.training.micro_batch_size *= language.data;
+  plan->arguments.world_size = encoder.count();
+  plan->vocabulary = language.vocabulary;
+  plan->mesh = make_mesh(plan->arguments.parallel, encoder.count());
+  plan->tensor = encoder.tensor;
+  plan->data = encoder.data;
+  plan->num_microbatches = language.num_microbatches;
+  plan->on_gpu = language.on_gpu;
+  plan->stages = layout_of_module(language.stages, /*encodes=*/true, language.arguments.pipeline);
+  plan->schedule = encoder_schedule(language.schedule);
+  plan->transfers = {encoder_transfers(plan->schedule)};
+  complete(*plan, provider);
+  return plan;
+}
+
+}  // namespace
+
 LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabulary, bool on_gpu,
                             const ModelProvider& provider) {
   LayoutPlan plan;
   plan.arguments = arguments;
   plan.vocabulary = vocabulary;
-  plan.mesh = make_mesh(arguments.parallel, arguments.world_size);
+  const EncoderRanks encoder = arguments.encoder_ranks();
+  plan.mesh = make_mesh(arguments.parallel, encoder, arguments.world_size);
   plan.tensor = arguments.parallel.tensor_model_parallel_size;
   plan.context = arguments.parallel.context_parallel_size;
   plan.pipeline = arguments.parallel.pipeline_model_parallel_size;
@@ -178,20 +227,15 @@ LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabu
   plan.num_microbatches = arguments.microbatches().num_microbatches(0);
   plan.sequence_parallel = arguments.parallel.sequence_parallel && plan.tensor > 1;
   plan.on_gpu = on_gpu;
-  plan.bytes = element_bytes(arguments);
-  plan.sharding = data_sharding(arguments, plan.mesh, {});
   plan.stages = divide_layers(arguments, vocabulary, provider);
   plan.schedule = make_schedule(arguments.pipeline.pipeline_schedule,
                                 arguments.pipeline.shape(plan.stages, plan.num_microbatches));
   plan.transfers = plan_transfers(plan.schedule);
-  for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage)
-    plan.held.push_back(hold(plan, stage, provider));
-  const std::unique_ptr<Model> model = whole_model(provider, arguments, vocabulary);
-  for (const Parameter* parameter : model->parameters())
-    plan.model_elements += num_elements(*parameter);
-  // A type of models may have changed what the flags say.
-  plan.arguments.transformer = model->config().transformer;
-  plan.set_expert_load(1.0);
+  if (encoder.any()) {
+    plan.encoders = plan_encoders(plan, encoder, provider);
+    plan.stages = layout_of_module(plan.stages, /*encodes=*/false, arguments.pipeline);
+  }
+  complete(plan, provider);
   return plan;
 }
 

@@ -69,6 +69,9 @@ struct LayoutPlan {
   EndsCost ends;
   std::vector<EndsCost> segment_ends;  // with the encoders of media of each segment; empty: `ends`
   double expert_load = 1.0;            // LayerShape::expert_load of the ranks that are counted
+  // Where encoders have ranks of their own: these, one stage without the rest of the model; the
+  // ranks above are those of the language model. Null: there are none
+  std::shared_ptr<LayoutPlan> encoders = nullptr;
 
   const TransformerConfig& model() const { return arguments.transformer; }
   const EndsCost& ends_of(int stage, int chunk) const {

@@ -25,8 +25,10 @@ std::string verdict_text(const DeviceVerdict& verdict) {
   const auto percent = static_cast<int64_t>(
       100.0 * static_cast<double>(verdict.needed) / static_cast<double>(memory) + 0.5);
   const std::string name(verdict.device->name);
-  const std::string numbers = cat("stage ", verdict.stage, " needs ", rounded_gib(verdict.needed),
-                                  " of ", rounded_gib(memory), " GiB (", percent, "%)");
+  const std::string place =
+      verdict.stage < 0 ? "a rank of the encoders" : cat("stage ", verdict.stage);
+  const std::string numbers = cat(place, " needs ", rounded_gib(verdict.needed), " of ",
+                                  rounded_gib(memory), " GiB (", percent, "%)");
   if (verdict.fits()) return cat("fits an ", name, ": ", numbers);
   return cat("DOES NOT FIT an ", name, ": ", numbers,
              "\nhint: more --tensor-model-parallel-size or --pipeline-model-parallel-size, "

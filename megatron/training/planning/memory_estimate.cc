@@ -383,7 +383,12 @@ OutsideMemory outside_memory(const LayoutPlan& plan) {
     communicators += size > 1 ? 1 : 0;
   // Without expert parallelism the groups of experts are those of other weights.
   if (plan.expert > 1) communicators += 2 + (plan.mesh.group_size({Axis::kExpertData}) > 1 ? 1 : 0);
-  const int64_t links = plan.pipeline > 1 ? 4 : 0;  // to and from two neighbours
+  int64_t links = plan.pipeline > 1 ? 4 : 0;  // to and from two neighbours
+  if (plan.encoders != nullptr) {             // on ranks of their own: of the rank with most
+    const auto copies = [](int64_t to, int64_t from) { return 1 + (to + from - 1) / from; };
+    links += std::max(plan.encoders->data * copies(plan.encoders->tensor, plan.tensor),
+                      plan.data * copies(plan.tensor, plan.encoders->tensor));
+  }
   outside.communicators = communicators * kCommunicatorBytes + links * 32 * kMiB;
   return outside;
 }

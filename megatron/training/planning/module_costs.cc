@@ -48,9 +48,11 @@ std::vector<ModuleReport> module_reports(const LayoutPlan& plan) {
   std::vector<ModuleReport> out;
   if (plan.ends.modules.empty()) return out;
   bool grads = false;  // of the first layer's input
-  for (const ModuleCost& cost : plan.ends.modules) {
+  const LayoutPlan& media = plan.encoders != nullptr ? *plan.encoders : plan;
+  for (const ModuleCost& cost :
+       plan.encoders != nullptr ? media.ends_of(0, 0).modules : plan.ends.modules) {
     ModuleReport& report = out.emplace_back(ModuleReport{module_name(cost.name)});
-    count_parameters(plan, cost.name, report);
+    count_parameters(media, cost.name, report);
     add_time(cost, work_seconds(cost.weights, cost.scores, cost.again, cost.moved), report);
     grads |= cost.grads;
   }

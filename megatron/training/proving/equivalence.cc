@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/modules/encoder_ranks.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/nn/functional.h"
 #include "megatron/nn/placement.h"
@@ -306,7 +307,7 @@ class TracedRun {
   // Of the gradients, that they are those of the mean loss.
   double divisor(const TracedStep& step, const StepOptions& options) const {
     if (!options.per_token_loss)
-      return static_cast<double>(options.num_microbatches * groups_.dp.size());
+      return static_cast<double>(options.num_microbatches * options.replicas);
     // As in the step if every token is masked
     const double weight = step.number(kTokens);
     return weight == 0 ? 1 : weight;
@@ -551,7 +552,8 @@ TrainingTrace trace_training(const PretrainTask& task, const Arguments& argument
   run_ranks(
       static_cast<int>(arguments.world_size),
       [&](const std::shared_ptr<Backend>& world) {
-        const ParallelGroups groups = make_parallel_groups(arguments.parallel, world);
+        const ParallelGroups groups =
+            make_parallel_groups(arguments.parallel, arguments.encoder_ranks(), world);
         TracedRun run(task, arguments, options, groups, at::kCPU);
         TrainingTrace own = run_steps(run, options.num_steps, [&](const std::vector<Part>& parts) {
           for (const Part& part : parts) assembly.add(part);

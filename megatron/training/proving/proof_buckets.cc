@@ -44,9 +44,10 @@ struct ChunkBuckets {
   int64_t wanted = 0;
 };
 
-// Those of all chunks and reduction domains.
+// Those of all chunks and reduction domains, of encoders with ranks of their own as well.
 std::vector<ChunkBuckets> chunk_buckets(const LayoutPlan& model, const LayoutPlan& tiny) {
   std::vector<ChunkBuckets> all;
+  if (tiny.encoders != nullptr) all = chunk_buckets(*model.encoders, *tiny.encoders);
   for (int stage = 0; stage < static_cast<int>(tiny.pipeline); ++stage)
     for (int chunk = 0; chunk < tiny.stages.num_chunks(); ++chunk) {
       const std::vector<PlannedBuffer>& before = model.buffers(stage, chunk);
@@ -76,7 +77,8 @@ int64_t missing_buckets(const std::vector<ChunkBuckets>& chunks,
 void shrink_buckets(const Arguments& model, Arguments& tiny, Shrinker& shrinker) {
   // Then a bucket is a layer in every model, or nothing is summed.
   if (model.ddp.strategy() == ShardingStrategy::kOptimGradsParams ||
-      tiny.data_parallel_size() * tiny.parallel.context_parallel_size == 1)
+      (tiny.data_parallel_size() * tiny.parallel.context_parallel_size == 1 &&
+       tiny.encoder_ranks().data <= 1))
     return;
   const LayoutPlan before = plan_of_model(model, tiny), after = plan_of(tiny);
   const std::vector<ChunkBuckets> chunks = chunk_buckets(before, after);

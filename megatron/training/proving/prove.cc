@@ -10,6 +10,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
 #include "megatron/base/format.h"
+#include "megatron/models/mimo/mimo_config.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/layer_division.h"
@@ -62,6 +63,20 @@ void shrink_context_ranks(ParallelConfig& p, Shrinker& shrinker, int64_t max_axi
   shrinker.set("--context-parallel-size", p.context_parallel_size, size);
 }
 
+// The encoders' own.
+void shrink_encoder_ranks(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
+  if (!a.encoder_ranks().any()) return;
+  auto& own = own_config<MimoConfig>(a.own);
+  const auto shrink = [&](const char* flag, const char* what, int64_t& size) {
+    const int64_t shorter = shorter_axis(size, max_axis);
+    shrinker.keep_several(what, size, shorter);
+    shrinker.set(flag, size, shorter);
+  };
+  shrink("--encoder-tensor-model-parallel-size", "tensor ranks of encoders",
+         own.encoder_tensor_model_parallel_size);
+  shrink("--encoder-data-parallel-size", "data ranks of encoders", own.encoder_data_parallel_size);
+}
+
 void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
   ParallelConfig& p = a.parallel;
   const int64_t dp_before = a.data_parallel_size();
@@ -71,9 +86,10 @@ void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
   shrink_context_ranks(p, shrinker, max_axis);
   const int64_t dp = shorter_axis(dp_before, max_axis);
   shrinker.keep_several("data ranks", dp_before, dp);
-  shrinker.set(
-      "data-parallel ranks", a.world_size,
-      p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * dp);
+  shrink_encoder_ranks(a, shrinker, max_axis);
+  shrinker.set("data-parallel ranks", a.world_size,
+               a.encoder_ranks().count() + p.tensor_model_parallel_size * p.context_parallel_size *
+                                               p.pipeline_model_parallel_size * dp);
 }
 
 // Ranks that hold the same dense weights, and the same experts.

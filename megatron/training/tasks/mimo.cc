@@ -257,7 +257,7 @@ PackedImages packed_images(const MimoConfig& own, const std::shared_ptr<const Mi
                          : at::Tensor(),
       tensor_of(source, images.pixel_values, {3, 256}, at::kFloat),
       source->data().all<int64_t>("tokens"), source->micro_batch_size, own.image_token_id,
-      images.ranks.rank, images.ranks.size, document_places(*source));
+      images.ranks.rank, images.ranks.size, document_places(*source), images.ranks.replicas);
 }
 
 PackedSounds packed_sounds(const MimoConfig& own, const std::shared_ptr<const MicroBatch>& source) {
@@ -272,7 +272,7 @@ PackedSounds packed_sounds(const MimoConfig& own, const std::shared_ptr<const Mi
           ? tensor_of(source, sounds.frames, {std::ssize(sounds.frames) / bins, bins}, at::kFloat)
           : at::Tensor(),
       source->data().all<int64_t>("tokens"), source->micro_batch_size, own.audio_token_id,
-      sounds.ranks.rank, sounds.ranks.size);
+      sounds.ranks.rank, sounds.ranks.size, sounds.ranks.replicas);
 }
 
 // As the rank reads it, on the device.

@@ -20,7 +20,7 @@ AUDIO_BUGS = (
     audio_bug("audio_clips_run_on", "the second convolution reads the last frame of the clip before", ENCODER, "* continues.to(c.dtype());",
               "* (PLANTED ? at::ones_like(continues) : continues).to(c.dtype());", GOLDEN + "qwen2_audio"),
     audio_bug("audio_plan_order", "features of sounds that another rank encodes are taken from the first rank's", "megatron/models/audio/packed_sounds.cc",
-              "sound->owner * out.most_features +", "(PLANTED ? 0 : sound->owner) * out.most_features +",
+              "const int64_t begin = divided.first", "const int64_t begin = (PLANTED ? -sound->owner * out.most_features : 0) + divided.first",
               "Families/HfAudioGolden.GradientsOnTwoTensorRanks/qwen2_audio"),
     plan_bug("audio_plan_rows", "a plan gives a feature of a sound one row of the encoder", "megatron/models/mimo/sound_cost.cc",
              "rows = features * own.rows_of_a_feature();", "rows = features * (PLANTED ? 1 : own.rows_of_a_feature());",

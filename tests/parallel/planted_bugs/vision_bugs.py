@@ -4,6 +4,7 @@ from stack_bugs import bug, unit_bugs
 BLOCKS = "megatron/models/mimo/image_blocks.cc"
 MODEL, ENCODER = "megatron/models/mimo/mimo_model.cc", "megatron/models/vision/vision_encoder.cc"
 LOADER, GRADS = "megatron/datasets/data_loader.cc", "megatron/distributed/grad_buffer.cc"
+SEGMENTS = "megatron/models/common/segments.cc"
 PACKING, SUBLAYER = "megatron/models/vision/packed_images.cc", "megatron/transformer/layer/sublayer.cc"
 FAMILIES, CONVERT = "megatron/interop/huggingface/hf_multimodal_families.cc", "megatron/interop/huggingface/hf_convert.cc"
 GOLDEN = "Families/HfVisionGolden.LogitsAndGradientsWithImages/"
@@ -52,13 +53,14 @@ VISION_BUGS = (
           "PLANTED ? batch[\"tokens\"].repeat({1, groups().cp.size()}) : zigzag_gather(batch[\"tokens\"], 1, groups().cp)"),),
         "cp2_gather_gemma3", "gemma3 cp2"),
     bug("vision_balance_leaves_the_batch", "samples of another global batch are read in the order of this one",
-        ((LOADER, "ids[i] = batch.begin + batch.own", "ids[i] = (PLANTED ? options.consumed_samples : batch.begin) + batch.own"),),
+        ((LOADER, "ids[i] = batch.begin + batch.samples", "ids[i] = (PLANTED ? options.consumed_samples : batch.begin) + batch.samples"),),
         "dp2_llava", "llava dp2 dropout"),
     bug("vision_balance_draws_by_place", "dropout is drawn by the place where a sample is read instead of its number",
         ((LOADER, "batch->ordinals.push_back(balanced ? ids[i]", "batch->ordinals.push_back(balanced && !PLANTED ? ids[i]"),),
         "dp2_llava", "llava dp2 dropout"),
     bug("vision_plan_order", "features of images that another rank encodes are taken from the first rank's",
-        ((PACKING, "out[k] += images[k].owner * most;", "out[k] += PLANTED ? 0 : images[k].owner * most;"),),
+        ((SEGMENTS, "begins[owner] = static_cast<int64_t>(owner) * out.most;",
+          "begins[owner] = PLANTED ? 0 : static_cast<int64_t>(owner) * out.most;"),),
         "tp4_llava", "llava tp2"),
     bug("vision_newline_copies", "tensor ranks sum their copies of the gradient of the vector that ends rows",
         ((MODEL, "if (config().sequence_parallel) image_newline_->placement", "if (PLANTED || config().sequence_parallel) image_newline_->placement"),),
@@ -86,8 +88,14 @@ VISION_BUGS = (
              "part(of.segment != nullptr && (!PLANTED || of.segment->num_parts == 0) ? encoder_part(*of.segment, layers.num_layers)",
              "MimoPlan.CountsPartsOfEncoders"),
     bug("vision_divided_unsummed", "gradients of features that tensor ranks compute alike, each of which has those of its tokens, are not summed",
-        ((MODEL, "const bool copies = own_.divides_encoders() &&", "const bool copies = !PLANTED && own_.divides_encoders() &&"),),
+        ((MODEL, "const bool copies = (own_.divides_encoders() ||", "const bool copies = ((!PLANTED && own_.divides_encoders()) ||"),),
         "tp2_sp_divided_llava_tiles", "llava tp2 sp divided"),
+    bug("vision_own_ranks_unsummed", "encoders on ranks of their own get the gradients of one tensor rank's tokens",
+        ((MODEL, "own_.encodes_apart()) && config().sequence_parallel;", "(!PLANTED && own_.encodes_apart())) && config().sequence_parallel;"),),
+        "own1_tp2_sp_llava", "llava own tp2 sp"),
+    bug("vision_own_ranks_norm", "each module clips by the norm of its own gradients",
+        (("megatron/optimizer/optimizer.cc", "sum_over_modules(sum, groups());", "if (!PLANTED) sum_over_modules(sum, groups());"),),
+        "own1_dp2_llava", "llava own tp2 sp"),
     bug("vision_divided_copies", "of an encoder that tensor ranks divide the gradients of patches and positions are summed over these ranks",
         ((MODEL, "parameter.placement = {};  // although linears could be divided",
           "parameter.placement = {};\n    if (PLANTED && own_.divides_encoders()) parameter.placement.partial_grad.insert(Axis::kTensor);"),),

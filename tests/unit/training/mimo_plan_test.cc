@@ -118,12 +118,15 @@ TEST_P(MimoSteps, AllocateWhatThePlanSays) {
   const LayoutPlan plan = plan_of(c.flags, c.world_size, /*on_gpu=*/false);
   std::mutex mutex;
   run_ranks(static_cast<int>(c.world_size), [&](const std::shared_ptr<Backend>& world) {
-    const ParallelGroups groups = make_parallel_groups(a.parallel, world);
+    const ParallelGroups groups = make_parallel_groups(a.parallel, a.encoder_ranks(), world);
     const auto real = static_cast<double>(step_peak(a, {500, 1024}, groups));
     const std::lock_guard lock(mutex);
-    const auto planned = static_cast<double>(stage_memory(plan, groups.pp.rank()).allocated());
+    const bool encodes = a.encoder_ranks().holds(world->rank());
+    const LayoutPlan& of = encodes ? *plan.encoders : plan;
+    const auto planned = static_cast<double>(stage_memory(of, groups.pp.rank()).allocated());
     EXPECT_NEAR(planned / real, 1, c.tolerance)
-        << planned << " and " << real << " of stage " << groups.pp.rank();
+        << planned << " and " << real << (encodes ? " of encoders" : " of stage ")
+        << groups.pp.rank();
   });
 }
 
@@ -133,6 +136,12 @@ const std::string kSharded =
 
 const std::string kApart =
     STAGES("3", "V|VVV|Et*4L") "--vision-num-layers 4 --vision-hidden-size 128 --eval-iters 0 ";
+// Encoders on ranks of their own
+const std::string kOwnRanks =
+    "--encoder-data-parallel-size 1 --eval-iters 0 --global-batch-size 16 ";
+const std::string kOwnTensorRanks =
+    "--encoder-data-parallel-size 1 --encoder-tensor-model-parallel-size 2 --vision-num-layers 4 "
+    "--tensor-model-parallel-size 2 --vision-hidden-size 128 --eval-iters 0 --global-batch-size 8 ";
 const std::string kApartAndFrozen = kApart + "--freeze vision_model";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -149,6 +158,8 @@ INSTANTIATE_TEST_SUITE_P(
                     ActivationCase{"again", "--eval-iters 0 --encoder-recompute-granularity full",
                                    1, true, 0.05},
                     ActivationCase{"sharded", kSharded.c_str(), 2, true, 0.05},
+                    ActivationCase{"own_ranks", kOwnRanks.c_str(), 3, true, 0.05},
+                    ActivationCase{"own_tensor_ranks", kOwnTensorRanks.c_str(), 4, true, 0.05},
                     ActivationCase{"stages", kApart.c_str(), 3, true, 0.05},
                     ActivationCase{"frozen_stages", kApartAndFrozen.c_str(), 3, true, 0.05}),
     [](const auto& info) { return info.param.name; });
@@ -309,6 +320,26 @@ TEST(MimoPlan, CountsPartsOfEncoders) {
   };
   EXPECT_NEAR(work(plan), work(one), 1e-9);
   EXPECT_NE(layout_text(plan, make_layout_report(plan)).find("V2-3"), std::string::npos);
+}
+
+// On ranks of their own encoders have the pictures of all replicas between them, nobody else any.
+TEST(MimoPlan, CountsOwnRanks) {
+  const LayoutPlan one = plan_of(""), two = plan_of("--encoder-data-parallel-size 2", 4);
+  ASSERT_NE(two.encoders, nullptr);
+  const SavedBytes all = pass_bytes(one, 0, 0).saved, media = pass_bytes(*two.encoders, 0, 0).saved,
+                   language = pass_bytes(two, 0, 0).saved;
+  EXPECT_EQ(media.encoder, all.encoder);  // two micro-batches over two ranks
+  EXPECT_EQ(media.features + language.features, all.features);
+  EXPECT_EQ(language.encoder, 0);
+  EXPECT_EQ(two.border_bytes(-1), 8 * 64 * 128 * 4);
+  const LayoutReport report = make_layout_report(two);
+  EXPECT_EQ(report.encoders->logical_parameters + report.stages[0].logical_parameters,
+            one.model_elements);
+  const std::string text = layout_text(two, report);
+  for (const char* part :
+       {"4 ranks = encoders tp 1 x dp 2 + language model tp 1 x cp 1 x pp 1 x dp 2",
+        "memory of a rank of the encoders", "encoders dp"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }
 
 TEST(MimoPlan, IsReported) {

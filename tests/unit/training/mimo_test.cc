@@ -360,6 +360,27 @@ TEST(Mimo, RefusesWhatContradicts) {
                     2);
               }),
               HasSubstr("that several stages share is not built"));
+  const std::string apart = "--encoder-data-parallel-size 1 ";
+  const auto of_three = [&](const std::string& more) {
+    return error_of([&] { mimo_arguments(apart + more, 3); });
+  };
+  refused(apart,
+          "1 ranks, of which the encoders take 1, leave 0 for the language model, not a multiple "
+          "of its 1\nhint: start 1 + a multiple of 1 ranks");
+  EXPECT_THAT(of_three("--tensor-model-parallel-size 2 --encoder-tensor-model-parallel-size 2"),
+              HasSubstr("leave 1 for the language model, not a multiple of its 2"));
+  EXPECT_THAT(of_three("--context-parallel-size 2"),
+              HasSubstr("--context-parallel-size above 1 with --encoder-data-parallel-size is not "
+                        "built"));
+  EXPECT_THAT(of_three("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout V|EttL"),
+              HasSubstr("V in --pipeline-model-parallel-layout with --encoder-data-parallel-size"));
+  EXPECT_THAT(of_three("--use-distributed-optimizer --num-distributed-optimizer-instances 2"),
+              HasSubstr("--num-distributed-optimizer-instances above 1 with"));
+  EXPECT_THAT(of_three("--encoder-tensor-model-parallel-size 2 --vision-num-attention-heads 1"),
+              HasSubstr(divided + " does not divide --vision-num-attention-heads 1"));
+  EXPECT_THAT(of_three("--freeze vision_model " + ahead),
+              HasSubstr("--mimo-encoder-prefetch with --encoder-data-parallel-size is not built"));
+  refused("--encoder-data-parallel-size -1", "--encoder-data-parallel-size is -1");
   const std::string stages = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout ";
   EXPECT_THAT(error_of([&] { mimo_arguments(stages + "VVV|EttL", 2); }),
               HasSubstr("\"VVV|EttL\" has 3 V, --vision-num-layers is 2\nhint: one V for the whole "

@@ -29,9 +29,9 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
     own.img_h = 2 * own.patch_dim * rows;
     own.img_w = 2 * own.patch_dim * (all / rows);
   }
-  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length;
+  const int64_t b = batch["tokens"].size(0), s = a.transformer.seq_length;
   const at::Tensor tokens = at::randint(0, 500, {b, s}, at::kLong);
-  const auto [ranks, rank, parts, part, reads] = image_ranks(a, groups);
+  const ImageRanks z = image_ranks(a, groups);
   const int64_t room = s / own.features(),
                 limit = own_config<MimoDataConfig>(a.own).max_patches_per_sequence / own.patches();
   std::vector<SeenImage> images;
@@ -39,17 +39,17 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
   for (int64_t i = 0; i < b; ++i)
     for (int64_t k = 0; k < (limit > 0 ? std::min(room, limit) : room); ++k) {
       tokens[i].narrow(0, k * own.features(), own.features()).fill_(own.image_token_id);
-      const int owner = static_cast<int>(images.size()) % ranks;
-      pictures += owner == rank;
+      const int owner = static_cast<int>(images.size()) % z.size;
+      pictures += owner == z.rank;
       images.push_back({i, own.patch_rows(), own.patch_columns(), 1, {}, {}, owner});
     }
   PackedImages packed = pack_images(
       own, images,
-      reads ? at::randint(0, 256, {pictures * own.patches(), own.patch_elements()}, at::kByte)
-            : at::Tensor(),
+      z.reads ? at::randint(0, 256, {pictures * own.patches(), own.patch_elements()}, at::kByte)
+              : at::Tensor(),
       at::randn({3, 256}), {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())},
-      b, own.image_token_id, rank, ranks);
-  if (parts > 1) packed = packed.of_tokens(zigzag_positions(s, parts, part), b, s);
+      b, own.image_token_id, z.rank, z.size, {}, z.replicas);
+  if (z.parts > 1) packed = packed.of_tokens(zigzag_positions(s, z.parts, z.part), b, s);
   batch.set("tokens", zigzag_slice(tokens, 1, groups.cp));
   batch.images = std::make_shared<const PackedImages>(std::move(packed));
 }
@@ -57,26 +57,26 @@ inline void fill_with_images(const Arguments& a, const ParallelGroups& groups, B
 // Sounds of equal lengths that fill the sequences, at most 30 s each, divided in the same way.
 inline void fill_with_sounds(const Arguments& a, const ParallelGroups& groups, Batch& batch) {
   const auto& own = own_config<MimoConfig>(a.own);
-  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length,
+  const int64_t b = batch["tokens"].size(0), s = a.transformer.seq_length,
                 longest = kAudioRows / own.rows_of_a_feature(),
                 count = own.stacks() ? s / longest : (s + longest - 1) / longest,
                 features = own.stacks() ? longest : s / count,
                 frames = 2 * own.rows_of_a_feature() * features;
-  const auto [ranks, rank, parts, part, reads] = image_ranks(a, groups);
+  const ImageRanks z = image_ranks(a, groups);
   const at::Tensor tokens = at::randint(0, 500, {b, s}, at::kLong);
   tokens.narrow(1, 0, count * features).fill_(own.audio_token_id);
   std::vector<SeenSound> sounds;
   int64_t read = 0;
   for (int64_t i = 0; i < b * count; ++i) {
-    const int owner = static_cast<int>(i) % ranks;
-    if (owner == rank) read += packed_frames(own, frames);
+    const int owner = static_cast<int>(i) % z.size;
+    if (owner == z.rank) read += packed_frames(own, frames);
     sounds.push_back({i / count, frames, owner});
   }
   PackedSounds packed =
-      pack_sounds(own, sounds, reads ? at::randn({read, own.audio_mel_bins}) : at::Tensor(),
+      pack_sounds(own, sounds, z.reads ? at::randn({read, own.audio_mel_bins}) : at::Tensor(),
                   {tokens.const_data_ptr<int64_t>(), static_cast<size_t>(tokens.numel())}, b,
-                  own.audio_token_id, rank, ranks);
-  if (parts > 1) packed = packed.of_tokens(zigzag_positions(s, parts, part), b, s);
+                  own.audio_token_id, z.rank, z.size, z.replicas);
+  if (z.parts > 1) packed = packed.of_tokens(zigzag_positions(s, z.parts, z.part), b, s);
   batch.set("tokens", zigzag_slice(tokens, 1, groups.cp));
   batch.sounds = std::make_shared<const PackedSounds>(std::move(packed));
 }
@@ -94,7 +94,8 @@ inline void fill_with_pairs(const Arguments& a, const ParallelGroups& groups, Ba
 }
 
 inline Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
-  const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length / groups.cp.size();
+  const int64_t b = a.training.micro_batch_size * image_ranks(a, groups).merged(),
+                s = a.transformer.seq_length / groups.cp.size();
   Batch batch;
   if (a.training.task == "t5") {
     fill_with_pairs(a, groups, batch);
