@@ -125,6 +125,7 @@ ServedShape served_shape(const EngineConfig& config, const ModelConfig& model, a
   shape.max_step_tokens = config.max_step_tokens;
   shape.element = static_cast<int64_t>(c10::elementSize(dtype));
   shape.on_gpu = on_gpu;
+  shape.max_media = config.max_media;
   shape.keeping = config.states.keeping();
   shape.fp8_cache = config.kv_cache_dtype == KvCacheType::kFp8;
   shape.keeping.drafts = shape.drafts;

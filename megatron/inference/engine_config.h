@@ -29,6 +29,7 @@ struct EngineConfig : Config {
   double step_timeout_seconds = 300.0;
   SequenceStatesConfig states;
   SpeculationConfig speculation;
+  int64_t max_media = 0;  // of a request; of the server's own flags (ServeLimits), 0: none
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;

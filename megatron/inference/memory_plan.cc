@@ -13,6 +13,7 @@
 #include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/forward_parameter_store.h"
 #include "megatron/tensor/batch_invariant/mode.h"
@@ -181,12 +182,44 @@ int64_t cache_budget(c10::Device device, int64_t step_bytes) {
   return int64_t{4} << 30;
 }
 
+EncoderMemory encoder_memory(const ModelConfig& config, const ServedShape& shape) {
+  const auto* given = config.own.as<MimoConfig>();
+  if (given == nullptr || shape.max_media == 0) return {};
+  ModelConfig alone = config;
+  auto& own = *alone.own.as<MimoConfig>();
+  own.encoder_tensor_model_parallel_size = 1;
+  // Of an image with tiles several pictures: only the context limits them.
+  if (own.most_pictures == 0 && !own.has_own_sizes() && !own.pixel_shuffle && !own.vision_newlines)
+    own.most_pictures = shape.max_media;
+  EncoderMemory memory;
+  memory.unknown = own.vision_newlines && own.most_pictures == 0;
+  ServedShape one = shape;
+  one.tensor_ranks = 1;
+  EndsShape ends;
+  ends.layer = step_shape(one, config.transformer.seq_length);
+  ends.vocabulary = config.padded_vocab_size;
+  ends.trains = [](std::string_view) { return false; };
+  const EndsCost cost = mimo_ends_cost(alone, ends);
+  if (!memory.unknown) {
+    // The rows leave in fp32.
+    const int64_t rows = shape.element == sizeof(float)
+                             ? 0
+                             : config.transformer.seq_length * config.transformer.hidden_size *
+                                   static_cast<int64_t>(sizeof(float));
+    memory.step = cost.media + cost.encoder + cost.features + cost.embedding.forward_peak + rows;
+    if (shape.on_gpu) memory.step += kServedBlasWorkspace;
+  }
+  return memory;
+}
+
 std::string ServingMemory::text() const {
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
-  return cat("memory: weights ", bytes(weights),
-             draft.weights > 0 ? cat(", draft model ", bytes(draft.weights)) : "", ", cache ",
-             bytes(cache.bytes()), ", the largest step ", bytes(step()), ", together ",
-             bytes(total()));
+  return cat(
+      "memory: weights ", bytes(weights),
+      draft.weights > 0 ? cat(", draft model ", bytes(draft.weights)) : "", ", cache ",
+      bytes(cache.bytes()), ", the largest step ", bytes(step()),
+      encoder.step > 0 ? cat(", the largest prompt of images or sounds ", bytes(encoder.step)) : "",
+      ", together ", bytes(total()));
 }
 
 void ServingMemory::check_fits(int64_t free_bytes) const {
@@ -215,13 +248,19 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
       parallel, described_backend(mesh.rank_at({Axis::kPipeline}, static_cast<int>(stage)),
                                   mesh.world_size()));
   const std::unique_ptr<Model> model = make_model(config, groups, memory.slice);
+  if (stage == 0) memory.encoder = encoder_memory(config, shape);
   for (const Parameter* parameter : model->parameters()) {
     const int64_t elements = c10::multiply_integers(parameter->local_shape);
+    const int64_t bytes =
+        holds_quantized_alone(*parameter)
+            ? quantized_bytes(*parameter)
+            : elements *
+                  (parameter->keeps_fp32 ? std::max<int64_t>(4, shape.element) : shape.element);
     memory.parameters += elements;
-    memory.weights += holds_quantized_alone(*parameter)
-                          ? quantized_bytes(*parameter)
-                          : elements * (parameter->keeps_fp32 ? std::max<int64_t>(4, shape.element)
-                                                              : shape.element);
+    memory.weights += bytes;
+    if (parameter->name.starts_with("vision_") || parameter->name.starts_with("audio_") ||
+        parameter->name == "image_newline")
+      memory.encoder.weights += bytes;
   }
   memory.activations = layer_peak(config, memory.slice, shape, shape.max_step_tokens);
   if (memory.slice.head) memory.sampling = sampling_peak(config, shape);

@@ -62,12 +62,23 @@ struct ServedShape {
   int64_t drafts = 0;         // of a sequence in a step, at most
   int64_t max_positions = 0;  // of a sequence
   int64_t max_step_tokens = 2048;
-  int64_t element = 4;  // bytes of a weight and of an activation
+  int64_t max_media = 0;  // images and sounds of a request, at most; 0: none are read
+  int64_t element = 4;    // bytes of a weight and of an activation
   StateKeeping keeping = {};
   bool fp8_cache = false;  // a byte for each element of keys and values
   bool on_gpu = false;
   int64_t graph_rows = 0;  // of the largest CUDA graph of a decoding step; 0: there are none
   DraftMemory draft = {};
+};
+
+// What encoders of images and sounds need on the first rank, beside steps: prompts are encoded one
+// at a time while other requests go on.
+struct EncoderMemory {
+  int64_t weights = 0;  // of encoders and projectors: a part of those of the stage
+  // For the largest prompt that is read: as many pictures, or as much sound, as fill the model's
+  // context, and as a request may have
+  int64_t step = 0;
+  bool unknown = false;  // how many pictures a prompt may have depends on the shapes of images
 };
 
 // Device memory of each rank of one stage.
@@ -83,11 +94,14 @@ struct ServingMemory {
   int64_t graphs = 0;      // what CUDA graphs hold, also while other steps run
   int64_t sums = 0;        // memory that tensor ranks write into
   DraftMemory draft = {};  // its blocks are part of the cache
+  EncoderMemory encoder = {};
   int64_t step() const {
     return std::max(std::max(activations, sampling) + library_workspace, draft.step) + graphs +
            sums;
   }
-  int64_t total() const { return weights + draft.weights + cache.bytes() + step(); }
+  // Beside weights and cache
+  int64_t passing() const { return step() + encoder.step; }
+  int64_t total() const { return weights + draft.weights + cache.bytes() + passing(); }
   std::string text() const;  // one line
   // Throws Error unless a GPU that holds the weights has room for the cache and for steps.
   void check_fits(int64_t free_bytes) const;
@@ -96,6 +110,9 @@ struct ServingMemory {
 // Of the tensor that is summed over tensor ranks in a step of so many rows, in bytes. Those of
 // larger steps than have graphs go through NCCL.
 int64_t served_sum_bytes(const ModelConfig& config, int64_t rows, int64_t element);
+
+// Of the prompts of a model that sees or hears; zeros: it does neither.
+EncoderMemory encoder_memory(const ModelConfig& config, const ServedShape& shape);
 
 // All but the cache, of one stage. Builds the stage's model without memory.
 ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage);

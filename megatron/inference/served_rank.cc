@@ -101,7 +101,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   // The first forward makes quantised copies, and frees what they are copies of.
   const int64_t coming = std::max<int64_t>(0, memory.weights - loaded_.store->bytes());
   if (!request_.fp8) memory.weights = loaded_.store->bytes();
-  const int64_t budget = cache_budget(request_.device, memory.step() + coming) /
+  const int64_t budget = cache_budget(request_.device, memory.passing() + coming) /
                          (on_gpu ? 1 : std::max(1, local_ranks));
   memory.cache = served_cache(config, loaded_.config, shape, memory.slice, budget);
   memory.cache.blocks = fewest_blocks(memory.cache.blocks, groups, request_.device);

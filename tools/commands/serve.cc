@@ -167,6 +167,7 @@ extern "C" int megatron_serve(int argc, char** argv) {
   if (!parse_or_help(usage, configs, argc, argv,
                      {.known = known_inference_flags(/*ranks=*/true), .positional = "load"}))
     return 0;
+  flags.engine.max_media = flags.limits.max_media;
   RuntimeOptions options = runtime_options(flags, launch);
   options.settings = [&] { return shared_settings(configs); };
   // Of several ranks the first alone acts on a signal, and tells the others to leave.

@@ -16,6 +16,7 @@
 #include "megatron/models/model_table.h"
 #include "megatron/runtime/device.h"
 #include "megatron/runtime/device_models.h"
+#include "megatron/serving/serve_config.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/batch_invariant.h"
@@ -27,6 +28,7 @@ namespace {
 
 struct ServingCheckConfig : LoadModelConfig {
   bool serve = false;
+  int64_t max_media = ServeLimits().max_media;
   bool json = false;
 
   void fields(FieldVisitor& v) override {
@@ -34,7 +36,14 @@ struct ServingCheckConfig : LoadModelConfig {
     v.group("check --serve");
     v.field("serve", serve, "memory of `megatron serve` instead of that of training");
     v.field("batch_invariant_mode", batch_invariant_mode, kBatchInvariantHelp);
+    v.field("max_media", max_media,
+            "images and sounds of a request at most, of which the largest prompt has memory; 0: "
+            "none are read");
     v.field("json", json, "print JSON, sizes in bytes");
+  }
+  void validate(Violations& v) const override {
+    LoadModelConfig::validate(v);
+    v.require(max_media >= 0, cat("--max-media is ", max_media), "0 or more");
   }
 };
 
@@ -63,8 +72,8 @@ int64_t budget_for(const ServingPlan& plan, const ServingMemory& stage, c10::Dev
   if (plan.device != nullptr)
     return gpu_cache_budget(
         plan.device->memory_bytes - plan.outside - stage.weights - stage.draft.weights,
-        stage.step());
-  return cache_budget(device, stage.step());
+        stage.passing());
+  return cache_budget(device, stage.passing());
 }
 
 ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig& ranks,
@@ -154,6 +163,12 @@ void print_plan(const ServingPlan& plan) {
                    ", its largest step ", bytes_text(plan.shape.draft.step), ", and ",
                    bytes_text(plan.blocks() * plan.block_size * plan.shape.draft.kept.position),
                    " of the cache"));
+  const EncoderMemory& encoder = plan.stages.front().encoder;
+  if (encoder.weights > 0)
+    print_line(cat("encoders of images and sounds: ", bytes_text(encoder.weights),
+                   " of the weights; the largest prompt takes ",
+                   encoder.unknown ? "what the shapes of its images ask for, which is not counted"
+                                   : bytes_text(encoder.step)));
   if (plan.blocks() > 0) {
     const int64_t tokens = plan.blocks() * plan.block_size;
     print_line(cat("cache: ", tokens, " tokens in blocks of ", plan.block_size, "; up to ",
@@ -207,6 +222,8 @@ void print_plan_as_json(const ServingPlan& plan) {
         .member("sampling", stage.sampling)
         .member("libraries", stage.library_workspace)
         .member("draft_model", stage.draft.weights)
+        .member("encoder_weights", stage.encoder.weights)
+        .member("encoder", stage.encoder.step)
         .member("together", stage.total());
     json.end_object().end_object();
   }
@@ -230,6 +247,7 @@ int check_serving(int argc, const char* const* argv) {
   if (!parse_or_help("megatron check --serve --load DIR [flags of the engine]", configs, argc, argv,
                      {.positional = "load"}))
     return 0;
+  engine.max_media = config.max_media;
   const ServingPlan plan = make_plan(config, ranks, engine);
   config.json ? print_plan_as_json(plan) : print_plan(plan);
   return plan.fits() ? 0 : kExitFailure;

@@ -198,8 +198,11 @@ std::unique_ptr<ModelService> load_served_model(const ServedModelConfig& config,
   MEGATRON_CHECK(launch.world_size == 1, "this command computes on one device, and ",
                  launch.launcher, " started ", launch.world_size,
                  "\nhint: `megatron serve` takes several, and --url asks it");
-  return make_model_service(load_served_rank(config, engine, groups), nullptr, config, engine, {},
-                            {});
+  const ServeLimits limits;
+  EngineConfig counted = engine;
+  counted.max_media = limits.max_media;
+  return make_model_service(load_served_rank(config, counted, groups), nullptr, config, counted, {},
+                            limits);
 }
 
 }  // namespace megatron

@@ -2,6 +2,7 @@
 // later turn; texts without placeholders; the limit of the context.
 #include "megatron/inference/images/image_prompts.h"
 
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -10,8 +11,10 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/inference/memory_plan.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/allocation_meter.h"
 #include "tests/unit/error_of.h"
 
 namespace megatron {
@@ -130,6 +133,45 @@ TEST(ImagePrompts, ImagesOfOddSizes) {
           << family << ", row " << place;
     }
   }
+}
+
+// A prompt that is as full of images or sounds as the context allows takes what a server's plan has
+// for the largest one.
+TEST(ImagePrompts, TheLargestTakesWhatIsPlanned) {
+  for (const char* family : {"llava", "qwen2_5_vl", "qwen2_audio"}) {
+    const ImageModel m(family);
+    ServedShape shape;
+    shape.max_media = 1000;
+    const auto planned = static_cast<double>(encoder_memory(m.loaded.config, shape).step);
+    MultimodalRow row;
+    row.caption = "a";
+    const std::string file = m.facts["texts"][0]["files"][0];
+    row.media = {image_of(file)};
+    const int64_t one = std::ssize(m.prompts->of_text(row, "text").ids);
+    row.media.push_back(row.media.front());
+    const int64_t each = std::ssize(m.prompts->of_text(row, "text").ids) - one;
+    row.media.resize(static_cast<size_t>(1 + (512 - one) / each), row.media.front());
+    // What is held of the media, without what their reading takes on the host
+    const auto held = std::make_shared<Meter>(), meter = std::make_shared<Meter>();
+    ImagePrompt prompt;
+    {
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, held);
+      prompt = m.prompts->of_text(row, "text");
+    }
+    {
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+      m.prompts->start(prompt, 0, "text");
+    }
+    const auto taken = static_cast<double>(held->live + meter->most);
+    // Short sounds with no other token beside them have more rows for a feature than planned.
+    EXPECT_LE(taken, (std::string(family) == "qwen2_audio" ? 1.2 : 1.05) * planned) << family;
+    EXPECT_GE(taken, 0.6 * planned) << family;
+    shape.max_media = 1;
+    EXPECT_LE(encoder_memory(m.loaded.config, shape).step, planned) << family;
+    shape.max_media = 0;
+    EXPECT_EQ(encoder_memory(m.loaded.config, shape).step, 0) << family;
+  }
+  EXPECT_TRUE(encoder_memory(ImageModel("llava_next").loaded.config, {.max_media = 1}).unknown);
 }
 
 TEST(ImagePrompts, ImagesWithoutPlaceholdersComeFirst) {
