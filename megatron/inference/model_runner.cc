@@ -380,6 +380,10 @@ at::Tensor ModelRunner::tokens_of(const StepPlan& plan, RaggedBatch& batch) {
         drawn_slots.push_back(part.slot);
       } else if (token == kGivenRow) {
         const GivenRows& rows = *slots_[static_cast<size_t>(part.slot)].rows;
+        if (const int32_t id = rows.id(position); id >= 0) {
+          ids.back() = id;
+          continue;
+        }
         given_rows.push_back(row);
         given.push_back(at::from_blob(const_cast<float*>(rows.values.data()) + position * width,
                                       {width}, at::kFloat));

@@ -106,8 +106,6 @@ void ModelService::describe_media(const ModelServiceOptions& options) {
   const ModelConfig& config = loaded.config;
   if (!reads_media(config, MediaKind::kImage) && !reads_media(config, MediaKind::kSound)) return;
   std::string why_not = options.why_no_media;
-  if (why_not.empty() && loaded.model->groups().tp.size() > 1)
-    why_not = "a model that is divided over tensor ranks reads text alone";
   if (why_not.empty() && !chat_)
     why_not = cat("the model has no chat template: ", served_.why_no_template);
   if (why_not.empty()) {

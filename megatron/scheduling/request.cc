@@ -76,6 +76,17 @@ Found check_positions(const GivenRows& rows) {
                              std::ranges::min(all), "; expected three of each row, none negative"));
 }
 
+Found check_row_ids(const GivenRows& rows, int64_t vocab_size) {
+  if (rows.ids.empty()) return {};
+  if (std::ssize(rows.ids) != rows.count)
+    return invalid("rows", cat(rows.count, " given rows have ", rows.ids.size(), " ids"));
+  for (const int32_t id : rows.ids)
+    if (id < -1 || id >= vocab_size)
+      return invalid("rows", cat("token id ", id, " among given rows is outside the vocabulary, 0 ",
+                                 "to ", vocab_size - 1));
+  return {};
+}
+
 Found check_inputs(const RequestSpec& spec, const RequestLimits& limits) {
   if (spec.rows) {
     const GivenRows& rows = *spec.rows;
@@ -88,6 +99,7 @@ Found check_inputs(const RequestSpec& spec, const RequestLimits& limits) {
                          rows.values.size(), " values; expected rows of ", limits.hidden_size));
     if (Found found = check_ends(rows, limits.most_together)) return found;
     if (Found found = check_positions(rows)) return found;
+    if (Found found = check_row_ids(rows, limits.vocab_size)) return found;
   }
   if (spec.state_input && !limits.takes_state_input)
     return invalid("state_input", "the model makes no state from an input");

@@ -33,7 +33,12 @@ struct GivenRows {
   // [count, 3]: the positions of each of them in time, of rows and of columns. Empty: they have one
   // each, from 0.
   std::vector<int64_t> positions = {};
+  // [count]: the id of a token that the model looks up in the place of a row, -1: the row of
+  // `values`. Empty: none is looked up.
+  std::vector<int32_t> ids = {};
 
+  // That of a row, or -1.
+  int32_t id(int64_t row) const { return ids.empty() ? -1 : ids[static_cast<size_t>(row)]; }
   // Whether `first` rows attend to none behind them, so that they can be computed without those.
   bool stand_alone(int64_t first) const {
     return first <= 0 || first >= count || ends.empty() ||

@@ -50,7 +50,7 @@ void visit_all(Io& io, Members&... members) {
 
 template <class Io>
 void visit_members(Io& io, GivenRows& v) {
-  visit_all(io, v.count, v.width, v.values, v.ends, v.positions);
+  visit_all(io, v.count, v.width, v.values, v.ends, v.positions, v.ids);
 }
 template <class Io>
 void visit_members(Io& io, StateInput& v) {

@@ -2,8 +2,10 @@
 import base64
 import json
 import os
+import re
 import subprocess
 import threading
+import wave
 import zlib
 
 import support
@@ -22,12 +24,12 @@ def part(path, kind="image"):
     return {"type": "image_url", "image_url": {"url": f"data:image/any;base64,{data}"}}
 
 
-def png(width, height, rows=None):
-    """A black one; `rows`: that are there."""
+def png(width, height, rows=None, told=None):
+    """A black one; `rows`: that are there; `told`: the size that it tells."""
     def chunk(name, data):
         return len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big")
     pixels = zlib.compress(bytes((3 * width + 1) * (rows or height)))
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    header = b"".join(side.to_bytes(4, "big") for side in told or (width, height)) + bytes([8, 2, 0, 0, 0])
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
@@ -67,9 +69,17 @@ class ServeMediaTest(support.FolderTest):
     def test_replies_are_those_of_transformers(self):
         for family in ("gemma3", "qwen2_5_vl", "qwen2_audio"):
             folder, facts = self.model(family)
-            server = self.serve(folder)
+            flags = ["--inference-dynamic-batching-buffer-size-gb", "0.001", "--max-media", "7"]
+            server = self.serve(folder, *flags)
             self.check_turns(server, facts)
             self.assertEqual(server.stop(), 0)
+            # What encoders take is a part of the plan.
+            told = re.search(r"the largest prompt of images or sounds (.*), together (.*)", server.messages()).groups()
+            plan = self.output("check", "--serve", folder, "--device", "cpu", "--dtype", "fp32", *flags)
+            self.assertRegex(plan, f"encoders of images and sounds: .* of the weights; the largest prompt takes {told[0]}\n")
+            self.assertIn(told[1], plan)
+        none = self.output("check", "--serve", folder, "--device", "cpu", "--dtype", "fp32", "--max-media", "0")
+        self.assertIn("the largest prompt takes 0 B\n", none)
 
     def test_equal_ids_of_different_images_share_nothing(self):
         folder, facts = self.model("llava")
@@ -178,6 +188,67 @@ class ServeMediaTest(support.FolderTest):
         self.check_turns(server, facts)  # it lives on
         self.assertEqual(server.stop(), 0)
 
+    def resident(self, server):
+        with open(f"/proc/{server.process.pid}/status") as file:
+            return int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) / 1024
+
+    def test_abuse_leaves_a_server_as_it_was(self):
+        """Each is a 400 of one line; memory stays where it was."""
+        folder, facts = self.model("llava")
+        server = self.serve(folder)
+        self.check_turns(server, facts)
+        image, data = media("1_img1.jpg")[0], part(media("1_img1.jpg")[0])["image_url"]["url"]
+        small = base64.b64encode(png(1, 1)).decode()
+        bomb = base64.b64encode(png(8000, 8000)).decode()  # 192 MB of pixels in 190 kB
+        high = base64.b64encode(png(1, 1 << 16, rows=1)).decode()
+
+        def url(text):
+            return [{"type": "image_url", "image_url": {"url": text}}]
+        cases = [
+            (url("data:image/png;base64," + base64.b64encode(png(1, 1, told=(65535, 65535))).decode()), "65535x65535"),
+            (url("data:image/png;base64," + base64.b64encode(png(1, 1, told=(1 << 30, 1 << 30))).decode()), "1073741824x1073741824"),
+            (url("data:image/png;base64," + high), "messages[0].content[0]"),
+            (url("data:image/png;base64," + bomb[:len(bomb) // 8 * 4]), "messages[0].content[0]"),
+            (url(data[:len(data) // 2 // 4 * 4]), "messages[0].content[0]"),
+            (url("data:image/png;base64,!!!!"), "base64"),
+            (url(data[:-1] + "?"), "base64"),
+            (url("data:image/png;base64,"), "messages[0].content[0]"),
+            (url("data:image/png," + small), "base64"),
+            (url("data:"), "messages[0].content[0]"),
+            (url("data:image/png;base64," + 8000000 * "A"), "messages[0].content[0]"),
+            (1000 * url("data:image/png;base64," + small), "more than 64 images and sounds"),
+            (64 * url("data:image/png;base64," + small), "beyond the model's context of 512"),
+        ]
+        deep = []
+        for _ in range(300):
+            deep = [deep]
+        before = self.resident(server)
+        for _ in range(3):
+            for parts, message in cases:
+                self.refused(server, parts, message)
+            code, answer = server.ask("/v1/chat/completions", {"messages": deep})
+            self.assertEqual((code, "nested deeper than" in answer["error"]["message"]), (400, True), answer)
+        self.assertLess(self.resident(server) - before, 100)
+        self.check_turns(server, facts)
+        self.assertEqual(server.stop(), 0)
+
+    def test_sounds_of_another_rate_are_a_400(self):
+        folder, facts = self.model("qwen2_audio")
+        server = self.serve(folder)
+        for rate, channels, message in ((44100, 1, "44100"), (16000, 2, "channel")):
+            with wave.open(self.path("other.wav"), "wb") as file:
+                file.setparams((channels, 2, rate, 0, "NONE", ""))
+                file.writeframes(bytes(2 * channels * rate))
+            self.refused(server, [part(self.path("other.wav"), "audio")], message)
+        with open(self.path("other.wav"), "rb") as file:
+            header = bytearray(file.read(44))
+        header[22:24], header[24:28], header[40:44] = (1).to_bytes(2, "little"), (16000).to_bytes(4, "little"), (1 << 30).to_bytes(4, "little")
+        with open(self.path("other.wav"), "wb") as file:
+            file.write(header)  # says that a gigabyte follows
+        self.refused(server, [part(self.path("other.wav"), "audio")], "messages[0].content[0]")
+        self.check_turns(server, facts)
+        self.assertEqual(server.stop(), 0)
+
     def test_weights_that_are_suspended_encode_nothing(self):
         folder, facts = self.model("llava")
         server = self.serve(folder)
@@ -187,6 +258,15 @@ class ServeMediaTest(support.FolderTest):
         server.ok("/admin/resume", {})
         self.check_turns(server, facts)
         self.assertEqual(server.stop(), 0)
+
+    def test_tensor_ranks(self):
+        """The first rank encodes; all of them look texts up."""
+        for family, ranks in (("llava", 2), ("qwen2_vl", 4)):
+            folder, facts = self.model(family)
+            served = Ranks(ranks, "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", str(ranks // 2), folder, "--dtype", "fp32")
+            self.addCleanup(served.close)
+            self.check_turns(served, facts)
+            self.assertEqual(served.stop()[0], 0)
 
     def test_stages_and_checkpoints(self):
         folder, facts = self.model("llava")

@@ -205,9 +205,9 @@ Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_gene
   const std::vector<int64_t> ids(prompt.ids.begin(), prompt.ids.begin() + count);
   const at::Tensor tokens = at::tensor(ids, at::kLong).unsqueeze(0).to(device_);
   std::vector<int64_t> ends;
+  auto& model = dynamic_cast<MimoModel&>(model_);
   const at::Tensor rows =
-      dynamic_cast<MimoModel&>(model_)
-          .prompt_rows(tokens, prompt.media.images.get(), &ends, prompt.media.sounds.get())
+      model.prompt_rows(tokens, prompt.media.images.get(), &ends, prompt.media.sounds.get())
           .to(at::kCPU)
           .contiguous();
   const float* values = rows.const_data_ptr<float>();
@@ -216,7 +216,8 @@ Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_gene
       rows.size(1),
       {values, values + rows.numel()},
       std::move(ends),
-      prompt.media.images ? prompt.media.images->positions_of(count) : std::vector<int64_t>()});
+      prompt.media.images ? prompt.media.images->positions_of(count) : std::vector<int64_t>(),
+      model.text_of_prompt(tokens)});
   return out;
 }
 

@@ -147,11 +147,6 @@ at::Tensor GPTModel::embed(const at::Tensor& tokens, at::Tensor more,
   return impl_->embedding->forward(tokens, context, more);
 }
 
-at::Tensor GPTModel::embedded(const at::Tensor& tokens, const at::Tensor& more,
-                              const ForwardContext& context) {
-  return embed(tokens, more, with_rows(context, config().sequence_parallel, groups().tp));
-}
-
 at::Tensor GPTModel::scaled(const at::Tensor& hidden) const {
   const double divisor = config().transformer.logits_scaling;
   return divisor == 1.0 ? hidden : hidden * (1.0 / divisor);

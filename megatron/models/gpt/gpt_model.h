@@ -26,10 +26,6 @@ class GPTModel : public Model {
   // this rank, is added to the embedding before its dropout; undefined: nothing. Differentiable.
   StageTensors hidden_with(const Batch& batch, at::Tensor more, const StageTensors& input,
                            const ForwardContext& context);
-  // What hidden_with() gives to the first layer, [s, b, h] ([s/t, b, h] with sequence parallelism);
-  // segment with the embedding.
-  at::Tensor embedded(const at::Tensor& tokens, const at::Tensor& more,
-                      const ForwardContext& context);
   at::Tensor logits(const at::Tensor& hidden) override;
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) override;
   Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;

@@ -417,13 +417,21 @@ at::Tensor MimoModel::prompt_rows(const at::Tensor& tokens, const PackedImages* 
       config().transformer.position_embedding_type != PositionEmbedding::kLearnedAbsolute,
       "rows of a prompt for a model with learned positions are not built");
   MEGATRON_ASSERT(tokens.size(0) == 1 && !config().sequence_parallel, "rows of several prompts");
+  MEGATRON_CHECK(!own_.divides_encoders() || groups().tp.size() == 1,
+                 "rows of a prompt from encoders that tensor ranks divide "
+                 "(--encoder-tensor-model-parallel-size) are not built");
   const at::NoGradGuard no_grad;
-  ForwardContext context;
-  context.place = {at::zeros({1}, tokens.options()), at::arange(tokens.size(1), tokens.options())};
-  return language_model_
-      .embedded(text_of(tokens), placed_features(tokens, images, sounds, {}, context), context)
-      .squeeze(1)
-      .to(at::kFloat);
+  const at::Tensor placed = placed_features(tokens, images, sounds, {}, {});
+  if (placed.defined()) return placed.squeeze(1).to(at::kFloat);
+  return at::zeros({tokens.size(1), config().transformer.hidden_size},
+                   tokens.options().dtype(at::kFloat));
+}
+
+std::vector<int32_t> MimoModel::text_of_prompt(const at::Tensor& tokens) const {
+  const at::Tensor
+      text = text_of(tokens),
+      ids = at::where(text == kNoToken, -1, text).flatten().to(at::kCPU, at::kInt).contiguous();
+  return {ids.const_data_ptr<int32_t>(), ids.const_data_ptr<int32_t>() + ids.numel()};
 }
 
 at::Tensor MimoModel::logits(const at::Tensor& hidden) { return language_model_.logits(hidden); }

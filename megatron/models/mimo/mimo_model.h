@@ -73,13 +73,17 @@ class MimoModel : public Model {
   void encode_ahead(Batch& batch, bool training);
 
   // The rows of a prompt, [n, h] in fp32, for a decoder that takes rows in the place of tokens
-  // (scheduling/request.h): of `tokens` [1, n] with their images, null: there are none. Segment
-  // with the embedding; not of models with learned positions. On every tensor rank.
+  // (scheduling/request.h): the features of the images and sounds of `tokens` [1, n], null: there
+  // are none; zeros where text_of_prompt() has ids, which the decoder looks up. Segment with the
+  // embedding; not of models with learned positions, nor of encoders that tensor ranks divide. Of
+  // one tensor rank alone: no communication.
   // `ends` becomes GivenRows::ends of the rows: with --bidirectional-images a decoder needs them.
   // Of models with positions of rows and columns it needs PackedImages::positions_of() as well.
   at::Tensor prompt_rows(const at::Tensor& tokens, const PackedImages* images,
                          std::vector<int64_t>* ends = nullptr,
                          const PackedSounds* sounds = nullptr);
+  // The ids of tokens [1, n], -1 where an image or a sound has a feature: GivenRows::ids.
+  std::vector<int32_t> text_of_prompt(const at::Tensor& tokens) const;
 
  private:
   // [s, b, h] of tokens [b, s]: features in their places, zeros elsewhere; undefined: no media.

@@ -192,7 +192,8 @@ TEST_P(HfAudioGolden, GreedyTokensBehindSounds) {
                 rows.size(1),
                 {rows.const_data_ptr<float>(), rows.const_data_ptr<float>() + rows.numel()},
                 {},
-                {}});
+                {},
+                model.text_of_prompt(given)});
   spec.prompt = {static_cast<int32_t>(prompt[0][n].item<int64_t>())};
   spec.sampling.temperature = 0.0;
   const at::Tensor& expected = v.golden.at("generated");

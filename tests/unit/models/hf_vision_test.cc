@@ -263,7 +263,8 @@ TEST_P(HfVisionGolden, GreedyTokensBehindImages) {
                 rows.size(1),
                 {rows.const_data_ptr<float>(), rows.const_data_ptr<float>() + rows.numel()},
                 ends,
-                packed.positions_of(n)});
+                packed.positions_of(n),
+                model.text_of_prompt(prompt.narrow(1, 0, n))});
   EXPECT_EQ(spec.rows->positions.size(), v.own.has_own_sizes() ? static_cast<size_t>(3 * n) : 0U);
   spec.prompt = {static_cast<int32_t>(prompt[0][n].item<int64_t>())};
   spec.sampling.temperature = 0.0;

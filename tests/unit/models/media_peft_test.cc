@@ -177,13 +177,13 @@ TEST(MediaPeft, GreedyTokensBehindImages) {
   const int64_t n = prompt.size(1) - 1, pictures = 2;
   const PackedImages images = a.packed(
       {{0, 3, 3, pictures}}, a.inputs.at("pixels").narrow(0, 1, pictures), prompt.narrow(1, 0, n));
-  const at::Tensor rows = dynamic_cast<MimoModel&>(*loaded.model)
-                              .prompt_rows(prompt.narrow(1, 0, n).contiguous(), &images)
-                              .contiguous();
+  auto& model = dynamic_cast<MimoModel&>(*loaded.model);
+  const at::Tensor given = prompt.narrow(1, 0, n).contiguous(),
+                   rows = model.prompt_rows(given, &images).contiguous();
   const float* values = rows.const_data_ptr<float>();
   RequestSpec spec;
-  spec.rows = std::make_shared<const GivenRows>(
-      GivenRows{n, rows.size(1), {values, values + rows.numel()}, {}, {}});
+  spec.rows = std::make_shared<const GivenRows>(GivenRows{
+      n, rows.size(1), {values, values + rows.numel()}, {}, {}, model.text_of_prompt(given)});
   spec.prompt = {static_cast<int32_t>(prompt[0][n].item<int64_t>())};
   spec.sampling.temperature = 0.0;
   const at::Tensor& expected = a.golden.at("generated");

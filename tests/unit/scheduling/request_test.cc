@@ -37,6 +37,16 @@ TEST(Requests, GoodOnesPass) {
               s.rows = std::make_shared<GivenRows>(GivenRows{1, 4, {1, 2, 3, 4}});
             }),
             "");
+  const auto with_id = [](std::vector<int32_t> ids) {
+    return refusal([&](RequestSpec& s) {
+      s.rows = std::make_shared<GivenRows>(GivenRows{1, 4, {1, 2, 3, 4}, {}, {}, ids});
+    });
+  };
+  EXPECT_EQ(with_id({-1}) + with_id({99}), "");
+  EXPECT_EQ(with_id({-1, 3}), "rows: 1 given rows have 2 ids");
+  for (const int32_t id : {-2, 100})
+    EXPECT_EQ(with_id({id}),
+              cat("rows: token id ", id, " among given rows is outside the vocabulary, 0 to 99"));
   EXPECT_EQ(refusal([](RequestSpec& s) {
               s.stop.max_tokens = 0;
               s.log_probabilities.prompt_top = 0;

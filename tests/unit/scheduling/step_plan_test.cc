@@ -27,8 +27,8 @@ StepPlan full_plan() {
   start.adapter = 4;
   start.prompt_length = 5;
   start.ids = {1, 2, 3};
-  start.rows =
-      std::make_shared<GivenRows>(GivenRows{2, 2, {1, 2, 3, 4}, {2, 2}, {0, 0, 0, 0, 0, 1}});
+  start.rows = std::make_shared<GivenRows>(
+      GivenRows{2, 2, {1, 2, 3, 4}, {2, 2}, {0, 0, 0, 0, 0, 1}, {-1, 7}});
   start.state_input = std::make_shared<StateInput>(StateInput{{8, 9}, {1, 2}, {0.5f, 0.25f}});
   start.sampling.temperature = 0.7;
   start.sampling.logit_bias = {{1, -1.5f}, {8, 2.0f}};
@@ -57,6 +57,7 @@ TEST(StepPlans, SurviveTheWire) {
   ASSERT_EQ(read.starts.size(), 1u);
   EXPECT_EQ(read.starts[0].sampling, plan.starts[0].sampling);
   EXPECT_EQ(read.starts[0].rows->values, plan.starts[0].rows->values);
+  EXPECT_EQ(read.starts[0].rows->ids, plan.starts[0].rows->ids);
   EXPECT_EQ(read.starts[0].state_input->ids, plan.starts[0].state_input->ids);
   EXPECT_EQ(read.rows(), 4);
   EXPECT_EQ(read.num_draws(), 1);
@@ -79,12 +80,16 @@ TEST(StepPlans, EveryPartOfAPlanIsInItsHash) {
       [](StepPlan& p) { ++p.starts[0].ids[0]; },
       [](StepPlan& p) { p.starts[0].rows = nullptr; },
       [](StepPlan& p) {
-        p.starts[0].rows =
-            std::make_shared<GivenRows>(GivenRows{2, 2, {1, 2, 3, 4}, {1, 2}, {0, 0, 0, 0, 0, 1}});
+        p.starts[0].rows = std::make_shared<GivenRows>(
+            GivenRows{2, 2, {1, 2, 3, 4}, {1, 2}, {0, 0, 0, 0, 0, 1}, {-1, 7}});
       },
       [](StepPlan& p) {
-        p.starts[0].rows =
-            std::make_shared<GivenRows>(GivenRows{2, 2, {1, 2, 3, 4}, {2, 2}, {0, 0, 0, 0, 1, 0}});
+        p.starts[0].rows = std::make_shared<GivenRows>(
+            GivenRows{2, 2, {1, 2, 3, 4}, {2, 2}, {0, 0, 0, 0, 1, 0}, {-1, 7}});
+      },
+      [](StepPlan& p) {
+        p.starts[0].rows = std::make_shared<GivenRows>(
+            GivenRows{2, 2, {1, 2, 3, 4}, {2, 2}, {0, 0, 0, 0, 0, 1}, {-1, 8}});
       },
       [](StepPlan& p) { p.starts[0].sampling.min_p = 0.5; },
       [](StepPlan& p) { p.starts[0].log_probabilities.processed = true; },
