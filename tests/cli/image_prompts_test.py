@@ -9,6 +9,7 @@ import support
 from media_model import GOLDEN, SAME
 from support import call, read_safetensors
 
+ADAPTER = os.path.join(GOLDEN, "..", "lora", "llava_modules")
 SOUNDS = os.path.join(GOLDEN, "sounds")
 MEDIA = os.path.join(SAME, "json", "media")
 
@@ -111,6 +112,37 @@ class ImagePromptsTest(support.FolderTest):
         self.assertEqual(self.generate(self.path("ours"), *prompt, "--media-model", model)[0]["tokens"], case["tokens"])
         result = call("generate", self.path("ours"), *prompt)
         self.assertRegex(result.stderr, r"error: .*: has no image processor \(preprocessor_config.json\)\n.*--media-model")
+
+    def adapter(self, name, keep):
+        """PEFT's folder with the update of the modules whose names `keep` accepts alone: the others' factors B are zeros."""
+        folder = self.path(name)
+        shutil.copytree(ADAPTER, folder)
+        file = os.path.join(folder, "adapter_model.safetensors")
+        with open(file, "rb") as stream:
+            data = bytearray(stream.read())
+        begin = 8 + int.from_bytes(data[:8], "little")
+        for tensor, entry in json.loads(bytes(data[8:begin])).items():
+            if tensor.endswith("lora_B.weight") and not keep(tensor):
+                first, last = (begin + offset for offset in entry["data_offsets"])
+                data[first:last] = bytes(last - first)
+        with open(file, "wb") as stream:
+            stream.write(data)
+        return folder
+
+    def test_adapters_of_encoder_projector_and_language_model(self):
+        """Each module's own update changes what is generated behind an image; that of all is what a checkpoint with them gives."""
+        model, image = self.model(), media("1_img1.jpg")[0]
+
+        def tokens(folder, *flags, image=image):
+            return self.generate(folder, "--prompt", "<image>\nab", "--image", image, *flags)[0]["tokens"]
+        plain, whole = tokens(model), tokens(model, "--adapter", ADAPTER)
+        self.assertEqual(tokens(model, "--adapter", self.adapter("none", lambda name: False)), plain)
+        own = {module: tokens(model, "--adapter", self.adapter(module, lambda name, module=module: module in name))
+               for module in ("vision_tower", "multi_modal_projector", "language_model")}
+        self.assertEqual(len({str(result) for result in (plain, whole, *own.values())}), 5)
+        self.assertNotEqual(tokens(model, "--adapter", ADAPTER, image=media("0_img1.png")[0]), whole)
+        self.output("convert-checkpoint", "--load", model, "--adapter", ADAPTER, "--save", self.path("ours"))
+        self.assertEqual(tokens(self.path("ours"), "--media-model", model), whole)
 
     def test_what_is_wrong_with_images_is_named(self):
         model, image = self.model(), media("1_img1.jpg")[0]
