@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import tarfile
 import wave
 
 import support
@@ -131,6 +132,65 @@ class MimoTest(support.FolderTest):
         shutil.move(self.path("long.wav"), self.path("sounds"))
         run[run.index("--media-root") + 1] = self.path("sounds")
         self.assert_error(1, f"{self.path('sounds.jsonl')}: line 13: the sound has 496000 samples, more than the 480000 of 30 s that the model hears", *run, *model)
+
+    def test_images_and_sounds_in_one_sample(self):
+        write_media_model(self.path("audio"), "qwen2_audio")
+        with open(self.path("both.jinja"), "w") as file:
+            file.write("{% for m in messages %}{{ m['role'] }}: {% if m['role'] == 'assistant' %}{% generation %}{% for c in m['content'] %}"
+                       "{{ c['text'] }}{% endfor %}{% endgeneration %}{% else %}{% for c in m['content'] %}{% if c['type'] == 'image' %}<image>"
+                       "{% elif c['type'] == 'audio' %}<|AUDIO|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}{% endfor %}")
+        sounds, folder = ["low.wav", "odd.wav", "short.wav"], self.path("media")
+        shutil.copytree(os.path.join(GOLDEN, "sounds"), folder)
+        for name in IMAGES:
+            shutil.copy(os.path.join(SAME, "json", "media", name), folder)
+        captions = [{"image": IMAGES[i % 3], "audio": sounds[i // 3 % 3], "caption": "xyz" * (1 + i % 5)} for i in range(9)]
+        captions += [{"image": IMAGES[0], "caption": "seen"}, {"audio": sounds[0], "caption": "heard"}]
+        talk = {"audio": sounds[1], "image": [IMAGES[1], IMAGES[2]], "conversations": [
+            {"from": "human", "value": "a <image> and <audio> then <image>"}, {"from": "gpt", "value": "abc"}]}
+
+        def rows(name, *rows):
+            with open(self.path(name), "w") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
+            return self.path(name)
+        model = (" ".join(MODEL) + " --audio-model-type whisper --audio-num-layers 1 --audio-hidden-size 16 --audio-ffn-hidden-size 24 "
+                 "--audio-num-attention-heads 2 --audio-token-id 272 --seq-length 128").split()
+        self.data[1] = rows("both.jsonl", *captions, talk)
+        self.data[self.data.index("--media-root") + 1] = folder
+        models = ["--media-model", self.path("llava"), "--audio-media-model", self.path("audio"), "--chat-template", self.path("both.jinja")]
+        self.data += models[2:]
+        whole = self.train("whole", "--train-iters", "6", model=model)
+        self.assertIn("both.jsonl: 12 samples, ", whole.stderr + whole.stdout)
+        losses = [row["lm loss"] for row in metrics(self.path("whole"))]
+        self.assertLess(losses[-1], losses[0])
+        self.train("parts", "--train-iters", "6", "--exit-interval", "4", "--save-interval", "4", model=model)
+        self.train("parts", "--train-iters", "6", "--num-workers", "0", "--start-mode", "resume-or-fresh", model=model)
+        self.assertEqual([row["lm loss"] for row in metrics(self.path("parts"))], losses)
+        self.assertEqual(weights(self.path("parts")), weights(self.path("whole")))
+        shown = self.output("inspect-dataset", self.data[1], "--media-root", folder, *models, "--sample", "11", "--save-media", self.path("seen"))
+        self.assertRegex(shown, r"a \[image \S+ -> 4 tokens\] and \[sound .* -> \d+ tokens?\] then \[image \S+ -> 4 tokens\]")
+        self.assertEqual(sorted(os.listdir(self.path("seen"))), [f"sample-11-medium-{i}-picture-1.png" for i in (1, 3)])
+        # The same captions as members of a shard: the same losses.
+        with tarfile.open(self.path("shard.tar"), "w") as file:
+            for i, row in enumerate(captions):
+                for key in ("image", "audio"):
+                    if key in row:
+                        file.add(os.path.join(folder, row[key]), f"{i:03}.{row[key].rsplit('.')[-1]}")
+                with open(self.path("text"), "w") as text:
+                    text.write(row["caption"])
+                file.add(self.path("text"), f"{i:03}.txt")
+        runs = []
+        for name in (rows("captions.jsonl", *captions), self.path("shard.tar")):
+            self.data[1] = name
+            self.train("run" + name[-3:], "--train-iters", "2", model=model)
+            runs.append([row["lm loss"] for row in metrics(self.path("run" + name[-3:]))])
+        self.assertEqual(*runs)
+        run = ["pretrain", *RUN, *self.data, "--train-iters", "1", *model]
+        at = run.index("--audio-media-model")
+        self.assert_error(2, "--audio-media-model is not given", *run[:at], *run[at + 2:])
+        self.assert_error(2, "--audio-media-model has no effect: the model does not read both images and sounds", *run, "--audio-model-type", "none")
+        self.assert_error(1, f"{self.path('llava')}: its model reads images, expected one that reads sounds", *run, "--audio-media-model", self.path("llava"))
+        self.assert_error(1, f"{self.path('audio')}: its model reads sounds, expected one that reads images beside {self.path('audio')}", *run,
+                          "--media-model", self.path("audio"))
 
     def test_what_contradicts_the_model_is_named(self):
         model = list(MODEL)

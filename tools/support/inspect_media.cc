@@ -53,7 +53,8 @@ class Inspector {
         tokenizer_(make_tokenizer(
             tokenizer.tokenizer_type.empty() ? find_tokenizer(config.media_model) : tokenizer)),
         conversations_(*tokenizer_, config.media_model, template_config()),
-        encoder_(*tokenizer_, conversations_, read_media_rules(config.media_model, *tokenizer_),
+        encoder_(*tokenizer_, conversations_,
+                 read_media_rules(config.media_model, config.audio_media_model, *tokenizer_),
                  config.escape_modality_text) {}
 
   ReadSample read(const SourceRow& row, const std::string& file) const {
@@ -199,6 +200,9 @@ void InspectMediaConfig::fields(FieldVisitor& v) {
       "folder of a Hugging Face model, whose config.json, image processor and tokenizer say what "
       "images and sound become; the input is rows of text with media (.tar, .json, .jsonl, "
       ".parquet)");
+  v.field("audio_media_model", audio_media_model,
+          "folder of a Hugging Face model that hears, which says what sounds become; --media-model "
+          "then says what images become");
   v.field("media_root", media_root,
           "folder of the media that rows name; empty: the folder of the row's file");
   v.field("save_media", save_media,
@@ -212,6 +216,7 @@ void InspectMediaConfig::fields(FieldVisitor& v) {
 
 void InspectMediaConfig::validate(Violations& violations) const {
   if (!media_model.empty()) return;
+  violations.require(audio_media_model.empty(), "--audio-media-model needs --media-model");
   violations.require(media_root.empty(), "--media-root needs --media-model");
   violations.require(save_media.empty(), "--save-media needs --media-model");
   violations.require(chat_template.empty(), "--chat-template needs --media-model");

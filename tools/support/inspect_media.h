@@ -12,7 +12,7 @@
 namespace megatron {
 
 struct InspectMediaConfig : Config {
-  std::string media_model;
+  std::string media_model, audio_media_model;
   std::string media_root;
   std::string save_media;
   std::string chat_template;

@@ -176,10 +176,10 @@ MediumText image_text(const MediaRules& rules, ImageSize size) {
 }
 
 MediumText sound_text(const MediaRules& rules, int64_t samples, const std::string& where) {
-  MEGATRON_CHECK(rules.family == Family::kVoxtral || samples <= kMelClip, where, ": the sound has ",
-                 samples, " samples, more than the ", kMelClip, " of 30 s that the model hears");
-  const int64_t rows = rules.family == Family::kVoxtral ? voxtral_tokens(samples)
-                                                        : qwen2_audio_tokens(mel_frames(samples));
+  const bool voxtral = rules.heard == Family::kVoxtral;
+  MEGATRON_CHECK(voxtral || samples <= kMelClip, where, ": the sound has ", samples,
+                 " samples, more than the ", kMelClip, " of 30 s that the model hears");
+  const int64_t rows = voxtral ? voxtral_tokens(samples) : qwen2_audio_tokens(mel_frames(samples));
   MEGATRON_CHECK(rows > 0, where, ": the sound has ", samples,
                  " samples, too few for one token of the model");
   return {rules.sound->token, {rows}};
@@ -193,6 +193,7 @@ MediaRules read_media_rules(const std::filesystem::path& folder, const Tokenizer
   out.family = family_of(file);
   std::string processor;
   if (out.family == Family::kQwen2Audio || out.family == Family::kVoxtral) {
+    out.heard = out.family;
     out.sound = rule_of(tokenizer,
                         file.id("audio_token_id", "audio_token_index",
                                 out.family == Family::kVoxtral ? int64_t{24} : int64_t{151646}),
@@ -208,6 +209,25 @@ MediaRules read_media_rules(const std::filesystem::path& folder, const Tokenizer
                         out.class_rows, " ", out.rows_of_a_picture, " ",
                         out.image ? out.image->id : -1, " ", out.sound ? out.sound->id : -1);
   if (out.hears()) out.description += cat(" ", out.mel_bins);
+  return out;
+}
+
+MediaRules read_media_rules(const std::filesystem::path& folder,
+                            const std::filesystem::path& sounds, const Tokenizer& tokenizer) {
+  MediaRules out = read_media_rules(folder, tokenizer);
+  if (sounds.empty()) return out;
+  MEGATRON_CHECK(out.sees() && !out.hears(), folder.string(),
+                 ": its model reads sounds, expected one that reads images beside ",
+                 sounds.string());
+  const MediaRules heard = read_media_rules(sounds, tokenizer);
+  MEGATRON_CHECK(heard.hears() && !heard.sees(), sounds.string(),
+                 ": its model reads images, expected one that reads sounds");
+  MEGATRON_CHECK(heard.sound->id != out.image->id, folder.string(), " and ", sounds.string(), ": ",
+                 out.image->token, " is the token of images and of sounds");
+  out.sound = heard.sound;
+  out.heard = heard.heard;
+  out.mel_bins = heard.mel_bins;
+  out.description += cat("; ", heard.description);
   return out;
 }
 

@@ -34,10 +34,12 @@ struct ModalityRule {
   int32_t id = -1;
 };
 
-// The rules of a model: those of its config.json, and of its image processor.
+// The rules of a model: those of its config.json, and of its image processor; or of a model that
+// sees and hears, those of two.
 struct MediaRules {
   enum class Family { kLlava, kLlavaNext, kInternVl, kGemma3, kQwen2Vl, kQwen2Audio, kVoxtral };
-  Family family = Family::kLlava;
+  Family family = Family::kLlava;            // of images; of a model that only hears, as `heard`
+  Family heard = Family::kQwen2Audio;        // of sounds
   std::optional<ModalityRule> image, sound;  // nullopt: not of this model
   ImageProcessorConfig processor;
   int64_t patch = 14;
@@ -49,6 +51,7 @@ struct MediaRules {
 
   // Of the encoder's patches: sides of blocks that become one feature, and how often a still image
   // is repeated.
+  bool sees() const { return image.has_value(); }
   bool hears() const { return sound.has_value(); }
   int64_t block() const { return family == Family::kQwen2Vl ? processor.merge : 1; }
   int64_t frames() const { return family == Family::kQwen2Vl ? processor.frames : 1; }
@@ -58,6 +61,10 @@ struct MediaRules {
 // transformers. Throws Error: another model, a token that the tokenizer does not have, what is not
 // built.
 MediaRules read_media_rules(const std::filesystem::path& folder, const Tokenizer& tokenizer);
+// The rules of images of `folder` and those of sounds of `sounds`; empty: those of `folder` alone.
+// Throws Error if one of them is the other's, and for one token of both.
+MediaRules read_media_rules(const std::filesystem::path& folder,
+                            const std::filesystem::path& sounds, const Tokenizer& tokenizer);
 
 // Throws Error that begins with `where`: a medium of a kind that the model does not have, sound
 // that is too short or too long, an image that the processor cannot resize.

@@ -14,7 +14,7 @@ SampleSound sample_sound(const MediaRules& rules, const MediumFacts& medium) {
   SampleSound out;
   out.frames = mel_frames(medium.samples);
   out.bins = rules.mel_bins;
-  const bool whole = rules.family == MediaRules::Family::kVoxtral;  // clips of 30 s
+  const bool whole = rules.heard == MediaRules::Family::kVoxtral;  // clips of 30 s
   out.clips = whole ? (out.frames + kFrames - 1) / kFrames : 1;
   out.frames_of_clip = whole ? kFrames : (out.frames + 1) / 2 * 2;
   return out;

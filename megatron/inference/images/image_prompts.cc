@@ -58,6 +58,9 @@ ImagePrompts::ImagePrompts(Model& model, const Tokenizer& tokenizer,
   MEGATRON_ASSERT(reads_media(model.config(), MediaKind::kImage) ||
                       reads_media(model.config(), MediaKind::kSound),
                   "media for a model without an encoder");
+  MEGATRON_CHECK(!own_of(model).sees() || !own_of(model).hears(), folder.string(),
+                 ": holds the rules of images or of sounds, the model reads both: its prompts with "
+                 "media are not built");
   check_media_rules(encoder_.rules(), own_of(model), folder.string());
 }
 

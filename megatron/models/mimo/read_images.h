@@ -12,7 +12,7 @@
 
 namespace megatron {
 
-// Throws Error unless the rules of `folder` make the pictures or the sounds that the model reads,
+// Throws Error unless the rules of `folder` make the pictures and the sounds that the model reads,
 // and as many tokens as they have features.
 void check_media_rules(const MediaRules& rules, const MimoConfig& own, const std::string& folder);
 

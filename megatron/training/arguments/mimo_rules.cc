@@ -20,6 +20,10 @@ void MimoDataConfig::fields(FieldVisitor& v) {
   v.field("media_model", media_model,
           "folder of a Hugging Face model, whose config.json and image processor say what media of "
           "rows become");
+  v.field(
+      "audio_media_model", audio_media_model,
+      "folder of a Hugging Face model that hears, whose config.json says what sounds become of a "
+      "model that also sees; --media-model then says what images become");
   v.field("media_root", media_root,
           "folder of the media that rows name; empty: the folder of the row's file");
   v.field(
@@ -237,6 +241,14 @@ void validate_mimo(const Arguments& a, Violations& v) {
     v.add("--media-model is not given",
           "the folder of a Hugging Face model whose config.json and image processor say what media "
           "become");
+  const bool both = own.sees() && own.hears();
+  v.require(both || data.audio_media_model.empty(),
+            "--audio-media-model has no effect: the model does not read both images and sounds",
+            "--media-model alone");
+  v.require(!both || a.data.mock_data || !data.audio_media_model.empty(),
+            "--audio-media-model is not given",
+            "the folder of a Hugging Face model whose config.json says what sounds become, beside "
+            "--media-model, which says what images become");
   if (!a.data.mock_data && (data.mock_images > 0 || data.mock_image_patches > 0))
     v.add("--mock-images and --mock-image-patches have no effect without --mock-data");
   if (data.mock_image_patches > 0 && !own.has_own_sizes())

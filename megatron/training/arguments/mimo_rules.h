@@ -16,7 +16,8 @@ inline constexpr int64_t kMostBadMedia = 100;
 
 // Where images come from, and what becomes of rows with them.
 struct MimoDataConfig : Config {
-  std::string media_model;  // folder of a Hugging Face model
+  std::string media_model;        // folder of a Hugging Face model
+  std::string audio_media_model;  // of one that hears, beside one that sees
   std::string media_root;
   bool escape_modality_text = false;
   bool loss_at_media = true;

@@ -79,9 +79,12 @@ class MediaFiles {
       : data_(own_config<MimoDataConfig>(a.own)),
         cache_path_(a.data.data_cache_path),
         conversations_(tokenizer, data_.media_model, a.sft),
-        encoder_(tokenizer, conversations_, read_media_rules(data_.media_model, tokenizer),
+        encoder_(tokenizer, conversations_,
+                 read_media_rules(data_.media_model, data_.audio_media_model, tokenizer),
                  data_.escape_modality_text) {
-    check_media_rules(encoder_.rules(), own_config<MimoConfig>(a.own), data_.media_model);
+    const std::string& sounds = data_.audio_media_model;
+    check_media_rules(encoder_.rules(), own_config<MimoConfig>(a.own),
+                      data_.media_model + (sounds.empty() ? "" : " and " + sounds));
     limits_.max_image_pixels = data_.max_image_pixels;
   }
 
