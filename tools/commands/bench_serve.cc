@@ -120,10 +120,12 @@ std::string bound_text(ModelService& service, const EngineConfig& engine, const 
                      .output_tokens = load.output_tokens},
                     rates);
   const auto percent = [](double part) { return format_fixed(100.0 * part, 1) + "%"; };
-  std::string text =
-      cat("bound of this machine: copies of ", format_fixed(rates.copied_bytes * 1e-12, 2),
-          " TB/s and products of ", format_fixed(rates.operations * 1e-12, 1), " TFLOP/s allow ",
-          format_fixed(bound.token_seconds * 1e3, 2), " ms between tokens");
+  std::string text = cat(
+      "bound of this machine: copies of ", format_fixed(rates.copied_bytes * 1e-12, 2),
+      " TB/s and products of ", format_fixed(rates.operations * 1e-12, 1), " TFLOP/s",
+      rates.fp8_operations > 0 ? cat(" (FP8: ", format_fixed(rates.fp8_operations * 1e-12, 1), ")")
+                               : "",
+      " allow ", format_fixed(bound.token_seconds * 1e3, 2), " ms between tokens");
   if (load.request_rate == 0.0)
     text += cat(" and ", format_fixed(bound.tokens_per_second, 1), " generated tokens/s, of which ",
                 percent(summary.output_tokens_per_second / bound.tokens_per_second), " were seen");
@@ -159,9 +161,12 @@ int bench_serve(int argc, char** argv) {
   MachineRates rates;
   if (config.url.empty()) {
     const c10::Device device = choose_device(load.device);
-    if (!config.json) rates = measure_rates(device.is_cuda() ? at::kBFloat16 : at::kFloat, device);
+    if (!config.json)
+      rates = measure_rates(device.is_cuda() ? at::kBFloat16 : at::kFloat, device,
+                            load.fp8_format != Fp8Format::kNone);
     service = load_served_model(load, engine, groups);
     target = make_engine_target(service->engine(), service->model().tokenizer->vocab_size());
+    service->warm_up();
     service->start();
   } else {
     target = make_http_target(parse_url(config.url), config.ca_file,

@@ -11,25 +11,29 @@
 namespace megatron {
 
 struct MachineRates {
-  double copied_bytes = 0.0;  // a second, read and written
-  double operations = 0.0;    // of matrix products, a second
+  double copied_bytes = 0.0;    // a second, read and written
+  double operations = 0.0;      // of matrix products, a second, as they are sustained
+  double fp8_operations = 0.0;  // of those in FP8; 0: not measured
 };
 
-// Measured here and now, in less than a second and, on a GPU, 1.2 GiB, which are given back.
-// `type` of the products.
-MachineRates measure_rates(at::ScalarType type, at::Device device);
+// Measured here and now. A GPU slows down to the power that it may take within the first second of
+// products, so that they run for one second before the next one is measured; on a GPU that takes
+// about two seconds, twice as many with FP8, and 1.2 GiB, which are given back. `type` of the
+// products; `fp8`: also those in E4M3.
+MachineRates measure_rates(at::ScalarType type, at::Device device, bool fp8 = false);
 
 // What one token costs.
 struct ServedCost {
   double weight_bytes = 0.0;     // read for a step, whatever its number of tokens
-  double operations = 0.0;       // of the products of all layers
+  double operations = 0.0;       // of the products of all layers, but those in FP8
+  double fp8_operations = 0.0;   // of those in FP8
   double head_operations = 0.0;  // of the logits
   double cache_bytes = 0.0;      // of a position that it sees
   double pair_operations = 0.0;  // of attention to it
 };
 
-// Of a decoder of dense layers with 16-bit or wider weights; nothing: of another model.
-// `cache_bytes`: of an element of the cache.
+// Of a decoder of dense layers with weights in FP8 or of 16 bits or more; nothing: of another
+// model. `cache_bytes`: of an element of the cache.
 std::optional<ServedCost> served_cost(Model& model, int64_t cache_bytes);
 
 struct ServedLoad {
