@@ -263,10 +263,10 @@ TokenSampler::Draws TokenSampler::draw(const at::Tensor& logits, std::span<const
   VocabularyLogits all(logits, vocab_size_, shards_of(tp_));
   SamplingBatch batch = batch_of(rows);
   const std::vector<DraftedCounts> drafted = count_drafts(rows, batch);
-  const at::Tensor ids = all.draw(batch), finite = all.finite();
+  const at::Tensor ids = all.draw(batch);
   keep_counts(drafted, ids);
-  std::vector<at::Tensor> parts = {
-      at::stack({ids.to(at::kDouble), finite.to(at::kDouble)}, 1).view({-1})};
+  VocabularyLogits::Told told = all.told(ids);
+  std::vector<at::Tensor> parts = {told.numbers};
   const auto selected = [&](const std::vector<int64_t>& of) {
     return to_device(at::tensor(of, at::kLong), logits.device());
   };
@@ -280,8 +280,7 @@ TokenSampler::Draws TokenSampler::draw(const at::Tensor& logits, std::span<const
     parts.push_back(drawn.pack(
         all.at_rows(index).drawn_log_probabilities(ids.index_select(0, index), drawn.most())));
   }
-  const at::Tensor known = finite.logical_and(ids.ge(0));
-  return {at::where(known, ids, at::zeros_like(ids)), at::cat(parts)};
+  return {std::move(told.ids), parts.size() == 1 ? std::move(told.numbers) : at::cat(parts)};
 }
 
 at::Tensor TokenSampler::score(const at::Tensor& logits, const std::vector<int32_t>& targets,

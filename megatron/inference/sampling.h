@@ -87,8 +87,11 @@ class TokenSampler {
     std::span<const int32_t> drafts = {};
   };
   struct Draws {
-    at::Tensor ids;     // [rows] int64; 0 where no token could be drawn
-    at::Tensor report;  // [DrawReport::size()] fp64
+    at::Tensor ids;              // [rows] int64; 0 where no token could be drawn
+    at::Tensor numbers;          // fp64: these ids, then the report
+    at::Tensor report() const {  // [DrawReport::size()]
+      return numbers.narrow(0, ids.size(0), numbers.size(0) - ids.size(0));
+    }
   };
   // logits [rows, columns]; everything stays on their device.
   //

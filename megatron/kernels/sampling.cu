@@ -1,4 +1,7 @@
-// Compiled with --fmad=false so that draws are bit-equal to the CPU's. A block of threads per row.
+// Compiled with --fmad=false so that draws are bit-equal to the CPU's. A block of threads per row;
+// where there are few rows on Hopper, a cluster of them, for largest numbers, which have no order.
+#include <cooperative_groups.h>
+
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/sampling_math.h"
 
@@ -17,6 +20,73 @@ __device__ Acc largest_of_row(const Acc* x, int64_t columns, Acc* shared) {
   Acc most = -INFINITY;
   for (int64_t i = threadIdx.x; i < columns; i += kRowThreads) most = x[i] > most ? x[i] : most;
   return largest_of_block(most, shared);
+}
+
+// Blocks of a row that is divided, and how many rows of how many columns are.
+constexpr int kParts = 8;
+constexpr int64_t kMostDividedRows = 32, kLeastDividedColumns = 4096;
+
+// The part of a row that this block has.
+struct RowPart {
+  int64_t row = 0;
+  int rank = 0, count = 1;
+  __device__ int64_t first() const { return int64_t{rank} * kRowThreads + threadIdx.x; }
+  __device__ int64_t step() const { return int64_t{count} * kRowThreads; }
+};
+__device__ RowPart row_part() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const auto cluster = cooperative_groups::this_cluster();
+  const auto count = static_cast<int>(cluster.num_blocks());
+  return {blockIdx.x / count, static_cast<int>(cluster.block_rank()), count};
+#else
+  return {blockIdx.x, 0, 1};
+#endif
+}
+
+// combine(what another block of the row has), by the first thread of the first one. `own`: this
+// block's, in shared memory, written by its first thread.
+template <class T, class F>
+__device__ void combine_parts([[maybe_unused]] T* own, [[maybe_unused]] const RowPart& part,
+                              [[maybe_unused]] F&& combine) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (part.count == 1) return;
+  const auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  if (part.rank == 0 && threadIdx.x == 0)
+    for (int i = 1; i < part.count; ++i) combine(*cluster.map_shared_rank(own, i));
+  cluster.sync();  // shared memory stays until it was read
+#endif
+}
+
+template <class Acc>
+struct Extremes {
+  Acc bad, most;
+};
+
+// Of logits as they are.
+template <class Acc>
+__global__ void __launch_bounds__(kRowThreads) extremes_kernel(SamplingLogits a, double* extremes) {
+  __shared__ Acc shared[33];
+  __shared__ Extremes<Acc> own;
+  const RowPart part = row_part();
+  const Acc* x = static_cast<const Acc*>(a.logits) + part.row * a.stride;
+  Acc bad = 0, most = -INFINITY;
+#pragma unroll 4
+  for (int64_t i = part.first(); i < a.columns; i += part.step()) {
+    const Acc value = x[i];
+    if (!(value < Acc(INFINITY))) bad = 1;
+    most = value > most ? value : most;
+  }
+  bad = largest_of_block(bad, shared);
+  most = largest_of_block(most, shared);
+  if (threadIdx.x == 0) own = {bad, most};
+  combine_parts(&own, part, [&](const Extremes<Acc>& other) {
+    bad = max(bad, other.bad);
+    most = max(most, other.most);
+  });
+  if (threadIdx.x != 0 || part.rank != 0) return;
+  extremes[part.row] = static_cast<double>(bad);
+  extremes[a.rows + part.row] = extremes[2 * a.rows + part.row] = static_cast<double>(most);
 }
 
 template <class Acc>
@@ -174,18 +244,26 @@ __device__ void first_of_block(Acc& value, int64_t& id, Acc* values, int64_t* id
 }
 
 template <class Acc>
+struct Candidate {
+  Acc value;
+  int64_t id;
+};
+
+template <class Acc>
 __global__ void __launch_bounds__(kRowThreads) draw_kernel(SamplingLogits a, double* best) {
   __shared__ Acc values[kRowThreads];
   __shared__ int64_t ids[kRowThreads];
-  const int64_t row = blockIdx.x;
+  __shared__ Candidate<Acc> best_of_block;
+  const RowPart part = row_part();
+  const int64_t row = part.row;
   const SamplingRow how = a.row[row];
   const LogitsRow<Acc> own = logits_row<Acc>(a, row);
   const bool noisy = how.temperature > 0.0;
   Acc most = -INFINITY;
   int64_t chosen = -1;
   // Each thread takes the four ids of a Philox block.
-  for (int64_t block = own.first_id / 4 + threadIdx.x; 4 * block < own.first_id + own.columns;
-       block += kRowThreads) {
+  for (int64_t block = own.first_id / 4 + part.first(); 4 * block < own.first_id + own.columns;
+       block += part.step()) {
     uint32_t words[4];
     if (noisy) {
       const uint64_t counter = noise_block(how, 4 * block);
@@ -206,7 +284,13 @@ __global__ void __launch_bounds__(kRowThreads) draw_kernel(SamplingLogits a, dou
     }
   }
   first_of_block(most, chosen, values, ids);
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x == 0) best_of_block = {most, chosen};
+  combine_parts(&best_of_block, part, [&](const Candidate<Acc>& other) {
+    if (!precedes(other.value, other.id, most, chosen)) return;
+    most = other.value;
+    chosen = other.id;
+  });
+  if (threadIdx.x != 0 || part.rank != 0) return;
   best[row] = static_cast<double>(most);
   best[a.rows + row] = static_cast<double>(chosen);
 }
@@ -262,6 +346,11 @@ __global__ void count_kernel(SamplingLogits a, const int64_t* ids, int32_t* coun
   if (column >= 0 && column < a.columns) counts[a.row[row].counts * a.columns + column] += 2;
 }
 
+__global__ void tell_kernel(ToldDraws a) {
+  const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row < a.rows) tell_draw(a, row);
+}
+
 // Calls f with the type of the logits, then checks the launch.
 template <class F>
 void start_rows(const SamplingLogits& a, const char* what, F&& f) {
@@ -275,10 +364,30 @@ void start_rows(const SamplingLogits& a, const char* what, F&& f) {
 
 unsigned grid(const SamplingLogits& a) { return static_cast<unsigned>(a.rows); }
 
+// Starts a kernel that knows parts of rows.
+template <class Kernel, class Out>
+void start_parts(const SamplingLogits& a, Kernel kernel, Out* out, void* stream) {
+  static const bool hopper = is_hopper();
+  const bool divided = hopper && a.rows <= kMostDividedRows && a.columns >= kLeastDividedColumns;
+  const unsigned parts = divided ? kParts : 1;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = parts;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid(a) * parts;
+  config.blockDim = kRowThreads;
+  config.stream = as_stream(stream);
+  config.attrs = &cluster;
+  config.numAttrs = divided ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, a, out), "a launch of parts of rows");
+}
+
 }  // namespace
 
 void process_logits_cuda(const SamplingLogits& a, double* extremes, void* stream) {
   start_rows(a, "process_logits", [&](auto acc) {
+    if (a.row == nullptr) return start_parts(a, extremes_kernel<decltype(acc)>, extremes, stream);
     process_kernel<decltype(acc)><<<grid(a), kRowThreads, 0, as_stream(stream)>>>(a, extremes);
   });
 }
@@ -314,9 +423,8 @@ void place_ties_cuda(const SamplingLogits& a, SelectBy by, const int64_t* before
 }
 
 void draw_tokens_cuda(const SamplingLogits& a, double* best, void* stream) {
-  start_rows(a, "draw_tokens", [&](auto acc) {
-    draw_kernel<decltype(acc)><<<grid(a), kRowThreads, 0, as_stream(stream)>>>(a, best);
-  });
+  start_rows(a, "draw_tokens",
+             [&](auto acc) { start_parts(a, draw_kernel<decltype(acc)>, best, stream); });
 }
 
 void sum_probabilities_cuda(const SamplingLogits& a, int64_t* sums, void* stream) {
@@ -336,6 +444,11 @@ void largest_logits_cuda(const SamplingLogits& a, int64_t n, double* values, int
 void count_tokens_cuda(const SamplingLogits& a, const int64_t* ids, int32_t* counts, void* stream) {
   count_kernel<<<blocks_for(a.rows), kThreads, 0, as_stream(stream)>>>(a, ids, counts);
   check_cuda(cudaGetLastError(), "count_tokens");
+}
+
+void tell_draws_cuda(const ToldDraws& args, void* stream) {
+  tell_kernel<<<blocks_for(args.rows), kThreads, 0, as_stream(stream)>>>(args);
+  check_cuda(cudaGetLastError(), "tell_draws");
 }
 
 }  // namespace megatron

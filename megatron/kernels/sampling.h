@@ -121,4 +121,15 @@ void count_tokens_cpu(const SamplingLogits& logits, const int64_t* ids, int32_t*
 void count_tokens_cuda(const SamplingLogits& logits, const int64_t* ids, int32_t* counts,
                        void* stream);
 
+// What hosts and next steps learn of draws.
+struct ToldDraws {
+  int64_t rows = 0;
+  const double* extremes = nullptr;  // [3, rows], of process_logits
+  const int64_t* ids = nullptr;      // [rows], -1: no id is allowed
+  int64_t* kept = nullptr;           // [rows]: the ids; 0: there is none, or logits are not finite
+  double* numbers = nullptr;  // [3 rows]: those ids, then of each row its id and 1 if it is finite
+};
+void tell_draws_cpu(const ToldDraws& args, int64_t begin, int64_t end);
+void tell_draws_cuda(const ToldDraws& args, void* stream);
+
 }  // namespace megatron

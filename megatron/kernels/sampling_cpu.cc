@@ -229,4 +229,8 @@ void count_tokens_cpu(const SamplingLogits& a, const int64_t* ids, int32_t* coun
   }
 }
 
+void tell_draws_cpu(const ToldDraws& args, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) tell_draw(args, row);
+}
+
 }  // namespace megatron

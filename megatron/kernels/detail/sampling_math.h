@@ -163,6 +163,17 @@ MEGATRON_HOST_DEVICE bool is_masked(const SamplingLogits& logits, const Sampling
   return (word >> (id % 32) & 1u) == 0;
 }
 
+// Whether logits hold neither NaN nor infinity, and not -infinity alone, which excludes an id.
+MEGATRON_HOST_DEVICE void tell_draw(const ToldDraws& a, int64_t row) {
+  const double most = a.extremes[a.rows + row];
+  const bool finite = a.extremes[row] == 0.0 && most - most == 0.0;
+  const int64_t id = a.ids[row], kept = finite && id >= 0 ? id : 0;
+  a.kept[row] = kept;
+  a.numbers[row] = static_cast<double>(kept);
+  a.numbers[a.rows + 2 * row] = static_cast<double>(id);
+  a.numbers[a.rows + 2 * row + 1] = finite ? 1.0 : 0.0;
+}
+
 // Whether (value, id) comes before another in the order of falling values, then rising ids.
 // Ids are at least 0; a negative one stands for nothing.
 template <class Acc>

@@ -73,8 +73,15 @@ SamplingLogits VocabularyLogits::arguments(const at::Tensor& logits,
   return args;
 }
 
-at::Tensor VocabularyLogits::finite() const {
-  return extremes_[0].eq(0.0).logical_and(extremes_[1].isfinite());
+VocabularyLogits::Told VocabularyLogits::told(const at::Tensor& ids) const {
+  const int64_t n = ids.size(0);
+  Told told{at::empty_like(ids), at::empty({3 * n}, extremes_.options())};
+  const ToldDraws args{n, extremes_.const_data_ptr<double>(), ids.const_data_ptr<int64_t>(),
+                       told.ids.data_ptr<int64_t>(), told.numbers.data_ptr<double>()};
+  launch(
+      ids, n, 1, [&](int64_t begin, int64_t end) { tell_draws_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(tell_draws_cuda(args, stream)); });
+  return told;
 }
 
 LogProbabilities VocabularyLogits::log_probabilities(const at::Tensor& ids, int64_t n) const {

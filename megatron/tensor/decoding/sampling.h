@@ -52,8 +52,6 @@ class VocabularyLogits {
   // The same of some rows, index [n] int64.
   VocabularyLogits at_rows(const at::Tensor& index) const;
 
-  // [rows] bool: no logit is NaN or infinity, and not all are -infinity, which excludes an id.
-  at::Tensor finite() const;
   // Of the logits as the model gave them. `ids` [rows] int64; n at most columns. The same for any
   // number of shards; but in batch-invariant mode with the bits of the loss that training computes
   // over as many shards.
@@ -62,6 +60,14 @@ class VocabularyLogits {
   // Ids [rows] int64; -1: no id is allowed. Rows that are not finite give any id. Adds them to
   // batch.counts. Call once.
   at::Tensor draw(const SamplingBatch& batch);
+  // After draw(): what is known of its `ids`.
+  struct Told {
+    at::Tensor ids;  // [rows] int64; 0 where none is allowed, or logits are not finite
+    // [3 rows] fp64: these ids; then of each row what was drawn, and 1 if no logit is NaN or
+    // infinity and not all are -infinity, which excludes an id, else 0
+    at::Tensor numbers;
+  };
+  Told told(const at::Tensor& ids) const;
   // After draw(): of the distributions that were drawn from; at temperature 0 those at temperature
   // 1 of the ids that are allowed.
   LogProbabilities drawn_log_probabilities(const at::Tensor& ids, int64_t n) const;

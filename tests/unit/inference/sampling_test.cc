@@ -38,8 +38,8 @@ std::vector<DrawnToken> draw(TokenSampler& sampler, const at::Tensor& logits,
   for (const TokenSampler::Row& row : rows) slots.push_back(row.slot);
   const DrawReport report(slots, wishes);
   const TokenSampler::Draws draws = sampler.draw(logits, rows, report);
-  EXPECT_EQ(draws.report.numel(), report.size());
-  return report.read(draws.report.const_data_ptr<double>());
+  EXPECT_EQ(draws.report().numel(), report.size());
+  return report.read(draws.report().const_data_ptr<double>());
 }
 
 int32_t draw_one(const at::Tensor& logits, int64_t vocab, const SlotStart& start,

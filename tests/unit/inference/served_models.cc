@@ -181,7 +181,7 @@ DrivenSequence alone(const DrivenSequence& given, const LogitsOf& logits_of, int
     const auto draws = sampler.draw(
         logits.narrow(0, logits.size(0) - 1, 1),
         std::vector<TokenSampler::Row>{{0, rows + static_cast<int64_t>(ids.size())}}, report);
-    s.drawn.push_back(report.read(draws.report.const_data_ptr<double>())[0]);
+    s.drawn.push_back(report.read(draws.report().const_data_ptr<double>())[0]);
     ids.push_back(s.drawn.back().id);
   }
   return s;
