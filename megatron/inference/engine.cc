@@ -126,7 +126,7 @@ StepReport Engine::step(int64_t wait_ns) {
     } else if (!report.planned && transition_ && transition_->phase >= Transition::Phase::kRanks) {
       if (const auto failure = ranks_.poll(wait_ns)) fail(*failure);
     } else if (!report.planned && events_.empty() && state_ == before) {
-      wait_for_mail(wait_ns);
+      if (!works_while_idle()) wait_for_mail(wait_ns);
     }
     advance_commands();
     if (options_.check_invariants) scheduler_.check_invariants();
@@ -137,6 +137,15 @@ StepReport Engine::step(int64_t wait_ns) {
   publish_stats();
   report.state = state_;
   return report;
+}
+
+bool Engine::works_while_idle() {
+  if (state_ != EngineState::kRunning || transition_ || !options_.when_idle) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!mail_.empty()) return true;
+  }
+  return options_.when_idle();
 }
 
 // Ranks meet in the first step, so that commands are answered meanwhile.

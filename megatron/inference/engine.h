@@ -8,6 +8,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <variant>
@@ -33,6 +34,9 @@ struct EngineOptions {
   int64_t undo_ns = 5'000'000'000;
   std::string build;              // of this program, compared with that of the other ranks
   bool check_invariants = false;  // after each step; tests
+  // Does a piece of work that is of use later, and returns whether there was one: called while the
+  // engine runs and nothing waits. Null: there is none.
+  std::function<bool()> when_idle = {};
 };
 
 struct StepReport {
@@ -117,6 +121,7 @@ class Engine {
   void check_silence();
   [[noreturn]] void fail_late_step();
   void wait_for_mail(int64_t wait_ns);
+  bool works_while_idle();
   void publish_stats();
 
   void add_output(const StepOutput& output, int64_t version, int64_t now_ns);

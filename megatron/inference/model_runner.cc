@@ -24,6 +24,9 @@ constexpr int64_t kScoredLogitsBytes = int64_t{256} << 20;
 // Graphs read the keys of each row by itself. Up to so many pairs of a key and one of several rows
 // of a text, that takes less time than the launches of a step without a graph.
 constexpr int64_t kGraphPairs = int64_t{1} << 16;
+// Graphs of up to so many rows compute the logits of all of them, whose product reads the weights
+// just as long for one row. Behind larger ones those of the rows that are asked for are computed.
+constexpr int64_t kGraphLogits = 16;
 // The range of an FP8 cache over what calibration saw: E4M3 is a floating type, so that room costs
 // no precision but that of the smallest values.
 constexpr double kFp8Room = 2.0;
@@ -51,6 +54,9 @@ StateBuffer::Rows rows_of(const std::vector<Swap>& swaps, bool to_host) {
 at::Tensor longs(const std::vector<int64_t>& values, at::Device device) {
   return to_device(at::tensor(values, at::kLong), device);
 }
+
+// Whether a graph of `rows` ends with logits.
+bool computes_logits(int64_t rows) { return rows <= kGraphLogits; }
 
 // Whether rows are 0, 1, ...
 bool counts_up(const std::vector<int64_t>& rows) {
@@ -112,7 +118,8 @@ ModelRunner::ModelRunner(Model& model, ServedWeights* weights, at::Device device
   graphs_ = std::make_unique<DecodeGraphs>(
       options.graph_sizes, DecodeGraphs::Pool{blocks, size, most, facts_.slots}, last_sampled_,
       [this](const at::Tensor& tokens, const RaggedBatch& batch) {
-        return model_.logits(forward(tokens, batch.rows.positions.unsqueeze(0), batch)).squeeze(1);
+        const at::Tensor hidden = forward(tokens, batch.rows.positions.unsqueeze(0), batch);
+        return computes_logits(tokens.size(1)) ? model_.logits(hidden).squeeze(1) : hidden;
       });
 }
 
@@ -220,8 +227,8 @@ void ModelRunner::launch(const StepPlan& plan) {
   start(plan);
   Flight& flight = flights_.emplace_back(flight_of(plan));
   if (plan.parts.empty()) return;
-  if (const auto logits = run_graph(plan)) {
-    if (flight.size() > 0) finish(plan, {{}, *logits}, flight);
+  if (const auto computed = run_graph(plan)) {
+    if (flight.size() > 0) finish(plan, *computed, flight);
     return;
   }
   std::vector<RaggedPart> parts;
@@ -243,7 +250,7 @@ void ModelRunner::launch(const StepPlan& plan) {
   if (flight.size() > 0) finish(plan, {hidden, {}}, flight);
 }
 
-std::optional<at::Tensor> ModelRunner::run_graph(const StepPlan& plan) {
+std::optional<ModelRunner::Computed> ModelRunner::run_graph(const StepPlan& plan) {
   if (!graphs_) return std::nullopt;
   std::vector<DecodeGraphs::Row> rows;
   int64_t pairs = 0;
@@ -260,11 +267,11 @@ std::optional<at::Tensor> ModelRunner::run_graph(const StepPlan& plan) {
     }
   }
   if (!graphs_->fits(rows)) return std::nullopt;
-  at::Tensor logits;
-  if (!with_graphs(/*required=*/tp_.size() > 1, [&] { logits = graphs_->run(rows); }))
+  DecodeGraphs::Result result;
+  if (!with_graphs(/*required=*/tp_.size() > 1, [&] { result = graphs_->run(rows); }))
     return std::nullopt;
   ++graph_steps_;
-  return logits;
+  return computes_logits(result.size) ? Computed{{}, result.rows} : Computed{result.rows, {}};
 }
 
 // Whether `work` could capture what it needs; if not, there are no graphs from now on, or, where
@@ -285,30 +292,54 @@ bool ModelRunner::with_graphs(bool required, const std::function<void()>& work) 
   }
 }
 
-void ModelRunner::warm_up(int64_t most_rows) {
+void ModelRunner::plan_warm_up(int64_t most_rows) {
   if (!graphs_) return;
   const at::NoGradGuard no_grad;
-  const bool captured = with_graphs(/*required=*/false, [&] { graphs_->capture_all(); });
-  const at::Tensor failed = at::full({1}, captured ? 0 : 1, at::dtype(at::kInt).device(device_));
-  tp_.all_reduce(failed, ReduceOp::kMax)->wait();
-  if (failed.item<int32_t>() != 0) graphs_.reset();
-  const at::TensorOptions wide = at::dtype(at::kLong).device(device_),
-                          narrow = wide.dtype(at::kInt);
-  for (int64_t rows = 0; rows < most_rows;) {
-    rows = std::min(rows_of_choice(rows + 1), most_rows);
-    PagedRows::Numbers idle{at::full({rows}, -1, wide), at::zeros({rows}, wide),
-                            at::zeros({rows}, wide), at::zeros({rows}, narrow),
-                            at::zeros({rows, 1}, narrow)};
-    const RaggedBatch batch{PagedRows(std::move(idle), facts_.device_blocks, facts_.block_size),
-                            std::vector<int64_t>(static_cast<size_t>(rows)), facts_.slots};
-    forward(at::zeros({1, rows}, wide), batch.rows.positions.unsqueeze(0), batch);
-  }
   // A chunk, in a block that nobody holds yet.
   const RaggedBatch chunk{
       PagedRows({{0, 2, {0}}}, facts_.device_blocks, facts_.block_size, device_),
       {0},
       facts_.slots};
-  forward(at::zeros({1, 2}, wide), chunk.rows.positions.unsqueeze(0), chunk);
+  forward(at::zeros({1, 2}, at::dtype(at::kLong).device(device_)),
+          chunk.rows.positions.unsqueeze(0), chunk);
+  for (int64_t rows = 0; rows < most_rows;) {
+    rows = std::min(rows_of_choice(rows + 1), most_rows);
+    idle_rows_.push_back(rows);
+  }
+}
+
+bool ModelRunner::warm_up_some() {
+  if (!graphs_) return false;
+  const at::NoGradGuard no_grad;
+  if (!graphs_->all_captured()) {
+    capture_next_graph();
+    return true;
+  }
+  if (idle_rows_.empty()) return false;
+  run_idle_rows(idle_rows_.front());
+  idle_rows_.pop_front();
+  return true;
+}
+
+void ModelRunner::capture_next_graph() {
+  const bool captured = with_graphs(/*required=*/false, [&] { graphs_->capture_next(); });
+  if (tp_.size() == 1) return;
+  const at::Tensor failed = at::full({1}, captured ? 0 : 1, at::dtype(at::kInt).device(device_));
+  tp_.all_reduce(failed, ReduceOp::kMax)->wait();
+  if (failed.item<int32_t>() != 0) graphs_.reset();
+}
+
+void ModelRunner::run_idle_rows(int64_t rows) {
+  const at::TensorOptions wide = at::dtype(at::kLong).device(device_),
+                          narrow = wide.dtype(at::kInt);
+  PagedRows::Numbers idle{at::full({rows}, -1, wide), at::zeros({rows}, wide),
+                          at::zeros({rows}, wide), at::zeros({rows}, narrow),
+                          at::zeros({rows, 1}, narrow)};
+  const RaggedBatch batch{PagedRows(std::move(idle), facts_.device_blocks, facts_.block_size),
+                          std::vector<int64_t>(static_cast<size_t>(rows)), facts_.slots};
+  const at::Tensor hidden =
+      forward(at::zeros({1, rows}, wide), batch.rows.positions.unsqueeze(0), batch);
+  if (rows <= rows_of_choice(facts_.slots)) model_.logits(hidden);
 }
 
 void ModelRunner::move_blocks(const StepPlan& plan) {
@@ -510,10 +541,10 @@ void ModelRunner::finish(const StepPlan& plan, const Computed& computed, Flight&
       const TokenSampler::Draws draws =
           sampler_->draw(logits_of(computed, last), rows, flight.draws);
       keep_ids(flight, draws.ids);
-      numbers = {draws.ids.to(at::kDouble), draws.report};
+      numbers = {draws.numbers};
     }
     if (flight.scores.rows() > 0) numbers.push_back(score(plan, computed, flight));
-    flight.numbers = at::cat(numbers);
+    flight.numbers = numbers.size() == 1 ? numbers.front() : at::cat(numbers);
     flight.settled = true;
     if (!is_first()) {
       passed_.push_back({flight.numbers, pp_.send(flight.numbers, 0)});

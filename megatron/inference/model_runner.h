@@ -51,10 +51,15 @@ class ModelRunner final : public StepRunner {
   ModelRunner(Model& model, const RunnerOptions& options);
   ~ModelRunner() override;
 
-  // Before the first step, on a GPU with graphs: captures all, and runs steps of up to `most_rows`
-  // rows that do nothing, so that libraries choose and load their kernels before requests wait for
-  // them. Seconds for a large model.
-  void warm_up(int64_t most_rows);
+  // On a GPU with graphs there is work that requests need not wait for: capturing all graphs, and
+  // running steps of up to `most_rows` rows that do nothing, for which libraries choose and load
+  // their kernels. Seconds for a large model. Called once, before the first step; does a small part
+  // of it and leaves the rest to warm_up_some(), also whenever memory of graphs moves.
+  void plan_warm_up(int64_t most_rows);
+  // A piece, of tens of milliseconds, between two steps. Returns whether there was one.
+  //
+  // Communication: over tp; all ranks call it alike.
+  bool warm_up_some();
 
   const RunnerFacts& facts() const override { return facts_; }
   // Communication: over tp; from stage to stage; draws from the last stage to the first.
@@ -103,9 +108,15 @@ class ModelRunner final : public StepRunner {
   void allocate(const RunnerOptions& options);
   void calibrate(const std::vector<int32_t>& ids);
 
-  // Logits of each row, if the step runs as a graph.
-  std::optional<at::Tensor> run_graph(const StepPlan& plan);
+  // What a step has computed: hidden states, or logits of all rows.
+  struct Computed {
+    at::Tensor hidden, logits;
+  };
+  // If the step runs as a graph.
+  std::optional<Computed> run_graph(const StepPlan& plan);
   bool with_graphs(bool required, const std::function<void()>& work);
+  void capture_next_graph();
+  void run_idle_rows(int64_t rows);
   void move_blocks(const StepPlan& plan);
   void start(const StepPlan& plan);
   std::vector<RowAdapters::Group> adapter_groups(const StepPlan& plan) const;
@@ -120,10 +131,6 @@ class ModelRunner final : public StepRunner {
   StageTensors from_previous_stage(const TensorFormats& formats);
   void pass_on(const StageTensors& tensors);  // to the next one
   Flight flight_of(const StepPlan& plan) const;
-  // What a step has computed: hidden states, or logits of all rows.
-  struct Computed {
-    at::Tensor hidden, logits;
-  };
   void finish(const StepPlan& plan, const Computed& computed, Flight& flight);
   at::Tensor score(const StepPlan& plan, const Computed& computed, const Flight& flight);
   at::Tensor logits_of(const Computed& computed, const std::vector<int64_t>& rows);
@@ -147,6 +154,7 @@ class ModelRunner final : public StepRunner {
   std::optional<TokenSampler> sampler_;  // on the last stage
   at::Tensor last_sampled_;              // [slots] int64 on the device
   std::unique_ptr<DecodeGraphs> graphs_;
+  std::deque<int64_t> idle_rows_;  // numbers of rows that were not warmed up
   int64_t graph_steps_ = 0;
   std::deque<Flight> flights_;
   std::deque<Passed> passed_;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kStopNs = 5'000'000'000;
 
-EngineOptions options_of(const ModelServiceOptions& options, const ServedRank& rank) {
+EngineOptions options_of(const ModelServiceOptions& options, ServedRank& rank) {
   EngineOptions engine = engine_options(options.engine);
   if (auto drafts = rank.drafts()) engine.scheduler.draft_source = std::move(drafts);
   engine.max_choices = static_cast<int32_t>(options.limits.max_choices);
@@ -24,6 +24,7 @@ EngineOptions options_of(const ModelServiceOptions& options, const ServedRank& r
   engine.max_stop_text_bytes = options.limits.max_stop_text_bytes;
   engine.max_logit_bias = static_cast<int32_t>(options.limits.max_logit_bias);
   engine.build = build_commit();
+  engine.when_idle = [&rank] { return rank.warm_up_some(); };
   return engine;
 }
 

@@ -44,6 +44,8 @@ class ModelService {
   EngineService& engine() { return thread_; }
   const ServedRank& rank() const { return *rank_; }
 
+  // Before start(): does at once what the engine would do while no request waits. Seconds.
+  void warm_up() { rank_->warm_up(); }
   // Runs the engine, and returns when it takes requests. Throws Error if it fails instead.
   void start();
   // Requests in flight end; the other ranks leave.

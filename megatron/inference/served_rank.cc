@@ -1,10 +1,12 @@
 #include "megatron/inference/served_rank.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <string>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/memory_plan.h"
@@ -82,6 +84,14 @@ ServedRank::ServedRank(LoadModelRequest request, LoadedModel loaded, const Engin
   make_runner(config, local_ranks, std::move(draft));
 }
 
+void ServedRank::warm_up() {
+  const auto begin = std::chrono::steady_clock::now();
+  bool any = false;
+  while (runner_->warm_up_some()) any = true;
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  if (any) log_info(cat("warmed up in ", format_fixed(seconds.count(), 2), " s"));
+}
+
 std::vector<at::Tensor> ServedRank::read_other_weights(const std::string& source) {
   LoadModelRequest request = request_;
   request.load = source;
@@ -123,7 +133,9 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
     options.host_states = options.slots;
   }
   runner_ = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
-  runner_->warm_up(shape.max_step_tokens);
+  runner_->plan_warm_up(shape.max_step_tokens);
+  // The engine of one rank warms up while no request waits.
+  if (groups.world.size() > 1) warm_up();
   served_ = runner_.get();
   int64_t cache = runner_->cache_bytes();
   if (draft) {

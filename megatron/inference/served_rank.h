@@ -34,6 +34,9 @@ class ServedRank {
   const LoadedModel& loaded() const { return loaded_; }
   ServedWeights& weights() { return weights_; }
   StepRunner& runner() { return *served_; }
+  // All that ModelRunner::warm_up_some() does piece by piece. Several ranks have done so already.
+  void warm_up();
+  bool warm_up_some() { return runner_->warm_up_some(); }
   // Null: the draft model is none, or on another rank.
   std::shared_ptr<DraftSource> drafts() const { return draft_ ? draft_->drafts() : nullptr; }
 

@@ -1,6 +1,7 @@
 #include "megatron/nn/forward_parameter_store.h"
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/torch.h"
 
@@ -19,19 +20,33 @@ bool holds_quantized_alone(const Parameter& parameter) {
   return parameter.quantization != QuantizationRecipe::kNone && !parameter.read_unquantized;
 }
 
+at::Tensor weight_at_rest(Module& linear) {
+  at::Tensor found;
+  linear.visit([&](const std::string&, Parameter& parameter) {
+    const auto* store = dynamic_cast<const ForwardParameterStore*>(parameter.store);
+    if (store != nullptr && parameter.role == ParameterRole::kWeight && !found.defined())
+      found = store->at_rest(parameter);
+  });
+  return found;
+}
+
 ForwardParameterStore::ForwardParameterStore(Module& module, at::ScalarType dtype,
                                              at::Device device)
     : module_(module), device_(device) {
   module.visit([&](const std::string&, Parameter& parameter) {
-    parameter.value = at::zeros(parameter.local_shape, at::dtype(value_type(parameter, dtype)));
+    const at::ScalarType type = value_type(parameter, dtype);
+    parameter.value = device.is_cuda() ? host_zeros(parameter.local_shape, type)
+                                       : at::zeros(parameter.local_shape, at::dtype(type));
     parameter.store = this;
   });
 }
 
 void ForwardParameterStore::place() {
+  std::vector<at::Tensor*> values;
   module_.visit([&](const std::string&, Parameter& parameter) {
-    if (!holds_quantized_alone(parameter)) parameter.value = parameter.value.to(device_);
+    if (!holds_quantized_alone(parameter)) values.push_back(&parameter.value);
   });
+  upload(values, device_);
   module_.visit_state([&](const std::string&, at::Tensor& state) { state = state.to(device_); });
 }
 
@@ -102,8 +117,16 @@ int64_t ForwardParameterStore::bytes() const {
   return sum;
 }
 
+at::Tensor ForwardParameterStore::at_rest(Parameter& weight) const {
+  if (const auto copies = copies_.find(&weight); copies != copies_.end())
+    return copies->second->rows.codes;
+  return weight.value.defined() && weight.value.device() == device_ ? weight.value : at::Tensor();
+}
+
 at::Tensor ForwardParameterStore::acquire(Parameter& parameter) {
-  return parameter.value.to(device_);
+  at::Tensor value = parameter.value;
+  if (value.device() != device_) upload({&value}, device_);
+  return value;
 }
 
 GradTarget ForwardParameterStore::grad_target(Parameter& parameter) {

@@ -15,6 +15,10 @@ namespace megatron {
 // Whether only its quantised copy is kept on the device.
 bool holds_quantized_alone(const Parameter& parameter);
 
+// What products with the weight of a linear layer read: its value or its quantised copy, where it
+// stays on a device until all weights are exchanged. Undefined: it does not.
+at::Tensor weight_at_rest(Module& linear);
+
 // Values are written in host memory first (by a checkpoint), then place() moves them. No forward
 // may run during a call.
 class ForwardParameterStore final : public ParameterStore {
@@ -37,7 +41,8 @@ class ForwardParameterStore final : public ParameterStore {
   void drop();
 
   at::Device device() const { return device_; }
-  int64_t bytes() const;  // of weights and quantised copies on the device
+  int64_t bytes() const;                        // of weights and quantised copies on the device
+  at::Tensor at_rest(Parameter& weight) const;  // see weight_at_rest()
 
   at::Tensor acquire(Parameter& parameter) override;
   void release(Parameter&) override {}

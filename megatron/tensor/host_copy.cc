@@ -3,14 +3,24 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <new>
 
+#include "megatron/base/threads.h"
 #include "megatron/tensor/detail/pinned_memory.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
+namespace {
+
+constexpr int64_t kUploadBuffer = int64_t{64} << 20;
+constexpr size_t kUploadBuffers = 4;
+
+}  // namespace
 
 struct HostCopies::Mark::Event {
   explicit Event(c10::DeviceType type) : event(type) {}
@@ -41,6 +51,50 @@ c10::Device HostCopies::device() const { return impl_->device; }
 
 at::Tensor to_device(const at::Tensor& host, c10::Device device) {
   return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
+}
+
+at::Tensor host_zeros(at::IntArrayRef sizes, at::ScalarType type) {
+  constexpr size_t kHugePage = size_t{2} << 20;
+  const at::TensorOptions options = at::TensorOptions().dtype(type).device(at::kCPU);
+  const size_t bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
+  if (bytes < kHugePage) return at::zeros(sizes, options);
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  ::madvise(memory, bytes, MADV_HUGEPAGE);  // where they are not to be had, small ones serve
+  return at::from_blob(memory, sizes, [bytes](void* p) { ::munmap(p, bytes); }, options);
+}
+
+void upload(const std::vector<at::Tensor*>& values, c10::Device device) {
+  if (!device.is_cuda()) return;
+  const HostCopies copies(device);
+  struct Buffer {
+    at::Tensor memory;
+    HostCopies::Mark sent;
+  };
+  std::array<Buffer, kUploadBuffers> buffers;
+  size_t next = 0;
+  for (at::Tensor* value : values) {
+    const at::Tensor host = value->contiguous();
+    const at::Tensor there = at::empty(host.sizes(), host.options().device(device));
+    const auto bytes = static_cast<int64_t>(host.nbytes());
+    const auto* from = static_cast<const char*>(host.const_data_ptr());
+    for (int64_t begin = 0; begin < bytes; begin += kUploadBuffer) {
+      Buffer& buffer = buffers[next++ % kUploadBuffers];
+      if (!buffer.memory.defined()) buffer.memory = copies.host_empty({kUploadBuffer}, at::kByte);
+      buffer.sent.synchronize();
+      const int64_t count = std::min(kUploadBuffer, bytes - begin);
+      auto* to = static_cast<char*>(buffer.memory.mutable_data_ptr());
+      parallel_for(count, int64_t{4} << 20, [&](int64_t first, int64_t last) {
+        std::memcpy(to + first, from + begin + first, static_cast<size_t>(last - first));
+      });
+      copies.copy(HostCopies::Stream::kFromHost,
+                  there.flatten().view(at::kByte).narrow(0, begin, count),
+                  buffer.memory.narrow(0, 0, count));
+      buffer.sent = copies.mark(HostCopies::Stream::kFromHost);
+    }
+    *value = there;
+  }
+  for (const Buffer& buffer : buffers) buffer.sent.synchronize();
 }
 
 HostCopies::Mark HostCopies::mark(Stream stream) const {

@@ -6,11 +6,20 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <vector>
 
 namespace megatron {
 
 // Copies a host tensor to a GPU asynchronously, through page-locked memory; on a CPU returns it.
 at::Tensor to_device(const at::Tensor& host, c10::Device device);
+
+// Zeros in host memory of whole (huge) pages that become real when they are first written, by
+// whichever thread writes them: for gigabytes that are read from files and then copied to a device.
+at::Tensor host_zeros(at::IntArrayRef sizes, at::ScalarType type);
+
+// Replaces host tensors by copies on a GPU, at the rate of its link: several threads fill a ring of
+// page-locked buffers of together 256 MiB. Waits for the copies. On a CPU nothing happens.
+void upload(const std::vector<at::Tensor*>& values, c10::Device device);
 
 // Uses the compute stream, that is the current stream, and two streams of its own, one per
 // direction.

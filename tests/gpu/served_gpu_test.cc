@@ -132,6 +132,39 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ServedGpuCache,
                                                           CachedShape{4, 2, 64, -1, true, true}),
                                           testing::Values(at::kBFloat16, at::kHalf)));
 
+// Long prompts that begin in a step, beside a token that is decoded: three of four of cuDNN's samples.
+// samples.
+TEST(ServedGpu, WholePromptsAttendAsOnTheCpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  constexpr int64_t kBlock = 64, kGroups = 2, kOfGroup = 3, kSize = 128;
+  const std::vector<std::pair<int64_t, int64_t>> firsts_and_counts = {
+      {0, 1}, {0, 700}, {0, 1300}, {0, 513}};
+  std::vector<RaggedPart> parts;
+  int32_t blocks = 0;
+  for (const auto& [first, count] : firsts_and_counts) {
+    RaggedPart& part = parts.emplace_back();
+    part.first = first;
+    part.count = count;
+    for (int64_t i = 0; i * kBlock < first + count; ++i) part.blocks.push_back(blocks++);
+  }
+  at::manual_seed(12);
+  AttentionOptions options;
+  options.scale = 1.0 / std::sqrt(static_cast<double>(kSize));
+  const PagedRows on_cpu(parts, blocks, kBlock, at::kCPU),
+      on_gpu(parts, blocks, kBlock, kServingGpu);
+  const at::Tensor heads =
+      at::randn({on_cpu.rows(), kGroups, kOfGroup + 2, kSize}).to(at::kBFloat16);
+  const auto attended = [&](const at::Tensor& all, const PagedRows& rows) {
+    KVCache cache;
+    return cache.attend(
+        {all.narrow(2, 0, kOfGroup), all.select(2, kOfGroup), all.select(2, kOfGroup + 1)}, rows,
+        options);
+  };
+  EXPECT_LT(relative_error(attended(heads.to(kServingGpu), on_gpu).cpu(),
+                           attended(heads.to(at::kFloat), on_cpu)),
+            1e-2);
+}
+
 // Weights move when they wait in host memory: what was captured reads their old places.
 TEST(ServedGpu, GraphsAreCapturedAgainBehindATransition) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
@@ -192,7 +225,12 @@ TEST(ServedGpu, AfterWarmingUpNoStepChoosesKernelsCapturesOrAllocates) {
     RunnerOptions options = small_runner(30);
     options.graph_sizes = graph_sizes(-1, options.slots);
     ModelRunner runner(*served.model, *served.weights, options);
-    if (warm) runner.warm_up(2 * 64);
+    if (warm) {
+      runner.plan_warm_up(2 * 64);
+      int pieces = 0;
+      while (runner.warm_up_some()) ++pieces;
+      EXPECT_GT(pieces, static_cast<int>(options.graph_sizes.size()));
+    }
     const int64_t before = gemm_choices(), allocated = device_allocations();
     PlanDriver driver(runner, kMixedSchedules, 1);
     driver.run(sequences);

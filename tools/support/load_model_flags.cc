@@ -1,6 +1,9 @@
 #include "tools/support/load_model_flags.h"
 
+#include <chrono>
+
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/base/threads.h"
 #include "megatron/base/value_checks.h"
@@ -79,9 +82,12 @@ LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& grou
   LoadModelRequest request = load_model_request(config, local_rank);
   request.agreement = agreement;
   request.tokenizer_required = tokenizer_required;
+  const auto begin = std::chrono::steady_clock::now();
   LoadedModel loaded = load_model(request, groups);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   for (const std::string& warning : loaded.warnings) log_warning(warning);
-  log_info(cat("loaded iteration ", loaded.iteration, " from ", loaded.directory.string()));
+  log_info(cat("loaded iteration ", loaded.iteration, " from ", loaded.directory.string(), " in ",
+               format_fixed(seconds.count(), 2), " s"));
   return loaded;
 }
 

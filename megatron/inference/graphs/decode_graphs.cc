@@ -80,9 +80,9 @@ DecodeGraphs::Captured DecodeGraphs::capture(int64_t size) {
   // With rows that do nothing: libraries choose their kernels and make their workspaces.
   write({}, size);
   forward_(tokens_of(size), batch);
-  at::Tensor logits;
-  DeviceGraph graph(*memory_, [&] { logits = forward_(tokens_of(size), batch); });
-  return {std::move(batch), std::move(logits), std::move(graph)};
+  at::Tensor result;
+  DeviceGraph graph(*memory_, [&] { result = forward_(tokens_of(size), batch); });
+  return {std::move(batch), std::move(result), std::move(graph)};
 }
 
 void DecodeGraphs::write(std::span<const Row> rows, int64_t size) {
@@ -111,20 +111,22 @@ void DecodeGraphs::write(std::span<const Row> rows, int64_t size) {
   narrow_.narrow(0, 0, narrow.size(0)).copy_(narrow, /*non_blocking=*/true);
 }
 
-at::Tensor DecodeGraphs::run(std::span<const Row> rows) {
+DecodeGraphs::Result DecodeGraphs::run(std::span<const Row> rows) {
   const auto count = static_cast<int64_t>(rows.size());
   const int64_t size = *std::ranges::lower_bound(sizes_, count);
   auto found = captured_.find(size);
   if (found == captured_.end()) found = captured_.emplace(size, capture(size)).first;
   write(rows, size);
   found->second.graph.launch();
-  return found->second.logits.narrow(0, 0, count);
+  return {found->second.result.narrow(0, 0, count), size};
 }
 
-void DecodeGraphs::capture_all() {
-  // The largest first: smaller ones use its memory again.
-  for (const int64_t size : sizes_ | std::views::reverse)
-    if (!captured_.contains(size)) captured_.emplace(size, capture(size));
+void DecodeGraphs::capture_next() {
+  for (const int64_t size : sizes_ | std::views::reverse) {
+    if (captured_.contains(size)) continue;
+    captured_.emplace(size, capture(size));
+    return;
+  }
 }
 
 }  // namespace megatron

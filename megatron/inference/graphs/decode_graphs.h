@@ -29,7 +29,7 @@ class DecodeGraphs {
     int64_t most_blocks = 0;  // of a sequence
     int64_t slots = 0;
   };
-  // Ids [1, t] and where their rows lie -> logits [t, columns]. Runs on the current stream, without
+  // Ids [1, t] and where their rows lie -> a result [t, ...]. Runs on the current stream, without
   // waiting for the device or copying from the host.
   using Forward = std::function<at::Tensor(const at::Tensor& tokens, const RaggedBatch& batch)>;
 
@@ -46,18 +46,22 @@ class DecodeGraphs {
   };
   int64_t most() const { return sizes_.back(); }  // rows of a step
   bool fits(std::span<const Row> rows) const;
-  // Logits [rows, columns], until the next call. The first step of a size runs twice and is
-  // captured; throws Error, c10::Error if it cannot be.
-  at::Tensor run(std::span<const Row> rows);
-  // Captures all that are not, so that no step has to.
-  void capture_all();
+  struct Result {
+    at::Tensor rows;   // those of `forward` for the rows of the step, until the next call
+    int64_t size = 0;  // t of the graph
+  };
+  // The first step of a size runs twice and is captured; throws Error, c10::Error if it cannot be.
+  Result run(std::span<const Row> rows);
+  // Captures the largest that is not, so that no step has to: smaller ones use its memory again.
+  void capture_next();
+  bool all_captured() const { return captured_.size() == sizes_.size(); }
   // Before weights or buffers of the cache move.
   void clear();
 
  private:
   struct Captured {
     RaggedBatch batch;
-    at::Tensor logits;
+    at::Tensor result;
     DeviceGraph graph;
   };
   RaggedBatch batch_of(int64_t size) const;

@@ -63,6 +63,34 @@ TEST(EngineEdges, AnswersAfterEveryKindOfEndAreThoseOfAColdCache) {
   EXPECT_EQ(reasons.size(), 7u);
 }
 
+// What is of use later is done while nothing waits, piece by piece, and never between the steps of
+// a request or while the engine is paused.
+TEST(EngineEdges, IdleWorkIsDoneWhileNothingWaits) {
+  int pieces = 0;
+  bool may = true;
+  EngineOptions options;
+  options.when_idle = [&] {
+    EXPECT_TRUE(may);
+    return ++pieces <= 20;
+  };
+  EngineHarness run(model_of_edges(), options);
+  run.ticks(3);
+  const int before = pieces;
+  EXPECT_GE(before, 2);
+  may = false;
+  run.submit(counted_request(11, 12));
+  run.finish_all();
+  EXPECT_EQ(pieces, before);
+  EXPECT_TRUE(run.command(PauseCommand{PauseMode::kKeep}).message.empty());
+  run.ticks(5);
+  EXPECT_EQ(pieces, before);
+  may = true;
+  EXPECT_TRUE(run.command(ResumeCommand{}).message.empty());
+  run.ticks(30);
+  EXPECT_GT(pieces, 20);
+  run.check_outputs();
+}
+
 // Many prompts of the longest length on a cache that holds one of them.
 TEST(EngineEdges, PromptsThatFillTheCacheAreServedInTurns) {
   FakeOptions model = model_of_edges();
