@@ -41,6 +41,10 @@ struct PagedAttention {
   // On the CPU alone. [rows]: positions before these are not seen either; null: 0.
   const int32_t* starts = nullptr;
   void* lse = nullptr;  // [rows, n] fp32 (fp64): log sum exp, assigned; null: not wanted
+  // By tiles alone. What is read after attention of few rows, which leaves the memory idle: fetched
+  // into the L2 cache meanwhile. Aligned to 16 bytes; null: nothing.
+  const void* ahead = nullptr;
+  int64_t ahead_bytes = 0;
 };
 // Work items are (row, group) pairs, [rows * g].
 void paged_attention_cpu(const PagedAttention& args, int64_t begin, int64_t end);

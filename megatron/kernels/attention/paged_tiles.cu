@@ -275,11 +275,26 @@ struct Sum {
   }
 };
 
+// By the blocks of the cluster behind those of rows.
+__device__ __forceinline__ void fetch_ahead(const PagedAttention& a, int64_t own_blocks) {
+  constexpr int64_t kPiece = 2048;
+  const int64_t block = (int64_t{blockIdx.x} - own_blocks) * gridDim.y + blockIdx.y,
+                blocks = (int64_t{gridDim.x} - own_blocks) * gridDim.y;
+  for (int64_t at = (block * kBlock + threadIdx.x) * kPiece; at < a.ahead_bytes;
+       at += blocks * kBlock * kPiece) {
+    const char* from = static_cast<const char*>(a.ahead) + at;
+    const uint32_t bytes = static_cast<uint32_t>(min(kPiece, a.ahead_bytes - at)) & ~15u;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  }
+}
+
 // A block of a cluster of `splits` has a share of the tiles of 16 heads of a row.
 template <class T, int D, bool Fp8>
 __global__ void __launch_bounds__(kBlock, D == 256 ? 1 : 2)
     paged_tiles_kernel(PagedAttention a, int splits) {
   let_next_kernel_begin();
+  if (const int64_t own_blocks = a.rows * splits; blockIdx.x >= own_blocks)
+    return fetch_ahead(a, own_blocks);
   extern __shared__ __align__(128) unsigned char raw[];
   auto& memory = *reinterpret_cast<Memory<T, D, Fp8>*>(raw);
   const int split = static_cast<int>(blockIdx.x) % splits;
@@ -379,7 +394,8 @@ void start(const PagedAttention& args, void* stream) {
   int splits = 1;
   while (splits < kMostSplits && args.rows * tiles * splits * 2 <= kWanted) splits *= 2;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(args.rows * splits), static_cast<unsigned>(tiles));
+  const int64_t clusters = args.rows + (args.ahead != nullptr ? 1 : 0);
+  config.gridDim = dim3(static_cast<unsigned>(clusters * splits), static_cast<unsigned>(tiles));
   config.blockDim = dim3(kBlock);
   config.dynamicSmemBytes = kBytes;
   config.stream = as_stream(stream);

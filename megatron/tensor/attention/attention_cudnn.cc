@@ -410,6 +410,17 @@ std::string why_not_cudnn_ranges(const at::Tensor& q, const at::Tensor& k, const
   return "";
 }
 
+bool cudnn_has_ranges_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const at::Tensor& out, const QueryKeyRanges& ranges,
+                              const AttentionOptions& options) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  for (const at::Tensor& t : {q, k, v})
+    if (t.size(0) * t.stride(0) >= kMost) return false;  // offsets do not fit in 32 bits
+  return ranges_forward_plan(q, k, v, out, like_lse(q, ranges.queries), ranges.queries, ranges.keys,
+                             options)
+      .failure.empty();
+}
+
 at::Tensor cudnn_ranges_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const at::Tensor& out, const QueryKeyRanges& ranges,
                                 const AttentionOptions& options) {

@@ -26,6 +26,11 @@ std::string why_not_cudnn_ranges(const at::Tensor&, const at::Tensor&, const at:
   return "this build has no CUDA";
 }
 
+bool cudnn_has_ranges_forward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                              const at::Tensor&, const QueryKeyRanges&, const AttentionOptions&) {
+  return false;
+}
+
 at::Tensor cudnn_ranges_forward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                 const at::Tensor&, const QueryKeyRanges&, const AttentionOptions&) {
   throw_error("internal error: cuDNN attention in a build without CUDA");

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <span>
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/attention/paged_append.h"
 #include "megatron/kernels/attention/paged_attention.h"
+#include "megatron/tensor/detail/attention_cudnn.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/detail/paged_rows.h"
+#include "megatron/tensor/gemm.h"
 #include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/shape.h"
@@ -38,6 +41,9 @@ PagedPool pool_of(const PagedView& view, const at::Tensor& rows) {
 }
 
 namespace {
+
+// The L2 cache keeps what is fetched ahead only if it is much smaller.
+constexpr int64_t kMostBytesAhead = int64_t{24} << 20;
 
 // [t, g, d] or [t, g, r, d] as the kernel reads it.
 AppendedHeads heads_of(const at::Tensor& t) {
@@ -174,6 +180,19 @@ const PagedRows::Chunks& PagedRows::chunks(int64_t window_left) const {
   chunks.places = on_device(places, at::kLong, device);
   chunks.query_ends = on_device(query_ends, at::kInt, device);
   chunks.key_ends = on_device(key_ends, at::kInt, device);
+  const bool from_start = std::ranges::all_of(parts_, [](const RaggedPart& part) {
+    return part.count == 1 || (part.first == 0 && part.ends.empty());
+  });
+  if (from_start && query_ends.size() > 1) {
+    const size_t samples = std::bit_ceil(query_ends.size() - 1);
+    std::vector<int32_t> counts(samples, 0), offsets = query_ends;
+    for (size_t i = 0; i + 1 < query_ends.size(); ++i)
+      counts[i] = query_ends[i + 1] - query_ends[i];
+    offsets.resize(samples + 1, query_ends.back());
+    chunks.sample_offsets = on_device(offsets, at::kInt, device);
+    chunks.sample_counts = on_device(counts, at::kInt, device);
+    chunks.most_of_sample = rows_of_choice(chunks.most_queries);
+  }
   return chunks;
 }
 
@@ -321,6 +340,11 @@ at::Tensor attend_rows(const at::Tensor& q, const PagedView& keys, const PagedVi
   args.out = out.data_ptr();
   if (tables.starts.defined()) args.starts = tables.starts.const_data_ptr<int32_t>();
   if (lse.defined()) args.lse = lse.data_ptr();
+  if (const auto bytes = tables.ahead.defined() ? static_cast<int64_t>(tables.ahead.nbytes()) : 0;
+      args.rows == 1 && bytes > 0 && bytes <= kMostBytesAhead) {
+    args.ahead = tables.ahead.const_data_ptr();
+    args.ahead_bytes = bytes;
+  }
   const int64_t work =
       tables.positions * (args.key_size + args.value_size) * args.heads / args.groups;
   const auto on_cpu = [&](int64_t begin, int64_t end) { paged_attention_cpu(args, begin, end); };
@@ -333,15 +357,44 @@ at::Tensor attend_rows(const at::Tensor& q, const PagedView& keys, const PagedVi
 }
 
 at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const PagedView& values,
-                           const PagedRows& rows, const AttentionOptions& options) {
+                           const PagedRows& rows, const AttentionOptions& options,
+                           const at::Tensor& ahead) {
   MEGATRON_ASSERT(options.causal && options.dropout == 0.0 && !options.mask.defined(),
                   "paged attention knows no dropout and no mask but the causal one");
   check_shape("queries", q, {rows.single(), -1, keys.pool.size(3)});
   return attend_rows(q, keys, values,
-                     {rows.sequences, rows.lengths, rows.block_table, rows.block_size(),
-                      rows.single() > 0 ? positions_of_row(rows) : 0},
+                     {rows.sequences,
+                      rows.lengths,
+                      rows.block_table,
+                      rows.block_size(),
+                      rows.single() > 0 ? positions_of_row(rows) : 0,
+                      {},
+                      ahead},
                      options);
 }
+
+namespace {
+
+// Long prompts from their beginning on by cuDNN, whose kernels are faster there than libtorch's
+// flash attention, and whose plans take tenths of a second to make: not for short ones.
+std::optional<at::Tensor> attend_whole_prompts(const at::Tensor& q, const PagedBuffer& keys,
+                                               const PagedBuffer& values,
+                                               const PagedRows::Chunks& chunks,
+                                               const AttentionOptions& options) {
+  constexpr int64_t kLeastRows = 1024, kLeastOfPrompt = 512;
+  if (!chunks.sample_counts.defined() || options.window_left >= 0 ||
+      options.backend == AttentionBackend::kFlash || q.size(0) < kLeastRows ||
+      chunks.most_queries < kLeastOfPrompt)
+    return std::nullopt;
+  const RowRanges ranges{chunks.sample_offsets, chunks.sample_counts, chunks.most_of_sample};
+  const at::Tensor queries = q.contiguous(), k = keys.gather(chunks.places),
+                   v = values.gather(chunks.places), out = at::empty_like(queries);
+  if (!cudnn_has_ranges_forward(queries, k, v, out, {ranges, ranges}, options)) return std::nullopt;
+  cudnn_ranges_forward(queries, k, v, out, {ranges, ranges}, options);
+  return out;
+}
+
+}  // namespace
 
 std::optional<at::Tensor> attend_chunks(const at::Tensor& q, const PagedBuffer& keys,
                                         const PagedBuffer& values, const PagedRows& rows,
@@ -357,6 +410,8 @@ std::optional<at::Tensor> attend_chunks(const at::Tensor& q, const PagedBuffer& 
       std::ranges::any_of(rows.parts(), [](const RaggedPart& part) { return !part.ends.empty(); }))
     return std::nullopt;
   const PagedRows::Chunks& chunks = rows.chunks(options.window_left);
+  if (std::optional<at::Tensor> out = attend_whole_prompts(q, keys, values, chunks, options))
+    return out;
   // Its causal mask lets the last query of a part see the last of its keys.
   const std::optional<int64_t> left =
       options.window_left < 0 ? std::nullopt : std::optional(options.window_left);

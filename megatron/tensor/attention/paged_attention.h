@@ -52,6 +52,12 @@ class PagedRows {
     at::Tensor places;                // [keys] int64: block * block_size + offset, part by part
     at::Tensor query_ends, key_ends;  // [parts + 1] int32: rows and keys of the parts before
     int64_t most_queries = 0, most_keys = 0;  // of a part
+    // Where every part begins its text: the parts as samples, whose rows begin at these offsets
+    // [b + 1] int32, so many of each [b] int32, at most `most_of_sample`. Both numbers are rounded
+    // up, by samples without rows, to such of which there are few, since cuDNN needs a plan for
+    // each. Undefined: some part goes on.
+    at::Tensor sample_offsets, sample_counts;
+    int64_t most_of_sample = 0;
   };
   const Chunks& chunks(int64_t window_left) const;
   // The same rows for a kernel that takes at most `most` consecutive ones of a part at once. Throws
@@ -125,6 +131,9 @@ struct AddedRows {
   at::Tensor q;              // [t, g, heads of a group, d]
   at::Tensor k, v;           // [t, g, d], [t, g, v]
   RotaryAngles angles = {};  // rotate q and k: [t, 1, r]; undefined: nothing is rotated
+  // What the product behind attention reads, contiguous: fetched ahead (paged_attention());
+  // undefined: nothing
+  at::Tensor ahead = {};
 };
 // Writes keys and values to the slots of their rows; on a GPU one kernel. Returns the queries,
 // [t, 1, n, d]. Not differentiable.
@@ -137,9 +146,11 @@ at::Tensor append_rows(PagedBuffer& keys, PagedBuffer& values, const PagedRows& 
 //   keys    [blocks, block_size, g, d], values [blocks, block_size, g, v]
 //   return  [single, n, v]
 //
-// Options: causal, scale, softcap, window_left, sinks. Not differentiable.
+// Options: causal, scale, softcap, window_left, sinks. Not differentiable. `ahead`: of one row on a
+// Hopper GPU fetched into the L2 cache, if it is small, since attention leaves the memory idle.
 at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const PagedView& values,
-                           const PagedRows& rows, const AttentionOptions& options);
+                           const PagedRows& rows, const AttentionOptions& options,
+                           const at::Tensor& ahead = {});
 
 // The first position that any row of a part sees.
 int64_t first_seen(const RaggedPart& part, const AttentionOptions& options);

@@ -35,6 +35,10 @@ void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const
 // log-sum-exp is [b, n, most, 1].
 std::string why_not_cudnn_ranges(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const QueryKeyRanges& ranges, const AttentionOptions& options);
+// Whether there is a plan for the forward alone.
+bool cudnn_has_ranges_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const at::Tensor& out, const QueryKeyRanges& ranges,
+                              const AttentionOptions& options);
 at::Tensor cudnn_ranges_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const at::Tensor& out, const QueryKeyRanges& ranges,
                                 const AttentionOptions& options);

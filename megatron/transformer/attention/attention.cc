@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
+#include "megatron/nn/forward_parameter_store.h"
 #include "megatron/tensor/attention/unpadded_attention.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/shape.h"
@@ -190,14 +191,16 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
 }
 
 at::Tensor SelfAttention::decode(const at::Tensor& mixed, const RotaryTables& rotary,
-                                 const LayerContext& context) const {
+                                 const LayerContext& context) {
   const int64_t t = mixed.size(0), of_group = heads_ / groups_;
   const at::Tensor heads = mixed.view({t, groups_, of_group + 2, config_.kv_channels});
-  const at::Tensor y = attend_cached({heads.narrow(2, 0, of_group),
-                                      heads.select(2, of_group),
-                                      heads.select(2, of_group + 1),
-                                      {rotary.cos, rotary.sin, rotary.interleaved}},
-                                     context);
+  const at::Tensor y =
+      attend_cached({heads.narrow(2, 0, of_group),
+                     heads.select(2, of_group),
+                     heads.select(2, of_group + 1),
+                     {rotary.cos, rotary.sin, rotary.interleaved},
+                     mixed.is_cuda() ? weight_at_rest(linear_proj_) : at::Tensor()},
+                    context);
   return y.view({t, 1, heads_ * config_.kv_channels});
 }
 

@@ -40,7 +40,7 @@ class SelfAttention : public AttentionSublayer {
   // Decoding: attention over the cache on views of the fused QKV tensor [t, 1, ...], which rotates
   // them.
   at::Tensor decode(const at::Tensor& mixed, const RotaryTables& rotary,
-                    const LayerContext& context) const;
+                    const LayerContext& context);
   at::Tensor attend_cached(const AddedRows& added, const LayerContext& context) const;
   SublayerOutput project_back(const at::Tensor& y, const at::Tensor& x, bool add,
                               OffloadedPass* offload);

@@ -43,7 +43,7 @@ at::Tensor KVCache::attend(const AddedRows& added, const PagedRows& rows,
   };
   const auto single = [&](const at::Tensor& queries) {
     if (!options.distance_bias.defined())
-      return paged_attention(queries, keys_.view(), values_.view(), rows, options);
+      return paged_attention(queries, keys_.view(), values_.view(), rows, options, added.ahead);
     std::vector<at::Tensor> outs;
     for (int64_t i = 0; i < rows.single(); ++i)
       outs.push_back(
