@@ -172,6 +172,8 @@ void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at
   product.transpose_a = true;
   product.k = a.codes.size(1);
   product.bias = bias.defined();
+  product.one_order = is_batch_invariant() && product.scale_a == BlasScale::kBlock128 &&
+                      product.output_type != CUDA_R_32F;
   BlasOperands operands;
   operands.a = b.codes.const_data_ptr();
   operands.b = a.codes.const_data_ptr();

@@ -203,6 +203,30 @@ void fill_codes(void* out, int64_t count, cudaDataType_t type, uint64_t key, voi
   fp8_cast_cuda(cast, stream);
 }
 
+int64_t bytes_of_scales(const BlasProduct& product) {
+  return product.scaled() ? ((product.k + 127) / 128 + 4) * (std::max(product.m, product.n) + 4) * 4
+                          : 16;
+}
+
+// Normal numbers; in FP8 with scales that are no powers of two. `wide`: 16 bits for each element
+// of the larger operand in FP8.
+void fill_operands(const BlasProduct& product, BlasOperands& operands, const ScratchMemory& a,
+                   const ScratchMemory& b, const ScratchMemory& scales, const ScratchMemory& wide,
+                   cudaStream_t stream) {
+  if (!product.scaled()) {
+    fill_normal(a.get(), product.elements_of_a(), product.type, 1, stream);
+    fill_normal(b.get(), product.elements_of_b(), product.type, 2, stream);
+    return;
+  }
+  auto* floats = static_cast<float*>(scales.get());
+  fill_codes(a.get(), product.elements_of_a(), product.type, 1, wide.get(), floats, stream);
+  fill_codes(b.get(), product.elements_of_b(), product.type_b, 2, wide.get(), floats, stream);
+  // 0.747 each
+  check_cuda(cudaMemsetAsync(floats, 0x3f, static_cast<size_t>(bytes_of_scales(product)), stream),
+             "cudaMemsetAsync");
+  operands.scale_a = operands.scale_b = floats;
+}
+
 // The fastest candidate; the heuristic's first if there is no memory to time them.
 cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
                              const std::vector<cublasLtMatmulAlgo_t>& candidates) {
@@ -211,30 +235,18 @@ cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
   const int64_t output_bytes =
       product.elements_of_d() * (product.output_type == CUDA_R_32F ? 4 : 2);
   const int64_t bytes = product.element_bytes();
-  const int64_t scale_bytes =
-      product.scaled() ? ((product.k + 127) / 128 + 4) * (std::max(product.m, product.n) + 4) * 4
-                       : 16;
   const int64_t wide_bytes =
       product.scaled() ? 2 * std::max(product.elements_of_a(), product.elements_of_b()) : 16;
   const ScratchMemory a(product.elements_of_a() * bytes, stream),
       b(product.elements_of_b() * bytes, stream), d(output_bytes, stream),
       bias(product.m * 4, stream), gelu_input(product.gelu_grad ? output_bytes : 16, stream),
-      workspace(kBlasWorkspaceBytes, stream), scales(scale_bytes, stream), wide(wide_bytes, stream);
+      workspace(kBlasWorkspaceBytes, stream), scales(bytes_of_scales(product), stream),
+      wide(wide_bytes, stream);
   for (const ScratchMemory* memory : {&a, &b, &d, &bias, &gelu_input, &workspace, &scales, &wide}) {
     if (memory->get() == nullptr) return candidates.front();
   }
   BlasOperands operands = {a.get(), b.get(), d.get(), product.bias ? bias.get() : nullptr, 0.0f};
-  if (product.scaled()) {
-    auto* floats = static_cast<float*>(scales.get());
-    fill_codes(a.get(), product.elements_of_a(), product.type, 1, wide.get(), floats, stream);
-    fill_codes(b.get(), product.elements_of_b(), product.type_b, 2, wide.get(), floats, stream);
-    // 0.747 each
-    check_cuda(cudaMemsetAsync(floats, 0x3f, scale_bytes, stream), "cudaMemsetAsync");
-    operands.scale_a = operands.scale_b = floats;
-  } else {
-    fill_normal(a.get(), product.elements_of_a(), product.type, 1, stream);
-    fill_normal(b.get(), product.elements_of_b(), product.type, 2, stream);
-  }
+  fill_operands(product, operands, a, b, scales, wide, stream);
   if (product.gelu_grad) {
     fill_normal(gelu_input.get(), product.elements_of_d(), product.type, 4, stream);
     operands.gelu_input = gelu_input.get();
@@ -291,16 +303,19 @@ class OrderProbe {
   // Of `rows` rows; empty: the algorithm cannot compute it.
   std::vector<uint16_t> run(const cublasLtMatmulAlgo_t& algorithm, int64_t rows) {
     product_.n = rows;
-    const ScratchMemory a(product_.elements_of_a() * 2, stream_),
-        b(product_.elements_of_b() * 2, stream_), d(product_.elements_of_d() * 2, stream_),
-        bias(product_.m * 2, stream_);
-    for (const ScratchMemory* memory : {&a, &b, &d, &bias})
+    const int64_t bytes = product_.element_bytes();
+    const ScratchMemory a(product_.elements_of_a() * bytes, stream_),
+        b(product_.elements_of_b() * bytes, stream_), d(product_.elements_of_d() * 2, stream_),
+        bias(product_.m * 2, stream_),
+        wide(2 * std::max(product_.elements_of_a(), product_.elements_of_b()), stream_),
+        scales(bytes_of_scales(product_), stream_);
+    for (const ScratchMemory* memory : {&a, &b, &d, &bias, &wide, &scales})
       MEGATRON_CHECK(memory->get() != nullptr, "no memory on the GPU to choose a product's kernel");
-    fill_normal(a.get(), product_.elements_of_a(), product_.type, 1, stream_);
-    fill_normal(b.get(), product_.elements_of_b(), product_.type, 2, stream_);
-    fill_normal(bias.get(), product_.m, product_.type, 3, stream_);
+    BlasOperands operands = {a.get(), b.get(), d.get(), product_.bias ? bias.get() : nullptr};
+    fill_operands(product_, operands, a, b, scales, wide, stream_);
+    fill_normal(bias.get(), product_.m, product_.scaled() ? CUDA_R_16BF : product_.type, 3,
+                stream_);
     BlasPlan plan(product_);
-    const BlasOperands operands = {a.get(), b.get(), d.get(), product_.bias ? bias.get() : nullptr};
     if (plan.run(algorithm, operands, nullptr, stream_) != CUBLAS_STATUS_SUCCESS) return {};
     std::vector<uint16_t> numbers(static_cast<size_t>(product_.elements_of_d()));
     check_cuda(cudaMemcpyAsync(numbers.data(), d.get(), numbers.size() * 2, cudaMemcpyDeviceToHost,

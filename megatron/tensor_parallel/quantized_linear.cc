@@ -28,6 +28,7 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/few_rows_product.h"
 #include "megatron/nn/functional.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor_parallel/detail/linear_state.h"
 
@@ -464,7 +465,7 @@ at::Tensor without_added_rows(const at::Tensor& y, const at::Tensor& x) {
 at::Tensor quantized_few_rows(const at::Tensor& x, const at::Tensor& addend, LinearState& state,
                               bool swiglu) {
   if (!x.is_cuda() || at::GradMode::is_enabled() || !state.weight->store->only_forward() ||
-      state.sequence_parallel || has_row_adapters(state) ||
+      state.sequence_parallel || has_row_adapters(state) || is_batch_invariant() ||
       state.quantization.recipe == QuantizationRecipe::kNvfp4 || x.numel() == 0 ||
       x.numel() > kMostRowsOnGpu * x.size(-1))
     return {};
@@ -512,11 +513,10 @@ at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual
     }
   }
   if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
-    const at::Tensor y =
-        without_added_rows(QuantizedRowFunction::apply(whole, optional_residual({}), anchor(),
-                                                       &state, false, is_activated),
-                           x);
-    return residual.defined() ? y.add_(residual) : y;
+    const at::Tensor rest = residual.defined() ? with_whole_tiles(residual, state) : at::Tensor();
+    return without_added_rows(QuantizedRowFunction::apply(whole, optional_residual(rest), anchor(),
+                                                          &state, false, is_activated),
+                              x);
   }
   return QuantizedRowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &state,
                                      at::GradMode::is_enabled(), is_activated);

@@ -25,7 +25,8 @@ bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::
 
 // d = beta d + a b^T (+ bias), or with an addend addend + a b^T (+ bias). a [m, k], b [n, k] in
 // FP8, d and addend [m, n] in bf16 or fp32, bias [n] like d or undefined. Dimensions are multiples
-// of 16. Throws Error if the GPU does not support FP8.
+// of 16. In batch-invariant mode products by weights with scales by blocks, with sums in 16 bits,
+// add in one order. Throws Error if the GPU does not support FP8.
 void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at::Tensor& d,
                     const at::Tensor& bias, const at::Tensor& addend, double beta, bool fast);
 

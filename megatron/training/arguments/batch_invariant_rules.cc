@@ -11,6 +11,9 @@ void validate_served_bits(const Arguments& a, Violations& v) {
   const bool half = a.optimizer.bf16 || a.optimizer.fp16;
   v.require(!half || device != DeviceChoice::kCpu,
             "--batch-invariant-mode computes in fp32 on a CPU", "leave --bf16 and --fp16 out");
+  v.require(half || !a.transformer.is_quantized(),
+            "--batch-invariant-mode with FP8 products is built for GPUs alone, in bf16",
+            "--bf16 --device cuda, or leave --fp8-format out");
   v.require(half || device != DeviceChoice::kCuda,
             "--batch-invariant-mode computes in bf16 or fp16 on GPUs", "--bf16, or --device cpu");
   if (half)

@@ -18,8 +18,11 @@ void validate_batch_invariant(const TransformerConfig& c, Violations& v) {
   require(c.rope_scaling_type != RopeScaling::kLongRope,
           "cannot be used with --rope-scaling-type longrope, whose factors depend on the longest "
           "text of a batch");
-  require(!c.is_quantized(), "with FP8 or FP4 products is not built",
-          "leave --fp8-format and --fp4-format out");
+  require(c.fp4_format == Fp4Format::kNone, "with FP4 products is not built",
+          "leave --fp4-format out");
+  require(c.fp8_format == Fp8Format::kNone || c.fp8_recipe == Fp8Recipe::kBlockwise,
+          "cannot be used with one FP8 scale for a whole tensor, which depends on all its rows",
+          "--fp8-recipe blockwise");
   require(!c.moe_expert_capacity_factor,
           "cannot be used with --moe-expert-capacity-factor: which tokens an expert drops depends "
           "on the others");
@@ -54,6 +57,9 @@ void check_batch_invariant(const TransformerConfig& model, at::Device device, at
         dtype == at::kFloat || dtype == at::kDouble,
         cat("--batch-invariant-mode computes in fp32 or fp64 on a CPU, not in ", toString(dtype)),
         "--dtype fp32");
+    violations.require(!model.is_quantized(),
+                       "--batch-invariant-mode with FP8 products is built for GPUs alone",
+                       "leave --fp8-format out");
   } else {
     violations.require(
         dtype == at::kBFloat16 || dtype == at::kHalf,

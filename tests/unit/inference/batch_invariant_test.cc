@@ -159,6 +159,23 @@ TEST(BatchInvariant, WhatGpusLackIsRefused) {
             std::string::npos);
 }
 
+TEST(BatchInvariant, Fp8IsServedByBlocksOnGpus) {
+  TransformerConfig model = models()[0].second.transformer;
+  model.fp8_format = Fp8Format::kE4M3;
+  model.fp8_recipe = Fp8Recipe::kBlockwise;
+  const auto error = [&](at::Device device, at::ScalarType type) {
+    return error_of([&] { check_batch_invariant(model, device, type); });
+  };
+  EXPECT_EQ(error(at::kCUDA, at::kBFloat16), "");
+  EXPECT_NE(error(at::kCPU, at::kFloat).find("with FP8 products is built for GPUs alone"),
+            std::string::npos);
+  for (const Fp8Recipe recipe : {Fp8Recipe::kTensorwise, Fp8Recipe::kDelayed}) {
+    model.fp8_recipe = recipe;
+    EXPECT_NE(error(at::kCUDA, at::kBFloat16).find("one FP8 scale for a whole tensor"),
+              std::string::npos);
+  }
+}
+
 // What the rollouts rule out.
 TEST(BatchInvariant, WithoutTheModeSomeDiffer) {
   for (const ModelConfig& config : {models()[0].second, mamba_model()})

@@ -340,7 +340,10 @@ TEST(Arguments, ServedBitsCannotBeTrainedEverywhere) {
               HasSubstr("--batch-invariant-mode cannot be used with dropout, which no server has"));
   EXPECT_TRUE(parse(flags + plain + "--bf16 --device cuda").transformer.batch_invariant_mode);
   for (const auto& [more, problem] : std::vector<std::pair<std::string, std::string>>{
-           {"--bf16 --device cuda --fp8-format hybrid", "with FP8 or FP4 products is not built"},
+           {"--bf16 --device cuda --fp8-format hybrid --fp8-recipe tensorwise",
+            "cannot be used with one FP8 scale for a whole tensor"},
+           {"--fp8-format hybrid --fp8-recipe blockwise",
+            "with FP8 products is built for GPUs alone"},
            {"--bf16 --device cuda --hybrid-layer-pattern M* --mamba-num-groups 1",
             "with layers that have states is not built for GPUs"},
            {"--device cuda", "computes in bf16 or fp16 on GPUs"},
