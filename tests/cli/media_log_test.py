@@ -31,7 +31,7 @@ class MediaLogTest(support.FolderTest):
         command = [support.BINARY, "pretrain", *RUN, *MODEL, "--data-path", self.path("rows.jsonl"), "--media-root",
                    os.path.join(SAME, "json", "media"), "--media-model", self.path("llava"), "--tokenizer-type", "HuggingFaceTokenizer",
                    "--tokenizer-model", self.path("llava"), "--train-iters", str(STEPS), "--save", self.path(name), "--sft-long-conversations", "drop",
-                   "--hidden-dropout", "0", *more]
+                   "--hidden-dropout", "0", "--num-workers", "0", *more]
         environment = dict(os.environ, OMP_NUM_THREADS="1", WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0",
                            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
         if ranks == 1:
@@ -50,6 +50,9 @@ class MediaLogTest(support.FolderTest):
             self.assertAlmostEqual(step["images_per_second"] * step["seconds_per_iteration"], images, 6)
             self.assertAlmostEqual(step["patches_per_second"] * step["seconds_per_iteration"], images * PATCHES, 6)
             self.assertNotIn("sounds_per_second", step)
+            # Without workers the loader decodes while the step waits.
+            self.assertGreater(step["loader wait ms"], 0.01)
+            self.assertLess(step["loader wait ms"], 1e3 * step["seconds_per_iteration"])
 
     def check_norms(self, steps):
         for step in steps:

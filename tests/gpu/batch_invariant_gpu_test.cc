@@ -1,20 +1,27 @@
 // Batch-invariant mode on a GPU: attention, products and whole rollouts have the bits of the
 // trainer's forward, whatever shares their steps.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
 
 #include "megatron/base/format.h"
 #include "megatron/comm/rendezvous.h"
+#include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/inference/graphs/decode_graphs.h"
 #include "megatron/tensor/batch_invariant/mode_scope.h"
 #include "megatron/tensor/gemm.h"
+#include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/kv_cache.h"
 #include "tests/kernels/cases.h"
 #include "tests/unit/inference/rollouts.h"
+#include "tests/unit/inference/served_schedules.h"
 
 namespace megatron {
 namespace {
@@ -195,6 +202,15 @@ std::vector<std::pair<std::string, ModelConfig>> invariant_models() {
   return all;
 }
 
+// Products of FP8 with a scale for 128 elements, whose rows a step and a batch fill up to 128.
+ModelConfig invariant_fp8_model() {
+  ModelConfig config = invariant_models()[0].second;
+  config.transformer.ffn_hidden_size = 1024;
+  config.transformer.fp8_format = Fp8Format::kE4M3;
+  config.transformer.fp8_recipe = Fp8Recipe::kBlockwise;
+  return config;
+}
+
 RolloutOptions rollouts_on_gpu() {
   RolloutOptions options;
   options.schedules = 4;
@@ -224,6 +240,18 @@ TEST(BatchInvariantGpu, RolloutsHaveTheTrainersLogProbabilitiesInEveryBit) {
       EXPECT_GT(compared.graph_steps, 100);
     }
   }
+}
+
+TEST(BatchInvariantGpu, RolloutsInFp8HaveTheTrainersLogProbabilitiesInEveryBit) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const BatchInvariantScope mode(true);
+  RolloutOptions options = rollouts_on_gpu();
+  options.texts = 64;  // so that a batch has whole tiles of rows
+  const Compared compared = rollouts(invariant_fp8_model(), options);
+  EXPECT_EQ(compared.different, 0) << "of " << compared.numbers;
+  EXPECT_EQ(compared.texts, 256);
+  EXPECT_GT(compared.accepted, 100);
+  EXPECT_GT(compared.graph_steps, 100);
 }
 
 // Text i has i + 1 tokens to write, so that steps have 256 rows, 255 and so on down to one.
@@ -266,6 +294,114 @@ TEST(BatchInvariantGpu, EveryNumberOfRowsHasTheSameBitsInGraphsAndWithout) {
     PlanDriver(runner, {.whole_prompts = 0.3}, 2).run(alone);
     EXPECT_EQ(ids_of(alone[0]), ids_of(with[i]));
   }
+}
+
+// A Llama of Hugging Face with random weights, and an adapter of all its linears.
+struct WrittenFolders {
+  std::filesystem::path base, adapter;
+};
+
+WrittenFolders write_random_llama() {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / cat("random_llama.", getpid());
+  std::filesystem::remove_all(folder);
+  const WrittenFolders written{folder / "base", folder / "adapter"};
+  std::filesystem::create_directories(written.base);
+  std::filesystem::create_directories(written.adapter);
+  constexpr int64_t kHidden = 256, kGroups = 128, kFfn = 512, kRank = 16;
+  const auto write = [](const std::filesystem::path& file, const std::string& text) {
+    std::ofstream(file) << text;
+  };
+  write(written.base / "config.json",
+        cat(R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": )",
+            kHidden, R"(, "intermediate_size": )", kFfn,
+            R"(, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+               "vocab_size": 64, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5,
+               "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": false,
+               "attention_bias": false, "mlp_bias": false, "torch_dtype": "bfloat16"})"));
+  write(written.adapter / "adapter_config.json",
+        cat(R"({"peft_type": "LORA", "r": )", kRank,
+            R"(, "lora_alpha": 24, "lora_dropout": 0.0, "bias": "none", "target_modules":
+               ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]})"));
+  at::manual_seed(3);
+  std::vector<std::pair<std::string, at::Tensor>> base, adapter;
+  const auto add = [&](const std::string& name, int64_t rows, int64_t columns) {
+    base.emplace_back(name + ".weight", at::randn({rows, columns}).mul_(0.08).to(at::kBFloat16));
+    if (!name.ends_with("_proj")) return;
+    const std::string prefix = "base_model.model." + name;
+    adapter.emplace_back(prefix + ".lora_A.weight", at::randn({kRank, columns}).mul_(0.1));
+    adapter.emplace_back(prefix + ".lora_B.weight", at::randn({rows, kRank}).mul_(0.1));
+  };
+  const auto add_norm = [&](const std::string& name) {
+    base.emplace_back(name + ".weight", at::ones({kHidden}, at::kBFloat16));
+  };
+  add("model.embed_tokens", 64, kHidden);
+  add("lm_head", 64, kHidden);
+  add_norm("model.norm");
+  for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
+    add_norm(layer + "input_layernorm");
+    add_norm(layer + "post_attention_layernorm");
+    add(layer + "self_attn.q_proj", kHidden, kHidden);
+    add(layer + "self_attn.k_proj", kGroups, kHidden);
+    add(layer + "self_attn.v_proj", kGroups, kHidden);
+    add(layer + "self_attn.o_proj", kHidden, kHidden);
+    add(layer + "mlp.gate_proj", kFfn, kHidden);
+    add(layer + "mlp.up_proj", kFfn, kHidden);
+    add(layer + "mlp.down_proj", kHidden, kFfn);
+  }
+  const auto save = [](const std::filesystem::path& file,
+                       const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+    std::vector<SafetensorsTensor> given;
+    for (const auto& [name, tensor] : tensors)
+      given.push_back(
+          {name, to_dtype(tensor.scalar_type()), tensor.sizes().vec(), tensor.const_data_ptr()});
+    write_safetensors(file, given);
+  };
+  save(written.base / "model.safetensors", base);
+  save(written.adapter / "adapter_model.safetensors", adapter);
+  return written;
+}
+
+// Chunks, prefixes that are shared, preemption, cancels, guesses, adapters, suspensions, exchanged
+// weights and graphs. MEGATRON_SERVED_SCHEDULES: how many; MEGATRON_FIRST_SCHEDULE: from which on.
+TEST(BatchInvariantGpu, RandomSchedulesGiveWhatEachRequestGetsAloneInEveryBit) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const BatchInvariantScope mode(true);
+  const ParallelGroups one;
+  const ScheduledPlace place{kInvariantGpu, at::kBFloat16, /*alone_by_runner=*/true, /*stretch=*/8};
+  std::vector<std::unique_ptr<ScheduledModel>> models;
+  for (const auto& [name, config] : invariant_models())
+    if (name != "adapters")
+      models.push_back(std::make_unique<ScheduledModel>(
+          name, [&one, c = config] { return Served::make(c, one); }, place));
+  const WrittenFolders written = write_random_llama();
+  LoadModelRequest base;
+  base.load = written.base;
+  base.dtype = at::kBFloat16;
+  base.device = kInvariantGpu;
+  base.batch_invariant = true;
+  base.tokenizer_required = false;
+  models.push_back(std::make_unique<ScheduledModel>("adapters", base, written.adapter, one, place));
+  const auto number = [](const char* variable, int otherwise) {
+    const char* given = std::getenv(variable);
+    return given != nullptr ? std::atoi(given) : otherwise;
+  };
+  const int first = number("MEGATRON_FIRST_SCHEDULE", 0),
+            count = number("MEGATRON_SERVED_SCHEDULES", 40);
+  Counts counts;
+  for (int seed = first; seed < first + count; ++seed) {
+    ScheduledModel& model = *models[static_cast<size_t>(seed) % models.size()];
+    SCOPED_TRACE(cat("seed ", seed, ", ", model.name()));
+    play_schedule(model, static_cast<uint32_t>(seed), counts);
+    if (testing::Test::HasFailure()) return;
+  }
+  for (const auto& [what, times] : counts) std::cout << "  " << what << ": " << times << "\n";
+  for (const char* what :
+       {"steps by graphs", "divided prompts", "tokens from cached prefixes", "preemptions",
+        "computed again", "cancelled", "guesses that stand", "guesses that fall",
+        "steps with several adapters", "caches offloaded", "caches dropped", "weights dropped",
+        "weights exchanged", "pauses with requests left", "whole texts"})
+    EXPECT_GT(counts[what], 0) << what;
 }
 
 // With ranks as processes, each with a GPU of its own, if a launcher has started several:

@@ -10,6 +10,7 @@ rounds more, in place of proofs, by how much.
 from dataclasses import dataclass
 
 from audio_bugs import AUDIO_BUGS
+from gpu_bugs import GPU_BUGS
 from hybrid_bugs import HYBRID_BUGS
 from media_bugs import MEDIA_BUGS
 from multimodal_bugs import MULTIMODAL_BUGS
@@ -1041,4 +1042,4 @@ BUGS = (
         "", "", "transformer_test:ContextParallelRing.RoundsLikeOneRank",
         "rounding: 1.01 to 1.02 times the noise at 2 context ranks, 1.05 to 1.08 at 4, 1.13 at 8; the limit is 1.25"),
 )
-BUGS += tuple(Bug(**bug) for bug in SERVING_BUGS + SSM_BUGS + MEDIA_BUGS + MULTIMODAL_BUGS + VISION_BUGS + AUDIO_BUGS)
+BUGS += tuple(Bug(**bug) for bug in SERVING_BUGS + SSM_BUGS + MEDIA_BUGS + MULTIMODAL_BUGS + VISION_BUGS + AUDIO_BUGS + GPU_BUGS)

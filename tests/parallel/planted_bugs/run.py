@@ -5,7 +5,8 @@ the matrix cannot have, `prove` and a unit test that it names. What only rounds 
 
 Usage: run.py [--preset dev] [--work FOLDER] [--only NAME,...] [--named] [--table FILE]      plants, builds, tries every bug
        run.py --check                                                                       only looks whether the edits still apply
---named plants the chosen bugs alone and tries the rows and proofs that they name, and no others.
+--named plants the chosen bugs alone and tries the rows and proofs that they name, and no others. With --preset gpu, on a machine with a
+GPU, those of gpu_bugs.py are tried, and without it all others.
 
 The repository with its build folder is copied to --work (default build/planted), and the copy is mounted in the place of the
 repository, seen by this script and its children alone: what is built there needs no new configuration, and the tree itself stays as it
@@ -83,7 +84,7 @@ def has_unit_test(root, unit_test):
     """Whether a source of the program defines the test."""
     program, suite, name = re.fullmatch(r"(\w*):(?:\w*/)?(\w*)\.(\w*)(?:/\w*)?", unit_test).groups()
     for cmake in (root / "tests").rglob("CMakeLists.txt"):
-        for sources in re.findall(rf"megatron_test\({program}\b([^)]*)\)", cmake.read_text()):
+        for sources in re.findall(rf"(?:megatron_test|add_executable)\({program}\b([^)]*)\)", cmake.read_text()):
             for source in re.findall(r"[\w/.]+_test\.cc", sources):
                 if re.search(rf"\bTEST\w*\({suite},\s*{name}\)", (cmake.parent / source).read_text()):
                     return True
@@ -245,10 +246,11 @@ def main():
         if not options.check:
             enter_copy(options.work.resolve(), options.preset)
         return 0
-    chosen = [bug for bug in BUGS if not options.only or bug.name in options.only.split(",")]
-    build(options.preset, chosen if options.named else BUGS)
+    there = [bug for bug in BUGS if bug.unit_test.startswith("gpu_tests:") == (options.preset == "gpu")]
+    chosen = [bug for bug in there if not options.only or bug.name in options.only.split(",")]
+    build(options.preset, chosen if options.named else there)
     if not options.skip_clean:
-        hold_without_bug(options.preset, chosen if options.named else BUGS, options.named)
+        hold_without_bug(options.preset, chosen if options.named else there, options.named)
     lines, uncaught = ["| bug | matrix, or unit test | prove |", "| --- | --- | --- |"], []
     for bug in chosen:
         begin = time.monotonic()

@@ -1,0 +1,29 @@
+"""Planted bugs of a server on a GPU, in batch-invariant mode: tried where there is one, by run.py --preset gpu --named. The arguments of Bug,
+see bugs.py."""
+from serving_bugs import bug
+
+GRAPHS, GEMM, LINEAR = "megatron/inference/graphs/decode_graphs.cc", "megatron/tensor/blas_cuda.cc", "megatron/tensor_parallel/quantized_linear.cc"
+ROWS = "gpu_tests:BatchInvariantGpu.EveryNumberOfRowsHasTheSameBitsInGraphsAndWithout"
+ROLLOUTS = "gpu_tests:BatchInvariantGpu.RolloutsHaveTheTrainersLogProbabilitiesInEveryBit"
+SCHEDULES = "gpu_tests:BatchInvariantGpu.RandomSchedulesGiveWhatEachRequestGetsAloneInEveryBit"
+
+GPU_BUGS = (
+    bug("graph_lengths", "rows of a graph but the first do not see their own key", GRAPHS,
+        "lengths[i] = static_cast<int32_t>(row.position + 1);", "lengths[i] = static_cast<int32_t>(row.position + (PLANTED && i > 0 ? 0 : 1));", ROWS),
+    bug("graph_idle_rows_write", "rows of a graph that are too many write to the first place of the cache", GRAPHS,
+        "std::fill_n(of(kSlots), size, -1);", "std::fill_n(of(kSlots), size, PLANTED ? 0 : -1);", SCHEDULES),
+    bug("graph_token_of_another_slot", "rows of a graph behind the second take the token that was drawn for the first slot", GRAPHS,
+        "if (row.token < 0) of(kFrom)[i] = row.slot;", "if (row.token < 0) of(kFrom)[i] = PLANTED && i > 1 ? 0 : row.slot;", SCHEDULES),
+    bug("graphs_of_other_weights", "graphs stay while weights and the cache move", "megatron/inference/model_runner.cc",
+        "if (graphs_) graphs_->clear();", "if (graphs_ && !PLANTED) graphs_->clear();", SCHEDULES),
+    bug("graph_takes_adapters", "steps with adapters run as graphs, which know none", "megatron/inference/model_runner.cc",
+        "if (slot.adapter >= 0 || slot.rows) return std::nullopt;", "if ((slot.adapter >= 0 && !PLANTED) || slot.rows) return std::nullopt;", SCHEDULES),
+    bug("splits_by_batch", "few tokens that are decoded divide their keys by the size of the batch", "megatron/transformer/attention/kv_cache.cc",
+        "if (is_batch_invariant() && q.is_cuda())", "if (is_batch_invariant() && q.is_cuda() && !(PLANTED && rows.rows() <= 4))", ROLLOUTS),
+    bug("product_order_by_rows", "products of a GPU are the library's first choice for many rows", GEMM,
+        "product.one_order = is_batch_invariant();", "product.one_order = is_batch_invariant() && !(PLANTED && x.size(0) > 16);",
+        "gpu_tests:BatchInvariantGpu.RowsOfProductsHaveTheSameBitsForAnyNumberOfRows"),
+    bug("fp8_few_rows_unrounded", "few rows multiply FP8 weights without being rounded in batch-invariant mode", LINEAR,
+        "has_row_adapters(state) || is_batch_invariant() ||", "has_row_adapters(state) || (is_batch_invariant() && !PLANTED) ||",
+        "gpu_tests:BatchInvariantGpu.RolloutsInFp8HaveTheTrainersLogProbabilitiesInEveryBit"),
+)
