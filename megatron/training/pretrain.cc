@@ -51,6 +51,7 @@ class Run {
   // What is known of an iteration before its outcome is read.
   struct Pending {
     StepRecord record;
+    double loader_wait = 0.0;  // ms that this rank waited for its micro-batches
     std::vector<std::shared_ptr<const MicroBatch>> held;
   };
 
@@ -110,8 +111,9 @@ class Run {
   std::vector<Evaluator> validation_;
   OutcomeReader outcomes_;
   std::optional<SlowRankWatch> slow_ranks_;
-  SectionMeans sections_;  // of this log interval
-  MediaCounts media_;      // of this step and this model replica
+  SectionMeans sections_;     // of this log interval
+  MediaCounts media_;         // of this step and this model replica
+  double loader_wait_ = 0.0;  // ms of this step
   std::deque<Pending> pending_;
   Trace trace_;
   bool profiling_ = false;
@@ -466,13 +468,16 @@ void Run::one_step() {
     options.num_microbatches = dynamic_context_->begin_step(options.global_batch_size);
   const auto next_batch = [this] {
     if (dynamic_context_) return dynamic_context_->next();
+    const auto begin = std::chrono::steady_clock::now();
     const std::shared_ptr<const MicroBatch> batch = loader_->next();
+    loader_wait_ += 1e3 * seconds_since(begin);
     MEGATRON_CHECK(batch, "the training samples are used up after ", state_.consumed_train_samples,
                    " of ", loader_->dataset().size());
     media_.add(*batch);
     return batches_.make(batch);
   };
   media_ = {};
+  loader_wait_ = 0.0;
   if (task_.logs_images || task_.logs_sounds) options.media = &media_;
   options.routing = routing_.begin(state_.iteration + 1);
   outcomes_.push(train_step(model_, task_, options, next_batch, timers_));
@@ -487,6 +492,7 @@ void Run::one_step() {
   pending.record.consumed_samples = state_.consumed_train_samples;
   pending.record.global_batch_size = options.global_batch_size;
   pending.held = batches_.take_held();
+  pending.loader_wait = loader_wait_;
   if (state_.iteration % config_.log_interval == 0) {
     if (config_.log_num_zeros_in_grad)
       pending.record.num_zeros = static_cast<int64_t>(model_.optimizer->num_zeros());
@@ -498,6 +504,7 @@ void Run::one_step() {
 void Run::read_outcomes(bool all) {
   for (StepNumbers numbers; outcomes_.pop(numbers, all);) {
     StepRecord record = pending_.front().record;
+    const double loader_wait = pending_.front().loader_wait;
     pending_.pop_front();
     if (numbers.replicas_differ) throw Error(model_.replicas->describe(record.iteration));
     if (slow_ranks_)
@@ -513,6 +520,8 @@ void Run::read_outcomes(bool all) {
     if (numbers.count_over_mean > 0)
       record.metrics.emplace_back("tokens per expert max/mean", numbers.count_over_mean);
     add_media(numbers, record);
+    if (task_.logs_images || task_.logs_sounds)
+      record.metrics.emplace_back("loader wait ms", loader_wait);
     record.skipped = step.skip != 0;
     record.non_finite = step.consecutive_bad > 0;
     record.learning_rate =
