@@ -132,8 +132,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ServedGpuCache,
                                                           CachedShape{4, 2, 64, -1, true, true}),
                                           testing::Values(at::kBFloat16, at::kHalf)));
 
-// Long prompts that begin in a step, beside a token that is decoded: three of four of cuDNN's samples.
-// samples.
+// Long prompts that begin in a step, beside a token that is decoded: three of cuDNN's four samples.
 TEST(ServedGpu, WholePromptsAttendAsOnTheCpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   constexpr int64_t kBlock = 64, kGroups = 2, kOfGroup = 3, kSize = 128;
