@@ -228,7 +228,7 @@ class ServeMediaTest(support.FolderTest):
                 self.refused(server, parts, message)
             code, answer = server.ask("/v1/chat/completions", {"messages": deep})
             self.assertEqual((code, "nested deeper than" in answer["error"]["message"]), (400, True), answer)
-        self.assertLess(self.resident(server) - before, 100)
+        self.assertLess(self.resident(server) - before, 256)  # MiB; what threads freed stays in their heaps
         self.check_turns(server, facts)
         self.assertEqual(server.stop(), 0)
 
