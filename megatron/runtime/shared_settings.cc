@@ -32,7 +32,8 @@ constexpr std::pair<FieldSharing, std::string_view> kSharing[] = {
     {FieldSharing::kGiven,
      "prometheus_textfile run_dir tensorboard_dir wandb_save_dir log_samples"},
     {FieldSharing::kContents,
-     "chat_template data_args_path data_path fewshot_data media_model media_root merge_file "
+     "audio_media_model chat_template data_args_path data_path fewshot_data media_model "
+     "media_root merge_file "
      "per_split_data_args_path "
      "retro_project_dir tasks "
      "test_data_path tokenizer_model train_data_path valid_data_path vocab_file"}};
