@@ -42,7 +42,6 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, ExpertActivations,
     testing::Values(
         ActivationCase{"serial", ""}, ActivationCase{"gated", "--swiglu --normalization RMSNorm"},
-        // Products in bf16 take a workspace that depends on the processor.
         ActivationCase{"bf16", "--bf16 --swiglu", 1, false, 0.02},
         ActivationCase{"pre_softmax", "--moe-router-pre-softmax"},
         ActivationCase{"losses", "--moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001"},

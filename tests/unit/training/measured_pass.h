@@ -1,6 +1,7 @@
 // What one pass of a stage holds by the CPU's allocator, next to what its plan says.
 #pragma once
 
+#include <ATen/Context.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +16,19 @@
 #include "tests/unit/training/measured_step.h"
 
 namespace megatron {
+
+// Products in bf16 without oneDNN while this object lives: its workspace, up to 2 MiB a product,
+// depends on the processor, and the plan does not count it.
+class WithoutOneDnn {
+ public:
+  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
+  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(before_); }
+  WithoutOneDnn(const WithoutOneDnn&) = delete;
+  WithoutOneDnn& operator=(const WithoutOneDnn&) = delete;
+
+ private:
+  const bool before_ = at::globalContext().userEnabledMkldnn();
+};
 
 struct Measured {
   int64_t saved = 0;      // held after the forward pass
@@ -137,6 +151,7 @@ inline void expect_planned(const ActivationCase& c, const std::string& model = k
   const LayoutPlan plan =
       make_layout_plan(a, {500, 1024}, /*on_gpu=*/false, find_task(a).model_provider);
   std::mutex mutex;
+  const WithoutOneDnn same_on_every_processor;
   run_ranks(static_cast<int>(c.world_size), [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups = make_parallel_groups(a.parallel, world);
     const int stage = groups.pp.rank();
