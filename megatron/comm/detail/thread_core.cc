@@ -18,10 +18,11 @@
 
 namespace megatron {
 
-// Note [Waiting for threads] All groups of a job wait on one condition variable under one lock. A
-// wait ends when its own condition holds, when a rank has failed, when a rank it needs has
-// returned, when all ranks wait for each other, or at the deadline; in the last four cases it
-// throws. The first failure is kept and rethrown by run_threads(); later ones only unwind.
+// Note [Waiting for threads] All groups of a job wait under one lock, each rank on a condition
+// variable of its own, so that an event wakes only the ranks that can go on. A wait ends when its
+// own condition holds, when a rank has failed, when a rank it needs has returned, when all ranks
+// wait for each other, or at the deadline; in the last four cases it throws. The first failure is
+// kept and rethrown by run_threads(); later ones only unwind.
 struct ThreadJob {
   // A rank in a wait.
   struct Waiter {
@@ -29,13 +30,16 @@ struct ThreadJob {
     const char* what;
     const std::function<bool()>& ready;
     const std::function<std::vector<int>()>& needed;
+    bool interruptible;
+    std::condition_variable woken;
   };
   explicit ThreadJob(int size, double timeout) : timeout_seconds(timeout), returned(size, false) {}
   void fail_if_nobody_can_go_on() const;
+  void wake_ready();         // those whose condition holds; requires the lock
+  void wake_interruptible();  // a rank has returned; requires the lock
 
   const double timeout_seconds;
   std::mutex mutex;
-  std::condition_variable changed;
   std::exception_ptr failure;  // the first failure
   int failed_rank = -1;        // -1: none
   std::vector<bool> returned;  // by rank of the job
@@ -76,7 +80,8 @@ struct ThreadGroup {
   int size() const { return static_cast<int>(members.size()); }
   void fail_if_lost(const char* what, const std::vector<int>& needed) const;
   void wait(std::unique_lock<std::mutex>& lock, int rank, const char* what,
-            const std::function<bool()>& ready, const std::function<std::vector<int>()>& needed);
+            const std::function<bool()>& ready, const std::function<std::vector<int>()>& needed,
+            bool interruptible = true);
   // `interruptible`: a failure may end the wait; otherwise the peers are certain to arrive.
   void arrive_and_wait(int rank, const char* what, bool interruptible);
 
@@ -132,24 +137,39 @@ void ThreadJob::fail_if_nobody_can_go_on() const {
                   "\nhint: every rank of a group must make the same calls in the same order"));
 }
 
+void ThreadJob::wake_ready() {
+  for (Waiter& waiter : waiters) {
+    if (waiter.ready()) waiter.woken.notify_one();
+  }
+}
+
+void ThreadJob::wake_interruptible() {
+  for (Waiter& waiter : waiters) {
+    if (waiter.interruptible) waiter.woken.notify_one();
+  }
+}
+
 // `rank`: this rank in the group; `needed`: global ranks that the wait still depends on.
 void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, int rank, const char* what,
                        const std::function<bool()>& ready,
-                       const std::function<std::vector<int>()>& needed) {
+                       const std::function<std::vector<int>()>& needed, bool interruptible) {
+  if (ready()) return;
   struct Entry {
     std::list<ThreadJob::Waiter>& waiters;
     const std::list<ThreadJob::Waiter>::iterator place;
     ~Entry() { waiters.erase(place); }  // every exit from here holds the lock
   };
-  const Entry entry{job->waiters,
-                    job->waiters.insert(job->waiters.end(), {members[rank], what, ready, needed})};
+  const Entry entry{job->waiters, job->waiters.emplace(job->waiters.end(), members[rank], what,
+                                                       ready, needed, interruptible)};
+  std::condition_variable& woken = entry.place->woken;
+  if (!interruptible) return woken.wait(lock, ready);
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(job->timeout_seconds));
   while (!ready()) {
     fail_if_lost(what, needed());
     job->fail_if_nobody_can_go_on();
-    if (job->changed.wait_until(lock, deadline) == std::cv_status::timeout && !ready()) {
+    if (woken.wait_until(lock, deadline) == std::cv_status::timeout && !ready()) {
       fail_if_lost(what, needed());
       throw_error(cat(what, " timed out after ", job->timeout_seconds, " s: ", list_ranks(needed()),
                       " did not arrive\nhint: every rank of a group must make the same calls in "
@@ -166,19 +186,19 @@ void ThreadGroup::arrive_and_wait(int rank, const char* what, bool interruptible
     num_arrived = 0;
     arrived.assign(size(), false);
     ++generation;
-    job->changed.notify_all();
+    job->wake_ready();
     return;
   }
   const auto complete = [&] { return generation != mine; };
-  if (!interruptible) return job->changed.wait(lock, complete);
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (int r = 0; r < size(); ++r) {
+      if (!arrived[r]) ranks.push_back(members[r]);
+    }
+    return ranks;
+  };
   try {
-    wait(lock, rank, what, complete, [&] {
-      std::vector<int> missing;
-      for (int r = 0; r < size(); ++r) {
-        if (!arrived[r]) missing.push_back(members[r]);
-      }
-      return missing;
-    });
+    wait(lock, rank, what, complete, missing, interruptible);
   } catch (...) {
     // Ranks that arrive later must not count this one, which leaves
     arrived[rank] = false;
@@ -302,7 +322,7 @@ void ThreadCore::send(const void* data, int64_t count, DType dtype, int peer) {
   ThreadMessage message{dtype, std::vector<char>(bytes, bytes + count * size_of(dtype))};
   std::lock_guard lock(group_->job->mutex);
   group_->mail[{rank_, peer}].push_back(std::move(message));
-  group_->job->changed.notify_all();
+  group_->job->wake_ready();
 }
 
 void ThreadCore::recv(void* data, int64_t count, DType dtype, int peer) {
@@ -369,7 +389,7 @@ void run_threads(int size, const std::function<void(ThreadCore&)>& body, double 
       job->failed_rank = rank;
       job->failure = error;
     }
-    job->changed.notify_all();
+    job->wake_interruptible();
   };
   std::vector<std::thread> threads;
   for (int r = 0; r < size; ++r) threads.emplace_back(run_rank, r);
