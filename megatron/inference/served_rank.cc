@@ -134,8 +134,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   }
   runner_ = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
   runner_->plan_warm_up(shape.max_step_tokens);
-  // The engine of one rank warms up while no request waits.
-  if (groups.world.size() > 1) warm_up();
+  if (!warms_up_while_idle()) warm_up();
   served_ = runner_.get();
   int64_t cache = runner_->cache_bytes();
   if (draft) {

@@ -36,11 +36,15 @@ class ServedRank {
   StepRunner& runner() { return *served_; }
   // All that ModelRunner::warm_up_some() does piece by piece. Several ranks have done so already.
   void warm_up();
-  bool warm_up_some() { return runner_->warm_up_some(); }
+  // A piece of it, while no request waits; false: nothing is left. Captures of tensor ranks meet in
+  // an all-reduce and only the first rank knows that nothing waits, so several ranks capture again
+  // what a suspension has dropped when a step first needs it.
+  bool warm_up_some() { return warms_up_while_idle() && runner_->warm_up_some(); }
   // Null: the draft model is none, or on another rank.
   std::shared_ptr<DraftSource> drafts() const { return draft_ ? draft_->drafts() : nullptr; }
 
  private:
+  bool warms_up_while_idle() const { return loaded_.model->groups().world.size() == 1; }
   std::vector<at::Tensor> read_other_weights(const std::string& source);
   void make_runner(const EngineConfig& config, int local_ranks, std::unique_ptr<LoadedDraft> draft);
 
