@@ -73,6 +73,10 @@ def products(x, w, dy, bias, columns=None):
     return {"y": (x @ w.T + bias.double()).float(), "dx": (dy @ w).float(), "dw": (dy_columns.T @ x_columns).float()}
 
 
+def thinned(result, every):
+    return {name: t[::every] for name, t in result.items()}
+
+
 def bits(codes):
     return codes.view(torch.uint8)
 
@@ -89,7 +93,7 @@ def main(folder):
         x8, xc = by_scale(x, E4M3, current_scale(x, E4M3))
         w8, _ = by_scale(w, E4M3, current_scale(w, E4M3))
         dy8, dyc = by_scale(dy, gradient, current_scale(dy, gradient))
-        put(name, {"x_codes": bits(xc), "dy_codes": bits(dyc), **products(x8, w8, dy8, bias)})
+        put(name, {"x_codes": bits(xc), "dy_codes": bits(dyc), **thinned(products(x8, w8, dy8, bias), 4)})
 
     for name, gradient in (("blockwise_e4m3", E4M3), ("blockwise_hybrid", E5M2)):
         x, w, dy, bias = operands(128, 128, 256, 2)
@@ -99,7 +103,7 @@ def main(folder):
         dy8, _ = by_vectors(dy, gradient)
         x_columns, dy_columns = by_vectors(x.T, E4M3)[0].T, by_vectors(dy.T, gradient)[0].T
         result = products(x8, w8, dy8, bias, (x_columns, dy_columns))
-        put(name, {"x_codes": bits(xc), "y": result["y"][::4], "dx": result["dx"][::4], "dw": result["dw"][::4]})
+        put(name, {"x_codes": bits(xc), **thinned(result, 8)})
 
     # Six steps whose tensors grow and shrink; the largest of three steps, margin 1.
     x, w, dy, bias = operands(32, 48, 64, 3)
@@ -111,7 +115,7 @@ def main(folder):
         for role, (t, dtype) in tensors.items():
             scale = state[role]["scale"] if step > 0 else current_scale(t, dtype)
             rounded[role], _ = by_scale(t, dtype, scale)
-        put(f"delayed.{step}", products(rounded["x"], rounded["w"], rounded["dy"], bias))
+        put(f"delayed.{step}", thinned(products(rounded["x"], rounded["w"], rounded["dy"], bias), 4))
         for role, (t, dtype) in tensors.items():
             s = state[role]
             s["history"] = torch.cat([t.float().abs().max()[None], s["history"][:-1]])

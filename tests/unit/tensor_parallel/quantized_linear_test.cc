@@ -111,7 +111,8 @@ Products run_golden(const std::string& inputs, const QuantizationOptions& quanti
 
 constexpr double kBf16 = 3e-3, kFp32 = 2e-6;  // one rounding to bf16 on average; fp32 sums
 
-void expect_golden(const Products& got, const std::string& name, int64_t every = 1) {
+// The golden holds every fourth or eighth row.
+void expect_golden(const Products& got, const std::string& name, int64_t every = 4) {
   const auto part = [&](const at::Tensor& t) { return t.slice(0, 0, std::nullopt, every); };
   EXPECT_LT(distance(part(got.y), golden(name + ".y")), kBf16) << name;
   EXPECT_LT(distance(part(got.dx), golden(name + ".dx")), kBf16) << name;
@@ -140,8 +141,8 @@ TEST(QuantizedLinear, EqualsPyTorchWithBlocks) {
   for (const bool hybrid : {true, false}) {
     const std::string name = hybrid ? "blockwise_hybrid" : "blockwise_e4m3";
     const QuantizationOptions options = recipe(QuantizationRecipe::kBlockwise, hybrid);
-    expect_golden(run_golden<ColumnParallelLinear>("blockwise", options), name, 4);
-    expect_golden(run_golden<RowParallelLinear>("blockwise", options), name, 4);
+    expect_golden(run_golden<ColumnParallelLinear>("blockwise", options), name, 8);
+    expect_golden(run_golden<RowParallelLinear>("blockwise", options), name, 8);
     const QuantizedTensor x =
         quantize_blocks(golden("blockwise.in.x"), at::kFloat8_e4m3fn, {}, false);
     EXPECT_TRUE(at::equal(x.rows.codes.view(at::kByte), golden(name + ".x_codes")));
