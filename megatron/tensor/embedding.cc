@@ -62,8 +62,8 @@ void embedding_backward(const at::Tensor& dy, const at::Tensor& ids, at::Tensor 
         grad, args.count, args.columns, [](int64_t, int64_t) {},
         [&](void* stream) { MEGATRON_CUDA_KERNEL(embedding_backward_cuda(args, stream)); });
   } else {
-    at::parallel_for(0, args.vocabulary, (args.vocabulary + threads - 1) / threads,
-                     [&](int64_t begin, int64_t end) { embedding_backward_cpu(args, begin, end); });
+    parallel_tasks(args.vocabulary, (args.vocabulary + threads - 1) / threads,
+                   [&](int64_t begin, int64_t end) { embedding_backward_cpu(args, begin, end); });
   }
 }
 

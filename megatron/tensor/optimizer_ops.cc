@@ -53,7 +53,7 @@ StepState* state_data(const at::Tensor& state) {
 template <class Body>
 void for_each_block(const FlatUpdate& update, const Body& body) {
   const UpdateBlock* blocks = block_data(update);
-  at::parallel_for(0, num_blocks(update), kGrainBlocks, [&](int64_t begin, int64_t end) {
+  parallel_tasks(num_blocks(update), kGrainBlocks, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) body(i, blocks[i]);
   });
 }

@@ -35,7 +35,7 @@ struct ThreadJob {
   };
   explicit ThreadJob(int size, double timeout) : timeout_seconds(timeout), returned(size, false) {}
   void fail_if_nobody_can_go_on() const;
-  void wake_ready();         // those whose condition holds; requires the lock
+  void wake_ready();          // those whose condition holds; requires the lock
   void wake_interruptible();  // a rank has returned; requires the lock
 
   const double timeout_seconds;

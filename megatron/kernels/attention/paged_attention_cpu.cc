@@ -1,5 +1,8 @@
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "megatron/kernels/attention/paged_attention.h"
@@ -9,6 +12,43 @@
 
 namespace megatron {
 namespace {
+
+// Products of one head with positions that lie `stride` apart, in fp32, of a multiple of 16
+// features: the order of additions is that of sum_over().
+void dot_rows(const float* q, const float* k, int64_t stride, int64_t count, int64_t d,
+              float* out) {
+  for (int64_t i = 0; i < count; ++i, k += stride) {
+    __m256 low = _mm256_setzero_ps(), high = low;
+    for (int64_t j = 0; j < d; j += 16) {
+      low = _mm256_fmadd_ps(_mm256_loadu_ps(q + j), _mm256_loadu_ps(k + j), low);
+      high = _mm256_fmadd_ps(_mm256_loadu_ps(q + j + 8), _mm256_loadu_ps(k + j + 8), high);
+    }
+    const __m256 eight = _mm256_add_ps(low, high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    out[i] = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+}
+
+// out += p v over positions, one after the other. `kVectors` of 8 features at a time stay in
+// registers.
+template <int kVectors>
+void add_some_features(const float* p, const float* v, int64_t stride, int64_t count, float* out) {
+  __m256 sums[kVectors];
+  for (int j = 0; j < kVectors; ++j) sums[j] = _mm256_loadu_ps(out + 8 * j);
+  for (int64_t i = 0; i < count; ++i, v += stride) {
+    const __m256 weight = _mm256_set1_ps(p[i]);
+    for (int j = 0; j < kVectors; ++j)
+      sums[j] = _mm256_fmadd_ps(weight, _mm256_loadu_ps(v + 8 * j), sums[j]);
+  }
+  for (int j = 0; j < kVectors; ++j) _mm256_storeu_ps(out + 8 * j, sums[j]);
+}
+void add_rows(const float* p, const float* v, int64_t stride, int64_t count, int64_t d,
+              float* out) {
+  int64_t j = 0;
+  for (; j + 64 <= d; j += 64) add_some_features<8>(p, v + j, stride, count, out + j);
+  for (; j < d; j += 16) add_some_features<2>(p, v + j, stride, count, out + j);
+}
 
 // The query heads of one row that share one key/value group.
 template <class Acc>
@@ -31,8 +71,8 @@ class GroupOfHeads {
     score(head, group);
     const auto* sinks = static_cast<const Acc*>(a_.sinks);
     for (int64_t h = 0; h < heads_; ++h) {
-      const Acc lse = softmax(&scores_[static_cast<size_t>(h * count_)],
-                              sinks == nullptr ? nullptr : sinks + group * heads_ + h);
+      const Acc lse =
+          softmax(scores_of(h), sinks == nullptr ? nullptr : sinks + group * heads_ + h);
       if (a_.lse != nullptr) static_cast<Acc*>(a_.lse)[head + h] = lse;
     }
     sum_values(head, group);
@@ -52,6 +92,21 @@ class GroupOfHeads {
     for (int64_t j = 0; j < d; ++j) scratch_[static_cast<size_t>(j)] = e4m3_value(codes[j]);
     return scratch_.data();
   }
+  // Whether features are read in fp32 where they lie.
+  bool in_place(const PagedPool& pool, int64_t d) const {
+    return std::is_same_v<Acc, float> && a_.dtype == DType::kFloat32 && pool.scale == nullptr &&
+           d % 16 == 0;
+  }
+  // Calls f(index of the first position, address of its features, positions) for each block.
+  template <class F>
+  void each_run(const PagedPool& pool, int64_t group, F f) const {
+    for (int64_t i = 0; i < count_;) {
+      const int64_t position = first_ + i;
+      const int64_t n = std::min(a_.block_size - position % a_.block_size, count_ - i);
+      f(i, static_cast<const float*>(pool.data) + place(pool, position, group), n);
+      i += n;
+    }
+  }
   static Acc scale_of(const PagedPool& pool, int64_t group) {
     return pool.scale == nullptr ? Acc{1} : static_cast<Acc>(pool.scale[group]);
   }
@@ -62,15 +117,27 @@ class GroupOfHeads {
     const Acc scale = static_cast<Acc>(a_.scale) * scale_of(a_.keys, group);
     const Acc cap = static_cast<Acc>(a_.softcap);
     const Acc* q = load_run(a_.dtype, a_.query, head * d, heads_ * d, query_.data());
+    if constexpr (std::is_same_v<Acc, float>) {
+      if (in_place(a_.keys, d)) {
+        each_run(a_.keys, group, [&](int64_t i, const float* k, int64_t n) {
+          for (int64_t h = 0; h < heads_; ++h)
+            dot_rows(q + h * d, k, a_.keys.position_stride, n, d, &scores_of(h)[i]);
+        });
+        for (Acc& s : scores_) s = capped(scale * s, cap);
+        return;
+      }
+    }
     for (int64_t i = 0; i < count_; ++i) {
       const Acc* k = features(a_.keys, first_ + i, group, d);
       for (int64_t h = 0; h < heads_; ++h) {
         const Acc* own = q + h * d;
         const Acc s = scale * sum_over<Acc>(d, [&](int64_t j) { return own[j] * k[j]; });
-        scores_[static_cast<size_t>(h * count_ + i)] = cap > 0 ? cap * std::tanh(s / cap) : s;
+        scores_of(h)[i] = capped(s, cap);
       }
     }
   }
+  static Acc capped(Acc s, Acc cap) { return cap > 0 ? cap * std::tanh(s / cap) : s; }
+  Acc* scores_of(int64_t h) { return scores_.data() + h * count_; }
 
   // Returns the log sum exp. `sink`: null if there is none.
   Acc softmax(Acc* scores, const Acc* sink) const {
@@ -87,17 +154,29 @@ class GroupOfHeads {
     const int64_t d = a_.value_size;
     Acc* out = output_run(a_.dtype, a_.out, head * d, out_.data());
     std::fill_n(out, heads_ * d, Acc{0});
-    for (int64_t i = 0; i < count_; ++i) {
-      const Acc* v = features(a_.values, first_ + i, group, d);
-      for (int64_t h = 0; h < heads_; ++h) {
-        const Acc p = scores_[static_cast<size_t>(h * count_ + i)];
-        Acc* own = out + h * d;
-        for (int64_t j = 0; j < d; ++j) own[j] += p * v[j];
+    if (in_place(a_.values, d)) {
+      add_in_place(group, d, out);
+    } else {
+      for (int64_t i = 0; i < count_; ++i) {
+        const Acc* v = features(a_.values, first_ + i, group, d);
+        for (int64_t h = 0; h < heads_; ++h) {
+          const Acc p = scores_of(h)[i];
+          Acc* own = out + h * d;
+          for (int64_t j = 0; j < d; ++j) own[j] += p * v[j];
+        }
       }
     }
     if (const Acc scale = scale_of(a_.values, group); scale != Acc{1})
       for (int64_t j = 0; j < heads_ * d; ++j) out[j] *= scale;
     store_run(a_.dtype, a_.out, head * d, heads_ * d, out);
+  }
+
+  void add_in_place(int64_t group, int64_t d, Acc* out) {
+    if constexpr (std::is_same_v<Acc, float>)
+      each_run(a_.values, group, [&](int64_t i, const float* v, int64_t n) {
+        for (int64_t h = 0; h < heads_; ++h)
+          add_rows(&scores_of(h)[i], v, a_.values.position_stride, n, d, out + h * d);
+      });
   }
 
   const PagedAttention& a_;

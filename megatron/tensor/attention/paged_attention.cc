@@ -348,8 +348,9 @@ at::Tensor attend_rows(const at::Tensor& q, const PagedView& keys, const PagedVi
   const int64_t work =
       tables.positions * (args.key_size + args.value_size) * args.heads / args.groups;
   const auto on_cpu = [&](int64_t begin, int64_t end) { paged_attention_cpu(args, begin, end); };
+  constexpr int64_t kCpuCost = 4;  // of a product here, next to one of a matrix
   if (q.is_cpu())
-    parallel_rows(args.rows * args.groups, work, on_cpu);
+    parallel_rows(args.rows * args.groups, kCpuCost * work, on_cpu);
   else
     launch(q, args.rows * args.groups, work, on_cpu,
            [&](void* stream) { MEGATRON_CUDA_KERNEL(paged_attention_cuda(args, stream)); });

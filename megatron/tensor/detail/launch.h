@@ -21,6 +21,10 @@ int64_t rows_per_task(int64_t row_elements);
 // The tensor itself if contiguous and of that type, else a copy.
 at::Tensor as_contiguous(const at::Tensor& tensor, at::ScalarType type);
 
+// Calls body(begin, end) over parts of [0, count) of at least `grain` on ATen's threads.
+void parallel_tasks(int64_t count, int64_t grain,
+                    const std::function<void(int64_t begin, int64_t end)>& body);
+
 // Calls body(begin, end) over parts of the rows on ATen's threads; a row costs `row_elements`
 // multiplications and additions.
 void parallel_rows(int64_t rows, int64_t row_elements,
@@ -35,7 +39,7 @@ void launch(const at::Tensor& on, int64_t rows, int64_t row_elements, const Cpu&
   if (on.is_cuda()) {
     cuda(current_stream(on));
   } else {
-    at::parallel_for(0, rows, rows_per_task(row_elements), cpu);
+    parallel_tasks(rows, rows_per_task(row_elements), cpu);
   }
 }
 
