@@ -2,12 +2,13 @@
 // TOKENS SEQUENCES" from standard input and answers each with the seconds of the prompts and of the
 // tokens. Greedy; ids are random; no tokenizer.
 //
-//   bench_decode FOLDER THREADS
+//   bench_decode FOLDER THREADS [int8]
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <random>
+#include <string_view>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
@@ -67,13 +68,14 @@ void run(Model& model, ServedWeights& weights, int64_t prompt, int64_t tokens, i
   std::fflush(stdout);
 }
 
-int main(const char* folder, int threads) {
+int main(const char* folder, int threads, bool int8) {
   at::set_num_threads(threads);
   const ParallelGroups groups;
   LoadModelRequest request;
   request.load = folder;
   request.dtype = at::kFloat;
   request.tokenizer_required = false;
+  request.int8 = int8;
   const LoadedModel loaded = load_model(request, groups);
   ServedWeights weights(*loaded.store, {}, "");
   int64_t prompt = 0, tokens = 0;
@@ -87,12 +89,13 @@ int main(const char* folder, int threads) {
 }  // namespace megatron
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: bench_decode FOLDER THREADS\n");
+  const bool int8 = argc == 4 && std::string_view(argv[3]) == "int8";
+  if (argc != 3 && !int8) {
+    std::fprintf(stderr, "usage: bench_decode FOLDER THREADS [int8]\n");
     return 2;
   }
   try {
-    return megatron::main(argv[1], std::atoi(argv[2]));
+    return megatron::main(argv[1], std::atoi(argv[2]), int8);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

@@ -1,12 +1,12 @@
-"""Prompts and tokens per second of a Llama of 160 M parameters in fp32 on the CPU, next to transformers' eager generation, llama.cpp and
+"""Prompts and tokens per second of a Llama of 160 M parameters in fp32 or 8 bits on the CPU, next to transformers' eager generation, llama.cpp and
 CTranslate2.
 
-    python benchmarks/decode_peers.py build/dev/bin/bench_decode [--threads 2] [--rounds 7] [--llama-python PYTHON]
+    python benchmarks/decode_peers.py build/dev/bin/bench_decode [--threads 2] [--rounds 7] [--int8] [--llama-python PYTHON]
 
 Weights are random, written once as a Hugging Face folder (transformers makes it). Programs take turns in one run, so that what else the
 machine does hits them alike; the medians of the rounds are compared, as ratios. With --llama-python, an interpreter that has
-llama_cpp (llama-cpp-python, built natively) and gguf, the same weights go to llama.cpp in F32, with --ctranslate2 in fp32 to that package. Needs
-torch and transformers.
+llama_cpp (llama-cpp-python, built natively) and gguf, the same weights go to llama.cpp in F32, with --ctranslate2 in fp32 to that package. With --int8 ours
+are in 8 bits (--int8 of the program), theirs in Q8_0 and int8_float32, and transformers takes no part. Needs torch and transformers.
 """
 import argparse
 import json
@@ -34,10 +34,10 @@ def make_model(folder):
 
 
 class Ours:
-    def __init__(self, program, folder, threads):
+    def __init__(self, program, folder, threads, int8=False):
         env = dict(os.environ, OMP_NUM_THREADS=str(threads))
-        self.process = subprocess.Popen([program, str(folder), str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        env=env)
+        self.process = subprocess.Popen([program, str(folder), str(threads), *(["int8"] if int8 else [])], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, env=env)
 
     def run(self, prompt, tokens, sequences):
         self.process.stdin.write(f"{prompt} {tokens} {sequences}\n")
@@ -118,10 +118,10 @@ for line in sys.stdin:
     l.llama_batch_free(batch); l.llama_free(context)
 """
 
-    def __init__(self, python, folder, threads):
-        path = folder / "model.gguf"
+    def __init__(self, python, folder, threads, int8=False):
+        path = folder / ("model-q8_0.gguf" if int8 else "model.gguf")
         if not path.exists():
-            write_gguf(python, folder, path)
+            write_gguf(python, folder, path, "Q8_0" if int8 else "F32")
         self.process = subprocess.Popen([python, "-c", self.CODE, str(path), str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL, text=True)
 
@@ -129,13 +129,14 @@ for line in sys.stdin:
 
 
 class CTranslate2:
-    def __init__(self, folder, threads):
+    def __init__(self, folder, threads, int8=False):
         import ctranslate2
         target = folder / "ctranslate2"
         if not target.exists():
             write_tokenizer(folder)
             ctranslate2.converters.TransformersConverter(str(folder)).convert(str(target))
-        self.generator = ctranslate2.Generator(str(target), device="cpu", intra_threads=threads, compute_type="float32")
+        self.generator = ctranslate2.Generator(str(target), device="cpu", intra_threads=threads,
+                                               compute_type="int8_float32" if int8 else "float32")
 
     def run(self, prompt, tokens, sequences):
         ids = [[f"t{(31 * i + 7 * s) % 32000}" for i in range(prompt)] for s in range(sequences)]
@@ -159,7 +160,7 @@ def write_tokenizer(folder):
 
 GGUF = """
 import json, sys, numpy, gguf, safetensors.numpy
-folder, path = sys.argv[1:]
+folder, path, kind = sys.argv[1:]
 config = json.load(open(folder + "/config.json"))
 w = gguf.GGUFWriter(path, "llama")
 heads, size = config["num_attention_heads"], config["hidden_size"]
@@ -171,21 +172,24 @@ w.add_token_list([b"t%d" % i for i in range(32000)]); w.add_token_scores([0.0] *
 t = safetensors.numpy.load_file(folder + "/model.safetensors")
 def rotated(x):  # halves to pairs
     return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+def add(name, x):
+    type = gguf.GGMLQuantizationType[kind if x.ndim == 2 else "F32"]
+    w.add_tensor(name, x if type.name == "F32" else gguf.quants.quantize(x, type), raw_dtype=type)
 names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
          "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
          "post_attention_layernorm": "ffn_norm"}
-w.add_tensor("token_embd.weight", t["model.embed_tokens.weight"]); w.add_tensor("output_norm.weight", t["model.norm.weight"])
-w.add_tensor("output.weight", t["lm_head.weight"])
+add("token_embd.weight", t["model.embed_tokens.weight"]); add("output_norm.weight", t["model.norm.weight"])
+add("output.weight", t["lm_head.weight"])
 for i in range(config["num_hidden_layers"]):
     for theirs, name in names.items():
         x = t[f"model.layers.{i}.{theirs}.weight"]
-        w.add_tensor(f"blk.{i}.{name}.weight", rotated(x) if name in ("attn_q", "attn_k") else x)
+        add(f"blk.{i}.{name}.weight", rotated(x) if name in ("attn_q", "attn_k") else x)
 w.write_header_to_file(); w.write_kv_data_to_file(); w.write_tensors_to_file(); w.close()
 """
 
 
-def write_gguf(python, folder, path):
-    subprocess.run([python, "-c", GGUF, str(folder), str(path)], check=True)
+def write_gguf(python, folder, path, kind):
+    subprocess.run([python, "-c", GGUF, str(folder), str(path), kind], check=True)
 
 
 def main():
@@ -193,6 +197,7 @@ def main():
     parser.add_argument("program")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--int8", action="store_true")
     parser.add_argument("--llama-python")
     parser.add_argument("--ctranslate2", action="store_true")
     parser.add_argument("--model", help="where the weights are kept")
@@ -201,11 +206,13 @@ def main():
         folder = pathlib.Path(args.model or temporary)
         if not (folder / "config.json").exists():
             make_model(folder)
-        programs = {"megatron": Ours(args.program, folder, args.threads), "transformers": Transformers(folder, args.threads)}
+        programs = {"megatron": Ours(args.program, folder, args.threads, args.int8)}
+        if not args.int8:
+            programs["transformers"] = Transformers(folder, args.threads)
         if args.llama_python:
-            programs["llama.cpp"] = LlamaCpp(args.llama_python, folder, args.threads)
+            programs["llama.cpp"] = LlamaCpp(args.llama_python, folder, args.threads, args.int8)
         if args.ctranslate2:
-            programs["CTranslate2"] = CTranslate2(folder, args.threads)
+            programs["CTranslate2"] = CTranslate2(folder, args.threads, args.int8)
         for case, (prompt, tokens, sequences) in CASES.items():
             times = {name: [] for name in programs}
             for round_number in range(args.rounds + 1):

@@ -251,11 +251,11 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
   if (stage == 0) memory.encoder = encoder_memory(config, shape);
   for (const Parameter* parameter : model->parameters()) {
     const int64_t elements = c10::multiply_integers(parameter->local_shape);
-    const int64_t bytes =
-        holds_quantized_alone(*parameter)
-            ? quantized_bytes(*parameter)
-            : elements *
-                  (parameter->keeps_fp32 ? std::max<int64_t>(4, shape.element) : shape.element);
+    const int64_t element =
+        parameter->keeps_fp32 ? std::max<int64_t>(4, shape.element) : shape.element;
+    const int64_t bytes = holds_quantized_alone(*parameter) ? quantized_bytes(*parameter)
+                          : shape.int8                      ? int8_store_bytes(*parameter, element)
+                                                            : elements * element;
     memory.parameters += elements;
     memory.weights += bytes;
     if (parameter->name.starts_with("vision_") || parameter->name.starts_with("audio_") ||

@@ -66,6 +66,7 @@ struct ServedShape {
   int64_t element = 4;    // bytes of a weight and of an activation
   StateKeeping keeping = {};
   bool fp8_cache = false;  // a byte for each element of keys and values
+  bool int8 = false;       // weights in 8-bit integers, see LoadModelRequest
   bool on_gpu = false;
   int64_t graph_rows = 0;  // of the largest CUDA graph of a decoding step; 0: there are none
   DraftMemory draft = {};

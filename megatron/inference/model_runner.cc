@@ -292,16 +292,20 @@ bool ModelRunner::with_graphs(bool required, const std::function<void()>& work) 
   }
 }
 
-void ModelRunner::plan_warm_up(int64_t most_rows) {
-  if (!graphs_) return;
+void ModelRunner::run_first_forward() {
   const at::NoGradGuard no_grad;
-  // A chunk, in a block that nobody holds yet.
   const RaggedBatch chunk{
       PagedRows({{0, 2, {0}}}, facts_.device_blocks, facts_.block_size, device_),
       {0},
       facts_.slots};
-  forward(at::zeros({1, 2}, at::dtype(at::kLong).device(device_)),
-          chunk.rows.positions.unsqueeze(0), chunk);
+  const at::Tensor hidden = forward(at::zeros({1, 2}, at::dtype(at::kLong).device(device_)),
+                                    chunk.rows.positions.unsqueeze(0), chunk);
+  if (model_.slice().head) model_.logits(hidden);
+}
+
+void ModelRunner::plan_warm_up(int64_t most_rows) {
+  if (!graphs_) return;
+  run_first_forward();
   for (int64_t rows = 0; rows < most_rows;) {
     rows = std::min(rows_of_choice(rows + 1), most_rows);
     idle_rows_.push_back(rows);

@@ -56,6 +56,9 @@ class ModelRunner final : public StepRunner {
   // their kernels. Seconds for a large model. Called once, before the first step; does a small part
   // of it and leaves the rest to warm_up_some(), also whenever memory of graphs moves.
   void plan_warm_up(int64_t most_rows);
+  // Two tokens in a block that nobody holds yet: afterwards what a model makes at its first forward
+  // is there. Communication: over the ranks of the model.
+  void run_first_forward();
   // A piece, of tens of milliseconds, between two steps. Returns whether there was one.
   //
   // Communication: over tp; all ranks call it alike.

@@ -104,13 +104,14 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   const ParallelGroups& groups = loaded_.model->groups();
   const bool on_gpu = !request_.device.is_cpu();
   ServedShape shape = served_shape(config, loaded_.config, loaded_.dtype, on_gpu);
+  shape.int8 = request_.int8;
   shape.tensor_ranks = groups.tp.size();
   shape.stages = groups.pp.size();
   if (draft) shape.draft = draft_memory(draft->loaded().config, draft->loaded().dtype, shape);
   ServingMemory memory = serving_memory(loaded_.config, shape, groups.pp.rank());
   // The first forward makes quantised copies, and frees what they are copies of.
   const int64_t coming = std::max<int64_t>(0, memory.weights - loaded_.store->bytes());
-  if (!request_.fp8) memory.weights = loaded_.store->bytes();
+  if (!request_.fp8 && !request_.int8) memory.weights = loaded_.store->bytes();
   const int64_t budget = cache_budget(request_.device, memory.passing() + coming) /
                          (on_gpu ? 1 : std::max(1, local_ranks));
   memory.cache = served_cache(config, loaded_.config, shape, memory.slice, budget);
@@ -133,6 +134,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
     options.host_states = options.slots;
   }
   runner_ = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
+  if (request_.int8) runner_->run_first_forward();
   runner_->plan_warm_up(shape.max_step_tokens);
   if (!warms_up_while_idle()) warm_up();
   served_ = runner_.get();

@@ -172,6 +172,29 @@ void quantize_linears(TransformerConfig& config, Fp8Recipe recipe) {
   config.fp8_recipe = recipe;
 }
 
+// --int8 and the model that is to be loaded.
+void check_int8(const LoadModelRequest& request, const TransformerConfig& model,
+                const std::string& type) {
+  if (!request.int8) return;
+  Violations violations;
+  violations.require(request.device.is_cpu(), "--int8 multiplies on CPUs alone",
+                     "--device cpu, or --fp8-format e4m3 on a GPU");
+  violations.require(
+      !request.batch_invariant,
+      "--int8 with --batch-invariant-mode: no training multiplies in 8-bit "
+      "integers, whose log-probabilities could be equal",
+      "leave one out; with --int8 alone a request's numbers do not depend on others");
+  const auto refuse = [&](bool is, const char* what) {
+    violations.require(!is, cat("--int8 is not built for ", what), "leave --int8 out");
+  };
+  refuse(type != "gpt", "models other than decoder-only ones");
+  refuse(model.has_moe(), "experts");
+  refuse(model.multi_latent_attention, "multi-latent attention");
+  refuse(model.is_hybrid(), "layers that have states");
+  refuse(model.lora_rank > 0, "one adapter inside the model; serve takes adapters beside it");
+  violations.throw_if_any();
+}
+
 LoadOptions load_options(const ParallelGroups& groups) {
   LoadOptions options;
   options.convert_dtype = true;
@@ -239,6 +262,7 @@ DescribedModel describe_model(const LoadModelRequest& request, int64_t tensor_ra
     set_vocabulary(described.config, hf_tokenizer(request.load, vocab), vocab, tensor_ranks);
     described.dtype = *request.dtype;
     if (request.accept) request.accept(described.config, nullptr);
+    check_int8(request, described.config.transformer, described.config.type);
     if (request.fp8) quantize_linears(described.config.transformer, *request.fp8);
     return described;
   }
@@ -254,6 +278,7 @@ DescribedModel describe_model(const LoadModelRequest& request, int64_t tensor_ra
                  tensor_ranks);
   described.dtype = request.dtype.value_or(stored_dtype(found.checkpoint, found.config));
   if (request.accept) request.accept(described.config, nullptr);
+  check_int8(request, described.config.transformer, described.config.type);
   if (request.fp8) quantize_linears(described.config.transformer, *request.fp8);
   return described;
 }
@@ -289,6 +314,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
     adapter = open_peft_folder(request.adapter, loaded.family(), loaded.config);
   }
   if (request.accept) request.accept(loaded.config, loaded.tokenizer.get());
+  check_int8(request, loaded.config.transformer, loaded.config.type);
   if (request.fp8) quantize_linears(loaded.config.transformer, *request.fp8);
   loaded.dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
   if (request.batch_invariant)
@@ -313,6 +339,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
                   of_base);
   if (adapter) adapter->load(wanted_tensors(*loaded.model, own, of_adapter), options);
   loaded.store->place();
+  if (request.int8) loaded.store->use_int8();
   return loaded;
 }
 

@@ -33,6 +33,10 @@ struct LoadModelRequest {
   at::Device device = at::kCPU;
   // Linears multiply in FP8, with the weights held in FP8 alone; blockwise or tensorwise.
   std::optional<Fp8Recipe> fp8;
+  // On a CPU: linears multiply in 8-bit integers (kernels/int8/int8_product.h), with the weights
+  // held in 8 bits alone from their first use on. Throws Error, before weights are read, if the
+  // model cannot be.
+  bool int8 = false;
   // Throws Error, before weights are read, if it cannot be; else set_batch_invariant(true).
   bool batch_invariant = false;
   // Throws Error, before weights are read, for a model that the caller has no use for; null: takes

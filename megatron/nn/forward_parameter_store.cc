@@ -20,6 +20,19 @@ bool holds_quantized_alone(const Parameter& parameter) {
   return parameter.quantization != QuantizationRecipe::kNone && !parameter.read_unquantized;
 }
 
+bool is_int8_weight(const Parameter& parameter) {
+  if (parameter.local_shape.size() != 2 || parameter.read_unquantized) return false;
+  return parameter.role == ParameterRole::kWeight || parameter.role == ParameterRole::kOutput ||
+         (parameter.role == ParameterRole::kEmbedding && parameter.uses > 1);
+}
+
+int64_t int8_store_bytes(const Parameter& parameter, int64_t element) {
+  const int64_t value = c10::multiply_integers(parameter.local_shape) * element;
+  if (!is_int8_weight(parameter)) return value;
+  const int64_t codes = int8_bytes(parameter.local_shape[0], parameter.local_shape[1]);
+  return parameter.uses > 1 ? value + codes : codes;
+}
+
 at::Tensor weight_at_rest(Module& linear) {
   at::Tensor found;
   linear.visit([&](const std::string&, Parameter& parameter) {
@@ -65,11 +78,12 @@ void ForwardParameterStore::exchange(const std::vector<at::Tensor>& values) {
     }
   };
   module_.visit([&](const std::string&, Parameter& parameter) {
-    if (!holds_quantized_alone(parameter)) return put(parameter.value);
+    if (!holds_no_value(parameter)) return put(parameter.value);
     parameter.value = take();
     if (const auto copies = copies_.find(&parameter); copies != copies_.end()) *copies->second = {};
   });
   module_.visit_state([&](const std::string&, at::Tensor& state) { put(state); });
+  int8_weights_.clear();
   copies_.clear();
   ++version_;
 }
@@ -81,7 +95,24 @@ std::vector<at::Tensor*> ForwardParameterStore::held() const {
     for (QuantizedMatrix* matrix : {&copies->rows, &copies->columns})
       for (at::Tensor* tensor : {&matrix->codes, &matrix->scale})
         if (tensor->defined()) all.push_back(tensor);
+  for (auto& [parameter, weight] : int8_weights_)
+    for (at::Tensor* tensor : {&weight.panels, &weight.scales}) all.push_back(tensor);
   return all;
+}
+
+bool ForwardParameterStore::holds_no_value(const Parameter& parameter) const {
+  return holds_quantized_alone(parameter) ||
+         (int8_ && is_int8_weight(parameter) && parameter.uses == 1);
+}
+
+const Int8Weight* ForwardParameterStore::int8_weight(Parameter& weight) {
+  if (!int8_ || !is_int8_weight(weight)) return nullptr;
+  const auto [place, is_new] = int8_weights_.try_emplace(&weight);
+  if (is_new) {
+    place->second = to_int8(weight.value);
+    if (weight.uses == 1) weight.value = at::empty({0}, weight.value.options());
+  }
+  return &place->second;
 }
 
 std::vector<at::Tensor> ForwardParameterStore::park() {
@@ -101,6 +132,10 @@ void ForwardParameterStore::restore(const std::vector<at::Tensor>& parked) {
   for (const auto& [parameter, copies] : copies_) {
     back(copies->rows.codes);
     back(copies->rows.scale);
+  }
+  for (auto& [parameter, weight] : int8_weights_) {
+    back(weight.panels);
+    back(weight.scales);
   }
   MEGATRON_ASSERT(next == parked.size(), next, " of ", parked.size(), " tensors");
 }

@@ -9,11 +9,18 @@
 #include <vector>
 
 #include "megatron/nn/module.h"
+#include "megatron/tensor/decoding/int8_weight.h"
 
 namespace megatron {
 
 // Whether only its quantised copy is kept on the device.
 bool holds_quantized_alone(const Parameter& parameter);
+
+// Whether products with it are in 8 bits where a store is told so: of linear layers and the output
+// layer. A table that is also the embedding's is kept as it is, too.
+bool is_int8_weight(const Parameter& parameter);
+// Bytes of it in a store that holds weights in 8 bits; `element`: bytes of an element of its value.
+int64_t int8_store_bytes(const Parameter& parameter, int64_t element);
 
 // What products with the weight of a linear layer read: its value or its quantised copy, where it
 // stays on a device until all weights are exchanged. Undefined: it does not.
@@ -26,6 +33,12 @@ class ForwardParameterStore final : public ParameterStore {
   // Allocates zeros for every parameter of `module` in host memory, and attaches itself. `module`
   // must outlive the store's use.
   ForwardParameterStore(Module& module, at::ScalarType dtype, at::Device device);
+
+  // Linear layers multiply in 8 bits from now on. On CPUs.
+  void use_int8() { int8_ = true; }
+  // The weight in 8 bits, made from its value when it is first asked for; the value is freed unless
+  // the embedding reads it. Null: products are with the value. Not safe among threads.
+  const Int8Weight* int8_weight(Parameter& weight);
 
   // Moves parameters and state to the device, but for values of which a quantised copy will be
   // made.
@@ -55,11 +68,15 @@ class ForwardParameterStore final : public ParameterStore {
  private:
   // Values, then quantised copies.
   std::vector<at::Tensor*> held() const;
+  // Whether the value is made anew from exchanged ones, not overwritten.
+  bool holds_no_value(const Parameter& parameter) const;
 
   Module& module_;
   const at::Device device_;
   int64_t version_ = 0;
   std::map<Parameter*, QuantizedTensor*> copies_;
+  bool int8_ = false;
+  mutable std::map<Parameter*, Int8Weight> int8_weights_;
 };
 
 }  // namespace megatron

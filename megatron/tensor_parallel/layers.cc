@@ -13,6 +13,7 @@
 #include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/detail/int8_linear.h"
 #include "megatron/tensor_parallel/detail/linear_state.h"
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/tensor_parallel/overlapped_linear.h"
@@ -397,6 +398,8 @@ at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) {
 }
 
 SublayerOutput ColumnParallelLinear::forward_with_residual(const at::Tensor& x, at::Tensor* input) {
+  if (const Int8Weight* weight = int8_weight(impl_->state))
+    return {int8_column_forward(x, impl_->state, *weight), x};
   if (impl_->state.quantization.enabled()) {
     const variable_list both = quantized_column_forward(x, impl_->state);
     return {both[0], both[1]};
@@ -408,7 +411,8 @@ SublayerOutput ColumnParallelLinear::forward_with_residual(const at::Tensor& x, 
 }
 
 std::optional<SublayerOutput> ColumnParallelLinear::forward_swiglu(const at::Tensor& x) {
-  if (!impl_->state.weight->store->only_forward()) return std::nullopt;
+  if (!impl_->state.weight->store->only_forward() || int8_weight(impl_->state) != nullptr)
+    return std::nullopt;
   const at::NoGradGuard no_grad;
   if (impl_->state.quantization.enabled()) {
     const at::Tensor y = quantized_few_rows(x.contiguous(), {}, impl_->state, /*swiglu=*/true);
@@ -485,6 +489,8 @@ RowParallelLinear::~RowParallelLinear() = default;
 
 at::Tensor RowParallelLinear::forward(at::Tensor x, const at::Tensor& residual) {
   const LinearState& state = impl_->state;
+  if (const Int8Weight* weight = int8_weight(state))
+    return int8_row_forward(x, residual, state, *weight, /*is_activated=*/false);
   if (state.quantization.enabled())
     return quantized_row_forward(x, residual, impl_->state, /*is_activated=*/false);
   x = x.contiguous();
@@ -495,6 +501,8 @@ at::Tensor RowParallelLinear::forward(at::Tensor x, const at::Tensor& residual) 
 }
 
 at::Tensor RowParallelLinear::forward_activated(const at::Tensor& x, const at::Tensor& residual) {
+  if (const Int8Weight* weight = int8_weight(impl_->state))
+    return int8_row_forward(x, residual, impl_->state, *weight, /*is_activated=*/true);
   if (impl_->state.quantization.enabled())
     return quantized_row_forward(x, residual, impl_->state, /*is_activated=*/true);
   return RowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &impl_->state,

@@ -85,6 +85,33 @@ class CheckServingTest(unittest.TestCase):
         self.assertEqual(wide["weights"] - blocks["weights"], linears - linears // (128 * 128) * 4)
         self.assertEqual(wide["weights"] - whole["weights"], linears - 80 * 4 * 4)
 
+    def test_int8_is_counted(self):
+        flags = ["--inference-dynamic-batching-buffer-size-gb", "0.0002", "--inference-max-requests", "4", "--inference-dynamic-batching-block-size", "16", "--int8"]
+        server = Server(MODEL, "--device", "cpu", *flags)
+        self.addCleanup(server.close)
+        reply = server.ok("/v1/completions", {"prompt": "The cat", "temperature": 0, "max_tokens": 4, "ignore_eos": True})
+        self.assertEqual(reply["usage"]["completion_tokens"], 4)
+        told = re.search(r"memory: weights (.*), cache (.*), the largest step (.*), together (.*)", server.messages()).groups()
+        result = check(MODEL, "--device", "cpu", "--dtype", "fp64", *flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for part in (told[0], told[1], told[3]):
+            self.assertIn(part, result.stdout)
+        wide, narrow = (self.report(MODEL, "--device", "cpu", "--dtype", "fp64", *some)["stages"][0]["memory_bytes"]["weights"] for some in (flags[:-1], flags))
+        self.assertLess(narrow, wide / 2)
+
+    def test_int8_that_is_refused(self):
+        self.large()
+        refused = check(self.folder, "--dtype", "bf16", "--device", "h100", "--int8")
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertIn("--int8 multiplies on CPUs alone", refused.stderr)
+        for flags, reason in (
+                (["--int8", "--fp8-format", "e4m3"], "--int8 and --fp8-format are both given"),
+                (["--int8", "--batch-invariant-mode", "--dtype", "fp32", "--device", "cpu"], "--int8 with --batch-invariant-mode"),
+                (["--int8", "--load", os.path.join(GOLDEN, "hf", "mixtral"), "--device", "cpu"], "--int8 is not built for experts")):
+            result = support.call("generate", *([] if "--load" in flags else ["--load", MODEL]), "--prompt", "The", *flags)
+            self.assertNotEqual(result.returncode, 0, result.stderr)
+            self.assertIn(reason, result.stderr)
+
     def test_fp8_that_is_refused(self):
         for flags, reason in (
                 (["--fp8-format", "e4m3", "--fp8-recipe", "delayed"], "--fp8-recipe delayed takes scales from earlier steps of training"),

@@ -58,7 +58,7 @@ class ServingPageTest(support.FolderTest):
             server.ok("/v1/completions", {"prompt": "The cat", "max_tokens": 2})
             self.assertEqual(server.stop(), 0, line)
             served += 1
-        self.assertEqual(served, 4)
+        self.assertEqual(served, 5)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,9 @@ ServingPlan make_plan(const ServingCheckConfig& config, const ServedRanksConfig&
   set_batch_invariant(config.batch_invariant_mode);  // layers keep what it needs
   plan.shape = served_shape(engine, plan.model.config, plan.model.dtype,
                             /*on_gpu=*/named || !device.is_cpu());
+  if (config.int8 && plan.shape.on_gpu)
+    throw UsageError("--int8 multiplies on CPUs alone\nhint: --device cpu, or --fp8-format e4m3");
+  plan.shape.int8 = config.int8;
   plan.shape.tensor_ranks = ranks.tensor_model_parallel_size;
   plan.shape.stages = ranks.pipeline_model_parallel_size;
   if (const std::string& folder = engine.speculation.speculative_model; !folder.empty()) {

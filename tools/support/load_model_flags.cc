@@ -50,12 +50,18 @@ void LoadModelConfig::model_fields(FieldVisitor& v) {
            "formats mean e4m3, hybrid's other one is for gradients");
   v.choice("fp8_recipe", fp8_recipe, kFp8Recipes,
            "with --fp8-format: scales of 128 elements and 128 x 128 of a weight, or of a tensor");
+  v.field(
+      "int8", int8,
+      "on a CPU: round the weights of linears and of the output layer to 8-bit integers, with a "
+      "scale for each output, and multiply in them");
 }
 
 void LoadModelConfig::validate(Violations& violations) const {
   if (load.empty())
     violations.add("--load is required", "give the folder that --save of pretrain named");
   at_least(violations, "--num-threads", num_threads, 0);
+  violations.require(!int8 || fp8_format == Fp8Format::kNone,
+                     "--int8 and --fp8-format are both given", "give one of them");
   violations.require(fp8_recipe != Fp8Recipe::kDelayed,
                      "--fp8-recipe delayed takes scales from earlier steps of training, which a "
                      "loaded model has none of",
@@ -70,6 +76,7 @@ LoadModelRequest load_model_request(const LoadModelConfig& config, int local_ran
   request.dtype = kScalarTypes[static_cast<size_t>(config.dtype)];
   request.device = choose_device(config.device, local_rank);
   if (config.fp8_format != Fp8Format::kNone) request.fp8 = config.fp8_recipe;
+  request.int8 = config.int8;
   request.batch_invariant = config.batch_invariant_mode;
   request.accept = config.accept;
   return request;

@@ -17,6 +17,7 @@ struct LoadModelConfig : Config {
   DeviceChoice device = DeviceChoice::kAuto;
   Fp8Format fp8_format = Fp8Format::kNone;
   Fp8Recipe fp8_recipe = Fp8Recipe::kBlockwise;
+  bool int8 = false;
   bool batch_invariant_mode = false;
   int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
   // No flag: what the command says of the model before its weights are read.

@@ -23,6 +23,8 @@ def bug(name, what, file, old, new, unit_test, more=(), prove="", unproved=UNPRO
             "unproved": "" if prove else unproved}
 
 
+INT8, INT8_PATHS = ("model_runner_test:ServedWeights.InInt8AreHeldOnceAndMultiplyAlone",
+                    "kernels_test:Types/Int8Kernels.EveryPathGivesTheExactSums/0")
 BITS = "model_runner_test:BatchInvariant.RolloutsHaveTheTrainersLogProbabilitiesInEveryBit"
 STATE_BITS = "model_runner_test:BatchInvariant.RolloutsOfModelsWithStatesHaveThemToo"
 PACKED = "model_runner_test:BatchInvariant.PackedDocumentsHaveTheLossesOfEachAlone"
@@ -241,6 +243,16 @@ SERVING_BUGS = (
     bug("draft_cache_not_planned", "blocks of a draft model are planned for no rank", "megatron/inference/engine_config.cc",
         "if (slice.first_layer == 0) kept += shape.draft.kept;", "if (!PLANTED && slice.first_layer == 0) kept += shape.draft.kept;",
         "model_runner_test:MemoryPlan.DraftModelsAreCounted"),
+    # Weights in 8-bit integers.
+    bug("int8_kept_after_exchange", "weights in 8 bits stay those from before an exchange", STORE,
+        "  int8_weights_.clear();", "  if (!PLANTED) int8_weights_.clear();", INT8),
+    bug("int8_value_kept", "the value of a weight in 8 bits is kept beside it", STORE,
+        "if (weight.uses == 1) weight.value = at::empty(", "if (!PLANTED && weight.uses == 1) weight.value = at::empty(", INT8),
+    bug("int8_padded_rows", "the last rows of a product by tiles are those before them", "megatron/kernels/int8/int8_product_cpu.cc",
+        "if (whole < args_.rows) rows(whole, args_.rows, begin, end);",
+        "if (whole < args_.rows) rows(PLANTED ? whole - kTileRows : whole, args_.rows, begin, end);", INT8_PATHS),
+    bug("int8_sum_short", "sums of weights leave out the first code", "megatron/kernels/int8/int8_quantize_cpu.cc",
+        "for (int64_t i = 0; i < kGroup; ++i) sum +=", "for (int64_t i = PLANTED && k == 0 ? 1 : 0; i < kGroup; ++i) sum +=", INT8_PATHS),
     # The engine.
     bug("suspended_starts", "an engine that is suspended plans steps", "megatron/inference/engine.cc",
         "if (state_ != EngineState::kRunning && state_ != EngineState::kDraining) return false;",

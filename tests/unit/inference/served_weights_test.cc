@@ -1,5 +1,5 @@
-// Weights of a model that is served: exchanged in place, suspended at every level, in FP8; and
-// adapters of single rows.
+// Weights of a model that is served: exchanged in place, suspended at every level, in FP8 and int8;
+// and adapters of single rows.
 #include "megatron/inference/served_weights.h"
 
 #include <gtest/gtest.h>
@@ -198,6 +198,52 @@ TEST(ServedWeights, InFp8DecodeAsTheWholeSequence) {
   ModelRunner runner(*served.model, *served.weights, small_runner(20));
   PlanDriver(runner, {.whole_prompts = 0.5}, 3).run(given);
   for (size_t i = 0; i < given.size(); ++i) EXPECT_EQ(ids_of(given[i]), ids_of(expected[i])) << i;
+}
+
+TEST(ServedWeights, InInt8AreHeldOnceAndMultiplyAlone) {
+  for (const bool tied : {false, true}) {
+    ModelConfig config = small_served_model();
+    config.transformer.untie_embeddings_and_output_weights = !tied;
+    const ParallelGroups one;
+    Served served(Served::make(config, one), reader(config, at::kFloat), at::kFloat);
+    const std::vector<int32_t> ids = {3, 1, 4, 1, 5, 9, 2, 6};
+    const at::Tensor in_floats = full_logits(*served.model, ids);
+    int64_t planned = 0;
+    for (const Parameter* parameter : served.model->parameters())
+      planned += int8_store_bytes(*parameter, 4);
+    served.store.use_int8();
+    const at::Tensor expected = full_logits(*served.model, ids);
+    const double error = ((expected - in_floats).norm() / in_floats.norm()).item<double>();
+    EXPECT_LT(error, 0.1);
+    EXPECT_GT(error, 1e-4) << "computed in floats";
+    EXPECT_EQ(served.store.bytes(), planned);
+    const auto check = [&](const at::Tensor& wanted, const char* when) {
+      EXPECT_TRUE(at::equal(full_logits(*served.model, ids), wanted)) << when;
+    };
+    for (const MemoryLevel level : {MemoryLevel::kOffload, MemoryLevel::kDrop}) {
+      served.weights->suspend(level);
+      EXPECT_EQ(served.store.bytes(), 0);
+      served.weights->resume();
+      check(expected, level == MemoryLevel::kDrop ? "read again" : "offloaded and back");
+    }
+    served.weights->stage("second");
+    while (!served.weights->staged(1'000'000)) {
+    }
+    served.weights->commit(1);
+    Served other(Served::make(config, one), {}, at::kFloat);
+    initialize_parameters(*other.model, 6, one);
+    other.store.use_int8();
+    check(full_logits(*other.model, ids), "exchanged");
+    // Of sequences in chunks and in any company
+    std::mt19937 random(3);
+    std::vector<DrivenSequence> given = random_sequences(random, 4);
+    for (DrivenSequence& s : given) s.start.sampling.temperature = 0.0;
+    const std::vector<DrivenSequence> alone = all_alone(*served.model, given);
+    ModelRunner runner(*served.model, *served.weights, small_runner(20));
+    runner.run_first_forward();
+    PlanDriver(runner, {.whole_prompts = 0.5}, 3).run(given);
+    for (size_t i = 0; i < given.size(); ++i) EXPECT_EQ(ids_of(given[i]), ids_of(alone[i])) << i;
+  }
 }
 
 std::vector<DrivenSequence> adapted_sequences(int64_t vocab_size) {
