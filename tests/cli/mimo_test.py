@@ -76,13 +76,17 @@ class MimoTest(support.FolderTest):
         energon = os.path.join(GOLDEN, "energon")
         with open(self.path("blend.yaml"), "w") as file:
             json.dump({"__class__": "MetadatasetV2", "splits": {
-                "train": {"blend": [{"weight": 2, "path": os.path.join(energon, "answering")}, {"weight": 1, "path": os.path.join(energon, "captions")}]},
+                "train": {"blend": [{"weight": 2, "path": os.path.join(energon, "answering")},
+                                    {"weight": 1, "path": os.path.join(energon, "captions"), "subset": {"range": [1, "end"]}}]},
                 "val": {"path": os.path.join(energon, "answering")}}}, file)
         self.data[1] = self.path("blend.yaml")
         out = self.train("run", "--train-iters", "2", "--data-cache-path", self.path("cache"), "--eval-iters", "1")
         said = out.stderr + out.stdout
-        for split, folder, count in (("train", "answering", 3), ("train", "captions", 3), ("valid", "answering", 2)):
-            self.assertRegex(said, f"{split}[a-z]* split of {os.path.realpath(os.path.join(energon, folder))}: {count} samples")
+        answering, part = os.path.realpath(os.path.join(energon, "answering")), self.path("blend.yaml") + "#1"
+        for split, path, count in (("train", answering, 3), ("train", part, 2), ("valid", answering, 2)):
+            self.assertRegex(said, f"{split}[a-z]* split of {path}: {count} samples")
+        shown = self.run_ok("inspect-dataset", part, "--media-model", self.path("llava"), "--sample", "0").stdout
+        self.assertIn("a caption 1", shown)
         # The same samples as rows of JSON: the same losses.
         self.data[1] = os.path.join(energon, "captions")
         self.train("folder", "--train-iters", "2", "--data-cache-path", self.path("cache"))

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <random>
 
-#include "megatron/datasets/multimodal/energon.h"
+#include "megatron/datasets/multimodal/energon/energon_source.h"
 #include "tests/fuzz/repeat.h"
 #include "tests/unit/datasets/multimodal/testing.h"
 
@@ -164,8 +164,12 @@ TEST_F(MultimodalFuzz, FoldersOfEnergon) {
     const std::string name = cat("shards/s_0", shard, ".tar");
     folder.write(name, read_file(kGoldens + "energon/answering/" + name));
   }
-  const std::string blend = cat("__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n",
-                                "    - {weight: 1.5, path: .}\n    - {path: blend.yaml}\n");
+  const std::string blend =
+      cat("__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n",
+          "    - {weight: 1.5, path: ., subset: {range: [10%, 90%]}}\n",
+          "    - {path: ., subset: {range: [1, end]}}\n",
+          "    - join: [{path: .}, {path: ., nonmatch: skip}]\n",
+          "      joiner: {__module__: megatron.energon, __class__: VQASample}\n");
   const std::vector<std::string> edges = {"{0..9}", "{a,b}",    "{{a,b},c{1..3}}",
                                           "[0]",    "[",        "]",
                                           "json",   ",",        ": ",
@@ -192,11 +196,20 @@ TEST_F(MultimodalFuzz, FoldersOfEnergon) {
     };
     in_folder([&] {
       const SourceFiles source = list_source_files(folder.path());
-      for (const std::string& file : source.paths)
-        read_source_file(source, file,
-                         [&](const SourceRow& row) { EXPECT_FALSE(row.container.empty()); });
+      for (size_t i = 0; i < source.paths.size(); ++i)
+        read_source_file(source, i, [&](const SourceRow& row) {
+          EXPECT_FALSE(row.container.empty() && row.json.empty());
+        });
     });
-    in_folder([&] { blends += !read_energon_blend(folder / "blend.yaml", "train").empty(); });
+    in_folder([&] {
+      for (const std::string& path : read_energon_blend(folder / "blend.yaml", "train")) {
+        if (path.find('/') == std::string::npos) continue;
+        ++blends;
+        const SourceFiles source = list_source_files(path);
+        for (size_t i = 0; i < source.paths.size(); ++i)
+          read_source_file(source, i, [](const SourceRow&) {});
+      }
+    });
   });
   EXPECT_GT(read_, 10);
   EXPECT_GT(refused_, 100);

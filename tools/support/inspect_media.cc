@@ -89,10 +89,10 @@ void for_each_row(const std::vector<std::string>& paths, Use&& use) {
   bool go_on = true;
   for (const std::string& path : paths) {
     const SourceFiles files = list_source_files(path);
-    for (const std::string& file : files.paths) {
+    for (size_t i = 0; i < files.paths.size(); ++i) {
       if (go_on)
-        read_source_file(files, file,
-                         [&](SourceRow row) { go_on = go_on && use(std::move(row), file); });
+        read_source_file(
+            files, i, [&](SourceRow row) { go_on = go_on && use(std::move(row), files.paths[i]); });
     }
   }
 }

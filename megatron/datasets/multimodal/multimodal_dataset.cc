@@ -1,6 +1,7 @@
 #include "megatron/datasets/multimodal/multimodal_dataset.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -63,8 +64,9 @@ struct MultimodalDataset::Impl {
   SequenceLoad load_of(int64_t sample);
   bool is_bad(int64_t sample) const;  // an image of it cannot be decoded
   void choose();
+  std::vector<int64_t> drawn(int64_t epoch) const;
   void pack(int64_t epoch);
-  void count_patches();
+  void count_epoch();  // once the first is packed
   template <class Use>
   void for_each_member(int64_t sequence, Use&& use) const;
   // Sample and medium of each image or sound of a sequence.
@@ -124,14 +126,41 @@ void MultimodalDataset::Impl::choose() {
   }
 }
 
+// The samples of an epoch, ascending: in training each as often as it is repeated, and of a part of
+// a repetition the first of a permutation of its own; else each once.
+std::vector<int64_t> MultimodalDataset::Impl::drawn(int64_t epoch) const {
+  if (split != Split::kTrain) return usable;
+  std::vector<int64_t> out;
+  auto begin = usable.begin();
+  uint64_t number = static_cast<uint64_t>(options.seed + epoch);
+  for (const RepeatedSamples& part : index->repetitions()) {
+    const auto end = std::lower_bound(begin, usable.end(), part.end);
+    const double whole = std::floor(part.times);
+    const auto more = static_cast<int64_t>(static_cast<double>(end - begin) * (part.times - whole));
+    std::vector<int64_t> times(static_cast<size_t>(end - begin), static_cast<int64_t>(whole));
+    number += 0x9e3779b97f4a7c15U;
+    if (more > 0) {
+      const std::vector<int64_t> order = torch_randperm(std::ssize(times), number);
+      for (int64_t i = 0; i < more; ++i)
+        ++times[static_cast<size_t>(order[static_cast<size_t>(i)])];
+    }
+    for (size_t i = 0; i < times.size(); ++i)
+      out.insert(out.end(), static_cast<size_t>(times[i]), begin[static_cast<std::ptrdiff_t>(i)]);
+    begin = end;
+  }
+  return out;
+}
+
 void MultimodalDataset::Impl::pack(int64_t epoch) {
-  std::vector<int64_t> ordered = usable;
+  const std::vector<int64_t> all = drawn(epoch);
+  MEGATRON_CHECK(!all.empty(), index->path(), ": the repetitions of its samples are less than one");
+  std::vector<int64_t> ordered = all;
   if (split == Split::kTrain) {
     std::vector<int64_t> shards;
-    for (const int64_t sample : usable) shards.push_back(index->shard(sample));
+    for (const int64_t sample : all) shards.push_back(index->shard(sample));
     const std::vector<int64_t> order =
         sample_order(shards, options.seed, epoch, options.shuffle_window);
-    for (size_t i = 0; i < order.size(); ++i) ordered[i] = usable[static_cast<size_t>(order[i])];
+    for (size_t i = 0; i < order.size(); ++i) ordered[i] = all[static_cast<size_t>(order[i])];
   }
   sequences.pack(ordered, [&](int64_t sample) { return load(sample); }, room());
 }
@@ -145,11 +174,15 @@ void MultimodalDataset::Impl::for_each_member(int64_t sequence, Use&& use) const
   }
 }
 
-void MultimodalDataset::Impl::count_patches() {
+void MultimodalDataset::Impl::count_epoch() {
   counts.sequences = sequences.size();
   for (int64_t s = 0; s < counts.sequences; ++s) {
     int64_t patches = 0;
-    for_each_member(s, [&](int64_t sample, int64_t, int64_t) { patches += load(sample)[1]; });
+    for_each_member(s, [&](int64_t sample, int64_t, int64_t kept) {
+      patches += load(sample)[1];
+      counts.packed += kept;
+      ++counts.drawn;
+    });
     counts.most_patches = std::max(counts.most_patches, patches);
   }
 }
@@ -174,7 +207,7 @@ MultimodalDataset::MultimodalDataset(std::shared_ptr<const MultimodalIndex> inde
                  " are longer than --seq-length, ", d.counts.silent, " have no token that counts");
   for (int64_t epoch = 0; epoch == 0 || d.sequences.size() < num_samples.value_or(0); ++epoch) {
     d.pack(epoch);
-    if (epoch == 0) d.count_patches();
+    if (epoch == 0) d.count_epoch();
   }
 }
 
@@ -278,7 +311,14 @@ std::string MultimodalDataset::description() const {
   json.member("long", static_cast<int64_t>(d.options.long_samples));
   json.member("loss_at_media", d.options.fusion.loss_at_media);
   json.member("most_patches", d.options.most_patches);
-  json.member("shuffle_window", d.options.shuffle_window).end_object();
+  json.member("shuffle_window", d.options.shuffle_window);
+  if (d.index->repetitions().size() > 1 || d.index->repetitions()[0].times != 1) {
+    json.key("repetitions").begin_array();
+    for (const RepeatedSamples& part : d.index->repetitions())
+      json.value(part.end).value(part.times);
+    json.end_array();
+  }
+  json.end_object();
   return json.text();
 }
 

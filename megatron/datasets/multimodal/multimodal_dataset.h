@@ -4,7 +4,8 @@
 // Columns, documents and order are those of SftDataset: a sample of n rows takes n - 1 positions.
 // The order is a function of index, seed and epoch: a permutation of all samples, or, with a
 // shuffle window, of the files and then of neighbouring samples, so that files are read nearly
-// front to back. It depends neither on data-parallel sizes nor on workers.
+// front to back. Samples that are repeated are in an epoch so often (MultimodalIndex::repetitions).
+// The order depends neither on data-parallel sizes nor on workers.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,8 @@ struct MultimodalDatasetOptions {
 struct MultimodalCounts {
   int64_t samples = 0, cut = 0, dropped = 0, silent = 0, sequences = 0;
   int64_t positions = 0, counted = 0, patches = 0, most_patches = 0;  // most: of a sequence
-  std::string first_dropped;                                          // its name
+  int64_t drawn = 0, packed = 0;  // samples with repetitions, and their positions in sequences
+  std::string first_dropped;      // its name
   int64_t bad = 0;  // samples with a medium that cannot be decoded, of which nothing counts
 };
 

@@ -26,6 +26,19 @@ size_t count_of(std::string_view text, std::string_view what) {
   return out;
 }
 
+// Spans without [begin, end), which lies within one or outside of all.
+void cut_from_spans(std::vector<TextSpan>& spans, size_t begin, size_t end) {
+  std::vector<TextSpan> out;
+  for (const TextSpan& span : spans) {
+    if (span.begin < begin) out.push_back(span);
+    if (span.begin < begin && span.end > begin) out.back().end = begin;
+    if (span.end > end && span.begin < end)
+      out.push_back({end, span.end, span.takes_last_token_whole});
+    if (span.begin >= end) out.push_back(span);
+  }
+  spans = std::move(out);
+}
+
 // Spans of a text of which [begin, end) becomes `size` bytes.
 void replace_in_spans(std::vector<TextSpan>& spans, size_t begin, size_t end, size_t size) {
   for (TextSpan& span : spans) {
@@ -134,6 +147,10 @@ Conversation MultimodalEncoder::conversation(const MultimodalRow& row,
     const ModalityRule* rule = rule_of(row.media[static_cast<size_t>(medium)].kind);
     return rule == nullptr ? std::string() : rule->placeholder;
   };
+  for (const RowPart& part : row.document)
+    out.completion +=
+        part.medium < 0 ? checked_text(part.text, where + ": document") : placeholder(part.medium);
+  if (!row.document.empty()) return out;
   if (row.messages.empty()) {
     for (int64_t i = 0; i < std::ssize(row.media); ++i) out.prompt += placeholder(i);
     out.completion = checked_text(row.caption, where + ": caption");
@@ -204,6 +221,9 @@ RenderedConversation MultimodalEncoder::with_media(const RenderedConversation& r
     const size_t end = found.first + found.second->placeholder.size();
     out.text.replace(found.first, end - found.first, medium.text);
     replace_in_spans(out.trained, found.first, end, medium.text.size());
+    // What a medium becomes is not trained, also where everything around it is.
+    if (!row.document.empty())
+      cut_from_spans(out.trained, found.first, found.first + medium.text.size());
     for (const int64_t rows : medium.rows) runs.push_back({0, rows, static_cast<int64_t>(number)});
     from = found.first + medium.text.size();
     ++number;

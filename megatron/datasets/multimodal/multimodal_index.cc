@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <map>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
@@ -11,6 +12,7 @@
 #include "megatron/base/threads.h"
 #include "megatron/datasets/detail/once_per_node.h"
 #include "megatron/datasets/index_cache.h"
+#include "megatron/datasets/multimodal/energon/energon_source.h"
 #include "megatron/datasets/multimodal/medium_facts.h"
 #include "megatron/datasets/multimodal/multimodal_source.h"
 #include "megatron/media/decode.h"
@@ -31,8 +33,8 @@ struct RunRow {
   int64_t token, rows, medium;
 };
 // Where: a member of the sample's file, a file below the folder of media, bytes of the index;
-// nowhere, it cannot be decoded.
-enum Where : int64_t { kMember, kFile, kHeld, kBad };
+// nowhere, it cannot be decoded; kJoined + i: a member of the joined file i.
+enum Where : int64_t { kMember, kFile, kHeld, kBad, kJoined };
 // a, b: height and width, or samples and 0. text: end of the name behind the sample's key.
 struct MediumRow {
   int64_t kind, where, offset, size, a, b, text;
@@ -109,7 +111,16 @@ struct MultimodalIndex::Impl {
   std::span<const EndsRow> ends;
   std::string_view texts, held;
   std::vector<BadSample> bad;
+  std::vector<RepeatedSamples> repetitions;
 
+  // Files whose members samples of other files have.
+  std::span<const std::string> joined() const {
+    if (files.energon == nullptr) return {};
+    return files.energon->joined();
+  }
+  std::map<std::string, int64_t> joined_numbers;  // while the index is built
+  int64_t where_of(const FileRange& place, size_t shard) const;
+  void find_repetitions();
   void build(const MultimodalEncoder& encoder);
   Encoded encode(const MultimodalEncoder& encoder, const SourceRow& row,
                  const std::string& file) const;
@@ -193,6 +204,22 @@ void MultimodalIndex::Impl::read_bad(std::string_view lines) {
                   *options.most_bad, "; the first: ", bad.front().reason));
 }
 
+int64_t MultimodalIndex::Impl::where_of(const FileRange& place, size_t shard) const {
+  if (place.path == files.paths[shard]) return kMember;
+  const auto found = joined_numbers.find(place.path);
+  return found == joined_numbers.end() ? kFile : kJoined + found->second;
+}
+
+void MultimodalIndex::Impl::find_repetitions() {
+  if (files.energon != nullptr)
+    for (const RepeatedFiles& part : files.energon->repetitions()) {
+      const auto end =
+          std::ranges::lower_bound(ends, static_cast<int64_t>(part.end), {}, &EndsRow::shard);
+      repetitions.push_back({end - ends.begin(), part.times});
+    }
+  if (repetitions.empty()) repetitions.push_back({std::ssize(ends), 1});
+}
+
 void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
   const EncodedSample& tokens = sample.tokens;
   own.ids.insert(own.ids.end(), tokens.ids.begin(), tokens.ids.end());
@@ -211,7 +238,7 @@ void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
       row.size = std::ssize(medium.bytes);
       own.held += medium.bytes;
     } else {
-      row.where = place.path == files.paths[shard] ? kMember : kFile;
+      row.where = where_of(place, shard);
       row.offset = static_cast<int64_t>(place.offset);
       row.size = static_cast<int64_t>(place.size);
     }
@@ -230,6 +257,7 @@ void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
 
 void MultimodalIndex::Impl::build(const MultimodalEncoder& encoder) {
   own = {};
+  for (const std::string& file : joined()) joined_numbers.emplace(file, joined_numbers.size());
   std::vector<SourceRow> rows;
   for (size_t shard = 0; shard < files.paths.size(); ++shard) {
     const std::string& file = files.paths[shard];
@@ -242,7 +270,7 @@ void MultimodalIndex::Impl::build(const MultimodalEncoder& encoder) {
       for (const Encoded& sample : encoded) add(sample, shard);
       rows.clear();
     };
-    read_source_file(files, file, [&](SourceRow row) {
+    read_source_file(files, shard, [&](SourceRow row) {
       rows.push_back(std::move(row));
       if (rows.size() == kBatch) flush();
     });
@@ -296,7 +324,7 @@ void MultimodalIndex::Impl::check() const {
     for (int64_t m = last.media; m < end.media; ++m) {
       const MediumRow& row = media[static_cast<size_t>(m)];
       if (row.text < text || row.text > std::ssize(texts) || row.offset < 0 || row.size < 0 ||
-          row.where < kMember || row.where > kBad ||
+          row.where < kMember || row.where >= kJoined + std::ssize(joined()) ||
           (row.where == kHeld &&
            (row.offset > std::ssize(held) || row.size > std::ssize(held) - row.offset)))
         fail(i);
@@ -343,7 +371,9 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
   JsonWriter json;
   json.begin_object().member("class", "MultimodalIndex").member("version", int64_t{1});
   json.key("files").begin_array();
-  for (const std::string& file : d.files.paths) {
+  std::vector<std::string> all = d.files.paths;
+  all.insert(all.end(), d.joined().begin(), d.joined().end());
+  for (const std::string& file : all) {
     const fs::path name = file;
     const std::string key =
         cat(name.filename().string(), "-", hash_text(fs::absolute(name).string()).substr(0, 16));
@@ -356,7 +386,7 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
     json.end_object();
   }
   json.end_array().key("encoding").raw(encoder.description());
-  if (d.files.energon != nullptr) json.key("energon").raw(d.files.energon->description);
+  if (d.files.energon != nullptr) json.key("energon").raw(d.files.energon->description());
   json.member("most_pixels", options.limits.max_image_pixels);
   json.member("most_bytes", options.limits.max_file_bytes);
   json.member("most_media", options.most_media);
@@ -388,6 +418,7 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
   }
   d.check();
   MEGATRON_CHECK(!d.ends.empty(), path, ": holds no rows");
+  d.find_repetitions();
 }
 
 MultimodalIndex::~MultimodalIndex() = default;
@@ -395,6 +426,10 @@ int64_t MultimodalIndex::size() const { return std::ssize(impl_->ends); }
 const std::string& MultimodalIndex::path() const { return impl_->path; }
 const MediaRules& MultimodalIndex::rules() const { return impl_->rules; }
 const std::string& MultimodalIndex::description() const { return impl_->description; }
+
+const std::vector<RepeatedSamples>& MultimodalIndex::repetitions() const {
+  return impl_->repetitions;
+}
 
 const std::vector<BadSample>& MultimodalIndex::bad_samples() const { return impl_->bad; }
 
@@ -440,6 +475,7 @@ IndexedMedium MultimodalIndex::medium(int64_t i, int64_t medium) const {
                     {{}, static_cast<uint64_t>(row.offset), static_cast<uint64_t>(row.size)},
                     medium_label(name(i), path, static_cast<size_t>(medium))};
   if (row.where == kMember) out.place.path = file;
+  if (row.where >= kJoined) out.place.path = d.joined()[static_cast<size_t>(row.where - kJoined)];
   if (row.where == kFile)
     out.place.path = (media_root_of(d.options.media_root, file) / path).string();
   return out;

@@ -17,7 +17,7 @@ namespace megatron {
 struct MultimodalIndexOptions {
   std::string media_root;      // empty: the folder of each file of rows
   std::string cache_path;      // empty: cache/MultimodalIndex next to the data
-  std::string part = "train";  // of a folder of Megatron-Energon: train, val or test
+  std::string part = "train";  // of folders of Megatron-Energon: train, val or test
   MediaLimits limits;
   int64_t most_media = 64;  // of a sample
   // Every image is decoded, and those that cannot be are marked, at most so many: more are an
@@ -38,6 +38,12 @@ struct BadSample {
   int64_t sample = 0;
   std::string reason;  // names file, row, medium and byte
 };
+// Samples up to `end` that an epoch has so often (RepeatedFiles).
+struct RepeatedSamples {
+  int64_t end = 0;
+  double times = 1;
+};
+
 inline constexpr ImageSize kBadImage = {64, 64};
 inline constexpr int64_t kBadSound = 16000;  // samples
 
@@ -52,8 +58,9 @@ class MultimodalIndex {
 
   int64_t size() const;  // samples
   EncodedSample sample(int64_t i) const;
-  std::string name(int64_t i) const;  // "data.json: row 3"
-  int64_t shard(int64_t i) const;     // the number of its file; ascending
+  std::string name(int64_t i) const;                        // "data.json: row 3"
+  int64_t shard(int64_t i) const;                           // the number of its file; ascending
+  const std::vector<RepeatedSamples>& repetitions() const;  // all samples; ascending
   int64_t media_count(int64_t i) const;
   MediumFacts facts(int64_t i, int64_t medium) const;
   IndexedMedium medium(int64_t i, int64_t medium) const;

@@ -293,8 +293,18 @@ MultimodalRow RowReader::read(std::string_view json) {
       fail("the caption is ", row_["caption"].type_name(), ", expected a string");
     return caption_row(row_["caption"].get<std::string>(), listed(), where_);
   }
+  if (!conversations && !given(row_, "messages") && given(row_, "document")) {
+    if (!row_["document"].is_array())
+      fail("the document is ", row_["document"].type_name(), ", expected a list of parts");
+    RowMessage document;
+    read_content(row_["document"], false, document);
+    check_all_used();
+    if (document.parts.empty()) fail("the document is empty");
+    out_.document = std::move(document.parts);
+    return std::move(out_);
+  }
   if (!conversations && !given(row_, "messages"))
-    fail("has none of conversations, messages and caption");
+    fail("has none of conversations, messages, document and caption");
   const Conversation conversation = parse_conversation(json, where_);
   for (size_t i = 0; i < conversation.messages.size(); ++i) {
     OrderedJson given_message = OrderedJson::parse(conversation.messages[i]);

@@ -6,6 +6,7 @@
 //   messages        [{"role": "user", "content": [{"type": "image"}, {"type": "text", ...}]}, ...]
 //                   as in OpenAI's API and in transformers. A part names its medium (image_url,
 //                   audio_url, input_audio, image, audio, path or url) or takes the row's next one
+//   document        texts and media in order, a list of parts as in messages
 //   caption         a text that follows all media of the row
 // with its media in image or images, audio or audios: paths, data: addresses, or objects with bytes
 // (base64) or path; and may have tools and chat_template_kwargs (sources/conversation.h).
@@ -42,7 +43,8 @@ struct RowMessage {
 };
 
 struct MultimodalRow {
-  std::vector<RowMessage> messages;  // empty: a caption
+  std::vector<RowMessage> messages;  // empty: a document or a caption
+  std::vector<RowPart> document;     // empty: messages or a caption
   std::string caption;               // follows all media
   std::string tools, variables;      // JSON; empty: none
   std::vector<RowMedium> media;      // in the order of their places

@@ -7,7 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/format.h"
-#include "megatron/datasets/multimodal/energon.h"
+#include "megatron/datasets/multimodal/energon/energon_source.h"
 #include "megatron/datasets/multimodal/tar_reader.h"
 #include "megatron/datasets/multimodal/webdataset.h"
 #include "megatron/datasets/sources/document_source.h"
@@ -35,7 +35,8 @@ std::string bytes_of(const MappedFile& file, const TarMember& member) {
 // Whether the JSON of a sample is a row of its own, and no list of facts beside a caption.
 bool is_row(const std::string& json) {
   const auto object = nlohmann::json::parse(json, nullptr, false);
-  return object.is_object() && (object.contains("conversations") || object.contains("messages"));
+  return object.is_object() && (object.contains("conversations") || object.contains("messages") ||
+                                object.contains("document"));
 }
 
 void add_container(const ShardSample& sample, const std::string& path, SourceRow& row) {
@@ -152,11 +153,11 @@ bool is_json_list(const std::string& path) {
 
 SourceFiles list_source_files(const std::string& path, const std::string& part) {
   std::error_code error;
-  MEGATRON_CHECK(fs::exists(path, error), path, ": there is no such file or folder");
-  if (is_energon_folder(path)) {
-    auto energon = read_energon_folder(path, part);
-    return {SourceKind::kTar, energon->shards, energon};
+  if (is_energon(path)) {
+    auto energon = open_energon(path, part);
+    return {SourceKind::kTar, energon->shards(), energon};
   }
+  MEGATRON_CHECK(fs::exists(path, error), path, ": there is no such file or folder");
   if (!fs::is_directory(path, error)) {
     const std::optional<SourceKind> kind = source_kind_of(path);
     MEGATRON_CHECK(kind.has_value(), path, ": is none of .tar, .parquet, .json and .jsonl");
@@ -180,10 +181,10 @@ SourceFiles list_source_files(const std::string& path, const std::string& part) 
   throw_error(cat(path, ": the folder has no .tar, .parquet, .json or .jsonl files"));
 }
 
-void read_source_file(const SourceFiles& files, const std::string& path,
+void read_source_file(const SourceFiles& files, size_t file,
                       const std::function<void(SourceRow)>& emit) {
-  if (files.energon != nullptr) return read_energon_shard(*files.energon, path, emit);
-  read_source_file(files.kind, path, emit);
+  if (files.energon != nullptr) return files.energon->read(file, emit);
+  read_source_file(files.kind, files.paths[file], emit);
 }
 
 void read_source_file(SourceKind kind, const std::string& path,

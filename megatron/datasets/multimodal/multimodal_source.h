@@ -14,20 +14,27 @@
 
 namespace megatron {
 
-struct EnergonFolder;
+class EnergonSource;
 
 enum class SourceKind { kTar, kJson, kParquet };
+
+// Files up to `end` whose rows an epoch of training has so often; of a part of a time it has some,
+// others in each epoch.
+struct RepeatedFiles {
+  size_t end = 0;
+  double times = 1;
+};
 
 // The files that are read, in order.
 struct SourceFiles {
   SourceKind kind = SourceKind::kTar;
   std::vector<std::string> paths;
-  std::shared_ptr<const EnergonFolder> energon;  // whose shards they are; null: of none
+  std::shared_ptr<const EnergonSource> energon;  // whose shards they are; null: of none
 };
 
-// `path`: a file; a folder of Megatron-Energon (energon.h), of which `part` says the shards; or a
-// folder that is searched for .tar, else .parquet, else .jsonl and .json, in the order of their
-// paths. Throws Error for anything else.
+// `path`: a file; a folder or a blend of Megatron-Energon (energon/energon_source.h), of which
+// `part` says the shards; or a folder that is searched for .tar, else .parquet, else .jsonl and
+// .json, in the order of their paths. Throws Error for anything else.
 SourceFiles list_source_files(const std::string& path, const std::string& part = "train");
 
 // A row as it lies in its file.
@@ -40,8 +47,8 @@ struct SourceRow {
   std::vector<FileRange> places;
 };
 
-// Calls emit for each row of one of the files in order. Throws Error.
-void read_source_file(const SourceFiles& files, const std::string& path,
+// Calls emit for each row of files.paths[file] in order. Throws Error.
+void read_source_file(const SourceFiles& files, size_t file,
                       const std::function<void(SourceRow)>& emit);
 void read_source_file(SourceKind kind, const std::string& path,
                       const std::function<void(SourceRow)>& emit);

@@ -7,7 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
-#include "megatron/datasets/multimodal/energon.h"
+#include "megatron/datasets/multimodal/energon/energon_source.h"
 #include "megatron/datasets/multimodal/mock_multimodal_dataset.h"
 #include "megatron/datasets/multimodal/multimodal_dataset.h"
 #include "megatron/datasets/tuning/sft_dataset.h"
@@ -33,8 +33,10 @@ void report(const std::string& path, Split split, const MultimodalCounts& counts
       cat(to_string(split), " split of ", path, ": ", count(counts.samples), " samples, ",
           count(counts.positions), " tokens of which ", percent(counts.counted, counts.positions),
           "% count, ", count(counts.patches), " patches, ", count(counts.sequences),
-          " sequences an epoch, ", percent(counts.positions, counts.sequences * length),
+          " sequences an epoch, ", percent(counts.packed, counts.sequences * length),
           "% full, at most ", count(counts.most_patches), " patches in one");
+  const int64_t used = counts.samples - counts.dropped - counts.silent;
+  if (counts.drawn != used) text += cat("; ", count(counts.drawn), " samples with repetitions");
   if (counts.cut > 0) text += cat("; ", count(counts.cut), " cut at --seq-length");
   if (counts.dropped > 0)
     text += cat("; ", count(counts.dropped), " longer than --seq-length dropped, the first is ",
@@ -88,10 +90,10 @@ class MediaFiles {
     limits_.max_image_pixels = data_.max_image_pixels;
   }
 
-  // Of a folder of Megatron-Energon each split has a part of its own.
+  // Of folders of Megatron-Energon each split has a part of its own.
   std::shared_ptr<const MultimodalIndex> open(const std::string& path, Split split) {
     const std::lock_guard lock(mutex_);
-    const std::string part = is_energon_folder(path) ? part_of(split) : "";
+    const std::string part = is_energon(path) ? part_of(split) : "";
     std::shared_ptr<const MultimodalIndex>& index = open_[cat(part, ":", path)];
     if (!index) {
       index = std::make_shared<const MultimodalIndex>(
@@ -215,7 +217,7 @@ TrainValidTestDatasets mimo_datasets(const Arguments& a, const DatasetRequest& g
   MEGATRON_ASSERT(given.text_tokenizer != nullptr);
   const auto files = std::make_shared<MediaFiles>(a, *given.text_tokenizer);
   request.make_member = [files, options = files->options(a, given)](const MemberRequest& member) {
-    const auto bounds = is_energon_folder(member.path) ? std::pair(0.0, 1.0) : member.bounds;
+    const auto bounds = is_energon(member.path) ? std::pair(0.0, 1.0) : member.bounds;
     auto dataset = std::make_shared<const MultimodalDataset>(
         files->open(member.path, member.split), bounds, member.split, member.num_samples, options);
     report(member.path, member.split, dataset->counts(), options.sequence_length);

@@ -138,6 +138,7 @@ def messages(turns):
 
 
 def write_same():
+    tarfile.RECORDSIZE = 512  # no more padding than the two blocks at the end
     root = HERE / "same"
     shutil.rmtree(root, ignore_errors=True)
     for folder in ("tar", "json", "json/media", "lines", "parquet"):
@@ -172,9 +173,21 @@ def write_same():
     pq.write_table(pa.Table.from_pylist(table, schema), root / "parquet/rows.parquet", row_group_size=2)
 
 
+def write_questions():
+    """30 rows of one image and a question: what index_test.cc writes as other kinds of files."""
+    names = ["0_img1.png", "1_img1.jpg", "3_img1.png", "4_img1.webp"]
+    rows = []
+    for i in range(30):
+        image = {"bytes": (HERE / "same/json/media" / names[i % 4]).read_bytes(), "path": None}
+        answer = chr(ord("a") + i % 26) * (1 + i * 7 % 12)
+        rows.append({"image": image, "conversations": [{"from": "human", "value": f"<image>\nq{i}"}, {"from": "gpt", "value": answer}]})
+    pq.write_table(pa.Table.from_pylist(rows), HERE / "same/questions.parquet", compression="zstd", write_statistics=False, row_group_size=16)
+
+
 def main():
     (HERE / "archives.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in archives()) + "\n]\n")
     write_same()
+    write_questions()
 
 
 if __name__ == "__main__":

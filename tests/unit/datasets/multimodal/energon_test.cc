@@ -1,10 +1,9 @@
 // Folders of Megatron-Energon: the samples that it reads in them itself
 // (tests/golden/multimodal/make_energon.py), and what is wrong in them.
-#include "megatron/datasets/multimodal/energon.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "megatron/datasets/multimodal/energon/energon_source.h"
 #include "megatron/media/image_header.h"
 #include "tests/unit/datasets/multimodal/testing.h"
 #include "tests/unit/error_of.h"
@@ -18,7 +17,7 @@ using testing::ElementsAre;
 std::vector<SourceSample> samples_of(const std::string& path, const std::string& part = "train") {
   std::vector<SourceSample> out;
   const SourceFiles files = list_source_files(path, part);
-  for (const std::string& file : files.paths)
+  for (size_t file = 0; file < files.paths.size(); ++file)
     read_source_file(files, file,
                      [&](const SourceRow& row) { out.push_back(read_sample(row, "")); });
   return out;
@@ -121,15 +120,16 @@ TEST_F(EnergonFolders, NamesWhatIsWrong) {
   EXPECT_EQ(error("field_map: {}"), ".nv-meta/dataset.yaml: says no sample_type.__class__");
   EXPECT_EQ(error(type("CrudeWebdataset", "")),
             ".nv-meta/dataset.yaml: samples of type CrudeSample are not built\nhint: "
-            "CaptioningSample and VQASample are");
+            "CaptioningSample, VQASample, OCRSample, InterleavedSample, "
+            "SimilarityInterleavedSample, ImageSample, TextSample are");
   EXPECT_EQ(error("__class__: VQAWebdataset\nsample_loader: x.py:f\n"),
             ".nv-meta/dataset.yaml: has a sample_loader, a program that makes samples, which is "
             "not run\nhint: a field_map says where the fields lie");
   EXPECT_EQ(error(type("CaptioningSample", "image: png")),
             ".nv-meta/dataset.yaml: field_map has no caption");
   EXPECT_EQ(error(type("CaptioningSample", "picture: png")),
-            ".nv-meta/dataset.yaml: CaptioningSample has no field picture\nhint: its fields are "
-            "caption, image");
+            ".nv-meta/dataset.yaml: the field picture of CaptioningSample is not read\nhint: the "
+            "fields that are read are caption, image");
   EXPECT_EQ(error(type("CaptioningSample", "image: png, caption: 'json[a'")),
             ".nv-meta/dataset.yaml: the place json[a of a field is none\nhint: EXTENSION, or "
             "json[KEY][NUMBER]");
@@ -159,6 +159,71 @@ TEST_F(EnergonFolders, NamesWhatIsWrong) {
             "a.tar: 1: caption is array, no text");
 }
 
+// Texts and media in order: lists of them, as in OBELICS, as in MMC4, and by fields.
+TEST_F(EnergonFolders, InterleavedSamples) {
+  const auto shown = [&](const std::string& json, const std::string& dataset = "") {
+    write(dataset.empty() ? type("InterleavedSample", "sequence: json") : dataset, kSplit, kInfo,
+          {{"d/1.a.png", "A"}, {"d/1.b.jpg", "B"}, {"d/1.wav", "W"}, {"d/1.json", json}});
+    return text_of(samples_of(folder_.path()).at(0).row);
+  };
+  const std::string places = "[image:d/1.a.png]two [image:d/1.b.jpg]";
+  EXPECT_EQ(shown(R"(["one ", {"image": "a.png"}, {"text": "two "}, {"image": "d/1.b.jpg"}])"),
+            "one " + places);
+  EXPECT_EQ(shown(R"([{"type": "audio", "audio": "1.wav"}, "x", {"image": "a.png"}])"),
+            "[sound:d/1.wav]x[image:d/1.a.png]");
+  EXPECT_EQ(shown(R"(["a", {"image": "a.png"}, {"image": "a.png"}])"),
+            "a[image:d/1.a.png][image:d/1.a.png]");
+  EXPECT_EQ(shown(R"({"texts": ["one ", null, "two ", null], "images": [null, "a.png", null,
+                      "b.jpg"]})"),
+            "one " + places);
+  const std::string texts = R"("text_list": ["one.", "two.", "three."])";
+  EXPECT_EQ(shown(cat("{", texts, R"(, "image_info": [
+                {"image_name": "b.jpg", "matched_text_index": 2},
+                {"image_name": "a.png", "matched_text_index": 0}]})")),
+            "[image:d/1.a.png]one. two.[image:d/1.b.jpg]three.");
+  const std::string matched =
+      type("SimilarityInterleavedSample",
+           "texts: 'json[t]', images: 'json[i]', matched_text_indices: 'json[m]'");
+  EXPECT_EQ(shown(R"({"t": ["x", "y"], "i": ["a.png", "b.jpg"], "m": [1, 1]})", matched),
+            "x[image:d/1.a.png][image:d/1.b.jpg]y");
+  EXPECT_EQ(shown(R"(["only words"])"), "only words");
+}
+
+TEST_F(EnergonFolders, InterleavedSamplesThatAreWrong) {
+  const auto wrong = [&](const std::string& json, const std::string& dataset = "") {
+    const std::string message =
+        error(dataset.empty() ? type("InterleavedSample", "sequence: json") : dataset, "", "",
+              {{"1.a.png", "A"}, {"1.wav", "W"}, {"1.json", json}});
+    EXPECT_TRUE(message.starts_with("a.tar: 1: ")) << message;
+    return message.substr(std::min<size_t>(10, message.size()));
+  };
+  EXPECT_EQ(wrong(R"([{"image": "b.png"}])"),
+            "the sequence names the image b.png, which is not among the sample's members a.png, "
+            "wav, json");
+  EXPECT_EQ(wrong(R"([{"image": "1.wav"}])"), "the sequence names the image 1.wav, which is none");
+  EXPECT_EQ(wrong(R"(["x", null])"),
+            "item 2 of the sequence is null, expected a text, {\"text\": ...}, {\"image\": MEMBER} "
+            "or {\"audio\": MEMBER}");
+  EXPECT_EQ(wrong(R"("x")"),
+            "sequence is string, expected a list of texts and media, texts with images, or "
+            "text_list with image_info");
+  EXPECT_EQ(wrong(R"({"texts": ["x"], "images": []})"),
+            "the sequence has 1 texts for 0 images, expected as many, one of both null at each "
+            "place");
+  EXPECT_EQ(wrong(R"({"texts": ["x"], "images": ["a.png"]})"),
+            "place 1 of the sequence has the text \"x\" and the image \"a.png\", expected one of "
+            "both");
+  EXPECT_EQ(wrong(R"({"texts": ["x"]})"), "the sequence has no images");
+  EXPECT_EQ(wrong(R"({"text_list": ["x"], "image_info": [{"image_name": "a.png",
+                      "matched_text_index": 1}]})"),
+            "the image a.png stands before text 1, expected a number from 0 below 1");
+  EXPECT_EQ(wrong("[]"), "the document is empty");
+  EXPECT_EQ(wrong(R"({"t": ["x"], "i": ["a.png"], "m": []})",
+                  type("SimilarityInterleavedSample",
+                       "texts: 'json[t]', images: 'json[i]', matched_text_indices: 'json[m]'")),
+            "matched_text_indices are not a number for each of 1 images");
+}
+
 TEST_F(EnergonFolders, Blends) {
   for (const char* name : {"x", "y", "z"}) folder_.write(cat(name, "/.nv-meta/dataset.yaml"), "");
   folder_.write("inner.yaml",
@@ -178,10 +243,11 @@ TEST_F(EnergonFolders, Blends) {
     folder_.write("blend.yaml", cat("__class__: MetadatasetV2\nsplits: {train: ", train, "}\n"));
     return error_of([&] { read_energon_blend(file, "train"); });
   };
-  EXPECT_EQ(refused("{join: []}"), file + ": join is not built\nhint: blend is");
+  EXPECT_EQ(refused("{concat: []}"),
+            file + ": concat is not built\nhint: blend and blend_epochized are");
   EXPECT_EQ(refused("{path: 's3://x'}"), file + ": s3://x is no local path: nothing is fetched");
-  EXPECT_EQ(refused("{path: x, split_part: val}"),
-            file + ": split_part \"val\" within train is not built");
+  EXPECT_EQ(refused("{path: inner.yaml, split_part: test}"),
+            folder_ / "inner.yaml" + ": splits has no test, which another blend reads");
   EXPECT_EQ(refused("{blend: [{weight: 0, path: x}]}"), file + ": a weight of a blend is 0");
   EXPECT_EQ(refused("{path: nowhere}"),
             folder_ / "nowhere" + ": is neither a blend nor a folder with .nv-meta/dataset.yaml");

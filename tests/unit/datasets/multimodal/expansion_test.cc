@@ -242,6 +242,35 @@ TEST(Fusion, TheLastRowOfAnImagePredictsTheTextBehindIt) {
             "98ffff6 | 8....67 | 1000011");
 }
 
+// All of a document is trained but what its media become.
+TEST(Documents, MediaStandAmongTextThatIsTrained) {
+  const std::string row = R"({"images": ["a", "b"], "document": ["ab", {"type": "image"}, "cd",
+                              {"type": "image"}, "ef"]})";
+  for (const char* family : {"llava", "internvl", "gemma3"}) {
+    SCOPED_TRACE(family);
+    const Model model(family);
+    const std::vector<MediumFacts> media(2, {MediaKind::kImage, {28, 28}, 0});
+    const EncodedSample sample = model.encode(row, media);
+    const std::string image = medium_text(model.encoder->rules(), media[0], "row").text;
+    const std::optional<int32_t> eod = model.tokenizer->eod();
+    const std::string end = eod ? model.tokenizer->token_bytes(*eod) : "";
+    EXPECT_EQ(model.text(sample), cat("ab", image, "cd", image, "ef", end));
+    EXPECT_EQ(model.text(sample, /*trained_only=*/true), "abcdef" + end);
+    ASSERT_GE(sample.runs.size(), 2U);
+    EXPECT_EQ(sample.runs.back().medium, 1);
+  }
+  const Model model("llava");
+  EXPECT_EQ(model.text(model.encode(R"({"document": ["words"]})", {}), true).substr(0, 5), "words");
+  const Model first("llava");
+  const EncodedSample sample =
+      first.encode(R"({"document": [{"type": "image", "image": "a"}, "b"]})",
+                   {{MediaKind::kImage, {28, 28}, 0}});
+  EXPECT_EQ(sample.runs.at(0).token, 0);
+  EXPECT_EQ(error_of([&] { model.encode(R"({"document": ["x <image>"]})", {}); }),
+            "row: document, byte 2: the text holds <image>, which the tokenizer takes for a token "
+            "of its own\nhint: --escape-modality-text encodes it as ordinary text");
+}
+
 TEST(Fusion, RowsOfImagesCanBeLeftOut) {
   EXPECT_EQ(fused(sample_of({0, 1, kImage, 2, 3}, 4, {2}), false), "01ff23 | 1..234 | 100011");
   EXPECT_EQ(fused(sample_of({kImage, 5, 6, 7}, 8, {4}), false), "ffff567 | ...5678 | 0000111");

@@ -4,97 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
-#include <map>
 #include <set>
 #include <span>
 
-#include "megatron/datasets/data_loader.h"
 #include "megatron/datasets/image_plan.h"
-#include "megatron/datasets/multimodal/multimodal_dataset.h"
-#include "tests/unit/datasets/multimodal/testing.h"
+#include "tests/unit/datasets/multimodal/indexed.h"
 #include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
 
 using namespace testing_multimodal;
-using Json = nlohmann::ordered_json;
-
-// The LLaVA of the goldens (four rows an image) and rows of images in several forms.
-class Indexed : public ::testing::Test {
- protected:
-  Indexed() {
-    SftConfig config;
-    for (const auto& row : Json::parse(read_file(kGoldens + "expansions.json")))
-      if (row.at("family") == "llava") {
-        folder_.write("model/config.json", row.at("config").dump());
-        folder_.write("model/preprocessor_config.json", row.at("processor").dump());
-        config.chat_template = row.at("template");
-      }
-    conversations_.emplace(*tokenizer_, "", config);
-    encoder_.emplace(*tokenizer_, *conversations_, read_media_rules(folder_ / "model", *tokenizer_),
-                     false);
-    options_.cache_path = folder_ / "cache";
-    options_.media_root = kGoldens + "same/json/media";
-  }
-
-  // Captions of 1 to 12 letters; number % 4 chooses the image.
-  static std::string image_of(int64_t i) {
-    return std::vector<std::string>{"0_img1.png", "1_img1.jpg", "3_img1.png",
-                                    "4_img1.webp"}[static_cast<size_t>(i % 4)];
-  }
-  static std::string caption_of(int64_t i) {
-    return std::string(static_cast<size_t>(1 + i * 7 % 12), static_cast<char>('a' + i % 26));
-  }
-  // Rows first to last as JSON lines.
-  std::string write_rows(const std::string& name, int64_t first, int64_t last) {
-    std::string text;
-    for (int64_t i = first; i < last; ++i)
-      text += Json{{"image", image_of(i)}, {"caption", caption_of(i)}}.dump() + "\n";
-    return folder_.write(name, text);
-  }
-  // `damage`: of the bytes of the image of a sample.
-  std::string write_tar(
-      const std::string& name, int64_t first, int64_t last,
-      const std::function<void(int64_t, std::string&)>& damage = [](int64_t, std::string&) {}) {
-    std::vector<std::pair<std::string, std::string>> files;
-    for (int64_t i = first; i < last; ++i) {
-      const std::string image = image_of(i);
-      files.emplace_back(cat(i, image.substr(image.rfind('.'))),
-                         read_file(options_.media_root + "/" + image));
-      damage(i, files.back().second);
-      files.emplace_back(cat(i, ".txt"), caption_of(i));
-    }
-    return folder_.write(name, tar_of(files));
-  }
-  std::shared_ptr<const MultimodalIndex> index(const std::string& path) {
-    return std::make_shared<const MultimodalIndex>(path, *encoder_, options_);
-  }
-  static std::shared_ptr<const MultimodalDataset> dataset(
-      std::shared_ptr<const MultimodalIndex> index, MultimodalDatasetOptions options,
-      std::optional<int64_t> samples = {}) {
-    return std::make_shared<const MultimodalDataset>(std::move(index), std::pair(0.0, 1.0),
-                                                     Split::kTrain, samples, options);
-  }
-  // Ids, documents and the bytes of media of a sequence.
-  static std::string content(const MultimodalDataset& data, int64_t i) {
-    Sample sample = data.sample(i);
-    std::string out;
-    for (const int64_t token : sample.get<int64_t>("tokens")) out += cat(token, " ");
-    for (const int32_t start : sample.document_starts) out += cat("|", start);
-    for (const SequenceRun& run : data.runs(i))
-      out += cat("[", run.position, "+", run.rows, " ", data.index().bytes(run.sample, run.medium),
-                 "]");
-    return out;
-  }
-
-  Folder folder_;
-  std::unique_ptr<Tokenizer> tokenizer_ = make_tokenizer(find_tokenizer(kGoldens + "tokenizer"));
-  std::optional<ConversationEncoder> conversations_;
-  std::optional<MultimodalEncoder> encoder_;
-  MultimodalIndexOptions options_;
-};
 
 TEST_F(Indexed, ArchivesAndFilesGiveTheSameSamples) {
   const auto files = index(write_rows("rows.jsonl", 0, 30));
@@ -187,41 +107,6 @@ TEST_F(Indexed, SamplesOfBadImagesCountNothingInTheirPlaces) {
   }
 }
 
-// Samples and pixels of the steps, in the order of their places in the stream.
-std::vector<std::string> stream(const std::shared_ptr<const Dataset>& data, int64_t dp,
-                                int64_t workers, int64_t consumed, int64_t until,
-                                std::function<int64_t(int64_t)> global_batch_size = nullptr) {
-  std::map<int64_t, std::string> out;
-  for (int64_t rank = 0; rank < dp; ++rank) {
-    DataLoaderOptions options;
-    options.sampler.micro_batch_size = 2;
-    options.sampler.data_parallel_size = dp;
-    options.sampler.data_parallel_rank = rank;
-    options.consumed_samples = consumed;
-    options.num_workers = workers;
-    options.global_batch_size = global_batch_size;
-    DataLoader loader(data, options);
-    while (loader.consumed() < until) {
-      const auto batch = loader.next();
-      size_t at = 0;
-      for (int64_t i = 0; i < 2; ++i) {
-        std::string& text = out[batch->ordinals[static_cast<size_t>(i)]];
-        for (const int64_t token : batch->data().row<int64_t>("tokens", i)) text += cat(token, " ");
-        for (const auto& [sample, image, owner] : batch->images->all) {
-          if (sample != i) continue;
-          text += cat("[", image.pictures, " ", image.rows, "x", image.columns, " ");
-          for (const size_t end = at + static_cast<size_t>(image.bytes()); at < end; ++at)
-            text += static_cast<char>(batch->images->patches[at]);
-        }
-      }
-      EXPECT_EQ(at, batch->images->patches.size());
-    }
-  }
-  std::vector<std::string> texts;
-  for (auto& [ordinal, text] : out) texts.push_back(std::move(text));
-  return texts;
-}
-
 TEST_F(Indexed, PixelsAreTheSameForAnyDataRanksAndWorkers) {
   const auto data = dataset(index(write_rows("rows.jsonl", 0, 30)), {.sequence_length = 40}, 48);
   const std::vector<std::string> expected = stream(data, 1, 0, 0, 24);
@@ -235,6 +120,52 @@ TEST_F(Indexed, PixelsAreTheSameForAnyDataRanksAndWorkers) {
       EXPECT_TRUE(std::ranges::equal(rest, std::span(expected).subspan(12)))
           << dp << " " << workers;
     }
+}
+
+// Questions about images, as a list of LLaVA, archives, a folder of Megatron-Energon and Parquet
+// with the bytes of images: the same samples in the same order, whatever the layout, and from any
+// place on with another one.
+TEST_F(Indexed, TheSameContentGivesTheSameStreamFromAnySource) {
+  Json rows = Json::array();
+  std::vector<std::pair<std::string, std::string>> shards[2], facts[2];
+  for (int64_t i = 0; i < 30; ++i) {
+    const std::string image = image_of(i), bytes = read_file(options_.media_root + "/" + image);
+    const std::string key = cat(i < 17 ? "x/" : "y/", i),
+                      name = key + image.substr(image.rfind('.'));
+    const Json turns = {{{"from", "human"}, {"value", cat("<image>\nq", i)}},
+                        {{"from", "gpt"}, {"value", caption_of(i)}}};
+    rows.push_back({{"image", image}, {"conversations", turns}});
+    for (auto* members : {&shards[i / 17], &facts[i / 17]}) members->emplace_back(name, bytes);
+    shards[i / 17].emplace_back(key + ".json", Json{{"conversations", turns}}.dump());
+    facts[i / 17].emplace_back(key + ".json",
+                               Json{{"q", cat("q", i)}, {"a", caption_of(i)}}.dump());
+  }
+  for (int s = 0; s < 2; ++s) {
+    folder_.write(cat("tar/", s, ".tar"), tar_of(shards[s]));
+    folder_.write(cat("energon/", s, ".tar"), tar_of(facts[s]));
+  }
+  folder_.write("energon/.nv-meta/dataset.yaml",
+                "sample_type: {__module__: megatron.energon, __class__: VQASample}\nfield_map: "
+                "{image: 'png,jpg,webp', context: 'json[q]', answers: 'json[a]'}\n");
+  folder_.write("energon/.nv-meta/split.yaml", "split_parts: {train: ['{0..1}.tar']}");
+  folder_.write("energon/.nv-meta/.info.json", R"({"shard_counts": {"0.tar": 17, "1.tar": 13}})");
+  std::vector<std::string> expected;
+  for (const std::string& source : {folder_.write("rows.json", rows.dump()), folder_ / "tar",
+                                    folder_ / "energon", kGoldens + "same/questions.parquet"}) {
+    SCOPED_TRACE(source);
+    const auto data = dataset(index(source), {.sequence_length = 90}, 40);
+    ASSERT_EQ(data->index().size(), 30);
+    if (expected.empty()) expected = stream(data, 1, 0, 0, 36);
+    ASSERT_EQ(expected.size(), 36U);
+    EXPECT_GT(std::set<std::string>(expected.begin(), expected.end()).size(), 10U);
+    for (const int64_t dp : {1, 2, 3})
+      for (const int64_t workers : {0, 1, 8})
+        EXPECT_EQ(stream(data, dp, workers, 0, 36), expected) << dp << " " << workers;
+    for (const auto& [dp, workers] : {std::pair(3, 1), {2, 8}, {1, 0}})
+      EXPECT_TRUE(
+          std::ranges::equal(stream(data, dp, workers, 12, 36), std::span(expected).subspan(12)))
+          << dp << " " << workers;
+  }
 }
 
 // Pixels of the loader are those of the image processor, and ranks that divide the images have each

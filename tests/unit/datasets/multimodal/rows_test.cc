@@ -81,7 +81,7 @@ TEST(Rows, Captions) {
   EXPECT_EQ(row_error(R"({"caption": "a cat"})"),
             "row 1: the caption has neither an image nor a sound");
   EXPECT_EQ(row_error(R"({"image": "a.jpg"})"),
-            "row 1: has none of conversations, messages and caption");
+            "row 1: has none of conversations, messages, document and caption");
 }
 
 TEST(Rows, MembersOfTheContainer) {
@@ -96,6 +96,20 @@ TEST(Rows, MembersOfTheContainer) {
             "user [image:d/7.img2.png] [image:d/7.img1.png] [sound:d/7.wav] | assistant so");
   EXPECT_EQ(row_error(llava(R"("image": "other.png", )", "<image>"), members),
             "row 1: there is no image other.png among the members of the sample");
+}
+
+TEST(Rows, DocumentsHaveTextsAndMediaInOrder) {
+  const std::string parts = R"(["one ", {"type": "image"}, {"type": "text", "text": "two"}])";
+  EXPECT_EQ(row_text(cat(R"({"images": ["a.png"], "document": )", parts, "}")),
+            "one [image:a.png]two");
+  EXPECT_EQ(row_text(R"({"document": [{"type": "image", "image": "b.png"}, "x"]})"),
+            "[image:b.png]x");
+  EXPECT_EQ(row_error(cat(R"({"document": )", parts, "}")),
+            "row 1: 1 place for 0 images\nhint: each medium has one place: <image> in "
+            "conversations, a part of type image in messages");
+  EXPECT_EQ(row_error(R"({"document": "x"})"),
+            "row 1: the document is string, expected a list of parts");
+  EXPECT_EQ(row_error(R"({"document": []})"), "row 1: the document is empty");
 }
 
 TEST(Rows, AddressesAreNotFetched) {

@@ -116,7 +116,13 @@ inline std::string text_of(const MultimodalRow& row) {
         medium(part.medium);
     }
   }
-  if (!row.messages.empty()) return out;
+  for (const RowPart& part : row.document) {
+    if (part.medium < 0)
+      out += part.text;
+    else
+      medium(part.medium);
+  }
+  if (!row.messages.empty() || !row.document.empty()) return out;
   for (int64_t i = 0; i < std::ssize(row.media); ++i) medium(i);
   return out + " " + row.caption;
 }
