@@ -206,7 +206,13 @@ EncoderMemory encoder_memory(const ModelConfig& config, const ServedShape& shape
                              ? 0
                              : config.transformer.seq_length * config.transformer.hidden_size *
                                    static_cast<int64_t>(sizeof(float));
-    memory.step = cost.media + cost.encoder + cost.features + cost.embedding.forward_peak + rows;
+    // The places of images' features and those of sounds' are added.
+    const int64_t added =
+        own.sees() && own.hears()
+            ? config.transformer.seq_length * config.transformer.hidden_size * shape.element
+            : 0;
+    memory.step =
+        cost.media + cost.encoder + cost.features + cost.embedding.forward_peak + rows + added;
     if (shape.on_gpu) memory.step += kServedBlasWorkspace;
   }
   return memory;

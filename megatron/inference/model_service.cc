@@ -113,8 +113,8 @@ void ModelService::describe_media(const ModelServiceOptions& options) {
     MediaLimits limits;
     limits.max_image_pixels = options.limits.max_image_pixels;
     limits.max_file_bytes = options.limits.max_medium_bytes;
-    media_.emplace(*loaded.model, rank_->weights(), *loaded.tokenizer, *chat_, options.media_folder,
-                   options.chat_template, limits);
+    media_.emplace(*loaded.model, rank_->weights(), *loaded.tokenizer, *chat_,
+                   options.media_folders, options.chat_template, limits);
   } else {
     log_warning(cat("images and sounds are refused: ", why_not));
     media_.emplace(config, why_not);

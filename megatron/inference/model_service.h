@@ -26,8 +26,8 @@ struct ModelServiceOptions {
   std::string chat_template;      // a file or the template itself; empty: the tokenizer's
   TemplateSource chat_templates;  // in place of the tokenizer's; empty: those
   std::string tool_call_parser = "auto";
-  // That says what media become, of a model that reads some; empty: none, and why.
-  std::filesystem::path media_folder;
+  // Of a model that reads media; empty: there are none, and why.
+  MediaFolders media_folders;
   std::string why_no_media;
   AdapterFolders adapters;
 };

@@ -23,7 +23,7 @@ class Questions {
       : format_(config.format()),
         model_(model),
         task_(task),
-        images_(*model.model, *model.tokenizer, folder_of(config, model), config.chat_template,
+        images_(*model.model, *model.tokenizer, folders_of(config, model), config.chat_template,
                 config.escape_modality_text) {
     if (!config.plain_prompts)
       chat_ = std::make_unique<const Chat>(
@@ -71,7 +71,8 @@ class Questions {
     ScoringOptions options;
     options.batch_tokens = batch_tokens;
     const MimoConfig& own_config = *model_.config.own.as<MimoConfig>();
-    options.other_id = own_config.sees() ? own_config.image_token_id : own_config.audio_token_id;
+    if (own_config.sees()) options.other_ids.push_back(own_config.image_token_id);
+    if (own_config.hears()) options.other_ids.push_back(own_config.audio_token_id);
     options.add_columns = [&](std::span<const std::span<const int32_t>> rows, int64_t question,
                               Batch& batch) {
       const PromptMedia& own = read_[static_cast<size_t>(question)];
@@ -109,10 +110,11 @@ class Questions {
     return out;
   }
 
-  static std::filesystem::path folder_of(const QuestionConfig& config, const LoadedModel& model) {
+  static MediaFolders folders_of(const QuestionConfig& config, const LoadedModel& model) {
     ImageConfig images;
     images.media_model = config.media_model;
-    return media_folder(images, model);
+    images.audio_media_model = config.audio_media_model;
+    return media_folders(images, model);
   }
 
   ImagePrompt prompt_of(const Question& question) const {
@@ -148,9 +150,8 @@ class Questions {
       const int64_t scored = std::ssize(ids) - std::ssize(prompt.ids);
       MEGATRON_CHECK(scored > 0, question.sample.name, ": the choice ", choice, " has no tokens");
       MEGATRON_CHECK(std::ssize(ids) <= most + 1, question.sample.name, " has ", std::ssize(ids),
-                     " tokens with a choice, ", prompt.media_tokens, " of them of ",
-                     prompt.media.sounds ? "sounds" : "images", ", beyond the model's context of ",
-                     most);
+                     " tokens with a choice, ", prompt.media_tokens, " of them of ", prompt.kinds(),
+                     ", beyond the model's context of ", most);
       tokens += scored;
       out.texts.push_back(std::move(ids));
       out.requests.push_back({out.texts.back(), scored, group});
@@ -201,6 +202,7 @@ void QuestionConfig::fields(FieldVisitor& v) {
   v.field("media_model", media_model,
           "folder of a Hugging Face model, whose config.json and image processor say what media "
           "become; empty: the model's own folder");
+  v.field("audio_media_model", audio_media_model, kAudioMediaModelHelp);
   v.field("question_format", question_format,
           "what is asked: {question} stands for the question, {choices} for the choices behind "
           "letters, which are scored then; empty: {question}");

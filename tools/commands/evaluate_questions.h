@@ -16,7 +16,7 @@ namespace megatron {
 
 struct QuestionConfig : Config {
   std::string media_root;
-  std::string media_model;
+  std::string media_model, audio_media_model;
   std::string question_format;
   std::string chat_template;
   bool plain_prompts = false;

@@ -93,8 +93,11 @@ struct GenerateConfig : Config {
     if (images.given() && prompt.size() > 1)
       violations.add(cat(images.flag(), " with ", prompt.size(), " prompts"),
                      cat("give one --prompt, or lines with \"", name, "\" in --prompts-file"));
-    if (!images.media_model.empty() && !chat && !images.given() && prompts_file.empty())
+    const bool media = chat || images.given() || !prompts_file.empty();
+    if (!images.media_model.empty() && !media)
       violations.add("--media-model has no effect without images or sounds");
+    if (!images.audio_media_model.empty() && !media)
+      violations.add("--audio-media-model has no effect without images or sounds");
     if (!media_root.empty() && prompts_file.empty())
       violations.add("--media-root has no effect without --prompts-file");
     if (escape_modality_text && !chat)
@@ -315,12 +318,12 @@ class LazyImagePrompts {
     if (!reads_media(loaded_.config, MediaKind::kImage) &&
         !reads_media(loaded_.config, MediaKind::kSound))
       return false;
-    return has_media_folder(config_.images, loaded_);
+    return has_media_folders(config_.images, loaded_);
   }
 
   const ImagePrompts& get() {
     if (!prompts_)
-      prompts_.emplace(*loaded_.model, *loaded_.tokenizer, media_folder(config_.images, loaded_),
+      prompts_.emplace(*loaded_.model, *loaded_.tokenizer, media_folders(config_.images, loaded_),
                        config_.chat_template, config_.escape_modality_text);
     return *prompts_;
   }

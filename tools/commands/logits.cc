@@ -41,6 +41,8 @@ struct LogitsConfig : Config {
       violations.add(cat(images.flag(), " with --tokens"), "give --prompt, a text");
     if (!images.given() && !images.media_model.empty())
       violations.add("--media-model has no effect without --image or --audio");
+    if (!images.given() && !images.audio_media_model.empty())
+      violations.add("--audio-media-model has no effect without --image or --audio");
     if (top <= 0) violations.add(cat("--top ", top, " must be positive"));
   }
 };
@@ -115,9 +117,10 @@ extern "C" int megatron_logits(int argc, char** argv) {
   LoadedModel loaded = load_model(load, groups, /*tokenizer_required=*/!config.prompt.empty());
   ImagePrompt prompt;
   if (media)
-    prompt = ImagePrompts(*loaded.model, *loaded.tokenizer, media_folder(config.images, loaded), "",
-                          /*escape_literals=*/false)
-                 .of_text(row, "--prompt");
+    prompt =
+        ImagePrompts(*loaded.model, *loaded.tokenizer, media_folders(config.images, loaded), "",
+                     /*escape_literals=*/false)
+            .of_text(row, "--prompt");
   const std::vector<int32_t> ids = media ? prompt.ids : token_ids(config, loaded);
   const at::Tensor result = full_logits(*loaded.model, ids, {}, prompt.media);
   if (!config.output.empty())

@@ -24,10 +24,12 @@ void ImageConfig::fields(FieldVisitor& v) {
           "one or more image files (JPEG, PNG, WebP) of the prompt, in the order of their "
           "placeholders; a prompt without placeholders has them first");
   v.field("audio", audio,
-          "one or more sound files (WAV, FLAC, Ogg; one channel, 16 kHz) of the prompt, likewise");
+          "one or more sound files (WAV, FLAC, Ogg; one channel, 16 kHz) of the prompt, likewise; "
+          "without placeholders they come behind the images");
   v.field("media_model", media_model,
           "folder of a Hugging Face model, whose config.json and image processor say what media "
           "become; empty: the model's own folder");
+  v.field("audio_media_model", audio_media_model, kAudioMediaModelHelp);
 }
 
 std::vector<RowMedium> ImageConfig::read() const {
@@ -113,6 +115,7 @@ namespace {
 // Empty: there is none.
 fs::path find_media_folder(const ImageConfig& config, const LoadedModel& model) {
   if (!config.media_model.empty()) return config.media_model;
+  if (reads_both_media(model.config)) return {};  // no folder has such a model
   for (const char* file : {"preprocessor_config.json", "processor_config.json"})
     if (fs::exists(model.directory / file) && is_hf_folder(model.directory)) return model.directory;
   if (reads_media(model.config, MediaKind::kSound) && is_hf_folder(model.directory))
@@ -122,16 +125,27 @@ fs::path find_media_folder(const ImageConfig& config, const LoadedModel& model) 
 
 }  // namespace
 
-bool has_media_folder(const ImageConfig& config, const LoadedModel& model) {
-  return !find_media_folder(config, model).empty();
+bool has_media_folders(const ImageConfig& config, const LoadedModel& model) {
+  return !find_media_folder(config, model).empty() || !config.audio_media_model.empty();
 }
 
-fs::path media_folder(const ImageConfig& config, const LoadedModel& model) {
+MediaFolders media_folders(const ImageConfig& config, const LoadedModel& model) {
+  const std::string& sounds = config.audio_media_model;
+  const bool both = reads_both_media(model.config);
+  MEGATRON_CHECK(both || sounds.empty(), "--audio-media-model ", sounds, ": ",
+                 model.directory.string(), " does not read both images and sounds",
+                 "\nhint: --media-model names the folder of a model that reads one of them");
+  MEGATRON_CHECK(
+      !both || (!sounds.empty() && !config.media_model.empty()), model.directory.string(),
+      ": reads images and sounds, and ",
+      config.media_model.empty() ? "--media-model" : "--audio-media-model",
+      " is not given\nhint: --media-model names a folder of Hugging Face of a model that "
+      "reads images, --audio-media-model one of a model that reads sounds");
   fs::path folder = find_media_folder(config, model);
   MEGATRON_CHECK(!folder.empty(), model.directory.string(),
                  ": has no image processor (preprocessor_config.json)",
                  "\nhint: --media-model names a folder of Hugging Face that has one");
-  return folder;
+  return {std::move(folder), sounds};
 }
 
 }  // namespace megatron

@@ -15,7 +15,7 @@ namespace megatron {
 
 struct ImageConfig {
   std::vector<std::string> image, audio;
-  std::string media_model;
+  std::string media_model, audio_media_model;
 
   void fields(FieldVisitor& visitor);
   bool given() const { return !image.empty() || !audio.empty(); }
@@ -46,9 +46,13 @@ void check_reads(const std::vector<MediaKind>& kinds, const ModelConfig& config,
 // Of the media of a row, and those that --image and --audio give.
 std::vector<MediaKind> kinds_of(const std::vector<RowMedium>& media);
 
-// The folder that says what media become: --media-model, or else the model's own. Throws Error if
-// there is none.
-std::filesystem::path media_folder(const ImageConfig& config, const LoadedModel& model);
-bool has_media_folder(const ImageConfig& config, const LoadedModel& model);
+inline constexpr char kAudioMediaModelHelp[] =
+    "folder of a Hugging Face model that hears, which says what sounds become: of a model that "
+    "reads images and sounds, beside --media-model for its images";
+
+// The folders that say what media become: --media-model, or else the model's own, and
+// --audio-media-model of a model that reads both. Throws Error if they are not those of the model.
+MediaFolders media_folders(const ImageConfig& config, const LoadedModel& model);
+bool has_media_folders(const ImageConfig& config, const LoadedModel& model);
 
 }  // namespace megatron

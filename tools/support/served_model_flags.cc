@@ -100,14 +100,19 @@ void set_media(const ServedModelConfig& config, const LoadedModel& loaded,
                ModelServiceOptions& options) {
   const bool reads = reads_media(loaded.config, MediaKind::kImage) ||
                      reads_media(loaded.config, MediaKind::kSound);
-  MEGATRON_CHECK(reads || config.media_model.empty(),
-                 "--media-model has no effect: the model reads text alone");
+  MEGATRON_CHECK(reads || (config.media_model.empty() && config.audio_media_model.empty()),
+                 config.media_model.empty() ? "--audio-media-model" : "--media-model",
+                 " has no effect: the model reads text alone");
+  MEGATRON_CHECK(
+      reads_both_media(loaded.config) || config.audio_media_model.empty(),
+      "--audio-media-model has no effect: the model does not read both images and sounds");
   if (!reads) return;
   if (!config.media_model.empty()) options.chat_templates = TemplateSource(config.media_model);
   try {
     ImageConfig media;
     media.media_model = config.media_model;
-    options.media_folder = media_folder(media, loaded);
+    media.audio_media_model = config.audio_media_model;
+    options.media_folders = media_folders(media, loaded);
   } catch (const Error& error) {
     options.why_no_media = error.what();
     std::ranges::replace(options.why_no_media, '\n', ' ');
@@ -125,6 +130,7 @@ void ServedModelConfig::fields(FieldVisitor& v) {
   v.field("media_model", media_model,
           "folder of a Hugging Face model, whose config.json, image processor and chat template "
           "say what images and sounds become; empty: the model's own folder");
+  v.field("audio_media_model", audio_media_model, kAudioMediaModelHelp);
 }
 
 void ServedModelConfig::validate(Violations& v) const {

@@ -15,7 +15,7 @@ namespace megatron {
 struct ServedModelConfig : LoadModelConfig {
   std::vector<std::string> adapters;  // NAME=DIR
   std::string chat_template;
-  std::string media_model;
+  std::string media_model, audio_media_model;
   bool required = true;  // whether --load must be given
 
   void fields(FieldVisitor& visitor) override;

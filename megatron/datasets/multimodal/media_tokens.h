@@ -53,6 +53,9 @@ struct MediaRules {
   // is repeated.
   bool sees() const { return image.has_value(); }
   bool hears() const { return sound.has_value(); }
+  const std::optional<ModalityRule>& of(MediaKind kind) const {
+    return kind == MediaKind::kImage ? image : sound;
+  }
   int64_t block() const { return family == Family::kQwen2Vl ? processor.merge : 1; }
   int64_t frames() const { return family == Family::kQwen2Vl ? processor.frames : 1; }
 };

@@ -78,8 +78,9 @@ class Scorer {
       MEGATRON_CHECK(limit < 0 || length - 1 <= limit, "request ", i, ": ", length - 1,
                      " token ids are beyond the model's ", limit, " positions");
       for (const int32_t id : request.ids)
-        MEGATRON_CHECK((id >= 0 && id < config_.vocab_size) || id == options_.other_id, "request ",
-                       i, " has the token id ", id, ", the model's vocabulary has ",
+        MEGATRON_CHECK((id >= 0 && id < config_.vocab_size) ||
+                           std::ranges::find(options_.other_ids, id) != options_.other_ids.end(),
+                       "request ", i, " has the token id ", id, ", the model's vocabulary has ",
                        config_.vocab_size);
     }
   }

@@ -33,7 +33,7 @@ struct ScoringOptions {
   int64_t row_multiple = 1;
   std::function<void(std::span<const std::span<const int32_t>> rows, int64_t group, Batch& batch)>
       add_columns = nullptr;
-  int64_t other_id = -1;  // an id that rows may have outside of the vocabulary; -1: there is none
+  std::vector<int64_t> other_ids;  // that rows may have outside of the vocabulary
 };
 
 // Called with the number of requests completed since the last call.

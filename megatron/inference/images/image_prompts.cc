@@ -32,11 +32,19 @@ int64_t count_of(const std::string& text, const std::string& what) {
   return out;
 }
 
-std::string counted(int64_t count, const char* what) {
+std::string counted(int64_t count, std::string_view what) {
   return cat(count, " ", what, count == 1 ? "" : "s");
 }
 
-const char* medium_name(const MediaRules& rules) { return rules.hears() ? "sound" : "image"; }
+// Media that rules are for: "image", "sound" or "image<between>sound".
+std::string media_names(const MediaRules& rules, const char* between) {
+  return cat(rules.sees() ? "image" : "", rules.sees() && rules.hears() ? between : "",
+             rules.hears() ? "sound" : "");
+}
+
+int64_t count_of_kind(const MultimodalRow& row, MediaKind kind) {
+  return std::ranges::count(row.media, kind, &RowMedium::kind);
+}
 
 const MimoConfig& own_of(const Model& model) { return *model.config().own.as<MimoConfig>(); }
 
@@ -47,35 +55,59 @@ bool reads_media(const ModelConfig& config, MediaKind kind) {
   return own != nullptr && (kind == MediaKind::kImage ? own->sees() : own->hears());
 }
 
-ImagePrompts::ImagePrompts(Model& model, const Tokenizer& tokenizer,
-                           const std::filesystem::path& folder, const std::string& chat_template,
-                           bool escape_literals, MediaLimits limits)
+bool reads_both_media(const ModelConfig& config) {
+  return reads_media(config, MediaKind::kImage) && reads_media(config, MediaKind::kSound);
+}
+
+std::string MediaFolders::text() const {
+  return media.string() + (sounds.empty() ? "" : " and " + sounds.string());
+}
+
+std::string ImagePrompt::counts() const {
+  return cat(images > 0 ? counted(images, "image") : "", images > 0 && sounds > 0 ? " and " : "",
+             sounds > 0 ? counted(sounds, "sound") : "");
+}
+
+std::string_view ImagePrompt::kinds() const {
+  return images > 0 && sounds > 0 ? "images and sounds" : sounds > 0 ? "sounds" : "images";
+}
+
+ImagePrompts::ImagePrompts(Model& model, const Tokenizer& tokenizer, const MediaFolders& folders,
+                           const std::string& chat_template, bool escape_literals,
+                           MediaLimits limits)
     : model_(model),
-      conversations_(tokenizer, folder, with_template(chat_template)),
-      encoder_(tokenizer, conversations_, read_media_rules(folder, tokenizer), escape_literals),
+      conversations_(tokenizer, folders.media, with_template(chat_template)),
+      encoder_(tokenizer, conversations_,
+               read_media_rules(folders.media, folders.sounds, tokenizer), escape_literals),
       limits_(limits),
       device_(model.parameters().front()->value.device()) {
   MEGATRON_ASSERT(reads_media(model.config(), MediaKind::kImage) ||
                       reads_media(model.config(), MediaKind::kSound),
                   "media for a model without an encoder");
-  MEGATRON_CHECK(!own_of(model).sees() || !own_of(model).hears(), folder.string(),
-                 ": holds the rules of images or of sounds, the model reads both: its prompts with "
-                 "media are not built");
-  check_media_rules(encoder_.rules(), own_of(model), folder.string());
+  check_media_rules(encoder_.rules(), own_of(model), folders.text());
 }
 
 ImagePrompt ImagePrompts::of_text(const MultimodalRow& row, const std::string& where) const {
   const MediaRules& rules = encoder_.rules();
-  const char* const name = medium_name(rules);
-  const std::string& placeholder = (rules.hears() ? rules.sound : rules.image)->placeholder;
-  const int64_t written = count_of(row.caption, placeholder), media = std::ssize(row.media);
-  MEGATRON_CHECK(written == 0 || written == media, where, ": the text has ", placeholder, " ",
-                 written, written == 1 ? " time for " : " times for ", counted(media, name),
-                 "\nhint: once for each ", name, ", or not at all: then ", name,
-                 "s come before the text");
+  std::string counts;
+  int64_t all = 0;
+  bool right = true;
+  for (const MediaKind kind : {MediaKind::kImage, MediaKind::kSound}) {
+    const std::optional<ModalityRule>& rule = rules.of(kind);
+    if (!rule) continue;
+    const int64_t written = count_of(row.caption, rule->placeholder),
+                  media = count_of_kind(row, kind);
+    counts += cat(counts.empty() ? "" : " and ", rule->placeholder, " ", written,
+                  written == 1 ? " time for " : " times for ", counted(media, name_of(kind)));
+    all += written;
+    right &= written == media;
+  }
+  MEGATRON_CHECK(all == 0 || right, where, ": the text has ", counts, "\nhint: once for each ",
+                 media_names(rules, " and "), ", or not at all: then ",
+                 media_names(rules, "s and "), "s come before the text");
   std::string text;
-  if (written == 0)
-    for (int64_t i = 0; i < media; ++i) text += placeholder;
+  for (const RowMedium& medium : row.media)
+    if (const auto& rule = rules.of(medium.kind); rule && all == 0) text += rule->placeholder;
   return prompt_of(text + row.caption, row, where);
 }
 
@@ -94,6 +126,9 @@ std::vector<MediumFacts> ImagePrompts::facts_of(const MultimodalRow& row,
                                                 const std::string& where) const {
   std::vector<MediumFacts> media;
   for (const RowMedium& medium : row.media) {
+    MEGATRON_CHECK(encoder_.rules().of(medium.kind), where, ": there is ",
+                   medium.kind == MediaKind::kImage ? "an image" : "a sound",
+                   ", which the model does not read");
     const MediaSource source = source_of(medium, where);
     media.push_back(read_medium_facts(medium.kind, source.bytes, source.name, limits_));
   }
@@ -113,7 +148,8 @@ ImagePrompt ImagePrompts::ids_of(const std::string& text, const MultimodalRow& r
     MEGATRON_CHECK(id < model_.config().vocab_size || is_medium(id), where, " has the token id ",
                    id, ", the model's vocabulary has ", model_.config().vocab_size);
   }
-  out.media_count = std::ssize(media);
+  out.images = count_of_kind(row, MediaKind::kImage);
+  out.sounds = count_of_kind(row, MediaKind::kSound);
   return out;
 }
 
@@ -124,10 +160,10 @@ ImagePrompt ImagePrompts::prompt_of(const std::string& text, const MultimodalRow
   if (media.empty()) return out;
   check_length(out, 0, where);  // before anything is decoded
   const std::vector<int64_t> tokens(out.ids.begin(), out.ids.end());
-  if (encoder_.rules().hears())
+  if (out.sounds > 0)
     out.media.sounds = std::make_shared<const PackedSounds>(
         to_device(packed_sounds(row, media, tokens, where), device_));
-  else
+  if (out.images > 0)
     out.media.images = std::make_shared<const PackedImages>(
         to_device(packed_images(row, media, tokens, where), device_));
   return out;
@@ -147,6 +183,7 @@ PackedImages ImagePrompts::packed_images(const MultimodalRow& row,
   std::vector<SeenImage> images;
   int64_t bytes = 0;
   for (const MediumFacts& medium : media) {
+    if (medium.kind != MediaKind::kImage) continue;
     const SampleImage image = sample_image(rules, medium);
     images.push_back(seen_image(0, image));
     bytes += image.bytes();
@@ -155,6 +192,7 @@ PackedImages ImagePrompts::packed_images(const MultimodalRow& row,
   const at::Tensor patches = at::empty({bytes / patch, patch}, at::kByte);
   auto* to = patches.mutable_data_ptr<uint8_t>();
   for (size_t i = 0; i < media.size(); ++i) {
+    if (media[i].kind != MediaKind::kImage) continue;
     const int64_t size = sample_image(rules, media[i]).bytes();
     read_patches(rules, source_of(row.media[i], where), media[i].size, limits_,
                  {to, static_cast<size_t>(size)});
@@ -175,6 +213,7 @@ PackedSounds ImagePrompts::packed_sounds(const MultimodalRow& row,
   std::vector<SeenSound> sounds;
   std::vector<at::Tensor> frames;
   for (size_t i = 0; i < media.size(); ++i) {
+    if (media[i].kind != MediaKind::kSound) continue;
     const SampleSound sound = sample_sound(rules, media[i]);
     sounds.push_back(seen_sound(0, sound));
     at::Tensor& one = frames.emplace_back(at::empty({sound.rows(), sound.bins}, at::kFloat));
@@ -187,13 +226,13 @@ PackedSounds ImagePrompts::packed_sounds(const MultimodalRow& row,
 void ImagePrompts::check_length(const ImagePrompt& prompt, int64_t tokens_to_generate,
                                 const std::string& where) const {
   const int64_t length = std::ssize(prompt.ids), most = model_.config().transformer.seq_length;
-  const char* const name = medium_name(encoder_.rules());
   const std::string text =
       tokens_to_generate > 0 ? cat("; with ", tokens_to_generate, " to generate that is") : ",";
-  MEGATRON_CHECK(length + tokens_to_generate <= most, where, " has ", length, " tokens, ",
-                 prompt.media_tokens, " of them of ", counted(prompt.media_count, name), text,
-                 " beyond the model's context of ", most, "\nhint: give fewer ", name,
-                 "s, or a shorter text");
+  const bool media = prompt.media_tokens > 0;
+  MEGATRON_CHECK(length + tokens_to_generate <= most, where, " has ", length, " tokens",
+                 media ? cat(", ", prompt.media_tokens, " of them of ", prompt.counts()) : "", text,
+                 " beyond the model's context of ", most, "\nhint: give ",
+                 media ? cat("fewer ", prompt.kinds(), ", or ") : "", "a shorter text");
 }
 
 Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_generate,

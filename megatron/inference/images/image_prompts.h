@@ -19,24 +19,38 @@ namespace megatron {
 
 // Whether a model reads media of this kind.
 bool reads_media(const ModelConfig& config, MediaKind kind);
+bool reads_both_media(const ModelConfig& config);
+
+// Folders of Hugging Face whose config.json and image processor say what media become.
+struct MediaFolders {
+  std::filesystem::path media;        // of the images or the sounds, and of the chat template
+  std::filesystem::path sounds = {};  // of a model that reads both: of the sounds; else empty
+
+  std::string text() const;  // for messages
+};
 
 struct ImagePrompt {
   std::string text;          // with placeholders
   std::vector<int32_t> ids;  // a token of images or sounds for each feature
   PromptMedia media;         // on the device of the model
-  int64_t media_count = 0, media_tokens = 0;
+  int64_t images = 0, sounds = 0, media_tokens = 0;
+
+  std::string counts() const;      // "2 images and 1 sound"
+  std::string_view kinds() const;  // "images and sounds"
 };
 
 // The media of rows hold their bytes, and a name as their path.
 class ImagePrompts {
  public:
-  // `folder`: of a model of Hugging Face, whose config.json and image processor say what media
-  // become. `tokenizer` outlives this. Throws Error if the model reads other ones, or none.
-  ImagePrompts(Model& model, const Tokenizer& tokenizer, const std::filesystem::path& folder,
+  // `tokenizer` outlives this. Throws Error if the model reads other media than those of the
+  // folders, or none.
+  ImagePrompts(Model& model, const Tokenizer& tokenizer, const MediaFolders& folders,
                const std::string& chat_template, bool escape_literals, MediaLimits limits = {});
   ImagePrompts(const ImagePrompts&) = delete;  // its parts refer to each other
 
-  // Of the row's caption, which has the placeholder of each medium, or none: then media come first.
+  // Of the row's caption, which has the placeholder of each medium, or none: then media come first,
+  // in the row's order. Placeholders of images take the row's images in order, those of sounds its
+  // sounds.
   // Throws Error that begins with `where`, also for a medium that cannot be decoded.
   ImagePrompt of_text(const MultimodalRow& row, const std::string& where) const;
   // Of the row's messages, for the model's next one. Throws Error, also for texts that hold the

@@ -18,12 +18,12 @@ class ServedMedia final : public MediaPrompts {
       : config_(config), why_not_(std::move(why_not)) {}
   // As ImagePrompts; `weights` of the model. All of them outlive this.
   ServedMedia(Model& model, ServedWeights& weights, const Tokenizer& tokenizer, const Chat& chat,
-              const std::filesystem::path& folder, const std::string& chat_template,
+              const MediaFolders& folders, const std::string& chat_template,
               const MediaLimits& limits)
       : config_(model.config()),
         weights_(&weights),
         chat_(&chat),
-        prompts_(std::in_place, model, tokenizer, folder, chat_template, /*escape_literals=*/false,
+        prompts_(std::in_place, model, tokenizer, folders, chat_template, /*escape_literals=*/false,
                  limits) {}
 
   bool renders() const override { return prompts_.has_value(); }

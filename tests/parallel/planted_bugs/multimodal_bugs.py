@@ -3,6 +3,7 @@ from stack_bugs import unit_bugs
 
 data_bug = unit_bugs("multimodal_test", "data are read before any layout", "megatron/datasets/multimodal/")
 prompt_bug = unit_bugs("inference_test", "decoding: no proof has it", "megatron/inference/")
+mixed_bug = unit_bugs("models_test", "decoding: no proof has it", "megatron/inference/")
 
 
 MULTIMODAL_BUGS = (
@@ -12,6 +13,13 @@ MULTIMODAL_BUGS = (
     prompt_bug("multimodal_images_last", "images without placeholders come behind the text", "images/image_prompts.cc",
                "prompt_of(text + row.caption, row, where)", "prompt_of(PLANTED ? row.caption + text : text + row.caption, row, where)",
                "ImagePrompts.ImagesWithoutPlaceholdersComeFirst"),
+    mixed_bug("multimodal_first_sound", "each sound of a prompt is its first one", "images/image_prompts.cc",
+              "read_frames(rules, source_of(row.media[i], where),",
+              "read_frames(rules, source_of(PLANTED ? *std::ranges::find(row.media, MediaKind::kSound, &RowMedium::kind) : row.media[i], where),",
+              "MixedPrompts.TextsAreThoseOfPyTorch"),
+    mixed_bug("multimodal_kinds_uncounted", "placeholders are counted over images and sounds together", "images/image_prompts.cc",
+              "right &= written == media;", "right = PLANTED ? all == std::ssize(row.media) : right && written == media;",
+              "MixedPrompts.PlaceholdersAreCountedByKind"),
     data_bug("multimodal_archive_order", "the images of a sample come in the order of the archive, whatever their numbers", "webdataset.cc",
              "return number_of(a->extension) < number_of(b->extension);",
              "return !PLANTED && number_of(a->extension) < number_of(b->extension);", "Shard.MediaComeInTheOrderOfTheirNumbers"),

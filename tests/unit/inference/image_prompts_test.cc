@@ -61,7 +61,8 @@ struct ImageModel {
     request.load = folder;
     request.dtype = at::kFloat;
     loaded = load_model(request, groups);
-    prompts.emplace(*loaded.model, *loaded.tokenizer, folder, "", /*escape_literals=*/false);
+    prompts.emplace(*loaded.model, *loaded.tokenizer, MediaFolders{folder}, "",
+                    /*escape_literals=*/false);
     options.sampling.greedy = true;
   }
   std::vector<int32_t> tokens_behind(const ImagePrompt& prompt) {
