@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 
 #include "megatron/datasets/multimodal/energon/energon_source.h"
 #include "megatron/media/image_header.h"
@@ -158,6 +159,11 @@ TEST_F(Indexed, JoinedFoldersGiveTheSameSamples) {
       EXPECT_EQ(joined->bytes(i, 0), rows->bytes(i, 0));
     }
   }
+  // In the same order, whatever the layout, and from any place on.
+  const auto expected = stream(dataset(rows, {.sequence_length = 40}, 48), 1, 0, 0, 24);
+  const auto data = dataset(index(file), {.sequence_length = 40}, 48);
+  EXPECT_EQ(stream(data, 3, 8, 0, 24), expected);
+  EXPECT_TRUE(std::ranges::equal(stream(data, 2, 1, 12, 24), std::span(expected).subspan(12)));
   // Texts that have the images of other shards.
   Json turned = join;
   std::swap(turned["join"][0], turned["join"][1]);
@@ -207,6 +213,9 @@ TEST_F(Indexed, RepeatedSamplesFillAnEpoch) {
     const auto other = index(write_blend(folder_, "more.yaml", more));
     EXPECT_EQ(other->description(), all->description());
     EXPECT_NE(dataset(other, {.sequence_length = 12}, 60)->description(), data->description());
+    const std::vector<std::string> expected = stream(data, 1, 0, 0, 48);
+    EXPECT_EQ(stream(data, 3, 8, 0, 48), expected);
+    EXPECT_TRUE(std::ranges::equal(stream(data, 2, 1, 24, 48), std::span(expected).subspan(24)));
     // Validation has each once.
     const MultimodalDataset valid(all, {0, 1}, Split::kValid, {}, {.sequence_length = 12});
     EXPECT_EQ(valid.size(), 6);
