@@ -98,8 +98,8 @@ def main():
                 cases.append(case)
     out = {"versions": {"transformers": transformers.__version__, "jinja2": jinja2.__version__}, "now": NOW, "tokens": TOKENS,
            "conversations": CONVERSATIONS, "cases": cases}
-    lines = json.dumps({k: v for k, v in out.items() if k != "cases"}, ensure_ascii=False)[:-1]
-    (HERE / "cases.json").write_text(lines + ', "cases": [\n' + ",\n".join(json.dumps(c, ensure_ascii=False) for c in cases) + "\n]}\n")
+    lines = json.dumps({k: v for k, v in out.items() if k != "cases"}, ensure_ascii=False, separators=(",", ":"))[:-1]
+    (HERE / "cases.json").write_text(lines + ', "cases": [\n' + ",\n".join(json.dumps(c, ensure_ascii=False, separators=(",", ":")) for c in cases) + "\n]}\n")
     good = sum("text" in c for c in cases)
     print(f"{len(cases)} cases, {good} texts, {len(cases) - good} refusals")
 

@@ -86,6 +86,6 @@ add("wide", encoded(wide, "PNG"))
 FILES[-1] |= {"box": [3, 336, 336000, 0, left, 336, 336],
               "resized": zlib.crc32(wide.resize((336000, 336), 3).crop((left, 0, left + 336, 336)).tobytes())}
 
-text = ",\n".join(json.dumps(f) for f in FILES)
+text = ",\n".join(json.dumps(f, separators=(",", ":")) for f in FILES)
 pathlib.Path(__file__).with_name("images.json").write_text(f"[\n{text}\n]\n")
 print(len(FILES), "files,", sum(len(f["file"]) // 2 for f in FILES), "bytes")

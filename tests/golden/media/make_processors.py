@@ -113,6 +113,6 @@ for size in sizes(20_000):
         numbers.setdefault(name, []).extend(values)
 sums = {name: zlib.crc32(np.array(values, np.int32).tobytes()) for name, values in numbers.items()}
 pathlib.Path(__file__).with_name("tilings.json").write_text(json.dumps(sums, indent=1) + "\n")
-text = ",\n".join(json.dumps(row) for row in rows)
+text = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
 pathlib.Path(__file__).with_name("processors.json").write_text(f"[\n{text}\n]\n")
 print(len(rows), "processors,", sum(len(row["images"]) for row in rows), "results")

@@ -55,6 +55,6 @@ for name, clip in (("chirp", chirp(RATE)), ("noise", noise(5000)), ("long", np.t
         frames = [0, 1, 2, 2998, 2999] + list(range(3, 2998, 307))
         some = made[::7][:, frames]
         features.append({"clip": name, "mels": mels, "frames": frames, "values": [round(float(x), 6) for x in some.ravel()], "largest": float(made.max())})
-text = json.dumps({"files": files, "features": features})
-pathlib.Path(__file__).with_name("sounds.json").write_text(text.replace('}, {', '},\n{') + "\n")
+text = json.dumps({"files": files, "features": features}, separators=(",", ":"))
+pathlib.Path(__file__).with_name("sounds.json").write_text(text.replace('},{', '},\n{') + "\n")
 print(len(files), "files", len(features), "clips", len(text), "bytes")

@@ -160,7 +160,7 @@ def main():
             images["image_processor_type"] = type(made.image_processor).__name__.removesuffix("Pil")
         out.append({"family": family, "config": config, "processor": images, "template": chat,
                     "cases": [case(made, turns, chat) for turns in (SOUNDS if family == "qwen2_audio" else CASES)]})
-    (HERE / "expansions.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in out) + "\n]\n")
+    (HERE / "expansions.json").write_text("[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in out) + "\n]\n")
     tokenizer().save_pretrained(HERE / "tokenizer")
     for extra in ("special_tokens_map.json", "chat_template.jinja"):
         (HERE / "tokenizer" / extra).unlink(missing_ok=True)

@@ -221,6 +221,6 @@ if __name__ == "__main__":
     path = HERE / "generations.json"
     kept = {row["family"]: row for row in json.loads(path.read_text())}
     rows = [Family(name).facts() if not sys.argv[1:] or name in sys.argv[1:] else kept[name] for name in FAMILIES]
-    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    path.write_text("[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) + "\n]\n")
     for row in rows:
         print(row["family"], [case["margin"] for case in (*row["texts"], *row["turns"])], [case["word"] for case in (*row["texts"], *row["turns"])])

@@ -98,5 +98,5 @@ def turns():
 
 
 facts = {"template": TEMPLATE, "texts": list(texts()), "turns": list(turns())}
-(HERE / "image_and_sound" / "generations.json").write_text(json.dumps(facts) + "\n")
+(HERE / "image_and_sound" / "generations.json").write_text(json.dumps(facts, separators=(",", ":")) + "\n")
 print([len(case["prompt_tokens"]) for case in facts["texts"] + facts["turns"]])
