@@ -1,6 +1,7 @@
 #include "megatron/chat/chat_template.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 #include <nlohmann/json.hpp>
 
@@ -135,6 +136,41 @@ std::string configured_template(const Json& config, const std::string& path, boo
   return chosen;
 }
 
+// How mistral-common writes conversations with a tekken.json from version 7 on, which comes without
+// a template: each message alone, of texts and sounds; not those with tools.
+constexpr int64_t kTekkenVersion = 7;
+#define TEKKEN_CONTENT                                                                      \
+  "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}"  \
+  "{% if p['type'] == 'text' %}{{ p['text'] }}{% elif p['type'] == 'audio' %}"              \
+  "[BEGIN_AUDIO][AUDIO]{% else %}{{ raise_exception('a part is neither text nor audio') }}" \
+  "{% endif %}{% endfor %}{% endif %}"
+constexpr std::string_view kTekkenTemplate =
+    "{% if tools %}{{ raise_exception('tools need a --chat-template') }}{% endif %}<s>"
+    "{% for m in messages %}{% if m['tool_calls'] %}"
+    "{{ raise_exception('tool calls need a --chat-template') }}{% endif %}"
+    "{% if m['role'] == 'assistant' %}{% generation %}" TEKKEN_CONTENT
+    "</s>{% endgeneration %}"
+    "{% elif m['role'] == 'system' %}[SYSTEM_PROMPT]" TEKKEN_CONTENT
+    "[/SYSTEM_PROMPT]"
+    "{% elif m['role'] == 'user' %}[INST]" TEKKEN_CONTENT
+    "[/INST]"
+    "{% else %}{{ raise_exception('the role of a message is neither system, user nor assistant') }}"
+    "{% endif %}{% endfor %}";
+#undef TEKKEN_CONTENT
+
+// Whether a tokenizer of the folder is such a file.
+bool has_tekken(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "tekken.json";
+  if (folder.empty() || !std::filesystem::is_regular_file(path) ||
+      std::filesystem::is_regular_file(folder / "tokenizer.json"))
+    return false;
+  const Json file = Json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  MEGATRON_CHECK(file.is_object(), path.string(), ": is no JSON object");
+  const auto config = file.find("config");
+  const std::string version = config == file.end() ? "" : config->value("version", "");
+  return version.starts_with("v") && std::atoll(version.c_str() + 1) >= kTekkenVersion;
+}
+
 }  // namespace
 
 struct ChatTemplate::Impl {
@@ -229,6 +265,10 @@ ChatTemplate load_chat_template(const TemplateSource& from, const std::string& g
   } else if (given.empty()) {
     source = configured_template(config, config_name, has_tools);
     name = config_name + ": chat_template";
+    if (source.empty() && has_tekken(from.folder)) {
+      source = kTekkenTemplate;
+      name = (from.folder / "tekken.json").string();
+    }
   } else if (given.find('{') != std::string::npos) {
     source = given;
     name = "--chat-template";

@@ -6,6 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/chat/chat_template.h"
+#include "megatron/tokenizers/rendered_text.h"
 
 namespace megatron {
 namespace {
@@ -31,7 +32,8 @@ std::optional<int32_t> end_of_turn(const ChatTemplate& chat_template, const Toke
   }
   const size_t at = text.find(kMark);
   if (at == std::string::npos) return std::nullopt;
-  for (const int32_t id : tokenizer.encode(std::string_view(text).substr(at + kMark.size())))
+  for (const int32_t id :
+       encode_rendered(tokenizer, std::string_view(text).substr(at + kMark.size())))
     if (tokenizer.is_special(id)) return id;
   return std::nullopt;
 }

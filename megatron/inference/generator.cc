@@ -14,6 +14,7 @@
 #include "megatron/inference/speculation/draft_model.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tokenizers/rendered_text.h"
 #include "megatron/transformer/layer/forward_context.h"
 
 namespace megatron {
@@ -167,7 +168,7 @@ std::vector<Generation> encode_prompts(const ModelConfig& config, const Tokenize
   std::vector<Generation> results(prompts.size());
   for (size_t i = 0; i < prompts.size(); ++i) {
     std::vector<int32_t>& ids = results[i].prompt_tokens;
-    ids = tokenizer.encode(prompts[i]);
+    ids = options.rendered ? encode_rendered(tokenizer, prompts[i]) : tokenizer.encode(prompts[i]);
     if (ids.empty()) {
       MEGATRON_CHECK(tokenizer.eod(), "prompt ", i + 1,
                      " has no tokens and the tokenizer has no end-of-document token to start from");

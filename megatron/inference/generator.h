@@ -26,6 +26,7 @@ struct GenerateOptions {
   std::vector<std::string> stop;  // text ends before the first of these
   bool stop_at_eod = true;
   std::vector<int32_t> stop_tokens;  // each ends the text, as the end of document does
+  bool rendered = false;             // prompts are a chat template's (tokenizers/rendered_text.h)
   bool skip_special_tokens = false;  // special tokens are generated, but not in the text
   // Of an encoder-decoder: what its text begins with, and what ends the encoder's input and its
   // text; none: as in training, a first token of the tokenizer's or that of padding, and its end of

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/serving/detail/request_members.h"
+#include "megatron/tokenizers/rendered_text.h"
 
 namespace megatron {
 namespace {
@@ -60,7 +61,10 @@ std::optional<int32_t> start_token(const Tokenizer& tokenizer) {
 void encode_prompt(PromptInput& prompt, bool add_special_tokens, const ServedModel& model) {
   if (prompt.is_text) {
     if (add_special_tokens) prompt.ids = model.tokenizer->prefix_ids();
-    model.tokenizer->encode_append(prompt.text, prompt.ids);
+    const std::vector<int32_t> ids = prompt.rendered
+                                         ? encode_rendered(*model.tokenizer, prompt.text)
+                                         : model.tokenizer->encode(prompt.text);
+    prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
   }
   if (!prompt.ids.empty() || !prompt.is_text) return;
   const auto start = start_token(*model.tokenizer);
@@ -138,8 +142,11 @@ void render_conversation(GenerationRequest& request, const ServedModel& model) {
   const ChatTemplate* const chat = request.has_tools ? model.tool_template : model.chat_template;
   if (chat == nullptr)
     throw ApiError(400, "messages", cat("the model has no chat template: ", model.why_no_template));
+  ChatInput input = request.chat;
+  for (std::string* json : {&input.messages, &input.tools, &input.variables})
+    *json = hide_special_tokens(*model.tokenizer, *json);
   try {
-    request.prompts.push_back({.text = chat->render(request.chat).text});
+    request.prompts.push_back({.text = chat->render(input).text, .rendered = true});
   } catch (const Error& error) {
     throw ApiError(400, "messages", error.what());
   }

@@ -31,6 +31,7 @@ struct PromptInput {
   std::vector<int32_t> ids;
   bool is_text = true;                              // `ids` are of `text` once it has been encoded
   std::shared_ptr<const GivenRows> rows = nullptr;  // in the place of the first ids; null: none
+  bool rendered = false;                            // `text` is a chat template's
 };
 
 struct GenerationRequest {

@@ -71,7 +71,7 @@ void validate_tokenizer_files(const TokenizerConfig& c, Violations& v) {
     needs("--tokenizer-model", c.tokenizer_model,
           tiktoken        ? "a tiktoken vocabulary"
           : sentencepiece ? "a SentencePiece .model"
-                          : "a tokenizer.json or its folder");
+                          : "a tokenizer.json or tekken.json, or its folder");
     const std::string& pattern = c.tiktoken_pattern;
     v.require(pattern.empty() || pattern == "v1" || pattern == "v2",
               cat("--tiktoken-pattern is \"", pattern, "\""), "v1 or v2");
@@ -107,12 +107,13 @@ std::unique_ptr<Tokenizer> make_hugging_face_tokenizer(const TokenizerConfig& co
   if (std::filesystem::is_directory(model)) {
     TokenizerConfig found = find_tokenizer(model);
     MEGATRON_CHECK(!found.tokenizer_type.empty(), "--tokenizer-model ", config.tokenizer_model,
-                   ": the folder holds no tokenizer.json, tokenizer.model, vocab.json with "
-                   "merges.txt, or vocab.txt");
+                   ": the folder holds no tokenizer.json, tekken.json, tokenizer.model, vocab.json "
+                   "with merges.txt, or vocab.txt");
     if (found.tokenizer_type != "HuggingFaceTokenizer") return make_tokenizer(found);
     file = found.tokenizer_model;
   }
-  return std::make_unique<PipelineTokenizer>("HuggingFaceTokenizer", read_tokenizer_json(file));
+  return std::make_unique<PipelineTokenizer>(
+      "HuggingFaceTokenizer", is_tekken_file(file) ? read_tekken(file) : read_tokenizer_json(file));
 }
 
 }  // namespace
@@ -156,9 +157,10 @@ void TokenizerConfig::fields(FieldVisitor& v) {
           "Llama2Tokenizer, TikTokenizer (--tokenizer-model), GPT2BPETokenizer (--vocab-file, "
           "--merge-file), BertWordPieceLowerCase, BertWordPieceCase (--vocab-file), "
           "ByteLevelTokenizer, NullTokenizer (--vocab-size)");
-  v.field("tokenizer_model", tokenizer_model,
-          "tokenizer.json, SentencePiece .model or tiktoken vocabulary, or the folder that "
-          "holds it");
+  v.field(
+      "tokenizer_model", tokenizer_model,
+      "tokenizer.json, Mistral's tekken.json, SentencePiece .model or tiktoken vocabulary, or the "
+      "folder that holds it");
   v.field("vocab_file", vocab_file, "GPT-2's vocab.json or BERT's vocab.txt");
   v.field("merge_file", merge_file, "GPT-2's merges.txt");
   v.field({"special_tokens", "--tokenizer-special-tokens"}, special_tokens,
@@ -264,6 +266,9 @@ TokenizerConfig find_tokenizer(const std::filesystem::path& folder) {
   if (holds("tokenizer.json")) {
     config.tokenizer_type = "HuggingFaceTokenizer";
     config.tokenizer_model = (folder / "tokenizer.json").string();
+  } else if (holds("tekken.json")) {
+    config.tokenizer_type = "HuggingFaceTokenizer";
+    config.tokenizer_model = (folder / "tekken.json").string();
   } else if (holds("tokenizer.model")) {
     config.tokenizer_model = (folder / "tokenizer.model").string();
     config.tokenizer_type =

@@ -11,7 +11,8 @@ std::string tokenizer_config_json(const std::filesystem::path& folder,
                                   const std::string& base) {
   using Json = nlohmann::ordered_json;
   const TokenizerConfig found = find_tokenizer(folder);
-  const bool pipeline = found.tokenizer_type == "HuggingFaceTokenizer";
+  const bool pipeline = found.tokenizer_type == "HuggingFaceTokenizer" &&
+                        std::filesystem::path(found.tokenizer_model).filename() != "tekken.json";
   if (!pipeline && found.tokenizer_type != "GPT2BPETokenizer") return "";
   Json json =
       base.empty() ? Json::object() : Json::parse(base, nullptr, /*allow_exceptions=*/false);

@@ -346,7 +346,7 @@ class ChatRun {
         options_(std::move(options)),
         images_(config, loaded) {
     options_.stop_tokens = chat_.stop_tokens();
-    options_.skip_special_tokens = true;
+    options_.skip_special_tokens = options_.rendered = true;
   }
 
   bool takes_media() const { return images_.available(); }
@@ -399,7 +399,8 @@ class ChatRun {
     std::vector<Generation> starts;
     for (const Asked& one : asked) {
       if (!media) {
-        texts.push_back(chat_.prompt(one.conversation, one.where));
+        texts.push_back(
+            chat_.prompt(with_hidden_tokens(*loaded_.tokenizer, one.conversation), one.where));
         continue;
       }
       const ImagePrompt prompt = images_.get().of_conversation(one.row, chat_, one.where);

@@ -6,6 +6,7 @@
 #include "megatron/base/files.h"
 #include "megatron/media/log_mel.h"
 #include "megatron/media/tiling.h"
+#include "megatron/tokenizers/rendered_text.h"
 
 namespace megatron {
 namespace {
@@ -69,10 +70,11 @@ std::string token_of(const Tokenizer& tokenizer, int64_t id, const std::string& 
   MEGATRON_CHECK(id >= 0 && id < tokenizer.vocab_size(), where, ": the token of media ", id,
                  " is missing in the tokenizer, which has ", tokenizer.vocab_size(), " ids");
   const std::string token = tokenizer.id_to_token(static_cast<int32_t>(id));
-  MEGATRON_CHECK(tokenizer.is_special(static_cast<int32_t>(id)) &&
-                     tokenizer.encode(token) == std::vector<int32_t>{static_cast<int32_t>(id)},
-                 where, ": the token of media ", id, " (\"", token,
-                 "\") is no special token that the tokenizer finds in text");
+  MEGATRON_CHECK(
+      tokenizer.is_special(static_cast<int32_t>(id)) &&
+          encode_rendered(tokenizer, token) == std::vector<int32_t>{static_cast<int32_t>(id)},
+      where, ": the token of media ", id, " (\"", token,
+      "\") is no special token that the tokenizer finds in text");
   return token;
 }
 

@@ -7,14 +7,15 @@
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/datasets/index_cache.h"
+#include "megatron/tokenizers/rendered_text.h"
 
 namespace megatron {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// Divides a spelling that is ordinary text: private characters that no text holds.
-constexpr std::string_view kDivider = "\xEF\xA3\xBF\xEE\x80\x80\xEF\xA3\xBE";
+// Divides a spelling that is ordinary text.
+constexpr std::string_view kDivider = kHidingMark;
 
 const char* type_of(MediaKind kind) { return kind == MediaKind::kImage ? "image" : "audio"; }
 
@@ -55,7 +56,7 @@ MultimodalEncoder::MultimodalEncoder(const Tokenizer& tokenizer,
     : tokenizer_(tokenizer),
       conversations_(conversations),
       rules_(std::move(rules)),
-      escape_literals_(escape_literals) {
+      escape_literals_(escape_literals || text_spells_no_special(tokenizer)) {
   for (const MediaKind kind : {MediaKind::kImage, MediaKind::kSound})
     if (const ModalityRule* rule = rule_of(kind)) {
       literals_.push_back(rule->placeholder);
@@ -65,7 +66,7 @@ MultimodalEncoder::MultimodalEncoder(const Tokenizer& tokenizer,
     const auto token = static_cast<int32_t>(id);
     if (!tokenizer.is_special(token)) continue;
     const std::string text = tokenizer.id_to_token(token);
-    if (!text.empty() && tokenizer.encode(text) == std::vector<int32_t>{token})
+    if (!text.empty() && megatron::encode_rendered(tokenizer, text) == std::vector<int32_t>{token})
       literals_.push_back(text);
   }
   // The longest of several that begin at one place comes first.
@@ -233,6 +234,7 @@ RenderedConversation MultimodalEncoder::with_media(const RenderedConversation& r
 // Encodes what lies between dividers piece by piece.
 void MultimodalEncoder::encode_text(const RenderedConversation& rendered,
                                     std::vector<int32_t>& ids) const {
+  if (text_spells_no_special(tokenizer_)) return conversations_.encode_append(rendered, ids);
   for (size_t begin = 0; begin <= rendered.text.size();) {
     const size_t end = std::min(rendered.text.find(kDivider, begin), rendered.text.size());
     RenderedConversation piece{rendered.text.substr(begin, end - begin), {}};

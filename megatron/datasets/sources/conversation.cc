@@ -7,6 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/datasets/index_cache.h"
+#include "megatron/tokenizers/rendered_text.h"
 
 namespace megatron {
 namespace {
@@ -136,6 +137,13 @@ std::vector<size_t> token_offsets(const Tokenizer& tokenizer, std::string_view t
 }
 
 }  // namespace
+
+Conversation with_hidden_tokens(const Tokenizer& tokenizer, Conversation conversation) {
+  for (std::string* text : {&conversation.tools, &conversation.variables})
+    *text = hide_special_tokens(tokenizer, *text);
+  for (std::string& text : conversation.messages) text = hide_special_tokens(tokenizer, text);
+  return conversation;
+}
 
 Conversation parse_conversation(std::string_view json, const std::string& where) {
   const OrderedJson row = OrderedJson::parse(json, nullptr, /*allow_exceptions=*/false);
@@ -306,21 +314,21 @@ RenderedConversation ConversationEncoder::render(const Conversation& conversatio
 
 void ConversationEncoder::encode_append(const Conversation& conversation, const std::string& where,
                                         std::vector<int32_t>& out) const {
-  encode_append(render(conversation, where), out);
+  encode_append(render(with_hidden_tokens(tokenizer_, conversation), where), out);
   if (conversation.messages.empty())
     if (const std::optional<int32_t> eod = tokenizer_.eod()) out.push_back(*eod);
 }
 
 void ConversationEncoder::encode_append(const RenderedConversation& rendered,
                                         std::vector<int32_t>& out) const {
-  const std::vector<int32_t> ids = tokenizer_.encode(rendered.text);
+  const std::vector<int32_t> ids = encode_rendered(tokenizer_, rendered.text);
   const std::vector<size_t> offsets = token_offsets(tokenizer_, rendered.text, ids);
   std::vector<bool> counts(ids.size(), false);
   // Without offsets: tokens before a position are those with which the encoding of the text up to
   // it also begins.
   const auto tokens_before = [&](size_t place) {
     const std::vector<int32_t> prefix =
-        tokenizer_.encode(std::string_view(rendered.text).substr(0, place));
+        encode_rendered(tokenizer_, std::string_view(rendered.text).substr(0, place));
     return static_cast<size_t>(
         std::mismatch(ids.begin(), ids.end(), prefix.begin(), prefix.end()).first - ids.begin());
   };

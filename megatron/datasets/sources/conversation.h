@@ -34,6 +34,9 @@ struct Conversation {
 // Throws Error whose message starts with `where` ("data.jsonl: line 7").
 Conversation parse_conversation(std::string_view json, const std::string& where);
 
+// The same, whose texts spell no special token of a tokenizer that takes none from texts.
+Conversation with_hidden_tokens(const Tokenizer& tokenizer, Conversation conversation);
+
 // Bytes [begin, end) of a text that are trained on.
 struct TextSpan {
   size_t begin = 0, end = 0;

@@ -28,6 +28,12 @@ class AddedTokenMatcher {
 
   bool empty() const { return tokens_.empty(); }
 
+  // Where the first token begins, without the rules for what is beside it; npos: there is none.
+  size_t first_start(std::string_view sentence) const {
+    Match match;
+    return find(sentence, 0, match) ? match.begin : sentence.npos;
+  }
+
   // Calls text(piece) and token(id) in order for the parts of well-formed `sentence`. Pieces of
   // text are never empty.
   template <class OnText, class OnToken>

@@ -26,6 +26,7 @@ PipelineTokenizer::PipelineTokenizer(std::string_view type, const TokenizerDefin
       normalizer_(definition.normalizer),
       pre_tokenizer_(definition.steps, definition.steps_where),
       decoder_(definition.decoder),
+      text_spells_no_special_(definition.text_spells_no_special),
       continuation_prefix_(definition.prefix),
       files_(definition.files) {
   joins_bytes_ =
@@ -287,7 +288,7 @@ void PipelineTokenizer::encode_append(std::string_view text, std::vector<int32_t
   static const NoWordModel no_model;
   const WordModel* model = model_ != nullptr ? model_.get() : &no_model;
   WordEncoder words(*model, state.cache, state.model, out);
-  if (raw_matcher_.empty()) {
+  if (raw_matcher_.empty() || text_spells_no_special_) {
     encode_segment(text, true, state, words, out);
     return;
   }
@@ -297,6 +298,35 @@ void PipelineTokenizer::encode_append(std::string_view text, std::vector<int32_t
         encode_segment(part, part.data() == text.data(), state, words, out);
       },
       [&](int32_t id) { out.push_back(id); });
+}
+
+std::vector<int32_t> PipelineTokenizer::encode_with_special(std::string_view text,
+                                                            std::string_view mark) const {
+  std::vector<int32_t> out;
+  raw_matcher_.split(
+      text,
+      [&](std::string_view part) {
+        std::string plain;
+        for (size_t at; (at = part.find(mark)) != part.npos; part.remove_prefix(at + mark.size()))
+          plain += part.substr(0, at);
+        encode_append(plain += part, out);
+      },
+      [&](int32_t id) { out.push_back(id); });
+  return out;
+}
+
+std::string PipelineTokenizer::with_marks(std::string_view text, std::string_view mark) const {
+  std::string out;
+  for (;;) {
+    const size_t at = raw_matcher_.first_start(text);
+    if (at == text.npos) return out += text;
+    // Behind its first character; the next token may begin within this one.
+    size_t first;
+    decode_utf8(text.data() + at, first);
+    out += text.substr(0, at + first);
+    out += mark;
+    text.remove_prefix(at + first);
+  }
 }
 
 void PipelineTokenizer::encode_segment(std::string_view text, bool first, ThreadState& state,

@@ -42,6 +42,12 @@ class PipelineTokenizer : public Tokenizer {
   std::string fingerprint() const override { return fingerprint_; }
   std::vector<std::filesystem::path> files() const override { return files_; }
 
+  // Where text spells no special token (rendered_text.h): the ids of a text with those that it
+  // spells, and without `mark`; the text with `mark` in them.
+  bool text_spells_no_special() const { return text_spells_no_special_; }
+  std::vector<int32_t> encode_with_special(std::string_view text, std::string_view mark) const;
+  std::string with_marks(std::string_view text, std::string_view mark) const;
+
  private:
   struct ThreadState;
   void build_model(const TokenizerDefinition& definition);
@@ -73,6 +79,7 @@ class PipelineTokenizer : public Tokenizer {
   PreTokenizer pre_tokenizer_;
   Decoder decoder_;
   bool joins_bytes_ = false;  // decoding is joining bytes_
+  bool text_spells_no_special_ = false;
   AddedTokenMatcher raw_matcher_, normalized_matcher_;
   std::optional<int32_t> eod_, bos_, pad_, cls_, sep_, mask_;
   std::string continuation_prefix_;

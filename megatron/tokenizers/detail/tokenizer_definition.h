@@ -40,6 +40,7 @@ struct TokenizerDefinition {
   std::vector<PreTokenizerStep> steps;
   std::vector<DecoderStep> decoder;
   std::vector<AddedToken> added_tokens;
+  bool text_spells_no_special = false;  // encode() does not look for them (rendered_text.h)
   // tokens that the post-processor puts around a single text
   std::vector<std::string> before, after;
   std::optional<std::string> eos, bos, pad, cls, sep, mask;  // spellings
@@ -82,5 +83,10 @@ struct TiktokenOptions {
 // tokens.
 TokenizerDefinition read_tiktoken(const std::filesystem::path& path,
                                   const TiktokenOptions& options);
+
+// Whether Mistral's programs take it for one: a name with "tekken" that ends with .json.
+bool is_tekken_file(const std::filesystem::path& path);
+// Reads one. Special tokens have the first ids, ranks those behind them.
+TokenizerDefinition read_tekken(const std::filesystem::path& path);
 
 }  // namespace megatron

@@ -5,6 +5,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/datasets/sources/byte_source.h"
+#include "megatron/tokenizers/rendered_text.h"
 
 namespace megatron {
 namespace {
@@ -106,21 +107,25 @@ class PreferenceReader {
          {std::pair{"chosen", &chosen}, std::pair{"rejected", &rejected}})
       MEGATRON_CHECK(list->size() > common, where_, ": \"", name,
                      "\" has no message after the prompt");
-    const std::string start = options_.render(prompt.dump(), /*add_generation_prompt=*/true);
+    const auto render = [&](const ordered_json& messages, bool add_generation_prompt) {
+      return options_.render(hide_special_tokens(tokenizer_, messages.dump()),
+                             add_generation_prompt);
+    };
+    const std::string start = render(prompt, /*add_generation_prompt=*/true);
     const auto response = [&](const char* name, const ordered_json& messages) {
       ordered_json all = prompt;
       for (size_t i = common; i < messages.size(); ++i) all.push_back(messages[i]);
-      const std::string text = options_.render(all.dump(), /*add_generation_prompt=*/false);
+      const std::string text = render(all, /*add_generation_prompt=*/false);
       MEGATRON_CHECK(text.starts_with(start) && text.size() > start.size(), where_, ": with \"",
                      name, "\" the chat template does not continue the text of the prompt",
                      "\nhint: it changes earlier turns, or opens the model's turn in another way "
                      "than it writes one");
-      return tokenizer_.encode(std::string_view(text).substr(start.size()));
+      return encode_rendered(tokenizer_, std::string_view(text).substr(start.size()));
     };
     PreferencePair pair;
     pair.chosen = response("chosen", chosen);
     pair.rejected = response("rejected", rejected);
-    tokenizer_.encode_append(start, pair.prompt);
+    pair.prompt = encode_rendered(tokenizer_, start);
     MEGATRON_CHECK(!pair.prompt.empty(), where_, ": the prompt is empty");
     return pair;
   }

@@ -4,6 +4,7 @@ from stack_bugs import unit_bugs
 data_bug = unit_bugs("multimodal_test", "data are read before any layout", "megatron/datasets/multimodal/")
 prompt_bug = unit_bugs("inference_test", "decoding: no proof has it", "megatron/inference/")
 mixed_bug = unit_bugs("models_test", "decoding: no proof has it", "megatron/inference/")
+text_bug = unit_bugs("tokenizers_test", "texts are encoded before any layout", "megatron/tokenizers/")
 
 
 MULTIMODAL_BUGS = (
@@ -20,6 +21,9 @@ MULTIMODAL_BUGS = (
     mixed_bug("multimodal_kinds_uncounted", "placeholders are counted over images and sounds together", "images/image_prompts.cc",
               "right &= written == media;", "right = PLANTED ? all == std::ssize(row.media) : right && written == media;",
               "MixedPrompts.PlaceholdersAreCountedByKind"),
+    text_bug("multimodal_typed_control", "control tokens of tekken.json that a user types are tokens", "detail/pipeline_tokenizer.cc",
+             "raw_matcher_.empty() || text_spells_no_special_", "raw_matcher_.empty() || (!PLANTED && text_spells_no_special_)",
+             "Tekken.IdsAreThoseOfMistralCommon"),
     data_bug("multimodal_archive_order", "the images of a sample come in the order of the archive, whatever their numbers", "webdataset.cc",
              "return number_of(a->extension) < number_of(b->extension);",
              "return !PLANTED && number_of(a->extension) < number_of(b->extension);", "Shard.MediaComeInTheOrderOfTheirNumbers"),
