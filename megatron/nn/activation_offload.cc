@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <deque>
+#include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/nn/any_size_offload.h"
 #include "megatron/nn/saved_tensors.h"
 #include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
@@ -12,6 +14,8 @@ namespace megatron {
 namespace {
 
 using Stream = HostCopies::Stream;
+
+thread_local bool takes_any_size = false;  // while an AnySizeOffload lives
 
 // The reload of one group.
 struct Return {
@@ -39,6 +43,9 @@ struct Entry {
 };
 
 }  // namespace
+
+AnySizeOffload::AnySizeOffload() : before_(std::exchange(takes_any_size, true)) {}
+AnySizeOffload::~AnySizeOffload() { takes_any_size = before_; }
 
 struct ActivationOffload::Impl {
   Impl(c10::Device device, const ActivationOffloadOptions& options)
@@ -81,7 +88,8 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
   };
 
   bool takes(const at::Tensor& x) const {
-    if (!x.defined() || x.numel() == 0 || x.numel() < offload->options.min_elements) return false;
+    if (!x.defined() || x.numel() == 0) return false;
+    if (!takes_any_size && x.numel() < offload->options.min_elements) return false;
     if (x.device() != offload->copies->device() || x.layout() != at::kStrided) return false;
     for (int64_t dim = 0; dim < x.dim(); ++dim)  // elements of expanded dimensions are stored once
       if (x.stride(dim) == 0 && x.size(dim) > 1) return false;

@@ -18,6 +18,7 @@
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/encoder_offload_rules.h"
 #include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/arguments/mimo_rules.h"
@@ -375,7 +376,7 @@ std::vector<ModelChunk> build_chunks(const PretrainTask& task, const Arguments& 
 
 void add_optimizer(TrainedModel& model, const Arguments& arguments, c10::Device device) {
   const TransformerConfig& c = arguments.transformer;
-  if (c.offloads_activations())
+  if (offloads_activations(arguments))
     model.offload = std::make_unique<ActivationOffload>(device, c.transfers());
   model.optimizer = std::make_unique<Optimizer>(
       arguments.optimizer, make_schedule(arguments.optimizer, arguments.train_length()),

@@ -46,6 +46,8 @@ constexpr LayoutRow kAudioRows[] = {
      TP "2 " SP ENCODER_TP "2 " ZERO1 OVERLAP, "mimo"},
     {"pp2_tp2_again_image_and_sound", "image_and_sound", 4, PP "2 " TP "2 --recompute-vision",
      "mimo"},
+    {"pp2_tp2_to_host_image_and_sound", "image_and_sound", 4,
+     PP "2 " TP "2 " ENCODER_HOST "attn_norm core_attn attn_proj mlp_norm mlp_act", "mimo"},
     {"pp2_vpp2_ahead_image_and_sound", "image_and_sound", 2,
      PP "2 " STAGES "E|t|t|L --freeze audio_model " ENCODER_AHEAD, "mimo"},
     {"v_pp2_cp2_qwen2_audio", "qwen2_audio", 4, PP "2 " STAGES "V|EttL " CP "2", "mimo"},

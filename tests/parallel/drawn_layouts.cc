@@ -218,6 +218,7 @@ class Draw {
           dice_.pick<const char*>({"uniform", "block"}));
       add("--encoder-recompute-num-layers", dice_.range(1, layers));
     }
+    encoder_offloads();
     if (apart) return true;
     if (mesh_.pp > 1 && dice_.chance(50)) encoder_has_stages(layers);
     const bool frozen =
@@ -230,6 +231,21 @@ class Draw {
                      "--account-for-encoder-in-pipeline-split 1");
     }
     return true;
+  }
+
+  // Of encoders of which no part is frozen.
+  void encoder_offloads() {
+    const bool frozen =
+        (given("--freeze") && !given("--freeze language_model")) || given("--lora-rank");
+    if (frozen || !dice_.chance(40)) return;
+    if (given("--encoder-recompute-method uniform")) {
+      add("--encoder-offload-modules attn_norm");
+      return;
+    }
+    std::string modules = dice_.pick<const char*>({"core_attn", "mlp_act mlp_fc2"});
+    for (const char* module : {"attn_norm", "qkv_linear", "attn_proj", "mlp_norm", "mlp_fc1"})
+      if (dice_.chance(50)) modules += cat(" ", module);
+    add("--encoder-offload-modules", modules);
   }
 
   // Of the language model, of encoders, of projectors.

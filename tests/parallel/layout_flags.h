@@ -28,6 +28,7 @@
 #define ENCODER_DP "--encoder-data-parallel-size "
 #define ENCODER_AGAIN "--encoder-recompute-granularity full "
 #define ENCODER_AHEAD "--mimo-encoder-prefetch "
+#define ENCODER_HOST "--encoder-offload-modules "
 #define ENCODER_UNITS ENCODER_AGAIN "--encoder-recompute-num-layers "
 #define SINKS "--softmax-type learnable "
 #define EP "--expert-model-parallel-size "

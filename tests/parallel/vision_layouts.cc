@@ -8,6 +8,7 @@
 #define VISION_TOWER                                                           \
   "--vision-num-layers 2 --vision-hidden-size 16 --vision-ffn-hidden-size 24 " \
   "--vision-num-attention-heads 2 "
+#define EACH_INPUT "attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_fc1 mlp_act mlp_fc2 "
 #define FROZEN_TOWER "--freeze vision_model "
 #define FROZEN_LANGUAGE "--freeze language_model "
 
@@ -130,6 +131,17 @@ constexpr LayoutRow kVisionRows[] = {
     {"tp2_sp_full_again_qwen2_5_vl", "qwen2_5_vl", 2, TP "2 " SP FULL "1 " ENCODER_AGAIN, "mimo"},
     {"cp2_gather_again_gemma3", "gemma3", 2,
      CP "2 " CP_GATHER ENCODER_UNITS "1 --encoder-recompute-method block", "mimo"},
+    // Activations of encoders in host memory
+    {"dp2_to_host_llava", "llava", 2, ENCODER_HOST EACH_INPUT, "mimo"},
+    {"tp2_sp_divided_to_host_qwen2_5_vl", "qwen2_5_vl", 2,
+     TP "2 " SP ENCODER_TP "2 " ENCODER_HOST EACH_INPUT, "mimo"},
+    {"v_pp2_zbv_to_host_again_llava", "llava", 2,
+     PP "2 " STAGES "V|V|Ettt|tL --pipeline-schedule zb-v " ENCODER_UNITS
+        "1 --encoder-recompute-method block " ENCODER_HOST "attn_norm core_attn mlp_act",
+     "mimo"},
+    {"own1_dp2_to_host_internvl", "internvl", 3,
+     ENCODER_DP "1 " ENCODER_HOST "core_attn attn_proj mlp_fc2 " OFFLOAD "core_attn mlp_act",
+     "mimo"},
     // Features before their micro-batch's turn
     {"pp2_dp2_ahead_llava", "llava", 4, PP "2 " ZERO2 OVERLAP FROZEN_TOWER ENCODER_AHEAD, "mimo"},
     {"tp2_sp_ahead_frozen_ends_llava_tiles", "llava_tiles", 2,

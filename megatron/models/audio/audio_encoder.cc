@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "megatron/nn/any_size_offload.h"
 #include "megatron/tensor/activation.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/sublayer.h"
@@ -32,11 +33,11 @@ at::Tensor around_rows(const at::Tensor& c, const at::Tensor& continues) {
 }  // namespace
 
 AudioEncoder::AudioEncoder(const AudioConfig& config, const TransformerConfig& language,
-                           const EncoderRecompute& recompute, const ParallelGroups& ranks,
+                           const EncoderActivations& kept, const ParallelGroups& ranks,
                            const EncoderPart& part)
     : config_(config),
       part_(part),
-      layers_(recompute.recomputing(config.audio_encoder(language))),
+      layers_(kept.keeping(config.audio_encoder(language))),
       ranks_(ranks),
       decoder_(layers_, part.first, std::min(part.count, layers_.num_layers), /*final_norm=*/false,
                /*sequence_parallel=*/false, ranks_) {
@@ -82,9 +83,11 @@ at::Tensor AudioEncoder::forward(const PackedSounds& sounds, const ForwardContex
   context.training = given.training;
   context.discarded = given.discarded;
   context.tape = given.tape;
+  if (layers_.offloads_activations()) context.offload = given.offload;
   context.place = context.rows = sounds.segments->place();
   context.unpadded = sounds.segments;
   at::Tensor x = part_.begins ? rows_of(sounds) : std::move(input);
+  const AnySizeOffload any_size;
   x = decoder_.forward(std::move(x), context);
   if (!part_.ends) return x;
   const int64_t rows = sounds.positions.size(0), h = layers_.hidden_size;

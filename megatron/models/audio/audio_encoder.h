@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "megatron/models/audio/packed_sounds.h"
+#include "megatron/models/common/encoder_offload.h"
 #include "megatron/models/common/encoder_part.h"
-#include "megatron/models/common/encoder_recompute.h"
 #include "megatron/nn/norm.h"
 #include "megatron/tensor_parallel/layers.h"
 #include "megatron/tensor_parallel/vocab_parallel_embedding.h"
@@ -31,7 +31,7 @@ class AudioEncoder : public Module {
   // `language`: the configuration of the language model. `ranks`: whose tensor ranks divide the
   // layers; all of them are given the same.
   AudioEncoder(const AudioConfig& config, const TransformerConfig& language,
-               const EncoderRecompute& recompute = {}, const ParallelGroups& ranks = {},
+               const EncoderActivations& kept = {}, const ParallelGroups& ranks = {},
                const EncoderPart& part = {});
 
   // The features of all sounds, [N, audio_feature_size()]; of a part that is not the last one its

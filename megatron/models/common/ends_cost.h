@@ -97,6 +97,9 @@ struct EndsCost {
     int64_t microbatches = 0, features = 0, peak = 0;
     bool saved = false;
   } ahead;
+  // With --encoder-offload-modules, of the encoder's inputs of recomputed units and half layers in
+  // the order of the forward: what goes to host memory. Empty: nothing does
+  std::vector<OffloadedBytes> offloaded;
   // What crosses a border within an encoder, and behind it
   int64_t media_rows = 0, media_features = 0;
   std::vector<ModuleCost> modules;

@@ -48,6 +48,26 @@ std::span<const LayerCost> EncoderCost::recorded() const {
   return std::span(costs).subspan(static_cast<size_t>(again.layers));
 }
 
+std::vector<OffloadedBytes> EncoderCost::offloaded() const {
+  if (!trains_encoder || !layers.offloads_activations()) return {};
+  OffloadedBytes input;
+  offload(layers, "attn_norm", &SavedBytes::residual, width(), shape.element, 1, input);
+  std::vector<OffloadedBytes> out(static_cast<size_t>(again.units), input);
+  for (const LayerCost& layer : recorded()) {
+    out.push_back(layer.first.offloaded);
+    out.push_back(layer.second.offloaded);
+  }
+  return out;
+}
+
+OffloadedHalves EncoderCost::halves() const {
+  OffloadedHalves out(language.fine_grained_offloading_max_inflight_offloads);
+  std::vector<OffloadedBytes> to_host = offloaded();
+  to_host.resize(static_cast<size_t>(again.units) + 2 * recorded().size());
+  for (const OffloadedBytes& half : to_host) out.add(half);
+  return out;
+}
+
 int64_t EncoderCost::middle() const {
   if (projector.type != VisionProjection::kMlp) return 0;
   return projector.ffn_hidden_size > 0 ? projector.ffn_hidden_size : language.hidden_size;
@@ -62,6 +82,7 @@ int64_t EncoderCost::arrived() const {
 int64_t EncoderCost::layers_saved() const {
   int64_t saved = again.units * width();
   for (const LayerCost& layer : recorded()) saved += layer.saved().total();
+  for (const OffloadedBytes& half : offloaded()) saved -= half.given.total();
   return saved;
 }
 
@@ -72,37 +93,52 @@ int64_t EncoderCost::layers_pending() const {
 }
 
 void EncoderCost::forward_layers(AllocationTrack& track) const {
+  const std::vector<OffloadedBytes> to_host = offloaded();
+  const OffloadedHalves groups = halves();
+  // What the segment before gave is held by the receive.
+  if (!begins() && !to_host.empty()) track.take(to_host.front().given.residual);
   for (int64_t unit = 0; unit < again.units; ++unit) {
     int64_t most = 0;
     for (const LayerCost& layer : of_unit(unit)) most = std::max(most, layer.unrecorded_peak());
     track.take(width());  // its output; its input is there
-    track.touch(most + (again.longest > 1 ? width() : 0));
+    track.touch(most + groups.held_before(unit) + (again.longest > 1 ? width() : 0));
+    track.give(groups.given(unit));
   }
+  int64_t half = again.units;
   for (const LayerCost& layer : recorded()) {
     if (trains_encoder) {
-      track.touch(layer.forward_peak());
-      track.take(layer.saved().total());  // its input is there, its output comes
+      track.touch(layer.forward_peak(groups.leaving(half, half), groups.leaving(half + 1, half)));
+      // Its input is there, its output comes
+      track.take(layer.saved().total() - layer.offloaded().total());
+      half += 2;
     } else {
       track.touch(layer.stream + layer.unrecorded_peak());
     }
   }
+  track.take(groups.held_before(groups.count()));  // until layers of the language model begin
 }
 
 void EncoderCost::backward_layers(AllocationTrack& track) const {
+  const OffloadedHalves groups = halves();
+  track.give(reloading());
   const std::span<const LayerCost> last_first = recorded();
   for (size_t i = last_first.size(); i-- > 0;) {
     const bool held = !ends() && i + 1 == last_first.size();  // of a transfer
-    track.touch(last_first[i].backward_peak(held).most);
-    track.give(last_first[i].saved().total());
+    const LayerCost& layer = last_first[i];
+    const int64_t reloading = groups.reloading(again.units + 2 * static_cast<int64_t>(i)),
+                  to_host = layer.offloaded().total();
+    track.touch(to_host + layer.backward_peak(held, to_host > 0 ? 0 : reloading, reloading).most);
+    track.give(layer.saved().total() - to_host);
   }
   for (int64_t unit = again.units; unit-- > 0;) {
-    int64_t saved_again = -width(), most = 0;  // the input is there
+    const int64_t input = width() - groups.given(unit);  // that is there
+    int64_t saved_again = -input, most = 0;
     for (const LayerCost& layer : of_unit(unit)) {
       saved_again += layer.saved().total();
       most = std::max(most, layer.backward_peak(/*grad_is_held=*/true).most);
     }
-    track.touch(saved_again + most);
-    track.give(width());
+    track.touch(saved_again + most + groups.reloading(unit));
+    track.give(input);
   }
 }
 

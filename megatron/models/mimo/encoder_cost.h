@@ -11,6 +11,7 @@
 #include "megatron/models/common/ends_cost.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/model.h"
+#include "megatron/transformer/layer/offloaded_halves.h"
 #include "megatron/transformer/transformer_layer_cost.h"
 
 namespace megatron {
@@ -29,6 +30,16 @@ struct EncoderCost {
   std::span<const LayerCost> of_unit(int64_t unit) const;
   // Those that are not recomputed
   std::span<const LayerCost> recorded() const;
+  // Whether what layer `layer` saves goes to host memory.
+  bool offloads(int64_t layer) const {
+    return trains_encoder && layers.offloads_activations() && layer - part.first > again.layers;
+  }
+  std::vector<OffloadedBytes> offloaded() const;  // as EndsCost::offloaded
+  OffloadedHalves halves() const;
+  // In transfer to the host since the micro-batch before, until this one's layers begin
+  int64_t leaving_before() const { return places ? 0 : halves().leaving_at_the_end(); }
+  // While what is behind the last layer runs backward
+  int64_t reloading() const { return halves().reloading_at_the_end(); }
 
   int64_t middle() const;  // width of the projector; 0: it is one linear
   // Bytes
@@ -41,14 +52,15 @@ struct EncoderCost {
   }
   // What the segment before gives; where nothing saves it, it is held besides what is made of it.
   int64_t arrived() const;
-  int64_t layers_saved() const;
+  int64_t layers_saved() const;    // on the device
   int64_t layers_pending() const;  // between the passes I and W
 
   bool begins() const { return part.is_there() && part.begins; }
   bool ends() const { return part.is_there() && part.ends; }  // and the projector
   bool trains() const { return trains_encoder || trains_projector; }
 
-  // From the input of the part's first layer to the output of its last one, and back.
+  // From the input of the part's first layer to the output of its last one, and back, which begins
+  // with reloading() allocated.
   void forward_layers(AllocationTrack& track) const;
   void backward_layers(AllocationTrack& track) const;
   // To features of all ranks.

@@ -17,6 +17,7 @@ void MimoConfig::fields(FieldVisitor& v) {
   v.field("audio_token_id", audio_token_id,
           "id of the token that stands where a feature of a sound comes in");
   EncoderRecompute::fields(v);
+  EncoderOffload::fields(v);
   EncoderPrefetch::fields(v);
   v.field("encoder_tensor_model_parallel_size", encoder_tensor_model_parallel_size,
           "tensor ranks that divide the layers of the encoders of images and sounds: those of the "
@@ -33,6 +34,7 @@ void MimoConfig::validate(Violations& v) const {
   AudioConfig::validate(v);
   EncoderRecompute::validate(
       v, std::max(sees() ? vision_num_layers : 0, hears() ? audio_num_layers : 0));
+  EncoderOffload::validate(v, *this);
   EncoderPrefetch::validate(v);
   v.require(encoder_data_parallel_size >= 0,
             cat("--encoder-data-parallel-size is ", encoder_data_parallel_size), "0 or more");

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "megatron/models/audio/audio_config.h"
+#include "megatron/models/common/encoder_offload.h"
 #include "megatron/models/common/encoder_prefetch.h"
-#include "megatron/models/common/encoder_recompute.h"
 #include "megatron/models/vision/vision_config.h"
 
 namespace megatron {
 
-struct MimoConfig : Config, VisionConfig, AudioConfig, EncoderRecompute, EncoderPrefetch {
+struct MimoConfig : Config, VisionConfig, AudioConfig, EncoderActivations, EncoderPrefetch {
   // I, the id of a token in whose place a feature of an image stands; it may lie outside of the
   // vocabulary
   int64_t image_token_id = 32000;

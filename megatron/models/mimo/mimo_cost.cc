@@ -18,7 +18,8 @@
 //                2 N m e                  mlp: input and output of the activation, m wide
 //                N h_f e + 8 N            the norm's output, and its statistics
 //   features     those that become tokens here, h e and a place of 8 bytes each
-// With --encoder-recompute-granularity full a recomputed unit of layers saves its input alone.
+// With --encoder-recompute-granularity full a recomputed unit of layers saves its input alone. What
+// --encoder-offload-modules names is in host memory.
 // Where the encoder is frozen as a whole it saves nothing, and with the projector neither does
 // that. An encoder that is frozen in part saves all. Of an encoder on segments of its own each has
 // its part of this; features become tokens on the segment with the embedding.
@@ -54,7 +55,7 @@ struct Images : EncoderCost {
                of) {}
 
   Images(const MimoConfig& media, const ModelConfig& config, const EndsShape& of)
-      : EncoderCost(media, media.recomputing(media.encoder(config.transformer)),
+      : EncoderCost(media, media.keeping(media.encoder(config.transformer)),
                     {"vision_model.", "vision_projection.", media.vision_projection_type,
                      media.vision_projection_ffn_hidden_size, media.feature_size()},
                     config, of) {
@@ -75,7 +76,7 @@ struct Images : EncoderCost {
         of_layer.seq_length = window;
         parts.samples = (rows + window - 1) / window;
       }
-      costs.push_back(transformer_layer_cost(of_layer, layer, parts, /*offloaded=*/false));
+      costs.push_back(transformer_layer_cost(of_layer, layer, parts, offloads(layer)));
     }
   }
 
@@ -136,10 +137,12 @@ void forward_begin(const Images& z, AllocationTrack& track) {
 
 // From pixels, or what the segment before gives, to the output of the last layer here.
 void forward_rows(const Images& z, AllocationTrack& track) {
+  track.take(z.leaving_before());
   if (z.begins())
     forward_begin(z, track);
   else
     track.take(z.arrived());
+  track.give(z.leaving_before());
   if (!z.part.is_there()) return;
   track.take(z.turns());
   track.touch(z.turns());  // places as numbers
@@ -198,6 +201,7 @@ void backward_of_end(const Images& z, AllocationTrack& track) {
 // With all saved.
 void backward(const Images& z, AllocationTrack& track) {
   if (!z.trains()) return;
+  track.take(z.reloading());
   if (z.places) {
     z.backward_places(track);
     if (z.ranks == 1 && z.own.has_windows()) track.touch(z.given_rows());  // in the windows' order
@@ -274,6 +278,7 @@ EndsCost cost_with_images(const ModelConfig& config, const EndsShape& shape) {
   cost.embedding.backward_peak = backwards.most();
   cost.embedding.pending = pending(z);
   cost.media = media_bytes(z);
+  cost.offloaded = z.offloaded();
   if (z.part.is_there()) cost.modules.push_back(encoder_module(z));
   if (z.ends()) cost.modules.push_back(z.projector_module());
   z.add_traffic(cost.embedding);

@@ -17,6 +17,8 @@
 #include "megatron/models/mimo/sound_cost.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "megatron/models/mimo/encoder_cost.h"
 
@@ -31,7 +33,7 @@ struct Sounds : EncoderCost {
       : Sounds(config.own.as_or_default<MimoConfig>(), config, of) {}
 
   Sounds(const MimoConfig& media, const ModelConfig& config, const EndsShape& of)
-      : EncoderCost(media, media.recomputing(media.audio_encoder(config.transformer)),
+      : EncoderCost(media, media.keeping(media.audio_encoder(config.transformer)),
                     {"audio_model.", "audio_projection.", media.audio_projection_type,
                      media.audio_projection_ffn_hidden_size, media.audio_feature_size()},
                     config, of) {
@@ -49,7 +51,7 @@ struct Sounds : EncoderCost {
     TransformerConfig of_layer = layers;
     of_layer.seq_length = rows / std::max<int64_t>(1, clips);
     for (int64_t layer = part.first + 1; layer <= part.first + part.count; ++layer)
-      costs.push_back(transformer_layer_cost(of_layer, layer, shape, /*offloaded=*/false));
+      costs.push_back(transformer_layer_cost(of_layer, layer, shape, offloads(layer)));
   }
 
   int64_t placed() const { return std::min(all, given.tokens); }
@@ -97,10 +99,12 @@ void convolve(const Sounds& z, AllocationTrack& track) {
 
 // From frames, or what the segment before gives, to the output of the last layer here.
 void encode(const Sounds& z, AllocationTrack& track) {
+  track.take(z.leaving_before());
   if (z.begins())
     convolve(z, track);
   else
     track.take(z.arrived());
+  track.give(z.leaving_before());
   if (z.part.is_there()) z.forward_layers(track);
 }
 
@@ -151,6 +155,7 @@ void unproject(const Sounds& z, AllocationTrack& track) {
 // With all saved.
 void run_backward(const Sounds& z, AllocationTrack& track) {
   if (!z.trains()) return;
+  track.take(z.reloading());
   if (z.places) z.backward_places(track);
   if (z.ends()) unproject(z, track);
   if (!z.trains_encoder || !z.part.is_there()) return;
@@ -175,6 +180,12 @@ ModuleCost module_of_encoder(const Sounds& z) {
   return z.encoder_module(z.begins() ? rows * 3 * h * (2 * bins + h) : 0.0);
 }
 
+int64_t host_bytes(const std::vector<OffloadedBytes>& halves) {
+  int64_t bytes = 0;
+  for (const OffloadedBytes& half : halves) bytes += half.taken;
+  return bytes;
+}
+
 }  // namespace
 
 void add_sounds(const ModelConfig& config, const EndsShape& shape, EndsCost& cost) {
@@ -197,6 +208,8 @@ void add_sounds(const ModelConfig& config, const EndsShape& shape, EndsCost& cos
   end.backward_peak = std::max(images + end.backward_peak, saved + backwards.most()) - most;
   end.saved += most - images;
   if (saved > images) cost.encoder = encoder, cost.features = features;
+  std::vector<OffloadedBytes> offloaded = z.offloaded();
+  if (host_bytes(offloaded) > host_bytes(cost.offloaded)) cost.offloaded = std::move(offloaded);
   end.pending = std::max(end.pending, pending_of(z));
   const int64_t frames = z.begins() ? z.frames() * z.shape.sum : 0,
                 of_row = 3 * kPlace + z.shape.sum + kSegment,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/nn/any_size_offload.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/sublayer.h"
@@ -23,11 +24,11 @@ LinearOptions conv1_options(const TransformerConfig& t, int64_t inputs, bool bia
 }  // namespace
 
 VisionEncoder::VisionEncoder(const VisionConfig& config, const TransformerConfig& language,
-                             const EncoderRecompute& recompute, const ParallelGroups& ranks,
+                             const EncoderActivations& kept, const ParallelGroups& ranks,
                              const EncoderPart& part)
     : config_(config),
       part_(part),
-      layers_(recompute.recomputing(config.encoder(language))),
+      layers_(kept.keeping(config.encoder(language))),
       ranks_(ranks),
       decoder_(layers_, part.first, std::min(part.count, layers_.num_layers), /*final_norm=*/false,
                /*sequence_parallel=*/false, ranks_) {
@@ -134,11 +135,13 @@ at::Tensor VisionEncoder::forward(const PackedImages& images, const ForwardConte
   context.training = given.training;
   context.discarded = given.discarded;
   context.tape = given.tape;
+  if (layers_.offloads_activations()) context.offload = given.offload;
   context.place = context.rows = images.segments->place();
   context.unpadded = images.segments;
   context.position_ids = images.patch_places;
   context.unpadded_parts = images.windows;
   at::Tensor x = part_.begins ? rows_of(images) : std::move(input);
+  const AnySizeOffload any_size;
   x = decoder_.forward(std::move(x), context);
   return part_.ends ? features_of(images, std::move(x)) : x;
 }

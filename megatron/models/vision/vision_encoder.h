@@ -5,8 +5,8 @@
 
 #include <memory>
 
+#include "megatron/models/common/encoder_offload.h"
 #include "megatron/models/common/encoder_part.h"
-#include "megatron/models/common/encoder_recompute.h"
 #include "megatron/models/vision/packed_images.h"
 #include "megatron/nn/norm.h"
 #include "megatron/tensor_parallel/layers.h"
@@ -36,7 +36,7 @@ class VisionEncoder : public Module {
   // `language`: the configuration of the language model. `ranks`: whose tensor ranks divide the
   // layers; all of them are given the same.
   VisionEncoder(const VisionConfig& config, const TransformerConfig& language,
-                const EncoderRecompute& recompute = {}, const ParallelGroups& ranks = {},
+                const EncoderActivations& kept = {}, const ParallelGroups& ranks = {},
                 const EncoderPart& part = {});
 
   // The features of all pictures, [N, feature_size()], of pictures with windows in their order; of

@@ -5,6 +5,7 @@
 #include "megatron/base/format.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/training/arguments/encoder_offload_rules.h"
 #include "megatron/training/arguments/frozen_media.h"
 #include "megatron/training/arguments/model_provider.h"
 #include "megatron/transformer/config/lora_modules.h"
@@ -273,6 +274,7 @@ void validate_mimo(const Arguments& a, Violations& v) {
     v.add(cat("--seq-length ", length, " has no room for a sound of ", own.sound_features(1),
               " tokens and text"));
   validate_prefetch(a, own, v);
+  validate_encoder_offload(a, own, v);
 }
 
 namespace {

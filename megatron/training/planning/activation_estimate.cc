@@ -3,52 +3,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "megatron/transformer/layer/offloaded_halves.h"
+
 namespace megatron {
 
 namespace {
-
-// The half layers of a chunk that are recorded, in the order of the forward, and what they offload.
-class OffloadedHalves {
- public:
-  explicit OffloadedHalves(int64_t in_flight) : in_flight_(in_flight) {}
-
-  void add(const OffloadedBytes& half) {
-    given_.push_back(half.given.total());
-    taken_.push_back(half.taken);
-  }
-  int64_t count() const { return static_cast<int64_t>(given_.size()); }
-
-  // Bytes in transfer to the host while half layer `half` runs, without those of the same layer,
-  // which begins with `first`.
-  int64_t leaving(int64_t half, int64_t first) const { return given(half - in_flight_, first); }
-  int64_t leaving_at_the_end() const { return given(count() - in_flight_, count()); }
-  // While the output layer runs
-  int64_t leaving_at_the_head() const { return given(count() - 1 - in_flight_, count() - 1); }
-  // Bytes being reloaded while half layer `half` runs backward: those of the nearest half layer
-  // before it that offloads. The first half of an offloaded layer is counted with its layer.
-  int64_t reloading(int64_t half) const {
-    for (int64_t before = half - 1; before >= 0; --before)
-      if (taken_[static_cast<size_t>(before)] > 0) return taken_[static_cast<size_t>(before)];
-    return 0;
-  }
-  // Whether transfers to the host may still be in flight when half layer `half` runs backward: each
-  // use of a reloaded half layer waits for one of them and frees its bytes.
-  bool may_be_leaving(int64_t half) const {
-    return std::count_if(taken_.begin() + half, taken_.end(),
-                         [](int64_t bytes) { return bytes > 0; }) <= in_flight_;
-  }
-
- private:
-  int64_t given(int64_t first, int64_t last) const {
-    int64_t bytes = 0;
-    for (int64_t half = std::max<int64_t>(0, first); half < last; ++half)
-      bytes += given_[static_cast<size_t>(half)];
-    return bytes;
-  }
-
-  const int64_t in_flight_;
-  std::vector<int64_t> given_, taken_;
-};
 
 // One forward and backward of a chunk. Peaks are counted from the start of the pass.
 class ChunkPass {
@@ -93,7 +52,9 @@ class ChunkPass {
   // gradient comes from the output layer and is added there.
   const int64_t arrived_;
   std::vector<int64_t> streams_;  // of the outputs of embedding and layers, one for each moment
+  // Of encoders of media, recomputed units, which are counted by themselves, and recorded layers
   OffloadedHalves halves_;
+  int64_t first_unit_ = 0;
   std::vector<int64_t> first_half_;  // of each layer that is recorded
   PassBytes pass_;
   int64_t saved_ = 0;        // by recorded layers, on the device
@@ -125,6 +86,13 @@ ChunkPass::ChunkPass(const LayoutPlan& plan, int stage, int chunk)
                            begins ? backward : arrived_ + stream_,
                            begins ? backward : arrived_ + stream_});
   streams_.push_back(stream_);
+  for (const OffloadedBytes& half : ends_.offloaded) {
+    if (!begins) break;
+    halves_.add(half);
+    pass_.offloaded += half.taken;
+  }
+  first_unit_ = halves_.count();
+  for (int64_t unit = 0; unit < again_.units; ++unit) halves_.add({});
 }
 
 PassBytes ChunkPass::run() {
@@ -250,8 +218,8 @@ void ChunkPass::add_recomputed_units() {
   int64_t whole =
       parts ? stream_ - input + (slice_.embedding || again_.units == 1 ? 0 : stream_) : 0;
   whole += std::min(offloaded_units, in_flight_ + (last_input == 0 ? 1 : 0)) * stream_;
-  if (halves_.count() == 0)
-    (last_input == 0 ? pass_.leaving : at_the_head_) =
+  if (first_half_.empty())
+    (last_input == 0 ? pass_.leaving : at_the_head_) +=
         std::min(offloaded_units, in_flight_) * stream_;
   if (!slice_.embedding && (parts || offloaded_units > 0)) at_the_head_ += stream_;
   const int64_t own = again_.layers < slice_.num_layers ? arrived_
@@ -263,10 +231,12 @@ void ChunkPass::add_recomputed_units() {
     const int64_t unit_input =
         last_input == 0 ? 0 : kept(streams_[static_cast<size_t>(1 + number * again_.unit_layers)]);
     PassMoment& unit = pass_.moments[static_cast<size_t>(i) + 1];
-    unit.forward = most.unrecorded + whole - saved_ + (again_.longest > 1 ? stream_ : 0);
+    const int64_t group = first_unit_ + number;
+    unit.forward = most.unrecorded + whole - saved_ + (again_.longest > 1 ? stream_ : 0) +
+                   halves_.held_before(group);
     unit.backward = again_.longest * most.saved + most.backward + own - unit_input - saved_ +
-                    (offloaded_units > 0 ? stream_ : 0);
-    unit.backward_first = halves_.count() == 0 ? unit.backward : -saved_;
+                    (offloaded_units > 0 ? stream_ : halves_.reloading(group));
+    unit.backward_first = first_half_.empty() ? unit.backward : -saved_;
   }
 }
 
@@ -317,7 +287,7 @@ void ChunkPass::add_ends() {
     pass_.moments[i].backward_first += streams_[i] - head.saved;
   }
   // While the output layer runs, the last half layer is being reloaded.
-  const int64_t reloading = plan_.splits_vocabulary() ? 0 : halves_.reloading(halves_.count());
+  const int64_t reloading = plan_.splits_vocabulary() ? 0 : halves_.reloading_at_the_end();
   const auto moment = [&](int64_t forward, int64_t backward) {
     return PassMoment{forward + at_the_head_, backward + reloading, backward + reloading};
   };

@@ -196,6 +196,7 @@ PROOFS = {
     "llava next tp2": (2, LLAVA + "--vision-newlines " + BATCH + TP + "2"),
     "llava tp2 sp divided": (2, LLAVA + BATCH + TP + "2 " + SP + "--encoder-tensor-model-parallel-size 2"),
     "llava tp2 again": (2, LLAVA + BATCH + TP + "2 --encoder-recompute-granularity full"),
+    "llava tp2 to host": (2, LLAVA + BATCH + TP + "2 --encoder-offload-modules attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_fc1 mlp_act mlp_fc2"),
     "llava dp2 ahead": (2, LLAVA + BATCH + "--freeze vision_model --mimo-encoder-prefetch"),
     "llava tp2 sp": (2, LLAVA + BATCH + TP + "2 " + SP),
     "gemma3 pp2": (2, GEMMA3 + BATCH + PP + "2"),

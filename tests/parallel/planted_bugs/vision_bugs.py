@@ -107,6 +107,14 @@ VISION_BUGS = (
     plan_bug("vision_again_keeps", "an encoder that is computed again keeps its activations all the same", ENCODER,
              "context.tape = given.tape;", "context.tape = PLANTED ? nullptr : given.tape;",
              "Layouts/MimoActivations.AreWhatThePlanSays/encoder_again"),
+    bug("vision_to_host_mixed", "of tensors of equal sizes that come back from host memory together each has the numbers of the first",
+        (("megatron/nn/activation_offload.cc", "copies.copy(Stream::kFromHost, entry->device, entry->host);",
+          "copies.copy(Stream::kFromHost, entry->device, PLANTED && entry->host.sizes() == absent.front()->host.sizes() ? absent.front()->host "
+          ": entry->host);"),),
+        "dp2_to_host_llava", "llava tp2 to host"),
+    plan_bug("vision_to_host_stays", "activations of an encoder stay on the device all the same", ENCODER,
+             "if (layers_.offloads_activations()) context.offload", "if (!PLANTED && layers_.offloads_activations()) context.offload",
+             "Layouts/MimoActivations.AreWhatThePlanSays/encoder_to_host"),
     bug("vision_norm_left_out", "the norm of gradients leaves the encoder out, and so an overflow of its own",
         (("megatron/optimizer/optimizer.cc", "std::vector<PlacedRun> runs = {{0, slot.flat_end, 0}};",
           "if (PLANTED && groups.world.size() > 1 && parameter.name.starts_with(\"vision_model\")) block.counts_in_norm = 0;\n"

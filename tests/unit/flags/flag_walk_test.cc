@@ -341,6 +341,7 @@ constexpr Reader kReaders[] = {
      "recomputes_encoders"},
     {"encoder_recompute_method", "megatron/models/common/encoder_recompute.cc", "recomputing"},
     {"recompute_vision", "megatron/models/common/encoder_recompute.h", "recomputes_encoders"},
+    {"encoder_offload_modules", "megatron/models/common/encoder_offload.cc", "offloading"},
     {"mimo_encoder_prefetch", "megatron/models/common/encoder_prefetch.h", "microbatches_ahead"},
     {"mimo_encoder_prefetch_depth", "megatron/models/common/encoder_prefetch.h",
      "microbatches_ahead"},

@@ -6,6 +6,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
+#include "megatron/nn/any_size_offload.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/allocation_meter.h"
@@ -122,6 +123,32 @@ TEST(ActivationOffload, OnlyWhatIsChosenAndLargeEnough) {
 }
 
 // Two nodes that save one tensor share its copy; strides are kept where memory has no holes.
+TEST(ActivationOffload, AnySizeWhereItIsAskedFor) {
+  ActivationOffload offload(c10::kCPU, {1000, 1});
+  OffloadedPass pass(offload);
+  const at::Tensor x = at::randn({3, 4}).requires_grad_();
+  const auto save = [&] {
+    const OffloadScope scope(&pass, [](const at::Tensor&) { return true; });
+    return (x * x).sum();
+  };
+  const at::Tensor small = save();
+  EXPECT_EQ(offload.counts().tensors, 0);
+  at::Tensor any;
+  {
+    const AnySizeOffload any_size;
+    {
+      const AnySizeOffload nested;
+    }
+    any = save();
+  }
+  EXPECT_EQ(offload.counts().tensors, 1);
+  const at::Tensor again = save();
+  EXPECT_EQ(offload.counts().tensors, 1);
+  pass.begin_backward();
+  any.backward();
+  EXPECT_TRUE(x.grad().equal(2 * x.detach()));
+}
+
 TEST(ActivationOffload, StridesAndSharing) {
   ActivationOffload offload(c10::kCPU, {1, 1});
   OffloadedPass pass(offload);

@@ -10,6 +10,7 @@
 
 #include "megatron/comm/thread_backend.h"
 #include "megatron/nn/recompute.h"
+#include "megatron/training/arguments/encoder_offload_rules.h"
 #include "megatron/training/planning/activation_estimate.h"
 #include "megatron/transformer/layer/auxiliary_losses.h"
 #include "megatron/transformer/moe/routing_replay.h"
@@ -57,7 +58,7 @@ inline Measured measure(const Arguments& a, int64_t padded_vocab, const StageSli
     format = module->border(slice.layers_before(), batch, dtype).front();
   std::unique_ptr<ActivationOffload> offload;
   const TransformerConfig& c = a.transformer;
-  if (c.offloads_activations())
+  if (offloads_activations(a))
     offload = std::make_unique<ActivationOffload>(c10::kCPU, c.transfers());
   Measured measured;
   const at::AutoGradMode grad_mode(true);

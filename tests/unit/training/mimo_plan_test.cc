@@ -33,6 +33,9 @@ const std::string kClip = "--vision-model-type clip ";
   "--vision-model-type qwen2_5 --vision-activation silu --vision-window-size 32 " \
   "--vision-whole-picture-layers 1 "
 
+#define TO_HOST "--encoder-offload-modules "
+#define EACH_INPUT "attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_fc1 mlp_act mlp_fc2 "
+
 #define AHEAD "--mimo-encoder-prefetch --freeze vision_model"
 
 class MimoActivations : public testing::TestWithParam<ActivationCase> {};
@@ -75,6 +78,35 @@ INSTANTIATE_TEST_SUITE_P(
                        "--encoder-recompute-granularity full --encoder-recompute-method block "
                        "--encoder-recompute-num-layers 5",
                        1, true, 0.05},
+        ActivationCase{"encoder_to_host", "--num-layers 1 " TO_HOST EACH_INPUT, 1, true, 0.05},
+        ActivationCase{"large_encoder_to_host",
+                       "--num-layers 1 --vision-num-layers 8 --vision-hidden-size 128 " TO_HOST
+                       "core_attn attn_proj mlp_act mlp_fc2",
+                       1, true, 0.05},
+        ActivationCase{
+            "internvit_to_host",
+            "--vision-model-type internvit --pixel-shuffle --num-layers 1 " TO_HOST EACH_INPUT, 1,
+            true, 0.05},
+        ActivationCase{"qwen2_5_to_host", QWEN2_5 SHORT TO_HOST EACH_INPUT, 1, true, 0.05},
+        ActivationCase{"encoder_units_to_host",
+                       "--vision-num-layers 5 --vision-hidden-size 128 --num-layers 1 "
+                       "--recompute-vision --encoder-recompute-num-layers 2 " TO_HOST "attn_norm",
+                       1, true, 0.05},
+        ActivationCase{"encoder_block_again_to_host",
+                       "--vision-num-layers 6 --vision-hidden-size 128 --num-layers 1 "
+                       "--recompute-vision --encoder-recompute-method block "
+                       "--encoder-recompute-num-layers 2 " TO_HOST "attn_norm core_attn mlp_act",
+                       1, true, 0.05},
+        ActivationCase{"all_to_host",
+                       "--fine-grained-activation-offloading --min-offloaded-tensor-size 0 "
+                       "--offload-modules core_attn mlp_act " TO_HOST "core_attn mlp_act mlp_fc2",
+                       1, true, 0.05},
+        // Temporaries of a layer without autograd are counted roughly.
+        ActivationCase{"encoder_to_host_decoder_again",
+                       "--recompute-granularity full --recompute-method uniform "
+                       "--recompute-num-layers 1 --ffn-hidden-size 128 --vision-hidden-size 128 "
+                       "--fine-grained-offloading-max-inflight-offloads 2 " TO_HOST EACH_INPUT,
+                       1, true, 0.05, 0.07},
         ActivationCase{"limited", "--max-patches-per-sequence 130", 1, true, 0.05},
         ActivationCase{"tp2", "--tensor-model-parallel-size 2", 2, true, 0.05},
         ActivationCase{"tp2_sp", "--tensor-model-parallel-size 2 --sequence-parallel", 2, true,
@@ -99,6 +131,11 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{"v", STAGES("2", "V|Et*4L") "--vision-hidden-size 128", 2, true, 0.05},
         ActivationCase{"v_parts", STAGES("3", "V*5|V*6|V*5Et*4L") "--vision-num-layers 16", 3, true,
                        0.05},
+        // The sum of a branch and the stream is counted besides the product that becomes it.
+        ActivationCase{"v_parts_to_host",
+                       STAGES("3", "V*5|V*6|V*5Et*4L") "--vision-num-layers 16 " TO_HOST
+                                                       "core_attn attn_proj mlp_act mlp_fc2",
+                       3, true, 0.05, 0.07},
         ActivationCase{"v_windows_tp2",
                        QWEN2_5 SHORT STAGES("3", "VV|V|Et*4L") "--tensor-model-parallel-size 2", 6,
                        true, 0.05}),
@@ -142,6 +179,9 @@ const std::string kOwnRanks =
 const std::string kOwnTensorRanks =
     "--encoder-data-parallel-size 1 --encoder-tensor-model-parallel-size 2 --vision-num-layers 4 "
     "--tensor-model-parallel-size 2 --vision-hidden-size 128 --eval-iters 0 --global-batch-size 8 ";
+const std::string kOwnRanksToHost = kOwnRanks + TO_HOST "core_attn attn_proj mlp_act mlp_fc2";
+const std::string kApartToHost =
+    kApart + "--global-batch-size 8 " TO_HOST "core_attn attn_proj mlp_act mlp_fc2";
 const std::string kApartAndFrozen = kApart + "--freeze vision_model";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -157,10 +197,14 @@ INSTANTIATE_TEST_SUITE_P(
                                    1, true, 0.05},
                     ActivationCase{"again", "--eval-iters 0 --encoder-recompute-granularity full",
                                    1, true, 0.05},
+                    ActivationCase{"to_host", "--eval-iters 0 --num-layers 1 " TO_HOST EACH_INPUT,
+                                   1, true, 0.05},
                     ActivationCase{"sharded", kSharded.c_str(), 2, true, 0.05},
                     ActivationCase{"own_ranks", kOwnRanks.c_str(), 3, true, 0.05},
                     ActivationCase{"own_tensor_ranks", kOwnTensorRanks.c_str(), 4, true, 0.05},
+                    ActivationCase{"own_ranks_to_host", kOwnRanksToHost.c_str(), 3, true, 0.05},
                     ActivationCase{"stages", kApart.c_str(), 3, true, 0.05},
+                    ActivationCase{"stages_to_host", kApartToHost.c_str(), 3, true, 0.05},
                     ActivationCase{"frozen_stages", kApartAndFrozen.c_str(), 3, true, 0.05}),
     [](const auto& info) { return info.param.name; });
 
@@ -256,6 +300,27 @@ TEST(MimoPlan, CountsLayersThatAreComputedAgain) {
   };
   EXPECT_EQ(recompute(""), 0);
   EXPECT_GT(recompute(again), 0);
+}
+
+// What does not stay on the device is in host memory, and is reported: of tensors of any size.
+TEST(MimoPlan, CountsEncodersInHostMemory) {
+  const auto pass = [](const std::string& more) { return pass_bytes(plan_of(more), 0, 0); };
+  const PassBytes none = pass(""), all = pass(TO_HOST EACH_INPUT), one = pass(TO_HOST "mlp_act");
+  const int64_t rows = 8 * 65, h = 64, f = 256, sum = 4, element = 4;
+  EXPECT_EQ(none.offloaded, 0);
+  EXPECT_EQ(one.offloaded, 3 * rows * f * element);
+  for (const PassBytes* const less : {&all, &one})
+    EXPECT_EQ(less->saved.encoder + less->offloaded, none.saved.encoder);
+  // Pixels, and the norm before the layers, stay.
+  EXPECT_EQ(all.saved.encoder, 8 * 64 * 48 * element + rows * (h * element + 2 * sum));
+  EXPECT_EQ(all.saved.features, none.saved.features);
+  const std::string again = "--recompute-vision " TO_HOST "attn_norm";
+  EXPECT_EQ(pass(again).offloaded, 3 * rows * h * element);
+  EXPECT_EQ(pass(again).saved.encoder, all.saved.encoder);
+  const LayoutPlan plan = plan_of(TO_HOST EACH_INPUT);
+  EXPECT_GE(stage_memory(plan, 0).host_activations, all.offloaded);
+  const std::string text = layout_text(plan, make_layout_report(plan));
+  EXPECT_NE(text.find("in host memory: activations"), std::string::npos) << text;
 }
 
 // Each of two ranks has half of the products of its layers and all pictures, and sends.

@@ -124,6 +124,39 @@ TEST(Mimo, LayersThatAreComputedAgainGiveTheSameBits) {
   }
 }
 
+// Of both encoders, also where some layers are computed again, or one encoder is frozen.
+TEST(Mimo, ActivationsInHostMemoryGiveTheSameBits) {
+  const std::string
+      both =
+          "--audio-model-type whisper --audio-num-layers 3 --audio-hidden-size 16 "
+          "--audio-ffn-hidden-size 24 --audio-num-attention-heads 2 --audio-mel-bins 4 "
+          "--audio-token-id 99 ",
+      each =
+          " --encoder-offload-modules attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_fc1 "
+          "mlp_act mlp_fc2",
+      block = "--recompute-vision --encoder-recompute-method block",
+      frozen = " --freeze audio_model --mimo-encoder-prefetch",
+      decoder =
+          "--fine-grained-activation-offloading --offload-modules core_attn mlp_act "
+          "--min-offloaded-tensor-size 0";
+  const auto trace = [&](const std::string& more) {
+    const Arguments a = mimo_arguments(both + more);
+    return trace_training(find_task(a), a, {at::kFloat, 2});
+  };
+  for (const auto& [own, flags] :
+       {std::pair{std::string(), each}, std::pair{std::string(), block + each},
+        std::pair{frozen, each}, std::pair{std::string(), decoder + each}}) {
+    const TrainingTrace want = trace(own), got = trace(flags + own);
+    for (size_t step = 0; step < want.steps.size(); ++step) {
+      for (const auto& [name, number] : got.steps[step].numbers)
+        EXPECT_EQ(number.value, want.steps[step].number(name)) << flags << " " << name;
+      ASSERT_EQ(got.steps[step].grads.size(), want.steps[step].grads.size());
+      for (const auto& [name, grad] : got.steps[step].grads)
+        EXPECT_TRUE(grad.equal(want.steps[step].grads.at(name))) << flags << " " << name;
+    }
+  }
+}
+
 // Features before the turn of their micro-batch, of one encoder of two or of both.
 TEST(Mimo, FeaturesAheadGiveTheSameBits) {
   const auto trace = [&](const std::string& more) {
@@ -332,6 +365,17 @@ TEST(Mimo, RefusesWhatContradicts) {
   refused("--encoder-recompute-num-layers 3", "--encoder-recompute-num-layers 3: expected 1 to 2");
   refused("--encoder-recompute-num-layers 0", "--encoder-recompute-num-layers 0: expected 1 to 2");
   refused("--encoder-recompute-granularity selective", "none, full");
+  const std::string host = "--encoder-offload-modules ";
+  refused(host + "attn_norm moe_act",
+          host +
+              "moe_act: a layer of an encoder has no such input\nhint: modules: attn_norm, "
+              "qkv_linear, core_attn, attn_proj, mlp_norm, mlp_fc1, mlp_act, mlp_fc2");
+  refused(host + "mlp_act --recompute-vision",
+          host + "mlp_act has no effect: --encoder-recompute-granularity full saves only");
+  for (const char* frozen_encoder : {" --freeze vision_model", " --freeze-except vision_projection",
+                                     " --lora-rank 2 --lora-targets linear_q"})
+    refused(host + "core_attn" + frozen_encoder,
+            host.substr(0, host.size() - 1) + " has no effect: no encoder is trained");
   const std::string ahead = "--mimo-encoder-prefetch ", frozen = "--freeze vision_model ";
   refused(ahead, "no encoder is frozen as a whole, and features of one that is trained");
   refused(ahead + "--freeze vision_model.conv1", "\nhint: --freeze vision_model");

@@ -17,6 +17,9 @@ const std::string kHearingModel =
     "--audio-model-type whisper --audio-num-layers 3 --audio-hidden-size 64 "
     "--audio-ffn-hidden-size 256 --audio-num-attention-heads 4 --audio-mel-bins 16 "
     "--audio-token-id 600 ";
+#define EACH_TO_HOST                                                             \
+  "--encoder-offload-modules attn_norm qkv_linear core_attn attn_proj mlp_norm " \
+  "mlp_fc1 mlp_act mlp_fc2 "
 #define STACKED                                                        \
   "--seq-length 400 --micro-batch-size 1 --audio-features stacked "    \
   "--audio-projection-type mlp --audio-projection-ffn-hidden-size 96 " \
@@ -38,6 +41,10 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{"frozen_encoder", "--num-layers 1 --freeze audio_model", 1, true, 0.05},
         ActivationCase{"frozen_ends", "--freeze audio_model audio_projection", 1, true, 0.05},
         ActivationCase{"again", "--num-layers 1 --recompute-vision", 1, true, 0.05},
+        ActivationCase{"to_host", "--num-layers 1 " EACH_TO_HOST, 1, true, 0.05},
+        ActivationCase{"stacked_block_again_to_host",
+                       STACKED "--recompute-vision --encoder-recompute-method block " EACH_TO_HOST,
+                       1, true, 0.05},
         ActivationCase{"tp2_sp", "--tensor-model-parallel-size 2 --sequence-parallel", 2, true,
                        0.05},
         ActivationCase{"cp2", "--context-parallel-size 2 --cp-comm-type all_gather", 2, true, 0.05},
@@ -100,6 +107,11 @@ TEST(SoundPlan, TakesTheLargerOfImagesAndSounds) {
   EXPECT_EQ(both.encoder, heard.encoder);
   EXPECT_GT(large.encoder, heard.encoder);
   EXPECT_EQ(module_reports(sound_plan(kHearingModel + images)).size(), 5U);
+  const auto in_host_memory = [](const std::string& flags) {
+    return pass_bytes(sound_plan(flags + EACH_TO_HOST), 0, 0).offloaded;
+  };
+  EXPECT_GT(in_host_memory(kHearingModel), 0);
+  EXPECT_EQ(in_host_memory(kHearingModel + images), in_host_memory(kHearingModel));
 }
 
 }  // namespace
