@@ -97,7 +97,7 @@ class CheckServingTest(unittest.TestCase):
         for part in (told[0], told[1], told[3]):
             self.assertIn(part, result.stdout)
         wide, narrow = (self.report(MODEL, "--device", "cpu", "--dtype", "fp64", *some)["stages"][0]["memory_bytes"]["weights"] for some in (flags[:-1], flags))
-        self.assertLess(narrow, wide / 2)
+        self.assertLess(narrow, 0.6 * wide)  # inputs are padded to 64, and the table stays
 
     def test_int8_that_is_refused(self):
         self.large()
