@@ -260,8 +260,8 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
     const int64_t element =
         parameter->keeps_fp32 ? std::max<int64_t>(4, shape.element) : shape.element;
     const int64_t bytes = holds_quantized_alone(*parameter) ? quantized_bytes(*parameter)
-                          : shape.int8                      ? int8_store_bytes(*parameter, element)
-                                                            : elements * element;
+                          : shape.int8 ? int8_store_bytes(*parameter, element, memory.slice.head)
+                                       : elements * element;
     memory.parameters += elements;
     memory.weights += bytes;
     if (parameter->name.starts_with("vision_") || parameter->name.starts_with("audio_") ||

@@ -23,14 +23,17 @@ bool holds_quantized_alone(const Parameter& parameter) {
 bool is_int8_weight(const Parameter& parameter) {
   if (parameter.local_shape.size() != 2 || parameter.read_unquantized) return false;
   return parameter.role == ParameterRole::kWeight || parameter.role == ParameterRole::kOutput ||
-         (parameter.role == ParameterRole::kEmbedding && parameter.uses > 1);
+         parameter.role == ParameterRole::kEmbedding;
 }
 
-int64_t int8_store_bytes(const Parameter& parameter, int64_t element) {
+int64_t int8_store_bytes(const Parameter& parameter, int64_t element, bool has_head) {
   const int64_t value = c10::multiply_integers(parameter.local_shape) * element;
   if (!is_int8_weight(parameter)) return value;
   const int64_t codes = int8_bytes(parameter.local_shape[0], parameter.local_shape[1]);
-  return parameter.uses > 1 ? value + codes : codes;
+  if (parameter.role != ParameterRole::kEmbedding) return codes;
+  // Stages that share a table have one copy each.
+  const bool multiplies = parameter.uses > 1 || (has_head && parameter.shared != nullptr);
+  return multiplies ? value + codes : value;
 }
 
 at::Tensor weight_at_rest(Module& linear) {
@@ -102,7 +105,7 @@ std::vector<at::Tensor*> ForwardParameterStore::held() const {
 
 bool ForwardParameterStore::holds_no_value(const Parameter& parameter) const {
   return holds_quantized_alone(parameter) ||
-         (int8_ && is_int8_weight(parameter) && parameter.uses == 1);
+         (int8_ && is_int8_weight(parameter) && parameter.role != ParameterRole::kEmbedding);
 }
 
 const Int8Weight* ForwardParameterStore::int8_weight(Parameter& weight) {
@@ -110,7 +113,7 @@ const Int8Weight* ForwardParameterStore::int8_weight(Parameter& weight) {
   const auto [place, is_new] = int8_weights_.try_emplace(&weight);
   if (is_new) {
     place->second = to_int8(weight.value);
-    if (weight.uses == 1) weight.value = at::empty({0}, weight.value.options());
+    if (holds_no_value(weight)) weight.value = at::empty({0}, weight.value.options());
   }
   return &place->second;
 }

@@ -17,10 +17,11 @@ namespace megatron {
 bool holds_quantized_alone(const Parameter& parameter);
 
 // Whether products with it are in 8 bits where a store is told so: of linear layers and the output
-// layer. A table that is also the embedding's is kept as it is, too.
+// layer, whose table is kept as it is, too, if it is an embedding's.
 bool is_int8_weight(const Parameter& parameter);
-// Bytes of it in a store that holds weights in 8 bits; `element`: bytes of an element of its value.
-int64_t int8_store_bytes(const Parameter& parameter, int64_t element);
+// Bytes of it in a store that holds weights in 8 bits; `element`: bytes of an element of its value;
+// `has_head`: the output layer is on this stage.
+int64_t int8_store_bytes(const Parameter& parameter, int64_t element, bool has_head);
 
 // What products with the weight of a linear layer read: its value or its quantised copy, where it
 // stays on a device until all weights are exchanged. Undefined: it does not.
@@ -37,7 +38,7 @@ class ForwardParameterStore final : public ParameterStore {
   // Linear layers multiply in 8 bits from now on. On CPUs.
   void use_int8() { int8_ = true; }
   // The weight in 8 bits, made from its value when it is first asked for; the value is freed unless
-  // the embedding reads it. Null: products are with the value. Not safe among threads.
+  // it is an embedding's table. Null: products are with the value. Not safe among threads.
   const Int8Weight* int8_weight(Parameter& weight);
 
   // Moves parameters and state to the device, but for values of which a quantised copy will be

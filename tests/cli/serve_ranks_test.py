@@ -71,6 +71,19 @@ class ServeRanksTest(unittest.TestCase):
             # A signal drains, and all ranks leave.
             self.assertEqual(server.stop(), [0, 0], server.messages())
 
+    def test_weights_in_8_bits(self):
+        one = Server(self.model, *FLAGS, "--int8")
+        self.addCleanup(one.close)
+        want = answers(one)
+        stages = self.start(2, PP, "2", "--int8")
+        self.assert_alike(answers(stages), want)
+        self.assertEqual(stages.stop(), [0, 0], stages.messages())
+        # Rows and weights of a share have scales of their own. With echo the prompts come first.
+        got = [choice[3] for choice in answers(self.start(2, TP, "2", "--int8"))[-len(PROMPTS):]]
+        for numbers, numbers1, prompt in zip(got, (choice[3] for choice in want[-len(PROMPTS):]), PROMPTS, strict=True):
+            for a, b in zip(numbers[1:len(prompt)], numbers1[1:len(prompt)], strict=True):
+                self.assertAlmostEqual(a, b, delta=0.2)
+
     def test_flags_of_communication_reach_the_ranks(self):
         # A step may take long, other waits of the ranks may not.
         server = self.start(2, TP, "2", "--distributed-backend", "gloo", "--distributed-timeout-minutes", "3",

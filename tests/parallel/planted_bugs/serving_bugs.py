@@ -247,7 +247,7 @@ SERVING_BUGS = (
     bug("int8_kept_after_exchange", "weights in 8 bits stay those from before an exchange", STORE,
         "  int8_weights_.clear();", "  if (!PLANTED) int8_weights_.clear();", INT8),
     bug("int8_value_kept", "the value of a weight in 8 bits is kept beside it", STORE,
-        "if (weight.uses == 1) weight.value = at::empty(", "if (!PLANTED && weight.uses == 1) weight.value = at::empty(", INT8),
+        "if (holds_no_value(weight)) weight.value = at::empty(", "if (!PLANTED && holds_no_value(weight)) weight.value = at::empty(", INT8),
     bug("int8_padded_rows", "the last rows of a product by tiles are those before them", "megatron/kernels/int8/int8_product_cpu.cc",
         "if (whole < args_.rows) rows(whole, args_.rows, begin, end);",
         "if (whole < args_.rows) rows(PLANTED ? whole - kTileRows : whole, args_.rows, begin, end);", INT8_PATHS),

@@ -210,7 +210,7 @@ TEST(ServedWeights, InInt8AreHeldOnceAndMultiplyAlone) {
     const at::Tensor in_floats = full_logits(*served.model, ids);
     int64_t planned = 0;
     for (const Parameter* parameter : served.model->parameters())
-      planned += int8_store_bytes(*parameter, 4);
+      planned += int8_store_bytes(*parameter, 4, true);
     served.store.use_int8();
     const at::Tensor expected = full_logits(*served.model, ids);
     const double error = ((expected - in_floats).norm() / in_floats.norm()).item<double>();
