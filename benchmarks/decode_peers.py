@@ -88,6 +88,7 @@ import sys, time, numpy, ctypes, llama_cpp as l
 path, threads = sys.argv[1], int(sys.argv[2])
 l.llama_backend_init()
 params = l.llama_model_default_params(); params.n_gpu_layers = 0
+params.use_extra_bufts = False  # weights repacked for AMX end in an illegal instruction (0.3.36, a virtual machine)
 model = l.llama_model_load_from_file(path.encode(), params)
 for line in sys.stdin:
     prompt, tokens, sequences = map(int, line.split())
