@@ -96,6 +96,7 @@ std::vector<at::Tensor> ServedRank::read_other_weights(const std::string& source
   LoadModelRequest request = request_;
   request.load = source;
   request.ckpt_step.reset();
+  request.dummy_weights = false;
   return read_weights(request, *loaded_.model);
 }
 

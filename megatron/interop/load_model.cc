@@ -30,6 +30,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int64_t kDummySeed = 1234;
+
 // Replaces the path of a tokenizer file by the stored copy, if the checkpoint holds one of that
 // name.
 void use_stored(std::string& path, const Checkpoint& checkpoint) {
@@ -83,12 +85,27 @@ StoredModel open_gguf_model(const LoadModelRequest& request) {
   return found;
 }
 
+// The configuration alone of a folder of Hugging Face.
+StoredModel open_described_model(const LoadModelRequest& request) {
+  MEGATRON_CHECK(is_hf_folder(request.load), request.load.string(),
+                 ": holds no config.json of Hugging Face, from which a model with random weights "
+                 "is made");
+  MEGATRON_CHECK(request.dtype, "random weights have no stored type\nhint: --dtype bf16");
+  const HfModel model = read_hf_config(request.load);
+  return {Checkpoint(request.load, Manifest{}),
+          model.config,
+          hf_tokenizer(request.load, model.config.vocab_size),
+          {"the weights are random: they are drawn, and not read"},
+          model.family};
+}
+
 }  // namespace
 
 StoredModel open_model(const LoadModelRequest& request) {
   constexpr const char* kHint =
       "\nhint: give the folder that --save of `megatron pretrain` named, one iter_* directory "
       "in it, a folder of Hugging Face with config.json and safetensors, or a GGUF file";
+  if (request.dummy_weights) return open_described_model(request);
   if (is_gguf_file(request.load)) return open_gguf_model(request);
   MEGATRON_CHECK(fs::is_directory(request.load), request.load.string(),
                  fs::exists(request.load) ? ": is a file, not the folder of a model"
@@ -316,7 +333,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   if (request.accept) request.accept(loaded.config, loaded.tokenizer.get());
   check_int8(request, loaded.config.transformer, loaded.config.type);
   if (request.fp8) quantize_linears(loaded.config.transformer, *request.fp8);
-  loaded.dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
+  loaded.dtype = request.dtype ? *request.dtype : stored_dtype(checkpoint, loaded.config);
   if (request.batch_invariant)
     check_batch_invariant(loaded.config.transformer, request.device, loaded.dtype,
                           groups.tp.size());
@@ -325,6 +342,11 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
                             served_slice(loaded.config, groups.pp.rank(), groups.pp.size()));
   loaded.store =
       std::make_unique<ForwardParameterStore>(*loaded.model, loaded.dtype, request.device);
+  if (request.dummy_weights) {
+    loaded.store->place_drawn(kDummySeed, groups);
+    if (request.int8) loaded.store->use_int8();
+    return loaded;
+  }
   const auto own = [](at::Tensor& value) -> at::Tensor& { return value; };
   const auto of_adapter = [&](const std::string& name) {
     return adapter && (is_lora_parameter(name) || adapter->manifest().tensors.contains(name));

@@ -37,6 +37,9 @@ struct LoadModelRequest {
   // held in 8 bits alone from their first use on. Throws Error, before weights are read, if the
   // model cannot be.
   bool int8 = false;
+  // Weights are drawn as training begins with them, and not read: of a folder of Hugging Face
+  // config.json is enough, and `dtype` must be given. To measure speed and memory.
+  bool dummy_weights = false;
   // Throws Error, before weights are read, if it cannot be; else set_batch_invariant(true).
   bool batch_invariant = false;
   // Throws Error, before weights are read, for a model that the caller has no use for; null: takes

@@ -1,6 +1,7 @@
 #include "megatron/nn/forward_parameter_store.h"
 
 #include "megatron/base/check.h"
+#include "megatron/nn/placement.h"
 #include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/torch.h"
@@ -66,6 +67,20 @@ void ForwardParameterStore::place() {
   module_.visit_state([&](const std::string&, at::Tensor& state) { state = state.to(device_); });
 }
 
+void ForwardParameterStore::place_drawn(int64_t seed, const ParallelGroups& groups) {
+  draw_ = [this, seed, &groups](Parameter& parameter) {
+    at::Tensor value = at::empty_like(parameter.value, parameter.value.options().device(device_));
+    std::swap(value, parameter.value);
+    initialize_parameter(parameter, seed, groups);
+    std::swap(value, parameter.value);
+    return value;
+  };
+  module_.visit([&](const std::string&, Parameter& parameter) {
+    if (!holds_quantized_alone(parameter) || device_.is_cpu()) parameter.value = draw_(parameter);
+  });
+  module_.visit_state([&](const std::string&, at::Tensor& state) { state = state.to(device_); });
+}
+
 void ForwardParameterStore::exchange(const std::vector<at::Tensor>& values) {
   size_t next = 0;
   const auto take = [&]() -> const at::Tensor& {
@@ -86,6 +101,7 @@ void ForwardParameterStore::exchange(const std::vector<at::Tensor>& values) {
     if (const auto copies = copies_.find(&parameter); copies != copies_.end()) *copies->second = {};
   });
   module_.visit_state([&](const std::string&, at::Tensor& state) { put(state); });
+  draw_ = nullptr;
   int8_weights_.clear();
   copies_.clear();
   ++version_;
@@ -163,6 +179,7 @@ at::Tensor ForwardParameterStore::at_rest(Parameter& weight) const {
 
 at::Tensor ForwardParameterStore::acquire(Parameter& parameter) {
   at::Tensor value = parameter.value;
+  if (value.device() != device_ && draw_) return draw_(parameter);
   if (value.device() != device_) upload({&value}, device_);
   return value;
 }

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include "megatron/tensor/decoding/int8_weight.h"
 
 namespace megatron {
+
+struct ParallelGroups;
 
 // Whether only its quantised copy is kept on the device.
 bool holds_quantized_alone(const Parameter& parameter);
@@ -44,6 +47,9 @@ class ForwardParameterStore final : public ParameterStore {
   // Moves parameters and state to the device, but for values of which a quantised copy will be
   // made.
   void place();
+  // The same with values as training begins with (nn/placement.h), which are drawn on the device;
+  // those of which a quantised copy is made when it is. `groups` must outlive the store.
+  void place_drawn(int64_t seed, const ParallelGroups& groups);
   // Other values, in host memory: of parameters in the order of Module::visit, then of state in
   // that of visit_state. They are copied into the current ones where these are on the device.
   void exchange(const std::vector<at::Tensor>& values);
@@ -76,6 +82,7 @@ class ForwardParameterStore final : public ParameterStore {
   const at::Device device_;
   int64_t version_ = 0;
   std::map<Parameter*, QuantizedTensor*> copies_;
+  std::function<at::Tensor(Parameter&)> draw_;  // of place_drawn(), until values are exchanged
   bool int8_ = false;
   mutable std::map<Parameter*, Int8Weight> int8_weights_;
 };

@@ -123,6 +123,29 @@ class CheckServingTest(unittest.TestCase):
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("--kv-cache-dtype fp8 rounds keys and values", result.stderr)
 
+    def test_random_weights_need_a_configuration_alone(self):
+        small = {**LARGE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                 "vocab_size": 500, "max_position_embeddings": 64}
+        with open(os.path.join(self.folder, "config.json"), "w", encoding="utf-8") as stream:
+            json.dump(small, stream)
+        load = ["bench", "serve", self.folder, "--device", "cpu", "--num-requests", "2", "--num-warmup", "0", "--prompt-tokens", "9", "--output-tokens",
+                "5", "--inference-dynamic-batching-buffer-size-gb", "0.0002", "--json"]
+        dummy = ["--load-format", "dummy", "--dtype", "fp32"]
+        result = support.call(*load, *dummy)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(json.loads(result.stdout)["output_tokens"], 10)
+        self.assertIn("the weights are random: they are drawn, and not read", result.stderr)
+        eight = support.call(*load, *dummy, "--int8")
+        self.assertEqual(eight.returncode, 0, eight.stderr)
+        for flags, reason in (
+                (["--dtype", "fp32"], "safetensors"),
+                (["--load-format", "dummy"], "--load-format dummy reads no weights that say a type"),
+                ([*dummy, "--load", os.path.join(GOLDEN, "evaluate")], "holds no config.json of Hugging Face")):
+            command = load if "--load" not in flags else [word for word in load if word != self.folder]
+            refused = support.call(*command, *flags)
+            self.assertNotEqual(refused.returncode, 0, refused.stdout)
+            self.assertIn(reason, refused.stderr)
+
     def test_a_draft_model_is_counted(self):
         flags = ["--inference-dynamic-batching-buffer-size-gb", "0.0002", "--inference-max-requests", "4", "--inference-dynamic-batching-block-size", "16",
                  "--num-speculative-tokens", "3", "--speculative-model", MODEL]

@@ -77,6 +77,7 @@ LoadModelRequest load_model_request(const LoadModelConfig& config, int local_ran
   request.device = choose_device(config.device, local_rank);
   if (config.fp8_format != Fp8Format::kNone) request.fp8 = config.fp8_recipe;
   request.int8 = config.int8;
+  request.dummy_weights = config.load_format == LoadFormat::kDummy;
   request.batch_invariant = config.batch_invariant_mode;
   request.accept = config.accept;
   return request;

@@ -7,6 +7,7 @@
 
 namespace megatron {
 
+enum class LoadFormat : uint8_t { kAuto, kDummy };
 enum class ModelDType { kStored, kFp32, kBf16, kFp16, kFp64 };
 
 struct LoadModelConfig : Config {
@@ -19,6 +20,7 @@ struct LoadModelConfig : Config {
   Fp8Recipe fp8_recipe = Fp8Recipe::kBlockwise;
   bool int8 = false;
   bool batch_invariant_mode = false;
+  LoadFormat load_format = LoadFormat::kAuto;  // a flag of commands that serve
   int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
   // No flag: what the command says of the model before its weights are read.
   std::function<void(const ModelConfig&, const Tokenizer*)> accept = {};

@@ -89,6 +89,8 @@ constexpr KnownFlag kInferenceFlags[] = {
     {"--inference-wandb-logging", kNo, kCounts},
 };
 
+constexpr std::string_view kLoadFormats[] = {"auto", "dummy"};
+
 // {"name", "folder"} of NAME=DIR.
 std::pair<std::string, std::filesystem::path> split_adapter(const std::string& text) {
   const size_t equals = text.find('=');
@@ -123,6 +125,10 @@ void set_media(const ServedModelConfig& config, const LoadedModel& loaded,
 
 void ServedModelConfig::fields(FieldVisitor& v) {
   common_fields(v);
+  v.choice(
+      "load_format", load_format, kLoadFormats,
+      "dummy: random weights, for measurements of speed and memory; of --load a config.json of "
+      "Hugging Face is enough");
   v.field({"adapters", "--adapter"}, adapters,
           "NAME=DIR: folders of PEFT with adapters; a request names one as its model");
   v.field("chat_template", chat_template,
@@ -135,6 +141,8 @@ void ServedModelConfig::fields(FieldVisitor& v) {
 
 void ServedModelConfig::validate(Violations& v) const {
   if (required || !load.empty()) LoadModelConfig::validate(v);
+  v.require(load_format != LoadFormat::kDummy || dtype != ModelDType::kStored,
+            "--load-format dummy reads no weights that say a type", "--dtype bf16");
   std::set<std::string> names;
   for (const std::string& text : adapters) {
     const auto [name, folder] = split_adapter(text);

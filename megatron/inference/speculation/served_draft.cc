@@ -16,6 +16,7 @@ LoadModelRequest draft_request(const LoadModelRequest& target, const std::string
   request.adapter.clear();
   request.ckpt_step.reset();
   request.agreement = nullptr;
+  request.dummy_weights = false;
   request.accept = [folder](const ModelConfig& model, const Tokenizer*) {
     check_draft_model(folder, model);
   };
