@@ -5,12 +5,14 @@
 
 #include <array>
 #include <cmath>
+#include <cstdio>
 
 #include "megatron/base/format.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/kv_cache.h"
+#include "tests/gpu/timing.h"
 #include "tests/kernels/cases.h"
 #include "tests/unit/inference/served_models.h"
 
@@ -162,6 +164,47 @@ TEST(ServedGpu, WholePromptsAttendAsOnTheCpu) {
   EXPECT_LT(relative_error(attended(heads.to(kServingGpu), on_gpu).cpu(),
                            attended(heads.to(at::kFloat), on_cpu)),
             1e-2);
+}
+
+// Of keys and values, whose copy rate decoding should reach; 8 heads of 128 features for 32 of
+// queries, positions of each sequence around 1,100.
+TEST(ServedGpu, RatesOfDecodingAttention) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  constexpr int64_t kBlock = 64, kMost = 1400 / kBlock + 1;
+  const at::Tensor pattern =
+      at::randn({int64_t{64} << 20}, at::dtype(at::kHalf).device(kServingGpu));
+  const at::Tensor copy = at::empty_like(pattern);
+  std::printf("a copy %.0f GB/s\n", 4.0 * static_cast<double>(pattern.numel()) * 1e-6 /
+                                        milliseconds(pattern, {[&] { copy.copy_(pattern); }})[0]);
+  for (const auto& [sequences, codes] : {std::pair{256, false}, {256, true}, {768, true}}) {
+    std::vector<RaggedPart> parts;
+    double positions = 0;
+    for (int64_t i = 0; i < sequences; ++i) {
+      RaggedPart& part = parts.emplace_back();
+      part.first = 800 + i * 37 % 600;
+      part.count = 1;
+      for (int64_t j = 0; j < kMost; ++j)
+        part.blocks.push_back(static_cast<int32_t>(j * sequences + (i * 7 + j) % sequences));
+      positions += static_cast<double>(part.first + 1);
+    }
+    const PagedRows rows(std::move(parts), kMost * sequences, kBlock, kServingGpu);
+    const auto pool = [&] {
+      const at::Tensor x = at::randn({kMost * sequences, kBlock, 8, 128},
+                                     at::dtype(at::kBFloat16).device(kServingGpu));
+      if (!codes) return PagedView{x};
+      return PagedView{x.to(at::kFloat8_e4m3fn).view(at::kByte),
+                       at::ones({8}, at::dtype(at::kFloat).device(kServingGpu))};
+    };
+    const PagedView keys = pool(), values = pool();
+    const at::Tensor q =
+        at::randn({sequences, 32, 128}, at::dtype(at::kBFloat16).device(kServingGpu));
+    AttentionOptions options;
+    options.scale = 0.088;
+    const double ms =
+        milliseconds(q, {[&] { paged_attention(q, keys, values, rows, options); }})[0];
+    std::printf("%d sequences in %s: %.3f ms, %.0f GB/s\n", sequences, codes ? "E4M3" : "bf16", ms,
+                positions * 8 * 128 * (codes ? 2 : 4) * 1e-6 / ms);
+  }
 }
 
 // Weights move when they wait in host memory: what was captured reads their old places.

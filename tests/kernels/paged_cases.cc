@@ -11,20 +11,22 @@ namespace {
 struct PagedShape {
   int64_t sequences, longest, heads, groups, key_size, value_size;
   AttentionOptions options;
+  int64_t of_text = 1;  // so many sequences are positions behind each other of one text
 };
 
 constexpr int64_t kBlockSize = 16;
 
 int64_t blocks_of(const PagedShape& shape) { return (shape.longest + kBlockSize - 1) / kBlockSize; }
 
-// Sequence i has its next token behind longest / (i + 1) positions; blocks lie mingled.
+// Text i has its last token behind longest / (i + 1) positions; blocks lie mingled.
 PagedRows paged_rows(const PagedShape& shape, at::Device device) {
   std::vector<RaggedPart> parts;
   for (int64_t i = 0; i < shape.sequences; ++i) {
     std::vector<int32_t> blocks;
+    const int64_t text = i / shape.of_text, behind = shape.of_text - 1 - i % shape.of_text;
     for (int64_t j = 0; j < blocks_of(shape); ++j)
-      blocks.push_back(static_cast<int32_t>(j * shape.sequences + (i + j) % shape.sequences));
-    parts.push_back({shape.longest / (i + 1) - 1, 1, std::move(blocks)});
+      blocks.push_back(static_cast<int32_t>(j * shape.sequences + (text + j) % shape.sequences));
+    parts.push_back({shape.longest / (text + 1) - 1 - behind, 1, std::move(blocks)});
   }
   return {std::move(parts), shape.sequences * blocks_of(shape), kBlockSize, device};
 }
@@ -63,7 +65,8 @@ KernelCase paged_case(const PagedShape& shape, at::ScalarType type, bool sinks =
              std::to_string(shape.heads) + "_" + std::to_string(shape.groups) + "_" +
              std::to_string(shape.key_size) + "_" + std::to_string(shape.value_size) +
              (shape.options.window_left >= 0 ? "_window" : "") +
-             (shape.options.softcap > 0 ? "_capped" : "") + (sinks ? "_sinks" : "");
+             (shape.options.softcap > 0 ? "_capped" : "") + (sinks ? "_sinks" : "") +
+             (shape.of_text > 1 ? "_texts" : "");
   row.type = type;
   row.inputs = [=] {
     const int64_t blocks = shape.sequences * blocks_of(shape);
@@ -117,6 +120,10 @@ void add_paged_cases(std::vector<KernelCase>& rows, bool perf) {
     rows.push_back(paged_case({1, 900, 8, 2, 128, 128, options_of(0.1, 0.0, -1)}, type, true));
     rows.push_back(paged_case({3, 400, 20, 1, 96, 96, options_of(0.1, 3.0, 150)}, type));
     rows.push_back(paged_case({40, 200, 6, 6, 256, 256, options_of(0.05, 0.0, -1)}, type));
+    // Rows of one text in one tile: all 16 queries, 15, with a remainder, in a window
+    rows.push_back(paged_case({24, 300, 8, 2, 128, 128, plain, 8}, type, true));
+    rows.push_back(paged_case({10, 100, 10, 2, 64, 64, plain, 5}, type));
+    rows.push_back(paged_case({64, 150, 4, 4, 64, 64, options_of(0.1, 3.0, 20), 32}, type));
   }
 }
 

@@ -8,7 +8,8 @@
 
 namespace megatron {
 
-// Position p of a sequence lies at block_table[p / block_size], offset p % block_size. The pool is
+// Position p of a sequence lies at block_table[p / block_size], offset p % block_size; sequences
+// that share the block of a position are equal up to it. The pool is
 // [blocks, block_size, g, d]; strides are in elements, features are contiguous.
 struct PagedPool {
   const void* data = nullptr;
@@ -20,7 +21,8 @@ struct PagedPool {
 // out[i] = softmax(scale q[i] k^T) v over positions [lengths[i] - 1 - window_left, lengths[i]), in
 // fp32 (fp64 for fp64); the softmax also sums the exponential of the head's sink. A row's result
 // depends on no other row's values and not on how the pool is divided; by tiles on a GPU the
-// division of its sums depends on the number of rows.
+// division of its sums depends on the number of rows and on which of its neighbours are of its
+// text.
 struct PagedAttention {
   DType dtype = DType::kFloat32;
   int64_t rows = 0;
