@@ -26,16 +26,8 @@ at::Tensor document_tensor(const MicroBatch& source) {
 }
 
 std::shared_ptr<UnpaddedRows> document_rows(const MicroBatch& source, c10::Device device) {
-  const int64_t length = source.sequence_length();
-  std::vector<DocumentPlace> places;
-  for (int64_t i = 0; i < source.micro_batch_size; ++i) {
-    const std::vector<int32_t> borders =
-        cu_seqlens(source.document_starts[static_cast<size_t>(i)], length);
-    for (size_t j = 0; j + 1 < borders.size(); ++j)
-      places.push_back({i, borders[j], borders[j + 1] - borders[j]});
-  }
-  auto rows =
-      std::make_shared<UnpaddedRows>(make_document_rows(places, length, source.micro_batch_size));
+  auto rows = std::make_shared<UnpaddedRows>(
+      make_document_rows(documents_of(source), source.sequence_length(), source.micro_batch_size));
   rows->offsets = to_device(rows->offsets, device);
   rows->counts = to_device(rows->counts, device);
   return rows;
@@ -63,6 +55,18 @@ std::shared_ptr<UnpaddedRows> unpadded_rows(const MicroBatch& source, size_t i, 
 }
 
 }  // namespace
+
+std::vector<DocumentPlace> documents_of(const MicroBatch& source) {
+  if (source.crosses_documents) return {};
+  std::vector<DocumentPlace> places;
+  for (int64_t i = 0; i < source.micro_batch_size; ++i) {
+    const std::vector<int32_t> borders =
+        cu_seqlens(source.document_starts[static_cast<size_t>(i)], source.sequence_length());
+    for (size_t j = 0; j + 1 < borders.size(); ++j)
+      places.push_back({i, borders[j], borders[j + 1] - borders[j]});
+  }
+  return places;
+}
 
 SequenceTotals sequence_totals(const at::Tensor& loss_weight, int64_t tokens) {
   const at::Tensor sums = loss_weight.flatten(1).sum(1, /*keepdim=*/false, at::kDouble);

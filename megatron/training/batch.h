@@ -11,11 +11,16 @@
 #include "megatron/comm/process_group.h"
 #include "megatron/datasets/data_loader.h"
 #include "megatron/models/batch.h"
+#include "megatron/tensor/attention/unpadded_rows.h"
 
 namespace megatron {
 
 // Totals of sequences of `tokens` tokens without padding. `loss_weight`: the whole column [b, ...].
 SequenceTotals sequence_totals(const at::Tensor& loss_weight, int64_t tokens);
+
+// The documents that the tokens of samples attend within, sample by sample; none: they attend to
+// all of their sample.
+std::vector<DocumentPlace> documents_of(const MicroBatch& source);
 
 // The type of a column's tensor.
 at::ScalarType scalar_type(ElementType type);

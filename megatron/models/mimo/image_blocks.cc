@@ -1,5 +1,7 @@
 #include "megatron/models/mimo/image_blocks.h"
 
+#include <vector>
+
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -9,6 +11,28 @@ namespace {
 at::Tensor equal_pairs(const at::Tensor& x) { return x.unsqueeze(2).eq(x.unsqueeze(1)); }
 
 }  // namespace
+
+TokenBlocks image_blocks(std::span<const int64_t> tokens, int64_t samples, int64_t image_token,
+                         std::span<const DocumentPlace> documents) {
+  const int64_t s = std::ssize(tokens) / samples;
+  std::vector<TokenRun> runs;
+  const auto find_runs = [&](const DocumentPlace& one) {
+    bool goes_on = false;
+    for (int64_t at = one.begin; at < one.begin + one.length; ++at) {
+      const bool of_image = tokens[static_cast<size_t>(one.sample * s + at)] == image_token;
+      if (of_image && goes_on) {
+        ++runs.back().count;
+      } else if (of_image) {
+        runs.push_back({one.sample, at, 1});
+      }
+      goes_on = of_image;
+    }
+  };
+  for (const DocumentPlace& one : documents) find_runs(one);
+  for (int64_t sample = 0; documents.empty() && sample < samples; ++sample)
+    find_runs({sample, 0, s});
+  return make_token_blocks(runs, samples, s, documents);
+}
 
 at::Tensor image_block_mask(const at::Tensor& tokens, int64_t image_token,
                             const at::Tensor& document_ids) {

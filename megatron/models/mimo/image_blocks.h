@@ -4,8 +4,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
+
+#include "megatron/tensor/attention/token_blocks.h"
 
 namespace megatron {
+
+// The runs of image tokens in tokens [b, s] of `samples` samples, each within its document;
+// `documents`: as make_token_blocks().
+TokenBlocks image_blocks(std::span<const int64_t> tokens, int64_t samples, int64_t image_token,
+                         std::span<const DocumentPlace> documents = {});
 
 // Bool [b, 1, s, s], True where a query may NOT attend to a key: it may to itself, to those before
 // it, and, within a run of image tokens of tokens [b, s], to all of the run; of these to those of

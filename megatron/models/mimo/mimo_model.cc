@@ -362,8 +362,18 @@ ForwardContext MimoModel::with_images(const Batch& batch, const ForwardContext& 
     out.position_ids = batch.images->positions;
   if (!own_.bidirectional_images || batch.images == nullptr || batch.images->all_pictures == 0)
     return out;
-  out.attention_mask = image_block_mask(zigzag_gather(batch["tokens"], 1, groups().cp),
-                                        own_.image_token_id, context.document_ids);
+  const at::Tensor& tokens = batch["tokens"];
+  if (const auto& blocks = batch.images->blocks;
+      blocks != nullptr && tokens.is_cuda() && groups().cp.size() == 1) {
+    if (blocks->tokens == 0) return out;  // images of one token
+    out.token_blocks = blocks;
+    out.mask_of_blocks = [tokens, token = own_.image_token_id, documents = context.document_ids] {
+      return image_block_mask(tokens, token, documents);
+    };
+    return out;
+  }
+  out.attention_mask = image_block_mask(zigzag_gather(tokens, 1, groups().cp), own_.image_token_id,
+                                        context.document_ids);
   out.mask_is_causal = true;
   out.document_ids.reset();
   out.document_rows.reset();

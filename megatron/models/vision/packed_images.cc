@@ -17,7 +17,10 @@ std::shared_ptr<const UnpaddedRows> equal_segments(int64_t count, int64_t length
   const std::vector<uint8_t> mask(static_cast<size_t>(count * length), 1);
   std::vector<int64_t> numbers(static_cast<size_t>(count));
   std::iota(numbers.begin(), numbers.end(), 0);
-  return std::make_shared<const UnpaddedRows>(make_unpadded_rows({mask}, numbers, 1));
+  UnpaddedRows rows = make_unpadded_rows({mask}, numbers, 1);
+  rows.uniform = true;
+  rows.most_empty = 0;
+  return std::make_shared<const UnpaddedRows>(std::move(rows));
 }
 
 constexpr int64_t kNewline = -1;
@@ -280,6 +283,7 @@ PackedImages to_device(const PackedImages& images, at::Device device) {
     if (tensor->defined()) *tensor = to_device(*tensor, device);
   out.segments = on_device(images.segments, device);
   out.windows = on_device(images.windows, device);
+  out.blocks = to_device(images.blocks, device);
   return out;
 }
 

@@ -12,6 +12,7 @@
 #include "megatron/media/tiling.h"
 #include "megatron/models/common/features_ahead.h"
 #include "megatron/models/vision/vision_config.h"
+#include "megatron/tensor/attention/token_blocks.h"
 #include "megatron/tensor/attention/unpadded_rows.h"
 
 namespace megatron {
@@ -64,6 +65,9 @@ struct PackedImages {
   // [b, s, 3] int64: the positions of tokens in time, of rows and of columns, of pictures of own
   // sizes; undefined: a token has one position
   at::Tensor positions;
+  // Of models in which the tokens of an image attend to one another in both directions, the runs of
+  // them; null: they do not
+  std::shared_ptr<const TokenBlocks> blocks;
   // Of this rank's pictures, with --mimo-encoder-prefetch; null: the model computes them
   std::shared_ptr<const FeaturesAhead> ahead;
 

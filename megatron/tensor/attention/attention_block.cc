@@ -50,21 +50,15 @@ bool is_library(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   return reason.empty();
 }
 
-// [s, b, n, d] -> [b * groups, n / groups, s, d], a view: each group becomes a sample, so that
-// cuDNN's deterministic backward can process some at a time.
-at::Tensor fold(const at::Tensor& t, int64_t groups) {
-  const int64_t s = t.size(0), b = t.size(1), n = t.size(2), d = t.size(3);
-  return to_heads(t.reshape({s, b * groups, n / groups, d}));
-}
-
 // For a block with the library's mask: cuDNN if supported and allowed, else flash attention.
 bool is_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               const AttentionOptions& o) {
   if (o.backend == AttentionBackend::kFlash) return false;
   const int64_t g = k.size(2);
-  const std::string reason = q.size(0) % 64 != 0 || k.size(0) % 64 != 0
-                                 ? "the length is not a multiple of 64"
-                                 : why_not_cudnn(fold(q, g), fold(k, g), fold(v, g), o);
+  const std::string reason =
+      q.size(0) % 64 != 0 || k.size(0) % 64 != 0
+          ? "the length is not a multiple of 64"
+          : why_not_cudnn(fold_groups(q, g), fold_groups(k, g), fold_groups(v, g), o);
   MEGATRON_CHECK(reason.empty() || o.backend == AttentionBackend::kAuto,
                  "--attention-backend fused cannot compute this block of attention: ", reason,
                  "\nhint: --attention-backend auto takes a backend that can");
@@ -76,8 +70,8 @@ AttentionBlock square_forward(const at::Tensor& q, const at::Tensor& k, const at
   const int64_t g = k.size(2);
   if (is_cudnn(q, k, v, o)) {
     const at::Tensor out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
-    const at::Tensor lse =
-        cudnn_attention_forward(fold(q, g), fold(k, g), fold(v, g), fold(out, g), o);
+    const at::Tensor lse = cudnn_attention_forward(fold_groups(q, g), fold_groups(k, g),
+                                                   fold_groups(v, g), fold_groups(out, g), o);
     return {out, lse.view({q.size(1), q.size(2), q.size(0)})};
   }
   const auto r = at::_scaled_dot_product_flash_attention(to_heads(q), to_heads(k),
@@ -95,8 +89,9 @@ AttentionGrads square_backward(const at::Tensor& dout, const at::Tensor& q, cons
                      dv = at::empty(v.sizes(), v.options());
     const at::Tensor folded_lse =
         lse.reshape({q.size(1) * g, q.size(2) / g, q.size(0), 1}).contiguous();
-    cudnn_attention_backward(fold(dout, g), fold(q, g), fold(k, g), fold(v, g), fold(out, g),
-                             folded_lse, fold(dq, g), fold(dk, g), fold(dv, g), o);
+    cudnn_attention_backward(fold_groups(dout, g), fold_groups(q, g), fold_groups(k, g),
+                             fold_groups(v, g), fold_groups(out, g), folded_lse, fold_groups(dq, g),
+                             fold_groups(dk, g), fold_groups(dv, g), o);
     return {dq, dk, dv};
   }
   const DeterministicScope deterministic;

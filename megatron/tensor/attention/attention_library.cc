@@ -76,6 +76,10 @@ at::Tensor padded(const at::Tensor& t, int64_t width) {
 
 at::Tensor to_heads(const at::Tensor& t) { return t.permute({1, 2, 0, 3}); }
 at::Tensor from_heads(const at::Tensor& t) { return t.permute({2, 0, 1, 3}); }
+at::Tensor fold_groups(const at::Tensor& t, int64_t groups) {
+  const int64_t s = t.size(0), b = t.size(1), n = t.size(2), d = t.size(3);
+  return to_heads(t.reshape({s, b * groups, n / groups, d}));
+}
 
 DeterministicScope::DeterministicScope()
     : algorithms_(at::globalContext().deterministicAlgorithms()),

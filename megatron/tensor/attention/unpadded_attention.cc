@@ -90,8 +90,23 @@ std::string why_not_ranges(const at::Tensor& q, const at::Tensor& k, const at::T
   return reason.empty() ? why_not_cudnn_ranges(q, k, v, ranges_of(rows), options) : reason;
 }
 
-// What computes ranges of rows; kNone: samples are padded, or computed one by one.
-enum class RangeKernel { kNone, kCudnn, kDistance };
+// What computes ranges of rows; kUniform: cuDNN, as samples of one length; kNone: samples are
+// padded, or computed one by one.
+enum class RangeKernel { kNone, kCudnn, kUniform, kDistance };
+
+// Uniform rows [R, n, d] as samples [b, n, s, d].
+at::Tensor as_samples(const at::Tensor& x, const UnpaddedRows& rows) {
+  return x.unflatten(0, {rows.samples, rows.length}).transpose(1, 2);
+}
+
+bool is_uniform(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                const AttendedRows& rows, const AttentionOptions& options) {
+  const UnpaddedRows& queries = *rows.queries;
+  return queries.uniform && rows.keys == nullptr &&
+         why_not_cudnn(as_samples(q, queries), as_samples(k, queries), as_samples(v, queries),
+                       options)
+             .empty();
+}
 
 RangeKernel choose_kernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttendedRows& rows, const AttentionOptions& options) {
@@ -108,7 +123,8 @@ RangeKernel choose_kernel(const at::Tensor& q, const at::Tensor& k, const at::Te
   MEGATRON_CHECK(automatic || reason.empty(),
                  "--attention-backend fused cannot compute this attention: ", reason,
                  "\nhint: --attention-backend auto takes a backend that can");
-  return reason.empty() && !holes ? RangeKernel::kCudnn : RangeKernel::kNone;
+  if (!reason.empty() || holes) return RangeKernel::kNone;
+  return is_uniform(q, k, v, rows, options) ? RangeKernel::kUniform : RangeKernel::kCudnn;
 }
 
 // All of [R, 1, n, d]: what is computed where no kernel does it.
@@ -162,6 +178,11 @@ RangesForward run_forward(const Queried& t, const UnpaddedPass& pass) {
             {}};
   const at::Tensor out = clear_empty(
       at::empty({t.q.size(0), t.q.size(1), t.v.size(2)}, t.q.options()), *pass.rows.queries);
+  if (pass.kernel == RangeKernel::kUniform) {
+    const auto samples = [&](const at::Tensor& x) { return as_samples(x, *pass.rows.queries); };
+    return {out, cudnn_attention_forward(samples(t.q), samples(t.k), samples(t.v), samples(out),
+                                         pass.options)};
+  }
   if (pass.kernel == RangeKernel::kDistance)
     return {out, distance_attention_forward(t.q, t.k, t.v, out, pass.options, &pass.ranges)};
   return {out, cudnn_ranges_forward(t.q, t.k, t.v, out, pass.ranges, pass.options)};
@@ -198,6 +219,13 @@ OptionGrads run_backward(const at::Tensor& dout, const Queried& t, const variabl
     if (pass.kernel == RangeKernel::kCudnn) {
       cudnn_ranges_backward(dout, t.q, t.k, t.v, f.out, f.lse, grads.q, grads.k, grads.v,
                             pass.ranges, pass.options);
+      return {};
+    }
+    if (pass.kernel == RangeKernel::kUniform) {
+      const auto samples = [&](const at::Tensor& x) { return as_samples(x, *pass.rows.queries); };
+      cudnn_attention_backward(samples(dout), samples(t.q), samples(t.k), samples(t.v),
+                               samples(f.out), f.lse, samples(grads.q), samples(grads.k),
+                               samples(grads.v), pass.options);
       return {};
     }
     const at::Tensor& bias = pass.options.distance_bias;

@@ -39,6 +39,7 @@ struct UnpaddedRows {
   int64_t rows = 0;              // R
   int64_t most_empty = 0;        // empty rows, at most
   int64_t step = 1;              // from one of a text's rows to its next
+  bool uniform = false;          // texts have `length` rows each, always, and there are no others
   std::vector<int64_t> lengths;  // [b], at least 1; on the host
   std::vector<bool> holes;       // [b]: whether the sample has any; on the host
   bool has_holes() const;

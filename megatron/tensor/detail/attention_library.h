@@ -32,6 +32,9 @@ at::Tensor padded(const at::Tensor& t, int64_t width);
 // [s, b, n, d] <-> [b, n, s, d], a view.
 at::Tensor to_heads(const at::Tensor& t);
 at::Tensor from_heads(const at::Tensor& t);
+// [s, b, n, d] -> [b * groups, n / groups, s, d], a view: each group becomes a sample, so that
+// cuDNN's deterministic backward can process some at a time.
+at::Tensor fold_groups(const at::Tensor& t, int64_t groups);
 
 // Note [Deterministic attention]
 // The backward of flash attention sums dq in a fixed order only in ATen's deterministic mode, a

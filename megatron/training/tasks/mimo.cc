@@ -11,6 +11,7 @@
 #include "megatron/datasets/multimodal/mock_multimodal_dataset.h"
 #include "megatron/datasets/multimodal/multimodal_dataset.h"
 #include "megatron/datasets/tuning/sft_dataset.h"
+#include "megatron/models/mimo/image_blocks.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/mimo/read_images.h"
 #include "megatron/tensor/torch.h"
@@ -255,14 +256,19 @@ PackedImages packed_images(const MimoConfig& own, const std::shared_ptr<const Mi
   for (const auto& [sample, image, owner] : images.all)
     all.push_back(seen_image(sample, image, owner));
   const int64_t patch = own.patch_elements();
-  return pack_images(
+  const auto tokens = source->data().all<int64_t>("tokens");
+  PackedImages packed = pack_images(
       own, all,
       images.ranks.reads ? tensor_of(source, images.patches,
                                      {std::ssize(images.patches) / patch, patch}, at::kByte)
                          : at::Tensor(),
-      tensor_of(source, images.pixel_values, {3, 256}, at::kFloat),
-      source->data().all<int64_t>("tokens"), source->micro_batch_size, own.image_token_id,
-      images.ranks.rank, images.ranks.size, document_places(*source), images.ranks.replicas);
+      tensor_of(source, images.pixel_values, {3, 256}, at::kFloat), tokens,
+      source->micro_batch_size, own.image_token_id, images.ranks.rank, images.ranks.size,
+      document_places(*source), images.ranks.replicas);
+  if (own.bidirectional_images && images.ranks.merged() == 1)
+    packed.blocks = std::make_shared<TokenBlocks>(
+        image_blocks(tokens, source->micro_batch_size, own.image_token_id, documents_of(*source)));
+  return packed;
 }
 
 PackedSounds packed_sounds(const MimoConfig& own, const std::shared_ptr<const MicroBatch>& source) {

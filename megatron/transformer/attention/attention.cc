@@ -156,7 +156,7 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
   const int64_t s = mixed.size(0), b = mixed.size(1);
   const bool gated = config_.attention_output_gate;
   if (!q_layernorm_ && !gated && kv_.size() == 1 && core_.context_ranks(context.pass).size() == 1 &&
-      context.state == nullptr) {
+      context.state == nullptr && context.pass.token_blocks == nullptr) {
     return back(attend_packed(mixed, context));
   }
   const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
@@ -199,7 +199,7 @@ at::Tensor SelfAttention::decode(const at::Tensor& mixed, const RotaryTables& ro
                      heads.select(2, of_group),
                      heads.select(2, of_group + 1),
                      {rotary.cos, rotary.sin, rotary.interleaved},
-                     mixed.is_cuda() ? weight_at_rest(linear_proj_) : at::Tensor()},
+                     mixed.is_cuda() && t == 1 ? weight_at_rest(linear_proj_) : at::Tensor()},
                     context);
   return y.view({t, 1, heads_ * config_.kv_channels});
 }

@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/nn/functional.h"
+#include "megatron/tensor/attention/token_blocks.h"
 #include "megatron/tensor/attention/unpadded_attention.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/attention_sublayer.h"
@@ -101,7 +102,15 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
     const bool input = exchanged || is_alias(saved, q) || is_alias(saved, k) || is_alias(saved, v);
     return config_.offloads(input ? "core_attn" : "attn_proj");
   });
-  const AttentionOptions core = options(context, q.options(), q.size(0), k.size(0));
+  AttentionOptions core = options(context, q.options(), q.size(0), k.size(0));
+  if (pass.token_blocks != nullptr) {
+    MEGATRON_ASSERT(cp.size() == 1 && !pass.attention_mask.defined(), "blocks beside a mask");
+    if (why_not_blocks(q, k, v, *pass.token_blocks, pass.document_rows.get(), core).empty())
+      return attention_with_blocks(q, k, v, pass.token_blocks, pass.document_rows, core);
+    core.mask = pass.mask_of_blocks();
+    core.causal = false;
+    return core_attention(q, k, v, core);
+  }
   if (const auto& rows = unpadded_rows(pass)) {
     check_whole_sequences("attention without padding", cp);
     MEGATRON_ASSERT(!pass.attention_mask.defined() && !pass.document_ids.defined(),

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 
 #include "megatron/tensor/random.h"
@@ -18,6 +19,7 @@ struct DecodingPass;
 struct EncodedSequence;
 struct RetrievedChunks;
 struct RoutingReplay;
+struct TokenBlocks;
 struct UnpaddedRows;
 
 struct ForwardContext {
@@ -33,6 +35,11 @@ struct ForwardContext {
   at::Tensor attention_mask;    // bool [b, 1, s, keys] of whole sequences, True = may NOT attend,
                                 // beyond causality; undefined: none
   bool mask_is_causal = false;  // the mask says which later keys are seen: causality adds nothing
+  // Blocks of tokens that see one another in both directions, and what makes the mask of them, with
+  // which attention is not causal, for layers whose kernels do not know blocks; null: there are
+  // none
+  std::shared_ptr<const TokenBlocks> token_blocks;
+  std::function<at::Tensor()> mask_of_blocks;
   at::Tensor document_ids;  // [b, s] int64 of the whole sequence on every context-parallel rank:
                             // tokens attend within their document only; undefined: no boundaries
   // make_document_rows() of document_ids; null: not known

@@ -2,6 +2,7 @@
 from stack_bugs import bug, unit_bugs
 
 BLOCKS = "megatron/models/mimo/image_blocks.cc"
+TOKEN_BLOCKS = "megatron/tensor/attention/token_blocks.cc"
 MODEL, ENCODER = "megatron/models/mimo/mimo_model.cc", "megatron/models/vision/vision_encoder.cc"
 LOADER, GRADS = "megatron/datasets/data_loader.cc", "megatron/distributed/grad_buffer.cc"
 SEGMENTS = "megatron/models/common/segments.cc"
@@ -49,8 +50,8 @@ VISION_BUGS = (
           "out.positions = PLANTED ? positions.narrow(1, 0, held.size(0)) : positions.index_select(1, held);"),),
         "cp2_qwen2_vl", "qwen2 vl cp2"),
     bug("vision_context_blocks", "a context rank looks for images among its own tokens only",
-        ((MODEL, "zigzag_gather(batch[\"tokens\"], 1, groups().cp)",
-          "PLANTED ? batch[\"tokens\"].repeat({1, groups().cp.size()}) : zigzag_gather(batch[\"tokens\"], 1, groups().cp)"),),
+        ((MODEL, "zigzag_gather(tokens, 1, groups().cp)",
+          "PLANTED ? tokens.repeat({1, groups().cp.size()}) : zigzag_gather(tokens, 1, groups().cp)"),),
         "cp2_gather_gemma3", "gemma3 cp2"),
     bug("vision_balance_leaves_the_batch", "samples of another global batch are read in the order of this one",
         ((LOADER, "ids[i] = batch.begin + batch.samples", "ids[i] = (PLANTED ? options.consumed_samples : batch.begin) + batch.samples"),),
@@ -154,6 +155,12 @@ VISION_BUGS = (
     chunk_bug("vision_prompt_divided", "chunks of a prompt end within an image whose tokens attend to all of it",
                "megatron/scheduling/scheduler_plan.cc", "if (!sequence.spec().rows) return rows;",
                "if (PLANTED || !sequence.spec().rows) return rows;", "Schedulers.RowsThatAttendToLaterOnesAreNotDivided"),
+    vision_bug("vision_blocks_see_themselves", "the kernel of blocks adds a token's own key a second time", TOKEN_BLOCKS,
+               "queries.push_back((key - 1) * samples", "queries.push_back((key - (PLANTED ? 0 : 1)) * samples",
+               "HfVisionModels.BlocksOfImagesAreTheLaterKeysOfTheMask"),
+    vision_bug("vision_blocks_of_samples", "sums of documents are looked for as if samples were whole", TOKEN_BLOCKS,
+               "static_cast<int64_t>(i) * longest + j;", "PLANTED ? documents[i].sample * longest + j : static_cast<int64_t>(i) * longest + j;",
+               "HfVisionModels.BlocksOfImagesAreTheLaterKeysOfTheMask"),
     vision_bug("vision_prompt_causal", "a cache gives tokens of an image those before them alone", "megatron/inference/model_runner.cc",
                "return ahead ? ends", "return ahead && !PLANTED ? ends", "Families/HfVisionGolden.GreedyTokensBehindImages/gemma3"),
     vision_bug("vision_sides_of_positions", "rows and columns are exchanged in the positions of an image's tokens", PACKING,
