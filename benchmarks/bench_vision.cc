@@ -1,16 +1,21 @@
 // An encoder of images alone on a GPU, forward and backward, in bf16 with gradients in fp32, beside
 // benchmarks/peer_multimodal.py:
 //
-//   bench_vision clip 64 [20]    ViT-L/14-336, 24 layers, so many pictures; so many of the longest
-//                                kernels are listed
-//   bench_vision qwen2_5 16      the tower of Qwen2.5-VL, images of 224x224 to 1288x1288
+//   bench_vision clip 64 [20] [fast] [floor]    ViT-L/14-336, 24 layers, so many pictures
+//   bench_vision qwen2_5 16                     the tower of Qwen2.5-VL, images of 224x224 to
+//                                               1288x1288
 //
-// Prints images/s, and TFLOP/s by the operations of products and scores within pictures (and
-// windows), the backward counted twice.
+// 20: so many of the longest kernels are listed. fast: as --fast of pretrain, whose attention is
+// not deterministic. floor: beside a lower bound, which is the time of products and of attention
+// by themselves and of the bytes that other kernels must move at the rate of a copy. Prints
+// images/s, and TFLOP/s by the operations of products and scores within pictures (and windows), the
+// backward counted twice.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
+#include <vector>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
@@ -20,7 +25,11 @@
 #include "megatron/nn/recompute.h"
 #include "megatron/runtime/device.h"
 #include "megatron/runtime/kernel_profile.h"
+#include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/benchmarking/ceilings.h"
+#include "megatron/training/benchmarking/measured_attention.h"
+#include "megatron/transformer/transformer_layer_cost.h"
 
 namespace megatron {
 namespace {
@@ -81,9 +90,77 @@ double operations(const VisionConfig& c, const std::vector<SeenImage>& images, i
   return 3 * all;
 }
 
-int main(const std::string& kind, int64_t count, size_t kernels) {
+struct Product {
+  at::Tensor x, w, dy, target;
+
+  Product(int64_t rows, int64_t outputs, int64_t inputs, at::Device device)
+      : x(at::randn({rows, inputs}, at::dtype(at::kBFloat16).device(device))),
+        w(at::randn({outputs, inputs}, x.options()).mul_(0.02)),
+        dy(at::randn({rows, outputs}, x.options())),
+        target(at::zeros(w.sizes(), x.options().dtype(at::kFloat))) {}
+  void backward() const {
+    linear_input_grad(dy, w, {});
+    linear_weight_grad(dy, x, target, 1.0);
+  }
+};
+
+// Layers, and the product of the patches.
+void print_floor(const TransformerConfig& layers, const PackedImages& images, int64_t elements,
+                 double measured_ms) {
+  constexpr double kLeast = 1.0;
+  const at::Device device = images.patches.device();
+  const at::NoGradGuard no_grad;
+  LayerShape shape;
+  shape.samples = images.segments->samples;
+  shape.tokens = shape.rows = images.segments->rows;
+  shape.element = shape.residual = 2;
+  shape.unpadded = true;
+  shape.padded = false;
+  const LayerCost cost = transformer_layer_cost(layers, 1, shape, /*offloaded=*/false);
+  std::vector<Product> products;
+  for (const SublayerCost* half : {&cost.first, &cost.second})
+    for (const LinearSize& size : half->linears)
+      products.emplace_back(shape.rows, size.outputs, size.inputs, device);
+  const Product begin(images.patches.size(0), layers.hidden_size, elements, device);
+  const double product_ms =
+      1e3 * seconds_per_run(device, kLeast, [&] {
+        linear_forward(begin.x, begin.w, {});
+        for (int64_t i = 0; i < layers.num_layers; ++i)
+          for (const Product& product : products) linear_forward(product.x, product.w, {});
+        for (int64_t i = 0; i < layers.num_layers; ++i)
+          for (auto product = products.rbegin(); product != products.rend(); ++product)
+            product->backward();
+        linear_weight_grad(begin.dy, begin.x, begin.target, 1.0);
+      });
+  const int64_t whole = layers.whole_sample_layers
+                            ? static_cast<int64_t>(layers.whole_sample_layers->size())
+                            : layers.num_layers;
+  double attention_ms = 0.0;
+  const auto attend = [&](const std::shared_ptr<const UnpaddedRows>& rows, int64_t of_layers) {
+    if (of_layers == 0) return;
+    const MeasuredAttention attention(cost.first.attentions.front(), {rows}, at::kBFloat16, device);
+    attention_ms += 1e3 * static_cast<double>(of_layers) *
+                    device_seconds_per_run(device, kLeast, [&] { attention.both(); });
+  };
+  attend(images.segments, whole);
+  attend(images.windows, layers.num_layers - whole);
+  const double moved = static_cast<double>(shape.rows * layers.num_layers) *
+                       (cost.first.moved_elements + cost.second.moved_elements) * 2.0;
+  const double other_ms = 1e3 * moved / copy_ceiling(device, kLeast).byte_rate();
+  const double floor_ms = product_ms + attention_ms + other_ms;
+  std::printf("floor %.2f ms (products %.2f, attention %.2f, other memory %.2f): %.1f%%\n",
+              floor_ms, product_ms, attention_ms, other_ms, 100.0 * floor_ms / measured_ms);
+}
+
+struct Wanted {
+  size_t kernels = 0;
+  bool fast = false, floor = false;
+};
+
+int main(const std::string& kind, int64_t count, const Wanted& wanted) {
   const VisionConfig config = vision_of(kind);
   TransformerConfig language;
+  language.fast = wanted.fast;
   const at::Device gpu(at::kCUDA, 0);
   VisionEncoder encoder(config, language);
   PlainParameterStore store(encoder, at::kBFloat16, gpu, /*gradients=*/true);
@@ -130,13 +207,14 @@ int main(const std::string& kind, int64_t count, size_t kernels) {
               static_cast<long>(count), static_cast<long>(patches), 1e3 * seconds,
               static_cast<double>(count) / seconds,
               operations(config, images, elements) / seconds / 1e12);
-  if (kernels == 0) return 0;
+  if (wanted.floor) print_floor(config.encoder(language), packed, elements, 1e3 * seconds);
+  if (wanted.kernels == 0) return 0;
   const KernelProfile profile = summarize_kernels(profile_kernels([&] {
     step();
     synchronize(gpu);
   }));
   std::printf("waiting for the host %.2f ms\n", profile.span_ms - profile.busy_ms);
-  for (size_t i = 0; i < std::min(kernels, profile.kernels.size()); ++i) {
+  for (size_t i = 0; i < std::min(wanted.kernels, profile.kernels.size()); ++i) {
     const KernelTime& kernel = profile.kernels[i];
     std::printf("%8.3f ms %5ld  %s\n", kernel.ms, static_cast<long>(kernel.calls),
                 kernel.name.substr(0, 100).c_str());
@@ -148,13 +226,19 @@ int main(const std::string& kind, int64_t count, size_t kernels) {
 }  // namespace megatron
 
 int main(int argc, char** argv) {
-  if (argc != 3 && argc != 4) {
-    std::fprintf(stderr, "usage: bench_vision clip|qwen2_5 IMAGES [KERNELS]\n");
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: bench_vision clip|qwen2_5 IMAGES [KERNELS] [fast] [floor]\n");
     return 2;
   }
+  megatron::Wanted wanted;
+  for (int i = 3; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    wanted.fast |= word == "fast";
+    wanted.floor |= word == "floor";
+    if (word != "fast" && word != "floor") wanted.kernels = std::strtoul(argv[i], nullptr, 10);
+  }
   try {
-    return megatron::main(argv[1], std::atoll(argv[2]),
-                          argc == 4 ? std::strtoul(argv[3], nullptr, 10) : 0);
+    return megatron::main(argv[1], std::atoll(argv[2]), wanted);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

@@ -20,6 +20,29 @@ namespace {
 // [..., n] as [rows, n].
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
+// Note [Rows of odd length]
+// Where rows of 16-bit elements are no multiples of 16 bytes, cuBLAS has kernels of an older
+// generation alone, two to three times as slow. So large products are those of copies whose rows
+// end with zeros, which add nothing to any sum.
+constexpr int64_t kRowElements = 8, kLeastRowsToCopy = 512;
+
+bool has_odd_rows(const at::Tensor& weight, int64_t rows) {
+  return weight.is_cuda() && weight.element_size() == 2 && weight.size(1) % kRowElements != 0 &&
+         rows >= kLeastRowsToCopy && !is_batch_invariant();
+}
+
+int64_t even_length(const at::Tensor& matrix) {
+  return (matrix.size(1) + kRowElements - 1) / kRowElements * kRowElements;
+}
+
+at::Tensor with_even_rows(const at::Tensor& matrix) {
+  const int64_t columns = matrix.size(1), all = even_length(matrix);
+  at::Tensor out = at::empty({matrix.size(0), all}, matrix.options());
+  out.narrow(1, 0, columns).copy_(matrix);
+  out.narrow(1, columns, all - columns).zero_();
+  return out;
+}
+
 }  // namespace
 
 int64_t rows_of_choice(int64_t rows) {
@@ -53,6 +76,9 @@ void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Ten
   const at::Tensor summand = addend.defined() ? addend.reshape(out.sizes()) : addend;
   const bool invariant = is_batch_invariant();
   if (!invariant && multiply_few_rows(rows, w, shift, summand, out, at_rest)) return;
+  if (has_odd_rows(w, rows.size(0)) &&
+      blas_forward(with_even_rows(rows), with_even_rows(w), shift, summand, out))
+    return;
   if (x.is_cuda() && blas_forward(rows, w, shift, summand, out)) return;
   if (invariant || is_few_rows(rows, w)) {
     multiply_rows(rows, w, out);
@@ -96,6 +122,13 @@ void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tenso
   const at::Tensor rows = as_matrix(dy);
   at::Tensor out = dx.view({rows.size(0), w.size(1)});
   const at::Tensor before = gelu_input.defined() ? gelu_input.reshape(out.sizes()) : gelu_input;
+  if (has_odd_rows(w, rows.size(0)) && !before.defined()) {
+    at::Tensor even = at::empty({rows.size(0), even_length(w)}, rows.options());
+    if (blas_input_grad(rows, with_even_rows(w), before, even)) {
+      out.copy_(even.narrow(1, 0, w.size(1)));
+      return;
+    }
+  }
   if (dy.is_cuda() && blas_input_grad(rows, w, before, out)) return;
   at::mm_out(out, rows, w);
   if (before.defined())
@@ -111,6 +144,14 @@ void linear_weight_grad(const at::Tensor& dy, const at::Tensor& x, at::Tensor ta
   MEGATRON_ASSERT(grad.size(0) == rows.size(0), "weight gradient of ", grad.size(0), " and ",
                   rows.size(0), " rows");
   if (target.scalar_type() != grad.scalar_type()) {
+    if (has_odd_rows(rows, rows.size(0))) {
+      at::Tensor even = at::empty({target.size(0), even_length(rows)}, target.options());
+      if (blas_wide_weight_grad(grad, with_even_rows(rows), even, 0.0)) {
+        const at::Tensor found = even.narrow(1, 0, rows.size(1));
+        beta == 0.0 ? target.copy_(found) : target.mul_(beta).add_(found);
+        return;
+      }
+    }
     if (grad.is_cuda() && blas_wide_weight_grad(grad, rows, target, beta)) return;
     grad = grad.to(target.scalar_type());  // products of bf16 and fp16 are exact in fp32
     rows = rows.to(target.scalar_type());

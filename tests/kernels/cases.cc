@@ -694,6 +694,8 @@ void add_cases(std::vector<KernelCase>& rows, at::ScalarType type,
     rows.push_back(random_case(type, shape));
     rows.push_back(linear_case(type, shape));
   }
+  // Rows of odd length, of which a large product has a copy
+  if (at::elementSize(type) == 2) rows.push_back(linear_case(type, {700, 44}));
 }
 
 }  // namespace

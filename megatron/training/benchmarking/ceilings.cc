@@ -214,6 +214,16 @@ double seconds_per_run(c10::Device device, double least, const std::function<voi
   }
 }
 
+double device_seconds_per_run(c10::Device device, double least, const std::function<void()>& work) {
+  if (!device.is_cuda()) return seconds_per_run(device, least, work);
+  work();
+  work();
+  synchronize(device);
+  DeviceGraphPool pool(device);
+  DeviceGraph graph(pool, work);
+  return seconds_per_run(device, least, [&] { graph.launch(); });
+}
+
 Ceiling copy_ceiling(c10::Device device, double least) {
   const int64_t elements = (device.is_cuda() ? int64_t{1} << 30 : int64_t{64} << 20) / 4;
   const at::Tensor from = normal({elements}, at::kFloat, device), to = at::empty_like(from);
@@ -299,18 +309,6 @@ std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device 
 }
 
 namespace {
-
-// As seconds_per_run(), of a captured graph on a GPU: kernels that are shorter than the host's work
-// for them take as long as they do in a step, which the host is ahead of.
-double device_seconds_per_run(c10::Device device, double least, const std::function<void()>& work) {
-  if (!device.is_cuda()) return seconds_per_run(device, least, work);
-  work();
-  work();
-  synchronize(device);
-  DeviceGraphPool pool(device);
-  DeviceGraph graph(pool, work);
-  return seconds_per_run(device, least, [&] { graph.launch(); });
-}
 
 // Measures kernels and collects what they reach.
 struct Bench {

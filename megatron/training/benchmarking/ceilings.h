@@ -27,6 +27,10 @@ struct Ceiling {
 // warm-up runs. The device is idle before and after.
 double seconds_per_run(c10::Device device, double least, const std::function<void()>& work);
 
+// As seconds_per_run(), of a captured graph on a GPU: kernels that are shorter than the host's work
+// for them take as long as they do in a step, which the host is ahead of.
+double device_seconds_per_run(c10::Device device, double least, const std::function<void()>& work);
+
 // A device-to-device copy of 1 GiB of random numbers (CPU: 64 MiB).
 Ceiling copy_ceiling(c10::Device device, double least);
 // Peak rates of the machine: a large GEMM in bf16 (CPU: fp32), a copy, attention forward and
