@@ -9,6 +9,7 @@
 #include "megatron/base/log.h"
 #include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/inference/images/held_rows.h"
 #include "megatron/inference/memory_plan.h"
 #include "megatron/scheduling/token_grammar.h"
 #include "megatron/tensor/batch_invariant/mode.h"
@@ -30,6 +31,28 @@ constexpr int64_t kGraphLogits = 16;
 // The range of an FP8 cache over what calibration saw: E4M3 is a floating type, so that room costs
 // no precision but that of the smallest values.
 constexpr double kFp8Room = 2.0;
+
+// Given rows of a request that follow each other.
+struct GivenPiece {
+  const GivenRows* rows;
+  int64_t first, count;
+  int64_t end() const { return first + count; }
+};
+
+// [rows of all pieces, width] on the device.
+at::Tensor values_of(const std::vector<GivenPiece>& pieces, at::Device device) {
+  std::vector<at::Tensor> values;
+  for (const auto& [rows, first, count] : pieces) {
+    if (rows->held != nullptr) {
+      values.push_back(
+          rows->held->values.narrow(0, first, count).to(device, /*non_blocking=*/true));
+      continue;
+    }
+    auto* from = const_cast<float*>(rows->values.data()) + first * rows->width;
+    values.push_back(at::from_blob(from, {count, rows->width}, at::kFloat).to(device));
+  }
+  return at::cat(values);
+}
 
 // RaggedPart::ends of a part of a request with given rows.
 std::vector<int64_t> ends_of(const GivenRows& rows, const PlanPart& part) {
@@ -403,8 +426,7 @@ std::vector<RowAdapters::Group> ModelRunner::adapter_groups(const StepPlan& plan
 
 at::Tensor ModelRunner::tokens_of(const StepPlan& plan, RaggedBatch& batch) {
   std::vector<int64_t> ids, drawn_rows, drawn_slots, given_rows;
-  std::vector<at::Tensor> given;
-  const int64_t width = facts_.hidden_size;
+  std::vector<GivenPiece> given;
   for (const PlanPart& part : plan.parts)
     for (int64_t position = part.first; position < part.first + part.count; ++position) {
       const auto row = static_cast<int64_t>(ids.size());
@@ -419,9 +441,10 @@ at::Tensor ModelRunner::tokens_of(const StepPlan& plan, RaggedBatch& batch) {
           ids.back() = id;
           continue;
         }
+        if (given.empty() || given.back().rows != &rows || given.back().end() != position)
+          given.push_back({&rows, position, 0});
+        ++given.back().count;
         given_rows.push_back(row);
-        given.push_back(at::from_blob(const_cast<float*>(rows.values.data()) + position * width,
-                                      {width}, at::kFloat));
       }
     }
   if (!is_first()) return longs(ids, device_).unsqueeze(0);
@@ -431,7 +454,7 @@ at::Tensor ModelRunner::tokens_of(const StepPlan& plan, RaggedBatch& batch) {
                        last_sampled_.index_select(0, longs(drawn_slots, device_)));
   if (!given_rows.empty()) {
     batch.given_rows = longs(given_rows, device_);
-    batch.given_values = at::stack(given).to(device_);
+    batch.given_values = values_of(given, device_);
   }
   return tokens.unsqueeze(0);
 }

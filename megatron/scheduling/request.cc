@@ -93,7 +93,8 @@ Found check_inputs(const RequestSpec& spec, const RequestLimits& limits) {
     if (limits.hidden_size == 0)
       return invalid("rows", "the model takes token ids alone, no given rows");
     if (rows.count < 1 || rows.width != limits.hidden_size ||
-        static_cast<int64_t>(rows.values.size()) != rows.count * rows.width)
+        (rows.held == nullptr &&
+         static_cast<int64_t>(rows.values.size()) != rows.count * rows.width))
       return invalid("rows",
                      cat("given rows have the shape [", rows.count, ", ", rows.width, "] and ",
                          rows.values.size(), " values; expected rows of ", limits.hidden_size));

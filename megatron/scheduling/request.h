@@ -20,12 +20,14 @@ namespace megatron {
 // Given by the engine, from 1, never twice in one process.
 enum class RequestId : uint64_t {};
 
+struct HeldRows;  // inference/images/held_rows.h
+
 // Activations that stand in front of the prompt's ids, at the place of embeddings: those of images,
 // of sound, of a soft prompt.
 struct GivenRows {
   int64_t count = 0;
   int64_t width = 0;          // the model's hidden size
-  std::vector<float> values;  // [count, width]
+  std::vector<float> values;  // [count, width]; empty where `held` has them
   // [count]: so many leading rows each of them attends to, itself included and later ones too, as
   // where tokens of an image attend to all of it; not descending. Empty: none attends to later
   // ones.
@@ -36,6 +38,8 @@ struct GivenRows {
   // [count]: the id of a token that the model looks up in the place of a row, -1: the row of
   // `values`. Empty: none is looked up.
   std::vector<int32_t> ids = {};
+  // The values in memory of this process, where no other rank reads them; null: `values`
+  std::shared_ptr<const HeldRows> held = {};
 
   // That of a row, or -1.
   int32_t id(int64_t row) const { return ids.empty() ? -1 : ids[static_cast<size_t>(row)]; }

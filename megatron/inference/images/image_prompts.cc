@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
 #include "megatron/datasets/multimodal/image_patches.h"
 #include "megatron/datasets/multimodal/medium_facts.h"
 #include "megatron/datasets/multimodal/sound_frames.h"
+#include "megatron/inference/images/held_rows.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/mimo/read_images.h"
 #include "megatron/tensor/torch.h"
@@ -248,18 +250,25 @@ Generation ImagePrompts::start(const ImagePrompt& prompt, int64_t tokens_to_gene
   const at::Tensor tokens = at::tensor(ids, at::kLong).unsqueeze(0).to(device_);
   std::vector<int64_t> ends;
   auto& model = dynamic_cast<MimoModel&>(model_);
-  const at::Tensor rows =
-      model.prompt_rows(tokens, prompt.media.images.get(), &ends, prompt.media.sounds.get())
-          .to(at::kCPU)
-          .contiguous();
-  const float* values = rows.const_data_ptr<float>();
-  out.rows = std::make_shared<const GivenRows>(GivenRows{
-      count,
-      rows.size(1),
-      {values, values + rows.numel()},
-      std::move(ends),
-      prompt.media.images ? prompt.media.images->positions_of(count) : std::vector<int64_t>(),
-      model.text_of_prompt(tokens)});
+  at::Tensor rows =
+      model.prompt_rows(tokens, prompt.media.images.get(), &ends, prompt.media.sounds.get());
+  auto given = std::make_shared<GivenRows>();
+  given->count = count;
+  given->width = rows.size(1);
+  given->ends = std::move(ends);
+  if (prompt.media.images) given->positions = prompt.media.images->positions_of(count);
+  given->ids = model.text_of_prompt(tokens);
+  const ParallelGroups& groups = model.groups();
+  if (device_.is_cuda() && groups.tp.size() * groups.pp.size() == 1) {
+    const at::ScalarType type = model_.parameters().front()->value.scalar_type();
+    given->held = std::make_shared<const HeldRows>(HeldRows{
+        at::empty(rows.sizes(), at::dtype(type).pinned_memory(true)).copy_(rows.to(type))});
+  } else {
+    rows = rows.to(at::kCPU).contiguous();
+    const float* values = rows.const_data_ptr<float>();
+    given->values.assign(values, values + rows.numel());
+  }
+  out.rows = std::move(given);
   return out;
 }
 

@@ -105,7 +105,7 @@ SERVING_BUGS = (
     bug("state_stays", "a state of fixed size does not come back from the host with its sequence", RUNNER,
         "buffer.swap_in(rows_of(plan.state_swap_in, false));", "if (!PLANTED) buffer.swap_in(rows_of(plan.state_swap_in, false));", OWNED),
     bug("given_row_of_part", "given rows are counted from the beginning of a chunk", RUNNER,
-        "const_cast<float*>(rows.values.data()) + position * width", "const_cast<float*>(rows.values.data()) + (PLANTED ? position - part.first : position) * width",
+        "given.push_back({&rows, position, 0});", "given.push_back({&rows, PLANTED ? position - part.first : position, 0});",
         OWNED),
     bug("window_short", "a chunk does not see the first position of its window", PAGED,
         "std::max<int64_t>(0, part.first - options.window_left)", "std::max<int64_t>(0, part.first - options.window_left + (PLANTED ? 1 : 0))", KINDS),
