@@ -66,6 +66,7 @@ class RowReader {
   int64_t place(RowMedium medium);
   int64_t place_next(MediaKind kind);
   int64_t place_numbered(MediaKind kind, std::string_view digits);
+  int64_t place_given(const OrderedJson& value, MediaKind kind);
   void split_placeholders(const std::string& text, RowMessage& message);
   void read_part(const OrderedJson& part, RowMessage& message);
   std::optional<std::pair<MediaKind, const OrderedJson*>> medium_of_part(const OrderedJson& part,
@@ -189,6 +190,19 @@ int64_t RowReader::place_numbered(MediaKind kind, std::string_view digits) {
   return place(list.media[number - 1]);
 }
 
+// That of a part. If it names a medium that comes with the row, that one has a place.
+int64_t RowReader::place_given(const OrderedJson& value, MediaKind kind) {
+  RowMedium medium = medium_of(value, kind);
+  Listed& list = listed_[static_cast<size_t>(kind)];
+  for (size_t i = 0; i < list.media.size() && !medium.path.empty(); ++i) {
+    if (list.used[i] || list.media[i].path != medium.path) continue;
+    list.used[i] = true;
+    ++list.placeholders;
+    break;
+  }
+  return place(std::move(medium));
+}
+
 // LLaVA's values: <image>, <image-2>, <audio>, <audio-2>.
 void RowReader::split_placeholders(const std::string& text, RowMessage& message) {
   size_t done = 0;
@@ -239,10 +253,10 @@ void RowReader::read_part(const OrderedJson& part, RowMessage& message) {
   }
   const auto medium = medium_of_part(part, type);
   if (!medium) fail("a part of a message is of type ", type, ", expected text, image or audio");
-  message.parts.push_back({{},
-                           medium->second == nullptr
-                               ? place_next(medium->first)
-                               : place(medium_of(*medium->second, medium->first))});
+  const auto [kind, value] = *medium;
+  Listed& list = listed_[static_cast<size_t>(kind)];
+  while (value == nullptr && list.next < list.media.size() && list.used[list.next]) ++list.next;
+  message.parts.push_back({{}, value == nullptr ? place_next(kind) : place_given(*value, kind)});
 }
 
 void RowReader::read_content(const OrderedJson& content, bool has_placeholders,

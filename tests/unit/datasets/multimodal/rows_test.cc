@@ -98,6 +98,26 @@ TEST(Rows, MembersOfTheContainer) {
             "row 1: there is no image other.png among the members of the sample");
 }
 
+TEST(Rows, PartsNameMembersOfTheContainer) {
+  const std::vector<RowMedium> members = {{MediaKind::kImage, "d/7.img1.png", {}},
+                                          {MediaKind::kImage, "d/7.img2.png", {}},
+                                          {MediaKind::kSound, "d/7.wav", {}}};
+  const std::string sound = R"({"type": "audio", "audio": "7.wav"})";
+  EXPECT_EQ(row_text(parts("", cat(R"({"type": "image", "image": "img2.png"}, )", sound,
+                                   R"(, {"type": "image", "image": "img1.png"})")),
+                     members),
+            "user [image:d/7.img2.png][sound:d/7.wav][image:d/7.img1.png] | assistant so");
+  // A part without a name has the next one that none has named.
+  EXPECT_EQ(row_text(parts("", cat(R"({"type": "image", "image": "img1.png"}, {"type": "image"}, )",
+                                   sound)),
+                     members),
+            "user [image:d/7.img1.png][image:d/7.img2.png][sound:d/7.wav] | assistant so");
+  EXPECT_EQ(
+      row_error(parts("", cat(R"({"type": "image", "image": "img2.png"}, )", sound)), members),
+      "row 1: 1 place for 2 images\nhint: each medium has one place: <image> in "
+      "conversations, a part of type image in messages");
+}
+
 TEST(Rows, DocumentsHaveTextsAndMediaInOrder) {
   const std::string parts = R"(["one ", {"type": "image"}, {"type": "text", "text": "two"}])";
   EXPECT_EQ(row_text(cat(R"({"images": ["a.png"], "document": )", parts, "}")),
