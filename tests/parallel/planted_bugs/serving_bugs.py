@@ -248,9 +248,9 @@ SERVING_BUGS = (
         "  int8_weights_.clear();", "  if (!PLANTED) int8_weights_.clear();", INT8),
     bug("int8_value_kept", "the value of a weight in 8 bits is kept beside it", STORE,
         "if (holds_no_value(weight)) weight.value = at::empty(", "if (!PLANTED && holds_no_value(weight)) weight.value = at::empty(", INT8),
-    bug("int8_padded_rows", "the last rows of a product by tiles are those before them", "megatron/kernels/int8/int8_product_cpu.cc",
+    bug("int8_last_row", "a product by tiles leaves out the last of the rows behind them", "megatron/kernels/int8/int8_product_cpu.cc",
         "if (whole < args_.rows) rows(whole, args_.rows, begin, end);",
-        "if (whole < args_.rows) rows(PLANTED ? whole - kTileRows : whole, args_.rows, begin, end);", INT8_PATHS),
+        "if (whole < args_.rows) rows(whole, args_.rows - (PLANTED ? 1 : 0), begin, end);", INT8_PATHS),
     bug("int8_sum_short", "sums of weights leave out the first code", "megatron/kernels/int8/int8_quantize_cpu.cc",
         "for (int64_t i = 0; i < kGroup; ++i) sum +=", "for (int64_t i = PLANTED && k == 0 ? 1 : 0; i < kGroup; ++i) sum +=", INT8_PATHS),
     # The engine.
