@@ -92,7 +92,10 @@ constexpr LayoutRow kVisionRows[] = {
     {"tp2_internvl", "internvl", 2, TP "2", "mimo"},
     {"tp2_gemma3", "gemma3", 2, TP "2", "mimo"},
     {"tp2_sp_full_gemma3", "gemma3", 2, TP "2 " SP FULL "1", "mimo"},
-    {"pp2_dp2_zero2_gemma3", "gemma3", 4, PP "2 " ZERO2 OVERLAP, "mimo"},
+    // In the last layer tokens of an image see later ones for nothing that counts: the second stage
+    // has both.
+    {"pp2_dp2_zero2_gemma3", "gemma3", 4,
+     PP "2 --pipeline-model-parallel-layout E|ttL " ZERO2 OVERLAP, "mimo"},
     {"dp2_zero3_gemma3", "gemma3", 2, ZERO3 OVERLAP, "mimo"},
     {"tp2_qwen2_vl", "qwen2_vl", 2, TP "2", "mimo"},
     {"pp2_tp2_sp_qwen2_vl", "qwen2_vl", 4, PP "2 " TP "2 " SP, "mimo"},
