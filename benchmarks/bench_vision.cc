@@ -25,10 +25,10 @@
 #include "megatron/nn/recompute.h"
 #include "megatron/runtime/device.h"
 #include "megatron/runtime/kernel_profile.h"
-#include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/benchmarking/ceilings.h"
 #include "megatron/training/benchmarking/measured_attention.h"
+#include "megatron/training/benchmarking/measured_linear.h"
 #include "megatron/transformer/transformer_layer_cost.h"
 
 namespace megatron {
@@ -90,20 +90,6 @@ double operations(const VisionConfig& c, const std::vector<SeenImage>& images, i
   return 3 * all;
 }
 
-struct Product {
-  at::Tensor x, w, dy, target;
-
-  Product(int64_t rows, int64_t outputs, int64_t inputs, at::Device device)
-      : x(at::randn({rows, inputs}, at::dtype(at::kBFloat16).device(device))),
-        w(at::randn({outputs, inputs}, x.options()).mul_(0.02)),
-        dy(at::randn({rows, outputs}, x.options())),
-        target(at::zeros(w.sizes(), x.options().dtype(at::kFloat))) {}
-  void backward() const {
-    linear_input_grad(dy, w, {});
-    linear_weight_grad(dy, x, target, 1.0);
-  }
-};
-
 // Layers, and the product of the patches.
 void print_floor(const TransformerConfig& layers, const PackedImages& images, int64_t elements,
                  double measured_ms) {
@@ -117,20 +103,22 @@ void print_floor(const TransformerConfig& layers, const PackedImages& images, in
   shape.unpadded = true;
   shape.padded = false;
   const LayerCost cost = transformer_layer_cost(layers, 1, shape, /*offloaded=*/false);
-  std::vector<Product> products;
+  std::vector<MeasuredLinear> products;
   for (const SublayerCost* half : {&cost.first, &cost.second})
     for (const LinearSize& size : half->linears)
-      products.emplace_back(shape.rows, size.outputs, size.inputs, device);
-  const Product begin(images.patches.size(0), layers.hidden_size, elements, device);
+      products.emplace_back(size.name, shape.rows, size.outputs, size.inputs, at::kBFloat16,
+                            device);
+  const MeasuredLinear begin("conv1", images.patches.size(0), layers.hidden_size, elements,
+                             at::kBFloat16, device);
   const double product_ms =
       1e3 * seconds_per_run(device, kLeast, [&] {
-        linear_forward(begin.x, begin.w, {});
+        begin.forward();
         for (int64_t i = 0; i < layers.num_layers; ++i)
-          for (const Product& product : products) linear_forward(product.x, product.w, {});
+          for (const MeasuredLinear& product : products) product.forward();
         for (int64_t i = 0; i < layers.num_layers; ++i)
           for (auto product = products.rbegin(); product != products.rend(); ++product)
             product->backward();
-        linear_weight_grad(begin.dy, begin.x, begin.target, 1.0);
+        begin.weight_grad();
       });
   const int64_t whole = layers.whole_sample_layers
                             ? static_cast<int64_t>(layers.whole_sample_layers->size())

@@ -237,6 +237,24 @@ std::vector<ShardedTensor> wanted_tensors(
   return wanted;
 }
 
+// Into the memory of the model's store. `base`: the model without the adapter.
+void read_values(const Checkpoint& checkpoint, const std::optional<Checkpoint>& adapter,
+                 const ModelConfig& base, Model& model) {
+  const auto own = [](at::Tensor& value) -> at::Tensor& { return value; };
+  const auto of_adapter = [&](const std::string& name) {
+    return adapter && (is_lora_parameter(name) || adapter->manifest().tensors.contains(name));
+  };
+  const LoadOptions options = load_options(model.groups());
+  LoadOptions of_base = options;
+  if (adapter)
+    for (const std::string& name : replaced_parameters(base, model.config()))
+      of_base.allow_unexpected.push_back(name);
+  checkpoint.load(
+      wanted_tensors(model, own, [&](const std::string& name) { return !of_adapter(name); }),
+      of_base);
+  if (adapter) adapter->load(wanted_tensors(model, own, of_adapter), options);
+}
+
 }  // namespace
 
 StageSlice served_slice(const ModelConfig& config, int64_t stage, int64_t stages) {
@@ -344,23 +362,10 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
       std::make_unique<ForwardParameterStore>(*loaded.model, loaded.dtype, request.device);
   if (request.dummy_weights) {
     loaded.store->place_drawn(kDummySeed, groups);
-    if (request.int8) loaded.store->use_int8();
-    return loaded;
+  } else {
+    read_values(checkpoint, adapter, found.config, *loaded.model);
+    loaded.store->place();
   }
-  const auto own = [](at::Tensor& value) -> at::Tensor& { return value; };
-  const auto of_adapter = [&](const std::string& name) {
-    return adapter && (is_lora_parameter(name) || adapter->manifest().tensors.contains(name));
-  };
-  const LoadOptions options = load_options(groups);
-  LoadOptions of_base = options;
-  if (adapter)
-    for (const std::string& name : replaced_parameters(found.config, loaded.config))
-      of_base.allow_unexpected.push_back(name);
-  checkpoint.load(wanted_tensors(*loaded.model, own,
-                                 [&](const std::string& name) { return !of_adapter(name); }),
-                  of_base);
-  if (adapter) adapter->load(wanted_tensors(*loaded.model, own, of_adapter), options);
-  loaded.store->place();
   if (request.int8) loaded.store->use_int8();
   return loaded;
 }

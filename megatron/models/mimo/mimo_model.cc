@@ -367,8 +367,11 @@ ForwardContext MimoModel::with_images(const Batch& batch, const ForwardContext& 
       blocks != nullptr && tokens.is_cuda() && groups().cp.size() == 1) {
     if (blocks->tokens == 0) return out;  // images of one token
     out.token_blocks = blocks;
-    out.mask_of_blocks = [tokens, token = own_.image_token_id, documents = context.document_ids] {
-      return image_block_mask(tokens, token, documents);
+    // Made once for all layers that need it.
+    out.mask_of_blocks = [tokens, token = own_.image_token_id, documents = context.document_ids,
+                          mask = std::make_shared<at::Tensor>()] {
+      if (!mask->defined()) *mask = image_block_mask(tokens, token, documents);
+      return *mask;
     };
     return out;
   }

@@ -25,6 +25,7 @@
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/benchmarking/measured_attention.h"
+#include "megatron/training/benchmarking/measured_linear.h"
 #include "megatron/training/setup.h"
 #include "megatron/transformer/layer_kinds.h"
 #include "megatron/transformer/ssm/ssm_work.h"
@@ -41,58 +42,6 @@ double bytes_of(std::initializer_list<at::Tensor> tensors) {
   for (const at::Tensor& tensor : tensors) bytes += static_cast<double>(tensor.nbytes());
   return bytes;
 }
-
-QuantizedTensor codes_of(const at::Tensor& x, OperandRole role,
-                         const QuantizationOptions& options) {
-  return options.enabled() ? quantize_operand(x, role, options, {}) : QuantizedTensor{};
-}
-
-// One linear layer: y [rows, n] = x [rows, k] w^T, with quantised operands if the layer's are.
-struct Linear {
-  std::string name;
-  at::Tensor x, w, dy, target;
-  at::Tensor gelu_input;  // input of the GELU that gives x; undefined: none
-  QuantizationOptions quantization;
-  QuantizedTensor x_codes, w_codes, dy_codes;
-
-  Linear(std::string what, int64_t rows, int64_t n, int64_t k, at::ScalarType type,
-         c10::Device device, const QuantizationOptions& options = {})
-      : name(std::move(what)),
-        x(normal({rows, k}, type, device)),
-        w(normal({n, k}, type, device).mul_(0.02)),
-        dy(normal({rows, n}, type, device)),
-        target(at::zeros({n, k}, at::dtype(at::kFloat).device(device))),
-        quantization(options),
-        x_codes(codes_of(x, OperandRole::kInput, options)),
-        w_codes(codes_of(w, OperandRole::kWeight, options)),
-        dy_codes(codes_of(dy, OperandRole::kGradient, options)) {}
-  double flops() const {
-    return 2.0 * static_cast<double>(x.size(0)) * static_cast<double>(w.numel());
-  }
-  void forward() const {
-    const bool fast = quantization.recipe != QuantizationRecipe::kBlockwise;  // as in the layers
-    if (quantization.enabled())
-      quantized_product(x_codes.rows, w_codes.rows, x.scalar_type(), {}, fast);
-    else
-      linear_forward(x, w, {});
-  }
-  void input_grad() const {
-    if (quantization.enabled())
-      quantized_product(dy_codes.rows, w_codes.columns, x.scalar_type(), {}, /*fast=*/false);
-    else
-      linear_input_grad(dy, w, gelu_input);
-  }
-  void weight_grad() const {
-    if (quantization.enabled() && quantization.weight_gradient)
-      quantized_product_into(dy_codes.columns, x_codes.columns, target, 1.0);
-    else
-      linear_weight_grad(dy, x, target, 1.0);
-  }
-  void backward() const {
-    input_grad();
-    weight_grad();
-  }
-};
 
 // The sizes that decide what a step computes.
 struct Shapes {
@@ -127,10 +76,10 @@ struct Shapes {
   }
   // `texts`: the part of the rows that is not padding, of the layer's tokens and of those that
   // cross attention attends to.
-  std::vector<Linear> layer(c10::Device device, int64_t number, double texts = 1.0,
-                            double encoded = 1.0) const {
+  std::vector<MeasuredLinear> layer(c10::Device device, int64_t number, double texts = 1.0,
+                                    double encoded = 1.0) const {
     const LayerCost layer = cost(number);
-    std::vector<Linear> linears;
+    std::vector<MeasuredLinear> linears;
     for (const SublayerCost* half : {&layer.first, &layer.second}) {
       for (const LinearSize& size : half->linears) {
         const double share = size.share * (size.of_encoded ? encoded : texts);
@@ -158,7 +107,7 @@ struct Shapes {
     if (layer == std::string::npos) return {};
     return cost(static_cast<int64_t>(layer) + 1).first.linears;
   }
-  Linear head(c10::Device device, double share = 1.0) const {
+  MeasuredLinear head(c10::Device device, double share = 1.0) const {
     const auto of_head = static_cast<int64_t>(std::lround(share * static_cast<double>(rows())));
     return {"output_layer", std::max<int64_t>(1, of_head), vocabulary, hidden, type, device};
   }
@@ -235,7 +184,7 @@ std::vector<Ceiling> machine_ceilings(c10::Device device, double least) {
   std::vector<Ceiling> all;
   const at::ScalarType type = device.is_cuda() ? at::kBFloat16 : at::kFloat;
   const int64_t n = device.is_cuda() ? 8192 : 1024;
-  const Linear product("", n, n, n, type, device);
+  const MeasuredLinear product("", n, n, n, type, device);
   all.push_back({cat("product of ", n, " x ", n, " x ", n, ", ", c10::toString(type)),
                  seconds_per_run(device, least, [&] { product.forward(); }), product.flops(), 0.0});
   all.push_back({cat("weight gradient of that size, sums in fp32"),
@@ -333,11 +282,12 @@ struct Bench {
 void add_linears(Bench& bench) {
   const Shapes& shapes = bench.shapes;
   const c10::Device device = bench.device;
-  std::vector<Linear> linears;
+  std::vector<MeasuredLinear> linears;
   for (const int64_t number : shapes.shown_layers())
-    for (Linear& linear : shapes.layer(device, number)) linears.push_back(std::move(linear));
+    for (MeasuredLinear& linear : shapes.layer(device, number))
+      linears.push_back(std::move(linear));
   linears.push_back(shapes.head(device));
-  for (const Linear& linear : linears) {
+  for (const MeasuredLinear& linear : linears) {
     bench.add(linear.name + " forward", linear.flops(), 0.0, [&] { linear.forward(); });
     bench.add(linear.name + " input gradient", linear.flops(), 0.0, [&] { linear.input_grad(); });
     bench.add(linear.name + " weight gradient", linear.flops(), 0.0, [&] { linear.weight_grad(); });
@@ -482,8 +432,8 @@ StepFloor step_floor(const Arguments& arguments, const ModelConfig& model,
   double of_token = 0.0, of_weights = 0.0;
   {
     // Layers of one kind share their operands.
-    std::map<std::string, std::vector<Linear>> kinds;
-    std::vector<const std::vector<Linear>*> layers_of;
+    std::map<std::string, std::vector<MeasuredLinear>> kinds;
+    std::vector<const std::vector<MeasuredLinear>*> layers_of;
     for (int64_t number = 1; number <= shapes.layers; ++number) {
       const QuantizationOptions options = shapes.config.quantization(number);
       const LayerCost cost = shapes.cost(number);
@@ -496,14 +446,14 @@ StepFloor step_floor(const Arguments& arguments, const ModelConfig& model,
       of_token += texts.share(number) * (cost.first.moved_elements + cost.second.moved_elements);
       if (!options.enabled()) continue;
       // Quantised weights; if scaled by their own amax, they are read once more.
-      for (const Linear& linear : *layers_of.back())
+      for (const MeasuredLinear& linear : *layers_of.back())
         of_weights += static_cast<double>(linear.w.numel()) *
                       (options.recipe == QuantizationRecipe::kTensorwise ? 2.0 : 1.0);
     }
-    const Linear head = shapes.head(device, head_share);
+    const MeasuredLinear head = shapes.head(device, head_share);
     const double seconds = seconds_per_run(device, least, [&] {
-      for (const std::vector<Linear>* linears : layers_of)
-        for (const Linear& linear : *linears) linear.forward();
+      for (const std::vector<MeasuredLinear>* linears : layers_of)
+        for (const MeasuredLinear& linear : *linears) linear.forward();
       head.forward();
       head.backward();
       for (auto linears = layers_of.rbegin(); linears != layers_of.rend(); ++linears)
