@@ -255,7 +255,8 @@ BatchImages DataLoader::Impl::read_images(const MicroBatch& batch, std::span<con
 }
 
 const DataLoader::Impl::GlobalBatch& DataLoader::Impl::global_batch_of(int64_t start) {
-  constexpr size_t kKept = 4;  // workers are in one batch, or in the next
+  // Micro-batches being read are fewer than slots apart, also of a worker that has just begun one
+  const size_t kept = std::max<size_t>(slots.size(), 1);
   const auto plan = [&](int64_t begin) {
     GlobalBatch batch{begin, options.global_batch_size(begin), {}};
     MEGATRON_ASSERT(batch.size > 0 && batch.size % sampler().samples_per_step() == 0, batch.size);
@@ -274,7 +275,7 @@ const DataLoader::Impl::GlobalBatch& DataLoader::Impl::global_batch_of(int64_t s
   if (global_batches.empty()) global_batches.push_back(plan(options.consumed_samples));
   while (start >= global_batches.back().begin + global_batches.back().size)
     global_batches.push_back(plan(global_batches.back().begin + global_batches.back().size));
-  while (global_batches.size() > kKept) global_batches.pop_front();
+  while (global_batches.size() > kept) global_batches.pop_front();
   const auto found = std::ranges::find_if(
       global_batches, [&](const GlobalBatch& batch) { return start < batch.begin + batch.size; });
   MEGATRON_ASSERT(found->begin <= start, "sample ", start, " of a batch that has ended");

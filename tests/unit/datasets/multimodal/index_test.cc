@@ -229,6 +229,14 @@ TEST_F(Indexed, BalancedSamplesStayInTheirGlobalBatch) {
   EXPECT_LT(patches(true).second, patches(false).second);
 }
 
+// A worker that is slow to begin its micro-batch finds its global batch, also when the others read
+// ahead as far as the queue allows and every micro-batch is a global batch.
+TEST_F(Indexed, BalancedBatchesAreKeptForSlowWorkers) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 30)), {.sequence_length = 40}, 480);
+  const std::vector<std::string> expected = stream(data, 1, 0, 0, 480);
+  EXPECT_EQ(stream(data, 1, 16, 0, 480, [](int64_t) { return 2; }), expected);
+}
+
 TEST(ImagePlan, SamplesAreDealtBySize) {
   const std::vector<int64_t> costs = {1, 9, 3, 7, 3, 8};
   EXPECT_EQ(balanced_samples(costs, 0, 2), (std::vector<int64_t>{1, 2, 4}));
