@@ -34,17 +34,22 @@ class Product {
         w_(static_cast<const T*>(args.w)),
         out_(static_cast<T*>(args.out)) {}
 
-  // One or two rows take as long as reading the weights, which is fastest in one stream; more rows
-  // want their own numbers in registers for several columns.
+  // One or two rows take as long as reading the weights, which is fastest in two streams that ask
+  // for lines before the processor does by itself; more rows want their own numbers in registers
+  // for more columns.
   void run(int64_t begin, int64_t end) const {
-    if (rows_ > 2)
+    if (rows_ > 2) {
       for (; begin + 4 <= end; begin += 4) all_rows<4>(begin);
+    } else {
+      for (; begin + 2 <= end; begin += 2) all_rows<2>(begin);
+    }
     for (; begin < end; ++begin) all_rows<1>(begin);
   }
 
  private:
   using Vector = typename VectorOf<T>::type;
   static constexpr int kLanes = 32 / sizeof(T);
+  static constexpr int kIntoL2 = 2;
 
   static Vector load(const T* from) {
     Vector v;
@@ -66,11 +71,11 @@ class Product {
   // sixteen registers of AVX2.
   template <int kColumns>
   void all_rows(int64_t column) const {
-    int64_t row = 0;
-    if (kColumns > 1 && rows_ >= 3) {  // the first tile brings the next columns into the cache
-      tile<3, kColumns, /*kAhead=*/true>(row, column);
-      row = 3;
-    }
+    constexpr bool kAhead = kColumns > 1;  // the first tile brings the next columns into the cache
+    if (rows_ == 1) return tile<1, kColumns, kAhead>(0, column);
+    if (rows_ == 2) return tile<2, kColumns, kAhead>(0, column);
+    tile<3, kColumns, kAhead>(0, column);
+    int64_t row = 3;
     for (; row + 3 <= rows_; row += 3) tile<3, kColumns>(row, column);
     if (row + 2 <= rows_) {
       tile<2, kColumns>(row, column);
@@ -89,7 +94,7 @@ class Product {
       Vector own[kRows];
       for (int r = 0; r < kRows; ++r) own[r] = load(x + r * inner_ + i);
       for (int c = 0; c < kColumns; ++c) {
-        if (kAhead) __builtin_prefetch(w + (c + kColumns) * inner_ + i);
+        if (kAhead) __builtin_prefetch(w + (c + kColumns) * inner_ + i, 0, kIntoL2);
         const Vector weight = load(w + c * inner_ + i);
         for (int r = 0; r < kRows; ++r)
           sums[r][c] = VectorOf<T>::add_product(own[r], weight, sums[r][c]);

@@ -5,7 +5,8 @@
 // Weights lie in panels of 16 outputs: for 4 inputs after the other the 16 x 4 codes, then the 16
 // sums of codes over all inputs (int32). Outputs are padded to 16 and inputs to 64, with zeros.
 // Codes of x are stored as code + 128, which the instructions of processors want without a sign;
-// the sums of the weights take that off again.
+// the sums of the weights take that off again. They lie in blocks of 16 rows, the last of the rest:
+// for 64 inputs after the other the rows x 64 codes, which is what a tile of AMX holds.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace megatron {
 
-constexpr int64_t kInt8PanelOutputs = 16, kInt8InnerUnit = 64;
+constexpr int64_t kInt8PanelOutputs = 16, kInt8InnerUnit = 64, kInt8BlockRows = 16;
 
 constexpr int64_t int8_inner(int64_t inner) {
   return (inner + kInt8InnerUnit - 1) / kInt8InnerUnit * kInt8InnerUnit;
@@ -25,6 +26,16 @@ constexpr int64_t int8_panels(int64_t outputs) {
 }
 constexpr int64_t int8_panel_bytes(int64_t inner) {
   return kInt8PanelOutputs * (int8_inner(inner) + static_cast<int64_t>(sizeof(int32_t)));
+}
+
+// Codes of x of a row from input 0 on; those of the next 64 inputs lie `step` bytes behind.
+struct Int8RowPlace {
+  int64_t first = 0, step = 0;
+};
+constexpr Int8RowPlace int8_row_place(int64_t row, int64_t rows, int64_t inner) {
+  const int64_t begin = row / kInt8BlockRows * kInt8BlockRows,
+                count = rows - begin < kInt8BlockRows ? rows - begin : kInt8BlockRows;
+  return {begin * int8_inner(inner) + (row - begin) * kInt8InnerUnit, count * kInt8InnerUnit};
 }
 
 // Instructions that multiply: of AVX2, of AVX-512 VNNI, the tiles of AMX (from 16 rows on).
@@ -47,7 +58,7 @@ struct Int8Rows {
   DType dtype = DType::kFloat32;  // of x
   int64_t rows = 0, inner = 0;
   const void* x = nullptr;   // [rows, inner]
-  uint8_t* codes = nullptr;  // [rows, int8_inner(inner)]
+  uint8_t* codes = nullptr;  // rows * int8_inner(inner)
   float* scales = nullptr;   // [rows]
 };
 void int8_rows_cpu(const Int8Rows& args, int64_t row_begin, int64_t row_end);

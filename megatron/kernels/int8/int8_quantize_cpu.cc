@@ -65,12 +65,16 @@ void cast_row(const float* row, int64_t n, int64_t padded, float scale, int8_t* 
 void int8_rows_cpu(const Int8Rows& args, int64_t row_begin, int64_t row_end) {
   const int64_t padded = int8_inner(args.inner);
   std::vector<float> scratch(static_cast<size_t>(args.inner));
+  std::vector<int8_t> codes(static_cast<size_t>(padded));
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* x = load_run(args.dtype, args.x, row * args.inner, args.inner, scratch.data());
     args.scales[row] = scale_of(x, args.inner);
-    uint8_t* codes = args.codes + row * padded;
-    cast_row(x, args.inner, padded, args.scales[row], reinterpret_cast<int8_t*>(codes));
-    for (int64_t i = 0; i < padded; ++i) codes[i] ^= 0x80;  // + 128
+    cast_row(x, args.inner, padded, args.scales[row], codes.data());
+    const Int8RowPlace place = int8_row_place(row, args.rows, args.inner);
+    uint8_t* out = args.codes + place.first;
+    for (int64_t i = 0; i < padded; i += kInt8InnerUnit, out += place.step)
+      for (int64_t j = 0; j < kInt8InnerUnit; ++j)
+        out[j] = static_cast<uint8_t>(codes[static_cast<size_t>(i + j)] ^ 0x80);  // + 128
   }
 }
 

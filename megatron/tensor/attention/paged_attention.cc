@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 #include <span>
 
 #include "megatron/base/check.h"
@@ -81,6 +82,25 @@ void append_on_gpu(const at::Tensor& out, const PagedBuffer* keys, const PagedBu
   launch(
       any, args.rows, 1, [](int64_t, int64_t) {},
       [&](void* stream) { MEGATRON_CUDA_KERNEL(paged_append_cuda(args, stream)); });
+}
+
+// Rows [t, g, d] to places of a pool [places, g, d] on a CPU.
+void copy_rows(const at::Tensor& values, const at::Tensor& places, const at::Tensor& pool) {
+  MEGATRON_ASSERT(values.scalar_type() == pool.scalar_type() && pool.stride(2) == 1 &&
+                      values.sizes().slice(1) == pool.sizes().slice(1),
+                  "values ", values.sizes(), " for places of ", pool.sizes());
+  const at::Tensor from = values.stride(2) == 1 ? values : values.contiguous();
+  const int64_t size = from.element_size(), groups = from.size(1), bytes = from.size(2) * size;
+  const auto* source = static_cast<const char*>(from.const_data_ptr());
+  auto* target = static_cast<char*>(pool.data_ptr());
+  const int64_t* place = places.const_data_ptr<int64_t>();
+  parallel_rows(from.size(0), groups * from.size(2), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      for (int64_t group = 0; group < groups; ++group)
+        std::memcpy(target + (place[row] * pool.stride(0) + group * pool.stride(1)) * size,
+                    source + (row * from.stride(0) + group * from.stride(1)) * size,
+                    static_cast<size_t>(bytes));
+  });
 }
 
 // The blocks of each part, [parts, most blocks] int32.
@@ -245,7 +265,7 @@ void PagedBuffer::write(const PagedRows& rows, const at::Tensor& values) {
                .clamp(-kLargestCode, kLargestCode)
                .to(at::kFloat8_e4m3fn)
                .view(at::kByte);
-  data_.flatten(0, 1).index_copy_(0, rows.slots, kept);
+  copy_rows(kept, rows.slots, data_.flatten(0, 1));
 }
 
 at::Tensor PagedBuffer::gather(const PagedRows& rows, const RaggedPart& part, int64_t from) const {
