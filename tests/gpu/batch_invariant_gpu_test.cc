@@ -16,6 +16,7 @@
 #include "megatron/inference/graphs/decode_graphs.h"
 #include "megatron/tensor/batch_invariant/mode_scope.h"
 #include "megatron/tensor/gemm.h"
+#include "megatron/tensor/quantization.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/kv_cache.h"
@@ -171,6 +172,51 @@ TEST(BatchInvariantGpu, RowsOfProductsHaveTheSameBitsForAnyNumberOfRows) {
       const int64_t first = (rows * 37) % (kMost - rows);
       EXPECT_TRUE(at::equal(product(first, rows), all.narrow(0, first, rows)))
           << c.n << " x " << c.k << ", " << rows << " rows";
+    }
+  }
+}
+
+// The linear layers of Llama 3 8B and of the model of the rollouts in FP8 with a scale for 128
+// elements, rows by 128, as layers fill them up: of rows as they are and of SwiGLU's results.
+TEST(BatchInvariantGpu, RowsOfFp8ProductsHaveTheSameBitsForAnyNumberOfRows) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const BatchInvariantScope mode(true);
+  at::manual_seed(8);
+  constexpr at::ScalarType kCodes = at::kFloat8_e4m3fn;
+  constexpr Orientations kRows{true, false};
+  struct Shape {
+    int64_t n, k;
+    bool addend;
+  };
+  for (const Shape& c : {Shape{768, 512, false}, Shape{512, 512, true}, Shape{2048, 512, false},
+                         Shape{512, 1024, true}, Shape{6144, 4096, false}, Shape{4096, 4096, true},
+                         Shape{28672, 4096, false}, Shape{4096, 14336, true}}) {
+    constexpr int64_t kMost = 8192;
+    const at::TensorOptions type = at::dtype(at::kBFloat16).device(kInvariantGpu);
+    const at::Tensor x = at::randn({kMost, c.k}, type), gated = at::randn({kMost, 2 * c.k}, type),
+                     addend = c.addend ? at::randn({kMost, c.n}, type) : at::Tensor();
+    const QuantizedMatrix w =
+        quantize_blocks(at::randn({c.n, c.k}, type), kCodes, kRows, /*square=*/true).rows;
+    const auto products = [&](int64_t first, int64_t rows) {
+      const at::Tensor some = x.narrow(0, first, rows),
+                       summand = addend.defined() ? addend.narrow(0, first, rows) : addend;
+      const QuantizedMatrix operands[] = {
+          quantize_blocks(some, kCodes, kRows, false).rows,
+          quantize_activation(gated.narrow(0, first, rows), {}, Activation::kSwiglu, 0.0, kCodes,
+                              kRows, {})
+              .rows};
+      std::vector<at::Tensor> out;
+      for (const QuantizedMatrix& operand : operands)
+        out.push_back(quantized_product(operand, w, at::kBFloat16, {}, /*fast=*/false, summand));
+      return out;
+    };
+    const std::vector<at::Tensor> all = products(0, kMost);
+    for (const int64_t rows : {128, 256, 384, 512, 640, 1024, 1152, 2048, 2176, 4096, 8064}) {
+      const int64_t first = (rows * 37) % (kMost - rows);
+      const std::vector<at::Tensor> some = products(first, rows);
+      for (size_t i = 0; i < all.size(); ++i)
+        EXPECT_TRUE(at::equal(some[i], all[i].narrow(0, first, rows)))
+            << c.n << " x " << c.k << ", " << rows << " rows, operand " << i;
     }
   }
 }
