@@ -37,7 +37,8 @@ void write_chunk_vectors(const ChunkDatabase& database, const TextOfIds& text_of
       return cat("chunk ", id, ", \"", texts[static_cast<size_t>(id - block.begin)], "\",");
     });
     if (shape.dtype == "<f2") {
-      const std::vector<_Float16> halves(rows.begin(), rows.end());
+      std::vector<_Float16> halves;
+      for (const float x : rows) halves.push_back(static_cast<_Float16>(x));
       vectors.write(block, std::as_bytes(std::span(halves)));
     } else {
       vectors.write(block, std::as_bytes(std::span(rows)));

@@ -4,6 +4,7 @@ from stack_bugs import unit_bugs
 data_bug = unit_bugs("multimodal_test", "data are read before any layout", "megatron/datasets/multimodal/")
 prompt_bug = unit_bugs("inference_test", "decoding: no proof has it", "megatron/inference/")
 mixed_bug = unit_bugs("models_test", "decoding: no proof has it", "megatron/inference/")
+loader_bug = unit_bugs("multimodal_test", "a race of workers", "megatron/datasets/")
 text_bug = unit_bugs("tokenizers_test", "texts are encoded before any layout", "megatron/tokenizers/")
 
 
@@ -78,4 +79,7 @@ MULTIMODAL_BUGS = (
     data_bug("multimodal_media_of_documents_trained", "what media of a document become is trained", "multimodal_encoder.cc",
              "if (!row.document.empty()) cut_from_spans(", "if (!PLANTED && !row.document.empty()) cut_from_spans(",
              "Documents.MediaStandAmongTextThatIsTrained"),
+    loader_bug("multimodal_balanced_batches_dropped", "of balanced samples four global batches are kept, however many the queue reaches over",
+               "data_loader.cc", "const size_t kept = std::max<size_t>(slots.size(), 1);",
+               "const size_t kept = PLANTED ? 4 : std::max<size_t>(slots.size(), 1);", "Indexed.BalancedBatchesAreKeptForSlowWorkers"),
 )

@@ -251,6 +251,8 @@ SERVING_BUGS = (
     bug("int8_last_row", "a product by tiles leaves out the last of the rows behind them", "megatron/kernels/int8/int8_product_cpu.cc",
         "if (whole < args_.rows) rows(whole, args_.rows, begin, end);",
         "if (whole < args_.rows) rows(whole, args_.rows - (PLANTED ? 1 : 0), begin, end);", INT8_PATHS),
+    bug("int8_last_block_unwritten", "a product by tiles does not write the results of its last block", "megatron/kernels/int8/int8_product_cpu.cc",
+        "    pending_.write();", "    if (!PLANTED) pending_.write();", INT8_PATHS),
     bug("int8_sum_short", "sums of weights leave out the first code", "megatron/kernels/int8/int8_quantize_cpu.cc",
         "for (int64_t i = 0; i < kGroup; ++i) sum +=", "for (int64_t i = PLANTED && k == 0 ? 1 : 0; i < kGroup; ++i) sum +=", INT8_PATHS),
     # The engine.
