@@ -27,7 +27,7 @@ TEST(Tar, MembersLieWherePythonFindsThem) {
     const auto& expected = archive.facts.at("members");
     ASSERT_EQ(members.size(), expected.size());
     for (size_t i = 0; i < members.size(); ++i) {
-      EXPECT_EQ(members[i].name, expected[i].at("name"));
+      EXPECT_EQ(members[i].name, expected[i].at("name").get<std::string>());
       EXPECT_EQ(members[i].offset, expected[i].at("offset"));
       EXPECT_EQ(members[i].size, expected[i].at("size"));
     }
