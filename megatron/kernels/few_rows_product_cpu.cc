@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "megatron/kernels/detail/prefetch.h"
 #include "megatron/kernels/few_rows_product.h"
 
 namespace megatron {
@@ -49,7 +50,6 @@ class Product {
  private:
   using Vector = typename VectorOf<T>::type;
   static constexpr int kLanes = 32 / sizeof(T);
-  static constexpr int kIntoL2 = 2;
 
   static Vector load(const T* from) {
     Vector v;
@@ -94,7 +94,7 @@ class Product {
       Vector own[kRows];
       for (int r = 0; r < kRows; ++r) own[r] = load(x + r * inner_ + i);
       for (int c = 0; c < kColumns; ++c) {
-        if (kAhead) __builtin_prefetch(w + (c + kColumns) * inner_ + i, 0, kIntoL2);
+        if (kAhead) fetch_into_l2(w + (c + kColumns) * inner_ + i);
         const Vector weight = load(w + c * inner_ + i);
         for (int r = 0; r < kRows; ++r)
           sums[r][c] = VectorOf<T>::add_product(own[r], weight, sums[r][c]);

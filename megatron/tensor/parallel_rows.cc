@@ -43,7 +43,7 @@ void parallel_tasks(int64_t count, int64_t grain,
   constexpr int64_t kPartsOfThread = 4;
   const int64_t most = (count + grain - 1) / grain,
                 threads = std::min<int64_t>(most, at::get_num_threads());
-  if (threads <= 1) {
+  if (threads <= 1 || at::in_parallel_region()) {
     if (count > 0) body(0, count);
     return;
   }

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <vector>
 
+#include "megatron/kernels/detail/prefetch.h"
 #include "megatron/kernels/int8/int8_product.h"
 
 namespace megatron {
@@ -158,8 +159,6 @@ void avx2_panel(const Int8Product& args, int64_t panel) {
   }
 }
 
-constexpr int kIntoL2 = 2;  // of a prefetch
-
 // kSteps sums for every row and panel hide the latency of an instruction; the next panels are asked
 // for before the processor does so by itself.
 template <int kRows, int kPanels, int kSteps>
@@ -177,7 +176,7 @@ MEGATRON_VNNI void vnni_rows(const Codes& codes, const int8_t* panel, int64_t pa
         for (int p = 0; p < kPanels; ++p)
           weights[p] = _mm512_loadu_si512(panel + p * panel_bytes + s * kGroupBytes);
         for (int p = 0; p < kPanels; ++p)
-          __builtin_prefetch(panel + (kPanels + p) * panel_bytes + s * kGroupBytes, 0, kIntoL2);
+          fetch_into_l2(panel + (kPanels + p) * panel_bytes + s * kGroupBytes);
         for (int r = 0; r < kRows; ++r) {
           const __m512i own =
               _mm512_set1_epi32(static_cast<int>(four_codes(x + r * kUnit + k + s * kGroup)));
@@ -392,19 +391,16 @@ const std::vector<Int8Path>& int8_paths() {
 }
 
 void int8_product_cpu(const Int8Product& args, int64_t panel_begin, int64_t panel_end) {
-  if (args.path == Int8Path::kAmx && args.rows >= kTileRows) {
-    AmxPanels(args).run(panel_begin, panel_end);
-    _mm_sfence();  // behind streamed results, before another thread reads them
-    return;
-  }
   int64_t panel = panel_begin;
   if (args.path == Int8Path::kAvx2) {
     for (; panel < panel_end; ++panel) avx2_panel(args, panel);
-    return;
+  } else if (args.path == Int8Path::kAmx && args.rows >= kTileRows) {
+    AmxPanels(args).run(panel_begin, panel_end);
+  } else {
+    for (; panel + 2 <= panel_end; panel += 2) vnni_panels<2>(args, panel);
+    for (; panel < panel_end; ++panel) vnni_panels<1>(args, panel);
   }
-  for (; panel + 2 <= panel_end; panel += 2) vnni_panels<2>(args, panel);
-  for (; panel < panel_end; ++panel) vnni_panels<1>(args, panel);
-  _mm_sfence();
+  _mm_sfence();  // behind streamed results, before another thread reads them
 }
 
 }  // namespace megatron
