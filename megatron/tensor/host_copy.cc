@@ -67,6 +67,8 @@ at::Tensor host_zeros(at::IntArrayRef sizes, at::ScalarType type) {
 void upload(const std::vector<at::Tensor*>& values, c10::Device device) {
   if (!device.is_cuda()) return;
   const HostCopies copies(device);
+  // The allocator gives memory that was freed while work on it is still to come.
+  copies.wait(HostCopies::Stream::kFromHost, copies.mark(HostCopies::Stream::kComputing));
   struct Buffer {
     at::Tensor memory;
     HostCopies::Mark sent;

@@ -8,6 +8,7 @@
 #include "megatron/nn/activation_offload.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
+#include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -128,6 +129,22 @@ TEST(OffloadGpu, ChangesNoBitAndHoldsLess) {
                   static_cast<double>(offloaded.counts.bytes_from_host) / 1048576);
     }
   }
+}
+
+// What is uploaded lies where a tensor was that kernels still write: weights that a forward needs
+// arrive while the layers before are computed.
+TEST(HostCopiesGpu, UploadsWaitForWorkOnTheMemoryThatTheyTake) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  constexpr int64_t kElements = int64_t{1} << 26;
+  const at::Tensor host = at::randn({kElements});
+  at::Tensor busy = at::zeros({kElements}, at::dtype(at::kFloat).device(kGpu));
+  const void* place = busy.const_data_ptr();
+  for (int i = 0; i < 1000; ++i) busy.add_(1.0);
+  busy.reset();
+  at::Tensor value = host;
+  upload({&value}, kGpu);
+  EXPECT_EQ(value.const_data_ptr(), place);
+  EXPECT_TRUE(at::equal(value.cpu(), host));
 }
 
 }  // namespace
