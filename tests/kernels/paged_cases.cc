@@ -120,8 +120,9 @@ void add_paged_cases(std::vector<KernelCase>& rows, bool perf) {
     rows.push_back(paged_case({1, 900, 8, 2, 128, 128, options_of(0.1, 0.0, -1)}, type, true));
     rows.push_back(paged_case({3, 400, 20, 1, 96, 96, options_of(0.1, 3.0, 150)}, type));
     rows.push_back(paged_case({40, 200, 6, 6, 256, 256, options_of(0.05, 0.0, -1)}, type));
-    // Rows of one text in one tile: all 16 queries, 15, with a remainder, in a window
+    // Rows of one text in one tile: all 16 queries, 10 of one row, 15, a remainder, in a window
     rows.push_back(paged_case({24, 300, 8, 2, 128, 128, plain, 8}, type, true));
+    rows.push_back(paged_case({40, 300, 20, 2, 256, 256, plain, 8}, type));
     rows.push_back(paged_case({10, 100, 10, 2, 64, 64, plain, 5}, type));
     rows.push_back(paged_case({64, 150, 4, 4, 64, 64, options_of(0.1, 3.0, 20), 32}, type));
   }

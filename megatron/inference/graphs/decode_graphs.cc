@@ -4,6 +4,7 @@
 #include <ranges>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
 
@@ -16,6 +17,12 @@ enum WideRow : int64_t { kIds, kFrom, kSlots, kPositions, kLast, kWideRows };
 int64_t distance_behind(int64_t rows) {
   return rows < 8 ? rows : rows < 64 ? 8 : rows < 128 ? 16 : rows < 256 ? 32 : 64;
 }
+
+// Fewer rows share nothing worth a graph.
+constexpr int64_t kLeastRuns = 8;
+
+// Attention of batch-invariant mode does not ask which rows are of one text.
+bool has_graph_of_runs(int64_t size) { return size >= kLeastRuns && !is_batch_invariant(); }
 
 }  // namespace
 
@@ -35,6 +42,14 @@ std::vector<int64_t> graph_sizes(int64_t count, int64_t most) {
 DecodeGraphs::DecodeGraphs(std::vector<int64_t> sizes, const Pool& pool, at::Tensor last_sampled,
                            Forward forward)
     : sizes_(std::move(sizes)),
+      kinds_([this] {
+        std::vector<Kind> kinds;
+        for (const int64_t size : sizes_) {
+          kinds.push_back({size, false});
+          if (has_graph_of_runs(size)) kinds.push_back({size, true});
+        }
+        return kinds;
+      }()),
       pool_(pool),
       last_sampled_(std::move(last_sampled)),
       forward_(std::move(forward)) {
@@ -58,11 +73,16 @@ void DecodeGraphs::clear() {
 
 // A graph of `size` rows reads the leading numbers of each kind: their places are the same for all
 // steps of that size.
-RaggedBatch DecodeGraphs::batch_of(int64_t size) const {
+RaggedBatch DecodeGraphs::batch_of(const Kind& kind) const {
+  const int64_t size = kind.size;
   const auto wide = [&](int64_t row) { return wide_[row].narrow(0, 0, size); };
   PagedRows::Numbers numbers{
-      wide(kSlots), wide(kPositions), wide(kLast), narrow_.narrow(0, 0, size),
-      narrow_.narrow(0, size, size * pool_.most_blocks).view({size, pool_.most_blocks})};
+      wide(kSlots),
+      wide(kPositions),
+      wide(kLast),
+      narrow_.narrow(0, 0, size),
+      narrow_.narrow(0, size, size * pool_.most_blocks).view({size, pool_.most_blocks}),
+      kind.has_runs};
   std::vector<int64_t> slots(static_cast<size_t>(size));
   return {PagedRows(std::move(numbers), pool_.blocks, pool_.block_size), std::move(slots),
           pool_.slots};
@@ -74,9 +94,10 @@ at::Tensor DecodeGraphs::tokens_of(int64_t size) const {
   return at::where(from.ge(0), drawn, wide_[kIds].narrow(0, 0, size)).unsqueeze(0);
 }
 
-DecodeGraphs::Captured DecodeGraphs::capture(int64_t size) {
+DecodeGraphs::Captured DecodeGraphs::capture(const Kind& kind) {
   if (!memory_) memory_ = std::make_unique<DeviceGraphPool>(last_sampled_.device());
-  RaggedBatch batch = batch_of(size);
+  const int64_t size = kind.size;
+  RaggedBatch batch = batch_of(kind);
   // With rows that do nothing: libraries choose their kernels and make their workspaces.
   write({}, size);
   forward_(tokens_of(size), batch);
@@ -111,20 +132,28 @@ void DecodeGraphs::write(std::span<const Row> rows, int64_t size) {
   narrow_.narrow(0, 0, narrow.size(0)).copy_(narrow, /*non_blocking=*/true);
 }
 
-DecodeGraphs::Result DecodeGraphs::run(std::span<const Row> rows) {
+DecodeGraphs::Kind DecodeGraphs::kind_of(std::span<const Row> rows) const {
   const auto count = static_cast<int64_t>(rows.size());
+  int64_t going_on = 0;
+  for (size_t i = 1; i < rows.size(); ++i)
+    going_on += rows[i].slot == rows[i - 1].slot && rows[i].position == rows[i - 1].position + 1;
   const int64_t size = *std::ranges::lower_bound(sizes_, count);
-  auto found = captured_.find(size);
-  if (found == captured_.end()) found = captured_.emplace(size, capture(size)).first;
-  write(rows, size);
+  return {size, PagedRows::are_runs(going_on, count) && has_graph_of_runs(size)};
+}
+
+DecodeGraphs::Result DecodeGraphs::run(std::span<const Row> rows) {
+  const Kind kind = kind_of(rows);
+  auto found = captured_.find(kind);
+  if (found == captured_.end()) found = captured_.emplace(kind, capture(kind)).first;
+  write(rows, kind.size);
   found->second.graph.launch();
-  return {found->second.result.narrow(0, 0, count), size};
+  return {found->second.result.narrow(0, 0, static_cast<int64_t>(rows.size())), kind.size};
 }
 
 void DecodeGraphs::capture_next() {
-  for (const int64_t size : sizes_ | std::views::reverse) {
-    if (captured_.contains(size)) continue;
-    captured_.emplace(size, capture(size));
+  for (const Kind& kind : kinds_ | std::views::reverse) {
+    if (captured_.contains(kind)) continue;
+    captured_.emplace(kind, capture(kind));
     return;
   }
 }

@@ -1,7 +1,7 @@
-// Steps of few rows as CUDA graphs: one for each of some numbers of rows. A step runs the next
-// larger one; rows that are too many read and write nothing. Each row has its own table of blocks
-// and its own length, so that rows may be tokens that sequences decode, drafts or parts of
-// prompts.
+// Steps of few rows as CUDA graphs: one for each of some numbers of rows, and another one for those
+// that are mostly several of a text. A step runs the next larger one; rows that are too many read
+// and write nothing. Each row has its own table of blocks and its own length, so that rows may be
+// tokens that sequences decode, drafts or parts of prompts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -54,22 +54,29 @@ class DecodeGraphs {
   Result run(std::span<const Row> rows);
   // Captures the largest that is not, so that no step has to: smaller ones use its memory again.
   void capture_next();
-  bool all_captured() const { return captured_.size() == sizes_.size(); }
+  bool all_captured() const { return captured_.size() == kinds_.size(); }
   // Before weights or buffers of the cache move.
   void clear();
 
  private:
+  struct Kind {
+    int64_t size = 0;
+    bool has_runs = false;  // PagedRows::has_runs()
+    auto operator<=>(const Kind&) const = default;
+  };
   struct Captured {
     RaggedBatch batch;
     at::Tensor result;
     DeviceGraph graph;
   };
-  RaggedBatch batch_of(int64_t size) const;
+  Kind kind_of(std::span<const Row> rows) const;
+  RaggedBatch batch_of(const Kind& kind) const;
   at::Tensor tokens_of(int64_t size) const;
-  Captured capture(int64_t size);
+  Captured capture(const Kind& kind);
   void write(std::span<const Row> rows, int64_t size);
 
   const std::vector<int64_t> sizes_;
+  const std::vector<Kind> kinds_;  // rising
   const Pool pool_;
   const at::Tensor last_sampled_;
   const Forward forward_;
@@ -78,7 +85,7 @@ class DecodeGraphs {
   // blocks.
   at::Tensor wide_, narrow_;
   std::unique_ptr<DeviceGraphPool> memory_;
-  std::map<int64_t, Captured> captured_;
+  std::map<Kind, Captured> captured_;
 };
 
 }  // namespace megatron

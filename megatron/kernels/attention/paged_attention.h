@@ -43,6 +43,9 @@ struct PagedAttention {
   // On the CPU alone. [rows]: positions before these are not seen either; null: 0.
   const int32_t* starts = nullptr;
   void* lse = nullptr;  // [rows, n] fp32 (fp64): log sum exp, assigned; null: not wanted
+  // By tiles alone: rows are mostly several of a text, positions behind each other, and share tiles
+  // of keys. Each row's positions are those of `lengths` in any case.
+  bool has_runs = false;
   // By tiles alone. What is read after attention of few rows, which leaves the memory idle: fetched
   // into the L2 cache meanwhile. Aligned to 16 bytes; null: nothing.
   const void* ahead = nullptr;

@@ -53,6 +53,13 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Eight rows of eight 16-bit elements, two of row lane / 4 in each thread, as their columns.
+__device__ __forceinline__ uint32_t transposed(uint32_t rows) {
+  uint32_t columns;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows));
+  return columns;
+}
+
 // A tile in shared memory; T is a 16-bit type.
 template <class T, int D>
 struct SharedTile {
@@ -86,6 +93,14 @@ struct SharedTile {
     const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
     const uint32_t from = chunk(row + lane % 16, 2 * step + lane / 16);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(from));
+  }
+  // An a of the transposed tile: its rows are columns 16 step ..., its columns rows from `row` on.
+  __device__ __forceinline__ void load_a_of_columns(uint32_t (&a)[4], int row, int step) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+    const uint32_t from = chunk(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                  : "r"(from));
   }

@@ -154,11 +154,21 @@ PagedRows::PagedRows(std::vector<RaggedPart> parts, int64_t blocks, int64_t bloc
   if (single_ == 0) return;
   const std::span<const RaggedPart> singles(parts_.data(), static_cast<size_t>(single_));
   std::vector<int32_t> seen;
-  for (const RaggedPart& part : singles) seen.push_back(static_cast<int32_t>(part.first + 1));
+  int64_t going_on = 0;
+  for (size_t i = 0; i < singles.size(); ++i) {
+    const RaggedPart& part = singles[i];
+    seen.push_back(static_cast<int32_t>(part.first + 1));
+    if (i + 1 == singles.size() || singles[i + 1].first != part.first + 1) continue;
+    const auto own = static_cast<size_t>(part.first / block_size_);
+    going_on += singles[i + 1].blocks[own] == part.blocks[own];
+  }
+  has_runs_ = are_runs(going_on, single_);
   block_table = table_of(singles, device);
   lengths = on_device(seen, at::kInt, device);
   sequences = at::arange(single_, at::dtype(at::kInt).device(device));
 }
+
+bool PagedRows::are_runs(int64_t going_on, int64_t rows) { return 2 * going_on >= rows; }
 
 PagedRows::PagedRows(Numbers numbers, int64_t blocks, int64_t block_size)
     : slots(std::move(numbers.slots)),
@@ -169,7 +179,8 @@ PagedRows::PagedRows(Numbers numbers, int64_t blocks, int64_t block_size)
       parts_(static_cast<size_t>(slots.size(0)), RaggedPart{0, 1, {}}),
       blocks_(blocks),
       block_size_(block_size),
-      single_(slots.size(0)) {
+      single_(slots.size(0)),
+      has_runs_(numbers.has_runs) {
   MEGATRON_ASSERT(slots.is_cuda(), "rows whose numbers come later are those of a GPU");
   last_rows = at::arange(single_, at::dtype(at::kLong).device(slots.device()));
   sequences = at::arange(single_, at::dtype(at::kInt).device(slots.device()));
@@ -358,6 +369,7 @@ at::Tensor attend_rows(const at::Tensor& q, const PagedView& keys, const PagedVi
   args.block_table = tables.block_table.const_data_ptr<int32_t>();
   args.table_stride = tables.block_table.size(1);
   args.out = out.data_ptr();
+  args.has_runs = tables.has_runs;
   if (tables.starts.defined()) args.starts = tables.starts.const_data_ptr<int32_t>();
   if (lse.defined()) args.lse = lse.data_ptr();
   if (const auto bytes = tables.ahead.defined() ? static_cast<int64_t>(tables.ahead.nbytes()) : 0;
@@ -390,7 +402,8 @@ at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const Pag
                       rows.block_size(),
                       rows.single() > 0 ? positions_of_row(rows) : 0,
                       {},
-                      ahead},
+                      ahead,
+                      rows.has_runs()},
                      options);
 }
 

@@ -40,12 +40,18 @@ class PagedRows {
   // attends to nothing. Shapes as below.
   struct Numbers {
     at::Tensor slots, positions, last, lengths, block_table;
+    bool has_runs = false;
   };
   PagedRows(Numbers numbers, int64_t blocks, int64_t block_size);
 
   const std::vector<RaggedPart>& parts() const { return parts_; }
   int64_t rows() const { return slots.size(0); }  // t
   int64_t single() const { return single_; }      // leading parts of one token
+  // Whether parts of one token are mostly positions behind each other of few texts, whose attention
+  // then reads keys once for several of them.
+  bool has_runs() const { return has_runs_; }
+  // Whether so many of these rows that go on where the one before ends are that.
+  static bool are_runs(int64_t going_on, int64_t rows);
   // The parts of several tokens, and the positions that some row of each sees, for attention with
   // this window (AttentionOptions::window_left). Made once for all layers.
   struct Chunks {
@@ -81,6 +87,7 @@ class PagedRows {
  private:
   std::vector<RaggedPart> parts_;
   int64_t blocks_, block_size_, single_ = 0;
+  bool has_runs_ = false;
   mutable std::map<int64_t, Chunks> chunks_;  // by window
   mutable std::map<int64_t, Spans> spans_;    // by most rows
 };

@@ -20,6 +20,7 @@ struct PagedTables {
   int64_t positions = 0;   // that a row sees, about: for the division over threads
   at::Tensor starts = {};  // [rows], on the CPU alone; undefined: 0
   at::Tensor ahead = {};   // see PagedAttention::ahead; undefined: nothing
+  bool has_runs = false;   // see PagedAttention::has_runs
 };
 
 // q [rows, n, d] -> [rows, n, v]. `lse` [rows, n] fp32 (fp64), unless undefined, is assigned; on
