@@ -19,8 +19,8 @@ namespace {
 
 constexpr int kStep = 32, kSplit = 256;
 constexpr int kTileWarps = 8, kTileRows = 16 * kTileWarps, kTileKeys = 64, kTileStages = 3;
-constexpr int kDecodeStages = 2, kMostDecodeWarps = 4;
-constexpr int kPiece = 16;  // positions of a copy, which lie in one block
+constexpr int kDecodeSlots = 3;  // of 32 keys or values
+constexpr int kPiece = 16;       // positions of a copy, which lie in one block
 
 // What a warp has seen for its 16 rows: of the values, which are not yet divided by `sum`, a thread
 // has columns 8 i + 2 (lane % 4) and the next of rows lane / 4 and lane / 4 + 8.
@@ -180,6 +180,15 @@ __device__ __forceinline__ void fetch(void* to, const PagedPool& pool, const Pla
   // Of tiles within one block the place is looked up once.
   const bool together = places.one_block || places.size % Positions == 0;
   int64_t place = together ? places.of(pool, position) : 0;
+  if (together && position >= first && position + Positions <= end && size == D) {  // all of it
+    const T* from = data + place + row * pool.position_stride;
+#pragma unroll
+    for (int i = 0; i < Positions / kRows; ++i) {
+      copy_async_or_zero(tile.chunk(row + i * kRows, column), from, true);
+      from += kRows * pool.position_stride;
+    }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < Positions / kRows; ++i) {
     const int at = row + i * kRows, in_piece = together ? at : at % kPiece;
@@ -420,9 +429,7 @@ __global__ void __launch_bounds__(kTileWarps* kWarpThreads, 1)
 
 template <class T, int D, int Warps>
 struct DecodeMemory {
-  struct Ring {
-    T keys[kDecodeStages][kStep * D], values[kDecodeStages][kStep * D];
-  } rings[Warps];
+  T slots[Warps][kDecodeSlots][kStep * D];
   // The sum of the splits before `turn`, as the threads of a warp have it
   float total[D / 2 + 4][kWarpThreads];
   int turn;
@@ -461,26 +468,23 @@ __global__ void __launch_bounds__(Warps* kWarpThreads) ordered_decode_kernel(Ord
   const int warp = static_cast<int>(threadIdx.x) / kWarpThreads,
             lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   const int first_split = first / kSplit, last_split = max(first_split, (end - 1) / kSplit);
-  if (Warps > 1 && threadIdx.x == 0) memory.turn = first_split;
-  if (Warps > 1) __syncthreads();
+  if (threadIdx.x == 0) memory.turn = first_split;
+  __syncthreads();
 
-  auto& ring = memory.rings[warp];
   const Places places{a.block_table + tile.sequence * a.table_stride,
                       static_cast<int>(a.block_size), a.table_stride == 1};
-  const auto start = [&](int position, int stage) {
-    if (position < end) {
-      fetch<T, D, kStep, kWarpThreads>(ring.keys[stage], a.keys, places, a.size, tile.group,
+  // Three slots: keys of a step, its values, and what comes next into the one that is free.
+  int keys = 0, values = 1, free = 2;
+  const auto start = [&](const PagedPool& pool, int position, int slot) {
+    if (position < end)
+      fetch<T, D, kStep, kWarpThreads>(memory.slots[warp][slot], pool, places, a.size, tile.group,
                                        position, first, end, lane);
-      fetch<T, D, kStep, kWarpThreads>(ring.values[stage], a.values, places, a.size, tile.group,
-                                       position, first, end, lane);
-    }
     end_copy_group();
   };
   // The first split may begin behind its border.
   Walk<Warps> walk{warp == 0 ? first / kStep * kStep : (first_split + warp) * kSplit};
-  Walk<Warps> next = walk;
-#pragma unroll
-  for (int i = 0; i < kDecodeStages - 1; ++i, next.advance()) start(next.position, i);
+  start(a.keys, walk.position, keys);
+  start(a.values, walk.position, values);
   uint32_t q[D / 16][4];
   load_queries<T, D>(q, a, tile, 0);
   const Sight sight = sight_of(a, tile, lane / 4);
@@ -489,32 +493,36 @@ __global__ void __launch_bounds__(Warps* kWarpThreads) ordered_decode_kernel(Ord
   // Adds split `number` to those before it.
   const auto add = [&](int number) {
     end_split(split);
-    if constexpr (Warps > 1) {
-      while (*static_cast<volatile int*>(&memory.turn) != number) __nanosleep(20);
-      __threadfence_block();
-      __syncwarp();
-    }
+    while (*static_cast<volatile int*>(&memory.turn) != number) __nanosleep(20);
+    __threadfence_block();
+    __syncwarp();
     add_to_stored(split, memory.total, number == first_split);
-    if constexpr (Warps > 1) {
-      __threadfence_block();
-      __syncwarp();
-      if (lane == 0) *static_cast<volatile int*>(&memory.turn) = number + 1;
-    }
+    __threadfence_block();
+    __syncwarp();
+    if (lane == 0) *static_cast<volatile int*>(&memory.turn) = number + 1;
   };
-  int stage = 0, ahead = kDecodeStages - 1, number = first_split + warp;
-  for (; walk.position < end; walk.advance()) {
-    wait_for_copies<kDecodeStages - 2>();
+  int number = first_split + warp;
+  while (walk.position < end) {
+    const int position = walk.position;
+    const bool ends_split = walk.ends_split() || position + kStep >= end;
+    walk.advance();
+    wait_for_copies<1>();
     __syncwarp();
-    start(next.position, ahead);
-    next.advance();
-    ahead = ahead + 1 == kDecodeStages ? 0 : ahead + 1;
+    start(a.keys, walk.position, free);
     Scores scores;
-    multiply_keys<T, D>(scores, q, SharedTile<T, D>(ring.keys[stage]), 0);
-    take_step<T, D>(split, scores, SharedTile<T, D>(ring.values[stage]), 0, walk.position, sight,
-                    walk.position >= first && walk.position + kStep <= end, scale, cap);
-    stage = stage + 1 == kDecodeStages ? 0 : stage + 1;
+    multiply_keys<T, D>(scores, q, SharedTile<T, D>(memory.slots[warp][keys]), 0);
     __syncwarp();
-    if (walk.ends_split() || walk.position + kStep >= end) {
+    start(a.values, walk.position, keys);
+    wait_for_copies<2>();
+    __syncwarp();
+    take_step<T, D>(split, scores, SharedTile<T, D>(memory.slots[warp][values]), 0, position, sight,
+                    position >= first && position + kStep <= end, scale, cap);
+    __syncwarp();
+    const int was_free = free;
+    free = values;
+    values = keys;
+    keys = was_free;
+    if (ends_split) {
       add(number);
       number += Warps;
     }
@@ -538,13 +546,15 @@ template <class T, int D>
 void start(const OrderedAttention& args, cudaStream_t stream) {
   if (args.lengths != nullptr) {
     const int64_t tiles = args.groups * ((args.heads / args.groups + 15) / 16);
-    // Few blocks: several warps of each, so that memory is busy.
+    // The fewer blocks, the more warps of each, so that memory is busy.
     const auto count = static_cast<unsigned>(tiles);
     constexpr int64_t kProcessors = 132;
-    if (args.sequences * tiles <= 2 * kProcessors)
-      start_decode<T, D, kMostDecodeWarps>(args, count, stream);
+    if (args.sequences * tiles <= kProcessors)
+      start_decode<T, D, 8>(args, count, stream);
+    else if (args.sequences * tiles <= 2 * kProcessors)
+      start_decode<T, D, 4>(args, count, stream);
     else
-      start_decode<T, D, 1>(args, count, stream);
+      start_decode<T, D, 2>(args, count, stream);
     return;
   }
   const auto kernel = ordered_tiles_kernel<T, D>;
