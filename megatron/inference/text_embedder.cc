@@ -1,12 +1,11 @@
 #include "megatron/inference/text_embedder.h"
 
-#include <ATen/Parallel.h>
-
 #include <atomic>
 
 #include "megatron/base/check.h"
 #include "megatron/inference/generator.h"
 #include "megatron/models/t5/t5_model.h"
+#include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -54,7 +53,7 @@ std::vector<PairTokens> TextEmbedder::ids_of(std::span<const std::string> texts)
   std::vector<PairTokens> all(texts.size());
   std::atomic<int64_t> cut = 0;
   const auto most = static_cast<size_t>(options_.max_length) - suffix_.size();
-  at::parallel_for(0, std::ssize(texts), 64, [&](int64_t begin, int64_t end) {
+  parallel_tasks(std::ssize(texts), 64, [&](int64_t begin, int64_t end) {
     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
       std::vector<int32_t>& ids = all[i].ids = prefix_;
       tokenizer_.encode_append(texts[i], ids);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -78,7 +79,7 @@ class FlatSearch {
   void add(const std::vector<float>& rows, int64_t first) {
     const int64_t count = std::ssize(rows) / width_;
     std::vector<double> squared(static_cast<size_t>(count)), lengths(squared.size());
-    at::parallel_for(0, count, 256, [&](int64_t begin, int64_t end) {
+    parallel_tasks(count, 256, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const auto at = static_cast<size_t>(i);
         squared[at] = squared_length(rows.data() + i * width_, width_);
@@ -115,7 +116,7 @@ class FlatSearch {
     const at::Tensor products =
         at::mm(matrix(query(first_query), queries), matrix(rows.data, rows.count).t());
     const float* product = products.const_data_ptr<float>();
-    at::parallel_for(0, queries, 1, [&](int64_t begin, int64_t end) {
+    parallel_tasks(queries, 1, [&](int64_t begin, int64_t end) {
       for (int64_t q = begin; q < end; ++q)
         add_row(rows, first_query + q, product + q * rows.count);
     });

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "megatron/tensor/shape.h"
+#include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -20,10 +21,6 @@ int64_t rows_per_task(int64_t row_elements);
 
 // The tensor itself if contiguous and of that type, else a copy.
 at::Tensor as_contiguous(const at::Tensor& tensor, at::ScalarType type);
-
-// Calls body(begin, end) over parts of [0, count) of at least `grain` on ATen's threads.
-void parallel_tasks(int64_t count, int64_t grain,
-                    const std::function<void(int64_t begin, int64_t end)>& body);
 
 // Calls body(begin, end) over parts of the rows on ATen's threads; a row costs `row_elements`
 // multiplications and additions.
