@@ -180,14 +180,17 @@ __device__ __forceinline__ void fetch(void* to, const PagedPool& pool, const Pla
   // Of tiles within one block the place is looked up once.
   const bool together = places.one_block || places.size % Positions == 0;
   int64_t place = together ? places.of(pool, position) : 0;
-  if (together && position >= first && position + Positions <= end && size == D) {  // all of it
-    const T* from = data + place + row * pool.position_stride;
+  // Where one warp fetches, its instructions take the time: all of it without bounds.
+  if constexpr (Threads == kWarpThreads) {
+    if (together && position >= first && position + Positions <= end && size == D) {
+      const T* from = data + place + row * pool.position_stride;
 #pragma unroll
-    for (int i = 0; i < Positions / kRows; ++i) {
-      copy_async_or_zero(tile.chunk(row + i * kRows, column), from, true);
-      from += kRows * pool.position_stride;
+      for (int i = 0; i < Positions / kRows; ++i) {
+        copy_async_or_zero(tile.chunk(row + i * kRows, column), from, true);
+        from += kRows * pool.position_stride;
+      }
+      return;
     }
-    return;
   }
 #pragma unroll
   for (int i = 0; i < Positions / kRows; ++i) {
