@@ -221,6 +221,16 @@ TEST(House, ServingReadsTheWallClockForDatesAlone) {
                        "megatron/serving/generation.cc", "megatron/serving/http/http_server.cc"}));
 }
 
+// ATen's template runs on the calling thread alone in sources that are compiled without OpenMP, all
+// but one: the others call parallel_tasks() (tensor/threads.h).
+TEST(House, OneSourceCallsParallelForOfATen) {
+  static const std::regex kCall(R"(\bat::parallel_for\b)");
+  std::vector<std::string> found;
+  for (const SourceFile& file : read_sources({"megatron", "tools"}, kCpp))
+    for (int i = count(code_of(file.text), kCall); i > 0; --i) found.push_back(file.path);
+  EXPECT_EQ(found, std::vector<std::string>{"megatron/tensor/parallel_rows.cc"});
+}
+
 TEST(House, DocumentsAreShort) {
   const std::string index = read_text(source_root() / "docs/performance.md");
   expect_at_most("lines of docs/performance.md", static_cast<long>(split_lines(index).size()), 120);
