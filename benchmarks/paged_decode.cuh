@@ -111,43 +111,35 @@ struct Case {
     return {data, int64_t{kBlock} * kGroups * kSize, kGroups * kSize, kSize, nullptr};
   }
   megatron::PagedAttention ours(Half* out) const {
-    megatron::PagedAttention a;
-    a.dtype = megatron::DType::kBFloat16;
+    auto a = with_common(megatron::PagedAttention(), out);
     a.rows = rows;
-    a.heads = kHeads;
-    a.groups = kGroups;
     a.key_size = a.value_size = kSize;
-    a.scale = kScale;
-    a.query = query;
-    a.keys = pool(keys);
-    a.values = pool(values);
-    a.block_size = kBlock;
     a.sequences = sequences_d;
-    a.lengths = lengths_d;
-    a.block_table = table;
-    a.table_stride = blocks_of_row();
-    a.out = out;
     return a;
   }
   // That of batch-invariant mode.
   megatron::OrderedAttention ordered(Half* out) const {
-    megatron::OrderedAttention a;
+    auto a = with_common(megatron::OrderedAttention(), out);
+    a.size = kSize;
+    a.query_part = a.query_row = a.out_part = a.out_row = kHeads * kSize;
+    a.query_head = a.out_head = kSize;
+    a.sequences = rows;
+    return a;
+  }
+  template <class A>
+  A with_common(A a, Half* out) const {
     a.dtype = megatron::DType::kBFloat16;
     a.heads = kHeads;
     a.groups = kGroups;
-    a.size = kSize;
     a.scale = kScale;
     a.query = query;
-    a.query_part = a.query_row = a.out_part = a.out_row = kHeads * kSize;
-    a.query_head = a.out_head = kSize;
-    a.out = out;
     a.keys = pool(keys);
     a.values = pool(values);
     a.block_size = kBlock;
+    a.lengths = lengths_d;
     a.block_table = table;
     a.table_stride = blocks_of_row();
-    a.sequences = rows;
-    a.lengths = lengths_d;
+    a.out = out;
     return a;
   }
   // The largest difference of two results.

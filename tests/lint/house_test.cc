@@ -39,6 +39,14 @@ void expect_at_most(const char* what, long value, long limit) {
 
 const std::vector<std::string> kCpp = {".h", ".cc", ".cu", ".cuh"};
 
+// The path of a file once for each time that its code has this.
+std::vector<std::string> uses_of(const std::regex& what, const std::vector<std::string>& folders) {
+  std::vector<std::string> found;
+  for (const SourceFile& file : read_sources(folders, kCpp))
+    for (int i = count(code_of(file.text), what); i > 0; --i) found.push_back(file.path);
+  return found;
+}
+
 TEST(House, RoomsAreSmall) {
   std::map<std::string, int> files;
   for (const SourceFile& file : read_sources({"megatron", "tools"}, kCpp))
@@ -211,10 +219,8 @@ TEST(House, FunctionsAreShort) {
 TEST(House, ServingReadsTheWallClockForDatesAlone) {
   static const std::regex kWall(
       R"(\bsystem_clock\b|\btime\((nullptr|NULL|0)\)|\bgettimeofday\b|CLOCK_REALTIME)");
-  std::vector<std::string> found;
-  for (const SourceFile& file :
-       read_sources({"megatron/scheduling", "megatron/serving", "megatron/inference"}, kCpp))
-    for (int i = count(code_of(file.text), kWall); i > 0; --i) found.push_back(file.path);
+  const std::vector<std::string> found =
+      uses_of(kWall, {"megatron/scheduling", "megatron/serving", "megatron/inference"});
   // Of `created`, of the header Date, and of a template's strftime_now.
   EXPECT_EQ(found, (std::vector<std::string>{
                        "megatron/inference/model_service.cc", "megatron/serving/chat_request.cc",
@@ -225,10 +231,8 @@ TEST(House, ServingReadsTheWallClockForDatesAlone) {
 // but one: the others call parallel_tasks() (tensor/threads.h).
 TEST(House, OneSourceCallsParallelForOfATen) {
   static const std::regex kCall(R"(\bat::parallel_for\b)");
-  std::vector<std::string> found;
-  for (const SourceFile& file : read_sources({"megatron", "tools"}, kCpp))
-    for (int i = count(code_of(file.text), kCall); i > 0; --i) found.push_back(file.path);
-  EXPECT_EQ(found, std::vector<std::string>{"megatron/tensor/parallel_rows.cc"});
+  EXPECT_EQ(uses_of(kCall, {"megatron", "tools"}),
+            std::vector<std::string>{"megatron/tensor/parallel_rows.cc"});
 }
 
 TEST(House, DocumentsAreShort) {

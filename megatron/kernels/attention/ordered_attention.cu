@@ -2,8 +2,8 @@
 // A row's softmax is computed in steps of 32 positions with a running maximum, over splits of 256
 // positions, whose results are added in rising order. Steps and splits lie at fixed positions, so
 // that it does not matter whether one warp passes over all of them, as it does for the rows of a
-// prompt or of training, or warps take splits in turn, as they do where few rows decode: each waits
-// for its turn to add. What a row does not see adds exact zeros and leaves maxima alone, so that
+// prompt or of training, or warps take splits in turn, as they do in decoding: each waits for its
+// turn to add. What a row does not see adds exact zeros and leaves maxima alone, so that
 // rows with other ends can share a tile, and steps that none of them sees can be left out. Products
 // and sums that the compiler may contract in more than one way are written as what they are.
 #include <algorithm>
@@ -34,8 +34,6 @@ struct Rows {
 struct Sight {
   int first[2], end[2];
 };
-
-__device__ __forceinline__ float finite_base(float most) { return most == -INFINITY ? 0.0f : most; }
 
 // Of 32 positions: a thread has columns 8 i + 2 (lane % 4) and the next of its two rows.
 using Scores = float[4][4];

@@ -256,10 +256,6 @@ struct Seen {
   }
 };
 
-// What scores are relative to: of a query that has seen nothing any number in place of -infinity
-// minus itself.
-__device__ __forceinline__ float base_of(float most) { return most == -INFINITY ? 0.0f : most; }
-
 // The largest of the lanes that have the same columns.
 __device__ __forceinline__ float largest_of_columns(float x) {
 #pragma unroll
@@ -302,7 +298,7 @@ __device__ __forceinline__ void weigh(Seen<D, Eights>& seen, uint32_t (&p)[Eight
     for (int i = 0; i < 2 * Eights; ++i) {
       float& before = seen.most[i / 2][i % 2];
       const float now = largest_of_columns(most[i / 2][i % 2]);
-      const float kept = power_of_two(before - base_of(now));
+      const float kept = power_of_two(before - finite_base(now));
       before = now;
       seen.sum[i / 2][i % 2] *= kept;
 #pragma unroll
@@ -314,7 +310,7 @@ __device__ __forceinline__ void weigh(Seen<D, Eights>& seen, uint32_t (&p)[Eight
   }
 #pragma unroll
   for (int i = 0; i < Eights; ++i) {
-    const float base[2] = {base_of(seen.most[i][0]), base_of(seen.most[i][1])};
+    const float base[2] = {finite_base(seen.most[i][0]), finite_base(seen.most[i][1])};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float* two = scores[i] + 2 * half;
@@ -509,7 +505,7 @@ struct Weights {
   __device__ __forceinline__ void finish() {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      of[i] = power_of_two(of[i] - base_of(most));
+      of[i] = power_of_two(of[i] - finite_base(most));
       sum += of[i] * sums[i];
     }
   }
@@ -572,7 +568,7 @@ __device__ __forceinline__ void attend(const PagedAttention& a, const Work<Eight
   T* out = static_cast<T*>(a.out) + ((w.row + row) * a.heads + head) * a.value_size;
   // A row of no positions is zero.
   const float scale = w.end == 0 ? 0.0f : Fp8 ? a.values.scale[w.group] : 1.0f;
-  const auto factor = [&](float& most, float& sum) {  // of sums of values relative to `most`
+  const auto factor = [&](float most, float sum) {  // of sums of values relative to `most`
     if (a.sinks == nullptr) return scale == 0.0f ? 0.0f : scale / sum;
     const float sink = static_cast<const float*>(a.sinks)[head] * kLog2E,
                 larger = fmaxf(most, sink), kept = power_of_two(most - larger);

@@ -20,6 +20,10 @@ __device__ __forceinline__ float power_of_two(float x) {
   return y;
 }
 
+// What the scores of a softmax are relative to: of a row that has seen nothing any number in place
+// of -infinity minus itself.
+__device__ __forceinline__ float finite_base(float most) { return most == -INFINITY ? 0.0f : most; }
+
 // Two elements in a register.
 template <class T>
 __device__ __forceinline__ uint32_t pack_two(float low, float high) {
@@ -90,35 +94,42 @@ struct SharedTile {
 
   // Rows row ... row + 15, columns 16 step ... 16 step + 15 as a.
   __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int step) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-    const uint32_t from = chunk(row + lane % 16, 2 * step + lane / 16);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(from));
+    load<false>(a, in_rows(row, step));
   }
   // An a of the transposed tile: its rows are columns 16 step ..., its columns rows from `row` on.
   __device__ __forceinline__ void load_a_of_columns(uint32_t (&a)[4], int row, int step) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-    const uint32_t from = chunk(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(from));
+    load<true>(a, in_columns(row, step));
   }
   // Two b's of the transposed tile: n is 16 rows from `row` on, k columns 16 step ...
   __device__ __forceinline__ void load_b_of_rows(uint32_t (&b)[4], int row, int step) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-    const uint32_t from = chunk(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(from));
+    load<false>(b, in_columns(row, step));
   }
   // Two b's of the tile: k is 16 rows from `row` on, n columns 16 step ...
   __device__ __forceinline__ void load_b(uint32_t (&b)[4], int row, int step) const {
+    load<true>(b, in_rows(row, step));
+  }
+
+ private:
+  // Where a lane reads its row of four 8 x 8 tiles of [row, row + 16) x [16 step, 16 step + 16),
+  // those below each other or those side by side first.
+  __device__ __forceinline__ uint32_t in_rows(int row, int step) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-    const uint32_t from = chunk(row + lane % 16, 2 * step + lane / 16);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(from));
+    return chunk(row + lane % 16, 2 * step + lane / 16);
+  }
+  __device__ __forceinline__ uint32_t in_columns(int row, int step) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+    return chunk(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2);
+  }
+  template <bool Transposed>
+  __device__ __forceinline__ static void load(uint32_t (&tiles)[4], uint32_t from) {
+    if constexpr (Transposed)
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+                   : "r"(from));
+    else
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+                   : "r"(from));
   }
 };
 
