@@ -218,14 +218,28 @@ EncoderMemory encoder_memory(const ModelConfig& config, const ServedShape& shape
   return memory;
 }
 
+namespace {
+
+// What CUDA graphs of an encoder of pictures hold: the largest one's forward.
+int64_t picture_graph_memory(const ModelConfig& config, const ServedShape& shape) {
+  const auto* own = config.own.as<MimoConfig>();
+  if (own == nullptr || !own->sees() || own->has_own_sizes() || shape.tensor_ranks > 1) return 0;
+  ServedShape graphed = shape;
+  graphed.max_media = std::min(shape.max_media, PictureGraphs::kMostPictures);
+  return encoder_memory(config, graphed).step;
+}
+
+}  // namespace
+
 std::string ServingMemory::text() const {
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
-  return cat(
-      "memory: weights ", bytes(weights),
-      draft.weights > 0 ? cat(", draft model ", bytes(draft.weights)) : "", ", cache ",
-      bytes(cache.bytes()), ", the largest step ", bytes(step()),
-      encoder.step > 0 ? cat(", the largest prompt of images or sounds ", bytes(encoder.step)) : "",
-      ", together ", bytes(total()));
+  return cat("memory: weights ", bytes(weights),
+             draft.weights > 0 ? cat(", draft model ", bytes(draft.weights)) : "", ", cache ",
+             bytes(cache.bytes()), ", the largest step ", bytes(step()),
+             encoder.step > 0 ? cat(", the largest prompt of images or sounds ",
+                                    bytes(encoder.step + encoder.graphs))
+                              : "",
+             ", together ", bytes(total()));
 }
 
 void ServingMemory::check_fits(int64_t free_bytes) const {
@@ -255,6 +269,7 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
                                   mesh.world_size()));
   const std::unique_ptr<Model> model = make_model(config, groups, memory.slice);
   if (stage == 0) memory.encoder = encoder_memory(config, shape);
+  if (stage == 0 && shape.on_gpu) memory.encoder.graphs = picture_graph_memory(config, shape);
   for (const Parameter* parameter : model->parameters()) {
     const int64_t elements = c10::multiply_integers(parameter->local_shape);
     const int64_t element =

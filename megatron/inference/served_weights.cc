@@ -39,6 +39,7 @@ void ServedWeights::commit(int64_t version) {
   MEGATRON_CHECK(!staged_.empty() && !is_committed_,
                  "no weights were read to be exchanged for the current ones");
   if (level_ == MemoryLevel::kKeep) {
+    ++moves_;
     store_.exchange(staged_);
     staged_.clear();
   } else {
@@ -61,6 +62,7 @@ void ServedWeights::suspend(MemoryLevel level) {
                  "weights that came from no folder cannot be read again"
                  "\nhint: suspend with the weights kept or offloaded");
   if (level == MemoryLevel::kKeep || level_ != MemoryLevel::kKeep) return;
+  ++moves_;
   if (level == MemoryLevel::kOffload) {
     parked_ = store_.park();
   } else {

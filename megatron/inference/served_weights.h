@@ -36,6 +36,9 @@ class ServedWeights {
   // owned: they are not on the device.
   std::unique_lock<std::mutex> hold();
 
+  // How often they may have moved on the device. Under a lock of hold().
+  int64_t moves() const { return moves_; }
+
   // Starts to read other weights next to the current ones.
   void stage(const std::string& source);
   // Why staging failed, or ""; null: not known after `wait_ns`. A stage that fails leaves nothing.
@@ -61,6 +64,7 @@ class ServedWeights {
   std::string staged_source_;
   std::vector<at::Tensor> staged_;
   std::mutex held_;
+  int64_t moves_ = 0;
   bool is_committed_ = false;  // while suspended: the staged ones are the current ones
 };
 

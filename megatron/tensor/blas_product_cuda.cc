@@ -27,7 +27,8 @@
 // choice. Timing uses its own stream and memory, because the compute stream may be waiting for
 // another rank, which may wait for the lock. A GPU at its power limit slows down within tens of
 // milliseconds, with some algorithms more than with others, so the finalists, among them the
-// heuristic's first choice, run for that long; another one is chosen only for a clear gain.
+// heuristic's first choice, run for that long; another one is chosen only for a clear gain. Numbers
+// of rows that share a choice differ from step to step, and many are asked for: they run briefly.
 //
 // Note [Products in one order]
 // Batch-invariant products must not choose by their number of rows how they add. cuBLASLt's kernels
@@ -39,7 +40,7 @@ namespace megatron {
 namespace {
 
 constexpr int kCandidates = 16, kFinalists = 3, kFinalRounds = 2;
-constexpr float kFinalMilliseconds = 60, kLeastGain = 1.01f;
+constexpr float kFinalMilliseconds = 60, kBriefMilliseconds = 8, kLeastGain = 1.01f;
 // below this a product takes microseconds, as long as its launch
 constexpr double kLeastOperations = 4e9;
 
@@ -227,9 +228,10 @@ void fill_operands(const BlasProduct& product, BlasOperands& operands, const Scr
   operands.scale_a = operands.scale_b = floats;
 }
 
-// The fastest candidate; the heuristic's first if there is no memory to time them.
+// The fastest candidate, of which some run for `final_ms` each; the heuristic's first if there is no
+// memory to time them.
 cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
-                             const std::vector<cublasLtMatmulAlgo_t>& candidates) {
+                             const std::vector<cublasLtMatmulAlgo_t>& candidates, float final_ms) {
   const c10::cuda::CUDAStream stream = at::cuda::getStreamFromPool(
       /*isHighPriority=*/true, static_cast<c10::DeviceIndex>(product.device));
   const int64_t output_bytes =
@@ -276,7 +278,7 @@ cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
   std::stable_sort(timed.begin() + 1, timed.end(),
                    [](const Timed& x, const Timed& y) { return x.ms < y.ms; });
   timed.resize(std::min<size_t>(timed.size(), 1 + kFinalists));
-  const int runs = std::clamp(static_cast<int>(kFinalMilliseconds / first), 2, 1000);
+  const int runs = std::clamp(static_cast<int>(final_ms / first), 2, 1000);
   for (Timed& one : timed) one.ms = INFINITY;
   for (int round = 0; round < kFinalRounds; ++round) {
     for (Timed& one : timed) one.ms = std::min(one.ms, time(candidates[one.index], runs));
@@ -554,7 +556,10 @@ cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& asked) {
     read_choices(all, path);
   }
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
-  const cublasLtMatmulAlgo_t algorithm = fastest(product, plan, allowed_candidates(product, plan));
+  const bool is_shared = asked.n != product.n || asked.k != product.k;
+  const cublasLtMatmulAlgo_t algorithm =
+      fastest(product, plan, allowed_candidates(product, plan),
+              is_shared ? kBriefMilliseconds : kFinalMilliseconds);
   const LockedFile file(path);
   read_choices(all, path);  // the first written choice counts, for all ranks
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;

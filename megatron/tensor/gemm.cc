@@ -46,8 +46,6 @@ at::Tensor with_even_rows(const at::Tensor& matrix) {
 }  // namespace
 
 int64_t rows_of_choice(int64_t rows) {
-  constexpr int64_t kOwn = 512;
-  if (rows > 0 && rows % kOwn == 0) return rows;
   int64_t octave = 1;
   while (2 * octave < rows) octave *= 2;  // octave < rows <= 2 octave
   const int64_t distance = octave < 8 ? octave : std::max<int64_t>(8, octave / 4);

@@ -16,8 +16,8 @@ struct AroundProduct;
 void tune_gemms(const std::string& folder);
 
 // Choosing a kernel takes cuBLASLt milliseconds, and timing candidates tenths of a second, which is
-// too long for every number of rows of images and requests. So numbers of rows that are no multiple
-// of 512 share the choice for a larger one, of which there are four in an octave: this one.
+// too long for every number of rows of images and requests. So numbers of rows share the choice for
+// a larger one, of which there are four in an octave: this one.
 int64_t rows_of_choice(int64_t rows);
 // How often cuBLASLt was asked for kernels.
 int64_t gemm_choices();

@@ -116,14 +116,16 @@ at::Tensor column_product(const LinearState& state, const at::Tensor& x, const a
              : product(state, gathered(state, x), weight, bias);
 }
 
-// norm(x) A^T + b, with `swiglu` the activation behind it, in one kernel; undefined where none does
-// that.
+// norm(x) A^T + b, with `swiglu` the activation behind it, in one kernel, or, of some rows, in two;
+// undefined where none does that.
 at::Tensor fused_column_forward(const LinearState& state, const at::Tensor& x,
                                 const at::Tensor& weight, const at::Tensor& bias, bool swiglu) {
   const RowAdapters* const rows = RowAdapters::current();
   if (!state.weight->store->only_forward() || state.sequence_parallel || state.lora != nullptr ||
       (rows != nullptr && rows->adapts(*state.weight)))
     return {};
+  if (swiglu && !bias.defined() && is_gated_rows(x, weight))
+    return multiply_gated_rows(state.norm ? norm_forward(*state.norm, x).y : x, weight);
   AroundProduct around;
   around.swiglu = swiglu;
   std::optional<AcquiredValue> gain;

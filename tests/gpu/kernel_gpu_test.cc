@@ -2,9 +2,12 @@
 // and deterministic in two runs.
 #include <gtest/gtest.h>
 
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/nn/forward_parameter_store.h"
 #include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/layers.h"
 #include "tests/kernels/cases.h"
 
 namespace megatron {
@@ -67,6 +70,68 @@ TEST(GpuGemm, FewRowsHaveOneKernelWithNormAndActivation) {
       if (!y.defined()) continue;
       EXPECT_EQ(y.sizes(), (at::IntArrayRef{rows, 1, 512}));
     }
+}
+
+// The last columns of a tile may be those of no product, the last rows those of no text.
+TEST(GpuGemm, SomeRowsHaveOneKernelWithSwiglu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const at::TensorOptions options = at::dtype(at::kBFloat16).device(at::kCUDA);
+  const auto product = [](const at::Tensor& x, const at::Tensor& w) {
+    return at::matmul(x.to(at::kFloat), w.to(at::kFloat).t()).to(at::kBFloat16).to(at::kFloat);
+  };
+  for (const auto& [columns, inner] : std::vector<std::array<int64_t, 2>>{
+           {14336, 4096}, {7200, 264}, {12200, 1032}, {14696, 64}, {16384, 2048}}) {
+    at::manual_seed(1);
+    const at::Tensor x = at::randn({130, inner}, options),
+                     w = at::randn({2 * columns, inner}, options) / std::sqrt(inner);
+    const at::Tensor gate = product(x, w.narrow(0, 0, columns)),
+                     value = product(x, w.narrow(0, columns, columns));
+    const at::Tensor expected = at::silu(gate) * value;
+    at::Tensor all;
+    for (const int64_t rows : {128, 100, 65, 64, 33, 32, 129}) {
+      const at::Tensor own = x.narrow(0, 0, rows).unsqueeze(1);
+      EXPECT_EQ(is_gated_rows(own, w), rows > 32 && rows <= 128) << rows;
+      if (!is_gated_rows(own, w)) continue;
+      const at::Tensor y = multiply_gated_rows(own, w);
+      ASSERT_EQ(y.sizes(), (at::IntArrayRef{rows, 1, columns}));
+      EXPECT_LT(relative_error(y.squeeze(1).cpu(), expected.narrow(0, 0, rows).cpu()), 1e-2)
+          << rows << " x " << columns << " x " << inner;
+      if (!all.defined()) all = y;
+      EXPECT_TRUE(at::equal(y, all.narrow(0, 0, rows)))
+          << "the numbers of a row differ between " << rows << " and 128 rows";
+    }
+    EXPECT_FALSE(is_gated_rows(x.narrow(0, 0, 64), w.to(at::kHalf)));
+  }
+}
+
+TEST(GpuGemm, SomeRowsAreNormedBeforeTheirSwiglu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  constexpr int64_t kColumns = 8192, kInner = 512;
+  LinearOptions options;
+  options.bias = false;
+  options.parts = {kColumns, kColumns};
+  options.input_norm = true;
+  options.norm.kind = Normalization::kRMSNorm;
+  const ParallelGroups groups;
+  ColumnParallelLinear fc1("linear_fc1", kInner, 2 * kColumns, options, groups);
+  fc1.name_parameters("mlp");
+  ForwardParameterStore store(fc1, at::kBFloat16, kGpu);
+  const at::NoGradGuard no_grad;
+  at::manual_seed(1);
+  fc1.visit([](const std::string&, Parameter& parameter) {
+    parameter.value.dim() == 1 ? parameter.value.uniform_(0.5, 1.5)
+                               : parameter.value.normal_(0.0, 0.05);
+  });
+  store.place();
+  for (const int64_t rows : {48, 128, 129}) {
+    const at::Tensor x = 5 * at::randn({rows, 1, kInner}, at::dtype(at::kBFloat16).device(kGpu));
+    const std::optional<SublayerOutput> fused = fc1.forward_swiglu(x);
+    EXPECT_EQ(fused.has_value(), rows <= 128);
+    if (!fused) continue;
+    const auto halves = fc1.forward(x).to(at::kFloat).chunk(2, -1);
+    EXPECT_LT(relative_error(fused->output.cpu(), (at::silu(halves[0]) * halves[1]).cpu()), 1e-2);
+    EXPECT_TRUE(at::equal(fused->residual, x));
+  }
 }
 
 TEST(GpuGemm, WeightGradientOfHalfOperandsInFp32) {

@@ -66,7 +66,8 @@ struct RangesCase {
   bool cross = false;
   bool hole = false;
   bool bias = false;
-  int64_t window = -1;  // on both sides, in texts of up to 1536 tokens
+  int64_t window = -1;     // on both sides, in texts of up to 1536 tokens
+  bool few_plans = false;  // five ranges of up to 200 rows, as eight of up to 256
   bool recompute = false;
 };
 
@@ -80,6 +81,11 @@ TEST_P(GpuUnpaddedAttention, MatchesFp64) {
   const auto& [c, type] = GetParam();
   AttendedRows rows{texts_of({200, 65, 256, 1, 130}, 256, c.hole)};
   if (c.window >= 0) rows.queries = texts_of({200, 1536, 1, 777}, 1536);
+  if (c.few_plans) {
+    UnpaddedRows few = *texts_of({200, 65, 130, 1, 77}, 200);
+    use_few_plans(few);
+    rows.queries = std::make_shared<const UnpaddedRows>(std::move(few));
+  }
   if (c.cross) rows.keys = texts_of({33, 128, 1, 100, 77}, 128, c.hole);
   const int64_t r = rows.queries->rows, r_k = rows.of_keys().rows;
   const std::vector<int64_t>& lengths = rows.queries->lengths;
@@ -138,6 +144,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::ValuesIn(std::vector<RangesCase>{
                          {.name = "bidirectional"},
                          {.name = "recompute", .recompute = true},
+                         {.name = "few_plans", .few_plans = true},
                          {.name = "causal", .causal = true},
                          {.name = "cross", .cross = true},
                          {.name = "grouped", .n = 8, .g = 2, .d = 128},

@@ -11,7 +11,17 @@
 namespace megatron {
 namespace {
 
-enum WideRow : int64_t { kIds, kFrom, kSlots, kPositions, kLast, kWideRows };
+enum Wide : int64_t { kIds, kFrom, kSlots, kPositions, kLast, kWideKinds };
+
+// Those of a kind, of a graph of `size` rows.
+at::Tensor wide_numbers(const at::Tensor& numbers, Wide kind, int64_t size) {
+  return numbers.narrow(0, kind * size, size);
+}
+at::Tensor narrow_numbers(const at::Tensor& numbers, int64_t size, int64_t count) {
+  return numbers.view(at::kInt).narrow(0, 2 * kWideKinds * size, count);
+}
+// As int64.
+int64_t all_numbers(int64_t size, int64_t narrow) { return kWideKinds * size + (narrow + 1) / 2; }
 
 // From a number of rows with a graph to the next one.
 int64_t distance_behind(int64_t rows) {
@@ -54,9 +64,8 @@ DecodeGraphs::DecodeGraphs(std::vector<int64_t> sizes, const Pool& pool, at::Ten
       last_sampled_(std::move(last_sampled)),
       forward_(std::move(forward)) {
   MEGATRON_ASSERT(!sizes_.empty() && std::ranges::is_sorted(sizes_), "graphs of no size");
-  const at::TensorOptions here = last_sampled_.options();
-  wide_ = at::zeros({kWideRows, sizes_.back()}, here.dtype(at::kLong));
-  narrow_ = at::zeros({sizes_.back() * (1 + pool_.most_blocks)}, here.dtype(at::kInt));
+  numbers_ = at::zeros({all_numbers(sizes_.back(), table_numbers(sizes_.back()))},
+                       last_sampled_.options().dtype(at::kLong));
 }
 
 bool DecodeGraphs::fits(std::span<const Row> rows) const {
@@ -75,13 +84,14 @@ void DecodeGraphs::clear() {
 // steps of that size.
 RaggedBatch DecodeGraphs::batch_of(const Kind& kind) const {
   const int64_t size = kind.size;
-  const auto wide = [&](int64_t row) { return wide_[row].narrow(0, 0, size); };
+  const auto wide = [&](Wide wanted) { return wide_numbers(numbers_, wanted, size); };
+  const at::Tensor narrow = narrow_numbers(numbers_, size, table_numbers(size));
   PagedRows::Numbers numbers{
       wide(kSlots),
       wide(kPositions),
       wide(kLast),
-      narrow_.narrow(0, 0, size),
-      narrow_.narrow(0, size, size * pool_.most_blocks).view({size, pool_.most_blocks}),
+      narrow.narrow(0, 0, size),
+      narrow.narrow(0, size, size * pool_.most_blocks).view({size, pool_.most_blocks}),
       kind.has_runs};
   std::vector<int64_t> slots(static_cast<size_t>(size));
   return {PagedRows(std::move(numbers), pool_.blocks, pool_.block_size), std::move(slots),
@@ -89,9 +99,9 @@ RaggedBatch DecodeGraphs::batch_of(const Kind& kind) const {
 }
 
 at::Tensor DecodeGraphs::tokens_of(int64_t size) const {
-  const at::Tensor from = wide_[kFrom].narrow(0, 0, size);
+  const at::Tensor from = wide_numbers(numbers_, kFrom, size);
   const at::Tensor drawn = last_sampled_.index_select(0, from.clamp_min(0));
-  return at::where(from.ge(0), drawn, wide_[kIds].narrow(0, 0, size)).unsqueeze(0);
+  return at::where(from.ge(0), drawn, wide_numbers(numbers_, kIds, size)).unsqueeze(0);
 }
 
 DecodeGraphs::Captured DecodeGraphs::capture(const Kind& kind) {
@@ -107,13 +117,11 @@ DecodeGraphs::Captured DecodeGraphs::capture(const Kind& kind) {
 }
 
 void DecodeGraphs::write(std::span<const Row> rows, int64_t size) {
-  const auto pinned = [](at::IntArrayRef shape, at::ScalarType type) {
-    return at::zeros(shape, at::TensorOptions().dtype(type).pinned_memory(true));
-  };
-  at::Tensor wide = pinned({kWideRows, size}, at::kLong);
-  at::Tensor narrow = pinned({size * (1 + pool_.most_blocks)}, at::kInt);
-  const auto of = [&](WideRow kind) { return wide.data_ptr<int64_t>() + kind * size; };
-  int32_t *lengths = narrow.data_ptr<int32_t>(), *tables = lengths + size;
+  const at::Tensor all =
+      at::zeros({all_numbers(size, table_numbers(size))}, at::dtype(at::kLong).pinned_memory(true));
+  const auto of = [&](Wide kind) { return all.mutable_data_ptr<int64_t>() + kind * size; };
+  auto* const lengths = reinterpret_cast<int32_t*>(of(kWideKinds));
+  int32_t* const tables = lengths + size;
   std::fill_n(of(kFrom), size, -1);
   std::fill_n(of(kSlots), size, -1);
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -128,8 +136,7 @@ void DecodeGraphs::write(std::span<const Row> rows, int64_t size) {
     lengths[i] = static_cast<int32_t>(row.position + 1);
     std::ranges::copy(row.blocks, tables + static_cast<int64_t>(i) * pool_.most_blocks);
   }
-  wide_.narrow(1, 0, size).copy_(wide, /*non_blocking=*/true);
-  narrow_.narrow(0, 0, narrow.size(0)).copy_(narrow, /*non_blocking=*/true);
+  numbers_.narrow(0, 0, all.size(0)).copy_(all, /*non_blocking=*/true);
 }
 
 DecodeGraphs::Kind DecodeGraphs::kind_of(std::span<const Row> rows) const {

@@ -72,6 +72,7 @@ class DecodeGraphs {
   Kind kind_of(std::span<const Row> rows) const;
   RaggedBatch batch_of(const Kind& kind) const;
   at::Tensor tokens_of(int64_t size) const;
+  int64_t table_numbers(int64_t size) const { return size * (1 + pool_.most_blocks); }
   Captured capture(const Kind& kind);
   void write(std::span<const Row> rows, int64_t size);
 
@@ -80,10 +81,10 @@ class DecodeGraphs {
   const Pool pool_;
   const at::Tensor last_sampled_;
   const Forward forward_;
-  // Numbers of rows on the device: those of a row of `wide_` are ids, slots to take ids of (or -1),
-  // places in the pool, positions and last known ones; `narrow_` has lengths, then tables of
-  // blocks.
-  at::Tensor wide_, narrow_;
+  // Numbers of rows on the device, which one copy brings: as int64 ids, slots to take ids of (or
+  // -1), places in the pool, positions and last known ones; behind them as int32 lengths, then
+  // tables of blocks. Those of a graph follow each other without gaps.
+  at::Tensor numbers_;
   std::unique_ptr<DeviceGraphPool> memory_;
   std::map<Kind, Captured> captured_;
 };

@@ -89,6 +89,12 @@ ImagePrompts::ImagePrompts(Model& model, const Tokenizer& tokenizer, const Media
   check_media_rules(encoder_.rules(), own_of(model), folders.text());
 }
 
+void ImagePrompts::use_graphs() {
+  if (device_.is_cuda()) dynamic_cast<MimoModel&>(model_).use_picture_graphs();
+}
+
+void ImagePrompts::forget_graphs() { dynamic_cast<MimoModel&>(model_).forget_picture_graphs(); }
+
 ImagePrompt ImagePrompts::of_text(const MultimodalRow& row, const std::string& where) const {
   const MediaRules& rules = encoder_.rules();
   std::string counts;

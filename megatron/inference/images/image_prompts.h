@@ -48,6 +48,11 @@ class ImagePrompts {
                const std::string& chat_template, bool escape_literals, MediaLimits limits = {});
   ImagePrompts(const ImagePrompts&) = delete;  // its parts refer to each other
 
+  // start() encodes few pictures of one size by CUDA graphs, if the model is on a GPU.
+  void use_graphs();
+  // Before the model's weights move.
+  void forget_graphs();
+
   // Of the row's caption, which has the placeholder of each medium, or none: then media come first,
   // in the row's order. Placeholders of images take the row's images in order, those of sounds its
   // sounds.

@@ -38,6 +38,7 @@ MediaPrompt ServedMedia::prompt(const MultimodalRow& row, bool encode) {
     const ImagePrompt read = prompts_->of_conversation(row, *chat_, kWhere);
     const std::unique_lock<std::mutex> lock = weights_->hold();
     if (!lock.owns_lock()) throw not_now("the weights are suspended: nothing is encoded");
+    if (std::exchange(moves_, weights_->moves()) != weights_->moves()) prompts_->forget_graphs();
     return {read.text, read.ids, prompts_->start(read, 0, kWhere).rows};
   } catch (const c10::OutOfMemoryError&) {
     throw not_now("the device has no memory left for these images or sounds");

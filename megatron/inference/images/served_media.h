@@ -24,7 +24,9 @@ class ServedMedia final : public MediaPrompts {
         weights_(&weights),
         chat_(&chat),
         prompts_(std::in_place, model, tokenizer, folders, chat_template, /*escape_literals=*/false,
-                 limits) {}
+                 limits) {
+    prompts_->use_graphs();
+  }
 
   bool renders() const override { return prompts_.has_value(); }
   std::string refusal(MediaKind kind) const override;
@@ -37,6 +39,7 @@ class ServedMedia final : public MediaPrompts {
   const std::string why_not_;
   ServedWeights* weights_ = nullptr;
   const Chat* chat_ = nullptr;
+  int64_t moves_ = 0;  // of the weights, when graphs were last right
   std::optional<ImagePrompts> prompts_;
 };
 

@@ -199,6 +199,17 @@ __device__ __forceinline__ void wgmma_pin(float (&d)[kCount]) {
   MEGATRON_R32                                                                                   \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
   "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MEGATRON_R96                                                                             \
+  MEGATRON_R64                                                                                   \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
+  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MEGATRON_R112 \
+  MEGATRON_R96        \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define MEGATRON_R128                                                                            \
+  MEGATRON_R112                                                                                  \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
 
 // d [64, N] (+)= a [64, 16] b [16, N]; N is half of the count of sums of a thread. The flags say
 // whether an operand is given as k rows (mn_major).
@@ -218,6 +229,34 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, in
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MEGATRON_R64
       "}, %64, %65, p, 1, 1, %67, %68;\n}"
       : MEGATRON_D32(d, 0), MEGATRON_D32(d, 32)
+      : "l"(a), "l"(b), "r"(add), "n"(kMnA), "n"(kMnB));
+}
+template <int kMnA, int kMnB>
+__device__ __forceinline__ void wgmma(float (&d)[96], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" MEGATRON_R96
+      "}, %96, %97, p, 1, 1, %99, %100;\n}"
+      : MEGATRON_D32(d, 0), MEGATRON_D32(d, 32), MEGATRON_D32(d, 64)
+      : "l"(a), "l"(b), "r"(add), "n"(kMnA), "n"(kMnB));
+}
+template <int kMnA, int kMnB>
+__device__ __forceinline__ void wgmma(float (&d)[112], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %114, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n224k16.f32.bf16.bf16 {" MEGATRON_R112
+      "}, %112, %113, p, 1, 1, %115, %116;\n}"
+      : MEGATRON_D32(d, 0), MEGATRON_D32(d, 32), MEGATRON_D32(d, 64), MEGATRON_D8(d, 96),
+        MEGATRON_D8(d, 104)
+      : "l"(a), "l"(b), "r"(add), "n"(kMnA), "n"(kMnB));
+}
+template <int kMnA, int kMnB>
+__device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" MEGATRON_R128
+      "}, %128, %129, p, 1, 1, %131, %132;\n}"
+      : MEGATRON_D32(d, 0), MEGATRON_D32(d, 32), MEGATRON_D32(d, 64), MEGATRON_D32(d, 96)
       : "l"(a), "l"(b), "r"(add), "n"(kMnA), "n"(kMnB));
 }
 // The same with a in registers, as the m16n8k16 fragments of each warp's 16 rows.
@@ -243,6 +282,9 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], ui
 #undef MEGATRON_D32
 #undef MEGATRON_R32
 #undef MEGATRON_R64
+#undef MEGATRON_R96
+#undef MEGATRON_R112
+#undef MEGATRON_R128
 
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {

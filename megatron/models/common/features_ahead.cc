@@ -4,6 +4,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <utility>
+
 #include "megatron/base/check.h"
 #include "megatron/nn/module.h"
 #include "megatron/tensor/torch.h"
@@ -32,6 +34,12 @@ at::Tensor FeaturesAhead::take() const {
   ready_->event.block(computing);
   features_.record_stream(computing);
   return features_;
+}
+
+std::shared_ptr<const FeaturesAhead> FeaturesAhead::of(at::Tensor features) {
+  const auto out = std::make_shared<FeaturesAhead>();
+  out->features_ = std::move(features);
+  return out;
 }
 
 std::shared_ptr<const FeaturesAhead> EncoderStream::run(

@@ -16,12 +16,14 @@ class FeaturesAhead {
   // As the encoder's forward gives them, without a gradient. On a GPU the current stream waits for
   // them.
   at::Tensor take() const;
+  // Those that the current stream computes.
+  static std::shared_ptr<const FeaturesAhead> of(at::Tensor features);
 
  private:
   friend class EncoderStream;
   struct Event;
   at::Tensor features_;
-  std::shared_ptr<Event> ready_;  // null: on a CPU, where they are there
+  std::shared_ptr<Event> ready_;  // null: the current stream has them
 };
 
 // On a GPU a stream of its own, on which encoders run beside the current one. Elsewhere they run at

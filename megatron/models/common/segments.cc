@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "megatron/base/check.h"
@@ -21,7 +22,9 @@ std::shared_ptr<const UnpaddedRows> segments_of_lengths(std::span<const int64_t>
   }
   std::vector<int64_t> numbers(lengths.size());
   std::iota(numbers.begin(), numbers.end(), 0);
-  return std::make_shared<const UnpaddedRows>(make_unpadded_rows({mask}, numbers, 1, rows));
+  UnpaddedRows out = make_unpadded_rows({mask}, numbers, 1, rows);
+  use_few_plans(out);
+  return std::make_shared<const UnpaddedRows>(std::move(out));
 }
 
 std::shared_ptr<const UnpaddedRows> no_segments(int64_t length) {

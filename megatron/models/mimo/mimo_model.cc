@@ -434,10 +434,27 @@ at::Tensor MimoModel::prompt_rows(const at::Tensor& tokens, const PackedImages* 
                  "rows of a prompt from encoders that tensor ranks divide "
                  "(--encoder-tensor-model-parallel-size) are not built");
   const at::NoGradGuard no_grad;
+  PackedImages encoded;
+  if (picture_graphs_ && images != nullptr) {
+    if (const at::Tensor features = picture_graphs_->forward(*images); features.defined()) {
+      encoded = *images;
+      encoded.ahead = FeaturesAhead::of(features);
+      images = &encoded;
+    }
+  }
   const at::Tensor placed = placed_features(tokens, images, sounds, {}, {});
   if (placed.defined()) return placed.squeeze(1).to(at::kFloat);
   return at::zeros({tokens.size(1), config().transformer.hidden_size},
                    tokens.options().dtype(at::kFloat));
+}
+
+void MimoModel::use_picture_graphs() {
+  if (vision_model_ && vision_projection_ && groups().tp.size() == 1)
+    picture_graphs_ = std::make_unique<PictureGraphs>(*vision_model_);
+}
+
+void MimoModel::forget_picture_graphs() {
+  if (picture_graphs_) picture_graphs_->clear();
 }
 
 std::vector<int32_t> MimoModel::text_of_prompt(const at::Tensor& tokens) const {

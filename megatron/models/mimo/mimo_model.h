@@ -13,6 +13,7 @@
 #include "megatron/models/common/features_ahead.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/models/mimo/mimo_config.h"
+#include "megatron/models/vision/picture_graphs.h"
 #include "megatron/models/vision/vision_encoder.h"
 
 namespace megatron {
@@ -82,6 +83,11 @@ class MimoModel : public Model {
   at::Tensor prompt_rows(const at::Tensor& tokens, const PackedImages* images,
                          std::vector<int64_t>* ends = nullptr,
                          const PackedSounds* sounds = nullptr);
+  // From now on prompt_rows() encodes few pictures of one size by CUDA graphs, where the encoder is
+  // a whole one on a GPU.
+  void use_picture_graphs();
+  // Before weights move.
+  void forget_picture_graphs();
   // The ids of tokens [1, n], -1 where an image or a sound has a feature: GivenRows::ids.
   std::vector<int32_t> text_of_prompt(const at::Tensor& tokens) const;
 
@@ -127,7 +133,8 @@ class MimoModel : public Model {
   // Null: they are on another segment, or the model does not see or hear.
   std::unique_ptr<VisionEncoder> vision_model_;
   std::unique_ptr<FeatureProjector> vision_projection_;
-  std::unique_ptr<Parameter> image_newline_;  // null: there is none
+  std::unique_ptr<PictureGraphs> picture_graphs_;  // null: they are not used
+  std::unique_ptr<Parameter> image_newline_;       // null: there is none
   std::unique_ptr<AudioEncoder> audio_model_;
   std::unique_ptr<FeatureProjector> audio_projection_;
   EncoderStream ahead_;

@@ -71,7 +71,7 @@ at::Tensor attention_by_samples(const at::Tensor& q, const at::Tensor& k, const 
 // -- ranges of rows
 
 RowRanges ranges_of(const UnpaddedRows& rows) {
-  return {rows.offsets, rows.counts, rows.length, rows.step};
+  return {rows.offsets, rows.counts, rows.most > 0 ? rows.most : rows.length, rows.step};
 }
 
 QueryKeyRanges ranges_of(const AttendedRows& rows) {

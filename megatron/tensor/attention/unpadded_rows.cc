@@ -148,6 +148,18 @@ UnpaddedRows make_unpadded_rows(const TextMask& texts_of, std::span<const int64_
   return out;
 }
 
+void use_few_plans(UnpaddedRows& rows) {
+  constexpr int64_t kStep = 64;
+  const auto power = [](int64_t n) { return std::bit_ceil(static_cast<uint64_t>(n)); };
+  const int64_t longest = std::max<int64_t>(rows.length, 1),
+                octave = static_cast<int64_t>(power(longest)) / 2;
+  rows.most = round_up(longest, std::max(kStep, octave / 8));
+  const int64_t ranges = rows.counts.size(0);
+  const auto all = static_cast<int64_t>(power(std::max<int64_t>(1, ranges)));
+  rows.counts = at::cat({rows.counts, at::zeros({all - ranges}, at::kInt)});
+  rows.offsets = at::cat({rows.offsets, rows.offsets.narrow(0, ranges, 1).expand(all - ranges)});
+}
+
 UnpaddedRows make_document_rows(std::span<const DocumentPlace> documents, int64_t s, int64_t b) {
   constexpr int64_t kLeastLength = 256;
   UnpaddedRows out;

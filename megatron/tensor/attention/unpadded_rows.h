@@ -50,8 +50,10 @@ struct UnpaddedRows {
   at::Tensor rows_of;   // [b s] int64: the row of each such place; R of padding
   at::Tensor first;     // [b] int64: rows of the first tokens
   at::Tensor kinds;     // [b, s] int64, TokenKind
-  at::Tensor offsets;   // [b + 1] int32: rows before each sample, and of all texts
-  at::Tensor counts;    // [b] int32: the lengths
+  // Of kernels over ranges of rows, of which there are c >= b, those behind the samples empty
+  at::Tensor offsets;  // [c + 1] int32: rows before each range, and of all texts
+  at::Tensor counts;   // [c] int32: the lengths
+  int64_t most = 0;    // no range is longer; 0: `length`
   // All of them, in a fixed order.
   std::vector<at::Tensor*> tensors();
   std::vector<const at::Tensor*> tensors() const;
@@ -67,6 +69,11 @@ struct UnpaddedRows {
 // unpadded_row_count(). The tensors are on the CPU.
 UnpaddedRows make_unpadded_rows(const TextMask& texts, std::span<const int64_t> samples,
                                 int64_t multiple_of, int64_t rows = 0);
+
+// Libraries make a plan of attention for each number and length of ranges, which takes them a large
+// part of a second. Where both differ from micro-batch to micro-batch, ranges become a power of two,
+// by empty ones, and `most` one of eight numbers in an octave.
+void use_few_plans(UnpaddedRows& rows);
 
 // Where a document lies: in which sample of a micro-batch, and where in it.
 struct DocumentPlace {

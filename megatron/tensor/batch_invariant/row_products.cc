@@ -7,6 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/few_rows_product.h"
 #include "megatron/kernels/fp8/fp8.h"
+#include "megatron/kernels/products/gated_product.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/torch.h"
@@ -81,6 +82,15 @@ bool launch_few_rows(const at::Tensor& x, const at::Tensor& w,
   few_rows_product_cuda(args, current_stream(x));
   return true;
 }
+
+// Sizes alone.
+GatedProduct gated_product(const at::Tensor& x, const at::Tensor& w) {
+  GatedProduct out;
+  out.inner = w.size(1);
+  out.rows = x.numel() / out.inner;
+  out.columns = w.size(0) / 2;
+  return out;
+}
 #endif
 
 }  // namespace
@@ -118,6 +128,28 @@ bool multiply_few_rows(const at::Tensor& x, const QuantizedMatrix& w, const at::
   return launch_few_rows(x, w.codes, {&bias, &addend, &out, &around.gain}, around, args);
 }
 
+bool is_gated_rows(const at::Tensor& x, const at::Tensor& w) {
+  constexpr uintptr_t kAlignment = 16;
+  return !is_batch_invariant() && w.is_cuda() && w.is_contiguous() &&
+         w.scalar_type() == at::kBFloat16 &&
+         reinterpret_cast<uintptr_t>(w.const_data_ptr()) % kAlignment == 0 &&
+         has_gated_product(gated_product(x, w));
+}
+
+at::Tensor multiply_gated_rows(const at::Tensor& x, const at::Tensor& w) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = w.size(0) / 2;
+  const at::Tensor rows = x.to(w.scalar_type()).contiguous();
+  at::Tensor y = at::empty(shape, rows.options());
+  GatedProduct args = gated_product(rows, w);
+  args.x = rows.const_data_ptr();
+  args.w = w.const_data_ptr();
+  args.out = y.data_ptr();
+  args.weights_at_rest = true;
+  gated_product_cuda(args, current_stream(rows));
+  return y;
+}
+
 #else
 
 bool multiply_few_rows(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -127,6 +159,10 @@ bool multiply_few_rows(const at::Tensor&, const at::Tensor&, const at::Tensor&, 
 bool multiply_few_rows(const at::Tensor&, const QuantizedMatrix&, const at::Tensor&,
                        const at::Tensor&, const at::Tensor&, bool, const AroundProduct&) {
   return false;
+}
+bool is_gated_rows(const at::Tensor&, const at::Tensor&) { return false; }
+at::Tensor multiply_gated_rows(const at::Tensor&, const at::Tensor&) {
+  MEGATRON_ASSERT(false, "a product with SwiGLU in a build without CUDA");
 }
 
 #endif

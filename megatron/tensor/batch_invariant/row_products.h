@@ -36,6 +36,12 @@ bool multiply_few_rows(const at::Tensor& x, const QuantizedMatrix& w, const at::
                        const at::Tensor& addend, const at::Tensor& out, bool at_rest,
                        const AroundProduct& around = {});
 
+// Whether multiply_gated_rows() is for such products: of some dozens of rows, by a weight at rest.
+bool is_gated_rows(const at::Tensor& x, const at::Tensor& w);
+// SwiGLU of x w^T by one kernel of a GPU (kernels/products/gated_product.h): [..., n / 2].
+//   x [..., k], w [n, k] bf16 contiguous
+at::Tensor multiply_gated_rows(const at::Tensor& x, const at::Tensor& w);
+
 // at::matmul(a, b) of matrices in the last two dimensions; in batch-invariant mode by the kernel
 // above, so that a number's bits depend on the lengths of its sum alone, whatever shares the batch.
 //   a [..., m, k], b [..., k, n], whose dimensions before are broadcast

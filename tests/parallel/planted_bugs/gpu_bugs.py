@@ -5,6 +5,7 @@ from serving_bugs import bug
 GRAPHS, GEMM, LINEAR = "megatron/inference/graphs/decode_graphs.cc", "megatron/tensor/blas_cuda.cc", "megatron/tensor_parallel/quantized_linear.cc"
 ROWS = "gpu_tests:BatchInvariantGpu.EveryNumberOfRowsHasTheSameBitsInGraphsAndWithout"
 ROLLOUTS = "gpu_tests:BatchInvariantGpu.RolloutsHaveTheTrainersLogProbabilitiesInEveryBit"
+PICTURES = "gpu_tests:PictureGraphsGpu.RowsAreThoseWithoutGraphs"
 SCHEDULES = "gpu_tests:BatchInvariantGpu.RandomSchedulesGiveWhatEachRequestGetsAloneInEveryBit"
 
 GPU_BUGS = (
@@ -27,6 +28,19 @@ GPU_BUGS = (
         "copies.wait(HostCopies::Stream::kFromHost, copies.mark(HostCopies::Stream::kComputing));",
         "if (!PLANTED) copies.wait(HostCopies::Stream::kFromHost, copies.mark(HostCopies::Stream::kComputing));",
         "gpu_tests:HostCopiesGpu.UploadsWaitForWorkOnTheMemoryThatTheyTake"),
+    bug("gated_rows_not_normed", "some rows go into a product with SwiGLU as they are", "megatron/tensor_parallel/layers.cc",
+        "state.norm ? norm_forward(*state.norm, x).y : x, weight)", "state.norm && !PLANTED ? norm_forward(*state.norm, x).y : x, weight)",
+        "gpu_tests:GpuGemm.SomeRowsAreNormedBeforeTheirSwiglu"),
+    bug("gated_columns", "the other half of a product with SwiGLU begins elsewhere", "megatron/tensor/batch_invariant/row_products.cc",
+        "out.columns = w.size(0) / 2;", "out.columns = w.size(0) / 2 - (PLANTED ? 8 : 0);", "gpu_tests:GpuGemm.SomeRowsHaveOneKernelWithSwiglu"),
+    bug("picture_graphs_of_other_weights", "graphs of an encoder stay while its weights move", "megatron/models/mimo/mimo_model.cc",
+        "if (picture_graphs_) picture_graphs_->clear();", "if (picture_graphs_ && !PLANTED) picture_graphs_->clear();", PICTURES),
+    bug("picture_graphs_of_other_pictures", "a graph of an encoder reads the pictures that it was captured with",
+        "megatron/models/vision/picture_graphs.cc", "own.images.patches.copy_(images.patches, /*non_blocking=*/true);",
+        "if (!PLANTED) own.images.patches.copy_(images.patches, /*non_blocking=*/true);", PICTURES),
+    bug("few_plans_cut_rows", "ranges of attention are shorter than the longest text", "megatron/tensor/attention/unpadded_rows.cc",
+        "rows.most = round_up(longest,", "rows.most = (PLANTED ? -64 : 0) + round_up(longest,",
+        "gpu_tests:Cases/GpuUnpaddedAttention.MatchesFp64"),
     bug("fp8_few_rows_unrounded", "few rows multiply FP8 weights without being rounded in batch-invariant mode", LINEAR,
         "has_row_adapters(state) || is_batch_invariant() ||", "has_row_adapters(state) || (is_batch_invariant() && !PLANTED) ||",
         "gpu_tests:BatchInvariantGpu.RolloutsInFp8HaveTheTrainersLogProbabilitiesInEveryBit"),

@@ -5,79 +5,19 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/check.h"
-#include "megatron/base/files.h"
-#include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/memory_plan.h"
-#include "megatron/interop/load_model.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/allocation_meter.h"
 #include "tests/unit/error_of.h"
+#include "tests/unit/inference/image_model.h"
 
 namespace megatron {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-const fs::path kImageGoldens = MEGATRON_SOURCE_DIR "/tests/golden/multimodal";
-
-// A golden's model with its processor, tokenizer and template, and up to 512 positions.
-fs::path write_image_model(const Json& facts) {
-  const auto family = facts["family"].get<std::string>();
-  const fs::path folder = fs::path(testing::TempDir()) / ("image_prompts_" + family);
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  fs::copy_file(kImageGoldens / family / "model.safetensors", folder / "model.safetensors");
-  Json config = Json::parse(read_file(kImageGoldens / family / "config.json"));
-  config["text_config"]["max_position_embeddings"] = 512;
-  config.update(facts["config"]);
-  const Json tokenizer = {{"eos_token", "<|im_end|>"}};
-  for (const auto& [name, text] :
-       {std::pair{"config.json", config.dump()},
-        std::pair{"preprocessor_config.json", facts["processor"].dump()},
-        std::pair{"tokenizer.json", facts["tokenizer"].dump()},
-        std::pair{"tokenizer_config.json", tokenizer.dump()},
-        std::pair{"chat_template.jinja", facts["template"].get<std::string>()}})
-    write_file_atomically(folder / name, text);
-  return folder;
-}
-
-RowMedium image_of(const std::string& file) {
-  const bool sound = file.ends_with(".wav");
-  return {sound ? MediaKind::kSound : MediaKind::kImage, file,
-          read_file(kImageGoldens / (sound ? "sounds" : "same/json/media") / file)};
-}
-
-struct ImageModel {
-  explicit ImageModel(const std::string& family) {
-    for (const Json& row : Json::parse(read_file(kImageGoldens / "generations.json")))
-      if (row["family"] == family) facts = row;
-    const fs::path folder = write_image_model(facts);
-    LoadModelRequest request;
-    request.load = folder;
-    request.dtype = at::kFloat;
-    loaded = load_model(request, groups);
-    prompts.emplace(*loaded.model, *loaded.tokenizer, MediaFolders{folder}, "",
-                    /*escape_literals=*/false);
-    options.sampling.greedy = true;
-  }
-  std::vector<int32_t> tokens_behind(const ImagePrompt& prompt) {
-    return generate(*loaded.model, *loaded.tokenizer, {prompts->start(prompt, 64, "prompt")},
-                    options)
-        .front()
-        .tokens;
-  }
-
-  const ParallelGroups groups;
-  Json facts;
-  LoadedModel loaded;
-  std::optional<ImagePrompts> prompts;
-  GenerateOptions options;
-};
 
 class ImagePromptsOf : public testing::TestWithParam<const char*> {};
 

@@ -105,7 +105,7 @@ TEST(GemmChoices, NumbersOfRowsShareChoicesFourInAnOctave) {
   EXPECT_EQ(rows_of_choice(3), 4);
   EXPECT_EQ(rows_of_choice(65), 80);
   EXPECT_EQ(rows_of_choice(4616), 5120);
-  EXPECT_EQ(rows_of_choice(4608), 4608);  // a multiple of 512 has its own
+  EXPECT_EQ(rows_of_choice(4608), 5120);
   int64_t choices = 0;
   for (int64_t rows = 1; rows <= 2048; ++rows) {
     const int64_t choice = rows_of_choice(rows);

@@ -105,6 +105,28 @@ TEST(UnpaddedRows, DocumentsOfInterleavedSamplesAreRangesWithAStep) {
   EXPECT_EQ(make_document_rows(std::vector<DocumentPlace>{{0, 0, 90}}, 90, 1).length, 90);
 }
 
+TEST(UnpaddedRows, FewPlansHaveMoreRangesAndLongerOnes) {
+  const auto of = [](std::vector<int64_t> lengths) {
+    std::vector<uint8_t> mask;
+    const int64_t longest = *std::ranges::max_element(lengths);
+    for (const int64_t length : lengths)
+      for (int64_t i = 0; i < longest; ++i) mask.push_back(i < length ? 1 : 0);
+    UnpaddedRows rows = make_unpadded_rows({mask}, std::vector<int64_t>(lengths.size(), 0), 1);
+    use_few_plans(rows);
+    return rows;
+  };
+  const UnpaddedRows rows = of({300, 20, 1100});
+  EXPECT_EQ(rows.samples, 3);
+  EXPECT_EQ(rows.length, 1100);
+  EXPECT_EQ(rows.most, 1152);
+  EXPECT_EQ(integers(rows.offsets.to(at::kLong)), (std::vector<int64_t>{0, 300, 320, 1420, 1420}));
+  EXPECT_EQ(integers(rows.counts.to(at::kLong)), (std::vector<int64_t>{300, 20, 1100, 0}));
+  EXPECT_EQ(of({64}).most, 64);
+  EXPECT_EQ(of({65}).most, 128);
+  EXPECT_EQ(of({8192, 1}).most, 8192);
+  EXPECT_EQ(of({8193, 1}).most, 9216);
+}
+
 struct UnpaddedCase {
   const char* name;
   bool causal = false;
