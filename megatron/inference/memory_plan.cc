@@ -223,7 +223,9 @@ namespace {
 // What CUDA graphs of an encoder of pictures hold: the largest one's forward.
 int64_t picture_graph_memory(const ModelConfig& config, const ServedShape& shape) {
   const auto* own = config.own.as<MimoConfig>();
-  if (own == nullptr || !own->sees() || own->has_own_sizes() || shape.tensor_ranks > 1) return 0;
+  if (own == nullptr || !own->sees() || own->has_own_sizes() || shape.tensor_ranks > 1 ||
+      shape.graph_rows == 0)
+    return 0;
   ServedShape graphed = shape;
   graphed.max_media = std::min(shape.max_media, PictureGraphs::kMostPictures);
   return encoder_memory(config, graphed).step;

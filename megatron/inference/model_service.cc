@@ -115,6 +115,7 @@ void ModelService::describe_media(const ModelServiceOptions& options) {
     limits.max_file_bytes = options.limits.max_medium_bytes;
     media_.emplace(*loaded.model, rank_->weights(), *loaded.tokenizer, *chat_,
                    options.media_folders, options.chat_template, limits);
+    if (options.engine.num_cuda_graphs != 0) media_->use_graphs();
   } else {
     log_warning(cat("images and sounds are refused: ", why_not));
     media_.emplace(config, why_not);

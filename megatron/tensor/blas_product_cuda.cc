@@ -228,8 +228,8 @@ void fill_operands(const BlasProduct& product, BlasOperands& operands, const Scr
   operands.scale_a = operands.scale_b = floats;
 }
 
-// The fastest candidate, of which some run for `final_ms` each; the heuristic's first if there is no
-// memory to time them.
+// The fastest candidate, of which some run for `final_ms` each; the heuristic's first if there is
+// no memory to time them.
 cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
                              const std::vector<cublasLtMatmulAlgo_t>& candidates, float final_ms) {
   const c10::cuda::CUDAStream stream = at::cuda::getStreamFromPool(

@@ -122,7 +122,7 @@ TEST_F(MediaFuzz, Sounds) {
   std::vector<Bytes> corpus;
   const auto sounds = nlohmann::json::parse(
       read_file(std::string(MEGATRON_SOURCE_DIR) + "/tests/golden/media/sounds.json"));
-  for (const auto& row : sounds.at("files")) corpus.push_back(bytes_of_hex(row.at("file")));
+  for (const auto& row : sounds.at("files")) corpus.push_back(bytes_of_base64(row.at("file")));
   repeat_with_seeds(2000, [&](uint32_t seed) {
     random_.seed(seed);
     const Bytes file = mutated(corpus[below(corpus.size())]);

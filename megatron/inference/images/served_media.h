@@ -24,9 +24,10 @@ class ServedMedia final : public MediaPrompts {
         weights_(&weights),
         chat_(&chat),
         prompts_(std::in_place, model, tokenizer, folders, chat_template, /*escape_literals=*/false,
-                 limits) {
-    prompts_->use_graphs();
-  }
+                 limits) {}
+
+  // Few pictures of one size are encoded by CUDA graphs, if the model is on a GPU.
+  void use_graphs() { prompts_->use_graphs(); }
 
   bool renders() const override { return prompts_.has_value(); }
   std::string refusal(MediaKind kind) const override;

@@ -18,8 +18,8 @@ struct GatedProduct {
   bool weights_at_rest = false;
 };
 
-// Whether the kernel is for a product of these sizes: 33 to kMostGatedRows rows, and columns that keep most of
-// the multiprocessors busy once.
+// Whether the kernel is for a product of these sizes: 33 to kMostGatedRows rows, and columns that
+// keep most of the multiprocessors busy once.
 constexpr int64_t kMostGatedRows = 128;
 bool has_gated_product(const GatedProduct& args);
 void gated_product_cuda(const GatedProduct& args, void* stream);

@@ -70,9 +70,9 @@ struct UnpaddedRows {
 UnpaddedRows make_unpadded_rows(const TextMask& texts, std::span<const int64_t> samples,
                                 int64_t multiple_of, int64_t rows = 0);
 
-// Libraries make a plan of attention for each number and length of ranges, which takes them a large
-// part of a second. Where both differ from micro-batch to micro-batch, ranges become a power of two,
-// by empty ones, and `most` one of eight numbers in an octave.
+// Libraries make a plan of attention for each number and length of ranges, which takes them a part
+// of a second. Where both differ from micro-batch to micro-batch, ranges become a power of two, by
+// empty ones, and `most` one of eight numbers in an octave.
 void use_few_plans(UnpaddedRows& rows);
 
 // Where a document lies: in which sample of a micro-batch, and where in it.

@@ -4,6 +4,7 @@
 Made with pillow 12.3.0 and numpy 2.4. Run: python make_images.py
 """
 
+import base64
 import io
 import json
 import pathlib
@@ -25,7 +26,7 @@ FILES = []
 
 
 def add(name, data):
-    entry = {"name": name, "file": data.hex()}
+    entry = {"name": name, "file": base64.b64encode(data).decode()}
     for transparency in ("white", "drop"):
         image = pillow_pixels.pixels(data, transparency)
         entry[transparency] = zlib.crc32(image.tobytes())

@@ -4,6 +4,7 @@
 Made with soundfile 0.14 (libsndfile 1.2.2), transformers 5.23.0, numpy 2.4 (torch is not needed). Run: python make_sounds.py
 """
 
+import base64
 import io
 import json
 import pathlib
@@ -38,12 +39,12 @@ for format, subtype in (("WAV", "PCM_U8"), ("WAV", "PCM_16"), ("WAV", "PCM_24"),
     out = io.BytesIO()
     soundfile.write(out, 0.7 * chirp(500), RATE, format=format, subtype=subtype)
     samples, rate = soundfile.read(io.BytesIO(out.getvalue()), dtype="float32")
-    files.append({"name": f"{format} {subtype}", "file": out.getvalue().hex(), "samples": len(samples),
+    files.append({"name": f"{format} {subtype}", "file": base64.b64encode(out.getvalue()).decode(), "samples": len(samples),
                   "crc": zlib.crc32(samples.tobytes()), "some": [float(x) for x in samples[::50]]})
 for name, rate, channels in (("44.1 kHz", 44100, 1), ("stereo", RATE, 2)):
     out = io.BytesIO()
     soundfile.write(out, np.zeros((10, channels)), rate, format="WAV", subtype="PCM_16")
-    files.append({"name": name, "file": out.getvalue().hex()})
+    files.append({"name": name, "file": base64.b64encode(out.getvalue()).decode()})
 
 features = []
 for name, clip in (("chirp", chirp(RATE)), ("noise", noise(5000)), ("long", np.tile(chirp(RATE), 30)), ("short", noise(1)), ("silence", np.zeros(RATE))):

@@ -21,10 +21,19 @@ struct GoldenImage {
   MediaSource source() const { return {file, name}; }
 };
 
-inline std::vector<uint8_t> bytes_of_hex(const std::string& hex) {
+inline std::vector<uint8_t> bytes_of_base64(const std::string& text) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::vector<uint8_t> out;
-  for (size_t i = 0; i < hex.size(); i += 2)
-    out.push_back(static_cast<uint8_t>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  uint32_t bits = 0;
+  int waiting = 0;
+  for (const char digit : text.substr(0, text.find('='))) {
+    bits = bits << 6 | static_cast<uint32_t>(kDigits.find(digit));
+    waiting += 6;
+    if (waiting < 8) continue;
+    waiting -= 8;
+    out.push_back(static_cast<uint8_t>(bits >> waiting));
+  }
   return out;
 }
 
@@ -32,7 +41,8 @@ inline std::vector<GoldenImage> golden_images() {
   const auto rows = nlohmann::json::parse(
       read_file(std::string(MEGATRON_SOURCE_DIR) + "/tests/golden/media/images.json"));
   std::vector<GoldenImage> out;
-  for (const auto& row : rows) out.push_back({row.at("name"), bytes_of_hex(row.at("file")), row});
+  for (const auto& row : rows)
+    out.push_back({row.at("name"), bytes_of_base64(row.at("file")), row});
   return out;
 }
 

@@ -27,7 +27,7 @@ nlohmann::json golden_sounds() {
 std::vector<uint8_t> sound_file(const std::string& name) {
   const auto sounds = golden_sounds();
   for (const auto& row : sounds.at("files"))
-    if (row.at("name") == name) return bytes_of_hex(row.at("file"));
+    if (row.at("name") == name) return bytes_of_base64(row.at("file"));
   throw_error("no sound " + name);
 }
 
@@ -37,7 +37,7 @@ TEST(Sound, SamplesAreTheFiles) {
   for (const auto& row : sounds.at("files")) {
     if (!row.contains("samples")) continue;
     SCOPED_TRACE(row.at("name").get<std::string>());
-    const auto file = bytes_of_hex(row.at("file"));
+    const auto file = bytes_of_base64(row.at("file"));
     const auto samples = decode_sound({file, "a"});
     ASSERT_EQ(std::ssize(samples), row.at("samples").get<int64_t>());
     EXPECT_EQ(read_sound_header({file, "a"}).samples, std::ssize(samples));
