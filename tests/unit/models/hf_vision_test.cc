@@ -652,7 +652,8 @@ TEST(HfVisionModels, PatchesGoThroughTheEncoderByWindows) {
                                       21, 22, 23, 24, 4,  5,  6,  11, 12, 13, 18, 19,
                                       20, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35};
   EXPECT_EQ(list(packed.window_order), order);
-  EXPECT_EQ(list(packed.windows->offsets), (std::vector<int64_t>{0, 64, 112, 128, 140, 144}));
+  EXPECT_EQ(list(packed.windows->offsets),
+            (std::vector<int64_t>{0, 64, 112, 128, 140, 144, 144, 144, 144}));
   EXPECT_EQ(list(packed.segments->offsets), (std::vector<int64_t>{0, 140, 144}));
   EXPECT_EQ(packed.windows->rows, packed.segments->rows);
   // The features are put back: token k is that of block k.
