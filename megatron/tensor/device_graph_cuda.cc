@@ -3,6 +3,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <array>
+#include <mutex>
+
 #include "megatron/base/check.h"
 #include "megatron/tensor/device_graph.h"
 #include "megatron/tensor/torch.h"
@@ -29,6 +32,9 @@ struct DeviceGraph::Impl {
 
 DeviceGraph::DeviceGraph(DeviceGraphPool& pool, const std::function<void()>& body)
     : impl_(std::make_unique<Impl>()) {
+  // The allocator of a device gives nothing back while another thread captures.
+  static std::array<std::mutex, C10_COMPILE_TIME_MAX_GPUS> capturing;
+  const std::lock_guard lock(capturing.at(static_cast<size_t>(pool.impl_->stream.device_index())));
   c10::cuda::device_synchronize();
   // Memory cached by eager passes is needed for the graph.
   c10::cuda::CUDACachingAllocator::emptyCache();
