@@ -1,6 +1,7 @@
 #include "megatron/inference/served_weights.h"
 
 #include <chrono>
+#include <utility>
 
 #include "megatron/base/check.h"
 
@@ -14,6 +15,11 @@ std::unique_lock<std::mutex> ServedWeights::hold() {
   std::unique_lock lock(held_);
   if (level_ != MemoryLevel::kKeep) lock.unlock();
   return lock;
+}
+
+void ServedWeights::before_moves(std::function<void()> call) {
+  const std::lock_guard lock(held_);
+  before_moves_ = std::move(call);
 }
 
 void ServedWeights::stage(const std::string& source) {
@@ -39,7 +45,7 @@ void ServedWeights::commit(int64_t version) {
   MEGATRON_CHECK(!staged_.empty() && !is_committed_,
                  "no weights were read to be exchanged for the current ones");
   if (level_ == MemoryLevel::kKeep) {
-    ++moves_;
+    if (before_moves_) before_moves_();
     store_.exchange(staged_);
     staged_.clear();
   } else {
@@ -62,7 +68,7 @@ void ServedWeights::suspend(MemoryLevel level) {
                  "weights that came from no folder cannot be read again"
                  "\nhint: suspend with the weights kept or offloaded");
   if (level == MemoryLevel::kKeep || level_ != MemoryLevel::kKeep) return;
-  ++moves_;
+  if (before_moves_) before_moves_();
   if (level == MemoryLevel::kOffload) {
     parked_ = store_.park();
   } else {

@@ -36,8 +36,8 @@ class ServedWeights {
   // owned: they are not on the device.
   std::unique_lock<std::mutex> hold();
 
-  // How often they may have moved on the device. Under a lock of hold().
-  int64_t moves() const { return moves_; }
+  // Called from now on before they may move on the device, while no thread holds them.
+  void before_moves(std::function<void()> call);
 
   // Starts to read other weights next to the current ones.
   void stage(const std::string& source);
@@ -64,7 +64,7 @@ class ServedWeights {
   std::string staged_source_;
   std::vector<at::Tensor> staged_;
   std::mutex held_;
-  int64_t moves_ = 0;
+  std::function<void()> before_moves_;
   bool is_committed_ = false;  // while suspended: the staged ones are the current ones
 };
 

@@ -29,6 +29,15 @@ std::string_view ServedMedia::medium_of(int32_t id) const {
   return megatron::medium_of(config_, id).name;
 }
 
+ServedMedia::~ServedMedia() {
+  if (weights_ != nullptr) weights_->before_moves({});
+}
+
+void ServedMedia::use_graphs() {
+  prompts_->use_graphs();
+  weights_->before_moves([this] { prompts_->forget_graphs(); });
+}
+
 MediaPrompt ServedMedia::prompt(const MultimodalRow& row, bool encode) {
   if (!encode || row.media.empty()) {
     ImagePrompt read = prompts_->ids_of_conversation(row, *chat_, kWhere);
@@ -38,7 +47,6 @@ MediaPrompt ServedMedia::prompt(const MultimodalRow& row, bool encode) {
     const ImagePrompt read = prompts_->of_conversation(row, *chat_, kWhere);
     const std::unique_lock<std::mutex> lock = weights_->hold();
     if (!lock.owns_lock()) throw not_now("the weights are suspended: nothing is encoded");
-    if (std::exchange(moves_, weights_->moves()) != weights_->moves()) prompts_->forget_graphs();
     return {read.text, read.ids, prompts_->start(read, 0, kWhere).rows};
   } catch (const c10::OutOfMemoryError&) {
     throw not_now("the device has no memory left for these images or sounds");

@@ -27,7 +27,9 @@ class ServedMedia final : public MediaPrompts {
                  limits) {}
 
   // Few pictures of one size are encoded by CUDA graphs, if the model is on a GPU.
-  void use_graphs() { prompts_->use_graphs(); }
+  void use_graphs();
+
+  ~ServedMedia() override;
 
   bool renders() const override { return prompts_.has_value(); }
   std::string refusal(MediaKind kind) const override;
@@ -40,7 +42,6 @@ class ServedMedia final : public MediaPrompts {
   const std::string why_not_;
   ServedWeights* weights_ = nullptr;
   const Chat* chat_ = nullptr;
-  int64_t moves_ = 0;  // of the weights, when graphs were last right
   std::optional<ImagePrompts> prompts_;
 };
 

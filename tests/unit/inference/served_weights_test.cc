@@ -83,6 +83,35 @@ TEST(ServedWeights, AreExchangedInPlaceOrNotAtAll) {
   EXPECT_EQ(served.model->parameters()[3]->value.data_ptr(), memory);
 }
 
+TEST(ServedWeights, TellBeforeTheyMove) {
+  const ModelConfig config = small_served_model();
+  const ParallelGroups one;
+  Served served(Served::make(config, one), reader(config));
+  ServedWeights& weights = *served.weights;
+  const int64_t all = served.store.bytes();
+  std::vector<int64_t> seen;  // what was there then
+  weights.before_moves([&] { seen.push_back(served.store.bytes()); });
+  const auto read = [&] {
+    weights.stage("second");
+    while (!weights.staged(1'000'000)) {
+    }
+  };
+  weights.suspend(MemoryLevel::kKeep);
+  read();
+  EXPECT_TRUE(seen.empty());
+  weights.commit(1);
+  EXPECT_EQ(seen, std::vector<int64_t>(1, all));
+  weights.suspend(MemoryLevel::kOffload);
+  EXPECT_EQ(seen, std::vector<int64_t>(2, all));
+  read();
+  weights.commit(2);
+  weights.resume();
+  EXPECT_EQ(seen.size(), 2U) << "nothing was there that could have moved";
+  weights.before_moves({});
+  weights.suspend(MemoryLevel::kDrop);
+  EXPECT_EQ(seen.size(), 2U);
+}
+
 TEST(ServedWeights, WaitInHostMemoryOrAreReadAgain) {
   const ModelConfig config = small_served_model();
   const ParallelGroups one;
