@@ -238,9 +238,9 @@ std::string ServingMemory::text() const {
   return cat("memory: weights ", bytes(weights),
              draft.weights > 0 ? cat(", draft model ", bytes(draft.weights)) : "", ", cache ",
              bytes(cache.bytes()), ", the largest step ", bytes(step()),
-             encoder.step > 0 ? cat(", the largest prompt of images or sounds ",
-                                    bytes(encoder.step + encoder.graphs))
-                              : "",
+             encoder.step > 0
+                 ? cat(", the largest prompt of images or sounds ", bytes(encoder.passing()))
+                 : "",
              ", together ", bytes(total()));
 }
 

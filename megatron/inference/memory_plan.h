@@ -81,6 +81,7 @@ struct EncoderMemory {
   int64_t step = 0;
   int64_t graphs = 0;    // what CUDA graphs of few pictures hold
   bool unknown = false;  // how many pictures a prompt may have depends on the shapes of images
+  int64_t passing() const { return step + graphs; }  // beside weights
 };
 
 // Device memory of each rank of one stage.
@@ -102,7 +103,7 @@ struct ServingMemory {
            sums;
   }
   // Beside weights and cache
-  int64_t passing() const { return step() + encoder.step + encoder.graphs; }
+  int64_t passing() const { return step() + encoder.passing(); }
   int64_t total() const { return weights + draft.weights + cache.bytes() + passing(); }
   std::string text() const;  // one line
   // Throws Error unless a GPU that holds the weights has room for the cache and for steps.

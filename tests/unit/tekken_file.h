@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "megatron/base/files.h"
 
@@ -37,6 +38,15 @@ inline nlohmann::json tekken_file() {
           {"vocab", vocab},
           {"special_tokens", names},
           {"audio", {{"sampling_rate", 16000}, {"frame_rate", 12.5}}}};
+}
+
+// [id, n] stands for n of them.
+inline std::vector<int32_t> golden_ids(const nlohmann::json& ids) {
+  std::vector<int32_t> out;
+  for (const nlohmann::json& id : ids)
+    out.insert(out.end(), id.is_array() ? id[1].get<size_t>() : 1,
+               id.is_array() ? id[0].get<int32_t>() : id.get<int32_t>());
+  return out;
 }
 
 }  // namespace megatron

@@ -171,7 +171,7 @@ void print_plan(const ServingPlan& plan) {
     print_line(cat("encoders of images and sounds: ", bytes_text(encoder.weights),
                    " of the weights; the largest prompt takes ",
                    encoder.unknown ? "what the shapes of its images ask for, which is not counted"
-                                   : bytes_text(encoder.step + encoder.graphs)));
+                                   : bytes_text(encoder.passing())));
   if (plan.blocks() > 0) {
     const int64_t tokens = plan.blocks() * plan.block_size;
     print_line(cat("cache: ", tokens, " tokens in blocks of ", plan.block_size, "; up to ",
@@ -226,7 +226,7 @@ void print_plan_as_json(const ServingPlan& plan) {
         .member("libraries", stage.library_workspace)
         .member("draft_model", stage.draft.weights)
         .member("encoder_weights", stage.encoder.weights)
-        .member("encoder", stage.encoder.step + stage.encoder.graphs)
+        .member("encoder", stage.encoder.passing())
         .member("together", stage.total());
     json.end_object().end_object();
   }

@@ -5,7 +5,6 @@
 // and rows of 64 k at a time into a ring of stages; those of weights at rest are under way before
 // the kernel ahead, which computes `x`, has ended. The time is that of reading the weights.
 #include <algorithm>
-#include <array>
 
 #include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/cuda_types.cuh"

@@ -47,13 +47,10 @@ inline RowMedium image_of(const std::string& file) {
           read_file(kImageGoldens / (sound ? "sounds" : "same/json/media") / file)};
 }
 
-struct ImageModel {
-  explicit ImageModel(const std::string& family, at::Device device = at::kCPU,
-                      at::ScalarType dtype = at::kFloat) {
-    for (const nlohmann::json& row :
-         nlohmann::json::parse(read_file(kImageGoldens / "generations.json")))
-      if (row["family"] == family) facts = row;
-    const std::filesystem::path folder = write_image_model(facts);
+// A folder of a model, its media and its tokenizer.
+struct LoadedImageModel {
+  explicit LoadedImageModel(const std::filesystem::path& folder, at::Device device = at::kCPU,
+                            at::ScalarType dtype = at::kFloat) {
     LoadModelRequest request;
     request.load = folder;
     request.dtype = dtype;
@@ -71,10 +68,26 @@ struct ImageModel {
   }
 
   const ParallelGroups groups;
-  nlohmann::json facts;
   LoadedModel loaded;
   std::optional<ImagePrompts> prompts;
   GenerateOptions options;
+};
+
+inline nlohmann::json generation_facts(const std::string& family) {
+  nlohmann::json facts;
+  for (const nlohmann::json& row :
+       nlohmann::json::parse(read_file(kImageGoldens / "generations.json")))
+    if (row["family"] == family) facts = row;
+  return facts;
+}
+
+struct ImageModel : LoadedImageModel {
+  explicit ImageModel(const std::string& family, at::Device device = at::kCPU,
+                      at::ScalarType dtype = at::kFloat)
+      : LoadedImageModel(write_image_model(generation_facts(family)), device, dtype),
+        facts(generation_facts(family)) {}
+
+  nlohmann::json facts;
 };
 
 }  // namespace megatron

@@ -25,15 +25,6 @@ struct Voxtral {
   std::optional<ConversationEncoder> conversations;
 };
 
-// [id, n] stands for n of them.
-std::vector<int32_t> golden_ids(const nlohmann::json& ids) {
-  std::vector<int32_t> out;
-  for (const nlohmann::json& id : ids)
-    out.insert(out.end(), id.is_array() ? id[1].get<size_t>() : 1,
-               id.is_array() ? id[0].get<int32_t>() : id.get<int32_t>());
-  return out;
-}
-
 std::vector<int32_t> without_marks(std::vector<int32_t> ids) {
   for (int32_t& id : ids) id = id < 0 ? ~id : id;
   return ids;
