@@ -35,8 +35,9 @@ struct ThreadJob {
   };
   explicit ThreadJob(int size, double timeout) : timeout_seconds(timeout), returned(size, false) {}
   void fail_if_nobody_can_go_on() const;
-  void wake_ready();          // those whose condition holds; requires the lock
-  void wake_interruptible();  // a rank has returned; requires the lock
+  void fail(int rank, std::exception_ptr error);  // keeps the first one; requires the lock
+  void wake_ready();                              // those whose condition holds; requires the lock
+  void wake_interruptible();                      // a rank has returned; requires the lock
 
   const double timeout_seconds;
   std::mutex mutex;
@@ -137,6 +138,12 @@ void ThreadJob::fail_if_nobody_can_go_on() const {
                   "\nhint: every rank of a group must make the same calls in the same order"));
 }
 
+void ThreadJob::fail(int rank, std::exception_ptr error) {
+  if (failed_rank >= 0) return;
+  failed_rank = rank;
+  failure = std::move(error);
+}
+
 void ThreadJob::wake_ready() {
   for (Waiter& waiter : waiters) {
     if (waiter.ready()) waiter.woken.notify_one();
@@ -171,9 +178,13 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, int rank, const char*
     job->fail_if_nobody_can_go_on();
     if (woken.wait_until(lock, deadline) == std::cv_status::timeout && !ready()) {
       fail_if_lost(what, needed());
-      throw_error(cat(what, " timed out after ", job->timeout_seconds, " s: ", list_ranks(needed()),
-                      " did not arrive\nhint: every rank of a group must make the same calls in "
-                      "the same order"));
+      const Error error(cat(what, " timed out after ", job->timeout_seconds,
+                            " s: ", list_ranks(needed()),
+                            " did not arrive\nhint: every rank of a group must make the same calls "
+                            "in the same order"));
+      // Kept before this rank leaves: one whose deadline is the same moment would name it, too
+      job->fail(members[rank], std::make_exception_ptr(error));
+      throw error;
     }
   }
 }
@@ -385,10 +396,7 @@ void run_threads(int size, const std::function<void(ThreadCore&)>& body, double 
     }
     std::lock_guard lock(job->mutex);
     job->returned[rank] = true;
-    if (error && job->failed_rank < 0) {
-      job->failed_rank = rank;
-      job->failure = error;
-    }
+    if (error) job->fail(rank, error);
     job->wake_interruptible();
   };
   std::vector<std::thread> threads;

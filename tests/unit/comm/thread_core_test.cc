@@ -6,7 +6,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <mutex>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -342,6 +345,38 @@ TEST(ThreadCore, WaitsEndAtTheirDeadline) {
   EXPECT_NE(error.find("barrier timed out after 0.2 s: rank 1 did not arrive"), std::string::npos)
       << error;
   EXPECT_NE(error.find("\nhint: "), std::string::npos);
+}
+
+TEST(ThreadCore, OneOfTwoRanksWhoseWaitEndsTogetherSaysWhoIsMissing) {
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  std::atomic<int> here = 0, left = 0;
+  error_of(
+      3,
+      [&](ThreadCore& core) {
+        if (core.rank() == 1) {
+          while (left < 2) std::this_thread::yield();
+          return;
+        }
+        ++here;
+        while (here < 2) std::this_thread::yield();
+        try {
+          core.barrier();
+        } catch (const Error& error) {
+          {
+            const std::lock_guard lock(mutex);
+            errors.push_back(error.what());
+          }
+          ++left;
+          while (left < 2) std::this_thread::yield();  // neither has returned with its failure yet
+          throw;
+        }
+      },
+      0.2);
+  ASSERT_EQ(errors.size(), 2U);
+  EXPECT_TRUE(errors[0].starts_with("barrier timed out after 0.2 s: rank 1 did not arrive"))
+      << errors[0];
+  EXPECT_TRUE(errors[1].starts_with("barrier was cancelled because rank ")) << errors[1];
 }
 
 TEST(ThreadCore, RanksThatWaitForEachOtherAreNamedAtOnce) {
