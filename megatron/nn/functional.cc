@@ -68,6 +68,13 @@ void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&
   if (!weight.store->defer(run)) run();
 }
 
+std::vector<at::Tensor> saved_for(const Parameter& weight, std::vector<at::Tensor> saved) {
+  if (weight.store->defers())
+    for (at::Tensor& tensor : saved)
+      if (tensor.defined()) tensor = tensor.variable_data();  // detach() keeps what it views
+  return saved;
+}
+
 AcquiredValue::AcquiredValue(Parameter* parameter) : parameter_(parameter) {
   if (parameter_ == nullptr) return;
   MEGATRON_ASSERT(parameter_->store != nullptr, parameter_->name, " has no store");

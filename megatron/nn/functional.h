@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "megatron/nn/parameter.h"
 
@@ -24,6 +25,11 @@ at::Tensor differentiable(Parameter& parameter, std::optional<at::ScalarType> ty
 // Computes a weight gradient and reports it ready: now, or later as a separate action of a
 // zero-bubble schedule. `accumulate` adds to the target it is given.
 void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&)> accumulate);
+
+// What the forward saved for the backward of a layer with this weight. Where its weight gradients
+// are deferred, which keeps some of it for longer, without the graph behind it: that would be kept,
+// too, with all that its functions hold, masks of attention among it.
+std::vector<at::Tensor> saved_for(const Parameter& weight, std::vector<at::Tensor> saved);
 
 // The value during one pass; released when the scope ends. `parameter` may be null: value() is then
 // undefined.

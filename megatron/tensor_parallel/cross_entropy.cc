@@ -30,7 +30,13 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     const at::Tensor dlogits = cross_entropy_backward(
         saved[0], saved[1], saved[2], grads[0].contiguous(), context->saved_data["valid"].toInt(),
         context->saved_data["z_coeff"].toDouble(), /*in_place=*/true);
-    return {dlogits, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    // The logits' memory without their graph, which a deferred weight gradient would keep.
+    return {dlogits.variable_data(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor()};
   }
 };
 

@@ -185,7 +185,7 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LinearState& state = *saved_state<LinearState>(context);
-    const variable_list saved = context->get_saved_variables();
+    const variable_list saved = saved_for(*state.weight, context->get_saved_variables());
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx;
     at::ScalarType type;
@@ -269,7 +269,7 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LinearState& state = *saved_state<LinearState>(context);
-    const variable_list saved = context->get_saved_variables();
+    const variable_list saved = saved_for(*state.weight, context->get_saved_variables());
     const at::Tensor input = saved[0];
     // The product also applies the GELU's backward, unless an adapter adds to its result first.
     const bool in_product =

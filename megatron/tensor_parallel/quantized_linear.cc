@@ -309,7 +309,7 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LinearState& state = saved_state(context);
-    const variable_list saved = context->get_saved_variables();
+    const variable_list saved = saved_for(*state.weight, context->get_saved_variables());
     MeasuredGradient measured = std::exchange(state.measured, {});
     at::Tensor dy;
     QuantizedTensor gradient;
@@ -398,7 +398,7 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LinearState& state = saved_state(context);
-    const variable_list saved = context->get_saved_variables();
+    const variable_list saved = saved_for(*state.weight, context->get_saved_variables());
     accumulate_bias_grad(state.bias,
                          grads[0].contiguous());  // a partial sum with sequence_parallel
     const at::Tensor dy = gathered(state, grads[0].contiguous());

@@ -217,11 +217,7 @@ void LatentAttention::backward(int64_t not_reloaded, AllocationTrack& track) con
 // Inputs and output gradients of the linears.
 int64_t LatentAttention::pending() const {
   const int64_t normed = around.cast > 0 ? 2 * around.normed : around.normed;
-  // The normed input keeps the graph that made it, and with it the leaf that a recomputed unit of
-  // layers begins with.
-  const int64_t leaf =
-      config.recompute_granularity == RecomputeGranularity::kFull ? around.stream : 0;
-  return leaf + normed + latents() + queries.output + keys.output + down +
+  return normed + latents() + queries.output + keys.output + down +
          (latent_queries ? queries.input : 0) + out + around.product;
 }
 

@@ -282,7 +282,7 @@ class MoeHalf {
     int64_t bytes = around.normed + z_.pending();
     // The shared expert has the same input, and no norm.
     if (has_shared_) bytes += shared_.pending - (around.pending() - around.product);
-    return bytes + (c_.recomputes("moe") ? around.stream : 0);
+    return bytes;
   }
 
   bool has_gate() const { return c_.moe_shared_expert_gate; }

@@ -148,7 +148,7 @@ struct EndExperts : torch::autograd::Function<EndExperts> {
     const PassPointer pass = pass_of(context);
     pass->saved = context->get_saved_variables();
     for (at::Tensor& saved : pass->saved)
-      if (saved.defined()) saved = saved.detach();
+      if (saved.defined()) saved = saved.variable_data();
     const at::Tensor dy = grads[0].contiguous();
     if (pass->early) pass->outputs = pass->tokens->to_experts(dy, at::Tensor(), /*now=*/true);
     return {dy, context->saved_data["base"].toBool() ? dy : at::Tensor(), at::Tensor(),

@@ -80,7 +80,7 @@ struct RouterProduct : torch::autograd::Function<RouterProduct> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     auto* weight = reinterpret_cast<Parameter*>(context->saved_data["weight"].toInt());
     auto* bias = reinterpret_cast<Parameter*>(context->saved_data["bias"].toInt());
-    const at::Tensor x = context->get_saved_variables()[0];
+    const at::Tensor x = saved_for(*weight, context->get_saved_variables())[0];
     const at::Tensor gradient = grads[0].contiguous();
     const LogitGradient parts(gradient, x);
     at::Tensor dx;
