@@ -112,8 +112,8 @@ struct EndsCost {
   // Of two stacks: the layers of the first one, what is saved behind them besides what layers save,
   // and how much of that every later segment holds, too. Zeros: there is one stack
   int64_t first_stack = 0, between_stacks = 0, passed_on = 0;
-  // Bytes that move beside the stream from behind layer `passed_from` to layer `passed_until`,
-  // which reads them last. Zeros: there are none
+  // Bytes beside the stream, which move or are made anew by each segment, from behind layer
+  // `passed_from` to layer `passed_until`, which reads them last. Zeros: there are none
   int64_t passed_from = 0, passed_until = 0, passed_beside = 0;
 };
 

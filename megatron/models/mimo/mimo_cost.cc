@@ -23,11 +23,17 @@
 // Where the encoder is frozen as a whole it saves nothing, and with the projector neither does
 // that. An encoder that is frozen in part saves all. Of an encoder on segments of its own each has
 // its part of this; features become tokens on the segment with the embedding.
+//
+// With --bidirectional-images layers of the language model cost more (core_attention_cost.h), and a
+// micro-batch holds 24 bytes for each token of its pictures (32 with documents), or on every
+// segment the mask of all its tokens.
 #include <algorithm>
 
 #include "megatron/models/mimo/encoder_cost.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/mimo/sound_cost.h"
+#include "megatron/transformer/attention/core_attention_cost.h"
+#include "megatron/transformer/layer_kinds.h"
 #include "megatron/transformer/transformer_layer_cost.h"
 
 namespace megatron {
@@ -48,6 +54,23 @@ MimoConfig with_largest(MimoConfig own, const TransformerConfig& language) {
   return own;
 }
 
+int64_t pictures_of_sequence(const MimoConfig& own, const TransformerConfig& language) {
+  const int64_t room = std::max<int64_t>(1, language.seq_length / own.features());
+  if (own.most_pictures == 0) return room;
+  return own.vision_newlines ? own.most_pictures : std::min(room, own.most_pictures);
+}
+
+// Of layers of the language model: features of a picture see each other in both directions.
+LayerShape with_blocks(const ModelConfig& config, LayerShape shape) {
+  const auto& given = config.own.as_or_default<MimoConfig>();
+  if (!given.bidirectional_images) return shape;
+  const MimoConfig own = with_largest(given, config.transformer);
+  shape.block_length = std::min(own.features(), config.transformer.seq_length);
+  shape.block_tokens = std::min(
+      shape.samples * pictures_of_sequence(own, config.transformer) * own.features(), shape.tokens);
+  return shape;
+}
+
 // Sizes of the worst micro-batch.
 struct Images : EncoderCost {
   Images(const ModelConfig& config, const EndsShape& of)
@@ -59,11 +82,7 @@ struct Images : EncoderCost {
                     {"vision_model.", "vision_projection.", media.vision_projection_type,
                      media.vision_projection_ffn_hidden_size, media.feature_size()},
                     config, of) {
-    const int64_t room = std::max<int64_t>(1, language.seq_length / own.features());
-    const int64_t of_sequence = own.most_pictures > 0 && own.vision_newlines ? own.most_pictures
-                                : own.most_pictures > 0 ? std::min(room, own.most_pictures)
-                                                        : room;
-    all = given.samples * of_sequence;
+    all = given.samples * pictures_of_sequence(own, language);
     pictures = (all + ranks - 1) / ranks;
     rows = pictures * own.encoder_rows();
     features = pictures * own.features();
@@ -237,9 +256,6 @@ ModuleCost encoder_module(const Images& z) {
 
 std::string_view mimo_unplanned(const ModelConfig& config) {
   const auto& own = config.own.as_or_default<MimoConfig>();
-  if (own.bidirectional_images)
-    return "what attention in both directions within images (--bidirectional-images) costs is not "
-           "known to check\nhint: every rule holds; measure memory with a few steps";
   if (!own.vision_newlines || own.most_pictures > 0) return {};
   return "how many pictures a sequence may have depends on the shapes of the images\nhint: "
          "--max-patches-per-sequence says how many patches they have at most";
@@ -256,10 +272,24 @@ int64_t media_bytes(const Images& z) {
   return bytes;
 }
 
+// What layers know blocks of tokens by: places of a micro-batch, or a mask.
+void add_blocks(const ModelConfig& config, const LayerShape& layer, EndsCost& cost) {
+  const TransformerConfig& language = config.transformer;
+  const LayerShape shape = with_blocks(config, layer);
+  if (shape.block_tokens == 0) return;
+  if (takes_token_blocks(language, shape, language.kv_channels)) {
+    cost.media += (shape.documents ? 4 : 3) * kPlaceBytes * shape.block_tokens;
+    return;
+  }
+  cost.passed_until = language.num_layers;
+  cost.passed_beside = shape.samples * language.seq_length * language.seq_length;
+}
+
 EndsCost cost_with_images(const ModelConfig& config, const EndsShape& shape) {
   EndsCost cost = language_ends_cost(config, shape);
   if (!config.own.as_or_default<MimoConfig>().is_given()) return cost;
   const Images z(config, shape);
+  add_blocks(config, shape.layer, cost);
   if (!z.places) cost.embedding = {};  // that of the language model is on another segment
   cost.media_rows = z.width();
   cost.media_features = z.given_rows();
@@ -277,7 +307,7 @@ EndsCost cost_with_images(const ModelConfig& config, const EndsShape& shape) {
   backward(z, backwards);
   cost.embedding.backward_peak = backwards.most();
   cost.embedding.pending = pending(z);
-  cost.media = media_bytes(z);
+  cost.media += media_bytes(z);
   cost.offloaded = z.offloaded();
   if (z.part.is_there()) cost.modules.push_back(encoder_module(z));
   if (z.ends()) cost.modules.push_back(z.projector_module());
@@ -286,6 +316,11 @@ EndsCost cost_with_images(const ModelConfig& config, const EndsShape& shape) {
 }
 
 }  // namespace
+
+LayerCost mimo_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
+                          bool offloaded) {
+  return layer_cost(config.transformer, layer_number, with_blocks(config, shape), offloaded);
+}
 
 EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape) {
   EndsCost cost = cost_with_images(config, shape);

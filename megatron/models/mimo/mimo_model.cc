@@ -485,6 +485,7 @@ const ModelType& mimo_model_type() {
                                  .make = make_model_of<MimoModel>,
                                  .ends_cost = mimo_ends_cost,
                                  .config = OwnConfig(MimoConfig()),
+                                 .layer_cost = mimo_layer_cost,
                                  .language_model = "language_model.",
                                  .unplanned = mimo_unplanned};
   return type;

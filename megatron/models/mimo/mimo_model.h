@@ -144,6 +144,9 @@ class MimoModel : public Model {
 // Columns of the table of models (mimo_cost.cc): with what the encoder costs in the worst
 // micro-batch.
 EndsCost mimo_ends_cost(const ModelConfig& config, const EndsShape& shape);
+// With --bidirectional-images, with what blocks of tokens cost.
+LayerCost mimo_layer_cost(const ModelConfig& config, int64_t layer_number, const LayerShape& shape,
+                          bool offloaded);
 std::string_view mimo_unplanned(const ModelConfig& config);
 
 // What makes rows of the language model of an encoder's features.

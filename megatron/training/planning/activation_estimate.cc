@@ -253,7 +253,7 @@ void ChunkPass::add_what_lies_between_stacks() {
 void ChunkPass::add_what_moves_beside() {
   const EndsCost& ends = plan_.ends;
   const int64_t before = ends.passed_from - slice_.first_layer;
-  if (slice_.first_layer >= ends.passed_until) return;
+  if (slice_.encodes_alone() || slice_.first_layer >= ends.passed_until) return;
   hold(ends.passed_beside, before);
 }
 

@@ -15,8 +15,8 @@ CoreAttentionSizes core_sizes(const TransformerConfig& c, const LayerShape& s) {
   sizes.heads = c.num_attention_heads / s.tensor;
   sizes.groups = std::max<int64_t>(1, c.query_groups() / s.tensor);
   sizes.key = sizes.value = c.kv_channels;
-  sizes.packed =
-      !c.qk_layernorm && !c.attention_output_gate && s.tensor <= c.query_groups() && s.context == 1;
+  sizes.packed = !c.qk_layernorm && !c.attention_output_gate && s.tensor <= c.query_groups() &&
+                 s.context == 1 && !(s.block_tokens > 0 && s.on_gpu);
   return sizes;
 }
 

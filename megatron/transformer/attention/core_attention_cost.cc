@@ -1,6 +1,7 @@
 #include "megatron/transformer/attention/core_attention_cost.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "megatron/kernels/attention/distance_attention.h"
@@ -43,16 +44,30 @@ bool takes_documents(const TransformerConfig& c, const LayerShape& s,
 // than one for each token.
 constexpr int64_t kSumsOfDocuments = 4;
 
+bool is_masked(const TransformerConfig& c, const LayerShape& s, const CoreAttentionSizes& heads) {
+  if (s.documents && !takes_documents(c, s, heads)) return true;
+  if (heads.others == 0 && s.block_tokens > 0 && !takes_token_blocks(c, s, heads.key)) return true;
+  return ((!c.causal && s.padded) || heads.others > 0) && !takes_ranges(c, s);
+}
+
 }  // namespace
+
+bool takes_token_blocks(const TransformerConfig& c, const LayerShape& s, int64_t head) {
+  return s.block_tokens > 0 && s.on_gpu && s.context == 1 && s.element == 2 && head % 8 == 0 &&
+         head <= 256 && c.attention_dropout == 0 && c.attn_logit_softcapping == 0 &&
+         c.softmax_type == SoftmaxType::kVanilla &&
+         (c.attention_backend == AttentionBackend::kAuto ||
+          c.attention_backend == AttentionBackend::kFused);
+}
 
 CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, const LayerShape& s,
                                      const CoreAttentionSizes& heads)
     : config(c),
       shape(s),
-      masked((s.documents && !takes_documents(c, s, heads)) ||
-             (((!c.causal && s.padded) || heads.others > 0) && !takes_ranges(c, s))),
+      masked(is_masked(c, s, heads)),
       by_distance(c.position_embedding_type == PositionEmbedding::kRelative && heads.others == 0),
       sizes(heads),
+      in_blocks(heads.others == 0 && takes_token_blocks(c, s, heads.key)),
       sequence(heads.others > 0 ? c.seq_length / s.context : c.seq_length),
       key_sequence(heads.others > 0 ? heads.others / s.samples : sequence),
       wide(s.sum / s.element),
@@ -62,11 +77,12 @@ CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, 
       out(s.tokens * heads.heads * heads.value * s.element),
       lse((s.documents && takes_documents(c, s, heads) ? kSumsOfDocuments : 1) * s.tokens *
           heads.heads * s.sum) {
-  divide_context(layer);
   const std::vector<int64_t> window = c.window(layer);
+  windowed = !window.empty() && window[0] >= 0 && window[0] < sequence - 1;
+  divide_context(layer);
   narrow_window = kernel == AttentionKernel::kLibrary && s.on_gpu && heads.others == 0 &&
-                  heads.groups == heads.heads && distance_attention_supports(heads.key) &&
-                  window.size() == 2 &&
+                  !in_blocks && heads.groups == heads.heads &&
+                  distance_attention_supports(heads.key) && window.size() == 2 &&
                   is_narrow_window(window[0], c.causal ? 0 : window[1], sequence);
 }
 
@@ -77,18 +93,16 @@ bool CoreAttentionCost::takes_mask() const {
          key_sequence % kKeyMultiple == 0 && config.attention_dropout == 0;
 }
 
-bool CoreAttentionCost::is_unfused(int64_t layer) const {
+bool CoreAttentionCost::is_unfused() const {
   if (config.attention_backend == AttentionBackend::kUnfused ||
       config.attention_backend == AttentionBackend::kLocal)
     return true;
-  const std::vector<int64_t> window = config.window(layer);
-  const bool windowed = !window.empty() && window[0] >= 0 && window[0] < sequence - 1;
-  const bool in_blocks = gathers || outer > 1;  // which kernels with masks and biases do not take
-  if ((masked && (in_blocks || !takes_mask())) || config.attention_dropout > 0 ||
+  const bool in_parts = gathers || outer > 1;  // which kernels with masks and biases do not take
+  if ((masked && (in_parts || !takes_mask())) || config.attention_dropout > 0 ||
       config.attn_logit_softcapping > 0)
     return true;
   if (windowed && (!shape.on_gpu || sequence % 64 != 0)) return true;  // cuDNN supports windows
-  if (by_distance && !(!in_blocks && shape.on_gpu && distance_attention_supports(sizes.key) &&
+  if (by_distance && !(!in_parts && shape.on_gpu && distance_attention_supports(sizes.key) &&
                        sizes.value == sizes.key))
     return true;
   if (sizes.value > sizes.key) return true;
@@ -105,7 +119,7 @@ void CoreAttentionCost::divide_context(int64_t layer) {
                                                : 1;
   outer = context / a2a;
   gathers = type == ContextParallelType::kAllGather;
-  const bool unfused = is_unfused(layer);
+  const bool unfused = is_unfused();
   kernel = gathers     ? AttentionKernel::kAllGather
            : outer > 1 ? AttentionKernel::kRing
            : unfused   ? AttentionKernel::kUnfused
@@ -125,8 +139,9 @@ void CoreAttentionCost::divide_context(int64_t layer) {
     if (by_distance)
       block_distances = sizes.heads * (queries / 2) * (queries / 2 + sequence) * shape.sum;
   }
-  // Of cross attention one mask serves all queries and layers.
-  if (masked && whole_sequence && sizes.others == 0) mask = shape.samples * sequence * sequence;
+  // Of cross attention one mask serves all queries and layers, of blocks of tokens all layers.
+  const bool shared = sizes.others > 0 || (shape.block_tokens > 0 && context == 1);
+  if (masked && whole_sequence && !shared) mask = shape.samples * sequence * sequence;
 }
 
 AttentionSize CoreAttentionCost::attention(int64_t layer) const {
@@ -189,6 +204,9 @@ int64_t CoreAttentionCost::copied(int64_t bytes) const {
 
 // Of unfused attention: which keys lie behind a query, or outside of its window.
 int64_t CoreAttentionCost::limits_bytes() const {
+  // The mask of blocks has causality in it; a window is joined to it.
+  if (masked && shape.block_tokens > 0 && sizes.others == 0)
+    return windowed ? shape.samples * sequence * sequence : 0;
   const bool limited = config.causal || !config.window_size.empty();
   return limited && sizes.others == 0 ? sequence * sequence : 0;
 }
@@ -208,9 +226,44 @@ int64_t CoreAttentionCost::repeated_groups() const {
   return shape.on_gpu || sizes.packed || q == k ? 0 : 2 * q;
 }
 
+// Log-sum-exps of the blocks, whose number is a power of two and whose length a multiple of 64.
+int64_t CoreAttentionCost::block_lse() const {
+  const auto blocks = static_cast<uint64_t>(ceil_div(shape.block_tokens, shape.block_length));
+  return static_cast<int64_t>(std::bit_ceil(blocks)) * round_up(shape.block_length, 64) *
+         sizes.heads * shape.sum;
+}
+
+// Of a block's tokens and their later ones: inputs taken, output and log-sum-exps, which are copied
+// once; then that output and the causal one combined in fp32 and rounded.
+int64_t CoreAttentionCost::blocks_forward() const {
+  if (!in_blocks) return 0;
+  const int64_t n = shape.block_tokens, later = n * sizes.heads * sizes.value * shape.element,
+                taken = n * (sizes.heads * sizes.key + sizes.groups * (sizes.key + sizes.value)) *
+                        shape.element,
+                sums = n * sizes.heads * shape.sum;
+  return later + std::max(taken + 2 * block_lse() + sums, 2 * later * (1 + wide) + 3 * sums);
+}
+
+// Inputs and gradients of queries, keys and values, the output and its gradient, taken; and what
+// the kernel needs.
+int64_t CoreAttentionCost::blocks_backward() const {
+  if (!in_blocks) return 0;
+  const int64_t n = shape.block_tokens, most = round_up(shape.block_length, 64),
+                out = n * sizes.heads * sizes.value * shape.element,
+                taken = n * (sizes.heads * sizes.key + sizes.groups * (sizes.key + sizes.value)) *
+                        shape.element,
+                blocks = block_lse() / (most * sizes.heads * shape.sum);
+  const int64_t work =
+      config.fast
+          ? blocks * most * sizes.heads * sizes.key * shape.sum
+          : attention_parts(blocks, sizes.heads, sizes.groups, most, most, true).scratch_bytes;
+  return 2 * (taken + out + block_lse()) + work;
+}
+
 int64_t CoreAttentionCost::forward_extra() const {
   switch (kernel) {
     case AttentionKernel::kLibrary:
+      if (in_blocks) return std::max(lse, blocks_forward());
       return repeated_groups() + 2 * padded_out();  // padded values, and the output
     case AttentionKernel::kUnfused:
       return 2 * score_bytes() + copied(q + k + v) + limits_bytes() +
@@ -243,9 +296,10 @@ int64_t CoreAttentionCost::backward_copies() const {
     return ceil_div(kMultiprocessors, b * own_heads) * b * round_up(queries, 128) * own_heads *
            round_up(sizes.key, 32) * 4;
   if (config.fast) return q * wide;  // query gradient in fp32
-  // Packed attention treats its input as b x groups samples of one KV group each, but for ranges
-  // of rows.
-  const bool folds = sizes.packed && !takes_ranges(config, shape);
+  // Packed attention, and causal attention beside blocks, treat their inputs as b x groups samples
+  // of one KV group each, but for ranges of rows.
+  const bool folds = (sizes.packed || in_blocks) && !takes_ranges(config, shape) &&
+                     !(in_blocks && shape.documents);
   const int64_t own_groups =
       std::max<int64_t>(1, config.query_groups() / shape.tensor / (folds ? 1 : a2a));
   const AttentionParts parts =
@@ -259,7 +313,8 @@ int64_t CoreAttentionCost::backward_extra() const {
   const int64_t expanded = q > k ? 2 * q : 0, copies = backward_copies();
   switch (kernel) {
     case AttentionKernel::kLibrary:
-      if (shape.on_gpu) return expanded + copies + lse + 3 * padded_out();
+      if (shape.on_gpu)
+        return std::max(expanded + copies + lse + 3 * padded_out(), blocks_backward());
       // The output gradient in the kernel's memory layout; gradients of repeated keys and values
       // instead of the plain ones; values, output gradient and values' gradient as wide as keys.
       return q + cpu_piece_bytes(sequence / shape.context * a2a, shape.sum) + repeated_groups() +

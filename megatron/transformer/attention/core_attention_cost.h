@@ -26,6 +26,10 @@ struct CoreAttentionSizes {
   int64_t others = 0;
 };
 
+// Whether kernels attend within blocks of tokens (LayerShape::block_tokens), of heads of that size,
+// else by a mask of bools that all layers of a micro-batch share: [b, 1, s, s].
+bool takes_token_blocks(const TransformerConfig& config, const LayerShape& shape, int64_t head);
+
 // Core attention of one layer on one rank; tensors in bytes.
 struct CoreAttentionCost {
   // Layers count from 1. Keeps references to config and shape.
@@ -34,10 +38,13 @@ struct CoreAttentionCost {
 
   const TransformerConfig& config;
   const LayerShape& shape;
-  const bool masked;           // at borders of documents, or from padding, which encoders see
+  // At borders of documents, from padding, which encoders see, or by blocks of tokens
+  const bool masked;
   const bool by_distance;      // relative positions are added to the scores
+  bool windowed = false;       // a query does not see all keys before it
   bool narrow_window = false;  // one that a kernel of our own takes on a GPU
   const CoreAttentionSizes sizes;
+  const bool in_blocks;        // kernels attend within blocks of tokens
   const int64_t sequence;      // tokens of the queries; of cross attention, of this rank's
   const int64_t key_sequence;  // tokens that are attended to
   const int64_t wide;          // bytes of an fp32 element over those of the model's type
@@ -79,7 +86,10 @@ struct CoreAttentionCost {
  private:
   // A mask of keys, the same for all queries, which a kernel on a GPU takes (attention_masked.h)
   bool takes_mask() const;
-  bool is_unfused(int64_t layer) const;
+  bool is_unfused() const;
+  int64_t block_lse() const;
+  int64_t blocks_forward() const;
+  int64_t blocks_backward() const;
   void divide_context(int64_t layer);
   int64_t score_bytes() const;
   int64_t copied(int64_t bytes) const;

@@ -36,6 +36,9 @@ struct LayerShape {
   bool documents = false;  // tokens attend within their document only
   // ForwardContext::document_rows is given, by which kernels on GPUs know documents without a mask
   bool document_rows = false;
+  // Tokens of the micro-batch that attend in both directions within their block, those of images,
+  // and tokens of each block (ForwardContext::token_blocks); 0: there are none
+  int64_t block_tokens = 0, block_length = 0;
   bool unpadded = false;      // rows of padding are in no layer
   bool padded = true;         // texts of encoders have padding, which is masked
   bool on_gpu = true;         // GPU kernels save other tensors than CPU ones

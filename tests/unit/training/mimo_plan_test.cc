@@ -27,6 +27,7 @@ const std::string kClip = "--vision-model-type clip ";
 #define SHORT "--seq-length 64 "
 #define STAGES(count, layout) \
   "--pipeline-model-parallel-size " count " --pipeline-model-parallel-layout " layout " "
+#define GEMMA3 "--vision-model-type siglip --vision-pooling 2 --bidirectional-images "
 #define QWEN2 OWN_SIZES "--vision-model-type qwen2 "
 #define QWEN2_5                                                                   \
   OWN_SIZES                                                                       \
@@ -54,6 +55,22 @@ INSTANTIATE_TEST_SUITE_P(
                        "--vision-model-type internvit --pixel-shuffle --vision-projection-norm", 1,
                        true, 0.05},
         ActivationCase{"siglip", "--vision-model-type siglip --vision-pooling 2", 1, true, 0.05},
+        ActivationCase{"in_both_directions", GEMMA3, 1, true, 0.05},
+        ActivationCase{"windows_in_both_directions",
+                       GEMMA3 "--window-size 64 0 --window-attn-skip-freq 2", 1, true, 0.05},
+        // The mask of all pairs of tokens is a tenth of what is saved.
+        ActivationCase{"large_mask",
+                       GEMMA3 "--num-layers 1 --hidden-size 32 --seq-length 1024 "
+                              "--freeze vision_model vision_projection",
+                       1, true, 0.05},
+        ActivationCase{"in_both_directions_pp2", GEMMA3 "--pipeline-model-parallel-size 2", 2, true,
+                       0.05},
+        ActivationCase{"in_both_directions_a2a",
+                       GEMMA3 "--context-parallel-size 2 --cp-comm-type a2a", 2, true, 0.05},
+        ActivationCase{"in_both_directions_gathered",
+                       GEMMA3 "--context-parallel-size 2 --cp-comm-type all_gather", 2, true, 0.05},
+        ActivationCase{"in_both_directions_behind_encoders", GEMMA3 STAGES("3", "V|Ettt|tL"), 3,
+                       true, 0.05},
         ActivationCase{"qwen2", QWEN2 SHORT, 1, true, 0.05},
         ActivationCase{"qwen2_5", QWEN2_5 SHORT, 1, true, 0.05},
         ActivationCase{"qwen2_5_frozen", QWEN2_5 SHORT "--freeze vision_model", 1, true, 0.05},
@@ -415,9 +432,29 @@ TEST(MimoPlan, IsReported) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }
 
+// Kernels of GPUs know which tokens are of one image: no layer has a mask, and temporaries of those
+// tokens are there beside causal attention. Other kernels have a mask.
+TEST(MimoPlan, CountsImagesInBothDirectionsOnGpus) {
+  const std::string model = GEMMA3 "--num-layers 1 --vision-num-layers 1 --seq-length 1024 ",
+                    bf16 = "--bf16 ";
+  const auto saved = [](const LayoutPlan& of) { return pass_bytes(of, 0, 0).saved.total(); };
+  const LayoutPlan causal = plan_of(
+                       "--vision-model-type siglip --vision-pooling 2 --num-layers 1 "
+                       "--vision-num-layers 1 --seq-length 1024 --bf16"),
+                   blocks = plan_of(model + bf16);
+  constexpr int64_t kTokens = 2 * 1024, kMask = kTokens * 1024;
+  EXPECT_EQ(blocks.ends.media - causal.ends.media, 3 * 8 * kTokens);
+  EXPECT_LT(std::abs(saved(blocks) - saved(causal)), kMask / 4);
+  EXPECT_GT(pass_bytes(blocks, 0, 0).forward_extra, pass_bytes(causal, 0, 0).forward_extra);
+  const LayoutPlan unfused = plan_of(model + bf16 + "--attention-backend unfused");
+  EXPECT_EQ(unfused.ends.passed_beside, kMask);
+  EXPECT_EQ(plan_of(model).ends.passed_beside, kMask);
+  EXPECT_EQ(blocks.ends.passed_beside, 0);
+}
+
 // Tiles of an image have fewer tokens than features: tokens do not limit pictures.
 TEST(MimoPlan, NeedsALimitOfTiles) {
-  EXPECT_NE(unplanned_reason(plan_of("--bidirectional-images").model_config()), "");
+  EXPECT_EQ(unplanned_reason(plan_of("--bidirectional-images").model_config()), "");
   const std::string tiles = "--vision-newlines ";
   EXPECT_NE(unplanned_reason(plan_of(tiles).model_config()), "");
   EXPECT_EQ(unplanned_reason(plan_of(tiles + "--max-patches-per-sequence 320").model_config()), "");
