@@ -53,7 +53,7 @@ def main():
         cases.append({"written": written, "expected": expected, "exact_match": float(written.strip() == expected.strip()),
                       "token_f1": float(compute_f1(expected, written)), **{name: scores[name].fmeasure for name in ROUGE}})
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "text_metrics.json"), "w", encoding="utf-8") as file:
-        file.write("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+        file.write("[\n" + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases) + "\n]\n")
 
 
 if __name__ == "__main__":

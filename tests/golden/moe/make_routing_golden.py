@@ -71,6 +71,6 @@ print(
             "z": z_loss(),
             "sinkhorn": numbers(moe_utils.sinkhorn(LOGITS)),
         },
-        indent=None,
+        separators=(",", ":"),
     )
 )

@@ -185,7 +185,7 @@ def write_questions():
 
 
 def main():
-    (HERE / "archives.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in archives()) + "\n]\n")
+    (HERE / "archives.json").write_text("[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in archives()) + "\n]\n")
     write_same()
     write_questions()
 
