@@ -176,7 +176,8 @@ const EnergonType* read_joiner(const json& entry, const std::string& where) {
                  where, ": the joiner of a join is ", joiner.dump().substr(0, 80),
                  ", a program or none, which is not run\nhint: joiner: {__module__: "
                  "megatron.energon, __class__: OCRSample} or another type of samples");
-  const EnergonType& type = energon_type(text("__class__"), where);
+  const std::string name = text("__class__");
+  const EnergonType& type = energon_type(name, where);
   MEGATRON_CHECK(type.alone, where, ": the joiner of a join is ", type.name,
                  ", which is no sample with an image and a text");
   return &type;
