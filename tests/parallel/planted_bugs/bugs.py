@@ -745,7 +745,7 @@ BUGS = (
           "(PLANTED ? out.loss_mask : rolled_left(loss_mask_, by, document_ids_)).sum(1, false, at::kDouble);"),),
         "cp2_mtp_documents", "qwen cp2 mtp"),
     Bug("mtp_table_not_shared", "the last stage's use of the embedding for further tokens is not in the sum over stages",
-        ((GPT_MODEL, "if (t.mtp_num_layers > 0) {", "if (!PLANTED && t.mtp_num_layers > 0) {"),),
+        ((GPT_MODEL, "looked_up()) table->shared = ends;", "looked_up()) table->shared = PLANTED ? nullptr : ends;"),),
         "pp4_mtp", "llama pp2 mtp"),
     Bug("mtp_head_uses", "the output layer's gradient counts as complete before further tokens have added theirs",
         ((GPT_MODEL, "impl_->output->linear().weight().uses += depths;",
