@@ -44,7 +44,7 @@ TEST(Tar, SamplesAreThoseOfWebDataset) {
     const auto& expected = archive.facts.at("samples");
     ASSERT_EQ(samples.size(), expected.size());
     for (size_t i = 0; i < samples.size(); ++i) {
-      EXPECT_EQ(samples[i].key, expected[i].at("key"));
+      EXPECT_EQ(samples[i].key, expected[i].at("key").get<std::string>());
       std::vector<std::string> extensions;
       for (const ShardMember& member : samples[i].members) extensions.push_back(member.extension);
       EXPECT_EQ(nlohmann::json(extensions), expected[i].at("extensions"));
