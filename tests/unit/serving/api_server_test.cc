@@ -35,7 +35,7 @@ TEST_F(ApiServerTest, CompletionsOfTextsAndIds) {
   EXPECT_EQ(one.json["object"], "text_completion");
   EXPECT_EQ(one.json["model"], "fake");
   EXPECT_THAT(one.json["id"].get<std::string>(), StartsWith("cmpl-"));
-  EXPECT_EQ(one.header("X-Request-Id"), one.json["id"]);
+  EXPECT_EQ(one.header("X-Request-Id"), one.json["id"].get<std::string>());
   EXPECT_EQ(one.json["choices"][0]["text"], "abcab");
   EXPECT_EQ(one.json["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(one.json["choices"][0]["logprobs"], nullptr);
