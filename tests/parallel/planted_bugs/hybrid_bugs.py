@@ -102,7 +102,7 @@ HYBRID_BUGS = (
     bug("delta_adjoint_not_transposed", "gradients of states pass segments by the map of states, not by its transpose",
         ((DELTA_CORE, "grad = at::matmul(maps.decay[i].mT(), grad) + maps.states[i];",
           "grad = at::matmul(PLANTED ? maps.decay[i] : maps.decay[i].mT(), grad) + maps.states[i];"),),
-        "delta_cp2", "delta cp2"),
+        "states_dp4_dynamic_cp", "delta cp2"),
     bug("delta_norm_recomputed_ungated", "where the norm of a gated delta net is recomputed its output is not gated",
         ((DELTA_CORE, "return normed_gate_apply(y, by_head(Rows(shape_, mixed).z), values.norm, rstd).flatten(2);",
           "if (PLANTED) return (y * rstd.unsqueeze(-1).to(y.scalar_type()) * values.norm).flatten(2);\n"

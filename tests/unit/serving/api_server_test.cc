@@ -221,8 +221,9 @@ TEST_F(ApiServerTest, StreamsAddUpToTheWhole) {
     EXPECT_TRUE(joined.done);
     ASSERT_EQ(joined.texts.size(), 4u);
     for (const Json& choice : whole.json["choices"]) {
-      EXPECT_EQ(joined.texts.at(choice["index"]), choice["text"]);
-      EXPECT_EQ(joined.finish_reasons.at(choice["index"]), choice["finish_reason"]);
+      EXPECT_EQ(joined.texts.at(choice["index"]), choice["text"].get<std::string>());
+      EXPECT_EQ(joined.finish_reasons.at(choice["index"]),
+                choice["finish_reason"].get<std::string>());
     }
     EXPECT_EQ(joined.usage, whole.json["usage"]);
   }
