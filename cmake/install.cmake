@@ -18,6 +18,10 @@ foreach(target megatron_compute megatron_media)
     set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN")
   endif()
 endforeach()
+# RPATH in place of RUNPATH, which does not count for what copied libraries need: OpenSSL of Debian 13 needs zlib and zstd.
+foreach(target ${programs})
+  target_link_options(${target} PRIVATE LINKER:--disable-new-dtags)
+endforeach()
 if(programs)
   install(CODE "set(CMAKE_INSTALL_DO_STRIP TRUE)" COMPONENT runtime)
   install(TARGETS ${programs} RUNTIME_DEPENDENCY_SET runtime_libraries
