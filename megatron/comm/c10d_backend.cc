@@ -209,7 +209,7 @@ class GlooGroup {
     c10d::ProcessGroupGloo& group = connected();
     c10::intrusive_ptr<c10d::Work> work;
     {
-      std::lock_guard lock(starting_);  // c10d counts calls without locking
+      std::lock_guard lock(starting_);
       work = start(group);
     }
     work->wait();
@@ -241,7 +241,9 @@ class GlooGroup {
   std::shared_ptr<Store> connection_;
   c10::intrusive_ptr<c10d::Store> connection_store_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
-  std::mutex starting_;
+  // c10d counts the calls of a group without locking, and lists all groups of the process in one
+  // table, which it extends without locking, too (FlightRecorder::recordWithResetEnabled).
+  inline static std::mutex starting_;
 };
 
 class GlooWork final : public Work {
