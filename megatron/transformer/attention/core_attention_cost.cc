@@ -30,14 +30,18 @@ bool takes_ranges(const TransformerConfig& c, const LayerShape& s) {
   return s.unpadded && s.on_gpu && s.element == 2 && c.attention_dropout == 0;
 }
 
+// Whether cuDNN attends within ranges of rows, causally.
+bool takes_causal_ranges(const TransformerConfig& c, const LayerShape& s, int64_t head) {
+  return c.causal && s.element == 2 && head % 8 == 0 && head <= 256 && c.attention_dropout == 0 &&
+         c.attn_logit_softcapping == 0 && c.softmax_type == SoftmaxType::kVanilla &&
+         (c.attention_backend == AttentionBackend::kAuto ||
+          c.attention_backend == AttentionBackend::kFused);
+}
+
 // Whether they attend so within documents.
 bool takes_documents(const TransformerConfig& c, const LayerShape& s,
                      const CoreAttentionSizes& heads) {
-  return s.document_rows && c.causal && s.element == 2 && heads.others == 0 && heads.key % 8 == 0 &&
-         heads.key <= 256 && c.attention_dropout == 0 && c.attn_logit_softcapping == 0 &&
-         c.softmax_type == SoftmaxType::kVanilla &&
-         (c.attention_backend == AttentionBackend::kAuto ||
-          c.attention_backend == AttentionBackend::kFused);
+  return s.document_rows && heads.others == 0 && takes_causal_ranges(c, s, heads.key);
 }
 
 // Sums of ranges are [documents, heads, the longest], with powers of two for both numbers: more
@@ -53,11 +57,7 @@ bool is_masked(const TransformerConfig& c, const LayerShape& s, const CoreAttent
 }  // namespace
 
 bool takes_token_blocks(const TransformerConfig& c, const LayerShape& s, int64_t head) {
-  return s.block_tokens > 0 && s.on_gpu && s.context == 1 && s.element == 2 && head % 8 == 0 &&
-         head <= 256 && c.attention_dropout == 0 && c.attn_logit_softcapping == 0 &&
-         c.softmax_type == SoftmaxType::kVanilla &&
-         (c.attention_backend == AttentionBackend::kAuto ||
-          c.attention_backend == AttentionBackend::kFused);
+  return s.block_tokens > 0 && s.on_gpu && s.context == 1 && takes_causal_ranges(c, s, head);
 }
 
 CoreAttentionCost::CoreAttentionCost(const TransformerConfig& c, int64_t layer, const LayerShape& s,
@@ -226,6 +226,11 @@ int64_t CoreAttentionCost::repeated_groups() const {
   return shape.on_gpu || sizes.packed || q == k ? 0 : 2 * q;
 }
 
+// Of bytes of all tokens, those of tokens in blocks.
+int64_t CoreAttentionCost::of_blocks(int64_t bytes) const {
+  return bytes / shape.tokens * shape.block_tokens;
+}
+
 // Log-sum-exps of the blocks, whose number is a power of two and whose length a multiple of 64.
 int64_t CoreAttentionCost::block_lse() const {
   const auto blocks = static_cast<uint64_t>(ceil_div(shape.block_tokens, shape.block_length));
@@ -237,10 +242,8 @@ int64_t CoreAttentionCost::block_lse() const {
 // once; then that output and the causal one combined in fp32 and rounded.
 int64_t CoreAttentionCost::blocks_forward() const {
   if (!in_blocks) return 0;
-  const int64_t n = shape.block_tokens, later = n * sizes.heads * sizes.value * shape.element,
-                taken = n * (sizes.heads * sizes.key + sizes.groups * (sizes.key + sizes.value)) *
-                        shape.element,
-                sums = n * sizes.heads * shape.sum;
+  const int64_t later = of_blocks(out), taken = of_blocks(q + k + v),
+                sums = shape.block_tokens * sizes.heads * shape.sum;
   return later + std::max(taken + 2 * block_lse() + sums, 2 * later * (1 + wide) + 3 * sums);
 }
 
@@ -248,16 +251,13 @@ int64_t CoreAttentionCost::blocks_forward() const {
 // the kernel needs.
 int64_t CoreAttentionCost::blocks_backward() const {
   if (!in_blocks) return 0;
-  const int64_t n = shape.block_tokens, most = round_up(shape.block_length, 64),
-                out = n * sizes.heads * sizes.value * shape.element,
-                taken = n * (sizes.heads * sizes.key + sizes.groups * (sizes.key + sizes.value)) *
-                        shape.element,
+  const int64_t most = round_up(shape.block_length, 64),
                 blocks = block_lse() / (most * sizes.heads * shape.sum);
   const int64_t work =
       config.fast
           ? blocks * most * sizes.heads * sizes.key * shape.sum
           : attention_parts(blocks, sizes.heads, sizes.groups, most, most, true).scratch_bytes;
-  return 2 * (taken + out + block_lse()) + work;
+  return 2 * (of_blocks(q + k + v + out) + block_lse()) + work;
 }
 
 int64_t CoreAttentionCost::forward_extra() const {

@@ -87,6 +87,7 @@ struct CoreAttentionCost {
   // A mask of keys, the same for all queries, which a kernel on a GPU takes (attention_masked.h)
   bool takes_mask() const;
   bool is_unfused() const;
+  int64_t of_blocks(int64_t bytes) const;
   int64_t block_lse() const;
   int64_t blocks_forward() const;
   int64_t blocks_backward() const;
