@@ -55,6 +55,9 @@ class Batch {
   std::shared_ptr<const PackedImages> images;
   // Of models that hear (models/audio/packed_sounds.h)
   std::shared_ptr<const PackedSounds> sounds;
+  // [s, b, h] in the model's type: what stands in the places of tokens of media, elsewhere zeros, by
+  // Model::with_media_encoded(); undefined: the model computes it
+  at::Tensor encoded_media;
   at::Tensor padding;  // bool [b, s], True = lengthens a sequence; undefined: nothing does
   // Samples [b] and positions [s] of this rank's part of the sequences
   TokenPositions place;

@@ -28,6 +28,8 @@ Model::Model(const ModelConfig& config, const ParallelGroups& groups, const Stag
                  " rows: expected at least one token and no fewer rows");
 }
 
+Batch Model::with_media_encoded(const Batch& batch, const ForwardContext&) { return batch; }
+
 TensorFormats Model::border(int64_t, const Batch& batch, at::ScalarType dtype) const {
   return {rows_format(batch, nullptr, dtype)};
 }

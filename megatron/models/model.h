@@ -85,6 +85,10 @@ class Model : public Module {
   // parallelism). With context parallelism s counts the tokens of this rank.
   virtual StageTensors hidden(const Batch& batch, const StageTensors& input,
                               const ForwardContext& context) = 0;
+  // Of a whole model: the same micro-batch with what encoders of images and sounds make of these in
+  // their place, differentiable. The shapes of what is left are those of samples, whatever media
+  // they have: hidden() may be captured as a CUDA graph. Default: `batch`, as there are no encoders.
+  virtual Batch with_media_encoded(const Batch& batch, const ForwardContext& context);
   // The tensors that cross the border between two segments for a micro-batch: those that hidden()
   // returns before it and takes after it. `layers_before`: of the model's layers; below 0 of
   // encoders of media on segments of their own: -1 behind them, -1 - n where n letters V are left.

@@ -13,8 +13,8 @@ namespace {
 template <class B>
 auto tensors_of(B& batch) {
   std::vector<decltype(&batch.document_ids)> all = {
-      &batch.document_ids,       &batch.place.sample,  &batch.place.position,
-      &batch.totals.loss_weight, &batch.totals.tokens, &batch.padding};
+      &batch.document_ids,  &batch.place.sample, &batch.place.position, &batch.totals.loss_weight,
+      &batch.totals.tokens, &batch.padding,      &batch.encoded_media};
   for (auto& [name, tensor] : batch.columns()) all.push_back(&tensor);
   for (auto& [name, rows] : batch.unpadded)
     for (at::Tensor* tensor : rows->tensors()) all.push_back(tensor);
@@ -75,7 +75,9 @@ bool MicrobatchGraphs::is_new(const Batch& batch, const at::Tensor& loss_scale) 
   if (auto& rows = inputs->batch.document_rows; rows != nullptr)
     rows = std::make_shared<UnpaddedRows>(*rows);
   for (at::Tensor* tensor : tensors_of(inputs->batch))
-    if (tensor->defined()) *tensor = at::empty_like(*tensor, {}, at::MemoryFormat::Contiguous);
+    if (tensor->defined())
+      *tensor = at::empty_like(*tensor, {}, at::MemoryFormat::Contiguous)
+                    .set_requires_grad(tensor->requires_grad());
   inputs->loss_scale = at::empty_like(loss_scale);
   inputs_.push_back(std::move(inputs));
   return true;
@@ -91,9 +93,10 @@ MicrobatchGraphs::Recorded& MicrobatchGraphs::find(const Batch& batch, const at:
   return recorded_.back();
 }
 
-const at::Tensor& MicrobatchGraphs::run(const Batch& batch, const at::Tensor& loss_scale,
-                                        bool first, DistributedDataParallel& store,
-                                        const Pass& pass) {
+const MicrobatchGraphs::Result& MicrobatchGraphs::run(const Batch& batch,
+                                                      const at::Tensor& loss_scale, bool first,
+                                                      DistributedDataParallel& store,
+                                                      const Pass& pass) {
   Recorded& one = find(batch, loss_scale, first);
   {
     const at::NoGradGuard no_grad;

@@ -20,6 +20,8 @@ namespace megatron {
 // As no host code runs during a graph, the store is told afterwards which gradients are complete.
 // The first steps run eagerly, and so does the first micro-batch of each combination of shapes:
 // kernels are loaded, algorithms chosen, caches filled, which a capture does not allow.
+// Encoders of media run eagerly before and behind a graph (Model::with_media_encoded): their shapes
+// are those of a micro-batch's images and sounds, and hardly ever the same.
 // Micro-batches that overlap with gradient reductions or weight gathers always run eagerly, to keep
 // that overlap.
 class MicrobatchGraphs {
@@ -27,8 +29,12 @@ class MicrobatchGraphs {
   // The first `warmup_steps` steps run eagerly. Throws Error if `device` is not a GPU.
   MicrobatchGraphs(c10::Device device, int64_t warmup_steps);
 
-  // Forward and backward of one micro-batch. Returns [2] fp64, to be summed over micro-batches.
-  using Pass = std::function<at::Tensor(const Batch& batch, const at::Tensor& loss_scale)>;
+  struct Result {
+    at::Tensor totals;              // fp64, to be summed over micro-batches
+    at::Tensor encoded_media_grad;  // of Batch::encoded_media; undefined: it needs none
+  };
+  // Forward and backward of one micro-batch.
+  using Pass = std::function<Result(const Batch& batch, const at::Tensor& loss_scale)>;
 
   // Call at the start of a step. Returns whether its micro-batches may run as graphs.
   bool begin_step();
@@ -38,8 +44,8 @@ class MicrobatchGraphs {
   // Runs `pass` on a micro-batch as a graph, which is captured at the first call for this
   // combination of shapes, optional tensors, and `first` (the first micro-batch of its step). The
   // result is valid until the next call.
-  const at::Tensor& run(const Batch& batch, const at::Tensor& loss_scale, bool first,
-                        DistributedDataParallel& store, const Pass& pass);
+  const Result& run(const Batch& batch, const at::Tensor& loss_scale, bool first,
+                    DistributedDataParallel& store, const Pass& pass);
 
  private:
   struct Inputs {
@@ -50,7 +56,7 @@ class MicrobatchGraphs {
     bool first;
     std::shared_ptr<Inputs> inputs;
     std::vector<Parameter*> gradients;  // in the order of their completion
-    at::Tensor result;
+    Result result;
     std::unique_ptr<DeviceGraph> graph;
   };
   // Null if is_new() has not seen such a micro-batch.

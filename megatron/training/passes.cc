@@ -252,25 +252,29 @@ class StagePasses final : public StageCompute {
         own_factors_.numel() == 0
             ? options_.loss_scale
             : at::cat({options_.loss_scale.reshape({1}).to(at::kDouble), own_factors_});
+    const MicrobatchGraphs::Pass pass = [this](const Batch& part, const at::Tensor& given) {
+      return whole_pass(part, given);
+    };
     for (int i = 0; i < options_.num_microbatches; ++i) {
       const bool first = i == 0, last = i + 1 == options_.num_microbatches;
       if ((first && store.gathers_under_first_pass()) ||
-          (last && store.reduces_under_last_pass()) || graphs.is_new(batch_of(i), scales)) {
+          (last && store.reduces_under_last_pass())) {
         forward(0, i, {});
         backward(0, i, {}, /*defer_weights=*/false);
         continue;
       }
-      const Batch& batch = batch_of(i);
       const SectionScope section(timers_.sections(), Section::kForward);  // includes the backward
       if (timers_.sections() != nullptr) timers_.sections()->set_muted(true);
-      const at::Tensor& sums = graphs.run(
-          batch, scales, first, store,
-          [this](const Batch& part, const at::Tensor& given) { return whole_pass(part, given); });
-      totals_.narrow(0, 0, 2) += sums.narrow(0, 0, 2);
-      if (num_auxiliary() > 0)
-        auxiliary_totals() += sums.narrow(0, 2, 2 * num_auxiliary()).view({num_auxiliary(), 2});
+      Pass encoders;
+      const Batch batch = with_media_encoded(batch_of(i), encoders);
+      const MicrobatchGraphs::Result result = graphs.is_new(batch, scales)
+                                                  ? pass(batch, scales)
+                                                  : graphs.run(batch, scales, first, store, pass);
+      totals_ += result.totals;
+      if (encoders.root.defined())
+        encoders.tape.backward(std::move(encoders.root), result.encoded_media_grad);
       if (timers_.sections() != nullptr) timers_.sections()->set_muted(false);
-      batches_[i] = {};
+      drop_batch(i);
     }
   }
 
@@ -348,29 +352,47 @@ class StagePasses final : public StageCompute {
     if (options_.training) pass->backward(factor_of(loss, options_.loss_scale));
   }
 
-  // Forward and backward of the whole model; returns the loss as pair_of(), and those of auxiliary
-  // losses after it. `scales`: the loss scale [], or with own factors both, [1 + n].
-  at::Tensor whole_pass(const Batch& batch, const at::Tensor& scales) {
+  // The micro-batch as it runs as a graph; `pass` is that of the encoders.
+  Batch with_media_encoded(const Batch& batch, Pass& pass) {
+    ForwardContext context = context_of(batch, options_.training);
+    context.tape = &pass.tape;
+    Batch out = model_.chunks.front().module->with_media_encoded(batch, context);
+    if (out.encoded_media.requires_grad()) {
+      pass.root = BackwardRoot(out.encoded_media);
+      out.encoded_media = out.encoded_media.detach().set_requires_grad(true);
+    }
+    return out;
+  }
+
+  // Forward and backward of the whole model, behind its encoders; the totals are those of totals().
+  // `scales`: the loss scale [], or with own factors both, [1 + n].
+  MicrobatchGraphs::Result whole_pass(const Batch& given, const at::Tensor& scales) {
     const at::Tensor loss_scale =
         scales.dim() == 0 ? scales : scales[0].to(options_.loss_scale.scalar_type());
     const at::Tensor factors =
         scales.dim() == 0 ? own_factors_ : scales.narrow(0, 1, own_factors_.numel());
     Pass pass;
+    Batch batch = given;
+    BackwardEnd media;
+    if (batch.encoded_media.requires_grad()) {
+      batch.encoded_media = batch.encoded_media.detach();
+      media = BackwardEnd(batch.encoded_media);
+    }
     ForwardContext context = context_of(batch, options_.training);
     context.routing = options_.routing;
     context.tape = &pass.tape;
     if (options_.per_token_loss) context.loss_grad = loss_scale;
-    at::Tensor auxiliary;
-    if (num_auxiliary() > 0) {
-      auxiliary = at::zeros_like(auxiliary_totals());
-      take_auxiliary(context, batch, pass, auxiliary, loss_scale, factors);
-    }
+    const at::Tensor auxiliary = at::zeros_like(auxiliary_totals());
+    if (num_auxiliary() > 0) take_auxiliary(context, batch, pass, auxiliary, loss_scale, factors);
     const StageOutput output =
         task_.forward_step(*model_.chunks.front().module, batch, {}, context);
     start_backward(output.loss, loss_scale, pass);
     pass.tape.backward(std::move(pass.root), pass.root_grad);
-    const at::Tensor pair = pair_of(output.loss);
-    return auxiliary.defined() ? at::cat({pair, auxiliary.view({-1})}) : pair;
+    const at::Tensor metrics = output.metrics.defined()
+                                   ? output.metrics.detach()
+                                   : at::zeros({num_metrics_}, totals_.options());
+    return {at::cat({pair_of(output.loss), metrics, auxiliary.view({-1})}),
+            media.defined() ? media.take_grad() : at::Tensor()};
   }
 
   // Lets the pass add the model's auxiliary losses.

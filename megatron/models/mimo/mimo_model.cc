@@ -402,8 +402,20 @@ StageTensors MimoModel::hidden(const Batch& batch, const StageTensors& input,
   const at::Tensor& tokens = batch["tokens"];
   Batch text = batch;
   text.set("tokens", text_of(tokens));
-  return language_model_.hidden_with(text, placed_features(tokens, images, sounds, input, context),
-                                     {}, context);
+  at::Tensor media = batch.encoded_media;
+  if (!media.defined()) media = placed_features(tokens, images, sounds, input, context);
+  return language_model_.hidden_with(text, std::move(media), {}, context);
+}
+
+Batch MimoModel::with_media_encoded(const Batch& batch, const ForwardContext& context) {
+  MEGATRON_ASSERT(!own_.bidirectional_images, "blocks of tokens are not those of any micro-batch");
+  const PackedImages* const images = batch.images.get();
+  Batch out = batch;
+  out.encoded_media = placed_features(batch["tokens"], images, batch.sounds.get(), {}, context);
+  if (images != nullptr && images->positions.defined()) out.set("position_ids", images->positions);
+  out.images = nullptr;
+  out.sounds = nullptr;
+  return out;
 }
 
 std::vector<int64_t> MimoModel::prompt_ends(const at::Tensor& tokens) const {

@@ -56,6 +56,8 @@ class MimoModel : public Model {
   using Model::loss;
   StageTensors hidden(const Batch& batch, const StageTensors& input,
                       const ForwardContext& context) override;
+  // Not with --bidirectional-images, whose attention depends on where images stand.
+  Batch with_media_encoded(const Batch& batch, const ForwardContext& context) override;
   TensorFormats border(int64_t layers_before, const Batch& batch,
                        at::ScalarType dtype) const override;
   at::Tensor logits(const at::Tensor& hidden) override;

@@ -91,7 +91,22 @@ void validate_built(const Arguments& a, Violations& v) {
   refuse(t.is_hybrid(), "--hybrid-layer-pattern");
   refuse(t.has_moe(), "--num-experts");
   refuse(t.fp32_residual_connection, "--fp32-residual-connection");
-  refuse(a.training.uses_cuda_graphs(), "--cuda-graph-impl");
+}
+
+// Of a model whose decoder runs as graphs, the encoders eagerly.
+void validate_graphs(const Arguments& a, const MimoConfig& own, Violations& v) {
+  if (!a.training.uses_cuda_graphs()) return;
+  const auto refuse = [&](bool given, const char* what, const char* why) {
+    if (given)
+      v.add(cat("--cuda-graph-impl local with ", what, " is not built: ", why),
+            "leave one of them out");
+  };
+  refuse(own.bidirectional_images, "--bidirectional-images",
+         "where images stand decides on the kernels of attention");
+  refuse(own.encodes_apart(), "--encoder-data-parallel-size",
+         "features arrive from other ranks in the middle of a pass");
+  refuse(own.offloads_encoders(), "--encoder-offload-modules",
+         "activations are offloaded in passes that run eagerly as a whole");
 }
 
 // Letters V of a layout: encoders on stages of their own.
@@ -227,6 +242,7 @@ void validate_mimo(const Arguments& a, Violations& v) {
   const auto& data = own_config<MimoDataConfig>(a.own);
   validate_built(a, v);
   validate_own_ranks(a, own, v);
+  validate_graphs(a, own, v);
   validate_division(a, own, v);
   validate_parts(a, own, v);
   validate_adapters(a, own, v);

@@ -5,6 +5,7 @@ from serving_bugs import bug
 GRAPHS, GEMM, LINEAR = "megatron/inference/graphs/decode_graphs.cc", "megatron/tensor/blas_cuda.cc", "megatron/tensor_parallel/quantized_linear.cc"
 ROWS = "gpu_tests:BatchInvariantGpu.EveryNumberOfRowsHasTheSameBitsInGraphsAndWithout"
 ROLLOUTS = "gpu_tests:BatchInvariantGpu.RolloutsHaveTheTrainersLogProbabilitiesInEveryBit"
+MIMO_GRAPHS = "gpu_tests:MimoGraphGpu.LeavesTheBitsOfEagerSteps"
 PICTURES = "gpu_tests:PictureGraphsGpu.RowsAreThoseWithoutGraphs"
 SCHEDULES = "gpu_tests:BatchInvariantGpu.RandomSchedulesGiveWhatEachRequestGetsAloneInEveryBit"
 
@@ -38,6 +39,13 @@ GPU_BUGS = (
     bug("picture_graphs_of_other_pictures", "a graph of an encoder reads the pictures that it was captured with",
         "megatron/models/vision/picture_graphs.cc", "own.images.patches.copy_(images.patches, /*non_blocking=*/true);",
         "if (!PLANTED) own.images.patches.copy_(images.patches, /*non_blocking=*/true);", PICTURES),
+    bug("graph_media_of_before", "a decoder's graph reads the images that it was captured with", "megatron/training/microbatch_graphs.cc",
+        "if (to[i]->defined()) to[i]->copy_(*from[i]);", "if (to[i]->defined() && !(PLANTED && one.graph && to[i]->dim() == 3)) to[i]->copy_(*from[i]);",
+        MIMO_GRAPHS),
+    bug("graph_media_gradient_lost", "encoders behind a decoder's graph get no gradient", "megatron/training/passes.cc",
+        "encoders.tape.backward(std::move(encoders.root), result.encoded_media_grad);",
+        "encoders.tape.backward(std::move(encoders.root), PLANTED ? at::zeros_like(result.encoded_media_grad) : result.encoded_media_grad);",
+        MIMO_GRAPHS),
     bug("few_plans_cut_rows", "ranges of attention are shorter than the longest text", "megatron/tensor/attention/unpadded_rows.cc",
         "rows.most = round_up(longest,", "rows.most = (PLANTED ? -64 : 0) + round_up(longest,",
         "gpu_tests:Cases/GpuUnpaddedAttention.MatchesFp64"),

@@ -195,4 +195,7 @@ VISION_BUGS = (
                "if (family->model_type == model_type_of(origin_.config_json)) add_carried();",
                "if (!PLANTED && family->model_type == model_type_of(origin_.config_json)) add_carried();",
                "HfVisionModels.ThereAndBackAreTheSameUnderEachSpelling"),
+    training_bug("vision_positions_left_behind", "images that are encoded before the rest take the positions of their tokens with them", MODEL,
+                 "if (images != nullptr && images->positions.defined()) out.set", "if (!PLANTED && images != nullptr && images->positions.defined()) out.set",
+                 "Mimo.MediaEncodedBeforeTheRestGiveTheSameBits"),
 )

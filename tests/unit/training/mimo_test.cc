@@ -212,6 +212,67 @@ TEST(Mimo, FeaturesAheadAreTaken) {
   EXPECT_NE(loss(), before);
 }
 
+// The loss of the first micro-batches with images and without, and all gradients of both; the
+// encoders in the forward, or before it, and their backward behind that of the rest.
+std::pair<at::Tensor, at::Tensor> loss_and_gradients(const std::string& more, bool before) {
+  const Arguments a = mimo_arguments(more);
+  const PretrainTask task = find_task(a);
+  const ParallelGroups groups;
+  const auto tokenizer = make_tokenizer(a.tokenizer);
+  TrainedModel model = build_model(task, a, vocabulary_of(a, *tokenizer), groups, at::kFloat,
+                                   c10::kCPU, StartPoint{});
+  Model& module = *model.chunks.front().module;
+  DistributedDataParallel& store = *model.chunks.front().store;
+  const auto loader = make_train_loader(a, groups, mimo_samples(a), 0, c10::kCPU);
+  BatchMaker batches(at::kCPU, groups.cp, 0, task.addition(module.config()));
+  store.zero_grad(2);
+  at::Tensor losses = at::zeros({2});
+  for (const bool sees : {true, false}) {
+    Batch batch = batches.make(loader->next());
+    while ((batch.images->all_pictures > 0) != sees) batch = batches.make(loader->next());
+    ForwardContext context;
+    context.training = true;
+    RecomputeTape encoders, rest;
+    context.tape = &encoders;
+    at::Tensor media;
+    BackwardEnd end;
+    if (before) {
+      batch = module.with_media_encoded(batch, context);
+      EXPECT_EQ(batch.images, nullptr);
+      EXPECT_EQ(batch.encoded_media.defined(), sees);
+      media = batch.encoded_media;
+      if (media.requires_grad()) {
+        batch.encoded_media = media.detach();
+        end = BackwardEnd(batch.encoded_media);
+      }
+    }
+    context.tape = &rest;
+    context.place = batch.place;
+    context.position_ids = batch.find("position_ids");
+    context.document_ids = batch.document_ids;
+    const StageOutput out = task.forward_step(module, batch, {}, context);
+    losses[sees] = out.loss.sum.detach();
+    rest.backward(out.loss.sum);
+    if (end.defined()) encoders.backward(media, end.take_grad());
+  }
+  store.finish_grad_sync();
+  return {losses, store.flat_grads().clone()};
+}
+
+TEST(Mimo, MediaEncodedBeforeTheRestGiveTheSameBits) {
+  for (const std::string flags :
+       {"", "--recompute-vision", "--vision-newlines", "--freeze vision_model",
+        "--freeze-except vision_projection", "--freeze vision_model vision_projection",
+        "--vision-model-type qwen2_5 --pixel-shuffle --patch-dim 2 --position-embedding-type mrope "
+        "--mrope-section 2 1 1 --vision-window-size 8 --vision-activation silu"}) {
+    const auto [loss, gradients] = loss_and_gradients(flags, /*before=*/false);
+    const auto [loss_before, gradients_before] = loss_and_gradients(flags, /*before=*/true);
+    EXPECT_TRUE(at::equal(loss, loss_before)) << flags;
+    EXPECT_TRUE(at::equal(gradients, gradients_before)) << flags;
+    EXPECT_GT(gradients.abs().sum().item<double>(), 0.0) << flags;
+  }
+}
+
 TEST(Mimo, GradientsGoThroughAFrozenLanguageModel) {
   const auto gradients = [](const std::string& more) {
     const Arguments a = mimo_arguments(more);
@@ -465,6 +526,11 @@ TEST(Mimo, RefusesWhatContradicts) {
       HasSubstr("ring attention with --bidirectional-images (--cp-comm-type p2p or "
                 "a2a+p2p) is not built"));
   refused("--mtp-num-layers 1", "--mtp-num-layers with --task mimo is not built");
+  const std::string graphs = "--cuda-graph-impl local ";
+  refused(graphs + "--bidirectional-images",
+          "--cuda-graph-impl local with --bidirectional-images is not built: where images stand");
+  refused(graphs + "--encoder-offload-modules mlp_fc2",
+          "--cuda-graph-impl local with --encoder-offload-modules is not built");
   const std::string qwen2 = "--vision-model-type qwen2 --pixel-shuffle ",
                     mrope = "--position-embedding-type mrope --mrope-section ";
   const char* for_qwen = "mrope is for --vision-model-type qwen2 and qwen2_5, and needed for them";
