@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/fp8/fp8_activation.h"
+#include "megatron/tensor/detail/fp8_rows.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/shape.h"
@@ -136,6 +137,18 @@ QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy,
       [&](int64_t begin, int64_t end) { fp8_activation_cpu(all, begin, end); },
       [&](void* stream) { MEGATRON_CUDA_KERNEL(fp8_activation_cuda(all, stream)); });
   return out;
+}
+
+QuantizedMatrix quantize_activation_rows(const at::Tensor& x, Activation activation,
+                                         double offset) {
+  const at::NoGradGuard no_grad;
+  MEGATRON_ASSERT(is_gated(activation), "quantised output of an activation that is not gated");
+  const at::Tensor in = x.contiguous();
+  Fp8Rows args;
+  args.of = Fp8RowsOf::kActivation;
+  args.activation.kind = activation;
+  args.activation.offset = offset;
+  return quantize_rows_of(in, args, in.size(-1) / 2);
 }
 
 at::Tensor activate(const at::Tensor& x, Activation activation, double offset) {

@@ -41,6 +41,8 @@ BlasScale blas_scale(ScaleLayout layout) {
   switch (layout) {
     case ScaleLayout::kTensor:
       return BlasScale::kTensor;
+    case ScaleLayout::kRow:
+      return BlasScale::kRow;
     case ScaleLayout::kVector128:
       return BlasScale::kVector128;
     case ScaleLayout::kBlock128:
@@ -186,6 +188,11 @@ void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at
   operands.scale_a = inverse_scale(b);
   operands.scale_b = inverse_scale(a);
   multiply(product, operands, d);
+}
+
+bool scales_rows_of_products(int device) {
+  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
+  return properties->major == 9 && properties->minor == 0;
 }
 
 void use_wide_blas_reductions() {

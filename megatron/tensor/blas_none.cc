@@ -20,6 +20,7 @@ void blas_quantized(const QuantizedMatrix&, const QuantizedMatrix&, const at::Te
       "a quantised product on a GPU, but this build has no CUDA\nhint: configure with "
       "-DMEGATRON_CUDA=ON");
 }
+bool scales_rows_of_products(int) { return false; }
 void use_wide_blas_reductions() {}
 void tune_gemms(const std::string&) {}
 int64_t gemm_choices() { return 0; }

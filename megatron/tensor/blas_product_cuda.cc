@@ -438,6 +438,8 @@ BlasPlan::BlasPlan(const BlasProduct& product) : product_(product) {
           return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
         case BlasScale::kBlock128:
           return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+        case BlasScale::kRow:
+          return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
         default:
           return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
       }

@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/fp8/fp8_norm.h"
 #include "megatron/kernels/norm.h"
+#include "megatron/tensor/detail/fp8_rows.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/detail/partial_sum.h"
 #include "megatron/tensor/quantization.h"
@@ -125,6 +126,20 @@ QuantizedNorm quantize_norm(Normalization kind, const at::Tensor& x, const at::T
       in, r, 2 * c, [&](int64_t begin, int64_t end) { fp8_norm_cpu(args, begin, end); },
       [&](void* stream) { MEGATRON_CUDA_KERNEL(fp8_norm_cuda(args, stream)); });
   return result;
+}
+
+QuantizedMatrix quantize_norm_rows(Normalization kind, const at::Tensor& x,
+                                   const at::Tensor& weight, const at::Tensor& bias, double eps,
+                                   bool zero_centered) {
+  const at::NoGradGuard no_grad;
+  check_vectors(x, weight, bias);
+  const at::Tensor in = x.contiguous();
+  const Weights weights(x, weight, bias);
+  Fp8Rows args;
+  args.of = Fp8RowsOf::kNorm;
+  args.norm = forward_args(kind, in, weights, zero_centered, {});
+  args.norm.eps = eps;
+  return quantize_rows_of(in, args, in.size(-1));
 }
 
 at::Tensor norm_apply(Normalization kind, const at::Tensor& x, const at::Tensor& weight,

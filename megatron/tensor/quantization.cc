@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/fp8/fp8.h"
 #include "megatron/tensor/detail/blas.h"
+#include "megatron/tensor/detail/fp8_rows.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -37,8 +38,11 @@ float* floats_of(const at::Tensor& values) {
 void check_product(const QuantizedMatrix& a, const QuantizedMatrix& b) {
   MEGATRON_ASSERT(a.defined() && b.defined(), "a quantised product without an operand");
   check_shape("quantised operand", b.codes, {-1, a.codes.size(1)});
-  MEGATRON_ASSERT((a.layout == ScaleLayout::kTensor) == (b.layout == ScaleLayout::kTensor),
-                  "a product of an operand scaled by blocks and one that is not");
+  const auto by_blocks = [](const QuantizedMatrix& m) {
+    return m.layout == ScaleLayout::kVector128 || m.layout == ScaleLayout::kBlock128;
+  };
+  MEGATRON_ASSERT(a.layout == b.layout || (by_blocks(a) && by_blocks(b)),
+                  "a product of operands whose scales are not of one kind");
 }
 
 bool is_emulated(const QuantizedMatrix& m) { return m.codes.scalar_type() == at::kBFloat16; }
@@ -46,10 +50,13 @@ bool is_emulated(const QuantizedMatrix& m) { return m.codes.scalar_type() == at:
 // On the CPU and for emulated formats: products of the quantised values summed in fp32, then
 // scaled.
 at::Tensor plain_product(const QuantizedMatrix& a, const QuantizedMatrix& b) {
-  if (a.layout != ScaleLayout::kTensor) return at::mm(dequantize(a), dequantize(b).t());
+  const bool by_rows = a.layout == ScaleLayout::kRow;
+  if (a.layout != ScaleLayout::kTensor && !by_rows)
+    return at::mm(dequantize(a), dequantize(b).t());
   const at::Tensor product = a.codes.is_cuda()
                                  ? at::mm(a.codes, b.codes.t(), at::kFloat)
                                  : at::mm(a.codes.to(at::kFloat), b.codes.to(at::kFloat).t());
+  if (by_rows) return product.mul_(a.scale.unsqueeze(1)).mul_(b.scale);
   return product.mul_(a.scale.select(0, kFp8InverseAt) * b.scale.select(0, kFp8InverseAt));
 }
 
@@ -101,6 +108,40 @@ QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orient
   return out;
 }
 
+QuantizedMatrix quantize_rows_of(const at::Tensor& in, Fp8Rows args, int64_t columns) {
+  args.dtype = to_dtype(in.scalar_type());
+  args.rows = in.numel() / in.size(-1);
+  args.columns = columns;
+  args.x = in.const_data_ptr();
+  const QuantizedMatrix out = {
+      at::empty({args.rows, columns}, in.options().dtype(at::kFloat8_e4m3fn)),
+      at::empty({args.rows}, in.options().dtype(at::kFloat)), ScaleLayout::kRow};
+  args.codes = codes_of(out.codes);
+  args.inverse_scales = floats_of(out.scale);
+  launch(
+      in, args.rows, in.size(-1),
+      [&](int64_t begin, int64_t end) { fp8_rows_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(fp8_rows_cuda(args, stream)); });
+  return out;
+}
+
+QuantizedMatrix quantize_rows(const at::Tensor& x) {
+  const at::NoGradGuard no_grad;
+  return quantize_rows_of(as_kernel_matrix(x), {}, x.size(-1));
+}
+
+bool can_quantize_rows(const at::Tensor& x, int64_t columns) {
+  return columns % 16 == 0 && columns <= kMostFp8RowColumns && x.scalar_type() != at::kDouble &&
+         (!x.is_cuda() || scales_rows_of_products(x.get_device()));
+}
+
+QuantizedMatrix with_row_scales(const QuantizedMatrix& matrix) {
+  MEGATRON_ASSERT(matrix.layout == ScaleLayout::kTensor, "scales of blocks as those of rows");
+  return {matrix.codes,
+          matrix.scale.narrow(0, kFp8InverseAt, 1).expand({matrix.codes.size(0)}).contiguous(),
+          ScaleLayout::kRow};
+}
+
 QuantizedTensor quantize_blocks(const at::Tensor& x, at::ScalarType type, Orientations wanted,
                                 bool square) {
   const at::NoGradGuard no_grad;
@@ -148,6 +189,8 @@ at::Tensor dequantize(const QuantizedMatrix& matrix) {
   switch (matrix.layout) {
     case ScaleLayout::kTensor:
       return values * matrix.scale.select(0, kFp8InverseAt);
+    case ScaleLayout::kRow:
+      return values * matrix.scale.unsqueeze(1);
     case ScaleLayout::kVector128:
       return (values.view({r, c / kFp8Block, kFp8Block}) * matrix.scale.t().unsqueeze(2))
           .view({r, c});

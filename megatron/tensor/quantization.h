@@ -9,12 +9,13 @@
 
 namespace megatron {
 
-enum class ScaleLayout : uint8_t { kTensor, kVector128, kBlock128 };
+enum class ScaleLayout : uint8_t { kTensor, kRow, kVector128, kBlock128 };
 
 // A quantised matrix, contiguous, and the inverse of its scales.
 struct QuantizedMatrix {
   at::Tensor codes;  // [rows, columns], FP8; bf16 for NVFP4
   // kTensor     [kFp8ScaleElements] fp32: the scale, and its inverse at kFp8InverseAt
+  // kRow        [rows] fp32, inverse
   // kVector128  [columns / 128, rows] fp32, inverse
   // kBlock128   [rows / 128, columns / 128 rounded up to 4] fp32, inverse
   at::Tensor scale;
@@ -46,6 +47,21 @@ struct TensorScale {
 };
 QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orientations wanted,
                                 const TensorScale& by = {});
+
+// Rows of E4M3 with a scale for each, that of its largest |x|, in one pass: of x [..., c]; of a norm
+// of x; of a gated activation of x [..., 2 c]. Equal, but for the order in which a norm adds up, to
+// two steps.
+QuantizedMatrix quantize_rows(const at::Tensor& x);
+QuantizedMatrix quantize_norm_rows(Normalization kind, const at::Tensor& x,
+                                   const at::Tensor& weight, const at::Tensor& bias, double eps,
+                                   bool zero_centered);
+QuantizedMatrix quantize_activation_rows(const at::Tensor& x, Activation activation,
+                                         double offset);
+// Whether products of matrices with a scale for each row run on the device of `x`, whose kernels
+// hold rows of so many columns: CPUs and GPUs of compute capability 9.0.
+bool can_quantize_rows(const at::Tensor& x, int64_t columns);
+// A matrix with one scale as one with a scale for each row, for products with such.
+QuantizedMatrix with_row_scales(const QuantizedMatrix& matrix);
 
 // Quantises with a power-of-two scale per block: 128 x 128 if `square` (weights), else 128 along
 // the summed dimension, which differs between the two orientations.

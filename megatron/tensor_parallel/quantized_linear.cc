@@ -149,6 +149,16 @@ class OperandScaling {
   at::Tensor earlier_;
 };
 
+// Note [Inputs with a scale for each row] In forwards without a backward, where a tensor has one
+// scale, an input's rows have one each instead. It is known when the kernel that makes the row ends,
+// so that a norm or an activation writes codes alone; and no row's rounding depends on those of other
+// sequences in the step.
+bool scales_rows(const LinearState& state, const at::Tensor& x, int64_t columns) {
+  return !at::GradMode::is_enabled() && state.weight->store->only_forward() &&
+         state.quantization.recipe == QuantizationRecipe::kTensorwise &&
+         can_quantize_rows(x, columns);
+}
+
 // The quantised weight, in both orientations where copies are kept. `record`: see OperandScaling;
 // once for each value.
 QuantizedTensor weight_codes(LinearState& state, const at::Tensor& value, Orientations wanted,
@@ -171,6 +181,9 @@ QuantizedTensor weight_codes(LinearState& state, const at::Tensor& value, Orient
         scaling.quantize(value, version < 0 || store.only_forward() ? wanted : kBoth);
     if (version < 0) return codes;
     kept.codes = std::move(codes);
+    kept.row_scales = scales_rows(state, value, value.size(-1))
+                          ? with_row_scales(kept.codes.rows).scale
+                          : at::Tensor();
     kept.store = &store;
     kept.version = version;
     store.quantized(*state.weight, kept.codes);
@@ -190,6 +203,19 @@ at::Tensor multiply(const LinearState& state, const QuantizedMatrix& a, const Qu
   shape.back() = b.codes.size(0);
   const bool fast = forward && state.quantization.recipe != QuantizationRecipe::kBlockwise;
   return quantized_product(a, b, type, bias, fast, addend).view(shape);
+}
+
+// x w^T (+ bias) (+ addend) of an input whose rows have a scale each, shaped as `leading` but for the
+// last dimension.
+at::Tensor multiply_rows(LinearState& state, const QuantizedMatrix& x, const at::Tensor& value,
+                         at::IntArrayRef leading, const at::Tensor& bias,
+                         const at::Tensor& addend = {}) {
+  const QuantizedMatrix codes = weight_codes(state, value, kInRows, /*record=*/false).rows;
+  const at::Tensor& kept = state.weight_codes.row_scales;
+  const bool is_kept = state.weight_codes.codes.rows.codes.is_same(codes.codes) && kept.defined();
+  const QuantizedMatrix w = is_kept ? QuantizedMatrix{codes.codes, kept, ScaleLayout::kRow}
+                                    : with_row_scales(codes);
+  return multiply(state, x, w, leading, value.scalar_type(), bias, /*forward=*/true, addend);
 }
 
 // Whether the quantised input is saved for the weight gradient.
@@ -460,6 +486,51 @@ at::Tensor without_added_rows(const at::Tensor& y, const at::Tensor& x) {
   return y.narrow(0, 0, x.numel() / x.size(-1)).view(shape);
 }
 
+// The layers where inputs have a scale for each row: Note [Inputs with a scale for each row].
+at::Tensor column_of_scaled_rows(const at::Tensor& x, LinearState& state) {
+  const at::Tensor added = with_whole_tiles(x, state), in = added.defined() ? added : x;
+  const AcquiredValue weight(state.weight), bias(state.bias);
+  const at::ScalarType type = weight.value().scalar_type();
+  const bool adapted = has_row_adapters(state);
+  at::Tensor whole = in;
+  QuantizedMatrix rows;
+  if (state.norm != nullptr && in.scalar_type() == type && !state.sequence_parallel && !adapted) {
+    NormParameters& norm = *state.norm;
+    const AcquiredValue gain(&norm.weight), offset(norm.bias_or_null());
+    rows = quantize_norm_rows(norm.options.kind, in, gain.value(), offset.value(), norm.options.eps,
+                              norm.options.zero_centered);
+  } else {
+    whole = gathered(state, state.norm != nullptr ? norm_forward(*state.norm, in).y.to(type) : in);
+    rows = quantize_rows(whole);
+  }
+  const at::Tensor y = multiply_rows(state, rows, weight.value(), whole.sizes(), bias.value());
+  if (adapted) RowAdapters::current()->add_output(*state.weight, whole, y);
+  return added.defined() ? without_added_rows(y, x) : y;
+}
+
+at::Tensor row_of_scaled_rows(const at::Tensor& x, const at::Tensor& residual, LinearState& state,
+                              bool is_activated) {
+  const at::Tensor added = with_whole_tiles(x, state), in = added.defined() ? added : x,
+                   rest = added.defined() && residual.defined() ? with_whole_tiles(residual, state)
+                                                                : residual;
+  const AcquiredValue weight(state.weight), bias(state.bias);
+  const bool adapted = has_row_adapters(state), alone = state.tp->size() == 1,
+             activate = state.input_activation && !is_activated;
+  at::Tensor input = in;
+  QuantizedMatrix rows;
+  if (activate && !adapted && is_gated(*state.input_activation)) {
+    rows = quantize_activation_rows(in, *state.input_activation, state.activation_offset);
+  } else {
+    if (activate) input = activation_forward(in, *state.input_activation, state.activation_offset);
+    rows = quantize_rows(input);
+  }
+  at::Tensor y = multiply_rows(state, rows, weight.value(), in.sizes(),
+                               alone ? bias.value() : at::Tensor(), alone ? rest : at::Tensor());
+  if (adapted) RowAdapters::current()->add_output(*state.weight, input, y);
+  if (!alone) y = summed_over_ranks(state, y, bias.value(), rest);
+  return added.defined() ? without_added_rows(y, x) : y;
+}
+
 }  // namespace
 
 at::Tensor quantized_few_rows(const at::Tensor& x, const at::Tensor& addend, LinearState& state,
@@ -492,6 +563,8 @@ variable_list quantized_column_forward(const at::Tensor& x, LinearState& state) 
   if (const at::Tensor y = quantized_few_rows(x.contiguous(), {}, state, /*swiglu=*/false);
       y.defined())
     return {y, x};
+  if (scales_rows(state, x, state.weight->local_shape.back()))
+    return {column_of_scaled_rows(x.contiguous(), state), x};
   if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
     const at::Tensor y = QuantizedColumnFunction::apply(whole, anchor(), &state, false)[0];
     return {without_added_rows(y, x), x};
@@ -512,6 +585,8 @@ at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual
       return summed_over_ranks(state, y, bias.value(), residual);
     }
   }
+  if (scales_rows(state, x, state.weight->local_shape.back()))
+    return row_of_scaled_rows(x.contiguous(), residual, state, is_activated);
   if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
     const at::Tensor rest = residual.defined() ? with_whole_tiles(residual, state) : at::Tensor();
     return without_added_rows(QuantizedRowFunction::apply(whole, optional_residual(rest), anchor(),

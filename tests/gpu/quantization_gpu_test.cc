@@ -86,6 +86,27 @@ TEST_F(Fp8Gpu, ProductsOfOneScalePerTensor) {
   }
 }
 
+TEST_F(Fp8Gpu, ProductsOfOneScalePerRow) {
+  for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
+           {16, 16, 16}, {48, 80, 112}, {1024, 768, 512}, {4096, 1536, 2048}}) {
+    const at::Tensor x = draw({m, k}, 1) * draw({m, 1}, 6).exp(), bias = draw({n}, 3),
+                     addend = draw({m, n}, 5);
+    const QuantizedMatrix a = quantize_rows(x),
+                          b = with_row_scales(
+                              quantize_tensor(draw({n, k}, 2), at::kFloat8_e4m3fn, {}).rows),
+                          there_a = quantize_rows(x.to(kGpu)), there_b = to(b, kGpu);
+    const std::string what = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
+    EXPECT_TRUE(at::equal(there_a.codes.cpu().view(at::kByte), a.codes.view(at::kByte))) << what;
+    EXPECT_TRUE(at::equal(there_a.scale.cpu(), a.scale)) << what;
+    for (const at::Tensor& plus : {at::Tensor(), addend})
+      EXPECT_LT(distance(quantized_product(there_a, there_b, at::kBFloat16, bias.to(kGpu), true,
+                                           plus.defined() ? plus.to(kGpu) : plus),
+                         quantized_product(a, b, at::kBFloat16, bias, true, plus)),
+                kFast)
+          << what;
+  }
+}
+
 TEST_F(Fp8Gpu, ProductsOfBlocks) {
   for (const at::ScalarType type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{

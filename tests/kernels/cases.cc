@@ -671,6 +671,47 @@ KernelCase fp8_norm_case(Normalization kind, at::ScalarType codes, at::ScalarTyp
   return row;
 }
 
+// Rows of codes with a scale for each, of values, a norm and a gated activation, against PyTorch's
+// cast of what the separate kernels make. The part that differs.
+KernelCase fp8_rows_case(at::ScalarType type, Shape shape) {
+  KernelCase row;
+  row.name = row_name("fp8_rows", type, shape);
+  row.type = type;
+  row.inputs = [=] {
+    return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0) *
+                       at::arange(shape.rows).unsqueeze(1).to(type),  // one row is zeros
+                   normal({shape.columns}, type, 2), normal({shape.columns}, type, 3),
+                   normal({shape.rows, 2 * shape.columns}, type, 4, 3.0)};
+  };
+  row.run = [=](const Tensors& t) -> Tensors {
+    Tensors wrong;
+    const auto compare = [&](const QuantizedMatrix& one, const at::Tensor& result) {
+      const at::Tensor values = result.to(at::kFloat), amax = values.abs().amax(1),
+                       scale = at::where(amax > 0, 448.0 / amax, at::ones_like(amax));
+      wrong.push_back((one.scale * scale - 1).abs().max());
+      wrong.push_back((values * scale.unsqueeze(1))
+                          .clamp(-448.0, 448.0)
+                          .to(at::kFloat8_e4m3fn)
+                          .view(at::kByte)
+                          .ne(one.codes.view(at::kByte))
+                          .to(at::kFloat)
+                          .mean());
+    };
+    compare(quantize_rows(t[0]), t[0]);
+    for (const auto& [kind, bias] : {std::pair{Normalization::kRMSNorm, at::Tensor()},
+                                     std::pair{Normalization::kLayerNorm, t[2]}})
+      compare(quantize_norm_rows(kind, t[0], t[1], bias, 1e-5, true),
+              norm_forward(kind, t[0], t[1], bias, 1e-5, true).y);
+    for (const Activation gated : {Activation::kSwiglu, Activation::kGeglu, Activation::kQuickGeglu,
+                                   Activation::kExactGeglu})
+      compare(quantize_activation_rows(t[3], gated, 1.0), activation_forward(t[3], gated, 1.0));
+    return wrong;
+  };
+  row.reference = [=](const Tensors&) -> Tensors { return Tensors(14, at::zeros({})); };
+  row.tolerance = 1e-2;  // two kernels add a row in different orders
+  return row;
+}
+
 void add_cases(std::vector<KernelCase>& rows, at::ScalarType type,
                const std::vector<Shape>& shapes) {
   for (const Shape shape : shapes) {
@@ -758,6 +799,9 @@ std::vector<KernelCase> kernel_cases(bool perf) {
       for (const Shape shape : {Shape{16, 16}, Shape{48, 208}, Shape{4240, 1024}, Shape{32, 4096}})
         rows.push_back(fp8_norm_case(kind, shape.rows == 48 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn,
                                      type, shape));
+    for (const Shape shape :
+         {Shape{1, 16}, Shape{48, 208}, Shape{33, 4096}, Shape{5, 14336}, Shape{3, 20480}})
+      rows.push_back(fp8_rows_case(type, shape));
     for (const Shape shape : {Shape{128, 128}, Shape{256, 384}})
       rows.push_back(fp8_activation_case(Activation::kSwiglu, true, type, shape));
     for (const Shape shape : {Shape{128, 128}, Shape{384, 640}}) {

@@ -30,6 +30,9 @@ bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::
 void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at::Tensor& d,
                     const at::Tensor& bias, const at::Tensor& addend, double beta, bool fast);
 
+// Whether products on that GPU take operands with a scale for each row: on Hopper they do.
+bool scales_rows_of_products(int device);
+
 // Makes ATen's products of half-precision operands accumulate in fp32 throughout (by default split
 // sums may be in the operands' type). Once per process; does nothing in a build without CUDA.
 void use_wide_blas_reductions();

@@ -14,7 +14,7 @@ constexpr size_t kBlasWorkspaceBytes = size_t{32} << 20;
 void check_blas(cublasStatus_t status, const char* call);
 
 // How an FP8 operand is scaled; kNone: the operand is bf16 or fp16.
-enum class BlasScale : uint8_t { kNone, kTensor, kVector128, kBlock128 };
+enum class BlasScale : uint8_t { kNone, kTensor, kVector128, kBlock128, kRow };
 
 // D (m x n) = beta C + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 accumulation;
 // C is D or another matrix of the same layout. With gelu_grad: times the derivative of the tanh

@@ -53,6 +53,25 @@ TEST_P(Fp8Types, OneScaleBringsTheLargestToTheEnd) {
   }
 }
 
+TEST(Fp8Rows, ARowIsRoundedByItsOwnLargestValueAsByATen) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kFloat, at::kHalf}) {
+    const at::Tensor x = (draw({3, 7, 48}) * draw({3, 7, 1}, at::kDouble, 2).exp()).to(type);
+    const at::Tensor rows = x.to(at::kFloat).view({21, 48}),
+                     scale = 448.0f / rows.abs().amax(1, /*keepdim=*/true);
+    const QuantizedMatrix got = quantize_rows(x);
+    EXPECT_EQ(got.layout, ScaleLayout::kRow);
+    EXPECT_TRUE(at::equal(bytes(got.codes), bytes((rows * scale).to(at::kFloat8_e4m3fn))));
+    EXPECT_TRUE(at::equal(got.scale, (1 / scale).squeeze(1)));
+    EXPECT_LT(relative_error(dequantize(got), rows), 0.03);
+    // In a product with a matrix of one scale.
+    const QuantizedMatrix w =
+        with_row_scales(quantize_tensor(draw({32, 48}, type), at::kFloat8_e4m3fn, {}).rows);
+    EXPECT_LT(relative_error(quantized_product(got, w, at::kFloat, {}, /*fast=*/true),
+                             at::mm(dequantize(got), dequantize(w).t())),
+              1e-6);
+  }
+}
+
 TEST_P(Fp8Types, BlocksAreScaledByPowersOfTwo) {
   const at::Tensor x = (draw({256, 384}) * draw({256, 1}, at::kDouble, 2).exp() *
                         draw({1, 384}, at::kDouble, 3).exp())

@@ -49,6 +49,7 @@ class TestStore final : public ParameterStore {
   }
   void grad_ready(Parameter&) override { ++ready; }
   int64_t values_version() const override { return versioned_ ? version : -1; }
+  bool only_forward() const override { return served; }
   const DelayedScales* delayed_scales(const Parameter& weight) override {
     return weight.delayed_scaling && scales.state.defined() ? &scales : nullptr;
   }
@@ -62,6 +63,7 @@ class TestStore final : public ParameterStore {
   DelayedScales scales;
   int64_t version = 0;
   int ready = 0;
+  bool served = false;
 
  private:
   const bool versioned_;
@@ -207,6 +209,62 @@ TEST(QuantizedLinear, AWeightIsQuantisedWhenItChanges) {
     ++store.version;
     EXPECT_TRUE(at::equal(layer.forward(x), before * 2));
   }
+}
+
+// Without a backward an input's rows have scales of their own: a row's result is that of the row
+// alone, and of its values rounded by its own largest one.
+TEST(QuantizedLinear, ServedRowsAreRoundedByThemselves) {
+  const ParallelGroups one;
+  LinearOptions fc1_options, fc2_options;
+  fc1_options.quantization = fc2_options.quantization =
+      recipe(QuantizationRecipe::kTensorwise, false);
+  fc1_options.input_norm = true;
+  fc1_options.norm.kind = Normalization::kRMSNorm;
+  fc2_options.input_activation = Activation::kSwiglu;
+  ColumnParallelLinear fc1("fc1", 64, 96, fc1_options, one);
+  RowParallelLinear fc2("fc2", 48, 64, fc2_options, one);
+  TestStore store1(fc1, true), store2(fc2, true);
+  store1.served = store2.served = true;
+  for (Module* module : {static_cast<Module*>(&fc1), static_cast<Module*>(&fc2)})
+    for (Parameter* p : module->parameters()) p->value.copy_(draw(p->local_shape, 5));
+  const at::Tensor x = draw({21, 1, 64}, 3, at::kBFloat16) *
+                       draw({21, 1, 1}, 4, at::kBFloat16).exp(),
+                   residual = draw({21, 1, 64}, 6, at::kBFloat16);
+  const at::NoGradGuard no_grad;
+  const auto forward = [&](int64_t first, int64_t count) {
+    const at::Tensor h = fc1.forward(x.narrow(0, first, count)),
+                     y = fc2.forward(h, residual.narrow(0, first, count));
+    return std::pair{h, y};
+  };
+  const auto [h, y] = forward(0, 21);
+  for (const int64_t row : {0, 7, 20}) {
+    const auto [h_alone, y_alone] = forward(row, 1);
+    EXPECT_LT(distance(h.narrow(0, row, 1), h_alone), kBf16) << row;
+    EXPECT_LT(distance(y.narrow(0, row, 1), y_alone), kBf16) << row;
+  }
+  const auto value = [](Module& layer, const std::string& end) {
+    for (Parameter* p : layer.parameters())
+      if (p->name.ends_with(end)) return p->value;
+    return at::Tensor();
+  };
+  const auto rounded = [](const at::Tensor& t) {
+    const at::Tensor rows = t.reshape({-1, t.size(-1)}).to(at::kFloat),
+                     scale = 448.0f / rows.abs().amax(1, true);
+    return (rows * scale).to(at::kFloat8_e4m3fn).to(at::kFloat) / scale;
+  };
+  const auto weight = [](const at::Tensor& w) {
+    return dequantize(quantize_tensor(w, at::kFloat8_e4m3fn, {}).rows);
+  };
+  const at::Tensor gain = value(fc1, "layer_norm_weight"),
+                   normed = norm_forward(Normalization::kRMSNorm, x, gain, {}, 1e-5, false).y;
+  EXPECT_LT(distance(h.view({21, 96}),
+                     at::mm(rounded(normed), weight(fc1.weight().value).t()) + value(fc1, "bias")),
+            kBf16);
+  EXPECT_LT(distance(y.view({21, 64}),
+                     at::mm(rounded(activation_forward(h, Activation::kSwiglu, 0.0)),
+                            weight(value(fc2, "weight")).t()) +
+                         value(fc2, "bias") + residual.view({21, 64})),
+            kBf16);
 }
 
 // The same layers with the norm and the activation outside, where the linear measures by itself.
