@@ -191,7 +191,8 @@ void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at
 }
 
 bool scales_rows_of_products(int device) {
-  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
+  const cudaDeviceProp* properties =
+      at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
   return properties->major == 9 && properties->minor == 0;
 }
 

@@ -51,8 +51,7 @@ bool is_emulated(const QuantizedMatrix& m) { return m.codes.scalar_type() == at:
 // scaled.
 at::Tensor plain_product(const QuantizedMatrix& a, const QuantizedMatrix& b) {
   const bool by_rows = a.layout == ScaleLayout::kRow;
-  if (a.layout != ScaleLayout::kTensor && !by_rows)
-    return at::mm(dequantize(a), dequantize(b).t());
+  if (a.layout != ScaleLayout::kTensor && !by_rows) return at::mm(dequantize(a), dequantize(b).t());
   const at::Tensor product = a.codes.is_cuda()
                                  ? at::mm(a.codes, b.codes.t(), at::kFloat)
                                  : at::mm(a.codes.to(at::kFloat), b.codes.to(at::kFloat).t());

@@ -55,8 +55,7 @@ QuantizedMatrix quantize_rows(const at::Tensor& x);
 QuantizedMatrix quantize_norm_rows(Normalization kind, const at::Tensor& x,
                                    const at::Tensor& weight, const at::Tensor& bias, double eps,
                                    bool zero_centered);
-QuantizedMatrix quantize_activation_rows(const at::Tensor& x, Activation activation,
-                                         double offset);
+QuantizedMatrix quantize_activation_rows(const at::Tensor& x, Activation activation, double offset);
 // Whether products of matrices with a scale for each row run on the device of `x`, whose kernels
 // hold rows of so many columns: CPUs and GPUs of compute capability 9.0.
 bool can_quantize_rows(const at::Tensor& x, int64_t columns);

@@ -26,7 +26,7 @@ const std::string kClip =
 const std::string kQwen =
     "--position-embedding-type mrope --mrope-section 16 8 8 --vision-model-type qwen2_5 "
     "--pixel-shuffle --vision-activation silu --vision-window-size 16 "
-    "--vision-whole-picture-layers 1 ";
+    "--vision-whole-picture-layers 1 --disable-vision-class-token ";
 const std::string kWhisper =
     "--audio-model-type whisper --audio-num-layers 1 --audio-hidden-size 64 "
     "--audio-ffn-hidden-size 128 --audio-num-attention-heads 2 --audio-mel-bins 8 "

@@ -33,8 +33,9 @@ struct Values {
   template <class Row>
   static __device__ __forceinline__ void make(const Fp8Rows& args, int64_t row, Row& held, float*) {
     const T* x = static_cast<const T*>(args.x) + row * args.columns;
-    held.each(args.columns,
-              [&](float (&)[kThreadColumns], int64_t column, int g) { held.at[g].load(x + column); });
+    held.each(args.columns, [&](float (&)[kThreadColumns], int64_t column, int g) {
+      held.at[g].load(x + column);
+    });
   }
 };
 
@@ -62,9 +63,13 @@ struct Normed {
     held.each(args.columns, [&](float (&x)[kThreadColumns], int64_t column, int g) {
       float gain[kThreadColumns], bias[kThreadColumns] = {};
       load_gain<W>(args.norm, column, gain);
-      if (LayerNorm && args.norm.bias != nullptr) load_weights<W>(args.norm.bias, column, bias);
+      const bool biased = LayerNorm && args.norm.bias != nullptr;
+      if (biased) load_weights<W>(args.norm.bias, column, bias);
 #pragma unroll
-      for (int c = 0; c < kThreadColumns; ++c) x[c] = (x[c] - mean) * rstd * gain[c] + bias[c];
+      for (int c = 0; c < kThreadColumns; ++c) {
+        const float scaled = (x[c] - mean) * rstd * gain[c];
+        x[c] = biased ? scaled + bias[c] : scaled;  // a zero keeps its sign
+      }
       held.at[g].set(x);
     });
   }

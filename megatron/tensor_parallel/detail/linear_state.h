@@ -22,7 +22,7 @@ struct WeightCodes {
   QuantizedTensor codes;
   const ParameterStore* store = nullptr;
   int64_t version = -1;
-  at::Tensor amax;  // delayed scaling: the weight's amax, until a step records it
+  at::Tensor amax;        // delayed scaling: the weight's amax, until a step records it
   at::Tensor row_scales;  // with_row_scales(codes.rows).scale, where inputs have such; or undefined
 };
 

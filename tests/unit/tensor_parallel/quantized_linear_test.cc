@@ -260,11 +260,11 @@ TEST(QuantizedLinear, ServedRowsAreRoundedByThemselves) {
   EXPECT_LT(distance(h.view({21, 96}),
                      at::mm(rounded(normed), weight(fc1.weight().value).t()) + value(fc1, "bias")),
             kBf16);
-  EXPECT_LT(distance(y.view({21, 64}),
-                     at::mm(rounded(activation_forward(h, Activation::kSwiglu, 0.0)),
-                            weight(value(fc2, "weight")).t()) +
-                         value(fc2, "bias") + residual.view({21, 64})),
-            kBf16);
+  EXPECT_LT(
+      distance(y.view({21, 64}), at::mm(rounded(activation_forward(h, Activation::kSwiglu, 0.0)),
+                                        weight(value(fc2, "weight")).t()) +
+                                     value(fc2, "bias") + residual.view({21, 64})),
+      kBf16);
 }
 
 // The same layers with the norm and the activation outside, where the linear measures by itself.
