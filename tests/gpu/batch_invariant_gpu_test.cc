@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,9 +13,13 @@
 #include <iostream>
 
 #include "megatron/base/format.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
+#include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/rendezvous.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/inference/graphs/decode_graphs.h"
+#include "megatron/runtime/device.h"
+#include "megatron/runtime/kernel_profile.h"
 #include "megatron/tensor/batch_invariant/mode_scope.h"
 #include "megatron/tensor/device_graph.h"
 #include "megatron/tensor/gemm.h"
@@ -504,6 +509,78 @@ Compared rollouts_of_launch(const ModelConfig& config, RolloutOptions options) {
   options.tensor = launch.world_size;
   const Connection connection = connect(launch, {}, options.device);
   return rollouts_of_rank(config, options, connection.world);
+}
+
+// Measures the kernels of one step that only decodes: that number `which` of them, the same one on
+// all ranks.
+class ProfiledDecode final : public StepRunner {
+ public:
+  ProfiledDecode(ModelRunner& runner, at::Device device, int which)
+      : runner_(runner), device_(device), before_(which) {}
+  const RunnerFacts& facts() const override { return runner_.facts(); }
+  void launch(const StepPlan& plan) override {
+    const bool decodes = !plan.parts.empty() && plan.starts.empty() && plan.swap_in.empty() &&
+                         std::ranges::all_of(plan.parts, [](const PlanPart& part) {
+                           return part.count == 1 && part.draws;
+                         });
+    if (!decodes || before_-- != 0) return runner_.launch(plan);
+    synchronize(device_);  // what was sent between ranks for the plan
+    const int64_t graph_steps = runner_.graph_steps();
+    kernels_ = profile_kernels([&] {
+      runner_.launch(plan);
+      synchronize(device_);
+    });
+    in_graph_ = runner_.graph_steps() > graph_steps;
+  }
+  std::optional<StepResult> take(int64_t wait_ns) override { return runner_.take(wait_ns); }
+  void begin(const RunnerTransition& transition) override { runner_.begin(transition); }
+  std::optional<std::string> poll(int64_t wait_ns) override { return runner_.poll(wait_ns); }
+
+  const std::vector<KernelEvent>& kernels() const { return kernels_; }
+  bool in_graph() const { return in_graph_; }
+
+ private:
+  ModelRunner& runner_;
+  const at::Device device_;
+  int before_;
+  std::vector<KernelEvent> kernels_;
+  bool in_graph_ = false;
+};
+
+// Where ranks reach each other's memory, in the mode and without it: sums of layers, the gathered
+// maxima of draws and all reports of log-probabilities are kernels of ours.
+TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
+  const Launch launch = launch_from_environment();
+  if (!at::hasCUDA() || launch.world_size == 1) GTEST_SKIP() << "not two ranks";
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank));
+  const c10::DeviceGuard guard(device);
+  const Connection connection = connect(launch, {}, device);
+  ParallelConfig parallel;
+  parallel.tensor_model_parallel_size = launch.world_size;
+  const ParallelGroups groups = make_parallel_groups(parallel, connection.world);
+  ModelConfig config = invariant_models()[0].second;
+  config.transformer.num_query_groups = config.transformer.num_attention_heads;
+  for (const bool invariant : {false, true}) {
+    const BatchInvariantScope mode(invariant);
+    Served served(Served::make(config, groups), {}, at::kBFloat16, device);
+    RunnerOptions options = rollouts_on_gpu().runner;
+    options.device_blocks = 200;
+    ModelRunner runner(*served.model, *served.weights, options);
+    const auto sums = groups.tp.held_peer_collectives();
+    if (!sums || !sums->is_open()) GTEST_SKIP() << "peers' memory is out of reach";
+    ProfiledDecode profiled(runner, device, /*which=*/10);
+    std::mt19937 random(11);
+    std::vector<DrivenSequence> texts = random_sequences(random, 12, 100, 40);
+    for (DrivenSequence& text : texts) text.tokens = 40;
+    drive_ranks(groups.world, profiled, {.whole_prompts = 1.0}, 3, texts, device);
+    EXPECT_TRUE(profiled.in_graph());
+    EXPECT_GT(profiled.kernels().size(), 20u);
+    for (const KernelEvent& kernel : profiled.kernels()) {
+      std::string name = kernel.name;
+      std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+      EXPECT_EQ(name.find("nccl"), std::string::npos) << kernel.name << ", mode " << invariant;
+    }
+  }
 }
 
 TEST(BatchInvariantGpu, RolloutsOfTensorRanks) {
