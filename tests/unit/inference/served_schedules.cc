@@ -166,6 +166,7 @@ class ServedSchedule {
     const EngineStats stats = engine_.stats();
     EXPECT_EQ(stats.queued + stats.running + stats.preempted, 0);
     EXPECT_EQ(stats.blocks_held, 0);
+    EXPECT_EQ(static_cast<int64_t>(stats.output_tokens), told_) << "tokens of events";
     if (runner_.facts().owns_state) {
       EXPECT_EQ(stats.cached_tokens, 0u) << "states are of no prefix";
     }
@@ -289,6 +290,7 @@ class ServedSchedule {
     clock_.advance(ns);
     engine_.step(wait_ns);
     for (Event& event : engine_.take_events()) {
+      told_ += std::ssize(event.tokens);
       Received& choice = asked_.at(event.request).choices.at(static_cast<size_t>(event.choice));
       for (const GeneratedToken& token : event.tokens)
         choice.got.drawn.push_back({0, token.id, true, token.log_probabilities});
@@ -351,7 +353,7 @@ class ServedSchedule {
   int64_t version_ = 0;
   Engine engine_;
   std::map<RequestId, Asked> asked_;
-  int64_t open_ = 0;
+  int64_t open_ = 0, told_ = 0;  // choices; tokens of events
 };
 
 }  // namespace
