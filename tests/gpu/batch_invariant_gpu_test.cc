@@ -457,8 +457,8 @@ WrittenFolders write_random_llama() {
   return written;
 }
 
-// Chunks, prefixes that are shared, preemption, cancels, guesses, adapters, suspensions, exchanged
-// weights and graphs. MEGATRON_SERVED_SCHEDULES: how many; MEGATRON_FIRST_SCHEDULE: from which on.
+// Chunks, prefixes that are shared, preemption, cancels, guesses also of models, adapters,
+// suspensions, exchanged weights and graphs. MEGATRON_SERVED_SCHEDULES: how many; MEGATRON_FIRST_SCHEDULE: from which on.
 TEST(BatchInvariantGpu, RandomSchedulesGiveWhatEachRequestGetsAloneInEveryBit) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   const BatchInvariantScope mode(true);
@@ -494,8 +494,10 @@ TEST(BatchInvariantGpu, RandomSchedulesGiveWhatEachRequestGetsAloneInEveryBit) {
   for (const char* what :
        {"steps by graphs", "divided prompts", "tokens from cached prefixes", "preemptions",
         "computed again", "cancelled", "guesses that stand", "guesses that fall",
-        "steps with several adapters", "caches offloaded", "caches dropped", "weights dropped",
-        "weights exchanged", "pauses with requests left", "whole texts"})
+        "guesses of models that stand", "guesses of models that fall",
+        "steps of drafting models by graphs", "steps with several adapters", "caches offloaded",
+        "caches dropped", "weights dropped", "weights exchanged", "pauses with requests left",
+        "whole texts"})
     EXPECT_GT(counts[what], 0) << what;
 }
 
