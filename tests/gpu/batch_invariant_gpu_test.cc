@@ -184,9 +184,9 @@ TEST(BatchInvariantGpu, RowsOfProductsHaveTheSameBitsForAnyNumberOfRows) {
   }
 }
 
-// What the mode costs the linear layers of Llama 3 8B, as a server starts their products: in graphs,
-// by weights of layers in turn that no cache holds together. A product of up to four rows without
-// the mode has a kernel that divides the sum over warps, which the mode does not have.
+// What the mode costs the linear layers of Llama 3 8B, as a server starts their products: in
+// graphs, by weights of layers in turn that no cache holds together. A product of up to four rows
+// without the mode has a kernel that divides the sum over warps, which the mode does not have.
 TEST(BatchInvariantGpu, RatesOfProductsByNumberOfRows) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   at::manual_seed(7);
@@ -458,7 +458,8 @@ WrittenFolders write_random_llama() {
 }
 
 // Chunks, prefixes that are shared, preemption, cancels, guesses also of models, adapters,
-// suspensions, exchanged weights and graphs. MEGATRON_SERVED_SCHEDULES: how many; MEGATRON_FIRST_SCHEDULE: from which on.
+// suspensions, exchanged weights and graphs. MEGATRON_SERVED_SCHEDULES: how many;
+// MEGATRON_FIRST_SCHEDULE: from which on.
 TEST(BatchInvariantGpu, RandomSchedulesGiveWhatEachRequestGetsAloneInEveryBit) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   const BatchInvariantScope mode(true);
