@@ -4,22 +4,30 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 
 #include "megatron/base/format.h"
+#include "megatron/comm/one_shot/peer_collectives.h"
+#include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/rendezvous.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/inference/graphs/decode_graphs.h"
+#include "megatron/runtime/device.h"
+#include "megatron/runtime/kernel_profile.h"
 #include "megatron/tensor/batch_invariant/mode_scope.h"
+#include "megatron/tensor/device_graph.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/kv_cache.h"
+#include "tests/gpu/timing.h"
 #include "tests/kernels/cases.h"
 #include "tests/unit/inference/rollouts.h"
 #include "tests/unit/inference/served_schedules.h"
@@ -174,6 +182,47 @@ TEST(BatchInvariantGpu, RowsOfProductsHaveTheSameBitsForAnyNumberOfRows) {
           << c.n << " x " << c.k << ", " << rows << " rows";
     }
   }
+}
+
+// What the mode costs the linear layers of Llama 3 8B, as a server starts their products: in
+// graphs, by weights of layers in turn that no cache holds together. A product of up to four rows
+// without the mode has a kernel that divides the sum over warps, which the mode does not have.
+TEST(BatchInvariantGpu, RatesOfProductsByNumberOfRows) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  at::manual_seed(7);
+  const at::TensorOptions type = at::dtype(at::kBFloat16).device(kInvariantGpu);
+  std::printf("us with the mode, without it, ratio\n%13s", "rows");
+  const std::vector<int64_t> counts = {1, 2, 4, 8, 16, 64, 256, 1024, 8192};
+  for (const int64_t rows : counts) std::printf("%19ld", static_cast<long>(rows));
+  DeviceGraphPool pool(kInvariantGpu);
+  for (const auto& [n, k] :
+       {std::pair<int64_t, int64_t>{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
+    std::printf("\n%6ldx%6ld", static_cast<long>(n), static_cast<long>(k));
+    const auto layers = static_cast<size_t>((int64_t{1} << 28) / (2 * n * k) + 1);
+    std::vector<at::Tensor> weights;
+    for (size_t i = 0; i < layers; ++i) weights.push_back(at::randn({n, k}, type));
+    const at::Tensor all = at::randn({counts.back(), k}, type);
+    for (const int64_t rows : counts) {
+      const at::Tensor x = all.narrow(0, 0, rows);
+      const size_t products = rows <= 256 ? 4 * layers : layers;
+      const auto graph = [&](bool invariant) {
+        const BatchInvariantScope mode(invariant);
+        linear_forward(x, weights[0], {}, {}, /*at_rest=*/true);  // chooses its kernel
+        return DeviceGraph(pool, [&] {
+          for (size_t i = 0; i < products; ++i)
+            linear_forward(x, weights[i % layers], {}, {}, /*at_rest=*/true);
+        });
+      };
+      DeviceGraph with = graph(true), without = graph(false);
+      std::vector<double> us =
+          milliseconds(all, {[&] { with.launch(); }, [&] { without.launch(); }});
+      for (double& each : us) each *= 1e3 / static_cast<double>(products);
+      std::printf("%7.1f %6.1f %4.2f", us[0], us[1], us[0] / us[1]);
+      EXPECT_LT(us[0], us[1] * (rows <= 4 ? 3.0 : 2.0))
+          << n << " x " << k << ", " << rows << " rows";
+    }
+  }
+  std::printf("\n");
 }
 
 // The linear layers of Llama 3 8B and of the model of the rollouts in FP8 with a scale for 128
@@ -408,8 +457,9 @@ WrittenFolders write_random_llama() {
   return written;
 }
 
-// Chunks, prefixes that are shared, preemption, cancels, guesses, adapters, suspensions, exchanged
-// weights and graphs. MEGATRON_SERVED_SCHEDULES: how many; MEGATRON_FIRST_SCHEDULE: from which on.
+// Chunks, prefixes that are shared, preemption, cancels, guesses also of models, adapters,
+// suspensions, exchanged weights and graphs. MEGATRON_SERVED_SCHEDULES: how many;
+// MEGATRON_FIRST_SCHEDULE: from which on.
 TEST(BatchInvariantGpu, RandomSchedulesGiveWhatEachRequestGetsAloneInEveryBit) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   const BatchInvariantScope mode(true);
@@ -445,8 +495,10 @@ TEST(BatchInvariantGpu, RandomSchedulesGiveWhatEachRequestGetsAloneInEveryBit) {
   for (const char* what :
        {"steps by graphs", "divided prompts", "tokens from cached prefixes", "preemptions",
         "computed again", "cancelled", "guesses that stand", "guesses that fall",
-        "steps with several adapters", "caches offloaded", "caches dropped", "weights dropped",
-        "weights exchanged", "pauses with requests left", "whole texts"})
+        "guesses of models that stand", "guesses of models that fall",
+        "steps of drafting models by graphs", "steps with several adapters", "caches offloaded",
+        "caches dropped", "weights dropped", "weights exchanged", "pauses with requests left",
+        "whole texts"})
     EXPECT_GT(counts[what], 0) << what;
 }
 
@@ -460,6 +512,78 @@ Compared rollouts_of_launch(const ModelConfig& config, RolloutOptions options) {
   options.tensor = launch.world_size;
   const Connection connection = connect(launch, {}, options.device);
   return rollouts_of_rank(config, options, connection.world);
+}
+
+// Measures the kernels of one step that only decodes: that number `which` of them, the same one on
+// all ranks.
+class ProfiledDecode final : public StepRunner {
+ public:
+  ProfiledDecode(ModelRunner& runner, at::Device device, int which)
+      : runner_(runner), device_(device), before_(which) {}
+  const RunnerFacts& facts() const override { return runner_.facts(); }
+  void launch(const StepPlan& plan) override {
+    const bool decodes = !plan.parts.empty() && plan.starts.empty() && plan.swap_in.empty() &&
+                         std::ranges::all_of(plan.parts, [](const PlanPart& part) {
+                           return part.count == 1 && part.draws;
+                         });
+    if (!decodes || before_-- != 0) return runner_.launch(plan);
+    synchronize(device_);  // what was sent between ranks for the plan
+    const int64_t graph_steps = runner_.graph_steps();
+    kernels_ = profile_kernels([&] {
+      runner_.launch(plan);
+      synchronize(device_);
+    });
+    in_graph_ = runner_.graph_steps() > graph_steps;
+  }
+  std::optional<StepResult> take(int64_t wait_ns) override { return runner_.take(wait_ns); }
+  void begin(const RunnerTransition& transition) override { runner_.begin(transition); }
+  std::optional<std::string> poll(int64_t wait_ns) override { return runner_.poll(wait_ns); }
+
+  const std::vector<KernelEvent>& kernels() const { return kernels_; }
+  bool in_graph() const { return in_graph_; }
+
+ private:
+  ModelRunner& runner_;
+  const at::Device device_;
+  int before_;
+  std::vector<KernelEvent> kernels_;
+  bool in_graph_ = false;
+};
+
+// Where ranks reach each other's memory, in the mode and without it: sums of layers, the gathered
+// maxima of draws and all reports of log-probabilities are kernels of ours.
+TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
+  const Launch launch = launch_from_environment();
+  if (!at::hasCUDA() || launch.world_size == 1) GTEST_SKIP() << "not two ranks";
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank));
+  const c10::DeviceGuard guard(device);
+  const Connection connection = connect(launch, {}, device);
+  ParallelConfig parallel;
+  parallel.tensor_model_parallel_size = launch.world_size;
+  const ParallelGroups groups = make_parallel_groups(parallel, connection.world);
+  ModelConfig config = invariant_models()[0].second;
+  config.transformer.num_query_groups = config.transformer.num_attention_heads;
+  for (const bool invariant : {false, true}) {
+    const BatchInvariantScope mode(invariant);
+    Served served(Served::make(config, groups), {}, at::kBFloat16, device);
+    RunnerOptions options = rollouts_on_gpu().runner;
+    options.device_blocks = 200;
+    ModelRunner runner(*served.model, *served.weights, options);
+    const auto sums = groups.tp.held_peer_collectives();
+    if (!sums || !sums->is_open()) GTEST_SKIP() << "peers' memory is out of reach";
+    ProfiledDecode profiled(runner, device, /*which=*/10);
+    std::mt19937 random(11);
+    std::vector<DrivenSequence> texts = random_sequences(random, 12, 100, 40);
+    for (DrivenSequence& text : texts) text.tokens = 40;
+    drive_ranks(groups.world, profiled, {.whole_prompts = 1.0}, 3, texts, device);
+    EXPECT_TRUE(profiled.in_graph());
+    EXPECT_GT(profiled.kernels().size(), 20u);
+    for (const KernelEvent& kernel : profiled.kernels()) {
+      std::string name = kernel.name;
+      std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+      EXPECT_EQ(name.find("nccl"), std::string::npos) << kernel.name << ", mode " << invariant;
+    }
+  }
 }
 
 TEST(BatchInvariantGpu, RolloutsOfTensorRanks) {

@@ -4,8 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/nn/parameter_store.h"
+#include "megatron/nn/placement.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/tensor/batch_invariant/mode_scope.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/error_of.h"
@@ -72,27 +79,128 @@ std::vector<std::pair<std::string, ModelConfig>> models() {
   return all;
 }
 
-TEST(BatchInvariant, RolloutsHaveTheTrainersLogProbabilitiesInEveryBit) {
+// Of one and of two tensor ranks. MEGATRON_ROLLOUTS: how many texts of each model and number of
+// ranks, 84 without it; each is served twice.
+void expect_equal_rollouts(const std::vector<std::pair<std::string, ModelConfig>>& of) {
   const BatchInvariantScope mode(true);
-  for (const auto& [name, config] : models())
-    for (const int tensor : {1, 2}) {
-      const Compared compared = rollouts(config, {.tensor = tensor});
-      EXPECT_EQ(compared.different, 0) << name << ", " << tensor << " ranks";
-      EXPECT_EQ(compared.texts, 84);
-      EXPECT_GT(compared.accepted, 50);
-      EXPECT_GT(compared.numbers, 750);
+  const char* wanted = std::getenv("MEGATRON_ROLLOUTS");
+  RolloutOptions options;
+  const auto texts = static_cast<int>(options.texts);
+  if (wanted != nullptr) options.schedules = std::max(1, (std::atoi(wanted) + texts - 1) / texts);
+  for (options.tensor = 1; options.tensor <= 2; ++options.tensor) {
+    Compared sum;
+    for (const auto& [name, config] : of) {
+      const Compared compared = rollouts(config, options);
+      EXPECT_EQ(compared.different, 0) << name << ", " << options.tensor << " ranks";
+      EXPECT_EQ(compared.texts, options.schedules * texts);
+      EXPECT_GT(compared.accepted, 25 * options.schedules);
+      EXPECT_GT(compared.numbers, 350 * options.schedules);
+      sum.texts += compared.texts;
+      sum.numbers += compared.numbers;
+      sum.different += compared.different;
     }
+    if (wanted != nullptr)
+      std::cout << options.tensor << " tensor ranks: " << sum.texts << " texts, " << sum.numbers
+                << " numbers, " << sum.different << " different" << std::endl;
+  }
+}
+
+TEST(BatchInvariant, RolloutsHaveTheTrainersLogProbabilitiesInEveryBit) {
+  expect_equal_rollouts(models());
 }
 
 TEST(BatchInvariant, RolloutsOfModelsWithStatesHaveThemToo) {
+  expect_equal_rollouts({{"mamba", mamba_model()}, {"delta nets", delta_net_model()}});
+}
+
+// What a training forward and its backward give, of one model with the same first values.
+struct TrainedPass {
+  at::Tensor losses;                  // [s, b]
+  std::vector<at::Tensor> gradients;  // of their sum
+  bool is_fused = false;  // the output layer has its gradient before the backward begins
+};
+
+TrainedPass trained_pass(const ModelConfig& config, const at::Tensor& tokens,
+                         const at::Tensor& labels) {
+  const ParallelGroups one;
+  const std::unique_ptr<Model> model = Served::make(config, one);
+  PlainParameterStore store(*model, at::kFloat, at::kCPU, /*gradients=*/true);
+  initialize_parameters(*model, 5, one);
+  const at::AutoGradMode grad_mode(true);
+  RecomputeTape tape;
+  ForwardContext context;
+  context.training = true;
+  context.tape = &tape;
+  context.loss_grad = at::ones({});
+  Batch batch;
+  batch.set("tokens", tokens);
+  batch.set("labels", labels);
+  const auto with_mask = [&](const at::Tensor& mask) {
+    batch.set("loss_mask", mask);
+    return batch;
+  };
+  with_mask(at::ones(tokens.sizes(), at::kFloat));
+  batch.place.position = at::arange(tokens.size(1), at::kLong);
+  batch.place.sample = at::arange(tokens.size(0), at::kLong);
+  context.place = batch.place;
+  const StageTensors hidden = model->hidden(batch, {}, context);
+  TrainedPass pass;
+  pass.losses = at::empty({tokens.size(1), tokens.size(0)}, at::kFloat);
+  for (int64_t i = 0; i < tokens.size(0); ++i)
+    for (int64_t j = 0; j < tokens.size(1); ++j) {
+      const at::Tensor mask = at::zeros(tokens.sizes(), at::kFloat);
+      mask[i][j] = 1;
+      pass.losses[j][i].copy_(model->loss(hidden, with_mask(mask), context).sum.detach());
+    }
+  store.zero_grad();
+  const Loss loss = model->loss(hidden, with_mask(at::ones(tokens.sizes(), at::kFloat)), context);
+  model->visit([&](const std::string& name, Parameter& parameter) {
+    if (name.starts_with("output_layer.")) pass.is_fused = store.grad(parameter).any().item<bool>();
+  });
+  tape.backward(loss.sum);
+  for (Parameter* parameter : model->parameters())
+    pass.gradients.push_back(store.grad(*parameter).clone());
+  return pass;
+}
+
+// Losses in parts of tokens, and activations that are computed again, have the bits of those that
+// the rollouts are compared with.
+TEST(BatchInvariant, FusedLossesAndRecomputedActivationsHaveTheBitsToo) {
   const BatchInvariantScope mode(true);
-  for (const ModelConfig& config : {mamba_model(), delta_net_model()})
-    for (const int tensor : {1, 2}) {
-      const Compared compared = rollouts(config, {.tensor = tensor});
-      EXPECT_EQ(compared.different, 0) << config.transformer.hybrid_layer_pattern << tensor;
-      EXPECT_EQ(compared.texts, 84);
-      EXPECT_GT(compared.accepted, 50);
-      EXPECT_GT(compared.numbers, 700);
+  ModelConfig config = models()[0].second;
+  config.transformer.untie_embeddings_and_output_weights = true;
+  const at::Tensor tokens = at::randint(kToyVocab, {3, 21}, at::kLong),
+                   labels = at::randint(kToyVocab, {3, 21}, at::kLong);
+  const ParallelGroups one;
+  Served served(Served::make(config, one), {}, at::kFloat);
+  const at::Tensor expected = losses_of(*served.model, tokens, labels, {});
+  const TrainedPass plain = trained_pass(config, tokens, labels);
+  EXPECT_TRUE(at::equal(plain.losses, expected));
+  EXPECT_FALSE(plain.is_fused);
+
+  const auto expect_same_gradients = [&](const TrainedPass& pass, const std::string& what) {
+    ASSERT_EQ(pass.gradients.size(), plain.gradients.size());
+    for (size_t i = 0; i < pass.gradients.size(); ++i)
+      EXPECT_TRUE(at::equal(pass.gradients[i], plain.gradients[i])) << what << ", parameter " << i;
+  };
+  ModelConfig again = config;
+  again.transformer.recompute_granularity = RecomputeGranularity::kFull;
+  const TrainedPass layers = trained_pass(again, tokens, labels);
+  EXPECT_TRUE(at::equal(layers.losses, expected));
+  expect_same_gradients(layers, "whole layers");
+  again.transformer.recompute_granularity = RecomputeGranularity::kSelective;
+  again.transformer.recompute_modules = {"core_attn", "layernorm", "mlp_act"};
+  const TrainedPass modules = trained_pass(again, tokens, labels);
+  EXPECT_TRUE(at::equal(modules.losses, expected));
+  expect_same_gradients(modules, "modules");
+
+  for (ModelConfig fused : {config, again})
+    for (const int64_t chunk : {0, 1, 10}) {
+      fused.transformer.cross_entropy_fusion_impl = CrossEntropyFusion::kLinear;
+      fused.transformer.cross_entropy_chunk_tokens = chunk;
+      const TrainedPass pass = trained_pass(fused, tokens, labels);
+      EXPECT_TRUE(at::equal(pass.losses, expected)) << chunk << " tokens at a time";
+      EXPECT_TRUE(pass.is_fused);
     }
 }
 

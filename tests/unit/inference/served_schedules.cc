@@ -10,6 +10,7 @@
 #include "megatron/inference/engine.h"
 #include "megatron/inference/generator.h"
 #include "megatron/inference/graphs/decode_graphs.h"
+#include "megatron/inference/speculation/draft_model.h"
 #include "megatron/scheduling/prompt_lookup.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/inference/toy_model.h"
@@ -74,7 +75,7 @@ void add_inputs(RequestSpec& spec, int64_t width, Draws& draws) {
 // device that computes by itself are waited for, so that a schedule does not depend on its speed.
 class CountingRunner final : public StepRunner {
  public:
-  CountingRunner(ModelRunner& runner, bool launch_waits, Counts& counts)
+  CountingRunner(StepRunner& runner, bool launch_waits, Counts& counts)
       : runner_(runner), counts_(counts) {
     facts_ = runner.facts();
     facts_.launch_waits = launch_waits;
@@ -109,7 +110,7 @@ class CountingRunner final : public StepRunner {
  private:
   static int64_t rows_of(const SlotStart& start) { return start.rows ? start.rows->count : 0; }
 
-  ModelRunner& runner_;
+  StepRunner& runner_;
   Counts& counts_;
   RunnerFacts facts_;
   std::map<int32_t, int32_t> adapter_of_;  // by slot
@@ -138,6 +139,21 @@ class KnownDrafts final : public DraftSource {
   Draws draws_;
 };
 
+// A model that drafts for the one that `target` runs, and leaves its device and comes back with it.
+struct DraftingModel {
+  DraftingModel(Served& served, const RunnerOptions& options, int64_t vocab_size,
+                int64_t more_tokens, StepRunner& target)
+      : runner(*served.model, *served.weights, options),
+        drafts(std::make_shared<DraftModel>(
+            runner, DraftModelOptions{.vocab_size = vocab_size,
+                                      .max_step_tokens = options.slots + more_tokens,
+                                      .poison_freed_blocks = true})),
+        both(target, runner, *drafts) {}
+  ModelRunner runner;
+  std::shared_ptr<DraftModel> drafts;
+  DraftedRunner both;
+};
+
 class ServedSchedule {
  public:
   ServedSchedule(ScheduledModel& model, uint32_t seed, Counts& counts)
@@ -145,7 +161,9 @@ class ServedSchedule {
         draws_(seed),
         counts_(counts),
         runner_(model.model(), model.weights(), draw_runner()),
-        counting_(runner_, draws_.chance(2), counts),
+        drafting_(draw_drafting(seed)),
+        counting_(drafting_ ? static_cast<StepRunner&>(drafting_->both) : runner_, draws_.chance(2),
+                  counts),
         engine_(counting_, nullptr, nullptr, clock_, draw_options()) {
     tick(0);
   }
@@ -166,6 +184,10 @@ class ServedSchedule {
     const EngineStats stats = engine_.stats();
     EXPECT_EQ(stats.queued + stats.running + stats.preempted, 0);
     EXPECT_EQ(stats.blocks_held, 0);
+    EXPECT_EQ(static_cast<int64_t>(stats.output_tokens), told_) << "tokens of events";
+    if (drafting_) {
+      EXPECT_TRUE(drafting_->drafts->empty());
+    }
     if (runner_.facts().owns_state) {
       EXPECT_EQ(stats.cached_tokens, 0u) << "states are of no prefix";
     }
@@ -202,6 +224,22 @@ class ServedSchedule {
           graph_sizes(draws_.one_of({-1, 2, 5}), options.slots * (1 + options.keeping.drafts));
     return options;
   }
+  // By draws of its own, so that a schedule without one is the same as before there were any.
+  std::unique_ptr<DraftingModel> draw_drafting(uint32_t seed) {
+    Draws draws(seed + 7777);
+    if (model_.drafting() == nullptr || draws.chance(2)) return nullptr;
+    const RunnerFacts& facts = runner_.facts();
+    RunnerOptions options;
+    options.slots = facts.slots;
+    options.block_size = draws.one_of({16, 32, 64});
+    options.max_positions = facts.max_positions;
+    const int64_t whole = (facts.max_positions + options.block_size - 1) / options.block_size;
+    // Of all texts, or so few that they take them from each other.
+    options.device_blocks = static_cast<int32_t>(whole * (1 + draws.below(facts.slots)));
+    if (!draws.chance(3)) options.graph_sizes = graph_sizes(-1, options.slots);
+    return std::make_unique<DraftingModel>(*model_.drafting(), options, facts.vocab_size,
+                                           draws.below(20 * model_.place().stretch), runner_);
+  }
   EngineOptions draw_options() {
     EngineOptions options;
     options.check_invariants = true;
@@ -225,6 +263,10 @@ class ServedSchedule {
         return model_.alone(asked_.at(request).index, choice);
       };
       config.draft_source = std::make_shared<KnownDrafts>(known, 1 + draws_.below(9));
+    }
+    if (drafting_) {
+      if (config.max_drafts == 0) config.max_drafts = 3;
+      config.draft_source = drafting_->drafts;
     }
     version_ = facts.weights_version;
     return options;
@@ -289,6 +331,7 @@ class ServedSchedule {
     clock_.advance(ns);
     engine_.step(wait_ns);
     for (Event& event : engine_.take_events()) {
+      told_ += std::ssize(event.tokens);
       Received& choice = asked_.at(event.request).choices.at(static_cast<size_t>(event.choice));
       for (const GeneratedToken& token : event.tokens)
         choice.got.drawn.push_back({0, token.id, true, token.log_probabilities});
@@ -340,6 +383,11 @@ class ServedSchedule {
     counts_["guesses that stand"] += static_cast<int64_t>(stats.accepted_drafts);
     counts_["guesses that fall"] += static_cast<int64_t>(stats.drafts - stats.accepted_drafts);
     if (on_gpu()) counts_["steps by graphs"] += runner_.graph_steps();
+    if (!drafting_) return;
+    counts_["guesses of models that stand"] += static_cast<int64_t>(stats.accepted_drafts);
+    counts_["guesses of models that fall"] +=
+        static_cast<int64_t>(stats.drafts - stats.accepted_drafts);
+    counts_["steps of drafting models by graphs"] += drafting_->runner.graph_steps();
   }
 
   ScheduledModel& model_;
@@ -347,11 +395,12 @@ class ServedSchedule {
   Counts& counts_;
   FakeClock clock_;
   ModelRunner runner_;
+  const std::unique_ptr<DraftingModel> drafting_;  // null: guesses are of others
   CountingRunner counting_;
   int64_t version_ = 0;
   Engine engine_;
   std::map<RequestId, Asked> asked_;
-  int64_t open_ = 0;
+  int64_t open_ = 0, told_ = 0;  // choices; tokens of events
 };
 
 }  // namespace
@@ -367,6 +416,7 @@ ScheduledModel::ScheduledModel(std::string name,
       model_(*served_->model),
       weights_(*served_->weights) {
   keep_values();
+  if (place.alone_by_runner) make_drafting(make());
 }
 
 ScheduledModel::ScheduledModel(std::string name, LoadModelRequest base,
@@ -431,6 +481,18 @@ const DrivenSequence& ScheduledModel::alone(int index, int32_t choice) {
 void ScheduledModel::keep_values() {
   for (Parameter* parameter : model_.parameters())
     first_values_.push_back(parameter->value.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
+}
+
+void ScheduledModel::make_drafting(std::unique_ptr<Model> model) {
+  drafting_ = std::make_unique<Served>(
+      std::move(model), [this](const std::string&) { return drafting_values_; }, place_.type,
+      place_.device);
+  at::manual_seed(9);
+  for (Parameter* parameter : drafting_->model->parameters()) {
+    parameter->value.add_(at::randn_like(parameter->value), 0.02);
+    drafting_values_.push_back(
+        parameter->value.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
+  }
 }
 
 at::Tensor ScheduledModel::logits(const RequestSpec& spec, const std::vector<int32_t>& ids) {

@@ -46,6 +46,8 @@ class ScheduledModel {
   Model& model() { return model_; }
   ServedWeights& weights() { return weights_; }
   const AdapterList* adapters() const { return adapters_.empty() ? nullptr : &adapters_; }
+  // A model that drafts for it: nearly its weights. Null: there is none.
+  Served* drafting() { return drafting_.get(); }
   bool is_toy() const;
   int64_t longest() const { return int64_t{48} * place_.stretch; }  // tokens of a request
 
@@ -56,15 +58,17 @@ class ScheduledModel {
 
  private:
   void keep_values();
+  void make_drafting(std::unique_ptr<Model> model);
   at::Tensor logits(const RequestSpec& spec, const std::vector<int32_t>& ids);
   DrivenSequence by_runner(const DrivenSequence& given);
   RequestSpec draw_request(int index);
 
   const std::string name_;
   const ScheduledPlace place_;
-  std::vector<at::Tensor> first_values_;
+  std::vector<at::Tensor> first_values_, drafting_values_;
   std::unique_ptr<Served> twin_;  // stays where it is
   std::unique_ptr<Served> served_;
+  std::unique_ptr<Served> drafting_;
   // Without an adapter, with each merged into it; the one that is served
   std::vector<LoadedModel> loaded_;
   AdapterList adapters_, twin_adapters_;
