@@ -206,14 +206,12 @@ class Draw {
     if (dice_.chance(25)) {
       media_adapters(sees, hears);
     } else if (!given("--freeze") && dice_.chance(40)) {
-      const char* const seen =
-          dice_.pick<const char*>({"--freeze vision_model", "--freeze language_model",
-                                   "--freeze vision_projection", "--freeze-except vision_model",
-                                   "--freeze-except vision_projection"});
-      const char* const heard =
-          dice_.pick<const char*>({"--freeze audio_model", "--freeze language_model",
-                                   "--freeze audio_projection", "--freeze-except audio_model",
-                                   "--freeze-except audio_projection"});
+      const char* const seen = dice_.pick<const char*>(
+          {"--freeze vision_model", "--freeze language_model", "--freeze vision_projection",
+           "--freeze-except vision_model", "--freeze-except vision_projection"});
+      const char* const heard = dice_.pick<const char*>(
+          {"--freeze audio_model", "--freeze language_model", "--freeze audio_projection",
+           "--freeze-except audio_model", "--freeze-except audio_projection"});
       add(sees && (!hears || dice_.chance(50)) ? seen : heard);
     }
     if (dice_.chance(30)) {
