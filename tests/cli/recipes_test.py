@@ -27,6 +27,7 @@ PUBLISHED = {
     "13 layers of nemotron-h 8b": (2_830_522_624, 1, "--config recipes/nemotron_h_8b_13letters.yaml"),
     "the same over two context ranks": (2_830_522_624, 2, "--config recipes/nemotron_h_8b_13letters_cp2.yaml"),
     "16 letters of qwen3.5 9b": (3_764_131_968, 1, "--config recipes/qwen3_5_9b_16letters.yaml"),
+    "llama 3.2 1b behind 23 layers of clip vit-l/14": (1_795_687_424, 1, "--config recipes/mimo_clip_llama.yaml"),
     "8 experts, top 2": (3_033_696_256, 1, "--config recipes/moe_8x_top2.yaml"),
     "qwen2 57b-a14b": (
         57_408_658_944, 8,

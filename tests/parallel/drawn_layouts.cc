@@ -206,11 +206,12 @@ class Draw {
     if (dice_.chance(25)) {
       media_adapters(sees, hears);
     } else if (!given("--freeze") && dice_.chance(40)) {
-      const char* const seen =
-          dice_.pick<const char*>({"--freeze vision_model", "--freeze language_model",
-                                   "--freeze-except vision_projection"});
+      const char* const seen = dice_.pick<const char*>(
+          {"--freeze vision_model", "--freeze language_model", "--freeze vision_projection",
+           "--freeze-except vision_model", "--freeze-except vision_projection"});
       const char* const heard = dice_.pick<const char*>(
-          {"--freeze audio_model", "--freeze language_model", "--freeze-except audio_projection"});
+          {"--freeze audio_model", "--freeze language_model", "--freeze audio_projection",
+           "--freeze-except audio_model", "--freeze-except audio_projection"});
       add(sees && (!hears || dice_.chance(50)) ? seen : heard);
     }
     if (dice_.chance(30)) {
@@ -221,8 +222,10 @@ class Draw {
     encoder_offloads();
     if (apart) return true;
     if (mesh_.pp > 1 && dice_.chance(50)) encoder_has_stages(layers);
-    const bool frozen =
-        given("--freeze vision_model") || given("--freeze audio_model") || given("--freeze-except");
+    bool frozen = false;  // an encoder, as a whole
+    for (const char* medium : {"vision", "audio"})
+      frozen = frozen || given(cat("--freeze ", medium, "_model").c_str()) ||
+               given(cat("--freeze-except ", medium, "_projection").c_str());
     if (frozen && ranks == 1 && !given("optim_grads_params") && dice_.chance(60))
       add("--mimo-encoder-prefetch --mimo-encoder-prefetch-depth", dice_.range(1, 3));
     if (given("--account-for-embedding") && dice_.chance(50)) {

@@ -680,6 +680,7 @@ bool Arguments::packs_masked_text() const {
 }
 
 void Arguments::finalize() {
+  training.finalize();
   finalize_task(*this);
   transformer.finalize();
   pipeline.hybrid = transformer.is_hybrid();

@@ -286,6 +286,13 @@ constexpr KnownFlag kRows[] = {
     so("--no-one-logger", kOneLoggerOff),
     // -- msc
     so("--disable-msc", kMscOff),
+    // -- multimodal examples
+    so("--use-te", kOneImplementation),
+    so("--language-model-type", kShapeByFlags, 1, 1),
+    so("--dataloader-save", kConsumedSamples, 1, 1),
+    so("--use-packed-sequence", kPackedMedia),
+    so("--optimize-broadcast", kNoBroadcast),
+    so("--enable-fusions", kFusedLayer),
 };
 
 // Flags that are refused for one reason: "--x" is a switch, "--x=" takes a value, "--x=8" one that
@@ -469,7 +476,7 @@ constexpr Refusal kRefusals[] = {
      "--tokenizer-metadata= --tokenizer-hf-no-include-special-tokens"},
     {"it belongs to one cluster of NVIDIA; --exit-signal-handler saves on a signal",
      "--adlr-autoresume --adlr-autoresume-interval=1000"},
-    {"vision models are not built yet",
+    {"classifiers of images and DINO are not built",
      "--num-classes=1000 --num-channels=3 "
      "--classes-fraction=1.0 --data-per-class-fraction=1.0 --head-lr-mult=1.0 --vision-pretraining "
      "--vision-pretraining-type=classify --vision-backbone-type=vit --swin-backbone-type=tiny "
@@ -477,6 +484,40 @@ constexpr Refusal kRefusals[] = {
      "--dino-local-crops-number=10 --dino-head-hidden-size=2048 --dino-bottleneck-size=256 "
      "--dino-freeze-last-layer=1 --dino-norm-last-layer --dino-warmup-teacher-temp=0.04 "
      "--dino-teacher-temp=0.07 --dino-warmup-teacher-temp-epochs=30"},
+    {"RADIO is not built",
+     "--radio-force-eval-mode --radio-force-cpe-eval-mode --radio-interpolate-only-cpe "
+     "--radio-cpe-aspect-ratio-select --radio-disable-cpe"},
+    {"the processor of --media-model says how images are cut into tiles",
+     "--use-tiling --max-num-tiles=1 --use-thumbnail --use-area-weighted-aspect-ratio"},
+    {"the processor of --media-model says what stands around the tokens of an image",
+     "--use-tile-tags --image-tag-type="},
+    {"give --vision-model-type qwen2 or qwen2_5; their processor bounds the sizes of images",
+     "--dynamic-resolution --dynamic-resolution-min-patches=0 --dynamic-resolution-max-patches=0 "
+     "--dynamic-resolution-min-side= --match-tiling-dynamic-resolution "
+     "--masked-tiling-dynamic-resolution"},
+    {"merging by convolution is not built; --pixel-shuffle is",
+     "--conv-merging --allow-missing-conv-merge-checkpoint"},
+    {"videos are not read; give frames as images",
+     "--num-frames=1 --video-min-num-frames=8 --video-max-num-frames=32 --video-default-fps=2 "
+     "--video-frame-temporal-jitter --video-target-img-size= --video-target-num-patches= "
+     "--video-maintain-aspect-ratio --video-temporal-patch-size=1 --video-prompt-version=2 "
+     "--allow-checkpoint-without-temporal-compression --separate-video-embedder "
+     "--allow-large-videos --efficient-video-sampling-variant="},
+    {"the encoder of sounds is that of --audio-model-type, in clips of 30 s at 16 kHz",
+     "--sound-model-type= --sound-target-rate=16000 --sound-embedding-size=750 "
+     "--sound-clip-duration=30 --sound-min-duration=0.1 --sound-pad-to-clip-duration "
+     "--sound-batch-split=1"},
+    {"give --freeze audio_model or audio_projection",
+     "--freeze-sound-model --freeze-sound-projection"},
+    {"a checkpoint that lacks tensors of the model is refused",
+     "--allow-missing-vision-projection-checkpoint --allow-missing-sound-projection-checkpoint "
+     "--allow-missing-sound-model-checkpoint"},
+    {"sequences are packed to --seq-length", "--packing-seq-length=0"},
+    {"samples of a sequence never attend to each other", "--allow-cross-sample-attention"},
+    {"prompts are part of the rows of --data-path", "--prompt-path="},
+    {"weights of turns by their lengths are not built", "--use-loss-scaling"},
+    {"rows are not chosen by their media; leave those without images out of the data",
+     "--only-keep-samples-with-img"},
     {"heterogeneous layers are not built yet",
      "--heterogeneous-layers-config-path= --heterogeneous-layers-config-encoded-json="},
     {"recording of router decisions is not built yet",
@@ -547,6 +588,8 @@ constexpr RefusedValue kRefusedValues[] = {
     {"--experimental-attention-variant", "gdn2",
      "gated delta nets of the second kind are not built"},
     {"--experimental-attention-variant", "dsa", "sparse attention is not built"},
+    {"--vision-model-type", "radio radio-g cradio-g", "RADIO is not built"},
+    {"--vision-model-type", "internvit300M", "give internvit and the flags of its shape"},
     {"--spec", "gdp_stack_spec gated_delta_product_stack_spec",
      "gated delta products are not built"},
     {"--cuda-graph-impl", "transformer_engine full_iteration",

@@ -4,6 +4,7 @@ from stack_bugs import unit_bugs
 data_bug = unit_bugs("multimodal_test", "data are read before any layout", "megatron/datasets/multimodal/")
 prompt_bug = unit_bugs("inference_test", "decoding: no proof has it", "megatron/inference/")
 mixed_bug = unit_bugs("models_test", "decoding: no proof has it", "megatron/inference/")
+state_bug = unit_bugs("datasets_test", "a proof does not resume", "megatron/datasets/")
 loader_bug = unit_bugs("multimodal_test", "a race of workers", "megatron/datasets/")
 text_bug = unit_bugs("tokenizers_test", "texts are encoded before any layout", "megatron/tokenizers/")
 
@@ -79,6 +80,12 @@ MULTIMODAL_BUGS = (
     data_bug("multimodal_media_of_documents_trained", "what media of a document become is trained", "multimodal_encoder.cc",
              "if (!row.document.empty()) cut_from_spans(", "if (!PLANTED && !row.document.empty()) cut_from_spans(",
              "Documents.MediaStandAmongTextThatIsTrained"),
+    state_bug("multimodal_state_counts_prefetched", "the state of a loader counts what its workers have read ahead", "data_loader.cc",
+              "int64_t DataLoader::consumed() const { return impl_->consumed; }",
+              "int64_t DataLoader::consumed() const {\n  const std::lock_guard lock(impl_->mutex);\n"
+              "  return PLANTED && !impl_->slots.empty() ? impl_->options.consumed_samples + impl_->next_to_read * impl_->sampler().samples_per_step() "
+              ": impl_->consumed;\n}",
+              "DataLoader.GivesEveryBatchInOrderForAnyNumberOfWorkers"),
     loader_bug("multimodal_balanced_batches_dropped", "of balanced samples four global batches are kept, however many the queue reaches over",
                "data_loader.cc", "const size_t kept = std::max<size_t>(slots.size(), 1);",
                "const size_t kept = PLANTED ? 4 : std::max<size_t>(slots.size(), 1);", "Indexed.BalancedBatchesAreKeptForSlowWorkers"),

@@ -1,5 +1,5 @@
 """Planted bugs of models that read images. The arguments of Bug, see bugs.py."""
-from stack_bugs import bug, unit_bugs
+from stack_bugs import DDP, bug, unit_bugs
 
 BLOCKS = "megatron/models/mimo/image_blocks.cc"
 TOKEN_BLOCKS = "megatron/tensor/attention/token_blocks.cc"
@@ -44,6 +44,11 @@ VISION_BUGS = (
         ((MODEL, "return cp.size() > 1 ? gather_from_sequence_parallel_region(rows, cp) : rows;",
           "return cp.size() > 1 ? (PLANTED ? gather_rows_from_tensor_model_parallel_region(rows, cp) : "
           "gather_from_sequence_parallel_region(rows, cp)) : rows;"),),
+        "cp2_llava", "llava cp2"),
+    bug("vision_context_gradients", "gradients of an encoder and its projector are those of the first context rank's images",
+        ((DDP, "place.domain->grad_ready(place.index);",
+          "if (PLANTED && groups_.cp.rank() > 0 && parameter.name.starts_with(\"vision_\")) place.domain->grads->view(place.index).zero_();\n"
+          "  place.domain->grad_ready(place.index);"),),
         "cp2_llava", "llava cp2"),
     bug("vision_context_positions", "a context rank's tokens have the positions of the sequence's first ones",
         ((PACKING, "out.positions = positions.index_select(1, held);",
@@ -97,6 +102,9 @@ VISION_BUGS = (
     bug("vision_own_ranks_norm", "each module clips by the norm of its own gradients",
         (("megatron/optimizer/optimizer.cc", "sum_over_modules(sum, groups());", "if (!PLANTED) sum_over_modules(sum, groups());"),),
         "own1_dp2_llava", "llava own tp2 sp"),
+    bug("vision_own_ranks_weight", "encoders on ranks of their own divide their gradients by the tokens of these ranks, which have none",
+        (("megatron/training/passes.cc", "sum_over_modules(totals, model.groups());", "if (!PLANTED) sum_over_modules(totals, model.groups());"),),
+        "own1_dp2_llava", "llava own tp2 sp"),
     bug("vision_divided_copies", "of an encoder that tensor ranks divide the gradients of patches and positions are summed over these ranks",
         ((MODEL, "parameter.placement = {};  // although linears could be divided",
           "parameter.placement = {};\n    if (PLANTED && own_.divides_encoders()) parameter.placement.partial_grad.insert(Axis::kTensor);"),),
@@ -135,6 +143,13 @@ VISION_BUGS = (
                "narrow(1, PLANTED ? 0 : first, rows - first)", GOLDEN + "llava"),
     vision_bug("vision_layer_behind", "the output of the layer behind the configured one is taken", FAMILIES, "all + 1 + feature",
                "all + (PLANTED ? 2 : 1) + feature", GOLDEN + "llava"),
+    vision_bug("vision_final_norm", "features of a layer before the last go through a final norm", ENCODER,
+               "if (ln_post_) x = ln_post_->forward(x);",
+               "if (ln_post_) x = ln_post_->forward(x);\n  else if (PLANTED) x = at::layer_norm(x, {layers_.hidden_size});", GOLDEN + "llava"),
+    vision_bug("vision_features_scaled", "features are multiplied by the factor of the embeddings of text, too",
+               "megatron/models/common/embedding.cc", "if (more.defined()) x = x + more;",
+               "if (more.defined()) x = x + (PLANTED && config_.scale_embeddings ? more * std::sqrt(static_cast<double>(config_.hidden_size)) : more);",
+               GOLDEN + "gemma3"),
     vision_bug("vision_shuffle_transposed", "the features of a cell come column by column", ENCODER, ".transpose(2, 3)",
                ".permute(PLANTED ? std::vector<int64_t>{0, 1, 3, 4, 2, 5} : std::vector<int64_t>{0, 1, 3, 2, 4, 5})",
                "HfVisionModels.CellsOfTwoByTwoFeatures"),

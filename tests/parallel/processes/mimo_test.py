@@ -31,7 +31,9 @@ class Mimo(training.Training):
     def test_rows_train_what_one_rank_trains(self):
         zero3 = ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", "optim_grads_params", "--overlap-grad-reduce",
                  "--overlap-param-gather"]
-        rows = {"tp2_sp_pp2": (4, [TP, "2", SP, PP, "2"]), "tp2_dp2_zero3": (4, [TP, "2", *zero3])}
+        rows = {"tp2_sp_pp2": (4, [TP, "2", SP, PP, "2"]), "tp2_dp2_zero3": (4, [TP, "2", *zero3]),
+                "cp2": (2, ["--context-parallel-size", "2"]),
+                "v_pp2": (2, [PP, "2", "--pipeline-model-parallel-layout", "V|EttL"])}
         self.compare(rows, self.train(1), ("lm loss", "grad_norm"))
 
 

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
 #include <sstream>
@@ -22,8 +24,8 @@ struct Option {
   std::vector<std::string> spellings;
 };
 
-std::vector<Option> megatron_options() {
-  std::ifstream file(MEGATRON_SOURCE_DIR "/tests/golden/flags/megatron_flags.txt");
+std::vector<Option> options_of(const char* name) {
+  std::ifstream file(std::string(MEGATRON_SOURCE_DIR "/tests/golden/flags/") + name);
   std::vector<Option> options;
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with('#')) continue;
@@ -62,8 +64,9 @@ TEST(FlagTable, EveryOptionOfMegatronIsARowOfItsArityOrAField) {
   for (const KnownFlag& flag : flag_table())
     for (const std::string& spelling : spellings(flag))
       EXPECT_TRUE(table.emplace(spelling, &flag).second) << spelling;
-  const std::vector<Option> options = megatron_options();
+  std::vector<Option> options = options_of("megatron_flags.txt");
   EXPECT_EQ(options.size(), 838u);
+  std::ranges::move(options_of("multimodal_flags.txt"), std::back_inserter(options));
   size_t owned = 0;
   for (const Option& option : options) {
     for (const std::string& spelling : option.spellings) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <map>
 
 #include "megatron/base/check.h"
@@ -144,8 +145,9 @@ class Asker {
 
 TEST(FlagWalk, EveryAnswerIsTrueInEveryWayOfRunning) {
   const auto table = rows();
-  const auto options = golden_lines("megatron_flags.txt");
+  auto options = golden_lines("megatron_flags.txt");
   ASSERT_EQ(options.size(), 838u);
+  std::ranges::move(golden_lines("multimodal_flags.txt"), std::back_inserter(options));
   for (const Way& way : kWays) {
     SCOPED_TRACE(way.name);
     ASSERT_EQ(error_of(way, ""), "");
@@ -323,6 +325,9 @@ constexpr Reader kReaders[] = {
     {"distributed_backend", "megatron/comm/rendezvous.cc", "connect"},
     {"distributed_interface", "megatron/comm/rendezvous.cc", "connect"},
     {"freeze_all_layers", "megatron/training/arguments/config/start.cc", "freezes"},
+    {"freeze_lm", "megatron/training/arguments/config/start.cc", "finalize"},
+    {"freeze_vit", "megatron/training/arguments/config/start.cc", "finalize"},
+    {"freeze_vision_projection", "megatron/training/arguments/config/start.cc", "finalize"},
     {"exit_signal", "megatron/training/arguments/config/exit.cc", "exit_signal_number"},
     {"mask_prob", "megatron/datasets/masked/masked_data_config.cc", "masking"},
     {"masking_max_ngram", "megatron/datasets/masked/masked_data_config.cc", "masking"},

@@ -24,6 +24,9 @@ inline Arguments parse(const std::string& flags, int64_t world_size) {
 inline const std::string kRun =
     " --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 500 ";
 
+// Of what a step allocates: a plan that says less lets a run begin that has no room.
+constexpr double kLeastOfStep = 0.98;
+
 // What the allocator counts in the second of two training steps; `evaluates`: a forward over other
 // samples comes before it.
 inline int64_t step_peak(const Arguments& a, const Vocabulary& vocabulary,

@@ -101,6 +101,16 @@ TEST(Mimo, FrozenPartsHoldNoActivations) {
             held_by_forward("--freeze vision_model vision_projection --vision-num-layers 1") + 256);
 }
 
+TEST(Mimo, PartsAreFrozenByMegatronsNames) {
+  const auto frozen = [](const char* flags) { return mimo_arguments(flags).training.freeze; };
+  const std::vector<std::string> two = {"vision_model.ln_pre", "language_model", "vision_model"};
+  EXPECT_EQ(frozen("--freeze-LM --freeze-ViT --freeze vision_model.ln_pre"), two);
+  EXPECT_EQ(frozen("--freeze-vision-projection --freeze vision_projection"),
+            std::vector<std::string>{"vision_projection"});
+  EXPECT_THAT(error_of([&] { frozen("--freeze-LM --freeze-except vision_projection"); }),
+              HasSubstr("several of --freeze"));
+}
+
 // Of both encoders, whole and in part.
 TEST(Mimo, LayersThatAreComputedAgainGiveTheSameBits) {
   const std::string both =

@@ -59,6 +59,19 @@ void StartConfig::fields(FieldVisitor& v) {
           "them");
   v.field("freeze_except", freeze_except, "freeze every parameter but these; patterns as --freeze");
   v.field("freeze_all_layers", freeze_all_layers, "freeze every parameter");
+  v.field({"freeze_lm", "--freeze-LM"}, freeze_lm, "adds language_model to --freeze");
+  v.field({"freeze_vit", "--freeze-ViT"}, freeze_vit, "adds vision_model to --freeze");
+  v.field("freeze_vision_projection", freeze_vision_projection,
+          "adds vision_projection to --freeze");
+}
+
+void StartConfig::finalize() {
+  const auto add = [this](bool given, const char* part) {
+    if (given && std::ranges::find(freeze, part) == freeze.end()) freeze.emplace_back(part);
+  };
+  add(freeze_lm, "language_model");
+  add(freeze_vit, "vision_model");
+  add(freeze_vision_projection, "vision_projection");
 }
 
 void StartConfig::validate(Violations& v) const { at_least(v, "--ckpt-step", ckpt_step, 0); }

@@ -26,8 +26,11 @@ struct StartConfig {
   std::string adapter;
   std::vector<std::string> freeze, freeze_except;  // patterns, see freezes()
   bool freeze_all_layers = false;
+  // Megatron's names of parts of a model with media
+  bool freeze_lm = false, freeze_vit = false, freeze_vision_projection = false;
 
   void fields(FieldVisitor& visitor);
+  void finalize();  // adds the parts to `freeze`
   void validate(Violations& v) const;
 
   // Whether flags freeze the parameter of this name: it has no gradient and no optimizer state, and

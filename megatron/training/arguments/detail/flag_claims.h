@@ -233,6 +233,18 @@ constexpr FlagClaim kSignals{
     [](const Arguments& a) { return a.training.exit_signal_handler; },
     "without --no-exit-signal-handler", "--no-exit-signal-handler switches the handling off"};
 
+// -- models with media
+constexpr FlagClaim kShapeByFlags{"the flags of the network say what the language model is",
+                                  "absent language_model_type"};
+constexpr FlagClaim kConsumedSamples{
+    "the place in the data is the number of consumed samples, which every checkpoint holds",
+    "test DataLoader.ContinuesAnywhere"};
+constexpr FlagClaim kPackedMedia{
+    "samples with media are packed into sequences, and attend to themselves alone",
+    "test Indexed.PatchesOfASequenceStayWithinTheirCapacity"};
+constexpr FlagClaim kNoBroadcast{"each rank reads its samples itself",
+                                 "lacks megatron/datasets/data_loader.cc: broadcast"};
+
 // -- switches of features that are not built: the flags that switch them on are refused
 constexpr FlagClaim kRlOff{"reinforcement learning is not built", "refused"};
 constexpr FlagClaim kServeOff{"the batching inference engine is not built", "refused"};
