@@ -213,8 +213,8 @@ at::Tensor multiply_rows(LinearState& state, const QuantizedMatrix& x, const at:
   const QuantizedMatrix codes = weight_codes(state, value, kInRows, /*record=*/false).rows;
   const at::Tensor& kept = state.weight_codes.row_scales;
   const bool is_kept = state.weight_codes.codes.rows.codes.is_same(codes.codes) && kept.defined();
-  const QuantizedMatrix w = is_kept ? QuantizedMatrix{codes.codes, kept, ScaleLayout::kRow}
-                                    : with_row_scales(codes);
+  const QuantizedMatrix w =
+      is_kept ? QuantizedMatrix{codes.codes, kept, ScaleLayout::kRow} : with_row_scales(codes);
   return multiply(state, x, w, leading, value.scalar_type(), bias, /*forward=*/true, addend);
 }
 

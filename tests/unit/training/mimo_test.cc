@@ -10,6 +10,7 @@
 #include "megatron/models/audio/packed_sounds.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/models/vision/packed_images.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/proving/equivalence.h"
 #include "megatron/training/proving/prove.h"
