@@ -333,11 +333,6 @@ void shrink_run(Arguments& a, const Arguments& before, Shrinker& shrinker, int n
   }
   a.data.mock_data = true;
   a.data.num_workers = 0;
-  a.tokenizer = {};
-  a.tokenizer.tokenizer_type = "NullTokenizer";
-  a.tokenizer.vocab_size = 101;
-  // So that every tensor rank has vocabulary rows, and some have padding
-  a.tokenizer.make_vocab_size_divisible_by = 8;
   shrink_weights(a.transformer);
   const UpdateRule& rule = update_rule(a.optimizer);
   if (rule.bound_rounding != nullptr) {
@@ -581,6 +576,14 @@ std::vector<Proof> prove_with(const PretrainTask& task, const Tracer& tracer,
   return speaks ? proofs : std::vector<Proof>{};
 }
 
+void shrink_vocabulary(TokenizerConfig& tokenizer) {
+  tokenizer = {};
+  tokenizer.tokenizer_type = "NullTokenizer";
+  tokenizer.vocab_size = 101;
+  // So that every tensor rank has vocabulary rows, and some have padding
+  tokenizer.make_vocab_size_divisible_by = 8;
+}
+
 }  // namespace
 
 bool Proof::holds() const {
@@ -633,6 +636,7 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis, int num_steps, bool 
     shrink_letters(a, arguments, shrinker);
   else if (const std::optional<int64_t> segments = even_segments(a))
     shrink_depth(a.transformer, *segments, a.parallel.pipeline_model_parallel_size, shrinker);
+  shrink_vocabulary(a.tokenizer);
   shrink_task(a, arguments, shrinker);
   shrink_run(a, arguments, shrinker, num_steps, on_gpu);
   a.finalize();

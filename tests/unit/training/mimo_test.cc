@@ -355,6 +355,14 @@ TEST(Mimo, ShrunkEncodersKeepLayersOfBothKinds) {
   EXPECT_EQ(shrunk("--vision-whole-picture-layers 0 1 2 3 4 5 6 7"), Layers({0, 1}));
 }
 
+TEST(Mimo, AShrunkTableHasTheTokensOfMedia) {
+  for (const char* flags : {"--vocab-size 5000 --image-token-id 4999", "--image-token-id 100"}) {
+    const Arguments small = shrink(mimo_arguments(flags), /*max_axis=*/2).arguments;
+    EXPECT_EQ(own_config<MimoConfig>(small.own).image_token_id, 100) << flags;
+    EXPECT_EQ(small.tokenizer.vocab_size, 101) << flags;
+  }
+}
+
 // Positions of rows and columns want heads of a multiple of 4.
 TEST(Mimo, ShrunkHeadsAreAsWideOverFewerRanks) {
   const Arguments a = mimo_arguments(
