@@ -3,10 +3,20 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
+#include "megatron/datasets/sample_sounds.h"
+
 namespace megatron {
+
+// What encoding an image or a sound costs a rank, both in one unit: a function of its sizes, the
+// same on all ranks. Called from any thread. Without another one patches and frames.
+struct MediaCosts {
+  std::function<int64_t(const SampleImage&)> image = &SampleImage::patches;
+  std::function<int64_t(const SampleSound&)> sound = &SampleSound::rows;
+};
 
 // By image the rank: the largest costs come first, equal ones by number, each to the rank with the
 // least so far, of equal ones the first. A function of the costs alone, so that all ranks compute
