@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "megatron/base/check.h"
-#include "megatron/datasets/image_plan.h"
 
 namespace megatron {
 namespace {
@@ -227,8 +226,7 @@ BatchSounds DataLoader::Impl::read_sounds(const MicroBatch& batch, std::span<con
   out.ranks = options.image_ranks;
   read_divided(
       DividedSamples{all, first, batch.micro_batch_size},
-      [&](int64_t index) { return dataset->sounds(index); },
-      [](const SampleSound& sound) { return sound.rows(); },
+      [&](int64_t index) { return dataset->sounds(index); }, options.media_costs.sound,
       [](const SampleSound& sound) { return sound.elements(); },
       [&](int64_t index, int64_t number, std::span<float> to) {
         dataset->read_sound(index, number, to);
@@ -244,8 +242,7 @@ BatchImages DataLoader::Impl::read_images(const MicroBatch& batch, std::span<con
   out.ranks = options.image_ranks;
   read_divided(
       DividedSamples{all, first, batch.micro_batch_size},
-      [&](int64_t index) { return dataset->images(index); },
-      [](const SampleImage& image) { return image.patches(); },
+      [&](int64_t index) { return dataset->images(index); }, options.media_costs.image,
       [](const SampleImage& image) { return image.bytes(); },
       [&](int64_t index, int64_t number, std::span<uint8_t> to) {
         dataset->read_image(index, number, to);
@@ -262,10 +259,11 @@ const DataLoader::Impl::GlobalBatch& DataLoader::Impl::global_batch_of(int64_t s
     MEGATRON_ASSERT(batch.size > 0 && batch.size % sampler().samples_per_step() == 0, batch.size);
     if (begin + batch.size > dataset->size()) return batch;  // the end is padded, and stays
     std::vector<int64_t> costs(static_cast<size_t>(batch.size), 0);
+    const MediaCosts& cost_of = options.media_costs;
     for (int64_t i = 0; i < batch.size; ++i) {
       int64_t& cost = costs[static_cast<size_t>(i)];
-      for (const SampleImage& image : dataset->images(begin + i)) cost += image.patches();
-      for (const SampleSound& sound : dataset->sounds(begin + i)) cost += sound.rows();
+      for (const SampleImage& image : dataset->images(begin + i)) cost += cost_of.image(image);
+      for (const SampleSound& sound : dataset->sounds(begin + i)) cost += cost_of.sound(sound);
     }
     for (const Sampler& one : samplers)
       batch.samples.push_back(balanced_samples(costs, one.config().data_parallel_rank,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "megatron/datasets/dataset.h"
+#include "megatron/datasets/image_plan.h"
 #include "megatron/datasets/sampler.h"
 
 namespace megatron {
@@ -48,13 +49,13 @@ struct DataLoaderOptions {
   int64_t num_workers = 2;       // 0: read in next()
   int64_t prefetch = 4;          // maximum of prefetched micro-batches
   HostAllocator allocator;       // default: the heap
-  // Images and sounds are decoded by the rank that encodes them: as image_plan.h divides them by
-  // patches and by frames, of which an encoder of pictures of one size computes proportionally much
+  // Images and sounds are decoded by the rank that encodes them: as plan_images() divides them by
+  // their costs
   ImageRanks image_ranks;
+  MediaCosts media_costs;
   // Samples of the global batch that begins when so many are consumed, the first at
   // consumed_samples; null: samples stay where the sampler has them, else they change places within
-  // it (balanced_samples()), by the patches of their images and the frames of their sounds. Only of
-  // type single.
+  // it (balanced_samples()), by the costs of their images and sounds. Only of type single.
   std::function<int64_t(int64_t consumed)> global_batch_size;
 };
 

@@ -13,9 +13,14 @@ std::vector<int64_t> balanced_samples(std::span<const int64_t> costs, int64_t ra
   std::iota(order.begin(), order.end(), int64_t{0});
   const auto cost = [&](int64_t i) { return costs[static_cast<size_t>(i)]; };
   std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return cost(a) > cost(b); });
-  for (int64_t row = 0; row < std::ssize(order) / ranks; ++row) {
-    const int64_t place = row % 2 == 0 ? rank : ranks - 1 - rank;
-    out.push_back(order[static_cast<size_t>(row * ranks + place)]);
+  // Of each row the rank with the least so far has the dearest sample.
+  std::vector<int64_t> by_load(static_cast<size_t>(ranks)), load(static_cast<size_t>(ranks), 0);
+  std::iota(by_load.begin(), by_load.end(), int64_t{0});
+  for (size_t i = 0; i < order.size(); ++i) {
+    const size_t place = i % by_load.size();
+    if (place == 0) std::ranges::stable_sort(by_load, {}, [&](int64_t r) { return load[r]; });
+    load[static_cast<size_t>(by_load[place])] += cost(order[i]);
+    if (by_load[place] == rank) out.push_back(order[i]);
   }
   return out;
 }

@@ -1,6 +1,7 @@
 #include "megatron/training/evaluation.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/runtime/device.h"
@@ -12,7 +13,7 @@
 namespace megatron {
 
 Evaluator::Evaluator(std::shared_ptr<const Dataset> dataset, Options options, c10::Device device)
-    : dataset_(std::move(dataset)), options_(options), device_(device) {}
+    : dataset_(std::move(dataset)), options_(std::move(options)), device_(device) {}
 
 std::unique_ptr<DataLoader> Evaluator::make_loader(int64_t consumed) const {
   DataLoaderOptions options;
@@ -25,6 +26,7 @@ std::unique_ptr<DataLoader> Evaluator::make_loader(int64_t consumed) const {
   options.num_workers = options_.num_workers;
   options.allocator = host_allocator(device_);
   options.image_ranks = options_.image_ranks;
+  options.media_costs = options_.media_costs;
   return std::make_unique<DataLoader>(dataset_, std::move(options));
 }
 
@@ -86,6 +88,7 @@ Evaluator::Options evaluation_options(const Arguments& arguments, const Parallel
   options.num_workers = std::min<int64_t>(arguments.data.num_workers, 1);
   options.row_multiple = unpadded_row_multiple(arguments);
   options.image_ranks = image_ranks(arguments, groups);
+  options.media_costs = media_costs(arguments);
   return options;
 }
 

@@ -27,6 +27,7 @@ class Evaluator {
     int64_t consumed_samples = 0;
     int64_t row_multiple = 0;  // as for BatchMaker
     ImageRanks image_ranks = {};
+    MediaCosts media_costs = {};
   };
   Evaluator(std::shared_ptr<const Dataset> dataset, Options options, c10::Device device);
 

@@ -12,6 +12,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/models/mimo/media_cost.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/update_rules.h"
@@ -19,6 +20,7 @@
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/encoder_offload_rules.h"
+#include "megatron/training/arguments/frozen_media.h"
 #include "megatron/training/arguments/layer_division.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/arguments/mimo_rules.h"
@@ -503,6 +505,12 @@ ImageRanks image_ranks(const Arguments& arguments, const ParallelGroups& groups)
           reads};
 }
 
+MediaCosts media_costs(const Arguments& arguments) {
+  MimoConfig own = own_config<MimoConfig>(arguments.own);
+  find_frozen_media(arguments.training, arguments.transformer, own);
+  return media_costs(own);
+}
+
 int64_t data_parallel_rank(const Arguments& arguments, const ParallelGroups& groups) {
   return arguments.encoder_ranks().holds(groups.world.rank()) ? 0 : groups.dp.rank();
 }
@@ -535,6 +543,7 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
   options.num_workers = arguments.data.num_workers;
   options.allocator = host_allocator(device);
   options.image_ranks = image_ranks(arguments, groups);
+  options.media_costs = media_costs(arguments);
   if (arguments.data_parallel_size() > 1 && balances_images(arguments))
     options.global_batch_size = [batches = arguments.microbatches()](int64_t consumed) {
       return batches.global_batch_size(consumed);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/datasets/image_plan.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/runtime/job.h"
 #include "megatron/training/run_state.h"
@@ -70,6 +71,9 @@ int64_t data_parallel_rank(const Arguments& arguments, const ParallelGroups& gro
 // The tensor and context ranks of the stage that encodes images divide them; others read none.
 // Where encoders have ranks of their own, the data-parallel ones of these do.
 ImageRanks image_ranks(const Arguments& arguments, const ParallelGroups& groups);
+
+// Of the encoders of the arguments; frozen ones have no backward.
+MediaCosts media_costs(const Arguments& arguments);
 
 // Options of the iteration that follows `consumed_samples`.
 StepOptions step_options(const Arguments& arguments, int64_t consumed_samples);

@@ -45,8 +45,8 @@ void MimoDataConfig::fields(FieldVisitor& v) {
   v.role(FieldRole::kMachine);
   v.field({"balance_images", "--no-balance-images", true}, balance_images,
           "samples do not change places within a global batch; without it they do, with per-token "
-          "losses and --dataloader-type single, so that data-parallel ranks have about as many "
-          "patches");
+          "losses and --dataloader-type single, so that data-parallel ranks have about as much to "
+          "encode");
   v.role(FieldRole::kRun);
   v.field("mock_images", mock_images,
           "images of each sample of --mock-data, as far as there is room; 0: none, one or two");

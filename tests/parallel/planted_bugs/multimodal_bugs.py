@@ -1,5 +1,5 @@
 """Planted bugs of data with images and sound, which unit tests catch. The arguments of Bug, see bugs.py."""
-from stack_bugs import unit_bugs
+from stack_bugs import bug, unit_bugs
 
 data_bug = unit_bugs("multimodal_test", "data are read before any layout", "megatron/datasets/multimodal/")
 prompt_bug = unit_bugs("inference_test", "decoding: no proof has it", "megatron/inference/")
@@ -86,6 +86,11 @@ MULTIMODAL_BUGS = (
               "  return PLANTED && !impl_->slots.empty() ? impl_->options.consumed_samples + impl_->next_to_read * impl_->sampler().samples_per_step() "
               ": impl_->consumed;\n}",
               "DataLoader.GivesEveryBatchInOrderForAnyNumberOfWorkers"),
+    bug("multimodal_cost_is_patches", "images and samples with them are divided by patches, whatever their encoder computes",
+        (("megatron/datasets/data_loader.cc", "options.media_costs.image,", "PLANTED ? MediaCosts().image : options.media_costs.image,"),
+         ("megatron/datasets/data_loader.cc", "const MediaCosts& cost_of = options.media_costs;",
+          "const MediaCosts cost_of = PLANTED ? MediaCosts() : options.media_costs;")),
+        "", "", "multimodal_test:Indexed.MediaAreDividedByTheirCosts", "one rank computes alike"),
     loader_bug("multimodal_balanced_batches_dropped", "of balanced samples four global batches are kept, however many the queue reaches over",
                "data_loader.cc", "const size_t kept = std::max<size_t>(slots.size(), 1);",
                "const size_t kept = PLANTED ? 4 : std::max<size_t>(slots.size(), 1);", "Indexed.BalancedBatchesAreKeptForSlowWorkers"),

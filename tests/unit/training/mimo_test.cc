@@ -427,6 +427,44 @@ TEST(Mimo, KeyBiasesOfSoundsStayZero) {
   EXPECT_EQ(found, 1U);
 }
 
+TEST(Mimo, FrozenEncodersCostAThird) {
+  const auto costs = [](const std::string& more) {
+    const MediaCosts of = media_costs(
+        mimo_arguments(kAudioModel + "--vision-model-type clip --seq-length 48 " + more));
+    return std::pair(of.image({.rows = 2, .columns = 2}),
+                     of.sound({.frames = 8, .frames_of_clip = 8, .bins = 4}));
+  };
+  const auto [image, sound] = costs("");
+  EXPECT_EQ(costs("--freeze vision_model"), std::pair(image / 3, sound));
+  EXPECT_EQ(costs("--freeze audio_model"), std::pair(image, sound / 3));
+  EXPECT_EQ(costs("--freeze vision_model.decoder vision_projection"), std::pair(image, sound));
+}
+
+// By what the encoder computes, and not by patches, of which a large picture has fewer than it
+// costs.
+TEST(Mimo, SamplesAreDealtByWhatTheirImagesCost) {
+  const Arguments a = mimo_arguments(
+      "--vision-model-type qwen2 --pixel-shuffle --patch-dim 2 --position-embedding-type mrope "
+      "--mrope-section 2 1 1 --seq-length 128 --mock-image-patches 100 --mock-image-sigma 1 "
+      "--global-batch-size 96",
+      2);
+  const auto samples = mimo_samples(a);
+  const MediaCosts of = media_costs(a);
+  std::vector<int64_t> costs(96), patches(96), read;
+  for (int64_t i = 0; i < 96; ++i)
+    for (const SampleImage& image : samples->images(i)) {
+      costs[static_cast<size_t>(i)] += of.image(image);
+      patches[static_cast<size_t>(i)] += image.patches();
+    }
+  const auto loader = make_train_loader(a, ParallelGroups(), samples, 0, c10::kCPU);
+  while (std::ssize(read) < 48) {
+    const auto batch = loader->next();
+    read.insert(read.end(), batch->ordinals.begin(), batch->ordinals.end());
+  }
+  EXPECT_EQ(read, balanced_samples(costs, 0, 2));
+  EXPECT_NE(read, balanced_samples(patches, 0, 2));
+}
+
 const std::string kBoth = " --vision-model-type clip --audio-token-id 500 --audio-num-layers 3";
 
 TEST(Mimo, RefusesWhatContradicts) {

@@ -229,6 +229,38 @@ TEST_F(Indexed, BalancedSamplesStayInTheirGlobalBatch) {
   EXPECT_LT(patches(true).second, patches(false).second);
 }
 
+// Images over ranks, and samples over replicas.
+TEST_F(Indexed, MediaAreDividedByTheirCosts) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 30)), {.sequence_length = 40}, 48);
+  const auto squared = [](const SampleImage& image) {
+    const int64_t pixels = image.size.height * image.size.width;
+    return pixels * pixels;
+  };
+  const auto none = [](const SampleImage&) -> int64_t { return 0; };
+  using Cost = std::function<int64_t(const SampleImage&)>;
+  for (const Cost& cost : {Cost(squared), Cost(none)}) {
+    DataLoaderOptions options;
+    options.sampler.micro_batch_size = 6;
+    options.sampler.data_parallel_size = 2;
+    options.image_ranks = {2, 0};
+    options.media_costs.image = cost;
+    options.global_batch_size = [](int64_t) { return 12; };
+    const auto batch = DataLoader(data, options).next();
+    std::vector<int64_t> of_samples(12, 0), of_images;
+    for (int64_t i = 0; i < 12; ++i)
+      for (const SampleImage& image : data->images(i))
+        of_samples[static_cast<size_t>(i)] += cost(image);
+    EXPECT_EQ(batch->ordinals, balanced_samples(of_samples, 0, 2));
+    std::vector<int> owners;
+    for (const auto& one : batch->images->all) {
+      of_images.push_back(cost(one.image));
+      owners.push_back(one.owner);
+    }
+    EXPECT_GT(owners.size(), 6U);
+    EXPECT_EQ(owners, plan_images(of_images, 2));
+  }
+}
+
 // A worker that is slow to begin its micro-batch finds its global batch, also when the others read
 // ahead as far as the queue allows and every micro-batch is a global batch.
 TEST_F(Indexed, BalancedBatchesAreKeptForSlowWorkers) {
@@ -242,6 +274,10 @@ TEST(ImagePlan, SamplesAreDealtBySize) {
   EXPECT_EQ(balanced_samples(costs, 0, 2), (std::vector<int64_t>{1, 2, 4}));
   EXPECT_EQ(balanced_samples(costs, 1, 2), (std::vector<int64_t>{5, 3, 0}));
   EXPECT_EQ(balanced_samples(costs, 0, 1), (std::vector<int64_t>{1, 5, 3, 2, 4, 0}));
+  // One that outweighs the others: its rank has the least of every row behind it.
+  const std::vector<int64_t> heavy = {100, 10, 9, 8, 7, 1};
+  EXPECT_EQ(balanced_samples(heavy, 0, 2), (std::vector<int64_t>{0, 3, 5}));
+  EXPECT_EQ(balanced_samples(heavy, 1, 2), (std::vector<int64_t>{1, 2, 4}));
 }
 
 TEST(ImagePlan, LargestFirstToTheLeastLoaded) {
