@@ -82,7 +82,7 @@ struct AdamWFactors {
 template <class T>
 __device__ AdamWFactors<T> adamw_factors(const StepState& state, const UpdateBlock& block,
                                          const AdamWConstants& constants) {
-  const double lr = state.lr[block.lr_group];
+  const double lr = state.lr[block.lr_group] * block.lr_factor;
   const double t = static_cast<double>(state.adam_steps);
   const double correction1 = 1.0 - pow(constants.beta1, t);
   const double correction2 = 1.0 - pow(constants.beta2, t);
@@ -256,7 +256,7 @@ __global__ void sgd_kernel(const T* __restrict__ grad, T* __restrict__ master,
   const UpdateBlock block = blocks[blockIdx.x];
   const T factor = static_cast<T>(state->grad_factor);
   const T decay = static_cast<T>(state->weight_decay * block.weight_decay_mult);
-  const T lr = static_cast<T>(state->lr[block.lr_group]);
+  const T lr = static_cast<T>(state->lr[block.lr_group] * block.lr_factor);
   for (int64_t i = block.begin + threadIdx.x; i < block.begin + block.count; i += kThreads) {
     const T g = grad[i] * factor + decay * master[i];
     const T b = momentum * momentum_buffer[i] + g;

@@ -25,6 +25,7 @@ struct UpdateBlock {
   // it), and the key of the parameter's random numbers.
   int64_t first_place = 0;
   uint64_t key = 0;
+  double lr_factor = 1.0;  // times StepState::lr
 };
 
 // The flat buffers. `element` is the type of the gradient (kFloat32 or kFloat64) and of master

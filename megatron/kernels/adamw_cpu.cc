@@ -39,7 +39,7 @@ template <class T>
 void adamw(const T* __restrict grad, T* __restrict master, T* __restrict exp_avg,
            T* __restrict exp_avg_sq, int count, const UpdateBlock& block, const StepState& state,
            const AdamWConstants& constants) {
-  const double lr = state.lr[block.lr_group];
+  const double lr = state.lr[block.lr_group] * block.lr_factor;
   const double t = static_cast<double>(state.adam_steps);
   const double correction1 = 1.0 - std::pow(constants.beta1, t);
   const double correction2 = 1.0 - std::pow(constants.beta2, t);
@@ -67,7 +67,7 @@ void sgd(const T* __restrict grad, T* __restrict master, T* __restrict momentum_
          const UpdateBlock& block, const StepState& state, double momentum) {
   const T factor = static_cast<T>(state.grad_factor);
   const T decay = static_cast<T>(state.weight_decay * block.weight_decay_mult);
-  const T lr = static_cast<T>(state.lr[block.lr_group]);
+  const T lr = static_cast<T>(state.lr[block.lr_group] * block.lr_factor);
   const T keep = static_cast<T>(momentum);
   for (int i = 0; i < count; ++i) {
     const T g = grad[i] * factor + decay * master[i];

@@ -80,6 +80,7 @@ struct Parameter {
   Init init;
   ParameterRole role = ParameterRole::kWeight;
   bool trainable = true;
+  double lr_factor = 1.0;  // times the learning rate of the schedule
   FixedZeros zeros = {};
   // The value is fp32 in models of narrower types, too: where rounding it would change what the
   // layer computes by more than its other roundings. Its value is its master weight. Never

@@ -77,6 +77,7 @@ std::vector<UpdateBlock> make_blocks(const FlatShard& shard, int64_t first, int6
     if (slot.begin < first || slot.begin >= last) continue;
     UpdateBlock block;
     block.lr_group = lr_group(parameter);
+    block.lr_factor = parameter.lr_factor;
     block.weight_decay_mult = weight_decay_mult(parameter, config);
     block.counts_in_norm = counts_in_norm(parameter, groups) ? 1 : 0;
     std::vector<PlacedRun> runs = {{0, slot.flat_end, 0}};
@@ -327,6 +328,7 @@ void Optimizer::Impl::update(FlatUpdate& part, const at::Tensor& record) const {
 void Optimizer::Impl::update_matrix(Run& run) const {
   MatrixUpdate matrix = whole_matrix(run.update, *run.matrix, groups());
   matrix.lr_group = lr_group(*run.matrix);
+  matrix.lr_factor = run.matrix->lr_factor;
   matrix.weight_decay_mult = weight_decay_mult(*run.matrix, config);
   rule.update_matrix(config, matrix, state);
   store_matrix(matrix, run.update, *run.matrix, groups());

@@ -21,7 +21,8 @@ struct MatrixUpdate {
   at::Tensor grad;                 // fp32 or fp64; StepState::grad_factor scales it
   at::Tensor master;               // as grad
   std::vector<at::Tensor> states;  // as grad
-  int lr_group = 0;                // index into StepState::lr
+  int lr_group = 0;                // index into StepState::lr, which lr_factor multiplies
+  double lr_factor = 1.0;
   float weight_decay_mult = 0.0f;  // times StepState::weight_decay
 };
 

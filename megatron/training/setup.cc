@@ -369,7 +369,10 @@ std::vector<ModelChunk> build_chunks(const PretrainTask& task, const Arguments& 
                                      const ParallelGroups& groups, at::ScalarType dtype,
                                      c10::Device device, const StartPoint& start) {
   std::vector<ModelChunk> chunks = declare_chunks(task, arguments, vocabulary, pipeline, groups);
-  for (ModelChunk& chunk : chunks) freeze_parameters(arguments.training, *chunk.module);
+  for (ModelChunk& chunk : chunks) {
+    freeze_parameters(arguments.training, *chunk.module);
+    set_lr_factors(arguments.optimizer, *chunk.module);
+  }
   DistributedDataParallelConfig sharding = arguments.ddp;
   sharding.whole_matrices = update_rule(arguments.optimizer).needs_whole_matrices();
   store_chunks(chunks, arguments, sharding, groups, dtype, device, !start.checkpoint);
@@ -449,7 +452,9 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
                          const Vocabulary& vocabulary, const ParallelGroups& groups,
                          at::ScalarType dtype, c10::Device device, const StartPoint& start,
                          Agreement* agreement) {
-  arguments.training.check_freezing(parameter_names(task, arguments, vocabulary));
+  const std::vector<std::string> names = parameter_names(task, arguments, vocabulary);
+  arguments.training.check_freezing(names);
+  check_lr_factors(arguments.optimizer, arguments.training, names);
   // Held until the linears of the model hold it.
   const std::shared_ptr<PeerMailbox> mailbox = open_mailbox(arguments, groups.tp, dtype, device);
   const std::shared_ptr<PeerRows> expert_rows =

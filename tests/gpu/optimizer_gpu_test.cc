@@ -18,7 +18,7 @@ std::vector<at::Tensor> train(const OptimizerConfig& config, at::ScalarType dtyp
   const ParallelGroups groups;
   TestModel model;
   model.declare("embedding.weight", {301, 64}, ParameterRole::kEmbedding);
-  model.declare("linear.weight", {129, 97});
+  model.declare("linear.weight", {129, 97}).lr_factor = 3.0;
   model.declare("linear.bias", {129}, ParameterRole::kBias);
   DistributedDataParallel store(model, groups, dtype, device);
   for (size_t k = 0; k < model.size(); ++k) model[k].init = Init::normal(0.5);

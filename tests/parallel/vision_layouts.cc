@@ -10,6 +10,7 @@
   "--vision-num-attention-heads 2 "
 #define EACH_INPUT "attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_fc1 mlp_act mlp_fc2 "
 #define FROZEN_TOWER "--freeze vision_model "
+#define LR_FACTORS "--lr-factors vision_model=0.1 vision_model.decoder=0.5 vision_projection=2 "
 #define FROZEN_LANGUAGE "--freeze language_model "
 
 namespace megatron {
@@ -87,6 +88,8 @@ constexpr LayoutRow kVisionRows[] = {
     {"tp2_sp_frozen_projector_llava", "llava", 2, TP "2 " SP "--freeze vision_projection", "mimo"},
     {"dp2_zero3_encoder_alone_llava", "llava", 2, ZERO3 OVERLAP "--freeze-except vision_model",
      "mimo"},
+    {"dp2_zero3_factors_llava", "llava", 2, ZERO3 OVERLAP LR_FACTORS, "mimo"},
+    {"tp2_sp_factors_llava", "llava", 2, TP "2 " SP LR_FACTORS, "mimo"},
     {"tp2_sp_llava_full", "llava_full", 2, TP "2 " SP, "mimo"},
     {"pp2_dp2_zero2_llava_full", "llava_full", 4, PP "2 " ZERO2 OVERLAP, "mimo"},
     {"tp2_sp_llava_tiles", "llava_tiles", 2, TP "2 " SP, "mimo"},

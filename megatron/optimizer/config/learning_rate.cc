@@ -1,5 +1,10 @@
 #include "megatron/optimizer/config/learning_rate.h"
 
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <set>
+
 #include "megatron/base/value_checks.h"
 
 namespace megatron {
@@ -34,6 +39,11 @@ void LearningRateConfig::fields(FieldVisitor& v) {
           "peak learning rate of the embedding and of the output layer; default: lr");
   v.field("decoupled_min_lr", decoupled_min_lr,
           "min-lr of the embedding and of the output layer; default: min-lr");
+  v.field("lr_factors", lr_factors,
+          "NAME=FACTOR: the learning rate of these parameters is that of the schedule, min-lr and "
+          "warm-up included, times the factor, as is then what weight decay takes in a step; names "
+          "as of --freeze, of which the longest that matches counts: vision_model=0.1 "
+          "vision_projection=2");
   v.field({"override_opt_param_scheduler",
            "--override-opt-param-scheduler --override-opt_param-scheduler"},
           override_opt_param_scheduler,
@@ -58,6 +68,14 @@ void LearningRateConfig::validate(Violations& v) const {
     v.add(cat("the minimum of the decoupled learning rate, ", least, ", is above --decoupled-lr ",
               *decoupled_lr),
           "--decoupled-min-lr up to --decoupled-lr");
+  std::set<std::string> names;
+  for (const auto& [name, factor] : rate_factors()) {
+    v.require(!name.empty() && std::isfinite(factor) && factor > 0,
+              cat("--lr-factors has no positive number for \"", name, "\""),
+              "NAME=FACTOR, such as vision_model=0.1");
+    v.require(names.insert(name).second, cat("--lr-factors names ", name, " twice"),
+              "one factor for each name");
+  }
   if (lr_warmup_fraction) {
     const double fraction = *lr_warmup_fraction;
     check_range("--lr-warmup-fraction", fraction, fraction >= 0 && fraction < 1,
@@ -73,6 +91,20 @@ void LearningRateConfig::validate(Violations& v) const {
   v.require(!override_opt_param_scheduler || !use_checkpoint_opt_param_scheduler,
             "--override-opt-param-scheduler excludes --use-checkpoint-opt-param-scheduler",
             "the first takes the flags' schedule, the second the checkpoint's");
+}
+
+std::vector<LrFactor> LearningRateConfig::rate_factors() const {
+  std::vector<LrFactor> all;
+  for (const std::string& text : lr_factors) {
+    const size_t sign = text.rfind('=');
+    const char* end = text.data() + text.size();
+    const char* begin = sign == std::string::npos ? end : text.data() + sign + 1;
+    double factor = 0;
+    const auto [rest, error] = std::from_chars(begin, end, factor);
+    if (error != std::errc() || rest != end) factor = std::numeric_limits<double>::quiet_NaN();
+    all.push_back({text.substr(0, sign), factor});
+  }
+  return all;
 }
 
 }  // namespace megatron

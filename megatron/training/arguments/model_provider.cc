@@ -1,5 +1,8 @@
 #include "megatron/training/arguments/model_provider.h"
 
+#include <algorithm>
+
+#include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/model_table.h"
 
@@ -43,6 +46,33 @@ void freeze_parameters(const TrainingConfig& config, Module& module) {
   module.visit([&](const std::string& path, Parameter& parameter) {
     if (config.freezes(parameter.name.empty() ? path : parameter.name)) parameter.trainable = false;
   });
+}
+
+void set_lr_factors(const OptimizerConfig& config, Module& module) {
+  const std::vector<LrFactor> factors = config.rate_factors();
+  module.visit([&](const std::string& path, Parameter& parameter) {
+    size_t longest = 0;
+    for (const LrFactor& of : factors) {
+      if (of.name.size() < longest ||
+          !stands_for(of.name, parameter.name.empty() ? path : parameter.name))
+        continue;
+      longest = of.name.size();
+      parameter.lr_factor = of.factor;
+    }
+  });
+}
+
+void check_lr_factors(const OptimizerConfig& config, const StartConfig& start,
+                      const std::vector<std::string>& names) {
+  for (const LrFactor& of : config.rate_factors()) {
+    require_match("--lr-factors", of.name, names);
+    const bool trained = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return stands_for(of.name, name) && !start.freezes(name);
+    });
+    if (!trained)
+      throw UsageError(cat("--lr-factors ", of.name,
+                           " names frozen parameters alone\nhint: leave it out, or freeze less"));
+  }
 }
 
 }  // namespace megatron

@@ -36,5 +36,11 @@ ModelProvider provide_model(std::string type = ModelConfig().type);
 
 // Freezes what --freeze and --freeze-except name.
 void freeze_parameters(const TrainingConfig& config, Module& module);
+// Sets Parameter::lr_factor as --lr-factors says: by the longest name that matches, and of equally
+// long patterns by the last.
+void set_lr_factors(const OptimizerConfig& config, Module& module);
+// Throws UsageError for a name of --lr-factors that matches none of `names`, or only frozen ones.
+void check_lr_factors(const OptimizerConfig& config, const StartConfig& start,
+                      const std::vector<std::string>& names);
 
 }  // namespace megatron

@@ -196,7 +196,10 @@ ExpertProofRanks ranks_of_experts(const ParallelConfig& p) {
 }
 
 // Whether a pattern of parameter names may contain layer numbers.
-bool names_layers(const std::vector<std::string>& patterns) {
+bool names_layers(const Arguments& a) {
+  std::vector<std::string> patterns = a.training.freeze;
+  patterns.insert(patterns.end(), a.training.freeze_except.begin(), a.training.freeze_except.end());
+  for (const LrFactor& of : a.optimizer.rate_factors()) patterns.push_back(of.name);
   return std::any_of(patterns.begin(), patterns.end(), [](const std::string& pattern) {
     return pattern.find_first_of("0123456789") != std::string::npos;
   });
@@ -207,9 +210,7 @@ bool names_layers(const std::vector<std::string>& patterns) {
 std::optional<int64_t> even_segments(const Arguments& a) {
   const PipelineConfig& p = a.pipeline;
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
-  if (names_layers_of_stages(p) || names_layers(a.training.freeze) ||
-      names_layers(a.training.freeze_except))
-    return {};
+  if (names_layers_of_stages(p) || names_layers(a)) return {};
   return pp *
          p.num_virtual_stages_per_pipeline_rank.value_or(
              schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);
@@ -277,7 +278,7 @@ int64_t most_microbatches(const Arguments& a) {
 // A batch that grows does so after the first step, if it has several micro-batches then.
 // The tiny pattern names its segments, which cost may have divided.
 void shrink_letters(Arguments& a, const Arguments& before, Shrinker& shrinker) {
-  if (names_layers(a.training.freeze) || names_layers(a.training.freeze_except)) return;
+  if (names_layers(a)) return;
   const StageLayout stages = divide_layers(before, likely_vocabulary(before), provide_model());
   shrink_pattern(a.transformer, stages.layer_counts(), shrinker);
   a.pipeline.decoder_first_pipeline_num_layers = {};

@@ -207,6 +207,7 @@ PROOFS = {
                     "--freeze vision_model.conv1 " + PP + "3 --pipeline-model-parallel-layout V|VEt|t*3L"),
     "llava own tp2 sp": (3, LLAVA + BATCH + TP + "2 " + SP + "--encoder-data-parallel-size 1"),
     "llava dp2 zero3": (2, LLAVA + BATCH + ZERO3 + "--no-balance-images "),
+    "llava dp2 zero3 factors": (2, LLAVA + BATCH + ZERO3 + "--lr-factors vision_model=0.1 vision_projection=2"),
     "llava dp2 dropout": (2, LLAVA + BATCH + "--hidden-dropout 0.1"),
     "retro tp2 sp again": (2, RETRO + BATCH + TP + "2 " + SP + "--recompute-granularity selective --recompute-modules retro_encoder"),
     "retro pp2": (2, RETRO + BATCH + PP + "2"),

@@ -12,6 +12,7 @@ GOLDEN = "Families/HfVisionGolden.LogitsAndGradientsWithImages/"
 vision_bug = unit_bugs("models_test", "one rank computes alike")
 training_bug = unit_bugs("mimo_test", "one rank computes alike")
 chunk_bug = unit_bugs("scheduling_test", "decoding: no proof has it")
+plain_bug = unit_bugs("training_test", "all layouts take the same name")
 plan_bug = unit_bugs("layout_check_test", "a proof compares numbers, not memory")
 prompt_bug = unit_bugs("inference_test", "decoding: no proof has it")
 
@@ -74,6 +75,14 @@ VISION_BUGS = (
     bug("vision_rank_skips_exchange", "a rank without images does not take part in the exchanges of the encoder",
         ((MODEL, "(images->all_pictures == 0 && !everywhere)", "(images->all_pictures == 0 && (PLANTED || !everywhere))"),),
         "dp2_zero3_llava", "llava dp2 zero3"),
+    bug("lr_factor_of_cut_parameters", "a parameter that a shard border cuts moves by the learning rate without its factor",
+        (("megatron/optimizer/optimizer.cc", "block.lr_factor = parameter.lr_factor;",
+          "block.lr_factor = PLANTED && slot.num_elements() < num_local_elements(parameter) ? 1.0 : parameter.lr_factor;"),),
+        "dp2_zero3_factors_llava", "llava dp2 zero3 factors"),
+    plain_bug("lr_factor_of_the_shorter_name", "of two names of --lr-factors that match the shorter one counts",
+                 "megatron/training/arguments/model_provider.cc", "if (of.name.size() < longest ||",
+                 "if ((PLANTED ? longest > 0 && of.name.size() > longest : of.name.size() < longest) ||",
+                 "Pretrain.FactorsOfLearningRatesByNames"),
     bug("vision_part_frozen", "an encoder on stages of its own that is frozen in part gets no gradient at all",
         (("megatron/training/arguments/frozen_media.cc", "bool all = true; module.visit([&](const std::string& path, Parameter&) { all = all && start.freezes(path); },",
           "bool all = !PLANTED;\n    module.visit([&](const std::string& path, Parameter&) { all = PLANTED ? all || start.freezes(path) : all && start.freezes(path); },"),),

@@ -52,6 +52,7 @@ UpdateBlock test_block() {
   block.begin = kBegin;
   block.count = kCount;
   block.lr_group = 1;
+  block.lr_factor = 0.25;
   block.weight_decay_mult = 1.0f;
   return block;
 }
@@ -62,7 +63,7 @@ StepState test_state() {
   state.grad_factor = 0.37;
   state.weight_decay = 0.1;
   state.lr[0] = 1.0;
-  state.lr[1] = 3e-3;
+  state.lr[1] = 12e-3;  // 3e-3 with the block's factor
   return state;
 }
 

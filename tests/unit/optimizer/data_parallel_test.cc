@@ -47,6 +47,7 @@ class ChainModel : public TestModel {
       Parameter& proj = parameter(layer + "proj.weight", {6, 10});
       proj.placement.shards.push_back({1, Axis::kTensor, {}});
       proj.local_shape[1] /= groups.tp.size();
+      proj.lr_factor = 2.0;
       parameter(layer + "decay", {10}, ParameterRole::kWeight, {6, 4}).keeps_fp32 = true;
       if (i == 1) parameter(layer + "frozen", {5, 5}).trainable = false;
       if (i == 3) {
@@ -785,7 +786,7 @@ const UpdateRule& orthogonal_rule() {
           [](const OptimizerConfig& config, MatrixUpdate& matrix, const at::Tensor& record) {
             const auto& step = *static_cast<const StepState*>(record.const_data_ptr());
             if (step.skip != 0) return;
-            const double lr = step.lr[matrix.lr_group];
+            const double lr = step.lr[matrix.lr_group] * matrix.lr_factor;
             at::Tensor& momentum = matrix.states[0];
             momentum.mul_(config.sgd_momentum).add_(matrix.grad, step.grad_factor);
             at::Tensor x = momentum / (momentum.norm() + 1e-7);
@@ -871,6 +872,45 @@ TEST(DataParallel, WholeMatricesAreUpdatedAsOnOneRank) {
   Layout layout = mesh(2, 1, 4);
   layout.data.num_distributed_optimizer_instances = 2;
   expect_all_strategies_serial(layout, &rule, expected);
+}
+
+// Of parameters that shard borders cut, too; of whole matrices by another rule.
+TEST(DataParallel, AFactorOfTheLearningRateIsThatRate) {
+  for (const ShardingStrategy sharding : kStrategies) {
+    for (const std::string rule : {"adam", "sgd", "orthogonal"}) {
+      SCOPED_TRACE(cat(rule, " strategy ", static_cast<int>(sharding)));
+      Layout layout = mesh(1, 1, 3);
+      layout.data = strategy(sharding, false);
+      layout.data.whole_matrices = rule == "orthogonal";
+      const auto stepped = [&](double lr, double factor) {
+        std::vector<std::map<std::string, at::Tensor>> values(3);
+        run_ranks(3, [&](const std::shared_ptr<Backend>& world) {
+          OptimizerConfig config = optimizer_config();
+          config.lr = lr;
+          if (rule == "sgd") config.optimizer = rule;
+          const UpdateRule& used = rule == "orthogonal" ? orthogonal_rule() : update_rule(config);
+          TrainingRank run(layout, world, at::kFloat, config, &used);
+          for (Parameter* parameter : run.models[0]->parameters())
+            parameter->lr_factor = parameter->name.ends_with("proj.weight") ? factor : 1.0;
+          run.optimizer = std::make_unique<Optimizer>(
+              used, config, run.optimizer->schedule(),
+              std::vector<DistributedDataParallel*>{run.stores[0].get()});
+          run.train_step(0);
+          values.at(static_cast<size_t>(world->rank())) = run.values();
+        });
+        return values;
+      };
+      const auto plain = stepped(1e-2, 1), all = stepped(1e-2 * 0.1, 1),
+                 chosen = stepped(1e-2, 0.1);
+      for (size_t rank = 0; rank < 3; ++rank) {
+        for (const auto& [name, value] : chosen[rank]) {
+          const bool scaled = name.ends_with("proj.weight");
+          EXPECT_TRUE(at::equal(value, (scaled ? all : plain)[rank].at(name))) << name;
+          EXPECT_EQ(at::equal(value, plain[rank].at(name)), !scaled) << name;
+        }
+      }
+    }
+  }
 }
 
 TEST(DataParallel, ACutMatrixIsFoundBeforeTheFirstStep) {

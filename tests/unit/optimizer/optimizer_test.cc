@@ -111,6 +111,45 @@ TEST(Optimizer, WeightDecayFollowsTheRules) {
   }
 }
 
+// With the factor of one parameter it alone moves, bit for bit, as by that rate; the record holds
+// the rate without factors.
+TEST(Optimizer, AFactorOfTheLearningRateIsThatRate) {
+  constexpr double kFactor = 0.1;
+  for (const char* rule : {"adam", "sgd"}) {
+    for (const double in_host_memory : {0.0, 0.5, 1.0}) {
+      for (const bool narrow : {false, true}) {
+        if (narrow && rule == std::string("sgd")) continue;
+        SCOPED_TRACE(cat(rule, " in host memory ", in_host_memory, " narrow ", narrow));
+        OptimizerConfig config = test_config();
+        config.optimizer = rule;
+        config.optimizer_cpu_offload = in_host_memory > 0;
+        if (in_host_memory > 0) config.optimizer_offload_fraction = in_host_memory;
+        if (narrow)
+          config.main_params_dtype = config.exp_avg_dtype = config.exp_avg_sq_dtype =
+              StateType::kBf16;
+        const auto stepped = [&](double lr, double factor) {
+          config.lr = lr;
+          auto run = std::make_unique<Fixture>(config, narrow ? at::kBFloat16 : at::kFloat);
+          run->model[1].lr_factor = run->model[2].lr_factor = factor;
+          run->optimizer =
+              std::make_unique<Optimizer>(config, run->optimizer->schedule(), *run->ddp);
+          run->step(0);
+          EXPECT_EQ(run->optimizer->read_state().lr[0], lr);
+          return run;
+        };
+        const double lr = *test_config().lr;
+        const auto plain = stepped(lr, 1.0), all = stepped(lr * kFactor, 1.0),
+                   chosen = stepped(lr, kFactor);
+        for (size_t k = 0; k < 4; ++k) {
+          const at::Tensor& value = chosen->model[k].value;
+          EXPECT_TRUE(at::equal(value, (k == 1 || k == 2 ? all : plain)->model[k].value)) << k;
+          EXPECT_FALSE(at::equal(value, (k == 1 || k == 2 ? plain : all)->model[k].value)) << k;
+        }
+      }
+    }
+  }
+}
+
 TEST(Optimizer, PaddedRowsStayZero) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Fixture run(test_config(), dtype);

@@ -26,6 +26,7 @@ const UpdateRule& sign_rule() {
             const auto* blocks = static_cast<const UpdateBlock*>(flat.blocks.const_data_ptr());
             for (int64_t i = 0; i < flat.partials.numel(); ++i) {
               const UpdateBlock& block = blocks[i];
+              const double lr = step.lr[block.lr_group] * block.lr_factor;
               const auto part = [&](const at::Tensor& tensor) {
                 return tensor.narrow(0, block.begin, block.count);
               };
@@ -33,8 +34,8 @@ const UpdateRule& sign_rule() {
                   .mul_(config.sgd_momentum)
                   .add_(part(flat.grad), step.grad_factor);
               part(flat.master)
-                  .mul_(1.0 - step.lr[block.lr_group] * step.weight_decay * block.weight_decay_mult)
-                  .sub_(part(flat.states[0]).sign(), step.lr[block.lr_group]);
+                  .mul_(1.0 - lr * step.weight_decay * block.weight_decay_mult)
+                  .sub_(part(flat.states[0]).sign(), lr);
               if (flat.value.defined()) part(flat.value).copy_(part(flat.master));
             }
           },

@@ -13,7 +13,9 @@
 #include "megatron/base/check.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/model_provider.h"
 #include "megatron/training/tasks/tasks.h"
+#include "tests/unit/optimizer/test_model.h"
 
 namespace megatron {
 namespace {
@@ -392,6 +394,78 @@ TEST(Pretrain, FreezingByNames) {
   config.freeze_all_layers = true;
   EXPECT_EQ(message(), "");
   EXPECT_TRUE(config.freezes(names[0]));
+}
+
+TEST(Pretrain, FactorsOfLearningRatesByNames) {
+  const std::vector<std::string> names = {"embedding.word_embeddings.weight",
+                                          "decoder.layers.1.mlp.linear_fc1.weight",
+                                          "decoder.layers.1.mlp.linear_fc1.bias"};
+  OptimizerConfig config;
+  StartConfig start;
+  const auto message = [&](std::vector<std::string> factors) {
+    config.lr_factors = std::move(factors);
+    try {
+      check_lr_factors(config, start, names);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message({"embedding=2", "decoder.layers.1.mlp=0.5", "*.bias=3"}), "");
+  EXPECT_EQ(message({"embedding=2", "decoder.layers.2=0.5"}),
+            "--lr-factors decoder.layers.2 matches no parameter\nhint: the names of this model run "
+            "from embedding.word_embeddings.weight to decoder.layers.1.mlp.linear_fc1.bias");
+  start.freeze = {"embedding", "*.weight"};
+  EXPECT_EQ(message({"decoder=2"}), "") << "frozen in part";
+  EXPECT_EQ(message({"decoder=2", "embedding=2"}),
+            "--lr-factors embedding names frozen parameters alone\nhint: leave it out, or freeze "
+            "less");
+
+  config.lr_factors = {"decoder.layers.1=0.5", "decoder=4", "*.linear_fc[12].bias=8"};
+  TestModel model;
+  for (const std::string& name : names) model.declare(name, {2});
+  set_lr_factors(config, model);
+  EXPECT_EQ(model[0].lr_factor, 1.0);
+  EXPECT_EQ(model[1].lr_factor, 0.5) << "of the longer name";
+  EXPECT_EQ(model[2].lr_factor, 8.0);
+}
+
+// The whole way from the flag to the weights, and through a checkpoint.
+TEST(Pretrain, FactorsOfLearningRatesMoveTheirParameters) {
+  const auto run = [](const char* name, double lr, std::vector<std::string> factors,
+                      const std::string& load = "") {
+    Arguments arguments = tiny(cat("pretrain_", name));
+    const auto save = std::filesystem::path(testing::TempDir()) / cat(name, "_save");
+    std::filesystem::remove_all(save);
+    arguments.training.save = save.string();
+    arguments.training.train_iters = 2;
+    arguments.training.save_interval = 1;
+    arguments.training.load = load;
+    if (!load.empty()) arguments.training.ckpt_step = 1;
+    arguments.optimizer.lr = lr;
+    arguments.optimizer.lr_decay_style = LrDecayStyle::kConstant;
+    arguments.optimizer.lr_factors = std::move(factors);
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    pretrain(gpt_task(), arguments);
+    testing::internal::GetCapturedStdout();
+    testing::internal::GetCapturedStderr();
+    return save;
+  };
+  const auto step = [](const std::filesystem::path& save, int number) {
+    return stored_tensors(save / cat("iter_000000", number));
+  };
+  const std::vector<std::string> factors = {"decoder.layers.0.mlp=0.1"};
+  const std::filesystem::path save = run("lr_chosen", 1e-2, factors);
+  const auto plain = step(run("lr_plain", 1e-2, {}), 1),
+             all = step(run("lr_all", 1e-2 * 0.1, {}), 1), chosen = step(save, 1);
+  ASSERT_EQ(chosen.size(), plain.size()) << "factors are no state";
+  for (const auto& [key, bytes] : chosen) {
+    const bool scaled = key.starts_with("decoder.layers.0.mlp.");
+    EXPECT_TRUE(bytes == (scaled ? all : plain).at(key)) << key;
+    EXPECT_EQ(bytes == plain.at(key), !scaled) << key;
+  }
+  EXPECT_TRUE(step(run("lr_resumed", 1e-2, factors, save.string()), 2) == step(save, 2));
 }
 
 TEST(Pretrain, UnknownTask) {

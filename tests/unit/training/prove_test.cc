@@ -121,7 +121,7 @@ TEST(Shrink, FitsTheSchedule) {
   const OptimizerConfig decays =
       shrunk(
           "--num-layers 2 --lr-decay-style cosine --min-lr 1e-4 --lr-warmup-iters 5 "
-          "--lr-decay-iters 20 --decoupled-lr 1e-2",
+          "--lr-decay-iters 20 --decoupled-lr 1e-2 --lr-factors decoder=0.5",
           2)
           .arguments.optimizer;
   const double lr = *decays.lr;
@@ -131,6 +131,7 @@ TEST(Shrink, FitsTheSchedule) {
   EXPECT_DOUBLE_EQ(*decays.lr_warmup_fraction, 0.25);
   EXPECT_DOUBLE_EQ(decays.min_lr, 0.1 * lr);
   EXPECT_DOUBLE_EQ(*decays.decoupled_lr, 10 * lr);
+  EXPECT_EQ(decays.rate_factors().at(0).factor, 0.5);
   const OptimizerConfig tail = shrunk(
                                    "--num-layers 2 --lr-decay-style WSD --lr-wsd-decay-iters 2 "
                                    "--lr-wsd-decay-style linear --lr-warmup-iters 1",
@@ -156,6 +157,15 @@ TEST(Shrink, ForgetsWhatARunDoesAroundItsSteps) {
   EXPECT_TRUE(a.data.reset_attention_mask && a.data.mock_data);
   EXPECT_EQ(a.training.freeze, std::vector<std::string>{"embedding"});
   EXPECT_EQ(a.transformer.seed, 7);
+}
+
+TEST(Shrink, KeepsTheLayersThatFactorsOfTheLearningRateName) {
+  const auto layers = [](const char* factors) {
+    return shrunk(cat("--num-layers 12 --lr-factors ", factors), 2)
+        .arguments.transformer.num_layers;
+  };
+  EXPECT_LT(layers("decoder=0.5"), 12);
+  EXPECT_EQ(layers("decoder.layers.11=0.5"), 12);
 }
 
 TEST(Shrink, RaisesTheEpsilonOfAdam) {

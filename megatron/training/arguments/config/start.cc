@@ -11,19 +11,29 @@ namespace {
 
 constexpr std::string_view kStarts[] = {"auto", "fresh", "resume", "resume-or-fresh"};
 
-// Whether the pattern matches the name, or a prefix of it that ends before a dot.
-bool stands_for(const std::string& pattern, std::string_view name) {
-  for (size_t end = name.find('.'); end != std::string_view::npos; end = name.find('.', end + 1))
-    if (fnmatch(pattern.c_str(), std::string(name.substr(0, end)).c_str(), 0) == 0) return true;
-  return fnmatch(pattern.c_str(), std::string(name).c_str(), 0) == 0;
-}
-
 bool any_stands_for(const std::vector<std::string>& patterns, std::string_view name) {
   return std::any_of(patterns.begin(), patterns.end(),
                      [&](const std::string& pattern) { return stands_for(pattern, name); });
 }
 
 }  // namespace
+
+bool stands_for(const std::string& pattern, std::string_view name) {
+  for (size_t end = name.find('.'); end != std::string_view::npos; end = name.find('.', end + 1))
+    if (fnmatch(pattern.c_str(), std::string(name.substr(0, end)).c_str(), 0) == 0) return true;
+  return fnmatch(pattern.c_str(), std::string(name).c_str(), 0) == 0;
+}
+
+void require_match(const char* flag, const std::string& pattern,
+                   const std::vector<std::string>& names) {
+  const bool found = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return stands_for(pattern, name);
+  });
+  if (!found)
+    throw UsageError(cat(flag, " ", pattern,
+                         " matches no parameter\nhint: the names of this model run from ",
+                         names.front(), " to ", names.back()));
+}
 
 void StartConfig::fields(FieldVisitor& v) {
   v.role(FieldRole::kRun);
@@ -84,15 +94,8 @@ bool StartConfig::freezes(std::string_view name) const {
 
 void StartConfig::check_freezing(const std::vector<std::string>& names) const {
   const bool except = !freeze_except.empty();
-  for (const std::string& pattern : except ? freeze_except : freeze) {
-    const bool found = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-      return stands_for(pattern, name);
-    });
-    if (!found)
-      throw UsageError(cat(except ? "--freeze-except " : "--freeze ", pattern,
-                           " matches no parameter\nhint: the names of this model run from ",
-                           names.front(), " to ", names.back()));
-  }
+  for (const std::string& pattern : except ? freeze_except : freeze)
+    require_match(except ? "--freeze-except" : "--freeze", pattern, names);
   const bool all = std::all_of(names.begin(), names.end(),
                                [&](const std::string& name) { return freezes(name); });
   if (all && !freeze_all_layers)

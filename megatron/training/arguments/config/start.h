@@ -14,6 +14,13 @@ namespace megatron {
 // kAuto: resume with --load, else fresh
 enum class StartChoice { kAuto, kFresh, kResume, kResumeOrFresh };
 
+// Whether a pattern of names matches a parameter's name or a prefix of it that ends before a dot
+// ("decoder.layers.0"); *, ? and [...] are shell wildcards and match dots, too.
+bool stands_for(const std::string& pattern, std::string_view name);
+// Throws UsageError unless the flag's pattern matches some of `names`.
+void require_match(const char* flag, const std::string& pattern,
+                   const std::vector<std::string>& names);
+
 struct StartConfig {
   std::string load;
   StartChoice start = StartChoice::kAuto;
@@ -34,8 +41,7 @@ struct StartConfig {
   void validate(Violations& v) const;
 
   // Whether flags freeze the parameter of this name: it has no gradient and no optimizer state, and
-  // keeps its bits. A pattern matches a whole name or a prefix of it that ends before a dot
-  // ("decoder.layers.0"); *, ? and [...] are shell wildcards and match dots, too.
+  // keeps its bits. Patterns are those of stands_for().
   bool freezes(std::string_view name) const;
   // Throws UsageError for patterns that match none of `names`, and if nothing is left to train
   // without --freeze-all-layers.

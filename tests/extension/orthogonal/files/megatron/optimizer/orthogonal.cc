@@ -41,7 +41,8 @@ at::Tensor number(const at::Tensor& record, size_t offset, at::ScalarType type) 
 void update_matrix(const OptimizerConfig& config, MatrixUpdate& matrix, const at::Tensor& record) {
   const auto real = [&](size_t offset) { return number(record, offset, at::kDouble); };
   const at::Tensor skip = number(record, offsetof(StepState, skip), at::kLong) != 0;
-  const at::Tensor lr = real(offsetof(StepState, lr) + sizeof(double) * matrix.lr_group);
+  const at::Tensor lr =
+      matrix.lr_factor * real(offsetof(StepState, lr) + sizeof(double) * matrix.lr_group);
   const at::Tensor decay = lr * real(offsetof(StepState, weight_decay)) * matrix.weight_decay_mult;
 
   const at::Tensor grad = matrix.grad * real(offsetof(StepState, grad_factor));
