@@ -48,6 +48,7 @@ struct MediaRules {
   int64_t mel_bins = 128;           // features of a frame of sound
   std::string before, after;        // InternVL, Gemma 3: tokens around the rows
   std::string description;          // all of it, for fingerprints
+  std::string details;              // the same as a JSON object, for messages
 
   // Of the encoder's patches: sides of blocks that become one feature, and how often a still image
   // is repeated.

@@ -23,7 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kBatch = 256;  // rows that are encoded side by side
+constexpr size_t kBatch = 256;     // rows that are encoded side by side
+constexpr size_t kMostNamed = 64;  // files in what a checkpoint keeps; more are counted
 
 // Rows of the arrays.
 struct EndsRow {
@@ -50,6 +51,9 @@ struct Arrays {
   std::string held;   // bytes of media that rows hold themselves
   std::string bad;    // "SAMPLE REASON" on a line each
 };
+
+// Of a file its name without folders, and a hash of its content.
+using NamedHash = std::pair<std::string, std::string>;
 
 // As a sample is added.
 struct Encoded {
@@ -99,7 +103,7 @@ std::span<const Row> rows_of(const NpyArray& array) {
 }  // namespace
 
 struct MultimodalIndex::Impl {
-  std::string path, media_root, description;
+  std::string path, media_root, description, details;
   MediaRules rules;
   MultimodalIndexOptions options;
   SourceFiles files;
@@ -121,6 +125,9 @@ struct MultimodalIndex::Impl {
   std::map<std::string, int64_t> joined_numbers;  // while the index is built
   int64_t where_of(const FileRange& place, size_t shard) const;
   void find_repetitions();
+  std::vector<NamedHash> hash_files(const fs::path& folder) const;
+  std::string describe(const std::vector<NamedHash>& hashes, const MultimodalEncoder& encoder,
+                       bool in_full) const;
   void build(const MultimodalEncoder& encoder);
   Encoded encode(const MultimodalEncoder& encoder, const SourceRow& row,
                  const std::string& file) const;
@@ -357,6 +364,50 @@ std::string_view MultimodalIndex::Impl::text(int64_t i, int64_t medium) const {
   return texts.substr(static_cast<size_t>(begin), static_cast<size_t>(end_of(medium) - begin));
 }
 
+std::vector<NamedHash> MultimodalIndex::Impl::hash_files(const fs::path& folder) const {
+  std::vector<NamedHash> out;
+  std::vector<std::string> all = files.paths;
+  all.insert(all.end(), joined().begin(), joined().end());
+  for (const std::string& file : all) {
+    const fs::path name = file;
+    const std::string key =
+        cat(name.filename().string(), "-", hash_text(fs::absolute(name).string()).substr(0, 16));
+    const auto hash = [&] {
+      const MappedFile mapped(name);
+      return hash_text(
+          {reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size()});
+    };
+    out.emplace_back(name.filename().string(),
+                     once_per_node({&folder, 1}, key, {&name, 1}, hash).text);
+  }
+  return out;
+}
+
+std::string MultimodalIndex::Impl::describe(const std::vector<NamedHash>& hashes,
+                                            const MultimodalEncoder& encoder, bool in_full) const {
+  JsonWriter json;
+  json.begin_object().member("class", "MultimodalIndex").member("version", int64_t{1});
+  json.key("files").begin_array();
+  std::string all;
+  for (const auto& [name, hash] : hashes) {
+    if (!in_full)
+      json.begin_object().member("name", name).member("hash", hash).end_object();
+    else if (hashes.size() <= kMostNamed)
+      json.value(cat(name, " ", hash));
+    all += cat(name, " ", hash, "\n");
+  }
+  if (in_full && hashes.size() > kMostNamed)
+    json.value(cat(hashes.size(), " files ", hash_text(all)));
+  json.end_array().key("encoding").raw(encoder.description(in_full));
+  if (files.energon != nullptr) json.key("energon").raw(files.energon->description());
+  json.member("most_pixels", options.limits.max_image_pixels);
+  json.member("most_bytes", options.limits.max_file_bytes);
+  json.member("most_media", options.most_media);
+  if (options.most_bad) json.member("marks_bad", true);
+  json.end_object();
+  return json.text();
+}
+
 MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncoder& encoder,
                                  const MultimodalIndexOptions& options)
     : impl_(std::make_unique<Impl>()) {
@@ -368,31 +419,9 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
   const fs::path folder = options.cache_path.empty()
                               ? media_root_of("", path) / "cache" / "MultimodalIndex"
                               : fs::path(options.cache_path);
-  JsonWriter json;
-  json.begin_object().member("class", "MultimodalIndex").member("version", int64_t{1});
-  json.key("files").begin_array();
-  std::vector<std::string> all = d.files.paths;
-  all.insert(all.end(), d.joined().begin(), d.joined().end());
-  for (const std::string& file : all) {
-    const fs::path name = file;
-    const std::string key =
-        cat(name.filename().string(), "-", hash_text(fs::absolute(name).string()).substr(0, 16));
-    json.begin_object().member("name", name.filename().string());
-    json.member("hash", once_per_node({&folder, 1}, key, {&name, 1}, [&] {
-                          const MappedFile mapped(name);
-                          return hash_text({reinterpret_cast<const char*>(mapped.bytes().data()),
-                                            mapped.bytes().size()});
-                        }).text);
-    json.end_object();
-  }
-  json.end_array().key("encoding").raw(encoder.description());
-  if (d.files.energon != nullptr) json.key("energon").raw(d.files.energon->description());
-  json.member("most_pixels", options.limits.max_image_pixels);
-  json.member("most_bytes", options.limits.max_file_bytes);
-  json.member("most_media", options.most_media);
-  if (options.most_bad) json.member("marks_bad", true);
-  json.end_object();
-  d.description = json.text();
+  const std::vector<NamedHash> hashes = d.hash_files(folder);
+  d.description = d.describe(hashes, encoder, /*in_full=*/false);
+  d.details = d.describe(hashes, encoder, /*in_full=*/true);
 
   static const std::string kNames[] = {"ids", "runs", "media", "ends", "texts", "held", "bad"};
   const size_t arrays_of_index = options.most_bad ? 7 : 6;
@@ -426,6 +455,7 @@ int64_t MultimodalIndex::size() const { return std::ssize(impl_->ends); }
 const std::string& MultimodalIndex::path() const { return impl_->path; }
 const MediaRules& MultimodalIndex::rules() const { return impl_->rules; }
 const std::string& MultimodalIndex::description() const { return impl_->description; }
+const std::string& MultimodalIndex::details() const { return impl_->details; }
 
 const std::vector<RepeatedSamples>& MultimodalIndex::repetitions() const {
   return impl_->repetitions;

@@ -7,7 +7,9 @@
 #include <set>
 #include <span>
 
+#include "megatron/datasets/blended_dataset.h"
 #include "megatron/datasets/image_plan.h"
+#include "megatron/datasets/index_cache.h"
 #include "tests/unit/datasets/multimodal/indexed.h"
 #include "tests/unit/error_of.h"
 
@@ -282,6 +284,28 @@ TEST_F(Indexed, IsReadFromTheCacheAndBuiltAgainWhenRowsChange) {
   EXPECT_EQ(index(path)->size(), 6);
   EXPECT_NE(index(path)->description(), first);
   EXPECT_EQ(files().size(), 2U);
+}
+
+// The description, which decides whether a run may go on, has hashes as ever; a checkpoint keeps what
+// they stand for.
+TEST_F(Indexed, DetailsHaveWhatTheDescriptionHashes) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 4)), {.sequence_length = 40});
+  const Json named = Json::parse(data->description());
+  EXPECT_EQ(named.at("index"), hash_text(data->index().description()));
+  Json details = Json::parse(data->details());
+  const Json full = details.at("index");
+  const Json& media = full.at("encoding").at("media");
+  EXPECT_EQ(media.at("model_type"), "llava");
+  EXPECT_EQ(media.at("image_token_id"), 260);
+  EXPECT_EQ(media.at("image_processor").at("crop_size"), Json({{"height", 28}, {"width", 28}}));
+  EXPECT_TRUE(full.at("encoding").at("conversations").contains("chat_template"));
+  EXPECT_EQ(full.at("files").at(0),
+            cat("rows.jsonl ", hash_text(read_file(folder_ / "rows.jsonl"))));
+  details["index"] = named.at("index");
+  EXPECT_EQ(details, named);
+  const BlendedDataset blend({data, data}, {0.5, 0.5}, 10, Split::kTrain);
+  EXPECT_EQ(Json::parse(blend.details()).at("datasets").at(1).at("index"), full);
+  EXPECT_EQ(Json::parse(blend.description()).at("datasets").at(1), named);
 }
 
 TEST_F(Indexed, AnImageThatIsAnotherOneIsNamed) {
