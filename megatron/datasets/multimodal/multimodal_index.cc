@@ -93,10 +93,11 @@ CacheArray words_of(const char* name, const std::string& bytes) {
 }
 
 template <class Row>
-std::span<const Row> rows_of(const NpyArray& array) {
+std::span<const Row> rows_of(const NpyArray& array, const std::string& path) {
   const std::span<const std::byte> bytes = array.bytes();
-  MEGATRON_CHECK(array.dtype() == "<i8" && bytes.size() % sizeof(Row) == 0,
-                 "the index of media has an array of another form");
+  MEGATRON_CHECK(array.dtype() == "<i8" && bytes.size() % sizeof(Row) == 0, path,
+                 ": the cached index has an array of another form",
+                 "\nhint: remove the folder of --data-cache-path");
   return {reinterpret_cast<const Row*>(bytes.data()), bytes.size() / sizeof(Row)};
 }
 
@@ -138,6 +139,7 @@ struct MultimodalIndex::Impl {
   void read_bad(std::string_view lines);
   void use_own();
   void use_cached();
+  bool can_be(const MediumRow& row) const;
   void check() const;
   EndsRow begin_of(int64_t i) const {
     return i == 0 ? EndsRow{} : ends[static_cast<size_t>(i) - 1];
@@ -305,36 +307,52 @@ void MultimodalIndex::Impl::use_cached() {
                             array.bytes().size());
   };
   ids = cached[0].as<int32_t>("<i4");
-  runs = rows_of<RunRow>(cached[1]);
-  media = rows_of<MediumRow>(cached[2]);
-  ends = rows_of<EndsRow>(cached[3]);
+  runs = rows_of<RunRow>(cached[1], path);
+  media = rows_of<MediumRow>(cached[2], path);
+  ends = rows_of<EndsRow>(cached[3], path);
   texts = chars(cached[4]);
   held = chars(cached[5]);
   if (options.most_bad) read_bad(bad_lines(chars(cached[6])));
 }
 
-// That no row leads out of the arrays, whatever lies in the files.
+// Whether a medium is of a kind, a place and a size that an index may have.
+bool MultimodalIndex::Impl::can_be(const MediumRow& row) const {
+  if (row.where < kMember || row.where >= kJoined + std::ssize(joined()) || row.offset < 0 ||
+      row.size < 0 || row.size > options.limits.max_file_bytes ||
+      (row.where == kBad && !options.most_bad))
+    return false;
+  if ((row.where == kHeld || row.where == kBad) &&
+      (row.offset > std::ssize(held) || row.size > std::ssize(held) - row.offset))
+    return false;
+  if (row.kind == static_cast<int64_t>(MediaKind::kSound))
+    return rules.hears() && row.a >= 0 &&
+           row.a <= std::max(options.limits.max_audio_samples, kBadSound);
+  const int64_t most =
+      std::max(options.limits.max_image_pixels, kBadImage.height * kBadImage.width);
+  return row.kind == static_cast<int64_t>(MediaKind::kImage) && rules.sees() && row.a >= 1 &&
+         row.b >= 1 && row.a <= most / row.b;
+}
+
+// That no row leads out of the arrays or says what would take memory without end, whatever lies in
+// the files.
 void MultimodalIndex::Impl::check() const {
   const auto fail = [&](size_t i) {
     throw_error(cat(path, ": the cached index is damaged at sample ", i,
                     "\nhint: remove the folder of --data-cache-path"));
   };
   EndsRow last{};
+  int64_t text = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
     const EndsRow& end = ends[i];
     if (end.ids < last.ids || end.ids > std::ssize(ids) || end.runs < last.runs ||
         end.runs > std::ssize(runs) || end.media < last.media || end.media > std::ssize(media) ||
         end.shard < last.shard || end.shard >= std::ssize(files.paths))
       fail(i);
-    int64_t text = end.texts;
-    if (text < 0 || text > std::ssize(texts)) fail(i);
+    if (end.texts < text || end.texts > std::ssize(texts)) fail(i);
+    text = end.texts;
     for (int64_t m = last.media; m < end.media; ++m) {
       const MediumRow& row = media[static_cast<size_t>(m)];
-      if (row.text < text || row.text > std::ssize(texts) || row.offset < 0 || row.size < 0 ||
-          row.where < kMember || row.where >= kJoined + std::ssize(joined()) ||
-          (row.where == kHeld &&
-           (row.offset > std::ssize(held) || row.size > std::ssize(held) - row.offset)))
-        fail(i);
+      if (row.text < text || row.text > std::ssize(texts) || !can_be(row)) fail(i);
       text = row.text;
     }
     int64_t token = -1;
