@@ -12,6 +12,7 @@
 #include "megatron/datasets/index_cache.h"
 #include "tests/fuzz/repeat.h"
 #include "tests/unit/datasets/multimodal/indexed.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -70,6 +71,7 @@ class MultimodalIndexFuzz : public Indexed {
       ++read_;
     } catch (const Error& error) {
       EXPECT_TRUE(std::string(error.what()).starts_with(folder_.path())) << error.what();
+      EXPECT_FALSE(holds_address(error.what())) << error.what();
       ++refused_;
     }
     testing::internal::GetCapturedStderr();
