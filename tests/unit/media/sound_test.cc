@@ -169,6 +169,7 @@ TEST(LogMel, FramesAndTokens) {
   EXPECT_EQ(qwen2_audio_tokens(101), 25);
   EXPECT_EQ(qwen2_audio_tokens(3), 1);
   EXPECT_EQ(qwen2_audio_tokens(1), 0);
+  EXPECT_EQ(voxtral_tokens(1), 375);
   EXPECT_EQ(voxtral_tokens(480'000), 375);
   EXPECT_EQ(voxtral_tokens(480'001), 750);
   EXPECT_EQ(error_of([] { log_mel({}, 80); }), "a sound without samples has no features");
