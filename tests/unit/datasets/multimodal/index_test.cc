@@ -320,6 +320,18 @@ TEST_F(Indexed, AnImageThatIsAnotherOneIsNamed) {
                 "5x9\nhint: save the file of rows again, so that it is indexed again");
 }
 
+// Tar has no checksum of what members hold; PNG has, which is looked at when the image is read.
+TEST_F(Indexed, AFlippedBitOfAMemberIsNamed) {
+  const std::string path = write_tar("a.tar", 0, 1, [](int64_t, std::string& bytes) {
+    char& byte = bytes[bytes.find("IDAT") + 10];
+    byte = static_cast<char>(byte ^ 1);
+  });
+  const auto data = dataset(index(path), {.sequence_length = 40});
+  std::vector<uint8_t> patches(static_cast<size_t>(data->images(0).at(0).bytes()));
+  EXPECT_THAT(error_of([&] { data->read_image(0, 0, patches); }),
+              testing::StartsWith(path + ": 0: 0.png: byte "));
+}
+
 TEST_F(Indexed, LimitsAreChecked) {
   options_.most_media = 1;
   const std::string path =
