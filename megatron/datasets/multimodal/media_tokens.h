@@ -17,8 +17,9 @@ namespace megatron {
 // What is known of a medium without decoding it.
 struct MediumFacts {
   MediaKind kind = MediaKind::kImage;
-  ImageSize size;       // after its orientation
-  int64_t samples = 0;  // of sound, at 16 kHz
+  ImageSize size;                // after its orientation
+  int64_t samples = 0;           // of sound, at 16 kHz
+  bool bad_orientation = false;  // ImageHeader's, as it is read: an index counts it, and keeps none
 };
 
 // A medium as text in which `token` occurs once for each run of rows.

@@ -9,6 +9,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
 #include "megatron/base/threads.h"
 #include "megatron/datasets/detail/once_per_node.h"
 #include "megatron/datasets/index_cache.h"
@@ -50,6 +51,8 @@ struct Arrays {
   std::string texts;  // of each sample its key and the names of its media
   std::string held;   // bytes of media that rows hold themselves
   std::string bad;    // "SAMPLE REASON" on a line each
+  int64_t bad_orientations = 0;
+  std::string first_bad_orientation;  // the name of its image
 };
 
 // Of a file its name without folders, and a hash of its content.
@@ -242,6 +245,8 @@ void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
     MediumRow row{
         static_cast<int64_t>(facts.kind), kHeld, 0, 0, facts.size.height, facts.size.width, 0};
     if (facts.kind == MediaKind::kSound) row.a = facts.samples;
+    if (facts.bad_orientation && own.bad_orientations++ == 0)
+      own.first_bad_orientation = medium_label(sample.source.name, medium.path, m);
     if (place.path.empty() && sample.bad[m].empty()) {
       row.offset = std::ssize(own.held);
       row.size = std::ssize(medium.bytes);
@@ -289,6 +294,9 @@ void MultimodalIndex::Impl::build(const MultimodalEncoder& encoder) {
   pad_to_words(own.held);
   own.bad += '\n';  // an empty line ends it, before what pads it
   pad_to_words(own.bad);
+  if (own.bad_orientations > 0)
+    log_warning(cat(own.first_bad_orientation, ": its EXIF gives no orientation of 1 to 8; ",
+                    own.bad_orientations, " images of ", path, " are such, and taken as stored"));
 }
 
 void MultimodalIndex::Impl::use_own() {

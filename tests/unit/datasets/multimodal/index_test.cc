@@ -12,6 +12,7 @@
 #include "megatron/datasets/index_cache.h"
 #include "tests/unit/datasets/multimodal/indexed.h"
 #include "tests/unit/error_of.h"
+#include "tests/unit/media/golden_images.h"
 
 namespace megatron {
 namespace {
@@ -318,6 +319,23 @@ TEST_F(Indexed, AnImageThatIsAnotherOneIsNamed) {
             folder_ / "rows.jsonl" +
                 ": line 1: a.png: is another image than when the data set was indexed: 7x2, it was "
                 "5x9\nhint: save the file of rows again, so that it is indexed again");
+}
+
+// EXIF that says 9: the image is taken as stored, and counted.
+TEST_F(Indexed, OrientationsThatAreNoneAreCounted) {
+  for (const GoldenImage& image : golden_images())
+    if (image.name.starts_with("webp 0 RGBA"))
+      folder_.write("a.webp", {image.file.begin(), image.file.end()});
+  options_.media_root = "";
+  const std::string row = R"({"image": "a.webp", "caption": "c"})";
+  testing::internal::CaptureStderr();
+  const std::string path = folder_.write("rows.jsonl", row + "\n" + row + "\n");
+  EXPECT_EQ(index(path)->facts(0, 0).size, (ImageSize{38, 16}));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::HasSubstr(path +
+                                 ": line 1: a.webp: its EXIF gives no orientation of 1 to "
+                                 "8; 2 images of " +
+                                 path + " are such, and taken as stored"));
 }
 
 // Tar has no checksum of what members hold; PNG has, which is looked at when the image is read.
