@@ -104,6 +104,7 @@ struct BlendedDataset::Impl {
 
   BlendIndices build() const;
   void load_indices(const std::string& description, const std::string& cache_path);
+  std::string describe(std::string (Dataset::*of_member)() const) const;
   void check_members() const;
 };
 
@@ -233,16 +234,17 @@ std::vector<std::pair<std::string, int64_t>> BlendedDataset::left_out() const {
   return out;
 }
 
-std::string BlendedDataset::description() const {
+std::string BlendedDataset::Impl::describe(std::string (Dataset::*of_member)() const) const {
   JsonWriter json;
-  json.begin_object().member("class", "BlendedDataset").member("split", to_string(impl_->split));
-  if (impl_->wanted) {
-    json.member("size", *impl_->wanted).member("weights", impl_->weights);
-  }
+  json.begin_object().member("class", "BlendedDataset").member("split", to_string(split));
+  if (wanted) json.member("size", *wanted).member("weights", weights);
   json.key("datasets").begin_array();
-  for (const auto& member : impl_->members) json.raw(member->description());
+  for (const auto& member : members) json.raw(((*member).*of_member)());
   json.end_array().end_object();
   return json.text();
 }
+
+std::string BlendedDataset::description() const { return impl_->describe(&Dataset::description); }
+std::string BlendedDataset::details() const { return impl_->describe(&Dataset::details); }
 
 }  // namespace megatron

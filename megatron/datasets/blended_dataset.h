@@ -47,6 +47,7 @@ class BlendedDataset : public Dataset {
   // Of all members together.
   std::vector<std::pair<std::string, int64_t>> left_out() const override;
   std::string description() const override;
+  std::string details() const override;
   const std::vector<std::shared_ptr<const Dataset>>& members() const;
 
  private:

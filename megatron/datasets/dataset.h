@@ -68,6 +68,9 @@ class Dataset {
   // Everything that order and content of the samples depend on (files, split, blend, sequence
   // length, number of samples, seed, ...), as one JSON object on one line.
   virtual std::string description() const = 0;
+  // The description with the values that its hashes stand for, which a checkpoint keeps so that a
+  // resume can name what differs.
+  virtual std::string details() const { return description(); }
 
   Sample sample(int64_t index) const;
   // 32 hexadecimal digits of a hash of description(). Equal fingerprints: equal samples in equal

@@ -15,7 +15,7 @@ struct ImageHeader {
   ImageSize stored;     // as the pixels lie in the file
   int orientation = 1;  // 1 .. 8 as EXIF numbers them (tag 0x0112)
   // An EXIF block that is cut, has another byte order than "II" and "MM", or an orientation that is
-  // none: the image is taken as stored, and counted by who reads many.
+  // none: the image is taken as stored, and counted where many are read.
   bool bad_orientation = false;
 
   // What every later step calls the image's size.

@@ -1,12 +1,51 @@
 #include "megatron/training/run_state.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 
 using nlohmann::ordered_json;
+
+namespace {
+
+constexpr size_t kLongest = 120;
+
+std::string dumped(const ordered_json& value) {
+  const std::string text = value.dump();
+  return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
+}
+
+// Appends "KEY is VALUE, was VALUE" of each key that differs, in objects and in long arrays.
+void find_differences(const ordered_json& now, const ordered_json& stored, const std::string& path,
+                      std::vector<std::string>& found) {
+  if (now == stored) return;
+  if (now.is_object() && stored.is_object()) {
+    const std::string prefix = path.empty() ? "" : path + ".";
+    for (const auto& [key, value] : now.items()) {
+      if (stored.contains(key))
+        find_differences(value, stored[key], prefix + key, found);
+      else
+        found.push_back(cat(prefix, key, " is ", dumped(value), ", was absent"));
+    }
+    for (const auto& [key, value] : stored.items())
+      if (!now.contains(key)) found.push_back(cat(prefix, key, " is absent, was ", dumped(value)));
+  } else if (now.is_array() && stored.is_array() && now.size() == stored.size() &&
+             std::max(now.dump().size(), stored.dump().size()) > kLongest) {
+    for (size_t i = 0; i < now.size(); ++i)
+      find_differences(now[i], stored[i], cat(path, "[", i, "]"), found);
+  } else if (now.is_object() && stored.is_string()) {
+    found.push_back(cat(path, " differs from what the checkpoint, of a version before, has only ",
+                        "as the hash ", dumped(stored)));
+  } else {
+    found.push_back(cat(path, " is ", dumped(now), ", was ", dumped(stored)));
+  }
+}
+
+}  // namespace
 
 std::string run_state_to_json(const RunState& state) {
   ordered_json json;
@@ -52,24 +91,10 @@ std::string describe_difference(const std::string& now, const std::string& store
   const ordered_json a = ordered_json::parse(now, nullptr, false),
                      b = ordered_json::parse(stored, nullptr, false);
   if (!a.is_object() || !b.is_object()) return "the descriptions cannot be compared";
-  std::string out;
-  const auto add = [&](const std::string& key, const std::string& is, const std::string& was) {
-    constexpr size_t kLongest = 120;
-    const auto cut = [](std::string text) {
-      return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
-    };
-    out += cat(out.empty() ? "" : "; ", key, " is ", cut(is), ", was ", cut(was));
-  };
-  for (const auto& [key, value] : a.items()) {
-    if (!b.contains(key)) {
-      add(key, value.dump(), "absent");
-    } else if (b[key] != value) {
-      add(key, value.dump(), b[key].dump());
-    }
-  }
-  for (const auto& [key, value] : b.items())
-    if (!a.contains(key)) add(key, "absent", value.dump());
-  return out;
+  std::vector<std::string> found;
+  find_differences(a, b, "", found);
+  if (found.empty()) return "no value differs, only how a file that says them is written";
+  return listed(found, {}, "; ");
 }
 
 }  // namespace megatron

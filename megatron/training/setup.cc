@@ -156,12 +156,13 @@ DatasetRequest dataset_request(const Arguments& arguments, const Tokenizer& toke
 void refuse_another_order(const StartPoint& start, const RunState& now,
                           const TrainingConfig& config) {
   if (now.data_fingerprint == start.stored.data_fingerprint) return;
-  const std::string what = cat(
-      "the training data is in another order than that of ", start.checkpoint->directory().string(),
-      ": ", describe_difference(now.data_description, start.stored.data_description));
+  const std::string what =
+      cat("the training data or its order is another than that of ",
+          start.checkpoint->directory().string(), ": ",
+          describe_difference(now.data_description, start.stored.data_description));
   MEGATRON_CHECK(config.accept_new_data_order, what,
-                 "\nhint: give the flags of the data as they were, or --accept-new-data-order to "
-                 "go on in the new order "
+                 "\nhint: give the flags and files of the data as they were, or "
+                 "--accept-new-data-order to go on with the new "
                  "(some samples are then seen twice and others never)");
   log_warning(what);
 }
@@ -332,7 +333,7 @@ TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments&
         task.datasets_provider(arguments, dataset_request(arguments, tokenizer, target));
     if (sets.train) {
       state.data_fingerprint = sets.train->fingerprint();
-      state.data_description = sets.train->description();
+      state.data_description = sets.train->details();
     }
     return sets;
   };

@@ -60,6 +60,13 @@ class InspectMediaTest(support.FolderTest):
         self.assertEqual(counts, {"samples": 600, "images": 600, "sounds": 0, "tokens": 600 * 5 + 4 * 600 * 601 // 2, "media_tokens": 2400,
                                   "counted_tokens": 600 + 4 * 600 * 601 // 2, "longest_sample": 2405})
 
+    def test_orientations_that_are_none_are_counted(self):
+        with open(os.path.join(SAME, "..", "..", "media", "images.json")) as file:
+            image = next(row["file"] for row in json.load(file) if row["name"].startswith("webp 0 RGBA"))  # 9
+        rows = self.rows({"image": "data:image/webp;base64," + image, "caption": "a"}, {"caption": "b", "image": "data:image/webp;base64," + image})
+        self.assertEqual(json.loads(self.output("inspect-dataset", rows, *self.model("llava"), "--json"))["bad_orientations"], 2)
+        self.assertIn("bad orientations 2", self.output("inspect-dataset", rows, *self.model("llava")))
+
     def test_bad_rows_are_named(self):
         model = self.model("llava")
         tar = os.path.join(SAME, "tar", "shard-1.tar")

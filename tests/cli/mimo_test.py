@@ -59,6 +59,23 @@ class MimoTest(support.FolderTest):
         self.assertEqual([row["lm loss"] for row in metrics(self.path("parts"))], losses)
         self.assertEqual(weights(self.path("parts")), weights(self.path("whole")))
 
+    def test_another_image_processor_is_named_at_a_resume(self):
+        self.train("run", "--train-iters", "4", "--exit-interval", "2")
+        name = os.path.join(self.path("llava"), "preprocessor_config.json")
+        with open(name) as file:
+            processor = json.load(file)
+        resume = ["pretrain", *RUN, *MODEL, *self.data, "--save", self.path("run"), "--start-mode", "resume", "--train-iters", "4"]
+        what = f"the training data or its order is another than that of {self.path('run')}/iter_0000002: "
+        with open(name, "w") as file:
+            json.dump(processor, file, indent=1)
+        self.assert_error(1, what + "no value differs, only how a file that says them is written", *resume)
+        with open(name, "w") as file:
+            json.dump(processor | {"image_mean": [0.5, 0.5, 0.5]}, file)
+        what += "index.encoding.media.image_processor.image_mean is [0.5,0.5,0.5], was [0.48145466,0.4578275,0.40821073]"
+        self.assert_error(1, what, *resume)
+        self.assertIn("\nhint: give the flags and files of the data as they were, or --accept-new-data-order", support.call(*resume).stderr)
+        self.assertIn(what, self.run_ok(*resume, "--accept-new-data-order").stderr)
+
     def test_from_hugging_face_with_frozen_ends(self):
         self.train("run", "--train-iters", "2")
         self.run_ok("convert-checkpoint", "--load", self.path("run"), "--save", self.path("hf"), "--to", "huggingface")

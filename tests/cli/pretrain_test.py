@@ -189,7 +189,7 @@ class PretrainTest(unittest.TestCase):
         save = self.path("order")
         self.train("--save", save, "--exit-interval", "3")
         result = self.train("--save", save, "--start", "resume", "--seed", "99", expect=1)
-        self.assertIn("another order", result.stderr)
+        self.assertIn("its order is another", result.stderr)
         self.assertIn("seed", result.stderr)
         self.assertIn("--accept-new-data-order", result.stderr)
         self.train("--save", save, "--start", "resume", "--seed", "99", "--accept-new-data-order")

@@ -12,6 +12,7 @@
 #include "megatron/media/image_processor.h"
 #include "megatron/media/sound.h"
 #include "tests/fuzz/repeat.h"
+#include "tests/unit/error_of.h"
 #include "tests/unit/media/golden_images.h"
 
 namespace megatron {
@@ -92,6 +93,7 @@ class MediaFuzz : public ::testing::Test {
       ++read_;
     } catch (const MediaError& error) {
       EXPECT_TRUE(std::string(error.what()).starts_with("sample 7: byte ")) << error.what();
+      EXPECT_FALSE(holds_address(error.what())) << error.what();
       ++refused_;
     }
   }

@@ -10,6 +10,7 @@
 #include "megatron/datasets/multimodal/energon/energon_source.h"
 #include "tests/fuzz/repeat.h"
 #include "tests/unit/datasets/multimodal/testing.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -67,6 +68,7 @@ class MultimodalFuzz : public ::testing::Test {
       ++read_;
     } catch (const Error& error) {
       EXPECT_TRUE(std::string(error.what()).starts_with("name")) << error.what();
+      EXPECT_FALSE(holds_address(error.what())) << error.what();
       ++refused_;
     }
   }
@@ -190,6 +192,7 @@ TEST_F(MultimodalFuzz, FoldersOfEnergon) {
           body();
         } catch (const Error& error) {
           const std::string message = error.what();
+          EXPECT_FALSE(holds_address(message)) << message;
           throw_error(message.starts_with(folder.path()) ? "name" : message);
         }
       });

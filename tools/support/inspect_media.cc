@@ -99,11 +99,14 @@ void for_each_row(const std::vector<std::string>& paths, Use&& use) {
 
 struct Counts {
   int64_t samples = 0, images = 0, sounds = 0, tokens = 0, rows = 0, counted = 0, longest = 0;
+  int64_t bad_orientations = 0;
 
   void add(const ReadSample& sample) {
     ++samples;
-    for (const MediumFacts& medium : sample.media)
+    for (const MediumFacts& medium : sample.media) {
       ++(medium.kind == MediaKind::kImage ? images : sounds);
+      bad_orientations += medium.bad_orientation;
+    }
     for (const MediaRun& run : sample.encoded.runs) rows += run.rows;
     counted += std::count_if(sample.encoded.ids.begin(), sample.encoded.ids.end(),
                              [](int32_t id) { return id >= 0; });
@@ -137,13 +140,14 @@ Counts count_all(const Inspector& inspector, const std::vector<std::string>& pat
 
 void print_counts(const Counts& counts, bool json) {
   const std::pair<const char*, int64_t> facts[] = {
-      {"samples", counts.samples},       {"images", counts.images},
-      {"sounds", counts.sounds},         {"tokens", counts.tokens},
-      {"media_tokens", counts.rows},     {"counted_tokens", counts.counted},
-      {"longest_sample", counts.longest}};
+      {"samples", counts.samples},        {"images", counts.images},
+      {"sounds", counts.sounds},          {"tokens", counts.tokens},
+      {"media_tokens", counts.rows},      {"counted_tokens", counts.counted},
+      {"longest_sample", counts.longest}, {"bad_orientations", counts.bad_orientations}};
   JsonWriter writer;
   writer.begin_object();
   for (const auto& [name, value] : facts) {
+    if (name == std::string_view("bad_orientations") && value == 0) continue;  // rare
     writer.member(name, value);
     if (!json) print_line(cat(replaced(name, "_", " "), " ", format_count(value)));
   }

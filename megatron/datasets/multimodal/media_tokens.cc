@@ -211,6 +211,17 @@ MediaRules read_media_rules(const std::filesystem::path& folder, const Tokenizer
                         out.class_rows, " ", out.rows_of_a_picture, " ",
                         out.image ? out.image->id : -1, " ", out.sound ? out.sound->id : -1);
   if (out.hears()) out.description += cat(" ", out.mel_bins);
+  Json details = {{"model_type", file.json.value("model_type", "")}};
+  if (out.sees()) {
+    details.update(Json{{"image_processor", Json::parse(processor, nullptr, false)},
+                        {"patch_size", out.patch},
+                        {"class_rows", out.class_rows},
+                        {"rows_of_a_picture", out.rows_of_a_picture},
+                        {"image_token_id", out.image->id}});
+  } else {
+    details.update(Json{{"audio_token_id", out.sound->id}, {"num_mel_bins", out.mel_bins}});
+  }
+  out.details = details.dump();
   return out;
 }
 
@@ -230,6 +241,7 @@ MediaRules read_media_rules(const std::filesystem::path& folder,
   out.heard = heard.heard;
   out.mel_bins = heard.mel_bins;
   out.description += cat("; ", heard.description);
+  out.details.replace(out.details.size() - 1, 1, cat(",\"sounds\":", heard.details, "}"));
   return out;
 }
 

@@ -17,8 +17,9 @@ namespace megatron {
 // What is known of a medium without decoding it.
 struct MediumFacts {
   MediaKind kind = MediaKind::kImage;
-  ImageSize size;       // after its orientation
-  int64_t samples = 0;  // of sound, at 16 kHz
+  ImageSize size;                // after its orientation
+  int64_t samples = 0;           // of sound, at 16 kHz
+  bool bad_orientation = false;  // ImageHeader's, as it is read: an index counts it, and keeps none
 };
 
 // A medium as text in which `token` occurs once for each run of rows.
@@ -48,6 +49,7 @@ struct MediaRules {
   int64_t mel_bins = 128;           // features of a frame of sound
   std::string before, after;        // InternVL, Gemma 3: tokens around the rows
   std::string description;          // all of it, for fingerprints
+  std::string details;              // the same as a JSON object, for messages
 
   // Of the encoder's patches: sides of blocks that become one feature, and how often a still image
   // is repeated.

@@ -9,7 +9,10 @@ MediumFacts read_medium_facts(MediaKind kind, std::span<const uint8_t> bytes,
                               const std::string& name, const MediaLimits& limits) {
   const MediaSource source = {bytes, name};
   check_file_size(source, limits);
-  if (kind == MediaKind::kImage) return {kind, read_image_header(source, limits).size(), 0};
+  if (kind == MediaKind::kImage) {
+    const ImageHeader header = read_image_header(source, limits);
+    return {kind, header.size(), 0, header.bad_orientation};
+  }
   const SoundHeader header = read_sound_header(source, limits);
   if (header.rate != kSampleRate || header.channels != 1)
     throw_media_error(

@@ -301,11 +301,16 @@ std::vector<SequenceRun> MultimodalDataset::runs(int64_t index) const {
 }
 
 std::string MultimodalDataset::description() const {
+  return describe(json_quote(hash_text(impl_->index->description())));
+}
+
+std::string MultimodalDataset::details() const { return describe(impl_->index->details()); }
+
+// `index`: JSON of what the samples are.
+std::string MultimodalDataset::describe(const std::string& index) const {
   const Impl& d = *impl_;
   JsonWriter json;
-  json.begin_object()
-      .member("class", "MultimodalDataset")
-      .member("index", hash_text(d.index->description()));
+  json.begin_object().member("class", "MultimodalDataset").key("index").raw(index);
   json.member("split", to_string(d.split)).member("first", d.first).member("last", d.last);
   json.member("sequence_length", d.options.sequence_length).member("random_seed", d.options.seed);
   json.member("long", static_cast<int64_t>(d.options.long_samples));

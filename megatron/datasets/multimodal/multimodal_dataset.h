@@ -72,10 +72,13 @@ class MultimodalDataset final : public Dataset {
   std::vector<SequenceRun> runs(int64_t index) const;
   const MultimodalIndex& index() const;
   std::string description() const override;
+  std::string details() const override;
   const MultimodalCounts& counts() const;
   std::vector<std::pair<std::string, int64_t>> left_out() const override;
 
  private:
+  std::string describe(const std::string& index) const;
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -286,11 +286,12 @@ EncodedSample MultimodalEncoder::encode_rendered(const RenderedConversation& ren
   return out;
 }
 
-std::string MultimodalEncoder::description() const {
+std::string MultimodalEncoder::description(bool in_full) const {
+  const std::string conversations = conversations_.description();
   JsonWriter json;
-  json.begin_object().member("conversations", conversations_.description());
-  json.member("media", hash_text(rules_.description)).member("escape", escape_literals_);
-  json.end_object();
+  json.begin_object().key("conversations").raw(in_full ? conversations : json_quote(conversations));
+  json.key("media").raw(in_full ? rules_.details : json_quote(hash_text(rules_.description)));
+  json.member("escape", escape_literals_).end_object();
   return json.text();
 }
 

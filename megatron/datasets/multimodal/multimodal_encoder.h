@@ -40,8 +40,8 @@ class MultimodalEncoder {
                                 const std::string& where) const;
 
   const MediaRules& rules() const { return rules_; }
-  // Everything that ids and rows depend on.
-  std::string description() const;
+  // Everything that ids and rows depend on; `in_full`: values instead of their hashes.
+  std::string description(bool in_full = false) const;
 
  private:
   std::string checked_text(const std::string& text, const std::string& place) const;

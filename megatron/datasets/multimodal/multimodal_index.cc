@@ -9,6 +9,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
 #include "megatron/base/threads.h"
 #include "megatron/datasets/detail/once_per_node.h"
 #include "megatron/datasets/index_cache.h"
@@ -23,7 +24,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kBatch = 256;  // rows that are encoded side by side
+constexpr size_t kBatch = 256;     // rows that are encoded side by side
+constexpr size_t kMostNamed = 64;  // files in what a checkpoint keeps; more are counted
 
 // Rows of the arrays.
 struct EndsRow {
@@ -49,7 +51,12 @@ struct Arrays {
   std::string texts;  // of each sample its key and the names of its media
   std::string held;   // bytes of media that rows hold themselves
   std::string bad;    // "SAMPLE REASON" on a line each
+  int64_t bad_orientations = 0;
+  std::string first_bad_orientation;  // the name of its image
 };
+
+// Of a file its name without folders, and a hash of its content.
+using NamedHash = std::pair<std::string, std::string>;
 
 // As a sample is added.
 struct Encoded {
@@ -89,17 +96,18 @@ CacheArray words_of(const char* name, const std::string& bytes) {
 }
 
 template <class Row>
-std::span<const Row> rows_of(const NpyArray& array) {
+std::span<const Row> rows_of(const NpyArray& array, const std::string& path) {
   const std::span<const std::byte> bytes = array.bytes();
-  MEGATRON_CHECK(array.dtype() == "<i8" && bytes.size() % sizeof(Row) == 0,
-                 "the index of media has an array of another form");
+  MEGATRON_CHECK(array.dtype() == "<i8" && bytes.size() % sizeof(Row) == 0, path,
+                 ": the cached index has an array of another form",
+                 "\nhint: remove the folder of --data-cache-path");
   return {reinterpret_cast<const Row*>(bytes.data()), bytes.size() / sizeof(Row)};
 }
 
 }  // namespace
 
 struct MultimodalIndex::Impl {
-  std::string path, media_root, description;
+  std::string path, media_root, description, details;
   MediaRules rules;
   MultimodalIndexOptions options;
   SourceFiles files;
@@ -121,6 +129,9 @@ struct MultimodalIndex::Impl {
   std::map<std::string, int64_t> joined_numbers;  // while the index is built
   int64_t where_of(const FileRange& place, size_t shard) const;
   void find_repetitions();
+  std::vector<NamedHash> hash_files(const fs::path& folder) const;
+  std::string describe(const std::vector<NamedHash>& hashes, const MultimodalEncoder& encoder,
+                       bool in_full) const;
   void build(const MultimodalEncoder& encoder);
   Encoded encode(const MultimodalEncoder& encoder, const SourceRow& row,
                  const std::string& file) const;
@@ -131,6 +142,7 @@ struct MultimodalIndex::Impl {
   void read_bad(std::string_view lines);
   void use_own();
   void use_cached();
+  bool can_be(const MediumRow& row) const;
   void check() const;
   EndsRow begin_of(int64_t i) const {
     return i == 0 ? EndsRow{} : ends[static_cast<size_t>(i) - 1];
@@ -233,6 +245,8 @@ void MultimodalIndex::Impl::add(const Encoded& sample, size_t shard) {
     MediumRow row{
         static_cast<int64_t>(facts.kind), kHeld, 0, 0, facts.size.height, facts.size.width, 0};
     if (facts.kind == MediaKind::kSound) row.a = facts.samples;
+    if (facts.bad_orientation && own.bad_orientations++ == 0)
+      own.first_bad_orientation = medium_label(sample.source.name, medium.path, m);
     if (place.path.empty() && sample.bad[m].empty()) {
       row.offset = std::ssize(own.held);
       row.size = std::ssize(medium.bytes);
@@ -280,6 +294,9 @@ void MultimodalIndex::Impl::build(const MultimodalEncoder& encoder) {
   pad_to_words(own.held);
   own.bad += '\n';  // an empty line ends it, before what pads it
   pad_to_words(own.bad);
+  if (own.bad_orientations > 0)
+    log_warning(cat(own.first_bad_orientation, ": its EXIF gives no orientation of 1 to 8; ",
+                    own.bad_orientations, " images of ", path, " are such, and taken as stored"));
 }
 
 void MultimodalIndex::Impl::use_own() {
@@ -298,36 +315,52 @@ void MultimodalIndex::Impl::use_cached() {
                             array.bytes().size());
   };
   ids = cached[0].as<int32_t>("<i4");
-  runs = rows_of<RunRow>(cached[1]);
-  media = rows_of<MediumRow>(cached[2]);
-  ends = rows_of<EndsRow>(cached[3]);
+  runs = rows_of<RunRow>(cached[1], path);
+  media = rows_of<MediumRow>(cached[2], path);
+  ends = rows_of<EndsRow>(cached[3], path);
   texts = chars(cached[4]);
   held = chars(cached[5]);
   if (options.most_bad) read_bad(bad_lines(chars(cached[6])));
 }
 
-// That no row leads out of the arrays, whatever lies in the files.
+// Whether a medium is of a kind, a place and a size that an index may have.
+bool MultimodalIndex::Impl::can_be(const MediumRow& row) const {
+  if (row.where < kMember || row.where >= kJoined + std::ssize(joined()) || row.offset < 0 ||
+      row.size < 0 || row.size > options.limits.max_file_bytes ||
+      (row.where == kBad && !options.most_bad))
+    return false;
+  if ((row.where == kHeld || row.where == kBad) &&
+      (row.offset > std::ssize(held) || row.size > std::ssize(held) - row.offset))
+    return false;
+  if (row.kind == static_cast<int64_t>(MediaKind::kSound))
+    return rules.hears() && row.a >= 0 &&
+           row.a <= std::max(options.limits.max_audio_samples, kBadSound);
+  const int64_t most =
+      std::max(options.limits.max_image_pixels, kBadImage.height * kBadImage.width);
+  return row.kind == static_cast<int64_t>(MediaKind::kImage) && rules.sees() && row.a >= 1 &&
+         row.b >= 1 && row.a <= most / row.b;
+}
+
+// That no row leads out of the arrays or says what would take memory without end, whatever lies in
+// the files.
 void MultimodalIndex::Impl::check() const {
   const auto fail = [&](size_t i) {
     throw_error(cat(path, ": the cached index is damaged at sample ", i,
                     "\nhint: remove the folder of --data-cache-path"));
   };
   EndsRow last{};
+  int64_t text = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
     const EndsRow& end = ends[i];
     if (end.ids < last.ids || end.ids > std::ssize(ids) || end.runs < last.runs ||
         end.runs > std::ssize(runs) || end.media < last.media || end.media > std::ssize(media) ||
         end.shard < last.shard || end.shard >= std::ssize(files.paths))
       fail(i);
-    int64_t text = end.texts;
-    if (text < 0 || text > std::ssize(texts)) fail(i);
+    if (end.texts < text || end.texts > std::ssize(texts)) fail(i);
+    text = end.texts;
     for (int64_t m = last.media; m < end.media; ++m) {
       const MediumRow& row = media[static_cast<size_t>(m)];
-      if (row.text < text || row.text > std::ssize(texts) || row.offset < 0 || row.size < 0 ||
-          row.where < kMember || row.where >= kJoined + std::ssize(joined()) ||
-          (row.where == kHeld &&
-           (row.offset > std::ssize(held) || row.size > std::ssize(held) - row.offset)))
-        fail(i);
+      if (row.text < text || row.text > std::ssize(texts) || !can_be(row)) fail(i);
       text = row.text;
     }
     int64_t token = -1;
@@ -357,6 +390,50 @@ std::string_view MultimodalIndex::Impl::text(int64_t i, int64_t medium) const {
   return texts.substr(static_cast<size_t>(begin), static_cast<size_t>(end_of(medium) - begin));
 }
 
+std::vector<NamedHash> MultimodalIndex::Impl::hash_files(const fs::path& folder) const {
+  std::vector<NamedHash> out;
+  std::vector<std::string> all = files.paths;
+  all.insert(all.end(), joined().begin(), joined().end());
+  for (const std::string& file : all) {
+    const fs::path name = file;
+    const std::string key =
+        cat(name.filename().string(), "-", hash_text(fs::absolute(name).string()).substr(0, 16));
+    const auto hash = [&] {
+      const MappedFile mapped(name);
+      return hash_text(
+          {reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size()});
+    };
+    out.emplace_back(name.filename().string(),
+                     once_per_node({&folder, 1}, key, {&name, 1}, hash).text);
+  }
+  return out;
+}
+
+std::string MultimodalIndex::Impl::describe(const std::vector<NamedHash>& hashes,
+                                            const MultimodalEncoder& encoder, bool in_full) const {
+  JsonWriter json;
+  json.begin_object().member("class", "MultimodalIndex").member("version", int64_t{1});
+  json.key("files").begin_array();
+  std::string all;
+  for (const auto& [name, hash] : hashes) {
+    if (!in_full)
+      json.begin_object().member("name", name).member("hash", hash).end_object();
+    else if (hashes.size() <= kMostNamed)
+      json.value(cat(name, " ", hash));
+    all += cat(name, " ", hash, "\n");
+  }
+  if (in_full && hashes.size() > kMostNamed)
+    json.value(cat(hashes.size(), " files ", hash_text(all)));
+  json.end_array().key("encoding").raw(encoder.description(in_full));
+  if (files.energon != nullptr) json.key("energon").raw(files.energon->description());
+  json.member("most_pixels", options.limits.max_image_pixels);
+  json.member("most_bytes", options.limits.max_file_bytes);
+  json.member("most_media", options.most_media);
+  if (options.most_bad) json.member("marks_bad", true);
+  json.end_object();
+  return json.text();
+}
+
 MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncoder& encoder,
                                  const MultimodalIndexOptions& options)
     : impl_(std::make_unique<Impl>()) {
@@ -368,31 +445,9 @@ MultimodalIndex::MultimodalIndex(const std::string& path, const MultimodalEncode
   const fs::path folder = options.cache_path.empty()
                               ? media_root_of("", path) / "cache" / "MultimodalIndex"
                               : fs::path(options.cache_path);
-  JsonWriter json;
-  json.begin_object().member("class", "MultimodalIndex").member("version", int64_t{1});
-  json.key("files").begin_array();
-  std::vector<std::string> all = d.files.paths;
-  all.insert(all.end(), d.joined().begin(), d.joined().end());
-  for (const std::string& file : all) {
-    const fs::path name = file;
-    const std::string key =
-        cat(name.filename().string(), "-", hash_text(fs::absolute(name).string()).substr(0, 16));
-    json.begin_object().member("name", name.filename().string());
-    json.member("hash", once_per_node({&folder, 1}, key, {&name, 1}, [&] {
-                          const MappedFile mapped(name);
-                          return hash_text({reinterpret_cast<const char*>(mapped.bytes().data()),
-                                            mapped.bytes().size()});
-                        }).text);
-    json.end_object();
-  }
-  json.end_array().key("encoding").raw(encoder.description());
-  if (d.files.energon != nullptr) json.key("energon").raw(d.files.energon->description());
-  json.member("most_pixels", options.limits.max_image_pixels);
-  json.member("most_bytes", options.limits.max_file_bytes);
-  json.member("most_media", options.most_media);
-  if (options.most_bad) json.member("marks_bad", true);
-  json.end_object();
-  d.description = json.text();
+  const std::vector<NamedHash> hashes = d.hash_files(folder);
+  d.description = d.describe(hashes, encoder, /*in_full=*/false);
+  d.details = d.describe(hashes, encoder, /*in_full=*/true);
 
   static const std::string kNames[] = {"ids", "runs", "media", "ends", "texts", "held", "bad"};
   const size_t arrays_of_index = options.most_bad ? 7 : 6;
@@ -426,6 +481,7 @@ int64_t MultimodalIndex::size() const { return std::ssize(impl_->ends); }
 const std::string& MultimodalIndex::path() const { return impl_->path; }
 const MediaRules& MultimodalIndex::rules() const { return impl_->rules; }
 const std::string& MultimodalIndex::description() const { return impl_->description; }
+const std::string& MultimodalIndex::details() const { return impl_->details; }
 
 const std::vector<RepeatedSamples>& MultimodalIndex::repetitions() const {
   return impl_->repetitions;

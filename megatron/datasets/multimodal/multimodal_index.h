@@ -74,6 +74,7 @@ class MultimodalIndex {
   const std::string& path() const;
   const MediaRules& rules() const;
   const std::string& description() const;  // see Dataset
+  const std::string& details() const;
 
  private:
   struct Impl;

@@ -227,5 +227,10 @@ TEST_F(FilesTest, ManyWritersOfOnePathLeaveOneWholeFile) {
   EXPECT_EQ(text, std::string(5000, text[0]));
 }
 
+TEST(Messages, AddressesAreFound) {
+  EXPECT_TRUE(holds_address("at 0x0, <reader at 0x7ffd12345678>"));
+  EXPECT_FALSE(holds_address("marker 0xd8, code 0xffffffff"));
+}
+
 }  // namespace
 }  // namespace megatron

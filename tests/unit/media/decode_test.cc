@@ -125,6 +125,29 @@ TEST(Decode, DamagedDataAreNamed) {
               AllOf(StartsWith("a.jpg: byte "), HasSubstr("Corrupt JPEG data")));
 }
 
+// WebP has no checksums: a flipped bit is named, or gives other pixels of the size that the header
+// says.
+TEST(Decode, FlippedBitsOfWebpAreNamedOrRead) {
+  const MediaLimits limits = {.max_image_pixels = 1 << 20};
+  int read = 0, refused = 0;
+  for (const char* name : {"alpha webp", "quadrants 6 webp"}) {
+    const GoldenImage golden = golden_image(name);
+    for (size_t bit = 0; bit < 8 * golden.file.size(); bit += 3) {
+      std::vector<uint8_t> file = golden.file;
+      file[bit / 8] = static_cast<uint8_t>(file[bit / 8] ^ 1 << bit % 8);
+      const MediaSource source = {file, "a.webp"};
+      const std::string error = error_of([&] {
+        EXPECT_EQ(decode_image(source, {.limits = limits}).size(),
+                  read_image_header(source, limits).size());
+      });
+      EXPECT_TRUE(error.empty() || error.starts_with("a.webp: byte ")) << bit << " " << error;
+      ++(error.empty() ? read : refused);
+    }
+  }
+  EXPECT_GT(read, 20);
+  EXPECT_GT(refused, 20);
+}
+
 TEST(Decode, ManyScansAreRefused) {
   const GoldenImage golden = golden_image("progressive");
   // The first scan ten thousand times.

@@ -98,8 +98,12 @@ TEST(ImageProcessor, TheWholeImageComesFirstInLlavaNextAndLastInInternVl) {
           {"image_processor_type": "GotOcr2ImageProcessorFast",
            "size": {"height": 448, "width": 448}}})",
       "a");
+  const std::pair<ImageSize, size_t> tiles[] = {
+      {{480, 640}, 13},  {{448, 448}, 1},   {{896, 896}, 5},  {{600, 600}, 1},
+      {{1000, 100}, 11}, {{1080, 1920}, 9}, {{700, 500}, 13}, {{2000, 3000}, 7}};
+  for (const auto& [size, count] : tiles)
+    EXPECT_EQ(plan_image(vl, size).pictures.size(), count) << size.height << "x" << size.width;
   const ImagePlan plan = plan_image(vl, {480, 640});
-  EXPECT_EQ(plan.pictures.size(), 13u);
   EXPECT_EQ(plan.grid, (TileGrid{3, 4}));
   EXPECT_EQ(plan.pictures.back().resized, (ImageSize{448, 448}));
   EXPECT_EQ(plan.pictures.front().resized, (ImageSize{3 * 448, 4 * 448}));

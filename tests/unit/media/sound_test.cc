@@ -85,6 +85,26 @@ TEST(Sound, FilesThatAreCutAreNamed) {
   }
 }
 
+// Of a header each is named or read; of samples it is another sample, as WAV has no checksum.
+TEST(Sound, FlippedBits) {
+  const std::vector<uint8_t> file = sound_file("WAV PCM_16");
+  const std::vector<float> whole = decode_sound({file, "x.wav"});
+  int refused = 0;
+  for (size_t bit = 0; bit < 8 * 44; ++bit) {
+    std::vector<uint8_t> damaged = file;
+    damaged[bit / 8] = static_cast<uint8_t>(damaged[bit / 8] ^ 1 << bit % 8);
+    const std::string error = error_of([&] { decode_sound({damaged, "x.wav"}); });
+    EXPECT_TRUE(error.empty() || error.starts_with("x.wav: byte ")) << bit << " " << error;
+    refused += !error.empty();
+  }
+  EXPECT_GT(refused, 50);
+  std::vector<uint8_t> damaged = file;
+  damaged[44 + 2 * 28] ^= 4;
+  std::vector<float> other = decode_sound({damaged, "x.wav"});
+  EXPECT_EQ(std::abs(std::exchange(other[28], whole[28]) - whole[28]), 4.0F / 32768);
+  EXPECT_EQ(other, whole);
+}
+
 std::vector<float> chirp(int64_t samples) {
   std::vector<float> out;
   for (int64_t i = 0; i < samples; ++i) {
@@ -169,6 +189,7 @@ TEST(LogMel, FramesAndTokens) {
   EXPECT_EQ(qwen2_audio_tokens(101), 25);
   EXPECT_EQ(qwen2_audio_tokens(3), 1);
   EXPECT_EQ(qwen2_audio_tokens(1), 0);
+  EXPECT_EQ(voxtral_tokens(1), 375);
   EXPECT_EQ(voxtral_tokens(480'000), 375);
   EXPECT_EQ(voxtral_tokens(480'001), 750);
   EXPECT_EQ(error_of([] { log_mel({}, 80); }), "a sound without samples has no features");

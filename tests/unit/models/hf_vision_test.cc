@@ -363,6 +363,24 @@ TEST(HfVisionModels, ThereAndBackAreTheSameUnderEachSpelling) {
     }
 }
 
+TEST(HfVisionModels, AProjectorOfAnotherWidthIsNamed) {
+  const fs::path folder = vision_work_folder("projector"), golden = media_golden_folder("llava");
+  fs::create_directories(folder);
+  fs::copy_file(golden / "config.json", folder / "config.json");
+  std::vector<SafetensorsTensor> written;
+  auto tensors = read_golden_tensors(SafetensorsFile(golden / "model.safetensors"));
+  for (auto& [name, value] : tensors) {
+    if (name == "multi_modal_projector.linear_1.weight")
+      value = value.narrow(1, 0, 10).contiguous();
+    written.push_back({name, to_dtype(value.scalar_type()), value.sizes().vec(), value.data_ptr()});
+  }
+  write_safetensors(folder / "model.safetensors", written, {{"format", "pt"}});
+  EXPECT_EQ(error_of([&] { open_hf_folder(folder); }),
+            folder.string() +
+                ": multi_modal_projector.linear_1.weight has shape [16,10], by config.json it is "
+                "[16,12]");
+}
+
 // A configuration without the one that was read has the layers that are computed.
 TEST(HfVisionModels, AConfigurationOfItsOwn) {
   const HfModel model = read_hf_config(media_golden_folder("llava"));

@@ -162,6 +162,16 @@ TEST(Requests, GivenRowsAndStatesAreForModelsThatTakeThem) {
             "negative");
   EXPECT_EQ(three.next_position(), 3);
   EXPECT_EQ((GivenRows{2, 1, {1, 2}, {}, {0, 0, 0, 0, 4, 1}}.next_position()), 5);
+  // 3 words, an image of 2 x 3 tokens, 2 words, one of a token, 2 words: words behind them go on
+  // three places before their number.
+  GivenRows seen{14, 1, std::vector<float>(14)};
+  for (const int64_t t : {0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8, 9, 10})
+    seen.positions.insert(seen.positions.end(), {t, t, t});
+  for (int64_t i = 3; i < 9; ++i) {
+    seen.positions[3 * i + 1] += (i - 3) / 3;
+    seen.positions[3 * i + 2] += (i - 3) % 3;
+  }
+  EXPECT_EQ(seen.next_position() - seen.count, -3);
   EXPECT_EQ(refusal([](RequestSpec& s) { s.state_input = std::make_shared<StateInput>(); }),
             "state_input: the model makes no state from an input");
   RequestLimits needs = kLimits;

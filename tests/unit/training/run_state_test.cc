@@ -64,6 +64,23 @@ TEST(RunState, DifferencesAreNamed) {
   EXPECT_EQ(describe_difference(R"({"a":1,"b":[2],"c":3})", R"({"a":1,"b":[3],"d":4})"),
             "b is [2], was [3]; c is 3, was absent; d is absent, was 4");
   EXPECT_EQ(describe_difference("x", "{}"), "the descriptions cannot be compared");
+  // Keys of keys, elements of long arrays, and what another file says in other words.
+  EXPECT_EQ(describe_difference(R"({"a":{"b":{"c":1,"d":2},"e":[1]}})",
+                                R"({"a":{"e":[1,2],"b":{"d":3,"c":1}}})"),
+            "a.b.d is 2, was 3; a.e is [1], was [1,2]");
+  const std::string hash(100, '0');
+  EXPECT_EQ(describe_difference(cat(R"({"f":["a )", hash, R"(","b 1"]})"),
+                                cat(R"({"f":["a )", hash, R"(","b 2"]})")),
+            R"(f[1] is "b 1", was "b 2")");
+  EXPECT_EQ(describe_difference(R"({"a":{"b":1,"c":2}})", R"({"a":{"c":2,"b":1}})"),
+            "no value differs, only how a file that says them is written");
+}
+
+// A checkpoint of a version before has the hash of what is spelled out today.
+TEST(RunState, AStoredHashIsNamedAsOne) {
+  EXPECT_EQ(describe_difference(R"({"index":{"files":[]}})", R"({"index":"abc"})"),
+            "index differs from what the checkpoint, of a version before, has only as the hash "
+            "\"abc\"");
 }
 
 }  // namespace

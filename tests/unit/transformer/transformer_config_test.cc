@@ -764,6 +764,27 @@ TEST(RotaryEmbedding, Llama3ScalesLongWavelengths) {
   expect_angles(config, {1.0, (1.0 - smooth) * 0.002 / 4.0 + smooth * 0.002});
 }
 
+// Heads of 8. Of a token at (3, 4, 5) with sections 1 1 2, as Qwen 2-VL's language model has them;
+// and of a patch in row 1 and column 2, whose sections begin anew, as its encoder has them.
+TEST(RotaryEmbedding, SectionsHavePositionsOfTheirOwn) {
+  const auto expect = [](std::vector<int64_t> section, bool anew, std::vector<int64_t> position,
+                         const std::vector<double>& angles) {
+    TransformerConfig config = rotary_config();
+    config.rotary_base = 10000;
+    config.sections_begin_anew = anew;
+    config.mrope_section = std::move(section);
+    const at::Tensor at = at::tensor(position, at::kLong).view({1, 1, -1});
+    const RotaryTables tables = RotaryEmbedding(config).tables(at, at::kDouble).all;
+    ASSERT_EQ(tables.cos.sizes(), (std::vector<int64_t>{1, 1, 4}));
+    for (int64_t i = 0; i < 4; ++i) {
+      EXPECT_NEAR(tables.cos[0][0][i].item<double>(), std::cos(angles[i]), 1e-12) << i;
+      EXPECT_NEAR(tables.sin[0][0][i].item<double>(), std::sin(angles[i]), 1e-12) << i;
+    }
+  };
+  expect({1, 1, 2}, false, {3, 4, 5}, {3, 0.4, 0.05, 0.005});
+  expect({2, 2}, true, {1, 2}, {1, 0.01, 2, 0.02});
+}
+
 TEST(RotaryEmbedding, YarnIsAlsoAKindOfPositions) {
   TransformerConfig config = rotary_config();
   config.position_embedding_type = PositionEmbedding::kYarn;

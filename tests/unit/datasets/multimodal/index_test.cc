@@ -7,9 +7,12 @@
 #include <set>
 #include <span>
 
+#include "megatron/datasets/blended_dataset.h"
 #include "megatron/datasets/image_plan.h"
+#include "megatron/datasets/index_cache.h"
 #include "tests/unit/datasets/multimodal/indexed.h"
 #include "tests/unit/error_of.h"
+#include "tests/unit/media/golden_images.h"
 
 namespace megatron {
 namespace {
@@ -320,6 +323,28 @@ TEST_F(Indexed, IsReadFromTheCacheAndBuiltAgainWhenRowsChange) {
   EXPECT_EQ(files().size(), 2U);
 }
 
+// The description, which decides whether a run may go on, has hashes as ever; a checkpoint keeps what
+// they stand for.
+TEST_F(Indexed, DetailsHaveWhatTheDescriptionHashes) {
+  const auto data = dataset(index(write_rows("rows.jsonl", 0, 4)), {.sequence_length = 40});
+  const Json named = Json::parse(data->description());
+  EXPECT_EQ(named.at("index"), hash_text(data->index().description()));
+  Json details = Json::parse(data->details());
+  const Json full = details.at("index");
+  const Json& media = full.at("encoding").at("media");
+  EXPECT_EQ(media.at("model_type"), "llava");
+  EXPECT_EQ(media.at("image_token_id"), 260);
+  EXPECT_EQ(media.at("image_processor").at("crop_size"), Json({{"height", 28}, {"width", 28}}));
+  EXPECT_TRUE(full.at("encoding").at("conversations").contains("chat_template"));
+  EXPECT_EQ(full.at("files").at(0),
+            cat("rows.jsonl ", hash_text(read_file(folder_ / "rows.jsonl"))));
+  details["index"] = named.at("index");
+  EXPECT_EQ(details, named);
+  const BlendedDataset blend({data, data}, {0.5, 0.5}, 10, Split::kTrain);
+  EXPECT_EQ(Json::parse(blend.details()).at("datasets").at(1).at("index"), full);
+  EXPECT_EQ(Json::parse(blend.description()).at("datasets").at(1), named);
+}
+
 TEST_F(Indexed, AnImageThatIsAnotherOneIsNamed) {
   options_.media_root = "";
   folder_.write("a.png", read_file(kGoldens + "same/json/media/0_img1.png"));
@@ -330,6 +355,35 @@ TEST_F(Indexed, AnImageThatIsAnotherOneIsNamed) {
             folder_ / "rows.jsonl" +
                 ": line 1: a.png: is another image than when the data set was indexed: 7x2, it was "
                 "5x9\nhint: save the file of rows again, so that it is indexed again");
+}
+
+// EXIF that says 9: the image is taken as stored, and counted.
+TEST_F(Indexed, OrientationsThatAreNoneAreCounted) {
+  for (const GoldenImage& image : golden_images())
+    if (image.name.starts_with("webp 0 RGBA"))
+      folder_.write("a.webp", {image.file.begin(), image.file.end()});
+  options_.media_root = "";
+  const std::string row = R"({"image": "a.webp", "caption": "c"})";
+  testing::internal::CaptureStderr();
+  const std::string path = folder_.write("rows.jsonl", row + "\n" + row + "\n");
+  EXPECT_EQ(index(path)->facts(0, 0).size, (ImageSize{38, 16}));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::HasSubstr(path +
+                                 ": line 1: a.webp: its EXIF gives no orientation of 1 to "
+                                 "8; 2 images of " +
+                                 path + " are such, and taken as stored"));
+}
+
+// Tar has no checksum of what members hold; PNG has, which is looked at when the image is read.
+TEST_F(Indexed, AFlippedBitOfAMemberIsNamed) {
+  const std::string path = write_tar("a.tar", 0, 1, [](int64_t, std::string& bytes) {
+    char& byte = bytes[bytes.find("IDAT") + 10];
+    byte = static_cast<char>(byte ^ 1);
+  });
+  const auto data = dataset(index(path), {.sequence_length = 40});
+  std::vector<uint8_t> patches(static_cast<size_t>(data->images(0).at(0).bytes()));
+  EXPECT_THAT(error_of([&] { data->read_image(0, 0, patches); }),
+              testing::StartsWith(path + ": 0: 0.png: byte "));
 }
 
 TEST_F(Indexed, LimitsAreChecked) {
