@@ -82,8 +82,9 @@ TEST(ImagePrompts, ImagesOfOddSizes) {
     const Json& odd = m.odd;
     const ImagePrompt prompt = m.prompts->of_text(m.row, "text");
     EXPECT_EQ(prompt.ids, odd["prompt_tokens"].get<std::vector<int32_t>>()) << family;
-    if (odd.contains("tokens"))
+    if (odd.contains("tokens")) {
       EXPECT_EQ(m.tokens_behind(prompt), odd["tokens"].get<std::vector<int32_t>>()) << family;
+    }
     const at::Tensor logits = full_logits(*m.loaded.model, prompt.ids, {}, prompt.media);
     ASSERT_EQ(odd["logits"].size(), odd.contains("tokens") ? 5U : 6U);
     for (const auto& [place, values] : odd["logits"].items()) {
