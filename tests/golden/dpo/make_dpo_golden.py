@@ -6,14 +6,13 @@ the loss written out as in trl (DPOTrainer, loss_type "sigmoid"), with the label
   lora/...                           reference: the model; trained: with the adapters of tests/golden/lora/llama_all
     log_probs, reference [6]         of the responses, fp64
     losses [3], metrics [4]          fp64; metrics: sums of rewards of preferred and rejected, margins, accuracies
-    grad/<name> [elements, 3]        of the sum of the losses, as 24-bit integers, low byte first; times the scale under the
-                                     metadata's "grad_scales"
+    grad/<name> [elements, 3]        of the sum of the losses, packed (../packed_gradients.py)
 
 beta 0.3, label smoothing 0.1. All in fp64 with eager attention.
 Made with peft 0.21.2, transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_dpo_golden.py
 """
-import json
 import os
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -24,17 +23,14 @@ from transformers.utils import logging
 
 logging.disable_progress_bar()
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from packed_gradients import packed  # noqa: E402
+
 BASE = os.path.join(HERE, "..", "hf", "llama2")
 ADAPTER = os.path.join(HERE, "..", "lora", "llama_all")
 BETA, SMOOTHING, LENGTH, VOCAB = 0.3, 0.1, 16, 40
 # Tokens of prompt, preferred and rejected response.
 PAIRS = [(4, 6, 9), (7, 10, 3), (2, 1, 5)]
-
-
-def packed(grad):
-    scale = float(grad.abs().max()) / (2 ** 23 - 1)
-    value = (grad.flatten() / scale).round().to(torch.int64) & 0xFFFFFF
-    return torch.stack([(value >> shift & 0xFF).to(torch.uint8) for shift in (0, 8, 16)], -1), scale
 
 
 def batch():
@@ -71,7 +67,7 @@ def load():
     return AutoModelForCausalLM.from_pretrained(BASE, attn_implementation="eager", dtype=torch.float32).double().eval()
 
 
-def run(kind, out, scales, data):
+def run(kind, out, data):
     with torch.no_grad():
         reference = log_probs(load(), *data)
     model = load()
@@ -88,15 +84,13 @@ def run(kind, out, scales, data):
         out[f"{kind}/{name}"] = value.detach()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            name = name.replace(".default.", ".")
-            out[f"{kind}/grad/{name}"], scales[f"{kind}/{name}"] = packed(parameter.grad)
+            out[f"{kind}/grad/{name.replace('.default.', '.')}"] = parameter.grad.flatten()
     print(kind, "losses", losses.tolist(), "metrics", metrics.tolist())
 
 
 if __name__ == "__main__":
     data = batch()
-    out, scales = dict(zip(("tokens", "labels", "loss_mask"), (x.to(torch.int32) for x in data))), {}
+    out = dict(zip(("tokens", "labels", "loss_mask"), (x.to(torch.int32) for x in data)))
     for kind in ("full", "lora"):
-        run(kind, out, scales, data)
-    save_file({name: tensor.contiguous() for name, tensor in out.items()}, os.path.join(HERE, "golden.safetensors"),
-              metadata={"grad_scales": json.dumps(scales)})
+        run(kind, out, data)
+    save_file({name: tensor.contiguous() for name, tensor in packed(out).items()}, os.path.join(HERE, "golden.safetensors"))

@@ -3,7 +3,7 @@ golden.safetensors: the batch (input_ids, attention_mask [b, s_e], decoder_input
 and what `transformers` computes in fp32 with eager attention:
 
   logits [b, s_d, v]      0 where no token is predicted
-  loss [1], grad/<name>   mean cross entropy of the labels, and its gradient
+  loss [1], grad/<name>   mean cross entropy of the labels, and its gradient, packed (../packed_gradients.py)
   generated [b, 64]       greedy tokens, whatever they are, from the id 0
   margin [1]              least difference of the two largest logits there
 
@@ -14,6 +14,7 @@ Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make
 """
 import json
 import os
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,9 @@ from safetensors.torch import save_file
 from transformers.models.t5.modeling_t5 import T5Attention
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from packed_gradients import packed  # noqa: E402
+
 SMALL = dict(vocab_size=40, d_model=16, d_kv=6, d_ff=20, num_heads=4, num_layers=2, dropout_rate=0.0)
 CASES = {
     "t5_v1_0": ("T5", dict(num_decoder_layers=2, feed_forward_proj="relu"), dict(), 140, 24),
@@ -78,7 +82,7 @@ def make(name, family, settings, saved, s_e, s_d, seed):
     tensors = {key: value.int() for key, value in tensors.items()}
     tensors |= dict(logits=logits * (labels >= 0)[..., None], loss=loss.reshape(1), margin=torch.tensor([margin]))
     tensors |= {"grad/" + key: p.grad for key, p in model.named_parameters()}
-    save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, os.path.join(folder, "golden.safetensors"))
+    save_file({key: value.detach().contiguous().clone() for key, value in packed(tensors).items()}, os.path.join(folder, "golden.safetensors"))
 
 
 def buckets():

@@ -9,8 +9,8 @@
   second, logits_second              of models with states: a sequence that is computed in one batch with that of `tokens`, and its
                                      logits at the same positions
   gradient_tokens [2, s]             of such models: what the gradients are of, both sequences in one batch, in the place of 40 tokens
-  grad/<name> [elements, 3]          gradient of the summed cross entropy of tokens[1:] given tokens[:-1] (first 40 tokens), as
-                                     24-bit integers, low byte first; times the scale under the metadata's "grad_scales"
+  grad/<name> [elements, 3]          gradient of the summed cross entropy of tokens[1:] given tokens[:-1] (first 40 tokens), packed
+                                     (../packed_gradients.py)
 
 Mixtures of experts are stored under the names that transformers writes, an expert at a time; the gradients have these names, too.
 
@@ -32,6 +32,9 @@ from transformers.utils import logging
 
 logging.disable_progress_bar()
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from packed_gradients import packed  # noqa: E402
+
 LENGTH, SHORT, PROMPT, GENERATED, GRADIENT = 72, 12, 8, 64, 40
 POSITIONS = [0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 70, 71]
 
@@ -264,12 +267,6 @@ def write(path, value):
         out.write("\n")
 
 
-def packed(grad):
-    scale = max(float(grad.abs().max()), 1e-30) / (2 ** 23 - 1)
-    value = (grad.flatten() / scale).round().to(torch.int64) & 0xFFFFFF
-    return torch.stack([(value >> shift & 0xFF).to(torch.uint8) for shift in (0, 8, 16)], -1), scale
-
-
 def mtp_loss(model, tokens):
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}.*"]  # where these layers are
     mtp = MtpModel.from_pretrained(model, **EAGER, dtype=torch.float32).eval()
@@ -310,15 +307,12 @@ def golden(model, tokens, second, gradient_length):
         batch = torch.stack([part, second[:gradient_length]])
         out["gradient_tokens"] = batch.to(torch.int32)
     F.cross_entropy(model(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum").backward()
-    scales = {}
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
     if has_experts(model):
         for parameter in model.parameters():
             parameter.data.copy_(parameter.grad)
         grads = {name: grad for name, grad in as_written(model).items() if not name.endswith("e_score_correction_bias")}
-    for name, grad in grads.items():
-        out["grad/" + name], scales[name] = packed(grad)
-    return out, scales, margin
+    return packed(out | {"grad/" + name: grad.flatten() for name, grad in grads.items()}), margin
 
 
 def make(case):
@@ -342,11 +336,10 @@ def make(case):
         gen = torch.Generator().manual_seed(1000 + seed)
         tokens = torch.randint(3, config.vocab_size, (length,), generator=gen)
         second = torch.randint(3, config.vocab_size, (length,), generator=gen) if case in STATES else None
-        out, scales, margin = golden(model, tokens, second, gradient)
+        out, margin = golden(model, tokens, second, gradient)
         if margin > 1e-3 and len(set(out["greedy"].tolist())) > 4:
             break
-    save_file({name: tensor.contiguous() for name, tensor in out.items()}, os.path.join(folder, "golden.safetensors"),
-              metadata={"grad_scales": json.dumps(scales)})
+    save_file({name: tensor.contiguous() for name, tensor in out.items()}, os.path.join(folder, "golden.safetensors"))
     print(f"{case}: seed {seed}, margin {margin:.2e}, {len(set(out['greedy'].tolist()))} tokens in 64, "
           f"{sum(p.numel() for p in model.parameters())} parameters")
 

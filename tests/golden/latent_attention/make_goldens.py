@@ -2,7 +2,7 @@
 
 The reference is the DeepseekV3Attention and DeepseekV2Attention of Hugging Face transformers with autograd, in fp64. Where transformers
 computes in fp32 whatever the model's type (norms of latents, frequencies, cosines, softmax), fp64 is put in place, after the layer as it is
-has been compared in fp32.
+has been compared in fp32. What fp32 holds exactly is stored so.
 
 Made with torch 2.8.0, transformers 5.23.0, safetensors. Run: python make_goldens.py
 """
@@ -102,7 +102,7 @@ def make(case):
     if yarn is not None:
         settings.update(rotary_scaling_factor=yarn["factor"], mscale=yarn["mscale"], mscale_all_dim=yarn["mscale_all_dim"])
     settings["q_lora_rank"] = sizes["q_lora_rank"] or 0
-    save_file({k: v.contiguous() for k, v in tensors.items()}, os.path.join(HERE, case + ".safetensors"), {"config": json.dumps(settings)})
+    save_file({k: (v.float() if torch.equal(v.float().double(), v) else v).contiguous() for k, v in tensors.items()}, os.path.join(HERE, case + ".safetensors"), {"config": json.dumps(settings)})
 
 
 for case in CASES:

@@ -3,13 +3,11 @@ for a tiny model of tests/golden/hf, and golden.safetensors with what `transform
 
   tokens, logits [positions, v]      all tokens, at the positions of `positions`
   grad/<name> [elements, 3]          gradient of the summed cross entropy of tokens[1:] given tokens[:-1] (first 40 tokens), of every
-                                     tensor of the adapter, as 24-bit integers, low byte first; times the scale under the
-                                     metadata's "grad_scales". Metadata "loss": that sum
+                                     tensor of the adapter, packed (../packed_gradients.py). Metadata "loss": that sum
 
 All is computed in fp32, gradients in fp64, with eager attention.
 Made with peft 0.21.2, transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_lora_golden.py [case ...]
 """
-import json
 import os
 import shutil
 import sys
@@ -23,6 +21,9 @@ from transformers.utils import logging
 
 logging.disable_progress_bar()
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from packed_gradients import packed  # noqa: E402
+
 HF = os.path.join(HERE, "..", "hf")
 POSITIONS, GRADIENT = [0, 1, 9, 17, 33, 63, 71], 40
 
@@ -49,12 +50,6 @@ CASES = {
     "qwen3_5_outputs": ("qwen3_5_text", dict(r=2, lora_alpha=5, target_modules=["out_proj", "q_proj", "k_proj", "up_proj"])),
     "phi3_joined": ("phi3", dict(r=2, lora_alpha=3.5, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
 }
-
-
-def packed(grad):
-    scale = float(grad.abs().max()) / (2 ** 23 - 1)
-    value = (grad.flatten() / scale).round().to(torch.int64) & 0xFFFFFF
-    return torch.stack([(value >> shift & 0xFF).to(torch.uint8) for shift in (0, 8, 16)], -1), scale
 
 
 def fill(model, seed):
@@ -90,17 +85,16 @@ def make(case):
             base_logits = model(tokens[None]).logits[0, POSITIONS]
     changed = float((out["logits"] - base_logits).norm() / base_logits.norm())
     model.double()
-    part, scales = tokens[:GRADIENT], {}
+    part = tokens[:GRADIENT]
     loss = F.cross_entropy(model(part[None, :-1]).logits[0], part[1:], reduction="sum")
     loss.backward()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            name = stored_name(name)
-            out["grad/" + name], scales[name] = packed(parameter.grad)
+            out["grad/" + stored_name(name)] = parameter.grad.flatten()
     stored = load_file(os.path.join(folder, "adapter_model.safetensors"))
-    assert set(stored) == set(scales) and set(get_peft_model_state_dict(model)) == set(stored)
-    save_file({name: tensor.contiguous() for name, tensor in out.items()}, os.path.join(folder, "golden.safetensors"),
-              metadata={"grad_scales": json.dumps(scales), "loss": repr(float(loss))})
+    assert {"grad/" + name for name in stored} == {name for name in out if name.startswith("grad/")} and set(get_peft_model_state_dict(model)) == set(stored)
+    save_file({name: tensor.contiguous() for name, tensor in packed(out).items()}, os.path.join(folder, "golden.safetensors"),
+              metadata={"loss": repr(float(loss))})
     print(f"{case}: {len(stored)} tensors, {sum(t.numel() for t in stored.values())} parameters, logits moved by {changed:.2f}")
 
 

@@ -1,7 +1,7 @@
 """Writes goldens of layers of experts: weights, input, output and every gradient of the blocks of Mixtral, Qwen2-MoE and DeepSeek-V3.
 
 The reference is MixtralSparseMoeBlock, Qwen2MoeSparseMoeBlock and DeepseekV3MoE of Hugging Face transformers with autograd, in fp64. Their
-routers compute in fp32 whatever the model's type; fp64 is put in place, after the block as it is has been compared in fp32.
+routers compute in fp32 whatever the model's type; fp64 is put in place, after the block as it is has been compared in fp32. What fp32 holds exactly is stored so.
 
 Made with torch 2.11.0, transformers 5.23.0, safetensors. Run: python make_layer_goldens.py
 """
@@ -94,7 +94,7 @@ def make(case):
     tensors = {"x": x.double(), "dy": dy.double(), "y": y.detach(), "dx": x64.grad}
     tensors.update(ours({**{name: p.detach() for name, p in layer.named_parameters()}, **dict(layer.named_buffers())}))
     tensors.update({"grad." + name: grad for name, grad in ours({name: p.grad for name, p in layer.named_parameters()}).items()})
-    save_file({k: v.contiguous() for k, v in tensors.items()}, os.path.join(HERE, case + ".safetensors"), {"config": json.dumps(sizes)})
+    save_file({k: (v.float() if torch.equal(v.float().double(), v) else v).contiguous() for k, v in tensors.items()}, os.path.join(HERE, case + ".safetensors"), {"config": json.dumps(sizes)})
 
 
 for case in CASES:

@@ -9,7 +9,7 @@ attention from the features of its WhisperFeatureExtractor:
   logits [k, v], logit_places [k]      at these places of tokens, counted row by row: the first 40, the last 12 and every 16th
   prompt [p], generated [64]           the last sample up to its last sound and two tokens more, and its greedy tokens, whatever they are
   margin [1]                           the least difference of the two largest logits there
-  loss [1], grad/<name>                mean cross entropy of the places whose label is a text token, and its gradient, by the names in the files
+  loss [1], grad/<name>                mean cross entropy of the places whose label is a text token, and its gradient, by the names in the files, packed (../packed_gradients.py)
                                        (positions of the encoder are never trained)
 
 Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_audio_goldens.py [CASE]...
@@ -24,6 +24,9 @@ import transformers
 from safetensors.torch import save_file
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from packed_gradients import packed  # noqa: E402
+
 AUDIO = 39
 QWEN2 = dict(model_type="qwen2", vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=1024, use_sliding_window=False, max_window_layers=2, tie_word_embeddings=False)
@@ -126,7 +129,7 @@ def make(name, family, settings, lengths, seed):
                sounds=torch.tensor(rows, dtype=torch.int32), logits=logits.flatten(0, 1)[kept], logit_places=kept.int(), prompt=prompt.int(),
                generated=generated.int(), margin=torch.tensor([margin]), loss=loss.reshape(1))
     out |= {"grad/" + table_name(key): p.grad for key, p in model.named_parameters() if not key.endswith("embed_positions.weight")}
-    save_file({key: value.detach().contiguous().clone() for key, value in out.items()}, os.path.join(folder, "golden.safetensors"))
+    save_file({key: value.detach().contiguous().clone() for key, value in packed(out).items()}, os.path.join(folder, "golden.safetensors"))
     for extra in os.listdir(folder):
         if extra not in ("config.json", "model.safetensors", "golden.safetensors"):
             os.remove(os.path.join(folder, extra))
@@ -167,7 +170,7 @@ def mixed():
     out |= {"grad/" + table_name(key): p.grad for key, p in audio.named_parameters() if not key.endswith("embed_positions.weight")}
     folder = os.path.join(HERE, "image_and_sound")
     os.makedirs(folder, exist_ok=True)
-    save_file({key: value.detach().contiguous().clone() for key, value in out.items()}, os.path.join(folder, "golden.safetensors"))
+    save_file({key: value.detach().contiguous().clone() for key, value in packed(out).items()}, os.path.join(folder, "golden.safetensors"))
     print("image_and_sound, loss", loss.item())
 
 

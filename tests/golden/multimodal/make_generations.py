@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes generations.json: what `transformers` makes of prompts with image files and the tiny models of make_vision_goldens.py, by their processors,
 with the cache: 64 greedy tokens behind a text with an image, a text with two, and in a conversation whose second image comes in a later turn;
-of models whose images keep their sizes also behind a text with images of odd sizes, which are written as PNG files in base64, with the
-logits of the row behind each image.
+of models that read images also behind a text with images of odd sizes (odd_images.json: PNG files in base64), with the logits of the row behind each
+image (and greedy tokens of models whose images keep their sizes). There llava_next prefers tall grids, so that the map of the third image is cut to no row.
 
 The tokenizer has small letters and the special tokens of the families; a text is changed until no choice of a token is close and no token ends
 the text. Of qwen2_audio sounds stand in the place of images; write_sounds() makes them. Made with transformers 5.23.0, tokenizers 0.23.3, pillow 12.3.0, torch 2.11.0 (CPU). Run: python make_generations.py [FAMILY]..., which
@@ -40,8 +40,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz\u0120\u010a.,:?<->"
 # At ids that the models choose seldom.
 PLACEHOLDERS = {"internvl": "<IMG_CONTEXT>", "gemma3": "<img>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>", "qwen2_audio": "<|AUDIO|>"}
 OWN_SIZES = ("qwen2_vl", "qwen2_5_vl")
-# Height and width of images of odd sizes: the smallest one, as long as is allowed, between two multiples of a block, higher than wide.
-ODD_SIZES = ((1, 1), (4000, 20), (37, 2911), (70, 98), (333, 77))
+# Height and width of images of odd sizes: the smallest one, as long as qwen2_vl allows, wide, between two multiples of a block, higher than wide; square (not of models whose images keep their sizes).
+ODD_SIZES = ((1, 1), (4000, 20), (37, 2911), (70, 98), (333, 77), (45, 45))
+ODD_POINTS = {"llava_next": [[24, 12], [12, 24], [24, 24], [12, 36]]}
 # Members of config.json that name tokens, where the tiny model has those of the large one.
 CONFIGS = {"gemma3": {"boi_token_index": 19, "eoi_token_index": 32}}
 SPECIALS = {"<|im_start|>": 18, "<img>": 19, "</img>": 32, "<|im_end|>": 37, "IMAGE": 39}
@@ -152,13 +153,13 @@ class Family:
         return {"prompt_tokens": prompt, "tokens": tokens, "margin": margin}
 
     def logits_behind(self, text, files):
-        """By its place the logits of the first token behind each image."""
+        """The prompt's ids, and by its place the logits of the first token behind each image."""
         given = self.processor(text=[text], images=[Image.open(io.BytesIO(file)) for file in files], return_tensors="pt")
         with torch.no_grad():
             logits = self.model(**given).logits[0]
         image = given["input_ids"][0] == self.processor.tokenizer.convert_tokens_to_ids(self.image)
         places = [i for i in range(1, len(image)) if image[i - 1] and not image[i]]
-        return {i: [float(f"{x:.7g}") for x in logits[i].tolist()] for i in places}
+        return {"prompt_tokens": given["input_ids"][0].tolist(), "logits": {i: [float(f"{x:.7g}") for x in logits[i].tolist()] for i in places}}
 
     def first_of(self, make):
         """The first of the texts, numbered, that will do."""
@@ -201,23 +202,28 @@ class Family:
             found = self.first_of(make)
             text, files = make(found["word"])
             texts.append({"text": text, "files": files} | found)
+        facts = {"family": self.name, "config": CONFIGS.get(self.name, {}), "processor": given, "template": template(self.image, self.kind),
+                 "tokenizer": json.loads(self.processor.tokenizer.backend_tokenizer.to_str()), "texts": texts,
+                 "turns": self.turns(["short.wav", "odd.wav"] if self.hears else ["1_img1.jpg", "3_img1.png"])}
         odd = {}
-        if self.name in OWN_SIZES:
-            files = [drawn(*size) for size in ODD_SIZES]
+        if not self.hears:
+            files = [drawn(*size) for size in (ODD_SIZES[:5] if self.name in OWN_SIZES else ODD_SIZES)]
+            if points := ODD_POINTS.get(self.name):
+                self.processor.image_processor.image_grid_pinpoints = self.model.config.image_grid_pinpoints = points
 
             def many(word):  # ends with text: behind an image its cache goes on elsewhere than without one
                 return f"{self.image} {word} " * len(files), files
 
-            odd = self.first_of(many)
-            odd = {"odd": odd | {"text": many(odd["word"])[0], "logits": self.logits_behind(many(odd["word"])[0], files), "images": [base64.b64encode(file).decode() for file in files]}}
+            odd = self.first_of(many) if self.name in OWN_SIZES else {"word": "abc"}
+            text = many(odd["word"])[0]
+            odd = {"odd": odd | self.logits_behind(text, files) | {"text": text} | ({"points": points} if points else {})}
         more = odd | ({"kind": "audio", "media": "sounds"} if self.hears else {})
-        return more | {"family": self.name, "config": CONFIGS.get(self.name, {}), "processor": given, "template": template(self.image, self.kind),
-                "tokenizer": json.loads(self.processor.tokenizer.backend_tokenizer.to_str()), "texts": texts,
-                "turns": self.turns(["short.wav", "odd.wav"] if self.hears else ["1_img1.jpg", "3_img1.png"])}
+        return more | facts
 
 
 if __name__ == "__main__":
     write_sounds()
+    (HERE / "odd_images.json").write_text(json.dumps([base64.b64encode(drawn(*size)).decode() for size in ODD_SIZES], separators=(",", ":")) + "\n")
     path = HERE / "generations.json"
     kept = {row["family"]: row for row in json.loads(path.read_text())}
     rows = [Family(name).facts() if not sys.argv[1:] or name in sys.argv[1:] else kept[name] for name in FAMILIES]

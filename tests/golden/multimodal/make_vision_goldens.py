@@ -8,7 +8,7 @@ model.safetensors, bf16) and golden.safetensors: the inputs, and what `transform
   logits [b, s, v]
   prompt [p], generated [64]           the last sample up to its last image and two tokens more, and its greedy tokens, whatever they are
   margin [1]                           the least difference of the two largest logits there
-  loss [1], grad/<name>                mean cross entropy of the places whose label is a text token, and its gradient, by the names in the files
+  loss [1], grad/<name>                mean cross entropy of the places whose label is a text token, and its gradient, by the names in the files, packed (../packed_gradients.py)
 
 Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_vision_goldens.py [CASE]...
 """
@@ -22,6 +22,9 @@ from safetensors.torch import save_file
 from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from packed_gradients import packed  # noqa: E402
+
 LLAMA = dict(model_type="llama", vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, max_position_embeddings=128, rms_norm_eps=1e-5)
 MISTRAL = dict(model_type="mistral", vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
@@ -175,7 +178,7 @@ def make(name, family, settings, images, seed):
                images=torch.tensor(rows, dtype=torch.int32), logits=logits,
                prompt=prompt.int(), generated=generated.int(), margin=torch.tensor([margin]), loss=loss.reshape(1))
     out |= {"grad/" + table_name(key, model.config.model_type): p.grad for key, p in model.named_parameters() if p.grad is not None}
-    save_file({key: value.detach().contiguous().clone() for key, value in out.items()}, os.path.join(folder, "golden.safetensors"))
+    save_file({key: value.detach().contiguous().clone() for key, value in packed(out).items()}, os.path.join(folder, "golden.safetensors"))
     for extra in os.listdir(folder):
         if extra not in ("config.json", "model.safetensors", "golden.safetensors"):
             os.remove(os.path.join(folder, extra))

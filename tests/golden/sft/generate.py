@@ -2,7 +2,7 @@
 tiny Llama in ../hf/llama2, computed by transformers one conversation at a time, without packing.
 
 Tokens are decimal numbers in the text (NullTokenizer). The mask comes from the {% generation %} spans of transformers.
-Gradients as in ../hf/make_hf_golden.py; fp64, eager attention.
+Gradients packed (../packed_gradients.py); fp64, eager attention.
 Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python generate.py
 """
 import json
@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import chat_template_utils
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "hf"))
-from make_hf_golden import packed  # noqa: E402
+sys.path.insert(0, os.path.dirname(HERE))
+from packed_gradients import packed  # noqa: E402
 
 MAX_TOKENS = 25  # of a conversation: sequences of 24 and a label
 
@@ -60,12 +60,10 @@ def main():
         loss.backward()
         total += loss.item()
         count += int((labels != -100).sum())
-    out, scales = {}, {}
-    for name, parameter in model.named_parameters():
-        out["grad/" + name], scales[name] = packed(parameter.grad)
+    out = {"grad/" + name: parameter.grad.flatten() for name, parameter in model.named_parameters()}
     out["loss"] = torch.tensor([total], dtype=torch.float64)
     out["counted"] = torch.tensor([count])
-    save_file(out, os.path.join(HERE, "golden.safetensors"), metadata={"grad_scales": json.dumps(scales)})
+    save_file(packed(out), os.path.join(HERE, "golden.safetensors"))
     with open(os.path.join(HERE, "conversations.jsonl"), "w") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")

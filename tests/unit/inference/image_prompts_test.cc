@@ -53,20 +53,40 @@ INSTANTIATE_TEST_SUITE_P(Families, ImagePromptsOf,
                                          "qwen2_5_vl", "qwen2_audio"),
                          [](const auto& param) { return std::string(param.param); });
 
-// 1x1, 4000x20, 37x2911, 70x98, 333x77
-TEST(ImagePrompts, ImagesOfOddSizes) {
-  for (const char* family : {"qwen2_vl", "qwen2_5_vl"}) {
-    ImageModel m(family);
-    const Json& odd = m.facts["odd"];
-    MultimodalRow row;
+// A golden's model; with the grids that its images of odd sizes have.
+struct OddImages : LoadedImageModel {
+  explicit OddImages(Json facts)
+      : LoadedImageModel(write_image_model(with_points(facts))), odd(facts["odd"]) {
+    const Json images = Json::parse(read_file(kImageGoldens / "odd_images.json"));
     row.caption = odd["text"];
-    for (const Json& image : odd["images"])
-      row.media.push_back({MediaKind::kImage, "image", decode_base64(std::string(image), "image")});
-    const ImagePrompt prompt = m.prompts->of_text(row, "text");
+    for (size_t i = 0; i < odd["logits"].size(); ++i)
+      row.media.push_back(
+          {MediaKind::kImage, "image", decode_base64(images[i].get<std::string>(), "image")});
+  }
+  static Json with_points(Json facts) {
+    if (facts["odd"].contains("points"))
+      facts["config"]["image_grid_pinpoints"] = facts["processor"]["image_grid_pinpoints"] =
+          facts["odd"]["points"];
+    return facts;
+  }
+
+  Json odd;
+  MultimodalRow row;
+};
+
+// 1x1, 4000x20, 37x2911, 70x98, 333x77, 45x45
+TEST(ImagePrompts, ImagesOfOddSizes) {
+  for (const char* family :
+       {"llava", "llava_next", "internvl", "gemma3", "qwen2_vl", "qwen2_5_vl"}) {
+    OddImages m(generation_facts(family));
+    const Json& odd = m.odd;
+    const ImagePrompt prompt = m.prompts->of_text(m.row, "text");
     EXPECT_EQ(prompt.ids, odd["prompt_tokens"].get<std::vector<int32_t>>()) << family;
-    EXPECT_EQ(m.tokens_behind(prompt), odd["tokens"].get<std::vector<int32_t>>()) << family;
+    if (odd.contains("tokens")) {
+      EXPECT_EQ(m.tokens_behind(prompt), odd["tokens"].get<std::vector<int32_t>>()) << family;
+    }
     const at::Tensor logits = full_logits(*m.loaded.model, prompt.ids, {}, prompt.media);
-    ASSERT_EQ(odd["logits"].size(), 5U);
+    ASSERT_EQ(odd["logits"].size(), odd.contains("tokens") ? 5U : 6U);
     for (const auto& [place, values] : odd["logits"].items()) {
       const at::Tensor expected = at::tensor(values.get<std::vector<double>>()),
                        own = logits[std::stoll(place)].to(at::kDouble);

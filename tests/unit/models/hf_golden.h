@@ -6,7 +6,6 @@
 
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -57,7 +56,6 @@ std::string hf_golden_folder(const std::string& name);
 
 struct HfGolden {
   std::map<std::string, at::Tensor> tensors;
-  nlohmann::json grad_scales;
 
   explicit HfGolden(const std::string& name);
   // The gradient of one tensor, fp64, by its name in transformers.
