@@ -47,4 +47,16 @@ std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarTyp
          (beyond > 8 ? cat("  and ", beyond - 8, " more of ", comparisons.size(), "\n") : "");
 }
 
+std::string failures(const std::vector<Proof>& proofs) {
+  std::string text;
+  for (const Proof& proof : proofs) {
+    for (const ProofLine& line : proof.lines)
+      if (line.failed > 0)
+        text += cat("  ", proof.dtype, " ", line.failed, " of ", line.compared, " ", line.quantity,
+                    ", worst ", line.worst, ": ", line.difference, " > ", line.allowed, "\n");
+    for (const std::string& fault : proof.faults) text += cat("  ", proof.dtype, " ", fault, "\n");
+  }
+  return text;
+}
+
 }  // namespace megatron

@@ -1,14 +1,17 @@
-// Compares training under a layout of ranks with training on one rank, for the equivalence matrix
-// and the random layouts.
+// Compares training under a layout of ranks with training on one rank, for the equivalence matrix,
+// the random layouts and exact updates.
 #pragma once
 
 #include <c10/core/ScalarType.h>
 
 #include <string>
+#include <vector>
 
 #include "megatron/training/arguments/arguments.h"
 
 namespace megatron {
+
+struct Proof;
 
 // The arguments of `pretrain FLAGS` as `world_size` ranks. Throws UsageError with every violation.
 Arguments parse_run(const std::string& flags, int world_size);
@@ -21,5 +24,8 @@ Arguments parse_run(const std::string& flags, int world_size);
 std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarType dtype,
                                       double rtol, int steps, const std::string& task = "gpt",
                                       bool updates = true);
+
+// A line for each quantity of the proofs that differs and for each fault; empty: all hold.
+std::string failures(const std::vector<Proof>& proofs);
 
 }  // namespace megatron

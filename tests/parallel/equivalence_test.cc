@@ -1,14 +1,21 @@
 // The equivalence matrix: every layout computes what one rank computes, in fp64, and one of four in
-// fp32; with MEGATRON_MATRIX=whole (`make matrix`) all of them in both, and some more.
+// fp32; with MEGATRON_MATRIX=whole (`make matrix`) all of them in both, and some more. With
+// MEGATRON_PROVED_ROWS=1 rows with images and sounds are shrunk and proved, too, as by `megatron
+// prove`; MEGATRON_PROVED_ROWS=thorough is its --thorough.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "against_one_rank.h"
 #include "layouts.h"
 #include "megatron/base/check.h"
+#include "megatron/training/proving/prove.h"
+#include "megatron/training/tasks/tasks.h"
 
 namespace megatron {
 namespace {
@@ -81,6 +88,43 @@ TEST_P(QuantizedLayouts, Bf16) {
       "");
 }
 
+std::string_view proved_rows() {
+  const char* wanted = std::getenv("MEGATRON_PROVED_ROWS");
+  return wanted == nullptr ? "" : wanted;
+}
+
+// Each takes seconds: none unless they are asked for.
+std::vector<LayoutRow> rows_to_prove(std::span<const LayoutRow> rows) {
+  return proved_rows().empty() ? std::vector<LayoutRow>()
+                               : std::vector<LayoutRow>(rows.begin(), rows.end());
+}
+
+class ProvedRows : public testing::TestWithParam<LayoutRow> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ProvedRows);
+
+TEST_P(ProvedRows, Hold) {
+  constexpr int kProvedSteps = 3;
+  const LayoutRow& row = GetParam();
+  const auto start = std::chrono::steady_clock::now();
+  const Arguments whole = parse_run(flags_of(row), row.world_size);
+  const Shrunk shrunk = shrink(whole, /*max_axis=*/4, kProvedSteps);
+  const std::vector<Proof> proofs =
+      prove(find_task(whole), shrunk.arguments, kProvedSteps, proved_rows() == "thorough");
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  std::printf("%s, %lld ranks: %.1f s\n", row.name,
+              static_cast<long long>(shrunk.arguments.world_size), seconds.count());
+  for (const std::string& lost : shrunk.lost) std::printf("  not proved: %s\n", lost.c_str());
+  for (const Proof& proof : proofs)
+    for (const std::string& what : proof.not_proved)
+      std::printf("  not proved: %s\n", what.c_str());
+  EXPECT_EQ(proofs.size(), 3u);
+  EXPECT_EQ(failures(proofs), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Vision, ProvedRows, testing::ValuesIn(rows_to_prove(vision_rows())),
+                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Audio, ProvedRows, testing::ValuesIn(rows_to_prove(audio_rows())),
+                         [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Matrix, RoundedLayouts, testing::ValuesIn(rows_in_fp32(layout_rows())),
                          [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Experts, RoundedLayouts, testing::ValuesIn(rows_in_fp32(expert_rows())),

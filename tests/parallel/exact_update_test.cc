@@ -64,16 +64,6 @@ constexpr Types kTypes[] = {
     {"Fp32", NARROW},
 };
 
-std::string failures(const Proof& proof) {
-  std::string text;
-  for (const ProofLine& line : proof.lines)
-    if (line.failed > 0)
-      text += cat("  ", line.failed, " of ", line.compared, " ", line.quantity, ", worst ",
-                  line.worst, ": ", line.difference, "\n");
-  for (const std::string& fault : proof.faults) text += cat("  ", fault, "\n");
-  return text;
-}
-
 Arguments arguments_of(const Layout& layout, const char* types) {
   for (const LayoutRow& row : layout_rows())
     if (row.name == std::string_view(layout.row))
@@ -88,7 +78,7 @@ class ExactUpdate : public testing::TestWithParam<std::tuple<Layout, Types>> {};
 TEST_P(ExactUpdate, IsThatOfOneRank) {
   const auto& [layout, types] = GetParam();
   const Proof proof = prove_updates(gpt_task(), arguments_of(layout, types.flags));
-  EXPECT_EQ(failures(proof), "");
+  EXPECT_EQ(failures({proof}), "");
   EXPECT_EQ(proof.lines.size(), 6u);
 }
 

@@ -28,18 +28,6 @@ namespace {
 
 constexpr int kSteps = 3;
 
-std::string failures(const std::vector<Proof>& proofs) {
-  std::string text;
-  for (const Proof& proof : proofs) {
-    for (const ProofLine& line : proof.lines)
-      if (line.failed > 0)
-        text += cat("  ", proof.dtype, " ", line.failed, " of ", line.compared, " ", line.quantity,
-                    ", worst ", line.worst, ": ", line.difference, " > ", line.allowed, "\n");
-    for (const std::string& fault : proof.faults) text += cat("  ", proof.dtype, " ", fault, "\n");
-  }
-  return text;
-}
-
 int64_t number_in_environment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::stoll(text);
