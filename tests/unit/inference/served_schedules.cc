@@ -140,8 +140,8 @@ class KnownDrafts final : public DraftSource {
 };
 
 // A model that drafts for the one that `target` runs, and leaves its device and comes back with it.
-struct DraftingModel {
-  DraftingModel(Served& served, const RunnerOptions& options, int64_t vocab_size,
+struct ScheduledDraftModel {
+  ScheduledDraftModel(Served& served, const RunnerOptions& options, int64_t vocab_size,
                 int64_t more_tokens, StepRunner& target)
       : runner(*served.model, *served.weights, options),
         drafts(std::make_shared<DraftModel>(
@@ -225,7 +225,7 @@ class ServedSchedule {
     return options;
   }
   // By draws of its own, so that a schedule without one is the same as before there were any.
-  std::unique_ptr<DraftingModel> draw_drafting(uint32_t seed) {
+  std::unique_ptr<ScheduledDraftModel> draw_drafting(uint32_t seed) {
     Draws draws(seed + 7777);
     if (model_.drafting() == nullptr || draws.chance(2)) return nullptr;
     const RunnerFacts& facts = runner_.facts();
@@ -237,7 +237,7 @@ class ServedSchedule {
     // Of all texts, or so few that they take them from each other.
     options.device_blocks = static_cast<int32_t>(whole * (1 + draws.below(facts.slots)));
     if (!draws.chance(3)) options.graph_sizes = graph_sizes(-1, options.slots);
-    return std::make_unique<DraftingModel>(*model_.drafting(), options, facts.vocab_size,
+    return std::make_unique<ScheduledDraftModel>(*model_.drafting(), options, facts.vocab_size,
                                            draws.below(20 * model_.place().stretch), runner_);
   }
   EngineOptions draw_options() {
@@ -395,7 +395,7 @@ class ServedSchedule {
   Counts& counts_;
   FakeClock clock_;
   ModelRunner runner_;
-  const std::unique_ptr<DraftingModel> drafting_;  // null: guesses are of others
+  const std::unique_ptr<ScheduledDraftModel> drafting_;  // null: guesses are of others
   CountingRunner counting_;
   int64_t version_ = 0;
   Engine engine_;
