@@ -163,7 +163,8 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   const std::string name = checkpoint.directory().string();
   MEGATRON_CHECK(!parts.optimizer || (state.step && state.schedule), name,
                  " was saved without its optimizer\nhint: give --no-load-optim, or --finetune");
-  if (parts.encoders == nullptr)
+  const bool resumes_parts = parts.frozen_source != nullptr;  // only the frozen ones are read
+  if (parts.encoders == nullptr || resumes_parts)
     check_type(checkpoint, parts.origin.empty() ? model_type(model.chunks) : parts.origin,
                agreement);
   std::vector<StateTensor> tensors = state_tensors(model, parts.optimizer), adapters;
@@ -180,7 +181,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   std::vector<std::vector<StateTensor>> of_encoders;
   if (parts.encoders != nullptr)
     for (const Checkpoint& encoder : *parts.encoders)
-      of_encoders.push_back(take(tensors, [&](const std::string& key) {
+      of_encoders.push_back(take(resumes_parts ? frozen : tensors, [&](const std::string& key) {
         return encoder.manifest().tensors.contains(key);
       }));
   if (parts.upcycling != nullptr) parts.upcycling->redirect(tensors);
@@ -203,8 +204,6 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
     log_warning(cat(name, " holds no scales for ", report.missing.front(),
                     report.missing.size() > 1 ? " and others" : "",
                     ": the first step scales tensors by their own values"));
-  for (size_t i = 0; i < of_encoders.size(); ++i)
-    read_tensors((*parts.encoders)[i], std::move(of_encoders[i]), options, agreement);
   if (parts.adapter_source != nullptr)
     read_tensors(*parts.adapter_source, adapters, options, agreement);
   if (parts.frozen_source != nullptr) {
@@ -212,6 +211,9 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
     options.allow_unexpected = {"*"};
     read_tensors(*parts.frozen_source, frozen, options, agreement);
   }
+  options.convert_dtype = true;
+  for (size_t i = 0; i < of_encoders.size(); ++i)
+    read_tensors((*parts.encoders)[i], std::move(of_encoders[i]), options, agreement);
   for (ModelChunk& chunk : model.chunks) {
     chunk.store->values_changed();
     if (parts.upcycling != nullptr) parts.upcycling->complete(*chunk.store);

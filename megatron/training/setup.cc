@@ -449,15 +449,18 @@ void load_start(const PretrainTask& task, const Arguments& arguments, const Voca
     parts.upcycling =
         &upcycling.emplace(arguments.transformer, arguments.training.moe_upcycling_granularity);
   }
-  std::optional<Checkpoint> frozen;
+  StartPoint frozen;
   if (!upcycling && !start.encoders &&
       lacks_frozen(*start.checkpoint, task, arguments, vocabulary)) {
     const std::string& base = arguments.training.pretrained_checkpoint;
-    MEGATRON_CHECK(!base.empty(), start.checkpoint->directory().string(),
+    if (!base.empty()) frozen.checkpoint = open_weights(base, agreement);
+    frozen.weights_only = true;
+    join_pretrained_parts(task, arguments, vocabulary, frozen);
+    MEGATRON_CHECK(frozen.checkpoint, start.checkpoint->directory().string(),
                    " was saved without its frozen weights (--no-save-frozen)",
                    "\nhint: name what they were loaded from with --pretrained-checkpoint");
-    frozen = open_weights(base, agreement);
-    parts.frozen_source = &*frozen;
+    parts.frozen_source = &*frozen.checkpoint;
+    if (frozen.encoders) parts.encoders = &*frozen.encoders;
   }
   const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;
   parts.optimizer = with_optimizer;
