@@ -97,7 +97,7 @@ class MimoTest(support.FolderTest):
         tensors = read_safetensors(os.path.join(self.path("hf"), "model.safetensors"))
 
         def write_part(name, prefix, other, **settings):
-            kept = {other + key[len(prefix):]: value for key, value in tensors.items() if key.startswith(prefix)}
+            kept = {other + key[len(prefix):]: ("F32", *value) for key, value in tensors.items() if key.startswith(prefix)}
             self.assertTrue(kept)
             os.mkdir(self.path(name))
             with open(os.path.join(self.path(name), "config.json"), "w") as file:

@@ -27,15 +27,16 @@ def read_safetensors(path):
     return {name: (e["shape"], data[8 + length + e["data_offsets"][0]:8 + length + e["data_offsets"][1]]) for name, e in header.items()}
 
 
-def write_safetensors(path, tensors, dtype="F32"):
-    """{name: (shape, bytes)}, all of one type"""
+def write_safetensors(path, parts):
+    """{name: (dtype, shape, bytes)}"""
     header, data = {}, b""
-    for name, (shape, contents) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(contents)]}
+    for name, (dtype, shape, contents) in parts.items():
+        header[name] = dict(dtype=dtype, shape=shape, data_offsets=[len(data), len(data) + len(contents)])
         data += contents
     text = json.dumps(header).encode()
-    with open(path, "wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text + data)
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text + data)
 
 
 class FolderTest(unittest.TestCase):

@@ -50,9 +50,9 @@ Json with_siglip(Json encoder) {
 }
 
 Json with_whisper(Json config) {
-  Json encoder = {{"model_type", "qwen2_audio_encoder"}, {"d_model", 384},
-                  {"encoder_layers", 4},                 {"encoder_attention_heads", 6},
-                  {"encoder_ffn_dim", 1536},             {"num_mel_bins", 80}};
+  Json encoder = {
+      {"model_type", "qwen2_audio_encoder"}, {"d_model", 384},          {"encoder_layers", 4},
+      {"encoder_attention_heads", 6},        {"encoder_ffn_dim", 1536}, {"num_mel_bins", 80}};
   for (const char* key :
        {"d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "num_mel_bins",
         "max_source_positions", "activation_function", "scale_embedding"})
@@ -109,8 +109,8 @@ Described describe(const fs::path& folder, EncoderMedia media) {
   Described found;
   for (const AloneRow& row : alone_rows()) {
     if (row.media != media || row.model_type != type) continue;
-    const Json part = row.part.empty() ? Json::parse(text)
-                                       : Json::parse(HfFields(text, name).part(row.part));
+    const Json part =
+        row.part.empty() ? Json::parse(text) : Json::parse(HfFields(text, name).part(row.part));
     Json whole = row.config(part);
     whole["model_type"] = row.family;
     HfModel model = parse_hf_config(whole.dump(), name);

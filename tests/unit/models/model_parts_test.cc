@@ -1,5 +1,7 @@
 // Models with media of pretrained parts: the tensors of whole models of Hugging Face, divided into
 // folders of a language model and of encoders alone, become the same parameters again.
+#include "megatron/interop/model_parts.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +16,6 @@
 #include "megatron/interop/huggingface/hf_encoders.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/import_weights.h"
-#include "megatron/interop/model_parts.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/nn/parameter_store.h"
 #include "tests/unit/error_of.h"
@@ -132,12 +133,13 @@ TEST(ModelParts, OfClipAndLlamaAreThoseOfLlava) {
   EXPECT_EQ(expect_same(parts.language, llava.checkpoint, "language_model."), 15U);
   EXPECT_GT(expect_same(parts.encoders[0], llava.checkpoint, "vision_model."), 20U);
   // Of the third layer 16, the norm behind the layers and the text's.
-  EXPECT_THAT(parts.notes,
-              ElementsAre("starting from the weights of " + llama.string() + ", " + clip.string() +
-                              " (vision_model)",
-                          clip.string() + ": 19 of its tensors are no part of the vision_model and "
-                                          "are not read, such as text_model.final_layer_norm.weight",
-                          "begins at random: vision_projection"));
+  EXPECT_THAT(
+      parts.notes,
+      ElementsAre("starting from the weights of " + llama.string() + ", " + clip.string() +
+                      " (vision_model)",
+                  clip.string() + ": 19 of its tensors are no part of the vision_model and "
+                                  "are not read, such as text_model.final_layer_norm.weight",
+                  "begins at random: vision_projection"));
 }
 
 TEST(ModelParts, EncodersAreReadUnderEachSpelling) {
@@ -270,9 +272,8 @@ TEST(ModelParts, WhatDoesNotFitIsNamed) {
                                         "\"clip\"\nhint: types that hold one are: whisper, "));
   EXPECT_THAT(error(llama, fs::path(testing::TempDir()) / "model_parts_none", {}, same),
               HasSubstr(": is no folder of Hugging Face with a config.json"));
-  const fs::path text_alone =
-      write_part("text_alone", Json::parse(read_file(clip / "config.json")), "llava",
-                 "language_model.", "text_model.");
+  const fs::path text_alone = write_part("text_alone", Json::parse(read_file(clip / "config.json")),
+                                         "llava", "language_model.", "text_model.");
   EXPECT_THAT(error(llama, text_alone, {}, same),
               HasSubstr(text_alone.string() + ": its files hold no encoder of images"));
 }
