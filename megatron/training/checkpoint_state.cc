@@ -163,7 +163,10 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   const std::string name = checkpoint.directory().string();
   MEGATRON_CHECK(!parts.optimizer || (state.step && state.schedule), name,
                  " was saved without its optimizer\nhint: give --no-load-optim, or --finetune");
-  check_type(checkpoint, parts.origin.empty() ? model_type(model.chunks) : parts.origin, agreement);
+  const bool resumes_parts = parts.frozen_source != nullptr;  // only the frozen ones are read
+  if (parts.encoders == nullptr || resumes_parts)
+    check_type(checkpoint, parts.origin.empty() ? model_type(model.chunks) : parts.origin,
+               agreement);
   std::vector<StateTensor> tensors = state_tensors(model, parts.optimizer), adapters;
   if (!parts.adapters || parts.adapter_source != nullptr)
     adapters = take(tensors, [&](const std::string& key) {
@@ -175,6 +178,12 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
     frozen = take(tensors, [names = frozen_names(model)](const std::string& key) {
       return names.contains(key);
     });
+  std::vector<std::vector<StateTensor>> of_encoders;
+  if (parts.encoders != nullptr)
+    for (const Checkpoint& encoder : *parts.encoders)
+      of_encoders.push_back(take(resumes_parts ? frozen : tensors, [&](const std::string& key) {
+        return encoder.manifest().tensors.contains(key);
+      }));
   if (parts.upcycling != nullptr) parts.upcycling->redirect(tensors);
   read_as_letters(checkpoint, model.chunks.front().module->config().transformer, tensors);
   if (!parts.heads.empty()) take_pooler_from_head(checkpoint, tensors);
@@ -202,6 +211,9 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
     options.allow_unexpected = {"*"};
     read_tensors(*parts.frozen_source, frozen, options, agreement);
   }
+  options.convert_dtype = true;
+  for (size_t i = 0; i < of_encoders.size(); ++i)
+    read_tensors((*parts.encoders)[i], std::move(of_encoders[i]), options, agreement);
   for (ModelChunk& chunk : model.chunks) {
     chunk.store->values_changed();
     if (parts.upcycling != nullptr) parts.upcycling->complete(*chunk.store);

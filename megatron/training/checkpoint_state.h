@@ -40,6 +40,9 @@ struct LoadParts {
   const Checkpoint* adapter_source = nullptr;
   const Checkpoint* frozen_source = nullptr;  // the same for frozen weights
   const Upcycling* upcycling = nullptr;       // the checkpoint is of a dense model
+  // Of a model that is joined of parts (interop/model_parts.h): those beside the checkpoint, or
+  // beside frozen_source. Null: that is all of a model
+  const std::vector<Checkpoint>* encoders = nullptr;
   // Patterns of parameters that the checkpoint may lack, and then keep their values, or have in
   // vain
   std::vector<std::string> heads = {};

@@ -170,7 +170,12 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
       tokenizer_(
           start_clock_.stage("tokenizer", [&] { return make_tokenizer(arguments.tokenizer); })),
       vocabulary_(vocabulary_of(arguments, *tokenizer_)),
-      start_(start_clock_.stage("checkpoint chosen", [&] { return decide_start(config_, job); })),
+      start_(start_clock_.stage("checkpoint chosen",
+                                [&] {
+                                  StartPoint start = decide_start(config_, job);
+                                  join_pretrained_parts(task, arguments, vocabulary_, start);
+                                  return start;
+                                })),
       state_(initial_state(start_, task, *tokenizer_)),
       datasets_(start_clock_.stage(
           "data", [&] { return build_datasets(task, arguments, *tokenizer_, start_, state_); })),
@@ -184,8 +189,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
               [device = device_] { synchronize(device); }),
       log_(make_log()),
       checkpointer_(arguments, model_, log_, timers_,
-                    checkpoint_files(arguments, *tokenizer_,
-                                     start_.checkpoint ? &*start_.checkpoint : nullptr),
+                    checkpoint_files(arguments, *tokenizer_, start_.origin()),
                     /*replace_existing=*/start_.continues(), job.agreement),
       batches_(device_, groups_.cp, unpadded_row_multiple(arguments),
                task.addition(model_.chunks.front().module->config())),
@@ -306,8 +310,10 @@ void Run::announce() {
     warn_of_other_architecture();
     for (const std::string& name : start_.waived)
       log_info(cat("holds no weights and is left out: ", name));
-    log_info(cat("starting from the weights of ", start_.checkpoint->directory().string(),
-                 start_.upcycles ? ", which become those of experts" : ""));
+    for (const std::string& note : start_.notes) log_info(note);
+    if (!start_.encoders)
+      log_info(cat("starting from the weights of ", start_.checkpoint->directory().string(),
+                   start_.upcycles ? ", which become those of experts" : ""));
   } else {
     log_info(cat("starting from new weights, seed ", arguments_.transformer.seed));
   }

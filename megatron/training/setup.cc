@@ -12,6 +12,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/interop/model_parts.h"
 #include "megatron/models/mimo/media_cost.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/nn/placement.h"
@@ -127,6 +128,24 @@ StartPoint decide_start(const TrainingConfig& config, const Job& job) {
     start.stored =
         run_state_from_json(start.checkpoint->state(), start.checkpoint->directory().string());
   return start;
+}
+
+void join_pretrained_parts(const PretrainTask& task, const Arguments& arguments,
+                           const Vocabulary& vocabulary, StartPoint& start) {
+  if (task.name != "mimo" || start.continues()) return;
+  const auto& data = own_config<MimoDataConfig>(arguments.own);
+  PartsRequest request{{}, data.pretrained_vision_model, data.pretrained_audio_model};
+  if (request.vision.empty() && request.audio.empty() &&
+      (!start.checkpoint || stored_model_type(*start.checkpoint) != "gpt"))
+    return;
+  request.language = std::move(start.checkpoint);
+  ModelParts parts =
+      join_parts(request, whole_model(task.model_provider, arguments, vocabulary)->config());
+  start.checkpoint = std::move(parts.language);
+  start.weights_only = true;
+  start.encoders = std::move(parts.encoders);
+  start.random = std::move(parts.random);
+  start.notes = std::move(parts.notes);
 }
 
 namespace {
@@ -414,7 +433,10 @@ void load_start(const PretrainTask& task, const Arguments& arguments, const Voca
       for (const ModelChunk& chunk : model.chunks) initialize_adapters(*chunk.store, seed);
     }
   }
-  if (!start.continues()) {
+  if (start.encoders) {
+    parts.heads = start.random;
+    parts.encoders = &*start.encoders;
+  } else if (!start.continues()) {
     parts.heads = heads_of_task(task.name);
     start_from_origin(*start.checkpoint, model, parts);
   }
@@ -427,14 +449,18 @@ void load_start(const PretrainTask& task, const Arguments& arguments, const Voca
     parts.upcycling =
         &upcycling.emplace(arguments.transformer, arguments.training.moe_upcycling_granularity);
   }
-  std::optional<Checkpoint> frozen;
-  if (!upcycling && lacks_frozen(*start.checkpoint, task, arguments, vocabulary)) {
+  StartPoint frozen;
+  if (!upcycling && !start.encoders &&
+      lacks_frozen(*start.checkpoint, task, arguments, vocabulary)) {
     const std::string& base = arguments.training.pretrained_checkpoint;
-    MEGATRON_CHECK(!base.empty(), start.checkpoint->directory().string(),
+    if (!base.empty()) frozen.checkpoint = open_weights(base, agreement);
+    frozen.weights_only = true;
+    join_pretrained_parts(task, arguments, vocabulary, frozen);
+    MEGATRON_CHECK(frozen.checkpoint, start.checkpoint->directory().string(),
                    " was saved without its frozen weights (--no-save-frozen)",
                    "\nhint: name what they were loaded from with --pretrained-checkpoint");
-    frozen = open_weights(base, agreement);
-    parts.frozen_source = &*frozen;
+    parts.frozen_source = &*frozen.checkpoint;
+    if (frozen.encoders) parts.encoders = &*frozen.encoders;
   }
   const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;
   parts.optimizer = with_optimizer;

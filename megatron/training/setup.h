@@ -23,13 +23,25 @@ struct StartPoint {
   bool weights_only = false;
   std::vector<std::string> waived;  // tensors of a Hugging Face folder without weights
   bool upcycles = false;            // --moe-use-upcycling: the checkpoint is of a dense model
+  // A model with media of pretrained parts (interop/model_parts.h): the checkpoint is the language
+  // model's part, and these are the others
+  std::optional<std::vector<Checkpoint>> encoders;
+  std::vector<std::string> random;  // patterns of its parameters that begin at random
+  std::vector<std::string> notes;   // of its parts, for the log
   bool continues() const { return checkpoint && !weights_only; }
+  // The imported model that checkpoints of this run are of, too; null: there is none.
+  const Checkpoint* origin() const { return checkpoint && !encoders ? &*checkpoint : nullptr; }
 };
 
 // Decides by --start-mode, --load and --pretrained-checkpoint (folders of checkpoints or Hugging
 // Face folders); logs checkpoints that were skipped. The ranks verify the checkpoint together, each
 // a share of its bytes, and all start from the same one. Throws Error on every rank. Collective.
 StartPoint decide_start(const TrainingConfig& config, const Job& job);
+
+// Where a new run of --task mimo names pretrained parts, an encoder's folder or a language model
+// without one: joins them. Throws Error for those that do not fit.
+void join_pretrained_parts(const PretrainTask& task, const Arguments& arguments,
+                           const Vocabulary& vocabulary, StartPoint& start);
 
 // The datasets for the training samples and evaluations of the arguments, ignoring any checkpoint.
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments,

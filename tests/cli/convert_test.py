@@ -11,7 +11,7 @@ import subprocess
 import unittest
 
 import support
-from support import FolderTest, call, main
+from support import FolderTest, call, main, write_safetensors
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "hf")
 TRAIN = ["--micro-batch-size", "2", "--global-batch-size", "4", "--train-iters", "2", "--lr", "1e-3", "--mock-data", "--eval-iters",
@@ -32,17 +32,6 @@ def tensors(folder):
                 begin, end = entry["data_offsets"]
                 out[name] = (entry["dtype"], entry["shape"], data[8 + length + begin:8 + length + end])
     return out
-
-
-def write_safetensors(path, parts):
-    header, data = {}, b""
-    for name, (dtype, shape, contents) in parts.items():
-        header[name] = dict(dtype=dtype, shape=shape, data_offsets=[len(data), len(data) + len(contents)])
-        data += contents
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text + data)
 
 
 class ConvertTest(FolderTest):

@@ -7,7 +7,7 @@ import wave
 
 import support
 from media_model import GOLDEN, SAME, write_media_model
-from support import read_safetensors
+from support import read_safetensors, write_safetensors
 
 MODEL = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --position-embedding-type rope --untie-embeddings-and-output-weights "
          "--normalization RMSNorm --swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0.1 --vision-model-type clip "
@@ -88,6 +88,53 @@ class MimoTest(support.FolderTest):
         for name, value in before.items():
             if name in after and not name.startswith("optimizer"):
                 self.assertEqual(value != after[name], name.startswith("vision_projection"), name)
+
+    def test_from_folders_of_parts(self):
+        self.train("run", "--train-iters", "2")
+        self.run_ok("convert-checkpoint", "--load", self.path("run"), "--save", self.path("hf"), "--to", "huggingface")
+        with open(os.path.join(self.path("hf"), "config.json")) as file:
+            config = json.load(file)
+        tensors = read_safetensors(os.path.join(self.path("hf"), "model.safetensors"))
+
+        def write_part(name, prefix, other, **settings):
+            kept = {other + key[len(prefix):]: ("F32", *value) for key, value in tensors.items() if key.startswith(prefix)}
+            self.assertTrue(kept)
+            os.mkdir(self.path(name))
+            with open(os.path.join(self.path(name), "config.json"), "w") as file:
+                json.dump(settings, file)
+            write_safetensors(os.path.join(self.path(name), "model.safetensors"), kept)
+        write_part("llama", "language_model.", "", **config["text_config"])
+        # A third layer, behind the one whose output is taken.
+        tensors.update({key.replace("layers.1.", "layers.2."): value for key, value in tensors.items() if "vision_tower.encoder.layers.1." in key})
+        write_part("clip", "vision_tower.", "vision_model.", model_type="clip", vision_config={**config["vision_config"], "num_hidden_layers": 3})
+        parts = ["--pretrained-checkpoint", self.path("llama"), "--pretrained-vision-model", self.path("clip")]
+        own = ["--attention-dropout", "0", "--image-token-id", "260", "--train-iters", "3", "--freeze-except", "vision_projection"]
+        said = self.train("joined", *own, *parts, "--exit-interval", "2", "--save-interval", "2", command="finetune", model=[])
+        text = said.stdout + said.stderr
+        self.assertIn(f"starting from the weights of {self.path('llama')}, {self.path('clip')} (vision_model)", text)
+        self.assertIn(f"{self.path('clip')}: 16 of its tensors are no part of the vision_model and are not read, such as vision_model.", text)
+        self.assertIn("begins at random: vision_projection", text)
+        before, after = weights(self.path("run")), weights(self.path("joined"))
+        for name, value in before.items():
+            if not name.startswith("optimizer"):
+                self.assertEqual(value != after[name], name.startswith("vision_projection"), name)
+        # Only at the start: a resumed run goes on with its own projector.
+        again = self.train("joined", *own, *parts, "--load", self.path("joined"), command="finetune", model=[])
+        self.assertIn("resuming from", again.stdout + again.stderr)
+        # Without its frozen weights, which a resumed run reads again.
+        lean = [*own, *parts, "--no-save-frozen", "--load", self.path("lean")]
+        self.train("lean", *lean, "--exit-interval", "2", "--save-interval", "2", command="finetune", model=[])
+        self.train("lean", *lean, command="finetune", model=[])
+        self.assertEqual(*([row["lm loss"] for row in metrics(self.path(name))] for name in ("lean", "joined")))
+        run = ["finetune", *RUN, *self.data, *own, *parts]
+        result = support.call(*run, "--vision-ffn-hidden-size", "32", "--save", self.path("wide"))
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(f"{self.path('clip')}: vision_model.encoder.layers.0.mlp.fc1.", result.stderr)
+        self.assert_error(2, "--pretrained-vision-model is given for a model without an encoder of images", *run, "--vision-model-type", "none",
+                          "--audio-model-type", "whisper")
+        self.assert_error(1, f"{self.path('llama')}: holds no encoder of images: its model is of the type \"llama\"", "pretrain", *RUN, *MODEL, *self.data,
+                          "--pretrained-vision-model", self.path("llama"))
+        self.assertIn("--pretrained-vision-model has no effect with --task gpt", support.call("pretrain", *parts[2:]).stderr)
 
     def test_folders_and_blends_of_energon(self):
         energon = os.path.join(GOLDEN, "energon")

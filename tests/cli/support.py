@@ -27,6 +27,18 @@ def read_safetensors(path):
     return {name: (e["shape"], data[8 + length + e["data_offsets"][0]:8 + length + e["data_offsets"][1]]) for name, e in header.items()}
 
 
+def write_safetensors(path, parts):
+    """{name: (dtype, shape, bytes)}"""
+    header, data = {}, b""
+    for name, (dtype, shape, contents) in parts.items():
+        header[name] = dict(dtype=dtype, shape=shape, data_offsets=[len(data), len(data) + len(contents)])
+        data += contents
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text + data)
+
+
 class FolderTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp()

@@ -25,6 +25,11 @@ void MimoDataConfig::fields(FieldVisitor& v) {
       "audio_media_model", audio_media_model,
       "folder of a Hugging Face model that hears, whose config.json says what sounds become of a "
       "model that also sees; --media-model then says what images become");
+  v.field("pretrained_vision_model", pretrained_vision_model,
+          "folder of a Hugging Face model whose encoder of images a new run starts from (CLIP, "
+          "SigLIP, or a model that sees); the projector begins at random");
+  v.field("pretrained_audio_model", pretrained_audio_model,
+          "the same of sounds (Whisper, or a model that hears)");
   v.field("media_root", media_root,
           "folder of the media that rows name; empty: the folder of the row's file");
   v.field(
@@ -258,6 +263,12 @@ void validate_mimo(const Arguments& a, Violations& v) {
     v.add("--media-model is not given",
           "the folder of a Hugging Face model whose config.json and image processor say what media "
           "become");
+  v.require(own.sees() || data.pretrained_vision_model.empty(),
+            "--pretrained-vision-model is given for a model without an encoder of images",
+            "leave --vision-model-type none out: the folder says which it is");
+  v.require(own.hears() || data.pretrained_audio_model.empty(),
+            "--pretrained-audio-model is given for a model without an encoder of sounds",
+            "leave --audio-model-type none out: the folder says which it is");
   const bool both = own.sees() && own.hears();
   v.require(both || data.audio_media_model.empty(),
             "--audio-media-model has no effect: the model does not read both images and sounds",

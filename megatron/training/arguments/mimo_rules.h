@@ -19,6 +19,8 @@ struct MimoDataConfig : Config {
   std::string media_model;        // folder of a Hugging Face model
   std::string audio_media_model;  // of one that hears, beside one that sees
   std::string media_root;
+  // Folders of Hugging Face whose encoders a new run starts from
+  std::string pretrained_vision_model, pretrained_audio_model;
   bool escape_modality_text = false;
   bool loss_at_media = true;
   int64_t max_patches_per_sequence = 0;

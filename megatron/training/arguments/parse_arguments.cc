@@ -6,11 +6,13 @@
 #include "megatron/base/field_info.h"
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/interop/huggingface/hf_encoders.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/models/model_table.h"
 #include "megatron/training/arguments/arguments.h"
 #include "megatron/training/arguments/flag_table.h"
+#include "megatron/training/arguments/mimo_rules.h"
 
 namespace megatron {
 
@@ -55,19 +57,8 @@ struct ModelParallelArguments : Config {
   }
 };
 
-// `asked`: behave as if --use-checkpoint-args were given.
-void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const* argv,
-                               ParseOptions options, bool asked) {
-  Arguments first;
-  first.training.use_checkpoint_args = asked;
-  options.finalize = {};
-  options.validate = {};
-  try {
-    if (parse_flags(first.configs(), argc, argv, options).help) return;
-  } catch (const UsageError&) {
-    // The main parse reports errors; this one only looks for the checkpoint.
-  }
-  const TrainingConfig& training = first.training;
+// What --load or --pretrained-checkpoint says.
+void read_stored_arguments(const TrainingConfig& training, Arguments& arguments) {
   for (const std::string& folder : {training.load, training.pretrained_checkpoint}) {
     if (!is_hf_folder(folder)) continue;
     if (training.use_mp_args_from_checkpoint_args)
@@ -114,6 +105,28 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
   arguments.transformer = config.transformer;
   for (OwnConfig& own : arguments.own)
     if (own.same_type(config.own)) own = config.own;
+}
+
+// `asked`: behave as if --use-checkpoint-args were given.
+void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const* argv,
+                               ParseOptions options, bool asked) {
+  Arguments first;
+  first.training.use_checkpoint_args = asked;
+  options.finalize = {};
+  options.validate = {};
+  try {
+    if (parse_flags(first.configs(), argc, argv, options).help) return;
+  } catch (const UsageError&) {
+    // The main parse reports errors; this one only looks for the checkpoint.
+  }
+  read_stored_arguments(first.training, arguments);
+  if (first.training.task != "mimo") return;
+  const auto& data = own_config<MimoDataConfig>(first.own);
+  for (const auto& [folder, media] :
+       {std::pair{data.pretrained_vision_model, EncoderMedia::kImages},
+        std::pair{data.pretrained_audio_model, EncoderMedia::kSounds}})
+    if (!folder.empty())
+      read_hf_encoder_config(folder, media, own_config<MimoConfig>(arguments.own));
 }
 
 // `arguments` hold the defaults.

@@ -225,4 +225,8 @@ VISION_BUGS = (
     training_bug("vision_positions_left_behind", "images that are encoded before the rest take the positions of their tokens with them", MODEL,
                  "if (images != nullptr && images->positions.defined()) out.set", "if (!PLANTED && images != nullptr && images->positions.defined()) out.set",
                  "Mimo.MediaEncodedBeforeTheRestGiveTheSameBits"),
+    bug("vision_old_projector", "a whole model's projector stays beside another encoder",
+        (("megatron/interop/model_parts.cc", "if (!request.vision.empty()) modules = {\"vision_model\", \"vision_projection\", \"image_newline\"};",
+          "if (!request.vision.empty()) modules = {\"vision_model\", PLANTED ? \"vision_model\" : \"vision_projection\", \"image_newline\"};"),),
+        "", "", "models_test:ModelParts.WhatIsNotNamedBeginsAtRandom", "a proof starts from nothing"),
 )

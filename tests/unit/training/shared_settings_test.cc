@@ -58,7 +58,12 @@ TEST_F(SharedSettings, HoldEveryFlagButThoseThatMayDiffer) {
 TEST_F(SharedSettings, KnowEveryFlagThatNamesAFile) {
   // Paths whose contents are not compared: folders of checkpoints, which the ranks verify when they
   // read them.
-  const std::set<std::string> only_the_path = {"adapter", "load", "pretrained_checkpoint", "save"};
+  const std::set<std::string> only_the_path = {"adapter",
+                                               "load",
+                                               "pretrained_audio_model",
+                                               "pretrained_checkpoint",
+                                               "pretrained_vision_model",
+                                               "save"};
   Arguments arguments;
   for (const FieldInfo& field : describe_fields(arguments.configs())) {
     if (field.kind != FieldKind::kString && field.kind != FieldKind::kStringList) continue;
