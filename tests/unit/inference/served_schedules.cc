@@ -142,7 +142,7 @@ class KnownDrafts final : public DraftSource {
 // A model that drafts for the one that `target` runs, and leaves its device and comes back with it.
 struct ScheduledDraftModel {
   ScheduledDraftModel(Served& served, const RunnerOptions& options, int64_t vocab_size,
-                int64_t more_tokens, StepRunner& target)
+                      int64_t more_tokens, StepRunner& target)
       : runner(*served.model, *served.weights, options),
         drafts(std::make_shared<DraftModel>(
             runner, DraftModelOptions{.vocab_size = vocab_size,
@@ -238,7 +238,7 @@ class ServedSchedule {
     options.device_blocks = static_cast<int32_t>(whole * (1 + draws.below(facts.slots)));
     if (!draws.chance(3)) options.graph_sizes = graph_sizes(-1, options.slots);
     return std::make_unique<ScheduledDraftModel>(*model_.drafting(), options, facts.vocab_size,
-                                           draws.below(20 * model_.place().stretch), runner_);
+                                                 draws.below(20 * model_.place().stretch), runner_);
   }
   EngineOptions draw_options() {
     EngineOptions options;
