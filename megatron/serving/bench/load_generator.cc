@@ -23,10 +23,14 @@ int64_t load_clock_ns() {
 // Starts requests when they are due and there is room, and notes their times.
 class LoadRun {
  public:
-  LoadRun(LoadTarget& target, const ClientLoad& options, std::function<void(int64_t)> progress)
+  // `warms_up`: prompts have the same prefix and are others behind it: a cache has none of those
+  // that are measured.
+  LoadRun(LoadTarget& target, const ClientLoad& options, std::function<void(int64_t)> progress,
+          bool warms_up = false)
       : target_(target), options_(options), progress_(std::move(progress)), random_(options.seed) {
     const int64_t prefix = std::min(options.prefix_tokens, options.prompt_tokens);
     for (int64_t i = 0; i < prefix; ++i) prefix_.push_back(draw_id());
+    if (warms_up) random_.seed(options.seed + 1);
   }
 
   LoadResult run(int64_t count) {
@@ -130,7 +134,8 @@ LoadResult run_load(LoadTarget& target, const ClientLoad& options,
                     const std::function<void(int64_t)>& progress) {
   ClientLoad warmup = options;
   warmup.request_rate = 0.0;
-  if (options.num_warmup > 0) LoadRun(target, warmup, {}).run(options.num_warmup);
+  if (options.num_warmup > 0)
+    LoadRun(target, warmup, {}, /*warms_up=*/true).run(options.num_warmup);
   return LoadRun(target, options, progress).run(options.num_requests);
 }
 

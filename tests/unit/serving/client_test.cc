@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdio>
 #include <fstream>
+#include <set>
 #include <thread>
 
 #include "ask.h"
@@ -287,6 +288,42 @@ TEST_F(ClientTest, LoadInAClosedLoop) {
   EXPECT_EQ(inside.completed, 30);
   EXPECT_EQ(inside.output_tokens, 300);
   EXPECT_EQ(inside.prompt_tokens, 600);
+}
+
+// Ends every request at once, and keeps its prompt.
+class PromptsAlone final : public LoadTarget {
+ public:
+  std::pair<int32_t, int32_t> prompt_ids() const override { return {3, 100'000}; }
+  void start(std::vector<int32_t> prompt, const ClientLoad&, uint64_t,
+             Callbacks callbacks) override {
+    prompts.push_back(std::move(prompt));
+    ends.push_back(std::move(callbacks.on_end));
+  }
+  void after(int64_t, std::function<void()> work) override { work(); }
+  void run() override {
+    for (size_t i = 0; i < ends.size(); ++i) ends[i](1, 1, "");
+    ends.clear();
+  }
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<std::function<void(int64_t, int64_t, const std::string&)>> ends;
+};
+
+// A server's cache of prefixes would have them.
+TEST(Load, MeasuredPromptsAreNotThoseOfBefore) {
+  PromptsAlone target;
+  run_load(target, {.num_requests = 6,
+                    .num_warmup = 4,
+                    .concurrency = 20,
+                    .prompt_tokens = 12,
+                    .prefix_tokens = 5});
+  ASSERT_EQ(target.prompts.size(), 10U);
+  std::set<std::vector<int32_t>> rests, prefixes;
+  for (const std::vector<int32_t>& prompt : target.prompts) {
+    prefixes.insert({prompt.begin(), prompt.begin() + 5});
+    rests.insert({prompt.begin() + 5, prompt.end()});
+  }
+  EXPECT_EQ(prefixes.size(), 1U);
+  EXPECT_EQ(rests.size(), 10U);
 }
 
 TEST_F(ClientTest, LoadAtARate) {
