@@ -164,9 +164,9 @@ TEST(ModelParts, SiglipIsTheEncoderOfGemma3) {
   const HfFolder gemma = open_hf_folder(media_golden_folder("gemma3"));
   Json config = config_of("gemma3")["vision_config"];
   config["model_type"] = "siglip_vision_model";
-  const auto& places = TensorFiles::of_hf_folder(media_golden_folder("gemma3")).places();
+  const auto files = TensorFiles::of_hf_folder(media_golden_folder("gemma3"));
   std::string prefix;  // of the names in the golden
-  for (const auto& [name, place] : places)
+  for (const auto& [name, place] : files.places())
     if (const size_t at = name.find("embeddings.patch_embedding.weight"); at != name.npos)
       prefix = name.substr(0, at);
   const fs::path siglip = write_part("siglip", config, "gemma3", prefix, "vision_model."),
