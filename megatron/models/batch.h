@@ -55,7 +55,7 @@ class Batch {
   std::shared_ptr<const PackedImages> images;
   // Of models that hear (models/audio/packed_sounds.h)
   std::shared_ptr<const PackedSounds> sounds;
-  // [s, b, h] in the model's type: what stands in the places of tokens of media, elsewhere zeros, by
+  // [s, b, h] in the model's type: what stands in the places of tokens of media, else zeros, by
   // Model::with_media_encoded(); undefined: the model computes it
   at::Tensor encoded_media;
   at::Tensor padding;  // bool [b, s], True = lengthens a sequence; undefined: nothing does

@@ -87,7 +87,7 @@ class Model : public Module {
                               const ForwardContext& context) = 0;
   // Of a whole model: the same micro-batch with what encoders of images and sounds make of these in
   // their place, differentiable. The shapes of what is left are those of samples, whatever media
-  // they have: hidden() may be captured as a CUDA graph. Default: `batch`, as there are no encoders.
+  // they have: hidden() may be captured as a CUDA graph. Default: `batch`: there are no encoders.
   virtual Batch with_media_encoded(const Batch& batch, const ForwardContext& context);
   // The tensors that cross the border between two segments for a micro-batch: those that hidden()
   // returns before it and takes after it. `layers_before`: of the model's layers; below 0 of

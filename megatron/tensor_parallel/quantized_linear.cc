@@ -150,9 +150,9 @@ class OperandScaling {
 };
 
 // Note [Inputs with a scale for each row] In forwards without a backward, where a tensor has one
-// scale, an input's rows have one each instead. It is known when the kernel that makes the row ends,
-// so that a norm or an activation writes codes alone; and no row's rounding depends on those of other
-// sequences in the step.
+// scale, an input's rows have one each instead. It is known when the kernel that makes the row
+// ends, so that a norm or an activation writes codes alone; and no row's rounding depends on those
+// of other sequences in the step.
 bool scales_rows(const LinearState& state, const at::Tensor& x, int64_t columns) {
   return !at::GradMode::is_enabled() && state.weight->store->only_forward() &&
          state.quantization.recipe == QuantizationRecipe::kTensorwise &&
@@ -205,8 +205,8 @@ at::Tensor multiply(const LinearState& state, const QuantizedMatrix& a, const Qu
   return quantized_product(a, b, type, bias, fast, addend).view(shape);
 }
 
-// x w^T (+ bias) (+ addend) of an input whose rows have a scale each, shaped as `leading` but for the
-// last dimension.
+// x w^T (+ bias) (+ addend) of an input whose rows have a scale each, shaped as `leading` but for
+// the last dimension.
 at::Tensor multiply_rows(LinearState& state, const QuantizedMatrix& x, const at::Tensor& value,
                          at::IntArrayRef leading, const at::Tensor& bias,
                          const at::Tensor& addend = {}) {

@@ -6,7 +6,7 @@
 
 namespace megatron {
 
-// Runs `args` on contiguous rows `in`, which make rows of `columns` codes; fills in what the tensors
+// Runs `args` on contiguous rows `in`, which make rows of `columns` codes; fills in what tensors
 // say.
 QuantizedMatrix quantize_rows_of(const at::Tensor& in, Fp8Rows args, int64_t columns);
 

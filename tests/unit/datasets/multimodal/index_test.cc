@@ -323,8 +323,8 @@ TEST_F(Indexed, IsReadFromTheCacheAndBuiltAgainWhenRowsChange) {
   EXPECT_EQ(files().size(), 2U);
 }
 
-// The description, which decides whether a run may go on, has hashes as ever; a checkpoint keeps what
-// they stand for.
+// The description, which decides whether a run may go on, has hashes as ever; a checkpoint keeps
+// what they stand for.
 TEST_F(Indexed, DetailsHaveWhatTheDescriptionHashes) {
   const auto data = dataset(index(write_rows("rows.jsonl", 0, 4)), {.sequence_length = 40});
   const Json named = Json::parse(data->description());
