@@ -294,6 +294,7 @@ constexpr Reader kReaders[] = {
     {"fp8_wgrad", "megatron/transformer/config/precision.cc", "quantization"},
     {"first_last_layers_bf16", "megatron/transformer/config/precision.cc", "quantization"},
     {"num_layers_at_end_in_bf16", "megatron/transformer/config/precision.cc", "quantization"},
+    {"lr_factors", "megatron/optimizer/config/learning_rate.cc", "rate_factors"},
     {"rope_type", "megatron/transformer/config/multi_latent_attention.h", "stretches_positions"},
     {"mscale", "megatron/transformer/config/multi_latent_attention.cc", "rotary_magnitude"},
     {"mscale_all_dim", "megatron/transformer/config/multi_latent_attention.cc", "score_magnitude"},

@@ -229,8 +229,8 @@ TEST(ModelParts, RowsOfAddedTokensBeginAtZero) {
                                ": the last 3 ids of the vocabulary have no rows in its tables")));
   config.vocab_size = config.padded_vocab_size = 40 + kMostAddedTokens + 1;
   EXPECT_THAT(error_of([&] { join(llama, clip, {}, config); }),
-              HasSubstr("word_embeddings.weight has shape [40, 16], by the flags of this run it is "
-                        "[1065, 16]"));
+              HasSubstr("word_embeddings.weight has shape [40,16], by the flags of this run it is "
+                        "[1065,16]"));
 }
 
 TEST(ModelParts, WhatDoesNotFitIsNamed) {
@@ -247,8 +247,8 @@ TEST(ModelParts, WhatDoesNotFitIsNamed) {
   const std::string wide = error(
       llama, clip, {}, [](ModelConfig&, MimoConfig& own) { own.vision_ffn_hidden_size = 24; });
   EXPECT_THAT(wide, HasSubstr(clip.string() + ": "));
-  EXPECT_THAT(wide, HasSubstr("vision_model.encoder.layers.0.mlp.fc1.weight has shape [20, 12], by "
-                              "the flags of this run it is [24, 12]"));
+  EXPECT_THAT(wide, HasSubstr("vision_model.encoder.layers.0.mlp.fc1.weight has shape [20,12], by "
+                              "the flags of this run it is [24,12]"));
   const std::string deep =
       error(llama, clip, {}, [](ModelConfig&, MimoConfig& own) { own.vision_num_layers = 4; });
   EXPECT_THAT(deep, HasSubstr("vision_tower.encoder.layers.3.self_attn.q_proj.weight is not in the "
@@ -256,8 +256,8 @@ TEST(ModelParts, WhatDoesNotFitIsNamed) {
   EXPECT_THAT(error(llama, clip, {},
                     [](ModelConfig& c, MimoConfig&) { c.transformer.ffn_hidden_size = 32; }),
               HasSubstr(llama.string() +
-                        ": language_model.decoder.layers.0.mlp.linear_fc1.weight has shape [48, "
-                        "16], by the flags of this run it is [64, 16]"));
+                        ": language_model.decoder.layers.0.mlp.linear_fc1.weight has shape [48,"
+                        "16], by the flags of this run it is [64,16]"));
   EXPECT_THAT(error(llama, clip, {},
                     [](ModelConfig&, MimoConfig& own) {
                       own.vision_model_type = VisionModel::kSiglip;

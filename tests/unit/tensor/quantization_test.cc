@@ -62,7 +62,7 @@ TEST(Fp8Rows, ARowIsRoundedByItsOwnLargestValueAsByATen) {
     EXPECT_EQ(got.layout, ScaleLayout::kRow);
     EXPECT_TRUE(at::equal(bytes(got.codes), bytes((rows * scale).to(at::kFloat8_e4m3fn))));
     EXPECT_TRUE(at::equal(got.scale, (1 / scale).squeeze(1)));
-    EXPECT_LT(relative_error(dequantize(got), rows), 0.03);
+    EXPECT_LT(relative_error(dequantize(got), rows), 0.04);
     // In a product with a matrix of one scale.
     const QuantizedMatrix w =
         with_row_scales(quantize_tensor(draw({32, 48}, type), at::kFloat8_e4m3fn, {}).rows);
