@@ -184,47 +184,6 @@ TEST(BatchInvariantGpu, RowsOfProductsHaveTheSameBitsForAnyNumberOfRows) {
   }
 }
 
-// What the mode costs the linear layers of Llama 3 8B, as a server starts their products: in
-// graphs, by weights of layers in turn that no cache holds together. A product of up to four rows
-// without the mode has a kernel that divides the sum over warps, which the mode does not have.
-TEST(BatchInvariantGpu, RatesOfProductsByNumberOfRows) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
-  at::manual_seed(7);
-  const at::TensorOptions type = at::dtype(at::kBFloat16).device(kInvariantGpu);
-  std::printf("us with the mode, without it, ratio\n%13s", "rows");
-  const std::vector<int64_t> counts = {1, 2, 4, 8, 16, 64, 256, 1024, 8192};
-  for (const int64_t rows : counts) std::printf("%19ld", static_cast<long>(rows));
-  DeviceGraphPool pool(kInvariantGpu);
-  for (const auto& [n, k] :
-       {std::pair<int64_t, int64_t>{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
-    std::printf("\n%6ldx%6ld", static_cast<long>(n), static_cast<long>(k));
-    const auto layers = static_cast<size_t>((int64_t{1} << 28) / (2 * n * k) + 1);
-    std::vector<at::Tensor> weights;
-    for (size_t i = 0; i < layers; ++i) weights.push_back(at::randn({n, k}, type));
-    const at::Tensor all = at::randn({counts.back(), k}, type);
-    for (const int64_t rows : counts) {
-      const at::Tensor x = all.narrow(0, 0, rows);
-      const size_t products = rows <= 256 ? 4 * layers : layers;
-      const auto graph = [&](bool invariant) {
-        const BatchInvariantScope mode(invariant);
-        linear_forward(x, weights[0], {}, {}, /*at_rest=*/true);  // chooses its kernel
-        return DeviceGraph(pool, [&] {
-          for (size_t i = 0; i < products; ++i)
-            linear_forward(x, weights[i % layers], {}, {}, /*at_rest=*/true);
-        });
-      };
-      DeviceGraph with = graph(true), without = graph(false);
-      std::vector<double> us =
-          milliseconds(all, {[&] { with.launch(); }, [&] { without.launch(); }});
-      for (double& each : us) each *= 1e3 / static_cast<double>(products);
-      std::printf("%7.1f %6.1f %4.2f", us[0], us[1], us[0] / us[1]);
-      EXPECT_LT(us[0], us[1] * (rows <= 4 ? 3.0 : 2.0))
-          << n << " x " << k << ", " << rows << " rows";
-    }
-  }
-  std::printf("\n");
-}
-
 // The linear layers of Llama 3 8B and of the model of the rollouts in FP8 with a scale for 128
 // elements, rows by 128, as layers fill them up: of rows as they are and of SwiGLU's results.
 TEST(BatchInvariantGpu, RowsOfFp8ProductsHaveTheSameBitsForAnyNumberOfRows) {
@@ -550,8 +509,8 @@ class ProfiledDecode final : public StepRunner {
   bool in_graph_ = false;
 };
 
-// Where ranks reach each other's memory, in the mode and without it: sums of layers, the gathered
-// maxima of draws and all reports of log-probabilities are kernels of ours.
+// Where ranks reach each other's memory: sums of layers, the gathered maxima of draws and all reports
+// of log-probabilities are kernels of ours.
 TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
   const Launch launch = launch_from_environment();
   if (!at::hasCUDA() || launch.world_size == 1) GTEST_SKIP() << "not two ranks";
@@ -563,8 +522,8 @@ TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
   const ParallelGroups groups = make_parallel_groups(parallel, connection.world);
   ModelConfig config = invariant_models()[0].second;
   config.transformer.num_query_groups = config.transformer.num_attention_heads;
-  for (const bool invariant : {false, true}) {
-    const BatchInvariantScope mode(invariant);
+  {
+    const BatchInvariantScope mode(true);
     Served served(Served::make(config, groups), {}, at::kBFloat16, device);
     RunnerOptions options = rollouts_on_gpu().runner;
     options.device_blocks = 200;
@@ -581,7 +540,7 @@ TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
     for (const KernelEvent& kernel : profiled.kernels()) {
       std::string name = kernel.name;
       std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
-      EXPECT_EQ(name.find("nccl"), std::string::npos) << kernel.name << ", mode " << invariant;
+      EXPECT_EQ(name.find("nccl"), std::string::npos) << kernel.name;
     }
   }
 }
