@@ -24,8 +24,9 @@ inline Arguments parse(const std::string& flags, int64_t world_size) {
 inline const std::string kRun =
     " --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 500 ";
 
-// Of what a step allocates: a plan that says less lets a run begin that has no room.
-constexpr double kLeastOfStep = 0.98;
+// Of what a step allocates: a plan that says less lets a run begin that has no room. Steps of real
+// size are held to 2%; of these an allocator's units are some of the bytes.
+constexpr double kLeastOfStep = 0.97;
 
 // What the allocator counts in the second of two training steps; `evaluates`: a forward over other
 // samples comes before it.

@@ -340,7 +340,7 @@ TEST_F(Indexed, DetailsHaveWhatTheDescriptionHashes) {
             cat("rows.jsonl ", hash_text(read_file(folder_ / "rows.jsonl"))));
   details["index"] = named.at("index");
   EXPECT_EQ(details, named);
-  const BlendedDataset blend({data, data}, {0.5, 0.5}, 10, Split::kTrain);
+  const BlendedDataset blend({data, data}, {0.5, 0.5}, 2, Split::kTrain);
   EXPECT_EQ(Json::parse(blend.details()).at("datasets").at(1).at("index"), full);
   EXPECT_EQ(Json::parse(blend.description()).at("datasets").at(1), named);
 }
