@@ -49,8 +49,8 @@ QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orient
                                 const TensorScale& by = {});
 
 // Rows of E4M3 with a scale for each, that of its largest |x|, in one pass: of x [..., c]; of a
-// norm of x; of a gated activation of x [..., 2 c]. Equal, but for the order in which a norm adds up, to
-// two steps.
+// norm of x; of a gated activation of x [..., 2 c]. Equal, but for the order in which a norm adds
+// up, to two steps.
 QuantizedMatrix quantize_rows(const at::Tensor& x);
 QuantizedMatrix quantize_norm_rows(Normalization kind, const at::Tensor& x,
                                    const at::Tensor& weight, const at::Tensor& bias, double eps,

@@ -509,8 +509,8 @@ class ProfiledDecode final : public StepRunner {
   bool in_graph_ = false;
 };
 
-// Where ranks reach each other's memory: sums of layers, the gathered maxima of draws and all reports
-// of log-probabilities are kernels of ours.
+// Where ranks reach each other's memory: sums of layers, the gathered maxima of draws and all
+// reports of log-probabilities are kernels of ours.
 TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
   const Launch launch = launch_from_environment();
   if (!at::hasCUDA() || launch.world_size == 1) GTEST_SKIP() << "not two ranks";
