@@ -68,7 +68,7 @@ TEST(RunState, DifferencesAreNamed) {
   EXPECT_EQ(describe_difference(R"({"a":{"b":{"c":1,"d":2},"e":[1]}})",
                                 R"({"a":{"e":[1,2],"b":{"d":3,"c":1}}})"),
             "a.b.d is 2, was 3; a.e is [1], was [1,2]");
-  const std::string hash(100, '0');
+  const std::string hash(200, '0');
   EXPECT_EQ(describe_difference(cat(R"({"f":["a )", hash, R"(","b 1"]})"),
                                 cat(R"({"f":["a )", hash, R"(","b 2"]})")),
             R"(f[1] is "b 1", was "b 2")");
