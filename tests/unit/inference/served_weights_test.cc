@@ -177,7 +177,7 @@ TEST(ServedWeights, InFp8AreHeldOnceAndMultiplyAsInTraining) {
     const auto expect_trained = [&](const at::Tensor& logits, const at::Tensor& trained) {
       const double apart = at::linalg_vector_norm(logits - trained).item<double>() /
                            at::linalg_vector_norm(trained).item<double>();
-      EXPECT_LE(apart, recipe == Fp8Recipe::kBlockwise ? 0.0 : 0.1);
+      EXPECT_LE(apart, recipe == Fp8Recipe::kBlockwise ? 0.0 : 0.25);
     };
     const at::Tensor expected = full_logits(*served.model, whole);
     expect_trained(expected, full_logits(*plain, whole));
