@@ -136,7 +136,7 @@ class LaunchLinesTest(unittest.TestCase):
         with open(echo, "w") as file:
             file.write("#!/bin/sh\nprintf '%s\\n' \"$@\" > '" + arrived + "'\n")
         os.chmod(echo, 0o755)
-        at = next(i for i, word in enumerate(words) if word.endswith(("megatron", ".py")) or word in ("$MEGATRON", "$BINARY"))
+        at = next(i for i, word in enumerate(words) if word.endswith(("megatron", "gpu_tests", ".py")) or word in ("$MEGATRON", "$BINARY"))
         own = words[1:at]
         given = [word for word in words[at + 1:] if word != "..."]
         self.assertTrue("--no-python" in own or words[at].endswith(".py"), "torchrun would start the program by Python")
