@@ -260,16 +260,18 @@ void ForeignManifest::add_zeros(const std::string& ours, const std::vector<int64
   }
 }
 
-Checkpoint ForeignManifest::open(const fs::path& folder) && {
+void throw_problems(const std::string& where, const std::vector<std::string>& problems) {
   constexpr size_t kShown = 10;
-  if (!problems_.empty()) {
-    std::string text = cat(name_, ": ", problems_[0]);
-    for (size_t i = 1; i < std::min(problems_.size(), kShown); ++i)
-      text += "\ndetail: " + problems_[i];
-    if (problems_.size() > kShown)
-      text += cat("\ndetail: and ", problems_.size() - kShown, " more tensors");
-    throw Error(text);
-  }
+  if (problems.empty()) return;
+  std::string text = cat(where, ": ", problems[0]);
+  for (size_t i = 1; i < std::min(problems.size(), kShown); ++i) text += "\ndetail: " + problems[i];
+  if (problems.size() > kShown)
+    text += cat("\ndetail: and ", problems.size() - kShown, " more tensors");
+  throw Error(text);
+}
+
+Checkpoint ForeignManifest::open(const fs::path& folder) && {
+  throw_problems(name_, problems_);
   return Checkpoint(folder, std::move(manifest_));
 }
 

@@ -24,6 +24,9 @@ inline constexpr const char* kHfIndex = "model.safetensors.index.json";
 inline constexpr const char* kWeightsOnlyState = R"({"weights_only":true})";
 bool is_weights_only(const Checkpoint& checkpoint);
 
+// Throws Error "WHERE: FIRST PROBLEM" with some of the others as details, unless there are none.
+void throw_problems(const std::string& where, const std::vector<std::string>& problems);
+
 // A file of a manifest that is these bytes in memory.
 StoredFile text_file(std::string name, std::string text);
 

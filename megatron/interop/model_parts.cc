@@ -1,6 +1,5 @@
 #include "megatron/interop/model_parts.h"
 
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -110,16 +109,7 @@ Checkpoint language_part(const PartsRequest& request, const ModelConfig& config,
       manifest.tensors.emplace(std::move(ours), std::move(tensor));
   }
   int64_t added = 0;
-  const std::vector<std::string> problems = fit_language(expected, prefix, manifest, added);
-  if (!problems.empty()) {
-    constexpr size_t kShown = 10;
-    std::string text = cat(folder, ": ", problems[0]);
-    for (size_t i = 1; i < std::min(problems.size(), kShown); ++i)
-      text += "\ndetail: " + problems[i];
-    if (problems.size() > kShown)
-      text += cat("\ndetail: and ", problems.size() - kShown, " more tensors");
-    throw Error(text);
-  }
+  throw_problems(folder, fit_language(expected, prefix, manifest, added));
   if (added > 0)
     notes.push_back(cat(folder, ": the last ", added,
                         " ids of the vocabulary have no rows in its tables: theirs begin at zero"));

@@ -487,8 +487,7 @@ at::Tensor without_added_rows(const at::Tensor& y, const at::Tensor& x) {
 }
 
 // The layers where inputs have a scale for each row: Note [Inputs with a scale for each row].
-at::Tensor column_of_scaled_rows(const at::Tensor& x, LinearState& state) {
-  const at::Tensor added = with_whole_tiles(x, state), in = added.defined() ? added : x;
+at::Tensor column_of_scaled_rows(const at::Tensor& in, LinearState& state) {
   const AcquiredValue weight(state.weight), bias(state.bias);
   const at::ScalarType type = weight.value().scalar_type();
   const bool adapted = has_row_adapters(state);
@@ -505,14 +504,11 @@ at::Tensor column_of_scaled_rows(const at::Tensor& x, LinearState& state) {
   }
   const at::Tensor y = multiply_rows(state, rows, weight.value(), whole.sizes(), bias.value());
   if (adapted) RowAdapters::current()->add_output(*state.weight, whole, y);
-  return added.defined() ? without_added_rows(y, x) : y;
+  return y;
 }
 
-at::Tensor row_of_scaled_rows(const at::Tensor& x, const at::Tensor& residual, LinearState& state,
+at::Tensor row_of_scaled_rows(const at::Tensor& in, const at::Tensor& residual, LinearState& state,
                               bool is_activated) {
-  const at::Tensor added = with_whole_tiles(x, state), in = added.defined() ? added : x,
-                   rest = added.defined() && residual.defined() ? with_whole_tiles(residual, state)
-                                                                : residual;
   const AcquiredValue weight(state.weight), bias(state.bias);
   const bool adapted = has_row_adapters(state), alone = state.tp->size() == 1,
              activate = state.input_activation && !is_activated;
@@ -524,11 +520,11 @@ at::Tensor row_of_scaled_rows(const at::Tensor& x, const at::Tensor& residual, L
     if (activate) input = activation_forward(in, *state.input_activation, state.activation_offset);
     rows = quantize_rows(input);
   }
-  at::Tensor y = multiply_rows(state, rows, weight.value(), in.sizes(),
-                               alone ? bias.value() : at::Tensor(), alone ? rest : at::Tensor());
+  at::Tensor y =
+      multiply_rows(state, rows, weight.value(), in.sizes(), alone ? bias.value() : at::Tensor(),
+                    alone ? residual : at::Tensor());
   if (adapted) RowAdapters::current()->add_output(*state.weight, input, y);
-  if (!alone) y = summed_over_ranks(state, y, bias.value(), rest);
-  return added.defined() ? without_added_rows(y, x) : y;
+  return alone ? y : summed_over_ranks(state, y, bias.value(), residual);
 }
 
 }  // namespace
@@ -563,14 +559,15 @@ variable_list quantized_column_forward(const at::Tensor& x, LinearState& state) 
   if (const at::Tensor y = quantized_few_rows(x.contiguous(), {}, state, /*swiglu=*/false);
       y.defined())
     return {y, x};
+  const at::Tensor whole = with_whole_tiles(x, state),
+                   in = whole.defined() ? whole : x.contiguous();
+  variable_list out;
   if (scales_rows(state, x, state.weight->local_shape.back()))
-    return {column_of_scaled_rows(x.contiguous(), state), x};
-  if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
-    const at::Tensor y = QuantizedColumnFunction::apply(whole, anchor(), &state, false)[0];
-    return {without_added_rows(y, x), x};
-  }
-  return QuantizedColumnFunction::apply(x.contiguous(), anchor(), &state,
-                                        at::GradMode::is_enabled());
+    out = {column_of_scaled_rows(in, state), x};
+  else
+    out = QuantizedColumnFunction::apply(in, anchor(), &state, at::GradMode::is_enabled());
+  if (!whole.defined()) return out;
+  return {without_added_rows(out[0], x), x};
 }
 
 at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual,
@@ -585,16 +582,16 @@ at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual
       return summed_over_ranks(state, y, bias.value(), residual);
     }
   }
-  if (scales_rows(state, x, state.weight->local_shape.back()))
-    return row_of_scaled_rows(x.contiguous(), residual, state, is_activated);
-  if (const at::Tensor whole = with_whole_tiles(x, state); whole.defined()) {
-    const at::Tensor rest = residual.defined() ? with_whole_tiles(residual, state) : at::Tensor();
-    return without_added_rows(QuantizedRowFunction::apply(whole, optional_residual(rest), anchor(),
-                                                          &state, false, is_activated),
-                              x);
-  }
-  return QuantizedRowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &state,
-                                     at::GradMode::is_enabled(), is_activated);
+  const at::Tensor whole = with_whole_tiles(x, state),
+                   in = whole.defined() ? whole : x.contiguous(),
+                   rest = whole.defined() && residual.defined() ? with_whole_tiles(residual, state)
+                                                                : residual;
+  const at::Tensor y =
+      scales_rows(state, x, state.weight->local_shape.back())
+          ? row_of_scaled_rows(in, rest, state, is_activated)
+          : QuantizedRowFunction::apply(in, optional_residual(rest), anchor(), &state,
+                                        at::GradMode::is_enabled(), is_activated);
+  return whole.defined() ? without_added_rows(y, x) : y;
 }
 
 }  // namespace megatron

@@ -509,8 +509,9 @@ class ProfiledDecode final : public StepRunner {
   bool in_graph_ = false;
 };
 
-// Where ranks reach each other's memory: sums of layers, the gathered maxima of draws and all
-// reports of log-probabilities are kernels of ours.
+// Where ranks reach each other's memory, in the mode and without it: sums of layers, the gathered
+// maxima of draws and all reports of log-probabilities are kernels of ours. Counts of 64 bits, by
+// which draws of the largest logits alone (top-k, top-p) choose over ranks, go through NCCL.
 TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
   const Launch launch = launch_from_environment();
   if (!at::hasCUDA() || launch.world_size == 1) GTEST_SKIP() << "not two ranks";
@@ -522,8 +523,8 @@ TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
   const ParallelGroups groups = make_parallel_groups(parallel, connection.world);
   ModelConfig config = invariant_models()[0].second;
   config.transformer.num_query_groups = config.transformer.num_attention_heads;
-  {
-    const BatchInvariantScope mode(true);
+  for (const bool invariant : {false, true}) {
+    const BatchInvariantScope mode(invariant);
     Served served(Served::make(config, groups), {}, at::kBFloat16, device);
     RunnerOptions options = rollouts_on_gpu().runner;
     options.device_blocks = 200;
@@ -533,14 +534,19 @@ TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
     ProfiledDecode profiled(runner, device, /*which=*/10);
     std::mt19937 random(11);
     std::vector<DrivenSequence> texts = random_sequences(random, 12, 100, 40);
-    for (DrivenSequence& text : texts) text.tokens = 40;
+    for (DrivenSequence& text : texts) {
+      text.tokens = 40;
+      text.start.sampling.top_k = 0;
+      text.start.sampling.top_p = 1.0;
+      text.start.sampling.min_p = 0.0;
+    }
     drive_ranks(groups.world, profiled, {.whole_prompts = 1.0}, 3, texts, device);
     EXPECT_TRUE(profiled.in_graph());
     EXPECT_GT(profiled.kernels().size(), 20u);
     for (const KernelEvent& kernel : profiled.kernels()) {
       std::string name = kernel.name;
       std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
-      EXPECT_EQ(name.find("nccl"), std::string::npos) << kernel.name;
+      EXPECT_EQ(name.find("nccl"), std::string::npos) << kernel.name << ", mode " << invariant;
     }
   }
 }
