@@ -68,18 +68,34 @@ TEST(Mimo, AStepWithoutImagesHasZeroGradients) {
   }
 }
 
+// The model of these arguments on one rank, and its micro-batches.
+struct BuiltMimo {
+  explicit BuiltMimo(const Arguments& arguments)
+      : task(find_task(arguments)),
+        model(build_model(task, arguments,
+                          vocabulary_of(arguments, *make_tokenizer(arguments.tokenizer)), groups,
+                          at::kFloat, c10::kCPU, StartPoint{})),
+        module(*model.chunks.front().module),
+        loader(make_train_loader(arguments, groups, mimo_samples(arguments), 0, c10::kCPU)),
+        batches(at::kCPU, groups.cp, 0, task.addition(module.config())) {}
+  // The next one with images, or without.
+  Batch next(bool sees) {
+    Batch batch = batches.make(loader->next());
+    while ((batch.images->all_pictures > 0) != sees) batch = batches.make(loader->next());
+    return batch;
+  }
+  const PretrainTask task;
+  const ParallelGroups groups;
+  TrainedModel model;
+  Model& module;
+  const std::unique_ptr<DataLoader> loader;
+  BatchMaker batches;
+};
+
 // Bytes that a forward of training holds until its backward.
 int64_t held_by_forward(const std::string& more) {
-  const Arguments a = mimo_arguments("--vision-num-layers 6 " + more);
-  const PretrainTask task = find_task(a);
-  const ParallelGroups groups;
-  const auto tokenizer = make_tokenizer(a.tokenizer);
-  TrainedModel model = build_model(task, a, vocabulary_of(a, *tokenizer), groups, at::kFloat,
-                                   c10::kCPU, StartPoint{});
-  const auto loader = make_train_loader(a, groups, mimo_samples(a), 0, c10::kCPU);
-  BatchMaker batches(at::kCPU, groups.cp, 0, task.addition(model.chunks.front().module->config()));
-  Batch batch = batches.make(loader->next());
-  while (batch.images->pictures == 0) batch = batches.make(loader->next());
+  BuiltMimo built(mimo_arguments("--vision-num-layers 6 " + more));
+  const Batch batch = built.next(/*sees=*/true);
   ForwardContext context;
   context.training = true;
   context.place = batch.place;
@@ -87,7 +103,7 @@ int64_t held_by_forward(const std::string& more) {
   context.document_ids = batch.document_ids;
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-  const StageOutput out = task.forward_step(*model.chunks.front().module, batch, {}, context);
+  const StageOutput out = built.task.forward_step(built.module, batch, {}, context);
   return meter->live;
 }
 
@@ -194,28 +210,19 @@ TEST(Mimo, FeaturesAheadGiveTheSameBits) {
 
 // What is computed ahead is used: the encoder does not run in the forward.
 TEST(Mimo, FeaturesAheadAreTaken) {
-  const Arguments a = mimo_arguments("--mimo-encoder-prefetch --freeze vision_model");
-  const PretrainTask task = find_task(a);
-  const ParallelGroups groups;
-  const auto tokenizer = make_tokenizer(a.tokenizer);
-  TrainedModel model = build_model(task, a, vocabulary_of(a, *tokenizer), groups, at::kFloat,
-                                   c10::kCPU, StartPoint{});
-  Model& module = *model.chunks.front().module;
-  const auto loader = make_train_loader(a, groups, mimo_samples(a), 0, c10::kCPU);
-  BatchMaker batches(at::kCPU, groups.cp, 0, task.addition(module.config()));
-  Batch batch = batches.make(loader->next());
-  while (batch.images->pictures == 0) batch = batches.make(loader->next());
-  const PretrainTask::Ahead ahead = task.ahead(module);
+  BuiltMimo built(mimo_arguments("--mimo-encoder-prefetch --freeze vision_model"));
+  Batch batch = built.next(/*sees=*/true);
+  const PretrainTask::Ahead ahead = built.task.ahead(built.module);
   EXPECT_EQ(ahead.microbatches, 2);
   ForwardContext context;
   context.place = batch.place;
   const at::NoGradGuard no_grad;
   const auto loss = [&] {
-    return task.forward_step(module, batch, {}, context).loss.sum.item<double>();
+    return built.task.forward_step(built.module, batch, {}, context).loss.sum.item<double>();
   };
   const double before = loss();
   ahead.prepare(batch, /*training=*/false);
-  module.visit([](const std::string& name, Parameter& parameter) {
+  built.module.visit([](const std::string& name, Parameter& parameter) {
     if (name.starts_with("vision_model.decoder")) parameter.value.mul_(1.5);
   });
   EXPECT_EQ(loss(), before);
@@ -226,21 +233,12 @@ TEST(Mimo, FeaturesAheadAreTaken) {
 // The loss of the first micro-batches with images and without, and all gradients of both; the
 // encoders in the forward, or before it, and their backward behind that of the rest.
 std::pair<at::Tensor, at::Tensor> loss_and_gradients(const std::string& more, bool before) {
-  const Arguments a = mimo_arguments(more);
-  const PretrainTask task = find_task(a);
-  const ParallelGroups groups;
-  const auto tokenizer = make_tokenizer(a.tokenizer);
-  TrainedModel model = build_model(task, a, vocabulary_of(a, *tokenizer), groups, at::kFloat,
-                                   c10::kCPU, StartPoint{});
-  Model& module = *model.chunks.front().module;
-  DistributedDataParallel& store = *model.chunks.front().store;
-  const auto loader = make_train_loader(a, groups, mimo_samples(a), 0, c10::kCPU);
-  BatchMaker batches(at::kCPU, groups.cp, 0, task.addition(module.config()));
+  BuiltMimo built(mimo_arguments(more));
+  DistributedDataParallel& store = *built.model.chunks.front().store;
   store.zero_grad(2);
   at::Tensor losses = at::zeros({2});
   for (const bool sees : {true, false}) {
-    Batch batch = batches.make(loader->next());
-    while ((batch.images->all_pictures > 0) != sees) batch = batches.make(loader->next());
+    Batch batch = built.next(sees);
     ForwardContext context;
     context.training = true;
     RecomputeTape encoders, rest;
@@ -248,7 +246,7 @@ std::pair<at::Tensor, at::Tensor> loss_and_gradients(const std::string& more, bo
     at::Tensor media;
     BackwardEnd end;
     if (before) {
-      batch = module.with_media_encoded(batch, context);
+      batch = built.module.with_media_encoded(batch, context);
       EXPECT_EQ(batch.images, nullptr);
       EXPECT_EQ(batch.encoded_media.defined(), sees);
       media = batch.encoded_media;
@@ -261,7 +259,7 @@ std::pair<at::Tensor, at::Tensor> loss_and_gradients(const std::string& more, bo
     context.place = batch.place;
     context.position_ids = batch.find("position_ids");
     context.document_ids = batch.document_ids;
-    const StageOutput out = task.forward_step(module, batch, {}, context);
+    const StageOutput out = built.task.forward_step(built.module, batch, {}, context);
     losses[sees] = out.loss.sum.detach();
     rest.backward(out.loss.sum);
     if (end.defined()) encoders.backward(media, end.take_grad());
