@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <vector>
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
@@ -13,16 +14,19 @@
 #include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/kernels/sampling.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/forward_parameter_store.h"
 #include "megatron/tensor/batch_invariant/mode.h"
+#include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/core_attention_cost.h"
 
 namespace megatron {
 namespace {
 
 constexpr double kPlanGiB = 1 << 30;
+constexpr int kSmallMiB = 16;  // that steps need for small tensors, amply
 constexpr int64_t kServedBlasWorkspace = int64_t{32} << 20;  // of one cuBLAS handle on Hopper
 
 // A step of `tokens` rows.
@@ -173,6 +177,14 @@ std::optional<int64_t> free_memory(c10::Device device) {
   return c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first;
 }
 
+void hold_memory(c10::Device device, int64_t bytes) {
+  if (device.is_cpu()) return;
+  const at::TensorOptions options = at::dtype(at::kByte).device(device);
+  std::vector<at::Tensor> pieces = {at::empty({bytes}, options)};
+  // Tensors of at most 1 MiB have memory of their own in the allocator.
+  for (int i = 0; i < kSmallMiB; ++i) pieces.push_back(at::empty({int64_t{1} << 20}, options));
+}
+
 int64_t cache_budget(c10::Device device, int64_t step_bytes) {
   if (const auto free = free_memory(device)) return gpu_cache_budget(*free, step_bytes);
   std::ifstream file("/proc/meminfo");
@@ -256,7 +268,8 @@ void ServingMemory::check_fits(int64_t free_bytes) const {
 }
 
 int64_t served_sum_bytes(const ModelConfig& config, int64_t rows, int64_t element) {
-  return rows * config.transformer.hidden_size * element;
+  const auto histogram = kSelectionBins * static_cast<int64_t>(sizeof(int64_t));
+  return rows * std::max(config.transformer.hidden_size * element, histogram);
 }
 
 ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage) {

@@ -48,6 +48,10 @@ int64_t gpu_cache_budget(int64_t free_bytes, int64_t step_bytes);
 // Bytes that a GPU has free, or nothing on a CPU.
 std::optional<int64_t> free_memory(c10::Device device);
 
+// libtorch's allocator takes so many bytes of a GPU in one piece, and some for small tensors, and
+// keeps them for tensors to come, which then need not ask the driver, whatever their sizes.
+void hold_memory(c10::Device device, int64_t bytes);
+
 // What a draft model adds on the first rank.
 struct DraftMemory {
   int64_t weights = 0;
@@ -102,6 +106,8 @@ struct ServingMemory {
     return std::max(std::max(activations, sampling) + library_workspace, draft.step) + graphs +
            sums;
   }
+  // What comes and goes with the steps and prompts that do not run as graphs
+  int64_t eager() const { return std::max(activations, sampling) + encoder.step; }
   // Beside weights and cache
   int64_t passing() const { return step() + encoder.passing(); }
   int64_t total() const { return weights + draft.weights + cache.bytes() + passing(); }
@@ -110,8 +116,9 @@ struct ServingMemory {
   void check_fits(int64_t free_bytes) const;
 };
 
-// Of the tensor that is summed over tensor ranks in a step of so many rows, in bytes. Those of
-// larger steps than have graphs go through NCCL.
+// Of the largest tensor that is summed over tensor ranks in a step of so many rows, in bytes: hidden
+// states, or the counts by which top-k and top-p select (Note [Selection]). Those of larger steps
+// than have graphs go through NCCL.
 int64_t served_sum_bytes(const ModelConfig& config, int64_t rows, int64_t element);
 
 // Of the prompts of a model that sees or hears; zeros: it does neither.

@@ -137,6 +137,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   runner_ = std::make_unique<ModelRunner>(*loaded_.model, weights_, options);
   if (request_.int8) runner_->run_first_forward();
   runner_->plan_warm_up(shape.max_step_tokens);
+  hold_memory(request_.device, memory.eager());
   if (!warms_up_while_idle()) warm_up();
   served_ = runner_.get();
   int64_t cache = runner_->cache_bytes();

@@ -184,6 +184,32 @@ TEST(BatchInvariantGpu, RowsOfProductsHaveTheSameBitsForAnyNumberOfRows) {
   }
 }
 
+// What one order of summing costs at each number of rows: a kernel that suits other numbers would be
+// far behind the one that is taken without the mode.
+TEST(BatchInvariantGpu, ProductsOfAnyNumberOfRowsAreNearlyAsFastAsWithoutTheMode) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const at::TensorOptions type = at::dtype(at::kBFloat16).device(kInvariantGpu);
+  for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
+           {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
+    const at::Tensor w = at::randn({n, k}, type);
+    std::cout << "  " << n << " x " << k << ", time with the mode over that without:";
+    for (int64_t rows = 1; rows <= 8192; rows *= 2) {
+      const at::Tensor x = at::randn({rows, k}, type);
+      const auto product = [&](bool invariant) {
+        return [&, invariant] {
+          const BatchInvariantScope mode(invariant);
+          linear_forward(x, w, {}, {});
+        };
+      };
+      const std::vector<double> times = milliseconds(x, {product(true), product(false)});
+      const double ratio = times[0] / times[1];
+      std::cout << " " << rows << ": " << format_fixed(ratio, 2);
+      EXPECT_LT(ratio, 1.5) << n << " x " << k << ", " << rows << " rows";
+    }
+    std::cout << "\n";
+  }
+}
+
 // The linear layers of Llama 3 8B and of the model of the rollouts in FP8 with a scale for 128
 // elements, rows by 128, as layers fill them up: of rows as they are and of SwiGLU's results.
 TEST(BatchInvariantGpu, RowsOfFp8ProductsHaveTheSameBitsForAnyNumberOfRows) {
@@ -510,8 +536,8 @@ class ProfiledDecode final : public StepRunner {
 };
 
 // Where ranks reach each other's memory, in the mode and without it: sums of layers, the gathered
-// maxima of draws and all reports of log-probabilities are kernels of ours. Counts of 64 bits, by
-// which draws of the largest logits alone (top-k, top-p) choose over ranks, go through NCCL.
+// maxima and the counts of draws (top-k and top-p, too) and all reports of log-probabilities are
+// kernels of ours.
 TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
   const Launch launch = launch_from_environment();
   if (!at::hasCUDA() || launch.world_size == 1) GTEST_SKIP() << "not two ranks";
@@ -534,11 +560,10 @@ TEST(BatchInvariantGpu, DecodeStepsOfTensorRanksHaveNoKernelOfNccl) {
     ProfiledDecode profiled(runner, device, /*which=*/10);
     std::mt19937 random(11);
     std::vector<DrivenSequence> texts = random_sequences(random, 12, 100, 40);
-    for (DrivenSequence& text : texts) {
-      text.tokens = 40;
-      text.start.sampling.top_k = 0;
-      text.start.sampling.top_p = 1.0;
-      text.start.sampling.min_p = 0.0;
+    for (size_t i = 0; i < texts.size(); ++i) {
+      texts[i].tokens = 40;
+      texts[i].start.sampling.top_k = i % 3 == 1 ? 5 : 0;
+      texts[i].start.sampling.top_p = i % 3 == 2 ? 0.5 : 1.0;
     }
     drive_ranks(groups.world, profiled, {.whole_prompts = 1.0}, 3, texts, device);
     EXPECT_TRUE(profiled.in_graph());

@@ -23,6 +23,9 @@ const std::string kModel =
 const std::string kClip =
     "--position-embedding-type rope --vision-model-type clip --img-h 16 --img-w 16 "
     "--disable-vision-class-token ";
+const std::string kQwen =
+    "--position-embedding-type mrope --mrope-section 16 8 8 --vision-model-type qwen2 "
+    "--pixel-shuffle --patch-dim 2 --img-h 16 --img-w 16 ";
 const std::string kWhisper =
     "--audio-model-type whisper --audio-num-layers 1 --audio-hidden-size 64 "
     "--audio-ffn-hidden-size 128 --audio-num-attention-heads 2 --audio-mel-bins 8 "
@@ -70,7 +73,7 @@ TEST(MimoGraphGpu, LeavesTheBitsOfEagerSteps) {
         kClip + "--hidden-dropout 0 --freeze vision_model --mimo-encoder-prefetch",
         kClip + "--hidden-dropout 0 --freeze language_model",
         kClip + "--hidden-dropout 0 --freeze-except vision_projection",
-        kClip + "--hidden-dropout 0 --recompute-vision",
+        kClip + "--hidden-dropout 0 --recompute-vision", kQwen + "--hidden-dropout 0",
         kClip + kWhisper + "--hidden-dropout 0 --no-calculate-per-token-loss"}) {
     const Result eager = train(line),
                  graphs = train(line + " --cuda-graph-impl local --cuda-graph-warmup-steps 1");

@@ -12,6 +12,7 @@
 #include "megatron/base/format.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/generator.h"
+#include "megatron/inference/memory_plan.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/kv_cache.h"
@@ -274,6 +275,20 @@ TEST(ServedGpu, GraphsAreCapturedAgainBehindATransition) {
 // How often the driver was asked for memory.
 int64_t device_allocations() {
   return c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0).num_device_alloc;
+}
+
+TEST(ServedGpu, HeldMemoryServesTensorsOfAllSizes) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  c10::getDeviceAllocator(c10::kCUDA)->emptyCache();
+  hold_memory(kServingGpu, int64_t{100} << 20);
+  const int64_t before = device_allocations();
+  const at::TensorOptions bytes = at::dtype(at::kByte).device(kServingGpu);
+  std::vector<at::Tensor> kept;
+  for (const int64_t mib : {1, 30, 12, 40, 3}) kept.push_back(at::empty({mib << 20}, bytes));
+  for (int i = 0; i < 100; ++i) kept.push_back(at::empty({100 + i}, bytes));
+  EXPECT_EQ(device_allocations(), before);
+  kept.push_back(at::empty({int64_t{100} << 20}, bytes));
+  EXPECT_EQ(device_allocations(), before + 1);
 }
 
 TEST(ServedGpu, AfterWarmingUpNoStepChoosesKernelsCapturesOrAllocates) {

@@ -108,8 +108,6 @@ void validate_graphs(const Arguments& a, const MimoConfig& own, Violations& v) {
   };
   refuse(own.bidirectional_images, "--bidirectional-images",
          "where images stand decides on the kernels of attention");
-  refuse(!a.transformer.mrope_section.empty(), "--position-embedding-type mrope",
-         "its sections are copied from the host in every pass");
   refuse(own.encodes_apart(), "--encoder-data-parallel-size",
          "features arrive from other ranks in the middle of a pass");
   refuse(own.offloads_encoders(), "--encoder-offload-modules",

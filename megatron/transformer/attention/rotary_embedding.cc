@@ -52,12 +52,14 @@ at::Tensor yarn_frequencies(const TransformerConfig& c, double factor, const at:
   return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept;
 }
 
-// [r]: the section of each rotated pair.
-at::Tensor section_of_pairs(const std::vector<int64_t>& sections, at::Device device) {
-  std::vector<int64_t> of_pair;
+// [s, b, sections] -> [s, b, r]: each rotated pair has the position of its section. Without a copy
+// from the host, which a CUDA graph could not hold.
+at::Tensor positions_of_pairs(const at::Tensor& positions, const std::vector<int64_t>& sections) {
+  std::vector<at::Tensor> of_pairs;
   for (size_t i = 0; i < sections.size(); ++i)
-    of_pair.insert(of_pair.end(), static_cast<size_t>(sections[i]), static_cast<int64_t>(i));
-  return at::tensor(of_pair, at::kLong).to(device);
+    of_pairs.push_back(
+        positions.narrow(2, static_cast<int64_t>(i), 1).expand({-1, -1, sections[i]}));
+  return at::cat(of_pairs, 2);
 }
 
 }  // namespace
@@ -114,7 +116,7 @@ LayerRotary RotaryEmbedding::tables(const at::Tensor& positions, at::ScalarType 
   at::Tensor at_positions =
       (positions.dim() >= 2 ? positions.transpose(0, 1) : positions).to(precision).contiguous();
   if (positions.dim() == 3)
-    at_positions = at_positions.index_select(2, section_of_pairs(config_.mrope_section, device));
+    at_positions = positions_of_pairs(at_positions, config_.mrope_section);
   else
     at_positions.unsqueeze_(-1);
   if (config_.rotary_seq_len_interpolation_factor)

@@ -584,10 +584,6 @@ TEST(Mimo, RefusesWhatContradicts) {
   const std::string graphs = "--cuda-graph-impl local ";
   refused(graphs + "--bidirectional-images",
           "--cuda-graph-impl local with --bidirectional-images is not built: where images stand");
-  refused(graphs +
-              "--vision-model-type qwen2 --pixel-shuffle --position-embedding-type mrope "
-              "--mrope-section 2 1 1",
-          "--cuda-graph-impl local with --position-embedding-type mrope is not built");
   refused(graphs + "--encoder-offload-modules mlp_fc2",
           "--cuda-graph-impl local with --encoder-offload-modules is not built");
   const std::string qwen2 = "--vision-model-type qwen2 --pixel-shuffle ",
