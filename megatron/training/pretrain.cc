@@ -173,7 +173,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
       start_(start_clock_.stage("checkpoint chosen",
                                 [&] {
                                   StartPoint start = decide_start(config_, job);
-                                  join_pretrained_parts(task, arguments, vocabulary_, start);
+                                  if (task.join_parts) task.join_parts(arguments, vocabulary_, start);
                                   return start;
                                 })),
       state_(initial_state(start_, task, *tokenizer_)),

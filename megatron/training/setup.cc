@@ -12,7 +12,6 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/interop/load_model.h"
-#include "megatron/interop/model_parts.h"
 #include "megatron/models/mimo/media_cost.h"
 #include "megatron/models/mimo/mimo_config.h"
 #include "megatron/nn/placement.h"
@@ -128,24 +127,6 @@ StartPoint decide_start(const TrainingConfig& config, const Job& job) {
     start.stored =
         run_state_from_json(start.checkpoint->state(), start.checkpoint->directory().string());
   return start;
-}
-
-void join_pretrained_parts(const PretrainTask& task, const Arguments& arguments,
-                           const Vocabulary& vocabulary, StartPoint& start) {
-  if (task.name != "mimo" || start.continues()) return;
-  const auto& data = own_config<MimoDataConfig>(arguments.own);
-  PartsRequest request{{}, data.pretrained_vision_model, data.pretrained_audio_model};
-  if (request.vision.empty() && request.audio.empty() &&
-      (!start.checkpoint || stored_model_type(*start.checkpoint) != "gpt"))
-    return;
-  request.language = std::move(start.checkpoint);
-  ModelParts parts =
-      join_parts(request, whole_model(task.model_provider, arguments, vocabulary)->config());
-  start.checkpoint = std::move(parts.language);
-  start.weights_only = true;
-  start.encoders = std::move(parts.encoders);
-  start.random = std::move(parts.random);
-  start.notes = std::move(parts.notes);
 }
 
 namespace {
@@ -455,7 +436,7 @@ void load_start(const PretrainTask& task, const Arguments& arguments, const Voca
     const std::string& base = arguments.training.pretrained_checkpoint;
     if (!base.empty()) frozen.checkpoint = open_weights(base, agreement);
     frozen.weights_only = true;
-    join_pretrained_parts(task, arguments, vocabulary, frozen);
+    if (task.join_parts) task.join_parts(arguments, vocabulary, frozen);
     MEGATRON_CHECK(frozen.checkpoint, start.checkpoint->directory().string(),
                    " was saved without its frozen weights (--no-save-frozen)",
                    "\nhint: name what they were loaded from with --pretrained-checkpoint");

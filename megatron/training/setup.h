@@ -38,11 +38,6 @@ struct StartPoint {
 // a share of its bytes, and all start from the same one. Throws Error on every rank. Collective.
 StartPoint decide_start(const TrainingConfig& config, const Job& job);
 
-// Where a new run of --task mimo names pretrained parts, an encoder's folder or a language model
-// without one: joins them. Throws Error for those that do not fit.
-void join_pretrained_parts(const PretrainTask& task, const Arguments& arguments,
-                           const Vocabulary& vocabulary, StartPoint& start);
-
 // The datasets for the training samples and evaluations of the arguments, ignoring any checkpoint.
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments,
                                       const Tokenizer& tokenizer);

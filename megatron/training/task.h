@@ -17,6 +17,7 @@
 namespace megatron {
 
 class Shrinker;
+struct StartPoint;  // training/setup.h
 
 // Output of one segment of the model for a micro-batch: the tensors for the next segment, or the
 // loss on the last one.
@@ -73,6 +74,10 @@ struct PretrainTask {
     std::function<void(Batch&, bool training)> prepare = {};
   };
   std::function<Ahead(Model&)> ahead;
+  // Of models of several pretrained parts: joins what a new run names of them, and changes nothing
+  // where it names one whole checkpoint. Throws Error for parts that do not fit. Null: models have
+  // no such parts
+  std::function<void(const Arguments&, const Vocabulary&, StartPoint& start)> join_parts;
   // Floating-point operations of training with one token (reporting/flops.h)
   std::function<double(const Arguments&, const Vocabulary&)> flops_per_token;
 };

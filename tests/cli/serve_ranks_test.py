@@ -3,15 +3,18 @@
 
 Usage: serve_ranks_test.py BINARY [unittest arguments]. Needs nothing but the standard library.
 """
+import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 import unittest
 
 import support
-from serving import Ranks, Server, train_talker
+from ports import free_port
+from serving import EXACT, Ranks, Server, train_talker
 
 TP, PP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 FLAGS = ["--inference-max-requests", "4", "--inference-dynamic-batching-block-size", "8", "--inference-dynamic-batching-max-tokens", "24"]
@@ -70,6 +73,24 @@ class ServeRanksTest(unittest.TestCase):
             self.assert_alike(answers(server), other)
             # A signal drains, and all ranks leave.
             self.assertEqual(server.stop(), [0, 0], server.messages())
+
+    def test_a_load_is_sent_to_ranks(self):
+        """bench serve loads a model over ranks, and says what one of them could do at most."""
+        def load(ranks, *flags):
+            variables = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                         "GROUP_RANK": "0", "OMP_NUM_THREADS": "1"}
+            line = [support.BINARY, "bench", "serve", self.model, *EXACT, *FLAGS, "--num-requests", "5", "--prompt-tokens", "6", "--output-tokens", "4", *flags]
+            processes = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                          env={**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
+            outputs = [process.communicate(timeout=120) for process in processes]
+            self.assertEqual([process.returncode for process in processes], [0] * ranks, outputs)
+            self.assertEqual([out for out, _ in outputs[1:]], [""] * (ranks - 1))
+            return outputs[0][0]
+
+        got = json.loads(load(2, TP, "2", "--json"))
+        self.assertEqual((got["completed"], got["failed"], got["output_tokens"]), (5, 0, 20))
+        self.assertRegex(load(2, TP, "2"), r"bound of this machine: .* generated tokens/s, of which [\d.]+% were seen")
+        self.assertNotIn("bound", load(2, PP, "2"))
 
     def test_weights_in_8_bits(self):
         one = Server(self.model, *FLAGS, "--int8")

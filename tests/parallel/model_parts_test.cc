@@ -51,7 +51,7 @@ TrainedModel build(const Arguments& arguments, const ParallelGroups& groups, Agr
   StartPoint start;
   start.checkpoint = open_hf_folder(kLlava).checkpoint;
   start.weights_only = true;
-  join_pretrained_parts(task, arguments, vocabulary, start);
+  task.join_parts(arguments, vocabulary, start);
   EXPECT_EQ(start.random, std::vector<std::string>{"vision_projection.*"});
   EXPECT_EQ(start.origin(), nullptr);
   return build_model(task, arguments, vocabulary, groups, at::kFloat, at::kCPU, start, agreement);

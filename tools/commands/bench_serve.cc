@@ -10,10 +10,12 @@
 #include "megatron/base/value_checks.h"
 #include "megatron/inference/bounds/serving_bound.h"
 #include "megatron/runtime/device.h"
+#include "megatron/runtime/job.h"
 #include "megatron/runtime/kernel_profile.h"
+#include "megatron/runtime/shared_settings.h"
 #include "megatron/serving/bench/load_generator.h"
 #include "tools/support/api_key.h"
-#include "tools/support/served_model_flags.h"
+#include "tools/support/served_job.h"
 
 namespace megatron {
 namespace {
@@ -132,78 +134,111 @@ std::string bound_text(ModelService& service, const EngineConfig& engine, const 
   return text;
 }
 
+struct BenchServeFlags : ServedJobFlags {
+  BenchServeConfig config;
+};
+
+ClientLoad client_load(const BenchServeConfig& config) {
+  return {.num_requests = config.num_requests,
+          .num_warmup = config.num_warmup,
+          .concurrency = config.concurrency,
+          .request_rate = config.request_rate,
+          .arrivals = config.arrival_pattern,
+          .prompt_tokens = config.prompt_tokens,
+          .output_tokens = config.output_tokens,
+          .prefix_tokens = config.prefix_tokens,
+          .temperature = config.temperature,
+          .seed = static_cast<uint64_t>(config.seed)};
+}
+
+LoadResult send_load(LoadTarget& target, const ClientLoad& load) {
+  LoadResult result = run_load(target, load, [&](int64_t ended) {
+    set_status_line(cat(ended, " of ", load.num_requests, " requests"));
+  });
+  set_status_line("");
+  return result;
+}
+
+void check_none_failed(const LoadSummary& summary, const ClientLoad& load) {
+  MEGATRON_CHECK(summary.failed == 0, summary.failed, " of ", load.num_requests,
+                 " requests failed: ", summary.problems.front());
+}
+
+// A server that others have started.
+int bench_server(const BenchServeConfig& config) {
+  const ClientLoad load = client_load(config);
+  const std::unique_ptr<LoadTarget> target = make_http_target(
+      parse_url(config.url), config.ca_file, read_api_key(config.api_key_file), config.model);
+  const LoadSummary summary = summarise(send_load(*target, load));
+  print_line(config.json ? summary_json(summary, load) : summary_text(summary));
+  check_none_failed(summary, load);
+  return 0;
+}
+
+// A model that this process, or several ranks together, load.
+int bench_model(const BenchServeFlags& flags, const Job& job) {
+  const BenchServeConfig& config = flags.config;
+  const ClientLoad load = client_load(config);
+  const c10::Device device = choose_device(flags.load.device, job.local_rank);
+  MachineRates rates;
+  if (!config.json && job.is_first())
+    rates = measure_rates(device.is_cuda() ? at::kBFloat16 : at::kFloat, device,
+                          flags.load.fp8_format != Fp8Format::kNone);
+  const std::shared_ptr<ModelService> service = join_served_job(flags, job, {}, {});
+  if (!service) return 0;
+  const int64_t vocab_size = service->model().tokenizer->vocab_size();
+  const std::unique_ptr<LoadTarget> target = make_engine_target(service->engine(), vocab_size);
+  service->warm_up();
+  service->start();
+  if (job.after_first_step) job.after_first_step();
+  const int64_t allocations = device_allocations(device);
+  const LoadSummary summary = summarise(send_load(*target, load));
+  std::string kernels;
+  if (config.bench_kernels > 0)
+    kernels = kernels_of(service->engine(), vocab_size, load, device, config.bench_kernels);
+  const EngineStats stats = service->engine().stats();
+  service->stop();
+  if (stats.drafts > 0)
+    log_info(cat("drafts: ", stats.accepted_drafts, " of ", stats.drafts, " stand, in ",
+                 stats.steps, " steps for ", stats.output_tokens, " tokens"));
+  // The line of the start says what was planned.
+  if (const int64_t most = memory_use(device).max_allocated; most > 0)
+    log_info(cat("memory: at most ", format_bytes(static_cast<double>(most)), " allocated, ",
+                 device_allocations(device) - allocations, " device allocations behind the start"));
+  print_line(config.json ? summary_json(summary, load) : summary_text(summary));
+  if (!config.json) {
+    if (const std::string bound = bound_text(*service, flags.engine, load, summary, rates);
+        !bound.empty())
+      print_line(bound);
+    if (!kernels.empty()) print_line(kernels);
+  }
+  check_none_failed(summary, load);
+  return 0;
+}
+
 }  // namespace
 
 int bench_serve(int argc, char** argv) {
-  BenchServeConfig config;
-  ServedModelConfig load;
-  load.required = false;
-  EngineConfig engine;
-  Config* const configs[] = {&config, &load, &engine};
+  BenchServeFlags flags;
+  flags.load.required = false;
+  Config* const configs[] = {&flags.config, &flags.load, &flags.engine, &flags.ranks, &flags.comm};
   if (!parse_or_help("megatron bench serve --url URL|--load DIR [flags]", configs, argc, argv,
-                     {.known = known_inference_flags(),
-                      .validate = [&](Violations& v) { require_url_or_load(config.url, load, v); },
+                     {.known = known_inference_flags(/*ranks=*/true),
+                      .validate =
+                          [&](Violations& v) {
+                            require_url_or_load(flags.config.url, flags.load, v);
+                            v.require(
+                                flags.config.url.empty() || flags.ranks.ranks() == 1,
+                                "ranks are those of a model that is loaded, and --url is a server");
+                          },
                       .positional = "load"}))
     return 0;
-  const ClientLoad options{.num_requests = config.num_requests,
-                           .num_warmup = config.num_warmup,
-                           .concurrency = config.concurrency,
-                           .request_rate = config.request_rate,
-                           .arrivals = config.arrival_pattern,
-                           .prompt_tokens = config.prompt_tokens,
-                           .output_tokens = config.output_tokens,
-                           .prefix_tokens = config.prefix_tokens,
-                           .temperature = config.temperature,
-                           .seed = static_cast<uint64_t>(config.seed)};
-  const ParallelGroups groups;
-  std::unique_ptr<ModelService> service;
-  std::unique_ptr<LoadTarget> target;
-  MachineRates rates;
-  if (config.url.empty()) {
-    const c10::Device device = choose_device(load.device);
-    if (!config.json)
-      rates = measure_rates(device.is_cuda() ? at::kBFloat16 : at::kFloat, device,
-                            load.fp8_format != Fp8Format::kNone);
-    service = load_served_model(load, engine, groups);
-    target = make_engine_target(service->engine(), service->model().tokenizer->vocab_size());
-    service->warm_up();
-    service->start();
-  } else {
-    target = make_http_target(parse_url(config.url), config.ca_file,
-                              read_api_key(config.api_key_file), config.model);
-  }
-  const int64_t allocations = service ? device_allocations(choose_device(load.device)) : 0;
-  const LoadResult result = run_load(*target, options, [&](int64_t ended) {
-    set_status_line(cat(ended, " of ", config.num_requests, " requests"));
-  });
-  set_status_line("");
-  std::string kernels;
-  if (service && config.bench_kernels > 0)
-    kernels = kernels_of(service->engine(), service->model().tokenizer->vocab_size(), options,
-                         choose_device(load.device), config.bench_kernels);
-  if (service) {
-    const EngineStats stats = service->engine().stats();
-    service->stop();
-    if (stats.drafts > 0)
-      log_info(cat("drafts: ", stats.accepted_drafts, " of ", stats.drafts, " stand, in ",
-                   stats.steps, " steps for ", stats.output_tokens, " tokens"));
-    // The line of the start says what was planned.
-    const int64_t most = memory_use(choose_device(load.device)).max_allocated;
-    if (most > 0)
-      log_info(cat("memory: at most ", format_bytes(static_cast<double>(most)), " allocated, ",
-                   device_allocations(choose_device(load.device)) - allocations,
-                   " device allocations behind the start"));
-  }
-  const LoadSummary summary = summarise(result);
-  print_line(config.json ? summary_json(summary, options) : summary_text(summary));
-  if (service && !config.json)
-    if (const std::string bound = bound_text(*service, engine, options, summary, rates);
-        !bound.empty())
-      print_line(bound);
-  if (!kernels.empty() && !config.json) print_line(kernels);
-  MEGATRON_CHECK(summary.failed == 0, summary.failed, " of ", config.num_requests,
-                 " requests failed: ", summary.problems.front());
-  return 0;
+  if (!flags.config.url.empty()) return bench_server(flags.config);
+  flags.engine.max_media = ServeLimits().max_media;
+  const Launch launch = launch_from_environment();
+  RuntimeOptions options = served_job_options(flags, launch, "megatron bench serve");
+  options.settings = [&] { return shared_settings(configs); };
+  return run_job(launch, options, [&](const Job& job) { return bench_model(flags, job); });
 }
 
 }  // namespace megatron

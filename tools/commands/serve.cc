@@ -1,5 +1,4 @@
 // megatron serve: a model behind the OpenAI API, Megatron-LM's text generation and a chat page.
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -8,15 +7,11 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
-#include "megatron/inference/rank_sockets.h"
-#include "megatron/reporting/build_commit.h"
-#include "megatron/runtime/device.h"
 #include "megatron/runtime/job.h"
 #include "megatron/runtime/shared_settings.h"
 #include "megatron/runtime/signals.h"
 #include "megatron/serving/api_server.h"
-#include "tools/support/served_model_flags.h"
-#include "tools/support/served_ranks_config.h"
+#include "tools/support/served_job.h"
 
 namespace megatron {
 namespace {
@@ -24,8 +19,6 @@ namespace {
 constexpr auto kLook = std::chrono::milliseconds(50);
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kFailureDrainNs = 2 * kSecond;
-// Rank 0 speaks once a second, but not while it computes a step.
-constexpr int64_t kLeastSilenceNs = 30 * kSecond;
 
 // What is shown while the server runs: "3 run, 0 wait, 120.0 tokens/s, cache 12%".
 class StatusLine {
@@ -75,47 +68,17 @@ void drain(ApiServer& server, EngineService& engine, int64_t timeout_ns) {
                     " s\nhint: --drain-timeout-seconds gives them more time"));
 }
 
-struct ServeFlags {
-  ServedModelConfig load;
-  EngineConfig engine;
+struct ServeFlags : ServedJobFlags {
   ServeConfig config;
   ServeLimits limits;
-  ServedRanksConfig ranks;
-  CommConfig comm;
 };
-
-// Rank 0 says where it listens.
-std::unique_ptr<RankSockets> listen_for_ranks(const Job& job) {
-  if (job.launch.world_size == 1) return nullptr;
-  auto sockets = std::make_unique<RankSockets>(
-      job.launch.one_node() ? "127.0.0.1" : job.launch.master_addr, job.launch.world_size);
-  job.agreement->broadcast(sockets->address());
-  return sockets;
-}
-
-// A rank that does what rank 0 decides.
-int follow_first_rank(const ServeFlags& flags, const Job& job,
-                      const std::unique_ptr<ServedRank>& rank) {
-  RankSocket socket(job.agreement->broadcast(""), job.launch.rank);
-  job.after_first_step();
-  const MonotonicClock clock;
-  const auto step_ns = static_cast<int64_t>(flags.engine.step_timeout_seconds * 1e9);
-  follow(socket, rank->runner(), clock,
-         {.silence_ns = std::max(step_ns, kLeastSilenceNs), .build = build_commit()});
-  return 0;
-}
 
 int serve_model(const ServeFlags& flags, const Job& job, const SignalHandler& signals) {
   if (job.is_first()) ApiServer::check(flags.config, flags.limits);
-  auto rank = load_served_rank(flags.load, flags.engine, job.groups, job.local_rank,
-                               job.local_world_size, job.agreement);
-  if (!job.is_first()) return follow_first_rank(flags, job, rank);
-  // The monitor of the ranks keeps it until the job ends.
-  const std::shared_ptr<ModelService> service = make_model_service(
-      std::move(rank), listen_for_ranks(job), flags.load, flags.engine, flags.config, flags.limits);
+  const std::shared_ptr<ModelService> service =
+      join_served_job(flags, job, flags.config, flags.limits);
+  if (!service) return 0;
   ApiServer server(flags.config, flags.limits, service->engine(), service->model());
-  if (job.when_failed)
-    job.when_failed([service](const JobFailure& failure) { service->fail(failure.text); });
   service->start();
   if (job.after_first_step) job.after_first_step();
   server.start();
@@ -130,32 +93,6 @@ int serve_model(const ServeFlags& flags, const Job& job, const SignalHandler& si
   return 0;
 }
 
-// How these flags take part in a job. Throws Error if the launcher has started other ranks.
-RuntimeOptions runtime_options(const ServeFlags& flags, const Launch& launch) {
-  const int64_t ranks = flags.ranks.ranks();
-  MEGATRON_CHECK(
-      launch.world_size == ranks, "--tensor-model-parallel-size ",
-      flags.ranks.tensor_model_parallel_size, " and --pipeline-model-parallel-size ",
-      flags.ranks.pipeline_model_parallel_size, " are ", ranks, ranks == 1 ? " rank" : " ranks",
-      ", and ", launch.world_size == 1 ? "one was" : cat(launch.world_size, " were"), " started",
-      ranks > 1
-          ? cat("\nhint: torchrun --no-python --nproc-per-node ", ranks, " megatron serve ...")
-          : "\nhint: several replicas are servers of their own, each with a --port");
-  RuntimeOptions options;
-  options.gemm_tuning = false;  // steps have any number of rows: each would be tuned while all wait
-  options.parallel.tensor_model_parallel_size = flags.ranks.tensor_model_parallel_size;
-  options.parallel.pipeline_model_parallel_size = flags.ranks.pipeline_model_parallel_size;
-  options.comm = flags.comm;
-  if (!options.comm.distributed_timeout_seconds_after_init)
-    options.comm.distributed_timeout_seconds_after_init =
-        static_cast<int64_t>(std::ceil(flags.engine.step_timeout_seconds));
-  if (launch.world_size > 1)
-    options.device = choose_device(flags.load.device, launch.local_rank).is_cuda()
-                         ? DeviceChoice::kCuda
-                         : DeviceChoice::kCpu;
-  return options;
-}
-
 }  // namespace
 
 extern "C" int megatron_serve(int argc, char** argv) {
@@ -168,7 +105,7 @@ extern "C" int megatron_serve(int argc, char** argv) {
                      {.known = known_inference_flags(/*ranks=*/true), .positional = "load"}))
     return 0;
   flags.engine.max_media = flags.limits.max_media;
-  RuntimeOptions options = runtime_options(flags, launch);
+  RuntimeOptions options = served_job_options(flags, launch, "megatron serve");
   options.settings = [&] { return shared_settings(configs); };
   // Of several ranks the first alone acts on a signal, and tells the others to leave.
   const SignalHandler signals(SIGTERM, launch.rank == 0 ? kServeSignals : SignalTexts{"", ""});

@@ -91,8 +91,9 @@ MachineRates measure_rates(at::ScalarType type, at::Device device, bool fp8) {
 std::optional<ServedCost> served_cost(Model& model, int64_t cache_bytes) {
   const TransformerConfig& t = model.config().transformer;
   if (t.has_moe() || t.is_hybrid() || t.multi_latent_attention || t.has_adapters() ||
-      t.fp4_format != Fp4Format::kNone || model.groups().tp.size() * model.groups().pp.size() > 1)
+      t.fp4_format != Fp4Format::kNone || model.groups().pp.size() > 1)
     return std::nullopt;
+  const int64_t ranks = model.groups().tp.size();
   ServedCost cost;
   const bool tied = !t.untie_embeddings_and_output_weights;
   model.visit([&](const std::string& name, Parameter& parameter) {
@@ -109,9 +110,11 @@ std::optional<ServedCost> served_cost(Model& model, int64_t cache_bytes) {
     (is_head ? cost.head_operations : fp8 ? cost.fp8_operations : cost.operations) += 2.0 * numbers;
   });
   const auto layers = static_cast<double>(t.num_layers);
-  cost.cache_bytes =
-      layers * 2.0 * static_cast<double>(t.query_groups() * t.kv_channels * cache_bytes);
-  cost.pair_operations = layers * 4.0 * static_cast<double>(t.num_attention_heads * t.kv_channels);
+  // Where there are more ranks than groups, several have the same one.
+  const int64_t groups = std::max<int64_t>(1, t.query_groups() / ranks);
+  cost.cache_bytes = layers * 2.0 * static_cast<double>(groups * t.kv_channels * cache_bytes);
+  cost.pair_operations =
+      layers * 4.0 * static_cast<double>(t.num_attention_heads / ranks * t.kv_channels);
   return cost;
 }
 

@@ -9,6 +9,7 @@
 #include "megatron/base/check.h"
 #include "megatron/kernels/attention/paged_append.h"
 #include "megatron/kernels/attention/paged_attention.h"
+#include "megatron/kernels/attention/paged_gather.h"
 #include "megatron/tensor/detail/attention_cudnn.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/detail/paged_rows.h"
@@ -290,10 +291,6 @@ at::Tensor PagedBuffer::gather(const PagedRows& rows, const RaggedPart& part, in
                        .narrow(0, from - first_block * size, end - from));
 }
 
-at::Tensor PagedBuffer::gather(const at::Tensor& places) const {
-  return values_of(data_.flatten(0, 1).index_select(0, places));
-}
-
 at::Tensor PagedBuffer::values_of(const at::Tensor& found) const {
   if (!scale_.defined()) return found;
   return (found.view(at::kFloat8_e4m3fn).to(at::kFloat) * scale_.unsqueeze(1)).to(type_);
@@ -409,10 +406,37 @@ at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const Pag
 
 namespace {
 
+// Keys [places, g, d] and values [places, g, v] at some places of a cache on a GPU, in the type of
+// `like`: copies.
+std::pair<at::Tensor, at::Tensor> gathered(const PagedBuffer& keys, const PagedBuffer& values,
+                                           const PagedRows& rows, const at::Tensor& places,
+                                           const at::Tensor& like) {
+  const PagedView k = keys.view(), v = values.view();
+  const int64_t count = places.size(0), groups = k.pool.size(2);
+  at::Tensor out_keys = at::empty({count, groups, k.pool.size(3)}, like.options()),
+             out_values = at::empty({count, groups, v.pool.size(3)}, like.options());
+  PagedGather args;
+  args.dtype = to_dtype(like.scalar_type());
+  args.rows = count;
+  args.groups = groups;
+  args.key_size = k.pool.size(3);
+  args.value_size = v.pool.size(3);
+  args.keys = pool_of(k, like);
+  args.values = pool_of(v, like);
+  args.block_size = rows.block_size();
+  args.places = places.const_data_ptr<int64_t>();
+  args.out_keys = out_keys.data_ptr();
+  args.out_values = out_values.data_ptr();
+  launch(
+      like, count, 1, [](int64_t, int64_t) {},
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(paged_gather_cuda(args, stream)); });
+  return {std::move(out_keys), std::move(out_values)};
+}
+
 // Long prompts from their beginning on by cuDNN, whose kernels are faster there than libtorch's
 // flash attention, and whose plans take tenths of a second to make: not for short ones.
 std::optional<at::Tensor> attend_whole_prompts(const at::Tensor& q, const PagedBuffer& keys,
-                                               const PagedBuffer& values,
+                                               const PagedBuffer& values, const PagedRows& rows,
                                                const PagedRows::Chunks& chunks,
                                                const AttentionOptions& options) {
   constexpr int64_t kLeastRows = 1024, kLeastOfPrompt = 512;
@@ -421,8 +445,8 @@ std::optional<at::Tensor> attend_whole_prompts(const at::Tensor& q, const PagedB
       chunks.most_queries < kLeastOfPrompt)
     return std::nullopt;
   const RowRanges ranges{chunks.sample_offsets, chunks.sample_counts, chunks.most_of_sample};
-  const at::Tensor queries = q.contiguous(), k = keys.gather(chunks.places),
-                   v = values.gather(chunks.places), out = at::empty_like(queries);
+  const at::Tensor queries = q.contiguous(), out = at::empty_like(queries);
+  const auto [k, v] = gathered(keys, values, rows, chunks.places, q);
   if (!cudnn_has_ranges_forward(queries, k, v, out, {ranges, ranges}, options)) return std::nullopt;
   cudnn_ranges_forward(queries, k, v, out, {ranges, ranges}, options);
   return out;
@@ -444,16 +468,17 @@ std::optional<at::Tensor> attend_chunks(const at::Tensor& q, const PagedBuffer& 
       std::ranges::any_of(rows.parts(), [](const RaggedPart& part) { return !part.ends.empty(); }))
     return std::nullopt;
   const PagedRows::Chunks& chunks = rows.chunks(options.window_left);
-  if (std::optional<at::Tensor> out = attend_whole_prompts(q, keys, values, chunks, options))
+  if (std::optional<at::Tensor> out = attend_whole_prompts(q, keys, values, rows, chunks, options))
     return out;
   // Its causal mask lets the last query of a part see the last of its keys.
   const std::optional<int64_t> left =
       options.window_left < 0 ? std::nullopt : std::optional(options.window_left);
-  return std::get<0>(at::_flash_attention_forward(
-      q.contiguous(), keys.gather(chunks.places), values.gather(chunks.places), chunks.query_ends,
-      chunks.key_ends, chunks.most_queries, chunks.most_keys, /*dropout_p=*/0.0,
-      /*is_causal=*/true, /*return_debug_mask=*/false, options.scale, left,
-      left ? std::optional<int64_t>(0) : std::nullopt));
+  const auto [k, v] = gathered(keys, values, rows, chunks.places, q);
+  return std::get<0>(
+      at::_flash_attention_forward(q.contiguous(), k, v, chunks.query_ends, chunks.key_ends,
+                                   chunks.most_queries, chunks.most_keys, /*dropout_p=*/0.0,
+                                   /*is_causal=*/true, /*return_debug_mask=*/false, options.scale,
+                                   left, left ? std::optional<int64_t>(0) : std::nullopt));
 }
 
 at::Tensor attend_parts(

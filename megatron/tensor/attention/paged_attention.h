@@ -112,8 +112,6 @@ class PagedBuffer final : public StateBuffer {
   // Positions [from, first + count) of a part, [positions, g, d] in the type of what was written: a
   // copy.
   at::Tensor gather(const PagedRows& rows, const RaggedPart& part, int64_t from = 0) const;
-  // The same of all places, [places, g, d].
-  at::Tensor gather(const at::Tensor& places) const;
   PagedView view() const { return {data_, scale_}; }
 
   // From now on write() notes the largest values of each head.

@@ -11,12 +11,15 @@
 #include "megatron/datasets/multimodal/mock_multimodal_dataset.h"
 #include "megatron/datasets/multimodal/multimodal_dataset.h"
 #include "megatron/datasets/tuning/sft_dataset.h"
+#include "megatron/interop/load_model.h"
+#include "megatron/interop/model_parts.h"
 #include "megatron/models/mimo/image_blocks.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/mimo/read_images.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/frozen_media.h"
 #include "megatron/training/arguments/mimo_rules.h"
+#include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 
@@ -352,6 +355,27 @@ std::function<PretrainTask::Ahead(Model&)> encoders_ahead(const MimoConfig& own)
   };
 }
 
+// -- pretrained parts
+
+// An encoder's folder, or a language model without one.
+void join_pretrained_parts(const Arguments& arguments, const Vocabulary& vocabulary,
+                           StartPoint& start) {
+  if (start.continues()) return;
+  const auto& data = own_config<MimoDataConfig>(arguments.own);
+  PartsRequest request{{}, data.pretrained_vision_model, data.pretrained_audio_model};
+  if (request.vision.empty() && request.audio.empty() &&
+      (!start.checkpoint || stored_model_type(*start.checkpoint) != "gpt"))
+    return;
+  request.language = std::move(start.checkpoint);
+  ModelParts parts =
+      join_parts(request, whole_model(mimo_provider(), arguments, vocabulary)->config());
+  start.checkpoint = std::move(parts.language);
+  start.weights_only = true;
+  start.encoders = std::move(parts.encoders);
+  start.random = std::move(parts.random);
+  start.notes = std::move(parts.notes);
+}
+
 PretrainTask mimo_task(const Arguments& arguments) {
   PretrainTask task = gpt_task(arguments);
   task.name = "mimo";
@@ -360,6 +384,7 @@ PretrainTask mimo_task(const Arguments& arguments) {
   task.add_to_batch = add_media;
   const auto& own = own_config<MimoConfig>(arguments.own);
   if (own.microbatches_ahead() > 0) task.ahead = encoders_ahead(own);
+  task.join_parts = join_pretrained_parts;
   task.norm_parts = norm_parts(own);
   task.logs_images = own.sees();
   task.logs_sounds = own.hears();

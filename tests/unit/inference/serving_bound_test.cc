@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "megatron/comm/described_backend.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/generator.h"
 #include "tests/unit/inference/served_models.h"
@@ -84,6 +85,30 @@ TEST(ServingBound, CountsTheWeightsThatATokenReads) {
   experts.transformer.num_experts = 4;
   Served served(Served::make(experts, one), {}, at::kFloat);
   EXPECT_FALSE(served_cost(*served.model, 2));
+}
+
+// A rank has half of the layers and of the vocabulary, and of one group the same as its neighbour.
+TEST(ServingBound, CountsWhatOneOfTwoTensorRanksHas) {
+  ParallelConfig parallel;
+  parallel.tensor_model_parallel_size = 2;
+  const ParallelGroups one, two = make_parallel_groups(parallel, described_backend(0, 2));
+  for (const int64_t groups : {2, 1}) {
+    ModelConfig config = small_served_model();
+    config.transformer.num_query_groups = groups;
+    config.transformer.untie_embeddings_and_output_weights = true;
+    const auto cost_over = [&](const ParallelGroups& ranks) {
+      Served served(Served::make(config, ranks), {}, at::kFloat);
+      return served_cost(*served.model, 2);
+    };
+    const std::optional<ServedCost> whole = cost_over(one), half = cost_over(two);
+    ASSERT_TRUE(whole && half);
+    EXPECT_EQ(half->cache_bytes, whole->cache_bytes / (groups == 2 ? 2 : 1));
+    EXPECT_EQ(half->pair_operations, whole->pair_operations / 2);
+    EXPECT_EQ(half->head_operations, whole->head_operations / 2);
+    if (groups == 2) {
+      EXPECT_EQ(half->operations, whole->operations / 2);
+    }
+  }
 }
 
 TEST(ServingBound, RatesOfThisMachineAreMeasured) {
