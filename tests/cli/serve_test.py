@@ -163,6 +163,9 @@ class ServeTest(FolderTest):
         load = json.loads(self.output("bench", "serve", "--load", self.model, *EXACT, "--num-requests", "5", "--concurrency", "3", "--num-warmup",
                                       "1", "--prompt-tokens", "20", "--output-tokens", "5", "--json"))
         self.assertEqual((load["completed"], load["failed"], load["output_tokens"]), (5, 0, 25))
+        shared = support.call("bench", "serve", "--load", self.model, *EXACT, "--num-requests", "5", "--num-warmup", "0", "--concurrency", "1",
+                              "--prompt-tokens", "200", "--prefix-tokens", "192", "--output-tokens", "1", "--inference-max-seq-length", "256")
+        self.assertIn("prompts: 768 of 1000 tokens were in the cache", shared.stderr)
         text = self.output("bench", "serve", "--load", self.model, *EXACT, "--num-requests", "5", "--prompt-tokens", "20", "--output-tokens", "5")
         bound = re.search(r"bound of this machine: copies of [\d.]+ TB/s and products of [\d.]+ TFLOP/s allow [\d.]+ ms between tokens and "
                           r"([\d.]+) generated tokens/s, of which ([\d.]+)% were seen", text)

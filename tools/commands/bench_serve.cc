@@ -198,6 +198,9 @@ int bench_model(const BenchServeFlags& flags, const Job& job) {
     kernels = kernels_of(service->engine(), vocab_size, load, device, config.bench_kernels);
   const EngineStats stats = service->engine().stats();
   service->stop();
+  if (stats.cached_tokens > 0)
+    log_info(cat("prompts: ", stats.cached_tokens, " of ", stats.prompt_tokens,
+                 " tokens were in the cache, those of warming up included"));
   if (stats.drafts > 0)
     log_info(cat("drafts: ", stats.accepted_drafts, " of ", stats.drafts, " stand, in ",
                  stats.steps, " steps for ", stats.output_tokens, " tokens"));
