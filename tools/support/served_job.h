@@ -1,11 +1,10 @@
 // A model that one rank serves, or several together under a launcher.
 #pragma once
 
-#include <functional>
 #include <memory>
+#include <string_view>
 
 #include "megatron/base/parse.h"
-#include "megatron/comm/comm_config.h"
 #include "megatron/runtime/job.h"
 #include "tools/support/served_model_flags.h"
 #include "tools/support/served_ranks_config.h"
