@@ -173,7 +173,8 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
       start_(start_clock_.stage("checkpoint chosen",
                                 [&] {
                                   StartPoint start = decide_start(config_, job);
-                                  if (task.join_parts) task.join_parts(arguments, vocabulary_, start);
+                                  if (task.join_parts)
+                                    task.join_parts(arguments, vocabulary_, start);
                                   return start;
                                 })),
       state_(initial_state(start_, task, *tokenizer_)),

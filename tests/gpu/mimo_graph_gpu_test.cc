@@ -25,7 +25,7 @@ const std::string kClip =
     "--disable-vision-class-token ";
 const std::string kQwen =
     "--position-embedding-type mrope --mrope-section 16 8 8 --vision-model-type qwen2 "
-    "--pixel-shuffle --patch-dim 2 --img-h 16 --img-w 16 ";
+    "--pixel-shuffle --patch-dim 2 --img-h 16 --img-w 16 --disable-vision-class-token ";
 const std::string kWhisper =
     "--audio-model-type whisper --audio-num-layers 1 --audio-hidden-size 64 "
     "--audio-ffn-hidden-size 128 --audio-num-attention-heads 2 --audio-mel-bins 8 "

@@ -137,11 +137,15 @@ TEST(HostCopiesGpu, UploadsWaitForWorkOnTheMemoryThatTheyTake) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   constexpr int64_t kElements = int64_t{1} << 26;
   const at::Tensor host = at::randn({kElements});
+  at::Tensor value = host;
+  upload({&value}, kGpu);  // page-locked memory is there from now on: allocating it takes a while
+  EXPECT_TRUE(at::equal(value.cpu(), host));
+  value.reset();
   at::Tensor busy = at::zeros({kElements}, at::dtype(at::kFloat).device(kGpu));
   const void* place = busy.const_data_ptr();
   for (int i = 0; i < 1000; ++i) busy.add_(1.0);
   busy.reset();
-  at::Tensor value = host;
+  value = host;
   upload({&value}, kGpu);
   EXPECT_EQ(value.const_data_ptr(), place);
   EXPECT_TRUE(at::equal(value.cpu(), host));

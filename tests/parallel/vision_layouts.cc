@@ -23,6 +23,11 @@ constexpr ModelFlags kVisionModels[] = {
      "--disable-vision-class-token --image-token-id 100 --position-embedding-type rope "
      "--untie-embeddings-and-output-weights --normalization RMSNorm --swiglu "
      "--disable-bias-linear"},
+    // The output layer has the embedding's table, and no norm before it.
+    {"llava_tied", VISION_GPT VISION_TOWER
+     "--num-layers 2 --vision-model-type clip --img-h 8 --img-w 8 --patch-dim 4 "
+     "--disable-vision-class-token --image-token-id 100 --position-embedding-type rope "
+     "--normalization RMSNorm --norm-placement residual --disable-bias-linear"},
     // With the class row, pictures that are wider than high, I outside of the table; learned
     // positions, tied head.
     {"llava_full", VISION_GPT VISION_TOWER
@@ -79,6 +84,8 @@ constexpr LayoutRow kVisionRows[] = {
     {"pp3_llava", "llava", 3, PP "3 --account-for-encoder-in-pipeline-split 2", "mimo"},
     {"pp2_vpp2_llava", "llava", 2, PP "2 " VPP "2", "mimo"},
     {"pp2_zbv_llava", "llava", 2, PP "2 --pipeline-schedule zb-v", "mimo"},
+    {"pp2_zbv_ends_llava_tied", "llava_tied", 2, PP "2 " STAGES "E|t|t|L --pipeline-schedule zb-v",
+     "mimo"},
     {"tp2_sp_full_llava", "llava", 2, TP "2 " SP FULL "1", "mimo"},
     {"tp2_sp_pp2_dp2_llava", "llava", 8, TP "2 " SP PP "2 " ZERO1 OVERLAP, "mimo"},
     {"dp2_frozen_encoder_llava", "llava", 2, FROZEN_TOWER ZERO3 OVERLAP, "mimo"},

@@ -137,9 +137,10 @@ ServingBound serving_bound(const ServedCost& cost, const ServedLoad& load,
   const double weights = cost.weight_bytes / rates.copied_bytes;
   // Products read all weights once, however many rows there are.
   const double products = std::max(weights, together * (layers + head));
-  const double seen = prompt + cached + (output - 1.0) / 2.0;
+  // What all have in the cache could be read once for all of them.
+  const double read = together * (prompt + (output - 1.0) / 2.0) + cached;
   ServingBound bound;
-  bound.token_seconds = products + together * seen * cost.cache_bytes / rates.copied_bytes;
+  bound.token_seconds = products + read * cost.cache_bytes / rates.copied_bytes;
   const double pairs = prompt * (cached + prompt / 2.0);
   const double arithmetic =
       prompt * layers + pairs * cost.pair_operations / rates.operations + head;

@@ -40,7 +40,7 @@ std::optional<ServedCost> served_cost(Model& model, int64_t cache_bytes);
 struct ServedLoad {
   int64_t requests = 1, together = 1;
   int64_t prompt_tokens = 1;  // that are not in the cache
-  int64_t cached_tokens = 0;  // of the prompt
+  int64_t cached_tokens = 0;  // of the prompt, which all requests share
   int64_t output_tokens = 1;  // of a request
 };
 

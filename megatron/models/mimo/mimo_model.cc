@@ -99,7 +99,9 @@ MimoModel::MimoModel(const ModelConfig& given, const ParallelGroups& groups,
   add("language_model", &language_model_);
   name_parameters();
   freeze_beside_adapters(*this);
-  first_parameter_ = parameters().front();
+  // The output layer alone, whose table is that of another segment of the rank, has none.
+  const std::vector<Parameter*> all = parameters();
+  if (!all.empty()) first_parameter_ = all.front();
 }
 
 void MimoModel::make_encoders() {
@@ -214,7 +216,7 @@ at::Tensor MimoModel::gathered(const at::Tensor& given, int64_t most, int ranks)
 }
 
 bool MimoModel::every_rank_encodes() const {
-  const ParameterStore* store = first_parameter_->store;
+  const ParameterStore* store = first_parameter_ != nullptr ? first_parameter_->store : nullptr;
   return store != nullptr && store->communicates_in_passes();
 }
 

@@ -26,6 +26,7 @@ TEST(ServingBound, IsWhatMemoryAndArithmeticAllow) {
   ServedLoad shared = many;
   shared.prompt_tokens = 100;
   shared.cached_tokens = 900;
+  EXPECT_NEAR(serving_bound(llama, shared, rates).token_seconds, 0.0103, 1e-4);
   EXPECT_GT(serving_bound(llama, shared, rates).tokens_per_second, 1.2 * full.tokens_per_second);
   const ServingBound prompts = serving_bound(
       llama, {.requests = 64, .together = 64, .prompt_tokens = 2048, .output_tokens = 1}, rates);
