@@ -158,13 +158,14 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ServedGpuCache,
                                                           CachedShape{4, 2, 64, -1, true, true}),
                                           testing::Values(at::kBFloat16, at::kHalf)));
 
-// Long prompts that begin in a step, beside a token that is decoded: three of cuDNN's four samples.
+// Long prompts that begin in a step, behind one that goes on and beside a token that is decoded:
+// three of cuDNN's four samples.
 TEST(ServedGpu, WholePromptsAttendAsOnTheCpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
-  constexpr int64_t kBlock = 64, kGroups = 2, kOfGroup = 3, kSize = 128;
+  constexpr int64_t kBlock = 64, kGroups = 2, kOfGroup = 3, kSize = 128, kBefore = 300;
   const std::vector<std::pair<int64_t, int64_t>> firsts_and_counts = {
-      {0, 1}, {0, 700}, {0, 1300}, {0, 513}};
-  std::vector<RaggedPart> parts;
+      {0, 1}, {kBefore, 410}, {0, 700}, {0, 1300}, {0, 513}};
+  std::vector<RaggedPart> parts, before;
   int32_t blocks = 0;
   for (const auto& [first, count] : firsts_and_counts) {
     RaggedPart& part = parts.emplace_back();
@@ -172,22 +173,33 @@ TEST(ServedGpu, WholePromptsAttendAsOnTheCpu) {
     part.count = count;
     for (int64_t i = 0; i * kBlock < first + count; ++i) part.blocks.push_back(blocks++);
   }
-  at::manual_seed(12);
+  before.push_back(parts[1]);
+  before.front().first = 0;
+  before.front().count = kBefore;
   AttentionOptions options;
   options.scale = 1.0 / std::sqrt(static_cast<double>(kSize));
-  const PagedRows on_cpu(parts, blocks, kBlock, at::kCPU),
-      on_gpu(parts, blocks, kBlock, kServingGpu);
-  const at::Tensor heads =
-      at::randn({on_cpu.rows(), kGroups, kOfGroup + 2, kSize}).to(at::kBFloat16);
-  const auto attended = [&](const at::Tensor& all, const PagedRows& rows) {
+  const auto attended = [&](at::Device device, at::ScalarType type) {
+    at::manual_seed(12);
     KVCache cache;
-    return cache.attend(
-        {all.narrow(2, 0, kOfGroup), all.select(2, kOfGroup), all.select(2, kOfGroup + 1)}, rows,
-        options);
+    at::Tensor out;
+    for (const std::vector<RaggedPart>& step : {before, parts}) {
+      const PagedRows rows(step, blocks, kBlock, device);
+      const at::Tensor all =
+          at::randn({rows.rows(), kGroups, kOfGroup + 2, kSize}).to(at::kBFloat16).to(device, type);
+      out = cache.attend(
+          {all.narrow(2, 0, kOfGroup), all.select(2, kOfGroup), all.select(2, kOfGroup + 1)}, rows,
+          options);
+    }
+    return out.cpu();
   };
-  EXPECT_LT(relative_error(attended(heads.to(kServingGpu), on_gpu).cpu(),
-                           attended(heads.to(at::kFloat), on_cpu)),
-            1e-2);
+  const at::Tensor got = attended(kServingGpu, at::kBFloat16),
+                   exact = attended(at::kCPU, at::kFloat);
+  for (int64_t part = 0, first = 0; part < std::ssize(parts); ++part) {
+    const int64_t count = parts[static_cast<size_t>(part)].count;
+    EXPECT_LT(relative_error(got.narrow(0, first, count), exact.narrow(0, first, count)), 1e-2)
+        << "part " << part;
+    first += count;
+  }
 }
 
 // Of keys and values, whose copy rate decoding should reach; 8 heads of 128 features for 32 of

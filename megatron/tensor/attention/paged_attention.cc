@@ -212,20 +212,31 @@ const PagedRows::Chunks& PagedRows::chunks(int64_t window_left) const {
   chunks.places = on_device(places, at::kLong, device);
   chunks.query_ends = on_device(query_ends, at::kInt, device);
   chunks.key_ends = on_device(key_ends, at::kInt, device);
-  const bool from_start = std::ranges::all_of(parts_, [](const RaggedPart& part) {
-    return part.count == 1 || (part.first == 0 && part.ends.empty());
-  });
-  if (from_start && query_ends.size() > 1) {
-    const size_t samples = std::bit_ceil(query_ends.size() - 1);
-    std::vector<int32_t> counts(samples, 0), offsets = query_ends;
-    for (size_t i = 0; i + 1 < query_ends.size(); ++i)
-      counts[i] = query_ends[i + 1] - query_ends[i];
-    offsets.resize(samples + 1, query_ends.back());
-    chunks.sample_offsets = on_device(offsets, at::kInt, device);
-    chunks.sample_counts = on_device(counts, at::kInt, device);
-    chunks.most_of_sample = rows_of_choice(chunks.most_queries);
-  }
+  add_samples(chunks, query_ends, key_ends);
   return chunks;
+}
+
+void PagedRows::add_samples(Chunks& chunks, const std::vector<int32_t>& query_ends,
+                            const std::vector<int32_t>& key_ends) const {
+  const auto begins = [](const RaggedPart& part) { return part.first == 0 && part.ends.empty(); };
+  const std::span<const RaggedPart> several(parts_.begin() + single_, parts_.end());
+  size_t going_on = several.size();
+  while (going_on > 0 && begins(several[going_on - 1])) --going_on;
+  if (going_on == several.size()) return;
+  const size_t whole = several.size() - going_on, samples = std::bit_ceil(whole);
+  std::vector<int32_t> counts(samples, 0), offsets(samples + 1, query_ends.back());
+  for (size_t i = 0; i < whole; ++i) {
+    offsets[i] = query_ends[going_on + i];
+    counts[i] = query_ends[going_on + i + 1] - offsets[i];
+  }
+  for (int32_t& offset : offsets) offset -= query_ends[going_on];
+  const at::Device device = slots.device();
+  chunks.sample_offsets = on_device(offsets, at::kInt, device);
+  chunks.sample_counts = on_device(counts, at::kInt, device);
+  chunks.most_of_sample = rows_of_choice(*std::ranges::max_element(counts));
+  chunks.parts_going_on = static_cast<int64_t>(going_on);
+  chunks.rows_going_on = query_ends[going_on];
+  chunks.keys_going_on = key_ends[going_on];
 }
 
 const PagedRows::Spans& PagedRows::spans(int64_t most) const {
@@ -434,22 +445,26 @@ std::pair<at::Tensor, at::Tensor> gathered(const PagedBuffer& keys, const PagedB
 }
 
 // Long prompts from their beginning on by cuDNN, whose kernels are faster there than libtorch's
-// flash attention, and whose plans take tenths of a second to make: not for short ones.
-std::optional<at::Tensor> attend_whole_prompts(const at::Tensor& q, const PagedBuffer& keys,
-                                               const PagedBuffer& values, const PagedRows& rows,
-                                               const PagedRows::Chunks& chunks,
-                                               const AttentionOptions& options) {
+// flash attention, and whose plans take tenths of a second to make: not for short ones. Writes the
+// rows of `out` that belong to them; whether it did.
+bool attend_whole_prompts(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const at::Tensor& out, const PagedRows::Chunks& chunks,
+                          const AttentionOptions& options) {
   constexpr int64_t kLeastRows = 1024, kLeastOfPrompt = 512;
+  const int64_t rows = q.size(0) - chunks.rows_going_on;
   if (!chunks.sample_counts.defined() || options.window_left >= 0 ||
-      options.backend == AttentionBackend::kFlash || q.size(0) < kLeastRows ||
-      chunks.most_queries < kLeastOfPrompt)
-    return std::nullopt;
+      options.backend == AttentionBackend::kFlash || rows < kLeastRows ||
+      chunks.most_of_sample < kLeastOfPrompt)
+    return false;
   const RowRanges ranges{chunks.sample_offsets, chunks.sample_counts, chunks.most_of_sample};
-  const at::Tensor queries = q.contiguous(), out = at::empty_like(queries);
-  const auto [k, v] = gathered(keys, values, rows, chunks.places, q);
-  if (!cudnn_has_ranges_forward(queries, k, v, out, {ranges, ranges}, options)) return std::nullopt;
-  cudnn_ranges_forward(queries, k, v, out, {ranges, ranges}, options);
-  return out;
+  const auto of = [](const at::Tensor& t, int64_t first) {
+    return t.narrow(0, first, t.size(0) - first);
+  };
+  const at::Tensor queries = of(q, chunks.rows_going_on), keys = of(k, chunks.keys_going_on),
+                   values = of(v, chunks.keys_going_on), to = of(out, chunks.rows_going_on);
+  if (!cudnn_has_ranges_forward(queries, keys, values, to, {ranges, ranges}, options)) return false;
+  cudnn_ranges_forward(queries, keys, values, to, {ranges, ranges}, options);
+  return true;
 }
 
 }  // namespace
@@ -468,17 +483,26 @@ std::optional<at::Tensor> attend_chunks(const at::Tensor& q, const PagedBuffer& 
       std::ranges::any_of(rows.parts(), [](const RaggedPart& part) { return !part.ends.empty(); }))
     return std::nullopt;
   const PagedRows::Chunks& chunks = rows.chunks(options.window_left);
-  if (std::optional<at::Tensor> out = attend_whole_prompts(q, keys, values, rows, chunks, options))
-    return out;
+  const at::Tensor queries = q.contiguous();
+  const auto [k, v] = gathered(keys, values, rows, chunks.places, q);
   // Its causal mask lets the last query of a part see the last of its keys.
   const std::optional<int64_t> left =
       options.window_left < 0 ? std::nullopt : std::optional(options.window_left);
-  const auto [k, v] = gathered(keys, values, rows, chunks.places, q);
-  return std::get<0>(
-      at::_flash_attention_forward(q.contiguous(), k, v, chunks.query_ends, chunks.key_ends,
-                                   chunks.most_queries, chunks.most_keys, /*dropout_p=*/0.0,
-                                   /*is_causal=*/true, /*return_debug_mask=*/false, options.scale,
-                                   left, left ? std::optional<int64_t>(0) : std::nullopt));
+  const auto flash = [&, &k = k, &v = v](int64_t parts, int64_t of_queries, int64_t of_keys) {
+    return std::get<0>(at::_flash_attention_forward(
+        queries.narrow(0, 0, of_queries), k.narrow(0, 0, of_keys), v.narrow(0, 0, of_keys),
+        chunks.query_ends.narrow(0, 0, parts + 1), chunks.key_ends.narrow(0, 0, parts + 1),
+        chunks.most_queries, chunks.most_keys, /*dropout_p=*/0.0, /*is_causal=*/true,
+        /*return_debug_mask=*/false, options.scale, left,
+        left ? std::optional<int64_t>(0) : std::nullopt));
+  };
+  at::Tensor out = at::empty_like(queries);
+  if (!attend_whole_prompts(queries, k, v, out, chunks, options))
+    return flash(chunks.query_ends.size(0) - 1, queries.size(0), k.size(0));
+  if (chunks.parts_going_on > 0)
+    out.narrow(0, 0, chunks.rows_going_on)
+        .copy_(flash(chunks.parts_going_on, chunks.rows_going_on, chunks.keys_going_on));
+  return out;
 }
 
 at::Tensor attend_parts(

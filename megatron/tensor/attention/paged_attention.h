@@ -58,12 +58,13 @@ class PagedRows {
     at::Tensor places;                // [keys] int64: block * block_size + offset, part by part
     at::Tensor query_ends, key_ends;  // [parts + 1] int32: rows and keys of the parts before
     int64_t most_queries = 0, most_keys = 0;  // of a part
-    // Where every part begins its text: the parts as samples, whose rows begin at these offsets
-    // [b + 1] int32, so many of each [b] int32, at most `most_of_sample`. Both numbers are rounded
-    // up, by samples without rows, to such of which there are few, since cuDNN needs a plan for
-    // each. Undefined: some part goes on.
+    // The parts behind the last one that goes on with a text begin theirs: samples whose rows begin
+    // at these offsets [b + 1] int32 behind `rows_going_on`, so many of each [b] int32, at most
+    // `most_of_sample`. Both numbers are rounded up, by samples without rows, to such of which there
+    // are few, since cuDNN needs a plan for each. Undefined: none begins its text.
     at::Tensor sample_offsets, sample_counts;
     int64_t most_of_sample = 0;
+    int64_t parts_going_on = 0, rows_going_on = 0, keys_going_on = 0;  // the parts before those
   };
   const Chunks& chunks(int64_t window_left) const;
   // The same rows for a kernel that takes at most `most` consecutive ones of a part at once. Throws
@@ -85,6 +86,10 @@ class PagedRows {
   at::Tensor block_table;  // [single, most blocks] int32
 
  private:
+  // What of Chunks is of samples; the rows and keys of the parts before each.
+  void add_samples(Chunks& chunks, const std::vector<int32_t>& query_ends,
+                   const std::vector<int32_t>& key_ends) const;
+
   std::vector<RaggedPart> parts_;
   int64_t blocks_, block_size_, single_ = 0;
   bool has_runs_ = false;
@@ -160,8 +165,9 @@ at::Tensor paged_attention(const at::Tensor& q, const PagedView& keys, const Pag
 // The first position that any row of a part sees.
 int64_t first_seen(const RaggedPart& part, const AttentionOptions& options);
 
-// All rows of parts of several tokens, q [t - single, n, d] -> [t - single, n, v], by one call of
-// libtorch's flash attention on a GPU; nothing: it does not compute exactly this.
+// All rows of parts of several tokens, q [t - single, n, d] -> [t - single, n, v], on a GPU by
+// libtorch's flash attention, long texts that begin here by cuDNN's; nothing: they do not compute
+// exactly this.
 std::optional<at::Tensor> attend_chunks(const at::Tensor& q, const PagedBuffer& keys,
                                         const PagedBuffer& values, const PagedRows& rows,
                                         const AttentionOptions& options);
