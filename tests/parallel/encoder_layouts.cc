@@ -154,7 +154,10 @@ constexpr LayoutRow kEncoderRows[] = {
     // Adapters, and beside them new heads.
     {"tp2_sp_bert_lora", "bert", 2, TP "2 " SP LORA, "bert"},
     {"pp2_bert_classes_lora", "bert_classes", 2, PP "2 " LORA, "classify"},
-    {"dp2_zero3_bert_choices_lora", "bert_choices", 2, ZERO3 OVERLAP LORA, "multichoice"},
+    // The head's bias, which the softmax over choices does not see, has a gradient of rounding
+    // alone: the others' must not be small.
+    {"dp2_zero3_bert_choices_lora", "bert_choices", 2,
+     ZERO3 OVERLAP "--lora-rank 3 --lora-alpha 30 ", "multichoice"},
     // Context ranks, with adapters and with what leaves the device.
     {"cp2_offload_bert_lora", "bert", 2,
      CP "2 " OFFLOAD "qkv_linear core_attn mlp_norm mlp_act " LORA, "bert"},
