@@ -116,9 +116,9 @@ struct ServingMemory {
   void check_fits(int64_t free_bytes) const;
 };
 
-// Of the largest tensor that is summed over tensor ranks in a step of so many rows, in bytes: hidden
-// states, or the counts by which top-k and top-p select (Note [Selection]). Those of larger steps
-// than have graphs go through NCCL.
+// Of the largest tensor that is summed over tensor ranks in a step of so many rows, in bytes:
+// hidden states, or the counts by which top-k and top-p select (Note [Selection]). Those of larger
+// steps than have graphs go through NCCL.
 int64_t served_sum_bytes(const ModelConfig& config, int64_t rows, int64_t element);
 
 // Of the prompts of a model that sees or hears; zeros: it does neither.

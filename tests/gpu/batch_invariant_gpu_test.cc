@@ -184,8 +184,8 @@ TEST(BatchInvariantGpu, RowsOfProductsHaveTheSameBitsForAnyNumberOfRows) {
   }
 }
 
-// What one order of summing costs at each number of rows: a kernel that suits other numbers would be
-// far behind the one that is taken without the mode.
+// What one order of summing costs at each number of rows: a kernel that suits other numbers would
+// be far behind the one that is taken without the mode.
 TEST(BatchInvariantGpu, ProductsOfAnyNumberOfRowsAreNearlyAsFastAsWithoutTheMode) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   const at::TensorOptions type = at::dtype(at::kBFloat16).device(kInvariantGpu);

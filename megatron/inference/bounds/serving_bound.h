@@ -33,8 +33,8 @@ struct ServedCost {
 };
 
 // Of a decoder of dense layers with weights in FP8 or of 16 bits or more; nothing: of another
-// model. Of several tensor ranks what one of them has, without their exchanges. `cache_bytes`: of an
-// element of the cache.
+// model. Of several tensor ranks what one of them has, without their exchanges. `cache_bytes`: of
+// an element of the cache.
 std::optional<ServedCost> served_cost(Model& model, int64_t cache_bytes);
 
 struct ServedLoad {
