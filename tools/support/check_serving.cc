@@ -21,7 +21,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/config/batch_invariant.h"
 #include "tools/support/load_model_flags.h"
-#include "tools/support/served_ranks_config.h"
+#include "tools/support/served_model_flags.h"
 
 namespace megatron {
 namespace {

@@ -7,7 +7,6 @@
 #include "megatron/base/parse.h"
 #include "megatron/runtime/job.h"
 #include "tools/support/served_model_flags.h"
-#include "tools/support/served_ranks_config.h"
 
 namespace megatron {
 

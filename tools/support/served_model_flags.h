@@ -1,11 +1,13 @@
 // The flags of commands that serve a model from this process.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "megatron/base/parse.h"
+#include "megatron/base/value_checks.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/model_service.h"
 #include "tools/support/load_model_flags.h"
@@ -20,6 +22,24 @@ struct ServedModelConfig : LoadModelConfig {
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
+};
+
+// The ranks of a served model.
+struct ServedRanksConfig : Config {
+  int64_t tensor_model_parallel_size = 1, pipeline_model_parallel_size = 1;
+
+  void fields(FieldVisitor& v) override {
+    v.group("ranks");
+    v.field("tensor_model_parallel_size", tensor_model_parallel_size,
+            "ranks that share the layers; a launcher such as torchrun starts them");
+    v.field("pipeline_model_parallel_size", pipeline_model_parallel_size,
+            "stages that the layers are divided over");
+  }
+  void validate(Violations& violations) const override {
+    at_least(violations, "--tensor-model-parallel-size", tensor_model_parallel_size, 1);
+    at_least(violations, "--pipeline-model-parallel-size", pipeline_model_parallel_size, 1);
+  }
+  int64_t ranks() const { return tensor_model_parallel_size * pipeline_model_parallel_size; }
 };
 
 // Megatron-LM's flags for inference that are no fields here: accepted because it is so, or refused
