@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/base/value_checks.h"
