@@ -156,9 +156,10 @@ class LaunchLinesTest(unittest.TestCase):
                                      *sorted(our_flags() - {"--start"})]])
         self.assertIn("--start-mode --start", result)
 
-    def line(self, document, *needed):
+    def line(self, document, *needed, without=()):
         """The words behind `torchrun` and the flags of the program, of the one line that holds these words."""
-        (words,) = [words for name, words in self.lines if name == document and all(word in words for word in needed)]
+        (words,) = [words for name, words in self.lines
+                    if name == document and all(word in words for word in needed) and not any(word in words for word in without)]
         at = next(i for i, word in enumerate(words) if word.endswith("megatron"))
         return words[1:at], [word for word in words[at + 1:] if word != "..."]
 
@@ -207,7 +208,7 @@ class LaunchLinesTest(unittest.TestCase):
         self.assertIn("piqa", out)
 
     def test_serve(self):
-        own, given = self.line("docs/serving.md", "serve")
+        own, given = self.line("docs/serving.md", "serve", without=["bench"])
         model = os.path.join(ROOT, "tests", "golden", "evaluate", "model")
         given = [model if word == "$model" else word for word in given]
         process = subprocess.Popen([*torchrun(), *own, "--master-port", str(free_port()), BINARY, *given, "--port", "0", "--device", "cpu"],
@@ -222,6 +223,13 @@ class LaunchLinesTest(unittest.TestCase):
         finally:
             process.kill()
             process.communicate()
+
+    def test_bench_serve(self):
+        own, given = self.line("docs/serving.md", "bench", "serve")
+        given = [os.path.join(ROOT, "tests", "golden", "evaluate", "model") if word == "DIR" else word for word in given]
+        out = self.run_together([[*torchrun(), *own, "--master-port", str(free_port()), BINARY, *given, "--device", "cpu", "--num-requests", "3",
+                                  "--prompt-tokens", "8", "--output-tokens", "4"]])
+        self.assertIn("3 completed, 0 failed", out)
 
     def post(self, url, body):
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), method="POST"), timeout=60) as response:
