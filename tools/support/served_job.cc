@@ -44,7 +44,7 @@ RuntimeOptions served_job_options(const ServedJobFlags& flags, const Launch& lau
       flags.ranks.pipeline_model_parallel_size, " are ", ranks, ranks == 1 ? " rank" : " ranks",
       ", and ", launch.world_size == 1 ? "one was" : cat(launch.world_size, " were"), " started",
       ranks > 1 ? cat("\nhint: torchrun --no-python --nproc-per-node ", ranks, " ", command, " ...")
-                : "\nhint: several replicas are servers of their own, each with a --port");
+                : "\nhint: several replicas are jobs of their own, servers each with a --port");
   RuntimeOptions options;
   options.gemm_tuning = false;  // steps have any number of rows: each would be tuned while all wait
   options.parallel.tensor_model_parallel_size = flags.ranks.tensor_model_parallel_size;

@@ -212,28 +212,33 @@ const PagedRows::Chunks& PagedRows::chunks(int64_t window_left) const {
   chunks.places = on_device(places, at::kLong, device);
   chunks.query_ends = on_device(query_ends, at::kInt, device);
   chunks.key_ends = on_device(key_ends, at::kInt, device);
-  add_samples(chunks, query_ends, key_ends);
+  if (window_left < 0) add_samples(chunks, query_ends, key_ends);
   return chunks;
 }
 
 void PagedRows::add_samples(Chunks& chunks, const std::vector<int32_t>& query_ends,
                             const std::vector<int32_t>& key_ends) const {
+  // cuDNN's kernels are faster there than libtorch's flash attention, and plans take tenths of a
+  // second to make: not for few rows or short texts.
+  constexpr int64_t kLeastRows = 1024, kLeastOfPrompt = 512;
   const auto begins = [](const RaggedPart& part) { return part.first == 0 && part.ends.empty(); };
   const std::span<const RaggedPart> several(parts_.begin() + single_, parts_.end());
   size_t going_on = several.size();
   while (going_on > 0 && begins(several[going_on - 1])) --going_on;
-  if (going_on == several.size()) return;
+  if (query_ends.back() - query_ends[going_on] < kLeastRows) return;
   const size_t whole = several.size() - going_on, samples = std::bit_ceil(whole);
   std::vector<int32_t> counts(samples, 0), offsets(samples + 1, query_ends.back());
   for (size_t i = 0; i < whole; ++i) {
     offsets[i] = query_ends[going_on + i];
     counts[i] = query_ends[going_on + i + 1] - offsets[i];
   }
+  const int64_t most = rows_of_choice(*std::ranges::max_element(counts));
+  if (most < kLeastOfPrompt) return;
   for (int32_t& offset : offsets) offset -= query_ends[going_on];
   const at::Device device = slots.device();
   chunks.sample_offsets = on_device(offsets, at::kInt, device);
   chunks.sample_counts = on_device(counts, at::kInt, device);
-  chunks.most_of_sample = rows_of_choice(*std::ranges::max_element(counts));
+  chunks.most_of_sample = most;
   chunks.parts_going_on = static_cast<int64_t>(going_on);
   chunks.rows_going_on = query_ends[going_on];
   chunks.keys_going_on = key_ends[going_on];
@@ -444,27 +449,24 @@ std::pair<at::Tensor, at::Tensor> gathered(const PagedBuffer& keys, const PagedB
   return {std::move(out_keys), std::move(out_values)};
 }
 
-// Long prompts from their beginning on by cuDNN, whose kernels are faster there than libtorch's
-// flash attention, and whose plans take tenths of a second to make: not for short ones. Writes the
-// rows of `out` that belong to them; whether it did.
-bool attend_whole_prompts(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const at::Tensor& out, const PagedRows::Chunks& chunks,
-                          const AttentionOptions& options) {
-  constexpr int64_t kLeastRows = 1024, kLeastOfPrompt = 512;
-  const int64_t rows = q.size(0) - chunks.rows_going_on;
-  if (!chunks.sample_counts.defined() || options.window_left >= 0 ||
-      options.backend == AttentionBackend::kFlash || rows < kLeastRows ||
-      chunks.most_of_sample < kLeastOfPrompt)
-    return false;
+// Of the samples of `chunks` by cuDNN, other rows undefined; nothing: there are none, or it cannot.
+std::optional<at::Tensor> attend_samples(const at::Tensor& q, const at::Tensor& k,
+                                         const at::Tensor& v, const PagedRows::Chunks& chunks,
+                                         const AttentionOptions& options) {
+  if (!chunks.sample_counts.defined() || options.backend == AttentionBackend::kFlash)
+    return std::nullopt;
   const RowRanges ranges{chunks.sample_offsets, chunks.sample_counts, chunks.most_of_sample};
-  const auto of = [](const at::Tensor& t, int64_t first) {
+  const auto behind = [](const at::Tensor& t, int64_t first) {
     return t.narrow(0, first, t.size(0) - first);
   };
-  const at::Tensor queries = of(q, chunks.rows_going_on), keys = of(k, chunks.keys_going_on),
-                   values = of(v, chunks.keys_going_on), to = of(out, chunks.rows_going_on);
-  if (!cudnn_has_ranges_forward(queries, keys, values, to, {ranges, ranges}, options)) return false;
+  at::Tensor out = at::empty_like(q);
+  const at::Tensor queries = behind(q, chunks.rows_going_on),
+                   keys = behind(k, chunks.keys_going_on), values = behind(v, chunks.keys_going_on),
+                   to = behind(out, chunks.rows_going_on);
+  if (!cudnn_has_ranges_forward(queries, keys, values, to, {ranges, ranges}, options))
+    return std::nullopt;
   cudnn_ranges_forward(queries, keys, values, to, {ranges, ranges}, options);
-  return true;
+  return out;
 }
 
 }  // namespace
@@ -496,11 +498,10 @@ std::optional<at::Tensor> attend_chunks(const at::Tensor& q, const PagedBuffer& 
         /*return_debug_mask=*/false, options.scale, left,
         left ? std::optional<int64_t>(0) : std::nullopt));
   };
-  at::Tensor out = at::empty_like(queries);
-  if (!attend_whole_prompts(queries, k, v, out, chunks, options))
-    return flash(chunks.query_ends.size(0) - 1, queries.size(0), k.size(0));
+  std::optional<at::Tensor> out = attend_samples(queries, k, v, chunks, options);
+  if (!out) return flash(chunks.query_ends.size(0) - 1, queries.size(0), k.size(0));
   if (chunks.parts_going_on > 0)
-    out.narrow(0, 0, chunks.rows_going_on)
+    out->narrow(0, 0, chunks.rows_going_on)
         .copy_(flash(chunks.parts_going_on, chunks.rows_going_on, chunks.keys_going_on));
   return out;
 }

@@ -61,7 +61,7 @@ class PagedRows {
     // The parts behind the last one that goes on with a text begin theirs: samples whose rows begin
     // at these offsets [b + 1] int32 behind `rows_going_on`, so many of each [b] int32, at most
     // `most_of_sample`. Both numbers are rounded up, by samples without rows, to such of which
-    // there are few, since cuDNN needs a plan for each. Undefined: none begins its text.
+    // there are few, since cuDNN needs a plan for each. Undefined: that is not worth it.
     at::Tensor sample_offsets, sample_counts;
     int64_t most_of_sample = 0;
     int64_t parts_going_on = 0, rows_going_on = 0, keys_going_on = 0;  // the parts before those
