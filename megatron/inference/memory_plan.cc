@@ -13,13 +13,16 @@
 #include "megatron/comm/described_backend.h"
 #include "megatron/comm/one_shot/peer_collectives.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/kernels/sampling.h"
+#include "megatron/kernels/sum_parts.h"
 #include "megatron/models/mimo/mimo_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/forward_parameter_store.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/divided_rows.h"
 #include "megatron/transformer/attention/core_attention_cost.h"
 
 namespace megatron {
@@ -28,6 +31,10 @@ namespace {
 constexpr double kPlanGiB = 1 << 30;
 constexpr int kSmallMiB = 16;  // that steps need for small tensors, amply
 constexpr int64_t kServedBlasWorkspace = int64_t{32} << 20;  // of one cuBLAS handle on Hopper
+
+// Rows of each rank from which on a step divides them: on GPUs as many as keep products of one
+// rank's rows bound by arithmetic, on CPUs few, so that small models take that path.
+constexpr int64_t kDividedRowsOfGpu = 512, kDividedRowsOfCpu = 8;
 
 // A step of `tokens` rows.
 LayerShape step_shape(const ServedShape& served, int64_t tokens) {
@@ -272,6 +279,19 @@ int64_t served_sum_bytes(const ModelConfig& config, int64_t rows, int64_t elemen
   return rows * std::max(config.transformer.hidden_size * element, histogram);
 }
 
+int64_t divided_rows_from(const Model& model, bool on_gpu) {
+  const int64_t ranks = model.groups().tp.size();
+  const bool can = model.config().transformer.can_divide_rows() &&
+                   model.sequence_input() == SequenceInputUse::kNone;
+  if (ranks == 1 || ranks > kMaxSumParts || !can) return 0;
+  return ranks * (on_gpu ? kDividedRowsOfGpu : kDividedRowsOfCpu);
+}
+
+int64_t divided_part_bytes(const Model& model, int64_t rows, int64_t element) {
+  return DividedRows::count_of(rows, model.groups().tp.size()) *
+         model.config().transformer.hidden_size * element;
+}
+
 ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape, int64_t stage) {
   ServingMemory memory;
   memory.slice = served_slice(config, stage, shape.stages);
@@ -310,6 +330,10 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
     memory.sums = PeerCollectives::memory_bytes(
         shape.tensor_ranks,
         served_sum_bytes(config, std::max(shape.slots, shape.graph_rows), shape.element));
+  if (const int64_t from = divided_rows_from(*model, shape.on_gpu);
+      shape.on_gpu && from > 0 && shape.max_step_tokens >= from)
+    memory.sums += PeerMailbox::memory_bytes(
+        shape.tensor_ranks, divided_part_bytes(*model, shape.max_step_tokens, shape.element));
   if (stage == 0) memory.draft = shape.draft;
   return memory;
 }

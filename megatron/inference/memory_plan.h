@@ -88,6 +88,12 @@ struct EncoderMemory {
   int64_t passing() const { return step + graphs; }  // beside weights
 };
 
+// Steps of at least so many rows divide them over the tensor ranks of the model, so that exchanges
+// overlap with products; 0: none does.
+int64_t divided_rows_from(const Model& model, bool on_gpu);
+// The largest part of an exchange of such a step of so many rows, in bytes.
+int64_t divided_part_bytes(const Model& model, int64_t rows, int64_t element);
+
 // Device memory of each rank of one stage.
 struct ServingMemory {
   StageSlice slice;

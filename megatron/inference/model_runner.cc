@@ -132,6 +132,7 @@ ModelRunner::ModelRunner(Model& model, ServedWeights* weights, at::Device device
   check_model();
   const at::NoGradGuard no_grad;
   share_sums(options);
+  divide_rows(options.most_rows);
   if (is_last())
     sampler_.emplace(model.config().vocab_size, model.config().padded_vocab_size / tp_.size(), tp_,
                      device_);
@@ -151,7 +152,8 @@ ModelRunner::ModelRunner(Model& model, ServedWeights* weights, at::Device device
   graphs_ = std::make_unique<DecodeGraphs>(
       options.graph_sizes, DecodeGraphs::Pool{blocks, size, most, facts_.slots}, last_sampled_,
       [this](const at::Tensor& tokens, const RaggedBatch& batch) {
-        const at::Tensor hidden = forward(tokens, batch.rows.positions.unsqueeze(0), batch);
+        const at::Tensor hidden =
+            forward(tokens, batch.rows.positions.unsqueeze(0), batch, /*captured=*/true);
         return computes_logits(tokens.size(1)) ? model_.logits(hidden).squeeze(1) : hidden;
       });
 }
@@ -183,6 +185,16 @@ void ModelRunner::share_sums(const RunnerOptions& options) {
   if (!device_.is_cpu() && !sums_->is_open())
     log_warning(cat("sums over tensor ranks are NCCL's, and decoding runs without CUDA graphs: ",
                     sums_->obstacle()));
+}
+
+// Steps with many rows, which products take longer for than exchanges.
+void ModelRunner::divide_rows(int64_t most_rows) {
+  divided_from_ = divided_rows_from(model_, device_.is_cuda());
+  if (divided_from_ == 0 || most_rows < divided_from_) return;
+  mailbox_ = tp_.mailbox();
+  mailbox_->open(device_, divided_part_bytes(model_, most_rows,
+                                             static_cast<int64_t>(c10::elementSize(dtype_))));
+  if (device_.is_cuda() && !mailbox_->obstacle().empty()) mailbox_ = nullptr;  // share_sums() said so
 }
 
 // A forward of one token allocates every buffer at its full size.
@@ -490,8 +502,10 @@ at::Tensor ModelRunner::positions_of(const StepPlan& plan, const RaggedBatch& ba
 }
 
 at::Tensor ModelRunner::forward(const at::Tensor& tokens, const at::Tensor& positions,
-                                const RaggedBatch& batch) {
-  const DecodingPass decoding{state_, batch};
+                                const RaggedBatch& batch, bool captured) {
+  const bool divides = mailbox_ != nullptr && !captured && tokens.size(1) >= divided_from_;
+  divided_steps_ += divides ? 1 : 0;
+  const DecodingPass decoding{state_, batch, divides};
   ForwardContext context;
   context.decoding = &decoding;
   context.place = {at::zeros({1}, at::dtype(at::kLong).device(device_)), batch.rows.positions};

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "megatron/comm/one_shot/peer_collectives.h"
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/inference/adapters.h"
 #include "megatron/inference/graphs/decode_graphs.h"
 #include "megatron/inference/sampling.h"
@@ -32,6 +33,7 @@ struct RunnerOptions {
   bool fp8_cache = false;
   std::vector<int32_t> calibration = {};
   const AdapterList* adapters = nullptr;  // outlives the runner; null: none
+  int64_t most_rows = 0;  // of a step; 0: not known, and steps divide no rows over tensor ranks
   // Rows of steps that run as CUDA graphs, rising; empty: none do. Not used on a CPU, by
   // several stages, and for models that keep more of a sequence than keys and values; by tensor
   // ranks where they reach each other's memory.
@@ -73,6 +75,7 @@ class ModelRunner final : public StepRunner {
 
   int64_t cache_bytes() const { return state_.bytes(); }  // blocks and states on the device
   int64_t graph_steps() const { return graph_steps_; }    // that ran as graphs
+  int64_t divided_steps() const { return divided_steps_; }  // whose rows tensor ranks divided
 
  private:
   struct Slot {
@@ -107,6 +110,8 @@ class ModelRunner final : public StepRunner {
   bool is_last() const { return pp_.rank() + 1 == pp_.size(); }
   void check_model() const;
   void share_sums(const RunnerOptions& options);
+  // Prepares for steps of up to so many rows that tensor ranks divide.
+  void divide_rows(int64_t most_rows);
   void make_facts(const RunnerOptions& options);
   void allocate(const RunnerOptions& options);
   void calibrate(const std::vector<int32_t>& ids);
@@ -126,9 +131,9 @@ class ModelRunner final : public StepRunner {
   at::Tensor tokens_of(const StepPlan& plan, RaggedBatch& batch);
   // [1, t], or [1, t, 3] where a request has rows with positions of their own
   at::Tensor positions_of(const StepPlan& plan, const RaggedBatch& batch) const;
-  // Through this rank's segment: hidden states of the last one, else nothing.
+  // Through this rank's segment: hidden states of the last one, else nothing. `captured`: in a graph
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
-                     const RaggedBatch& batch);
+                     const RaggedBatch& batch, bool captured = false);
   // Until at most so many tensors are on their way to other stages.
   void wait_for_passed(size_t most);
   StageTensors from_previous_stage(const TensorFormats& formats);
@@ -147,6 +152,8 @@ class ModelRunner final : public StepRunner {
   const AdapterList* const adapters_;
   const ProcessGroup &tp_, &pp_;
   std::shared_ptr<PeerCollectives> sums_;  // over tp_
+  std::shared_ptr<PeerMailbox> mailbox_;   // of tp_; null: rows are not divided
+  int64_t divided_from_ = 0;               // rows
   const at::Device device_;
   const at::ScalarType dtype_;
   RunnerFacts facts_;
@@ -158,7 +165,7 @@ class ModelRunner final : public StepRunner {
   at::Tensor last_sampled_;              // [slots] int64 on the device
   std::unique_ptr<DecodeGraphs> graphs_;
   std::deque<int64_t> idle_rows_;  // numbers of rows that were not warmed up
-  int64_t graph_steps_ = 0;
+  int64_t graph_steps_ = 0, divided_steps_ = 0;
   std::deque<Flight> flights_;
   std::deque<Passed> passed_;
   int64_t last_step_ = 0;

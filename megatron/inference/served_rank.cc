@@ -127,6 +127,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
   options.fp8_cache = shape.fp8_cache;
   if (options.fp8_cache) options.calibration = calibration_ids(loaded_, shape.max_positions);
   options.device_blocks = memory.cache.blocks;
+  options.most_rows = shape.max_step_tokens;
   options.graph_sizes = served_graph_sizes(config, shape);
   if (config.swap_gb > 0.0) {
     const auto each = static_cast<double>(std::max<int64_t>(1, memory.cache.block_bytes));
@@ -147,6 +148,7 @@ void ServedRank::make_runner(const EngineConfig& config, int local_ranks,
     options.fp8_cache = false;
     options.host_blocks = options.host_states = 0;
     options.graph_sizes.clear();
+    options.most_rows = 0;
     draft_ = std::make_unique<ServedDraft>(std::move(draft), options,
                                            draft_options(config, loaded_.config.vocab_size));
     cache += draft_->runner().cache_bytes();

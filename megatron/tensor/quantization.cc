@@ -215,20 +215,25 @@ QuantizedTensor quantize_operand(const at::Tensor& x, OperandRole role,
 at::Tensor quantized_product(const QuantizedMatrix& a, const QuantizedMatrix& b,
                              at::ScalarType type, const at::Tensor& bias, bool fast,
                              const at::Tensor& addend) {
+  const at::Tensor out =
+      at::empty({a.codes.size(0), b.codes.size(0)}, a.codes.options().dtype(type));
+  quantized_product_out(a, b, out, bias, fast, addend);
+  return out;
+}
+
+void quantized_product_out(const QuantizedMatrix& a, const QuantizedMatrix& b,
+                           const at::Tensor& out, const at::Tensor& bias, bool fast,
+                           const at::Tensor& addend) {
   const at::NoGradGuard no_grad;
   check_product(a, b);
   if (bias.defined()) check_shape("bias of a quantised product", bias, {b.codes.size(0)});
-  if (a.codes.is_cuda() && !is_emulated(a)) {
-    const at::Tensor out =
-        at::empty({a.codes.size(0), b.codes.size(0)}, a.codes.options().dtype(type));
-    blas_quantized(a, b, out, bias.defined() ? bias.to(type) : bias,
-                   addend.defined() ? addend.reshape(out.sizes()) : addend, 0.0, fast);
-    return out;
-  }
-  at::Tensor out = plain_product(a, b);
-  if (bias.defined()) out.add_(bias);
-  if (addend.defined()) out.add_(addend.reshape(out.sizes()));
-  return out.to(type);
+  if (a.codes.is_cuda() && !is_emulated(a))
+    return blas_quantized(a, b, out, bias.defined() ? bias.to(out.scalar_type()) : bias,
+                          addend.defined() ? addend.reshape(out.sizes()) : addend, 0.0, fast);
+  at::Tensor product = plain_product(a, b);
+  if (bias.defined()) product.add_(bias);
+  if (addend.defined()) product.add_(addend.reshape(out.sizes()));
+  out.copy_(product);
 }
 
 void quantized_product_into(const QuantizedMatrix& a, const QuantizedMatrix& b,

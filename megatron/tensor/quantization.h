@@ -108,6 +108,10 @@ at::Tensor dequantize(const QuantizedMatrix& matrix);
 at::Tensor quantized_product(const QuantizedMatrix& a, const QuantizedMatrix& b,
                              at::ScalarType type, const at::Tensor& bias, bool fast,
                              const at::Tensor& addend = {});
+// The same, written to `out` [m, n], contiguous.
+void quantized_product_out(const QuantizedMatrix& a, const QuantizedMatrix& b,
+                           const at::Tensor& out, const at::Tensor& bias, bool fast,
+                           const at::Tensor& addend = {});
 
 // target = beta * target + a b^T.   target [m, n] fp32, contiguous.
 void quantized_product_into(const QuantizedMatrix& a, const QuantizedMatrix& b,

@@ -29,7 +29,7 @@ at::Tensor int8_column_forward(const at::Tensor& x, const LinearState& state,
   input = gathered(state, input);
   const at::Tensor y = int8_product(input, weight, bias.value(), {});
   add_adapters(state, input, y);
-  return y;
+  return of_all_rows(state, y);
 }
 
 at::Tensor int8_row_forward(const at::Tensor& x, const at::Tensor& residual,

@@ -37,12 +37,13 @@ void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy) {
 }
 
 at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
-  return state.sequence_parallel ? all_gather_first_dim(x, *state.tp) : x;
+  return divides_rows(state) ? all_gather_first_dim(x, *state.tp) : x;
 }
 
 std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x) {
   if (state.tp->size() == 1) return nullptr;
-  if (!state.sequence_parallel) return state.tp->all_reduce(x);
+  if (!divides_rows(state)) return state.tp->all_reduce(x);
+  if (const DividedRows* rows = DividedRows::current()) x = rows->filled(x);
   const at::Tensor part = empty_rows(x, *state.tp);
   std::shared_ptr<Work> reduction = scatter_rows(x, part, *state.tp, state.mailbox.get());
   x = part;
@@ -52,7 +53,7 @@ std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x) {
 at::Tensor summed_over_ranks(const LinearState& state, at::Tensor y, const at::Tensor& bias,
                              const at::Tensor& residual) {
   if (const auto peers = state.tp->held_peer_collectives();
-      peers && !state.sequence_parallel && !bias.defined() && residual.defined() &&
+      peers && !divides_rows(state) && !bias.defined() && residual.defined() &&
       residual.is_contiguous() && residual.scalar_type() == y.scalar_type() &&
       peers->takes_reduction(y)) {
     peers->all_reduce(y, ReduceOp::kSum, residual);
@@ -109,21 +110,24 @@ at::Tensor product(const LinearState& state, const at::Tensor& x, const at::Tens
   return y;
 }
 
+bool is_adapted(const LinearState& state) {
+  const RowAdapters* const rows = RowAdapters::current();
+  return state.lora != nullptr || (rows != nullptr && rows->adapts(*state.weight));
+}
+
 at::Tensor column_product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& bias) {
-  return state.sequence_parallel && state.lora == nullptr
-             ? gathered_linear_forward(x, weight, bias, *state.tp, state.mailbox.get())
-             : product(state, gathered(state, x), weight, bias);
+  return of_all_rows(state,
+                     divides_rows(state) && !is_adapted(state)
+                         ? gathered_linear_forward(x, weight, bias, *state.tp, state.mailbox.get())
+                         : product(state, gathered(state, x), weight, bias));
 }
 
 // norm(x) A^T + b, with `swiglu` the activation behind it, in one kernel, or, of some rows, in two;
 // undefined where none does that.
 at::Tensor fused_column_forward(const LinearState& state, const at::Tensor& x,
                                 const at::Tensor& weight, const at::Tensor& bias, bool swiglu) {
-  const RowAdapters* const rows = RowAdapters::current();
-  if (!state.weight->store->only_forward() || state.sequence_parallel || state.lora != nullptr ||
-      (rows != nullptr && rows->adapts(*state.weight)))
-    return {};
+  if (!state.weight->store->only_forward() || divides_rows(state) || is_adapted(state)) return {};
   if (swiglu && !bias.defined() && is_gated_rows(x, weight))
     return multiply_gated_rows(state.norm ? norm_forward(*state.norm, x).y : x, weight);
   AroundProduct around;
@@ -252,7 +256,7 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     if (state->tp->size() == 1)
       return product(*state, x, weight.value(), bias.value(), residual.value_or(at::Tensor()));
     at::Tensor y;
-    if (state->sequence_parallel && state->lora == nullptr && state->tp->size() <= kMaxSumParts) {
+    if (divides_rows(*state) && !is_adapted(*state) && state->tp->size() <= kMaxSumParts) {
       // Served without sequence parallelism, the residual is added to a sum that was rounded.
       const bool together = residual && !bias.value().defined() &&
                             state->tp->size() < kMaxSumParts && !is_batch_invariant();

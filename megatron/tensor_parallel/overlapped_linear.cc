@@ -1,5 +1,6 @@
 #include "megatron/tensor_parallel/overlapped_linear.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/sum_parts.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/divided_rows.h"
 
 namespace megatron {
 namespace {
@@ -154,22 +156,80 @@ at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w, con
   return dx;
 }
 
-at::Tensor scattered_linear_forward(const at::Tensor& x, const at::Tensor& w,
-                                    const ProcessGroup& tp, PeerMailbox* mailbox,
-                                    const at::Tensor& addend) {
+at::Tensor gathered_quantized_forward(const QuantizedMatrix& x, const QuantizedMatrix& w,
+                                      at::ScalarType type, const at::Tensor& bias,
+                                      const ProcessGroup& tp, PeerMailbox* mailbox) {
+  MEGATRON_ASSERT(x.layout == ScaleLayout::kRow, "an exchange of rows without scales of their own");
+  // Scales first: their few bytes would wait behind the codes.
+  GatheredRows scales(x.scale, tp, mailbox, /*with_own=*/false);
+  GatheredRows codes(x.codes.view(at::kByte), tp, mailbox, /*with_own=*/false);
+  const int64_t rows = x.codes.size(0);
+  const at::Tensor y =
+      at::empty({rows * tp.size(), w.codes.size(0)}, x.codes.options().dtype(type));
+  own_rows_first(codes, tp, w.codes.size(0),
+                 [&](const at::Tensor& part, int64_t begin, int64_t count) {
+                   const bool own = count == rows && begin == tp.rank() * rows;
+                   const at::Tensor scale =
+                       own ? x.scale
+                           : scales.wait(static_cast<int>(begin / rows),
+                                         static_cast<int>(count / rows));
+                   quantized_product_out({part.view(x.codes.scalar_type()), scale, x.layout}, w,
+                                         y.narrow(0, begin, count), bias, /*fast=*/true);
+                 });
+  return y;
+}
+
+namespace {
+
+// Reduce-scatter of a product of `shape`, [s, ..., n], which multiply(first row, rows of it, place)
+// writes in parts. The last ranks may have fewer rows than the others: zeros are behind them.
+template <class Multiply>
+at::Tensor scattered_product(std::vector<int64_t> shape, const at::TensorOptions& options,
+                             const ProcessGroup& tp, PeerMailbox* mailbox, const at::Tensor& addend,
+                             const Multiply& multiply) {
   const int t = tp.size(), own = tp.rank();
-  MEGATRON_ASSERT(x.size(0) % t == 0, "dimension 0 of size ", x.size(0), " over ", t, " ranks");
-  const int64_t count = x.size(0) / t;
+  const int64_t all = shape.front();
+  const DividedRows* const divided = DividedRows::current();
+  MEGATRON_ASSERT(divided != nullptr || all % t == 0, "dimension 0 of size ", all, " over ", t,
+                  " ranks");
+  const int64_t count = shape.front() = divided != nullptr ? divided->count() : all / t;
   std::optional<ScatteredRows> rows;
   at::Tensor product;
   for (int step = 1; step <= t; ++step) {
     const int to = (own + step) % t;
-    product = linear_forward(x.narrow(0, to * count, count), w, {});
+    const int64_t begin = to * count, some = std::clamp<int64_t>(all - begin, 0, count);
+    product = at::empty(shape, options);
+    if (some > 0) multiply(begin, some, product.narrow(0, 0, some));
+    if (some < count) product.narrow(0, some, count - some).zero_();
     if (!rows) rows.emplace(product, tp, mailbox);
     if (to != own) rows->send(to, product);
   }
   rows->finish(product, product, addend);
   return product;
+}
+
+}  // namespace
+
+at::Tensor scattered_linear_forward(const at::Tensor& x, const at::Tensor& w,
+                                    const ProcessGroup& tp, PeerMailbox* mailbox,
+                                    const at::Tensor& addend) {
+  return scattered_product(with_first(x, x.size(0), w.size(0)), w.options(), tp, mailbox, addend,
+                           [&](int64_t begin, int64_t count, const at::Tensor& y) {
+                             linear_forward_into(x.narrow(0, begin, count), w, {}, y);
+                           });
+}
+
+at::Tensor scattered_quantized_forward(const QuantizedMatrix& x, const QuantizedMatrix& w,
+                                       at::ScalarType type, const ProcessGroup& tp,
+                                       PeerMailbox* mailbox, const at::Tensor& addend) {
+  MEGATRON_ASSERT(x.layout == ScaleLayout::kRow, "parts of rows without scales of their own");
+  return scattered_product({x.codes.size(0), w.codes.size(0)}, x.codes.options().dtype(type), tp,
+                           mailbox, addend,
+                           [&](int64_t begin, int64_t count, const at::Tensor& y) {
+                             quantized_product_out({x.codes.narrow(0, begin, count),
+                                                    x.scale.narrow(0, begin, count), x.layout},
+                                                   w, y, {}, /*fast=*/true);
+                           });
 }
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-// Products of linear layers with sequence parallelism, overlapped with their communication: a rank
+// Products of linear layers with sequence parallelism or divided rows (divided_rows.h), overlapped with their communication: a rank
 // multiplies the rows it has while it receives the others, and sends finished rows while it
 // multiplies the next. Not differentiable; the layers write their own backwards.
 //
@@ -14,6 +14,7 @@
 
 #include "megatron/comm/peer_mailbox.h"
 #include "megatron/comm/process_group.h"
+#include "megatron/tensor/quantization.h"
 
 namespace megatron {
 
@@ -81,12 +82,22 @@ at::Tensor gathered_linear_forward(const at::Tensor& x, const at::Tensor& w, con
 at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w, const ProcessGroup& tp,
                                       const at::Tensor& gelu_input = {});
 
+// Of x [s/t, k] and w [n, k] in codes, x with a scale for each row; returns [s, n] in `type`. Codes
+// and scales are exchanged.
+at::Tensor gathered_quantized_forward(const QuantizedMatrix& x, const QuantizedMatrix& w,
+                                      at::ScalarType type, const at::Tensor& bias,
+                                      const ProcessGroup& tp, PeerMailbox* mailbox);
+
 // Reduce-scatter of x w^T: this rank's rows of the sum over the ranks, plus addend if it is
-// defined. x [s, ..., k], w [n, k]; addend and result [s/t, ..., n]. At most kMaxSumParts ranks and
-// addends together. Communication: each other rank's rows are sent while the next ones are
+// defined. x [s, ..., k], w [n, k]; addend and result [s/t, ..., n]; while rows are divided s need
+// not be a multiple of t. At most kMaxSumParts ranks and addends together. Communication: each other rank's rows are sent while the next ones are
 // multiplied.
 at::Tensor scattered_linear_forward(const at::Tensor& x, const at::Tensor& w,
                                     const ProcessGroup& tp, PeerMailbox* mailbox,
                                     const at::Tensor& addend = {});
+// Of x [s, k] and w [n, k] in codes, x with a scale for each row; the result [s/t, n] in `type`.
+at::Tensor scattered_quantized_forward(const QuantizedMatrix& x, const QuantizedMatrix& w,
+                                       at::ScalarType type, const ProcessGroup& tp,
+                                       PeerMailbox* mailbox, const at::Tensor& addend = {});
 
 }  // namespace megatron

@@ -27,6 +27,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/few_rows_product.h"
+#include "megatron/kernels/sum_parts.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/batch_invariant/mode.h"
 #include "megatron/tensor/batch_invariant/row_products.h"
@@ -205,17 +206,20 @@ at::Tensor multiply(const LinearState& state, const QuantizedMatrix& a, const Qu
   return quantized_product(a, b, type, bias, fast, addend).view(shape);
 }
 
-// x w^T (+ bias) (+ addend) of an input whose rows have a scale each, shaped as `leading` but for
-// the last dimension.
-at::Tensor multiply_rows(LinearState& state, const QuantizedMatrix& x, const at::Tensor& value,
-                         at::IntArrayRef leading, const at::Tensor& bias,
-                         const at::Tensor& addend = {}) {
+// A weight as products take it whose input has a scale for each row.
+QuantizedMatrix weight_with_row_scales(LinearState& state, const at::Tensor& value) {
   const QuantizedMatrix codes = weight_codes(state, value, kInRows, /*record=*/false).rows;
   const at::Tensor& kept = state.weight_codes.row_scales;
   const bool is_kept = state.weight_codes.codes.rows.codes.is_same(codes.codes) && kept.defined();
-  const QuantizedMatrix w =
-      is_kept ? QuantizedMatrix{codes.codes, kept, ScaleLayout::kRow} : with_row_scales(codes);
-  return multiply(state, x, w, leading, value.scalar_type(), bias, /*forward=*/true, addend);
+  return is_kept ? QuantizedMatrix{codes.codes, kept, ScaleLayout::kRow} : with_row_scales(codes);
+}
+
+// x w^T (+ bias) (+ addend) of such an input, shaped as `leading` but for the last dimension.
+at::Tensor multiply_rows(LinearState& state, const QuantizedMatrix& x, const at::Tensor& value,
+                         at::IntArrayRef leading, const at::Tensor& bias,
+                         const at::Tensor& addend = {}) {
+  return multiply(state, x, weight_with_row_scales(state, value), leading, value.scalar_type(),
+                  bias, /*forward=*/true, addend);
 }
 
 // Whether the quantised input is saved for the weight gradient.
@@ -301,7 +305,7 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
     const bool norm = state.norm != nullptr, keep = recording && keeps_codes(state);
     const bool save_input =
         recording && !keep && state.weight->trainable && !(norm && state.recompute_norm);
-    const bool own_rows = norm && x.scalar_type() == type && !state.sequence_parallel;
+    const bool own_rows = norm && x.scalar_type() == type && !divides_rows(state);
     at::Tensor input = x;
     NormResult normed;
     QuantizedTensor codes;
@@ -486,11 +490,12 @@ at::Tensor without_added_rows(const at::Tensor& y, const at::Tensor& x) {
   return y.narrow(0, 0, x.numel() / x.size(-1)).view(shape);
 }
 
-// The layers where inputs have a scale for each row: Note [Inputs with a scale for each row].
+// The layers where inputs have a scale for each row: Note [Inputs with a scale for each row]. Of
+// divided rows codes are exchanged.
 at::Tensor column_of_scaled_rows(const at::Tensor& in, LinearState& state) {
   const AcquiredValue weight(state.weight), bias(state.bias);
   const at::ScalarType type = weight.value().scalar_type();
-  const bool adapted = has_row_adapters(state);
+  const bool adapted = has_row_adapters(state), exchanges = divides_rows(state) && !adapted;
   at::Tensor whole = in;
   QuantizedMatrix rows;
   if (state.norm != nullptr && in.scalar_type() == type && !state.sequence_parallel && !adapted) {
@@ -499,9 +504,14 @@ at::Tensor column_of_scaled_rows(const at::Tensor& in, LinearState& state) {
     rows = quantize_norm_rows(norm.options.kind, in, gain.value(), offset.value(), norm.options.eps,
                               norm.options.zero_centered);
   } else {
-    whole = gathered(state, state.norm != nullptr ? norm_forward(*state.norm, in).y.to(type) : in);
+    if (state.norm != nullptr) whole = norm_forward(*state.norm, in).y.to(type);
+    if (!exchanges) whole = gathered(state, whole);
     rows = quantize_rows(whole);
   }
+  if (exchanges)
+    return gathered_quantized_forward(rows, weight_with_row_scales(state, weight.value()), type,
+                                      bias.value(), *state.tp, state.mailbox.get())
+        .unsqueeze(1);
   const at::Tensor y = multiply_rows(state, rows, weight.value(), whole.sizes(), bias.value());
   if (adapted) RowAdapters::current()->add_output(*state.weight, whole, y);
   return y;
@@ -520,6 +530,16 @@ at::Tensor row_of_scaled_rows(const at::Tensor& in, const at::Tensor& residual, 
     if (activate) input = activation_forward(in, *state.input_activation, state.activation_offset);
     rows = quantize_rows(input);
   }
+  if (divides_rows(state) && !adapted && state.tp->size() < kMaxSumParts) {
+    const bool together = !bias.value().defined() && !is_batch_invariant();
+    const at::Tensor y =
+        scattered_quantized_forward(rows, weight_with_row_scales(state, weight.value()),
+                                    weight.value().scalar_type(), *state.tp, state.mailbox.get(),
+                                    together ? residual : at::Tensor())
+            .unsqueeze(1);
+    if (bias.value().defined()) y.add_(bias.value());
+    return together || !residual.defined() ? y : y.add_(residual);
+  }
   at::Tensor y =
       multiply_rows(state, rows, weight.value(), in.sizes(), alone ? bias.value() : at::Tensor(),
                     alone ? residual : at::Tensor());
@@ -532,7 +552,7 @@ at::Tensor row_of_scaled_rows(const at::Tensor& in, const at::Tensor& residual, 
 at::Tensor quantized_few_rows(const at::Tensor& x, const at::Tensor& addend, LinearState& state,
                               bool swiglu) {
   if (!x.is_cuda() || at::GradMode::is_enabled() || !state.weight->store->only_forward() ||
-      state.sequence_parallel || has_row_adapters(state) || is_batch_invariant() ||
+      divides_rows(state) || has_row_adapters(state) || is_batch_invariant() ||
       state.quantization.recipe == QuantizationRecipe::kNvfp4 || x.numel() == 0 ||
       x.numel() > kMostRowsOnGpu * x.size(-1))
     return {};
@@ -566,7 +586,7 @@ variable_list quantized_column_forward(const at::Tensor& x, LinearState& state) 
     out = {column_of_scaled_rows(in, state), x};
   else
     out = QuantizedColumnFunction::apply(in, anchor(), &state, at::GradMode::is_enabled());
-  if (!whole.defined()) return out;
+  if (!whole.defined()) return {of_all_rows(state, out[0]), out[1]};
   return {without_added_rows(out[0], x), x};
 }
 
@@ -584,14 +604,15 @@ at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual
   }
   const at::Tensor whole = with_whole_tiles(x, state),
                    in = whole.defined() ? whole : x.contiguous(),
-                   rest = whole.defined() && residual.defined() ? with_whole_tiles(residual, state)
-                                                                : residual;
+                   rest = whole.defined() && residual.defined() && !divides_rows(state)
+                              ? with_whole_tiles(residual, state)
+                              : residual;
   const at::Tensor y =
       scales_rows(state, x, state.weight->local_shape.back())
           ? row_of_scaled_rows(in, rest, state, is_activated)
           : QuantizedRowFunction::apply(in, optional_residual(rest), anchor(), &state,
                                         at::GradMode::is_enabled(), is_activated);
-  return whole.defined() ? without_added_rows(y, x) : y;
+  return whole.defined() && !divides_rows(state) ? without_added_rows(y, x) : y;
 }
 
 }  // namespace megatron

@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/divided_rows.h"
 #include "megatron/transformer/config/norm_placement.h"
 #include "megatron/transformer/layer/sublayer.h"
 #include "megatron/transformer/ssm/causal_conv.h"
@@ -13,7 +14,10 @@ TransformerBlock::TransformerBlock(const TransformerConfig& config, int64_t firs
                                    int64_t num_layers, bool final_norm, bool sequence_parallel,
                                    const ParallelGroups& groups, LayerMaker make,
                                    int64_t numbered_after)
-    : config_(config), rotary_(config), runner_(config, groups.tp, /*last_chunk=*/final_norm) {
+    : config_(config),
+      rotary_(config),
+      tp_(groups.tp),
+      runner_(config, groups.tp, /*last_chunk=*/final_norm) {
   for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {
     layers_.push_back(make(config, numbered_after + i + 1, sequence_parallel, groups));
     add(cat("layers.", i), layers_.back().get());
@@ -32,6 +36,12 @@ at::Tensor TransformerBlock::forward(at::Tensor x, const ForwardContext& pass) {
     return forward(std::move(x), with_runs);
   }
   const LayerContext context{pass, rotary_tables(pass, x.scalar_type())};
+  if (pass.decoding == nullptr || !pass.decoding->divides_rows) return run(std::move(x), context);
+  const DividedRows rows(x.size(0), tp_);
+  return rows.all(run(rows.own(x), context));
+}
+
+at::Tensor TransformerBlock::run(at::Tensor x, const LayerContext& context) {
   x = runner_.run(layers_, std::move(x), context);
   return final_layernorm_ ? final_layernorm_->forward(x) : x;
 }

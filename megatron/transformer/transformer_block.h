@@ -29,10 +29,12 @@ class TransformerBlock : public Module {
   void keep_encoded(const at::Tensor& encoded, DecodingState& state, const SequenceSlot& slot);
 
  private:
+  at::Tensor run(at::Tensor x, const LayerContext& context);
   LayerRotary rotary_tables(const ForwardContext& pass, at::ScalarType type) const;
 
   const TransformerConfig& config_;
   RotaryEmbedding rotary_;
+  const ProcessGroup& tp_;
   LayerRunner runner_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::unique_ptr<Norm> final_layernorm_;

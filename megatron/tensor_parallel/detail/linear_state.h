@@ -12,6 +12,7 @@
 #include "megatron/tensor/batch_invariant/row_products.h"
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/divided_rows.h"
 #include "megatron/tensor_parallel/layers.h"
 #include "megatron/tensor_parallel/overlapped_linear.h"
 
@@ -60,11 +61,22 @@ void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy,
                             const std::function<at::Tensor()>& x);
 void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy);
 
-// x; under sequence parallelism all-gathered over the tensor ranks.
+// Whether tensor ranks hold rows of their own of what is between the products: under sequence
+// parallelism, or while rows are divided.
+inline bool divides_rows(const LinearState& state) {
+  return state.sequence_parallel || (DividedRows::current() != nullptr && state.tp->size() > 1);
+}
+// The output of a column-parallel product without what was added to divide its rows.
+inline at::Tensor of_all_rows(const LinearState& state, const at::Tensor& y) {
+  const DividedRows* const rows = DividedRows::current();
+  return rows != nullptr && state.tp->size() > 1 ? rows->without_filling(y) : y;
+}
+
+// x; where rows are divided, all-gathered over the tensor ranks, with what was added to divide them.
 at::Tensor gathered(const LinearState& state, const at::Tensor& x);
 
-// Starts the sum of `x` [s, ...] over the tensor ranks; after wait() `x` is this rank's share: rows
-// [s/t, ...] under sequence parallelism, else the whole sum. Null with one rank.
+// Starts the sum of `x` [s, ...] over the tensor ranks; after wait() `x` is this rank's share: its
+// rows [s/t, ...] where they are divided, else the whole sum. Null with one rank.
 std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x);
 
 // This rank's share (sum_over_ranks) of the sum of y, + bias, + residual; either may be undefined.

@@ -75,6 +75,9 @@ struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   bool is_given() const { return ShapeConfig::is_given(attends()); }
   // Whether a layer has this letter.
   bool has_letter(char letter) const;
+  // Whether tensor ranks can divide the rows between the products of a forward alone (DividedRows):
+  // every layer is attention and MLP.
+  bool can_divide_rows() const { return !multi_latent_attention && !is_hybrid() && !has_moe(); }
   // Initialisation of a weight [rows, columns]; `output` is for those whose product is added to the
   // residual stream: std is divided by the square root of the number of residual connections.
   Init weight_init(int64_t rows, int64_t columns, bool output = false) const;

@@ -78,6 +78,9 @@ class DecodingState {
 struct DecodingPass {
   DecodingState& state;
   const RaggedBatch& batch;
+  // Tensor ranks divide the rows between the products (tensor_parallel/divided_rows.h), of a model
+  // whose layers can: TransformerConfig::can_divide_rows().
+  bool divides_rows = false;
 };
 
 }  // namespace megatron

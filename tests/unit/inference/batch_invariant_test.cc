@@ -95,6 +95,9 @@ void expect_equal_rollouts(const std::vector<std::pair<std::string, ModelConfig>
       EXPECT_EQ(compared.texts, options.schedules * texts);
       EXPECT_GT(compared.accepted, 25 * options.schedules);
       EXPECT_GT(compared.numbers, 350 * options.schedules);
+      EXPECT_EQ(compared.divided_steps > 0,
+                options.tensor > 1 && config.transformer.can_divide_rows())
+          << name;
       sum.texts += compared.texts;
       sum.numbers += compared.numbers;
       sum.different += compared.different;

@@ -328,20 +328,25 @@ TEST(ModelRunner, IsSuspendedBetweenTwoSteps) {
   expect_suspended_between_steps(hybrid_served_model("MG*"));
 }
 
-// Ranks as threads.
-void run_over(int tensor, int pipeline, const ModelConfig& config, const DriverChances& chances,
-              uint32_t seed, std::vector<DrivenSequence>& sequences) {
+// Ranks as threads. Returns the number of steps whose rows tensor ranks divided.
+int64_t run_over(int tensor, int pipeline, const ModelConfig& config, const DriverChances& chances,
+                 uint32_t seed, std::vector<DrivenSequence>& sequences,
+                 at::ScalarType type = at::kDouble,
+                 const RunnerOptions& options = small_runner(16)) {
+  int64_t divided = 0;
   run_ranks(tensor * pipeline, [&](const std::shared_ptr<Backend>& world) {
     ParallelConfig parallel;
     parallel.tensor_model_parallel_size = tensor;
     parallel.pipeline_model_parallel_size = pipeline;
     const ParallelGroups groups = make_parallel_groups(parallel, world);
-    Served served(Served::make(config, groups));
-    ModelRunner runner(*served.model, *served.weights, small_runner(16));
+    Served served(Served::make(config, groups), {}, type);
+    ModelRunner runner(*served.model, *served.weights, options);
     EXPECT_EQ(runner.facts().draw_latency, pipeline);
     std::vector<DrivenSequence> others = sequences;
     drive_ranks(groups.world, runner, chances, seed, world->rank() == 0 ? sequences : others);
+    if (world->rank() == 0) divided = runner.divided_steps();
   });
+  return divided;
 }
 
 TEST(ModelRunner, RanksServeWhatOneRankServes) {
@@ -361,9 +366,47 @@ TEST(ModelRunner, RanksServeWhatOneRankServes) {
       chances.in_flight = in_flight;
       if (seed % 3 > 0) chances.drafts = &expected;
       std::vector<DrivenSequence> got = given;
-      run_over(tensor, pipeline, config, chances, seed++, got);
+      const int64_t divided = run_over(tensor, pipeline, config, chances, seed++, got);
       expect_equal(got, expected,
                    cat("tp ", tensor, " pp ", pipeline, ", ", in_flight, " in flight"));
+      EXPECT_EQ(divided > 0, tensor == 2);  // of four ranks a step has too few rows
+    }
+}
+
+// Norms behind sublayers, biases, two sublayers of one input; linears whose rows have scales of
+// their own, which are exchanged as codes, and those whose blocks or tensors have them.
+TEST(ModelRunner, StepsWhoseRowsAreDividedGiveWhatOthersGive) {
+  ModelConfig plain = small_served_model();
+  plain.transformer.hidden_size = 64;
+  plain.transformer.num_query_groups = 4;
+  std::vector<std::pair<std::string, ModelConfig>> all;
+  all.emplace_back("biases", plain).second.transformer.add_bias_linear = true;
+  all.back().second.transformer.normalization = Normalization::kLayerNorm;
+  all.emplace_back("sandwich", plain).second.transformer.norm_placement = NormPlacement::kSandwich;
+  all.emplace_back("parallel", plain).second.transformer.parallel_residual = true;
+  for (const Fp8Recipe recipe :
+       {Fp8Recipe::kTensorwise, Fp8Recipe::kDelayed, Fp8Recipe::kBlockwise})
+    for (const bool bias : {false, true}) {
+      TransformerConfig& t =
+          all.emplace_back(cat("FP8 ", static_cast<int>(recipe), bias), plain).second.transformer;
+      t.hidden_size = t.ffn_hidden_size = 256;
+      t.kv_channels = 64;
+      t.fp8_format = Fp8Format::kE4M3;
+      t.fp8_recipe = recipe;
+      t.init_method_std = 0.1;
+      t.add_bias_linear = bias;
+    }
+  std::mt19937 random(8);
+  const std::vector<DrivenSequence> given = random_sequences(random, 6, 40);
+  for (const auto& [name, config] : all)
+    for (const int tensor : {2, 4}) {
+      RunnerOptions options = small_runner(40);
+      std::vector<DrivenSequence> got = given, expected = given;
+      const DriverChances chances{.whole_prompts = 0.6, .in_flight = 2};
+      EXPECT_GT(run_over(tensor, 1, config, chances, 3, got, at::kFloat, options), 3) << name;
+      options.most_rows = 0;
+      EXPECT_EQ(run_over(tensor, 1, config, chances, 3, expected, at::kFloat, options), 0);
+      expect_equal(got, expected, cat(name, " over ", tensor));
     }
 }
 

@@ -146,7 +146,10 @@ Compared rollouts_of_rank(const ModelConfig& config, const RolloutOptions& optio
       ModelRunner runner(*served.model, *served.weights, own);
       const int64_t accepted = drive_ranks(groups.world, runner, chances,
                                            static_cast<uint32_t>(seed), of, options.device);
-      if (world->rank() == 0) compared.graph_steps += runner.graph_steps();
+      if (world->rank() == 0) {
+        compared.graph_steps += runner.graph_steps();
+        compared.divided_steps += runner.divided_steps();
+      }
       return accepted;
     };
     const std::vector<DrivenSequence> given = sequences;

@@ -25,7 +25,7 @@ struct RolloutOptions {
 };
 
 struct Compared {
-  int64_t texts = 0, numbers = 0, different = 0, accepted = 0, graph_steps = 0;
+  int64_t texts = 0, numbers = 0, different = 0, accepted = 0, graph_steps = 0, divided_steps = 0;
 };
 
 // Rollouts in chunks of prompts, with prefixes that are shared, preemption by both ways, steps in

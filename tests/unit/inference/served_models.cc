@@ -112,6 +112,7 @@ RunnerOptions small_runner(int32_t blocks) {
   options.device_blocks = blocks;
   options.host_blocks = 24;
   options.host_states = 3;
+  options.most_rows = 64;
   return options;
 }
 

@@ -43,7 +43,7 @@ LoadModelRequest golden_model(const std::string& base, const std::filesystem::pa
 std::filesystem::path golden_adapter(const std::string& name);
 std::filesystem::path stronger_than(const std::filesystem::path& adapter);
 
-// Four slots and blocks of four positions.
+// Four slots and blocks of four positions; tensor ranks divide the rows of steps with enough.
 RunnerOptions small_runner(int32_t blocks);
 
 std::vector<int32_t> random_ids(std::mt19937& random, int64_t count);
