@@ -303,6 +303,7 @@ RolloutOptions rollouts_on_gpu() {
   options.runner.device_blocks = 60;
   options.runner.host_blocks = 80;
   options.runner.graph_sizes = graph_sizes(-1, options.runner.slots);
+  options.runner.most_rows = 4096;
   options.more_blocks = 40;
   return options;
 }
@@ -618,7 +619,8 @@ TEST(BatchInvariantGpu, RolloutsOfTheShapeOfLlama8B) {
   }
   std::cout << compared.texts << " texts, " << compared.numbers << " numbers, "
             << compared.different << " different, " << compared.accepted << " drafts stood, "
-            << compared.graph_steps << " steps by graphs" << std::endl;
+            << compared.graph_steps << " steps by graphs, " << compared.divided_steps
+            << " with rows divided over ranks" << std::endl;
 }
 
 // What the rollouts rule out.

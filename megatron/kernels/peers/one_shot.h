@@ -2,10 +2,11 @@
 // without a barrier. CUDA alone.
 //
 // Note [Lines with flags]
-// A rank writes its values into the inboxes of the others in lines of 16 bytes, each of which holds
-// 8 bytes of values and twice the number of the call. A line is written and read whole by halves of
-// 8 bytes, so that a reader that sees the number in both halves has the values: no fence, no
-// barrier, one way through the link. (As the protocol LL of NCCL.)
+// A rank writes its values into the inboxes of the others in lines of 128 bytes, of which the last
+// 16 hold the number of the call. Eight neighbouring threads write a line by one instruction, and
+// read it by one: the link and the memory behind it pass such a line on whole, so that a reader
+// that sees the number has the values: no fence, no barrier, one way through the link. (As the
+// protocol LL128 of NCCL.)
 //
 // The lines that one block of threads works on are a channel, which counts its calls; calls of even
 // and odd numbers use different halves of the inbox. A rank writes for call n after its call n - 1
@@ -23,12 +24,13 @@
 namespace megatron {
 
 constexpr int kMostOneShotRanks = 8;
-constexpr int64_t kOneShotChannelBytes = 2048;  // of values
-constexpr int64_t kOneShotLineBytes = 16, kOneShotValueBytes = 8;
+constexpr int64_t kOneShotLines = 32;  // of a channel
+constexpr int64_t kOneShotLineBytes = 128, kOneShotValueBytes = 112;
+constexpr int64_t kOneShotChannelBytes = kOneShotLines * kOneShotValueBytes;  // of values
 
 // Bytes of the inbox of one rank with so many channels.
 constexpr int64_t one_shot_inbox_bytes(int64_t ranks, int64_t channels) {
-  return channels * 2 * ranks * (kOneShotChannelBytes / kOneShotValueBytes) * kOneShotLineBytes;
+  return channels * 2 * ranks * kOneShotLines * kOneShotLineBytes;
 }
 
 struct OneShotLinks {

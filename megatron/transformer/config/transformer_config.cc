@@ -152,6 +152,12 @@ bool TransformerConfig::has_letter(char letter) const {
   return false;
 }
 
+bool TransformerConfig::can_divide_rows() const {
+  const bool in_blocks = is_quantized() && fp4_format == Fp4Format::kNone &&
+                         fp8_recipe == Fp8Recipe::kBlockwise;
+  return !multi_latent_attention && !is_hybrid() && !has_moe() && !in_blocks;
+}
+
 Init TransformerConfig::weight_init(int64_t rows, int64_t columns, bool output) const {
   if (init_method_xavier_uniform)
     return Init::uniform(std::sqrt(6.0 / static_cast<double>(rows + columns)));

@@ -76,8 +76,8 @@ struct TransformerConfig : Config, ShapeConfig, TransformerTopics {
   // Whether a layer has this letter.
   bool has_letter(char letter) const;
   // Whether tensor ranks can divide the rows between the products of a forward alone (DividedRows):
-  // every layer is attention and MLP.
-  bool can_divide_rows() const { return !multi_latent_attention && !is_hybrid() && !has_moe(); }
+  // every layer is attention and MLP, and no product has tiles of 128 rows.
+  bool can_divide_rows() const;
   // Initialisation of a weight [rows, columns]; `output` is for those whose product is added to the
   // residual stream: std is divided by the square root of the number of residual connections.
   Init weight_init(int64_t rows, int64_t columns, bool output = false) const;
