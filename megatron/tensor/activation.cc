@@ -139,8 +139,8 @@ QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy,
   return out;
 }
 
-QuantizedMatrix quantize_activation_rows(const at::Tensor& x, Activation activation,
-                                         double offset) {
+QuantizedMatrix quantize_activation_rows(const at::Tensor& x, Activation activation, double offset,
+                                         const at::Tensor& factors) {
   const at::NoGradGuard no_grad;
   MEGATRON_ASSERT(is_gated(activation), "quantised output of an activation that is not gated");
   const at::Tensor in = x.contiguous();
@@ -148,6 +148,7 @@ QuantizedMatrix quantize_activation_rows(const at::Tensor& x, Activation activat
   args.of = Fp8RowsOf::kActivation;
   args.activation.kind = activation;
   args.activation.offset = offset;
+  if (factors.defined()) args.factors = factors.const_data_ptr<float>();
   return quantize_rows_of(in, args, in.size(-1) / 2);
 }
 

@@ -141,6 +141,37 @@ QuantizedMatrix with_row_scales(const QuantizedMatrix& matrix) {
           ScaleLayout::kRow};
 }
 
+at::Tensor no_scale(at::Device device) {
+  return at::ones({kFp8ScaleElements}, at::dtype(at::kFloat).device(device));
+}
+
+void multiply_by_factors(const at::Tensor& y, const at::Tensor& factors, const at::Tensor& bias,
+                         const at::Tensor& addend) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor rows = y.view({factors.size(0), -1});
+  RowFactors args;
+  args.dtype = to_dtype(y.scalar_type());
+  args.rows = rows.size(0);
+  args.columns = rows.size(1);
+  args.y = y.data_ptr();
+  args.factors = factors.const_data_ptr<float>();
+  const at::Tensor shift = bias.defined() ? bias.to(y.scalar_type()).contiguous() : bias,
+                   more = addend.defined() ? addend.contiguous() : addend;
+  if (shift.defined()) {
+    check_shape("bias of rows with factors", shift, {args.columns});
+    args.bias = shift.const_data_ptr();
+  }
+  if (more.defined()) {
+    MEGATRON_ASSERT(more.numel() == y.numel() && more.scalar_type() == y.scalar_type(),
+                    "an addend of ", more.toString(), " for ", y.toString());
+    args.addend = more.const_data_ptr();
+  }
+  launch(
+      y, args.rows, args.columns,
+      [](int64_t, int64_t) { MEGATRON_ASSERT(false, "products on CPUs have scales of rows"); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(row_factors_cuda(args, stream)); });
+}
+
 QuantizedTensor quantize_blocks(const at::Tensor& x, at::ScalarType type, Orientations wanted,
                                 bool square) {
   const at::NoGradGuard no_grad;

@@ -55,12 +55,20 @@ QuantizedMatrix quantize_rows(const at::Tensor& x);
 QuantizedMatrix quantize_norm_rows(Normalization kind, const at::Tensor& x,
                                    const at::Tensor& weight, const at::Tensor& bias, double eps,
                                    bool zero_centered);
-QuantizedMatrix quantize_activation_rows(const at::Tensor& x, Activation activation, double offset);
+// `factors` [rows] or undefined: powers of two by which rows of x are multiplied first, on GPUs.
+QuantizedMatrix quantize_activation_rows(const at::Tensor& x, Activation activation, double offset,
+                                         const at::Tensor& factors = {});
 // Whether products of matrices with a scale for each row run on the device of `x`, whose kernels
 // hold rows of so many columns: CPUs and GPUs of compute capability 9.0.
 bool can_quantize_rows(const at::Tensor& x, int64_t columns);
 // A matrix with one scale as one with a scale for each row, for products with such.
 QuantizedMatrix with_row_scales(const QuantizedMatrix& matrix);
+// The scale 1 of a matrix with one scale.
+at::Tensor no_scale(at::Device device);
+// y [rows, columns] = y * factors [rows] (+ bias [columns]) (+ addend, shaped as y), each undefined
+// or of y's type: see RowFactors in kernels/fp8/fp8_rows.h.
+void multiply_by_factors(const at::Tensor& y, const at::Tensor& factors, const at::Tensor& bias,
+                         const at::Tensor& addend);
 
 // Quantises with a power-of-two scale per block: 128 x 128 if `square` (weights), else 128 along
 // the summed dimension, which differs between the two orientations.

@@ -51,14 +51,15 @@ std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x) {
 }
 
 at::Tensor summed_over_ranks(const LinearState& state, at::Tensor y, const at::Tensor& bias,
-                             const at::Tensor& residual) {
+                             const at::Tensor& residual, const at::Tensor& factors) {
   if (const auto peers = state.tp->held_peer_collectives();
       peers && !divides_rows(state) && !bias.defined() && residual.defined() &&
       residual.is_contiguous() && residual.scalar_type() == y.scalar_type() &&
-      peers->takes_reduction(y)) {
-    peers->all_reduce(y, ReduceOp::kSum, residual);
+      peers->takes_reduction(y) && (!factors.defined() || peers->takes_factors(y, factors))) {
+    peers->all_reduce(y, ReduceOp::kSum, residual, factors);
     return y;
   }
+  if (factors.defined()) multiply_by_factors(y, factors, {}, {});
   if (const std::shared_ptr<Work> sum = sum_over_ranks(state, y)) sum->wait();
   if (bias.defined()) y.add_(bias);
   return residual.defined() ? y.add_(residual) : y;
@@ -481,7 +482,10 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
                   options.input_activation,
                   options.activation_offset,
                   options.recompute_activation};
-  if (options.input_from != nullptr) impl_->state.input_from = &options.input_from->impl_->state;
+  if (options.input_from != nullptr) {
+    impl_->state.input_from = &options.input_from->impl_->state;
+    impl_->state.input_from->output_to = &impl_->state;
+  }
   impl_->state.mailbox = groups.tp.mailbox();
   quantize_products(options.quantization, impl_->state);
   if (options.lora.rank == 0) return;

@@ -185,6 +185,7 @@ QuantizedTensor weight_codes(LinearState& state, const at::Tensor& value, Orient
     kept.row_scales = scales_rows(state, value, value.size(-1))
                           ? with_row_scales(kept.codes.rows).scale
                           : at::Tensor();
+    kept.no_scale = kept.row_scales.defined() ? no_scale(value.device()) : at::Tensor();
     kept.store = &store;
     kept.version = version;
     store.quantized(*state.weight, kept.codes);
@@ -214,12 +215,34 @@ QuantizedMatrix weight_with_row_scales(LinearState& state, const at::Tensor& val
   return is_kept ? QuantizedMatrix{codes.codes, kept, ScaleLayout::kRow} : with_row_scales(codes);
 }
 
-// x w^T (+ bias) (+ addend) of such an input, shaped as `leading` but for the last dimension.
+// Note [Scales behind a product] For operands with one scale cuBLAS has tiles of many sizes, for
+// scales of rows and columns those of 128 x 128 alone, which leave most multiprocessors without
+// work where there are few rows: 4096 x 14336 at up to 128 rows takes 37 us with them and 20 without
+// (H200). There a product is computed without the scales of its rows, and rounded; what reads it
+// multiplies by them, which is exact, since they are powers of two.
+bool scales_behind(const LinearState& state, const QuantizedMatrix& x) {
+  constexpr int64_t kMostRows = 256;
+  return x.codes.is_cuda() && x.codes.size(0) <= kMostRows && state.weight_codes.no_scale.defined();
+}
+
+// x w^T without the scales of rows of x, shaped as `leading` but for the last dimension.
+at::Tensor multiply_without_scales(LinearState& state, const QuantizedMatrix& x,
+                                   const at::Tensor& value, at::IntArrayRef leading) {
+  const QuantizedMatrix w = weight_codes(state, value, kInRows, /*record=*/false).rows;
+  return multiply(state, {x.codes, state.weight_codes.no_scale, ScaleLayout::kTensor}, w, leading,
+                  value.scalar_type(), {}, /*forward=*/true);
+}
+
+// x w^T (+ bias) (+ addend) of an input whose rows have a scale each.
 at::Tensor multiply_rows(LinearState& state, const QuantizedMatrix& x, const at::Tensor& value,
                          at::IntArrayRef leading, const at::Tensor& bias,
                          const at::Tensor& addend = {}) {
-  return multiply(state, x, weight_with_row_scales(state, value), leading, value.scalar_type(),
-                  bias, /*forward=*/true, addend);
+  const QuantizedMatrix w = weight_with_row_scales(state, value);
+  if (!scales_behind(state, x))
+    return multiply(state, x, w, leading, value.scalar_type(), bias, /*forward=*/true, addend);
+  const at::Tensor y = multiply_without_scales(state, x, value, leading);
+  multiply_by_factors(y, x.scale, bias, addend);
+  return y;
 }
 
 // Whether the quantised input is saved for the weight gradient.
@@ -490,9 +513,17 @@ at::Tensor without_added_rows(const at::Tensor& y, const at::Tensor& x) {
   return y.narrow(0, 0, x.numel() / x.size(-1)).view(shape);
 }
 
+// Whether the layer behind takes factors of the rows of this one's output, which are like `x`.
+bool activates_rows(const LinearState& state, const at::Tensor& x) {
+  const LinearState* const to = state.output_to;
+  return to != nullptr && to->input_activation && is_gated(*to->input_activation) &&
+         scales_rows(*to, x, to->weight->local_shape.back()) && !has_row_adapters(*to);
+}
+
 // The layers where inputs have a scale for each row: Note [Inputs with a scale for each row]. Of
 // divided rows codes are exchanged.
 at::Tensor column_of_scaled_rows(const at::Tensor& in, LinearState& state) {
+  state.output_factors = at::Tensor();
   const AcquiredValue weight(state.weight), bias(state.bias);
   const at::ScalarType type = weight.value().scalar_type();
   const bool adapted = has_row_adapters(state), exchanges = divides_rows(state) && !adapted;
@@ -512,6 +543,11 @@ at::Tensor column_of_scaled_rows(const at::Tensor& in, LinearState& state) {
     return gathered_quantized_forward(rows, weight_with_row_scales(state, weight.value()), type,
                                       bias.value(), *state.tp, state.mailbox.get())
         .unsqueeze(1);
+  weight_codes(state, weight.value(), kInRows, /*record=*/false);
+  if (scales_behind(state, rows) && !adapted && !bias.value().defined() && activates_rows(state, in)) {
+    state.output_factors = rows.scale;
+    return multiply_without_scales(state, rows, weight.value(), whole.sizes());
+  }
   const at::Tensor y = multiply_rows(state, rows, weight.value(), whole.sizes(), bias.value());
   if (adapted) RowAdapters::current()->add_output(*state.weight, whole, y);
   return y;
@@ -522,10 +558,15 @@ at::Tensor row_of_scaled_rows(const at::Tensor& in, const at::Tensor& residual, 
   const AcquiredValue weight(state.weight), bias(state.bias);
   const bool adapted = has_row_adapters(state), alone = state.tp->size() == 1,
              activate = state.input_activation && !is_activated;
+  const at::Tensor factors = state.input_from != nullptr
+                                 ? std::exchange(state.input_from->output_factors, at::Tensor())
+                                 : at::Tensor();
+  MEGATRON_ASSERT(!factors.defined() || (activate && !adapted),
+                  "rows without their scales where none is expected");
   at::Tensor input = in;
   QuantizedMatrix rows;
   if (activate && !adapted && is_gated(*state.input_activation)) {
-    rows = quantize_activation_rows(in, *state.input_activation, state.activation_offset);
+    rows = quantize_activation_rows(in, *state.input_activation, state.activation_offset, factors);
   } else {
     if (activate) input = activation_forward(in, *state.input_activation, state.activation_offset);
     rows = quantize_rows(input);
@@ -540,6 +581,11 @@ at::Tensor row_of_scaled_rows(const at::Tensor& in, const at::Tensor& residual, 
     if (bias.value().defined()) y.add_(bias.value());
     return together || !residual.defined() ? y : y.add_(residual);
   }
+  weight_codes(state, weight.value(), kInRows, /*record=*/false);
+  if (scales_behind(state, rows) && !alone && !adapted)
+    return summed_over_ranks(
+        state, multiply_without_scales(state, rows, weight.value(), in.sizes()), bias.value(),
+        residual, rows.scale);
   at::Tensor y =
       multiply_rows(state, rows, weight.value(), in.sizes(), alone ? bias.value() : at::Tensor(),
                     alone ? residual : at::Tensor());

@@ -104,9 +104,18 @@ bool PeerCollectives::takes_gather(const at::Tensor& tensor) const {
          static_cast<int64_t>(tensor.nbytes()) <= room_;
 }
 
+// In one piece, in rows of whole groups of 16 bytes.
+bool PeerCollectives::takes_factors(const at::Tensor& tensor, const at::Tensor& factors) const {
+  constexpr int64_t kGroup = 16;
+  const int64_t row = static_cast<int64_t>(tensor.nbytes()) / factors.numel();
+  return takes_reduction(tensor) && at::isFloatingType(tensor.scalar_type()) &&
+         row % kGroup == 0 && static_cast<int64_t>(tensor.nbytes()) <= room_;
+}
+
 #if MEGATRON_CUDA
 
-void PeerCollectives::all_reduce(const at::Tensor& tensor, ReduceOp op, const at::Tensor& addend) {
+void PeerCollectives::all_reduce(const at::Tensor& tensor, ReduceOp op, const at::Tensor& addend,
+                                 const at::Tensor& factors) {
   MEGATRON_ASSERT(takes_reduction(tensor), "a reduction of ", tensor.toString());
   const c10::cuda::CUDAGuard guard(tensor.device());
   OneShotReduction args;
@@ -119,6 +128,12 @@ void PeerCollectives::all_reduce(const at::Tensor& tensor, ReduceOp op, const at
     MEGATRON_ASSERT(addend.is_contiguous() && addend.scalar_type() == tensor.scalar_type() &&
                         addend.numel() == tensor.numel(),
                     "an addend of ", addend.toString(), " for ", tensor.toString());
+  if (factors.defined()) {
+    MEGATRON_ASSERT(takes_factors(tensor, factors), factors.numel(), " factors of rows of ",
+                    tensor.toString());
+    args.factors = factors.const_data_ptr<float>();
+    args.row = tensor.numel() / factors.numel();
+  }
   for (int64_t first = 0; first < tensor.numel(); first += args.count) {
     args.count = std::min(tensor.numel() - first, room_ / width);
     args.out = static_cast<char*>(tensor.data_ptr()) + first * width;
@@ -146,7 +161,8 @@ void PeerCollectives::all_gather(const at::Tensor& output, const at::Tensor& inp
 
 #else
 
-void PeerCollectives::all_reduce(const at::Tensor&, ReduceOp, const at::Tensor&) {
+void PeerCollectives::all_reduce(const at::Tensor&, ReduceOp, const at::Tensor&,
+                                 const at::Tensor&) {
   MEGATRON_ASSERT(false, "this program was built without CUDA");
 }
 void PeerCollectives::all_gather(const at::Tensor&, const at::Tensor&) {

@@ -50,9 +50,12 @@ class PeerCollectives {
   }
 
   // Like those of ProcessGroup, on the current stream, in which all calls of a rank must lie; may
-  // be captured in a graph. `addend`, of the tensor's type: is added to the rounded sum; undefined:
-  // none.
-  void all_reduce(const at::Tensor& tensor, ReduceOp op, const at::Tensor& addend = {});
+  // be captured in a graph. `addend`, of the tensor's type: is added to the rounded sum; `factors`
+  // [rows], fp32: powers of two by which this rank's rows of the tensor are multiplied first, if
+  // takes_factors(); undefined: none.
+  void all_reduce(const at::Tensor& tensor, ReduceOp op, const at::Tensor& addend = {},
+                  const at::Tensor& factors = {});
+  bool takes_factors(const at::Tensor& tensor, const at::Tensor& factors) const;
   void all_gather(const at::Tensor& output, const at::Tensor& input);
 
  private:

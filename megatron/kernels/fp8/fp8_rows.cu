@@ -82,6 +82,7 @@ struct Activated {
     const T* gates = static_cast<const T*>(args.x) + row * 2 * args.columns;
     const T* ups = gates + args.columns;
     const auto offset = static_cast<float>(args.activation.offset);
+    const float factor = args.factors != nullptr ? args.factors[row] : 1.0f;
     held.each(args.columns, [&](float (&y)[kThreadColumns], int64_t column, int g) {
       Eight<T> in;
       float up[kThreadColumns];
@@ -90,7 +91,8 @@ struct Activated {
       in.load(ups + column);
       in.get(up);
 #pragma unroll
-      for (int c = 0; c < kThreadColumns; ++c) y[c] = Gate::at(y[c]).act * (up[c] + offset);
+      for (int c = 0; c < kThreadColumns; ++c)
+        y[c] = Gate::at(y[c] * factor).act * (up[c] * factor + offset);
       held.at[g].set(y);
     });
   }
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(Threads) fp8_rows_kernel(Fp8Rows args) {
     for (const float value : values) amax = larger(amax, value);
   });
   amax = reduce_block(amax, MaxOp{}, shared);
-  const float scale = fp8_scale(amax, largest_of(Fp8Type::kE4M3));
+  const float scale = fp8_power_of_two_scale(amax, largest_of(Fp8Type::kE4M3));
   if (threadIdx.x == 0) args.inverse_scales[row] = 1.0f / scale;
   uint8_t* codes = args.codes + row * args.columns;
   held.each(args.columns, [&](float (&x)[kThreadColumns], int64_t column, int) {
@@ -160,7 +162,50 @@ void launch_norm(const Fp8Rows& args, cudaStream_t stream) {
   });
 }
 
+// A thread has 8 elements.
+template <class T>
+__global__ void __launch_bounds__(kFewThreads) row_factors_kernel(RowFactors a, int64_t all) {
+  const int64_t at = (int64_t{blockIdx.x} * kFewThreads + threadIdx.x) * kThreadColumns;
+  if (at >= all) return;
+  const float factor = a.factors[at / a.columns];
+  Eight<T> held;
+  float y[kThreadColumns];
+  T* to = static_cast<T*>(a.y) + at;
+  held.load(to);
+  held.get(y);
+#pragma unroll
+  for (float& value : y) value *= factor;
+  const auto add = [&](const void* from, int64_t first) {
+    float more[kThreadColumns];
+    held.load(static_cast<const T*>(from) + first);
+    held.get(more);
+#pragma unroll
+    for (int c = 0; c < kThreadColumns; ++c) y[c] += more[c];
+  };
+  if (a.bias != nullptr) add(a.bias, at % a.columns);
+  if (a.addend != nullptr) add(a.addend, at);
+  held.set(y);
+#pragma unroll
+  for (int i = 0; i < Eight<T>::kPacks; ++i)
+    *reinterpret_cast<uint4*>(to + i * Eight<T>::kSize) = held.packs[i];
+}
+
 }  // namespace
+
+void row_factors_cuda(const RowFactors& args, void* stream) {
+  MEGATRON_ASSERT(args.columns % kThreadColumns == 0 &&
+                      is_aligned({args.y, args.bias, args.addend}),
+                  "factors of rows of ", args.columns, " elements: expected a multiple of 8, "
+                  "16-byte aligned");
+  const int64_t all = args.rows * args.columns, each = int64_t{kFewThreads} * kThreadColumns;
+  if (all == 0) return;
+  with_cast_type(args.dtype, [&](auto x) {
+    using T = decltype(x);
+    row_factors_kernel<T><<<static_cast<unsigned>((all + each - 1) / each), kFewThreads, 0,
+                            as_stream(stream)>>>(args, all);
+  });
+  check_cuda(cudaGetLastError(), "factors of rows");
+}
 
 void fp8_rows_cuda(const Fp8Rows& args, void* stream) {
   MEGATRON_ASSERT(args.columns % 16 == 0 && args.columns <= kMostFp8RowColumns &&
@@ -168,6 +213,8 @@ void fp8_rows_cuda(const Fp8Rows& args, void* stream) {
                   "FP8 rows of [", args.rows, ", ", args.columns,
                   "]: expected a multiple of 16 columns, at most ", kMostFp8RowColumns,
                   ", 16-byte aligned");
+  MEGATRON_ASSERT(args.factors == nullptr || args.of == Fp8RowsOf::kActivation,
+                  "factors of rows that are not activated");
   if (args.rows == 0 || args.columns == 0) return;
   with_cast_type(args.dtype, [&](auto x) {
     using T = decltype(x);

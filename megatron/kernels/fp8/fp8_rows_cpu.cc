@@ -1,5 +1,7 @@
 #include <vector>
 
+#include "megatron/base/check.h"
+#include "megatron/kernels/detail/fp8_math.h"
 #include "megatron/kernels/fp8/fp8_rows.h"
 
 namespace megatron {
@@ -38,6 +40,7 @@ const void* row_of(const Fp8Rows& args, int64_t row, std::vector<char>& made) {
 }  // namespace
 
 void fp8_rows_cpu(const Fp8Rows& args, int64_t row_begin, int64_t row_end) {
+  MEGATRON_ASSERT(args.factors == nullptr, "products on CPUs have the scales of their rows");
   std::vector<char> made(static_cast<size_t>(args.columns * size_of(args.dtype)));
   for (int64_t row = row_begin; row < row_end; ++row) {
     float largest = 0.0f, scale[kFp8ScaleElements];
@@ -47,12 +50,13 @@ void fp8_rows_cpu(const Fp8Rows& args, int64_t row_begin, int64_t row_end) {
     amax.x = row_of(args, row, made);
     amax.amax = &largest;
     amax_cpu(amax, 0, (args.columns + kAmaxRun - 1) / kAmaxRun);
+    const float given = fp8_power_of_two_scale(largest, largest_of(Fp8Type::kE4M3));
     Fp8Cast cast;
     cast.dtype = args.dtype;
     cast.rows = 1;
     cast.columns = args.columns;
     cast.x = amax.x;
-    cast.amax = &largest;
+    cast.given_scale = &given;
     cast.scale = scale;
     cast.in_rows = args.codes + row * args.columns;
     fp8_cast_cpu(cast, 0, 1);

@@ -228,6 +228,15 @@ __global__ void __launch_bounds__(kThreads)
       const Place<T> place(c, a.count);
       values[i] = {};
       if (place.inside) values[i] = load_elements<T>(a.values, place.first, a.count, packed);
+      if constexpr (!std::is_integral_v<T>) {
+        if (place.inside && a.factors != nullptr) {
+          using Sum = typename SummedAs<T>::type;
+          const Sum factor = __ldcg(a.factors + place.first / a.row);
+#pragma unroll
+          for (int k = 0; k < Elements<T>::kSize; ++k)
+            values[i].at[k] = narrow<T>(wide<T, Sum>(values[i].at[k]) * factor);
+        }
+      }
     });
     for_each(begin, [&](int64_t c, int i) {
       const Channel channel(links, c);

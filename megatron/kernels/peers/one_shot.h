@@ -50,6 +50,10 @@ struct OneShotReduction {
   OneShotOp op = OneShotOp::kSum;
   bool divided = false;
   const void* values = nullptr;  // [count], count * size <= channels * kOneShotChannelBytes
+  // Of floating types, [count / row] or null: powers of two by which this rank's values are
+  // multiplied first, `row` of them by each. A row is a multiple of 16 bytes.
+  const float* factors = nullptr;
+  int64_t row = 0;
   const void* addend = nullptr;  // [count] or null
   void* out = nullptr;
   int64_t count = 0;

@@ -24,7 +24,9 @@ struct WeightCodes {
   const ParameterStore* store = nullptr;
   int64_t version = -1;
   at::Tensor amax;        // delayed scaling: the weight's amax, until a step records it
-  at::Tensor row_scales;  // with_row_scales(codes.rows).scale, where inputs have such; or undefined
+  // Where inputs have a scale for each row, else undefined: with_row_scales(codes.rows).scale, and
+  // no_scale()
+  at::Tensor row_scales, no_scale;
 };
 
 // A gradient whose amax was measured by the kernel that computed it; or one that exists only in
@@ -49,11 +51,13 @@ struct LinearState {
   bool recompute_activation = true;
   QuantizationOptions quantization = {};
   LinearState* input_from = nullptr;  // the layer whose output the input activation takes, if known
+  LinearState* output_to = nullptr;   // the layer with this one as `input_from`
   WeightCodes weight_codes = {};
   LoraAdapter* lora = nullptr;
   std::shared_ptr<PeerMailbox> mailbox = {};
   std::shared_ptr<GatheredRows> input_rows = {};  // in flight: prefetched in backward
   MeasuredGradient measured = {};  // this layer's output gradient, if the next layer measured it
+  at::Tensor output_factors = {};  // of rows of the output, if `output_to` is to apply them
 };
 
 // run_weight_gradient() with dy^T x; `x` is called when the product is computed.
@@ -79,9 +83,10 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x);
 // rows [s/t, ...] where they are divided, else the whole sum. Null with one rank.
 std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x);
 
-// This rank's share (sum_over_ranks) of the sum of y, + bias, + residual; either may be undefined.
+// This rank's share (sum_over_ranks) of the sum of y, + bias, + residual; `factors`: of the rows of
+// this rank's y, which are multiplied by them first. All but y may be undefined.
 at::Tensor summed_over_ranks(const LinearState& state, at::Tensor y, const at::Tensor& bias,
-                             const at::Tensor& residual);
+                             const at::Tensor& residual, const at::Tensor& factors = {});
 
 // Whether a product of few rows can have the layer's norm: there is none, or an RMSNorm, which is
 // added to `around`; `gain` must be kept until the product is launched.
