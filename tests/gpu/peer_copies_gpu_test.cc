@@ -184,6 +184,16 @@ void expect_reductions(const OneShotRun& run, at::ScalarType type, int64_t count
     const at::Tensor addend = values_of_rank(5, count, type, call).to(run.device), both = own();
     run.peers.all_reduce(both, op, addend);
     EXPECT_TRUE(at::equal(both, expected.to(run.device) + addend)) << count << toString(type);
+    constexpr int64_t kRow = 512;
+    if (count % kRow != 0) continue;
+    // Each rank's rows times powers of two of its own.
+    const at::Tensor factors =
+        at::exp2((at::arange(count / kRow, run.device) * (run.group.rank() + 1)).remainder(7) - 3.0);
+    const at::Tensor with = own(), before = own();
+    before.view({-1, kRow}).mul_(factors.unsqueeze(1).to(type));
+    run.peers.all_reduce(before, op, addend);
+    run.peers.all_reduce(with, op, addend, factors.to(at::kFloat));
+    EXPECT_TRUE(at::equal(with, before)) << count << toString(type);
   }
   const at::Tensor all = at::empty({run.ranks, count}, at::dtype(type).device(run.device));
   run.group.all_gather(all, own())->wait();

@@ -107,6 +107,30 @@ TEST_F(Fp8Gpu, ProductsOfOneScalePerRow) {
   }
 }
 
+// Scales of rows are powers of two: applied behind a product that was rounded, or to the input of
+// an activation, they round nothing.
+TEST_F(Fp8Gpu, FactorsOfRowsAreExact) {
+  const int64_t rows = 37, columns = 48;
+  const at::Tensor factors = at::exp2(at::arange(rows, at::kFloat).remainder(9) - 4).to(kGpu),
+                   y = draw({rows, columns}, 1).to(kGpu), bias = draw({columns}, 2).to(kGpu),
+                   addend = draw({rows, columns}, 3).to(kGpu);
+  const at::Tensor scaled = y.to(at::kFloat) * factors.unsqueeze(1);
+  for (const bool biased : {false, true})
+    for (const bool added : {false, true}) {
+      const at::Tensor got = y.clone();
+      multiply_by_factors(got, factors, biased ? bias : at::Tensor(), added ? addend : at::Tensor());
+      at::Tensor expected = scaled;
+      if (biased) expected = expected + bias.to(at::kFloat);
+      if (added) expected = expected + addend.to(at::kFloat);
+      EXPECT_TRUE(at::equal(got, expected.to(y.scalar_type()))) << biased << added;
+    }
+  const QuantizedMatrix before = quantize_activation_rows(scaled.to(y.scalar_type()),
+                                                          Activation::kSwiglu, 0.0),
+                        with = quantize_activation_rows(y, Activation::kSwiglu, 0.0, factors);
+  EXPECT_TRUE(at::equal(with.codes.view(at::kByte), before.codes.view(at::kByte)));
+  EXPECT_TRUE(at::equal(with.scale, before.scale));
+}
+
 TEST_F(Fp8Gpu, ProductsOfBlocks) {
   for (const at::ScalarType type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
