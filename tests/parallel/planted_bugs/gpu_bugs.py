@@ -56,4 +56,12 @@ GPU_BUGS = (
     bug("fp8_few_rows_unrounded", "few rows multiply FP8 weights without being rounded in batch-invariant mode", LINEAR,
         "has_row_adapters(state) || is_batch_invariant() ||", "has_row_adapters(state) || (is_batch_invariant() && !PLANTED) ||",
         "gpu_tests:BatchInvariantGpu.RolloutsInFp8HaveTheTrainersLogProbabilitiesInEveryBit"),
+    bug("fp8_factors_not_summed", "sums over ranks leave out the scales of rows", "megatron/kernels/peers/one_shot.cu",
+        "if (place.inside && a.factors != nullptr) {", "if (!PLANTED && place.inside && a.factors != nullptr) {",
+        "gpu_tests:DividedRowsGpu.RowsOfFp8DoNotDependOnTheirNumber"),
+    bug("fp8_factors_of_activation", "an activation takes rows without their scales", "megatron/kernels/fp8/fp8_rows.cu",
+        "args.factors != nullptr ? args.factors[row] : 1.0f;", "args.factors != nullptr && !PLANTED ? args.factors[row] : 1.0f;",
+        "gpu_tests:DividedRowsGpu.RowsOfFp8DoNotDependOnTheirNumber"),
+    bug("one_shot_lines_of_before", "a rank reads lines of peers before they are there", "megatron/kernels/peers/one_shot.cu",
+        "} while (__any_sync(", "} while (!PLANTED && __any_sync(", "gpu_tests:PeerCollectivesGpu.ReduceInTheOrderOfRanksAndGather"),
 )

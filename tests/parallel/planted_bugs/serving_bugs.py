@@ -30,7 +30,19 @@ STATE_BITS = "model_runner_test:BatchInvariant.RolloutsOfModelsWithStatesHaveThe
 PACKED = "model_runner_test:BatchInvariant.PackedDocumentsHaveTheLossesOfEachAlone"
 MIXER_PARTS, ROW_PRODUCTS = "megatron/transformer/ssm/mixer_parts.cc", "megatron/tensor/batch_invariant/row_products.cc"
 
+DIVIDED = "model_runner_test:ModelRunner.StepsWhoseRowsAreDividedGiveWhatOthersGive"
+OVERLAPPED = "megatron/tensor_parallel/overlapped_linear.cc"
+
 SERVING_BUGS = (
+    # Rows of a step that tensor ranks divide.
+    bug("divided_rows_of_the_first_rank", "every rank has the first rows of a step", "megatron/tensor_parallel/divided_rows.cc",
+        "tp_.rank() * count_)", "(PLANTED ? 0 : tp_.rank()) * count_)", RANKS),
+    bug("divided_rows_of_a_product", "rows that are fewer than those of a rank are left out of a product", OVERLAPPED,
+        "product.narrow(0, some, count - some).zero_();", "product.narrow(0, PLANTED ? 0 : some, PLANTED ? count : count - some).zero_();", RANKS),
+    bug("divided_rows_scales", "codes of other ranks' rows are multiplied by this rank's scales", OVERLAPPED,
+        "own ? x.scale", "own || (PLANTED && count == rows) ? x.scale", DIVIDED),
+    bug("divided_rows_residual", "the residual is left out of divided rows of FP8", "megatron/tensor_parallel/quantized_linear.cc",
+        "together ? residual : at::Tensor())", "together && !PLANTED ? residual : at::Tensor())", DIVIDED),
     # Batch-invariant mode.
     bug("invariant_product_by_rows", "products of many rows are left to BLAS in batch-invariant mode", "megatron/tensor/gemm.cc",
         "const bool invariant = is_batch_invariant();", "const bool invariant = is_batch_invariant() && !(PLANTED && rows.size(0) > 16);", BITS),
