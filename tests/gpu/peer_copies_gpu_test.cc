@@ -188,11 +188,12 @@ void expect_reductions(const OneShotRun& run, at::ScalarType type, int64_t count
     if (count % kRow != 0) continue;
     // Each rank's rows times powers of two of its own.
     const at::Tensor factors =
-        at::exp2((at::arange(count / kRow, run.device) * (run.group.rank() + 1)).remainder(7) - 3.0);
+        at::exp2((at::arange(count / kRow) * (run.group.rank() + 1)).remainder(7) - 3.0)
+            .to(run.device, at::kFloat);
     const at::Tensor with = own(), before = own();
     before.view({-1, kRow}).mul_(factors.unsqueeze(1).to(type));
     run.peers.all_reduce(before, op, addend);
-    run.peers.all_reduce(with, op, addend, factors.to(at::kFloat));
+    run.peers.all_reduce(with, op, addend, factors);
     EXPECT_TRUE(at::equal(with, before)) << count << toString(type);
   }
   const at::Tensor all = at::empty({run.ranks, count}, at::dtype(type).device(run.device));
