@@ -389,8 +389,9 @@ TEST(ModelRunner, StepsWhoseRowsAreDividedGiveWhatOthersGive) {
     for (const bool bias : {false, true}) {
       TransformerConfig& t =
           all.emplace_back(cat("FP8 ", static_cast<int>(recipe), bias), plain).second.transformer;
-      t.hidden_size = t.ffn_hidden_size = 256;
-      t.kv_channels = 64;
+      t.hidden_size = 256;
+      t.ffn_hidden_size = 512;
+      t.kv_channels = 128;
       t.fp8_format = Fp8Format::kE4M3;
       t.fp8_recipe = recipe;
       t.init_method_std = 0.1;
@@ -404,7 +405,7 @@ TEST(ModelRunner, StepsWhoseRowsAreDividedGiveWhatOthersGive) {
       std::vector<DrivenSequence> got = given, expected = given;
       const DriverChances chances{.whole_prompts = 0.6, .in_flight = 2};
       const int64_t divided = run_over(tensor, 1, config, chances, 3, got, at::kFloat, options);
-      EXPECT_EQ(divided > 3, config.transformer.can_divide_rows()) << name << ": " << divided;
+      EXPECT_EQ(divided > 0, config.transformer.can_divide_rows()) << name << ": " << divided;
       options.most_rows = 0;
       EXPECT_EQ(run_over(tensor, 1, config, chances, 3, expected, at::kFloat, options), 0);
       expect_equal(got, expected, cat(name, " over ", tensor));
