@@ -2,8 +2,7 @@
 // The product of a token reads a matrix once and does little else, so it takes as long as the
 // memory takes. Each warp reads whole rows of the weights, one after another, with the next kPacks
 // loads of each thread in flight while it sums the ones before; those of weights at rest are under
-// way before the kernel ahead, which computes `x`, has ended, and the L2 cache fetches the chunk
-// behind them, which counts where the kernel ahead waits for other GPUs. A norm of `x` is computed by every
+// way before the kernel ahead, which computes `x`, has ended. A norm of `x` is computed by every
 // block for itself, which takes less time than a kernel does.
 #include <algorithm>
 
@@ -49,12 +48,6 @@ __global__ void __launch_bounds__(kLanes* kWarps, kResident)
   uint4 ring[2][kPacks];
   Place here = next;
   load(ring[0]);
-  if (a.weights_at_rest && lane == 0 && next.column < a.columns) {
-    const bool up = Swiglu && next.chunk >= chunks;
-    const T* row = static_cast<const T*>(a.w) + (next.column + (up ? a.columns : 0)) * a.inner;
-    const int begin = (next.chunk - (up ? chunks : 0)) * kChunk;
-    fetch_run(row + begin, min(kChunk, inner - begin) * sizeof(T));
-  }
   const FirstGains<kLanes * kWarps> gains(a);
 
   wait_for_kernel_ahead();

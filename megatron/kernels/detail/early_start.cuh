@@ -22,15 +22,6 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-// Asks the L2 cache for memory that will be read. 16-byte aligned, as is the end.
-__device__ __forceinline__ void fetch_run(const void* from, size_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
-               "r"(static_cast<uint32_t>(bytes) & ~15u)
-               : "memory");
-#endif
-}
-
 // An attribute of the launch of a kernel that is started early.
 inline cudaLaunchAttribute early_start() {
   cudaLaunchAttribute attribute{};

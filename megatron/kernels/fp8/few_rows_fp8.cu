@@ -123,13 +123,6 @@ __global__ void __launch_bounds__(kThreadsOfBlock, kResident)
   Codes ring[2];
   Run here = next;
   load(ring[0]);
-  if (a.weights_at_rest && threadIdx.x < kTile && next.tile < tiles) {
-    constexpr int kRun = kPacks * kWarps * kChunk;
-    const bool up = Swiglu && next.run >= runs;
-    const int64_t row = next.tile * kTile + threadIdx.x + (up ? a.columns : 0);
-    const int begin = (next.run - (up ? runs : 0)) * kRun;
-    fetch_run(static_cast<const uint8_t*>(a.w) + row * a.inner + begin, min(kRun, inner - begin));
-  }
   const FirstGains<kThreadsOfBlock> gains(a);
 
   wait_for_kernel_ahead();
