@@ -194,7 +194,8 @@ void ModelRunner::divide_rows(int64_t most_rows) {
   mailbox_ = tp_.mailbox();
   mailbox_->open(device_, divided_part_bytes(model_, most_rows,
                                              static_cast<int64_t>(c10::elementSize(dtype_))));
-  if (device_.is_cuda() && !mailbox_->obstacle().empty()) mailbox_ = nullptr;  // share_sums() said so
+  if (device_.is_cuda() && !mailbox_->obstacle().empty())
+    mailbox_ = nullptr;  // share_sums() said so
 }
 
 // A forward of one token allocates every buffer at its full size.

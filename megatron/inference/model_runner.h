@@ -73,8 +73,8 @@ class ModelRunner final : public StepRunner {
   void begin(const RunnerTransition& transition) override;
   std::optional<std::string> poll(int64_t wait_ns) override;
 
-  int64_t cache_bytes() const { return state_.bytes(); }  // blocks and states on the device
-  int64_t graph_steps() const { return graph_steps_; }    // that ran as graphs
+  int64_t cache_bytes() const { return state_.bytes(); }    // blocks and states on the device
+  int64_t graph_steps() const { return graph_steps_; }      // that ran as graphs
   int64_t divided_steps() const { return divided_steps_; }  // whose rows tensor ranks divided
 
  private:
@@ -131,7 +131,8 @@ class ModelRunner final : public StepRunner {
   at::Tensor tokens_of(const StepPlan& plan, RaggedBatch& batch);
   // [1, t], or [1, t, 3] where a request has rows with positions of their own
   at::Tensor positions_of(const StepPlan& plan, const RaggedBatch& batch) const;
-  // Through this rank's segment: hidden states of the last one, else nothing. `captured`: in a graph
+  // Through this rank's segment: hidden states of the last one, else nothing. `captured`: in a
+  // graph, where rows are not divided.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
                      const RaggedBatch& batch, bool captured = false);
   // Until at most so many tensors are on their way to other stages.

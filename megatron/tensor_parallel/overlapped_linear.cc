@@ -166,16 +166,15 @@ at::Tensor gathered_quantized_forward(const QuantizedMatrix& x, const QuantizedM
   const int64_t rows = x.codes.size(0);
   const at::Tensor y =
       at::empty({rows * tp.size(), w.codes.size(0)}, x.codes.options().dtype(type));
-  own_rows_first(codes, tp, w.codes.size(0),
-                 [&](const at::Tensor& part, int64_t begin, int64_t count) {
-                   const bool own = count == rows && begin == tp.rank() * rows;
-                   const at::Tensor scale =
-                       own ? x.scale
-                           : scales.wait(static_cast<int>(begin / rows),
-                                         static_cast<int>(count / rows));
-                   quantized_product_out({part.view(x.codes.scalar_type()), scale, x.layout}, w,
-                                         y.narrow(0, begin, count), bias, /*fast=*/true);
-                 });
+  own_rows_first(
+      codes, tp, w.codes.size(0), [&](const at::Tensor& part, int64_t begin, int64_t count) {
+        const bool own = count == rows && begin == tp.rank() * rows;
+        const at::Tensor scale =
+            own ? x.scale
+                : scales.wait(static_cast<int>(begin / rows), static_cast<int>(count / rows));
+        quantized_product_out({part.view(x.codes.scalar_type()), scale, x.layout}, w,
+                              y.narrow(0, begin, count), bias, /*fast=*/true);
+      });
   return y;
 }
 
@@ -224,8 +223,7 @@ at::Tensor scattered_quantized_forward(const QuantizedMatrix& x, const Quantized
                                        PeerMailbox* mailbox, const at::Tensor& addend) {
   MEGATRON_ASSERT(x.layout == ScaleLayout::kRow, "parts of rows without scales of their own");
   return scattered_product({x.codes.size(0), w.codes.size(0)}, x.codes.options().dtype(type), tp,
-                           mailbox, addend,
-                           [&](int64_t begin, int64_t count, const at::Tensor& y) {
+                           mailbox, addend, [&](int64_t begin, int64_t count, const at::Tensor& y) {
                              quantized_product_out({x.codes.narrow(0, begin, count),
                                                     x.scale.narrow(0, begin, count), x.layout},
                                                    w, y, {}, /*fast=*/true);

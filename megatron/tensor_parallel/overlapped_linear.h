@@ -1,6 +1,7 @@
-// Products of linear layers with sequence parallelism or divided rows (divided_rows.h), overlapped with their communication: a rank
-// multiplies the rows it has while it receives the others, and sends finished rows while it
-// multiplies the next. Not differentiable; the layers write their own backwards.
+// Products of linear layers with sequence parallelism or divided rows (divided_rows.h), overlapped
+// with their communication: a rank multiplies the rows it has while it receives the others, and
+// sends finished rows while it multiplies the next. Not differentiable; the layers write their own
+// backwards.
 //
 // Rows are exchanged through the mailbox of the group (comm/peer_mailbox.h) if they fit into it,
 // and by collectives otherwise. `mailbox` may be null.
@@ -90,8 +91,8 @@ at::Tensor gathered_quantized_forward(const QuantizedMatrix& x, const QuantizedM
 
 // Reduce-scatter of x w^T: this rank's rows of the sum over the ranks, plus addend if it is
 // defined. x [s, ..., k], w [n, k]; addend and result [s/t, ..., n]; while rows are divided s need
-// not be a multiple of t. At most kMaxSumParts ranks and addends together. Communication: each other rank's rows are sent while the next ones are
-// multiplied.
+// not be a multiple of t. At most kMaxSumParts ranks and addends together. Communication: each
+// other rank's rows are sent while the next ones are multiplied.
 at::Tensor scattered_linear_forward(const at::Tensor& x, const at::Tensor& w,
                                     const ProcessGroup& tp, PeerMailbox* mailbox,
                                     const at::Tensor& addend = {});

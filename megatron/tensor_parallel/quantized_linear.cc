@@ -217,9 +217,9 @@ QuantizedMatrix weight_with_row_scales(LinearState& state, const at::Tensor& val
 
 // Note [Scales behind a product] For operands with one scale cuBLAS has tiles of many sizes, for
 // scales of rows and columns those of 128 x 128 alone, which leave most multiprocessors without
-// work where there are few rows: 4096 x 14336 at up to 128 rows takes 37 us with them and 20 without
-// (H200). There a product is computed without the scales of its rows, and rounded; what reads it
-// multiplies by them, which is exact, since they are powers of two.
+// work where there are few rows: 4096 x 14336 at up to 128 rows takes 37 us with them and 20
+// without (H200). There a product is computed without the scales of its rows, and rounded; what
+// reads it multiplies by them, which is exact, since they are powers of two.
 bool scales_behind(const LinearState& state, const QuantizedMatrix& x) {
   constexpr int64_t kMostRows = 256;
   return x.codes.is_cuda() && x.codes.size(0) <= kMostRows && state.weight_codes.no_scale.defined();
@@ -544,7 +544,8 @@ at::Tensor column_of_scaled_rows(const at::Tensor& in, LinearState& state) {
                                       bias.value(), *state.tp, state.mailbox.get())
         .unsqueeze(1);
   weight_codes(state, weight.value(), kInRows, /*record=*/false);
-  if (scales_behind(state, rows) && !adapted && !bias.value().defined() && activates_rows(state, in)) {
+  if (scales_behind(state, rows) && !adapted && !bias.value().defined() &&
+      activates_rows(state, in)) {
     state.output_factors = rows.scale;
     return multiply_without_scales(state, rows, weight.value(), whole.sizes());
   }
@@ -583,9 +584,9 @@ at::Tensor row_of_scaled_rows(const at::Tensor& in, const at::Tensor& residual, 
   }
   weight_codes(state, weight.value(), kInRows, /*record=*/false);
   if (scales_behind(state, rows) && !alone && !adapted)
-    return summed_over_ranks(
-        state, multiply_without_scales(state, rows, weight.value(), in.sizes()), bias.value(),
-        residual, rows.scale);
+    return summed_over_ranks(state,
+                             multiply_without_scales(state, rows, weight.value(), in.sizes()),
+                             bias.value(), residual, rows.scale);
   at::Tensor y =
       multiply_rows(state, rows, weight.value(), in.sizes(), alone ? bias.value() : at::Tensor(),
                     alone ? residual : at::Tensor());

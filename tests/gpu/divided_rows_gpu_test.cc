@@ -99,10 +99,9 @@ TEST(DividedRowsGpu, GiveWhatWholeRowsGive) {
         const int64_t before = on.mailbox.exchanges();
         const at::Tensor got = divided(on, x);
         EXPECT_EQ(got.sizes(), x.sizes());
-        EXPECT_EQ(on.mailbox.exchanges() - before,
-                  recipe == QuantizationRecipe::kTensorwise ? 4
-                  : recipe == QuantizationRecipe::kNone     ? 3
-                                                            : 2);
+        EXPECT_EQ(on.mailbox.exchanges() - before, recipe == QuantizationRecipe::kTensorwise ? 4
+                                                   : recipe == QuantizationRecipe::kNone     ? 3
+                                                                                             : 2);
         const auto norm = [](const at::Tensor& t) {
           return t.to(at::kFloat).norm().item<double>();
         };
@@ -149,8 +148,8 @@ TEST(DividedRowsGpu, Rates) {
       store.place();
       for (const int64_t rows : {512, 1024, 2048, 4096, 8192}) {
         const at::Tensor x = rows_for(rows, 8192, device);
-        const std::vector<double> ms = milliseconds(
-            x, {[&] { half.forward(x); }, [&] { divided(on, x); }});
+        const std::vector<double> ms =
+            milliseconds(x, {[&] { half.forward(x); }, [&] { divided(on, x); }});
         if (device.index() == 0)
           std::cout << (recipe == QuantizationRecipe::kNone ? "bf16, " : "FP8, ") << rows
                     << " rows: products alone " << ms[0] << " ms, divided " << ms[1] << std::endl;

@@ -118,7 +118,8 @@ TEST_F(Fp8Gpu, FactorsOfRowsAreExact) {
   for (const bool biased : {false, true})
     for (const bool added : {false, true}) {
       const at::Tensor got = y.clone();
-      multiply_by_factors(got, factors, biased ? bias : at::Tensor(), added ? addend : at::Tensor());
+      multiply_by_factors(got, factors, biased ? bias : at::Tensor(),
+                          added ? addend : at::Tensor());
       at::Tensor expected = scaled;
       if (biased) expected = expected + bias.to(at::kFloat);
       if (added) expected = expected + addend.to(at::kFloat);

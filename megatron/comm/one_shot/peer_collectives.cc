@@ -108,8 +108,8 @@ bool PeerCollectives::takes_gather(const at::Tensor& tensor) const {
 bool PeerCollectives::takes_factors(const at::Tensor& tensor, const at::Tensor& factors) const {
   constexpr int64_t kGroup = 16;
   const int64_t row = static_cast<int64_t>(tensor.nbytes()) / factors.numel();
-  return takes_reduction(tensor) && at::isFloatingType(tensor.scalar_type()) &&
-         row % kGroup == 0 && static_cast<int64_t>(tensor.nbytes()) <= room_;
+  return takes_reduction(tensor) && at::isFloatingType(tensor.scalar_type()) && row % kGroup == 0 &&
+         static_cast<int64_t>(tensor.nbytes()) <= room_;
 }
 
 #if MEGATRON_CUDA

@@ -193,16 +193,18 @@ __global__ void __launch_bounds__(kFewThreads) row_factors_kernel(RowFactors a, 
 }  // namespace
 
 void row_factors_cuda(const RowFactors& args, void* stream) {
-  MEGATRON_ASSERT(args.columns % kThreadColumns == 0 &&
-                      is_aligned({args.y, args.bias, args.addend}),
-                  "factors of rows of ", args.columns, " elements: expected a multiple of 8, "
-                  "16-byte aligned");
+  MEGATRON_ASSERT(
+      args.columns % kThreadColumns == 0 && is_aligned({args.y, args.bias, args.addend}),
+      "factors of rows of ", args.columns,
+      " elements: expected a multiple of 8, "
+      "16-byte aligned");
   const int64_t all = args.rows * args.columns, each = int64_t{kFewThreads} * kThreadColumns;
   if (all == 0) return;
   with_cast_type(args.dtype, [&](auto x) {
     using T = decltype(x);
-    row_factors_kernel<T><<<static_cast<unsigned>((all + each - 1) / each), kFewThreads, 0,
-                            as_stream(stream)>>>(args, all);
+    row_factors_kernel<T>
+        <<<static_cast<unsigned>((all + each - 1) / each), kFewThreads, 0, as_stream(stream)>>>(
+            args, all);
   });
   check_cuda(cudaGetLastError(), "factors of rows");
 }

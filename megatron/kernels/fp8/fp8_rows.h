@@ -1,9 +1,10 @@
 // Casts to E4M3 with a scale for each row, fp8_power_of_two_scale() of its largest |value|, in one
 // pass: of rows as they are, of a norm of them, or of a gated activation of them. What becomes of a
 // row stays in registers until its largest value is known. Being powers of two, scales of rows may
-// be applied before a product is rounded or after it, which gives the same bits. Codes and scales are those of the norm or activation
-// as a kernel of its own (kernels/norm.h, kernels/activation.h), rounded to the type of x, and the
-// cast; a norm adds up a row in another order.
+// be applied before a product is rounded or after it, which gives the same bits. Codes and scales
+// are those of the norm or activation as a kernel of its own (kernels/norm.h,
+// kernels/activation.h), rounded to the type of x, and the cast; a norm adds up a row in another
+// order.
 //
 //                                        bytes moved (bf16)
 //   values      x [rows, c] -> [rows, c]          3 per element
@@ -47,8 +48,8 @@ void fp8_rows_cuda(const Fp8Rows& args, void* stream);
 struct RowFactors {
   DType dtype = DType::kBFloat16;
   int64_t rows = 0;
-  int64_t columns = 0;  // a multiple of 8; rows are 16-byte aligned
-  void* y = nullptr;    // [rows, columns]
+  int64_t columns = 0;             // a multiple of 8; rows are 16-byte aligned
+  void* y = nullptr;               // [rows, columns]
   const float* factors = nullptr;  // [rows]
   const void* bias = nullptr;      // [columns] or null
   const void* addend = nullptr;    // [rows, columns] or null; not `y`

@@ -263,15 +263,13 @@ __global__ void __launch_bounds__(kThreads)
           const auto more = load_elements<T>(a.addend, place.first, a.count, packed);
 #pragma unroll
           for (int k = 0; k < Elements<T>::kSize; ++k)
-            values[i].at[k] =
-                narrow<T>(wide<T, Sum>(values[i].at[k]) + wide<T, Sum>(more.at[k]));
+            values[i].at[k] = narrow<T>(wide<T, Sum>(values[i].at[k]) + wide<T, Sum>(more.at[k]));
         }
       }
       store_elements<T>(a.out, place.first, a.count, packed, values[i]);
     });
     __syncthreads();
-    if (threadIdx.x == 0)
-      for_each(begin, [&](int64_t c, int) { Channel(links, c).end(); });
+    if (threadIdx.x == 0) for_each(begin, [&](int64_t c, int) { Channel(links, c).end(); });
   }
 }
 

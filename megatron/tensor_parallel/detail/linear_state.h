@@ -23,7 +23,7 @@ struct WeightCodes {
   QuantizedTensor codes;
   const ParameterStore* store = nullptr;
   int64_t version = -1;
-  at::Tensor amax;        // delayed scaling: the weight's amax, until a step records it
+  at::Tensor amax;  // delayed scaling: the weight's amax, until a step records it
   // Where inputs have a scale for each row, else undefined: with_row_scales(codes.rows).scale, and
   // no_scale()
   at::Tensor row_scales, no_scale;
@@ -76,7 +76,8 @@ inline at::Tensor of_all_rows(const LinearState& state, const at::Tensor& y) {
   return rows != nullptr && state.tp->size() > 1 ? rows->without_filling(y) : y;
 }
 
-// x; where rows are divided, all-gathered over the tensor ranks, with what was added to divide them.
+// x; where rows are divided, all-gathered over the tensor ranks, with what was added to divide
+// them.
 at::Tensor gathered(const LinearState& state, const at::Tensor& x);
 
 // Starts the sum of `x` [s, ...] over the tensor ranks; after wait() `x` is this rank's share: its

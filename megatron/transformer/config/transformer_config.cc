@@ -153,8 +153,8 @@ bool TransformerConfig::has_letter(char letter) const {
 }
 
 bool TransformerConfig::can_divide_rows() const {
-  const bool in_blocks = is_quantized() && fp4_format == Fp4Format::kNone &&
-                         fp8_recipe == Fp8Recipe::kBlockwise;
+  const bool in_blocks =
+      is_quantized() && fp4_format == Fp4Format::kNone && fp8_recipe == Fp8Recipe::kBlockwise;
   return !multi_latent_attention && !is_hybrid() && !has_moe() && !in_blocks;
 }
 

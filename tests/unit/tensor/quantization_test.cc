@@ -59,8 +59,9 @@ TEST(Fp8Rows, ARowIsRoundedByItsOwnLargestValueAsByATen) {
     const at::Tensor x = (draw({3, 7, 48}) * draw({3, 7, 1}, at::kDouble, 2).exp()).to(type);
     const at::Tensor rows = x.to(at::kFloat).view({21, 48}),
                      scale = at::exp2(
-                         at::floor(at::log2(448.0 / rows.abs().amax(1, /*keepdim=*/true).to(at::kDouble))))
-                         .to(at::kFloat);
+                                 at::floor(at::log2(
+                                     448.0 / rows.abs().amax(1, /*keepdim=*/true).to(at::kDouble))))
+                                 .to(at::kFloat);
     const QuantizedMatrix got = quantize_rows(x);
     EXPECT_EQ(got.layout, ScaleLayout::kRow);
     EXPECT_TRUE(at::equal(bytes(got.codes), bytes((rows * scale).to(at::kFloat8_e4m3fn))));
