@@ -34,7 +34,7 @@ constexpr int64_t kServedBlasWorkspace = int64_t{32} << 20;  // of one cuBLAS ha
 
 // Rows of each rank from which on a step divides them: on GPUs as many as keep products of one
 // rank's rows bound by arithmetic, on CPUs few, so that small models take that path.
-constexpr int64_t kDividedRowsOfGpu = 512, kDividedRowsOfCpu = 8;
+constexpr int64_t kDividedRowsOfGpu = 256, kDividedRowsOfCpu = 8;
 
 // A step of `tokens` rows.
 LayerShape step_shape(const ServedShape& served, int64_t tokens) {
