@@ -8,6 +8,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/one_shot/peer_collectives.h"
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/engine_config.h"
 #include "megatron/inference/graphs/decode_graphs.h"
@@ -284,12 +285,22 @@ TEST(MemoryPlan, TensorRanksHaveGraphsAndWriteIntoEachOthersMemory) {
   const int64_t half_of_logits = 256 * config.padded_vocab_size / 2 * 2;
   EXPECT_GT(two.graphs, half_of_logits);
   EXPECT_LE(two.graphs, alone.graphs - half_of_logits);
-  // The counts of a selection are larger than the hidden states of such a model.
-  EXPECT_EQ(two.sums, PeerCollectives::memory_bytes(2, 256 * 256 * 8));
-  EXPECT_GE(two.sums, 2 * 2 * 2 * 256 * 256 * 8) << "lines, calls by turns, ranks";
+  // The counts of a selection are larger than the hidden states of such a model; steps of 2,048
+  // tokens exchange parts of 1,024 rows.
+  const int64_t counts = PeerCollectives::memory_bytes(2, 256 * 256 * 8);
+  EXPECT_GE(counts, 2 * 2 * 256 * 256 * 8) << "calls by turns, ranks";
+  EXPECT_EQ(two.sums, counts + PeerMailbox::memory_bytes(2, 1024 * 32 * 2));
   ModelConfig wide = config;
   wide.transformer.hidden_size = 2048;
-  EXPECT_EQ(serving_memory(wide, shape, 0).sums, PeerCollectives::memory_bytes(2, 256 * 2048 * 2));
+  EXPECT_EQ(serving_memory(wide, shape, 0).sums,
+            PeerCollectives::memory_bytes(2, 256 * 2048 * 2) +
+                PeerMailbox::memory_bytes(2, 1024 * 2048 * 2));
+  shape.max_step_tokens = 511;
+  EXPECT_EQ(serving_memory(config, shape, 0).sums, counts) << "too few rows for each rank";
+  shape.max_step_tokens = 2048;
+  ModelConfig experts = config;
+  experts.transformer.num_experts = 4;
+  EXPECT_EQ(serving_memory(experts, shape, 0).sums, counts) << "layers that are built whole";
   engine.speculation.num_speculative_tokens = 3;
   EXPECT_EQ(served_shape(engine, config, at::kBFloat16, true).graph_rows, 400);
   engine.max_requests = 1;
