@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <iostream>
+#include <string>
 
 #include "megatron/base/format.h"
 #include "megatron/comm/one_shot/peer_collectives.h"
@@ -112,25 +113,44 @@ TEST(DividedRowsGpu, GiveWhatWholeRowsGive) {
     });
 }
 
-// Products of up to 256 rows have no scales of rows, which are applied behind them.
+// What 400 rows give, whose products have the scales of rows.
+struct ManyRows {
+  at::Tensor in, out;
+  ManyRows(TwoLinears& layer, at::Device device)
+      : in(rows_for(400, 512, device)), out(layer.forward(in)) {}
+};
+
+// Products of up to 256 rows have none: they are applied behind them.
+void expect_rows_alone(TwoLinears& layer, const ManyRows& all, const std::string& what) {
+  for (const int64_t rows : {5, 16, 100, 256}) {
+    const at::Tensor some = layer.forward(all.in.narrow(0, 0, rows)),
+                     expected = all.out.narrow(0, 0, rows);
+    const auto norm = [](const at::Tensor& t) { return t.to(at::kFloat).norm().item<double>(); };
+    EXPECT_LT(norm(some - expected), 6e-3 * norm(expected)) << rows << " rows, " << what;
+  }
+}
+
+// Ranks that share a GPU leave one another room for their products while a sum waits: 400 rows are
+// summed by collectives.
 TEST(DividedRowsGpu, RowsOfFp8DoNotDependOnTheirNumber) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   on_two_gpus(512, 1024, 4096, QuantizationRecipe::kTensorwise,
               [&](const Tried& on, at::Device device) {
+                const ManyRows all(on.layer, device);
+                expect_rows_alone(on.layer, all, "summed by collectives");
                 const auto peers = on.groups.tp.peer_collectives();
-                const at::Tensor x = rows_for(400, 512, device), all = on.layer.forward(x);
-                for (const bool open : {false, true}) {
-                  if (open) peers->open(device, 1 << 20);
-                  for (const int64_t rows : {5, 16, 100, 256}) {
-                    const at::Tensor some = on.layer.forward(x.narrow(0, 0, rows)),
-                                     expected = all.narrow(0, 0, rows);
-                    const auto norm = [](const at::Tensor& t) {
-                      return t.to(at::kFloat).norm().item<double>();
-                    };
-                    EXPECT_LT(norm(some - expected), 6e-3 * norm(expected)) << rows << open;
-                  }
-                }
+                peers->open(device, 1 << 20);
+                expect_rows_alone(on.layer, all, "summed by a kernel");
               });
+  const at::NoGradGuard no_grad;
+  const ParallelGroups one;
+  QuantizationOptions quantization;
+  quantization.recipe = QuantizationRecipe::kTensorwise;
+  TwoLinears layer(512, 1024, quantization, one);
+  ForwardParameterStore store(layer, at::kBFloat16, at::Device(at::kCUDA, 0));
+  initialize_parameters(layer, 3, one);
+  store.place();
+  expect_rows_alone(layer, ManyRows(layer, at::Device(at::kCUDA, 0)), "of one rank");
 }
 
 // One layer of Llama 3 70B, beside one rank's products without any exchange.
