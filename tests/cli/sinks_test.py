@@ -115,8 +115,8 @@ class SinksTest(support.FolderTest):
         self.assertEqual(steps, list(range(1, len(steps) + 1)))
         self.assertGreater(len(steps), 100)
         self.assertEqual(of_kind(records, "exit"), [])
-        # And what metrics.jsonl says was reported is in it, but for the row that may still grow.
-        self.assertGreaterEqual(steps[-1], metrics(save)[-2]["iteration"] - 1)
+        # And what metrics.jsonl says was reported is in it, but for the last few rows: each file is written by a thread of its own.
+        self.assertGreaterEqual(steps[-1], metrics(save)[-2]["iteration"] - 20)
 
     def test_an_error_is_in_the_exit_record(self):
         save = self.path("run")
