@@ -48,6 +48,9 @@ __global__ void __launch_bounds__(kLanes* kWarps, kResident)
   uint4 ring[2][kPacks];
   Place here = next;
   load(ring[0]);
+  // A norm takes as long as the memory needs for both halves of the ring.
+  const bool both = a.gain != nullptr;
+  if (both) load(ring[1]);
   const FirstGains<kLanes * kWarps> gains(a);
 
   wait_for_kernel_ahead();
@@ -101,12 +104,13 @@ __global__ void __launch_bounds__(kLanes* kWarps, kResident)
     for (int r = 0; r < Rows; ++r) sums[r] = 0.0f;
     here = {here.column + warps, 0};
   };
+  if (!both) load(ring[1]);
   while (here.column < a.columns) {
-    load(ring[1]);
     multiply(ring[0]);
     if (here.column >= a.columns) break;
     load(ring[0]);
     multiply(ring[1]);
+    load(ring[1]);
   }
 }
 
