@@ -8,8 +8,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/one_shot/peer_collectives.h"
-#include "megatron/comm/peer_mailbox.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/inference/engine_config.h"
 #include "megatron/inference/graphs/decode_graphs.h"
 #include "megatron/interop/load_model.h"
@@ -292,9 +292,8 @@ TEST(MemoryPlan, TensorRanksHaveGraphsAndWriteIntoEachOthersMemory) {
   EXPECT_EQ(two.sums, counts + PeerMailbox::memory_bytes(2, 1024 * 32 * 2));
   ModelConfig wide = config;
   wide.transformer.hidden_size = 2048;
-  EXPECT_EQ(serving_memory(wide, shape, 0).sums,
-            PeerCollectives::memory_bytes(2, 256 * 2048 * 2) +
-                PeerMailbox::memory_bytes(2, 1024 * 2048 * 2));
+  EXPECT_EQ(serving_memory(wide, shape, 0).sums, PeerCollectives::memory_bytes(2, 256 * 2048 * 2) +
+                                                     PeerMailbox::memory_bytes(2, 1024 * 2048 * 2));
   shape.max_step_tokens = 511;
   EXPECT_EQ(serving_memory(config, shape, 0).sums, counts) << "too few rows for each rank";
   shape.max_step_tokens = 2048;
