@@ -106,7 +106,8 @@ class SinksTest(support.FolderTest):
 
     def test_a_killed_run_is_whole_up_to_a_row(self):
         save = self.path("run")
-        process = self.start("--run-dir", save, "--wandb-project", "p", "--train-iters", "100000")
+        # Each file is written by a thread of its own: a step takes longer than a thread waits for its turn.
+        process = self.start("--run-dir", save, "--wandb-project", "p", "--train-iters", "100000", "--global-batch-size", "8")
         self.wait_until(process, lambda: wandb_files(save) and os.path.getsize(wandb_files(save)[0]) > 100_000)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -115,8 +116,8 @@ class SinksTest(support.FolderTest):
         self.assertEqual(steps, list(range(1, len(steps) + 1)))
         self.assertGreater(len(steps), 100)
         self.assertEqual(of_kind(records, "exit"), [])
-        # And what metrics.jsonl says was reported is in it, but for the last few rows: each file is written by a thread of its own.
-        self.assertGreaterEqual(steps[-1], metrics(save)[-2]["iteration"] - 20)
+        # And what metrics.jsonl says was reported is in it, but for the row that may still grow.
+        self.assertGreaterEqual(steps[-1], metrics(save)[-2]["iteration"] - 1)
 
     def test_an_error_is_in_the_exit_record(self):
         save = self.path("run")
