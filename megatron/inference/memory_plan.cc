@@ -279,12 +279,13 @@ int64_t served_sum_bytes(const ModelConfig& config, int64_t rows, int64_t elemen
   return rows * std::max(config.transformer.hidden_size * element, histogram);
 }
 
-int64_t divided_rows_from(const Model& model, bool on_gpu) {
+int64_t divided_rows_from(const Model& model, bool on_gpu, int64_t most_rows) {
   const int64_t ranks = model.groups().tp.size();
   const bool can = model.config().transformer.can_divide_rows() &&
                    model.sequence_input() == SequenceInputUse::kNone;
   if (ranks == 1 || ranks > kMaxSumParts || !can) return 0;
-  return ranks * (on_gpu ? kDividedRowsOfGpu : kDividedRowsOfCpu);
+  const int64_t from = ranks * (on_gpu ? kDividedRowsOfGpu : kDividedRowsOfCpu);
+  return most_rows >= from ? from : 0;
 }
 
 int64_t divided_part_bytes(const Model& model, int64_t rows, int64_t element) {
@@ -330,8 +331,7 @@ ServingMemory serving_memory(const ModelConfig& config, const ServedShape& shape
     memory.sums = PeerCollectives::memory_bytes(
         shape.tensor_ranks,
         served_sum_bytes(config, std::max(shape.slots, shape.graph_rows), shape.element));
-  if (const int64_t from = divided_rows_from(*model, shape.on_gpu);
-      shape.on_gpu && from > 0 && shape.max_step_tokens >= from)
+  if (shape.on_gpu && divided_rows_from(*model, shape.on_gpu, shape.max_step_tokens) > 0)
     memory.sums += PeerMailbox::memory_bytes(
         shape.tensor_ranks, divided_part_bytes(*model, shape.max_step_tokens, shape.element));
   if (stage == 0) memory.draft = shape.draft;

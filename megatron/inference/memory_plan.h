@@ -88,9 +88,9 @@ struct EncoderMemory {
   int64_t passing() const { return step + graphs; }  // beside weights
 };
 
-// Steps of at least so many rows divide them over the tensor ranks of the model, so that exchanges
-// overlap with products; 0: none does.
-int64_t divided_rows_from(const Model& model, bool on_gpu);
+// Steps of at least so many rows, and at most `most_rows`, divide them over the tensor ranks of the
+// model, so that exchanges overlap with products; 0: none does.
+int64_t divided_rows_from(const Model& model, bool on_gpu, int64_t most_rows);
 // The largest part of an exchange of such a step of so many rows, in bytes.
 int64_t divided_part_bytes(const Model& model, int64_t rows, int64_t element);
 

@@ -189,8 +189,8 @@ void ModelRunner::share_sums(const RunnerOptions& options) {
 
 // Steps with many rows, which products take longer for than exchanges.
 void ModelRunner::divide_rows(int64_t most_rows) {
-  divided_from_ = divided_rows_from(model_, device_.is_cuda());
-  if (divided_from_ == 0 || most_rows < divided_from_) return;
+  divided_from_ = divided_rows_from(model_, device_.is_cuda(), most_rows);
+  if (divided_from_ == 0) return;
   mailbox_ = tp_.mailbox();
   mailbox_->open(device_, divided_part_bytes(model_, most_rows,
                                              static_cast<int64_t>(c10::elementSize(dtype_))));

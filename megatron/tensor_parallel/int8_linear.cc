@@ -7,9 +7,7 @@ namespace megatron {
 namespace {
 
 void add_adapters(const LinearState& state, const at::Tensor& x, const at::Tensor& y) {
-  const RowAdapters* adapters = RowAdapters::current();
-  if (adapters != nullptr && adapters->adapts(*state.weight))
-    adapters->add_output(*state.weight, x, y);
+  if (has_row_adapters(state)) RowAdapters::current()->add_output(*state.weight, x, y);
 }
 
 }  // namespace

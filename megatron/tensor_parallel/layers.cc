@@ -36,6 +36,11 @@ void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy) {
   bias->store->grad_ready(*bias);
 }
 
+bool has_row_adapters(const LinearState& state) {
+  const RowAdapters* const rows = RowAdapters::current();
+  return rows != nullptr && rows->adapts(*state.weight);
+}
+
 at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
   return divides_rows(state) ? all_gather_first_dim(x, *state.tp) : x;
 }
@@ -112,8 +117,7 @@ at::Tensor product(const LinearState& state, const at::Tensor& x, const at::Tens
 }
 
 bool is_adapted(const LinearState& state) {
-  const RowAdapters* const rows = RowAdapters::current();
-  return state.lora != nullptr || (rows != nullptr && rows->adapts(*state.weight));
+  return state.lora != nullptr || has_row_adapters(state);
 }
 
 at::Tensor column_product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,

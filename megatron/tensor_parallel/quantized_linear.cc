@@ -308,11 +308,6 @@ LinearState& saved_state(AutogradContext* context) {
   return *reinterpret_cast<LinearState*>(context->saved_data["state"].toInt());
 }
 
-// Whether the rows of this forward have adapters of this linear.
-bool has_row_adapters(const LinearState& state) {
-  return RowAdapters::current() != nullptr && RowAdapters::current()->adapts(*state.weight);
-}
-
 struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFunction> {
   // Saves x, mean and rstd for a norm; the quantised input and its scale, or the unquantised input
   // and the scale.

@@ -43,8 +43,8 @@ constexpr int64_t kMostFp8RowColumns = 65536;
 void fp8_rows_cpu(const Fp8Rows& args, int64_t row_begin, int64_t row_end);
 void fp8_rows_cuda(const Fp8Rows& args, void* stream);
 
-// y = y * factors (+ bias) (+ addend), rows of a product whose scales were left out of it. With
-// factors that are powers of two the product and these are rounded as one.
+// y = y * factors (+ bias) (+ addend), rows of a product whose scales were left out of it, rounded
+// once. Powers of two as factors, without bias and addend, round nothing.
 struct RowFactors {
   DType dtype = DType::kBFloat16;
   int64_t rows = 0;

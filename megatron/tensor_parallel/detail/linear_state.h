@@ -65,6 +65,9 @@ void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy,
                             const std::function<at::Tensor()>& x);
 void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy);
 
+// Whether the rows of this forward have adapters of this linear.
+bool has_row_adapters(const LinearState& state);
+
 // Whether tensor ranks hold rows of their own of what is between the products: under sequence
 // parallelism, or while rows are divided.
 inline bool divides_rows(const LinearState& state) {
