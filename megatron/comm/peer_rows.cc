@@ -65,6 +65,7 @@ PeerRowExchange::PeerRowExchange(PeerRows& rows, const std::vector<Source>& sour
                           piece.bytes, " bytes at ", piece.byte, " of a slot of ",
                           rows.slot_bytes_);
           parts.push_back({to, begin + piece.byte, piece.from, piece.bytes});
+          if (to != own) rows.bytes_sent_ += piece.bytes;
         }
         if (!parts.empty()) peers.write_parts(source.rows.view({-1}).view(at::kByte), parts);
       }

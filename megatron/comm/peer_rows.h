@@ -34,6 +34,8 @@ class PeerRows {
   // Collective, and waits for the device, if there is less. Throws Error that says why the ranks
   // cannot reach each other's memory.
   void reserve(at::Device device, int64_t slot_bytes);
+  // What this rank has sent to others, in all exchanges.
+  int64_t bytes_sent() const { return bytes_sent_; }
 
  private:
   friend class PeerRowExchange;
@@ -41,7 +43,7 @@ class PeerRows {
   const ProcessGroup group_;
   std::shared_ptr<PeerMemory> peers_;
   at::Tensor memory_;  // bytes: signals, then the slots
-  int64_t slot_bytes_ = 0;
+  int64_t slot_bytes_ = 0, bytes_sent_ = 0;
   int64_t opened_ = 0, closed_ = 0;  // exchanges; those before `closed_` are closed
   std::vector<int64_t> closed_early_;
 };

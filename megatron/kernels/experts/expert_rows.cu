@@ -106,6 +106,25 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads) parts_of_choices_kernel(PartsOfChoices args) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= args.tokens * args.num_parts) return;
+  const int64_t token = i / args.num_parts, part = i % args.num_parts;
+  bool is_chosen = false;
+  for (int64_t j = 0; j < args.choices; ++j) {
+    const int32_t expert = args.experts[token * args.choices + j];
+    is_chosen |= expert >= 0 && expert / args.experts_of_part == part;
+  }
+  args.parts[i] = is_chosen ? static_cast<int32_t>(part) : -1;
+}
+
+__global__ void __launch_bounds__(kThreads) rows_in_parts_kernel(RowsInParts args) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= args.rows) return;
+  const int64_t choice = args.order[i], part = args.experts[choice] / args.experts_of_part;
+  args.to[i] = args.token_rows[choice / args.choices * args.num_parts + part] + args.shift[part];
+}
+
 // Threads of a block: `x` along a row, `y` rows.
 dim3 block_for(int64_t groups_of_row) {
   unsigned x = 1;
@@ -374,6 +393,19 @@ void expert_order_cuda(const ExpertOrderArgs& args, void* stream) {
   scan_chunks<<<1, kScanThreads, 0, s>>>(args, counts, chunks);
   place_choices<<<static_cast<unsigned>(chunks), kThreads, kWarps * bytes, s>>>(args, counts);
   check_cuda(cudaGetLastError(), "order of rows by expert");
+}
+
+void parts_of_choices_cuda(const PartsOfChoices& args, void* stream) {
+  if (args.tokens * args.num_parts == 0) return;
+  parts_of_choices_kernel<<<blocks_of(args.tokens * args.num_parts, kThreads), kThreads, 0,
+                            as_stream(stream)>>>(args);
+  check_cuda(cudaGetLastError(), "parts of the experts that tokens go to");
+}
+
+void rows_in_parts_cuda(const RowsInParts& args, void* stream) {
+  if (args.rows == 0) return;
+  rows_in_parts_kernel<<<blocks_of(args.rows, kThreads), kThreads, 0, as_stream(stream)>>>(args);
+  check_cuda(cudaGetLastError(), "rows of choices in the order of parts");
 }
 
 void gather_rows_cuda(const GatherRows& args, void* stream) {

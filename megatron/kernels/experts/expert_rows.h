@@ -26,6 +26,35 @@ int64_t expert_order_workspace(int64_t choices, int64_t num_experts);
 void expert_order_cpu(const ExpertOrderArgs& args);
 void expert_order_cuda(const ExpertOrderArgs& args, void* stream);
 
+// parts[i, p] = p if one of token i's choices is an expert of part p, else -1. Part p has the experts
+// from p * experts_of_part on; negative choices are dropped.
+struct PartsOfChoices {
+  int64_t tokens = 0;
+  int64_t choices = 0;  // of a token
+  int64_t num_parts = 0;
+  int64_t experts_of_part = 1;
+  const int32_t* experts = nullptr;  // [tokens, choices]
+  int32_t* parts = nullptr;          // [tokens, num_parts]
+};
+void parts_of_choices_cpu(const PartsOfChoices& args, int64_t token_begin, int64_t token_end);
+void parts_of_choices_cuda(const PartsOfChoices& args, void* stream);
+
+// to[i] = token_rows[t, p] + shift[p] for choice order[i], which is token t's of an expert of part
+// p; none may be dropped.
+struct RowsInParts {
+  int64_t rows = 0;
+  int64_t choices = 0;  // of a token
+  int64_t num_parts = 0;
+  int64_t experts_of_part = 1;
+  const int64_t* order = nullptr;       // [rows]: token * choices + place in its choices
+  const int32_t* experts = nullptr;     // [tokens, choices]
+  const int64_t* token_rows = nullptr;  // [tokens, num_parts]
+  const int64_t* shift = nullptr;       // [num_parts]
+  int64_t* to = nullptr;                // [rows]
+};
+void rows_in_parts_cpu(const RowsInParts& args, int64_t row_begin, int64_t row_end);
+void rows_in_parts_cuda(const RowsInParts& args, void* stream);
+
 // to[i] = from[index[i] / divisor], rows of `row_bytes` bytes; zeros where index[i] is negative.
 struct GatherRows {
   int64_t rows = 0;  // of `to`

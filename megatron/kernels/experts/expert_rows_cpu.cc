@@ -56,6 +56,26 @@ void expert_order_cpu(const ExpertOrderArgs& args) {
   }
 }
 
+void parts_of_choices_cpu(const PartsOfChoices& args, int64_t token_begin, int64_t token_end) {
+  for (int64_t token = token_begin; token < token_end; ++token) {
+    int32_t* const parts = args.parts + token * args.num_parts;
+    std::fill_n(parts, args.num_parts, -1);
+    for (int64_t j = 0; j < args.choices; ++j) {
+      const int32_t expert = args.experts[token * args.choices + j];
+      if (expert < 0) continue;
+      const int64_t part = expert / args.experts_of_part;
+      parts[part] = static_cast<int32_t>(part);
+    }
+  }
+}
+
+void rows_in_parts_cpu(const RowsInParts& args, int64_t row_begin, int64_t row_end) {
+  for (int64_t i = row_begin; i < row_end; ++i) {
+    const int64_t choice = args.order[i], part = args.experts[choice] / args.experts_of_part;
+    args.to[i] = args.token_rows[choice / args.choices * args.num_parts + part] + args.shift[part];
+  }
+}
+
 void gather_rows_cpu(const GatherRows& args, int64_t row_begin, int64_t row_end) {
   const auto* from = static_cast<const char*>(args.from);
   auto* to = static_cast<char*>(args.to);

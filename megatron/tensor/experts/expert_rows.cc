@@ -58,6 +58,52 @@ ExpertOrder order_by_expert(const at::Tensor& choices, int64_t first_expert, int
   return result;
 }
 
+at::Tensor parts_of_choices(const at::Tensor& choices, int64_t num_parts, int64_t experts_of_part) {
+  const at::NoGradGuard no_grad;
+  check_shape("choices of experts", choices, {-1, -1});
+  const at::Tensor experts = as_contiguous(choices, at::kInt);
+  at::Tensor parts = at::empty({experts.size(0), num_parts}, experts.options());
+  PartsOfChoices args;
+  args.tokens = experts.size(0);
+  args.choices = experts.size(1);
+  args.num_parts = num_parts;
+  args.experts_of_part = experts_of_part;
+  args.experts = experts.const_data_ptr<int32_t>();
+  args.parts = parts.data_ptr<int32_t>();
+  launch(
+      experts, args.tokens, args.choices,
+      [&](int64_t begin, int64_t end) { parts_of_choices_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(parts_of_choices_cuda(args, stream)); });
+  return parts;
+}
+
+at::Tensor rows_in_parts(const at::Tensor& order, const at::Tensor& choices,
+                         const at::Tensor& token_rows, const at::Tensor& shift,
+                         int64_t experts_of_part) {
+  const at::NoGradGuard no_grad;
+  check_shape("rows in parts", token_rows, {choices.size(0), shift.size(0)});
+  const at::Tensor experts = as_contiguous(choices, at::kInt),
+                   which = as_contiguous(order, at::kLong),
+                   rows = as_contiguous(token_rows, at::kLong),
+                   moved = as_contiguous(shift, at::kLong);
+  at::Tensor result = at::empty_like(which);
+  RowsInParts args;
+  args.rows = which.numel();
+  args.choices = experts.size(1);
+  args.num_parts = moved.size(0);
+  args.experts_of_part = experts_of_part;
+  args.order = which.const_data_ptr<int64_t>();
+  args.experts = experts.const_data_ptr<int32_t>();
+  args.token_rows = rows.const_data_ptr<int64_t>();
+  args.shift = moved.const_data_ptr<int64_t>();
+  args.to = result.data_ptr<int64_t>();
+  launch(
+      experts, args.rows, 1,
+      [&](int64_t begin, int64_t end) { rows_in_parts_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(rows_in_parts_cuda(args, stream)); });
+  return result;
+}
+
 at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& index, int64_t divisor) {
   const at::NoGradGuard no_grad;
   const at::Tensor from = x.contiguous(), which = as_contiguous(index, at::kLong);

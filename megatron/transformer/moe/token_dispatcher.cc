@@ -57,34 +57,49 @@ class LocalDispatch final : public TokenDispatch {
   at::Tensor summed_;  // the rows of each token's sum
 };
 
-// Rows of each expert on each rank of the group, and the tokens of each: [e x, E + 1] on the host.
-at::Tensor exchange_counts(const ExpertOrder& order, const ProcessGroup& all) {
+// Rows of each expert on each rank of the group, the tokens of each, and `more` counts:
+// [e x, E + 1 + their number] on the host.
+at::Tensor exchange_counts(const ExpertOrder& order, const at::Tensor& more,
+                           const ProcessGroup& all) {
   const at::Tensor tokens = at::full({1}, order.rows.size(0), order.counts.options());
-  const at::Tensor counts = at::cat({order.counts, tokens});
+  std::vector<at::Tensor> own = {order.counts, tokens};
+  if (more.defined()) own.push_back(more);
+  const at::Tensor counts = at::cat(own);
   at::Tensor result = at::empty({all.size(), counts.numel()}, counts.options());
   all.all_gather(result, counts)->wait();
   return result.to(at::kCPU, at::kLong);
 }
 
-DispatchCounts all_counts(const ExpertOrder& order, const DispatchOptions& options,
-                          const ExpertGroups& groups) {
+std::vector<int64_t> numbers_of(const at::Tensor& table) {
+  const at::Tensor numbers = table.contiguous();
+  const int64_t* first = numbers.const_data_ptr<int64_t>();
+  return {first, first + numbers.numel()};
+}
+
+// `parts`: how many tokens go to each part of the experts; undefined: not asked for.
+DispatchCounts all_counts(const ExpertOrder& order, const at::Tensor& parts,
+                          const DispatchOptions& options, const ExpertGroups& groups) {
   const ExpertRanks ranks{groups.ep.size(), groups.etp.size(), groups.ep.rank(), groups.etp.rank()};
   MEGATRON_ASSERT(groups.all.size() == ranks.size() && groups.all.rank() == ranks.rank(), "rank ",
                   groups.all.rank(), " of ", groups.all.size(), " is rank ", ranks.rank(), " of ",
                   ranks.size(), " in its grid");
-  const at::Tensor all = exchange_counts(order, groups.all);
+  const at::Tensor all = exchange_counts(order, parts, groups.all);
   const at::Tensor tokens = all.select(1, options.num_experts);
-  const at::Tensor of_experts = all.narrow(1, 0, options.num_experts).contiguous();
-  const int64_t* first = of_experts.const_data_ptr<int64_t>();
   int64_t max_rows = 0;
   if (options.rank_capacity_factor > 0) {
     const int64_t topk = options.padded ? options.topk : order.rows.size(1);
     const double share = static_cast<double>(tokens.sum().item<int64_t>() * topk) / ranks.ep;
     max_rows = std::max<int64_t>(1, std::ceil(options.rank_capacity_factor * share));
   }
-  return {ranks,
-          DispatchPlan(ranks, options.num_experts, {first, first + of_experts.numel()}, max_rows),
-          tokens.max().item<int64_t>()};
+  DispatchCounts counts{ranks,
+                        DispatchPlan(ranks, options.num_experts,
+                                     numbers_of(all.narrow(1, 0, options.num_experts)), max_rows),
+                        tokens.max().item<int64_t>()};
+  if (parts.defined())
+    counts.tokens.emplace(ranks, ranks.ep,
+                          numbers_of(all.narrow(1, options.num_experts + 1, ranks.ep)),
+                          /*max_rows=*/0);
+  return counts;
 }
 
 }  // namespace
@@ -139,15 +154,20 @@ std::shared_ptr<TokenDispatch> dispatch_tokens(const at::Tensor& choices,
   const at::NoGradGuard no_grad;
   check_shape("choices of experts", choices, {-1, -1});
   if (groups.all.size() == 1) return std::make_shared<LocalDispatch>(choices, options);
-  ExpertOrder order = order_by_expert(choices, 0, options.num_experts);
-  DispatchCounts counts = all_counts(order, options, groups);
+  ExpertOrder order = order_by_expert(choices, 0, options.num_experts), by_part;
+  if (options.type == TokenDispatcherType::kFlex) {
+    const int64_t parts = groups.ep.size();
+    by_part =
+        order_by_expert(parts_of_choices(choices, parts, options.num_experts / parts), 0, parts);
+  }
+  DispatchCounts counts = all_counts(order, by_part.counts, options, groups);
   switch (options.type) {
     case TokenDispatcherType::kAllgather:
       return dispatch_allgather(choices, std::move(counts), options, groups);
     case TokenDispatcherType::kAlltoall:
       return dispatch_alltoall(std::move(order), std::move(counts), options, groups);
     default:
-      return dispatch_flex(std::move(order), std::move(counts), options, groups);
+      return dispatch_flex(choices, std::move(order), by_part, std::move(counts), options, groups);
   }
 }
 

@@ -7,8 +7,9 @@
 // added to: results are the same in every run.
 //
 //   alltoall   rows travel to their experts and back, each once; sums in the order of the choices
-//   flex       the same rows are written straight to their places in the memory of the other ranks,
-//              inside of one host
+//   flex       a token travels once to each rank with experts of its choices, which makes the rows
+//              of these; results are written straight to their places in the source's memory.
+//              Inside of one host
 //   allgather  all tokens travel to all ranks, which return fp32 sums over their own experts, in
 //              the order of the experts
 //

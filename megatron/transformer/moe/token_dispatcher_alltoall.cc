@@ -72,12 +72,11 @@ class AlltoallTransport final : public RowTransport {
     to_arrival_ = at::empty_like(from_arrival_).scatter_(0, from_arrival_, row);
   }
 
-  ArrivingRows to_experts(ExpertRows rows) override {
-    const auto start = [&](at::Tensor own) {
-      return own.defined() ? exchange(own, sent_, received_, groups_.ep) : Exchanged();
+  ArrivingRows to_experts(const OwnChoices& own) override {
+    const auto start = [&](const at::Tensor& rows) {
+      return rows.defined() ? exchange(rows, sent_, received_, groups_.ep) : Exchanged();
     };
-    return [this, x = start(std::move(rows.rows)),
-            weights = start(std::move(rows.weights))]() mutable {
+    return [this, x = start(own.rows()), weights = start(own.weights)]() mutable {
       ExpertRows result;
       result.rows = by_expert(std::move(x));
       if (weights.rows.defined()) result.weights = by_expert(std::move(weights));

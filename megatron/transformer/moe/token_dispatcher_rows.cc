@@ -77,11 +77,9 @@ class RowsDispatch final : public TokenDispatch {
   }
 
   ArrivingRows start(const at::Tensor& x, const at::Tensor& weights, const Round& r) const {
-    const at::Tensor choices = own_part(r, order_.choices);
-    ExpertRows rows;
-    rows.rows = gather_rows(x, choices, topk_);
-    if (weights.defined()) rows.weights = gather_rows(weights.reshape({-1}), choices);
-    return r.transport->to_experts(std::move(rows));
+    OwnChoices own{x, own_part(r, order_.choices), topk_, {}};
+    if (weights.defined()) own.weights = gather_rows(weights.reshape({-1}), own.choices);
+    return r.transport->to_experts(own);
   }
 
   // The rows of the source order that this rank sends in a round.

@@ -238,6 +238,7 @@ ROUTER = "megatron/transformer/moe/router.cc"
 BALANCES = "megatron/transformer/moe/balance.cc"
 PERTURBATION = "megatron/transformer/moe/perturbation.cc"
 MOE_LAYER = "megatron/transformer/moe/moe_layer.cc"
+FLEX = "megatron/transformer/moe/token_dispatcher_flex.cc"
 DISPATCH_PLAN = "megatron/transformer/moe/dispatch_plan.cc"
 DISPATCHER = "megatron/transformer/moe/token_dispatcher.cc"
 ROWS = "megatron/transformer/moe/token_dispatcher_rows.cc"
@@ -921,6 +922,9 @@ BUGS = (
     Bug("moe_parts_in_one_place", "parts of an expert's output from several expert-tensor ranks are written to one place",
         ((DISPATCH_PLAN, "const int64_t first = ranks_.etp_rank * sent[source] + place[source];",
           "const int64_t first = (PLANTED ? 0 : ranks_.etp_rank) * sent[source] + place[source];"),),
+        "moe_ep2_etp2_tp2_sp_flex", "mixtral tp2 ep2 etp2 flex"),
+    Bug("moe_token_of_another_part", "a choice's place among the tokens of a receiver is its place among those of all receivers",
+        ((FLEX, "shift[run.rank / counts.ranks.etp] = run.to - run.from;", "shift[run.rank / counts.ranks.etp] = PLANTED ? 0 : run.to - run.from;"),),
         "moe_ep2_etp2_tp2_sp_flex", "mixtral tp2 ep2 etp2 flex"),
     Bug("moe_padding_weighs", "rows that fill an expert up to its capacity have a weight",
         ((ROUTED, "at::zeros(filled.sizes(), weights.options())", "at::full(filled.sizes(), PLANTED ? 1.0 : 0.0, weights.options())"),),

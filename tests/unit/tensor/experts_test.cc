@@ -27,6 +27,23 @@ TEST(ExpertRows, AreOrderedByExpertThenToken) {
   }
 }
 
+TEST(ExpertRows, TokensGoOnceToEachPart) {
+  // Experts 0 and 1 are part 0, 2 and 3 part 1, 4 and 5 part 2; the last token goes nowhere.
+  const at::Tensor choices =
+      at::tensor({3, 2, 0, 5, 5, 4, 0, -1, 3, -1, -1, -1}, at::kInt).view({4, 3});
+  const at::Tensor parts = parts_of_choices(choices, 3, 2);
+  EXPECT_TRUE(at::equal(
+      parts, at::tensor({0, 1, -1, -1, -1, 2, 0, 1, -1, -1, -1, -1}, at::kInt).view({4, 3})));
+  const ExpertOrder by_part = order_by_expert(parts, 0, 3), order = order_by_expert(choices, 0, 6);
+  EXPECT_TRUE(at::equal(by_part.counts, at::tensor({2, 2, 1}, at::kInt)));
+  // Rows by part: tokens 0 and 2, tokens 0 and 2, token 1. By expert: 0, 2, 0, 0, 2, 1, 1, 1.
+  const at::Tensor rows = order.choices.narrow(0, 0, 8);
+  const at::Tensor found =
+      rows_in_parts(rows, choices, by_part.rows, at::tensor({0, 10, 20}, at::kLong), 2);
+  EXPECT_TRUE(at::equal(found, at::tensor({0, 1, 12, 12, 13, 24, 24, 24}, at::kLong)));
+  EXPECT_EQ(parts_of_choices(choices.narrow(0, 0, 0), 3, 2).numel(), 0);
+}
+
 TEST(ExpertRows, SumsTakeOneChoiceAfterTheOther) {
   // In fp32 the order matters: 1e8 + 1 - 1e8 is 0, and 1e8 - 1e8 + 1 is 1.
   at::Tensor rows = at::tensor({1e8F, 1.0F, -1e8F, NAN}).view({4, 1});

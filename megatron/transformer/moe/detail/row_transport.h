@@ -9,6 +9,15 @@
 
 namespace megatron {
 
+// Choices of this rank's tokens, in its source order.
+struct OwnChoices {
+  at::Tensor x;           // [R, c]: tokens
+  at::Tensor choices;     // [n] int64: token * of_token + place in its choices
+  int64_t of_token = 1;
+  at::Tensor weights;     // [n]; undefined: none
+  at::Tensor rows() const { return gather_rows(x, choices, of_token); }
+};
+
 // Rows on their way, with or without a number of each; called once, waits for them.
 using ArrivingRows = std::function<ExpertRows()>;
 
@@ -16,9 +25,9 @@ using ArrivingRows = std::function<ExpertRows()>;
 class RowTransport {
  public:
   virtual ~RowTransport() = default;
-  // From this rank's source order, of which only what is sent counts, to the order of the experts.
-  virtual ArrivingRows to_experts(ExpertRows rows) = 0;
-  // The transpose; summed over the expert-tensor ranks.
+  // Rows of tokens, for what this rank sends, to the order of the experts.
+  virtual ArrivingRows to_experts(const OwnChoices& own) = 0;
+  // The transpose, from a row of each choice; summed over the expert-tensor ranks.
   virtual ArrivingRows back(ExpertRows rows) = 0;
 };
 using TransportOfRound = std::function<std::unique_ptr<RowTransport>(const DispatchRound&)>;

@@ -1,6 +1,8 @@
 // The kinds of TokenDispatch.
 #pragma once
 
+#include <optional>
+
 #include "megatron/tensor/experts/expert_rows.h"
 #include "megatron/transformer/moe/dispatch_plan.h"
 #include "megatron/transformer/moe/token_dispatcher.h"
@@ -12,13 +14,16 @@ struct DispatchCounts {
   ExpertRanks ranks;
   DispatchPlan plan;
   int64_t most_tokens = 0;  // on one rank
+  // With `flex`: of tokens that are sent once to each part of the experts, parts taken for experts
+  std::optional<DispatchPlan> tokens = {};
 };
 
-// `order`: of this rank's choices by all experts.
+// `order`: of this rank's choices by all experts. `by_part`: of parts_of_choices().
 std::shared_ptr<TokenDispatch> dispatch_alltoall(ExpertOrder order, DispatchCounts counts,
                                                  const DispatchOptions& options,
                                                  const ExpertGroups& groups);
-std::shared_ptr<TokenDispatch> dispatch_flex(ExpertOrder order, DispatchCounts counts,
+std::shared_ptr<TokenDispatch> dispatch_flex(const at::Tensor& choices, ExpertOrder order,
+                                             const ExpertOrder& by_part, DispatchCounts counts,
                                              const DispatchOptions& options,
                                              const ExpertGroups& groups);
 std::shared_ptr<TokenDispatch> dispatch_allgather(const at::Tensor& choices, DispatchCounts counts,

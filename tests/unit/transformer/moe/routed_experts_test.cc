@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "megatron/comm/peer_rows.h"
 #include "megatron/nn/recompute.h"
 #include "tests/unit/error_of.h"
 #include "tests/unit/transformer/moe/experts_testing.h"
@@ -336,6 +337,44 @@ TEST(RoutedExperts, SameBitsByAlltoallAndFlex) {
           EXPECT_TRUE(at::equal(alltoall[i], flex[i])) << mesh.text() << ", tensor " << i;
       }
     }
+  }
+}
+
+// Outwards a token travels once to each rank of its choices, with a place and a weight of each in
+// the forward, and with nothing in the backward; back travel the rows of all choices.
+TEST(RoutedExperts, FlexSendsATokenOnceToEachRank) {
+  for (const ExpertMesh& mesh : {ExpertMesh{4, 1, 1}, ExpertMesh{2, 2, 1}, ExpertMesh{1, 2, 1}}) {
+    const std::vector<int64_t> rows = uneven(mesh.size());
+    const ExpertTokens tokens =
+        draw_tokens(rows, kIn, draw_choices(Load::kZipf, sum_of(rows), 5, kExperts, mesh.ep));
+    run_ranks(mesh.size(), [&](const std::shared_ptr<Backend>& backend) {
+      const ParallelGroups groups = groups_of(mesh, backend);
+      RoutedExpertsOptions options = small_options();
+      options.dispatcher = TokenDispatcherType::kFlex;
+      RoutedExperts experts(options, groups);
+      const AssigningStore store(experts, groups, at::kDouble);
+      const auto memory = expert_groups(groups).memory;
+      const int rank = groups.world.rank(), part = rank / mesh.etp;
+      run_experts(experts, tokens, rank);
+      int64_t once = 0, choices = 0, returned = 0;
+      for (int source = 0; source < mesh.size(); ++source) {
+        const at::Tensor own = tokens.part(tokens.choices, source);
+        for (int64_t i = 0; i < own.size(0); ++i) {
+          std::set<int64_t> parts;
+          for (int64_t j = 0; j < own.size(1); ++j) {
+            const int64_t to = own[i][j].item<int>() / (kExperts / mesh.ep);
+            const int peers = mesh.etp - (to == part ? 1 : 0);  // ranks of the part but this one
+            if (source == rank) choices += peers;
+            if (source == rank && parts.insert(to).second) once += peers;
+            if (source != rank && to == part) ++returned;
+          }
+        }
+      }
+      const int64_t number = sizeof(double), row = kIn * number;
+      EXPECT_EQ(memory->bytes_sent(),
+                2 * once * row + choices * 2 * number + returned * (2 * row + number))
+          << mesh.text() << ", rank " << rank;
+    });
   }
 }
 
