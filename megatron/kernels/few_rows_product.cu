@@ -1,155 +1,414 @@
 // Note [Products of few rows on a GPU]
 // The product of a token reads a matrix once and does little else, so it takes as long as the
-// memory takes. Each warp reads whole rows of the weights, one after another, with the next kPacks
-// loads of each thread in flight while it sums the ones before; those of weights at rest are under
-// way before the kernel ahead, which computes `x`, has ended. A norm of `x` is computed by every
-// block for itself, which takes less time than a kernel does.
+// memory takes. A multiprocessor has one block, which takes kTile rows of the matrix at a time,
+// in spans of kSpan bytes of each: a stage. One warp copies stages (cp.async.bulk) into a ring in
+// shared memory, kWarps multiply, each every eighth piece of the rows, and one adds up what these
+// have, so that no warp waits for the last additions of a tile.
+//
+// Of weights at rest the ring fills before the kernel ahead, which computes `x`, has ended. A block
+// takes half of a multiprocessor, so that the next product's block is there beside it, with its
+// ring full, when this one ends: it must not begin later, or multiprocessors that are done first
+// would get two of its blocks.
+//
+// Tensor cores multiply. The order of elements within a piece, which is that of shared memory, does
+// not matter to a sum. Codes of FP8 become fp16, which holds them exactly, and rows of x, scaled by
+// a power of two, too (but for elements below 2^-28 of the largest). Sums are fp32. A norm of `x`
+// is computed by every block for itself, which takes less time than a kernel does.
 #include <algorithm>
 
-#include "megatron/kernels/detail/cuda_types.cuh"
+#include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/few_rows_input.cuh"
-#include "megatron/kernels/few_rows_product.h"
-#include "megatron/kernels/fp8/few_rows_fp8.h"
+#include "megatron/kernels/detail/sm90.cuh"
 
 namespace megatron {
 namespace {
 
-constexpr int kLanes = 32, kWarps = 4, kResident = 4, kPacks = 8;
-constexpr int kChunk = kLanes * kPacks * 8;  // elements of a row that a warp has in flight
+constexpr int kLanes = 32, kWarps = 8, kMultiplying = kLanes * kWarps;
+constexpr int kThreadsOfBlock = kMultiplying + 2 * kLanes, kResident = 2;
+constexpr int kTile = 8;  // rows of the matrix
+constexpr int kSpan = 2048;
+constexpr int kPiece = 64;  // bytes of a row that a warp multiplies at a time, 16 of a thread
+constexpr int kPieces = kSpan / kPiece / kWarps;  // of a warp in a stage
+constexpr int kRowBytes = kSpan + kPiece;         // rows lie in other banks then
+constexpr int kStageBytes = kTile * kRowBytes;
+constexpr int kMostStages = 8;
+constexpr int kPad = 8;  // elements between rows of x, which lie in other banks then
+// Dynamic shared memory of a block that is half of a multiprocessor's, and of one that is alone.
+constexpr int kHalf = 106 << 10, kAlone = 218 << 10;
+constexpr int kLeastStages = 3;
+// Named barriers; the last two for two tiles each.
+constexpr int kMeet = 1, kMultiplied = 2, kTaken = 4;
 
-// Where a warp is in its share of the weights: columns from its own number on, all warps apart; of
-// a pair of columns (SwiGLU) the chunks of the gate come first.
-struct Place {
-  int64_t column;
-  int chunk;
+enum class Weights { kPlain, kCodes, kCodesOfBlocks };
+constexpr int bytes_of(Weights kind) { return kind == Weights::kPlain ? 2 : 1; }
+
+// The block's stages, one after the other; of a pair of tiles (SwiGLU) the gate's come first.
+struct Stages {
+  int row_bytes, spans, all_spans;
+  int64_t columns, tiles;
+  int64_t tile;
+  int span = 0;
+
+  __device__ Stages(const FewRowsProduct& a, int element)
+      : row_bytes(static_cast<int>(a.inner) * element),
+        spans((row_bytes + kSpan - 1) / kSpan),
+        all_spans(a.swiglu ? 2 * spans : spans),
+        columns(a.columns),
+        tiles((a.columns + kTile - 1) / kTile),
+        tile(blockIdx.x) {}
+  __device__ bool are_left() const { return tile < tiles; }
+  __device__ bool is_second() const { return span >= spans; }
+  __device__ int begin() const { return (is_second() ? span - spans : span) * kSpan; }
+  __device__ bool ends_tile() const { return span + 1 == all_spans; }
+  __device__ bool ends_rows() const { return ends_tile() || span + 1 == spans; }
+  __device__ int64_t first_row() const { return tile * kTile + (is_second() ? columns : 0); }
+  __device__ void advance() {
+    if (++span == all_spans) next_tile();
+  }
+  __device__ void next_tile() {
+    tile += gridDim.x;
+    span = 0;
+  }
 };
 
-template <class T, int Rows, bool Swiglu>
-__global__ void __launch_bounds__(kLanes* kWarps, kResident)
-    few_rows_kernel(FewRowsProduct a, int chunks) {
-  extern __shared__ __align__(16) unsigned char raw[];
-  T* x = reinterpret_cast<T*>(raw);  // [Rows, inner]
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int inner = static_cast<int>(a.inner), all_chunks = Swiglu ? 2 * chunks : chunks;
-  const int64_t warps = int64_t{gridDim.x} * kWarps;
-  Place next{int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes, 0};
-  const auto load = [&](uint4(&to)[kPacks]) {
-    const bool up = Swiglu && next.chunk >= chunks;
-    const T* row = static_cast<const T*>(a.w) + (next.column + (up ? a.columns : 0)) * a.inner;
-    const int begin = (next.chunk - (up ? chunks : 0)) * kChunk;
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      const int at = begin + (i * kLanes + lane) * 8;
-      if (next.column < a.columns && at < inner) to[i] = load_streamed(row + at);
-    }
-    if (++next.chunk == all_chunks) next = {next.column + warps, 0};
-  };
-  uint4 ring[2][kPacks];
-  Place here = next;
-  load(ring[0]);
-  // A norm takes as long as the memory needs for both halves of the ring.
-  const bool both = a.gain != nullptr;
-  if (both) load(ring[1]);
-  const FirstGains<kLanes * kWarps> gains(a);
+// Where in the ring a warp is.
+struct RingPlace {
+  uint32_t full, empty;  // barriers of stage 0
+  int stages;
+  uint32_t parity;
+  int stage = 0;
 
-  wait_for_kernel_ahead();
-  let_next_kernel_begin();
-  if (a.gain == nullptr) {
-    read_rows<T, Rows>(a, x, inner);
-  } else {
-    read_normed_rows<T, Rows>(a, gains, x, inner);
+  __device__ void wait_for_full() const { sm90::barrier_wait(full + 8 * stage, parity); }
+  __device__ void wait_for_empty() const { sm90::barrier_wait(empty + 8 * stage, parity); }
+  __device__ void advance() {
+    if (++stage < stages) return;
+    stage = 0;
+    parity ^= 1;
   }
-  __syncthreads();
+};
 
-  float sums[Rows] = {}, gates[Rows] = {};
-  const auto multiply = [&](const uint4(&packs)[kPacks]) {
-    const bool up = Swiglu && here.chunk >= chunks;
-    const int begin = (here.chunk - (up ? chunks : 0)) * kChunk;
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      const int at = begin + (i * kLanes + lane) * 8;
-      if (at >= inner) break;
-      float w[8];
-      unpack<T>(packs[i], w);
-#pragma unroll
-      for (int r = 0; r < Rows; ++r) {
-        float own[8];
-        unpack<T>(*reinterpret_cast<const uint4*>(x + r * inner + at), own);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sums[r] += w[j] * own[j];
-      }
-    }
-    ++here.chunk;
-    if (here.chunk != chunks && here.chunk < all_chunks) return;
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int step = kLanes / 2; step > 0; step /= 2)
-        sums[r] += __shfl_xor_sync(~0u, sums[r], step);
-    }
-    if (here.chunk < all_chunks) {  // of a gate
-#pragma unroll
-      for (int r = 0; r < Rows; ++r) {
-        gates[r] = sums[r];
-        sums[r] = 0.0f;
-      }
-      return;
-    }
-    if (lane == 0) {
-#pragma unroll
-      for (int r = 0; r < Rows; ++r) store_product<T, Swiglu>(a, r, here.column, sums[r], gates[r]);
-    }
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) sums[r] = 0.0f;
-    here = {here.column + warps, 0};
-  };
-  if (!both) load(ring[1]);
-  while (here.column < a.columns) {
-    multiply(ring[0]);
-    if (here.column >= a.columns) break;
-    load(ring[0]);
-    multiply(ring[1]);
-    load(ring[1]);
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// One warp: all stages, each when its place in the ring is free; a lane copies a row.
+__device__ void fill_ring(const FewRowsProduct& a, uint32_t ring, RingPlace place, Stages here) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  for (place.parity = 1; here.are_left(); here.advance(), place.advance()) {
+    const int bytes = min(kSpan, here.row_bytes - here.begin());
+    const int rows = static_cast<int>(min(int64_t{kTile}, a.columns - here.tile * kTile));
+    const uint32_t full = place.full + 8 * place.stage;
+    place.wait_for_empty();
+    if (lane == 0) sm90::barrier_expect(full, static_cast<uint32_t>(rows * bytes));
+    __syncwarp();
+    if (lane < rows)
+      copy_bulk(ring + place.stage * kStageBytes + lane * kRowBytes,
+                static_cast<const char*>(a.w) + (here.first_row() + lane) * here.row_bytes +
+                    here.begin(),
+                bytes, full);
   }
 }
 
-template <class T, int Rows>
+// What the multiplying warps have of a tile: sums of their pieces, of both matrices with SwiGLU.
+template <int Rows, bool Swiglu>
+struct TileParts {
+  float of[Swiglu ? 2 : 1][kWarps][Rows][kTile];
+};
+
+template <class T, bool Swiglu>
+__device__ __forceinline__ void store_product(T* to, float sum, float gate_sum, float more) {
+  if constexpr (Swiglu) {
+    T gate, value;
+    store_as(gate, gate_sum);
+    store_as(value, sum);
+    store_as(*to, SiluGate::at(load_as<float>(gate)).act * load_as<float>(value));
+  } else {
+    store_as(*to, sum + more);
+  }
+}
+
+// One warp: results of all tiles.
+template <class T, int Rows, bool Swiglu>
+__device__ void add_up(const FewRowsProduct& a, const TileParts<Rows, Swiglu> (&parts)[2],
+                       const float (&inverse)[Rows], Stages here) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, r = lane / kTile, n = lane % kTile;
+  const bool one_scale = a.w_scale != nullptr && a.w_scale_stride == 0;
+  wait_for_kernel_ahead();
+  for (int turn = 0; here.are_left(); turn ^= 1, here.next_tile()) {
+    const int64_t column = here.tile * kTile + n;
+    const bool is_own = r < Rows && column < a.columns;
+    float more = 0.0f;
+    if (is_own && a.bias != nullptr)
+      more = load_as<float>(static_cast<const T*>(a.bias)[column]);
+    // Not from the L1 cache: a kernel that begins early may find it filled before the write
+    if (is_own && a.addend != nullptr)
+      more += load_as<float>(__ldcg(static_cast<const T*>(a.addend) + r * a.columns + column));
+    sm90::named_barrier(kMultiplied + turn, kMultiplying + kLanes);
+    float sums[2] = {};
+    if (is_own) {
+#pragma unroll
+      for (int which = 0; which < (Swiglu ? 2 : 1); ++which) {
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) sums[which] += parts[turn].of[which][w][r][n];
+      }
+    }
+    __syncwarp();
+    sm90::named_arrive(kTaken + turn, kMultiplying + kLanes);
+    if (!is_own) continue;
+    const float by = (one_scale ? __ldg(a.w_scale) : 1.0f) * inverse[r];
+    store_product<T, Swiglu>(static_cast<T*>(a.out) + r * a.columns + column, sums[0] * by,
+                             sums[1] * by, more);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void multiply_16(float (&sums)[4], uint32_t low_x, uint32_t high_x,
+                                            uint32_t low_w, uint32_t high_w) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(low_x), "r"(0), "r"(high_x), "r"(0), "r"(low_w), "r"(high_w));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(low_x), "r"(0), "r"(high_x), "r"(0), "r"(low_w), "r"(high_w));
+  }
+}
+
+// Four codes as two pairs of fp16.
+__device__ __forceinline__ void decode(uint32_t codes, uint32_t& low, uint32_t& high) {
+  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b;}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+}
+
+// Four sums of a tile's rows and those of x, which are independent of each other.
+struct WarpSums {
+  float of[4][4] = {};
+  __device__ float total(int column) const {
+    return of[0][column] + of[1][column] + of[2][column] + of[3][column];
+  }
+};
+
+// A warp's pieces of a stage; `Full`: all of its bytes are there.
+template <class T, int Rows, Weights Kind, bool Full>
+__device__ void multiply(const FewRowsProduct& a, const unsigned char* stage, const T* x,
+                         const Stages& here, WarpSums& sums) {
+  constexpr int kElement = bytes_of(Kind), kReads = 2 / kElement, kStep = kWarps * kPiece;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, group = lane / 4,
+            warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int at = warp * kPiece + lane % 4 * 16, bytes = here.row_bytes - here.begin();
+  const unsigned char* const from = stage + group * kRowBytes + at;
+  const T* const own = x + (group < Rows ? group : 0) * (static_cast<int>(a.inner) + kPad) +
+                       (here.begin() + at) / kElement;
+  uint4 w[kPieces], rows[kPieces][kReads];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const bool there = Full || at + i * kStep < bytes;
+    w[i] = there ? *reinterpret_cast<const uint4*>(from + i * kStep) : uint4{};
+#pragma unroll
+    for (int j = 0; j < kReads; ++j)
+      rows[i][j] = there && group < Rows
+                       ? reinterpret_cast<const uint4*>(own + i * kStep / kElement)[j]
+                       : uint4{};
+  }
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const uint4 &p = rows[i][0], &q = rows[i][kReads - 1];
+    if constexpr (Kind == Weights::kPlain) {
+      multiply_16<T>(sums.of[2 * i % 4], p.x, p.y, w[i].x, w[i].y);
+      multiply_16<T>(sums.of[(2 * i + 1) % 4], p.z, p.w, w[i].z, w[i].w);
+    } else {
+      const uint32_t codes[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
+      const uint32_t of_x[8] = {p.x, p.y, p.z, p.w, q.x, q.y, q.z, q.w};
+      WarpSums of_piece;
+      WarpSums& to = Kind == Weights::kCodes ? sums : of_piece;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        uint32_t low, high;
+        decode(codes[j], low, high);
+        multiply_16<__half>(to.of[j], of_x[2 * j], of_x[2 * j + 1], low, high);
+      }
+      if constexpr (Kind == Weights::kCodesOfBlocks) {  // one scale for all rows of a tile
+        const int k = here.begin() + warp * kPiece + i * kStep;
+        const float scale =
+            k < here.row_bytes
+                ? __ldg(a.w_scale + here.first_row() / 128 * a.w_scale_stride + k / 128)
+                : 0.0f;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) sums.of[0][c] += of_piece.total(c) * scale;
+      }
+    }
+  }
+}
+
+// The multiplying warps: the pieces of all stages.
+template <class T, int Rows, bool Swiglu, Weights Kind>
+__device__ void multiply_stages(const FewRowsProduct& a, const unsigned char* ring, const T* x,
+                                RingPlace place, Stages here,
+                                TileParts<Rows, Swiglu> (&parts)[2]) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, group = lane / 4,
+            warp = static_cast<int>(threadIdx.x) / kLanes;
+  WarpSums sums, gates;
+  int tiles = 0;
+  const auto put = [&](int which, const WarpSums& from) {
+    float* const to = parts[tiles % 2].of[which][warp][group < Rows ? group : 0] + lane % 4 * 2;
+    to[0] = from.total(0);
+    to[1] = from.total(1);
+  };
+  for (; here.are_left(); here.advance(), place.advance()) {
+    const unsigned char* const stage = ring + place.stage * kStageBytes;
+    place.wait_for_full();
+    if (here.ends_rows() && here.row_bytes % kSpan != 0)
+      multiply<T, Rows, Kind, false>(a, stage, x, here, sums);
+    else
+      multiply<T, Rows, Kind, true>(a, stage, x, here, sums);
+    __syncwarp();
+    if (lane == 0) sm90::barrier_arrive(place.empty + 8 * place.stage);
+    if (!here.ends_rows()) continue;
+    if (here.ends_tile()) {
+      if (tiles >= 2) sm90::named_barrier(kTaken + tiles % 2, kMultiplying + kLanes);
+      if (group < Rows) {
+        put(0, sums);
+        if constexpr (Swiglu) put(1, gates);
+      }
+      __syncwarp();
+      sm90::named_arrive(kMultiplied + tiles % 2, kMultiplying + kLanes);
+      ++tiles;
+    } else {
+      gates = sums;
+    }
+    sums = {};
+  }
+}
+
+template <class T, int Rows, bool Swiglu, Weights Kind>
+__global__ void __launch_bounds__(kThreadsOfBlock, kResident)
+    few_rows_kernel(const __grid_constant__ FewRowsProduct a, int stages, bool is_half) {
+  extern __shared__ __align__(128) unsigned char ring[];
+  __shared__ uint64_t barriers[2][kMostStages];
+  __shared__ TileParts<Rows, Swiglu> parts[2];
+  __shared__ float inverse[Rows];  // of the scales of x
+  T* const x = reinterpret_cast<T*>(ring + stages * kStageBytes);  // [Rows, inner + kPad]
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const RingPlace place{sm90::shared_address(barriers[0]), sm90::shared_address(barriers[1]),
+                        stages, 0};
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < stages; ++s) {
+      sm90::barrier_init(place.full + 8 * s, 1);
+      sm90::barrier_init(place.empty + 8 * s, kWarps);
+    }
+    sm90::barrier_init_fence();
+  }
+  __syncthreads();
+  const Stages all(a, bytes_of(Kind));
+  if (warp == kWarps) return fill_ring(a, sm90::shared_address(ring), place, all);
+  if (warp > kWarps) return add_up<T, Rows, Swiglu>(a, parts, inverse, all);
+
+  const FirstGains<kMultiplying> gains(a);
+  const auto meet = [] { sm90::named_barrier(kMeet, kMultiplying); };
+  RowsReader<T, Rows, kMultiplying, decltype(meet)> reader(a, x, static_cast<int>(a.inner) + kPad,
+                                                           meet);
+  wait_for_kernel_ahead();
+  if (is_half) let_next_kernel_begin();
+  if (a.gain == nullptr)
+    reader.read();
+  else
+    reader.read_normed(gains);
+  float scales[Rows];
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) scales[r] = 1.0f;
+  if constexpr (Kind != Weights::kPlain) reader.scale_to_half(scales);
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) inverse[r] = scales[r];
+  }
+  meet();
+  multiply_stages<T, Rows, Swiglu, Kind>(a, ring, x, place, all, parts);
+}
+
+// How much of a multiprocessor's shared memory a block takes.
+struct BlockMemory {
+  int stages, bytes;
+  bool is_half;
+  explicit BlockMemory(const FewRowsProduct& a) {
+    const int64_t x = a.rows * (a.inner + kPad) * 2;
+    const auto stages_in = [&](int all) {
+      return static_cast<int>(std::clamp<int64_t>((all - x) / kStageBytes, 0, kMostStages));
+    };
+    is_half = stages_in(kHalf) >= kLeastStages;
+    stages = stages_in(is_half ? kHalf : kAlone);
+    bytes = static_cast<int>(x) + stages * kStageBytes;
+  }
+};
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
+  return count;
+}
+
+template <class T, int Rows, bool Swiglu, Weights Kind>
 void start(const FewRowsProduct& args, void* stream) {
-  const auto kernel =
-      args.swiglu ? few_rows_kernel<T, Rows, true> : few_rows_kernel<T, Rows, false>;
-  const size_t bytes = static_cast<size_t>(Rows * args.inner) * sizeof(T);
-  MEGATRON_ASSERT(allow_shared_memory(kernel, bytes), "rows of ", args.inner, " elements");
+  const auto kernel = few_rows_kernel<T, Rows, Swiglu, Kind>;
+  const BlockMemory memory(args);
+  MEGATRON_ASSERT(allow_shared_memory(kernel, static_cast<size_t>(memory.bytes)), "rows of ",
+                  args.inner, " elements");
+  // Or the memory of a multiprocessor would be divided for one block, and the next product's wait.
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared),
+             "cudaFuncSetAttribute");
   cudaLaunchConfig_t config{};
-  const int64_t blocks = std::min<int64_t>(132 * kResident, (args.columns + kWarps - 1) / kWarps);
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kLanes * kWarps);
-  config.dynamicSmemBytes = bytes;
+  config.gridDim = dim3(static_cast<unsigned>(
+      std::min<int64_t>(multiprocessors(), (args.columns + kTile - 1) / kTile)));
+  config.blockDim = dim3(kThreadsOfBlock);
+  config.dynamicSmemBytes = static_cast<size_t>(memory.bytes);
   config.stream = as_stream(stream);
   cudaLaunchAttribute early = early_start();
   config.attrs = &early;
   config.numAttrs = args.weights_at_rest ? 1 : 0;
-  const int chunks = static_cast<int>((args.inner + kChunk - 1) / kChunk);
-  check_cuda(cudaLaunchKernelEx(&config, kernel, args, chunks), "a product of few rows");
+  check_cuda(cudaLaunchKernelEx(&config, kernel, args, memory.stages, memory.is_half),
+             "a product of few rows");
+}
+
+template <class T, int Rows, bool Swiglu>
+void start_kind(const FewRowsProduct& args, void* stream) {
+  if (args.w_scale == nullptr) return start<T, Rows, Swiglu, Weights::kPlain>(args, stream);
+  if (args.w_scale_stride == 0) return start<T, Rows, Swiglu, Weights::kCodes>(args, stream);
+  start<T, Rows, Swiglu, Weights::kCodesOfBlocks>(args, stream);
 }
 
 }  // namespace
 
 bool has_few_rows_product(const FewRowsProduct& args) {
-  constexpr int64_t kMostBytes = 56 << 10;  // of `x`, in each of kResident blocks
   const auto is_aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  if (args.w_scale != nullptr && !has_few_rows_fp8_product(args)) return false;
   return is_hopper() && (args.dtype == DType::kBFloat16 || args.dtype == DType::kFloat16) &&
-         args.rows >= 1 && args.rows <= kMostRowsOnGpu && args.inner % 8 == 0 &&
-         args.rows * args.inner * 2 <= kMostBytes && is_aligned(args.x) && is_aligned(args.w) &&
+         args.rows >= 1 && args.rows <= kMostRowsOnGpu &&
+         args.inner % (args.w_scale == nullptr ? 8 : 16) == 0 &&
+         BlockMemory(args).stages >= kLeastStages && is_aligned(args.x) && is_aligned(args.w) &&
          is_aligned(args.gain) &&
-         !(args.swiglu && (args.bias != nullptr || args.addend != nullptr));
+         !(args.swiglu && (args.bias != nullptr || args.addend != nullptr)) &&
+         !(args.w_scale_stride > 0 && args.columns % kTile != 0);
 }
 
 void few_rows_product_cuda(const FewRowsProduct& args, void* stream) {
-  if (args.w_scale != nullptr) return few_rows_fp8_product_cuda(args, stream);
   with_type_and_rows(args, [&](auto type, auto rows) {
-    start<decltype(type), decltype(rows)::value>(args, stream);
+    using T = decltype(type);
+    constexpr int kRows = decltype(rows)::value;
+    if (args.swiglu) return start_kind<T, kRows, true>(args, stream);
+    start_kind<T, kRows, false>(args, stream);
   });
 }
 

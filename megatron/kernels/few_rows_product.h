@@ -36,7 +36,8 @@ struct FewRowsProduct {
 void few_rows_product_cpu(const FewRowsProduct& args, int64_t column_begin, int64_t column_end);
 
 // The same on a Hopper GPU, in bf16 and fp16 with fp32 sums: up to kMostRowsOnGpu rows of a
-// multiple of 8 elements, 16-byte aligned.
+// multiple of 8 elements (16 with codes), 16-byte aligned. With codes x is not rounded to FP8: with
+// few rows only the weights' bytes count.
 constexpr int64_t kMostRowsOnGpu = 4;
 bool has_few_rows_product(const FewRowsProduct& args);
 void few_rows_product_cuda(const FewRowsProduct& args, void* stream);

@@ -110,7 +110,7 @@ TEST(TokenDispatchGpu, Rates) {
       const std::vector<double> ms = milliseconds(tokens.x, {out, back});
       if (world->rank() == 0)
         std::cout << topk << " of " << experts << " experts on " << ranks << " ranks, "
-                  << c10::cuda::device_count() << " GPUs: out " << sent_out << " MB, " << ms[0]
+                  << static_cast<int>(c10::cuda::device_count()) << " GPUs: out " << sent_out << " MB, " << ms[0]
                   << " ms, " << sent_out / ms[0] << " GB/s; back " << sent_back << " MB, " << ms[1]
                   << " ms, " << sent_back / ms[1] << " GB/s" << std::endl;
     });
