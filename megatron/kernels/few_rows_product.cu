@@ -44,6 +44,7 @@ enum class Weights { kPlain, kCodes, kCodesOfBlocks };
 constexpr int bytes_of(Weights kind) { return kind == Weights::kPlain ? 2 : 1; }
 
 // The block's stages, one after the other; of a pair of tiles (SwiGLU) the gate's come first.
+template <bool Swiglu>
 struct Stages {
   int row_bytes, spans, all_spans;
   int64_t columns, tiles;
@@ -53,12 +54,12 @@ struct Stages {
   __device__ Stages(const FewRowsProduct& a, int element)
       : row_bytes(static_cast<int>(a.inner) * element),
         spans((row_bytes + kSpan - 1) / kSpan),
-        all_spans(a.swiglu ? 2 * spans : spans),
+        all_spans(Swiglu ? 2 * spans : spans),
         columns(a.columns),
         tiles((a.columns + kTile - 1) / kTile),
         tile(blockIdx.x) {}
   __device__ bool are_left() const { return tile < tiles; }
-  __device__ bool is_second() const { return span >= spans; }
+  __device__ bool is_second() const { return Swiglu && span >= spans; }
   __device__ int begin() const { return (is_second() ? span - spans : span) * kSpan; }
   __device__ bool ends_tile() const { return span + 1 == all_spans; }
   __device__ bool ends_rows() const { return ends_tile() || span + 1 == spans; }
@@ -98,7 +99,9 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
 }
 
 // One warp: all stages, each when its place in the ring is free; a lane copies a row.
-__device__ void fill_ring(const FewRowsProduct& a, uint32_t ring, RingPlace place, Stages here) {
+template <bool Swiglu>
+__device__ void fill_ring(const FewRowsProduct& a, uint32_t ring, RingPlace place,
+                          Stages<Swiglu> here) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   for (place.parity = 1; here.are_left(); here.advance(), place.advance()) {
     const int bytes = min(kSpan, here.row_bytes - here.begin());
@@ -108,10 +111,10 @@ __device__ void fill_ring(const FewRowsProduct& a, uint32_t ring, RingPlace plac
     if (lane == 0) sm90::barrier_expect(full, static_cast<uint32_t>(rows * bytes));
     __syncwarp();
     if (lane < rows)
-      copy_bulk(ring + place.stage * kStageBytes + lane * kRowBytes,
-                static_cast<const char*>(a.w) + (here.first_row() + lane) * here.row_bytes +
-                    here.begin(),
-                bytes, full);
+      copy_bulk(
+          ring + place.stage * kStageBytes + lane * kRowBytes,
+          static_cast<const char*>(a.w) + (here.first_row() + lane) * here.row_bytes + here.begin(),
+          bytes, full);
   }
 }
 
@@ -136,7 +139,7 @@ __device__ __forceinline__ void store_product(T* to, float sum, float gate_sum, 
 // One warp: results of all tiles.
 template <class T, int Rows, bool Swiglu>
 __device__ void add_up(const FewRowsProduct& a, const TileParts<Rows, Swiglu> (&parts)[2],
-                       const float (&inverse)[Rows], Stages here) {
+                       const float (&inverse)[Rows], Stages<Swiglu> here) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes, r = lane / kTile, n = lane % kTile;
   const bool one_scale = a.w_scale != nullptr && a.w_scale_stride == 0;
   wait_for_kernel_ahead();
@@ -144,8 +147,7 @@ __device__ void add_up(const FewRowsProduct& a, const TileParts<Rows, Swiglu> (&
     const int64_t column = here.tile * kTile + n;
     const bool is_own = r < Rows && column < a.columns;
     float more = 0.0f;
-    if (is_own && a.bias != nullptr)
-      more = load_as<float>(static_cast<const T*>(a.bias)[column]);
+    if (is_own && a.bias != nullptr) more = load_as<float>(static_cast<const T*>(a.bias)[column]);
     // Not from the L1 cache: a kernel that begins early may find it filled before the write
     if (is_own && a.addend != nullptr)
       more += load_as<float>(__ldcg(static_cast<const T*>(a.addend) + r * a.columns + column));
@@ -201,9 +203,9 @@ struct WarpSums {
 };
 
 // A warp's pieces of a stage; `Full`: all of its bytes are there.
-template <class T, int Rows, Weights Kind, bool Full>
+template <class T, int Rows, Weights Kind, bool Full, bool Swiglu>
 __device__ void multiply(const FewRowsProduct& a, const unsigned char* stage, const T* x,
-                         const Stages& here, WarpSums& sums) {
+                         const Stages<Swiglu>& here, WarpSums& sums) {
   constexpr int kElement = bytes_of(Kind), kReads = 2 / kElement, kStep = kWarps * kPiece;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = lane / 4,
             warp = static_cast<int>(threadIdx.x) / kLanes;
@@ -255,16 +257,17 @@ __device__ void multiply(const FewRowsProduct& a, const unsigned char* stage, co
 // The multiplying warps: the pieces of all stages.
 template <class T, int Rows, bool Swiglu, Weights Kind>
 __device__ void multiply_stages(const FewRowsProduct& a, const unsigned char* ring, const T* x,
-                                RingPlace place, Stages here,
+                                RingPlace place, Stages<Swiglu> here,
                                 TileParts<Rows, Swiglu> (&parts)[2]) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = lane / 4,
             warp = static_cast<int>(threadIdx.x) / kLanes;
-  WarpSums sums, gates;
+  WarpSums sums;
+  float gates[2] = {};
   int tiles = 0;
-  const auto put = [&](int which, const WarpSums& from) {
+  const auto put = [&](int which, float low, float high) {
     float* const to = parts[tiles % 2].of[which][warp][group < Rows ? group : 0] + lane % 4 * 2;
-    to[0] = from.total(0);
-    to[1] = from.total(1);
+    to[0] = low;
+    to[1] = high;
   };
   for (; here.are_left(); here.advance(), place.advance()) {
     const unsigned char* const stage = ring + place.stage * kStageBytes;
@@ -279,14 +282,15 @@ __device__ void multiply_stages(const FewRowsProduct& a, const unsigned char* ri
     if (here.ends_tile()) {
       if (tiles >= 2) sm90::named_barrier(kTaken + tiles % 2, kMultiplying + kLanes);
       if (group < Rows) {
-        put(0, sums);
-        if constexpr (Swiglu) put(1, gates);
+        put(0, sums.total(0), sums.total(1));
+        if constexpr (Swiglu) put(1, gates[0], gates[1]);
       }
       __syncwarp();
       sm90::named_arrive(kMultiplied + tiles % 2, kMultiplying + kLanes);
       ++tiles;
     } else {
-      gates = sums;
+      gates[0] = sums.total(0);
+      gates[1] = sums.total(1);
     }
     sums = {};
   }
@@ -298,7 +302,7 @@ __global__ void __launch_bounds__(kThreadsOfBlock, kResident)
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ uint64_t barriers[2][kMostStages];
   __shared__ TileParts<Rows, Swiglu> parts[2];
-  __shared__ float inverse[Rows];  // of the scales of x
+  __shared__ float inverse[Rows];                                  // of the scales of x
   T* const x = reinterpret_cast<T*>(ring + stages * kStageBytes);  // [Rows, inner + kPad]
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const RingPlace place{sm90::shared_address(barriers[0]), sm90::shared_address(barriers[1]),
@@ -311,7 +315,7 @@ __global__ void __launch_bounds__(kThreadsOfBlock, kResident)
     sm90::barrier_init_fence();
   }
   __syncthreads();
-  const Stages all(a, bytes_of(Kind));
+  const Stages<Swiglu> all(a, bytes_of(Kind));
   if (warp == kWarps) return fill_ring(a, sm90::shared_address(ring), place, all);
   if (warp > kWarps) return add_up<T, Rows, Swiglu>(a, parts, inverse, all);
 

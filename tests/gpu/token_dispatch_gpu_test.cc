@@ -29,8 +29,8 @@ Tokens tokens_of(int rank, int64_t count, int64_t columns, int64_t experts, int6
 // Experts that multiply by their numbers.
 ExpertRows multiplied(TokenDispatch& dispatch, const Tokens& tokens, bool weighted,
                       int64_t first_expert) {
-  const RowsOfRound rows = dispatch.to_experts(
-      tokens.x, weighted ? tokens.weights : at::Tensor(), dispatch.communicates());
+  const RowsOfRound rows = dispatch.to_experts(tokens.x, weighted ? tokens.weights : at::Tensor(),
+                                               dispatch.communicates());
   const auto run = [&](int64_t round) {
     ExpertRows in = rows(round);
     const at::Tensor counts = dispatch.counts(round).rows.to(at::kLong);
@@ -66,8 +66,7 @@ TEST(TokenDispatchGpu, FlexGivesTheBitsOfOneRank) {
                      alone = dispatch_tokens(tokens.choices, options, expert_groups(none));
           EXPECT_EQ(flex->rounds() > 1, rank_capacity > 0);
           for (const bool weighted : {true, false, false}) {
-            const ExpertRows got =
-                                 multiplied(*flex, tokens, weighted, rank * (kExperts / ranks)),
+            const ExpertRows got = multiplied(*flex, tokens, weighted, rank * (kExperts / ranks)),
                              expected = multiplied(*alone, tokens, weighted, 0);
             EXPECT_TRUE(at::equal(got.rows, expected.rows)) << count << " tokens, rank " << rank;
             if (weighted) {
@@ -84,9 +83,8 @@ TEST(TokenDispatchGpu, Rates) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   const int ranks = std::max<int>(2, c10::cuda::device_count());
   for (const auto& [experts, topk, tokens] : {std::array<int64_t, 3>{128, 8, 8192}, {8, 2, 8192}})
-    run_gpu_ranks(ranks, [&, experts = experts, topk = topk,
-                          count = tokens](const std::shared_ptr<Backend>& world,
-                                          at::Device device) {
+    run_gpu_ranks(ranks, [&, experts = experts, topk = topk, count = tokens](
+                             const std::shared_ptr<Backend>& world, at::Device device) {
       const at::NoGradGuard no_grad;
       ParallelConfig parallel;
       parallel.expert_model_parallel_size = ranks;
@@ -110,9 +108,9 @@ TEST(TokenDispatchGpu, Rates) {
       const std::vector<double> ms = milliseconds(tokens.x, {out, back});
       if (world->rank() == 0)
         std::cout << topk << " of " << experts << " experts on " << ranks << " ranks, "
-                  << static_cast<int>(c10::cuda::device_count()) << " GPUs: out " << sent_out << " MB, " << ms[0]
-                  << " ms, " << sent_out / ms[0] << " GB/s; back " << sent_back << " MB, " << ms[1]
-                  << " ms, " << sent_back / ms[1] << " GB/s" << std::endl;
+                  << static_cast<int>(c10::cuda::device_count()) << " GPUs: out " << sent_out
+                  << " MB, " << ms[0] << " ms, " << sent_out / ms[0] << " GB/s; back " << sent_back
+                  << " MB, " << ms[1] << " ms, " << sent_back / ms[1] << " GB/s" << std::endl;
     });
 }
 

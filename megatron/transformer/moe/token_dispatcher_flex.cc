@@ -41,11 +41,10 @@ TokensOnce tokens_once(const at::Tensor& choices, const ExpertOrder& order,
   result.runs = plan.runs(0).to_experts;
   result.arriving = plan.round(0).rows;
   std::vector<int64_t> shift(result.parts, 0);
-  for (const SentRows& run : result.runs)
-    shift[run.rank / counts.ranks.etp] = run.to - run.from;
-  result.places = rows_in_parts(order.choices.narrow(0, 0, counts.plan.own_rows()), choices,
-                                by_part.rows, on_device_of(order.rows, shift, at::kLong),
-                                experts_of_part);
+  for (const SentRows& run : result.runs) shift[run.rank / counts.ranks.etp] = run.to - run.from;
+  result.places =
+      rows_in_parts(order.choices.narrow(0, 0, counts.plan.own_rows()), choices, by_part.rows,
+                    on_device_of(order.rows, shift, at::kLong), experts_of_part);
   return result;
 }
 
@@ -77,13 +76,13 @@ class FlexTransport final : public RowTransport {
     sent.push_back({tokens, begin_of_rows(), once_->runs});
     return [this, sends_places, open = start(tokens, sent), columns = tokens.size(1),
             type = tokens.scalar_type(),
-            weights = own.weights.defined() ? std::optional(own.weights.scalar_type())
-                                            : std::nullopt] {
+            weights =
+                own.weights.defined() ? std::optional(own.weights.scalar_type()) : std::nullopt] {
       if (sends_places)
         once_->arrived = open->received(begin_of_places(), {rows_}, at::kLong).clone();
       ExpertRows result;
-      result.rows = gather_rows(
-          open->received(begin_of_rows(), {once_->arriving, columns}, type), once_->arrived);
+      result.rows = gather_rows(open->received(begin_of_rows(), {once_->arriving, columns}, type),
+                                once_->arrived);
       if (weights) result.weights = open->received(begin_of_weights(), {rows_}, *weights).clone();
       open->close();
       return result;
@@ -138,8 +137,8 @@ class FlexTransport final : public RowTransport {
       result.rows =
           sum_of_parts(open->received(begin_of_rows(), {parts * received, columns}, type), parts);
       if (weights)
-        result.weights = sum_of_parts(
-            open->received(begin_of_weights(), {parts * received}, *weights), parts);
+        result.weights =
+            sum_of_parts(open->received(begin_of_weights(), {parts * received}, *weights), parts);
       open->close();
       return result;
     };
@@ -166,8 +165,8 @@ std::shared_ptr<TokenDispatch> dispatch_flex(const at::Tensor& choices, ExpertOr
   const DispatchPlan plan = counts.plan;
   std::shared_ptr<TokensOnce> once;
   if (plan.rounds() == 1)
-    once = std::make_shared<TokensOnce>(tokens_once(choices, order, by_part, counts,
-                                                    options.num_experts / counts.ranks.ep));
+    once = std::make_shared<TokensOnce>(
+        tokens_once(choices, order, by_part, counts, options.num_experts / counts.ranks.ep));
   return dispatch_rows(
       std::move(order), std::move(counts), options,
       [plan, once, memory = groups.memory, etp = groups.etp.size()](const DispatchRound& sizes) {

@@ -11,10 +11,10 @@ namespace megatron {
 
 // Choices of this rank's tokens, in its source order.
 struct OwnChoices {
-  at::Tensor x;           // [R, c]: tokens
-  at::Tensor choices;     // [n] int64: token * of_token + place in its choices
+  at::Tensor x;        // [R, c]: tokens
+  at::Tensor choices;  // [n] int64: token * of_token + place in its choices
   int64_t of_token = 1;
-  at::Tensor weights;     // [n]; undefined: none
+  at::Tensor weights;  // [n]; undefined: none
   at::Tensor rows() const { return gather_rows(x, choices, of_token); }
 };
 
