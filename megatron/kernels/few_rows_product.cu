@@ -7,8 +7,9 @@
 //
 // Of weights at rest the ring fills before the kernel ahead, which computes `x`, has ended. A block
 // takes half of a multiprocessor, so that the next product's block is there beside it, with its
-// ring full, when this one ends: it must not begin later, or multiprocessors that are done first
-// would get two of its blocks.
+// ring full, when this one ends. It must begin while all multiprocessors are alike: beside a kernel
+// that takes much of some, or when some are done, others would get two of its blocks, which takes
+// up to twice as long.
 //
 // Tensor cores multiply. The order of elements within a piece, which is that of shared memory, does
 // not matter to a sum. Codes of FP8 become fp16, which holds them exactly, and rows of x, scaled by

@@ -72,6 +72,33 @@ TEST(GpuGemm, FewRowsHaveOneKernelWithNormAndActivation) {
     }
 }
 
+// Rows that are no whole spans, columns that are no whole tiles, blocks that take half of a
+// multiprocessor and all of it.
+TEST(GpuGemm, FewRowsEqualTheProduct) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf})
+    for (const auto& [columns, inner] : std::vector<std::array<int64_t, 2>>{
+             {4096, 4096}, {771, 1032}, {4099, 14336}, {1000, 20480}, {2048, 264}})
+      for (int64_t rows = 1; rows <= 4; ++rows) {
+        at::manual_seed(1);
+        const at::TensorOptions options = at::dtype(type).device(at::kCUDA);
+        const at::Tensor x = at::randn({rows, inner}, options),
+                         w = at::randn({columns, inner}, options) / std::sqrt(inner),
+                         bias = at::randn({columns}, options),
+                         addend = at::randn({rows, columns}, options);
+        const at::Tensor y = at::full({rows, columns}, std::nan(""), options);
+        ASSERT_TRUE(multiply_few_rows(x, w, bias, addend, y, /*at_rest=*/true, {}));
+        const at::Tensor expected = at::matmul(x.to(at::kDouble), w.to(at::kDouble).t()) +
+                                    bias.to(at::kDouble) + addend.to(at::kDouble);
+        EXPECT_LT(relative_error(y.cpu(), expected.cpu()), type == at::kHalf ? 5e-4 : 4e-3)
+            << rows << " x " << columns << " x " << inner << " " << toString(type);
+        const at::Tensor first = at::empty({1, columns}, options);
+        ASSERT_TRUE(multiply_few_rows(x.narrow(0, 0, 1), w, bias, addend.narrow(0, 0, 1), first,
+                                      /*at_rest=*/false, {}));
+        EXPECT_TRUE(at::equal(first, y.narrow(0, 0, 1))) << "a row depends on those beside it";
+      }
+}
+
 // The last columns of a tile may be those of no product, the last rows those of no text.
 TEST(GpuGemm, SomeRowsHaveOneKernelWithSwiglu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";

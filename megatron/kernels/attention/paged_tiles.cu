@@ -14,7 +14,6 @@
 #include <cmath>
 
 #include "megatron/kernels/attention/paged_attention.h"
-#include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/mma_tiles.cuh"
 #include "megatron/kernels/detail/paged_pool.h"
 #include "megatron/kernels/detail/sm90.cuh"
@@ -511,7 +510,9 @@ struct Weights {
   }
 };
 
-// By the blocks of the cluster behind those of rows.
+// By the blocks of the cluster behind those of rows. The next product does not begin beside this
+// kernel, whose memory would leave two of its blocks on one multiprocessor and none on another
+// (Note [Products of few rows on a GPU]).
 __device__ __forceinline__ void fetch_ahead(const PagedAttention& a, int64_t own_blocks) {
   constexpr int64_t kPiece = 2048;
   const int64_t block = (int64_t{blockIdx.x} - own_blocks) * gridDim.y + blockIdx.y,
@@ -639,7 +640,6 @@ constexpr int kResident = D == 256             ? 1
 template <class T, int D, bool Fp8, int Eights>
 __global__ void __launch_bounds__(kBlock, kResident<D, Fp8, Eights>)
     paged_tiles_kernel(PagedAttention a, int splits, int together) {
-  let_next_kernel_begin();
   const int64_t own_blocks = (a.rows + together - 1) / together * splits;
   if (blockIdx.x >= own_blocks) return fetch_ahead(a, own_blocks);
   extern __shared__ __align__(128) unsigned char raw[];
