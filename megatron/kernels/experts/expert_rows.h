@@ -26,8 +26,8 @@ int64_t expert_order_workspace(int64_t choices, int64_t num_experts);
 void expert_order_cpu(const ExpertOrderArgs& args);
 void expert_order_cuda(const ExpertOrderArgs& args, void* stream);
 
-// parts[i, p] = p if one of token i's choices is an expert of part p, else -1. Part p has the experts
-// from p * experts_of_part on; negative choices are dropped.
+// parts[i, p] = p if one of token i's choices is an expert of part p, else -1. Part p has the
+// experts from p * experts_of_part on; negative choices are dropped.
 struct PartsOfChoices {
   int64_t tokens = 0;
   int64_t choices = 0;  // of a token

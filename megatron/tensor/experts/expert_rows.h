@@ -23,14 +23,14 @@ struct ExpertOrder {
 // The order of the choices of experts first_expert ... first_expert + num_experts - 1.
 ExpertOrder order_by_expert(const at::Tensor& choices, int64_t first_expert, int64_t num_experts);
 
-// Which parts of the experts, of `experts_of_part` each, a token's choices are of: [R, parts] int32,
-// p in column p, or -1. The order of these by part has each token once for each part that it goes
-// to.
+// Which parts of the experts, of `experts_of_part` each, a token's choices are of: [R, parts]
+// int32, p in column p, or -1. The order of these by part has each token once for each part that it
+// goes to.
 at::Tensor parts_of_choices(const at::Tensor& choices, int64_t num_parts, int64_t experts_of_part);
 
 // The row of each choice's token in an order by part, moved by the part's shift.
-//   order [n]: choices as in ExpertOrder, none dropped; token_rows [R, parts]: `rows` of the order by
-//   part; shift [parts] int64; return [n] int64
+//   order [n]: choices as in ExpertOrder, none dropped; token_rows [R, parts]: `rows` of the order
+//   by part; shift [parts] int64; return [n] int64
 at::Tensor rows_in_parts(const at::Tensor& order, const at::Tensor& choices,
                          const at::Tensor& token_rows, const at::Tensor& shift,
                          int64_t experts_of_part);
