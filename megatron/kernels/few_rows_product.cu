@@ -20,6 +20,7 @@
 #include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/early_start.cuh"
 #include "megatron/kernels/detail/few_rows_input.cuh"
+#include "megatron/kernels/detail/mma_tiles.cuh"
 #include "megatron/kernels/detail/sm90.cuh"
 
 namespace megatron {
@@ -170,24 +171,6 @@ __device__ void add_up(const FewRowsProduct& a, const TileParts<Rows, Swiglu> (&
   }
 }
 
-template <class T>
-__device__ __forceinline__ void multiply_16(float (&sums)[4], uint32_t low_x, uint32_t high_x,
-                                            uint32_t low_w, uint32_t high_w) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(low_x), "r"(0), "r"(high_x), "r"(0), "r"(low_w), "r"(high_w));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(low_x), "r"(0), "r"(high_x), "r"(0), "r"(low_w), "r"(high_w));
-  }
-}
-
 // Four codes as two pairs of fp16.
 __device__ __forceinline__ void decode(uint32_t codes, uint32_t& low, uint32_t& high) {
   asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b;}"
@@ -229,8 +212,8 @@ __device__ void multiply(const FewRowsProduct& a, const unsigned char* stage, co
   for (int i = 0; i < kPieces; ++i) {
     const uint4 &p = rows[i][0], &q = rows[i][kReads - 1];
     if constexpr (Kind == Weights::kPlain) {
-      multiply_16<T>(sums.of[2 * i % 4], p.x, p.y, w[i].x, w[i].y);
-      multiply_16<T>(sums.of[(2 * i + 1) % 4], p.z, p.w, w[i].z, w[i].w);
+      mma<T>(sums.of[2 * i % 4], {p.x, 0, p.y, 0}, w[i].x, w[i].y);
+      mma<T>(sums.of[(2 * i + 1) % 4], {p.z, 0, p.w, 0}, w[i].z, w[i].w);
     } else {
       const uint32_t codes[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
       const uint32_t of_x[8] = {p.x, p.y, p.z, p.w, q.x, q.y, q.z, q.w};
@@ -240,7 +223,7 @@ __device__ void multiply(const FewRowsProduct& a, const unsigned char* stage, co
       for (int j = 0; j < 4; ++j) {
         uint32_t low, high;
         decode(codes[j], low, high);
-        multiply_16<__half>(to.of[j], of_x[2 * j], of_x[2 * j + 1], low, high);
+        mma<__half>(to.of[j], {of_x[2 * j], 0, of_x[2 * j + 1], 0}, low, high);
       }
       if constexpr (Kind == Weights::kCodesOfBlocks) {  // one scale for all rows of a tile
         const int k = here.begin() + warp * kPiece + i * kStep;
@@ -356,14 +339,6 @@ struct BlockMemory {
     bytes = static_cast<int>(x) + stages * kStageBytes;
   }
 };
-
-int multiprocessors() {
-  int device = 0, count = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
-  return count;
-}
 
 template <class T, int Rows, bool Swiglu, Weights Kind>
 void start(const FewRowsProduct& args, void* stream) {

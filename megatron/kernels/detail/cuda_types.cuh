@@ -244,6 +244,15 @@ inline bool is_hopper() {
   return major == 9;
 }
 
+// Of the current device.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
+  return count;
+}
+
 // Allows a kernel that much dynamic shared memory; false: the device has less.
 template <class Kernel>
 bool allow_shared_memory(Kernel* kernel, size_t bytes) {

@@ -338,14 +338,6 @@ __global__ void __launch_bounds__(kRingThreads)
   }
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
-  return count;
-}
-
 template <class T>
 void launch_sum_ring(const SumOfRows& args, cudaStream_t stream) {
   const int64_t columns = int64_t{kRingThreads} * Pack<T>::kSize;
