@@ -200,6 +200,7 @@ asio::awaitable<void> HttpServer::Impl::serve(std::shared_ptr<HttpConnection> co
     bool counted, refused;
     ~Entry() {
       shard.connections.erase(connection);
+      connection->close_socket();
       --(refused ? server.refusing : server.counters->open);
       if (!counted) return;
       const std::lock_guard lock(server.mutex);

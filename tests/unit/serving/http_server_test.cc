@@ -268,6 +268,17 @@ TEST_F(HttpServerTest, ClientsThatLeaveAreNoticed) {
   EXPECT_TRUE(becomes_true([&] { return server_->counts().open == 0; }));
 }
 
+TEST_F(HttpServerTest, AConnectionClosesThoughAnExchangeIsKept) {
+  RawClient client(start());
+  client.send(get_request("/hold"));
+  const auto exchange = handler_.take();
+  exchange->post([exchange] { exchange->respond({.body = "whole"}); });
+  EXPECT_EQ(client.response().body, "whole");
+  client.half_close();
+  EXPECT_TRUE(client.closed_within(10));
+  EXPECT_TRUE(becomes_true([&] { return server_->counts().open == 0; }));
+}
+
 TEST_F(HttpServerTest, ReadersThatDoNotReadAreCutOff) {
   options_.limits.max_unread_bytes = 200'000;
   options_.limits.send_timeout_ns = 500 * kMs;

@@ -64,6 +64,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   // Ends a response in flight, and the connection with it.
   void abort(HttpAbort why);
   void close_now();
+  // After run(): an exchange may keep the connection, but no descriptor.
+  void close_socket() { stream_->close_now(); }
   bool is_refused() const { return refused_; }
 
  private:
