@@ -316,11 +316,7 @@ asio::awaitable<bool> HttpConnection::write_response() {
     sending_.clear();
   }
   deadline_ = INT64_MAX;
-  if (aborted_ || !stream_->socket().is_open()) {
-    stream_->close_now();
-    co_return false;
-  }
-  co_return true;
+  co_return !aborted_ && stream_->socket().is_open();
 }
 
 // A response to a request that was not read to its end; the connection closes.
